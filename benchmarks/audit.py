@@ -27,12 +27,30 @@ from teka.models import Performer
 from teka.provenance import provenance
 
 MAX_SHIFT, BATCH_SIZE, BLOCK = 8, 256, 20
-COLUMNS = ("model", "output", "mode", "calls", "ratio", "lower", "upper", "total", "within", "bare_seconds", "seconds")
+COLUMNS = (
+    "model",
+    "output",
+    "mode",
+    "calls",
+    "ratio",
+    "lower",
+    "upper",
+    "total",
+    "within",
+    "bare_seconds",
+    "seconds",
+)
 
 
 def convnet() -> nn.Module:
     """Two convolutions with pooling and a linear layer: 20,490 parameters, strided, with zero padding."""
-    layers = (nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU())
+    layers = (
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+    )
     return nn.Sequential(*layers, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 7 * 7, 10))
 
 
@@ -44,7 +62,9 @@ def performer() -> nn.Module:
 def dense() -> nn.Module:
     """Three convolutions with circular padding, whose output is a map of ten channels."""
     widths = ((1, 16), (16, 16), (16, 10))
-    convolutions = [nn.Conv2d(before, after, 3, padding=1, padding_mode="circular") for before, after in widths]
+    convolutions = [
+        nn.Conv2d(before, after, 3, padding=1, padding_mode="circular") for before, after in widths
+    ]
     return nn.Sequential(convolutions[0], nn.ReLU(), convolutions[1], nn.ReLU(), convolutions[2])
 
 
@@ -96,7 +116,13 @@ def measure(name: str, images: Tensor, labels: Tensor) -> dict[str, object]:
     blocks = Blocks(model)
     shifts = square_shifts(MAX_SHIFT)
     responses = measure_responses(
-        blocks, images, shifts, Movement(mode), labels=labels, batch_size=BATCH_SIZE, progress=blocks.progress
+        blocks,
+        images,
+        shifts,
+        Movement(mode),
+        labels=labels,
+        batch_size=BATCH_SIZE,
+        progress=blocks.progress,
     )
     # What follows the last call, the ordering of the answers, counts too.
     blocks.measured[-1] += time.process_time() - blocks.since
@@ -128,14 +154,19 @@ def markdown(rows: list[dict[str, object]], settings: dict[str, object], hardwar
         f"|{'---|' * len(COLUMNS)}",
     ]
     for row in rows:
-        cells = (f"{row[name]:.3f}" if isinstance(row[name], float) else str(row[name]) for name in COLUMNS)
+        cells = (
+            f"{row[name]:.3f}" if isinstance(row[name], float) else str(row[name])
+            for name in COLUMNS
+        )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     """Measure every model and write both files."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--threads", type=int, default=1)
@@ -157,7 +188,9 @@ def main() -> None:
         rows.append(measure(name, test.images[: options.images], test.labels[: options.images]))
         print(rows[-1], flush=True)
         write_json(options.out, {**made, "settings": settings, "rows": rows})
-        write_bytes(options.out.with_suffix(".md"), markdown(rows, settings, made["hardware"]).encode())
+        write_bytes(
+            options.out.with_suffix(".md"), markdown(rows, settings, made["hardware"]).encode()
+        )
 
 
 if __name__ == "__main__":

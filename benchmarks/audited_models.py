@@ -33,8 +33,15 @@ def vit() -> nn.Module:
     """Patches of 4 × 4 pixels with learned absolute positions and a class token."""
     from transformers import ViTConfig, ViTForImageClassification
 
-    sizes = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 96}
-    return ViTForImageClassification(ViTConfig(image_size=SIDE, patch_size=4, num_channels=1, num_labels=10, **sizes))
+    sizes = {
+        "hidden_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+        "intermediate_size": 96,
+    }
+    return ViTForImageClassification(
+        ViTConfig(image_size=SIDE, patch_size=4, num_channels=1, num_labels=10, **sizes)
+    )
 
 
 def swin() -> nn.Module:
@@ -88,7 +95,12 @@ def invariant() -> nn.Module:
     return network.eval()
 
 
-TRANSFORMERS: dict[str, Callable[[], nn.Module]] = {"vit": vit, "swin": swin, "resnet": resnet, "convnext": convnext}
+TRANSFORMERS: dict[str, Callable[[], nn.Module]] = {
+    "vit": vit,
+    "swin": swin,
+    "resnet": resnet,
+    "convnext": convnext,
+}
 
 
 def logits(model: nn.Module, images: Tensor) -> Tensor:
@@ -97,7 +109,9 @@ def logits(model: nn.Module, images: Tensor) -> Tensor:
     return output if isinstance(output, Tensor) else output.logits
 
 
-def train(model: nn.Module, dataset: Dataset, normalization: Normalize, epochs: int, rate: float) -> float:
+def train(
+    model: nn.Module, dataset: Dataset, normalization: Normalize, epochs: int, rate: float
+) -> float:
     """Train in place; accuracy on the test images, not moved."""
     split, test = dataset.train, dataset.test
     images, test_images = normalization(split.images), normalization(test.images)
@@ -107,7 +121,9 @@ def train(model: nn.Module, dataset: Dataset, normalization: Normalize, epochs: 
     model.train()
     for _ in range(steps):
         chosen = torch.randint(len(split), (BATCH,))
-        loss = nn.functional.cross_entropy(logits(model, images[chosen]), split.labels[chosen], label_smoothing=0.05)
+        loss = nn.functional.cross_entropy(
+            logits(model, images[chosen]), split.labels[chosen], label_smoothing=0.05
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -147,7 +163,10 @@ def write(name: str, model: nn.Module, normalization: Normalize, folder: Path) -
     }
     write_json(folder / name / "preprocessor_config.json", processor)
     if name == "resnet":
-        whole, example = WithNormalization(model, normalization).eval(), torch.zeros(2, 1, SIDE, SIDE)
+        whole, example = (
+            WithNormalization(model, normalization).eval(),
+            torch.zeros(2, 1, SIDE, SIDE),
+        )
         batch = torch.export.Dim("batch")
         torch.onnx.export(
             whole, (example,), folder / "resnet.onnx", input_names=["images"], output_names=["logits"],
@@ -157,7 +176,9 @@ def write(name: str, model: nn.Module, normalization: Normalize, folder: Path) -
 
 def main() -> None:
     """Train and write all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=FOLDER)
     parser.add_argument("--epochs", type=int, default=20)
     options = parser.parse_args()
@@ -174,11 +195,17 @@ def main() -> None:
             normalization, rate = Normalize((0.0,), (1.0,)), 1e-2
         accuracy = train(model, dataset, normalization, options.epochs, rate)
         write(name, model, normalization, options.out)
-        parameters, seconds = sum(one.numel() for one in model.parameters()), round(time.monotonic() - started, 1)
+        parameters, seconds = (
+            sum(one.numel() for one in model.parameters()),
+            round(time.monotonic() - started, 1),
+        )
         models[name] = {"parameters": parameters, "accuracy": accuracy, "seconds": seconds}
         print(f"{name}: {accuracy:.1%}, {parameters:,} parameters, {seconds} s")
     command = shlex.join(["python", *sys.argv])
-    write_json(options.out / "models.json", {**provenance(command), "epochs": options.epochs, "models": models})
+    write_json(
+        options.out / "models.json",
+        {**provenance(command), "epochs": options.epochs, "models": models},
+    )
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ import torch
 
 import teka
 from teka.functional import attention
-from teka.functional.choice import Workload, backend_costs, choose_backend
-from teka.functional.kernel import make_kernel
+from teka.functional.dispatch import Workload, backend_costs, select_backend
+from teka.functional.kernels import make_kernel
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
 from teka.provenance import provenance
@@ -39,26 +39,41 @@ SHAPES = [
     (10, 10, 10),
     (16, 16, 16),
 ]
-RELATIVES = (None, "rotary", "fourier", "clipped", "rotation", "quadratic", "table", "generalized_quadratic")
+RELATIVES = (
+    None,
+    "rotary",
+    "fourier",
+    "clipped",
+    "rotation",
+    "quadratic",
+    "table",
+    "generalized_quadratic",
+)
 KERNELS = ("squared_relu", "constant")
 DIM = 32
 ONE = (2, 1)  # heads and samples
 SMALL, MANY = [(4, 4), (6, 6), (8, 8), (12, 12), (16, 16)], [(8, 1), (8, 4), (8, 32)]
 OF_MANY = (None, "rotary", "fourier", "clipped", "rotation")
-Case = tuple[str, str | None, tuple[int, ...], int, int]  # kernel, relative kernel, grid, heads, samples
+Case = tuple[
+    str, str | None, tuple[int, ...], int, int
+]  # kernel, relative kernel, grid, heads, samples
 ROUNDS, SECONDS = 7, 2.0  # rounds of a case, fewer but at least 3 where they take longer
 BAND = 1.3  # times the best
 HOPELESS = 4.0  # a backend that takes so many times as long as the best in the first round is not timed again
 
 
-def work_of(kernel: str, relative: str | None, shape: tuple[int, ...], heads: int, batch: int) -> Workload:
+def work_of(
+    kernel: str, relative: str | None, shape: tuple[int, ...], heads: int, batch: int
+) -> Workload:
     """The attention of a case."""
     sites = Positions(teka.Grid(shape))
     placed = None
     if relative is not None:
         placed = make_relative(relative, heads=heads, dim=DIM, num_axes=len(shape), kernel=kernel)
     tokens = math.prod(shape)
-    return Workload(make_kernel(kernel, DIM), placed, sites, tokens, tokens, DIM, DIM, heads=heads, batch=batch)
+    return Workload(
+        make_kernel(kernel, DIM), placed, sites, tokens, tokens, DIM, DIM, heads=heads, batch=batch
+    )
 
 
 def seconds(step: Callable[[str], object], name: str) -> float:
@@ -73,11 +88,16 @@ def measure(case: Case) -> dict[str, dict[str, float]]:
     _, _, shape, heads, batch = case
     work = work_of(*case)
     generator = torch.Generator().manual_seed(0)
-    inputs = [torch.randn(batch, heads, work.num_queries, DIM, generator=generator).requires_grad_() for _ in range(3)]
+    inputs = [
+        torch.randn(batch, heads, work.num_queries, DIM, generator=generator).requires_grad_()
+        for _ in range(3)
+    ]
     names = list(backend_costs(work))
 
     def forward(name: str) -> torch.Tensor:
-        return attention(*inputs, kernel=work.kernel, relative=work.relative, grid=teka.Grid(shape), backend=name)
+        return attention(
+            *inputs, kernel=work.kernel, relative=work.relative, grid=teka.Grid(shape), backend=name
+        )
 
     def without_gradients(name: str) -> None:
         with torch.no_grad():
@@ -94,7 +114,9 @@ def measure(case: Case) -> dict[str, dict[str, float]]:
         for _ in range(max(3, min(ROUNDS, int(SECONDS / sum(first[name] for name in times))))):
             for name in times:
                 times[name].append(seconds(step, name))
-        result[direction] = first | {name: statistics.median(found) for name, found in times.items()}
+        result[direction] = first | {
+            name: statistics.median(found) for name, found in times.items()
+        }
     return result
 
 
@@ -102,7 +124,12 @@ def cases() -> list[Case]:
     """Every case with a choice; a constant kernel, which is what heads by position alone have, needs a position."""
     every = [(k, r, s, *ONE) for k in KERNELS for r in RELATIVES for s in SHAPES]
     every = [case for case in every if case[0] != "constant" or case[1] not in (None, "rotary")]
-    every += [("squared_relu", relative, shape, *many) for many in MANY for relative in OF_MANY for shape in SMALL]
+    every += [
+        ("squared_relu", relative, shape, *many)
+        for many in MANY
+        for relative in OF_MANY
+        for shape in SMALL
+    ]
     return [case for case in every if len(backend_costs(work_of(*case))) > 1]
 
 
@@ -115,7 +142,9 @@ def table(times: list[dict]) -> str:
     worst, above = {"forward": 1.0, "forward_backward": 1.0}, 0
     for one in times:
         shape, heads, batch = tuple(one["shape"]), one["heads"], one["batch"]
-        chosen = choose_backend("auto", backend_costs(work_of(one["kernel"], one["relative"], shape, heads, batch)))
+        chosen = select_backend(
+            "auto", backend_costs(work_of(one["kernel"], one["relative"], shape, heads, batch))
+        )
         cells = []
         for direction in worst:
             found = one["seconds"][direction]
@@ -125,16 +154,23 @@ def table(times: list[dict]) -> str:
             above += ratio > BAND
             cells += [best, f"{ratio:.2f}"]
         name = one["kernel"] if one["relative"] is None else f"{one['kernel']} × {one['relative']}"
-        lines.append(f"| {name} | {heads} × {batch} | {' × '.join(map(str, shape))} | {chosen} | {' | '.join(cells)} |")
+        lines.append(
+            f"| {name} | {heads} × {batch} | {' × '.join(map(str, shape))} | {chosen} | {' | '.join(cells)} |"
+        )
     forward, both = worst.values()
-    lines += ["", f"auto takes at most {forward:.2f} times the best, and {both:.2f} times with the backward pass"]
+    lines += [
+        "",
+        f"auto takes at most {forward:.2f} times the best, and {both:.2f} times with the backward pass",
+    ]
     lines += [f"above {BAND} times in {above} of {2 * len(times)} comparisons"]
     return "\n".join(lines)
 
 
 def main() -> None:
     """Time, or read what was timed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -145,7 +181,11 @@ def main() -> None:
             names = ("kernel", "relative", "shape", "heads", "batch")
             times.append({**dict(zip(names, case, strict=True)), "seconds": measure(case)})
             print(*case, times[-1]["seconds"], flush=True)
-        result = {"provenance": provenance("python benchmarks/backends.py"), "dim": DIM, "times": times}
+        result = {
+            "provenance": provenance("python benchmarks/backends.py"),
+            "dim": DIM,
+            "times": times,
+        }
         OUT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(table(json.loads(OUT.read_text(encoding="utf-8"))["times"]))
 

@@ -43,7 +43,9 @@ RELATIVES = {False: (None, "rotary", "fourier"), True: (None, "rotary")}
 NEVER, ALWAYS = (2**62, 2**62), (0, 0)
 
 
-def measure(is_causal: bool, relative: str | None, batch: int, tokens: int) -> dict[str, list[float]]:
+def measure(
+    is_causal: bool, relative: str | None, batch: int, tokens: int
+) -> dict[str, list[float]]:
     """Median milliseconds in blocks and without, forward, and forward and backward."""
     grid = teka.Grid(tokens) if is_causal else teka.Grid((round(tokens**0.5),) * 2)
     generator = torch.Generator().manual_seed(0)
@@ -52,12 +54,20 @@ def measure(is_causal: bool, relative: str | None, batch: int, tokens: int) -> d
     inputs = [one.permute(2, 0, 3, 1).requires_grad_() for one in drawn]
     placed, learned = None, []
     if relative is not None:
-        placed = make_relative(relative, heads=HEADS, dim=DIM, num_axes=grid.num_axes, kernel="squared_relu")
+        placed = make_relative(
+            relative, heads=HEADS, dim=DIM, num_axes=grid.num_axes, kernel="squared_relu"
+        )
         # As in a layer: what positions make of features has a gradient too.
-        learned = [one.requires_grad_() for one in vars(placed).values() if isinstance(one, torch.Tensor)]
+        learned = [
+            one.requires_grad_() for one in vars(placed).values() if isinstance(one, torch.Tensor)
+        ]
 
     def forward() -> torch.Tensor:
-        options = {"relative": placed, "grid": None if placed is None else grid, "is_causal": is_causal}
+        options = {
+            "relative": placed,
+            "grid": None if placed is None else grid,
+            "is_causal": is_causal,
+        }
         return attention(*inputs, kernel="squared_relu", backend="linear", **options)
 
     def without_gradients() -> None:
@@ -76,7 +86,10 @@ def measure(is_causal: bool, relative: str | None, batch: int, tokens: int) -> d
                     start = time.perf_counter()
                     step()
                     found.append(1000 * (time.perf_counter() - start))
-    return {way: [round(statistics.median(found), 2) for found in directions] for way, directions in times.items()}
+    return {
+        way: [round(statistics.median(found), 2) for found in directions]
+        for way, directions in times.items()
+    }
 
 
 def table(times: list[dict]) -> str:
@@ -86,12 +99,20 @@ def table(times: list[dict]) -> str:
         for is_causal, relatives in RELATIVES.items():
             names = [relative or "none" for relative in relatives]
             how = f"{'causal' if is_causal else 'two-sided'}, {threads} thread{'s' if threads > 1 else ''}"
-            lines += ["", f"| {how}: samples × tokens | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
+            lines += [
+                "",
+                f"| {how}: samples × tokens | {' | '.join(names)} |",
+                "|---|" + "---|" * len(names),
+            ]
             for batch, tokens in CAUSAL if is_causal else TWO_SIDED:
                 key = {"threads": threads, "is_causal": is_causal, "batch": batch, "tokens": tokens}
                 cells = [f"{batch} × {tokens:,}"]
                 for relative in relatives:
-                    (one,) = (case for case in times if case.items() >= {**key, "relative": relative}.items())
+                    (one,) = (
+                        case
+                        for case in times
+                        if case.items() >= {**key, "relative": relative}.items()
+                    )
                     blocks, without = one["in blocks"][1], one["without"][1]
                     cells.append(f"{blocks:.3g}, {without:.3g} ({blocks / without:.2f})")
                 lines.append(f"| {' | '.join(cells)} |")
@@ -100,7 +121,9 @@ def table(times: list[dict]) -> str:
 
 def main() -> None:
     """Time, or read what was timed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     if not options.table:
@@ -110,9 +133,25 @@ def main() -> None:
             for is_causal, relatives in RELATIVES.items():
                 for relative in relatives:
                     for batch, tokens in CAUSAL if is_causal else TWO_SIDED:
-                        case = {"threads": threads, "is_causal": is_causal, "relative": relative, "batch": batch}
-                        times.append({**case, "tokens": tokens, **measure(is_causal, relative, batch, tokens)})
-        result = {"provenance": provenance("python benchmarks/blocks.py"), "heads": HEADS, "dim": DIM, "times": times}
+                        case = {
+                            "threads": threads,
+                            "is_causal": is_causal,
+                            "relative": relative,
+                            "batch": batch,
+                        }
+                        times.append(
+                            {
+                                **case,
+                                "tokens": tokens,
+                                **measure(is_causal, relative, batch, tokens),
+                            }
+                        )
+        result = {
+            "provenance": provenance("python benchmarks/blocks.py"),
+            "heads": HEADS,
+            "dim": DIM,
+            "times": times,
+        }
         OUT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(table(json.loads(OUT.read_text(encoding="utf-8"))["times"]))
 

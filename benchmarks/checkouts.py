@@ -28,9 +28,18 @@ SECONDS = 0.12  # of one turn
 def cases(options: argparse.Namespace) -> list[dict[str, object]]:
     """Kernels × relative kernels × sides × forward or both ways, and a causal layer."""
     pairs = [*itertools.product(CROSSED, RELATIVES), *itertools.product(OTHERS, (None, "rotary"))]
-    layers = [{"kernel": kernel, "relative": relative, "causal": False} for kernel, relative in pairs]
-    layers += [{"kernel": "squared_relu", "relative": relative, "causal": True} for relative in (None, "rotary")]
-    chosen = [one for one in layers if one["kernel"] in options.kernels and str(one["relative"]) in options.relatives]
+    layers = [
+        {"kernel": kernel, "relative": relative, "causal": False} for kernel, relative in pairs
+    ]
+    layers += [
+        {"kernel": "squared_relu", "relative": relative, "causal": True}
+        for relative in (None, "rotary")
+    ]
+    chosen = [
+        one
+        for one in layers
+        if one["kernel"] in options.kernels and str(one["relative"]) in options.relatives
+    ]
     widths = {"dim": options.dim, "heads": options.heads}
     return [
         layer | widths | {"side": side, "learns": learns}
@@ -46,7 +55,15 @@ def serve() -> None:
 
     torch.set_num_threads(1)
 
-    def step_of(kernel: str, relative: str | None, causal: bool, dim: int, heads: int, side: int, learns: bool):
+    def step_of(
+        kernel: str,
+        relative: str | None,
+        causal: bool,
+        dim: int,
+        heads: int,
+        side: int,
+        learns: bool,
+    ):
         torch.manual_seed(0)
         layer, grid = (
             teka.nn.Attention(dim, heads, kernel=kernel, relative=relative, causal=causal),
@@ -112,7 +129,12 @@ def main() -> None:
         turns = [[ask(server, case) for server in servers] for _ in range(options.rounds)]
         before, after = (1e3 * min(one) for one in zip(*turns, strict=True))
         rows.append(
-            case | {"before_ms": round(before, 3), "after_ms": round(after, 3), "ratio": round(after / before, 3)}
+            case
+            | {
+                "before_ms": round(before, 3),
+                "after_ms": round(after, 3),
+                "ratio": round(after / before, 3),
+            }
         )
         print(*rows[-1].values(), flush=True)
     for server in servers:

@@ -46,7 +46,11 @@ def measure(name: str, side: int) -> dict[str, Any]:
     tokens = torch.randn(2, side**2, 256, requires_grad=True)
     layer = Attention(256, 8, **options)
     compiled: Any = torch.compile(layer)
-    modules: dict[str, nn.Module] = {"four_gemms": FourGemms(256, 8), "eager": layer, "compiled": compiled}
+    modules: dict[str, nn.Module] = {
+        "four_gemms": FourGemms(256, 8),
+        "eager": layer,
+        "compiled": compiled,
+    }
     if side == SMALL:
         modules["multihead_attention"] = Multihead(256, 8)
     steps = {one: Step(module, tokens, grid) for one, module in modules.items()}
@@ -70,8 +74,17 @@ def main() -> None:
     rows = []
     for side, name in [*itertools.product(SIDES, LAYERS), (LARGE, DEFAULT)]:
         rows.append(measure(name, side))
-        print({key: round(one, 1) if isinstance(one, float) else one for key, one in rows[-1].items()}, flush=True)
-    write_json(Path(__file__).with_suffix(".json"), {**provenance("python benchmarks/compiled.py"), "rows": rows})
+        print(
+            {
+                key: round(one, 1) if isinstance(one, float) else one
+                for key, one in rows[-1].items()
+            },
+            flush=True,
+        )
+    write_json(
+        Path(__file__).with_suffix(".json"),
+        {**provenance("python benchmarks/compiled.py"), "rows": rows},
+    )
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import torch
 
 from teka.files import write_json
 from teka.functional import Kernel, draw_projection
-from teka.functional.kernel import RANDOM_KERNELS, make_kernel
+from teka.functional.kernels import RANDOM_KERNELS, make_kernel
 from teka.provenance import provenance
 
 DIM_HEAD, NUM_TOKENS, HEADS, SCALES = 16, 196, 64, (1.0, 3.0)
@@ -38,7 +38,8 @@ def kernels(generator: torch.Generator) -> dict[str, Kernel]:
 def measure(kernel: Kernel, size: float, generator: torch.Generator) -> dict[str, float]:
     """Contrast, share of the query and number of keys for normal queries and keys of a size."""
     query, key = (
-        size * torch.randn(1, HEADS, NUM_TOKENS, DIM_HEAD, generator=generator, dtype=torch.float64) for _ in range(2)
+        size * torch.randn(1, HEADS, NUM_TOKENS, DIM_HEAD, generator=generator, dtype=torch.float64)
+        for _ in range(2)
     )
     weights = kernel.weights(query, key, scale=DIM_HEAD**-0.5)
     weights = weights / weights.sum(dim=-1, keepdim=True) * NUM_TOKENS
@@ -53,7 +54,9 @@ def measure(kernel: Kernel, size: float, generator: torch.Generator) -> dict[str
 
 def main() -> None:
     """Measure every kernel, print the table and write the JSON file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     out = parser.parse_args().out
     rows = []
@@ -61,7 +64,10 @@ def main() -> None:
         for name, kernel in kernels(torch.Generator().manual_seed(0)).items():
             numbers = measure(kernel, size, torch.Generator().manual_seed(1))
             rows.append({"kernel": name, "size": size, **numbers})
-            print(f"{name:<20} × {size:g}  " + "  ".join(f"{key} {number:7.2f}" for key, number in numbers.items()))
+            print(
+                f"{name:<20} × {size:g}  "
+                + "  ".join(f"{key} {number:7.2f}" for key, number in numbers.items())
+            )
     command = " ".join(["python", "benchmarks/contrast.py", *sys.argv[1:]])
     sizes = {"dim_head": DIM_HEAD, "num_tokens": NUM_TOKENS, "heads": HEADS}
     write_json(out, {**provenance(command), **sizes, "rows": rows})

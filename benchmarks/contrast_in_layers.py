@@ -26,20 +26,34 @@ from teka.nn import Attention
 from teka.provenance import provenance
 
 IMAGES, SEEDS = 4, (0, 1, 2)
-VARIANTS = ("softmax × rotary", "softmax × rotary + normalized", "squared relu × rotary", "focused × rotary")
+VARIANTS = (
+    "softmax × rotary",
+    "softmax × rotary + normalized",
+    "squared relu × rotary",
+    "focused × rotary",
+)
 
 
 def models(data_dir: str) -> list[tuple[str, nn.Module, Tensor]]:
     """The models of the first seeds, as they are before training, with a name and images."""
     small, large = (read_study(f"studies/{name}.yaml") for name in ("kernels", "large"))
-    places = [(small, {"data": "mnist", "kernel": name, "position": "rotary"}) for name in small.factors["kernel"]]
+    places = [
+        (small, {"data": "mnist", "kernel": name, "position": "rotary"})
+        for name in small.factors["kernel"]
+    ]
     places += [(large, {"data": "mnist", "variant": name}) for name in VARIANTS]
-    return [build(make_cell(study, labels, seed), data_dir) for study, labels in places for seed in SEEDS]
+    return [
+        build(make_cell(study, labels, seed), data_dir)
+        for study, labels in places
+        for seed in SEEDS
+    ]
 
 
 def make_cell(study: Study, labels: dict[str, str], seed: int) -> Cell:
     """The cell of a study; no rate is chosen, since nothing is trained."""
-    return study.make_cell(labels, seed, {study.tune.field: study.tune.values[0]} if study.tune else None)
+    return study.make_cell(
+        labels, seed, {study.tune.field: study.tune.values[0]} if study.tune else None
+    )
 
 
 def build(cell: Cell, data_dir: str) -> tuple[str, nn.Module, Tensor]:
@@ -47,10 +61,16 @@ def build(cell: Cell, data_dir: str) -> tuple[str, nn.Module, Tensor]:
     dataset = load_cell_data(cell.run, data_dir)
     torch.manual_seed(cell.run.seed)
     model = cell.run.make_model(
-        image_size=dataset.image_size, in_channels=dataset.in_channels, num_classes=dataset.num_classes
+        image_size=dataset.image_size,
+        in_channels=dataset.in_channels,
+        num_classes=dataset.num_classes,
     )
     name = next(label for factor, label in cell.labels.items() if factor in ("kernel", "variant"))
-    return f"{name}, {dataset.image_size[0]} × {dataset.image_size[1]}", model.eval(), dataset.train.images[:IMAGES]
+    return (
+        f"{name}, {dataset.image_size[0]} × {dataset.image_size[1]}",
+        model.eval(),
+        dataset.train.images[:IMAGES],
+    )
 
 
 def measure(model: nn.Module, images: Tensor) -> list[dict[str, float]]:
@@ -67,8 +87,18 @@ def measure(model: nn.Module, images: Tensor) -> list[dict[str, float]]:
         units = torch.eye(num_tokens).expand(*key.shape[:2], -1, -1)
         (group,) = layer.head_groups()
         # The last layer, of which the class token alone is wanted, has no positions.
-        places = {} if group.relative is None else {"grid": grid, "num_prefix_tokens": num_prefix_tokens}
-        weights = attention(query, key, units, kernel=group.kernel, relative=group.relative, backend="dense", **places)
+        places = (
+            {} if group.relative is None else {"grid": grid, "num_prefix_tokens": num_prefix_tokens}
+        )
+        weights = attention(
+            query,
+            key,
+            units,
+            kernel=group.kernel,
+            relative=group.relative,
+            backend="dense",
+            **places,
+        )
         contrast = (num_tokens * weights).std(dim=-1)
         found.append(
             {
@@ -88,7 +118,9 @@ def measure(model: nn.Module, images: Tensor) -> list[dict[str, float]]:
 
 def main() -> None:
     """Measure every model, print the table and write the JSON file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-dir", default="data")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     arguments = parser.parse_args()
@@ -101,9 +133,14 @@ def main() -> None:
         for layer, found in enumerate(zip(*seeds, strict=True), 1):
             numbers = {key: sum(one[key] for one in found) / len(found) for key in found[0]}
             rows.append({"model": name, "layer": layer, **numbers})
-            print(f"{name:<40} layer {layer}  " + "  ".join(f"{key} {value:6.3f}" for key, value in numbers.items()))
+            print(
+                f"{name:<40} layer {layer}  "
+                + "  ".join(f"{key} {value:6.3f}" for key, value in numbers.items())
+            )
     command = " ".join(["python", "benchmarks/contrast_in_layers.py", *sys.argv[1:]])
-    write_json(arguments.out, {**provenance(command), "images": IMAGES, "seeds": list(SEEDS), "rows": rows})
+    write_json(
+        arguments.out, {**provenance(command), "images": IMAGES, "seeds": list(SEEDS), "rows": rows}
+    )
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import teka
 from teka.functional import attention
-from teka.functional.backend import gpu
+from teka.functional.backends import triton as triton_backend
 from teka.functional.relative import make_relative
 from teka.provenance import provenance
 
@@ -45,7 +45,13 @@ OURS = {
     "causal squared_relu": (None, True, "squared_relu", "linear", True),
     "causal squared_relu × rotary": ("rotary", True, "squared_relu", "linear", True),
     "squared_relu × rotary, without Triton": ("rotary", False, "squared_relu", "linear", False),
-    "causal squared_relu × rotary, without Triton": ("rotary", True, "squared_relu", "linear", False),
+    "causal squared_relu × rotary, without Triton": (
+        "rotary",
+        True,
+        "squared_relu",
+        "linear",
+        False,
+    ),
     FLEX: ("clipped", False, "softmax", "dense", False),
 }
 SDPA = {"scaled_dot_product_attention": False, "causal scaled_dot_product_attention": True}
@@ -75,7 +81,9 @@ def ours(name: str, inputs: list[Tensor]) -> Run:
     grid = teka.Grid(length) if is_causal else teka.Grid((math.isqrt(length),) * 2)
     placed, learned = None, []
     if relative_name is not None:
-        placed = make_relative(relative_name, heads=HEADS, dim=DIM, num_axes=grid.num_axes, kernel=kernel)
+        placed = make_relative(
+            relative_name, heads=HEADS, dim=DIM, num_axes=grid.num_axes, kernel=kernel
+        )
         tensors = {
             key: one.to("cuda", torch.float32).requires_grad_()
             for key, one in vars(placed).items()
@@ -83,22 +91,31 @@ def ours(name: str, inputs: list[Tensor]) -> Run:
         }
         placed, learned = type(placed)(**{**vars(placed), **tensors}), list(tensors.values())
     options = {"relative": placed, "grid": None if placed is None else grid, "is_causal": is_causal}
-    return lambda: (attention(*inputs, kernel=kernel, backend=backend, **options), [*inputs, *learned])
+    return lambda: (
+        attention(*inputs, kernel=kernel, backend=backend, **options),
+        [*inputs, *learned],
+    )
 
 
 def fused_softmax(is_causal: bool, inputs: list[Tensor]) -> Run:
     """torch's fused softmax attention."""
-    return lambda: (scaled_dot_product_attention(inputs[0], inputs[1], inputs[2], is_causal=is_causal), inputs)
+    return lambda: (
+        scaled_dot_product_attention(inputs[0], inputs[1], inputs[2], is_causal=is_causal),
+        inputs,
+    )
 
 
 @contextlib.contextmanager
 def triton_kernels(wanted: bool) -> Iterator[None]:
     """Whether ours goes by its Triton kernels."""
-    before, gpu.HAS_TRITON = gpu.HAS_TRITON, gpu.HAS_TRITON and wanted
+    before, triton_backend.HAS_TRITON = (
+        triton_backend.HAS_TRITON,
+        triton_backend.HAS_TRITON and wanted,
+    )
     try:
         yield
     finally:
-        gpu.HAS_TRITON = before
+        triton_backend.HAS_TRITON = before
 
 
 def gpu_seconds(call: Callable[[], object]) -> float:
@@ -115,7 +132,9 @@ def gpu_seconds(call: Callable[[], object]) -> float:
         call()
     marks[-1].record()
     torch.cuda.synchronize()
-    return statistics.median(one.elapsed_time(other) for one, other in itertools.pairwise(marks)) / 1e3
+    return (
+        statistics.median(one.elapsed_time(other) for one, other in itertools.pairwise(marks)) / 1e3
+    )
 
 
 def seconds_alone(call: Callable[[], object]) -> float:
@@ -137,7 +156,9 @@ def copied_bytes_per_second() -> float:
     return 2 * source.nbytes / gpu_seconds(lambda: target.copy_(source))
 
 
-def measure(name: str, run: Run, length: int, dtype: torch.dtype, bandwidth: float) -> dict[str, object]:
+def measure(
+    name: str, run: Run, length: int, dtype: torch.dtype, bandwidth: float
+) -> dict[str, object]:
     """One row."""
 
     def forward() -> None:
@@ -185,7 +206,11 @@ def rows(seconds: float, bandwidth: float) -> Iterator[dict[str, object]]:
                 too_long = quadratic and length > QUADRATIC_MOST[name_of(dtype)]
                 if time.perf_counter() - start > seconds or is_again or too_long:
                     continue
-                fastest = [SDPBackend.FLASH_ATTENTION] if dtype == torch.bfloat16 else [SDPBackend.EFFICIENT_ATTENTION]
+                fastest = (
+                    [SDPBackend.FLASH_ATTENTION]
+                    if dtype == torch.bfloat16
+                    else [SDPBackend.EFFICIENT_ATTENTION]
+                )
                 with (
                     triton_kernels(name in OURS and OURS[name][4]),
                     sdpa_kernel(fastest) if name in SDPA else contextlib.nullcontext(),
@@ -203,16 +228,24 @@ def line(row: dict[str, object]) -> str:
         found = row[direction]
         assert isinstance(found, dict)
         times = f"{found['seconds'] * 1e6:9,.0f} µs {found['share_of_floor']:5.0%}"
-        parts.append(f"{times} alone {found['seconds_alone'] * 1e6:9,.0f} {found['peak_bytes'] / 1e6:7,.0f} MB")
+        parts.append(
+            f"{times} alone {found['seconds_alone'] * 1e6:9,.0f} {found['peak_bytes'] / 1e6:7,.0f} MB"
+        )
     return f"{place} {' | '.join(parts)}"
 
 
 def main() -> None:
     """Measure, or print what was measured."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=600, help="after which nothing new is begun")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=600, help="after which nothing new is begun"
+    )
     parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--table", action="store_true", help="print the table of the times that are there")
+    parser.add_argument(
+        "--table", action="store_true", help="print the table of the times that are there"
+    )
     options = parser.parse_args()
     if not options.table:
         torch.set_num_threads(1)

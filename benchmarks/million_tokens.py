@@ -47,12 +47,20 @@ def measure(name: str, direction: str, side: int) -> dict[str, object]:
     seconds = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     finite = bool(torch.isfinite(output).all())
-    return {"layer": name, "direction": direction, "seconds": seconds, "peak_bytes": peak, "finite": finite}
+    return {
+        "layer": name,
+        "direction": direction,
+        "seconds": seconds,
+        "peak_bytes": peak,
+        "finite": finite,
+    }
 
 
 def main() -> None:
     """Measure every layer in both directions and write the file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--side", type=int, default=1024)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/million_tokens.json"))
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
@@ -63,14 +71,33 @@ def main() -> None:
     rows = []
     for name in LAYERS:
         for direction in DIRECTIONS:
-            command = [sys.executable, __file__, "--side", str(options.side), "--one", name, direction]
+            command = [
+                sys.executable,
+                __file__,
+                "--side",
+                str(options.side),
+                "--one",
+                name,
+                direction,
+            ]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             last = done.stderr.strip().splitlines()[-1:]
-            failed = {"layer": name, "direction": direction, "failed": f"exit {done.returncode}", "message": last}
+            failed = {
+                "layer": name,
+                "direction": direction,
+                "failed": f"exit {done.returncode}",
+                "message": last,
+            }
             rows.append(json.loads(done.stdout) if done.returncode == 0 else failed)
             print(rows[-1])
     command = f"python benchmarks/million_tokens.py --side {options.side}"
-    settings = {"tokens": options.side**2, "batch": 1, "dim": 256, "heads": 8, "threads": torch.get_num_threads()}
+    settings = {
+        "tokens": options.side**2,
+        "batch": 1,
+        "dim": 256,
+        "heads": 8,
+        "threads": torch.get_num_threads(),
+    }
     write_json(options.out, {**provenance(command), "settings": settings, "rows": rows})
 
 

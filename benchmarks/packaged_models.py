@@ -38,7 +38,9 @@ LIMITS = {
     "cifar10": "Ten kinds of things in small photographs; whatever else it is shown gets one of them.",
     "fashion-mnist": "Ten kinds of clothes, each alone, upright and light on dark.",
 }
-DIGIT_LIMITS = "Single digits, upright, on an even ground; whatever else it is shown gets one of them."
+DIGIT_LIMITS = (
+    "Single digits, upright, on an even ground; whatever else it is shown gets one of them."
+)
 
 
 def measure(name: str, data_dir: str) -> tuple[list[str], Table]:
@@ -56,7 +58,9 @@ def measure(name: str, data_dir: str) -> tuple[list[str], Table]:
     }
     found = measure_model(model, dataset, Measure(images=None, shifted_images=1, stability=asked))
     total = found["test_images"]
-    low, high = (100 * float(end) for end in wilson_interval(round(found["accuracy"] * total), total))
+    low, high = (
+        100 * float(end) for end in wilson_interval(round(found["accuracy"] * total), total)
+    )
     height, width = config.image_size
     moves = [f"shifts by up to {run['random_shift']} pixels"] if run["random_shift"] else []
     moves += ["flips"] if run["random_flip"] else []
@@ -95,9 +99,7 @@ def card(name: str, sentences: list[str], table: Table, measured: dict[str, str]
         "Whole circular shifts change no answer but by rounding; shifts that lose a part of the image, or go by parts "
         "of a pixel, change some. One training: another seed gives another accuracy."
     )
-    about = (
-        f"Measured {measured['date']} by `{measured['command']}`: {measured['hardware']}, PyTorch {measured['torch']}."
-    )
+    about = f"Measured {measured['date']} by `{measured['command']}`: {measured['hardware']}, PyTorch {measured['torch']}."
     parts = [f"# {name}", *sentences, table.markdown(), "### Limits", f"{limits} {whole}", about]
     return "\n\n".join(parts) + "\n"
 

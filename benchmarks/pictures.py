@@ -72,7 +72,11 @@ def share_read(images: torch.Tensor, labels: torch.Tensor, model: str, way: Call
         for file, image in zip(files, (255 * images[:, 0]).round().byte().numpy(), strict=True):
             Image.fromarray(way(image, random)).save(file)
         answers = [one.class_names[0] for one in predict(files, model)]
-    return float(np.mean([answer == str(label) for answer, label in zip(answers, labels.tolist(), strict=True)]))
+    return float(
+        np.mean(
+            [answer == str(label) for answer, label in zip(answers, labels.tolist(), strict=True)]
+        )
+    )
 
 
 def main() -> None:
@@ -83,7 +87,10 @@ def main() -> None:
     for name, way in WAYS.items():
         found = share_read(mnist.images[FIRST:LAST], mnist.labels[FIRST:LAST], model, way)
         print(f"MNIST, {name}: {100 * found:.1f} %", flush=True)
-        print(f"digits, {name}: {100 * share_read(digits.images, digits.labels, model, way):.1f} %", flush=True)
+        print(
+            f"digits, {name}: {100 * share_read(digits.images, digits.labels, model, way):.1f} %",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

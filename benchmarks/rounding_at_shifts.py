@@ -28,7 +28,9 @@ CELLS, CELL = Path("studies/large/cells"), "fashion-mnist--squared-relu-rotation
 
 def main() -> None:
     """Train the cell, measure it, print and write the numbers."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-dir", default="data")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     arguments = parser.parse_args()

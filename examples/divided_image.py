@@ -58,7 +58,9 @@ def run(rank: int, given: argparse.Namespace, store: str) -> None:
     """One process: the same pictures as all, and its own rows of them."""
     torch.set_num_threads(1)
     size = given.processes
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=size
+    )
     grid = Grid((given.side, given.side), spacing=EDGE / given.side, periodic=True)
     start, stop = (given.side * one // size * given.side for one in (rank, rank + 1))
     torch.manual_seed(0)
@@ -92,18 +94,32 @@ def run(rank: int, given: argparse.Namespace, store: str) -> None:
         alone = nn.divide_tokens(model, None)(pixels, small)
     if rank == 0:
         change = float((torch.cat(parts, dim=1) - alone).abs().max() / alone.abs().max())
-        print(f"{size} processes, {grid.num_tokens:,} tokens: {seconds:.2f} s a step, {memory:.0f} MB in each")
-        print(f"  largest change   {change:8.0e} of the output's size, from all tokens in one process, in float64")
+        print(
+            f"{size} processes, {grid.num_tokens:,} tokens: {seconds:.2f} s a step, {memory:.0f} MB in each"
+        )
+        print(
+            f"  largest change   {change:8.0e} of the output's size, from all tokens in one process, in float64"
+        )
     distributed.destroy_process_group()
 
 
 def main() -> None:
     """As many processes as are asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, default=2, help="of one thread each (default: %(default)s)")
-    parser.add_argument("--side", type=int, default=64, help="of the picture, in pixels (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=300, help="training steps (default: %(default)s)")
-    parser.add_argument("--inputs", type=int, default=8, help="pictures of the comparison (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--processes", type=int, default=2, help="of one thread each (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--side", type=int, default=64, help="of the picture, in pixels (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=300, help="training steps (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--inputs", type=int, default=8, help="pictures of the comparison (default: %(default)s)"
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         spawn(run, (given, f"{folder}/store"), nprocs=given.processes)

@@ -60,11 +60,17 @@ def draw_passages(count: int, text: Tensor, generator: Generator) -> tuple[Tenso
 @torch.no_grad()
 def write(model: Writer, beginning: str, count: int) -> str:
     """The beginning, and so many letters that the model draws after it."""
-    generator, states, letters = Generator().manual_seed(0), [None] * len(model.blocks), list(beginning.encode())
+    generator, states, letters = (
+        Generator().manual_seed(0),
+        [None] * len(model.blocks),
+        list(beginning.encode()),
+    )
     for place in range(len(letters) + count - 1):
         logits, states = model.step(torch.tensor([letters[place]]), states)
         if place == len(letters) - 1:
-            letters.append(int(torch.multinomial((1.5 * logits[0]).softmax(dim=0), 1, generator=generator)))
+            letters.append(
+                int(torch.multinomial((1.5 * logits[0]).softmax(dim=0), 1, generator=generator))
+            )
     return bytes(letters).decode("ascii", "replace")
 
 
@@ -81,13 +87,21 @@ def main() -> None:
         bits = float(of_letters(model(passages), following)) / math.log(2)
         shares = torch.bincount(text, minlength=128).add(1).double()
         alone = -float((shares / shares.sum()).log2()[following].mean())
-        print(f"{bits:.2f} bits a letter on text that was held out; {alone:.2f} by how often each letter occurs")
-        whole, states, model = model.double()(passages[:2]), [None] * len(model.blocks), model.double()
+        print(
+            f"{bits:.2f} bits a letter on text that was held out; {alone:.2f} by how often each letter occurs"
+        )
+        whole, states, model = (
+            model.double()(passages[:2]),
+            [None] * len(model.blocks),
+            model.double(),
+        )
         change = 0.0
         for place in range(32):
             logits, states = model.step(passages[:2, place], states)
             change = max(change, float((logits - whole[:, place]).abs().max() / whole.abs().max()))
-    print(f"  largest change   {change:8.0e} of the output's size, letter by letter from the whole, in float64")
+    print(
+        f"  largest change   {change:8.0e} of the output's size, letter by letter from the whole, in float64"
+    )
     print(write(model, "The ", 200))
 
 

@@ -52,7 +52,13 @@ def main() -> None:
 
     torch.manual_seed(given.seed)
     sizes: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
-    sizes |= {"intermediate_size": 128, "image_size": 16, "patch_size": 2, "num_channels": 1, "num_labels": 10}
+    sizes |= {
+        "intermediate_size": 128,
+        "image_size": 16,
+        "patch_size": 2,
+        "num_channels": 1,
+        "num_labels": 10,
+    }
     config = ViTConfig(hidden_dropout_prob=0.0, **sizes)
     model = ViTForImageClassification(config)
     train(model, images, labels, given.steps, 2e-3)
@@ -63,7 +69,9 @@ def main() -> None:
         before = same(test.double()).logits
         print(replace_attention(same, kernel="softmax", relative=None))
         change = float((same(test.double()).logits - before).abs().max() / before.abs().max())
-    print(f"  largest change   {change:8.0e} of the output's size, with the softmax as a kernel, in float64")
+    print(
+        f"  largest change   {change:8.0e} of the output's size, with the softmax as a kernel, in float64"
+    )
 
     more = max(given.steps // 4, 1)
     for kernel in ("hedgehog", "squared_relu", "softmax"):
@@ -73,7 +81,9 @@ def main() -> None:
         if kernel == "hedgehog":
             batches = (images[torch.randint(len(images), (BATCH,))] for _ in range(more))
             losses = distill_attention(swapped, batches)
-            print(f"  {right(swapped)} after {more} steps of distillation, loss {losses[0]:.2f} to {losses[-1]:.2f}")
+            print(
+                f"  {right(swapped)} after {more} steps of distillation, loss {losses[0]:.2f} to {losses[-1]:.2f}"
+            )
         train(swapped, images, labels, more, 5e-4)
         print(f"  {right(swapped)} after {more} steps of training on")
 

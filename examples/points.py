@@ -27,11 +27,17 @@ class Clouds(nn.Module):
         super().__init__()
         self.first = nn.Linear(1, dim)
         self.blocks = nn.ModuleList(TransformerBlock(dim, heads, num_axes=3) for _ in range(depth))
-        self.norm, self.pool, self.head = nn.LayerNorm(dim), AttentionPool(dim, heads), nn.Linear(dim, len(SHAPES))
+        self.norm, self.pool, self.head = (
+            nn.LayerNorm(dim),
+            AttentionPool(dim, heads),
+            nn.Linear(dim, len(SHAPES)),
+        )
 
     def forward(self, points: Tensor) -> Tensor:
         """Logits (batch, 4) of clouds (batch, points, 3)."""
-        nearest = torch.cdist(points, points, compute_mode=EXACT).topk(2, largest=False).values[..., 1:]
+        nearest = (
+            torch.cdist(points, points, compute_mode=EXACT).topk(2, largest=False).values[..., 1:]
+        )
         tokens = self.first(nearest)
         for block in self.blocks:
             tokens = block(tokens, positions=points)
@@ -67,7 +73,11 @@ def main() -> None:
     train(model, lambda generator: draw_clouds(32, generator), cross_entropy, given.steps)
     points, labels = draw_clouds(given.inputs, Generator().manual_seed(1))
     with torch.no_grad():
-        right = (torch.cat([model(part) for part in points.split(50)]).argmax(dim=1) == labels).float().mean()
+        right = (
+            (torch.cat([model(part) for part in points.split(50)]).argmax(dim=1) == labels)
+            .float()
+            .mean()
+        )
         print(f"{100 * right.item():.1f} % of {given.inputs} clouds that were not trained on")
         model, points = model.double(), points[:50].double()
         here, there = model(points), model(points + torch.tensor([1000.0, -500.0, 250.0]))

@@ -19,7 +19,9 @@ from training import arguments, report, train
 SIDE, DIGIT, BACKGROUND = 32, 8, 10
 
 
-def draw_pictures(count: int, generator: torch.Generator, digits: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+def draw_pictures(
+    count: int, generator: torch.Generator, digits: Tensor, classes: Tensor
+) -> tuple[Tensor, Tensor]:
     """Pictures (count, 1, 32, 32) and the class of each pixel (count, 32, 32), 10 where no digit is."""
     pictures, maps = torch.zeros(count, SIDE, SIDE), torch.full((count, SIDE, SIDE), BACKGROUND)
     for picture, one_map in zip(pictures, maps, strict=True):
@@ -74,7 +76,9 @@ def main() -> None:
             iou = torch.tensor([a / b for a, b in zip(both, either, strict=True)]).mean()
             right = (found == moved).float()
             of_digits = right[moved != BACKGROUND].mean()
-            print(f"shift {shift}: pixels {right.mean():.2%}, of digits {of_digits:.2%}, mean IoU {iou:.1%}")
+            print(
+                f"shift {shift}: pixels {right.mean():.2%}, of digits {of_digits:.2%}, mean IoU {iou:.1%}"
+            )
     report("maps", model, pictures, None, shifts)
 
 

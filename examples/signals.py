@@ -39,7 +39,15 @@ def main() -> None:
     """Train with and without positions, and report."""
     given = arguments(__doc__, steps=400, inputs=200)
     torch.manual_seed(given.seed)
-    sizes = {"dim": 32, "depth": 2, "heads": 4, "stem": "polyphase", "patch_size": 8, "periodic": True, "pool": "mean"}
+    sizes = {
+        "dim": 32,
+        "depth": 2,
+        "heads": 4,
+        "stem": "polyphase",
+        "patch_size": 8,
+        "periodic": True,
+        "pool": "mean",
+    }
     test = draw_signals(given.inputs, torch.Generator().manual_seed(1))
     for position in ("rotary", "none"):
         model = Performer((LENGTH,), 1, 4, position=position, **sizes)

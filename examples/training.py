@@ -16,10 +16,18 @@ Shift = int | tuple[int, ...]
 
 def arguments(about: str | None, *, steps: int, inputs: int) -> argparse.Namespace:
     """What every example takes from the command line, by these defaults."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=steps, help="training steps (default: %(default)s)")
-    parser.add_argument("--inputs", type=int, default=inputs, help="inputs of the test (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and steps (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--steps", type=int, default=steps, help="training steps (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--inputs", type=int, default=inputs, help="inputs of the test (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of weights and steps (default: %(default)s)"
+    )
     return parser.parse_args()
 
 
@@ -33,7 +41,9 @@ def train(
     """AdamW with one cycle of the learning rate, on new examples in every step."""
     generator = Generator().manual_seed(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=max(steps, 2), pct_start=0.2)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, rate, total_steps=max(steps, 2), pct_start=0.2
+    )
     for step in range(steps):
         inputs, labels = draw(generator)
         loss = loss_of(model(inputs), labels)
@@ -48,15 +58,21 @@ def train(
     model.eval()
 
 
-def report(name: str, model: nn.Module, inputs: Tensor, labels: Tensor | None, shifts: Sequence[Shift]) -> None:
+def report(
+    name: str, model: nn.Module, inputs: Tensor, labels: Tensor | None, shifts: Sequence[Shift]
+) -> None:
     """What an audit says of the model at shifts, and the change of its outputs in float64, where rounding is small."""
-    metrics = summarize(measure_responses(model, inputs, shifts, Movement("circular"), labels=labels))
+    metrics = summarize(
+        measure_responses(model, inputs, shifts, Movement("circular"), labels=labels)
+    )
     print(f"{name}: {len(inputs)} inputs at {len(metrics.shifts)} circular shifts")
     for number in ("accuracy", "minimum_accuracy", "worst_shift_accuracy", "consistency"):
         if number in metrics.numbers:
             found = metrics.numbers[number]
             interval = (
-                "" if found.lower == found.upper else f"  (95 %: {100 * found.lower:.1f} to {100 * found.upper:.1f})"
+                ""
+                if found.lower == found.upper
+                else f"  (95 %: {100 * found.lower:.1f} to {100 * found.upper:.1f})"
             )
             print(f"  {NUMBERS[number].label:<16} {100 * found.value:6.1f} %{interval}")
     error = equivariance_error(copy.deepcopy(model).double(), inputs[:20].double(), shifts)

@@ -37,7 +37,9 @@ def draw_volumes(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor
     )
     volumes = kinds[torch.arange(count), labels].float()
     places = torch.randint(SIDE, (count, 3), generator=generator).tolist()
-    volumes = torch.stack([volume.roll(place, (0, 1, 2)) for volume, place in zip(volumes, places, strict=True)])
+    volumes = torch.stack(
+        [volume.roll(place, (0, 1, 2)) for volume, place in zip(volumes, places, strict=True)]
+    )
     return (volumes + 0.3 * torch.randn(volumes.shape, generator=generator))[:, None], labels
 
 
@@ -46,7 +48,16 @@ def main() -> None:
     given = arguments(__doc__, steps=300, inputs=500)
     torch.manual_seed(given.seed)
     model = Performer(
-        (SIDE,) * 3, 1, SHAPES, dim=32, depth=2, heads=4, stem="polyphase", patch_size=4, periodic=True, pool="mean"
+        (SIDE,) * 3,
+        1,
+        SHAPES,
+        dim=32,
+        depth=2,
+        heads=4,
+        stem="polyphase",
+        patch_size=4,
+        periodic=True,
+        pool="mean",
     )
     train(model, lambda generator: draw_volumes(32, generator), cross_entropy, given.steps)
     shifts = [(0, 0, 0), *itertools.product((1, 5), (2, 7), (3, 8))]

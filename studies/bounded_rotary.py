@@ -35,7 +35,13 @@ NEW = OUT.with_suffix("")  # cells that have been trained since, until all are t
 
 DATA = {
     "digits": {"name": "digits", "image_size": 14, "validation_size": 137, "epochs": 12},
-    "MNIST": {"name": "mnist", "image_size": 14, "train_size": 10000, "validation_size": 2000, "epochs": 3},
+    "MNIST": {
+        "name": "mnist",
+        "image_size": 14,
+        "train_size": 10000,
+        "validation_size": 2000,
+        "epochs": 3,
+    },
     "Fashion-MNIST": {
         "name": "fashion-mnist",
         "image_size": 14,
@@ -53,7 +59,13 @@ CANDIDATES = {
     "lengths": {"bound": "1", "normalizer": "lengths"},
     "non-negative": {"bound": "1", "normalizer": "nonnegative"},
 }
-RATES = (0.001, 0.002, 0.004, 0.008, 0.016)  # the last only where the one before is the best of the others
+RATES = (
+    0.001,
+    0.002,
+    0.004,
+    0.008,
+    0.016,
+)  # the last only where the one before is the best of the others
 TUNING_SEEDS = {"digits": (100, 101), "MNIST": (100,), "Fashion-MNIST": (100,)}
 SELECTION_SEEDS = (0, 1, 2, 3, 4, 5)
 EVALUATION_SEEDS = (10, 11, 12, 13, 14, 15)
@@ -78,7 +90,9 @@ class Cell:
     seed: int
 
 
-def build(candidate: str, channels: int, *, dim: int = 32, depth: int = 2, heads: int = 2) -> Performer:
+def build(
+    candidate: str, channels: int, *, dim: int = 32, depth: int = 2, heads: int = 2
+) -> Performer:
     """A model of 14 × 14 pixels whose edges meet, every block of which has rotary."""
     options = CANDIDATES[candidate]
     model = Performer(
@@ -145,7 +159,11 @@ def gains(model: Performer, images: Tensor) -> tuple[float, float]:
         )
         found.append(weights.abs().sum(dim=-1))
 
-    hooks = [layer.register_forward_hook(see) for layer in model.modules() if isinstance(layer, Attention)]
+    hooks = [
+        layer.register_forward_hook(see)
+        for layer in model.modules()
+        if isinstance(layer, Attention)
+    ]
     model(images)
     for hook in hooks:
         hook.remove()
@@ -165,7 +183,11 @@ def half_precision(model: Performer, images: Tensor, dtype: torch.dtype) -> dict
     found = logits_of(model.to(dtype), images.to(dtype))
     model.float()
     finite = found.isfinite().all(dim=1)
-    change = (found - exact)[finite].abs().mean() / exact.std() if finite.any() else torch.tensor(math.nan)
+    change = (
+        (found - exact)[finite].abs().mean() / exact.std()
+        if finite.any()
+        else torch.tensor(math.nan)
+    )
     return {
         "finite": float(finite.double().mean()),
         "agree": float((finite & (found.argmax(1) == exact.argmax(1))).double().mean()),
@@ -189,7 +211,9 @@ def train(cell: Cell, data_dir: str | None) -> dict[str, object]:
     norms, largest_gain, start = [], 0.0, time.process_time()
     looked_at = data.validation.images[:LOOKED_AT]
     for _ in range(epochs):
-        for rows in torch.randperm(len(data.train), generator=order).split(BATCH)[: steps // epochs]:
+        for rows in torch.randperm(len(data.train), generator=order).split(BATCH)[
+            : steps // epochs
+        ]:
             loss = cross_entropy(model(data.train.images[rows]), data.train.labels[rows])
             optimizer.zero_grad()
             loss.backward()
@@ -205,13 +229,19 @@ def train(cell: Cell, data_dir: str | None) -> dict[str, object]:
         "seconds": seconds,
     }
     model.eval()
-    validation = float(cross_entropy(logits_of(model, data.validation.images), data.validation.labels))
+    validation = float(
+        cross_entropy(logits_of(model, data.validation.images), data.validation.labels)
+    )
     result = {**asdict(cell), **training, "validation_loss": validation}
     if cell.seed in TUNING_SEEDS[cell.data]:
         return result
     images, labels = data.test.images, data.test.labels
     result["accuracy"] = float((logits_of(model, images).argmax(1) == labels).double().mean())
-    views = {"test": images[:LOOKED_AT], "inverted": 1 - images[:LOOKED_AT], "blank": torch.zeros_like(images[:1])}
+    views = {
+        "test": images[:LOOKED_AT],
+        "inverted": 1 - images[:LOOKED_AT],
+        "blank": torch.zeros_like(images[:1]),
+    }
     result["gain"] = {name: gains(model, view) for name, view in views.items()}
     result["half"] = {
         f"{name} {dtype}".replace("torch.", ""): half_precision(model, view, dtype)
@@ -237,7 +267,9 @@ def tuned_rate(results: dict[Cell, dict], data: str, candidate: str) -> float:
 
     def loss(rate: float) -> float:
         cells = [Cell(data, candidate, rate, seed) for seed in TUNING_SEEDS[data]]
-        mean = statistics.mean(results[cell]["validation_loss"] if cell in results else math.inf for cell in cells)
+        mean = statistics.mean(
+            results[cell]["validation_loss"] if cell in results else math.inf for cell in cells
+        )
         return mean if math.isfinite(mean) else math.inf
 
     return min(RATES, key=loss)
@@ -247,7 +279,9 @@ def run(cells: list[Cell], data_dir: str | None, processes: int) -> None:
     """Train the cells that are missing, and add each result to the file beside the committed one."""
     done = read()
     with ProcessPoolExecutor(processes) as pool:
-        for job in as_completed([pool.submit(train, cell, data_dir) for cell in cells if cell not in done]):
+        for job in as_completed(
+            [pool.submit(train, cell, data_dir) for cell in cells if cell not in done]
+        ):
             result = job.result()
             with NEW.open("a", encoding="utf-8") as file:
                 print(json.dumps(result, ensure_ascii=False), file=file)
@@ -260,26 +294,40 @@ def run(cells: list[Cell], data_dir: str | None, processes: int) -> None:
 
 def main() -> None:
     """Train what is missing, tuning first."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-dir")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--evaluate", nargs="*", default=[], help="candidates to train on the evaluation seeds too")
+    parser.add_argument(
+        "--evaluate", nargs="*", default=[], help="candidates to train on the evaluation seeds too"
+    )
     options = parser.parse_args()
     pairs = list(itertools.product(DATA, CANDIDATES))
     for more in (RATES[:-1], RATES[-1:]):
         known = read()
-        tuned = [(d, c) for d, c in pairs if more != RATES[-1:] or tuned_rate(known, d, c) >= RATES[-2]]
-        cells = [Cell(d, c, rate, seed) for d, c in tuned for rate in more for seed in TUNING_SEEDS[d]]
+        tuned = [
+            (d, c) for d, c in pairs if more != RATES[-1:] or tuned_rate(known, d, c) >= RATES[-2]
+        ]
+        cells = [
+            Cell(d, c, rate, seed) for d, c in tuned for rate in more for seed in TUNING_SEEDS[d]
+        ]
         run(cells, options.data_dir, options.processes)
     results = read()
     rates = {(d, c): tuned_rate(results, d, c) for d, c in itertools.product(DATA, CANDIDATES)}
     run(
-        [Cell(d, c, rates[d, c], s) for s, d, c in itertools.product(SELECTION_SEEDS, DATA, CANDIDATES)],
+        [
+            Cell(d, c, rates[d, c], s)
+            for s, d, c in itertools.product(SELECTION_SEEDS, DATA, CANDIDATES)
+        ],
         options.data_dir,
         options.processes,
     )
     run(
-        [Cell(d, c, rates[d, c], s) for s, d, c in itertools.product(EVALUATION_SEEDS, DATA, options.evaluate)],
+        [
+            Cell(d, c, rates[d, c], s)
+            for s, d, c in itertools.product(EVALUATION_SEEDS, DATA, options.evaluate)
+        ],
         options.data_dir,
         options.processes,
     )

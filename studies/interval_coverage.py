@@ -81,7 +81,12 @@ def answers(model: Model, images: Tensor, draw: int, difference: float = 0.0) ->
     noise = torch.randn(len(SHIFTS), images.shape[1], generator=generator, dtype=torch.float64)
     zero = SHIFTS.index((0, 0))
     noise[zero] = 0.0
-    margin = model.margin + difference + images[0] + (model.moves * (model.spread * images[1]).exp()) * noise
+    margin = (
+        model.margin
+        + difference
+        + images[0]
+        + (model.moves * (model.spread * images[1]).exp()) * noise
+    )
     others = torch.randint(1, CLASSES, margin.shape, generator=generator)
     distance = torch.tensor([math.hypot(*shift) for shift in SHIFTS], dtype=torch.float64)[:, None]
     size = (model.tail * images[2] - model.tail**2 / 2).exp() * (0.3 * noise).exp() * distance
@@ -112,7 +117,9 @@ def taken(responses: Responses, chosen: Tensor) -> Responses:
 @cache
 def all_images() -> Tensor:
     """The images of every population."""
-    return torch.randn(4, POPULATION, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return torch.randn(
+        4, POPULATION, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
 
 
 @cache
@@ -124,23 +131,35 @@ def population(name: str, draw: int = 0, difference: float = 0.0) -> Responses:
 def numbers_of(whole: Responses) -> tuple[dict[str, float], dict[str, Tensor]]:
     """The numbers and curves of a whole population."""
     numbers = {}
-    curves = {key: values for key, metric in CURVES.items() if (values := metric.values(whole)) is not None}
+    curves = {
+        key: values
+        for key, metric in CURVES.items()
+        if (values := metric.values(whole)) is not None
+    }
     for key, metric in NUMBERS.items():
         if metric.curve not in curves:
             continue
         if metric.is_extreme:
-            numbers[key] = float(curves[metric.curve].min() if metric.over == "lowest" else curves[metric.curve].max())
+            numbers[key] = float(
+                curves[metric.curve].min()
+                if metric.over == "lowest"
+                else curves[metric.curve].max()
+            )
         elif metric.is_share:
             values, weights = metric.of_images(whole)
             values = values.double()
-            numbers[key] = float(values.mean() if weights is None else (values * weights).sum() / weights.sum())
+            numbers[key] = float(
+                values.mean() if weights is None else (values * weights).sum() / weights.sum()
+            )
         else:
             numbers[key] = float(curves[metric.curve][whole.moved].mean())
     return numbers, curves
 
 
 @cache
-def truth(name: str, draw: int = 0, difference: float = 0.0) -> tuple[dict[str, float], dict[str, Tensor]]:
+def truth(
+    name: str, draw: int = 0, difference: float = 0.0
+) -> tuple[dict[str, float], dict[str, Tensor]]:
     """The numbers and curves of a population."""
     return numbers_of(population(name, draw, difference))
 
@@ -148,7 +167,12 @@ def truth(name: str, draw: int = 0, difference: float = 0.0) -> tuple[dict[str, 
 def of_estimate(kind: str, name: str, found: Any, true: float) -> Iterator[Outcome]:
     """Whether an interval, if there is one, covers a number."""
     if has_interval(found.method):
-        yield kind, name, found.lower - 1e-12 <= true <= found.upper + 1e-12, found.upper - found.lower
+        yield (
+            kind,
+            name,
+            found.lower - 1e-12 <= true <= found.upper + 1e-12,
+            found.upper - found.lower,
+        )
 
 
 def of_curve(kind: str, name: str, found: Curve, true: Tensor, zero: int) -> Iterator[Outcome]:
@@ -166,13 +190,17 @@ def of_curve(kind: str, name: str, found: Curve, true: Tensor, zero: int) -> Ite
     yield f"{kind}, band", name, bool(inside.all()), float((high - low).mean())
 
 
-def of_phases(responses: Responses, curves: dict[str, Tensor], moved: Sequence[int], seed: int) -> Iterator[Outcome]:
+def of_phases(
+    responses: Responses, curves: dict[str, Tensor], moved: Sequence[int], seed: int
+) -> Iterator[Outcome]:
     """The phase of odd steps along both axes."""
     table = error_by_phase(responses, STRIDE, seed=seed)
     _, members = sort_by_phase([SHIFTS[row] for row in moved], STRIDE)
     weights = members[-1].double() / members[-1].sum()
     for name, values in table.values.items():
-        yield from of_estimate("phase", name, values[-1], float(weights @ curves[name][list(moved)]))
+        yield from of_estimate(
+            "phase", name, values[-1], float(weights @ curves[name][list(moved)])
+        )
 
 
 def audits(name: str, num_images: int, seeds: Sequence[int]) -> list[Outcome]:
@@ -197,9 +225,13 @@ def audits(name: str, num_images: int, seeds: Sequence[int]) -> list[Outcome]:
             outcomes += of_estimate("difference", key, difference, numbers[key] - of_better[key])
         if num_images == STOPPED_BESIDE:
             early = until_precise(whole, generator, seed)
-            outcomes += of_estimate("stopped when precise", "consistency", early, numbers["consistency"])
+            outcomes += of_estimate(
+                "stopped when precise", "consistency", early, numbers["consistency"]
+            )
         # Two models of one distribution, whose true numbers differ by nothing but the population's own draw of noise.
-        for key, difference in compare_responses(one, same, num_flips=999, seed=seed).numbers.items():
+        for key, difference in compare_responses(
+            one, same, num_flips=999, seed=seed
+        ).numbers.items():
             outcomes.append(("p above 0.05 of equals", key, difference.p_value > 0.05, math.nan))
     return outcomes
 
@@ -223,12 +255,19 @@ def truth_of_seeds(name: str) -> tuple[dict[str, float], dict[str, Tensor]]:
     shifts = torch.cat([shifts, -shifts])
     shifts = shifts * (SEED_SPREAD / shifts.square().mean().sqrt())
     model, images = POPULATIONS[name], all_images()
-    found = [numbers_of(answers(model, images, 100 + index, float(shift))) for index, shift in enumerate(shifts)]
+    found = [
+        numbers_of(answers(model, images, 100 + index, float(shift)))
+        for index, shift in enumerate(shifts)
+    ]
     numbers = {key: sum(one[0][key] for one in found) / len(found) for key in found[0][0]}
-    return numbers, {key: torch.stack([one[1][key] for one in found]).mean(dim=0) for key in found[0][1]}
+    return numbers, {
+        key: torch.stack([one[1][key] for one in found]).mean(dim=0) for key in found[0][1]
+    }
 
 
-def audits_of_seeds(name: str, num_images: int, num_seeds: int, seeds: Sequence[int]) -> list[Outcome]:
+def audits_of_seeds(
+    name: str, num_images: int, num_seeds: int, seeds: Sequence[int]
+) -> list[Outcome]:
     """The intervals of averages over seeds of training, for other seeds and images."""
     outcomes: list[Outcome] = []
     numbers, curves = truth_of_seeds(name)
@@ -238,14 +277,17 @@ def audits_of_seeds(name: str, num_images: int, num_seeds: int, seeds: Sequence[
         margins = (SEED_SPREAD * torch.randn(num_seeds, generator=generator)).tolist()
         draws = [10_000 + num_seeds * seed + index for index in range(num_seeds)]
         trained = [
-            answers(POPULATIONS[name], chosen, draw, margin) for draw, margin in zip(draws, margins, strict=True)
+            answers(POPULATIONS[name], chosen, draw, margin)
+            for draw, margin in zip(draws, margins, strict=True)
         ]
         metrics = summarize_seeds(trained, seed=seed).metrics
         for key, estimate in metrics.numbers.items():
             if not NUMBERS[key].is_extreme and NUMBERS[key].over != "every":
                 outcomes += of_estimate(f"{num_seeds} seeds", key, estimate, numbers[key])
         for key, curve in metrics.curves.items():
-            outcomes += of_curve(f"{num_seeds} seeds, curve", key, curve, curves[key], trained[0].zero)
+            outcomes += of_curve(
+                f"{num_seeds} seeds, curve", key, curve, curves[key], trained[0].zero
+            )
     return outcomes
 
 
@@ -254,7 +296,9 @@ def chunk(job: tuple[str, int, int | None, Sequence[int]]) -> tuple[tuple[str, i
     torch.set_num_threads(1)
     name, num_images, num_seeds, seeds = job
     found = (
-        audits(name, num_images, seeds) if num_seeds is None else audits_of_seeds(name, num_images, num_seeds, seeds)
+        audits(name, num_images, seeds)
+        if num_seeds is None
+        else audits_of_seeds(name, num_images, num_seeds, seeds)
     )
     return (name, num_images), found
 
@@ -266,13 +310,20 @@ def read() -> dict[str, Any]:
 
 def main() -> None:
     """Simulate, and write how often each interval covered."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--simulations", type=int, default=1000)
     parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
     start, total = time.perf_counter(), options.simulations
     parts = [range(first, min(first + CHUNK, total)) for first in range(0, total, CHUNK)]
-    jobs = [(name, number, None, part) for name in POPULATIONS for number in NUMBERS_OF_IMAGES for part in parts]
+    jobs = [
+        (name, number, None, part)
+        for name in POPULATIONS
+        for number in NUMBERS_OF_IMAGES
+        for part in parts
+    ]
     jobs += [(name, 100, seeds, part) for name in POPULATIONS for seeds in SEEDS for part in parts]
     counts: defaultdict[tuple, list[tuple[bool, float]]] = defaultdict(list)
     with ProcessPoolExecutor(options.processes) as pool:
@@ -285,12 +336,27 @@ def main() -> None:
         covered, given = sum(one for one, _ in found), len(found)
         lower, upper = wilson_interval(covered, given)
         width = sum(width for _, width in found) / given
-        row = {"kind": kind, "number": name, "population": model, "images": images, "intervals": given}
-        row |= {"coverage": round(covered / given, 4), "lower": round(lower, 4), "upper": round(upper, 4)}
+        row = {
+            "kind": kind,
+            "number": name,
+            "population": model,
+            "images": images,
+            "intervals": given,
+        }
+        row |= {
+            "coverage": round(covered / given, 4),
+            "lower": round(lower, 4),
+            "upper": round(upper, 4),
+        }
         # Of a p-value there is none; and with next to nothing known, an end may be the largest of all numbers.
         rows.append(row | {"mean_width": float(f"{width:.3g}") if math.isfinite(width) else None})
-    facts = provenance(f"python studies/interval_coverage.py --simulations {total} --processes {options.processes}")
-    truths = {name: {key: float(f"{value:.4g}") for key, value in truth(name)[0].items()} for name in POPULATIONS}
+    facts = provenance(
+        f"python studies/interval_coverage.py --simulations {total} --processes {options.processes}"
+    )
+    truths = {
+        name: {key: float(f"{value:.4g}") for key, value in truth(name)[0].items()}
+        for name in POPULATIONS
+    }
     seconds = round(time.perf_counter() - start)
     content = {**facts, "seconds": seconds, "simulations": total, "truths": truths, "rows": rows}
     write_bytes(OUT, gzip.compress(json.dumps(content, ensure_ascii=False).encode(), mtime=0))

@@ -31,10 +31,10 @@ from teka import Grid
 from teka.audit import equivariance_error
 from teka.data import load
 from teka.files import write_json
-from teka.functional.backend import Cost, Featured, Sums
-from teka.functional.backend.linear import Sizes, linear_cost
-from teka.functional.backend.sums import plain_sums
-from teka.functional.kernel.base import Kernel, Pairwise
+from teka.functional.backends import Cost, FeatureInputs, WeightedSums
+from teka.functional.backends.feature_sums import plain_sums
+from teka.functional.backends.linear import Sizes, linear_cost
+from teka.functional.kernels.base import Kernel, Pairwise
 from teka.functional.positions import Positions
 from teka.functional.relative.base import Relative
 from teka.models import Performer
@@ -42,7 +42,11 @@ from teka.nn import Attention, RandomFeatures
 from teka.nn.waves import RelativeModule
 
 OUT = Path(__file__).with_suffix(".json")
-SIDE, CYCLE, DRAWS = 14, 7, 64  # of the torus; of a permutation, which divides it; of stochastic positions
+SIDE, CYCLE, DRAWS = (
+    14,
+    7,
+    64,
+)  # of the torus; of a permutation, which divides it; of stochastic positions
 DATA = ("mnist", "fashion-mnist")
 RATES, TUNING_SEED, SEEDS = (0.002, 0.004, 0.008), 100, (0, 1, 2)
 EPOCHS, BATCH = 3, 32
@@ -68,10 +72,18 @@ class Permutation(Relative):
     def permuted(self, features: Tensor, grid: Grid) -> Tensor:
         """The features of every cell in its order."""
         square = features.unflatten(-1, (CYCLE, CYCLE)).unflatten(2, grid.shape)
-        rows, columns = (one[torch.arange(side) % SIDE] for one, side in zip(self.powers, grid.shape, strict=True))
+        rows, columns = (
+            one[torch.arange(side) % SIDE]
+            for one, side in zip(self.powers, grid.shape, strict=True)
+        )
         rows = rows[:, None, :, None].expand(*square.shape[2:])
         columns = columns[None, :, None, :].expand(*square.shape[2:])
-        return square.gather(4, rows.expand_as(square)).gather(5, columns.expand_as(square)).flatten(4).flatten(2, 3)
+        return (
+            square.gather(4, rows.expand_as(square))
+            .gather(5, columns.expand_as(square))
+            .flatten(4)
+            .flatten(2, 3)
+        )
 
     def dense(self, pairs: Pairwise, positions: Positions) -> Tensor:
         query, key, _ = pairs.vectors()
@@ -82,11 +94,14 @@ class Permutation(Relative):
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
         return {"linear": linear_cost(sizes)}
 
-    def sums(self, backend: str, tokens: Featured, positions: Positions) -> Sums:
+    def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
         assert positions.grid is not None
-        features = (self.permuted(one, positions.grid) for one in (tokens.query_features, tokens.key_features))
+        features = (
+            self.permuted(one, positions.grid)
+            for one in (tokens.query_features, tokens.key_features)
+        )
         query_features, key_features = features
-        return plain_sums(Featured(tokens.query, query_features, key_features, tokens.value))
+        return plain_sums(FeatureInputs(tokens.query, query_features, key_features, tokens.value))
 
 
 class Permutations(RelativeModule):
@@ -142,12 +157,16 @@ class Stochastic(Relative):
 
         def carried(vectors: Tensor, turned: Tensor) -> Tensor:
             waves = torch.cat([turned.cos(), turned.sin()], -1) * self.gain.repeat(1, 1, 2)[:, None]
-            return scale**0.5 * torch.einsum("bhld,hldw,hdwr->bhlr", vectors, waves, self.noise.to(query))
+            return scale**0.5 * torch.einsum(
+                "bhld,hldw,hdwr->bhlr", vectors, waves, self.noise.to(query)
+            )
 
         return carried(query, angle + self.phase[:, None]), carried(key, angle)
 
     def dense(self, pairs: Pairwise, positions: Positions) -> Tensor:
-        raise NotImplementedError("it joins queries and keys, so that a plan has no relative kernel left")
+        raise NotImplementedError(
+            "it joins queries and keys, so that a plan has no relative kernel left"
+        )
 
 
 class StochasticPositions(RelativeModule):
@@ -183,8 +202,16 @@ ROWS: dict[str, dict[str, Any]] = {
         "num_features": CYCLE**2,
         "query_key": "normalized",
     },
-    "Toeplitz network: constant × table, gated": {"position": "table", "kernel": "constant", "gate": True},
-    "stochastic positions, positive": {"position": "none", "kernel": "positive", "relative": "stochastic"},
+    "Toeplitz network: constant × table, gated": {
+        "position": "table",
+        "kernel": "constant",
+        "gate": True,
+    },
+    "stochastic positions, positive": {
+        "position": "none",
+        "kernel": "positive",
+        "relative": "stochastic",
+    },
     "PermuteFormer, positive": {
         "position": "none",
         "kernel": "positive",
@@ -208,7 +235,18 @@ def build(row: str) -> Performer:
     """A model of 14 × 14 pixels whose edges meet."""
     options = dict(ROWS[row])
     relative = options.pop("relative", None)
-    model = Performer(SIDE, 1, 10, dim=32, depth=2, heads=2, stem="convolution", periodic=True, pool="mean", **options)
+    model = Performer(
+        SIDE,
+        1,
+        10,
+        dim=32,
+        depth=2,
+        heads=2,
+        stem="convolution",
+        periodic=True,
+        pool="mean",
+        **options,
+    )
     for layer in model.modules():
         if isinstance(layer, Attention) and relative is not None:
             equip(layer, relative)
@@ -236,8 +274,17 @@ def train(data: str, row: str, rate: float, seed: int, data_dir: str | None) -> 
             schedule.step()
     model.eval()
     seconds = time.process_time() - start
-    validation = float(cross_entropy(logits_of(model, found.validation.images), found.validation.labels))
-    result = {"data": data, "row": row, "rate": rate, "seed": seed, "seconds": seconds, "validation_loss": validation}
+    validation = float(
+        cross_entropy(logits_of(model, found.validation.images), found.validation.labels)
+    )
+    result = {
+        "data": data,
+        "row": row,
+        "rate": rate,
+        "seed": seed,
+        "seconds": seconds,
+        "validation_loss": validation,
+    }
     if seed == TUNING_SEED:
         return result
     answers = logits_of(model, found.test.images).argmax(1)
@@ -252,10 +299,14 @@ def train(data: str, row: str, rate: float, seed: int, data_dir: str | None) -> 
 
 def read() -> dict[str, Any]:
     """The cells and times so far."""
-    return json.loads(OUT.read_text(encoding="utf-8")) if OUT.exists() else {"cells": [], "times": {}}
+    return (
+        json.loads(OUT.read_text(encoding="utf-8")) if OUT.exists() else {"cells": [], "times": {}}
+    )
 
 
-def run(cells: list[tuple[str, str, float, int]], data_dir: str | None, processes: int) -> list[dict[str, Any]]:
+def run(
+    cells: list[tuple[str, str, float, int]], data_dir: str | None, processes: int
+) -> list[dict[str, Any]]:
     """Train the cells that are missing, each written when it is there; gives all that are."""
     content = read()
     known = {(one["data"], one["row"], one["rate"], one["seed"]) for one in content["cells"]}
@@ -281,7 +332,9 @@ def measure_times() -> dict[str, dict[str, float]]:
         steps: dict[str, Callable[[], None]] = {}
         grid, tokens = Grid((side, side), periodic=True), torch.randn(2, side**2, 128)
         for row, given in ROWS.items():
-            options = {name: one for name, one in given.items() if name not in ("relative", "position")}
+            options = {
+                name: one for name, one in given.items() if name not in ("relative", "position")
+            }
             position = None if given["position"] == "none" else given["position"]
             layer = Attention(128, 4, relative=position, **options)
             if "relative" in given:
@@ -301,7 +354,9 @@ def measure_times() -> dict[str, dict[str, float]]:
 
 def main() -> None:
     """Train what is missing, tuning first, or measure times."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-dir")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--time", action="store_true", help="measure times alone")
@@ -320,7 +375,10 @@ def main() -> None:
         }
         return min(losses, key=lambda rate: losses[rate])
 
-    cells = [(data, row, rate(data, row), seed) for seed, data, row in itertools.product(SEEDS, DATA, ROWS)]
+    cells = [
+        (data, row, rate(data, row), seed)
+        for seed, data, row in itertools.product(SEEDS, DATA, ROWS)
+    ]
     run(cells, options.data_dir, options.processes)
 
 

@@ -31,7 +31,13 @@ from teka.provenance import provenance
 from teka.training import Run, restore, train
 
 OUT, RUN = Path(__file__).with_suffix(".json"), Path("runs/literature")
-RESNET = {"data": "cifar10", "model": "resnet18", "resnet_stem": "3x3", "train_size": 10_000, "epochs": 1}
+RESNET = {
+    "data": "cifar10",
+    "model": "resnet18",
+    "resnet_stem": "3x3",
+    "train_size": 10_000,
+    "epochs": 1,
+}
 BATCH, SEED, CROP, PASSES, MOST = 50, 0, 224, 5, 3
 IMAGES = {"chaman2021": 500, "zhang2019": 100}
 
@@ -71,7 +77,9 @@ def zhang(model: Callable[[Tensor], Any], images: Tensor) -> dict[str, float]:
     for _ in range(PASSES):
         for batch in images.split(BATCH):
             off0, off1 = np.random.randint(32, size=2), np.random.randint(32, size=2)
-            crops = [batch[:, :, off[0] : off[0] + CROP, off[1] : off[1] + CROP] for off in (off0, off1)]
+            crops = [
+                batch[:, :, off[0] : off[0] + CROP, off[1] : off[1] + CROP] for off in (off0, off1)
+            ]
             alike += agreement(model, crops[0], crops[1])
             seen += len(batch)
     return {"consistency of two crops": alike / seen}
@@ -90,7 +98,10 @@ def chaman(model: Callable[[Tensor], Any], images: Tensor) -> dict[str, float]:
                 moved = [torch.roll(batch, (int(one[0]), int(one[1])), (2, 3)) for one in draws]
             else:
                 padded = pad(batch, (MOST,) * 4)
-                moved = [padded[:, :, a + MOST : a + MOST + 32, b + MOST : b + MOST + 32] for a, b in draws]
+                moved = [
+                    padded[:, :, a + MOST : a + MOST + 32, b + MOST : b + MOST + 32]
+                    for a, b in draws
+                ]
             alike += agreement(model, moved[0], moved[1])
         found[f"consistency of two shifts, {name}"] = alike / len(images)
     return found
@@ -105,11 +116,20 @@ LOOPS = {"chaman2021": chaman, "zhang2019": zhang}
 
 def enlarged(data_dir: str) -> str:
     """A file of test images of CIFAR-10 as 256 × 256 pixels, every pixel 8 × 8 of them."""
-    test, number, path = load_data("cifar10", data_dir=data_dir).test, IMAGES["zhang2019"], RUN.parent / "enlarged.npz"
+    test, number, path = (
+        load_data("cifar10", data_dir=data_dir).test,
+        IMAGES["zhang2019"],
+        RUN.parent / "enlarged.npz",
+    )
     # The published images may be sorted by class.
-    drawn = test.take(torch.randperm(len(test), generator=torch.Generator().manual_seed(SEED))[: 2 * number])
+    drawn = test.take(
+        torch.randperm(len(test), generator=torch.Generator().manual_seed(SEED))[: 2 * number]
+    )
     levels = (255 * drawn.images).round().to(torch.uint8).movedim(1, -1)
-    levels, labels = levels.repeat_interleave(8, 1).repeat_interleave(8, 2).numpy(), drawn.labels.numpy()
+    levels, labels = (
+        levels.repeat_interleave(8, 1).repeat_interleave(8, 2).numpy(),
+        drawn.labels.numpy(),
+    )
     # Of the others, as for training, nothing is shown.
     shown, others = slice(number), slice(number, None)
     train = {"images": levels[others], "labels": labels[others]}
@@ -129,18 +149,45 @@ def compare(name: str, preset: str, data_dir: str) -> dict[str, Any]:
     """What the command and the authors' loop give."""
     spec, report = MODELS[name][preset], RUN.parent / f"literature-{preset}.json"
     data = enlarged(data_dir) if preset == "zhang2019" else "cifar10"
-    options = ["--data", data, "--data-dir", data_dir, "--images", str(IMAGES[preset]), "--max-shift", "0"]
-    options += ["--batch-size", str(BATCH), "--seed", str(SEED), "--preset", preset, "--json", str(report)]
+    options = [
+        "--data",
+        data,
+        "--data-dir",
+        data_dir,
+        "--images",
+        str(IMAGES[preset]),
+        "--max-shift",
+        "0",
+    ]
+    options += [
+        "--batch-size",
+        str(BATCH),
+        "--seed",
+        str(SEED),
+        "--preset",
+        preset,
+        "--json",
+        str(report),
+    ]
     options += ["--skip", "noise", "layers", "derivative", "sensitivity"]
     # The procedure takes crops of 224 itself; beside it the mode shows those in the middle.
-    options += ["--mode", "crop", "--input-size", "224", "--placed-size", "256"] if preset == "zhang2019" else []
+    options += (
+        ["--mode", "crop", "--input-size", "224", "--placed-size", "256"]
+        if preset == "zhang2019"
+        else []
+    )
     if teka(["audit", spec, *options]) != 0:
         raise RuntimeError(f"teka audit {spec} failed")
     (found,) = AuditReport.read(report).presets
     case = case_of(spec, preset, data, data_dir)
     loop = LOOPS[preset](case.function, case.images)
     numbers = {
-        key: {"audit": one.value, "lower": one.lower, "upper": one.upper, "authors' loop": loop[key]}
+        key: {
+            "audit": one.value,
+            "lower": one.lower,
+            "upper": one.upper,
+            "authors' loop": loop[key],
+        }
         for key, one in found.numbers.items()
     }
     return {"model": name, "preset": preset, "images": IMAGES[preset], "numbers": numbers}
@@ -148,13 +195,19 @@ def compare(name: str, preset: str, data_dir: str) -> dict[str, Any]:
 
 def main() -> None:
     """Train the ResNet-18 if it is missing, and ask both models by both."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-dir", required=True)
     options = parser.parse_args()
-    trained = train(Run.of(**RESNET, data_dir=options.data_dir), RUN, resume=True, progress_bar=False)
+    trained = train(
+        Run.of(**RESNET, data_dir=options.data_dir), RUN, resume=True, progress_bar=False
+    )
     rows = [compare(name, preset, options.data_dir) for name in MODELS for preset in LOOPS]
     facts = provenance(f"python studies/literature.py --data-dir {options.data_dir}")
-    write_json(OUT, {**facts, "resnet18_validation_accuracy": trained["validation_accuracy"], "rows": rows})
+    write_json(
+        OUT, {**facts, "resnet18_validation_accuracy": trained["validation_accuracy"], "rows": rows}
+    )
 
 
 if __name__ == "__main__":

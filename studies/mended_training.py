@@ -33,7 +33,12 @@ BASE = {"data": "cifar10", "image_size": 64, "model": "resnet18", "train_size": 
 BASE |= {"precision": "bfloat16", "random_flip": True}
 SEEDS, FIXES = (10, 11, 12), ("circular", "polyphase")
 EPOCHS, BATCH, RATE = 3, 64, 5e-4  # of training on
-TEST, MOVED, SHIFTS, MOVEMENT = 2500, 300, axis_shifts(3), Movement("circular")  # images at rest, and moved
+TEST, MOVED, SHIFTS, MOVEMENT = (
+    2500,
+    300,
+    axis_shifts(3),
+    Movement("circular"),
+)  # images at rest, and moved
 NUMBERS = ("worst_shift_accuracy", "consistency", "maximum_error")
 MEANS = ("accuracy", "worst_shift_accuracy")
 
@@ -62,12 +67,16 @@ def train_on(model: nn.Module, images: Split, seed: int) -> nn.Module:
 def accuracy(model: nn.Module, test: Split) -> float:
     """Of test images as they are."""
     parts = zip(test.images.split(256), test.labels.split(256), strict=True)
-    return sum(int((model(images).argmax(1) == labels).sum()) for images, labels in parts) / len(test)
+    return sum(int((model(images).argmax(1) == labels).sum()) for images, labels in parts) / len(
+        test
+    )
 
 
 def numbers(model: nn.Module, test: Split) -> dict[str, Any]:
     """Accuracy of test images; of some of them the numbers under shift."""
-    responses = measure_responses(model, test.images[:MOVED], SHIFTS, MOVEMENT, labels=test.labels[:MOVED])
+    responses = measure_responses(
+        model, test.images[:MOVED], SHIFTS, MOVEMENT, labels=test.labels[:MOVED]
+    )
     found = summarize(responses).numbers
     return {"accuracy": accuracy(model, test), **{name: encode(found[name]) for name in NUMBERS}}
 
@@ -75,10 +84,17 @@ def numbers(model: nn.Module, test: Split) -> dict[str, Any]:
 def measure(seed: int, data_dir: str) -> dict[str, Any]:
     """The four networks of a seed."""
     start = time.perf_counter()
-    train(Run.of(**BASE, seed=seed, data_dir=data_dir), RUNS / f"seed-{seed}", resume=True, progress_bar=False)
+    train(
+        Run.of(**BASE, seed=seed, data_dir=data_dir),
+        RUNS / f"seed-{seed}",
+        resume=True,
+        progress_bar=False,
+    )
     trained = restore(RUNS / f"seed-{seed}", data_dir=data_dir)
     model, published = trained.model.eval(), trained.dataset.test
-    drawn = torch.randperm(len(published), generator=torch.Generator().manual_seed(0))  # they may be sorted by class
+    drawn = torch.randperm(
+        len(published), generator=torch.Generator().manual_seed(0)
+    )  # they may be sorted by class
     test = published.take(drawn[:TEST])
     few: Tensor = test.images[:16]
     mended, done = mend(model, blame_layers(model, few, SHIFTS, MOVEMENT), FIXES)
@@ -86,7 +102,12 @@ def measure(seed: int, data_dir: str) -> dict[str, Any]:
     for name, one in (("as trained, trained on", model), ("mended, trained on", mended)):
         found[name] = numbers(train_on(one, trained.dataset.train, seed), test)
     layers = {fix: len(names) for fix, names in done.fixed.items()}
-    return {"seed": seed, "layers": layers, "seconds": round(time.perf_counter() - start), "networks": found}
+    return {
+        "seed": seed,
+        "layers": layers,
+        "seconds": round(time.perf_counter() - start),
+        "networks": found,
+    }
 
 
 def over_seeds(seeds: list[dict[str, Any]], number: str) -> dict[str, Any]:
@@ -97,12 +118,17 @@ def over_seeds(seeds: list[dict[str, Any]], number: str) -> dict[str, Any]:
         values[name] = [one["value"] if isinstance(one, dict) else one for one in found]
     *_, plain, mended = values
     gains = [after - before for before, after in zip(values[plain], values[mended], strict=True)]
-    return {name: encode(mean_over_seeds(one)) for name, one in {**values, f"{mended}, less {plain}": gains}.items()}
+    return {
+        name: encode(mean_over_seeds(one))
+        for name, one in {**values, f"{mended}, less {plain}": gains}.items()
+    }
 
 
 def main() -> None:
     """Every seed, and means over seeds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-dir", required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -113,7 +139,9 @@ def main() -> None:
             write_json(kept, measure(seed, options.data_dir))
         seeds.append(read_json(kept))
     facts = provenance(f"python studies/mended_training.py --data-dir {options.data_dir}")
-    write_json(OUT, {**facts, **{number: over_seeds(seeds, number) for number in MEANS}, "seeds": seeds})
+    write_json(
+        OUT, {**facts, **{number: over_seeds(seeds, number) for number in MEANS}, "seeds": seeds}
+    )
 
 
 if __name__ == "__main__":

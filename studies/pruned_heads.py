@@ -46,7 +46,10 @@ def prune_seed(seed: int) -> dict[str, Any]:
 def main() -> None:
     """Every seed of the study."""
     torch.set_num_threads(1)
-    write_json(Path(__file__).with_suffix(".json"), {"cells": [prune_seed(seed) for seed in read_study(STUDY).seeds]})
+    write_json(
+        Path(__file__).with_suffix(".json"),
+        {"cells": [prune_seed(seed) for seed in read_study(STUDY).seeds]},
+    )
 
 
 if __name__ == "__main__":

@@ -32,7 +32,12 @@ from teka.files import write_bytes
 
 ROOT = Path(__file__).parents[1]
 MARK = "<!-- table: {} -->"
-DATA = {"digits": "digits", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+DATA = {
+    "digits": "digits",
+    "mnist": "MNIST",
+    "fashion-mnist": "Fashion-MNIST",
+    "cifar10": "CIFAR-10",
+}
 SMALL = ("digits", "mnist", "fashion-mnist")
 SOFTMAX, SQUARED_RELU = "softmax", "squared relu"
 
@@ -70,7 +75,10 @@ def accuracies_on(data: str) -> str:
     """Every kernel with every position."""
     levels = plan("kernels").factors
     rows = [
-        [kernel, *(accuracy(kernel_group(data, kernel, position)) for position in levels["position"])]
+        [
+            kernel,
+            *(accuracy(kernel_group(data, kernel, position)) for position in levels["position"]),
+        ]
         for kernel in levels["kernel"]
     ]
     return table(["kernel", *levels["position"]], rows)
@@ -84,17 +92,24 @@ def differences_with_rotary() -> str:
             continue
         row = [kernel]
         for data in SMALL:
-            group, reference = kernel_group(data, kernel, "rotary"), kernel_group(data, SOFTMAX, "rotary")
+            group, reference = (
+                kernel_group(data, kernel, "rotary"),
+                kernel_group(data, SOFTMAX, "rotary"),
+            )
             found = compare_with(group, reference) if group and reference else None
             time = found.equal_time if found else None
             early = "*" if found and found.early else ""
             row.append(with_interval(found.equal_steps, signed=True) if found else NOTHING)
             row.append(with_interval(time, signed=True) + early if time else NOTHING)
         rows.append(row)
-    return table(["kernel", *(head for data in SMALL for head in (f"{DATA[data]}: steps", "time"))], rows)
+    return table(
+        ["kernel", *(head for data in SMALL for head in (f"{DATA[data]}: steps", "time"))], rows
+    )
 
 
-def paired(groups: Iterable[StudyGroup | None], references: Iterable[StudyGroup | None]) -> dict[int, float]:
+def paired(
+    groups: Iterable[StudyGroup | None], references: Iterable[StudyGroup | None]
+) -> dict[int, float]:
     """The difference in accuracy of every seed that both have."""
     ours, theirs = (
         {result.seed: result.accuracy for group in given if group for result in group.results}
@@ -127,7 +142,9 @@ def differences_with_all_positions() -> str:
             continue
         row = [kernel]
         for data in SMALL:
-            row.append(gain(medians(difference(data, (kernel, one), (SOFTMAX, one)) for one in positions)))
+            row.append(
+                gain(medians(difference(data, (kernel, one), (SOFTMAX, one)) for one in positions))
+            )
         rows.append(row)
     return table(["kernel", *(DATA[data] for data in SMALL)], rows)
 
@@ -148,7 +165,13 @@ def gains_of_positions() -> str:
     for data in SMALL:
         row = ["median", DATA[data]]
         for position in positions:
-            row.append(gain(medians(difference(data, (one, position), (one, "none")) for one in levels["kernel"])))
+            row.append(
+                gain(
+                    medians(
+                        difference(data, (one, position), (one, "none")) for one in levels["kernel"]
+                    )
+                )
+            )
         rows.append(row)
     above = (f"{sum(one > 0 for one in column)} of {len(column)}" for column in columns.values())
     rows.append(["rows above 0", "", *above])
@@ -174,7 +197,11 @@ def beyond_noise() -> str:
                 other = reference(*pair)
                 differences = [*difference(data, pair, other).values()]
                 found += [mean_over_seeds(differences)] if other != pair and differences else []
-            beyond = [one.value > 0 for one in found if one.half_width is not None and abs(one.value) > one.half_width]
+            beyond = [
+                one.value > 0
+                for one in found
+                if one.half_width is not None and abs(one.value) > one.half_width
+            ]
             above = sum(beyond)
             rows.append([question, DATA[data], *map(str, (len(found), above, len(beyond) - above))])
             rows[-1].append(f"{len(found) / 40:.1f}")
@@ -194,9 +221,14 @@ def variants_against(name: str, reference: str) -> str:
     for variant in levels["variant"]:
         row = [variant]
         for one in levels["data"]:
-            group, other = (study.group({"data": one, "variant": level}) for level in (variant, reference))
+            group, other = (
+                study.group({"data": one, "variant": level}) for level in (variant, reference)
+            )
             differences = [*paired([group], [other]).values()] if variant != reference else []
-            row += [accuracy(group), with_interval(mean_over_seeds(differences), signed=True) if differences else ""]
+            row += [
+                accuracy(group),
+                with_interval(mean_over_seeds(differences), signed=True) if differences else "",
+            ]
         rows.append(row)
     head = [column for one in levels["data"] for column in (DATA[one], "difference")]
     return table(["variant", *head], rows)
@@ -208,8 +240,17 @@ def rotation_start_of_kernels() -> str:
     scales, rows = ("σ = 1", "σ = 8"), []
     for kernel in (SQUARED_RELU, *plan("rotation_start_kernels").factors["kernel"]):
         study, labels = (squared, {}) if kernel == SQUARED_RELU else (others, {"kernel": kernel})
-        default, larger = (study.group({"data": "mnist", **labels, "variant": scale}) for scale in scales)
-        rows.append([kernel, accuracy(default), accuracy(larger), gain([*paired([larger], [default]).values()])])
+        default, larger = (
+            study.group({"data": "mnist", **labels, "variant": scale}) for scale in scales
+        )
+        rows.append(
+            [
+                kernel,
+                accuracy(default),
+                accuracy(larger),
+                gain([*paired([larger], [default]).values()]),
+            ]
+        )
     return table(["kernel with rotation", *scales, "difference"], rows)
 
 
@@ -224,7 +265,9 @@ def accuracies_of(data: str, candidate: str, seeds: Sequence[int]) -> dict[int, 
     cells = bounded().items()
     pair = (data, candidate)
     return {
-        cell.seed: one["accuracy"] for cell, one in cells if (cell.data, cell.candidate) == pair and cell.seed in seeds
+        cell.seed: one["accuracy"]
+        for cell, one in cells
+        if (cell.data, cell.candidate) == pair and cell.seed in seeds
     }
 
 
@@ -249,7 +292,10 @@ def bounded_accuracy() -> str:
         found = {name: accuracies_of(data, name, bounded_rotary.SELECTION_SEEDS) for name in names}
         best = max(found, key=lambda name: fmean(found[name].values()) if found[name] else 0.0)
         for row in rows:
-            row += [mean(found[row[0]]), "best" if row[0] == best else less(found[row[0]], found[best])]
+            row += [
+                mean(found[row[0]]),
+                "best" if row[0] == best else less(found[row[0]], found[best]),
+            ]
     head = [column for data in bounded_rotary.DATA for column in (data, "less the best")]
     return table(["denominator", "bound", *head], rows)
 
@@ -259,9 +305,14 @@ def bounded_evaluation() -> str:
     default, *others = "mixed, λ = 0.3", "features (before)", SOFTMAX
     rows = [[default], *([name] for name in others)]
     for data in bounded_rotary.DATA:
-        found = {row[0]: accuracies_of(data, row[0], bounded_rotary.EVALUATION_SEEDS) for row in rows}
+        found = {
+            row[0]: accuracies_of(data, row[0], bounded_rotary.EVALUATION_SEEDS) for row in rows
+        }
         for row in rows:
-            row += [mean(found[row[0]]), "" if row[0] == default else less(found[default], found[row[0]])]
+            row += [
+                mean(found[row[0]]),
+                "" if row[0] == default else less(found[default], found[row[0]]),
+            ]
     head = [column for data in bounded_rotary.DATA for column in (data, "default less this")]
     return table(["denominator", *head], rows)
 
@@ -273,7 +324,10 @@ def bounded_sizes() -> str:
         cells = [one for cell, one in bounded().items() if cell.candidate == candidate]
         if not cells:
             continue
-        half = {name: [cell["half"][name] for cell in cells] for name in ("test float16", "inverted float16")}
+        half = {
+            name: [cell["half"][name] for cell in cells]
+            for name in ("test float16", "inverted float16")
+        }
         rows.append(
             [
                 candidate,
@@ -305,11 +359,32 @@ def exactness() -> str:
     rows = []
     for name, cells in (("every other", exact), ("rotation joint", joint)):
         errors = [(cell.equivariance_error or 0.0, cell.noise_floor or 0.0) for cell in cells]
-        falls = [(cell.unshifted_accuracy or 0.0) - (cell.minimum_accuracy or 0.0) for cell in cells]
-        row = [name, str(len(cells)), percent(max(falls)), f"{max(error for error, _ in errors):.1e}"]
-        rows.append([*row, f"{max(floor for _, floor in errors):.1e}", f"{max(e / f for e, f in errors):,.2g}"])
+        falls = [
+            (cell.unshifted_accuracy or 0.0) - (cell.minimum_accuracy or 0.0) for cell in cells
+        ]
+        row = [
+            name,
+            str(len(cells)),
+            percent(max(falls)),
+            f"{max(error for error, _ in errors):.1e}",
+        ]
+        rows.append(
+            [
+                *row,
+                f"{max(floor for _, floor in errors):.1e}",
+                f"{max(e / f for e, f in errors):,.2g}",
+            ]
+        )
     return table(
-        ["position", "models", "lost at the worst shift", "change of the logits", "noise floor", "ratio"], rows
+        [
+            "position",
+            "models",
+            "lost at the worst shift",
+            "change of the logits",
+            "noise floor",
+            "ratio",
+        ],
+        rows,
     )
 
 
@@ -320,14 +395,18 @@ def positions_with(kernel: str) -> str:
         row, means = [position], []
         for data in levels["data"]:
             labels = {"data": data, "kernel": kernel}
-            group, rotary = (study.group({**labels, "position": one}) for one in (position, "rotary"))
+            group, rotary = (
+                study.group({**labels, "position": one}) for one in (position, "rotary")
+            )
             differences = [*paired([group], [rotary]).values()] if position != "rotary" else []
             row += [accuracy(group), gain(differences) if differences else ""]
             found = group.estimate("accuracy") if group else None
             means.append(found.value if found else 0.0)
         rows[fmean(means)] = row
     head = [column for data in levels["data"] for column in (DATA[data], "less rotary")]
-    return table([f"position, with {kernel}", *head], [rows[value] for value in sorted(rows, reverse=True)])
+    return table(
+        [f"position, with {kernel}", *head], [rows[value] for value in sorted(rows, reverse=True)]
+    )
 
 
 def linear_position_rows() -> str:
@@ -337,25 +416,38 @@ def linear_position_rows() -> str:
     ours = next(iter(linear_positions.ROWS))
 
     def found(data: str, row: str) -> dict[int, float]:
-        return {one["seed"]: one["accuracy"] for one in cells if (one["data"], one["row"]) == (data, row)}
+        return {
+            one["seed"]: one["accuracy"]
+            for one in cells
+            if (one["data"], one["row"]) == (data, row)
+        }
 
     for row in linear_positions.ROWS:
         columns = []
         for data in linear_positions.DATA:
-            columns += [mean(found(data, row)), "" if row == ours else less(found(data, row), found(data, ours))]
+            columns += [
+                mean(found(data, row)),
+                "" if row == ours else less(found(data, row), found(data, ours)),
+            ]
         error = max(one["equivariance_error"] for one in cells if one["row"] == row)
         times = [f"{one:.0f}" for one in content["times"].get(row, {}).values()]
         rows.append([row, *columns, f"{error:.0e}", *times])
     sizes = next(iter(content["times"].values()), {})
     head = [column for data in linear_positions.DATA for column in (DATA[data], "less ours")]
-    return table(["", *head, "change of the logits", *(f"ms, {int(size):,} tokens" for size in sizes)], rows)
+    return table(
+        ["", *head, "change of the logits", *(f"ms, {int(size):,} tokens" for size in sizes)], rows
+    )
 
 
 def coverage(kinds: Mapping[str, str]) -> str:
     """How often intervals of some kinds cover, for each number, population and number of images."""
     rows = [one for one in interval_coverage.read()["rows"] if one["kind"] in kinds]
     seen = {(one["population"], one["images"]) for one in rows}
-    columns = [pair for pair in product(interval_coverage.SHOWN, interval_coverage.NUMBERS_SHOWN) if pair in seen]
+    columns = [
+        pair
+        for pair in product(interval_coverage.SHOWN, interval_coverage.NUMBERS_SHOWN)
+        if pair in seen
+    ]
     found = {(one["kind"], one["number"], one["population"], one["images"]): one for one in rows}
     lines = []
     for kind, number in dict.fromkeys((one["kind"], one["number"]) for one in rows):
@@ -397,7 +489,9 @@ TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "linear_positions.md": {"linear positions": linear_position_rows},
     "interval_coverage.md": {
         "numbers": partial(coverage, {"number": "", "stopped when precise": "stopped early"}),
-        "curves": partial(coverage, {"curve at a shift": "", "curve, band": "band", "phase": "phase"}),
+        "curves": partial(
+            coverage, {"curve at a shift": "", "curve, band": "band", "phase": "phase"}
+        ),
         "differences": partial(coverage, {"difference": "", "p above 0.05 of equals": "p > 0.05"}),
         "seeds": partial(
             coverage,
@@ -424,7 +518,9 @@ def with_tables(name: str, page: str) -> str:
     for title, write in TABLES[name].items():
         mark = MARK.format(title)
         if page.count(mark) != 1:
-            raise ValueError(f"{name} has the line {mark!r} {page.count(mark)} times, expected once")
+            raise ValueError(
+                f"{name} has the line {mark!r} {page.count(mark)} times, expected once"
+            )
         before, after = page.split(mark)
         rest = after.lstrip("\n")
         while rest.startswith("|"):  # the lines of the old table, where there is one

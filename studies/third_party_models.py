@@ -55,11 +55,20 @@ def models(folder: Path) -> Iterator[tuple[str, str, Reading]]:
                 yield f"{package}: {file.name}", str(file.locate()), Reading()
 
 
-def measure(name: str, spec: str, reading: Reading, data: str, data_dir: str | None, images: int) -> dict[str, Any]:
+def measure(
+    name: str, spec: str, reading: Reading, data: str, data_dir: str | None, images: int
+) -> dict[str, Any]:
     """What the audit found, or why there was none."""
     began = time.perf_counter()
     try:
-        case = make_case(load(spec, reading), data, SETTINGS, data_dir=data_dir, num_images=images, labelled=False)
+        case = make_case(
+            load(spec, reading),
+            data,
+            SETTINGS,
+            data_dir=data_dir,
+            num_images=images,
+            labelled=False,
+        )
         report = audit(case.function, case.images, settings=case.settings, name=name, **case.known)
         largest_error = report.number("maximum_error")
     except ValueError as error:
@@ -67,7 +76,9 @@ def measure(name: str, spec: str, reading: Reading, data: str, data_dir: str | N
     return {
         "model": name,
         "largest_error": largest_error,
-        "breaks": {} if report.layers is None else {kind: one.name for kind, one in report.layers.breaks.items()},
+        "breaks": {}
+        if report.layers is None
+        else {kind: one.name for kind, one in report.layers.breaks.items()},
         "failures": [f"{one.part}: {one.message}" for one in report.failures],
         "seconds": round(time.perf_counter() - began, 1),
     }
@@ -75,7 +86,9 @@ def measure(name: str, spec: str, reading: Reading, data: str, data_dir: str | N
 
 def main() -> None:
     """Audit them all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--data-dir")
     parser.add_argument("--images", type=int, default=16)

@@ -32,7 +32,9 @@ class Loader(_import_hook._JaxtypingLoader):
         SourceFileLoader.exec_module(self, module)
 
     def get_code(self, fullname: str) -> CodeType | None:
-        name = functools.partial(_import_hook._optimized_cache_from_source, self._typechecker.get_hash())
+        name = functools.partial(
+            _import_hook._optimized_cache_from_source, self._typechecker.get_hash()
+        )
         with mock.patch("importlib._bootstrap_external.cache_from_source", name):
             return super().get_code(fullname)
 
@@ -55,7 +57,9 @@ def check(*, typechecker: Callable[[Callable], Callable]) -> Callable[[Callable]
     return decorate
 
 
-def checked_when_called(definition: Callable, typechecker: Callable[[Callable], Callable]) -> Callable:
+def checked_when_called(
+    definition: Callable, typechecker: Callable[[Callable], Callable]
+) -> Callable:
     """The function with its checks, which are made at the first call, or the bare one while checks are off.
 
     So is it for arguments of types and shapes that came before, whose result is taken to be of the same kind again.
@@ -64,7 +68,9 @@ def checked_when_called(definition: Callable, typechecker: Callable[[Callable], 
 
     @functools.cache
     def checked() -> Callable:
-        return (typechecker if has_no_array(definition) else check_arrays(typechecker=typechecker))(definition)
+        return (typechecker if has_no_array(definition) else check_arrays(typechecker=typechecker))(
+            definition
+        )
 
     @functools.wraps(definition)
     def either(*arguments: object, **options: object) -> object:

@@ -20,6 +20,10 @@ class PaperModel(NamedTuple):
 def paper_models() -> dict[str, PaperModel]:
     """The models of Cordonnier et al. (2020) by name, on CIFAR-10, one run each; "SA" is self-attention."""
     return {
-        row["model"]: PaperModel(round(100 * float(row["accuracy"]), 1), row["parameters"], row["flops"])
-        for row in csv.DictReader(Path(__file__).with_suffix(".csv").read_text(encoding="utf-8").splitlines())
+        row["model"]: PaperModel(
+            round(100 * float(row["accuracy"]), 1), row["parameters"], row["flops"]
+        )
+        for row in csv.DictReader(
+            Path(__file__).with_suffix(".csv").read_text(encoding="utf-8").splitlines()
+        )
     }

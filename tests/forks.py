@@ -27,9 +27,13 @@ def run(module: str, *arguments: Any) -> Any:
 
 
 def answer(send: Connection, module: str, arguments: tuple[Any, ...]) -> None:
-    sys.meta_path[:] = [finder for finder in sys.meta_path if "jaxtyping" not in type(finder).__module__]
+    sys.meta_path[:] = [
+        finder for finder in sys.meta_path if "jaxtyping" not in type(finder).__module__
+    ]
     for name in [name for name in sys.modules if name.split(".")[0] in ("teka", "tests")]:
         del sys.modules[name]
-    os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"  # or it tries whether the compiler knows what the processor does
+    os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = (
+        "1"  # or it tries whether the compiler knows what the processor does
+    )
     logging.getLogger().handlers.clear()  # those of the tests keep all that torch tells of its graphs
     send.send(importlib.import_module(module).main(*arguments))

@@ -64,13 +64,21 @@ def public_names(files: list[Path]) -> int:
 
 def measured(script: str) -> list[int]:
     with tempfile.TemporaryDirectory() as folder:
-        run = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=True)
+        run = subprocess.run(
+            [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=True
+        )
     return json.loads(run.stdout.splitlines()[-1])
 
 
 def checkout_bytes() -> int:
-    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return sum((ROOT / name).stat().st_size for name in names.split("\0") if name and (ROOT / name).is_file())
+    names = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    return sum(
+        (ROOT / name).stat().st_size
+        for name in names.split("\0")
+        if name and (ROOT / name).is_file()
+    )
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -28,8 +29,21 @@ import yaml
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "build" / "mutations.jsonl", ROOT / "docs" / "mutations.md"
 # Imported once, for every fault is tried in a fork of this process; teka is not among them.
-HEAVY = ("torch", "numpy", "scipy.special", "hypothesis", "lightning.pytorch", "torchmetrics.classification", "yaml")
-NEAREST, DEFAULT, EXHAUSTIVE, NONE = "nearest tests", "default suites", "exhaustive suite", "no test"
+HEAVY = (
+    "torch",
+    "numpy",
+    "scipy.special",
+    "hypothesis",
+    "lightning.pytorch",
+    "torchmetrics.classification",
+    "yaml",
+)
+NEAREST, DEFAULT, EXHAUSTIVE, NONE = (
+    "nearest tests",
+    "default suites",
+    "exhaustive suite",
+    "no test",
+)
 SLOW, CRASH = "its time limit", "a crash of the interpreter"
 SECONDS = {NEAREST: 900, DEFAULT: 3600, EXHAUSTIVE: 4 * 3600}
 
@@ -55,16 +69,33 @@ class Fault:
     @property
     def key(self) -> str:
         """What tells it from the others."""
-        return hashlib.sha256("\0".join((self.file, self.correct, self.wrong)).encode()).hexdigest()[:16]
+        return hashlib.sha256(
+            "\0".join((self.file, self.correct, self.wrong)).encode()
+        ).hexdigest()[:16]
 
     def broken(self) -> str:
         """The text of the file with the fault."""
         text = (ROOT / "src" / "teka" / self.file).read_text(encoding="utf-8")
-        if (count := text.count(self.correct)) != 1:
-            raise ValueError(f"{self.file} has {self.correct!r} {count} times, expected once")
-        broken = text.replace(self.correct, self.wrong)
+        found = list(_as_formatted(self.correct).finditer(text))
+        if len(found) != 1:
+            raise ValueError(f"{self.file} has {self.correct!r} {len(found)} times, expected once")
+        broken = text[: found[0].start()] + self.wrong + text[found[0].end() :]
         compile(broken, self.file, "exec")
         return broken
+
+
+def _as_formatted(code: str) -> re.Pattern[str]:
+    """Return a pattern for code however a formatter breaks its lines.
+
+    Between tokens there may be any white space, and before a closing bracket a trailing comma. White space at the
+    start of the code must match exactly because it is the indentation of the replacement.
+    """
+    stripped = code.lstrip()
+    tokens = re.findall(r"\w+|[^\w\s]", stripped)
+    parts = [
+        rf",?\s*{re.escape(token)}" if token in ")]}" else re.escape(token) for token in tokens
+    ]
+    return re.compile(re.escape(code[: len(code) - len(stripped)]) + r"\s*".join(parts))
 
 
 def read_faults() -> list[Fault]:
@@ -128,7 +159,9 @@ def failing(source: Path, tests: list[str], *, level: str, folder: Path) -> str 
     if status == pytest.ExitCode.OK:
         return None
     if status != pytest.ExitCode.TESTS_FAILED and not test:
-        raise RuntimeError(f"pytest ended with {status}:\n{(folder / 'output').read_text(errors='replace')[-3000:]}")
+        raise RuntimeError(
+            f"pytest ended with {status}:\n{(folder / 'output').read_text(errors='replace')[-3000:]}"
+        )
     return test
 
 
@@ -156,13 +189,25 @@ def find(fault: Fault, level: str) -> dict[str, Any] | None:
         for copy in ("broken", "sound"):
             shutil.copytree(ROOT / "src", folder / copy)
         (folder / "broken" / "teka" / fault.file).write_text(fault.broken(), encoding="utf-8")
-        tests = [f"tests/{one}" for one in fault.tests.split()] if level == NEAREST else ["tests", "tests/compilers"]
+        tests = (
+            [f"tests/{one}" for one in fault.tests.split()]
+            if level == NEAREST
+            else ["tests", "tests/compilers"]
+        )
         test = failing(folder / "broken", tests, level=level, folder=folder)
         if test is None:
             return None
-        if test not in (SLOW, CRASH) and failing(folder / "sound", [test], level=level, folder=folder) is not None:
+        if (
+            test not in (SLOW, CRASH)
+            and failing(folder / "sound", [test], level=level, folder=folder) is not None
+        ):
             raise RuntimeError(f"{test} fails without a fault")
-    return {"key": fault.key, "level": level, "test": test, "seconds": round(time.monotonic() - started)}
+    return {
+        "key": fault.key,
+        "level": level,
+        "test": test,
+        "seconds": round(time.monotonic() - started),
+    }
 
 
 def read_results() -> dict[str, dict[str, Any]]:
@@ -184,7 +229,13 @@ def page(faults: list[Fault], results: dict[str, dict[str, Any]]) -> str:
         "was first tried was given a test, and one that changes no output or gradient was replaced by another.",
     ]
     for subject in dict.fromkeys(fault.subject for fault in faults):
-        lines += ["", f"## {subject}", "", "| file | correct | wrong | found by |", "|---|---|---|---|"]
+        lines += [
+            "",
+            f"## {subject}",
+            "",
+            "| file | correct | wrong | found by |",
+            "|---|---|---|---|",
+        ]
         for fault in faults:
             if fault.subject != subject:
                 continue
@@ -201,9 +252,15 @@ def main() -> int:
     """Try the faults that have no result yet, one after another."""
     parser = argparse.ArgumentParser(prog="python tests/mutations.py", description=__doc__)
     parser.add_argument("--only", default="", help="a part of the names of files or subjects")
-    parser.add_argument("--nearest", action="store_true", help="only the tests that are named with each fault")
-    parser.add_argument("--check", action="store_true", help="only see that every fault fits the source")
-    parser.add_argument("--write", action="store_true", help="write the table of the results to docs/mutations.md")
+    parser.add_argument(
+        "--nearest", action="store_true", help="only the tests that are named with each fault"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="only see that every fault fits the source"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write the table of the results to docs/mutations.md"
+    )
     options = parser.parse_args()
     faults = read_faults()
     if options.check:
@@ -212,10 +269,16 @@ def main() -> int:
     results = read_results()
     if options.write:
         if missing := [fault for fault in faults if fault.key not in results]:
-            raise SystemExit(f"{len(missing)} faults were not tried, the first of them in {missing[0].file}")
+            raise SystemExit(
+                f"{len(missing)} faults were not tried, the first of them in {missing[0].file}"
+            )
         PAGE.write_text(page(faults, results), encoding="utf-8")
         return 0
-    waiting = [one for one in faults if one.key not in results and options.only in f"{one.file} {one.subject}"]
+    waiting = [
+        one
+        for one in faults
+        if one.key not in results and options.only in f"{one.file} {one.subject}"
+    ]
     if waiting:
         for module in HEAVY:
             importlib.import_module(module)
@@ -235,7 +298,9 @@ def main() -> int:
                 with RESULTS.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(result, ensure_ascii=False) + "\n")
             print(f"{fault.file}, {fault.wrong!r}: {result or f'not by the {level}'}", flush=True)
-    return int(any(results.get(one.key, {"level": NONE})["level"] in (EXHAUSTIVE, NONE) for one in faults))
+    return int(
+        any(results.get(one.key, {"level": NONE})["level"] in (EXHAUSTIVE, NONE) for one in faults)
+    )
 
 
 if __name__ == "__main__":

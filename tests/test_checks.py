@@ -42,11 +42,20 @@ def test_what_is_no_such_tensor_is_refused_by_name():
         ([[1.0]], r"query is of type list, expected a tensor of a floating dtype"),
         (np.zeros((1, 4, 5)), r"query is of type ndarray, expected a tensor"),
         (None, r"query is None, expected a tensor"),
-        (torch.zeros(1, 4, 5, dtype=torch.int64), r"query is torch.int64, expected a floating dtype"),
-        (torch.zeros(1, 4, 5, dtype=torch.complex64), r"query is torch.complex64, expected a floating dtype"),
+        (
+            torch.zeros(1, 4, 5, dtype=torch.int64),
+            r"query is torch.int64, expected a floating dtype",
+        ),
+        (
+            torch.zeros(1, 4, 5, dtype=torch.complex64),
+            r"query is torch.complex64, expected a floating dtype",
+        ),
         (torch.zeros(4, 5), r"query has shape \(4, 5\), expected \(batch, tokens, 5\)$"),
         (torch.zeros(1, 4, 6), r"query has shape \(1, 4, 6\), expected \(batch, tokens, 5\)$"),
-        (torch.zeros(1, 0, 5), r"query has shape \(1, 0, 5\), expected .* of which only batch may be 0"),
+        (
+            torch.zeros(1, 0, 5),
+            r"query has shape \(1, 0, 5\), expected .* of which only batch may be 0",
+        ),
     ]:
         with pytest.raises(ValueError, match=message):
             check_tensor("query", tensor, "batch", "tokens", 5)
@@ -58,14 +67,18 @@ def test_the_kind_of_dtype_can_be_another():
     check_tensor("labels", torch.ones(3, dtype=torch.complex64), 3, dtypes=None)
     with pytest.raises(ValueError, match=r"mask is torch.float32, expected torch.bool"):
         check_tensor("mask", torch.ones(3), 3, dtypes=BOOLEAN)
-    with pytest.raises(ValueError, match=r"lengths is torch.bool, expected a dtype of whole numbers"):
+    with pytest.raises(
+        ValueError, match=r"lengths is torch.bool, expected a dtype of whole numbers"
+    ):
         check_tensor("lengths", torch.ones(3, dtype=torch.bool), 3, dtypes=WHOLE)
 
 
 def test_a_negative_number_is_refused_where_numbers_can_be_read_at_no_cost(as_users_run_it: None):
     negative = torch.tensor([1.0, -0.25])
     check_nonnegative("amplitude", negative.abs())
-    with pytest.raises(ValueError, match=r"the least number of amplitude is -0.25, expected at least 0"):
+    with pytest.raises(
+        ValueError, match=r"the least number of amplitude is -0.25, expected at least 0"
+    ):
         check_nonnegative("amplitude", negative)
     check_nonnegative("amplitude", negative.to("meta"))
     check_nonnegative("amplitude", negative.requires_grad_() * 2)
@@ -86,7 +99,19 @@ def test_numbers_of_any_kind_are_numbers():
 
 
 def test_what_is_no_finite_number_is_none():
-    for other in [None, "1", True, math.nan, math.inf, 1e300, 10**400, 1j, torch.tensor(1.0), np.ones(1), [1]]:
+    for other in [
+        None,
+        "1",
+        True,
+        math.nan,
+        math.inf,
+        1e300,
+        10**400,
+        1j,
+        torch.tensor(1.0),
+        np.ones(1),
+        [1],
+    ]:
         assert not is_number(other)
         assert not is_positive(other)
 
@@ -160,7 +185,20 @@ def test_a_number_is_within_its_bounds_and_not_one_of_the_excluded_values():
     for number in (0.5, 1, np.float32(0.5), np.int64(1), Fraction(1, 2)):
         check_number("share", number, "a share", low=0, high=1, exclude=(0,))
     check_number("budget", math.inf, "seconds", high=math.inf)
-    for number in (0, 0.0, 1.5, -1, math.nan, math.inf, True, np.bool_(True), "0.5", None, 10**400, torch.tensor(0.5)):
+    for number in (
+        0,
+        0.0,
+        1.5,
+        -1,
+        math.nan,
+        math.inf,
+        True,
+        np.bool_(True),
+        "0.5",
+        None,
+        10**400,
+        torch.tensor(0.5),
+    ):
         with raises_for(number, ValueError, match=r"share is .*, expected a share"):
             check_number("share", number, "a share", low=0, high=1, exclude=(0,))
     with pytest.raises(ValueError, match="tolerance is inf"):

@@ -28,7 +28,11 @@ class Drawing:
     notes: object = None
 
 
-points = st.builds(Point, st.lists(st.integers() | st.floats(allow_nan=False)).map(tuple), st.none() | st.floats(-1, 1))
+points = st.builds(
+    Point,
+    st.lists(st.integers() | st.floats(allow_nan=False)).map(tuple),
+    st.none() | st.floats(-1, 1),
+)
 drawings = st.builds(
     Drawing,
     st.text(),
@@ -58,13 +62,22 @@ WHOLE = {"name": "a", "points": {}, "corners": [{"place": [1]}, {"place": []}]}
 def test_an_error_names_the_place():
     for change, message in [
         ({"name": 3}, "drawing.name is 3, expected a string"),
-        ({"points": {"p": {"place": [True]}}}, "drawing.points.p.place.0. is True, expected a whole"),
+        (
+            {"points": {"p": {"place": [True]}}},
+            "drawing.points.p.place.0. is True, expected a whole",
+        ),
         ({"points": []}, "drawing.points is .., expected a dictionary"),
         ({"corners": [{"place": [1]}]}, "drawing.corners is .*, expected a list of 2"),
-        ({"corners": [{"place": [1], "weight": "w"}, {}]}, "drawing.corners.0..weight is 'w', expected a number"),
+        (
+            {"corners": [{"place": [1], "weight": "w"}, {}]},
+            "drawing.corners.0..weight is 'w', expected a number",
+        ),
         ({"corners": [{}, {}]}, "drawing.corners.0..place is missing"),
         ({"kind": "round"}, "drawing.kind is 'round', expected one of 'open', 'closed'"),
-        ({"corners": [{"place": [1], "weight": 10**400}, {}]}, "weight is 10+, expected a number up to"),
+        (
+            {"corners": [{"place": [1], "weight": 10**400}, {}]},
+            "weight is 10+, expected a number up to",
+        ),
         ({"size": 3}, "expected no field 'size': there are name, points"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -18,15 +18,21 @@ import teka
 from teka import functional
 from teka.cli import COMMANDS
 from teka.functional import RELATIVES
-from teka.functional.kernel import DETERMINISTIC_KERNELS, LEARNED_KERNELS, RANDOM_KERNELS
+from teka.functional.kernels import DETERMINISTIC_KERNELS, LEARNED_KERNELS, RANDOM_KERNELS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PACKAGE = Path(functional.__file__).parents[1]
 PAGES = sorted(DOCS.rglob("*.md"))
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
-NAV = re.findall(r"^ +- [^:]+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.MULTILINE)
-DERIVATIONS = [DOCS / name for name in NAV if name.startswith("maths/") or name in ("backends.md", "equivariance.md")]
+NAV = re.findall(
+    r"^ +- [^:]+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.MULTILINE
+)
+DERIVATIONS = [
+    DOCS / name
+    for name in NAV
+    if name.startswith("maths/") or name in ("backends.md", "equivariance.md")
+]
 CONCEPTS = {**DETERMINISTIC_KERNELS, **RANDOM_KERNELS, **LEARNED_KERNELS, **RELATIVES}
 
 
@@ -44,7 +50,8 @@ def anchors(page: Path) -> set[str]:
     """Anchors of a page's headings, as Python-Markdown makes them."""
     headings = re.findall(r"^#+ (.+)$", TEXTS[page], flags=re.MULTILINE)
     plain = [
-        re.sub(r"[^\w\s-]", "", heading.encode("ascii", "ignore").decode()).strip().lower() for heading in headings
+        re.sub(r"[^\w\s-]", "", heading.encode("ascii", "ignore").decode()).strip().lower()
+        for heading in headings
     ]
     return {re.sub(r"[-\s]+", "-", heading) for heading in plain}
 
@@ -77,7 +84,9 @@ def test_every_internal_link_resolves():
         for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
             file = (page.parent / target).resolve() if target else page
             assert file.exists(), f"{name_of(page)} links to {target}"
-            assert not anchor or anchor in anchors(file), f"{name_of(page)} links to {target}#{anchor}"
+            assert not anchor or anchor in anchors(file), (
+                f"{name_of(page)} links to {target}#{anchor}"
+            )
 
 
 def test_every_formula_is_closed():
@@ -120,7 +129,9 @@ def test_what_the_reference_documents_exists_and_has_a_docstring():
         assert found.__doc__, path
 
 
-def test_the_kernel_of_one_s_own_runs_and_is_as_exact_as_it_says(capsys: pytest.CaptureFixture[str]):
+def test_the_kernel_of_one_s_own_runs_and_is_as_exact_as_it_says(
+    capsys: pytest.CaptureFixture[str],
+):
     names = run_code("your_own_kernel.md")
     printed = [float(number) for number in capsys.readouterr().out.split()]
     assert len(printed) == 6
@@ -137,7 +148,9 @@ def test_the_kernel_of_one_s_own_runs_and_is_as_exact_as_it_says(capsys: pytest.
 def test_every_system_of_the_papers_is_there_is_run_and_is_tested():
     """The third column names what exists, or a command with options that it takes; the last a file of tests."""
     rows = re.findall(
-        r"^\| (?!what|-)[^|]+\|[^|]+\| ([^|]+) \| `([^|`]+)` \|$", TEXTS[DOCS / "papers.md"], re.MULTILINE
+        r"^\| (?!what|-)[^|]+\|[^|]+\| ([^|]+) \| `([^|`]+)` \|$",
+        TEXTS[DOCS / "papers.md"],
+        re.MULTILINE,
     )
     assert len(rows) > 50
     for run, test in rows:
@@ -146,8 +159,14 @@ def test_every_system_of_the_papers_is_there_is_run_and_is_tested():
             if code.startswith("teka "):
                 name, *given = code.split()[1:]
                 module, _, attribute = COMMANDS[name][0].partition(":")
-                known = getattr(importlib.import_module(f"teka.cli.{module}"), attribute).make_parser().format_help()
-                assert all(f" {option} " in known for option in given if option.startswith("--")), code
+                known = (
+                    getattr(importlib.import_module(f"teka.cli.{module}"), attribute)
+                    .make_parser()
+                    .format_help()
+                )
+                assert all(f" {option} " in known for option in given if option.startswith("--")), (
+                    code
+                )
             elif code.startswith("teka."):
                 package, names = teka, code.partition("(")[0].split(".")[1:]
                 for place, part in enumerate(names):
@@ -166,7 +185,9 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def encode(place: float, frequency: float) -> Tensor:
-    return torch.tensor([math.sin(frequency * place), math.cos(frequency * place)], dtype=torch.float64)
+    return torch.tensor(
+        [math.sin(frequency * place), math.cos(frequency * place)], dtype=torch.float64
+    )
 
 
 @given(angle, angle, angle, angle, angle)
@@ -174,7 +195,9 @@ def test_lemma_1_holds_for_queries_by_keys_transposed(alpha, beta, frequency, he
     matrix = torch.tensor([[alpha, beta], [-beta, alpha]], dtype=torch.float64)
     phase = frequency * (here - there)
     product = encode(here, frequency) @ matrix @ encode(there, frequency)
-    assert float(product) == pytest.approx(alpha * math.cos(phase) + beta * math.sin(phase), abs=1e-12)
+    assert float(product) == pytest.approx(
+        alpha * math.cos(phase) + beta * math.sin(phase), abs=1e-12
+    )
 
 
 def test_lemma_1_fails_for_queries_transposed_by_keys():
@@ -184,7 +207,9 @@ def test_lemma_1_fails_for_queries_transposed_by_keys():
     torch.testing.assert_close(query.T @ key, turn)
     matrix = query @ key.T
     assert sorted([float(matrix[0, 1]), float(matrix[1, 0])]) == [-2.0, 0.5]
-    before, after = (encode(0.3 + shift, 1.0) @ matrix @ encode(0.8 + shift, 1.0) for shift in (0.0, 1.0))
+    before, after = (
+        encode(0.3 + shift, 1.0) @ matrix @ encode(0.8 + shift, 1.0) for shift in (0.0, 1.0)
+    )
     assert abs(float(before - after)) > 0.1
 
 
@@ -216,8 +241,14 @@ def test_means_and_variances_of_random_features_are_as_stated(x, y):
     slope = math.sqrt(1 - 4 * coefficient)
     cases = [
         (lambda w: torch.exp(w * (x + y) - size), math.exp(far)),
-        (lambda w: torch.cosh(w * (x + y)) * math.exp(-size), 1 + math.exp(-far) * math.expm1(far) ** 2 / 2),
-        (lambda w: torch.cos(w * (x - y)) * math.exp(size), 1 + math.exp(near) * math.expm1(-near) ** 2 / 2),
+        (
+            lambda w: torch.cosh(w * (x + y)) * math.exp(-size),
+            1 + math.exp(-far) * math.expm1(far) ** 2 / 2,
+        ),
+        (
+            lambda w: torch.cos(w * (x - y)) * math.exp(size),
+            1 + math.exp(near) * math.expm1(-near) ** 2 / 2,
+        ),
         (
             lambda w: slope * torch.exp(2 * coefficient * w.square() + slope * w * (x + y) - size),
             (1 + rho) / 2 * rho**-0.5 * math.exp(rho * far),
@@ -232,14 +263,22 @@ def test_means_and_variances_of_random_features_are_as_stated(x, y):
 @given(st.integers(1, 64), st.floats(0.1, 100))
 def test_the_optimal_coefficient_has_the_least_variance(dim, spread):
     rho = 2 * dim / (math.sqrt((2 * spread + dim) ** 2 + 8 * dim * spread) + 2 * spread + dim)
-    assert dim / (1 + rho) - dim / (2 * rho) + spread == pytest.approx(0.0, abs=1e-9 * (dim + spread) / rho)
+    assert dim / (1 + rho) - dim / (2 * rho) + spread == pytest.approx(
+        0.0, abs=1e-9 * (dim + spread) / rho
+    )
     assert 0 < rho <= 1
 
 
 def test_draws_of_fixed_length_estimate_less_than_the_kernel():
-    dim, square = 3, 5.0  # in three dimensions one coordinate of a uniform direction is uniform on [−1, 1]
+    dim, square = (
+        3,
+        5.0,
+    )  # in three dimensions one coordinate of a uniform direction is uniform on [−1, 1]
     root = math.sqrt(dim * square)
-    terms = [(square / 2) ** n / math.factorial(n) * dim**n / math.prod(range(dim, dim + 2 * n, 2)) for n in range(60)]
+    terms = [
+        (square / 2) ** n / math.factorial(n) * dim**n / math.prod(range(dim, dim + 2 * n, 2))
+        for n in range(60)
+    ]
     assert sum(terms) == pytest.approx(math.sinh(root) / root, rel=1e-12)
     assert sum(terms) < math.exp(square / 2)
 
@@ -263,9 +302,14 @@ def test_taylor_2_is_at_least_a_half_and_as_far_from_exp_as_stated():
     assert float((kernel - logit.exp()).abs().max()) == pytest.approx(0.218, abs=5e-4)
     x, y = normal(2, 16)
     pairs = list(combinations(range(16), 2))
-    features = [torch.stack([v[a] * v[b] for a, b in pairs] + [*(v.square() / math.sqrt(2)), *v]) for v in (x, y)]
+    features = [
+        torch.stack([v[a] * v[b] for a, b in pairs] + [*(v.square() / math.sqrt(2)), *v])
+        for v in (x, y)
+    ]
     assert 1 + len(features[0]) == 153
-    assert float(1 + features[0] @ features[1]) == pytest.approx(float(1 + x @ y + (x @ y) ** 2 / 2))
+    assert float(1 + features[0] @ features[1]) == pytest.approx(
+        float(1 + x @ y + (x @ y) ** 2 / 2)
+    )
 
 
 def moved(tensor: Tensor, steps: tuple[int, ...]) -> Tensor:
@@ -278,9 +322,14 @@ def moved(tensor: Tensor, steps: tuple[int, ...]) -> Tensor:
 
 
 def rings_by_definition(values: Tensor, num_rings: int) -> list[Tensor]:
-    cells = torch.cartesian_prod(*(torch.arange(side) for side in values.shape)).reshape(-1, values.ndim)
+    cells = torch.cartesian_prod(*(torch.arange(side) for side in values.shape)).reshape(
+        -1, values.ndim
+    )
     distance = (cells[:, None] - cells[None]).abs().sum(-1)
-    return [((distance == ring).double() @ values.flatten()).reshape(values.shape) for ring in range(num_rings)]
+    return [
+        ((distance == ring).double() @ values.flatten()).reshape(values.shape)
+        for ring in range(num_rings)
+    ]
 
 
 @pytest.mark.parametrize("shape", [(11,), (7, 5), (3, 2, 5)])
@@ -314,14 +363,18 @@ def test_the_four_sides_and_the_differences_give_the_rings_of_the_plane():
             moved(canvas, corner(ring)) + moved(side, neighbour)
             for corner, side, neighbour in zip(corners, sides, neighbours, strict=True)
         ]
-        torch.testing.assert_close(torch.stack(sides).sum(0)[inner], rings[ring][inner], rtol=0, atol=1e-13)
+        torch.testing.assert_close(
+            torch.stack(sides).sum(0)[inner], rings[ring][inner], rtol=0, atol=1e-13
+        )
         if ring >= 2:
             before = moved(rings[ring - 1], (1, 0)) + moved(rings[ring - 1], (-1, 0))
             found = before - rings[ring - 2] + line[ring] - line[ring - 2]
             torch.testing.assert_close(found[inner], rings[ring][inner], rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize(("num_axes", "size"), [(1, lambda r: 2), (2, lambda r: 4 * r), (3, lambda r: 4 * r * r + 2)])
+@pytest.mark.parametrize(
+    ("num_axes", "size"), [(1, lambda r: 2), (2, lambda r: 4 * r), (3, lambda r: 4 * r * r + 2)]
+)
 def test_rings_hold_as_many_places_as_stated(num_axes, size):
     steps = torch.cartesian_prod(*[torch.arange(-4, 5)] * num_axes).reshape(-1, num_axes)
     counts = torch.bincount(steps.abs().sum(-1))
@@ -332,30 +385,40 @@ def test_rings_hold_as_many_places_as_stated(num_axes, size):
 def test_the_running_maximum_carries_a_causal_state(seed):
     features, values = normal(6, 3, seed=seed).abs(), normal(6, 2, seed=seed + 1)
     log_scale = 50 * normal(6, seed=seed + 2)
-    state, peak = torch.zeros(3, 2, dtype=torch.float64), torch.tensor(-math.inf, dtype=torch.float64)
+    state, peak = (
+        torch.zeros(3, 2, dtype=torch.float64),
+        torch.tensor(-math.inf, dtype=torch.float64),
+    )
     for token in range(6):
         before, peak = peak, torch.maximum(peak, log_scale[token])
         state = torch.exp(before - peak) * state
-        state = state + torch.exp(log_scale[token] - peak) * torch.outer(features[token], values[token])
+        state = state + torch.exp(log_scale[token] - peak) * torch.outer(
+            features[token], values[token]
+        )
         factors = torch.exp(log_scale[: token + 1] - log_scale[: token + 1].max())
         truth = (features[: token + 1] * factors[:, None]).T @ values[: token + 1]
         torch.testing.assert_close(state, truth, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
-    "name", ["which_kernel.md", "which_kernel_tables.md", "linear_positions.md", "interval_coverage.md"]
+    "name",
+    ["which_kernel.md", "which_kernel_tables.md", "linear_positions.md", "interval_coverage.md"],
 )
 def test_the_tables_of_kernels_are_those_of_the_studies_cells(name, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "studies")
     writer = importlib.import_module("tables")
     assert name in writer.TABLES
     # The page is written three times below, with the same tables.
-    monkeypatch.setitem(writer.TABLES, name, {title: cache(write) for title, write in writer.TABLES[name].items()})
+    monkeypatch.setitem(
+        writer.TABLES, name, {title: cache(write) for title, write in writer.TABLES[name].items()}
+    )
     page = TEXTS[ROOT / "docs" / name]
     assert writer.with_tables(name, page) == page, "run `python studies/tables.py`"
     bare = re.sub(r"(<!-- table: .* -->\n\n)(\|.*\n)+\n", r"\1", page)
     assert not re.search(r"-->\n\n\|", bare)
-    assert writer.with_tables(name, bare) == page, "a mark without a table gets it, and the text after it stays"
+    assert writer.with_tables(name, bare) == page, (
+        "a mark without a table gets it, and the text after it stays"
+    )
     last = list(writer.TABLES[name])[-1]
     with pytest.raises(ValueError, match=re.escape(f"{last} -->' 0 times, expected once")):
         writer.with_tables(name, page.replace(writer.MARK.format(last), ""))
@@ -376,7 +439,9 @@ def test_jacobi_anger_is_negative_until_the_stated_order(sharpness, first):
 def test_the_positive_stand_in_is_as_far_off_as_stated(sharpness, error):
     cosine = torch.cos(torch.linspace(0, math.pi, 20_001, dtype=torch.float64))
     stand_in = ((1 + cosine) / 2) ** (2 * sharpness)
-    assert float((stand_in - torch.exp(sharpness * (cosine - 1))).abs().max()) == pytest.approx(error, rel=0.02)
+    assert float((stand_in - torch.exp(sharpness * (cosine - 1))).abs().max()) == pytest.approx(
+        error, rel=0.02
+    )
 
 
 def test_a_transform_errs_by_a_share_of_the_largest_sum():
@@ -385,7 +450,9 @@ def test_a_transform_errs_by_a_share_of_the_largest_sum():
     kernel = torch.exp(-torch.minimum(offsets, side - offsets).square())
     values = torch.zeros(side, dtype=torch.float64)
     values[0] = 1.0
-    found = torch.fft.irfft(torch.fft.rfft(kernel.float()) * torch.fft.rfft(values.float()), n=side).double()
+    found = torch.fft.irfft(
+        torch.fft.rfft(kernel.float()) * torch.fft.rfft(values.float()), n=side
+    ).double()
     assert float((found - kernel).abs().max()) < 1e-6
     # From 20 cells away the sums are at most e^−400 of the largest, which no float32 but 0 comes near to.
     assert float(((found - kernel).abs() / kernel)[20:26].min()) >= 1

@@ -16,9 +16,9 @@ import torch
 import teka
 from teka.checks import PRECISIONS
 from teka.functional import BACKENDS, KERNELS, PROJECTIONS, RELATIVES
-from teka.functional.backend import gpu
-from teka.functional.kernel import DETERMINISTIC_KERNELS
-from teka.functional.kernel.local import FlooredRelu
+from teka.functional.backends import triton as triton_backend
+from teka.functional.kernels import DETERMINISTIC_KERNELS
+from teka.functional.kernels.rectified import FlooredRelu
 from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 from teka.models.model_config import MODELS
 from teka.models.performer import POOLS, POSITIONS, STEMS
@@ -47,7 +47,9 @@ TAKES = {
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
     "precision": PRECISIONS,
-    "epsilon": [name for name, kind in DETERMINISTIC_KERNELS.items() if issubclass(kind, FlooredRelu)],
+    "epsilon": [
+        name for name, kind in DETERMINISTIC_KERNELS.items() if issubclass(kind, FlooredRelu)
+    ],
     "decode.relative": [name for name, kind in RELATIVES.items() if kind.decodes],
 }
 POINTER = re.compile(r"\bname of (?:`teka\.|a relative kernel)")
@@ -71,7 +73,9 @@ def test_what_lists_names_lists_all_of_them(argument: str):
     for owner, _, text in [one for one in described() if one[1] == argument]:
         names = set(TAKES.get(f"{owner}.{argument}", TAKES.get(argument, ())))
         listed = names.intersection(re.findall(r'"([\w-]+)"', text))
-        assert len(listed) < 2 or listed == names or POINTER.search(text), f"{owner}: {argument}: {text}"
+        assert len(listed) < 2 or listed == names or POINTER.search(text), (
+            f"{owner}: {argument}: {text}"
+        )
 
 
 @pytest.mark.parametrize("argument", ["kernel", "position", "backend", "model", "query_key"])
@@ -87,42 +91,70 @@ APART = ("teka.__main__", "teka.integrations.timm")
 @functools.cache
 def modules() -> list[ModuleType]:
     """Every module of the library."""
-    names = [one.name for one in pkgutil.walk_packages(teka.__path__, "teka.") if one.name not in APART]
-    kept = [name for name in names if gpu.HAS_TRITON or not name.startswith(f"{gpu.__name__}.")]
+    names = [
+        one.name for one in pkgutil.walk_packages(teka.__path__, "teka.") if one.name not in APART
+    ]
+    kept = [
+        name
+        for name in names
+        if triton_backend.HAS_TRITON or not name.startswith(f"{triton_backend.__name__}.")
+    ]
     return [teka, *map(import_module, kept)]
 
 
 def documented(kind: type, name: str) -> bool:
     """Whether a class, or one that it derives from, says what its method does; a module's `forward` is its own."""
-    bases = [one for one in kind.__mro__ if name in vars(one) and one.__module__ != "torch.nn.modules.module"]
-    return any(inspect.unwrap(getattr(vars(one)[name], "__func__", vars(one)[name])).__doc__ for one in bases)
+    bases = [
+        one
+        for one in kind.__mro__
+        if name in vars(one) and one.__module__ != "torch.nn.modules.module"
+    ]
+    return any(
+        inspect.unwrap(getattr(vars(one)[name], "__func__", vars(one)[name])).__doc__
+        for one in bases
+    )
 
 
 def test_every_public_method_has_a_docstring_or_overrides_one_that_has_or_is_what_its_class_says():
-    classes = {kind for module in modules() for kind in vars(module).values() if inspect.isclass(kind)}
+    classes = {
+        kind for module in modules() for kind in vars(module).values() if inspect.isclass(kind)
+    }
     mute = [
         f"{kind.__module__}.{kind.__name__}.{name}"
         for kind in classes
         if kind.__module__.startswith("teka") and not kind.__name__.startswith("_")
-        for name, member in dict(vars(kind)).items()  # which asking for annotations changes, from Python 3.14 on
-        if not (name.startswith("_") or name in ("extra_repr", "forward") or name in inspect.get_annotations(kind))
-        if isinstance(member, FunctionType | classmethod | staticmethod | property) and not documented(kind, name)
+        for name, member in dict(
+            vars(kind)
+        ).items()  # which asking for annotations changes, from Python 3.14 on
+        if not (
+            name.startswith("_")
+            or name in ("extra_repr", "forward")
+            or name in inspect.get_annotations(kind)
+        )
+        if isinstance(member, FunctionType | classmethod | staticmethod | property)
+        and not documented(kind, name)
     ]
     assert mute == []
 
 
 def test_every_class_that_a_package_offers_has_an_example_of_its_own():
-    offered = [getattr(module, name) for module in modules() for name in getattr(module, "__all__", ())]
+    offered = [
+        getattr(module, name) for module in modules() for name in getattr(module, "__all__", ())
+    ]
     classes = {one for one in offered if inspect.isclass(one)}
     assert {teka.Grid, teka.nn.Attention} <= classes
     assert [kind for kind in classes if ">>> " not in (vars(kind)["__doc__"] or "")] == []
 
 
 def module_name(path: Path) -> str:
-    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(
+        ".__init__"
+    )
 
 
-WITH_EXAMPLES = [path for path in sorted(PACKAGE.rglob("*.py")) if ">>> " in path.read_text(encoding="utf-8")]
+WITH_EXAMPLES = [
+    path for path in sorted(PACKAGE.rglob("*.py")) if ">>> " in path.read_text(encoding="utf-8")
+]
 WITH_EXAMPLES = [path for path in WITH_EXAMPLES if module_name(path) not in APART]
 
 
@@ -130,7 +162,8 @@ WITH_EXAMPLES = [path for path in WITH_EXAMPLES if module_name(path) not in APAR
 def test_the_examples_in_docstrings_give_what_they_say(path: Path):
     torch.manual_seed(0)
     result = doctest.testmod(
-        import_module(module_name(path)), optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+        import_module(module_name(path)),
+        optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE,
     )
     assert result.attempted
     assert not result.failed

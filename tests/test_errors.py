@@ -16,7 +16,8 @@ def test_an_unknown_name_comes_with_all_known_ones_and_the_nearest():
     error = unknown_name("kernel", "sofmax", ["positive", "softmax", "constant"])
     assert isinstance(error, ValueError)
     assert (
-        str(error) == "kernel is 'sofmax', expected one of 'constant', 'positive', 'softmax'; did you mean 'softmax'?"
+        str(error)
+        == "kernel is 'sofmax', expected one of 'constant', 'positive', 'softmax'; did you mean 'softmax'?"
     )
 
 

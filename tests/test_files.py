@@ -22,7 +22,13 @@ from teka.files import (
     write_json,
 )
 
-Scalar = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+Scalar = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +65,9 @@ def test_the_home_folder_of_an_unknown_user_is_left_alone(monkeypatch: pytest.Mo
     assert expand_user("~no such user/data") == Path("~no such user/data")
 
 
-def test_a_write_that_fails_leaves_what_stood_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_write_that_fails_leaves_what_stood_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     path = tmp_path / "file"
     write_bytes(path, b"before")
 
@@ -113,7 +121,10 @@ def test_a_folder_is_made_with_its_parents_and_taken_as_it_is_thereafter(tmp_pat
 def test_a_folder_that_is_a_file_or_below_one_is_refused_by_its_argument(tmp_path: Path):
     for below in ["file", "file/folder"]:
         (tmp_path / "file").write_text("", encoding="utf-8")
-        with pytest.raises(ValueError, match=r"out is .* expected a folder that can be written to.*(exists|directory)"):
+        with pytest.raises(
+            ValueError,
+            match=r"out is .* expected a folder that can be written to.*(exists|directory)",
+        ):
             make_directory("out", tmp_path / below)
 
 
@@ -124,7 +135,9 @@ def test_what_stood_there_takes_another_name(tmp_path: Path):
     assert (tmp_path / "previous").read_bytes() == b"two"
 
 
-def test_temporary_files_that_a_killed_process_left_are_removed_and_those_in_use_are_not(tmp_path: Path):
+def test_temporary_files_that_a_killed_process_left_are_removed_and_those_in_use_are_not(
+    tmp_path: Path,
+):
     left, used = (tmp_path / f".file.{name}.part" for name in ("left", "used"))
     left.write_bytes(b"half")
     with used.open("wb") as file:
@@ -154,7 +167,9 @@ def test_of_a_link_the_file_is_replaced_that_it_points_to(tmp_path: Path):
 
 def test_an_output_that_cannot_be_written_is_refused_by_its_argument(tmp_path: Path):
     for path in ["", ".", "none/file", "a" * 300, "/proc/file", "/dev/full/file"]:
-        with pytest.raises(ValueError, match=r"html is .*, expected a file that can be written \(.+\)"):
+        with pytest.raises(
+            ValueError, match=r"html is .*, expected a file that can be written \(.+\)"
+        ):
             check_output("html", tmp_path / path)
         assert list(tmp_path.iterdir()) == []
 
@@ -164,7 +179,11 @@ def test_an_output_that_cannot_be_written_is_refused_by_its_argument(tmp_path: P
     [
         ("[" * 10_000, "nested 30 deep"),
         ("&a [*a]", "100,000 values"),
-        ("a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40)), "100,000 values"),
+        (
+            "a0: &a0 [x]\n"
+            + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40)),
+            "100,000 values",
+        ),
         ("{a: 1", "a YAML file"),
         ("!!python/object:os.system {}", "a YAML file"),
         ("\x00", "a YAML file"),

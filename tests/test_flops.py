@@ -6,7 +6,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from teka.flops import flop_counter
-from teka.functional.backend import gpu
+from teka.functional.backends import triton as triton_backend
 
 MATRICES = (torch.randn(3, 5), torch.randn(5, 7), torch.randn(3, 7))
 BATCHES = (torch.randn(2, 3, 5), torch.randn(2, 5, 7), torch.randn(2, 3, 7))
@@ -34,14 +34,20 @@ def test_a_product_counts_two_flops_a_multiply_add_wherever_it_is_written(
 
 
 def places_of(form: str, num_tokens: int, size: int) -> Tensor | None:
-    return None if form == "none" else torch.empty(1, 3, num_tokens, 5 if form == "fourier" else size // 2)
+    return (
+        None
+        if form == "none"
+        else torch.empty(1, 3, num_tokens, 5 if form == "fourier" else size // 2)
+    )
 
 
-@pytest.mark.skipif(not gpu.HAS_TRITON, reason="there is no Triton for this system")
+@pytest.mark.skipif(not triton_backend.HAS_TRITON, reason="there is no Triton for this system")
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(("form", "waves"), [("none", 1), ("rotary", 1), ("fourier", 5)])
-def test_the_kernels_of_a_gpu_count_the_products_that_their_documentation_has(form: str, waves: int, is_causal: bool):
-    from teka.functional.backend.gpu.operators import feature_attention
+def test_the_kernels_of_a_gpu_count_the_products_that_their_documentation_has(
+    form: str, waves: int, is_causal: bool
+):
+    from teka.functional.backends.triton.operators import feature_attention
 
     batch, heads, num_queries, size, channels = 2, 3, 64, 32, 16
     num_keys = num_queries if is_causal else 48
@@ -56,7 +62,10 @@ def test_the_kernels_of_a_gpu_count_the_products_that_their_documentation_has(fo
             output = feature_attention(query, key, value, None, None, *places, *options)[0]
         with flop_counter() as backward:
             output.sum().backward()
-    sums, pairs = batch * heads * size * channels * waves, batch * heads * num_queries * block * (size + channels)
+    sums, pairs = (
+        batch * heads * size * channels * waves,
+        batch * heads * num_queries * block * (size + channels),
+    )
     if is_causal:
         assert forward.get_total_flops() == 6 * sums * num_queries + 2 * pairs
         assert backward.get_total_flops() == 12 * sums * num_queries + 6 * pairs

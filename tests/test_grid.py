@@ -108,7 +108,9 @@ def test_rolls_compose_and_undo_each_other(arguments: Arguments, data: st.DataOb
     images = noise(grid)
     both = tuple(one + other for one, other in zip(*shifts, strict=True))
     assert torch.equal(grid.roll(grid.roll(images, shifts[0]), shifts[1]), grid.roll(images, both))
-    assert torch.equal(grid.roll(grid.roll(images, shifts[0]), [-step for step in shifts[0]]), images)
+    assert torch.equal(
+        grid.roll(grid.roll(images, shifts[0]), [-step for step in shifts[0]]), images
+    )
     assert torch.equal(grid.roll(images, grid.shape), images)
 
 
@@ -153,13 +155,17 @@ def test_a_tensor_that_does_not_lie_on_the_grid_is_refused(size: tuple[int, ...]
         assert grid.flatten(tensor).shape == (2, 15, 3)
         return
     for function in (grid.flatten, lambda tensor: grid.roll(tensor, (1, 1))):
-        with pytest.raises(ValueError, match=r"tensor has shape .* expected \(batch, channels, 3, 5\)"):
+        with pytest.raises(
+            ValueError, match=r"tensor has shape .* expected \(batch, channels, 3, 5\)"
+        ):
             function(tensor)
 
 
 def test_tokens_that_are_not_the_grids_are_refused():
     for size in [(2, 14, 3), (2, 15), (2, 3, 15, 1)]:
-        with pytest.raises(ValueError, match=r"tokens has shape .* expected \(batch, 15, channels\)"):
+        with pytest.raises(
+            ValueError, match=r"tokens has shape .* expected \(batch, 15, channels\)"
+        ):
             Grid((3, 5)).unflatten(torch.zeros(size))
 
 
@@ -198,7 +204,10 @@ def test_recomputation_uses_the_grids_of_the_forward_pass(use_reentrant: bool, b
     with teka.on(Grid((3, 4))):
         output = checkpoint(layer, wide, use_reentrant=use_reentrant)
         with teka.on(Grid((4, 3))):
-            output = output.pow(3).sum() + checkpoint(layer, high, use_reentrant=use_reentrant).pow(3).sum()
+            output = (
+                output.pow(3).sum()
+                + checkpoint(layer, high, use_reentrant=use_reentrant).pow(3).sum()
+            )
     if backward_in == "other thread":
         with ThreadPoolExecutor(1) as thread:
             thread.submit(output.backward).result()
@@ -206,12 +215,16 @@ def test_recomputation_uses_the_grids_of_the_forward_pass(use_reentrant: bool, b
         with teka.on(Grid((6, 2))) if backward_in == "other context" else nullcontext():
             output.backward()
     for found, grid in ((wide, Grid((3, 4))), (high, Grid((4, 3)))):
-        torch.testing.assert_close(found.grad, gradient_on(layer, found, grid), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            found.grad, gradient_on(layer, found, grid), rtol=1e-12, atol=1e-12
+        )
     assert present_grid() == (None, 0)
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_recomputation_of_a_forward_pass_without_a_context_ignores_one_around_the_backward_pass(use_reentrant: bool):
+def test_recomputation_of_a_forward_pass_without_a_context_ignores_one_around_the_backward_pass(
+    use_reentrant: bool,
+):
     torch.manual_seed(0)
     layer = AttentionHeads(8, 2, relative="decay").double()  # tokens in a row without a grid
     inputs = torch.randn(1, 2, 12, 8, dtype=torch.float64, requires_grad=True)
@@ -224,7 +237,9 @@ def test_recomputation_of_a_forward_pass_without_a_context_ignores_one_around_th
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # of the inner one
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_nested_checkpoints_and_contexts_within_them_are_recomputed_as_they_were(use_reentrant: bool):
+def test_nested_checkpoints_and_contexts_within_them_are_recomputed_as_they_were(
+    use_reentrant: bool,
+):
     torch.manual_seed(0)
     layer, tokens = Attention(8, 2).double(), noise(Grid(12), 8).mT.requires_grad_()
 
@@ -233,7 +248,9 @@ def test_nested_checkpoints_and_contexts_within_them_are_recomputed_as_they_were
             tokens = checkpoint(layer, tokens, use_reentrant=use_reentrant)
         return checkpoint(layer, tokens, use_reentrant=use_reentrant)
 
-    (expected,) = torch.autograd.grad(layer(layer(tokens, Grid((4, 3))), Grid((3, 4))).pow(3).sum(), tokens)
+    (expected,) = torch.autograd.grad(
+        layer(layer(tokens, Grid((4, 3))), Grid((3, 4))).pow(3).sum(), tokens
+    )
     with teka.on(Grid((3, 4))):
         output = checkpoint(twice, tokens, use_reentrant=use_reentrant)
     output.pow(3).sum().backward()

@@ -75,12 +75,18 @@ def imported_parts(source: str, package: tuple[str, ...] = ()) -> set[str]:
     return parts & set(LEVELS)
 
 
-@pytest.mark.parametrize("part", sorted({module.parts[0].removesuffix(".py") for module in MODULES} - {"__init__"}))
+@pytest.mark.parametrize(
+    "part", sorted({module.parts[0].removesuffix(".py") for module in MODULES} - {"__init__"})
+)
 def test_a_part_imports_only_from_parts_to_its_left(part: str):
     assert part in LEVELS, f"{part} belongs to no group of the one-way order"
     for module in (module for module in MODULES if module.parts[0].removesuffix(".py") == part):
         source = (PACKAGE / module).read_text(encoding="utf-8")
-        late = {found for found in imported_parts(source, module.parts[:-1]) if LEVELS[found] > LEVELS[part]}
+        late = {
+            found
+            for found in imported_parts(source, module.parts[:-1])
+            if LEVELS[found] > LEVELS[part]
+        }
         assert not late, f"{module} imports from {', '.join(sorted(late))}, which lie to its right"
 
 

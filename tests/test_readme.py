@@ -35,12 +35,24 @@ def test_what_the_readme_links_to_exists():
 
 def test_the_version_is_the_same_everywhere():
     for file in ["CITATION.cff"]:
-        assert re.search(rf"^version: {re.escape(teka.__version__)}$", (ROOT / file).read_text(), flags=re.MULTILINE)
+        assert re.search(
+            rf"^version: {re.escape(teka.__version__)}$",
+            (ROOT / file).read_text(),
+            flags=re.MULTILINE,
+        )
 
 
 def test_every_package_of_the_tests_is_locked_at_a_version_that_the_project_takes():
-    locked = dict(re.findall(r"^([\w.-]+)==([^ ]+)", (ROOT / "requirements.lock").read_text(), flags=re.MULTILINE))
-    needed = [one for one in map(Requirement, requires("teka") or []) if one.marker is None or "dev" in str(one.marker)]
+    locked = dict(
+        re.findall(
+            r"^([\w.-]+)==([^ ]+)", (ROOT / "requirements.lock").read_text(), flags=re.MULTILINE
+        )
+    )
+    needed = [
+        one
+        for one in map(Requirement, requires("teka") or [])
+        if one.marker is None or "dev" in str(one.marker)
+    ]
     assert {"lightning", "hypothesis", "numpy"} <= {one.name for one in needed}
     for one in needed:
         if one.name not in ("teka", "torch", "triton"):  # PyTorch's build is a machine's own

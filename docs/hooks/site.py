@@ -37,9 +37,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     root = Path(config.config_file_path).parent
     for notebook in [file for file in files if file.src_uri.endswith(".ipynb")]:
         page = notebook.src_uri.removesuffix(".ipynb") + ".md"
-        files.append(File.generated(config, page, content=markdown_of_notebook(notebook.content_string, notebook.name)))
+        files.append(
+            File.generated(
+                config, page, content=markdown_of_notebook(notebook.content_string, notebook.name)
+            )
+        )
     for record in sorted((root / RECORDS).glob("*.json")):
-        files.append(File(f"{RECORDS}/{record.name}", str(root), config.site_dir, config.use_directory_urls))
+        files.append(
+            File(f"{RECORDS}/{record.name}", str(root), config.site_dir, config.use_directory_urls)
+        )
     return files
 
 

@@ -35,7 +35,9 @@ WITHOUT_FLOAT64 = {"mps"}  # Apple's GPUs
 def replace(one: T, **changes: object) -> T:
     """`dataclasses.replace`, which `torch.compile` of torch 2.6 cannot follow."""
     known: Any = one
-    return type(one)(**{**{field.name: getattr(one, field.name) for field in fields(known)}, **changes})
+    return type(one)(
+        **{**{field.name: getattr(one, field.name) for field in fields(known)}, **changes}
+    )
 
 
 def without_tensors(kind: type[T], write: Callable[[T], object], read: Callable[[Any], T]) -> None:
@@ -124,7 +126,9 @@ def is_made_fx() -> bool:
 
 def as_recorded(function: Callable[..., T]) -> Callable[..., T]:
     """The function, without operations in place for torch.func.linearize, which takes a new tensor for a constant."""
-    return function if torch.compiler.is_compiling() or not is_made_fx() else functionalize(function)
+    return (
+        function if torch.compiler.is_compiling() or not is_made_fx() else functionalize(function)
+    )
 
 
 def is_traced() -> bool:
@@ -182,12 +186,16 @@ def by_hand(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any
     @wraps(backward)
     def plain(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         with without_autocast(gradients[0].device.type):
-            if records_graph() or not any(map(known._C._functorch.is_legacy_batchedtensor, gradients)):
+            if records_graph() or not any(
+                map(known._C._functorch.is_legacy_batchedtensor, gradients)
+            ):
                 return backward(ctx, *gradients)
             # Of `is_grads_batched` and `vectorize`, by a transform that knows few operations and none in place.
             level = known._C._vmapmode_increment_nesting() - 1
             known._C._vmapmode_decrement_nesting()
-            of_each = [known._remove_batch_dim(one, level, 1, 0) for one in gradients]  # of one that has no batch once
+            of_each = [
+                known._remove_batch_dim(one, level, 1, 0) for one in gradients
+            ]  # of one that has no batch once
             size = max(map(len, of_each))
             of_each = [one.expand(size, *one.shape[1:]) for one in of_each]
             found = [backward(ctx, *those) for those in zip(*of_each, strict=True)]
@@ -201,7 +209,12 @@ def by_hand(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any
 
 def has_numbers(tensor: Tensor) -> bool:
     """Whether there are numbers to look at, and not only a computation that is recorded or rehearsed."""
-    if tensor.is_meta or not is_plain_eager(tensor) or type(tensor) not in (Tensor, Parameter) or tensor.numel() == 0:
+    if (
+        tensor.is_meta
+        or not is_plain_eager(tensor)
+        or type(tensor) not in (Tensor, Parameter)
+        or tensor.numel() == 0
+    ):
         return False
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
@@ -228,7 +241,11 @@ def is_batched(tensor: Tensor) -> bool:
 def uncompiled() -> AbstractContextManager[object]:
     """A block in which what torch.compile made runs as it is written, with the hooks that modules have by then."""
     # Without the module, which is slow to import, nothing is compiled.
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    return (
+        torch.compiler.set_stance("force_eager")
+        if "torch._dynamo" in sys.modules
+        else nullcontext()
+    )
 
 
 def keeps_tensors(device: torch.device) -> bool:
@@ -236,7 +253,9 @@ def keeps_tensors(device: torch.device) -> bool:
     if records_graph() or torch._C._are_functorch_transforms_active():
         return False
     modes = _get_current_dispatch_mode_stack() if torch._C._len_torch_dispatch_stack() else ()
-    if torch.is_inference_mode_enabled() or not all(getattr(mode, "only_looks", False) for mode in modes):
+    if torch.is_inference_mode_enabled() or not all(
+        getattr(mode, "only_looks", False) for mode in modes
+    ):
         return False
     return not (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 

@@ -47,12 +47,16 @@ def check_kind(argument: str, tensor: object, dtypes: Dtypes = FLOATING) -> None
         raise wrong_type(argument, tensor, f"a tensor of {KINDS[dtypes]}")
     if tensor.is_nested:
         hint = "a padded one, with the lengths in a mask (or `lengths` where there is one)"
-        raise wrong_value(argument, "a nested tensor", f"{hint}: torch.nested.to_padded_tensor(tensor, 0.0)")
+        raise wrong_value(
+            argument, "a nested tensor", f"{hint}: torch.nested.to_padded_tensor(tensor, 0.0)"
+        )
     if dtypes is not None and tensor.dtype not in dtypes:
         raise wrong_value(argument, tensor.dtype, KINDS[dtypes])
 
 
-def check_tensor(argument: str, tensor: object, *sizes: str | int, dtypes: Dtypes = FLOATING) -> None:
+def check_tensor(
+    argument: str, tensor: object, *sizes: str | int, dtypes: Dtypes = FLOATING
+) -> None:
     """Check that an argument is a tensor of a kind of dtype (`check_kind`) and of a shape.
 
     Of every size either it or, where it may be any, its name is given; of the named ones only "batch" may be 0.
@@ -62,7 +66,9 @@ def check_tensor(argument: str, tensor: object, *sizes: str | int, dtypes: Dtype
     if tensor.ndim != len(sizes) or not all(map(_fits, tensor.shape, sizes)):
         most = "only batch" if "batch" in sizes else "none"
         rest = f", of which {most} may be 0" if 0 in tensor.shape else ""
-        raise wrong_shape(argument, tensor.shape, f"({', '.join(map(str, sizes))}{',' * (len(sizes) == 1)}){rest}")
+        raise wrong_shape(
+            argument, tensor.shape, f"({', '.join(map(str, sizes))}{',' * (len(sizes) == 1)}){rest}"
+        )
 
 
 def _fits(came: int, size: str | int) -> bool:
@@ -101,7 +107,9 @@ def is_whole(number: object) -> TypeGuard[int]:
     return isinstance(number, (Integral, torch.SymInt)) and not isinstance(number, bool)
 
 
-def check_sizes(sizes: Mapping[str, object], least: int = 1, most: int = LARGEST, *, or_none: bool = False) -> None:
+def check_sizes(
+    sizes: Mapping[str, object], least: int = 1, most: int = LARGEST, *, or_none: bool = False
+) -> None:
     """Check that arguments, by their names, are whole numbers from `least` to `most`, or None where that is allowed."""
     for argument, size in sizes.items():
         if or_none and size is None:
@@ -110,7 +118,9 @@ def check_sizes(sizes: Mapping[str, object], least: int = 1, most: int = LARGEST
         if is_whole(size) and least <= size and (isinstance(size, torch.SymInt) or size <= most):
             continue
         too_small = is_whole(size) and size < least
-        raise wrong_value(argument, size, f"at least {least}" if too_small else f"a whole number up to {most}")
+        raise wrong_value(
+            argument, size, f"at least {least}" if too_small else f"a whole number up to {most}"
+        )
 
 
 def check_tensor_sizes(sizes: Mapping[str, Any], num_elements: int | None = None) -> None:
@@ -124,25 +134,33 @@ def check_tensor_sizes(sizes: Mapping[str, Any], num_elements: int | None = None
         raise wrong_value(", ".join(sizes), tuple(sizes.values()), expected)
 
 
-def height_and_width(argument: str, size: int | Sequence[int], *, smallest: int = 1) -> tuple[int, int]:
+def height_and_width(
+    argument: str, size: int | Sequence[int], *, smallest: int = 1
+) -> tuple[int, int]:
     """An image size as (height, width) in pixels; one whole number is a square."""
     sides: tuple[Any, ...] = (size, size)
     if isinstance(size, Sequence):
         sides = tuple(size) if len(size) == 2 else ()
     if len(sides) != 2 or not all(is_whole(side) and side >= smallest for side in sides):
-        raise wrong_value(argument, size, f"one whole number or (height, width), each at least {smallest} pixels")
+        raise wrong_value(
+            argument, size, f"one whole number or (height, width), each at least {smallest} pixels"
+        )
     if sides[0] * sides[1] > LARGEST_IMAGE:
         raise wrong_value(argument, size, f"at most {LARGEST_IMAGE:,} pixels")
     return int(sides[0]), int(sides[1])
 
 
-def check_stride(stride: int | Sequence[int], num_axes: int, argument: str = "stride") -> tuple[int, ...]:
+def check_stride(
+    stride: int | Sequence[int], num_axes: int, argument: str = "stride"
+) -> tuple[int, ...]:
     """A stride with one whole number of at least 1 for each axis; one number is that of all."""
     steps: tuple[Any, ...] = (stride,) * num_axes
     if isinstance(stride, Sequence):
         steps = tuple(stride) if len(stride) == num_axes else ()
     if len(steps) != num_axes or not all(is_whole(step) and step >= 1 for step in steps):
-        raise wrong_value(argument, stride, f"a whole number of at least 1, or one for each of {num_axes} axes")
+        raise wrong_value(
+            argument, stride, f"a whole number of at least 1, or one for each of {num_axes} axes"
+        )
     return steps
 
 
@@ -184,8 +202,17 @@ def check_device(argument: str, device: object) -> torch.device:
     try:
         found = torch.device(device)  # pyright: ignore[reportArgumentType, reportCallIssue]
         torch.empty(0, device=found)
-    except (RuntimeError, TypeError, ValueError, AssertionError, OverflowError, NotImplementedError) as error:
-        raise wrong_value(argument, device, f"a device of this machine ({first_line(error)})") from error
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+        AssertionError,
+        OverflowError,
+        NotImplementedError,
+    ) as error:
+        raise wrong_value(
+            argument, device, f"a device of this machine ({first_line(error)})"
+        ) from error
     if found.type == "meta":
         raise wrong_value(argument, device, "a device that computes")
     return found
@@ -198,7 +225,9 @@ def check_plain(argument: str, tensor: object) -> None:
     if tensor.is_nested or tensor.layout != torch.strided:
         raise wrong_value(f"{argument}.layout", tensor.layout, "a dense tensor, torch.strided")
     if tensor.is_quantized or tensor.dtype in UNUSUAL:
-        raise wrong_value(f"{argument}.dtype", tensor.dtype, "an ordinary dtype such as torch.float32")
+        raise wrong_value(
+            f"{argument}.dtype", tensor.dtype, "an ordinary dtype such as torch.float32"
+        )
     if tensor.is_meta:
         raise wrong_value(f"{argument}.device", tensor.device, "a device that holds elements")
 

@@ -66,10 +66,14 @@ def _decode(kind: Any, content: object, where: str) -> Any:
         if len(found) != len(arguments):
             raise wrong_value(where, content, f"a list of {len(arguments)}")
         pairs = zip(arguments, found, strict=True)
-        return tuple(_decode(one, item, f"{where}[{index}]") for index, (one, item) in enumerate(pairs))
+        return tuple(
+            _decode(one, item, f"{where}[{index}]") for index, (one, item) in enumerate(pairs)
+        )
     if origin in (tuple, list, Sequence):
         found = _checked(content, Sequence, where, "a list")
-        items = [_decode(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(found)]
+        items = [
+            _decode(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(found)
+        ]
         return items if origin is list else tuple(items)
     if origin in (dict, Mapping):
         found = _checked(content, Mapping, where, "a dictionary")
@@ -77,7 +81,10 @@ def _decode(kind: Any, content: object, where: str) -> Any:
         for key in found if of_key is int else ():
             if not re.fullmatch("0|-?[1-9][0-9]*", str(key)):
                 raise wrong_value(f"{where}.{key}", key, "a whole number as key, such as '-4'")
-        return {of_key(key): _decode(arguments[1], item, f"{where}.{key}") for key, item in found.items()}
+        return {
+            of_key(key): _decode(arguments[1], item, f"{where}.{key}")
+            for key, item in found.items()
+        }
     if kind in (Any, object):
         return content
     if kind is float and isinstance(content, int) and not isinstance(content, bool):
@@ -94,12 +101,19 @@ def _decode_fields(kind: Any, content: object, where: str) -> Any:
     known = {field.name: field for field in fields(kind) if field.init}
     unknown = [key for key in found if key not in known]
     if unknown:
-        expected = f"no field {unknown[0]!r}: there are {', '.join(known)}{nearest(unknown[0], known)}"
+        expected = (
+            f"no field {unknown[0]!r}: there are {', '.join(known)}{nearest(unknown[0], known)}"
+        )
         raise wrong_value(where, sorted(map(str, found)), expected)
     for name, field in known.items():
         if name not in found and field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"{where}.{name} is missing")
-    return kind(**{name: _decode(_hints(kind)[name], item, f"{where}.{name}") for name, item in found.items()})
+    return kind(
+        **{
+            name: _decode(_hints(kind)[name], item, f"{where}.{name}")
+            for name, item in found.items()
+        }
+    )
 
 
 def _decode_union(kinds: tuple[Any, ...], content: object, where: str) -> Any:
@@ -111,7 +125,11 @@ def _decode_union(kinds: tuple[Any, ...], content: object, where: str) -> Any:
         except ValueError as error:
             errors[kind] = error
     others = [error for kind, error in errors.items() if kind is not type(None)]
-    raise others[0] if len(others) == 1 else wrong_value(where, content, " or ".join(map(_words, kinds)))
+    raise (
+        others[0]
+        if len(others) == 1
+        else wrong_value(where, content, " or ".join(map(_words, kinds)))
+    )
 
 
 def _checked(content: Any, kind: Any, where: str, expected: str) -> Any:
@@ -123,5 +141,11 @@ def _checked(content: Any, kind: Any, where: str, expected: str) -> Any:
 
 def _words(kind: Any) -> str:
     kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-    known = {float: "a number", int: "a whole number", str: "a string", bool: "true or false", type(None): "None"}
+    known = {
+        float: "a number",
+        int: "a whole number",
+        str: "a string",
+        bool: "true or false",
+        type(None): "None",
+    }
     return known.get(kind) or getattr(kind, "__name__", str(kind))

@@ -19,7 +19,9 @@ def unknown_name(argument: str, name: object, known: Iterable[str]) -> ValueErro
         first, *others = difflib.get_close_matches(str(name), names, n=3, cutoff=0.0)
         close = f"{first!r}, {', '.join(map(repr, others[:-1]))} or {others[-1]!r}"
         return wrong_value(argument, name, f"one of {len(names)} names; did you mean {close}?")
-    return ValueError(f"{argument} is {name!r}, expected one of {', '.join(map(repr, names))}{nearest(name, names)}")
+    return ValueError(
+        f"{argument} is {name!r}, expected one of {', '.join(map(repr, names))}{nearest(name, names)}"
+    )
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
@@ -50,12 +52,16 @@ def require(package: str, needed: str, install: str) -> ModuleType:
         return import_module(package)
     except ImportError as error:
         name = package.partition(".")[0]
-        raise ImportError(f"{needed} {name}, which cannot be imported: pip install {install}") from error
+        raise ImportError(
+            f"{needed} {name}, which cannot be imported: pip install {install}"
+        ) from error
 
 
 def printable(text: object) -> str:
     """Return text with control and bidirectional characters as escapes, so that it cannot steer a terminal."""
-    return "".join(one if _is_printable(one) else one.encode("unicode_escape").decode() for one in str(text))
+    return "".join(
+        one if _is_printable(one) else one.encode("unicode_escape").decode() for one in str(text)
+    )
 
 
 def printable_lines(text: object) -> str:
@@ -64,7 +70,9 @@ def printable_lines(text: object) -> str:
 
 
 def _is_printable(character: str) -> bool:
-    return character.isprintable() or character in JOINERS or unicodedata.category(character) == "Zs"
+    return (
+        character.isprintable() or character in JOINERS or unicodedata.category(character) == "Zs"
+    )
 
 
 def one_line(text: object, most: int = MOST_CHARACTERS) -> str:
@@ -103,5 +111,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     # The allocator of torch's CPU has no class of error of its own.
     return isinstance(error, MemoryError) or any(
         words in f"{type(error).__name__}: {_text(error)}"
-        for words in ("OutOfMemoryError", "can't allocate memory", "Storage size calculation overflowed")
+        for words in (
+            "OutOfMemoryError",
+            "can't allocate memory",
+            "Storage size calculation overflowed",
+        )
     )

@@ -35,7 +35,9 @@ def write_bytes(path: Path, content: bytes | memoryview, *, previous: Path | Non
             with path.open("wb") as file:
                 file.write(content)
         else:
-            _replace(resolve_path("path", path), content, previous)  # a link stays, and its target is replaced
+            _replace(
+                resolve_path("path", path), content, previous
+            )  # a link stays, and its target is replaced
     except OSError as error:  # those of a write do not say where
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
@@ -69,7 +71,9 @@ def _create_beside(path: Path) -> tuple[Path, BinaryIO]:
         temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.part")
         file = temporary.open("xb")
         _lock(file)
-        if temporary.exists():  # which another process may have taken for one that was left, before the lock
+        if (
+            temporary.exists()
+        ):  # which another process may have taken for one that was left, before the lock
             return temporary, file
         file.close()
 
@@ -119,7 +123,9 @@ def read_yaml(argument: str, path: str | Path) -> object:
         opened: list[tuple[str | None, int]] = []
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent):
-                size += sizes.get(event.anchor, LARGEST_YAML)  # one that is within itself has no size yet
+                size += sizes.get(
+                    event.anchor, LARGEST_YAML
+                )  # one that is within itself has no size yet
             elif isinstance(event, yaml.CollectionStartEvent):
                 opened.append((event.anchor, size))
                 size += 1
@@ -136,7 +142,9 @@ def read_yaml(argument: str, path: str | Path) -> object:
                 raise wrong_value(argument, str(path), expected)
         return yaml.safe_load(text)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise wrong_value(argument, str(path), f"a YAML file ({' '.join(str(error).split())})") from error
+        raise wrong_value(
+            argument, str(path), f"a YAML file ({' '.join(str(error).split())})"
+        ) from error
 
 
 def check_unpacked(archive: zipfile.ZipFile, path: object) -> None:
@@ -163,7 +171,9 @@ def check_output(argument: str, path: str | Path) -> Path:
         if not file.exists() or file.is_file():
             _try_to_write(resolve_path(argument, file))
     except OSError as error:
-        raise wrong_value(argument, str(path), f"a file that can be written ({error.strerror})") from error
+        raise wrong_value(
+            argument, str(path), f"a file that can be written ({error.strerror})"
+        ) from error
     return file
 
 
@@ -185,7 +195,9 @@ def make_directory(argument: str, path: str | Path) -> Path:
 def new_folder(argument: str, path: Path, *, replace: bool = False) -> Iterator[Path]:
     """A folder to fill, which takes the path once that is done without error; `replace` what is no empty folder too."""
     parent = make_directory(argument, path.parent)
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=parent, ignore_cleanup_errors=True) as temporary:
+    with tempfile.TemporaryDirectory(
+        prefix=f".{path.name}.", dir=parent, ignore_cleanup_errors=True
+    ) as temporary:
         new, old = Path(temporary, "new"), Path(temporary, "old")
         new.mkdir()
         yield new
@@ -210,7 +222,9 @@ def _try_to_write(path: Path) -> None:
 
 def write_json(path: Path, content: Mapping[str, object]) -> Path:
     """Write a mapping as indented JSON, whole or not at all, and give the path back."""
-    write_bytes(path, (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    write_bytes(
+        path, (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    )
     return path
 
 

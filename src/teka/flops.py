@@ -12,7 +12,11 @@ def flop_counter() -> FlopCounterMode:
 
     Triton's kernels are among them where they have run before, as they are imported when they first run.
     """
-    ours = {getattr(torch.ops.teka, name): flops for name, flops in OURS.items() if hasattr(torch.ops.teka, name)}
+    ours = {
+        getattr(torch.ops.teka, name): flops
+        for name, flops in OURS.items()
+        if hasattr(torch.ops.teka, name)
+    }
     return FlopCounterMode(display=False, custom_mapping=UNCOUNTED | ours)
 
 
@@ -24,7 +28,9 @@ def _fused_backward_flops(*sizes: Any, **_: Any) -> int:
     return sdpa_backward_flop_count(*sizes[:4])  # of the gradient too, which comes first
 
 
-def _added_product_flops(total: torch.Size, left: torch.Size, right: torch.Size, *_: Any, **__: Any) -> int:
+def _added_product_flops(
+    total: torch.Size, left: torch.Size, right: torch.Size, *_: Any, **__: Any
+) -> int:
     return 2 * math.prod(left) * right[-1]
 
 
@@ -48,7 +54,10 @@ def _feature_gradients_flops(*given: Any, **_: Any) -> int:
 
 
 # The operators that Triton's kernels are, docs/backends.md.
-OURS = {"feature_attention": _feature_attention_flops, "feature_attention_gradients": _feature_gradients_flops}
+OURS = {
+    "feature_attention": _feature_attention_flops,
+    "feature_attention_gradients": _feature_gradients_flops,
+}
 # What torch's counter does not know: fused attention on a CPU, and products that are added in place.
 UNCOUNTED = {
     torch.ops.aten.addmm_: _added_product_flops,

@@ -14,7 +14,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from teka._compat import restore_in_recomputation, without_tensors
-from teka.checks import LARGEST, check_kind, check_sizes, check_tensor, is_number, is_positive, is_whole
+from teka.checks import (
+    LARGEST,
+    check_kind,
+    check_sizes,
+    check_tensor,
+    is_number,
+    is_positive,
+    is_whole,
+)
 from teka.errors import wrong_shape, wrong_value
 
 Dtype: TypeAlias = torch.dtype | None
@@ -25,7 +33,9 @@ SEAM = 1e-6  # share of a period by which offsets near half of it are taken to l
 def wrap(offset: Float[Tensor, "*batch"], period: float | None) -> Float[Tensor, "*batch"]:
     """Offsets along one axis brought into [−P/2, P/2), as they are if there is no period P."""
     # The seam lies a little before P/2, so that rounding never puts equal offsets on different sides of it.
-    return offset if period is None else offset - period * torch.floor(offset / period + (0.5 + SEAM))
+    return (
+        offset if period is None else offset - period * torch.floor(offset / period + (0.5 + SEAM))
+    )
 
 
 @dataclass(frozen=True, init=False)
@@ -68,7 +78,9 @@ class Grid:
     ) -> None:
         sides = tuple(shape) if isinstance(shape, Sequence) else (shape,)
         if not sides or not all(is_whole(side) and 1 <= side <= LARGEST for side in sides):
-            raise wrong_value("shape", shape, f"one or more sizes, each a whole number from 1 to {LARGEST}")
+            raise wrong_value(
+                "shape", shape, f"one or more sizes, each a whole number from 1 to {LARGEST}"
+            )
         object.__setattr__(self, "shape", tuple(int(side) for side in sides))
         steps = self._for_each_axis("spacing", spacing)
         if not all(is_positive(step) for step in steps):
@@ -104,14 +116,22 @@ class Grid:
         """Length after which one axis comes back to its first cell, in physical units; None if it does not."""
         return self.shape[axis] * self.spacing[axis] if self.periodic[axis] else None
 
-    def axis_positions(self, axis: int, *, dtype: Dtype = None, device: Device = None) -> Float[Tensor, "side"]:
+    def axis_positions(
+        self, axis: int, *, dtype: Dtype = None, device: Device = None
+    ) -> Float[Tensor, "side"]:
         """Position of every cell along one axis in physical units; shape (S,)."""
-        cells = torch.arange(self.shape[axis], dtype=dtype or torch.get_default_dtype(), device=device)
+        cells = torch.arange(
+            self.shape[axis], dtype=dtype or torch.get_default_dtype(), device=device
+        )
         return self.origin[axis] + cells * self.spacing[axis]
 
-    def positions(self, *, dtype: Dtype = None, device: Device = None) -> Float[Tensor, "tokens axes"]:
+    def positions(
+        self, *, dtype: Dtype = None, device: Device = None
+    ) -> Float[Tensor, "tokens axes"]:
         """Position of every token in physical units, in row-major order; shape (L, n)."""
-        sides = [self.axis_positions(axis, dtype=dtype, device=device) for axis in range(self.num_axes)]
+        sides = [
+            self.axis_positions(axis, dtype=dtype, device=device) for axis in range(self.num_axes)
+        ]
         return torch.stack(torch.meshgrid(*sides, indexing="ij"), dim=-1).reshape(-1, self.num_axes)
 
     def wrap(self, offsets: Float[Tensor, "*batch axes"]) -> Float[Tensor, "*batch axes"]:
@@ -121,16 +141,22 @@ class Grid:
             raise wrong_shape("offsets", offsets.shape, f"(…, {self.num_axes}), one for each axis")
         if not any(self.periodic):
             return offsets
-        return torch.stack([self.wrap_axis(axis, offsets[..., axis]) for axis in range(self.num_axes)], dim=-1)
+        return torch.stack(
+            [self.wrap_axis(axis, offsets[..., axis]) for axis in range(self.num_axes)], dim=-1
+        )
 
     def wrap_axis(self, axis: int, offset: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
         """Offsets along one axis in physical units, brought into [−P/2, P/2) if it is periodic with period P."""
         return wrap(offset, self.axis_period(axis))
 
-    def offsets(self, *, dtype: Dtype = None, device: Device = None) -> Float[Tensor, "tokens tokens axes"]:
+    def offsets(
+        self, *, dtype: Dtype = None, device: Device = None
+    ) -> Float[Tensor, "tokens tokens axes"]:
         """Offset x_i − x_j of every pair of tokens in physical units, wrapped where periodic; shape (L, L, n)."""
         # With the first cell at 0, so that no digits are lost far from it.
-        positions = Grid(self.shape, self.spacing, self.periodic).positions(dtype=dtype, device=device)
+        positions = Grid(self.shape, self.spacing, self.periodic).positions(
+            dtype=dtype, device=device
+        )
         return self.wrap(positions[:, None] - positions[None, :])
 
     def part(self, index: int, count: int) -> "Grid":
@@ -165,13 +191,17 @@ class Grid:
         except TypeError:
             steps = ()
         if len(steps) != self.num_axes:
-            raise wrong_value("shift", shift, f"a whole number for each of the {self.num_axes} axes")
+            raise wrong_value(
+                "shift", shift, f"a whole number for each of the {self.num_axes} axes"
+            )
         return steps
 
     def roll(self, tensor: Tensor, shift: SupportsIndex | Sequence[SupportsIndex]) -> Tensor:
         """Shift channels over the grid (B, C, S_1, …, S_n); what leaves at one side enters at the other."""
         self._check_channels(tensor)
-        steps = [step % side for step, side in zip(self.check_shift(shift), self.shape, strict=True)]
+        steps = [
+            step % side for step, side in zip(self.check_shift(shift), self.shape, strict=True)
+        ]
         return torch.roll(tensor, steps, dims=tuple(range(2, tensor.ndim)))
 
     def _check_channels(self, tensor: Tensor) -> None:
@@ -215,7 +245,9 @@ def on(grid: Grid, num_prefix_tokens: int = 0) -> Iterator[None]:
         num_prefix_tokens: Number of first tokens without a position, such as a class token.
     """
     if not _IS_RESTORED:
-        warnings.warn("checkpoints of this version of PyTorch forget the grid of teka.on", stacklevel=3)
+        warnings.warn(
+            "checkpoints of this version of PyTorch forget the grid of teka.on", stacklevel=3
+        )
     if not isinstance(grid, Grid):
         raise wrong_value("grid", grid, "a teka.Grid")
     check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)

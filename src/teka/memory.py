@@ -16,9 +16,7 @@ def check_memory(argument: str, came: object, num_bytes: int, what: str) -> None
     """Check that the machine has room for so many bytes of `what`, on which `argument` decides, before it is made."""
     memory = memory_bytes()
     if num_bytes > memory:
-        expected = (
-            f"one that this machine has room for: {what} of {num_bytes / 1e9:,.0f} GB, {memory / 1e9:,.0f} GB here"
-        )
+        expected = f"one that this machine has room for: {what} of {num_bytes / 1e9:,.0f} GB, {memory / 1e9:,.0f} GB here"
         raise wrong_value(argument, came, expected)
 
 
@@ -48,7 +46,10 @@ def count_numbers(make: Callable[[], nn.Module], most: int) -> int:
             raise TooManyNumbersError(f"more than {most:,} numbers")
 
     on = nn.modules.module
-    handles = [on.register_module_parameter_registration_hook(add), on.register_module_buffer_registration_hook(add)]
+    handles = [
+        on.register_module_parameter_registration_hook(add),
+        on.register_module_buffer_registration_hook(add),
+    ]
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             make()

@@ -56,7 +56,9 @@ def measure() -> Callable[..., Responses]:
             overlap=1 / (1 + (logits - logits[zero]).norm(dim=2)),
             cosine_distance=torch.stack([one["cosine_distance"] for one in found]),
             rank=torch.stack([one["rank"] for one in found]),
-            divergence=(logarithm[zero].exp() * (logarithm[zero] - logarithm)).sum(dim=2).clamp(min=0),
+            divergence=(logarithm[zero].exp() * (logarithm[zero] - logarithm))
+            .sum(dim=2)
+            .clamp(min=0),
         )
 
     return made

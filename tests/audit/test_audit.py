@@ -56,7 +56,10 @@ def test_an_argmax_over_position_changes_with_every_step_along_its_axis_and_with
     assert metrics.numbers["consistency"].value == pytest.approx(1 / 3)
     assert metrics.numbers["worst_shift_accuracy"].value == 0.0
     assert metrics.numbers["accuracy"].value == 1.0
-    assert report.verdict[0] == f"{WRAPPED}, moving the image changes the answer in 66.7 % of the cases."
+    assert (
+        report.verdict[0]
+        == f"{WRAPPED}, moving the image changes the answer in 66.7 % of the cases."
+    )
     assert "(dy, dx) = (0, +1)" in report.verdict[1]
 
 
@@ -89,7 +92,13 @@ def test_an_invariant_model_is_said_not_to_change():
 
 def test_layers_are_blamed_for_a_module_and_the_phases_follow_its_stride():
     torch.manual_seed(0)
-    layers = nn.Conv2d(1, 6, 2, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)
+    layers = (
+        nn.Conv2d(1, 6, 2, stride=2),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(6, 3),
+    )
     settings = AuditSettings(shifts=[(0, 1), (0, 2), (1, 0), (2, 2)])
     report = audit(nn.Sequential(*layers).eval(), random_images(), settings=settings)
     assert report.layers is not None
@@ -120,7 +129,9 @@ def test_a_model_that_draws_anew_is_caught():
 
 def test_a_mode_that_fails_costs_only_itself():
     # The images fill their canvas, so nothing can move without a loss.
-    report = audit(invariant, random_images(), settings=replace(QUICK, modes=("lossless", "circular")))
+    report = audit(
+        invariant, random_images(), settings=replace(QUICK, modes=("lossless", "circular"))
+    )
     assert [one.movement.mode for one in report.metrics] == ["circular"]
     assert "mode lossless" in [failure.part for failure in report.failures]
 
@@ -164,12 +175,16 @@ def test_a_model_that_raises_late_keeps_what_was_measured_before():
 
 def test_what_is_named_takes_the_place_of_the_settings_own():
     settings = replace(QUICK, modes=("zero",), parts=())
-    report = audit(invariant, random_images(), shifts=[(1, 1)], preset="chaman2021", seed=3, settings=settings)
+    report = audit(
+        invariant, random_images(), shifts=[(1, 1)], preset="chaman2021", seed=3, settings=settings
+    )
     assert [one.movement.mode for one in report.metrics] == ["zero"]
     assert report.metrics[0].shifts == ((0, 0), (1, 1))
     assert report.settings["seed"] == 3
     assert [one.name for one in report.presets] == ["chaman2021"]
-    assert [one.movement.mode for one in audit(invariant, random_images(), modes=["circular"]).metrics] == ["circular"]
+    assert [
+        one.movement.mode for one in audit(invariant, random_images(), modes=["circular"]).metrics
+    ] == ["circular"]
 
 
 def test_outputs_of_zero_have_no_relative_error_and_are_audited_all_the_same():
@@ -187,9 +202,14 @@ def test_outputs_of_zero_have_no_relative_error_and_are_audited_all_the_same():
 def test_an_unknown_layer_is_refused_before_anything_is_measured():
     model = nn.ModuleDict({"encoder": nn.Flatten(), "head": nn.Linear(64, 3)}).eval()
     settings = replace(QUICK, layers=["encodr"])
-    with pytest.raises(ValueError, match=r"layers is 'encodr', expected one of 'encoder', 'head'; .* 'encoder'"):
+    with pytest.raises(
+        ValueError, match=r"layers is 'encodr', expected one of 'encoder', 'head'; .* 'encoder'"
+    ):
         audit(model, random_images(), settings=settings)
-    with pytest.raises(ValueError, match=r"layers is \['encodr'\], expected None: the model is a function, no module"):
+    with pytest.raises(
+        ValueError,
+        match=r"layers is \['encodr'\], expected None: the model is a function, no module",
+    ):
         audit(invariant, random_images(), settings=settings)
     # Without the layers' part the names do not matter.
     assert audit(invariant, random_images(), settings=replace(settings, parts=())).metrics
@@ -208,7 +228,11 @@ def test_a_shift_larger_than_the_images_is_an_error():
         (torch.zeros(2, 1, 5, 5, dtype=torch.int64), None, "expected a floating dtype"),
         (torch.full((2, 1, 5, 5), float("nan")), None, "images is 'NaN or infinity'"),
         (torch.zeros(2, 1, 5, 5), torch.zeros(3, dtype=torch.int64), "labels has shape"),
-        (torch.zeros(2, 1, 5, 5), torch.tensor([0, 2]), "labels is 2, expected classes from 0 to 1"),
+        (
+            torch.zeros(2, 1, 5, 5),
+            torch.tensor([0, 2]),
+            "labels is 2, expected classes from 0 to 1",
+        ),
         (torch.zeros(2, 1, 5, 5), torch.tensor([0, -1]), "labels"),
     ],
 )
@@ -218,7 +242,9 @@ def test_bad_data_is_refused_by_name(images: Tensor, labels: Tensor | None, mess
 
 
 def test_a_spent_budget_keeps_what_was_measured_and_says_what_was_not():
-    report = audit(invariant, random_images(), settings=replace(QUICK, batch_size=40, budget_seconds=1e-6))
+    report = audit(
+        invariant, random_images(), settings=replace(QUICK, batch_size=40, budget_seconds=1e-6)
+    )
     (metrics,) = report.metrics
     assert metrics.shifts == ((0, 0),)
     assert len(metrics.skipped_shifts) == 3
@@ -263,13 +289,20 @@ def test_progress_names_its_part():
         parts.add(part)
         assert done <= total
 
-    audit(invariant, random_images(), settings=replace(QUICK, modes=("circular", "zero")), progress=progress)
+    audit(
+        invariant,
+        random_images(),
+        settings=replace(QUICK, modes=("circular", "zero")),
+        progress=progress,
+    )
     assert parts == {"circular", "zero"}
 
 
 def test_a_report_comes_back_from_its_file(tmp_path):
     torch.manual_seed(0)
-    module = nn.Sequential(nn.Conv2d(1, 6, 2, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(96, 3)).eval()
+    module = nn.Sequential(
+        nn.Conv2d(1, 6, 2, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(96, 3)
+    ).eval()
     images = random_images()
     settings = replace(QUICK, modes=("circular", "zero"), preset="chaman2021")
     report = audit(module, images, torch.arange(40) % 3, settings=settings)
@@ -307,10 +340,17 @@ def findings(breaks: dict[str, LayerBreak], embeddings: tuple[str, ...] = ()) ->
     return LayerFindings((), None, 1e-4, embeddings, (), {}, 2, breaks)
 
 
-def verdict_of(*modes: Metrics, layers=None, noise=None, phases=None, caveats=()) -> tuple[str, ...]:
+def verdict_of(
+    *modes: Metrics, layers=None, noise=None, phases=None, caveats=()
+) -> tuple[str, ...]:
     nothing = {"model": {}, "data": {}, "settings": {}, "provenance": {}, "sensitivity": {}}
     nothing |= dict.fromkeys(("lie_derivative", "presets", "failures", "examples", "verdict"), ())
-    found = {"layers": layers, "noise_floor": noise, "phases": phases or {}, "caveats": tuple(caveats)}
+    found = {
+        "layers": layers,
+        "noise_floor": noise,
+        "phases": phases or {},
+        "caveats": tuple(caveats),
+    }
     return verdict(AuditReport(name="model", metrics=modes, **nothing, **found))
 
 
@@ -319,7 +359,10 @@ def test_the_headline_is_of_the_mode_that_changes_most():
     flips = modes[0].numbers["flip_rate"].value
     assert flips > 0
     sentences = verdict_of(*modes)
-    assert sentences[0] == f"{WRAPPED}, moving the image changes the answer in {100 * flips:.1f} % of the cases."
+    assert (
+        sentences[0]
+        == f"{WRAPPED}, moving the image changes the answer in {100 * flips:.1f} % of the cases."
+    )
     assert len(sentences) == 3
 
 
@@ -327,7 +370,9 @@ def test_the_headline_says_how_the_image_was_moved():
     crop = Movement("crop", crop_size=5)
     moved = summarize(measure_responses(totals, torch.rand(60, 1, 9, 9), square_shifts(2), crop))
     found = verdict_of(moved)[0]
-    assert found.startswith("Seen through a window that moves, as a camera does, moving the image changes the")
+    assert found.startswith(
+        "Seen through a window that moves, as a camera does, moving the image changes the"
+    )
     still = [metrics(totals, mode) for mode in ("circular", "fourier")]
     assert verdict_of(*still)[0].startswith(WRAPPED)
     assert verdict_of(metrics(totals), replace(still[0], movement=Movement("reflect")))[0] == (
@@ -340,7 +385,9 @@ def test_an_output_that_changes_and_an_answer_that_does_not_are_told_apart():
         return totals(images) + 0.01 * images[:, 0, 0, :2]
 
     found = verdict_of(metrics(nearly))
-    assert found[0].startswith(f"{WRAPPED}, moving the image changes the output by up to 2.3e−4 of its size")
+    assert found[0].startswith(
+        f"{WRAPPED}, moving the image changes the output by up to 2.3e−4 of its size"
+    )
     assert found[0].endswith("and never the answer.")
 
 
@@ -348,7 +395,9 @@ def test_what_may_be_noise_cannot_be_decided_and_is_never_called_rounding():
     def nearly(images: Tensor) -> Tensor:
         return totals(images) + 0.001 * images[:, 0, 0, :2]
 
-    quiet, loud = (verdict_of(metrics(nearly), noise=NoiseFloor(noise, None)) for noise in (0.0, 0.1))
+    quiet, loud = (
+        verdict_of(metrics(nearly), noise=NoiseFloor(noise, None)) for noise in (0.0, 0.1)
+    )
     assert "moving the image changes the output by up to" in quiet[0]
     cannot = "whether moving the image changes the output cannot be decided: two calls on the same images differ by 0.1"
     assert cannot in loud[0]
@@ -369,7 +418,9 @@ def test_rounding_is_that_of_the_dtype():
         (double, torch.float64, 1e-12, False),
         (double, torch.bfloat16, 1e-3, True),
     ):
-        found = measure_responses(off_by(share, dtype), images, square_shifts(1), Movement("circular"))
+        found = measure_responses(
+            off_by(share, dtype), images, square_shifts(1), Movement("circular")
+        )
         assert ("nothing but rounding" in verdict_of(summarize(found))[0]) == exact, (dtype, share)
 
 
@@ -397,7 +448,9 @@ def test_layers_that_draw_anew_are_not_said_to_hold():
         def forward(self, images: Tensor) -> Tensor:
             return images + torch.rand_like(images)
 
-    model = nn.Sequential(Drawing(), nn.Conv2d(1, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    model = nn.Sequential(
+        Drawing(), nn.Conv2d(1, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    ).eval()
     report = audit(model, random_images(), settings=QUICK)
     assert "cannot be decided" in report.verdict[-1]
     assert "Whether 0 and what follows it break" in report.verdict[-1]
@@ -410,7 +463,9 @@ def test_an_invalid_report_shows_no_number_as_if_it_held():
     _, labels = columns()
     settings = replace(QUICK, changes=("flip",))
     report = audit(constant, random_images(), labels % 3, settings=settings)
-    assert report.verdict == ("These results are invalid: constant predictor, no better than chance.",)
+    assert report.verdict == (
+        "These results are invalid: constant predictor, no better than chance.",
+    )
     page, markdown = render_audit_page([report]), summary_markdown([report])
     assert 'class="tiles"' not in page
     assert "These numbers are shown for diagnosis only." in page
@@ -418,7 +473,10 @@ def test_an_invalid_report_shows_no_number_as_if_it_held():
     assert "circular (invalid)" in markdown
     assert "circular (invalid)" in page
     text = str(report)
-    assert text.index("(invalid)") < text.index("consistency") or "circular" in text.split("(invalid)")[0]
+    assert (
+        text.index("(invalid)") < text.index("consistency")
+        or "circular" in text.split("(invalid)")[0]
+    )
     assert report.to_dict()["invalid"] == report.invalid
     assert AuditReport.from_dict(report.to_dict()).invalid == report.invalid
 
@@ -447,8 +505,13 @@ def test_outputs_that_do_not_depend_on_the_images_are_invalid():
 
 
 def test_a_caveat_that_invalidates_is_the_headline_and_others_are_not():
-    caveats = [Caveat("few", "limits", "few"), Caveat("constant predictor", "invalidates", "always 1")]
-    assert verdict_of(metrics(totals), caveats=caveats)[0] == ("These results are invalid: constant predictor.")
+    caveats = [
+        Caveat("few", "limits", "few"),
+        Caveat("constant predictor", "invalidates", "always 1"),
+    ]
+    assert verdict_of(metrics(totals), caveats=caveats)[0] == (
+        "These results are invalid: constant predictor."
+    )
     assert verdict_of(metrics(totals), caveats=caveats[:1])[0].startswith(WRAPPED)
 
 
@@ -476,7 +539,9 @@ def test_the_layers_to_break_are_named_by_place():
 
 
 def test_layers_that_hold_are_said_to():
-    assert verdict_of(layers=findings({}))[-1] == ("No layer breaks: every error is at most 1.0e−4 of its output.")
+    assert verdict_of(layers=findings({}))[-1] == (
+        "No layer breaks: every error is at most 1.0e−4 of its output."
+    )
 
 
 def test_without_a_moved_image_nothing_is_claimed():
@@ -493,7 +558,9 @@ def test_an_audit_takes_as_many_images_as_its_precision_needs_in_an_order_of_the
         return torch.stack([left, right], dim=1)
 
     def asked(precision, **options):
-        settings = AuditSettings(shifts=[(0, 1), (0, 2)], parts=(), num_examples=2, precision=precision, **options)
+        settings = AuditSettings(
+            shifts=[(0, 1), (0, 2)], parts=(), num_examples=2, precision=precision, **options
+        )
         return audit(brighter_half, images, settings=settings)
 
     whole = asked(None).metrics[0]
@@ -503,10 +570,18 @@ def test_an_audit_takes_as_many_images_as_its_precision_needs_in_an_order_of_the
         assert report.failures == ()
         assert metrics.num_images == number
         assert ("too few images" in [caveat.name for caveat in report.caveats]) == (number == 50)
-        assert all(encode_levels(images[example.index]) == example.image for example in report.examples)
+        assert all(
+            encode_levels(images[example.index]) == example.image for example in report.examples
+        )
         number = metrics.numbers["consistency"]
         assert 50 * (number.upper - number.lower) <= max(precision, 4)
     assert metrics.numbers["consistency"].value == pytest.approx(whole.numbers["consistency"].value)
     assert asked(6, seed=1).metrics[0].curves != asked(6, seed=2).metrics[0].curves
-    with pytest.raises(ValueError, match="precision is 4, expected None: this output has no consistency"):
-        audit(lambda batch: batch, images, settings=AuditSettings(shifts=[(0, 1)], parts=(), precision=4))
+    with pytest.raises(
+        ValueError, match="precision is 4, expected None: this output has no consistency"
+    ):
+        audit(
+            lambda batch: batch,
+            images,
+            settings=AuditSettings(shifts=[(0, 1)], parts=(), precision=4),
+        )

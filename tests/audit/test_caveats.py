@@ -29,11 +29,15 @@ def responses(predictions: Tensor, labels: Tensor | None) -> Responses:
     shifts = tuple((0, step) for step in range(len(predictions)))
     zeros = torch.zeros(predictions.shape, dtype=torch.float64)
     evaluated = torch.ones(predictions.shape, dtype=torch.bool)
-    return Responses(Movement("circular"), shifts, "logits", evaluated, zeros, zeros + 1, labels, predictions)
+    return Responses(
+        Movement("circular"), shifts, "logits", evaluated, zeros, zeros + 1, labels, predictions
+    )
 
 
 def test_an_unknown_severity_is_refused():
-    with pytest.raises(ValueError, match=r"severity is 'limit', expected one of .*; did you mean 'limits'"):
+    with pytest.raises(
+        ValueError, match=r"severity is 'limit', expected one of .*; did you mean 'limits'"
+    ):
         Caveat("resize", "limit", "one pixel is two")
 
 
@@ -59,12 +63,19 @@ def test_layers_that_are_equivariant_in_expectation_only_are_named():
             super().__init__()
             self.equivariance = kind
 
-    (caveat,) = random_features(nn.ModuleDict({"first": Drawing({"shift": "in expectation"}), "last": nn.ReLU()}))
+    (caveat,) = random_features(
+        nn.ModuleDict({"first": Drawing({"shift": "in expectation"}), "last": nn.ReLU()})
+    )
     assert caveat.severity == "limits"
     assert "1 layers (the first 'first')" in caveat.message
-    assert not list(random_features(nn.Sequential(Drawing({"shift": "exact"}), Drawing({}), Drawing("anything"))))
+    assert not list(
+        random_features(
+            nn.Sequential(Drawing({"shift": "exact"}), Drawing({}), Drawing("anything"))
+        )
+    )
     joint, rotary = (
-        Attention(16, heads=2, kernel="positive", relative=relative) for relative in ("rotation_joint", "rotary")
+        Attention(16, heads=2, kernel="positive", relative=relative)
+        for relative in ("rotation_joint", "rotary")
     )
     (caveat,) = random_features(nn.ModuleDict({"first": joint, "last": rotary}))
     assert "1 layers (the first 'first')" in caveat.message
@@ -117,7 +128,11 @@ def test_normalised_images_filled_with_zero_are_found():
     ground = float(images[0, 0, 0, 0])
     (caveat,) = fill_value(images, Movement("zero", background=(ground, 0.0)))
     assert "(channel 1)" in caveat.message
-    for movement in (Movement("zero", background=ground), Movement("circular"), Movement("lossless")):
+    for movement in (
+        Movement("zero", background=ground),
+        Movement("circular"),
+        Movement("lossless"),
+    ):
         assert not list(fill_value(images, movement))
 
 
@@ -152,7 +167,14 @@ def test_images_of_one_class_limit_what_a_flat_curve_says():
 
 def test_responses_without_classes_are_refused():
     zeros = torch.zeros(1, 2, dtype=torch.float64)
-    dense = Responses(Movement("circular"), ((0, 0),), "dense", torch.ones(1, 2, dtype=torch.bool), zeros, zeros + 1)
+    dense = Responses(
+        Movement("circular"),
+        ((0, 0),),
+        "dense",
+        torch.ones(1, 2, dtype=torch.bool),
+        zeros,
+        zeros + 1,
+    )
     with pytest.raises(ValueError, match="'dense', expected 'logits'"):
         list(collapse(dense))
 
@@ -178,11 +200,9 @@ def test_shifts_by_whole_patches_alone_are_found():
     ]:
         caveats = list(phases_unseen(shifts, stride))
         assert bool(caveats) == found, (shifts, stride, found)
-        assert not found or "a multiple of the model's grid of 4 × 4 pixels" in caveats[0].message, (
-            shifts,
-            stride,
-            found,
-        )
+        assert (
+            not found or "a multiple of the model's grid of 4 × 4 pixels" in caveats[0].message
+        ), (shifts, stride, found)
 
 
 def test_images_at_another_scale_than_in_use_are_noted():

@@ -14,7 +14,9 @@ IMAGES = torch.rand(3, 2, 9, 9, generator=torch.Generator().manual_seed(0), dtyp
 
 def test_a_rotation_by_quarters_is_a_turn_and_one_of_an_oblong_image_keeps_its_shape():
     for quarters in (1, 2, 3, -1):
-        assert rotate(IMAGES, 90.0 * quarters, 0.0).allclose(IMAGES.rot90(quarters, (2, 3)), atol=1e-12)
+        assert rotate(IMAGES, 90.0 * quarters, 0.0).allclose(
+            IMAGES.rot90(quarters, (2, 3)), atol=1e-12
+        )
     oblong = torch.zeros(1, 1, 5, 11)
     oblong[0, 0, 2, 7] = 1.0  # two to the right of the middle, and so two above it
     assert rotate(oblong, 90.0, 0.0)[0, 0, 0, 5] == pytest.approx(1.0)
@@ -36,7 +38,10 @@ def test_an_amount_of_zero_changes_nothing_and_what_is_exact_is_undone(name):
     assert movement.check(placed, amounts) == tuple(amounts)
     assert movement.move(placed, (0,)).allclose(IMAGES, atol=1e-12)
     for (amount,) in amounts:
-        changed, inverse = movement.move(placed, (amount,)), amount if name == "flip" else CHANGES[name].undo(amount)
+        changed, inverse = (
+            movement.move(placed, (amount,)),
+            amount if name == "flip" else CHANGES[name].undo(amount),
+        )
         back = CHANGES[name].apply(changed, inverse, 0.0)
         if name in ("turn", "flip"):
             assert torch.equal(back, IMAGES)
@@ -51,12 +56,17 @@ def test_maps_are_compared_with_the_map_of_the_image_unchanged_changed_along():
         found = measure_responses(pointwise, IMAGES, amounts, Movement(name), output="dense")
         assert found.relative_error().max() < 1e-10, name
     # Where background comes in nothing is compared: no class is there that no pixel has.
-    classes = torch.stack([-torch.ones(3, 9, 9), IMAGES[:, 0].float(), 1 - IMAGES[:, 0].float()], dim=1)
+    classes = torch.stack(
+        [-torch.ones(3, 9, 9), IMAGES[:, 0].float(), 1 - IMAGES[:, 0].float()], dim=1
+    )
     found, expected = compared_after(classes, classes, CHANGES["rotation"], 10)
     assert 0 not in torch.cat([found, expected]).argmax(dim=1)
     wide = nn.Conv2d(2, 4, 3, padding=1, dtype=torch.float64).eval().requires_grad_(False)
     assert (
-        measure_responses(wide, IMAGES, [(0,), (1,)], Movement("turn"), output="dense").relative_error()[1].min() > 0.1
+        measure_responses(wide, IMAGES, [(0,), (1,)], Movement("turn"), output="dense")
+        .relative_error()[1]
+        .min()
+        > 0.1
     )
 
 
@@ -64,7 +74,9 @@ def test_a_report_has_each_change_with_what_interpolation_alone_does(tmp_path):
     def brighter_half(batch):
         return torch.stack([batch[..., :4].sum((1, 2, 3)), batch[..., 5:].sum((1, 2, 3))], dim=1)
 
-    settings = AuditSettings(shifts=[(0, 1)], parts=(), changes=tuple(CHANGES), num_examples=0, num_resamples=40)
+    settings = AuditSettings(
+        shifts=[(0, 1)], parts=(), changes=tuple(CHANGES), num_examples=0, num_resamples=40
+    )
     images = torch.rand(20, 1, 9, 9, generator=torch.Generator().manual_seed(0))
     report = audit(brighter_half, images, settings=settings)
     assert report.failures == ()
@@ -98,6 +110,8 @@ def test_what_does_not_interpolate_is_not_done_there_and_back_and_boxes_are_shif
     with pytest.raises(ValueError, match="there_and_back is True"):
         Movement("flip", there_and_back=True)
     with pytest.raises(ValueError, match="one that shifts images"):
-        measure_responses(lambda batch: batch.new_zeros(len(batch), 2, 6), IMAGES, [0, 1], FLIP, output="boxes")
+        measure_responses(
+            lambda batch: batch.new_zeros(len(batch), 2, 6), IMAGES, [0, 1], FLIP, output="boxes"
+        )
     with pytest.raises(ValueError, match="modes is 'flip'"):
         AuditSettings(modes=("flip",))

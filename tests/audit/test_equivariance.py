@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 from tests.raising import raises_for
 from torch import nn
 
-from teka.audit import assert_translation_equivariant, axis_shifts, equivariance_error, square_shifts
+from teka.audit import (
+    assert_translation_equivariant,
+    axis_shifts,
+    equivariance_error,
+    square_shifts,
+)
 from teka.codec import encode
 
 SIZES = [(11,), (5, 7), (3, 5, 2)]
@@ -33,7 +38,10 @@ def convolutional(num_axes, padding_mode="circular", stride=1):
 def test_circular_convolution_passes():
     for sizes in SIZES:
         error = assert_translation_equivariant(
-            convolutional(len(sizes)), noise(*sizes), axis_shifts(2, len(sizes)), tolerance=TOLERANCE
+            convolutional(len(sizes)),
+            noise(*sizes),
+            axis_shifts(2, len(sizes)),
+            tolerance=TOLERANCE,
         )
         assert error.output == "dense", sizes
         assert error.noise_floor == 0.0, sizes
@@ -56,7 +64,9 @@ def test_an_absolute_position_embedding_fails(sizes):
     network = convolutional(len(sizes))
     embedding = noise(*sizes, batch=1)
     with pytest.raises(AssertionError, match="not translation equivariant"):
-        assert_translation_equivariant(lambda images: network(images + embedding), noise(*sizes), [1], tolerance=0.05)
+        assert_translation_equivariant(
+            lambda images: network(images + embedding), noise(*sizes), [1], tolerance=0.05
+        )
 
 
 def test_a_strided_network_fails_as_a_map_and_pooled():
@@ -79,7 +89,11 @@ def test_a_ramp_added_to_the_input_gives_the_error_worked_out_by_hand(shift, slo
     columns = slope * torch.arange(7, dtype=torch.float64)
     error = equivariance_error(lambda images: images + columns, inputs, [shift])
     step = shift[1] % 7
-    expected = slope * math.sqrt(5 * step * (7 - step) * 7) / torch.linalg.vector_norm(inputs + columns).item()
+    expected = (
+        slope
+        * math.sqrt(5 * step * (7 - step) * 7)
+        / torch.linalg.vector_norm(inputs + columns).item()
+    )
     assert error.maximum == pytest.approx(expected, rel=1e-12, abs=1e-14)
 
 
@@ -104,7 +118,9 @@ def test_zero_padding_passes_on_a_canvas_once_the_border_covers_its_reach():
     # The first layer pads a background of zeros with zeros; so only the second feels the edge, one cell deep.
     function = convolutional(2, padding_mode="zeros")
     arguments = {"mode": "canvas", "canvas_size": (13, 17), "shifts": square_shifts(3)}
-    assert_translation_equivariant(function, noise(5, 7), border=1, tolerance=TOLERANCE, **arguments)
+    assert_translation_equivariant(
+        function, noise(5, 7), border=1, tolerance=TOLERANCE, **arguments
+    )
     assert equivariance_error(function, noise(5, 7), border=0, **arguments).maximum > 1e-3
 
 
@@ -124,7 +140,9 @@ def test_cells_that_entered_over_an_edge_are_not_compared():
 
 
 def test_the_canvas_is_named_in_the_numbers():
-    error = equivariance_error(lambda images: images, noise(5, 7), [2], mode="canvas", canvas_size=11)
+    error = equivariance_error(
+        lambda images: images, noise(5, 7), [2], mode="canvas", canvas_size=11
+    )
     assert error.mode == "canvas"
     assert json.loads(json.dumps(encode(error))) == {
         "mode": "canvas",
@@ -150,7 +168,9 @@ def test_the_noise_floor_is_the_difference_of_two_calls():
 def test_a_map_may_be_measured_for_invariance_by_choice():
     inputs = noise(5, 7)
     error = equivariance_error(lambda images: images, inputs, [1], output="invariant")
-    expected = torch.linalg.vector_norm(inputs.roll(1, -1) - inputs) / torch.linalg.vector_norm(inputs)
+    expected = torch.linalg.vector_norm(inputs.roll(1, -1) - inputs) / torch.linalg.vector_norm(
+        inputs
+    )
     assert error.maximum == pytest.approx(expected.item(), rel=1e-12)
 
 
@@ -191,8 +211,16 @@ def test_low_precision_outputs_are_compared_without_overflow():
 def test_the_failure_names_worst_shift_error_tolerance_and_noise_floor():
     inputs = torch.arange(1.0, 12.0, dtype=torch.float64).reshape(1, 1, 11)
     with pytest.raises(AssertionError) as caught:
-        assert_translation_equivariant(lambda line: line[:, :, 0], inputs, [-3, 1, 0], tolerance=2.5)
-    for part in ("error 10 at shift (1,)", "tolerance 2.5", "noise floor 0", "'circular'", "'invariant'"):
+        assert_translation_equivariant(
+            lambda line: line[:, :, 0], inputs, [-3, 1, 0], tolerance=2.5
+        )
+    for part in (
+        "error 10 at shift (1,)",
+        "tolerance 2.5",
+        "noise floor 0",
+        "'circular'",
+        "'invariant'",
+    ):
         assert part in str(caught.value)
     assert_translation_equivariant(lambda line: line[:, :, 0], inputs, [-3, 1, 0], tolerance=10.0)
 
@@ -230,11 +258,22 @@ def test_arguments_that_make_no_sense_are_refused(as_users_run_it):
         ({"border": 1, "output": "invariant"}, "border is 1, expected 0"),
         ({"inputs": torch.ones(5, 7)}, "inputs has shape"),
         ({"inputs": torch.ones(0, 2, 5, 7)}, "inputs has shape"),
-        ({"inputs": torch.ones(1, 2, 5, 7).numpy()}, "inputs is of type ndarray, expected a tensor"),
+        (
+            {"inputs": torch.ones(1, 2, 5, 7).numpy()},
+            "inputs is of type ndarray, expected a tensor",
+        ),
         ({"mode": "lossless"}, "lose pixels"),
-        ({"function": lambda images: images.mean(-1), "output": "dense"}, r"shape \(3, 2, 5\).*if dense"),
+        (
+            {"function": lambda images: images.mean(-1), "output": "dense"},
+            r"shape \(3, 2, 5\).*if dense",
+        ),
     ]:
-        given_arguments = {"function": lambda images: images, "inputs": noise(5, 7), "shifts": [1], **arguments}
+        given_arguments = {
+            "function": lambda images: images,
+            "inputs": noise(5, 7),
+            "shifts": [1],
+            **arguments,
+        }
         with raises_for(message, ValueError, match=message):
             equivariance_error(**given_arguments)
 
@@ -242,4 +281,6 @@ def test_arguments_that_make_no_sense_are_refused(as_users_run_it):
 def test_a_tolerance_that_makes_no_sense_is_refused():
     for tolerance in [-1e-3, math.nan, math.inf]:
         with raises_for(tolerance, ValueError, match="tolerance is"):
-            assert_translation_equivariant(lambda images: images, noise(5, 7), [1], tolerance=tolerance)
+            assert_translation_equivariant(
+                lambda images: images, noise(5, 7), [1], tolerance=tolerance
+            )

@@ -4,7 +4,14 @@ from tests.raising import raises_for
 from torch import nn
 
 from teka.audit.audit import audit
-from teka.audit.function import ModelError, call_model, check_evaluation_mode, evaluating, tensor_hash, weights_hash
+from teka.audit.function import (
+    ModelError,
+    call_model,
+    check_evaluation_mode,
+    evaluating,
+    tensor_hash,
+    weights_hash,
+)
 from teka.audit.settings import AuditSettings
 
 BATCH = torch.arange(2 * 1 * 5 * 7, dtype=torch.float64).reshape(2, 1, 5, 7)
@@ -25,7 +32,9 @@ def test_a_module_in_evaluation_mode_and_a_plain_function_pass():
 
 
 def test_a_module_in_training_mode_is_told_to_call_eval():
-    with pytest.raises(ValueError, match=r"function is a Dropout and it is in training mode.*\.eval\(\)"):
+    with pytest.raises(
+        ValueError, match=r"function is a Dropout and it is in training mode.*\.eval\(\)"
+    ):
         check_evaluation_mode("function", nn.Dropout())
 
 
@@ -71,11 +80,15 @@ def test_the_logits_of_what_has_some_are_taken_out_of_it():
 
 
 def test_the_model_runs_in_inference_mode():
-    assert call(lambda batch: torch.full((2, 1), float(torch.is_inference_mode_enabled()))).tolist() == [[1], [1]]
+    assert call(
+        lambda batch: torch.full((2, 1), float(torch.is_inference_mode_enabled()))
+    ).tolist() == [[1], [1]]
 
 
 def test_what_a_model_raises_is_the_cause_of_an_error_that_says_where():
-    with pytest.raises(ModelError, match=r"the model raised RuntimeError at shift \(1, 2\): .*shapes") as caught:
+    with pytest.raises(
+        ModelError, match=r"the model raised RuntimeError at shift \(1, 2\): .*shapes"
+    ) as caught:
         call(nn.Linear(3, 4).double())
     assert isinstance(caught.value.__cause__, RuntimeError)
     assert isinstance(caught.value, ValueError)
@@ -91,7 +104,10 @@ def test_the_error_of_too_little_memory_gives_a_hint():
 
 def test_what_is_no_output_is_refused():
     for function, message in [
-        (lambda batch: (batch, batch), r"at shift \(1, 2\) is a tuple of '0' \(.*\), '1' \(.*\), expected one tensor"),
+        (
+            lambda batch: (batch, batch),
+            r"at shift \(1, 2\) is a tuple of '0' \(.*\), '1' \(.*\), expected one tensor",
+        ),
         (lambda batch: batch.sum(), r"at shift \(1, 2\) has shape \(\), expected \(2, …\)"),
         (lambda batch: batch[0, 0], r"shape \(5, 7\)"),
         (lambda batch: batch[:1], r"shape \(1, 1, 5, 7\)"),
@@ -112,7 +128,14 @@ def test_a_lazy_module_has_no_weights_before_its_first_image():
 def test_the_hash_of_a_tensor_is_that_of_its_dtype_shape_and_values():
     values = torch.arange(6, dtype=torch.float32)
     assert tensor_hash(values.reshape(2, 3).T.contiguous().T) == tensor_hash(values.reshape(2, 3))
-    different = (values, values.reshape(2, 3), values.reshape(3, 2), values.int(), -values, values.bfloat16())
+    different = (
+        values,
+        values.reshape(2, 3),
+        values.reshape(3, 2),
+        values.int(),
+        -values,
+        values.bfloat16(),
+    )
     assert len({tensor_hash(one) for one in different}) == len(different)
     assert tensor_hash(torch.empty(0, 3)) != tensor_hash(torch.empty(3, 0))
 
@@ -128,7 +151,10 @@ def test_a_compiled_model_is_audited_as_the_one_it_was_made_from():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)).eval()
     settings, images = AuditSettings(shifts=[(0, 1)]), torch.rand(3, 1, 8, 8)
-    plain, compiled = (audit(one, images, settings=settings) for one in (model, torch.compile(model, backend="eager")))
+    plain, compiled = (
+        audit(one, images, settings=settings)
+        for one in (model, torch.compile(model, backend="eager"))
+    )
     assert compiled.name == "Sequential"
     assert compiled.model["weights_sha256"] == plain.model["weights_sha256"]
     assert compiled.layers == plain.layers

@@ -10,7 +10,15 @@ from torch.testing import assert_close
 
 from teka import Grid
 from teka.audit import paste_on_canvas
-from teka.audit.images import background_value, bilinear_shift, blank_margins, crop, fourier_shift, reflect, window_size
+from teka.audit.images import (
+    background_value,
+    bilinear_shift,
+    blank_margins,
+    crop,
+    fourier_shift,
+    reflect,
+    window_size,
+)
 from teka.audit.movement import check_lossless, check_room
 
 
@@ -48,7 +56,9 @@ def test_content_that_is_not_a_number_counts_as_content():
 def test_the_error_names_every_axis_and_how_many_images_lose_pixels():
     margins = torch.tensor([[[0, 2], [3, 1]], [[4, 2], [3, 0]], [[4, 2], [3, 0]]])
     check_lossless((5, 7), margins, [(2, -3)])
-    with pytest.raises(ValueError, match=r"axis 0 \(size 5\) 1 of 3 images.*axis 1 \(size 7\) 2 of 3 images"):
+    with pytest.raises(
+        ValueError, match=r"axis 0 \(size 5\) 1 of 3 images.*axis 1 \(size 7\) 2 of 3 images"
+    ):
         check_lossless((5, 7), margins, [(-1, 1)])
 
 
@@ -65,7 +75,11 @@ def test_a_background_that_the_dtype_cannot_hold_is_refused():
 
 
 def test_margins_of_what_is_no_batch_of_images_are_refused():
-    for images in [torch.zeros(5, 7), torch.zeros(2, 1, 0), torch.zeros(2, 1, 5, dtype=torch.complex64)]:
+    for images in [
+        torch.zeros(5, 7),
+        torch.zeros(2, 1, 0),
+        torch.zeros(2, 1, 5, dtype=torch.complex64),
+    ]:
         with raises_for(images.shape, ValueError, match=r"images(\.dtype)? (is|has)"):
             blank_margins(images)
 
@@ -75,7 +89,9 @@ def test_an_empty_batch_has_no_margins():
 
 
 def ramp(*sizes):
-    return 1.0 + torch.arange(torch.Size((2, 3, *sizes)).numel(), dtype=torch.float64).reshape(2, 3, *sizes)
+    return 1.0 + torch.arange(torch.Size((2, 3, *sizes)).numel(), dtype=torch.float64).reshape(
+        2, 3, *sizes
+    )
 
 
 def test_the_image_lies_in_the_middle_of_its_canvas():
@@ -109,7 +125,9 @@ def test_in_the_window_content_moves_as_in_the_whole_image(case):
     check_room(sizes, window, [shift])
     images = ramp(*sizes)
     centre = (0,) * len(sizes)
-    assert torch.equal(crop(images, window, shift), crop(Grid(sizes).roll(images, shift), window, centre))
+    assert torch.equal(
+        crop(images, window, shift), crop(Grid(sizes).roll(images, shift), window, centre)
+    )
 
 
 def test_the_largest_shifts_reach_the_edges_of_the_image():
@@ -145,7 +163,9 @@ def test_it_is_a_window_of_the_mirrored_image(case):
     sizes, shift = case
     images = np.arange(6 * np.prod(sizes), dtype=np.float64).reshape(2, 3, *sizes)
     mirrored = np.pad(images, [(0, 0), (0, 0), *((side, side) for side in sizes)], mode="reflect")
-    inside = tuple(slice(side - step, 2 * side - step) for side, step in zip(sizes, shift, strict=True))
+    inside = tuple(
+        slice(side - step, 2 * side - step) for side, step in zip(sizes, shift, strict=True)
+    )
     moved = reflect(torch.from_numpy(images), shift)
     assert np.array_equal(moved.numpy(), mirrored[(slice(None), slice(None), *inside)])
 
@@ -166,7 +186,9 @@ STEPS = st.floats(-8.0, 8.0)
 
 
 def noise(*sizes, batch=2):
-    return torch.randn(batch, 3, *sizes, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    return torch.randn(
+        batch, 3, *sizes, dtype=torch.float64, generator=torch.Generator().manual_seed(5)
+    )
 
 
 def wave(side, frequency, phase=0.3):
@@ -193,7 +215,10 @@ def test_and_on_even_sides_without_the_highest_frequency(first, second):
     alternating = torch.tensor([1.0, -1.0] * 4, dtype=torch.float64)
     images = noise(8)
     images -= (images * alternating).mean(-1, keepdim=True) * alternating
-    assert_close(fourier_shift(fourier_shift(images, [first]), [second]), fourier_shift(images, [first + second]))
+    assert_close(
+        fourier_shift(fourier_shift(images, [first]), [second]),
+        fourier_shift(images, [first + second]),
+    )
 
 
 @given(st.sampled_from([(7, 3), (8, 3), (9, 0), (12, 5)]), STEPS)
@@ -246,7 +271,10 @@ def test_bilinear_dims_a_wave_by_the_stated_share(case, step):
 
 def test_bilinear_gives_each_cells_share_to_the_next_in_the_direction_of_the_step():
     lit = torch.tensor([[[0.0, 0.0, 1.0, 0.0, 0.0]]])
-    for step, expected in ((0.25, [0.0, 0.0, 0.75, 0.25, 0.0]), (-1.25, [0.25, 0.75, 0.0, 0.0, 0.0])):
+    for step, expected in (
+        (0.25, [0.0, 0.0, 0.75, 0.25, 0.0]),
+        (-1.25, [0.25, 0.75, 0.0, 0.0, 0.0]),
+    ):
         assert bilinear_shift(lit, [step]).flatten().tolist() == expected
 
 
@@ -268,4 +296,9 @@ def test_the_dtype_stays():
             moved = move(images.to(dtype), [0.5, 1.25])
             assert moved.dtype == dtype, dtype
             tolerance = 8 * torch.finfo(dtype).eps
-            assert_close(moved.double(), move(images.to(dtype).double(), [0.5, 1.25]), rtol=tolerance, atol=tolerance)
+            assert_close(
+                moved.double(),
+                move(images.to(dtype).double(), [0.5, 1.25]),
+                rtol=tolerance,
+                atol=tolerance,
+            )

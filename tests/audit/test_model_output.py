@@ -54,7 +54,9 @@ MODELS = {
     "boxes": lambda: transformers.YolosForObjectDetection(
         transformers.YolosConfig(**TINY, **SIZES, num_detection_tokens=6, **CLASSES)
     ),
-    "features": lambda: transformers.ViTModel(transformers.ViTConfig(**TINY, **{**SIZES, "image_size": 32})),
+    "features": lambda: transformers.ViTModel(
+        transformers.ViTConfig(**TINY, **{**SIZES, "image_size": 32})
+    ),
 }
 
 
@@ -110,12 +112,22 @@ def test_boxes_are_in_pixels_and_scores_leave_out_no_object():
 
 
 def test_of_a_list_of_detections_there_is_one_row_for_each_and_the_rest_is_empty():
-    found = {"boxes": torch.tensor([[0.0, 1, 2, 3], [4, 5, 6, 7]]), "scores": torch.tensor([0.3, 0.8])}
+    found = {
+        "boxes": torch.tensor([[0.0, 1, 2, 3], [4, 5, 6, 7]]),
+        "scores": torch.tensor([0.3, 0.8]),
+    }
     found["labels"] = torch.tensor([1, 0])
-    none = {"boxes": torch.zeros(0, 4), "scores": torch.zeros(0), "labels": torch.zeros(0, dtype=torch.int64)}
+    none = {
+        "boxes": torch.zeros(0, 4),
+        "scores": torch.zeros(0),
+        "labels": torch.zeros(0, dtype=torch.int64),
+    }
     boxes = read_detections([found, none], Source(torch.zeros(2, 3, 8, 8), num_classes=2))
     assert boxes.shape == (2, 300, 6)
-    assert boxes[0, :2].tolist() == [pytest.approx([4, 5, 6, 7, 0.8, 0]), pytest.approx([0, 1, 2, 3, 0, 0.3])]
+    assert boxes[0, :2].tolist() == [
+        pytest.approx([4, 5, 6, 7, 0.8, 0]),
+        pytest.approx([0, 1, 2, 3, 0, 0.3]),
+    ]
     assert boxes[0, 2:].abs().sum() == boxes[1].abs().sum() == 0
 
 
@@ -171,7 +183,11 @@ def test_features_are_pooled_by_the_output_of_the_pooler_the_class_token_or_the_
     plain = nn.Linear(1, 1)
     for result, module, expected in (
         ({"image_embeds": TOKENS[:, 1], "last_hidden_state": TOKENS}, None, TOKENS[:, 1]),
-        ({"last_hidden_state": TOKENS, "pooler_output": TOKENS[:, 3]}, WithClassToken(), TOKENS[:, 3]),
+        (
+            {"last_hidden_state": TOKENS, "pooler_output": TOKENS[:, 3]},
+            WithClassToken(),
+            TOKENS[:, 3],
+        ),
         ({"last_hidden_state": TOKENS, "pooler_output": None}, WithClassToken(), TOKENS[:, 0]),
         ({"last_hidden_state": TOKENS}, plain, TOKENS.mean(1)),
         ({"last_hidden_state": MAPS}, None, MAPS.mean((2, 3))),
@@ -189,16 +205,24 @@ def test_the_output_of_a_segmenter_or_a_detector_is_recognised_by_its_fields():
     assert select(maps)[1] == "segmentation"
     assert select(maps)[0].shape == (4, 5, 8, 8)
     assert select({"logits": TOKENS, "pred_boxes": TOKENS[..., :4]})[1] == "boxes"
-    one = {"boxes": torch.zeros(1, 4), "scores": torch.ones(1), "labels": torch.ones(1, dtype=torch.int64)}
+    one = {
+        "boxes": torch.zeros(1, 4),
+        "scores": torch.ones(1),
+        "labels": torch.ones(1, dtype=torch.int64),
+    }
     assert select([one] * 4)[1] == "boxes"
 
 
 def test_an_output_is_chosen_by_its_name_or_its_index():
     assert torch.equal(select({"logits": LOGITS, "other": TOKENS}, name="other")[0], TOKENS)
     assert torch.equal(select((LOGITS, TOKENS), name="1")[0], TOKENS)
-    with pytest.raises(ValueError, match=r"output_name is 'othr', expected one of .*'other'; did you mean 'other'"):
+    with pytest.raises(
+        ValueError, match=r"output_name is 'othr', expected one of .*'other'; did you mean 'other'"
+    ):
         select({"logits": LOGITS, "other": TOKENS}, name="othr")
-    with pytest.raises(ValueError, match=r"output_name is 'logits', expected .* none, because it is torch.float32"):
+    with pytest.raises(
+        ValueError, match=r"output_name is 'logits', expected .* none, because it is torch.float32"
+    ):
         select(LOGITS, name="logits")
 
 
@@ -210,7 +234,10 @@ def test_what_is_no_output_is_described():
         ("a cat", "is of type str"),
         (0.5, "is of type float"),
         ([0.5, 0.5], r"is a list of '0' \(float\)"),
-        ((LOGITS, TOKENS), r"is a tuple of '0' \(torch.float32 of shape \(4, 3\)\), '1' .*output_name"),
+        (
+            (LOGITS, TOKENS),
+            r"is a tuple of '0' \(torch.float32 of shape \(4, 3\)\), '1' .*output_name",
+        ),
         ({"a": LOGITS, "b": None, "c": TOKENS}, r"'b' \(None\)"),
         (LOGITS.to(torch.complex64), "is of torch.complex64, expected real"),
         (np.array(["cat"] * 4), "is an array of <U3"),
@@ -272,7 +299,12 @@ def test_an_output_of_another_kind_is_refused_with_its_shape_and_dtype():
     for shape, kind, stride, message in (
         ((3, 10), "dense", None, r"torch.float32 of shape \(3, 10\), expected maps"),
         ((3, 4, 5, 9), "dense", None, r"expected sizes that divide \(12, 18\).*give stride"),
-        ((3, 4, 6), "logits", None, r"shape \(3, 4, 6\), expected \(batch, classes\) of floating-point numbers"),
+        (
+            (3, 4, 6),
+            "logits",
+            None,
+            r"shape \(3, 4, 6\), expected \(batch, classes\) of floating-point numbers",
+        ),
         ((3, 4, 6), "probabilities", None, "expected .* sum to 1"),
         ((3, 4), "classes", None, "whole numbers"),
         ((3, 1, 12, 18), "segmentation", None, "two or more classes"),
@@ -280,7 +312,9 @@ def test_an_output_of_another_kind_is_refused_with_its_shape_and_dtype():
     ):
         with raises_for((shape, kind), ValueError, match=message):
             infer_kind(torch.rand(shape) + 1, (12, 18), kind, stride)
-    with pytest.raises(ValueError, match=r"torch.int64 of shape \(3, 4\), expected floating-point numbers"):
+    with pytest.raises(
+        ValueError, match=r"torch.int64 of shape \(3, 4\), expected floating-point numbers"
+    ):
         infer_kind(torch.ones(3, 4, dtype=torch.int64), (12, 18))
     with pytest.raises(ValueError, match="expected the output of a classifier"):
         infer_kind(torch.rand(3, 4, 5), (12, 18), among=CLASSIFIERS)
@@ -303,7 +337,9 @@ SCORES = torch.tensor([-2.0, -1.0, -0.5, 0.5, 1.0, 2.0])  # of each column
 
 
 def measure(function, labels=None, **options):
-    return measure_responses(function, POINTS, SHIFTS, Movement("circular"), labels=labels, **options)
+    return measure_responses(
+        function, POINTS, SHIFTS, Movement("circular"), labels=labels, **options
+    )
 
 
 def score(images):
@@ -344,7 +380,9 @@ def test_a_binary_classifier_is_one_whatever_it_returns(form, batch_size):
     shares, tolerance = SCORES[COLUMNS].double().sigmoid(), 2e-3 if form == "bfloat16" else 1e-6
     loss = -torch.where(LABELS == 1, shares.log(), (1 - shares).log())
     torch.testing.assert_close(responses.loss, loss, rtol=0, atol=tolerance)
-    torch.testing.assert_close(responses.probability_change, (shares - shares[0]).abs(), rtol=0, atol=tolerance)
+    torch.testing.assert_close(
+        responses.probability_change, (shares - shares[0]).abs(), rtol=0, atol=tolerance
+    )
 
 
 @pytest.mark.parametrize("batch_size", [1, 5])
@@ -362,7 +400,9 @@ def test_probabilities_and_pooled_maps_are_measured_as_the_logits_that_they_stan
     ):
         found = measure(function, labels, batch_size=batch_size)
         for name in ("predictions", "loss", "probability_change", "divergence"):
-            torch.testing.assert_close(getattr(found, name), getattr(plain, name), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                getattr(found, name), getattr(plain, name), rtol=1e-5, atol=1e-6
+            )
 
 
 def test_the_sets_of_labels_that_a_multi_label_classifier_predicts_are_compared_as_wholes():
@@ -397,7 +437,12 @@ def test_labels_that_a_classifier_cannot_predict_are_refused():
             {},
             r"labels has shape \(6, 3\), expected \(6,\)",
         ),
-        (lambda images: score(images).long() - 3, LABELS, {}, "holds the class -5, expected classes of at least 0"),
+        (
+            lambda images: score(images).long() - 3,
+            LABELS,
+            {},
+            "holds the class -5, expected classes of at least 0",
+        ),
     ):
         with raises_for(message, ValueError, match=message):
             measure(function, labels, **options)
@@ -407,14 +452,20 @@ def test_a_report_says_that_labels_were_not_used_and_that_one_value_was_read_as_
     settings = AuditSettings(shifts=[(0, 1)], parts=(), num_resamples=40)
 
     def caveats(function, labels):
-        report = audit(function, POINTS.expand(-1, 1, 3, -1).contiguous(), labels, settings=settings)
+        report = audit(
+            function, POINTS.expand(-1, 1, 3, -1).contiguous(), labels, settings=settings
+        )
         assert report.failures == ()
         return [caveat.name for caveat in report.caveats]
 
     assert "labels not used" in caveats(lambda images: images, LABELS)
     assert "labels not used" not in caveats(lambda images: images, None)
-    assert "one value read as two classes" in caveats(lambda images: images[:, 0, 0] @ SCORES, LABELS)
-    assert "one value read as two classes" not in caveats(lambda images: several(images[:, :, :1]), LABELS)
+    assert "one value read as two classes" in caveats(
+        lambda images: images[:, 0, 0] @ SCORES, LABELS
+    )
+    assert "one value read as two classes" not in caveats(
+        lambda images: several(images[:, :, :1]), LABELS
+    )
 
 
 @pytest.mark.parametrize("form", ["class", "probability", "several"])
@@ -428,7 +479,9 @@ def test_every_part_of_an_audit_takes_every_kind_of_classifier(form):
             return function(images - 0.5)
 
     settings = AuditSettings(shifts=[(0, 1), (0, 2)], num_resamples=40, changes=("flip",))
-    report = audit(Model(), images, labels if form == "several" else labels[:, 0], settings=settings)
+    report = audit(
+        Model(), images, labels if form == "several" else labels[:, 0], settings=settings
+    )
     assert [failure for failure in report.failures if failure.part != "layers"] == []
     assert {"accuracy", "consistency"} <= report.metrics[0].numbers.keys()
     assert len(report.examples) == (0 if form == "several" else 8)

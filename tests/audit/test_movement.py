@@ -16,7 +16,9 @@ SIZES = [(11,), (5, 7), (3, 5, 2)]
 
 
 def ramp(*sizes):
-    return 1.0 + torch.arange(torch.Size((2, 3, *sizes)).numel(), dtype=torch.float64).reshape(2, 3, *sizes)
+    return 1.0 + torch.arange(torch.Size((2, 3, *sizes)).numel(), dtype=torch.float64).reshape(
+        2, 3, *sizes
+    )
 
 
 @st.composite
@@ -29,7 +31,11 @@ def moved_by_hand(images, shift, background, *, wrap):
     """Cell by cell, from the definition: content at index i moves to i + t."""
     sizes = images.shape[2:]
     moved = torch.full_like(images, background)
-    for index in torch.cartesian_prod(*(torch.arange(side) for side in sizes)).reshape(-1, len(sizes)).tolist():
+    for index in (
+        torch.cartesian_prod(*(torch.arange(side) for side in sizes))
+        .reshape(-1, len(sizes))
+        .tolist()
+    ):
         target = [start + step for start, step in zip(index, shift, strict=True)]
         if wrap:
             target = [place % side for place, side in zip(target, sizes, strict=True)]
@@ -42,14 +48,18 @@ def moved_by_hand(images, shift, background, *, wrap):
 def test_circular_and_zero_are_their_definitions(case):
     sizes, shift = case
     images = ramp(*sizes)
-    assert torch.equal(translate(images, shift, mode="circular"), moved_by_hand(images, shift, 0.0, wrap=True))
+    assert torch.equal(
+        translate(images, shift, mode="circular"), moved_by_hand(images, shift, 0.0, wrap=True)
+    )
     zero = translate(images, shift, mode="zero", background=-3.0)
     assert torch.equal(zero, moved_by_hand(images, shift, -3.0, wrap=False))
 
 
 def test_a_single_int_moves_along_the_last_axis():
     images = ramp(5, 7)
-    assert torch.equal(translate(images, 3, mode="circular"), translate(images, (0, 3), mode="circular"))
+    assert torch.equal(
+        translate(images, 3, mode="circular"), translate(images, (0, 3), mode="circular")
+    )
 
 
 def test_a_shift_by_zero_changes_nothing_and_gives_new_images():
@@ -101,17 +111,23 @@ def test_sub_pixel_modes_are_circular_at_whole_shifts(case):
     sizes, shift = case
     images = ramp(*sizes)
     for mode in ("fourier", "bilinear"):
-        assert torch.equal(translate(images, shift, mode=mode), translate(images, shift, mode="circular"))
+        assert torch.equal(
+            translate(images, shift, mode=mode), translate(images, shift, mode="circular")
+        )
 
 
 def test_fractions_are_for_sub_pixel_modes():
     assert translate(ramp(5, 7), (0.5, 1), mode="bilinear").shape == (2, 3, 5, 7)
-    with pytest.raises(ValueError, match=r"shift is \(0.5, 1\), expected whole numbers, since mode 'reflect'"):
+    with pytest.raises(
+        ValueError, match=r"shift is \(0.5, 1\), expected whole numbers, since mode 'reflect'"
+    ):
         translate(ramp(5, 7), (0.5, 1), mode="reflect")
 
 
 def test_integer_images_are_refused_by_sub_pixel_modes():
-    with pytest.raises(ValueError, match=r"images.dtype is torch.uint8, expected a floating-point dtype"):
+    with pytest.raises(
+        ValueError, match=r"images.dtype is torch.uint8, expected a floating-point dtype"
+    ):
         translate(torch.zeros(1, 1, 5, 7, dtype=torch.uint8), 1, mode="fourier")
 
 
@@ -131,7 +147,9 @@ def movement(mode: str, background: float | tuple[float, ...] = 0.0) -> Movement
 def spot(*sizes):
     """Noise in the middle, on a background of zeros with room for shifts of up to 2."""
     images = torch.zeros(3, 2, *sizes, dtype=torch.float64)
-    images[..., 3:-3, 3:-3] = torch.rand(images[..., 3:-3, 3:-3].shape, generator=torch.Generator().manual_seed(1)) + 1
+    images[..., 3:-3, 3:-3] = (
+        torch.rand(images[..., 3:-3, 3:-3].shape, generator=torch.Generator().manual_seed(1)) + 1
+    )
     return images
 
 
@@ -170,7 +188,9 @@ def test_sub_pixel_modes_take_fractions_and_keep_whole_steps_whole():
         steps = moving.check(moving.place(images), [(0, 0), (0.5, 2.0), (0.5, 2)])
         assert steps == ((0, 0), (0.5, 2)), mode
         assert type(steps[1][1]) is int, mode
-        assert torch.equal(moving.move(images, (0.5, 2)), translate(images, (0.5, 2), mode=mode)), mode
+        assert torch.equal(moving.move(images, (0.5, 2)), translate(images, (0.5, 2), mode=mode)), (
+            mode
+        )
 
 
 def test_background_enters_in_mode_zero_and_lies_around_in_mode_canvas():
@@ -198,10 +218,16 @@ def test_the_size_seen_is_that_of_the_canvas_the_window_or_the_image():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mode": "canvas"}, "canvas_size is None, expected the size of the canvas for mode 'canvas'"),
+        (
+            {"mode": "canvas"},
+            "canvas_size is None, expected the size of the canvas for mode 'canvas'",
+        ),
         ({"mode": "crop"}, "crop_size is None, expected the size of the crop for mode 'crop'"),
         ({"mode": "zero", "canvas_size": 9}, "canvas_size is 9, .*'zero' has no canvas"),
-        ({"mode": "canvas", "canvas_size": 9, "crop_size": 5}, "crop_size is 5, .*'canvas' has no crop"),
+        (
+            {"mode": "canvas", "canvas_size": 9, "crop_size": 5},
+            "crop_size is 5, .*'canvas' has no crop",
+        ),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(settings, message):
@@ -213,4 +239,7 @@ def test_settings_survive_json():
     for background in [0.5, 1, (0.0, 0.25)]:
         for mode in TRANSLATION_MODES:
             moving = movement(mode, background)
-            assert decode(Movement, json.loads(json.dumps(encode(moving)))) == moving, (mode, background)
+            assert decode(Movement, json.loads(json.dumps(encode(moving)))) == moving, (
+                mode,
+                background,
+            )

@@ -51,19 +51,28 @@ def test_self_attention_without_positions_is_permutation_equivariant_and_not_inv
             assert_permutation_invariant(layer, draw_tokens(), ORDERS, tolerance=0.01)
 
 
-@pytest.mark.parametrize("relative", ["rotary", "rotation", "clipped", "quadratic", "table", "fourier"])
+@pytest.mark.parametrize(
+    "relative", ["rotary", "rotation", "clipped", "quadratic", "table", "fourier"]
+)
 def test_attention_that_sees_where_tokens_are_is_not_permutation_equivariant(relative: str):
     layer = build(relative=relative)
     begins_the_same_everywhere = {"clipped": "distance_embedding", "table": "tables"}
     if relative in begins_the_same_everywhere:
         nn.init.normal_(layer.get_parameter(f"relative.{begins_the_same_everywhere[relative]}"))
     with pytest.raises(AssertionError, match="not permutation equivariant"):
-        assert_permutation_equivariant(lambda tokens: layer(tokens, GRID), draw_tokens(), ORDERS, tolerance=0.005)
+        assert_permutation_equivariant(
+            lambda tokens: layer(tokens, GRID), draw_tokens(), ORDERS, tolerance=0.005
+        )
 
 
 def test_absolute_positions_end_permutation_equivariance():
     layer, position = build(relative=None), AbsolutePosition(8).double()
-    assert permutation_error(lambda tokens: layer(position(tokens, GRID)), draw_tokens(), ORDERS).maximum > 0.01
+    assert (
+        permutation_error(
+            lambda tokens: layer(position(tokens, GRID)), draw_tokens(), ORDERS
+        ).maximum
+        > 0.01
+    )
 
 
 @pytest.mark.parametrize("num_queries", [1, 4, 15])
@@ -91,12 +100,16 @@ def test_a_convolution_of_kernel_size_3_is_neither_equivariant_nor_invariant(pad
 def test_a_convolution_of_kernel_size_3_is_translation_equivariant():
     torch.manual_seed(0)
     layer = nn.Conv2d(8, 6, 3, padding="same", padding_mode="circular", dtype=torch.float64).eval()
-    assert_translation_equivariant(layer, GRID.unflatten(draw_tokens()), square_shifts(2), tolerance=TOLERANCE)
+    assert_translation_equivariant(
+        layer, GRID.unflatten(draw_tokens()), square_shifts(2), tolerance=TOLERANCE
+    )
 
 
 @pytest.mark.parametrize(("kernel_size", "largest"), [(1, 1e-10), (3, math.inf)])
 def test_attention_that_is_a_convolution_shares_its_property(kernel_size: int, largest: float):
-    layer = attention_from_convolution(nn.Conv2d(8, 6, kernel_size, padding="same", dtype=torch.float64).eval())
+    layer = attention_from_convolution(
+        nn.Conv2d(8, 6, kernel_size, padding="same", dtype=torch.float64).eval()
+    )
     error = permutation_error(lambda tokens: layer(tokens, GRID), draw_tokens(), ORDERS)
     assert error.maximum <= largest
     assert (error.maximum > 0.1) == (kernel_size == 3)
@@ -123,9 +136,17 @@ def test_the_errors_are_those_worked_out_by_hand():
 def test_the_failure_names_the_permutation_its_error_the_tolerance_and_the_noise_floor():
     with pytest.raises(AssertionError) as caught:
         assert_permutation_invariant(
-            lambda one: one[:, 0], torch.tensor([1.0, 2.0]).reshape(1, 2, 1), [(0, 1), (1, 0)], tolerance=0.5
+            lambda one: one[:, 0],
+            torch.tensor([1.0, 2.0]).reshape(1, 2, 1),
+            [(0, 1), (1, 0)],
+            tolerance=0.5,
         )
-    for part in ("not permutation invariant", "error 1 at permutation 1 of 2", "tolerance 0.5", "noise floor 0"):
+    for part in (
+        "not permutation invariant",
+        "error 1 at permutation 1 of 2",
+        "tolerance 0.5",
+        "noise floor 0",
+    ):
         assert part in str(caught.value)
 
 
@@ -140,7 +161,10 @@ def test_a_function_that_writes_into_its_input_is_measured_all_the_same():
     ("arguments", "message"),
     [
         ({"function": nn.Dropout()}, r"call \.eval\(\)"),
-        ({"function": lambda tokens: tokens[:, :4], "output": "dense"}, r"\(2, 4, 8\), expected \(2, 15, dim\)"),
+        (
+            {"function": lambda tokens: tokens[:, :4], "output": "dense"},
+            r"\(2, 4, 8\), expected \(2, 15, dim\)",
+        ),
         ({"function": lambda tokens: tokens * 0}, "norm zero"),
         ({"output": "dens"}, "did you mean 'dense'"),
         ({"tokens": torch.ones(2, 0, 8)}, "tokens has shape"),
@@ -153,9 +177,16 @@ def test_a_function_that_writes_into_its_input_is_measured_all_the_same():
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, Any], message: str):
-    given = {"function": lambda tokens: tokens, "tokens": draw_tokens(), "permutations": ORDERS, **arguments}
+    given = {
+        "function": lambda tokens: tokens,
+        "tokens": draw_tokens(),
+        "permutations": ORDERS,
+        **arguments,
+    }
     with pytest.raises(ValueError, match=message):
-        permutation_error(given.pop("function"), given.pop("tokens"), given.pop("permutations"), **given)
+        permutation_error(
+            given.pop("function"), given.pop("tokens"), given.pop("permutations"), **given
+        )
 
 
 def test_a_tolerance_that_makes_no_sense_is_refused():
@@ -166,11 +197,17 @@ def test_a_tolerance_that_makes_no_sense_is_refused():
 def test_they_are_permutations_that_move_something_and_the_seed_decides_which():
     drawn = random_permutations(3, 200)
     assert set(drawn) == {(0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)}
-    assert random_permutations(11, 5, seed=1) == random_permutations(11, 5, seed=1) != random_permutations(11, 5)
+    assert (
+        random_permutations(11, 5, seed=1)
+        == random_permutations(11, 5, seed=1)
+        != random_permutations(11, 5)
+    )
     assert all(sorted(order) == list(range(11)) for order in random_permutations(11, 5))
 
 
-@pytest.mark.parametrize(("arguments", "message"), [((1,), "num_tokens is 1"), ((5, 0), "number is 0")])
+@pytest.mark.parametrize(
+    ("arguments", "message"), [((1,), "num_tokens is 1"), ((5, 0), "number is 0")]
+)
 def test_numbers_that_make_no_sense_are_refused(arguments: tuple[int, ...], message: str):
     with pytest.raises(ValueError, match=message):
         random_permutations(*arguments)

@@ -62,9 +62,17 @@ def test_horn_counts_a_margin_of_eight_but_one_columns_and_its_accuracies_are_th
 @pytest.mark.parametrize(
     ("images", "labels", "message"),
     [
-        (torch.zeros(2, 1, 28, 28), torch.ones(2, dtype=torch.int64), r"\(2, 1, 28, 28\), expected .*, 32, 32\)"),
+        (
+            torch.zeros(2, 1, 28, 28),
+            torch.ones(2, dtype=torch.int64),
+            r"\(2, 1, 28, 28\), expected .*, 32, 32\)",
+        ),
         (bars(15, 2), None, "labels is None"),
-        (bars(15, 2), torch.zeros(2, dtype=torch.int64), "none of class 1 with margins of 8 columns"),
+        (
+            bars(15, 2),
+            torch.zeros(2, dtype=torch.int64),
+            "none of class 1 with margins of 8 columns",
+        ),
     ],
 )
 def test_horn_refuses_what_it_is_not_defined_for(images, labels, message: str):
@@ -86,7 +94,9 @@ def test_zhangs_consistency_is_that_of_the_authors_loop():
         for start in (0, 3, 6):
             batch = images[start : start + 3]
             first, second = np.random.randint(32, size=2), np.random.randint(32, size=2)
-            crops = [batch[:, :, off[0] : off[0] + 224, off[1] : off[1] + 224] for off in (first, second)]
+            crops = [
+                batch[:, :, off[0] : off[0] + 224, off[1] : off[1] + 224] for off in (first, second)
+            ]
             agree += int((answers(crops[0]).argmax(1) == answers(crops[1]).argmax(1)).sum())
             seen += len(batch)
     assert result.numbers["consistency of two crops"].value == pytest.approx(agree / seen)
@@ -107,7 +117,8 @@ def test_chamans_circular_consistency_is_that_of_the_authors_loop(side: int, max
         batch = images[start : start + 3]
         shifts = [np.random.randint(-max_shift, max_shift, 2) for _ in range(2)]
         answers = [
-            corner_class(torch.roll(batch, shifts=(int(s[0]), int(s[1])), dims=(2, 3))).argmax(1) for s in shifts
+            corner_class(torch.roll(batch, shifts=(int(s[0]), int(s[1])), dims=(2, 3))).argmax(1)
+            for s in shifts
         ]
         agree += int((answers[0] == answers[1]).sum())
     assert result.numbers["consistency of two shifts, circular"].value == pytest.approx(agree / 7)
@@ -122,7 +133,8 @@ def test_chamans_zero_padded_consistency_is_that_of_the_authors_slices():
     shifts = [np.random.randint(-most, most, 2) for _ in range(2)]
     padded = functional.pad(images, (most,) * 4)
     answers = [
-        corner_class(padded[:, :, s[0] + most : s[0] - most, s[1] + most : s[1] - most]).argmax(1) for s in shifts
+        corner_class(padded[:, :, s[0] + most : s[0] - most, s[1] + most : s[1] - most]).argmax(1)
+        for s in shifts
     ]
     expected = float((answers[0] == answers[1]).double().mean())
     assert result.numbers["consistency of two shifts, zero-padded"].value == pytest.approx(expected)
@@ -138,13 +150,17 @@ def test_images_of_a_batch_share_a_pair_of_numpys_draws_and_batches_and_passes_d
         return batch.roll(place, (2, 3))
 
     settings = AuditSettings(batch_size=4, seed=2)
-    agreement = pair_agreement(first_pixel_class, images, move, low=-2, high=2, passes=3, settings=settings)
+    agreement = pair_agreement(
+        first_pixel_class, images, move, low=-2, high=2, passes=3, settings=settings
+    )
     random = np.random.RandomState(2)
     expected = [tuple(random.randint(-2, 2, 2).tolist()) for _ in range(18)]
     assert places == expected
     for row in range(3):
         for index, start in enumerate((0, 4, 8)):
-            (down, right), (down_too, right_too) = expected[6 * row + 2 * index : 6 * row + 2 * index + 2]
+            (down, right), (down_too, right_too) = expected[
+                6 * row + 2 * index : 6 * row + 2 * index + 2
+            ]
             batch = images[start : start + 4, 0]
             alike = batch[:, -down % 5, -right % 7] == batch[:, -down_too % 5, -right_too % 7]
             assert agreement[row, start : start + 4].tolist() == alike.tolist()
@@ -158,7 +174,9 @@ def test_images_of_a_batch_share_a_pair_of_numpys_draws_and_batches_and_passes_d
         (nn.Identity().eval(), 1, 2, "expected the output of a classifier"),
     ],
 )
-def test_pairs_that_cannot_be_asked_are_refused(function, passes: int, batch_size: int, message: str):
+def test_pairs_that_cannot_be_asked_are_refused(
+    function, passes: int, batch_size: int, message: str
+):
     with pytest.raises(ValueError, match=message):
         pair_agreement(
             function,

@@ -37,8 +37,9 @@ def test_the_counter_example_is_the_shortest_shift_of_all_images():
     # The dot at 4 leaves its third after two steps to either side, the one at 6 after one to the left.
     with pytest.raises(AssertionError) as raised:
         assert_consistent(column_class, dots(4, 6), shifts=[(0, 2), (0, -2), (0, -1), (2, 0)])
-    assert "the shortest shift that changes an answer is (0, -1): image 1 is answered 2 unshifted and 1 there" in str(
-        raised.value
+    assert (
+        "the shortest shift that changes an answer is (0, -1): image 1 is answered 2 unshifted and 1 there"
+        in str(raised.value)
     )
     assert "(1 of 2 images change)" in str(raised.value)
 
@@ -57,8 +58,12 @@ def test_images_that_must_be_right_at_every_shift_need_labels():
         column_class, images, labels, shifts=[(0, 1)], metric="worst_shift_accuracy", minimum=1.0
     )
     assert metrics.numbers["worst_shift_accuracy"].value == 1.0
-    with pytest.raises(AssertionError, match="image 2 of class 2 is answered 2 unshifted and 1 there"):
-        assert_consistent(column_class, images, labels, shifts=[(0, -1)], metric="worst_shift_accuracy")
+    with pytest.raises(
+        AssertionError, match="image 2 of class 2 is answered 2 unshifted and 1 there"
+    ):
+        assert_consistent(
+            column_class, images, labels, shifts=[(0, -1)], metric="worst_shift_accuracy"
+        )
     with pytest.raises(ValueError, match="labels is None"):
         assert_consistent(column_class, images, metric="worst_shift_accuracy")
 

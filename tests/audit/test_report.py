@@ -12,7 +12,15 @@ from teka.audit import Movement, compare_responses, measure_responses
 from teka.audit.audit import audit
 from teka.audit.caveats import Caveat
 from teka.audit.page.text import audit_text
-from teka.audit.report import AuditReport, Example, Failure, PackedResponses, encode_levels, make_examples, worst_images
+from teka.audit.report import (
+    AuditReport,
+    Example,
+    Failure,
+    PackedResponses,
+    encode_levels,
+    make_examples,
+    worst_images,
+)
 from teka.audit.settings import AuditSettings
 from teka.codec import decode, encode
 
@@ -40,9 +48,13 @@ def test_a_gate_gets_the_lowest_number_of_all_modes():
 
 def test_a_gate_gets_no_number_of_a_mode_that_failed_or_of_an_invalid_report():
     failed = replace(report("circular"), failures=(Failure("mode zero", "NaN"),))
-    with pytest.raises(ValueError, match=r"not everything that a gate needs was measured: mode zero \(NaN\)"):
+    with pytest.raises(
+        ValueError, match=r"not everything that a gate needs was measured: mode zero \(NaN\)"
+    ):
         failed.number("consistency")
-    invalid = replace(report("circular"), caveats=(Caveat("constant predictor", "invalidates", "0"),))
+    invalid = replace(
+        report("circular"), caveats=(Caveat("constant predictor", "invalidates", "0"),)
+    )
     with pytest.raises(ValueError, match="invalid: constant predictor"):
         invalid.number("consistency")
 
@@ -57,7 +69,9 @@ def test_printed_it_is_what_a_terminal_shows_and_named_html_it_is_written_as_a_p
 
 
 def test_a_number_that_was_not_measured_is_refused_with_those_that_were():
-    with pytest.raises(ValueError, match="metric is 'speed', expected one that was measured: accuracy, "):
+    with pytest.raises(
+        ValueError, match="metric is 'speed', expected one that was measured: accuracy, "
+    ):
         report("circular").number("speed")
 
 
@@ -65,7 +79,9 @@ def test_another_schema_is_refused(tmp_path):
     path = report("circular").write(tmp_path / "report.json")
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, "schema": 0}))
-    with pytest.raises(ValueError, match=r"report\.json: schema of the content is 0, expected one of 1, 2"):
+    with pytest.raises(
+        ValueError, match=r"report\.json: schema of the content is 0, expected one of 1, 2"
+    ):
         AuditReport.read(path)
 
 
@@ -79,7 +95,12 @@ def test_a_report_that_lacks_a_field_is_refused():
 def test_a_report_of_the_first_schema_is_read():
     found = AuditReport.read(Path(__file__).parent / "report_schema_1.json")
     assert found.name == "tiny"
-    assert [one.severity for one in found.caveats] == ["note", "limits", "invalidates", "invalidates"]
+    assert [one.severity for one in found.caveats] == [
+        "note",
+        "limits",
+        "invalidates",
+        "invalidates",
+    ]
     assert found.failures[0].part == "mode lossless"
     assert found.failures[0].traceback == ""
     assert found.responses == ()
@@ -94,15 +115,34 @@ def test_the_responses_of_a_report_are_those_that_were_measured(tmp_path):
     torch.manual_seed(0)
     images, labels = torch.rand(30, 1, 5, 7), torch.arange(30) % 2
     settings = AuditSettings(shifts=[(0, 1), (0, 2)], modes=("zero",), parts=())
-    (packed,) = AuditReport.read(audit(sums, images, labels, settings=settings).write(tmp_path / "a.json")).responses
+    (packed,) = AuditReport.read(
+        audit(sums, images, labels, settings=settings).write(tmp_path / "a.json")
+    ).responses
     found = packed.unpack()
-    expected = measure_responses(sums, images, settings.shifts_for((5, 7)), Movement("zero"), labels=labels)
-    for name in ("evaluated", "predictions", "labels", "error_squared", "norm_squared", "divergence"):
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-6, atol=1e-12)
-    other = measure_responses(lambda batch: -sums(batch), images, found.shifts, Movement("zero"), labels=labels)
-    kept, measured = (compare_responses(one, other).numbers["worst_shift_accuracy"] for one in (found, expected))
+    expected = measure_responses(
+        sums, images, settings.shifts_for((5, 7)), Movement("zero"), labels=labels
+    )
+    for name in (
+        "evaluated",
+        "predictions",
+        "labels",
+        "error_squared",
+        "norm_squared",
+        "divergence",
+    ):
+        torch.testing.assert_close(
+            getattr(found, name), getattr(expected, name), rtol=1e-6, atol=1e-12
+        )
+    other = measure_responses(
+        lambda batch: -sums(batch), images, found.shifts, Movement("zero"), labels=labels
+    )
+    kept, measured = (
+        compare_responses(one, other).numbers["worst_shift_accuracy"] for one in (found, expected)
+    )
     assert kept == measured
-    huge = PackedResponses.pack(replace(expected, norm_squared=expected.norm_squared * 1e60)).unpack()
+    huge = PackedResponses.pack(
+        replace(expected, norm_squared=expected.norm_squared * 1e60)
+    ).unpack()
     torch.testing.assert_close(huge.norm_squared, expected.norm_squared * 1e60, rtol=0, atol=0)
     with pytest.raises(ValueError, match="responses of the report are damaged"):
         replace(packed, tables=packed.tables[:40]).unpack()
@@ -141,14 +181,18 @@ def test_images_that_change_at_most_shifts_come_first_and_those_with_something_t
     # The dot at 3 leaves the left half at both shifts, the one at 2 at one of them, the one at 0 never.
     images = dots(0, 2, 3, 3)
     labels = torch.tensor([0, 0, 1, 0])
-    responses = measure_responses(left_or_right, images, SHIFTS, Movement("circular"), labels=labels)
+    responses = measure_responses(
+        left_or_right, images, SHIFTS, Movement("circular"), labels=labels
+    )
     assert worst_images(responses, 4) == (3, 1, 2, 0)
     assert worst_images(responses, 2) == (3, 1)
 
 
 def test_an_example_has_the_answer_and_its_probability_at_every_shift():
     images = dots(2)
-    responses = measure_responses(left_or_right, images, SHIFTS, Movement("circular"), output="logits")
+    responses = measure_responses(
+        left_or_right, images, SHIFTS, Movement("circular"), output="logits"
+    )
     (example,) = make_examples(left_or_right, images, responses, [0], AuditSettings(batch_size=2))
     share = pytest.approx(float(torch.tensor([1.0, 0.0]).softmax(0)[0]), abs=1e-4)
     assert example.shifts == tuple(SHIFTS)

@@ -16,7 +16,17 @@ def test_axis_shifts_are_the_lines_through_zero():
 
 
 def test_square_shifts_are_all_pairs_in_row_major_order():
-    assert square_shifts(1) == ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 0), (0, 1), (1, -1), (1, 0), (1, 1))
+    assert square_shifts(1) == (
+        (-1, -1),
+        (-1, 0),
+        (-1, 1),
+        (0, -1),
+        (0, 0),
+        (0, 1),
+        (1, -1),
+        (1, 0),
+        (1, 1),
+    )
 
 
 @settings(max_examples=20, deadline=None)
@@ -88,7 +98,9 @@ def test_the_zero_shift_comes_first(shifts):
 def test_the_first_shifts_of_a_square_are_a_coarser_square():
     for step, number in [(8, 9), (4, 25), (2, 81), (1, 289)]:
         steps = range(-8, 9, step)
-        assert sorted(ordered(square_shifts(8))[:number]) == sorted(itertools.product(steps, steps)), (step, number)
+        assert sorted(ordered(square_shifts(8))[:number]) == sorted(
+            itertools.product(steps, steps)
+        ), (step, number)
 
 
 def test_the_far_corners_come_after_zero():
@@ -104,4 +116,10 @@ def test_shifts_along_the_axes_go_from_the_ends_inwards():
 
 
 def test_shifts_to_one_side_and_by_fractions_are_ordered_too():
-    assert ordered([(0.5,), (1.0,), (1.5,), (2.0,), (0.0,)]) == [(0.0,), (2.0,), (1.0,), (1.5,), (0.5,)]
+    assert ordered([(0.5,), (1.0,), (1.5,), (2.0,), (0.0,)]) == [
+        (0.0,),
+        (2.0,),
+        (1.0,),
+        (1.5,),
+        (0.5,),
+    ]

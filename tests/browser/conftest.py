@@ -17,7 +17,12 @@ ARGUMENTS = [
 def browser():
     """Chromium without a window, the one that is installed."""
     found = next(
-        (path for name in ("chromium", "google-chrome", "chromium-browser") if (path := shutil.which(name))), None
+        (
+            path
+            for name in ("chromium", "google-chrome", "chromium-browser")
+            if (path := shutil.which(name))
+        ),
+        None,
     )
     assert found, "no Chromium: install Debian's package chromium"
     with sync_playwright() as playwright:

@@ -68,7 +68,11 @@ def test_the_keyboard_moves_the_image_and_shows_the_stored_answer(open_page):
     press(page, "dy", "End")
     expect_shown(page, pixels, 3, (LARGEST, -LARGEST), label=3)
     assert page.get_by_label("dx, ").get_attribute("aria-valuetext") == "−4 pixels"
-    assert page.get_by_role("status").text_content().startswith("dx −4, dy +4: patch model answers 3 with 85.6 %")
+    assert (
+        page.get_by_role("status")
+        .text_content()
+        .startswith("dx −4, dy +4: patch model answers 3 with 85.6 %")
+    )
 
 
 def test_the_mouse_moves_the_image(open_page):
@@ -97,7 +101,12 @@ def test_a_press_on_the_map_of_answers_goes_there(open_page):
 def test_buttons_go_home_and_to_the_nearest_wrong_answer(open_page):
     page = open_page([report_of()])
     page.get_by_role("button", name="Next wrong answer").click()
-    assert page.get_by_role("status").text_content().split(":")[0] in {"dx −1", "dx +1", "dy −1", "dy +1"}
+    assert page.get_by_role("status").text_content().split(":")[0] in {
+        "dx −1",
+        "dx +1",
+        "dy −1",
+        "dy +1",
+    }
     assert "wrong" in page.get_by_role("status").text_content()
     page.get_by_role("button", name="Unshifted", exact=True).click()
     expect_shown(page, example_pixels(3), 3, (0, 0), label=3)
@@ -132,7 +141,11 @@ def test_the_image_is_moved_as_the_model_saw_it(open_page, movement, channels):
     page = open_page([report_of(metrics=(make_metrics(movement),), examples=(example,))])
     pixels = example_pixels(2, channels, height, width)
     place = (0, 0)
-    for axis, key, times in (("dx", "ArrowRight", 4), ("dy", "ArrowLeft", 3), ("dx", "ArrowLeft", 7)):
+    for axis, key, times in (
+        ("dx", "ArrowRight", 4),
+        ("dy", "ArrowLeft", 3),
+        ("dx", "ArrowLeft", 7),
+    ):
         press(page, axis, key, times)
         step = times if key == "ArrowRight" else -times
         place = (place[0], place[1] + step) if axis == "dx" else (place[0] + step, place[1])
@@ -146,7 +159,9 @@ def test_a_placed_canvas_is_moved_without_loss(open_page):
     levels = np.full((11, 13, 1), 128, dtype=np.uint8)
     levels[4:7, 5:8] = example_pixels(0, 1, 3, 3)
     example = make_example(0, "canvas", height=11, width=13)
-    example = type(example)(**{**vars(example), "image": base64.b64encode(levels.tobytes()).decode()})
+    example = type(example)(
+        **{**vars(example), "image": base64.b64encode(levels.tobytes()).decode()}
+    )
     page = open_page([report_of(metrics=(make_metrics(movement),), examples=(example,))])
     press(page, "dy", "ArrowRight", 4)
     assert np.array_equal(shown_pixels(page)[..., :1], np.roll(levels, 4, axis=0))
@@ -157,18 +172,31 @@ def test_fractions_are_interpolated_and_the_page_says_so_of_fourier(open_page):
     for mode in ("bilinear", "fourier"):
         movement = Movement(mode)
         page = open_page(
-            [report_of(metrics=(make_metrics(movement, shifts),), examples=(make_example(5, mode, shifts),))]
+            [
+                report_of(
+                    metrics=(make_metrics(movement, shifts),),
+                    examples=(make_example(5, mode, shifts),),
+                )
+            ]
         )
         press(page, "dx", "ArrowRight", 3)
         expected = moved_pixels(Movement("bilinear"), example_pixels(5), (0, 1.5))
         difference = shown_pixels(page)[..., 0].astype(int) - expected[..., 0]
         assert abs(difference).max() <= 1  # Halves of a level round either way.
-        assert page.get_by_text("shows them interpolated linearly").is_visible() == (mode == "fourier")
+        assert page.get_by_text("shows them interpolated linearly").is_visible() == (
+            mode == "fourier"
+        )
         assert page.get_by_label("dy, ").is_disabled()
 
 
 def test_where_only_the_axes_were_evaluated_one_slider_takes_the_other_home(open_page):
-    page = open_page([report_of(metrics=(make_metrics(shifts=CROSS),), examples=(make_example(3, shifts=CROSS),))])
+    page = open_page(
+        [
+            report_of(
+                metrics=(make_metrics(shifts=CROSS),), examples=(make_example(3, shifts=CROSS),)
+            )
+        ]
+    )
     assert page.get_by_text("Not every pair of steps was evaluated").is_visible()
     press(page, "dx", "ArrowRight", 2)
     expect_shown(page, example_pixels(3), 3, (0, 2), label=3)
@@ -217,9 +245,16 @@ def test_a_heat_map_is_read_under_the_pointer(open_page):
 
 @pytest.mark.parametrize(("width", "count"), [(320, 2), (390, 10), (768, 2), (1280, 10)])
 def test_nothing_reaches_beyond_the_sides(open_page, width, count):
-    long_names = ("a-model-with-a-very-long-name/" * 4, "a_model_without_any_place_to_break".replace("_", ""))
-    page = open_page([report_of(long_names[at] if at < 2 else f"model {at}") for at in range(count)], width=width)
-    page.evaluate("document.querySelectorAll('details').forEach(details => { details.open = true; })")
+    long_names = (
+        "a-model-with-a-very-long-name/" * 4,
+        "a_model_without_any_place_to_break".replace("_", ""),
+    )
+    page = open_page(
+        [report_of(long_names[at] if at < 2 else f"model {at}") for at in range(count)], width=width
+    )
+    page.evaluate(
+        "document.querySelectorAll('details').forEach(details => { details.open = true; })"
+    )
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
@@ -228,7 +263,11 @@ def test_every_control_is_reached_by_the_tabulator(open_page):
     page.locator("[data-part=thumbnails] button").first.focus()
     reached = []
     for _ in range(6):
-        reached.append(page.evaluate("document.activeElement.dataset.part ?? document.activeElement.dataset.image"))
+        reached.append(
+            page.evaluate(
+                "document.activeElement.dataset.part ?? document.activeElement.dataset.image"
+            )
+        )
         page.keyboard.press("Tab")
     assert reached == ["0", "1", "dx", "dy", "home", "next"]
 

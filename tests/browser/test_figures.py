@@ -15,7 +15,9 @@ def two_models():
 
 def lines_shown(figure):
     """The names of the lines that are drawn."""
-    return {line.get_attribute("data-line") for line in figure.locator("g[data-line]:visible").all()}
+    return {
+        line.get_attribute("data-line") for line in figure.locator("g[data-line]:visible").all()
+    }
 
 
 def save(page, button):
@@ -44,7 +46,9 @@ def test_a_figure_opens_large_is_zoomed_by_keys_and_returns(open_page):
     width = drawing.bounding_box()["width"]
     opener = figure.get_by_role("button", name="Enlarge, save: Correct (%), mode circular")
     opener.press("Enter")
-    enlarged = page.get_by_role("dialog", name="Correct (%), mode circular").locator(".drawing").first
+    enlarged = (
+        page.get_by_role("dialog", name="Correct (%), mode circular").locator(".drawing").first
+    )
     large = enlarged.bounding_box()["width"]
     assert large > 1.5 * width
     tick = enlarged.locator(".ticks-left text").first
@@ -83,14 +87,21 @@ def test_what_is_saved_is_what_is_shown_and_the_numbers_are_those_of_the_report(
     name, text = save(page, "Save SVG")
     drawn = ElementTree.fromstring(text)
     words = [one.text for one in drawn.iter("{http://www.w3.org/2000/svg}text")]
-    assert words[:2] == ["Correct (%), mode circular", "rotation"]  # A line that is hidden has no entry.
-    lines = [one for one in drawn.iter("{http://www.w3.org/2000/svg}g") if "data-line" in one.attrib]
+    assert words[:2] == [
+        "Correct (%), mode circular",
+        "rotation",
+    ]  # A line that is hidden has no entry.
+    lines = [
+        one for one in drawn.iter("{http://www.w3.org/2000/svg}g") if "data-line" in one.attrib
+    ]
     assert {one.get("display") for one in lines if one.get("data-line") == "patches"} == {"none"}
     name, picture = save(page, "Save PNG")
     assert name == "correct-mode-circular.png"
     size = [2 * round(float(drawn.attrib[side])) for side in ("width", "height")]
     assert picture.startswith(b"\x89PNG")
-    assert [int.from_bytes(picture[at : at + 4], "big") for at in (16, 20)] == pytest.approx(size, abs=2)
+    assert [int.from_bytes(picture[at : at + 4], "big") for at in (16, 20)] == pytest.approx(
+        size, abs=2
+    )
 
 
 @pytest.mark.parametrize("opened", [".maps figure", "figure.layers"])
@@ -99,7 +110,11 @@ def test_maps_and_layers_are_enlarged_and_saved_too(open_page, opened):
     page.emulate_media(color_scheme="dark")
     page.locator(f"{opened} .enlarge").first.click()
     assert page.get_by_role("dialog").locator(".drawing:visible").count() == 1
-    for button, start in (("Save SVG", b"<svg"), ("Save PNG", b"\x89PNG"), ("Save numbers (CSV)", b"")):
+    for button, start in (
+        ("Save SVG", b"<svg"),
+        ("Save PNG", b"\x89PNG"),
+        ("Save numbers (CSV)", b""),
+    ):
         assert save(page, button)[1].startswith(start)
 
 
@@ -127,11 +142,28 @@ def test_other_changes_have_a_curve_beside_what_interpolation_does_and_tables(op
     assert not rotated.is_visible()
     figure.locator(".enlarge").click()
     name, text = save(page, "Save numbers (CSV)")
-    saved = {row["°"]: row for row in csv.DictReader(io.StringIO(text.decode())) if row["model"] == "patch model"}
+    saved = {
+        row["°"]: row
+        for row in csv.DictReader(io.StringIO(text.decode()))
+        if row["model"] == "patch model"
+    }
     assert name == "answered-as-unshifted-rotation.csv"
     page.keyboard.press("Escape")
     page.locator("#changes ~ details summary").nth(1).click()
     shown = [row.inner_text().split("\t") for row in rotated.locator("tbody tr").all()]
-    assert [row[0] for row in shown] == ["−15°", "−10°", "−5°", "−2°", "0°", "+2°", "+5°", "+10°", "+15°"]
+    assert [row[0] for row in shown] == [
+        "−15°",
+        "−10°",
+        "−5°",
+        "−2°",
+        "0°",
+        "+2°",
+        "+5°",
+        "+10°",
+        "+15°",
+    ]
     for amount, _, agreement, *_ in shown:
-        assert f"{float(saved[str(int(amount[:-1].replace('−', '-')))]['answered as unshifted (%)']):.1f}" == agreement
+        assert (
+            f"{float(saved[str(int(amount[:-1].replace('−', '-')))]['answered as unshifted (%)']):.1f}"
+            == agreement
+        )

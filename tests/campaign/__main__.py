@@ -73,7 +73,10 @@ def fuzz_calls(number: int, seed: int) -> Tally:
 
     @hypothesis.seed(seed)
     @hypothesis.settings(
-        max_examples=number, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+        max_examples=number,
+        database=None,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
     )
     @hypothesis.given(data=st.data())
     def call(data: st.DataObject) -> None:
@@ -111,7 +114,9 @@ def main() -> int:
     """Run what is asked for, and print the table."""
     parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=CLASSES, default=list(CLASSES))
-    parser.add_argument("--scale", type=float, default=1.0, help="size of every class, 1 for the whole")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="size of every class, 1 for the whole"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -122,7 +127,9 @@ def main() -> int:
         start = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="teka-campaign-") as folder:
             for tally in run(name, options.scale, options.seed, Path(folder)):
-                ended = ", ".join(f"{count:,} {kind}" for kind, count in sorted(tally.counts.items()))
+                ended = ", ".join(
+                    f"{count:,} {kind}" for kind, count in sorted(tally.counts.items())
+                )
                 rows.append(f"| {tally.name} | {ended} | {len(tally.problems)} |")
                 problems += [f"{tally.name}: {problem}" for problem in tally.problems]
         print(f"{name}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)

@@ -53,12 +53,20 @@ def classify(batch: Tensor) -> Tensor:
 
 
 def network() -> nn.Module:
-    layers = nn.Conv2d(1, 2, 3, stride=2, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2)
+    layers = (
+        nn.Conv2d(1, 2, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(2, 2),
+    )
     return nn.Sequential(*layers).eval()
 
 
 def responses() -> Responses:
-    return measure_responses(classify, images(), [*SHIFTS, (0, 2), (0, 3)], CIRCULAR, labels=labels())
+    return measure_responses(
+        classify, images(), [*SHIFTS, (0, 2), (0, 3)], CIRCULAR, labels=labels()
+    )
 
 
 def attention() -> nn.Module:
@@ -104,7 +112,11 @@ class Entry:
     def takes(self) -> list[str]:
         """Names of the arguments that may be wrong: not `progress`, since what a callback raises goes through."""
         parameters = inspect.signature(self.call).parameters.values()
-        named = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+        named = [
+            one.name
+            for one in parameters
+            if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        ]
         return sorted({*self.good(), *named} - {"progress"})
 
 
@@ -120,9 +132,22 @@ def entries() -> dict[str, Entry]:
     quick = {"settings": AuditSettings(SHIFTS, parts=(), num_examples=1, num_resamples=40)}
     found: dict[str, Callable[[], dict[str, Any]]] = {
         "audit.audit": lambda: {"model": classify, "images": images(), "labels": labels(), **quick},
-        "audit.AuditSettings": lambda: {"modes": ("circular",), "parts": PARTS, "layers": ["0"], "changes": ("flip",)},
-        "audit.AuditReport": lambda: {key: getattr(report(), key) for key in a.AuditReport.__dataclass_fields__},
-        "audit.Estimate": lambda: {"value": 0.5, "lower": 0.4, "upper": 0.6, "confidence": 0.95, "method": "wilson"},
+        "audit.AuditSettings": lambda: {
+            "modes": ("circular",),
+            "parts": PARTS,
+            "layers": ["0"],
+            "changes": ("flip",),
+        },
+        "audit.AuditReport": lambda: {
+            key: getattr(report(), key) for key in a.AuditReport.__dataclass_fields__
+        },
+        "audit.Estimate": lambda: {
+            "value": 0.5,
+            "lower": 0.4,
+            "upper": 0.6,
+            "confidence": 0.95,
+            "method": "wilson",
+        },
         "audit.Movement": lambda: {"mode": "canvas", "canvas_size": 8},
         "audit.Responses": lambda: {
             "movement": CIRCULAR,
@@ -152,16 +177,46 @@ def entries() -> dict[str, Entry]:
             "tokens": torch.rand(2, 4, 3),
             "permutations": [(1, 0, 2, 3)],
         },
-        "audit.assert_translation_equivariant": lambda: {"function": torch.tanh, "inputs": images(), "shifts": SHIFTS},
+        "audit.assert_translation_equivariant": lambda: {
+            "function": torch.tanh,
+            "inputs": images(),
+            "shifts": SHIFTS,
+        },
         "audit.axis_shifts": lambda: {"max_shift": 2},
-        "audit.best_stride": lambda: {"responses": responses(), "candidates": (2, 3), "num_permutations": 40},
+        "audit.best_stride": lambda: {
+            "responses": responses(),
+            "candidates": (2, 3),
+            "num_permutations": 40,
+        },
         "audit.blame_layers": lambda: {"module": network(), "images": images(), **moved},
-        "audit.compare_responses": lambda: {"first": responses(), "second": responses(), "num_flips": 40},
-        "audit.equivariance_error": lambda: {"function": torch.tanh, "inputs": images(), "shifts": SHIFTS},
-        "audit.error_by_phase": lambda: {"responses": responses(), "stride": 2, "num_resamples": 40},
-        "audit.find_worst_shift": lambda: {"function": classify, "images": images(), "labels": labels(), **moved},
+        "audit.compare_responses": lambda: {
+            "first": responses(),
+            "second": responses(),
+            "num_flips": 40,
+        },
+        "audit.equivariance_error": lambda: {
+            "function": torch.tanh,
+            "inputs": images(),
+            "shifts": SHIFTS,
+        },
+        "audit.error_by_phase": lambda: {
+            "responses": responses(),
+            "stride": 2,
+            "num_resamples": 40,
+        },
+        "audit.find_worst_shift": lambda: {
+            "function": classify,
+            "images": images(),
+            "labels": labels(),
+            **moved,
+        },
         "audit.lie_derivative": lambda: {"function": classify, "images": images(), "axis": 0},
-        "audit.measure_responses": lambda: {"function": classify, "images": images(), **moved, "labels": labels()},
+        "audit.measure_responses": lambda: {
+            "function": classify,
+            "images": images(),
+            **moved,
+            "labels": labels(),
+        },
         "audit.paste_on_canvas": lambda: {"images": images(), "canvas_size": 8},
         "audit.permutation_error": lambda: {
             "function": torch.tanh,
@@ -169,7 +224,12 @@ def entries() -> dict[str, Entry]:
             "permutations": [(1, 0, 2, 3)],
         },
         "audit.random_permutations": lambda: {"num_tokens": 4, "number": 2},
-        "audit.search_worst": lambda: {"function": classify, "images": images(), "labels": labels(), **moved},
+        "audit.search_worst": lambda: {
+            "function": classify,
+            "images": images(),
+            "labels": labels(),
+            **moved,
+        },
         "audit.square_shifts": lambda: {"max_shift": 2},
         "audit.summarize": lambda: {"responses": responses(), "num_resamples": 40},
         "audit.summarize_seeds": lambda: {"responses": [responses()], "num_resamples": 40},
@@ -183,19 +243,35 @@ def entries() -> dict[str, Entry]:
             "num_kept": 1,
             "num_new": 1,
         },
-        "convert.attention_from_convolution": lambda: {"convolution": nn.Conv2d(2, 3, 3, padding=1)},
+        "convert.attention_from_convolution": lambda: {
+            "convolution": nn.Conv2d(2, 3, 3, padding=1)
+        },
         "convert.conversion_error_bound": lambda: {
             "convolution": nn.Conv2d(2, 3, 3, padding=1),
             "precision": 40.0,
             "largest_input": 1.0,
         },
-        "convert.convolution_from_attention": lambda: {"attention": attention(), "grid": Grid((5, 6))},
-        "convert.distill_attention": lambda: {"model": hedgehogs(), "batches": [torch.rand(2, 4, 8)]},
+        "convert.convolution_from_attention": lambda: {
+            "attention": attention(),
+            "grid": Grid((5, 6)),
+        },
+        "convert.distill_attention": lambda: {
+            "model": hedgehogs(),
+            "batches": [torch.rand(2, 4, 8)],
+        },
         "convert.head_offsets": lambda: {"attention": attention().attention, "grid": Grid((5, 6))},
-        "convert.low_rank_convolution": lambda: {"convolution": nn.Conv2d(2, 3, 3, padding=1), "rank": 1},
+        "convert.low_rank_convolution": lambda: {
+            "convolution": nn.Conv2d(2, 3, 3, padding=1),
+            "rank": 1,
+        },
         "convert.mend": lambda: {"model": network(), "layers": findings(), "fixes": ["circular"]},
         "convert.precision_for_tolerance": lambda: {"tolerance": 0.1, "spacing": (1.0, 1.0)},
-        "convert.replace_attention": lambda: {"model": encoder(), "kernel": "elu", "relative": "decay", "num_axes": 1},
+        "convert.replace_attention": lambda: {
+            "model": encoder(),
+            "kernel": "elu",
+            "relative": "decay",
+            "num_axes": 1,
+        },
         "data.Dataset": lambda: {
             "name": "arrays",
             "train": split(),
@@ -212,22 +288,42 @@ def entries() -> dict[str, Entry]:
         "data.RandomShift": lambda: {"max_shift": 1},
         "data.Split": lambda: {"images": images(), "labels": labels()},
         "data.download": lambda: {"name": "digits", "data_dir": "downloads"},
-        "data.from_arrays": lambda: {"images": np.zeros((20, 5, 6), dtype=np.uint8), "labels": np.arange(20) % 2},
+        "data.from_arrays": lambda: {
+            "images": np.zeros((20, 5, 6), dtype=np.uint8),
+            "labels": np.arange(20) % 2,
+        },
         "data.load": lambda: {"name": "digits"},
-        "data.lossless_selection": lambda: {"images": images(), "labels": labels(), "class_index": None, "margin": 0},
-        "data.resize_bilinear": lambda: {"images": torch.zeros(2, 1, 4, 6, dtype=torch.uint8), "image_size": 3},
+        "data.lossless_selection": lambda: {
+            "images": images(),
+            "labels": labels(),
+            "class_index": None,
+            "margin": 0,
+        },
+        "data.resize_bilinear": lambda: {
+            "images": torch.zeros(2, 1, 4, 6, dtype=torch.uint8),
+            "image_size": 3,
+        },
     }
     made = {name: Entry(_public(name), good) for name, good in found.items()}
     made |= {
         "audit.pytest.assert_consistent": Entry(
-            assert_consistent, lambda: {"model": classify, "images": images(), "shifts": 1, "minimum": 0}
+            assert_consistent,
+            lambda: {"model": classify, "images": images(), "shifts": 1, "minimum": 0},
         ),
-        "audit.noise_floor": Entry(noise_floor, lambda: {"function": network(), "images": images()}),
-        "audit.sensitivity_map": Entry(sensitivity_map, lambda: {"function": network(), "images": images(), **moved}),
-        "audit.Caveat": Entry(Caveat, lambda: {"name": "few", "severity": "note", "message": "few"}),
+        "audit.noise_floor": Entry(
+            noise_floor, lambda: {"function": network(), "images": images()}
+        ),
+        "audit.sensitivity_map": Entry(
+            sensitivity_map, lambda: {"function": network(), "images": images(), **moved}
+        ),
+        "audit.Caveat": Entry(
+            Caveat, lambda: {"name": "few", "severity": "note", "message": "few"}
+        ),
         "audit.Movement.move": of_method(lambda: CIRCULAR, "place", images=images),
         "audit.AuditReport.number": of_method(report, "number", metric=lambda: "consistency"),
-        "audit.AuditReport.from_dict": of_method(report, "from_dict", content=lambda: report().to_dict()),
+        "audit.AuditReport.from_dict": of_method(
+            report, "from_dict", content=lambda: report().to_dict()
+        ),
         "audit.AuditReport.write": of_method(report, "write", path=lambda: "report.json"),
         "audit.AuditReport.read": of_method(report, "read", path=lambda: "report.json"),
         "convert.BorderedAttention": of_method(
@@ -239,8 +335,12 @@ def entries() -> dict[str, Entry]:
         "data.RandomCrop.call": of_method(
             lambda: d.RandomCrop(3), "__call__", images=images, generator=torch.Generator
         ),
-        "data.HorizontalFlip.call": of_method(d.HorizontalFlip, "__call__", images=images, generator=torch.Generator),
-        "data.Normalize.call": of_method(lambda: d.Normalize((0.5,), (0.5,)), "__call__", images=images),
+        "data.HorizontalFlip.call": of_method(
+            d.HorizontalFlip, "__call__", images=images, generator=torch.Generator
+        ),
+        "data.Normalize.call": of_method(
+            lambda: d.Normalize((0.5,), (0.5,)), "__call__", images=images
+        ),
     }
     return made
 
@@ -252,8 +352,34 @@ def _public(name: str) -> Callable[..., object]:
 
 def wrong_values() -> list[Any]:
     """Values that few arguments are made for."""
-    numbers = [-1, 0, 1, 2, 3, 1.5, -0.5, math.nan, math.inf, -math.inf, 1e300, 1e-300, 2**31, 2**63, -(2**63), 10**400]
-    numbers += [True, False, 1j, np.int64(2), np.float32(0.5), np.float64(math.nan), np.bool_(True), decimal.Decimal(1)]
+    numbers = [
+        -1,
+        0,
+        1,
+        2,
+        3,
+        1.5,
+        -0.5,
+        math.nan,
+        math.inf,
+        -math.inf,
+        1e300,
+        1e-300,
+        2**31,
+        2**63,
+        -(2**63),
+        10**400,
+    ]
+    numbers += [
+        True,
+        False,
+        1j,
+        np.int64(2),
+        np.float32(0.5),
+        np.float64(math.nan),
+        np.bool_(True),
+        decimal.Decimal(1),
+    ]
     numbers += [fractions.Fraction(1, 2), torch.tensor(2), torch.tensor(0.5), np.array(1)]
     words = [
         "",
@@ -270,29 +396,111 @@ def wrong_values() -> list[Any]:
         "\x00",
         b"ab",
     ]
-    rows = [[], [1, 2], [1.5, 2.5], (0, 1), [(0, 0), (0, 1)], [(0, 0), (0, 99)], [(0, 0), (0, 0.5)], [(1,)], [[]]]
-    rows += [{}, {"a": 1}, {1, 2}, (None,), ["0", "1"], [None], [math.nan, 1], range(3), range(10**9), [(0, 2**70)]]
-    rows += [[2**63, 2**63], (10**5, 10**5), [True, False], np.zeros(2), np.ones((2, 6)), np.array(["a"])]
-    others = [None, object(), Attention, print, nn.Linear(2, 2), Grid(5), CIRCULAR, torch.float64, torch.device("cpu")]
-    others += [iter([(0, 0), (0, 1)]), lambda *_, **__: None, Path("nothing"), torch.Generator(), AuditSettings()]
-    others += [torch.zeros(0), torch.zeros(2), torch.zeros(2, 1, 4, 6), torch.zeros(2, 1, 4, 6, dtype=torch.long)]
+    rows = [
+        [],
+        [1, 2],
+        [1.5, 2.5],
+        (0, 1),
+        [(0, 0), (0, 1)],
+        [(0, 0), (0, 99)],
+        [(0, 0), (0, 0.5)],
+        [(1,)],
+        [[]],
+    ]
+    rows += [
+        {},
+        {"a": 1},
+        {1, 2},
+        (None,),
+        ["0", "1"],
+        [None],
+        [math.nan, 1],
+        range(3),
+        range(10**9),
+        [(0, 2**70)],
+    ]
+    rows += [
+        [2**63, 2**63],
+        (10**5, 10**5),
+        [True, False],
+        np.zeros(2),
+        np.ones((2, 6)),
+        np.array(["a"]),
+    ]
+    others = [
+        None,
+        object(),
+        Attention,
+        print,
+        nn.Linear(2, 2),
+        Grid(5),
+        CIRCULAR,
+        torch.float64,
+        torch.device("cpu"),
+    ]
+    others += [
+        iter([(0, 0), (0, 1)]),
+        lambda *_, **__: None,
+        Path("nothing"),
+        torch.Generator(),
+        AuditSettings(),
+    ]
+    others += [
+        torch.zeros(0),
+        torch.zeros(2),
+        torch.zeros(2, 1, 4, 6),
+        torch.zeros(2, 1, 4, 6, dtype=torch.long),
+    ]
     return numbers + words + rows + others
 
 
 CHANGES: list[Callable[[Tensor], Any]] = [
-    *(Tensor.double, Tensor.half, Tensor.bfloat16, Tensor.long, Tensor.bool, Tensor.tolist, Tensor.numpy),
-    *(lambda one: one.to(torch.complex64), lambda one: one.to(torch.float8_e4m3fn), lambda one: one.to(torch.int8)),
-    *(lambda one: one[None], lambda one: one[0], lambda one: one[:0], lambda one: one[..., :0], lambda one: one[:1]),
-    *(lambda one: one[..., :-1], lambda one: torch.cat([one, one]), lambda one: -1 - one.float(), lambda one: one * 0),
-    *(lambda one: one.to("meta"), lambda one: one.to_sparse(), lambda one: one.float().requires_grad_()),
-    *(lambda one: torch.nested.nested_tensor(list(one)), lambda one: one.float() * math.nan, lambda one: one * 1e38),
+    *(
+        Tensor.double,
+        Tensor.half,
+        Tensor.bfloat16,
+        Tensor.long,
+        Tensor.bool,
+        Tensor.tolist,
+        Tensor.numpy,
+    ),
+    *(
+        lambda one: one.to(torch.complex64),
+        lambda one: one.to(torch.float8_e4m3fn),
+        lambda one: one.to(torch.int8),
+    ),
+    *(
+        lambda one: one[None],
+        lambda one: one[0],
+        lambda one: one[:0],
+        lambda one: one[..., :0],
+        lambda one: one[:1],
+    ),
+    *(
+        lambda one: one[..., :-1],
+        lambda one: torch.cat([one, one]),
+        lambda one: -1 - one.float(),
+        lambda one: one * 0,
+    ),
+    *(
+        lambda one: one.to("meta"),
+        lambda one: one.to_sparse(),
+        lambda one: one.float().requires_grad_(),
+    ),
+    *(
+        lambda one: torch.nested.nested_tensor(list(one)),
+        lambda one: one.float() * math.nan,
+        lambda one: one * 1e38,
+    ),
     lambda one: torch.quantize_per_tensor(one.float(), 0.1, 0, torch.quint8),
     lambda one: one[:1].expand(3_000, *one.shape[1:]),
     lambda one: nn.Parameter(one.float()),
 ]
 
 
-def fuzz_public_calls(number: int, seed: int, packages: tuple[str, ...] = ("audit", "convert", "data")) -> Tally:
+def fuzz_public_calls(
+    number: int, seed: int, packages: tuple[str, ...] = ("audit", "convert", "data")
+) -> Tally:
     """Call what is public with one or two wrong arguments, and count every error that is not a clear refusal.
 
     Args:
@@ -300,7 +508,11 @@ def fuzz_public_calls(number: int, seed: int, packages: tuple[str, ...] = ("audi
         seed: Decides all of them.
         packages: What is called.
     """
-    tally, source, known = Tally("fuzzed calls of audit, convert and data"), random.Random(seed), entries()
+    tally, source, known = (
+        Tally("fuzzed calls of audit, convert and data"),
+        random.Random(seed),
+        entries(),
+    )
     names = sorted(name for name in known if name.startswith(packages))
     for index in range(number):
         name = names[index % len(names)]
@@ -330,7 +542,10 @@ def _call(name: str, entry: Entry, source: random.Random) -> tuple[str, str | No
         kind, problem = "refused", None if named else f"names no argument: {error}"
     except AssertionError as error:
         # Of assertions for tests, one that says what is not so.
-        kind, problem = "refused", None if "assert" in name and str(error) else f"AssertionError: {error}"
+        kind, problem = (
+            "refused",
+            None if "assert" in name and str(error) else f"AssertionError: {error}",
+        )
     except (Exception, TooLong) as error:
         kind, problem = "unclear", f"{type(error).__name__}: {error}"
     seconds = time.perf_counter() - start
@@ -344,7 +559,9 @@ def _call(name: str, entry: Entry, source: random.Random) -> tuple[str, str | No
 
 def _show(value: object) -> str:
     if isinstance(value, Tensor):
-        return f"{type(value).__name__} {value.dtype} {value.layout} {value.device} {value.ndim} axes"
+        return (
+            f"{type(value).__name__} {value.dtype} {value.layout} {value.device} {value.ndim} axes"
+        )
     with contextlib.suppress(ValueError):  # of whole numbers with too many digits
         return repr(value)[:80]
     return type(value).__name__
@@ -354,7 +571,10 @@ def _show(value: object) -> str:
 def _bounded() -> Iterator[None]:
     """A context whose calls have little time and memory, and whose standard output is not shown."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    size = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
+    size = (
+        int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
+        * resource.getpagesize()
+    )
     limit = size + BYTES if hard == resource.RLIM_INFINITY else min(size + BYTES, hard)
     signal.signal(signal.SIGALRM, _stop)
     try:

@@ -14,7 +14,18 @@ from teka.functional import KERNELS, RELATIVES
 from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 
 # A command that works, for each; what is fuzzed goes behind it, and goes before it.
-SMALL = ["--image-size", "8", "--train-size", "48", "--validation-size", "16", "--dim", "8", "--heads", "2"]
+SMALL = [
+    "--image-size",
+    "8",
+    "--train-size",
+    "48",
+    "--validation-size",
+    "16",
+    "--dim",
+    "8",
+    "--heads",
+    "2",
+]
 AUDIT = ["--data", "data.npz", "--images", "8", "--max-shift", "1"]
 BASES = {
     "train": ["train", *SMALL, "--epochs", "1", "--out", "new"],
@@ -182,7 +193,11 @@ FITTING = {
 }
 NUMBERS = ("0", "1", "2", "3", "4", "7", "0.1", "0.5", "0.9", "1e-3", "true", "false")
 # With these a command may rightly take long: they are given small values or none.
-LONG = {"epochs": ("0", "1", "-1", "x", "1.5"), "seeds": ("-1", "x", "1.5", "--"), "lengths": ("15", "-1", "x", "16")}
+LONG = {
+    "epochs": ("0", "1", "-1", "x", "1.5"),
+    "seeds": ("-1", "x", "1.5", "--"),
+    "lengths": ("15", "-1", "x", "16"),
+}
 LONG |= {
     "repeats": ("0", "-1", "x"),
     "warmup": ("-1", "x"),
@@ -190,7 +205,12 @@ LONG |= {
     "processes": ("0", "x", "-1"),
 }
 LONG |= {"attempts": ("0", "x"), "wait": ("-1", "x"), "timeout": ("0", "x"), "loggers": ("x", "")}
-LONG |= {"parallel": ("x", "dask:x", ""), "devices": ("0", "x", "-1"), "num_nodes": ("0", "x", "-1"), "compile": ("x",)}
+LONG |= {
+    "parallel": ("x", "dask:x", ""),
+    "devices": ("0", "x", "-1"),
+    "num_nodes": ("0", "x", "-1"),
+    "compile": ("x",),
+}
 
 
 def fuzz_commands(number: int, seed: int) -> Tally:
@@ -222,9 +242,16 @@ def draw(source: random.Random) -> list[str]:
     for _ in range(source.choice((1, 1, 1, 2, 3))):
         option = source.choice(OPTIONS[name].split())
         words = WORDS if source.random() < 0.5 else FITTING.get(option, NUMBERS)
-        values = [source.choice(LONG.get(option, words)) for _ in range(source.choice((1, 1, 1, 1, 1, 0, 2)))]
+        values = [
+            source.choice(LONG.get(option, words))
+            for _ in range(source.choice((1, 1, 1, 1, 1, 0, 2)))
+        ]
         dashed = "--" + option.replace("_", "-")
-        arguments += [f"{dashed}={values[0]}"] if len(values) == 1 and source.random() < 0.3 else [dashed, *values]
+        arguments += (
+            [f"{dashed}={values[0]}"]
+            if len(values) == 1 and source.random() < 0.3
+            else [dashed, *values]
+        )
     if source.random() < 0.1:
         arguments[source.randrange(len(arguments))] = source.choice(WORDS)
     if source.random() < 0.05:

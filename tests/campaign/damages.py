@@ -21,7 +21,9 @@ class Hostile:
 
 
 def _resume_state() -> Outcome:
-    return run_command(["audit", "model.py:make", *AUDIT, "--resume", "state", "--json", "again.json"])
+    return run_command(
+        ["audit", "model.py:make", *AUDIT, "--resume", "state", "--json", "again.json"]
+    )
 
 
 def _resumed_training() -> Outcome:
@@ -39,32 +41,51 @@ def _of_json(path: str, *keys: str) -> Callable[[], object]:
 
 # A file, what reads it, and what must come out of it if it is not refused: None where it may differ.
 TARGETS: dict[str, tuple[Callable[[], Outcome], Callable[[], object] | None]] = {
-    "run/checkpoints/last.ckpt": (_resumed_training, _of_json("run/result.json", "epochs", "validation_accuracy")),
+    "run/checkpoints/last.ckpt": (
+        _resumed_training,
+        _of_json("run/result.json", "epochs", "validation_accuracy"),
+    ),
     "run/checkpoints/best.ckpt": (
         lambda: run_command(["evaluate", "run"]),
         _of_json("run/evaluation.json", "confusion"),
     ),
-    "run/run.json": (lambda: run_command(["evaluate", "run"]), _of_json("run/evaluation.json", "confusion")),
+    "run/run.json": (
+        lambda: run_command(["evaluate", "run"]),
+        _of_json("run/evaluation.json", "confusion"),
+    ),
     "run/result.json": (lambda: run_command(["evaluate", "run"]), None),
-    "model/config.json": (lambda: run_command(["predict", "picture.png", "--model", "model"]), None),
+    "model/config.json": (
+        lambda: run_command(["predict", "picture.png", "--model", "model"]),
+        None,
+    ),
     "model/model.safetensors": (
         lambda: run_command(["predict", "picture.png", "--model", "model"]),
         lambda: "refused, unless it is the same file",
     ),
     "state/circular.safetensors": (_resume_state, _of_json("again.json", "metrics")),
     "data.npz": (
-        lambda: run_command(["train", *SMALL[2:], "--data", "data.npz", "--epochs", "1", "--out", "new"]),
+        lambda: run_command(
+            ["train", *SMALL[2:], "--data", "data.npz", "--epochs", "1", "--out", "new"]
+        ),
         None,
     ),
     "picture.png": (lambda: run_command(["predict", "picture.png", "--model", "model"]), None),
-    "study.yaml": (lambda: run_command(["study", "study.yaml", "--summary", "--out", "studied"]), None),
+    "study.yaml": (
+        lambda: run_command(["study", "study.yaml", "--summary", "--out", "studied"]),
+        None,
+    ),
     "studied/cells/none--relu--seed-0.json": (
         lambda: run_command(["study", "study.yaml", "--summary", "--out", "studied"]),
         None,
     ),
-    "recipe.yaml": (lambda: run_command(["train", *SMALL, "--recipe", "recipe.yaml", "--out", "new"]), None),
+    "recipe.yaml": (
+        lambda: run_command(["train", *SMALL, "--recipe", "recipe.yaml", "--out", "new"]),
+        None,
+    ),
     "report/report.json": (
-        lambda: run_command(["shift", "run", "--mode", "canvas", "--max-shift", "1", "--out", "report"]),
+        lambda: run_command(
+            ["shift", "run", "--mode", "canvas", "--max-shift", "1", "--out", "report"]
+        ),
         None,
     ),
 }
@@ -86,12 +107,28 @@ MADE_UP = (
     pickle.dumps(Hostile()),
     (2**60).to_bytes(8, "little") + b"{}",
     b"&a [*a]",
-    b"a: &a [x, x]\nb: &b [*a, *a]\n" + b"".join(b"c%d: &c%d [*b, *b]\n" % (i, i) for i in range(30)),
+    b"a: &a [x, x]\nb: &b [*a, *a]\n"
+    + b"".join(b"c%d: &c%d [*b, *b]\n" % (i, i) for i in range(30)),
     b"!!python/object/apply:os.system ['touch unpickled']",
     b"\x89PNG\r\n\x1a\n" + bytes(50),
     bytes(1000),
 )
-VALUES: tuple[object, ...] = (None, -1, 0, 10**9, 10**30, 1.5, 1e308, True, "", "a" * 1000, [], [[]], {}, {"a": []})
+VALUES: tuple[object, ...] = (
+    None,
+    -1,
+    0,
+    10**9,
+    10**30,
+    1.5,
+    1e308,
+    True,
+    "",
+    "a" * 1000,
+    [],
+    [[]],
+    {},
+    {"a": []},
+)
 
 
 def damage_files(number: int, seed: int) -> Tally:
@@ -128,7 +165,12 @@ def damage_files(number: int, seed: int) -> Tally:
         if Path("unpickled").exists():
             Path("unpickled").unlink()
             tally.add("executed", case)
-        elif outcome.code == 0 and result is not None and damaged != before and result() != right[name]:
+        elif (
+            outcome.code == 0
+            and result is not None
+            and damaged != before
+            and result() != right[name]
+        ):
             tally.add("wrong in silence", f"{case}: {result()}")
         elif outcome.code == 0 and name == "model/model.safetensors" and damaged != before:
             tally.add("wrong in silence", case)
@@ -173,7 +215,13 @@ def _damage(content: bytes, suffix: str, source: random.Random) -> tuple[str, by
 
 def _change(value: object, source: random.Random) -> str:
     """Give one value of JSON another, or take it away; says which."""
-    keys = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
+    keys = (
+        list(value)
+        if isinstance(value, dict)
+        else list(range(len(value)))
+        if isinstance(value, list)
+        else []
+    )
     key = source.choice(keys)
     inner = value[key]  # type: ignore[index]
     if isinstance(inner, dict | list) and inner and source.random() < 0.7:

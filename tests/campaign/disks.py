@@ -22,7 +22,17 @@ COMMANDS = {
     ),
     "export": (["export", "run", "--out", "new"], ["export", "run", "--out", "new"]),
     "audit": (
-        ["audit", "model.py:make", *AUDIT, "--html", "new/page.html", "--json", "new/report.json", "--resume", "new/s"],
+        [
+            "audit",
+            "model.py:make",
+            *AUDIT,
+            "--html",
+            "new/page.html",
+            "--json",
+            "new/report.json",
+            "--resume",
+            "new/s",
+        ],
     )
     * 2,
     "study": (["study", "study.yaml", "--only", "kernel=relu", "--out", "new"],) * 2,
@@ -88,11 +98,18 @@ def fill_disks(share: float, names: Collection[str] = tuple(COMMANDS)) -> Tally:
                 tally.add("unclear", f"{what}: {outcome}")
             elif list(Path.cwd().rglob("*.part")):
                 tally.add("left a temporary file", what)
-            elif any(_contents(Path("run")).get(path) != content for path, content in before.items()):
+            elif any(
+                _contents(Path("run")).get(path) != content for path, content in before.items()
+            ):
                 tally.add("lost", f"{what}: a file of the run changed")
             else:
-                repeated = run_command(again if Path("new/run.json").is_file() or name != "train" else command)
-                tally.add("refused, and whole again", None if repeated.code == 0 else f"{what}: {repeated.error}")
+                repeated = run_command(
+                    again if Path("new/run.json").is_file() or name != "train" else command
+                )
+                tally.add(
+                    "refused, and whole again",
+                    None if repeated.code == 0 else f"{what}: {repeated.error}",
+                )
             write += 1
     shutil.rmtree("new", ignore_errors=True)
     return tally

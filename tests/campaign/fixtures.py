@@ -11,7 +11,14 @@ from teka.cli import main
 from teka.training import Run, train
 
 TINY = Run.of(
-    image_size=8, train_size=48, validation_size=16, dim=8, heads=2, stem="convolution", epochs=2, batch_size=16
+    image_size=8,
+    train_size=48,
+    validation_size=16,
+    dim=8,
+    heads=2,
+    stem="convolution",
+    epochs=2,
+    batch_size=16,
 )
 STUDY = """\
 name: tiny

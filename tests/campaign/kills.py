@@ -46,7 +46,9 @@ def kill_trainings(number: int, seed: int, folder: Path) -> Tally:
         folder: Where to work.
     """
     tally, source = Tally("kills of teka train"), random.Random(seed)
-    run = Run.from_dict({**TINY.to_dict(), "epochs": 12, "patience": 4, "learning_rate": 0.02, "dropout": 0.1})
+    run = Run.from_dict(
+        {**TINY.to_dict(), "epochs": 12, "patience": 4, "learning_rate": 0.02, "dropout": 0.1}
+    )
     (folder / "run").mkdir(parents=True)
     run.save(folder / "run")
     _to_its_end(TRAIN, folder, "run", "whole", folder)
@@ -59,7 +61,10 @@ def kill_trainings(number: int, seed: int, folder: Path) -> Tally:
                 _kill(_start(TRAIN, folder, "run", out.name, temporary), out, source, span=0.5)
             moved = out.rename(out.with_name(f"{out.name}-moved"))
             _to_its_end(TRAIN, folder, "run", moved.name, temporary)
-            tally.add(f"same numbers, {_kind(temporary, folder)}", _difference_of_runs(folder / "whole", moved))
+            tally.add(
+                f"same numbers, {_kind(temporary, folder)}",
+                _difference_of_runs(folder / "whole", moved),
+            )
             shutil.rmtree(moved)
         tally.counts[f"kills, {_kind(temporary, folder)}"] += kills
     return tally
@@ -90,7 +95,10 @@ def kill_studies(number: int, seed: int, folder: Path, study: Path) -> Tally:
                     tally.add("workers left", f"{workers} outlived their parent")
             _to_its_end(STUDY, folder, "study.yaml", out.name, temporary)
             same = _cells(folder / "whole") == _cells(out) and not _litter(out)
-            tally.add(f"same numbers, {_kind(temporary, folder)}", None if same else f"{out} differs: {_litter(out)}")
+            tally.add(
+                f"same numbers, {_kind(temporary, folder)}",
+                None if same else f"{out} differs: {_litter(out)}",
+            )
             shutil.rmtree(out)
         tally.counts[f"kills, {_kind(temporary, folder)}"] += kills
     return tally
@@ -129,7 +137,9 @@ def _kill(process: subprocess.Popen, out: Path, source: random.Random, *, span: 
     while process.poll() is None and _newest(out) == before:
         time.sleep(0.002)
     time.sleep(source.uniform(0, span))
-    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True).stdout
+    listed = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True
+    ).stdout
     workers = [int(word) for word in listed.split()]
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -140,36 +150,60 @@ def _kill(process: subprocess.Popen, out: Path, source: random.Random, *, span: 
 
 
 def _newest(folder: Path) -> float:
-    return max((path.stat().st_mtime for path in folder.rglob("*.ckpt") if path.exists()), default=0.0)
+    return max(
+        (path.stat().st_mtime for path in folder.rglob("*.ckpt") if path.exists()), default=0.0
+    )
 
 
 def is_running(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] != "Z"
+        return (
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0]
+            != "Z"
+        )
     except (FileNotFoundError, ProcessLookupError):
         return False
 
 
 def _litter(folder: Path) -> list[str]:
     """Files that should not have stayed."""
-    return [str(path) for path in folder.rglob("*") if path.suffix in (".part", ".claim") or path.name.startswith(".")]
+    return [
+        str(path)
+        for path in folder.rglob("*")
+        if path.suffix in (".part", ".claim") or path.name.startswith(".")
+    ]
 
 
 def _cells(folder: Path) -> dict[str, list[object]]:
-    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("cells/*.json")}
+    found = {
+        path.stem: json.loads(path.read_text(encoding="utf-8"))
+        for path in folder.glob("cells/*.json")
+    }
     return {name: [content[key] for key in DECIDED] for name, content in sorted(found.items())}
 
 
 def _difference_of_runs(first: Path, second: Path) -> str | None:
     """What differs in the checkpoints and results of two runs, but for times; None if nothing does."""
-    names = [sorted(path.name for path in (folder / "checkpoints").iterdir()) for folder in (first, second)]
+    names = [
+        sorted(path.name for path in (folder / "checkpoints").iterdir())
+        for folder in (first, second)
+    ]
     if names[0] != names[1]:
         return f"{second}: the files {names[1]}"
     for name in names[0]:
-        one, other = (torch.load(folder / "checkpoints" / name, weights_only=True) for folder in (first, second))
-        if one["epoch"] != other["epoch"] or one["callbacks"]["Checkpoints"] != other["callbacks"]["Checkpoints"]:
+        one, other = (
+            torch.load(folder / "checkpoints" / name, weights_only=True)
+            for folder in (first, second)
+        )
+        if (
+            one["epoch"] != other["epoch"]
+            or one["callbacks"]["Checkpoints"] != other["callbacks"]["Checkpoints"]
+        ):
             return f"{second}: {name} is of another epoch or score"
-        if not all(torch.equal(tensor, other["state_dict"][key]) for key, tensor in one["state_dict"].items()):
+        if not all(
+            torch.equal(tensor, other["state_dict"][key])
+            for key, tensor in one["state_dict"].items()
+        ):
             return f"{second}: {name} has other weights"
     results = [{**read_json(folder / "result.json"), "seconds": 0} for folder in (first, second)]
     return None if results[0] == results[1] else f"{second}: result.json differs"

@@ -81,9 +81,15 @@ def run_command(arguments: Sequence[str]) -> Outcome:
     signal.signal(signal.SIGALRM, _time_is_over)
     signal.alarm(SECONDS)
     try:
-        with contextlib.redirect_stderr(error), contextlib.redirect_stdout(output), warnings.catch_warnings():
+        with (
+            contextlib.redirect_stderr(error),
+            contextlib.redirect_stdout(output),
+            warnings.catch_warnings(),
+        ):
             code = _code(arguments)
-            if signal.getsignal(signal.SIGALRM) is not _time_is_over:  # the command has turned it into an error
+            if (
+                signal.getsignal(signal.SIGALRM) is not _time_is_over
+            ):  # the command has turned it into an error
                 raise TooLong(f"more than {SECONDS} s")
             return Outcome(code, error.getvalue())
     except BaseException:  # whatever comes through is what the campaign looks for

@@ -72,12 +72,23 @@ def here(tmp_path, monkeypatch):
     places = np.arange(8) % 4 * 3 + 1
     images[np.arange(8), :, places] = 255
     labels = places // 3
-    np.savez(tmp_path / "data.npz", images=images, labels=labels, test_images=images, test_labels=labels)
+    np.savez(
+        tmp_path / "data.npz", images=images, labels=labels, test_images=images, test_labels=labels
+    )
     return tmp_path
 
 
 def test_known_answers_come_out_and_are_written(here, capsys):
-    arguments = ["audit", "models.py:place", "--data", "data.npz", "--max-shift", "3", "--shifts", "dx"]
+    arguments = [
+        "audit",
+        "models.py:place",
+        "--data",
+        "data.npz",
+        "--max-shift",
+        "3",
+        "--shifts",
+        "dx",
+    ]
     assert main([*arguments, *FAST, "--json", "out/place.json", "--seed", "2"]) == 0
     report = AuditReport.read(here / "out" / "place.json")
     assert report.number("accuracy") == 1
@@ -104,15 +115,35 @@ def test_known_answers_come_out_and_are_written(here, capsys):
     ],
 )
 def test_below_the_gate_the_answer_is_1(here, capsys, model, said):
-    arguments = ["audit", f"models.py:{model}", "--data", "data.npz", "--max-shift", "2", "--shifts", "axes"]
+    arguments = [
+        "audit",
+        f"models.py:{model}",
+        "--data",
+        "data.npz",
+        "--max-shift",
+        "2",
+        "--shifts",
+        "axes",
+    ]
     assert main([*arguments, *FAST, "--fail-under", "0.95"]) == 1
     assert said in capsys.readouterr().out
 
 
 def test_a_gate_is_not_passed_by_what_could_not_be_measured(here, fails):
-    asked = ("audit", "models.py:edge", "--data", "data.npz", "--max-shift", "1", "--shifts", "dx", *FAST)
-    assert "--fail-under needs every mode and check, but these failed: mode circular (the output" in fails(
-        *asked, "--fail-under", "0"
+    asked = (
+        "audit",
+        "models.py:edge",
+        "--data",
+        "data.npz",
+        "--max-shift",
+        "1",
+        "--shifts",
+        "dx",
+        *FAST,
+    )
+    assert (
+        "--fail-under needs every mode and check, but these failed: mode circular (the output"
+        in fails(*asked, "--fail-under", "0")
     )
 
 
@@ -123,15 +154,37 @@ def test_a_good_model_passes(capsys):
 
 
 def test_one_of_several_outputs_is_chosen_by_its_name(here, fails):
-    asked = ("audit", "models.py:several", "--data", "data.npz", "--max-shift", "3", "--shifts", "dx", *FAST)
+    asked = (
+        "audit",
+        "models.py:several",
+        "--data",
+        "data.npz",
+        "--max-shift",
+        "3",
+        "--shifts",
+        "dx",
+        *FAST,
+    )
     assert main([*asked, "--output-name", "place", "--json", "a.json"]) == 0
-    assert AuditReport.read("a.json").metrics[0].numbers["consistency"].value == pytest.approx(2 / 6)
+    assert AuditReport.read("a.json").metrics[0].numbers["consistency"].value == pytest.approx(
+        2 / 6
+    )
     assert "is a dict of 'constant' (torch.float32 of shape" in fails(*asked)
     assert "did you mean 'place'" in fails(*asked, "--output-name", "plac")
 
 
 def test_several_modes_may_be_said_either_way(here, capsys):
-    arguments = ["audit", "models.py:mean", "--data", "data.npz", "--max-shift", "1", *FAST, "--json", "out.json"]
+    arguments = [
+        "audit",
+        "models.py:mean",
+        "--data",
+        "data.npz",
+        "--max-shift",
+        "1",
+        *FAST,
+        "--json",
+        "out.json",
+    ]
     assert main([*arguments, "--mode", "circular", "zero", "--mode", "reflect"]) == 0
     report = AuditReport.read(here / "out.json")
     assert [metrics.movement.mode for metrics in report.metrics] == ["circular", "zero", "reflect"]
@@ -146,8 +199,17 @@ def test_a_transformers_folder_is_audited_with_pictures(tmp_path, capsys):
             levels = random.integers(0, 256, (17, 13 + number, 3), dtype=np.uint8)
             Image.fromarray(levels).save(tmp_path / "pictures" / label / f"{number}.png")
     names = {"json": "out.json", "html": "out.html", "markdown": "out.md", "badge": "out.svg"}
-    files = [word for option, name in names.items() for word in (f"--{option}", str(tmp_path / name))]
-    arguments = ["audit", str(tmp_path / "vit"), "--data", str(tmp_path / "pictures"), "--max-shift", "2"]
+    files = [
+        word for option, name in names.items() for word in (f"--{option}", str(tmp_path / name))
+    ]
+    arguments = [
+        "audit",
+        str(tmp_path / "vit"),
+        "--data",
+        str(tmp_path / "pictures"),
+        "--max-shift",
+        "2",
+    ]
     assert main([*arguments, "--images", "2", "--skip", "derivative", *files]) == 0
     report = AuditReport.read(tmp_path / "out.json")
     assert report.data["class_names"] == ["left", "right", "none"]
@@ -169,11 +231,23 @@ def test_tracebacks_are_shown_where_they_are_asked_for(here, capsys):
 
 
 def test_what_was_stopped_resumes(here, capsys):
-    arguments = ["audit", "models.py:place", "--data", "data.npz", "--max-shift", "2", *FAST, "--resume", "state"]
+    arguments = [
+        "audit",
+        "models.py:place",
+        "--data",
+        "data.npz",
+        "--max-shift",
+        "2",
+        *FAST,
+        "--resume",
+        "state",
+    ]
     assert main([*arguments, "--json", "first.json"]) == 0
     assert (here / "state" / "circular.safetensors").is_file()
     assert main([*arguments, "--json", "second.json"]) == 0
-    first, second = (json.loads((here / name).read_text()) for name in ("first.json", "second.json"))
+    first, second = (
+        json.loads((here / name).read_text()) for name in ("first.json", "second.json")
+    )
     assert first["metrics"] == second["metrics"]
 
 
@@ -195,7 +269,9 @@ def test_bad_input_is_one_line_before_anything_is_measured(here, fails):
     layered = ("audit", "models.py:layered", *good[2:])
     said = "layers is 'model.hed', expected one of 'model', 'model.head'; did you mean 'model.head'"
     assert said in fails(*layered, "--layers", "model.hed")
-    assert "KeyError" in fails("audit", "models.py:raises", "--data", "data.npz", *FAST, "--max-shift", "1")
+    assert "KeyError" in fails(
+        "audit", "models.py:raises", "--data", "data.npz", *FAST, "--max-shift", "1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -219,11 +295,23 @@ def test_sets_of_shifts(name, largest, step, expected):
         # A square of ±157 has 99,225 shifts, and one of ±158 has 100,489.
         ("square", 158, 1, "max_shift is 158, expected at most 157 for --shifts square"),
         ("axes", 501, 1, "max_shift is 501, expected at most 500 for --shifts axes"),
-        ("square", 8, 0.001, "step is 0.001, expected at least 0.0510: --shifts square takes at most 157 steps"),
-        ("dx", 8, 0.001, "step is 0.001, expected at least 0.0160: --shifts dx takes at most 500 steps"),
+        (
+            "square",
+            8,
+            0.001,
+            "step is 0.001, expected at least 0.0510: --shifts square takes at most 157 steps",
+        ),
+        (
+            "dx",
+            8,
+            0.001,
+            "step is 0.001, expected at least 0.0160: --shifts dx takes at most 500 steps",
+        ),
     ],
 )
-def test_sets_of_too_many_shifts_are_refused_by_the_option_that_makes_them_large(name, largest, step, said):
+def test_sets_of_too_many_shifts_are_refused_by_the_option_that_makes_them_large(
+    name, largest, step, said
+):
     with pytest.raises(ValueError, match=said):
         shift_set(name, largest, step)
 
@@ -249,31 +337,53 @@ def test_a_pipe_is_written_to_where_no_file_can_be_made():
         os.close(writer)
 
 
-def test_the_worst_shift_alone_is_found_and_makes_no_report(trained_folder, few_digits, capsys, fails, tmp_path):
-    asked = ("audit", str(trained_folder), "--data", few_digits, "--max-shift", "2", "--find-worst", "0.9")
+def test_the_worst_shift_alone_is_found_and_makes_no_report(
+    trained_folder, few_digits, capsys, fails, tmp_path
+):
+    asked = (
+        "audit",
+        str(trained_folder),
+        "--data",
+        few_digits,
+        "--max-shift",
+        "2",
+        "--find-worst",
+        "0.9",
+    )
     assert main([*asked]) == 0
     shown = capsys.readouterr().out
     assert "The worst of 25 shifts is (dy, dx) = (" in shown
     for unused, said in (
         (("--json", str(tmp_path / "report.json"), "--change", "flip"), "json, changes"),
-        (("--fail-under", "0.5", "--precision", "2", "--budget", "9"), "fail_under, precision, budget"),
+        (
+            ("--fail-under", "0.5", "--precision", "2", "--budget", "9"),
+            "fail_under, precision, budget",
+        ),
         (("--preset", "chaman2021", "--resume", str(tmp_path / "state")), "preset, resume"),
         (("--mode", "zero", "circular"), "several modes"),
     ):
-        assert f"find_worst is 0.9, expected None with {said}: it looks for one" in fails(*asked, *unused)
+        assert f"find_worst is 0.9, expected None with {said}: it looks for one" in fails(
+            *asked, *unused
+        )
     assert not (tmp_path / "state").exists()
     assert "find_worst is 0.9, expected None without labels" in fails(*asked, "--ignore-labels")
 
 
 @pytest.mark.parametrize("overwritten", ["code.py", "images.npz"])
 @pytest.mark.parametrize("argument", ["out", "html", "json", "markdown", "badge"])
-def test_a_result_does_not_overwrite_the_model_or_the_data(argument: str, overwritten: str, tmp_path, monkeypatch):
+def test_a_result_does_not_overwrite_the_model_or_the_data(
+    argument: str, overwritten: str, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     Path(overwritten).write_text("kept")
     Path("link").symlink_to(overwritten)
     results = dict.fromkeys(("out", "html", "json", "markdown", "badge", "resume"))
     for inputs in ({"model": "code.py:make"}, {"models": ["digits", "code.py"]}):
         for path in (overwritten, f"./{overwritten}", "link"):
-            with pytest.raises(ValueError, match=f"{argument} is .*, expected another file than that of a model or"):
-                check_files(Namespace(**{**results, **inputs, "data": "images.npz", argument: path}))
+            with pytest.raises(
+                ValueError, match=f"{argument} is .*, expected another file than that of a model or"
+            ):
+                check_files(
+                    Namespace(**{**results, **inputs, "data": "images.npz", argument: path})
+                )
     assert Path(overwritten).read_text() == "kept"

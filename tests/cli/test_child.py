@@ -46,12 +46,18 @@ def test_a_result_is_handed_on(command, code: int):
 def test_code_that_exits_without_a_result_is_an_error(command, deed: str):
     code, _, said = command(deed)
     assert code == 2
-    assert said == ["the model's code ended the process with exit code 0 before the result was complete"]
+    assert said == [
+        "the model's code ended the process with exit code 0 before the result was complete"
+    ]
 
 
 @pytest.mark.parametrize(("deed", "name"), [("killed", "SIGKILL"), ("crash", "SIGSEGV")])
 def test_a_signal_is_an_error(command, deed: str, name: str):
-    assert command(deed) == (2, "", [f"the process was ended by {name} before the result was complete"])
+    assert command(deed) == (
+        2,
+        "",
+        [f"the process was ended by {name} before the result was complete"],
+    )
 
 
 @pytest.mark.parametrize("deed", ["sleep", "loop"])

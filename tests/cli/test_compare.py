@@ -61,12 +61,16 @@ def here(tmp_path, monkeypatch):
     places = np.arange(20) % 4 * 3 + 1
     images[np.arange(20), :, places] = 255
     labels = places // 3
-    np.savez(tmp_path / "data.npz", images=images, labels=labels, test_images=images, test_labels=labels)
+    np.savez(
+        tmp_path / "data.npz", images=images, labels=labels, test_images=images, test_labels=labels
+    )
     return tmp_path
 
 
 def test_one_that_is_right_and_one_that_is_wrong_differ_everywhere(here, capsys):
-    assert main(["compare", "models.py:right", "models.py:wrong", *OPTIONS, "--json", "out.json"]) == 0
+    assert (
+        main(["compare", "models.py:right", "models.py:wrong", *OPTIONS, "--json", "out.json"]) == 0
+    )
     written = json.loads((here / "out.json").read_text())
     (comparison,) = written["comparisons"]
     assert (comparison["first"], comparison["second"]) == ("models:right", "models:wrong")
@@ -92,7 +96,9 @@ def test_one_that_is_right_and_one_that_is_half_right_differ_by_half(here, capsy
 
 def test_the_images_are_read_once_for_all_models(here, monkeypatch):
     read, asked = compare.load_images, []
-    monkeypatch.setattr(compare, "load_images", lambda *options: asked.append(options) or read(*options))
+    monkeypatch.setattr(
+        compare, "load_images", lambda *options: asked.append(options) or read(*options)
+    )
     assert main(["compare", "models.py:right", "models.py:wrong", "models.py:half", *OPTIONS]) == 0
     assert len(asked) == 1
 
@@ -111,18 +117,27 @@ def test_the_page_names_the_winner_and_shows_what_the_models_disagree_on(here):
 
 
 def test_every_model_answers_to_the_images_on_which_they_disagree(here):
-    assert main(["compare", "models.py:right", "models.py:last_pixel", *OPTIONS, "--json", "out.json"]) == 0
+    assert (
+        main(["compare", "models.py:right", "models.py:last_pixel", *OPTIONS, "--json", "out.json"])
+        == 0
+    )
     first, second = json.loads((here / "out.json").read_text())["reports"]
     indices = [example["index"] for example in first["examples"]]
     assert indices == [example["index"] for example in second["examples"]]
     assert len(set(indices)) == len(indices) == 8
     for one, other in zip(first["examples"], second["examples"], strict=True):
-        right = [[answer == example["label"] for answer in example["predictions"]] for example in (one, other)]
+        right = [
+            [answer == example["label"] for answer in example["predictions"]]
+            for example in (one, other)
+        ]
         assert right[0] != right[1]
 
 
 def test_the_examples_of_a_model_that_came_in_training_mode_are_of_evaluation(here):
-    assert main(["compare", "models.py:training", "models.py:wrong", *OPTIONS, "--json", "out.json"]) == 0
+    assert (
+        main(["compare", "models.py:training", "models.py:wrong", *OPTIONS, "--json", "out.json"])
+        == 0
+    )
     first, _ = json.loads((here / "out.json").read_text())["reports"]
     assert all(example["predictions"] == 3 * [example["label"]] for example in first["examples"])
 
@@ -134,7 +149,11 @@ def test_models_of_one_name_are_called_as_they_were_given(here):
     assert main(["compare", *models, *OPTIONS, "--json", "out.json"]) == 0
     reports = json.loads((here / "out.json").read_text())["reports"]
     names = ["models.py:right", "other/models.py:right", "models:wrong"]
-    assert [report["name"] for report in reports] == [report["model"]["name"] for report in reports] == names
+    assert (
+        [report["name"] for report in reports]
+        == [report["model"]["name"] for report in reports]
+        == names
+    )
 
 
 def test_bad_input_is_one_line(here, fails):
@@ -143,7 +162,12 @@ def test_bad_input_is_one_line(here, fails):
     assert "one of" in fails("compare", "models.py:right", "nothing", *OPTIONS)
     for other, said in (
         ("large", "models.py:up: (16, 16), models.py:large: (20, 20)"),
-        ("down", "the order of the classes of models.py:down is 'another', expected that of models.py:up"),
+        (
+            "down",
+            "the order of the classes of models.py:down is 'another', expected that of models.py:up",
+        ),
     ):
-        assert said in fails("compare", "models.py:up", f"models.py:{other}", "--data", "digits", "--images", "5")
+        assert said in fails(
+            "compare", "models.py:up", f"models.py:{other}", "--data", "digits", "--images", "5"
+        )
     assert "one size" in fails("compare", "digits", "models.py:right", "--ignore-labels", *OPTIONS)

@@ -24,7 +24,9 @@ STUDY = {
         "batch_size": 16,
         "epochs": 1,
     },
-    "factors": {"kernel": {"softmax": {"kernel": "softmax"}, "squared relu": {"kernel": "squared_relu"}}},
+    "factors": {
+        "kernel": {"softmax": {"kernel": "softmax"}, "squared relu": {"kernel": "squared_relu"}}
+    },
     "measure": {"images": 30, "shifts": [[0, 3]], "curve_points": 2},
     "reference": {"kernel": "softmax"},
 }
@@ -32,20 +34,40 @@ CELL = "squared-relu--seed-0"
 
 
 def test_shift_writes_the_report_the_curve_and_the_page(trained_folder, tmp_path, capsys):
-    assert main(["shift", str(trained_folder), "--max-shift", "2", "--out", str(tmp_path / "out")]) == 0
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"report.json", "shift_curve.png", "report.html"}
-    assert json.loads((tmp_path / "out" / "report.json").read_text())["command"].startswith("teka shift")
+    assert (
+        main(["shift", str(trained_folder), "--max-shift", "2", "--out", str(tmp_path / "out")])
+        == 0
+    )
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "report.json",
+        "shift_curve.png",
+        "report.html",
+    }
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["command"].startswith(
+        "teka shift"
+    )
     assert "worst" in capsys.readouterr().out
 
 
 def test_a_canvas_allows_larger_shifts(trained_folder, tmp_path):
-    arguments = ["shift", str(trained_folder), "--max-shift", "5", "--mode", "canvas", "--out", str(tmp_path)]
+    arguments = [
+        "shift",
+        str(trained_folder),
+        "--max-shift",
+        "5",
+        "--mode",
+        "canvas",
+        "--out",
+        str(tmp_path),
+    ]
     assert main(arguments) == 0
     assert json.loads((tmp_path / "report.json").read_text())["mode"] == "canvas"
 
 
 def test_images_that_would_lose_something_are_an_error(trained_folder, tmp_path, fails):
-    assert "shift" in fails("shift", trained_folder, "--mode", "lossless", "--max-shift", "5", "--out", tmp_path)
+    assert "shift" in fails(
+        "shift", trained_folder, "--mode", "lossless", "--max-shift", "5", "--out", tmp_path
+    )
 
 
 def test_bad_options_of_shift_are_one_line(trained_folder, tmp_path, fails):
@@ -57,10 +79,19 @@ def test_bad_options_of_shift_are_one_line(trained_folder, tmp_path, fails):
 @pytest.fixture(scope="module")
 def demonstrated(few_digits, tmp_path_factory):
     """A demo with models and data that take a second, its way unchanged, run with one seed and then with two."""
-    small = {"data": few_digits, "dim": 8, "heads": 1, "depth": 2, "train_size": 32, "batch_size": 32}
+    small = {
+        "data": few_digits,
+        "dim": 8,
+        "heads": 1,
+        "depth": 2,
+        "train_size": 32,
+        "batch_size": 32,
+    }
     place = tmp_path_factory.mktemp("demo")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(experiments, "DEMO_RUNS", tuple(run.replace(**small) for run in experiments.DEMO_RUNS))
+        patched.setattr(
+            experiments, "DEMO_RUNS", tuple(run.replace(**small) for run in experiments.DEMO_RUNS)
+        )
         arguments = ["demo", "--out", str(place), "--epochs", "1", "--seeds", "0"]
         assert main(arguments) == 0
         trained = {path: path.stat().st_mtime_ns for path in place.glob("*/result.json")}
@@ -92,16 +123,31 @@ def test_the_report_holds_five_models_and_every_shift(demonstrated):
 
 
 def test_the_curve_and_the_page_are_written(demonstrated):
-    assert {"report.json", "shift_curve.png", "report.html"} <= {path.name for path in demonstrated.iterdir()}
+    assert {"report.json", "shift_curve.png", "report.html"} <= {
+        path.name for path in demonstrated.iterdir()
+    }
     assert "2 seeds" in (demonstrated / "report.html").read_text()
 
 
 def test_the_exact_models_answer_the_same_at_every_shift(demonstrated):
     models = json.loads((demonstrated / "report.json").read_text())["models"]
-    exact = [model for model in models if model["position"] == "rotary" and model["sampling"] != "strided"]
+    exact = [
+        model
+        for model in models
+        if model["position"] == "rotary" and model["sampling"] != "strided"
+    ]
     assert len(exact) == 6
     for model in exact:
-        assert len({value for axis in ("dx", "dy") for value in model["accuracy_by_shift"][axis].values()}) == 1
+        assert (
+            len(
+                {
+                    value
+                    for axis in ("dx", "dy")
+                    for value in model["accuracy_by_shift"][axis].values()
+                }
+            )
+            == 1
+        )
         assert model["worst_shift_accuracy"] == model["accuracy_by_shift"]["dx"]["0"]
 
 
@@ -126,7 +172,10 @@ def test_the_results_lie_beside_the_file_with_tables_and_pictures(study):
     assert {path.stem for path in (folder / "cells").glob("*.json")} == {CELL, "softmax--seed-0"}
     assert {"summary.md", "summary.csv", "summary.json"} <= {path.name for path in folder.iterdir()}
     assert list(folder.glob("*.png"))
-    assert read_json(folder / "cells" / f"{CELL}.json")["command"] == f"teka study {study} --processes 1"
+    assert (
+        read_json(folder / "cells" / f"{CELL}.json")["command"]
+        == f"teka study {study} --processes 1"
+    )
 
 
 def test_the_summary_alone_trains_nothing_and_shows_the_table(study, capsys):
@@ -167,11 +216,17 @@ def test_repeating_a_cell_whose_file_was_changed_is_an_error(study, fails, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        pytest.param(["--only", "kernel"], "only is 'kernel', expected FACTOR=LEVEL", id="only without a level"),
+        pytest.param(
+            ["--only", "kernel"],
+            "only is 'kernel', expected FACTOR=LEVEL",
+            id="only without a level",
+        ),
         pytest.param(["--only", "kernel=elu"], "only kernel is 'elu'", id="an unknown level"),
         pytest.param(["--processes", "0"], "processes is 0, expected at least 1", id="no process"),
         pytest.param(
-            ["--step-seconds", "--only", "kernel=softmax"], "expected nothing with --step-seconds", id="a part timed"
+            ["--step-seconds", "--only", "kernel=softmax"],
+            "expected nothing with --step-seconds",
+            id="a part timed",
         ),
         pytest.param(["--repeat", "none"], "repeat is 'none'", id="an unknown cell"),
     ],
@@ -204,9 +259,15 @@ def test_the_list_names_every_model_data_set_and_seed(capsys):
     [
         pytest.param(["figure2"], "target is 'figure2'", id="an unknown target"),
         pytest.param(["table1", "--scale", "huge"], "scale is 'huge'", id="an unknown scale"),
-        pytest.param(["figure1", "--only", "model=AlexNet"], "only model of figure1 is 'AlexNet'", id="no Performer"),
+        pytest.param(
+            ["figure1", "--only", "model=AlexNet"],
+            "only model of figure1 is 'AlexNet'",
+            id="no Performer",
+        ),
         pytest.param(["table1", "--only", "model"], "only is 'model'", id="no level"),
-        pytest.param(["table1", "--summary"], "expected a study's folder", id="nothing trained yet"),
+        pytest.param(
+            ["table1", "--summary"], "expected a study's folder", id="nothing trained yet"
+        ),
     ],
 )
 def test_bad_input_of_reproduce_is_one_line_and_exit_code_2(arguments, message, capsys, tmp_path):
@@ -219,7 +280,9 @@ def test_bad_input_of_reproduce_is_one_line_and_exit_code_2(arguments, message, 
 
 def test_bench_prints_the_table_and_writes_its_files(tmp_path, capsys):
     size = ["--lengths", "16", "9", "--dim", "8", "--heads", "2", "--repeats", "1", "--warmup", "0"]
-    assert main(["bench", *size, "--layers", "squared_relu", "softmax", "--out", str(tmp_path)]) == 0
+    assert (
+        main(["bench", *size, "--layers", "squared_relu", "softmax", "--out", str(tmp_path)]) == 0
+    )
     assert {path.name for path in tmp_path.iterdir()} == {"bench.json", "bench.png"}
     content = json.loads((tmp_path / "bench.json").read_text())
     assert content["command"].startswith("teka bench")
@@ -238,7 +301,19 @@ def test_bad_options_of_bench_are_one_line(tmp_path, fails):
 
 
 def test_approximate_prints_its_tables_and_writes_its_files(tmp_path, capsys, fails):
-    some = ["--dim", "4", "--tokens", "9", "--sizes", "0.5", "--radii", "1", "--num-features", "4", "8"]
+    some = [
+        "--dim",
+        "4",
+        "--tokens",
+        "9",
+        "--sizes",
+        "0.5",
+        "--radii",
+        "1",
+        "--num-features",
+        "4",
+        "8",
+    ]
     line = ["approximate", *some, "--kernels", "positive", "--draws", "2", "--out", str(tmp_path)]
     assert main(line) == 0
     assert "positive, fixed_norm" in capsys.readouterr().out

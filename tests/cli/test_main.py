@@ -49,7 +49,9 @@ def test_help_says_what_an_option_is_for_and_no_types(capsys):
 
 
 def test_python_runs_the_package_as_the_command():
-    run = subprocess.run([sys.executable, "-m", "teka", "--version"], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-m", "teka", "--version"], capture_output=True, text=True, check=True
+    )
     assert run.stdout == f"teka {__version__}\n"
 
 
@@ -57,15 +59,21 @@ def test_python_runs_the_package_as_the_command():
 def test_a_reader_that_is_gone_ends_the_command_quietly():
     reader, writer = os.pipe()
     os.close(reader)
-    run = subprocess.run([sys.executable, "-m", "teka", "--help"], stdout=writer, stderr=subprocess.PIPE, check=False)
+    run = subprocess.run(
+        [sys.executable, "-m", "teka", "--help"], stdout=writer, stderr=subprocess.PIPE, check=False
+    )
     os.close(writer)
     assert (run.returncode, run.stderr) == (141, b"")
 
 
 def test_a_model_that_ends_the_process_does_not_pass(tmp_path):
-    (tmp_path / "model.py").write_text("import os\n\n\ndef make():\n    return lambda images: os._exit(0)\n")
+    (tmp_path / "model.py").write_text(
+        "import os\n\n\ndef make():\n    return lambda images: os._exit(0)\n"
+    )
     words = f"audit {tmp_path}/model.py:make --data digits --images 4 --max-shift 1 --fail-under 0".split()
-    run = subprocess.run([sys.executable, "-m", "teka", *words], capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-m", "teka", *words], capture_output=True, text=True, check=False
+    )
     assert run.returncode == 2
     assert run.stderr == (
         "teka audit: error: the model's code ended the process with exit code 0 before the result was complete\n"
@@ -76,7 +84,9 @@ class Strange(BaseException):
     pass
 
 
-@pytest.mark.parametrize("error", [Strange("of\ntwo \x1b[31mlines"), SystemExit(0), GeneratorExit()])
+@pytest.mark.parametrize(
+    "error", [Strange("of\ntwo \x1b[31mlines"), SystemExit(0), GeneratorExit()]
+)
 def test_whatever_a_model_raises_is_one_line(error, monkeypatch, fails):
     def raising(options, command):
         raise error
@@ -87,7 +97,9 @@ def test_whatever_a_model_raises_is_one_line(error, monkeypatch, fails):
     assert "\x1b" not in line
 
 
-@pytest.mark.parametrize("change", [lambda: sys.stdout.close(), lambda: setattr(sys, "stdout", None)])
+@pytest.mark.parametrize(
+    "change", [lambda: sys.stdout.close(), lambda: setattr(sys, "stdout", None)]
+)
 @pytest.mark.parametrize("code", [0, 1])
 def test_output_that_a_model_has_taken_away_is_an_error(change, code, monkeypatch, capsys):
     def silenced(options, command):
@@ -98,7 +110,10 @@ def test_output_that_a_model_has_taken_away_is_an_error(change, code, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", io.StringIO())
         assert main(["train"]) == 2
-    assert capsys.readouterr().err == "teka train: error: the model's code closed or replaced standard output\n"
+    assert (
+        capsys.readouterr().err
+        == "teka train: error: the model's code closed or replaced standard output\n"
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -57,12 +57,17 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "models.py").write_text(SOURCE)
     images = np.random.default_rng(0).integers(0, 256, (20, 8, 8), dtype=np.uint8)
     labels = np.arange(20) % 4
-    np.savez(tmp_path / "data.npz", images=images, labels=labels, test_images=images, test_labels=labels)
+    np.savez(
+        tmp_path / "data.npz", images=images, labels=labels, test_images=images, test_labels=labels
+    )
     return tmp_path
 
 
 def test_it_audits_before_and_after_and_says_what_was_done_and_what_it_costs(here, capsys):
-    assert main(["mend", "models.py:strided", *OPTIONS, "--html", "out.html", "--json", "out.json"]) == 0
+    assert (
+        main(["mend", "models.py:strided", *OPTIONS, "--html", "out.html", "--json", "out.json"])
+        == 0
+    )
     written = json.loads((here / "out.json").read_text())
     before, after = written["reports"]
     assert (before["name"], after["name"]) == ("models:strided", "models:strided, mended")
@@ -106,20 +111,36 @@ def test_a_model_with_nothing_to_mend_is_left_and_the_audit_written(here, capsys
 @pytest.mark.parametrize(
     ("ends", "p_value", "words"),
     [
-        ((0.03, 0.01, 0.05), 0.001, "It loses accuracy unshifted: −3.0 points (−5.0 to −1.0, p = 0.001)."),
-        ((-0.03, -0.05, -0.01), 0.001, "It gains accuracy unshifted: +3.0 points (+1.0 to +5.0, p = 0.001)."),
-        ((0.01, -0.01, 0.03), 0.3, "not told apart from that before: −1.0 points (−3.0 to +1.0, p = 0.300)."),
+        (
+            (0.03, 0.01, 0.05),
+            0.001,
+            "It loses accuracy unshifted: −3.0 points (−5.0 to −1.0, p = 0.001).",
+        ),
+        (
+            (-0.03, -0.05, -0.01),
+            0.001,
+            "It gains accuracy unshifted: +3.0 points (+1.0 to +5.0, p = 0.001).",
+        ),
+        (
+            (0.01, -0.01, 0.03),
+            0.3,
+            "not told apart from that before: −1.0 points (−3.0 to +1.0, p = 0.300).",
+        ),
     ],
 )
 def test_a_loss_is_called_a_loss_and_what_is_not_told_apart_is_said_to_be(ends, p_value, words):
     pair = make_pair(0, 1, 0.1, 0.5)
     assert "is not known" in cost([pair])
-    pair.comparison.numbers["accuracy"] = replace(difference(0.0, p_value), value=ends[0], lower=ends[1], upper=ends[2])
+    pair.comparison.numbers["accuracy"] = replace(
+        difference(0.0, p_value), value=ends[0], lower=ends[1], upper=ends[2]
+    )
     assert cost([pair]).endswith(words)
 
 
 def test_bad_input_is_one_line(here, fails):
-    assert "did you mean 'polyphase'?" in fails("mend", "models.py:strided", *OPTIONS, "--fix", "polyphse")
+    assert "did you mean 'polyphase'?" in fails(
+        "mend", "models.py:strided", *OPTIONS, "--fix", "polyphse"
+    )
     assert "expected a torch.nn.Module" in fails("mend", "models.py:no_module", *OPTIONS)
     assert "expected a module that can be copied (" in fails("mend", "models.py:locked", *OPTIONS)
     said = fails("mend", "models.py:bare", *OPTIONS, "--json", "here", "--out", "here")

@@ -10,7 +10,11 @@ from teka.training import Run, restore, train
 
 def test_the_packaged_models_take_pictures_and_have_names():
     subject = load("digits", loaders=OWN_LOADERS)
-    assert (subject.kind, subject.input_size, subject.in_channels) == ("teka model file", (16, 16), 1)
+    assert (subject.kind, subject.input_size, subject.in_channels) == (
+        "teka model file",
+        (16, 16),
+        1,
+    )
     assert subject.class_names == tuple("0123456789")
     images = torch.rand(3, 1, 16, 16)
     with torch.inference_mode():
@@ -18,13 +22,24 @@ def test_the_packaged_models_take_pictures_and_have_names():
 
 
 def test_a_run_gives_its_best_model(tmp_path):
-    run = Run.of(image_size=11, train_size=48, validation_size=16, dim=8, depth=2, heads=2, epochs=1, batch_size=16)
+    run = Run.of(
+        image_size=11,
+        train_size=48,
+        validation_size=16,
+        dim=8,
+        depth=2,
+        heads=2,
+        epochs=1,
+        batch_size=16,
+    )
     train(run, tmp_path / "run")
     subject = load(str(tmp_path / "run"), loaders=OWN_LOADERS)
     assert (subject.kind, subject.input_size, subject.num_classes) == ("teka run", (11, 11), 10)
     images = torch.rand(2, 1, 11, 11)
     with torch.inference_mode():
-        torch.testing.assert_close(subject.function(images), restore(tmp_path / "run").model(images))
+        torch.testing.assert_close(
+            subject.function(images), restore(tmp_path / "run").model(images)
+        )
 
 
 def test_a_packaged_model_goes_before_a_folder_of_its_name(tmp_path, monkeypatch):

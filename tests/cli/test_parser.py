@@ -11,7 +11,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_where_there_is_no_terminal_a_step_is_a_line_if_lines_are_asked_for_and_nothing_else(capsys):
+def test_where_there_is_no_terminal_a_step_is_a_line_if_lines_are_asked_for_and_nothing_else(
+    capsys,
+):
     for lines in (False, True):
         with progress_bar(lines=lines) as show:
             show("cells", 0, 2, "")

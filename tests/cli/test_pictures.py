@@ -16,10 +16,21 @@ def test_it_says_where_the_files_are(tmp_path, monkeypatch, capsys):
         return tmp_path / name
 
     monkeypatch.setattr(data, "download", download)
-    arguments = ["mnist", "cifar10", "--data-dir", str(tmp_path), "--timeout", "3", "--attempts", "7"]
+    arguments = [
+        "mnist",
+        "cifar10",
+        "--data-dir",
+        str(tmp_path),
+        "--timeout",
+        "3",
+        "--attempts",
+        "7",
+    ]
     assert main(["download", *arguments]) == 0
     assert asked == [(name, str(tmp_path), 3.0, 7) for name in ("mnist", "cifar10")]
-    assert capsys.readouterr().out == f"mnist: {tmp_path / 'mnist'}\ncifar10: {tmp_path / 'cifar10'}\n"
+    assert (
+        capsys.readouterr().out == f"mnist: {tmp_path / 'mnist'}\ncifar10: {tmp_path / 'cifar10'}\n"
+    )
 
 
 def test_a_wrong_name_is_an_error_before_anything_is_fetched(tmp_path, monkeypatch, fails):
@@ -93,10 +104,16 @@ def test_a_model_may_be_named_before_the_pictures(pictures, tmp_path, capsys, fa
 def test_bad_pictures_are_one_line_that_names_them(pictures, tmp_path, fails, capsys):
     paths, _ = pictures
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
-    assert "broken.png is no picture" in fails("predict", *paths, tmp_path / "broken.png", "--model", "digits")
-    assert "did you mean 'light'" in fails("predict", *paths, "--ground", "ligt", "--model", "digits")
+    assert "broken.png is no picture" in fails(
+        "predict", *paths, tmp_path / "broken.png", "--model", "digits"
+    )
+    assert "did you mean 'light'" in fails(
+        "predict", *paths, "--ground", "ligt", "--model", "digits"
+    )
     assert "top is 0" in fails("predict", *paths, "--top", "0")
     assert "model is 'diigts'" in fails("predict", *paths, "--model", "diigts")
     assert "config.json is missing" in fails("predict", *paths, "--model", tmp_path)
     Image.fromarray(np.zeros((9, 9), dtype=np.uint8)).save(tmp_path / "blank.png")
-    assert "blank.png: ink is 'none'" in fails("predict", tmp_path / "blank.png", "--model", "digits")
+    assert "blank.png: ink is 'none'" in fails(
+        "predict", tmp_path / "blank.png", "--model", "digits"
+    )

@@ -28,23 +28,62 @@ NETWORK = Run.of(
     image_size=8, train_size=64, validation_size=32, model="self_attention", position="table", content="softmax", dim=6,
     depth=2, heads=(3, 2), epochs=1, batch_size=32,
 )  # fmt: skip
-HEADS_FILES = {"heads.html", "heads.gif", "head_centers.png", "attention_maps.png", "head_grid.png", "accuracy.png"}
+HEADS_FILES = {
+    "heads.html",
+    "heads.gif",
+    "head_centers.png",
+    "attention_maps.png",
+    "head_grid.png",
+    "accuracy.png",
+}
 
 
 def test_options_become_the_run(tmp_path, capsys):
     assert (
-        main(["train", *OPTIONS, "--position", "clipped", "--betas", "[0.8, 0.9]", "--out", str(tmp_path / "r")]) == 0
+        main(
+            [
+                "train",
+                *OPTIONS,
+                "--position",
+                "clipped",
+                "--betas",
+                "[0.8, 0.9]",
+                "--out",
+                str(tmp_path / "r"),
+            ]
+        )
+        == 0
     )
     run = Run.load(tmp_path / "r")
     assert (run.position, run.dim, run.betas) == ("clipped", 8, (0.8, 0.9))
     assert "parameters" in capsys.readouterr().out
-    assert json.loads((tmp_path / "r" / "result.json").read_text())["command"].startswith("teka train --image-size=8")
+    assert json.loads((tmp_path / "r" / "result.json").read_text())["command"].startswith(
+        "teka train --image-size=8"
+    )
 
 
 def test_a_file_gives_options_and_the_command_line_overrides_it(tmp_path):
-    fields = {"image_size": 8, "train_size": 32, "validation_size": 16, "dim": 8, "depth": 2, "heads": 2, "epochs": 5}
+    fields = {
+        "image_size": 8,
+        "train_size": 32,
+        "validation_size": 16,
+        "dim": 8,
+        "depth": 2,
+        "heads": 2,
+        "epochs": 5,
+    }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(fields))
-    main(["train", "--config", str(tmp_path / "run.yaml"), "--epochs", "1", "--out", str(tmp_path / "r")])
+    main(
+        [
+            "train",
+            "--config",
+            str(tmp_path / "run.yaml"),
+            "--epochs",
+            "1",
+            "--out",
+            str(tmp_path / "r"),
+        ]
+    )
     assert (Run.load(tmp_path / "r").epochs, Run.load(tmp_path / "r").dim) == (1, 8)
 
 
@@ -105,12 +144,25 @@ def test_a_run_on_a_file_of_ones_own_is_named_after_it_and_evaluated(tmp_path, m
 
 def test_a_recipe_decides_how_it_is_trained_and_other_options_go_before_it(tmp_path):
     out = tmp_path / "run"
-    assert main(["train", *OPTIONS, "--recipe", "horn2021", "--epochs", "1", "--out", str(out)]) == 0
+    assert (
+        main(["train", *OPTIONS, "--recipe", "horn2021", "--epochs", "1", "--out", str(out)]) == 0
+    )
     run = Run.load(out)
     assert (run.optimizer, run.learning_rate, run.patience, run.epochs) == ("adam", 5e-5, 20, 1)
-    fields = {"image_size": 8, "train_size": 32, "validation_size": 16, "dim": 8, "depth": 2, "heads": 2, "epochs": 1}
+    fields = {
+        "image_size": 8,
+        "train_size": 32,
+        "validation_size": 16,
+        "dim": 8,
+        "depth": 2,
+        "heads": 2,
+        "epochs": 1,
+    }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({"recipe": "horn2021", **fields}))
-    assert main(["train", "--config", str(tmp_path / "run.yaml"), "--out", str(tmp_path / "file")]) == 0
+    assert (
+        main(["train", "--config", str(tmp_path / "run.yaml"), "--out", str(tmp_path / "file")])
+        == 0
+    )
     run = Run.load(tmp_path / "file")
     assert (run.optimizer, run.learning_rate, run.patience, run.epochs) == ("adam", 5e-5, 20, 1)
 
@@ -123,23 +175,51 @@ def test_an_unknown_recipe_is_an_error_of_one_line(fails, tmp_path):
 
 def test_a_baseline_is_trained_in_two_parts_a_step_and_named_after_itself(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    options = ["--image-size", "8", "--train-size", "40", "--validation-size", "20", "--epochs", "1", "--dim", "8"]
-    assert main(["train", "--model", "linformer", *options, "--accumulate", "2", "--batch-size", "16"]) == 0
+    options = [
+        "--image-size",
+        "8",
+        "--train-size",
+        "40",
+        "--validation-size",
+        "20",
+        "--epochs",
+        "1",
+        "--dim",
+        "8",
+    ]
+    assert (
+        main(["train", "--model", "linformer", *options, "--accumulate", "2", "--batch-size", "16"])
+        == 0
+    )
     folder = tmp_path / "runs" / "digits-linformer-0"
     assert Run.load(folder).model == "linformer"
     assert main(["evaluate", str(folder)]) == 0
 
 
-def test_a_service_that_is_not_installed_is_one_line_with_the_command_that_installs_it(fails, tmp_path, monkeypatch):
+def test_a_service_that_is_not_installed_is_one_line_with_the_command_that_installs_it(
+    fails, tmp_path, monkeypatch
+):
     monkeypatch.setattr("teka.training.loggers.find_spec", lambda name: None)
-    assert "pip install mlflow-skinny" in fails("train", *OPTIONS, "--out", tmp_path / "r", "--loggers", "mlflow")
+    assert "pip install mlflow-skinny" in fails(
+        "train", *OPTIONS, "--out", tmp_path / "r", "--loggers", "mlflow"
+    )
 
 
 def started_by_torchrun(rank: int, port: int, options: list[str]) -> None:
     """Train as one of two processes of a machine, with what torchrun tells each."""
     process_rank(rank)
-    names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
-    os.environ |= dict(zip(names, map(str, (rank, rank, 0, 2, 2, port, 7)), strict=True), MASTER_ADDR="127.0.0.1")
+    names = (
+        "RANK",
+        "LOCAL_RANK",
+        "GROUP_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_PORT",
+        "TORCHELASTIC_RUN_ID",
+    )
+    os.environ |= dict(
+        zip(names, map(str, (rank, rank, 0, 2, 2, port, 7)), strict=True), MASTER_ADDR="127.0.0.1"
+    )
     sys.exit(main(["train", *options]))
 
 
@@ -159,7 +239,9 @@ def test_of_several_processes_that_torchrun_starts_the_first_prints(tmp_path, ca
     assert len(shown.out.splitlines()) == 4  # two are the table's heading
     assert row.split()[0] == "1/1"
     assert last.startswith(f"{tmp_path / 'r'}: ")
-    assert json.loads((tmp_path / "r" / "result.json").read_text())["peak_source"].startswith("2 × ")
+    assert json.loads((tmp_path / "r" / "result.json").read_text())["peak_source"].startswith(
+        "2 × "
+    )
 
 
 def test_evaluate_prints_and_writes_the_accuracy(trained_folder, capsys):
@@ -173,7 +255,12 @@ def test_a_folder_without_a_run_is_an_error(tmp_path, fails):
 
 
 def test_export_writes_a_model_file_that_is_the_run(trained_folder, tmp_path, capsys):
-    assert main(["export", str(trained_folder), "--out", str(tmp_path / "model"), "--dtype", "float16"]) == 0
+    assert (
+        main(
+            ["export", str(trained_folder), "--out", str(tmp_path / "model"), "--dtype", "float16"]
+        )
+        == 0
+    )
     assert f"written: {tmp_path / 'model'}" in capsys.readouterr().out
     images = torch.rand(2, 1, 16, 16)
     torch.testing.assert_close(
@@ -183,7 +270,9 @@ def test_export_writes_a_model_file_that_is_the_run(trained_folder, tmp_path, ca
 
 def test_bad_options_of_export_are_one_line(trained_folder, tmp_path, fails):
     assert "out" in fails("export", trained_folder)
-    assert "dtype" in fails("export", trained_folder, "--out", tmp_path / "model", "--dtype", "int8")
+    assert "dtype" in fails(
+        "export", trained_folder, "--out", tmp_path / "model", "--dtype", "int8"
+    )
     assert "run.json" in fails("export", tmp_path, "--out", tmp_path / "model")
     (tmp_path / "notes.txt").write_text("")
     assert "notes.txt" in fails("export", trained_folder, "--out", tmp_path)
@@ -230,9 +319,18 @@ def test_prune_prints_counts_sizes_and_accuracies_and_writes_a_run(attentive, tm
 def test_bad_input_of_prune_is_one_line(attentive, trained_folder, tmp_path, fails):
     assert "self_attention" in fails("prune", trained_folder, "--out", tmp_path / "out")
     assert "degenerate heads to spare" in fails("prune", attentive, "--out", tmp_path / "out")
-    assert "condition_number" in fails("prune", attentive, "--out", tmp_path / "out", "--condition-number", "0")
+    assert "condition_number" in fails(
+        "prune", attentive, "--out", tmp_path / "out", "--condition-number", "0"
+    )
     assert "epochs" in fails(
-        "prune", attentive, "--out", tmp_path / "out", "--condition-number", "1.0001", "--epochs", "0"
+        "prune",
+        attentive,
+        "--out",
+        tmp_path / "out",
+        "--condition-number",
+        "1.0001",
+        "--epochs",
+        "0",
     )
     assert "out" in fails("prune", attentive)
     assert not (tmp_path / "out").exists()
@@ -254,7 +352,10 @@ def test_heads_writes_the_pictures_and_the_page_into_the_run(network_folder, cap
 
 
 def test_the_query_and_the_folder_can_be_chosen(network_folder, tmp_path):
-    assert main(["heads", str(network_folder), "--query", "0", "3", "--out", str(tmp_path / "out")]) == 0
+    assert (
+        main(["heads", str(network_folder), "--query", "0", "3", "--out", str(tmp_path / "out")])
+        == 0
+    )
     page = (tmp_path / "out" / "heads.html").read_text(encoding="utf-8")
     assert "row 0, column 3" in page
     assert "table and softmax" in page
@@ -264,7 +365,9 @@ def test_bad_input_of_heads_is_one_line(network_folder, trained_folder, tmp_path
     message = fails("heads", network_folder, "--query", "4", "0", "--out", tmp_path / "out")
     assert "query is (4, 0), expected a row from 0 to 3 and a column from 0 to 3" in message
     assert not (tmp_path / "out").exists()
-    assert "expected a run of model 'self_attention'; its model is 'performer'" in fails("heads", trained_folder)
+    assert "expected a run of model 'self_attention'; its model is 'performer'" in fails(
+        "heads", trained_folder
+    )
     assert "run.json" in fails("heads", tmp_path)
 
 

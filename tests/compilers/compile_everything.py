@@ -46,7 +46,9 @@ def masked(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
     mask[:, 0] = True
     mask[-1] = False
     layer = Attention(DIM, 2, kernel=pair.kernel, relative=pair.relative)
-    return Placed(layer, Grid((3, 5)), key_mask=mask, num_prefix_tokens=1), torch.randn(batch, 16, DIM)
+    return Placed(layer, Grid((3, 5)), key_mask=mask, num_prefix_tokens=1), torch.randn(
+        batch, 16, DIM
+    )
 
 
 def causal(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
@@ -60,7 +62,9 @@ def across(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
     layer = Attention(DIM, 2, kernel=pair.kernel, relative=pair.relative, context_dim=5)
     context, lengths = torch.randn(batch, 24, 5), 24 - torch.arange(batch)
     finer = Grid((4, 6), spacing=0.5)
-    return Placed(layer, Grid((2, 3)), context=context, context_grid=finer, lengths=lengths), torch.randn(batch, 6, DIM)
+    return Placed(
+        layer, Grid((2, 3)), context=context, context_grid=finer, lengths=lengths
+    ), torch.randn(batch, 6, DIM)
 
 
 def periodic(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
@@ -118,11 +122,16 @@ WRAPPED = ("rotation", "quadratic", "generalized_quadratic", "table", "fourier",
 def diagonal(shift: int) -> list[Case]:
     """Pairs with every kernel and every relative kernel in at least one that exists."""
     names = list(KERNELS)
-    wanted = [(name, RELATIVE_NAMES[(place + shift) % len(RELATIVE_NAMES)]) for place, name in enumerate(names)]
+    wanted = [
+        (name, RELATIVE_NAMES[(place + shift) % len(RELATIVE_NAMES)])
+        for place, name in enumerate(names)
+    ]
     pairs = [Case(*one) for one in wanted if pair_exists(*one)]
     for kernel in [name for name in names if name not in {pair.kernel for pair in pairs}]:
         pairs.append(Case(kernel, RELATIVE_NAMES[1]))
-    for relative in [name for name in RELATIVE_NAMES if name not in {pair.relative for pair in pairs}]:
+    for relative in [
+        name for name in RELATIVE_NAMES if name not in {pair.relative for pair in pairs}
+    ]:
         kernels = [name for name in names if pair_exists(name, relative)]
         pairs.append(Case(kernels[shift % len(kernels)], relative))
     return pairs
@@ -135,7 +144,9 @@ def met(shift: int) -> list[Case]:
 
 def jobs(batch: int = 2) -> Iterator[tuple[str, Case, nn.Module, Tensor]]:
     """Name, pair, layer and tokens of every setting's diagonal, of a torus, the options and backends by name."""
-    wrapped = [Case(list(KERNELS)[1 + place], relative) for place, relative in enumerate(WRAPPED[:-1])]
+    wrapped = [
+        Case(list(KERNELS)[1 + place], relative) for place, relative in enumerate(WRAPPED[:-1])
+    ]
     chosen = [(setting, met(shift)) for shift, setting in enumerate(SETTINGS)]
     chosen.append((periodic, [*wrapped, Case("squared_relu", WRAPPED[-1])]))
     chosen.append((optional, [Case("squared_relu", "fourier")]))
@@ -151,7 +162,9 @@ def outputs(function: Callable[..., Tensor], model: nn.Module, tokens: Tensor) -
     output = function(tokens)
     if not torch.is_grad_enabled():
         return [output]
-    gradients = torch.autograd.grad(output.square().sum(), list(model.parameters()), allow_unused=True)
+    gradients = torch.autograd.grad(
+        output.square().sum(), list(model.parameters()), allow_unused=True
+    )
     return [output.detach(), *[gradient for gradient in gradients if gradient is not None]]
 
 
@@ -167,7 +180,9 @@ def compiled_change(model: nn.Module, tokens: Tensor, backend: str) -> float:
     return change(outputs(model, model, tokens), outputs(compiled, model, tokens))
 
 
-def report(measured: Iterator[tuple[str, Case | None, Callable[[], float]]], band: float) -> dict[str, object]:
+def report(
+    measured: Iterator[tuple[str, Case | None, Callable[[], float]]], band: float
+) -> dict[str, object]:
     """How many there were, of which kernels and relative kernels, and by name what was beyond the band or failed."""
     count, pairs, wrong = 0, set(), {}
     for name, pair, measure in measured:
@@ -182,7 +197,12 @@ def report(measured: Iterator[tuple[str, Case | None, Callable[[], float]]], ban
             if not found <= band:
                 wrong[name] = found
     kernels, relatives = {pair.kernel for pair in pairs}, {str(pair.relative) for pair in pairs}
-    return {"count": count, "kernels": sorted(kernels), "relatives": sorted(relatives), "wrong": wrong}
+    return {
+        "count": count,
+        "kernels": sorted(kernels),
+        "relatives": sorted(relatives),
+        "wrong": wrong,
+    }
 
 
 class Both(nn.Module):
@@ -237,13 +257,25 @@ def main(backend: str, part: int = 0, parts: int = 1) -> dict[str, object]:
                 both = Both()
                 yield "two layers", None, partial(measure, both, both.tokens, learns=False)
             else:
-                yield "a layer", None, partial(measure, *masked(Case("squared_relu", "rotary"), 2), learns=False)
+                yield (
+                    "a layer",
+                    None,
+                    partial(measure, *masked(Case("squared_relu", "rotary"), 2), learns=False),
+                )
             return
         for name, pair, model, tokens in itertools.islice(jobs(), part, None, parts):
-            yield name, pair, partial(measure, model, tokens, learns=not name.startswith(periodic.__name__))
+            yield (
+                name,
+                pair,
+                partial(measure, model, tokens, learns=not name.startswith(periodic.__name__)),
+            )
         for pair in MANY[part : part + 1]:
             layer, tokens = many(pair, 2)
-            yield f"mapped-{pair}", pair, partial(measure, Mapped(layer), tokens[None], learns=False)
+            yield (
+                f"mapped-{pair}",
+                pair,
+                partial(measure, Mapped(layer), tokens[None], learns=False),
+            )
         if part == 0:
             performer = Performer((6, 4), 2, 3, dim=DIM, depth=1, heads=2, kernel="positive")
             for shift in ("none", "mean"):  # of which blocks take none out

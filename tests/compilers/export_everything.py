@@ -15,7 +15,16 @@ from functools import partial
 from typing import Any
 
 import torch
-from tests.compilers.compile_everything import BAND, DIM, Placed, change, diagonal, jobs, met, report
+from tests.compilers.compile_everything import (
+    BAND,
+    DIM,
+    Placed,
+    change,
+    diagonal,
+    jobs,
+    met,
+    report,
+)
 from tests.contracts.cases import Case
 from torch import Tensor, nn
 from torch.fx.experimental import symbolic_shapes
@@ -42,7 +51,11 @@ def exported_change(model: nn.Module, tokens: Tensor, others: tuple[Tensor, ...]
 
 def change_with_a_grid() -> float:
     """The same of a layer called with its grid, saved and loaded again; infinite unless it refuses another grid."""
-    layer, grid, tokens = Attention(DIM, 2).eval(), Grid((3, 5), spacing=0.5), torch.randn(3, 15, DIM)
+    layer, grid, tokens = (
+        Attention(DIM, 2).eval(),
+        Grid((3, 5), spacing=0.5),
+        torch.randn(3, 15, DIM),
+    )
     dynamic = {0: torch.export.Dim("batch", min=1, max=64)}, []
     written = io.BytesIO()
     torch.export.save(torch.export.export(layer, (tokens, grid), dynamic_shapes=dynamic), written)
@@ -78,16 +91,26 @@ def onnx_change(pair: Case, is_causal: bool) -> float:
 
     side = 16
     grid = Grid(side**2) if is_causal else Grid((side, side))
-    options = {"relative": pair.relative, "causal": is_causal, "num_axes": grid.num_axes, "backend": "linear"}
+    options = {
+        "relative": pair.relative,
+        "causal": is_causal,
+        "num_axes": grid.num_axes,
+        "backend": "linear",
+    }
     placed = pair.relative is not None
-    model = Placed(Attention(DIM, 2, kernel=pair.kernel, **options), grid if placed else None).eval()
+    model = Placed(
+        Attention(DIM, 2, kernel=pair.kernel, **options), grid if placed else None
+    ).eval()
     tokens = torch.randn(1, side**2, DIM)
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         program = torch.onnx.export(model, (tokens,), dynamo=True, verbose=False)
     assert program is not None
     graph = onnx.shape_inference.infer_shapes(program.model_proto).graph
-    sizes = [math.prod(one.dim_value for one in info.type.tensor_type.shape.dim) for info in graph.value_info]
+    sizes = [
+        math.prod(one.dim_value for one in info.type.tensor_type.shape.dim)
+        for info in graph.value_info
+    ]
     if max(sizes) >= side**4:
         return math.inf
     session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
@@ -99,13 +122,17 @@ def mended_change() -> float:
     """Return the largest difference between a mended model and its ONNX graph, for batches of several sizes."""
     import onnxruntime
 
-    model = nn.Sequential(nn.Conv2d(2, 4, 3, 2, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3, 2, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    ).eval()
     first, *others = (torch.randn(batch, 2, 8, 6) for batch in (3, 1, 5))
     mended, _ = mend(model, blame_layers(model, first, [(0, 0), (0, 1)], Movement("circular")))
     dynamic = ({0: torch.export.Dim("batch")},)
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
-        program = torch.onnx.export(mended, (first,), dynamic_shapes=dynamic, dynamo=True, verbose=False)
+        program = torch.onnx.export(
+            mended, (first,), dynamic_shapes=dynamic, dynamo=True, verbose=False
+        )
     assert program is not None
     session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
     name = session.get_inputs()[0].name
@@ -115,7 +142,9 @@ def mended_change() -> float:
 
 def any_batch(pair: Case) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """A layer, and batches of several sizes."""
-    model = Placed(Attention(DIM, 2, kernel=pair.kernel, relative=pair.relative), Grid((3, 5))).eval()
+    model = Placed(
+        Attention(DIM, 2, kernel=pair.kernel, relative=pair.relative), Grid((3, 5))
+    ).eval()
     return model, tuple(torch.randn(batch, 15, DIM) for batch in (3, 1, 5))
 
 
@@ -176,15 +205,23 @@ def row(batch: int, length: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(batch, length, SIZE, dtype=dtype)
 
 
-def padded_row(batch: int, length: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+def padded_row(
+    batch: int, length: int, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor]:
     """Tokens, of which the last ones of the first sample are padding."""
-    return row(batch, length, dtype), torch.arange(length) >= torch.tensor([[length - 1], *[[length]] * (batch - 1)])
+    return row(batch, length, dtype), torch.arange(length) >= torch.tensor(
+        [[length - 1], *[[length]] * (batch - 1)]
+    )
 
 
-def change_of_sizes(model: nn.Module, *calls: tuple[Tensor, ...], shape: dict[int, Any], strict: bool = False) -> float:
+def change_of_sizes(
+    model: nn.Module, *calls: tuple[Tensor, ...], shape: dict[int, Any], strict: bool = False
+) -> float:
     """Largest difference between a model and its program of dynamic sizes, exported with the first call."""
     model = model.double().eval()
-    program = torch.export.export(model, calls[0], dynamic_shapes=(shape,) * len(calls[0]), strict=strict).module()
+    program = torch.export.export(
+        model, calls[0], dynamic_shapes=(shape,) * len(calls[0]), strict=strict
+    ).module()
     return max(change([model(*call)], [program(*call)]) for call in calls)
 
 
@@ -192,17 +229,24 @@ def onnx_change_of_lengths(model: nn.Module, *calls: tuple[Tensor, ...]) -> floa
     """Largest difference between a model and its ONNX graph of any batch and length, exported with the first call."""
     import onnxruntime
 
-    batch, length = torch.export.Dim("batch", min=2, max=64), torch.export.Dim("length", min=3, max=512)
+    batch, length = (
+        torch.export.Dim("batch", min=2, max=64),
+        torch.export.Dim("length", min=3, max=512),
+    )
     dynamic = ({0: batch, 1: length},) * len(calls[0])
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
-        program = torch.onnx.export(model.eval(), calls[0], dynamic_shapes=dynamic, dynamo=True, verbose=False)
+        program = torch.onnx.export(
+            model.eval(), calls[0], dynamic_shapes=dynamic, dynamo=True, verbose=False
+        )
     assert program is not None
     session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
     names = [one.name for one in session.get_inputs()]
     changes = []
     for call in calls:
-        (found,) = session.run(None, {name: one.numpy() for name, one in zip(names, call, strict=True)})
+        (found,) = session.run(
+            None, {name: one.numpy() for name, one in zip(names, call, strict=True)}
+        )
         changes.append(change([model(*call)], [torch.from_numpy(found)]))
     return max(changes)
 
@@ -237,9 +281,13 @@ def main(form: str) -> dict[str, object]:
         for pair in diagonal(0):
             model, batches = any_batch(pair)
             yield f"traced-{pair}", pair, partial(traced_change, model, *batches)
-        larger = tuple(torch.randn(batch, 2, 12, 10) for batch in (3, 1, 5))  # which eager layers see in blocks
+        larger = tuple(
+            torch.randn(batch, 2, 12, 10) for batch in (3, 1, 5)
+        )  # which eager layers see in blocks
         for options in ({}, {"stem": "polyphase", "patch_size": 2, "periodic": True}):
-            performer = Performer((12, 10), 2, 3, dim=DIM, depth=1, heads=2, pool="mean", **options).eval()
+            performer = Performer(
+                (12, 10), 2, 3, dim=DIM, depth=1, heads=2, pool="mean", **options
+            ).eval()
             yield f"Performer {options}", None, partial(traced_change, performer, *larger)
 
     def dynamic_sizes() -> Iterator[tuple[str, Case | None, Callable[[], float]]]:
@@ -247,24 +295,53 @@ def main(form: str) -> dict[str, object]:
         named = {0: export("batch", min=1, max=4096), 1: export("length", min=2, max=4096)}
         # The model has 512 positions. PyTorch 2.6 traces a slice of all 512 as another program than a shorter slice.
         words = export("words", min=2, max=511)
-        automatic, dynamic = dict.fromkeys((0, 1), export.AUTO), dict.fromkeys((0, 1), export.DYNAMIC)
+        automatic, dynamic = (
+            dict.fromkeys((0, 1), export.AUTO),
+            dict.fromkeys((0, 1), export.DYNAMIC),
+        )
         calls = padded_row(3, 10), padded_row(2, 25)
-        yield "encoder", None, partial(change_of_sizes, Encoder("squared_relu", "rotary"), *calls, shape=named)
+        yield (
+            "encoder",
+            None,
+            partial(change_of_sizes, Encoder("squared_relu", "rotary"), *calls, shape=named),
+        )
         texts = padded_words(3, 10), padded_words(2, 25)
-        yield "transformers", None, partial(change_of_sizes, TextModel(), *texts, shape={0: named[0], 1: words})
+        yield (
+            "transformers",
+            None,
+            partial(change_of_sizes, TextModel(), *texts, shape={0: named[0], 1: words}),
+        )
         rows = (row(3, 10),), (row(2, 130),)
-        can_be_strict = hasattr(symbolic_shapes, "has_static_value")  # which older versions of PyTorch lack
-        yield "strict", None, partial(change_of_sizes, SelfAttention(), *rows, shape=named, strict=can_be_strict)
+        can_be_strict = hasattr(
+            symbolic_shapes, "has_static_value"
+        )  # which older versions of PyTorch lack
+        yield (
+            "strict",
+            None,
+            partial(change_of_sizes, SelfAttention(), *rows, shape=named, strict=can_be_strict),
+        )
         # Causal attention is computed in chunks of 64 tokens.
-        rows = tuple((row(batch, length),) for batch, length in ((3, 10), (1, 2), (2, 63), (2, 64), (1, 65), (1, 300)))
-        yield "causal", None, partial(change_of_sizes, SelfAttention(is_causal=True), *rows, shape=dynamic)
+        rows = tuple(
+            (row(batch, length),)
+            for batch, length in ((3, 10), (1, 2), (2, 63), (2, 64), (1, 65), (1, 300))
+        )
+        yield (
+            "causal",
+            None,
+            partial(change_of_sizes, SelfAttention(is_causal=True), *rows, shape=dynamic),
+        )
         softmax = Attention(SIZE, 2, kernel="softmax", relative=None, causal=True)
         yield "softmax", None, partial(change_of_sizes, softmax, *rows, shape=automatic)
         # Eager mode takes the rows of such a matrix of weights in parts if the batch is large.
-        dense = Placed(Attention(SIZE, 2, kernel="squared_relu", relative="rotation", backend="dense"), Grid((16, 16)))
+        dense = Placed(
+            Attention(SIZE, 2, kernel="squared_relu", relative="rotation", backend="dense"),
+            Grid((16, 16)),
+        )
         rows = (row(3, 256),), (row(65, 256),)
         yield "dense", None, partial(change_of_sizes, dense, *rows, shape={0: named[0]})
-        windows = Placed(Attention(SIZE, 2, kernel="softmax", relative="window", backend="windows"), Grid((7, 9)))
+        windows = Placed(
+            Attention(SIZE, 2, kernel="softmax", relative="window", backend="windows"), Grid((7, 9))
+        )
         rows = (row(3, 63),), (row(5, 63),)
         yield "windows", None, partial(change_of_sizes, windows, *rows, shape={0: named[0]})
 

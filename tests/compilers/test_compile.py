@@ -11,7 +11,9 @@ from teka.functional import KERNELS
 # Processes among which the layers to compile are divided.
 PARTS = 6 if EXHAUSTIVE else 3
 # What torch.compile's default backend needs, and not every machine has: a compiler and Python's headers.
-HAS_COMPILER = shutil.which("g++") is not None and Path(sysconfig.get_path("include"), "Python.h").is_file()
+HAS_COMPILER = (
+    shutil.which("g++") is not None and Path(sysconfig.get_path("include"), "Python.h").is_file()
+)
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from teka.functional.backend import gpu
+from teka.functional.backends import triton as triton_backend
 
 
-@pytest.mark.skipif(not gpu.HAS_TRITON, reason="there is no Triton for this system")
+@pytest.mark.skipif(not triton_backend.HAS_TRITON, reason="there is no Triton for this system")
 @pytest.mark.parametrize("part", range(2))
 def test_kernels_give_the_values_and_every_gradient_of_every_pair(part: int):
     command = [sys.executable, "-m", "tests.compilers.triton_everything", str(part), "2"]
@@ -18,4 +18,8 @@ def test_kernels_give_the_values_and_every_gradient_of_every_pair(part: int):
     assert run.returncode == 0, run.stderr[-2000:]
     found = json.loads(run.stdout.splitlines()[-1])
     assert found
-    assert {name: part for name, (part, num_kernels) in found.items() if not part <= 1 or num_kernels == 0} == {}
+    assert {
+        name: part
+        for name, (part, num_kernels) in found.items()
+        if not part <= 1 or num_kernels == 0
+    } == {}

@@ -18,7 +18,14 @@ if os.environ.get("TEKA_DEVICE", "cpu") == "cpu":
 
 import pytest
 import torch
-from tests.contracts.cases import DEVICE, build_relative, draw_inputs, draw_mask, relative_change, with_leaves
+from tests.contracts.cases import (
+    DEVICE,
+    build_relative,
+    draw_inputs,
+    draw_mask,
+    relative_change,
+    with_leaves,
+)
 from torch import Tensor, nn
 from torch.autograd import grad
 from torch.library import opcheck
@@ -26,7 +33,7 @@ from torch.utils.checkpoint import checkpoint
 
 from teka import Grid
 from teka.functional import Fourier, Relative, Rotary, attention, decode
-from teka.functional.backend.gpu import causal, launch, operators, step, two_sided
+from teka.functional.backends.triton import bidirectional, causal, launch, operators, recurrent
 from teka.nn import Attention
 
 BANDS = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -39,7 +46,11 @@ POINTS = {"positions": DRAWN.to(DEVICE) * 9}
 
 def change(found: list[Tensor], truth: list[Tensor]) -> float:
     """The `relative_change` of the tensor for which that is most; NaN if there is one."""
-    return float(torch.tensor([relative_change(one, other) for one, other in zip(found, truth, strict=True)]).max())
+    return float(
+        torch.tensor(
+            [relative_change(one, other) for one, other in zip(found, truth, strict=True)]
+        ).max()
+    )
 
 
 def difference(
@@ -66,13 +77,29 @@ def difference(
         num_queries: Of whom there are no fewer than keys.
     """
     num_keys = places["key_grid"].num_tokens if "key_grid" in places else num_queries
-    inputs = draw_inputs(num_queries, heads=1 if relative is None else 2, dim=dim, dim_value=4 if dim < 16 else dim - 1)
+    inputs = draw_inputs(
+        num_queries,
+        heads=1 if relative is None else 2,
+        dim=dim,
+        dim_value=4 if dim < 16 else dim - 1,
+    )
     query, key, value = (one.transpose(1, 2).contiguous().transpose(1, 2) for one in inputs)
     key = key * torch.tensor(sizes, device=DEVICE).repeat(num_queries)[:num_queries, None]
-    leaves = [one.to(dtype).double().requires_grad_() for one in (query, key[:, :, :num_keys], value[:, :, :num_keys])]
+    leaves = [
+        one.to(dtype).double().requires_grad_()
+        for one in (query, key[:, :, :num_keys], value[:, :, :num_keys])
+    ]
     axes = places["grid"].num_axes if "grid" in places else 2
-    made = build_relative(relative, heads=2, dim=dim, num_axes=axes) if isinstance(relative, str) else relative
-    options: dict[str, Any] = {"kernel": kernel, "key_mask": draw_mask(2, num_keys), "is_causal": is_causal}
+    made = (
+        build_relative(relative, heads=2, dim=dim, num_axes=axes)
+        if isinstance(relative, str)
+        else relative
+    )
+    options: dict[str, Any] = {
+        "kernel": kernel,
+        "key_mask": draw_mask(2, num_keys),
+        "is_causal": is_causal,
+    }
     if made is not None:
         made, parameters = with_leaves(made)
         leaves += parameters.values()
@@ -80,7 +107,9 @@ def difference(
     results = []
     for backend, kind in (("linear", dtype), ("dense", torch.float64)):
         output = attention(*(one.to(kind) for one in leaves[:3]), backend=backend, **options)
-        cotangent = torch.cos(torch.arange(output.numel(), dtype=torch.float64, device=DEVICE)).reshape(output.shape)
+        cotangent = torch.cos(
+            torch.arange(output.numel(), dtype=torch.float64, device=DEVICE)
+        ).reshape(output.shape)
         results.append([output, *grad((output * cotangent).sum(), leaves)])
     return change(*results) / BANDS[dtype]
 
@@ -90,7 +119,12 @@ def second_difference() -> float:
     leaves = [one.float().requires_grad_() for one in draw_inputs(9, heads=2, dim=4)]
 
     def second(backend: str) -> list[Tensor]:
-        options = {"kernel": "squared_relu", "relative": "rotary", "grid": Grid(9), "is_causal": True}
+        options = {
+            "kernel": "squared_relu",
+            "relative": "rotary",
+            "grid": Grid(9),
+            "is_causal": True,
+        }
         output = attention(*leaves, **options, backend=backend)
         first = grad(output.square().sum(), leaves, create_graph=True)
         return [*grad(torch.stack([one.square().sum() for one in first]).sum(), leaves)]
@@ -113,27 +147,41 @@ def recorded_difference() -> float:
     """The same of a compiled and of an exported layer; infinite unless the export has exactly one node of ours."""
     torch.manual_seed(0)
     model, tokens = Placed().to(DEVICE), torch.randn(2, 9, 8, device=DEVICE, requires_grad=True)
-    program = torch.export.export(model.eval(), (tokens,), dynamic_shapes=({0: torch.export.Dim("batch", max=64)},))
+    program = torch.export.export(
+        model.eval(), (tokens,), dynamic_shapes=({0: torch.export.Dim("batch", max=64)},)
+    )
     if sum("teka" in str(node.target) for node in program.graph.nodes) != 1:
         return float("inf")
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     outputs = [one(tokens) for one in (compiled, model)]
-    found, truth = ([one, *grad(one.square().sum(), [tokens, *model.parameters()])] for one in outputs)
-    return max(change(found, truth), change([program.module()(tokens[:1])], [model(tokens[:1])])) / BANDS[torch.float32]
+    found, truth = (
+        [one, *grad(one.square().sum(), [tokens, *model.parameters()])] for one in outputs
+    )
+    return (
+        max(change(found, truth), change([program.module()(tokens[:1])], [model(tokens[:1])]))
+        / BANDS[torch.float32]
+    )
 
 
 def recomputed_difference() -> float:
     """The same of a layer whose activations are computed again for the gradients."""
     model, tokens = Placed().to(DEVICE), torch.randn(2, 9, 8, device=DEVICE, requires_grad=True)
     outputs = [partial(checkpoint, model, use_reentrant=False)(tokens), model(tokens)]
-    found, truth = ([one, *grad(one.square().sum(), [tokens, *model.parameters()])] for one in outputs)
+    found, truth = (
+        [one, *grad(one.square().sum(), [tokens, *model.parameters()])] for one in outputs
+    )
     return change(found, truth) / BANDS[torch.float32]
 
 
 def change_before(place: int) -> float:
     """1 for every number of a causal output that a key after it changed."""
     query, key, value = (one.float() for one in draw_inputs(35, heads=2, dim=4))
-    options: dict[str, Any] = {"kernel": "squared_relu", "relative": "rotary", **LINE, "is_causal": True}
+    options: dict[str, Any] = {
+        "kernel": "squared_relu",
+        "relative": "rotary",
+        **LINE,
+        "is_causal": True,
+    }
     before = attention(query, key, value, backend="linear", **options)
     key[:, :, place:] *= 1e9
     after = attention(query, key, value, backend="linear", **options)
@@ -146,7 +194,12 @@ def spoiled_by(what: str, token: int) -> float:
 
     The gradients of what is before are checked too: they are those without it, and 0 from there on.
     """
-    options: dict[str, Any] = {"kernel": "squared_relu", "relative": "rotary", **LINE, "is_causal": True}
+    options: dict[str, Any] = {
+        "kernel": "squared_relu",
+        "relative": "rotary",
+        **LINE,
+        "is_causal": True,
+    }
     results = []
     for number in (0.0, float("inf") if what == "value" else float("nan")):
         inputs = [one.float() for one in draw_inputs(35, heads=2, dim=4)]
@@ -167,14 +220,27 @@ def stepwise_difference(relative: Relative | None) -> float:
     """The same of outputs token by token, of keys of very different sizes."""
     query, key, value = (one.float() for one in draw_inputs(9, heads=2, dim=6))
     key *= torch.tensor([1e-3, 1.0, 1e4], device=DEVICE).repeat(3)[:, None]
-    placed = {} if relative is None else {"relative": relative, "positions": POINTS["positions"][:, :9]}
-    options: dict[str, Any] = {"kernel": "squared_relu", "is_causal": True, "backend": "dense", **placed}
-    truth, outputs, state = attention(query.double(), key.double(), value.double(), **options), [], None
+    placed = (
+        {} if relative is None else {"relative": relative, "positions": POINTS["positions"][:, :9]}
+    )
+    options: dict[str, Any] = {
+        "kernel": "squared_relu",
+        "is_causal": True,
+        "backend": "dense",
+        **placed,
+    }
+    truth, outputs, state = (
+        attention(query.double(), key.double(), value.double(), **options),
+        [],
+        None,
+    )
     for token in range(9):
         place = None if relative is None else POINTS["positions"][:, token]
         here = slice(token, token + 1)
         those = query[:, :, here], key[:, :, here], value[:, :, here]
-        output, state = decode(*those, state, kernel="squared_relu", relative=relative, position=place)
+        output, state = decode(
+            *those, state, kernel="squared_relu", relative=relative, position=place
+        )
         outputs.append(output)
     return change([torch.cat(outputs, dim=2)], [truth]) / BANDS[torch.float32]
 
@@ -191,26 +257,45 @@ def check_operator() -> float:
 
 def cases() -> Iterator[tuple[str, Callable[[], float]]]:
     """Names of all that is compared, and how."""
-    frequency = torch.randn(2, 3, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(DEVICE)
+    frequency = torch.randn(
+        2, 3, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    ).to(DEVICE)
     weights = torch.tensor([0.3, 0.1]), torch.tensor([[0.7], [0.2]]), torch.ones(2, 1)
     constant, amplitude, phase = (one.to(DEVICE) for one in weights)
     wave = Fourier(constant, amplitude, frequency[:, :1], phase)
     yield "squared relu across grids", lambda: difference("squared_relu", None, ACROSS)
-    growing = (1.0, 1e3, 1e-2, 0.0) * 8 + (1e6,) * 3  # the largest keys are those of the last segment
-    yield "keys of very different sizes", lambda: difference("squared_relu", None, {}, sizes=growing)
+    growing = (1.0, 1e3, 1e-2, 0.0) * 8 + (
+        1e6,
+    ) * 3  # the largest keys are those of the last segment
+    yield (
+        "keys of very different sizes",
+        lambda: difference("squared_relu", None, {}, sizes=growing),
+    )
     yield "keys of size 0", lambda: difference("relu", None, {}, sizes=(0.0,))
     yield "features made before", lambda: difference("hedgehog", None, ACROSS)
-    yield "features made before of both together", lambda: difference("optimal", None, ACROSS, dtype=torch.bfloat16)
+    yield (
+        "features made before of both together",
+        lambda: difference("optimal", None, ACROSS, dtype=torch.bfloat16),
+    )
     yield "rotary across grids", lambda: difference("squared_relu", "rotary", ACROSS)
     yield "rotary, lengths", lambda: difference("elu", Rotary(frequency, "lengths"), POINTS)
-    yield "rotary, features", lambda: difference("relu", Rotary(frequency, "features"), ACROSS, dtype=torch.bfloat16)
+    yield (
+        "rotary, features",
+        lambda: difference("relu", Rotary(frequency, "features"), ACROSS, dtype=torch.bfloat16),
+    )
     yield "focused fourier", lambda: difference("focused", wave, ACROSS, dim=5)
     later = partial(difference, is_causal=True)
     yield "causal", lambda: later("focused", None, {}, dtype=torch.float16)
-    yield "causal, keys of very different sizes", lambda: later("squared_relu", None, {}, sizes=(1e-3, 1.0, 0.0, 1e4))
+    yield (
+        "causal, keys of very different sizes",
+        lambda: later("squared_relu", None, {}, sizes=(1e-3, 1.0, 0.0, 1e4)),
+    )
     yield "causal, features made before", lambda: later("positive", None, {})
     yield "causal, rotary", lambda: later("squared_relu", "rotary", LINE)
-    yield "causal, rotary, lengths", lambda: later("elu", Rotary(frequency, "lengths"), POINTS, dtype=torch.bfloat16)
+    yield (
+        "causal, rotary, lengths",
+        lambda: later("elu", Rotary(frequency, "lengths"), POINTS, dtype=torch.bfloat16),
+    )
     yield "causal, fourier", lambda: later("relu", wave, POINTS)
     yield "causal, nothing sees what is later", lambda: change_before(20)
     for what, token in (("query", 3), ("key", 20), ("value", 33), ("key", 0)):
@@ -243,7 +328,9 @@ def main(part: int, parts: int) -> None:
     torch.set_num_threads(1)
     kernels: list[object] = []
 
-    def noted(compute: object, *given: Any, run: Callable[..., None] = launch.run, **compiled: Any) -> None:
+    def noted(
+        compute: object, *given: Any, run: Callable[..., None] = launch.run, **compiled: Any
+    ) -> None:
         kernels.append(compute)
         run(compute, *given, **compiled)
 
@@ -251,7 +338,7 @@ def main(part: int, parts: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         if DEVICE == "cpu":
             patched.setattr(launch, "SEGMENT_TOKENS", 32)
-        for module in (launch, causal, step, two_sided):
+        for module in (launch, causal, recurrent, bidirectional):
             patched.setattr(module, "run", noted)
         for name, measure in itertools.islice(cases(), part, None, parts):
             kernels.clear()

@@ -38,7 +38,12 @@ from teka.functional import (
     Taylor2,
     Window,
 )
-from teka.functional.kernel import DETERMINISTIC_KERNELS, LEARNED_KERNELS, RANDOM_KERNELS, make_kernel
+from teka.functional.kernels import (
+    DETERMINISTIC_KERNELS,
+    LEARNED_KERNELS,
+    RANDOM_KERNELS,
+    make_kernel,
+)
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
 from teka.functional.relative.base import FactorRelative
@@ -48,7 +53,11 @@ from teka.functional.relative.fourier import WaveRelative
 from teka.functional.relative.rotary import LEAST_WEIGHT
 from teka.functional.relative.stationary import SeparableRelative, StationaryRelative
 
-KERNEL_CLASSES: dict[str, type[Kernel]] = {**DETERMINISTIC_KERNELS, **RANDOM_KERNELS, **LEARNED_KERNELS}
+KERNEL_CLASSES: dict[str, type[Kernel]] = {
+    **DETERMINISTIC_KERNELS,
+    **RANDOM_KERNELS,
+    **LEARNED_KERNELS,
+}
 RELATIVE_NAMES = (None, *RELATIVES)
 # Where the tests that can run elsewhere have their tensors; drawn on the CPU, and so the same everywhere.
 DEVICE = os.environ.get("TEKA_DEVICE", "cpu")
@@ -80,7 +89,11 @@ class Case:
     def is_equivariant_for_every_draw(self) -> bool:
         """Whether the relative kernel declares so, or there is no draw."""
         relative = None if self.relative is None else RELATIVES[self.relative]
-        return relative is None or relative.equivariance == "exact" or self.kernel not in RANDOM_KERNELS
+        return (
+            relative is None
+            or relative.equivariance == "exact"
+            or self.kernel not in RANDOM_KERNELS
+        )
 
 
 def pair_exists(kernel: str, relative: str | None) -> bool:
@@ -139,7 +152,9 @@ def is_possible(case: Case) -> bool:
     """Whether the pair exists and the backend can compute it."""
     if not pair_exists(case.kernel, case.relative):
         return False
-    return case.backend in ("auto", "dense") or case.backend in fast_backends(case.kernel, case.relative)
+    return case.backend in ("auto", "dense") or case.backend in fast_backends(
+        case.kernel, case.relative
+    )
 
 
 def is_signed(case: Case) -> bool:
@@ -151,7 +166,11 @@ def is_signed(case: Case) -> bool:
 
 def met_relatives(kernel: str) -> list[str | None]:
     """The relative kernels that a content kernel meets in the tests."""
-    known = [name for name in RELATIVE_NAMES if kernel not in LEARNED_KERNELS or name in RELATIVES_OF_LEARNED]
+    known = [
+        name
+        for name in RELATIVE_NAMES
+        if kernel not in LEARNED_KERNELS or name in RELATIVES_OF_LEARNED
+    ]
     if EXHAUSTIVE or kernel in CROSSED_KERNELS[:3]:
         return known
     if kernel in CROSSED_KERNELS:
@@ -194,7 +213,9 @@ def each(runs: Mapping[str, Any]) -> Callable[[Callable[[Any], None]], Callable[
     return decorate
 
 
-def together(cases: Sequence[Case], **factors: Iterable[object]) -> Callable[[Callable[..., None]], Callable]:
+def together(
+    cases: Sequence[Case], **factors: Iterable[object]
+) -> Callable[[Callable[..., None]], Callable]:
     """Run a test on the cases of each content kernel in one item; a failure names its case.
 
     Args:
@@ -208,8 +229,12 @@ def together(cases: Sequence[Case], **factors: Iterable[object]) -> Callable[[Ca
     for case in cases:
         of_case = (("kernel", case.kernel), ("relative", case.relative), ("backend", case.backend))
 
-        def pairs(combination: tuple[object, ...], of_case: tuple[object, ...] = of_case) -> list[object]:
-            return list(itertools.product(of_case, zip(factors, map(str, combination), strict=True)))
+        def pairs(
+            combination: tuple[object, ...], of_case: tuple[object, ...] = of_case
+        ) -> list[object]:
+            return list(
+                itertools.product(of_case, zip(factors, map(str, combination), strict=True))
+            )
 
         def often(combination: tuple[object, ...]) -> int:
             return sum(met[pair] for pair in pairs(combination))
@@ -217,7 +242,9 @@ def together(cases: Sequence[Case], **factors: Iterable[object]) -> Callable[[Ca
         for combination in combinations if EXHAUSTIVE else [min(combinations, key=often)]:
             met.update(pairs(combination))
             levels = dict(zip(factors, combination, strict=True))
-            name = ", ".join([str(case), *(f"{factor} {level}" for factor, level in levels.items())])
+            name = ", ".join(
+                [str(case), *(f"{factor} {level}" for factor, level in levels.items())]
+            )
             item = f"{case.kernel}-{case.relative}" if EXHAUSTIVE else case.kernel
             items.setdefault(item, {})[name] = (case, levels)
 
@@ -225,7 +252,9 @@ def together(cases: Sequence[Case], **factors: Iterable[object]) -> Callable[[Ca
         def of_kernel(runs: Runs) -> None:
             _run_each(test, runs)
 
-        return pytest.mark.parametrize("runs", items.values(), ids=list(items))(_named_as(test, of_kernel))
+        return pytest.mark.parametrize("runs", items.values(), ids=list(items))(
+            _named_as(test, of_kernel)
+        )
 
     return decorate
 
@@ -245,7 +274,9 @@ def _run_each(test: Callable[..., None], runs: Runs) -> None:
             raise AssertionError(f"{name}: {error}") from error
 
 
-def with_tensors(instance: Parametrised, change: Callable[[Tensor], Tensor]) -> tuple[Parametrised, dict[str, Tensor]]:
+def with_tensors(
+    instance: Parametrised, change: Callable[[Tensor], Tensor]
+) -> tuple[Parametrised, dict[str, Tensor]]:
     """The instance with every tensor of it changed, and the new ones by name."""
     assert dataclasses.is_dataclass(instance)
     values = {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
@@ -253,7 +284,9 @@ def with_tensors(instance: Parametrised, change: Callable[[Tensor], Tensor]) -> 
     return dataclasses.replace(instance, **tensors), tensors
 
 
-def with_leaves(instance: Parametrised, dtype: torch.dtype = torch.float64) -> tuple[Parametrised, dict[str, Tensor]]:
+def with_leaves(
+    instance: Parametrised, dtype: torch.dtype = torch.float64
+) -> tuple[Parametrised, dict[str, Tensor]]:
     """The instance with every tensor of it a leaf that takes a gradient, and those leaves by name."""
     return with_tensors(instance, lambda one: one.detach().to(DEVICE, dtype).requires_grad_())
 
@@ -284,8 +317,14 @@ def build_relative(
         assert dataclasses.is_dataclass(relative)
         embedding = getattr(relative, "distance_embedding")[: max_distance + 1]  # noqa: B009  # no name for pyright
         relative = dataclasses.replace(relative, distance_embedding=embedding)
-    if isinstance(relative, Shaw) and max_distance is not None and max_distance < relative.max_distance:
-        fewer = slice(relative.max_distance - max_distance, relative.max_distance + max_distance + 1)
+    if (
+        isinstance(relative, Shaw)
+        and max_distance is not None
+        and max_distance < relative.max_distance
+    ):
+        fewer = slice(
+            relative.max_distance - max_distance, relative.max_distance + max_distance + 1
+        )
         relative = Shaw(relative.embedding[:, fewer])
     if isinstance(relative, Window) and max_distance is not None and max_distance < relative.reach:
         fewer = slice(relative.reach - max_distance, relative.reach + max_distance + 1)
@@ -295,7 +334,9 @@ def build_relative(
 
 def build_kernel(name: str, relative: Relative | None, dim: int) -> Kernel:
     """A content kernel; random features have room for the positions of the joint form, learned ones have learned."""
-    kernel = make_kernel(name, dim + (relative.num_position_features if isinstance(relative, RotationJoint) else 0))
+    kernel = make_kernel(
+        name, dim + (relative.num_position_features if isinstance(relative, RotationJoint) else 0)
+    )
     return on_device(with_noise(kernel) if name in LEARNED_KERNELS else kernel)
 
 
@@ -355,15 +396,23 @@ def explicit_attention(
         relative, scale = None, 1.0
     left, right = math.sqrt(scale) * query, math.sqrt(scale) * key
     if isinstance(kernel, FeatureKernel):
-        left, right = kernel.query_features(query, scale=scale), kernel.key_features(key, scale=scale)
+        left, right = (
+            kernel.query_features(query, scale=scale),
+            kernel.key_features(key, scale=scale),
+        )
     above = below = left @ right.transpose(-2, -1)
     if isinstance(relative, Rotary):
         here, there = (sites.places(query.device) for sites in (placement, placement.of_keys))
-        rotated = relative.rotate(left[:, :, first:], here), relative.rotate(right[:, :, first:], there)
+        rotated = (
+            relative.rotate(left[:, :, first:], here),
+            relative.rotate(right[:, :, first:], there),
+        )
         above = below.clone()
         above[:, :, first:, first:] = rotated[0] @ rotated[1].transpose(-2, -1)
     if isinstance(kernel, Concatenation):
-        above = below = torch.relu(scale * (query.sum(-1)[..., :, None] + key.sum(-1)[..., None, :]))
+        above = below = torch.relu(
+            scale * (query.sum(-1)[..., :, None] + key.sum(-1)[..., None, :])
+        )
     elif isinstance(kernel, Gaussian):
         above = below = torch.exp(-scale / 2 * torch.cdist(query, key).square())
     elif not isinstance(kernel, FeatureKernel):
@@ -375,7 +424,9 @@ def explicit_attention(
                 above = below = ((1 + LEAST_WEIGHT) * lengths + above) / 2
             case "mixed" | "lengths" as normalizer:
                 share = torch.zeros_like(lengths)
-                share[:, :, first:, first:] = relative.length_share if normalizer == "mixed" else 1.0
+                share[:, :, first:, first:] = (
+                    relative.length_share if normalizer == "mixed" else 1.0
+                )
                 below = (1 - share) * below + share * lengths
     if kernel.counts_keys:
         below = torch.ones_like(above)
@@ -393,7 +444,13 @@ def explicit_attention(
 
 
 def flex_formula(
-    query: Tensor, key: Tensor, value: Tensor, *, score_mod: Callable[..., Tensor], block_mask: Any, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    score_mod: Callable[..., Tensor],
+    block_mask: Any,
+    scale: float,
 ) -> Tensor:
     """What FlexAttention computes of its arguments, without compiling them."""
     products = scale * query @ key.transpose(-2, -1)

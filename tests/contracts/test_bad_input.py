@@ -26,10 +26,10 @@ from teka.nn import (
     Attention,
     AttentionPool,
     EmbeddedTable,
-    InvertibleDownsampling,
     LearnedFeatures,
     MultiheadAttention,
     RandomFeatures,
+    SpaceToDepth,
     TransformerBlock,
     prune_heads,
 )
@@ -49,7 +49,14 @@ PERFORMER = Performer(4, 1, 3, dim=8, depth=1, heads=2, pool="mean")
 ROTARY: dict[str, Any] = {"kernel": "squared_relu", "relative": "rotary"}
 STATE, STATES = decode(**FIRST, state=None, **ROTARY)[1], CAUSAL.step(TOKENS[:, 0])[1]
 # What a constructor is given for an argument without a default.
-GIVEN: dict[str, Any] = {"dim": 8, "heads": 2, "dim_head": 4, "num_axes": 2, "num_pairs": 2, "max_offset": 2}
+GIVEN: dict[str, Any] = {
+    "dim": 8,
+    "heads": 2,
+    "dim_head": 4,
+    "num_axes": 2,
+    "num_pairs": 2,
+    "max_offset": 2,
+}
 GIVEN |= {
     "embed_dim": 8,
     "num_heads": 2,
@@ -78,8 +85,15 @@ class Entry:
     def is_clear(self, error: ValueError) -> bool:
         """Whether teka raised it, and it names an argument, what came and what was expected."""
         ours = traceback.extract_tb(error.__traceback__)[-1].filename.startswith(PACKAGE)
-        says = re.search(r"\b(is|has|have|holds?|keeps)\b.*\bexpected\b", str(error), re.DOTALL) is not None
-        names = self.takes if self.made_by is None else self.takes | set(inspect.signature(self.made_by).parameters)
+        says = (
+            re.search(r"\b(is|has|have|holds?|keeps)\b.*\bexpected\b", str(error), re.DOTALL)
+            is not None
+        )
+        names = (
+            self.takes
+            if self.made_by is None
+            else self.takes | set(inspect.signature(self.made_by).parameters)
+        )
         return ours and says and any(re.search(rf"\b{name}\b", str(error)) for name in names)
 
 
@@ -88,10 +102,17 @@ def constructor(kind: type, **given: object) -> Entry:
 
     def build(**arguments: object) -> object:
         made = kind(**arguments)
-        return made() if isinstance(made, nn.Module) and not inspect.signature(made.forward).parameters else made
+        return (
+            made()
+            if isinstance(made, nn.Module) and not inspect.signature(made.forward).parameters
+            else made
+        )
 
     parameters = inspect.signature(kind).parameters.items()
-    good = {name: GIVEN.get(name) if one.default is one.empty else one.default for name, one in parameters}
+    good = {
+        name: GIVEN.get(name) if one.default is one.empty else one.default
+        for name, one in parameters
+    }
     good.pop("device", None)  # a machine's, refused by torch
     return Entry(build, good | given, kind)
 
@@ -103,31 +124,53 @@ def kernel(one: object, argument: str, **options: object) -> Entry:
     def attend(**fields: object) -> Tensor:
         return attention(QUERY, KEY, VALUE, **{**options, argument: type(one)(**fields)})
 
-    return Entry(attend, {field.name: getattr(one, field.name) for field in dataclasses.fields(one)})
+    return Entry(
+        attend, {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
+    )
 
 
 KERNEL_ENTRIES = [kernel(build_kernel(name, None, 4), "kernel") for name in KERNELS]
 RELATIVE_ENTRIES = [
-    kernel(build_relative(name, heads=2, dim=4, num_axes=2), "relative", kernel="softmax", grid=GRID)
+    kernel(
+        build_relative(name, heads=2, dim=4, num_axes=2), "relative", kernel="softmax", grid=GRID
+    )
     for name in RELATIVES
 ]
 ENTRIES = {
-    "attention": Entry(attention, {"query": QUERY, "key": KEY, "value": VALUE, "relative": "rotation", "grid": GRID}),
+    "attention": Entry(
+        attention,
+        {"query": QUERY, "key": KEY, "value": VALUE, "relative": "rotation", "grid": GRID},
+    ),
     "decode": Entry(decode, {**FIRST, "state": STATE, **ROTARY}),
     "decode a prompt": Entry(decode, {**PROMPT, "state": None, "key_mask": MASK, **ROTARY}),
-    "draw_projection": Entry(draw_projection, {"num_features": 5, "dim": 4, "generator": torch.Generator()}),
+    "draw_projection": Entry(
+        draw_projection, {"num_features": 5, "dim": 4, "generator": torch.Generator()}
+    ),
     "length_mask": Entry(length_mask, {"lengths": torch.tensor([1, 3]), "num_tokens": 4}),
-    **{f"kernel {name}": one for name, one in zip(KERNELS, KERNEL_ENTRIES, strict=True) if one.good},
+    **{
+        f"kernel {name}": one for name, one in zip(KERNELS, KERNEL_ENTRIES, strict=True) if one.good
+    },
     **{f"relative {name}": one for name, one in zip(RELATIVES, RELATIVE_ENTRIES, strict=True)},
-    **{f"nn.{kind.__name__}": constructor(kind) for kind in (*RELATIVE_MODULES.values(), EmbeddedTable)},
-    **{kind.__name__: constructor(kind) for kind in (Grid, Attention, TransformerBlock, AttentionPool, Performer)},
-    **{kind.__name__: constructor(kind) for kind in (AbsolutePosition, InvertibleDownsampling, MultiheadAttention)},
+    **{
+        f"nn.{kind.__name__}": constructor(kind)
+        for kind in (*RELATIVE_MODULES.values(), EmbeddedTable)
+    },
+    **{
+        kind.__name__: constructor(kind)
+        for kind in (Grid, Attention, TransformerBlock, AttentionPool, Performer)
+    },
+    **{
+        kind.__name__: constructor(kind)
+        for kind in (AbsolutePosition, SpaceToDepth, MultiheadAttention)
+    },
     "RandomFeatures": constructor(RandomFeatures, kernel="positive"),
     "LearnedFeatures": constructor(LearnedFeatures, kernel="hedgehog"),
     "layer": Entry(LAYER.forward, {"tokens": TOKENS, "grid": GRID}, Attention),
     "layer without positions": Entry(UNPLACED.forward, {"tokens": TOKENS, "grid": GRID}, Attention),
     "block": Entry(BLOCK.forward, {"tokens": TOKENS, "grid": GRID}, TransformerBlock),
-    "twin": Entry(TWIN.forward, {"query": TOKENS, "key": TOKENS, "value": TOKENS, "key_padding_mask": ~MASK}),
+    "twin": Entry(
+        TWIN.forward, {"query": TOKENS, "key": TOKENS, "value": TOKENS, "key_padding_mask": ~MASK}
+    ),
     "step": Entry(CAUSAL.step, {"token": TOKENS[:, 0], "state": STATES}, Attention),
     "chosen_backend": Entry(LAYER.chosen_backend, {"grid": GRID}, Attention),
     "explain": Entry(explain, {"layer": LAYER, "grid": GRID}, Attention),
@@ -135,7 +178,9 @@ ENTRIES = {
     "positions": Entry(AbsolutePosition(8).forward, {"tokens": TOKENS, "grid": GRID}),
     "pool": Entry(AttentionPool(8, 2).forward, {"tokens": TOKENS, "key_mask": MASK}),
     "model": Entry(PERFORMER.forward, {"images": IMAGES}),
-    "resize": Entry(Performer(4, 1, 3, dim=8, depth=1, heads=2, pool="mean").resize, {"image_size": 4}),
+    "resize": Entry(
+        Performer(4, 1, 3, dim=8, depth=1, heads=2, pool="mean").resize, {"image_size": 4}
+    ),
     "flatten": Entry(GRID.flatten, {"tensor": torch.zeros(2, 3, 2, 3)}),
     "unflatten": Entry(GRID.unflatten, {"tokens": TOKENS}),
     "roll": Entry(GRID.roll, {"tensor": torch.zeros(2, 3, 2, 3), "shift": (1, 0)}),
@@ -171,8 +216,17 @@ WRONG += [
     Grid(5),
     (None,),
 ]
-WRONG += [torch.zeros(2), torch.zeros(2, 2, 6, 4, dtype=torch.long), torch.float64, STATE, STATES * 2]
-WRONG += [decode(**FIRST, state=None, kernel="elu", relative=name)[1] for name in (None, "clipped", "rotary")]
+WRONG += [
+    torch.zeros(2),
+    torch.zeros(2, 2, 6, 4, dtype=torch.long),
+    torch.float64,
+    STATE,
+    STATES * 2,
+]
+WRONG += [
+    decode(**FIRST, state=None, kernel="elu", relative=name)[1]
+    for name in (None, "clipped", "rotary")
+]
 WRONG += [
     decode(**{name: change(one) for name, one in FIRST.items()}, state=None, **ROTARY)[1]
     for change in (Tensor.double, lambda one: one[:1], lambda one: one[:, :1])
@@ -192,7 +246,9 @@ def call_wrongly(data: st.DataObject) -> bool:
     """
     entry = ENTRIES[data.draw(st.sampled_from(sorted(ENTRIES)), label="entry")]
     arguments = dict(entry.good)
-    for name in data.draw(st.sets(st.sampled_from(sorted(entry.takes)), min_size=1, max_size=2), label="wrong"):
+    for name in data.draw(
+        st.sets(st.sampled_from(sorted(entry.takes)), min_size=1, max_size=2), label="wrong"
+    ):
         good = arguments.get(name)
         if isinstance(good, Tensor) and data.draw(st.booleans()):
             arguments[name] = data.draw(st.sampled_from(CHANGES))(good.detach())

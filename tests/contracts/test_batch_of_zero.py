@@ -24,7 +24,7 @@ from teka import Grid
 from teka.functional import RELATIVES, attention, decode
 from teka.models import Performer
 from teka.models.performer import POOLS, POSITIONS
-from teka.nn import AbsolutePosition, Attention, AttentionPool, InvertibleDownsampling, TransformerBlock
+from teka.nn import AbsolutePosition, Attention, AttentionPool, SpaceToDepth, TransformerBlock
 
 # What can be decoded token by token.
 DECODABLE = (None, "clipped", "clipped_features", "fourier", "rotary", "rotation_joint")
@@ -34,7 +34,9 @@ def attend(case: Case, grid: Grid, *, first: int, is_causal: bool) -> None:
     """Attention of no samples with everything that a call may have, forward and backward."""
     num_tokens = first + grid.num_tokens
     inputs = [one.requires_grad_() for one in draw_inputs(num_tokens, batch=0)]
-    relative = build_relative(case.relative, heads=3, dim=5, num_axes=grid.num_axes, kernel=case.kernel, max_distance=2)
+    relative = build_relative(
+        case.relative, heads=3, dim=5, num_axes=grid.num_axes, kernel=case.kernel, max_distance=2
+    )
     kernel, leaves = build_kernel(case.kernel, relative, 5), {}
     if relative is not None:
         relative, leaves = with_leaves(relative)
@@ -64,7 +66,9 @@ def test_attention_of_no_samples_has_no_outputs(case: Case):
 
 def test_places_of_no_samples_have_no_outputs():
     for relative in ("t5", "window"):
-        output = attention(*draw_inputs(6, batch=0), relative=relative, positions=torch.zeros(0, 6, 2))
+        output = attention(
+            *draw_inputs(6, batch=0), relative=relative, positions=torch.zeros(0, 6, 2)
+        )
         assert output.shape == (0, 3, 6, 4), relative
 
 
@@ -75,11 +79,15 @@ def test_causal_attention_of_no_samples_has_no_outputs(case: Case):
         state = None
         query, key, value = draw_inputs(1, batch=0)
         for _ in range(3):
-            output, state = decode(query, key, value, state, kernel=case.kernel, relative=case.relative)
+            output, state = decode(
+                query, key, value, state, kernel=case.kernel, relative=case.relative
+            )
             assert output.shape == (0, 3, 1, 4)
 
 
-def assert_learns_as_from_samples(model: nn.Module, inputs: Tensor, *others: object, size: tuple[int, ...]) -> None:
+def assert_learns_as_from_samples(
+    model: nn.Module, inputs: Tensor, *others: object, size: tuple[int, ...]
+) -> None:
     """No outputs of that size, and gradients of 0 for the parameters that have one with samples."""
     learnt = []
     for batch in (2, 0):
@@ -112,7 +120,9 @@ def test_the_options_of_a_layer_take_no_samples():
         {"values": "tokens"},
     ]
     for options in every:
-        assert_learns_as_from_samples(Attention(8, 2, **options), torch.randn(2, 15, 8), grid, size=(15, 8))
+        assert_learns_as_from_samples(
+            Attention(8, 2, **options), torch.randn(2, 15, 8), grid, size=(15, 8)
+        )
     layer = Attention(8, 2, causal=True, num_axes=1)
     lengths = torch.zeros(0, dtype=torch.long)
     assert layer(torch.randn(0, 5, 8), Grid(5), lengths=lengths).shape == (0, 5, 8)
@@ -121,15 +131,28 @@ def test_the_options_of_a_layer_take_no_samples():
 
 
 def test_other_modules_take_no_samples():
-    assert_learns_as_from_samples(AttentionPool(8, 2), torch.randn(2, 5, 8), torch.ones(2, 5).bool(), size=(1, 8))
-    assert_learns_as_from_samples(AbsolutePosition(8), torch.randn(2, 6, 8), Grid((2, 3)), size=(6, 8))
-    blocks = InvertibleDownsampling()
+    assert_learns_as_from_samples(
+        AttentionPool(8, 2), torch.randn(2, 5, 8), torch.ones(2, 5).bool(), size=(1, 8)
+    )
+    assert_learns_as_from_samples(
+        AbsolutePosition(8), torch.randn(2, 6, 8), Grid((2, 3)), size=(6, 8)
+    )
+    blocks = SpaceToDepth()
     assert blocks.inverse(blocks(torch.randn(0, 3, 4, 6))).shape == (0, 3, 4, 6)
 
 
-@each({f"{position}, {pool}": (position, pool) for position, pool in itertools.product(POSITIONS, POOLS)})
+@each(
+    {
+        f"{position}, {pool}": (position, pool)
+        for position, pool in itertools.product(POSITIONS, POOLS)
+    }
+)
 def test_a_performer_takes_no_images(chosen: tuple[str, str]):
     position, pool = chosen
-    kernel = "squared_relu" if position not in RELATIVES or pair_exists("squared_relu", position) else "positive"
+    kernel = (
+        "squared_relu"
+        if position not in RELATIVES or pair_exists("squared_relu", position)
+        else "positive"
+    )
     model = Performer(4, 1, 3, dim=8, depth=2, heads=2, position=position, pool=pool, kernel=kernel)
     assert_learns_as_from_samples(model, torch.randn(2, 1, 4, 4), size=(3,))

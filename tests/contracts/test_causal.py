@@ -29,9 +29,18 @@ from tests.contracts.cases import (
 from torch import Tensor
 
 from teka import Grid
-from teka.functional import FeatureKernel, Kernel, Positive, Relative, RotationJoint, Taylor2, attention, decode
-from teka.functional.choice import Workload, backend_costs
-from teka.functional.kernel.base import mask_features
+from teka.functional import (
+    FeatureKernel,
+    Kernel,
+    Positive,
+    Relative,
+    RotationJoint,
+    Taylor2,
+    attention,
+    decode,
+)
+from teka.functional.dispatch import Workload, backend_costs
+from teka.functional.kernels.base import mask_features
 from teka.functional.positions import Positions
 from teka.functional.relative.clipped import RingRelative
 from teka.nn import Attention
@@ -43,7 +52,7 @@ FLOAT32_BAND = 3e-5
 FLOAT32_SIGNED_BAND = 5e-3
 SCALE = 0.4
 HEADS, DIM = 3, 5
-linear = import_module("teka.functional.backend.linear")  # the package has a function of that name
+linear = import_module("teka.functional.backends.linear")  # the package has a function of that name
 CHUNK = linear.CHUNK_TOKENS
 
 
@@ -119,9 +128,13 @@ def attend_with_gradients(
         num_prefix_tokens=sequence.num_prefix_tokens,
     )
     cotangent = (
-        torch.cos(torch.arange(output.numel(), dtype=torch.float64, device=DEVICE)).reshape(output.shape).to(dtype)
+        torch.cos(torch.arange(output.numel(), dtype=torch.float64, device=DEVICE))
+        .reshape(output.shape)
+        .to(dtype)
     )
-    gradients = torch.autograd.grad((output * cotangent).sum(), list(leaves.values()), allow_unused=True)
+    gradients = torch.autograd.grad(
+        (output * cotangent).sum(), list(leaves.values()), allow_unused=True
+    )
     results = {"output": output.detach()}
     for name, leaf, gradient in zip(leaves, leaves.values(), gradients, strict=True):
         results[name] = torch.zeros_like(leaf) if gradient is None else gradient
@@ -136,14 +149,18 @@ def test_the_backends_offered_are_the_documented_ones(pair: Case):
         on_torus = isinstance(relative, RotationJoint) and any(placement.periods)
         placed = relative if relative is None or on_torus else relative.on(placement)
         sizes = (sites.num_placed or 0) + num_prefix_tokens
-        return set(backend_costs(Workload(kernel, placed, placement, sizes, sizes, DIM, 4, is_causal=True)))
+        return set(
+            backend_costs(Workload(kernel, placed, placement, sizes, sizes, DIM, 4, is_causal=True))
+        )
 
     documented = causal_backends(pair.kernel, pair.relative)
     assert offered(Positions(Grid(11))) == documented
     for sites in (Positions(Grid(11, periodic=True)), Positions(Grid((3, 5)))):
         assert offered(sites) == documented - only_on_a_line(pair.relative)
     if pair.relative != "table":
-        assert offered(Positions(points=torch.rand(2, 11, 3))) == documented - only_on_a_line(pair.relative)
+        assert offered(Positions(points=torch.rand(2, 11, 3))) == documented - only_on_a_line(
+            pair.relative
+        )
     with_prefix = documented if pair.relative in (None, "rotation_joint") else {"dense"}
     assert offered(Positions(Grid(11)), num_prefix_tokens=1) == with_prefix
 
@@ -153,7 +170,9 @@ def test_the_backends_offered_are_the_documented_ones(pair: Case):
 @given(data=st.data())
 def test_values_and_every_gradient_are_those_of_the_dense_backend(case: Case, data: st.DataObject):
     sequence = data.draw(sequences(case))
-    truth, fast = (attend_with_gradients(case, sequence, backend) for backend in ("dense", case.backend))
+    truth, fast = (
+        attend_with_gradients(case, sequence, backend) for backend in ("dense", case.backend)
+    )
     for name, expected in truth.items():
         assert relative_change(fast[name], expected) <= TOLERANCE, name
 
@@ -169,7 +188,9 @@ def test_float32_stays_within_its_band_of_the_float64_truth(case: Case):
 
 
 @together(PAIRS, num_prefix_tokens=[0, 2])
-def test_a_query_sees_the_keys_up_to_its_own_by_their_order_and_not_by_their_places(pair: Case, num_prefix_tokens: int):
+def test_a_query_sees_the_keys_up_to_its_own_by_their_order_and_not_by_their_places(
+    pair: Case, num_prefix_tokens: int
+):
     inputs = draw_inputs(num_prefix_tokens + 23, heads=HEADS, dim=DIM)
     mask = causal_mask(2, num_prefix_tokens + 23, 5)
     generator = torch.Generator().manual_seed(1)
@@ -203,7 +224,14 @@ def test_chunk_by_chunk_is_token_by_token_is_every_pair(case: Case):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(linear, "CHUNK_TOKENS", 4)
         chunked, dense = (
-            attention(*inputs, kernel=kernel, relative=relative, grid=Grid(13), is_causal=True, backend=backend)
+            attention(
+                *inputs,
+                kernel=kernel,
+                relative=relative,
+                grid=Grid(13),
+                is_causal=True,
+                backend=backend,
+            )
             for backend in (case.backend, "dense")
         )
     outputs, state = [], None
@@ -224,14 +252,28 @@ def past_under_other_futures(
 
     def first(key: Tensor, value: Tensor) -> Tensor:
         output = attention(
-            query, key, value, kernel=kernel, relative=relative, grid=grid, is_causal=True, backend=backend
+            query,
+            key,
+            value,
+            kernel=kernel,
+            relative=relative,
+            grid=grid,
+            is_causal=True,
+            backend=backend,
         )
         return output[:, :, :past]
 
     outputs = [first(key, value)]
-    _, other_key, other_value = draw_inputs(query.shape[2], heads=HEADS, dim=DIM, seed=9, dtype=key.dtype)
+    _, other_key, other_value = draw_inputs(
+        query.shape[2], heads=HEADS, dim=DIM, seed=9, dtype=key.dtype
+    )
     lost = (math.nan * key, math.inf * value)
-    for later_key, later_value in ((1e3 * key, 1e3 * value), (0.0 * key, value), (other_key, other_value), lost):
+    for later_key, later_value in (
+        (1e3 * key, 1e3 * value),
+        (0.0 * key, value),
+        (other_key, other_value),
+        lost,
+    ):
         changed = (
             torch.cat([now[:, :, :past], later[:, :, past:]], dim=2)
             for now, later in ((key, later_key), (value, later_value))
@@ -261,12 +303,24 @@ def test_from_a_token_that_is_nan_on_outputs_are_nan_and_the_past_learns_as_with
             tensors[lost][0, 0, 100] = math.nan
         leaves = [one.requires_grad_() for one in tensors]
         grid = None if relative is None else Grid(2 * CHUNK + 5)
-        output = attention(*leaves, kernel=kernel, relative=relative, grid=grid, is_causal=True, backend=case.backend)
-        found.append(torch.autograd.grad(output[:, :, :100].square().sum(), leaves, materialize_grads=True))
+        output = attention(
+            *leaves,
+            kernel=kernel,
+            relative=relative,
+            grid=grid,
+            is_causal=True,
+            backend=case.backend,
+        )
+        found.append(
+            torch.autograd.grad(output[:, :, :100].square().sum(), leaves, materialize_grads=True)
+        )
         if lost is not None:
             assert output[0, 0, 100].isnan().all()
             assert output[0, 0, 101:].isnan().all() == (lost > 0)
-            assert all(relative_change(one, other) <= TOLERANCE for one, other in zip(found[-1], found[0], strict=True))
+            assert all(
+                relative_change(one, other) <= TOLERANCE
+                for one, other in zip(found[-1], found[0], strict=True)
+            )
 
 
 @dataclass(frozen=True)
@@ -282,7 +336,9 @@ class StabilisedOverAllKeys(Positive):
         *,
         scale: float,
         key_mask: Bool[Tensor, "batch keys"] | None = None,
-    ) -> tuple[Float[Tensor, "batch heads keys features"], Float[Tensor, "batch heads keys"] | None]:
+    ) -> tuple[
+        Float[Tensor, "batch heads keys features"], Float[Tensor, "batch heads keys"] | None
+    ]:
         exponent = self.key_exponent(key, scale=scale)
         peak = exponent.amax(dim=(-2, -1), keepdim=True)
         return mask_features(torch.exp(exponent - peak) + self.epsilon, key_mask), None
@@ -295,7 +351,9 @@ def test_one_maximum_over_all_keys_leaks_the_future(epsilon: float, backend: str
     assert isinstance(sound, Positive)
     broken = StabilisedOverAllKeys(sound.projection, epsilon)
     # Long keys, whose exponents lie far below those of keys of 0: of the past nothing is left but epsilon or underflow.
-    query, key, value = draw_inputs(2 * CHUNK + 5, heads=HEADS, dim=DIM, scale=1.0, dtype=torch.float32)
+    query, key, value = draw_inputs(
+        2 * CHUNK + 5, heads=HEADS, dim=DIM, scale=1.0, dtype=torch.float32
+    )
     inputs = [query, 20 * key, value]
     for kernel, leaks in ((sound, False), (broken, True)):
         before, *others = past_under_other_futures(inputs, kernel, None, backend, 77)
@@ -306,7 +364,11 @@ def test_one_maximum_over_all_keys_leaks_the_future(epsilon: float, backend: str
 
 def causal_layer(pair: Case) -> Attention:
     torch.manual_seed(0)
-    layer = Attention(8, 2, kernel=pair.kernel, relative=pair.relative, causal=True, num_axes=1).double().eval()
+    layer = (
+        Attention(8, 2, kernel=pair.kernel, relative=pair.relative, causal=True, num_axes=1)
+        .double()
+        .eval()
+    )
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return layer.to(DEVICE)
@@ -315,7 +377,9 @@ def causal_layer(pair: Case) -> Attention:
 @together(PAIRS)
 def test_no_later_token_changes_a_bit_of_a_layers_past(pair: Case):
     layer, tokens = causal_layer(pair), torch.randn(2, 11, 8, dtype=torch.float64).to(DEVICE)
-    other = torch.cat([tokens[:, :6], 1e3 * torch.randn(2, 5, 8, dtype=torch.float64).to(DEVICE)], dim=1)
+    other = torch.cat(
+        [tokens[:, :6], 1e3 * torch.randn(2, 5, 8, dtype=torch.float64).to(DEVICE)], dim=1
+    )
     before, after = layer(tokens, Grid(11)), layer(other, Grid(11))
     assert torch.equal(after[:, :6], before[:, :6])
     assert relative_change(after[:, 6:], before[:, 6:]) > 1e-3
@@ -340,18 +404,31 @@ def test_a_kernel_that_takes_a_mean_over_all_keys_is_refused(relative: str | Non
         return  # not offered with any kernel
     inputs = draw_inputs(7, heads=HEADS, dim=DIM)
     grid = None if relative is None else Grid(7)
-    with pytest.raises(ValueError, match="key_shift is 'mean', expected 'none' in causal attention"):
+    with pytest.raises(
+        ValueError, match="key_shift is 'mean', expected 'none' in causal attention"
+    ):
         attention(
-            *inputs, kernel=Taylor2(key_shift="mean"), relative=relative, grid=grid, is_causal=True, backend=backend
+            *inputs,
+            kernel=Taylor2(key_shift="mean"),
+            relative=relative,
+            grid=grid,
+            is_causal=True,
+            backend=backend,
         )
 
 
 def test_a_kernel_that_takes_a_mean_over_all_keys_decodes_nothing_and_makes_no_causal_layer():
     query, key, value = draw_inputs(1, heads=HEADS, dim=DIM)
-    with pytest.raises(ValueError, match="key_shift is 'mean', expected 'none' in causal attention"):
+    with pytest.raises(
+        ValueError, match="key_shift is 'mean', expected 'none' in causal attention"
+    ):
         decode(query, key, value, None, kernel=Taylor2(key_shift="mean"))
-    with pytest.raises(ValueError, match="key_shift is 'mean', expected 'none' in causal attention"):
-        Attention(8, 2, kernel=Taylor2(key_shift="mean"), relative=None, causal=True)(torch.zeros(2, 5, 8))
+    with pytest.raises(
+        ValueError, match="key_shift is 'mean', expected 'none' in causal attention"
+    ):
+        Attention(8, 2, kernel=Taylor2(key_shift="mean"), relative=None, causal=True)(
+            torch.zeros(2, 5, 8)
+        )
 
 
 @pytest.mark.parametrize("grid", [Grid((3, 5)), Grid(15, periodic=True)])
@@ -361,8 +438,12 @@ def test_rings_of_anything_but_a_bounded_sequence_are_refused(kernel: str, grid:
     case = Case(kernel, "clipped", "rings")
     built, relative = build_pair(case, grid.num_axes)
     assert isinstance(relative, RingRelative)
-    with pytest.raises(ValueError, match="backend is 'rings', expected one of 'auto', 'dense' for this kernel"):
-        attention(*inputs, kernel=built, relative=relative, grid=grid, is_causal=True, backend="rings")
+    with pytest.raises(
+        ValueError, match="backend is 'rings', expected one of 'auto', 'dense' for this kernel"
+    ):
+        attention(
+            *inputs, kernel=built, relative=relative, grid=grid, is_causal=True, backend="rings"
+        )
 
 
 def test_a_kernel_with_a_statistic_of_all_keys_takes_none_where_attention_is_causal():

@@ -14,7 +14,7 @@ import teka
 from teka import Grid
 from teka.functional import Positive, draw_projection
 from teka.functional.attention import estimator_report
-from teka.functional.kernel import RANDOM_KERNELS
+from teka.functional.kernels import RANDOM_KERNELS
 from teka.nn import Attention, CollapseWarning, RandomFeatures, redraw_projections
 
 
@@ -28,7 +28,9 @@ class SwampedByEpsilon(Positive):
         scaled = vectors * math.sqrt(scale)
         phase = scaled @ self.projection.to(scaled).T
         exponent = phase - scaled.square().sum(dim=-1, keepdim=True) / 2
-        return (torch.exp(exponent - phase.amax(dim=dims, keepdim=True)) + 1e-4) / math.sqrt(len(self.projection))
+        return (torch.exp(exponent - phase.amax(dim=dims, keepdim=True)) + 1e-4) / math.sqrt(
+            len(self.projection)
+        )
 
     def query_features(
         self, query: Float[Tensor, "batch heads queries dim"], *, scale: float
@@ -61,7 +63,9 @@ def draw_unit_inputs(num_tokens: int, dim: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("num_features", [266, 4096])
-def test_an_epsilon_that_swamps_the_features_is_reported_and_the_sound_features_are_not(num_features: int):
+def test_an_epsilon_that_swamps_the_features_is_reported_and_the_sound_features_are_not(
+    num_features: int,
+):
     query, key, value = draw_unit_inputs(256, 64)
     projection = draw_projection(num_features, 64, generator=Generator().manual_seed(1))
     broken = estimator_report(query, key, value, SwampedByEpsilon(projection))
@@ -91,7 +95,9 @@ def unit_scale_layer(kernel: RandomFeatures | str) -> Attention:
     return layer
 
 
-def test_a_layer_with_collapsed_features_warns_once_a_draw(always_warning: list[warnings.WarningMessage]):
+def test_a_layer_with_collapsed_features_warns_once_a_draw(
+    always_warning: list[warnings.WarningMessage],
+):
     layer = unit_scale_layer(swamped_features())
     tokens = torch.randn(2, 289, 192)
     for expected in (1, 2, 3):
@@ -102,7 +108,9 @@ def test_a_layer_with_collapsed_features_warns_once_a_draw(always_warning: list[
     assert "has collapsed" in str(always_warning[0].message)
 
 
-def test_a_draw_that_comes_with_a_state_dict_is_checked_too(always_warning: list[warnings.WarningMessage]):
+def test_a_draw_that_comes_with_a_state_dict_is_checked_too(
+    always_warning: list[warnings.WarningMessage],
+):
     layer, other = (unit_scale_layer(swamped_features()) for _ in range(2))
     redraw_projections(other)
     tokens = torch.randn(2, 289, 192)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from teka import Grid
 from teka.functional import FeatureKernel, Kernel, Relative, RotationJoint, attention
-from teka.functional.choice import Workload, backend_costs
+from teka.functional.dispatch import Workload, backend_costs
 from teka.functional.positions import Positions
 from teka.nn import Attention
 
@@ -40,7 +40,10 @@ GRIDS = {
     "up": (FINE, COARSE),
     "down": (COARSE, FINE),
     "another extent": (Grid((2, 7)), Grid((5, 3), origin=(3.0, -2.0))),
-    "spacings of no common measure": (Grid((3, 4), spacing=(1.0, 0.7)), Grid((2, 5), spacing=1.3, origin=(-0.4, 2.0))),
+    "spacings of no common measure": (
+        Grid((3, 4), spacing=(1.0, 0.7)),
+        Grid((2, 5), spacing=1.3, origin=(-0.4, 2.0)),
+    ),
     "one cell": (Grid((1, 1), origin=(1.0, 2.0)), Grid((4, 3))),
 }
 # The centres of a coarse grid's cells in cells of a fine one, so that their offsets are whole numbers of cells.
@@ -70,7 +73,13 @@ def offered(kernel: Kernel, relative: Relative | None, placement: Positions) -> 
     return set(backend_costs(Workload(kernel, placed, placement, num_queries, num_keys, DIM, 4)))
 
 
-def fitted(inputs: list[Tensor], kernel: Kernel, relative: Relative | None, placement: Positions, mask: Tensor | None):
+def fitted(
+    inputs: list[Tensor],
+    kernel: Kernel,
+    relative: Relative | None,
+    placement: Positions,
+    mask: Tensor | None,
+):
     """The kernel with what it takes from all queries and keys."""
     if not isinstance(kernel, FeatureKernel):
         return kernel
@@ -81,7 +90,9 @@ def fitted(inputs: list[Tensor], kernel: Kernel, relative: Relative | None, plac
     return kernel.fitted(query, key, scale=scale, query_mask=None, key_mask=mask)
 
 
-def attend(inputs: list[Tensor], kernel: Kernel, relative: Relative | None, **places: Any) -> Tensor:
+def attend(
+    inputs: list[Tensor], kernel: Kernel, relative: Relative | None, **places: Any
+) -> Tensor:
     return attention(*inputs, kernel=kernel, relative=relative, scale=SCALE, **places)
 
 
@@ -111,7 +122,13 @@ def test_every_backend_is_the_equation_between_two_grids(pair: Case, masked: boo
         expected = explicit_attention(inputs, whole, relative, placement, scale=SCALE, keep=keep)
         for backend in sorted(offered(kernel, relative, placement)):
             output = attend(
-                inputs, kernel, relative, grid=query_grid, key_grid=key_grid, key_mask=mask, backend=backend
+                inputs,
+                kernel,
+                relative,
+                grid=query_grid,
+                key_grid=key_grid,
+                key_mask=mask,
+                backend=backend,
             )
             assert output.shape == (2, HEADS, query_grid.num_tokens, 4)
             assert relative_change(output, expected) <= TOLERANCE, backend
@@ -121,7 +138,8 @@ def test_every_backend_is_the_equation_between_two_grids(pair: Case, masked: boo
 def test_every_backend_is_the_equation_between_any_positions(pair: Case):
     generator = torch.Generator().manual_seed(2)
     some, others = (
-        6 * torch.rand(*size, 2, dtype=torch.float64, generator=generator).to(DEVICE) for size in ((7,), (2, 11))
+        6 * torch.rand(*size, 2, dtype=torch.float64, generator=generator).to(DEVICE)
+        for size in ((7,), (2, 11))
     )
     inputs = draw_cross_inputs(7, 11)
     kernel, relative = build_pair(pair)
@@ -150,7 +168,9 @@ def test_every_backend_is_the_equation_between_any_positions(pair: Case):
     [
         Case(pair.kernel, pair.relative, backend)
         for pair in PAIRS
-        for backend in sorted(cross_backends(pair.kernel, pair.relative, of_one_spacing=True) - {"dense"})
+        for backend in sorted(
+            cross_backends(pair.kernel, pair.relative, of_one_spacing=True) - {"dense"}
+        )
     ],
     ids=str,
 )
@@ -161,8 +181,15 @@ def test_values_and_every_gradient_are_those_of_the_dense_backend(case: Case, da
     sides = st.tuples(*[st.integers(1, {1: 11, 2: 6, 3: 3}[num_axes])] * num_axes)
     whole = case.backend == "fft" or case.relative == "table"
     spacing = 1.0 if whole else data.draw(st.sampled_from([1.0, 2.0, 0.7]))
-    origin = data.draw(st.integers(-4, 4)) if case.relative == "table" else data.draw(st.sampled_from([0.0, 0.5, -3.3]))
-    grid, key_grid = Grid(data.draw(sides)), Grid(data.draw(sides), spacing=spacing, origin=float(origin))
+    origin = (
+        data.draw(st.integers(-4, 4))
+        if case.relative == "table"
+        else data.draw(st.sampled_from([0.0, 0.5, -3.3]))
+    )
+    grid, key_grid = (
+        Grid(data.draw(sides)),
+        Grid(data.draw(sides), spacing=spacing, origin=float(origin)),
+    )
     masked, seed = data.draw(st.booleans()), data.draw(st.integers(0, 2**16))
 
     def run(backend: str) -> dict[str, Tensor]:
@@ -175,9 +202,15 @@ def test_values_and_every_gradient_are_those_of_the_dense_backend(case: Case, da
             relative, more = with_leaves(relative)
             leaves |= {f"relative.{name}": leaf for name, leaf in more.items()}
         mask = draw_mask(2, key_grid.num_tokens, seed) if masked else None
-        output = attend(drawn, kernel, relative, grid=grid, key_grid=key_grid, key_mask=mask, backend=backend)
-        cotangent = torch.cos(torch.arange(output.numel(), dtype=torch.float64, device=DEVICE)).reshape(output.shape)
-        gradients = torch.autograd.grad((output * cotangent).sum(), list(leaves.values()), allow_unused=True)
+        output = attend(
+            drawn, kernel, relative, grid=grid, key_grid=key_grid, key_mask=mask, backend=backend
+        )
+        cotangent = torch.cos(
+            torch.arange(output.numel(), dtype=torch.float64, device=DEVICE)
+        ).reshape(output.shape)
+        gradients = torch.autograd.grad(
+            (output * cotangent).sum(), list(leaves.values()), allow_unused=True
+        )
         results = {"output": output.detach()}
         for name, leaf, gradient in zip(leaves, leaves.values(), gradients, strict=True):
             results[name] = torch.zeros_like(leaf) if gradient is None else gradient
@@ -193,13 +226,25 @@ def test_what_stands_at_masked_keys_changes_nothing(pair: Case):
     query_grid, key_grid = next(iter(grids_for(pair).values()))
     query, key, value = draw_cross_inputs(query_grid.num_tokens, key_grid.num_tokens)
     mask = draw_mask(2, key_grid.num_tokens)
-    _, other_key, other_value = draw_inputs(key_grid.num_tokens, heads=HEADS, dim=DIM, seed=7, scale=100.0)
+    _, other_key, other_value = draw_inputs(
+        key_grid.num_tokens, heads=HEADS, dim=DIM, seed=7, scale=100.0
+    )
     keep = mask[:, None, :, None]
     others = [query, torch.where(keep, key, other_key), torch.where(keep, value, other_value)]
     kernel, relative = build_pair(pair)
-    for backend in sorted(offered(kernel, relative, Positions(query_grid, key=Positions(key_grid)))):
+    for backend in sorted(
+        offered(kernel, relative, Positions(query_grid, key=Positions(key_grid)))
+    ):
         plain, padded = (
-            attend(inputs, kernel, relative, grid=query_grid, key_grid=key_grid, key_mask=mask, backend=backend)
+            attend(
+                inputs,
+                kernel,
+                relative,
+                grid=query_grid,
+                key_grid=key_grid,
+                key_mask=mask,
+                backend=backend,
+            )
             for inputs in ([query, key, value], others)
         )
         assert relative_change(padded, plain) <= TOLERANCE, backend
@@ -208,7 +253,9 @@ def test_what_stands_at_masked_keys_changes_nothing(pair: Case):
 @together([pair for pair in PLACEABLE_PAIRS if pair.is_equivariant_for_every_draw])
 @settings(max_examples=4)
 @given(shift=st.lists(st.floats(-50, 50), min_size=1, max_size=3), seed=st.integers(0, 2**16))
-def test_a_shift_of_queries_and_keys_together_changes_nothing(pair: Case, shift: list[float], seed: int):
+def test_a_shift_of_queries_and_keys_together_changes_nothing(
+    pair: Case, shift: list[float], seed: int
+):
     generator = torch.Generator().manual_seed(seed)
     here, there = (
         6 * torch.rand(*size, len(shift), dtype=torch.float64, generator=generator).to(DEVICE)
@@ -229,13 +276,18 @@ def test_a_shift_of_the_queries_alone_is_seen(pair: Case):
     inputs = draw_cross_inputs(query_grid.num_tokens, key_grid.num_tokens)
     kernel, relative = build_pair(pair)
     moved = Grid((2, 3), spacing=2.0, origin=(1.0, 0.0))
-    outputs = [attend(inputs, kernel, relative, grid=grid, key_grid=key_grid) for grid in (query_grid, moved)]
+    outputs = [
+        attend(inputs, kernel, relative, grid=grid, key_grid=key_grid)
+        for grid in (query_grid, moved)
+    ]
     assert (relative_change(outputs[1], outputs[0]) > 1e-3) == (pair.relative is not None)
 
 
 @together([pair for pair in PAIRS if pair.relative != "rotation_joint"])
 def test_rolling_both_tori_by_whole_coarse_cells_rolls_the_output(pair: Case):
-    coarse = Grid((3, 5), spacing=2.0, origin=0.0 if pair.relative == "table" else 0.5, periodic=True)
+    coarse = Grid(
+        (3, 5), spacing=2.0, origin=0.0 if pair.relative == "table" else 0.5, periodic=True
+    )
     fine = Grid((6, 10), periodic=True)
     kernel, relative = build_pair(pair)
     for query_grid, key_grid in ((coarse, fine), (fine, coarse)):
@@ -243,19 +295,31 @@ def test_rolling_both_tori_by_whole_coarse_cells_rolls_the_output(pair: Case):
         steps = {coarse: (1, -2), fine: (2, -4)}
         rolled = [roll_tokens(query_grid, inputs[0], steps[query_grid])]
         rolled += [roll_tokens(key_grid, tensor, steps[key_grid]) for tensor in inputs[1:]]
-        for backend in sorted(offered(kernel, relative, Positions(query_grid, key=Positions(key_grid)))):
+        for backend in sorted(
+            offered(kernel, relative, Positions(query_grid, key=Positions(key_grid)))
+        ):
             before, after = (
-                attend(tensors, kernel, relative, grid=query_grid, key_grid=key_grid, backend=backend)
+                attend(
+                    tensors, kernel, relative, grid=query_grid, key_grid=key_grid, backend=backend
+                )
                 for tensors in (inputs, rolled)
             )
-            assert relative_change(after, roll_tokens(query_grid, before, steps[query_grid])) <= TOLERANCE, backend
+            assert (
+                relative_change(after, roll_tokens(query_grid, before, steps[query_grid]))
+                <= TOLERANCE
+            ), backend
 
 
 @together(PAIRS)
 def test_a_layer_changes_the_resolution_down_and_up(pair: Case):
     coarse = Grid((3, 5), spacing=2.0, origin=0.0 if pair.relative == "table" else 0.5)
     torch.manual_seed(0)
-    layer = Attention(8, 2, kernel=pair.kernel, relative=pair.relative, context_dim=6).double().eval().to(DEVICE)
+    layer = (
+        Attention(8, 2, kernel=pair.kernel, relative=pair.relative, context_dim=6)
+        .double()
+        .eval()
+        .to(DEVICE)
+    )
     mask = draw_mask(2, FINE.num_tokens)
     for query_grid, key_grid in ((coarse, FINE), (FINE, coarse)):
         tokens = torch.randn(2, query_grid.num_tokens, 8, dtype=torch.float64).to(DEVICE)
@@ -286,10 +350,17 @@ def test_lengths_of_a_context_are_those_of_its_tokens():
     layer = Attention(8, 2, relative="fourier", context_dim=6).double()
     tokens, context = torch.randn(2, 15, 8).double(), torch.randn(2, 11, 6).double()
     places = torch.rand(2, 11, 2).double()
-    together = layer(tokens, COARSE, context=context, context_positions=places, lengths=torch.tensor([11, 4]))
+    together = layer(
+        tokens, COARSE, context=context, context_positions=places, lengths=torch.tensor([11, 4])
+    )
     for sample, length in enumerate((11, 4)):
         part = slice(sample, sample + 1)
-        alone = layer(tokens[part], COARSE, context=context[part, :length], context_positions=places[part, :length])
+        alone = layer(
+            tokens[part],
+            COARSE,
+            context=context[part, :length],
+            context_positions=places[part, :length],
+        )
         assert relative_change(together[part], alone) <= TOLERANCE
 
 
@@ -300,7 +371,10 @@ def call(**changed: Any) -> Tensor:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "other axes": ({"key_grid": Grid(60)}, r"key_grid or key_positions is '1 axes for the keys', expected 2 axes"),
+    "other axes": (
+        {"key_grid": Grid(60)},
+        r"key_grid or key_positions is '1 axes for the keys', expected 2 axes",
+    ),
     "other axes of positions": (
         {"key_grid": None, "key_positions": torch.zeros(60, 3)},
         r"key_grid or key_positions is '3 axes for the keys', expected 2 axes",
@@ -310,21 +384,39 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         r"expected periods \(None, None\), as grid has",
     ),
     "another period": (
-        {"grid": Grid((3, 5), spacing=2.0, periodic=True), "key_grid": Grid((5, 12), periodic=True)},
+        {
+            "grid": Grid((3, 5), spacing=2.0, periodic=True),
+            "key_grid": Grid((5, 12), periodic=True),
+        },
         r"expected periods \(6.0, 10.0\), as grid has",
     ),
     "a prefix": ({"num_prefix_tokens": 1}, r"num_prefix_tokens|expected 1 prefix"),
     "no place of the keys": ({"key_grid": None}, r"expected 0 prefix \+ 15 tokens|has 60 tokens"),
     "no place of the queries": ({"grid": None}, r"grid and positions is 'neither'"),
-    "two places of the keys": ({"key_positions": torch.zeros(60, 2)}, r"key_grid and key_positions is 'both'"),
-    "a key grid of another length": ({"key_grid": Grid((6, 9))}, r"has 60 tokens, expected 0 prefix \+ 54 tokens"),
-    "causality": ({"is_causal": True}, r"key has shape .* expected 15 tokens, as many as the query's, with is_causal"),
-    "a table of misaligned grids": ({"relative": "table"}, r"a whole number of cells .* with relative='table'"),
+    "two places of the keys": (
+        {"key_positions": torch.zeros(60, 2)},
+        r"key_grid and key_positions is 'both'",
+    ),
+    "a key grid of another length": (
+        {"key_grid": Grid((6, 9))},
+        r"has 60 tokens, expected 0 prefix \+ 54 tokens",
+    ),
+    "causality": (
+        {"is_causal": True},
+        r"key has shape .* expected 15 tokens, as many as the query's, with is_causal",
+    ),
+    "a table of misaligned grids": (
+        {"relative": "table"},
+        r"a whole number of cells .* with relative='table'",
+    ),
     "a table of positions": (
         {"relative": "table", "key_grid": None, "key_positions": torch.zeros(60, 2)},
         r"key_grid is None, expected a grid, not bare positions, with relative='table'",
     ),
-    "rings": ({"relative": "clipped", "backend": "rings"}, r"backend is 'rings', expected one of 'auto', 'dense'"),
+    "rings": (
+        {"relative": "clipped", "backend": "rings"},
+        r"backend is 'rings', expected one of 'auto', 'dense'",
+    ),
     "fft of two spacings": (
         {"relative": "quadratic", "backend": "fft"},
         r"backend is 'fft', expected one of 'auto', 'dense', 'toeplitz'",
@@ -350,12 +442,18 @@ def test_what_cannot_be_is_an_error_that_names_it(fault: tuple[dict[str, Any], s
 
 def test_a_prefix_where_queries_and_keys_are_not_the_same_tokens_is_an_error():
     inputs = draw_cross_inputs(16, 61)
-    with pytest.raises(ValueError, match="num_prefix_tokens is 1, expected 0 where the keys have places of their own"):
+    with pytest.raises(
+        ValueError,
+        match="num_prefix_tokens is 1, expected 0 where the keys have places of their own",
+    ):
         attention(*inputs, relative="fourier", grid=COARSE, key_grid=FINE, num_prefix_tokens=1)
 
 
 BAD_CONTEXTS: dict[str, tuple[dict[str, Any], str]] = {
-    "a grid without a context": ({"context_grid": FINE}, "context_grid is 'given', expected None without a context"),
+    "a grid without a context": (
+        {"context_grid": FINE},
+        "context_grid is 'given', expected None without a context",
+    ),
     "positions without a context": (
         {"context_positions": torch.zeros(60, 2)},
         "context_positions is 'given', expected None without a context",
@@ -365,7 +463,10 @@ BAD_CONTEXTS: dict[str, tuple[dict[str, Any], str]] = {
         {"context": torch.zeros(2, 60, 8), "context_grid": FINE},
         r"context has shape \(2, 60, 8\), expected \(2, tokens, 6\)",
     ),
-    "a context of another batch": ({"context": torch.zeros(1, 60, 6)}, r"context has shape \(1, 60, 6\)"),
+    "a context of another batch": (
+        {"context": torch.zeros(1, 60, 6)},
+        r"context has shape \(1, 60, 6\)",
+    ),
     "a number of queries": (
         {"context": torch.zeros(2, 60, 6), "context_grid": FINE, "num_queries": 3},
         "num_queries is 3, expected None with a relative kernel, a context or causality",

@@ -34,7 +34,7 @@ from torch.utils._pytree import tree_leaves
 
 from teka import Grid, _compat
 from teka.functional import KERNELS, RELATIVES, RotationJoint, attention
-from teka.functional.kernel.base import Kernel
+from teka.functional.kernels.base import Kernel
 from teka.functional.relative.base import Relative
 from teka.functional.relative.biases import DecayRelative
 from teka.models import Performer
@@ -51,7 +51,7 @@ APART = [
     or case.relative in (None, "rotary", "rotation_joint", "clipped")
 ]
 EVERY_PAIR = [case for case in CAUSAL if case.kernel == "softmax"]
-flex = import_module("teka.functional.backend.flex")
+flex = import_module("teka.functional.backends.flex")
 
 
 class Rehearsal(TorchDispatchMode):
@@ -62,7 +62,11 @@ class Rehearsal(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = self.call(func, args, kwargs or {})
         for one in () if self.has_float64 else tree_leaves(found):
-            if isinstance(one, Tensor) and one.device.type == AWAY and one.dtype in (torch.float64, torch.complex128):
+            if (
+                isinstance(one, Tensor)
+                and one.device.type == AWAY
+                and one.dtype in (torch.float64, torch.complex128)
+            ):
                 raise TypeError(f"{func}: a tensor of {one.dtype}")
         return found
 
@@ -80,7 +84,11 @@ class Rehearsal(TorchDispatchMode):
         if func is aten.index.Tensor and args[1][0] is not None and args[1][0].dtype == torch.bool:
             return args[0].reshape(-1, *args[0].shape[args[1][0].ndim :])
         device = kwargs.get("device")
-        if func is aten._to_copy.default and args[0].device.type == AWAY and device == torch.device("cpu"):
+        if (
+            func is aten._to_copy.default
+            and args[0].device.type == AWAY
+            and device == torch.device("cpu")
+        ):
             return torch.ones(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
         if kwargs.get("generator") is not None and kwargs["generator"].device != device:
             raise RuntimeError(f"{func}: a generator of another device")
@@ -122,11 +130,16 @@ def check(case: Case, *, masked: bool, by_name: bool, first: int, is_causal: boo
     # The rings of a kernel by its name are too many for a small torus.
     grid = Grid(11) if is_causal else Grid((5, 7), periodic=not by_name and not is_bounded)
     inputs = draw_inputs(first + grid.num_tokens, dtype=torch.float32)
-    leaves = {name: one.requires_grad_() for name, one in zip(("query", "key", "value"), inputs, strict=True)}
+    leaves = {
+        name: one.requires_grad_()
+        for name, one in zip(("query", "key", "value"), inputs, strict=True)
+    }
     kernel: str | Kernel = case.kernel
     relative: str | Relative | None = case.relative
     if not by_name:
-        made = build_relative(relative, kernel=kernel, heads=3, dim=5, num_axes=grid.num_axes, max_distance=3)
+        made = build_relative(
+            relative, kernel=kernel, heads=3, dim=5, num_axes=grid.num_axes, max_distance=3
+        )
         kernel, more = with_leaves(build_kernel(case.kernel, made, 5), torch.float32)
         leaves |= {f"kernel.{name}": leaf for name, leaf in more.items()}
         if made is not None:
@@ -134,7 +147,10 @@ def check(case: Case, *, masked: bool, by_name: bool, first: int, is_causal: boo
             leaves |= {f"relative.{name}": leaf for name, leaf in more.items()}
     mask = draw_mask(2, first + grid.num_tokens) if masked else None
     options = {"grid": grid, "num_prefix_tokens": first, "key_mask": mask, "is_causal": is_causal}
-    check_gradients(attention(*inputs, kernel=kernel, relative=relative, backend=case.backend, **options), leaves)
+    check_gradients(
+        attention(*inputs, kernel=kernel, relative=relative, backend=case.backend, **options),
+        leaves,
+    )
 
 
 @together(APART, masked=[False, True], by_name=[False, True], first=[0, 1])
@@ -142,7 +158,11 @@ def test_attention_stays_on_its_device(case: Case, masked: bool, by_name: bool, 
     check(case, masked=masked, by_name=by_name, first=first, is_causal=False)
 
 
-@together([*EVERY_PAIR, *(case for case in FAST_CAUSAL if case in APART)], masked=[False, True], by_name=[False, True])
+@together(
+    [*EVERY_PAIR, *(case for case in FAST_CAUSAL if case in APART)],
+    masked=[False, True],
+    by_name=[False, True],
+)
 def test_causal_attention_stays_on_its_device(case: Case, masked: bool, by_name: bool):
     check(case, masked=masked, by_name=by_name, first=0, is_causal=True)
 
@@ -161,7 +181,10 @@ def check_layer(options: dict[str, Any]) -> None:
     if options["relative"] == "rotation_joint":
         options = {**options, "kernel": "positive"}
     tokens = torch.randn(2, 15, 8, device=AWAY)
-    check_module(lambda: Attention(8, 2, **options), lambda layer: layer(tokens, Grid((3, 5)), draw_mask(2, 15)))
+    check_module(
+        lambda: Attention(8, 2, **options),
+        lambda layer: layer(tokens, Grid((3, 5)), draw_mask(2, 15)),
+    )
 
 
 @each(LAYERS)
@@ -189,7 +212,17 @@ def test_a_layer_needs_no_float64(options: dict[str, Any]):
 def test_a_model_with_polyphase_sampling_needs_no_float64():
     images = torch.randn(2, 2, 8, 8, device=AWAY)
     make = partial(
-        Performer, 8, 2, 3, dim=8, depth=1, heads=2, pool="mean", stem="polyphase", periodic=True, patch_size=4
+        Performer,
+        8,
+        2,
+        3,
+        dim=8,
+        depth=1,
+        heads=2,
+        pool="mean",
+        stem="polyphase",
+        periodic=True,
+        patch_size=4,
     )
     check_module(make, lambda model: model(images))
 

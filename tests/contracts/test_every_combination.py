@@ -1,5 +1,14 @@
 import pytest
-from tests.contracts.cases import FAST, IMPOSSIBLE, PAIRS, POSSIBLE, Case, draw_inputs, fast_backends, together
+from tests.contracts.cases import (
+    FAST,
+    IMPOSSIBLE,
+    PAIRS,
+    POSSIBLE,
+    Case,
+    draw_inputs,
+    fast_backends,
+    together,
+)
 
 from teka import Grid
 from teka.functional import BACKENDS, KERNELS, RELATIVES, attention
@@ -24,4 +33,6 @@ def test_no_kernel_relative_kernel_or_backend_is_left_out():
     assert {case.relative for case in PAIRS} == {None, *RELATIVES}
     assert {case.backend for case in POSSIBLE} == set(BACKENDS)
     fast = {(case.kernel, case.relative) for case in FAST}
-    assert fast == {(pair.kernel, pair.relative) for pair in PAIRS if fast_backends(pair.kernel, pair.relative)}
+    assert fast == {
+        (pair.kernel, pair.relative) for pair in PAIRS if fast_backends(pair.kernel, pair.relative)
+    }

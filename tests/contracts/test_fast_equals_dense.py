@@ -25,7 +25,7 @@ from torch import Tensor
 from teka import Grid
 from teka._compat import replace
 from teka.functional import BACKENDS, RELATIVES, Fourier, Relative, RotationJoint, Window, attention
-from teka.functional.kernel import RANDOM_KERNELS
+from teka.functional.kernels import RANDOM_KERNELS
 from teka.functional.plan import LEAST_IN_BLOCKS
 from teka.functional.relative import make_relative
 from teka.functional.relative.biases import DecayRelative
@@ -52,7 +52,9 @@ class Size:
     masked: bool
     max_distance: int
     seed: int
-    in_blocks: bool = False  # whether sums over all keys go block by block, however few the tokens are
+    in_blocks: bool = (
+        False  # whether sums over all keys go block by block, however few the tokens are
+    )
 
 
 @st.composite
@@ -72,7 +74,9 @@ def sizes(draw: st.DrawFn) -> Size:
     )
 
 
-def attend(case: Case, size: Size, backend: str, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+def attend(
+    case: Case, size: Size, backend: str, dtype: torch.dtype = torch.float64
+) -> dict[str, Tensor]:
     """The output and the gradient of every tensor that went in."""
     grid = Grid(size.shape, periodic=size.periodic)
     num_tokens = size.num_prefix_tokens + grid.num_tokens
@@ -93,15 +97,24 @@ def attend(case: Case, size: Size, backend: str, dtype: torch.dtype = torch.floa
         relative, relative_leaves = with_leaves(relative, dtype)
         leaves |= {f"relative.{name}": leaf for name, leaf in relative_leaves.items()}
     key_mask = draw_mask(query.shape[0], num_tokens, size.seed) if size.masked else None
-    options = {"kernel": kernel, "relative": relative, "grid": grid, "num_prefix_tokens": size.num_prefix_tokens}
+    options = {
+        "kernel": kernel,
+        "relative": relative,
+        "grid": grid,
+        "num_prefix_tokens": size.num_prefix_tokens,
+    }
     with patch.dict(LEAST_IN_BLOCKS, ALWAYS if size.in_blocks else {}):
         output = attention(query, key, value, key_mask=key_mask, backend=backend, **options)
     assert output.dtype == dtype
     # The output times fixed numbers, so that no gradient vanishes by symmetry.
     cotangent = (
-        torch.cos(torch.arange(output.numel(), dtype=torch.float64, device=DEVICE)).reshape(output.shape).to(dtype)
+        torch.cos(torch.arange(output.numel(), dtype=torch.float64, device=DEVICE))
+        .reshape(output.shape)
+        .to(dtype)
     )
-    gradients = torch.autograd.grad((output * cotangent).sum(), list(leaves.values()), allow_unused=True)
+    gradients = torch.autograd.grad(
+        (output * cotangent).sum(), list(leaves.values()), allow_unused=True
+    )
     results = {"output": output.detach()}
     for name, leaf, gradient in zip(leaves, leaves.values(), gradients, strict=True):
         results[name] = torch.zeros_like(leaf) if gradient is None else gradient
@@ -129,7 +142,11 @@ def fits_a_torus(case: Case, size: Size) -> bool:
 @settings(max_examples=8)
 @given(size=sizes())
 def test_values_and_every_gradient_are_those_of_the_dense_backend(case: Case, size: Size):
-    if case.relative == "rotary" and size.dim == 1 and case.kernel in ("squared_relu", "focused", "relu", "elu"):
+    if (
+        case.relative == "rotary"
+        and size.dim == 1
+        and case.kernel in ("squared_relu", "focused", "relu", "elu")
+    ):
         size = replace(size, dim=2)  # rotary turns pairs
     elif case.relative == "rotary" and case.kernel in RANDOM_KERNELS:
         size = replace(size, dim=max(size.dim, 3))  # for which there are ⌊3 ln 3⌋ = 3 draws
@@ -144,32 +161,54 @@ def test_values_and_every_gradient_are_those_of_the_dense_backend(case: Case, si
 
 @together(POSSIBLE, shape=FLOAT32_SHAPES)
 def test_float32_stays_within_its_band_of_the_float64_truth(case: Case, shape: tuple[int, ...]):
-    size = Size(shape, (False,) * len(shape), heads=3, dim=5, num_prefix_tokens=1, masked=True, max_distance=4, seed=0)
+    size = Size(
+        shape,
+        (False,) * len(shape),
+        heads=3,
+        dim=5,
+        num_prefix_tokens=1,
+        masked=True,
+        max_distance=4,
+        seed=0,
+    )
     truth = attend(case, size, "dense")
     for in_blocks in (False, True) if case.backend == "linear" else (False,):
         single = attend(case, replace(size, in_blocks=in_blocks), case.backend, torch.float32)
         for name, expected in truth.items():
             change = relative_change(single[name].double(), expected)
-            assert change <= (FLOAT32_SIGNED_BAND if is_signed(case) else FLOAT32_BAND), (name, in_blocks)
+            assert change <= (FLOAT32_SIGNED_BAND if is_signed(case) else FLOAT32_BAND), (
+                name,
+                in_blocks,
+            )
 
 
 @together([case for case in FAST if not is_signed(case)])
 def test_large_queries_and_keys_cost_a_fast_path_no_accuracy(case: Case):
     # Features of large vectors differ by many orders of magnitude, which a difference of sums would not survive.
-    relative = build_relative(case.relative, kernel=case.kernel, heads=3, dim=16, num_axes=2, max_distance=3)
+    relative = build_relative(
+        case.relative, kernel=case.kernel, heads=3, dim=16, num_axes=2, max_distance=3
+    )
     kernel = build_kernel(case.kernel, relative, 16)
     query, key, value = (tensor.float() for tensor in draw_inputs(36, dim=16, scale=1.0))
 
     def attend(factor: float, dtype: torch.dtype, backend: str) -> Tensor:
         inputs = (factor * query.to(dtype), factor * key.to(dtype), value.to(dtype))
-        options = {"kernel": kernel, "relative": relative, "grid": Grid((5, 7)), "num_prefix_tokens": 1}
+        options = {
+            "kernel": kernel,
+            "relative": relative,
+            "grid": Grid((5, 7)),
+            "num_prefix_tokens": 1,
+        }
         return attention(*inputs, **options, backend=backend).double()
 
     for factor, dtype, band in ((3, torch.float32, 1e-5), (30, torch.float64, 1e-8)):
         truth, fast = attend(factor, torch.float64, "dense"), attend(factor, dtype, case.backend)
         assert relative_change(fast, truth) <= band, (factor, dtype)
         with patch.dict(LEAST_IN_BLOCKS, ALWAYS):
-            assert relative_change(attend(factor, dtype, case.backend), truth) <= band, (factor, dtype)
+            assert relative_change(attend(factor, dtype, case.backend), truth) <= band, (
+                factor,
+                dtype,
+            )
 
 
 def boundary_parameters(relative: Relative) -> list[dict[str, Tensor]]:
@@ -177,7 +216,9 @@ def boundary_parameters(relative: Relative) -> list[dict[str, Tensor]]:
     tensors = {name: one for name, one in vars(relative).items() if isinstance(one, Tensor)}
     zeros = {name: torch.zeros_like(one) for name, one in tensors.items()}
     cases = [*({**tensors, name: zeros[name]} for name in tensors), zeros]
-    return cases[:-1] if isinstance(relative, Fourier) else cases  # which refuses that no weight is above 0
+    return (
+        cases[:-1] if isinstance(relative, Fourier) else cases
+    )  # which refuses that no weight is above 0
 
 
 @pytest.mark.parametrize("grid", [Grid(70), Grid((7, 11))], ids=str)
@@ -188,7 +229,12 @@ def test_parameters_of_zero_have_the_dense_gradients(name: str, grid: Grid):
     tokens = [one.requires_grad_() for one in draw_inputs(grid.num_tokens, dim=4, heads=2, batch=1)]
     for parameters, is_causal in itertools.product(boundary_parameters(relative), (False, True)):
         leaves = {name: one.clone().requires_grad_() for name, one in parameters.items()}
-        options = {"kernel": kernel, "grid": grid, "is_causal": is_causal, "relative": replace(relative, **leaves)}
+        options = {
+            "kernel": kernel,
+            "grid": grid,
+            "is_causal": is_causal,
+            "relative": replace(relative, **leaves),
+        }
         results = {}
         for backend in BACKENDS[1:]:
             try:
@@ -196,10 +242,15 @@ def test_parameters_of_zero_have_the_dense_gradients(name: str, grid: Grid):
             except ValueError:  # a backend that does not have this kernel
                 assert backend != "dense"
                 continue
-            gradients = torch.autograd.grad(output.sin().sum(), [*tokens, *leaves.values()], allow_unused=True)
+            gradients = torch.autograd.grad(
+                output.sin().sum(), [*tokens, *leaves.values()], allow_unused=True
+            )
             results[backend] = [output, *gradients]
         expected = results.pop("dense")
         for backend, found in results.items():
             for one, truth in zip(found, expected, strict=True):
                 if one is not None and truth is not None:
-                    assert (one - truth).abs().max() <= 1e-9 * (1 + truth.abs().max()), (backend, parameters)
+                    assert (one - truth).abs().max() <= 1e-9 * (1 + truth.abs().max()), (
+                        backend,
+                        parameters,
+                    )

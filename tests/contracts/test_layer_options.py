@@ -27,7 +27,11 @@ PLACED: dict[str, dict[str, Any]] = {
     "normalized beside clipped": {"relative": "clipped", "query_key": "normalized"},
     "centred and gated, waves": {"relative": "fourier", "query_key": "centred", "gate": True},
     "normalized and rotated": {"relative": "rotary", "query_key": "normalized"},
-    "centred and rotated softmax": {"relative": "rotary", "query_key": "centred", "kernel": "softmax"},
+    "centred and rotated softmax": {
+        "relative": "rotary",
+        "query_key": "centred",
+        "kernel": "softmax",
+    },
     "convolution": {"value_convolution": 3},
     "means of whole tokens": {"values": "tokens", "relative": "quadratic", "kernel": "constant"},
     "means of whole tokens, clipped, gated and with a convolution": {
@@ -73,7 +77,9 @@ def build(**options: Any) -> Attention:
     options = {"relative": None, **options}
     layer = Attention(DIM, HEADS, **options).double().eval()
     for name, parameter in layer.named_parameters():
-        if name.endswith(("gain", "distance_embedding", "tables")) or name.startswith(("gate", "value_convolution")):
+        if name.endswith(("gain", "distance_embedding", "tables")) or name.startswith(
+            ("gate", "value_convolution")
+        ):
             nn.init.normal_(parameter)
     return layer
 
@@ -94,7 +100,9 @@ def test_rolling_the_tokens_of_a_torus_rolls_the_output(options: dict[str, Any])
 def test_rolling_the_tokens_changes_nothing_for_a_class_token(options: dict[str, Any]):
     layer, tokens, prefix = build(**options), draw_tokens(TORUS.num_tokens), draw_tokens(1, seed=2)
     rolled = roll_tokens(TORUS, tokens, (2, 3))
-    before, after = (layer(torch.cat([prefix, part], dim=1), TORUS, None, 1) for part in (tokens, rolled))
+    before, after = (
+        layer(torch.cat([prefix, part], dim=1), TORUS, None, 1) for part in (tokens, rolled)
+    )
     assert relative_change(after[:, 0], before[:, 0]) < TOLERANCE
     assert relative_change(after[:, 1:], roll_tokens(TORUS, before[:, 1:], (2, 3))) < TOLERANCE
 
@@ -106,7 +114,10 @@ def test_a_bounded_canvas_is_seen_alike_wherever_the_kept_tokens_lie(options: di
     for row, column in ((2, 2), (4, 3)):
         canvas = torch.zeros(2, 9, 10, DIM, dtype=torch.float64)
         kept = torch.zeros(2, 9, 10, dtype=torch.bool)
-        canvas[:, row : row + 3, column : column + 4], kept[:, row : row + 3, column : column + 4] = patch, True
+        (
+            canvas[:, row : row + 3, column : column + 4],
+            kept[:, row : row + 3, column : column + 4],
+        ) = patch, True
         output = layer(canvas.flatten(1, 2), Grid((9, 10)), kept.flatten(1)).unflatten(1, (9, 10))
         outputs.append(output[:, row : row + 3, column : column + 4])
     assert relative_change(*outputs) < TOLERANCE
@@ -120,7 +131,9 @@ def test_the_order_of_the_tokens_counts_where_there_are_places(options: dict[str
 
 
 @each(UNPLACED)
-def test_permuting_the_tokens_permutes_the_output_where_there_are_no_places(options: dict[str, Any]):
+def test_permuting_the_tokens_permutes_the_output_where_there_are_no_places(
+    options: dict[str, Any],
+):
     layer, tokens = build(**options), draw_tokens(11)
     order = torch.randperm(11, generator=torch.Generator().manual_seed(3))
     assert relative_change(layer(tokens[:, order]), layer(tokens)[:, order]) < TOLERANCE
@@ -165,7 +178,10 @@ def test_a_number_of_queries_gives_the_first_of_the_outputs(options: dict[str, A
 def test_a_context_of_the_tokens_themselves_changes_nothing(options: dict[str, Any]):
     layer, tokens = build(**options), draw_tokens(11)
     keep = torch.arange(22).reshape(2, 11) % 4 > 0
-    assert relative_change(layer(tokens, None, keep, context=tokens), layer(tokens, None, keep)) < TOLERANCE
+    assert (
+        relative_change(layer(tokens, None, keep, context=tokens), layer(tokens, None, keep))
+        < TOLERANCE
+    )
 
 
 @each(ALL)
@@ -201,7 +217,13 @@ def test_a_diagnosis_sees_the_queries_and_keys_of_the_layer(options: dict[str, A
         assert all(difference < TOLERANCE for difference in group.rounding.values())
 
 
-OFF = {"position_heads": None, "num_waves": None, "query_key": "plain", "gate": False, "value_convolution": None}
+OFF = {
+    "position_heads": None,
+    "num_waves": None,
+    "query_key": "plain",
+    "gate": False,
+    "value_convolution": None,
+}
 
 
 @pytest.mark.parametrize("relative", [None, "rotation", "clipped", "fourier", "rotary"])
@@ -215,7 +237,13 @@ def test_off_is_what_it_is_by_default(relative: str | None):
     assert all(torch.equal(layers[0][name], layers[1][name]) for name in layers[0])
 
 
-@each({"a gate": {"gate": True}, "a convolution": {"value_convolution": 3}, "a gain": {"query_key": "normalized"}})
+@each(
+    {
+        "a gate": {"gate": True},
+        "a convolution": {"value_convolution": 3},
+        "a gain": {"query_key": "normalized"},
+    }
+)
 def test_nothing_more_is_drawn_for_what_begins_at_a_fixed_value(options: dict[str, Any]):
     layers = []
     for extra in ({}, options):
@@ -248,5 +276,7 @@ def test_a_model_with_all_of_them_is_invariant_to_rolling_the_image(pool: str):
     for name, parameter in model.named_parameters():
         if "value_convolution" in name:
             nn.init.normal_(parameter)
-    images = torch.randn(2, 2, 6, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    images = torch.randn(
+        2, 2, 6, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
     assert relative_change(model(images.roll((2, 3), (2, 3))), model(images)) < TOLERANCE

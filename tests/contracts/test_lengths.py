@@ -18,7 +18,9 @@ LONGEST = max(LENGTHS)
 
 def build(pair: Case, *, causal: bool = False, num_axes: int = 2) -> Attention:
     torch.manual_seed(0)
-    layer = Attention(8, 2, kernel=pair.kernel, relative=pair.relative, causal=causal, num_axes=num_axes)
+    layer = Attention(
+        8, 2, kernel=pair.kernel, relative=pair.relative, causal=causal, num_axes=num_axes
+    )
     layer = layer.double().eval()
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
@@ -29,14 +31,18 @@ def draw_ragged(num_axes: int = 2) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens with large numbers for padding, positions with far places for it, and lengths."""
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randn(len(LENGTHS), LONGEST, 8, dtype=torch.float64, generator=generator)
-    positions = 5 * torch.rand(len(LENGTHS), LONGEST, num_axes, dtype=torch.float64, generator=generator)
+    positions = 5 * torch.rand(
+        len(LENGTHS), LONGEST, num_axes, dtype=torch.float64, generator=generator
+    )
     lengths = torch.tensor(LENGTHS)
     padding = torch.arange(LONGEST) >= lengths[:, None]
     return tokens + 50.0 * padding[..., None], positions + 1e3 * padding[..., None], lengths
 
 
 @together(PLACEABLE_PAIRS, causal=[False, True])
-def test_a_sample_of_a_ragged_batch_is_as_it_is_alone_and_padding_gives_nothing(pair: Case, causal: bool):
+def test_a_sample_of_a_ragged_batch_is_as_it_is_alone_and_padding_gives_nothing(
+    pair: Case, causal: bool
+):
     layer, (tokens, positions, lengths) = build(pair, causal=causal), draw_ragged()
     placed: dict[str, Tensor] = {} if pair.relative is None else {"positions": positions}
     together = layer(tokens, lengths=lengths, **placed)
@@ -48,7 +54,9 @@ def test_a_sample_of_a_ragged_batch_is_as_it_is_alone_and_padding_gives_nothing(
 
 
 @together(PAIRS, causal=[False, True])
-def test_a_sequence_that_is_shorter_than_its_grid_is_as_on_a_grid_of_its_own(pair: Case, causal: bool):
+def test_a_sequence_that_is_shorter_than_its_grid_is_as_on_a_grid_of_its_own(
+    pair: Case, causal: bool
+):
     layer, (tokens, _, lengths) = build(pair, causal=causal, num_axes=1), draw_ragged()
     together = layer(tokens, Grid(LONGEST), lengths=lengths)
     for sample, length in enumerate(LENGTHS):
@@ -66,7 +74,10 @@ def test_no_gradient_comes_from_padding_and_none_is_broken_by_it(pair: Case):
     assert tokens.grad is not None
     for sample, length in enumerate(LENGTHS):
         assert not tokens.grad[sample, length:].any()
-    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in layer.parameters())
+    assert all(
+        parameter.grad is None or parameter.grad.isfinite().all()
+        for parameter in layer.parameters()
+    )
 
 
 @together(PLACEABLE_PAIRS)
@@ -76,7 +87,10 @@ def test_lengths_are_a_mask_of_the_first_tokens(pair: Case):
         return  # it is fitted to the queries, of which padding is dropped with lengths only
     places = {} if pair.relative is None else {"positions": positions}
     mask = torch.arange(LONGEST) < lengths[:, None]
-    by_mask, by_lengths = layer(tokens, None, mask, **places), layer(tokens, lengths=lengths, **places)
+    by_mask, by_lengths = (
+        layer(tokens, None, mask, **places),
+        layer(tokens, lengths=lengths, **places),
+    )
     assert relative_change(by_mask[mask], by_lengths[mask]) <= TOLERANCE
 
 
@@ -96,14 +110,26 @@ def test_a_twin_that_does_not_look_at_lengths_fails():
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "negative": ({"lengths": torch.tensor([11, -1, 6])}, r"lengths is \[11, -1, 6\], expected numbers from 0 to 11"),
-    "too many": ({"lengths": torch.tensor([11, 12, 6])}, r"lengths is \[11, 12, 6\], expected numbers from 0 to 11"),
-    "of another batch": ({"lengths": torch.tensor([11, 6])}, r"lengths has shape \(2,\), expected \(3,\)"),
+    "negative": (
+        {"lengths": torch.tensor([11, -1, 6])},
+        r"lengths is \[11, -1, 6\], expected numbers from 0 to 11",
+    ),
+    "too many": (
+        {"lengths": torch.tensor([11, 12, 6])},
+        r"lengths is \[11, 12, 6\], expected numbers from 0 to 11",
+    ),
+    "of another batch": (
+        {"lengths": torch.tensor([11, 6])},
+        r"lengths has shape \(2,\), expected \(3,\)",
+    ),
     "no whole numbers": (
         {"lengths": torch.tensor([11.0, 1.0, 6.0])},
         r"lengths is torch.float32, expected a dtype of whole numbers",
     ),
-    "flags": ({"lengths": torch.ones(3, dtype=torch.bool)}, r"lengths is torch.bool, expected a dtype of whole"),
+    "flags": (
+        {"lengths": torch.ones(3, dtype=torch.bool)},
+        r"lengths is torch.bool, expected a dtype of whole",
+    ),
     "of a token each": (
         {"lengths": torch.ones(3, 11, dtype=torch.long)},
         r"lengths has shape \(3, 11\), expected \(3,\)",
@@ -129,16 +155,28 @@ STARTS = torch.tensor([0, *itertools.accumulate(PACKED)])
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"causal": True}, {"kernel": "softmax", "relative": "shaw"}, {"kernel": "positive", "relative": None}],
+    [
+        {},
+        {"causal": True},
+        {"kernel": "softmax", "relative": "shaw"},
+        {"kernel": "positive", "relative": None},
+    ],
     ids=["squared_relu-rotary", "causal", "softmax-shaw", "positive"],
 )
 def test_sequences_packed_one_after_another_are_each_by_itself(options: dict[str, Any]):
     torch.manual_seed(0)
     block = TransformerBlock(8, 2, num_axes=1, **options).double()
     tokens = torch.randn(2, sum(PACKED), 8, dtype=torch.float64, requires_grad=True)
-    places = None if "relative" in options and options["relative"] is None else torch.randn(2, sum(PACKED), 1).double()
+    places = (
+        None
+        if "relative" in options and options["relative"] is None
+        else torch.randn(2, sum(PACKED), 1).double()
+    )
     parts = [None] * len(PACKED) if places is None else places.split(PACKED, dim=1)
-    alone = [block(one, positions=where) for one, where in zip(tokens.split(PACKED, dim=1), parts, strict=True)]
+    alone = [
+        block(one, positions=where)
+        for one, where in zip(tokens.split(PACKED, dim=1), parts, strict=True)
+    ]
     packed = block(tokens, positions=places, cu_seqlens=STARTS)
     found, truth = (
         [output, *grad((output * tokens.detach().cos()).sum(), [tokens, *block.parameters()])]
@@ -151,14 +189,20 @@ def test_sequences_packed_one_after_another_are_each_by_itself(options: dict[str
 @pytest.mark.parametrize(
     ("starts", "options", "message"),
     [
-        ([0, 5, 5, 21], {}, "cu_seqlens is .*, expected places that grow from 0 to the number of tokens, 21"),
+        (
+            [0, 5, 5, 21],
+            {},
+            "cu_seqlens is .*, expected places that grow from 0 to the number of tokens, 21",
+        ),
         ([0, 5, 20], {}, "cu_seqlens is .*, expected places that grow"),
         ([0, 21], {"grid": Grid(21)}, "grid is .*, expected positions"),
         ([0, 21], {"num_prefix_tokens": 1}, "num_prefix_tokens is 'given'"),
         ([0, 21], {"key_mask": torch.ones(1, 21).bool()}, "key_mask is 'given'"),
     ],
 )
-def test_what_does_not_fit_packed_sequences_is_an_error(starts: list[int], options: dict[str, Any], message: str):
+def test_what_does_not_fit_packed_sequences_is_an_error(
+    starts: list[int], options: dict[str, Any], message: str
+):
     tokens = torch.randn(1, 2, 21, 4)
     with pytest.raises(ValueError, match=message):
         attention(tokens, tokens, tokens, kernel="relu", cu_seqlens=torch.tensor(starts), **options)

@@ -34,7 +34,13 @@ GRID = Grid((3, 5))
 NUM_TOKENS = 1 + GRID.num_tokens  # with one prefix token
 
 
-def attend(kernel: str | Kernel, relative: str | None, backend: str, inputs: list[Tensor], mask: Tensor | None):
+def attend(
+    kernel: str | Kernel,
+    relative: str | None,
+    backend: str,
+    inputs: list[Tensor],
+    mask: Tensor | None,
+):
     query, key, value = inputs
     return attention(
         query,
@@ -77,7 +83,9 @@ def test_what_stands_at_masked_keys_changes_no_output_and_no_gradient(case: Case
     for tensors in (inputs, with_other_padding(inputs, mask, factor)):
         leaves = [one.requires_grad_() for one in tensors]
         output = attend(case.kernel, case.relative, case.backend, leaves, mask)
-        found.append([output, *torch.autograd.grad(output.square().sum(), leaves, materialize_grads=True)])
+        found.append(
+            [output, *torch.autograd.grad(output.square().sum(), leaves, materialize_grads=True)]
+        )
     for padded, plain in zip(found[1], found[0], strict=True):
         assert relative_change(padded, plain) <= TOLERANCE
 
@@ -87,7 +95,10 @@ def test_what_stands_at_masked_keys_changes_no_output_and_no_gradient(case: Case
 def test_padding_of_nan_changes_nothing_that_a_layer_computes_or_learns(kernel: str, ragged: bool):
     torch.manual_seed(0)
     block = TransformerBlock(8, 2, kernel=kernel).double().to(DEVICE)
-    tokens, lengths = torch.randn(2, 15, 8, dtype=torch.float64).to(DEVICE), torch.tensor([11, 4]).to(DEVICE)
+    tokens, lengths = (
+        torch.randn(2, 15, 8, dtype=torch.float64).to(DEVICE),
+        torch.tensor([11, 4]).to(DEVICE),
+    )
     keep = torch.arange(15, device=DEVICE) < lengths[:, None]
     found = []
     for padding in (1.0, math.nan):
@@ -97,7 +108,11 @@ def test_padding_of_nan_changes_nothing_that_a_layer_computes_or_learns(kernel: 
             parameters = dict(block.named_parameters())
         else:  # a masked token is still a query: only what makes keys and values of it is checked
             output = block.attention(given, GRID, keep)
-            parameters = {name: one for name, one in block.attention.named_parameters() if name[:3] in ("key", "val")}
+            parameters = {
+                name: one
+                for name, one in block.attention.named_parameters()
+                if name[:3] in ("key", "val")
+            }
         loss = output[keep].square().sum()
         found.append([output[keep], *torch.autograd.grad(loss, list(parameters.values()))])
     for padded, plain in zip(*found, strict=True):
@@ -113,7 +128,9 @@ def test_a_statistic_of_the_queries_is_the_same_however_far_a_sample_is_padded()
         ]
         mask = (torch.arange(num_tokens, device=DEVICE) < 8).expand(2, -1)
         outputs.append(
-            attention(*(one[:, :, :num_tokens] for one in inputs), kernel="optimal", key_mask=mask)[:, :, :8]
+            attention(*(one[:, :, :num_tokens] for one in inputs), kernel="optimal", key_mask=mask)[
+                :, :, :8
+            ]
         )
     assert relative_change(outputs[1], outputs[0]) <= TOLERANCE
     assert relative_change(outputs[2], outputs[0]) <= TOLERANCE
@@ -126,7 +143,10 @@ def test_a_masked_key_counts_as_much_as_one_that_is_not_there(pair: Case):
     keep = (torch.rand(GRID.num_tokens, generator=generator) < 0.6).to(DEVICE)
     positions = GRID.positions(dtype=torch.float64, device=DEVICE)
     relative = build_relative(pair.relative, kernel=pair.kernel, heads=3, dim=5, num_axes=2)
-    options: dict[str, Any] = {"kernel": build_kernel(pair.kernel, relative, 5), "relative": relative}
+    options: dict[str, Any] = {
+        "kernel": build_kernel(pair.kernel, relative, 5),
+        "relative": relative,
+    }
     mask = keep.expand(2, -1)
     # Beside what is masked, which counts as 0, features of long keys are next to nothing.
     for factor in (1.0,) if is_signed(pair) else (1.0, 80.0):
@@ -146,7 +166,10 @@ def test_a_masked_key_counts_as_much_as_one_that_is_not_there(pair: Case):
 
 @together([case for case in POSSIBLE if averages(case.kernel)])
 def test_masking_all_placed_keys_leaves_the_value_of_the_prefix(case: Case):
-    inputs, mask = draw_inputs(NUM_TOKENS), torch.zeros(2, NUM_TOKENS, dtype=torch.bool, device=DEVICE)
+    inputs, mask = (
+        draw_inputs(NUM_TOKENS),
+        torch.zeros(2, NUM_TOKENS, dtype=torch.bool, device=DEVICE),
+    )
     mask[:, 0] = True
     output = attend(case.kernel, case.relative, case.backend, inputs, mask)
     assert relative_change(output, inputs[2][:, :, :1].expand_as(output)) <= TOLERANCE
@@ -158,14 +181,18 @@ def test_a_sample_does_not_depend_on_its_batch_mates(case: Case):
     for mates in (1.0, 100.0):
         batch = [torch.cat([tensor[:1], mates * tensor[1:]]) for tensor in inputs]
         together = attend(case.kernel, case.relative, case.backend, batch, mask)
-        alone = attend(case.kernel, case.relative, case.backend, [tensor[:1] for tensor in inputs], mask[:1])
+        alone = attend(
+            case.kernel, case.relative, case.backend, [tensor[:1] for tensor in inputs], mask[:1]
+        )
         assert relative_change(together[:1], alone) <= TOLERANCE
 
 
 @together(PAIRS)
 def test_evaluation_is_deterministic_to_the_bit(pair: Case):
     torch.manual_seed(0)
-    layer = Attention(8, 2, kernel=pair.kernel, relative=pair.relative, dropout=0.5).eval().to(DEVICE)
+    layer = (
+        Attention(8, 2, kernel=pair.kernel, relative=pair.relative, dropout=0.5).eval().to(DEVICE)
+    )
     tokens, mask = torch.randn(2, GRID.num_tokens, 8).to(DEVICE), draw_mask(2, GRID.num_tokens)
     assert torch.equal(layer(tokens, GRID, mask), layer(tokens, GRID, mask))
 

@@ -40,10 +40,14 @@ def test_without_position_permuting_tokens_permutes_outputs(case: Case, order: l
 @given(order=st.permutations(range(NUM_TOKENS)))
 def test_permuting_tokens_with_their_positions_permutes_outputs(pair: Case, order: list[int]):
     inputs, mask = draw_inputs(NUM_TOKENS), draw_mask(2, NUM_TOKENS)
-    positions = 5 * torch.rand(2, NUM_TOKENS, 3, dtype=torch.float64, generator=Generator().manual_seed(1)).to(DEVICE)
+    positions = 5 * torch.rand(
+        2, NUM_TOKENS, 3, dtype=torch.float64, generator=Generator().manual_seed(1)
+    ).to(DEVICE)
     relative = build_relative(pair.relative, kernel=pair.kernel, heads=3, dim=5, num_axes=3)
     kernel = build_kernel(pair.kernel, relative, 5)
-    before = attention(*inputs, kernel=kernel, relative=relative, positions=positions, key_mask=mask)
+    before = attention(
+        *inputs, kernel=kernel, relative=relative, positions=positions, key_mask=mask
+    )
     after = attention(
         *(tensor[:, :, order] for tensor in inputs),
         kernel=kernel,
@@ -64,8 +68,13 @@ def test_with_position_the_order_of_the_tokens_counts(pair: Case):
 
 
 @given(order=st.permutations(range(NUM_TOKENS)), num_queries=st.integers(1, 3))
-def test_permuting_the_tokens_of_a_learned_query_changes_nothing(order: list[int], num_queries: int):
+def test_permuting_the_tokens_of_a_learned_query_changes_nothing(
+    order: list[int], num_queries: int
+):
     torch.manual_seed(0)
     pool = AttentionPool(6, 2, num_queries=num_queries).double().to(DEVICE)
-    tokens, mask = torch.randn(2, NUM_TOKENS, 6, dtype=torch.float64).to(DEVICE), draw_mask(2, NUM_TOKENS)
+    tokens, mask = (
+        torch.randn(2, NUM_TOKENS, 6, dtype=torch.float64).to(DEVICE),
+        draw_mask(2, NUM_TOKENS),
+    )
     assert relative_change(pool(tokens[:, order], mask[:, order]), pool(tokens, mask)) <= TOLERANCE

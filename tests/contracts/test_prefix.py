@@ -22,10 +22,18 @@ from teka.functional.relative.base import FactorRelative
 TOLERANCE = 1e-10
 GRID = Grid((3, 5))
 SCALE = 0.4
-EXACT = [case for case in POSSIBLE if case.relative is not None and case.is_equivariant_for_every_draw]
+EXACT = [
+    case for case in POSSIBLE if case.relative is not None and case.is_equivariant_for_every_draw
+]
 
 
-def attend(case: Case, inputs: list[Tensor], num_prefix_tokens: int, relative: Relative | None, grid: Grid | None):
+def attend(
+    case: Case,
+    inputs: list[Tensor],
+    num_prefix_tokens: int,
+    relative: Relative | None,
+    grid: Grid | None,
+):
     query, key, value = inputs
     kernel = build_kernel(case.kernel, relative, query.shape[-1])
     return attention(
@@ -42,14 +50,18 @@ def attend(case: Case, inputs: list[Tensor], num_prefix_tokens: int, relative: R
 
 
 @together(EXACT, num_prefix_tokens=[1, 2])
-def test_a_token_without_position_attends_as_without_a_relative_kernel(case: Case, num_prefix_tokens: int):
+def test_a_token_without_position_attends_as_without_a_relative_kernel(
+    case: Case, num_prefix_tokens: int
+):
     inputs = draw_inputs(num_prefix_tokens + GRID.num_tokens)
     relative = build_relative(case.relative, kernel=case.kernel, heads=3, dim=5, num_axes=2)
     placed = attend(case, inputs, num_prefix_tokens, relative, GRID)
     unplaced = attend(case, inputs, 0, None, None)
     first = slice(0, num_prefix_tokens)
     assert relative_change(placed[:, :, first], unplaced[:, :, first]) <= TOLERANCE
-    assert relative_change(placed[:, :, num_prefix_tokens:], unplaced[:, :, num_prefix_tokens:]) > 1e-3
+    assert (
+        relative_change(placed[:, :, num_prefix_tokens:], unplaced[:, :, num_prefix_tokens:]) > 1e-3
+    )
 
 
 @together([case for case in EXACT if case.relative != "rotary" and averages(case.kernel)])
@@ -62,7 +74,9 @@ def test_a_placed_query_sees_a_prefix_key_with_a_factor_of_one(case: Case):
     relative = build_relative(case.relative, kernel=case.kernel, heads=3, dim=5, num_axes=2)
     kernel = build_kernel(case.kernel, relative, 5)
     assert isinstance(relative, FactorRelative)
-    log_relative = relative.log_kernel(query[:, :, 1:], GRID.offsets(dtype=torch.float64, device=DEVICE), scale=SCALE)
+    log_relative = relative.log_kernel(
+        query[:, :, 1:], GRID.offsets(dtype=torch.float64, device=DEVICE), scale=SCALE
+    )
     if isinstance(kernel, FeatureKernel):
         kernel = kernel.fitted(query, key, scale=SCALE, query_mask=None, key_mask=None)
     # Up to one factor a row, which cancels.
@@ -91,7 +105,9 @@ def test_several_prefix_tokens_of_a_constant_kernel_weigh_as_counted_by_hand():
     query, key, value = draw_inputs(3, heads=1, dim_value=1)
     relative = build_relative("rotation", heads=1, dim=5, num_axes=1)
     assert isinstance(relative, FactorRelative)
-    weight = math.exp(float(relative.log_kernel(query[:, :, 2:], query.new_zeros(1, 1, 1), scale=1.0)))
+    weight = math.exp(
+        float(relative.log_kernel(query[:, :, 2:], query.new_zeros(1, 1, 1), scale=1.0))
+    )
     output = attend(Case("constant", "rotation"), [query, key, value], 2, relative, Grid((1,)))
     expected = (value[:, 0, 0] + value[:, 0, 1] + weight * value[:, 0, 2]) / (2 + weight)
     assert relative_change(output[:, 0, 2], expected) <= TOLERANCE

@@ -26,7 +26,10 @@ from teka.models import Performer
 from teka.nn import Attention, ClippedFeatures, redraw_projections
 
 HERE = Path(__file__).read_text(encoding="utf-8")
-SOURCES = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parents[1].rglob("test_*.py"))]
+SOURCES = [
+    path.read_text(encoding="utf-8")
+    for path in sorted(Path(__file__).parents[1].rglob("test_*.py"))
+]
 # Defect: the test and the twin.
 WHERE: dict[str, tuple[str, str]] = {
     "epsilon after the exponential swamps the features": (
@@ -45,19 +48,34 @@ WHERE: dict[str, tuple[str, str]] = {
         "test_a_mask_on_the_values_but_not_on_the_denominator_is_caught",
         "DenominatorOfAllKeys",
     ),
-    "strategy 1 not equivariant": ("test_the_product_form_is_equivariant_and_the_joint_form_is_not", "RotationJoint"),
-    "strategy 1 worse than the mean": ("test_a_joint_estimate_worse_than_the_mean_is_reported", "joint"),
+    "strategy 1 not equivariant": (
+        "test_the_product_form_is_equivariant_and_the_joint_form_is_not",
+        "RotationJoint",
+    ),
+    "strategy 1 worse than the mean": (
+        "test_a_joint_estimate_worse_than_the_mean_is_reported",
+        "joint",
+    ),
     "position heads never redrawn": ("test_position_heads_are_redrawn", "NeverRedrawn"),
-    "the class token on the grid": ("test_a_class_token_placed_on_the_grid_is_caught", "broken = attention"),
+    "the class token on the grid": (
+        "test_a_class_token_placed_on_the_grid_is_caught",
+        "broken = attention",
+    ),
     "square grids only": ("test_grids_that_are_not_square_keep_their_shape", "as_if_square"),
     "float32 hard-coded": ("test_nothing_is_computed_in_float32", "RingsInSinglePrecision"),
-    "backward memory of O(L^1.5 · k · d)": ("test_memory_of_rings_grows_as_the_tokens", "rings_row_by_row"),
+    "backward memory of O(L^1.5 · k · d)": (
+        "test_memory_of_rings_grows_as_the_tokens",
+        "rings_row_by_row",
+    ),
     "dropout parsed and never used": ("test_every_option_of_a_layer_does_something", "deaf_to"),
     "an option that changed nothing": ("test_every_option_of_a_model_does_something", "deaf_to"),
     "redraw counters off by one": ("test_projections_are_redrawn_at_the_steps_named", "OffByOne"),
     "drop_last on the test set": ("test_every_test_image_is_evaluated", "without_the_last_batch"),
     "no seed option": ("test_the_seed_alone_decides_the_order_of_images", "shuffled_by_whatever"),
-    "features of both signs taken to be non-negative": ("test_a_wrong_declaration_is_seen", "SaidToBePositive"),
+    "features of both signs taken to be non-negative": (
+        "test_a_wrong_declaration_is_seen",
+        "SaidToBePositive",
+    ),
     "outputs of any size, of which the diagnosis says that all is well": (
         "test_a_near_blank_image_is_well_with_every_denominator_but_that_of_features",
         '"features"',
@@ -94,11 +112,17 @@ def test_the_product_form_is_equivariant_and_the_joint_form_is_not():
 
 def test_a_joint_estimate_worse_than_the_mean_is_reported():
     query, key, value = draw_inputs(64, dim=16, scale=1.0)
-    joint = relative.RotationJoint.draw(Generator().manual_seed(0), heads=3, dim=16, num_axes=2, kernel="positive")
+    joint = relative.RotationJoint.draw(
+        Generator().manual_seed(0), heads=3, dim=16, num_axes=2, kernel="positive"
+    )
     assert isinstance(joint, relative.RotationJoint)
-    projection = draw_projection(185, 16 + joint.num_position_features, generator=Generator().manual_seed(1))
+    projection = draw_projection(
+        185, 16 + joint.num_position_features, generator=Generator().manual_seed(1)
+    )
     positions = Grid((8, 8)).positions(dtype=torch.float64)
-    report = estimator_report(query, key, value, Positive(projection), relative=joint, positions=positions)
+    report = estimator_report(
+        query, key, value, Positive(projection), relative=joint, positions=positions
+    )
     assert report.error > report.error_of_mean
 
 
@@ -113,7 +137,9 @@ class NeverRedrawn(ClippedFeatures):
         self.register_buffer("draw", self.random_features.projection.clone())
 
     def forward(self) -> relative.ClippedFeatures:
-        return relative.ClippedFeatures(self.distance_embedding, self.ring_width, self.get_buffer("draw"))
+        return relative.ClippedFeatures(
+            self.distance_embedding, self.ring_width, self.get_buffer("draw")
+        )
 
 
 @pytest.mark.parametrize(("kind", "sound"), [(ClippedFeatures, True), (NeverRedrawn, False)])
@@ -136,10 +162,13 @@ def as_if_square(grid: Grid) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("positions_of", "sound"), [(lambda grid: grid.positions(dtype=torch.float64), True), (as_if_square, False)]
+    ("positions_of", "sound"),
+    [(lambda grid: grid.positions(dtype=torch.float64), True), (as_if_square, False)],
 )
 @pytest.mark.parametrize("name", ["rotation", "clipped", "fourier"])
-def test_grids_that_are_not_square_keep_their_shape(name: str, positions_of: Callable[[Grid], Tensor], sound: bool):
+def test_grids_that_are_not_square_keep_their_shape(
+    name: str, positions_of: Callable[[Grid], Tensor], sound: bool
+):
     torch.manual_seed(0)
     layer = Attention(8, 2, relative=name).double().eval()
     for parameter in layer.parameters():
@@ -151,7 +180,9 @@ def test_grids_that_are_not_square_keep_their_shape(name: str, positions_of: Cal
         kept = cells.flatten()
         tokens = torch.zeros(1, 65, 8, dtype=torch.float64)
         tokens[0, kept] = patch
-        outputs.append(layer(tokens, None, kept[None], positions=positions_of(Grid((5, 13))))[0, kept])
+        outputs.append(
+            layer(tokens, None, kept[None], positions=positions_of(Grid((5, 13))))[0, kept]
+        )
     change = relative_change(outputs[1], outputs[0])
     assert change <= 1e-10 if sound else change > 1e-3
 
@@ -168,7 +199,9 @@ class RingsInSinglePrecision(relative.Clipped):
         return super().log_rings(query.float(), scale=scale).to(query)
 
 
-@pytest.mark.parametrize(("kind", "sound"), [(relative.Clipped, True), (RingsInSinglePrecision, False)])
+@pytest.mark.parametrize(
+    ("kind", "sound"), [(relative.Clipped, True), (RingsInSinglePrecision, False)]
+)
 @pytest.mark.parametrize("backend", ["dense", "rings"])
 def test_nothing_is_computed_in_float32(kind: type[relative.Clipped], backend: str, sound: bool):
     inputs = draw_inputs(15)
@@ -176,7 +209,12 @@ def test_nothing_is_computed_in_float32(kind: type[relative.Clipped], backend: s
     sites = Positions(Grid((3, 5)))
     truth = explicit_attention(inputs, SquaredRelu(), relative.Clipped(embedding), sites, scale=0.4)
     output = attention(
-        *inputs, kernel="squared_relu", relative=kind(embedding), grid=sites.grid, scale=0.4, backend=backend
+        *inputs,
+        kernel="squared_relu",
+        relative=kind(embedding),
+        grid=sites.grid,
+        scale=0.4,
+        backend=backend,
     )
     assert output.dtype == torch.float64
     assert (relative_change(output, truth) <= 1e-10) == sound
@@ -216,7 +254,9 @@ def test_memory_of_rings_grows_as_the_tokens(evaluate: Callable[..., Tensor], so
     peaks = []
     for grid in (Grid((11, 12)), Grid((22, 24))):
         # The query is the logits of the rings: embeddings are unit vectors.
-        query, _, value = (tensor.requires_grad_() for tensor in draw_inputs(grid.num_tokens, dim_value=7))
+        query, _, value = (
+            tensor.requires_grad_() for tensor in draw_inputs(grid.num_tokens, dim_value=7)
+        )
         expected = rings_of_teka(query, value, grid)
         assert relative_change(rings_row_by_row(query, value, grid), expected) <= 1e-10
         with Allocations() as allocations:
@@ -283,7 +323,12 @@ NEEDED = {
     "num_waves": WITH_WAVES,
     "longest_wave": WITH_WAVES,
     "wave_weight": WITH_WAVES,
-    "rotary_normalizer": {"relative": "rotary", "position": "rotary", "kernel": "squared_relu", "backend": "linear"},
+    "rotary_normalizer": {
+        "relative": "rotary",
+        "position": "rotary",
+        "kernel": "squared_relu",
+        "backend": "linear",
+    },
     "max_distance": {"position": "clipped"},
     "epsilon": {"kernel": "squared_relu"},
     "select": WITH_HALVING,
@@ -294,7 +339,9 @@ NEEDED = {
 }
 
 
-def deaf_to(option: str, build: Callable[..., nn.Module], default: object) -> Callable[..., nn.Module]:
+def deaf_to(
+    option: str, build: Callable[..., nn.Module], default: object
+) -> Callable[..., nn.Module]:
     """A twin that takes an option and does not look at it."""
 
     def made(**options: Any) -> nn.Module:
@@ -311,7 +358,10 @@ def backend_of(model: nn.Module) -> object:
 
 
 def option_does_something(
-    build: Callable[..., nn.Module], options: dict[str, tuple[Any, Any]], option: str, inputs: tuple[Any, ...]
+    build: Callable[..., nn.Module],
+    options: dict[str, tuple[Any, Any]],
+    option: str,
+    inputs: tuple[Any, ...],
 ) -> bool:
     """Whether two values of it make models of other parameters, another backend or other outputs."""
     needed = NEEDED.get(option, {})
@@ -320,7 +370,9 @@ def option_does_something(
     for value in options[option]:
         torch.manual_seed(0)
         models.append(build(**{**first, option: value}))
-    shapes = [{name: tensor.shape for name, tensor in model.state_dict().items()} for model in models]
+    shapes = [
+        {name: tensor.shape for name, tensor in model.state_dict().items()} for model in models
+    ]
     if shapes[0] != shapes[1] or backend_of(models[0]) != backend_of(models[1]):
         return True
     outputs = []
@@ -344,7 +396,9 @@ def test_every_option_of_a_model_does_something():
     inputs = (torch.randn(2, 2, 6, 4, generator=Generator().manual_seed(2)),)
     for option in MODEL_OPTIONS:
         if option == "image_size":  # of which nothing depends but the images that are taken
-            other = Performer(**{name: values[name == option] for name, values in MODEL_OPTIONS.items()})
+            other = Performer(
+                **{name: values[name == option] for name, values in MODEL_OPTIONS.items()}
+            )
             with pytest.raises(ValueError, match="images"):
                 other(*inputs)
             continue

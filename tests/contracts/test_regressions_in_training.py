@@ -53,7 +53,9 @@ def labels(loader: DataLoader) -> list[int]:
 
 def without_the_last_batch(split: Split, *, batch_size: int) -> DataLoader:
     """A twin of `batches` that leaves out a last batch that is not full."""
-    return DataLoader(TensorDataset(split.images, split.labels), batch_size=batch_size, drop_last=True)
+    return DataLoader(
+        TensorDataset(split.images, split.labels), batch_size=batch_size, drop_last=True
+    )
 
 
 @pytest.mark.parametrize(("make", "sound"), [(batches, True), (without_the_last_batch, False)])
@@ -63,7 +65,9 @@ def test_every_test_image_is_evaluated(make: Callable[..., DataLoader], sound: b
 
 def shuffled_by_whatever(split: Split, *, batch_size: int, seed: int) -> DataLoader:
     """A twin of `train_batches` that takes a seed and shuffles by torch's global generator."""
-    return DataLoader(TensorDataset(split.images, split.labels), batch_size=batch_size, shuffle=True)
+    return DataLoader(
+        TensorDataset(split.images, split.labels), batch_size=batch_size, shuffle=True
+    )
 
 
 @pytest.mark.parametrize(("make", "sound"), [(train_batches, True), (shuffled_by_whatever, False)])

@@ -40,13 +40,17 @@ NORMALIZERS = ("mixed", "nonnegative", "lengths")
 # |out| is at most so many times the largest |v|.
 BOUNDS = {"mixed": 1 / LENGTH_SHARE, "nonnegative": 1.0, "lengths": 1.0}
 BOUNDED_KERNELS = tuple(
-    name for name in KERNELS_BY_NAME if name not in ("softmax", "gaussian", "constant") and averages(name)
+    name
+    for name in KERNELS_BY_NAME
+    if name not in ("softmax", "gaussian", "constant") and averages(name)
 )
 
 
 def build(num_axes: int, normalizer: str) -> Rotary:
     """Two rotated pairs, so that some features of every kernel are not rotated."""
-    frequency = torch.randn(HEADS, 2, num_axes, generator=Generator().manual_seed(1), dtype=torch.float64)
+    frequency = torch.randn(
+        HEADS, 2, num_axes, generator=Generator().manual_seed(1), dtype=torch.float64
+    )
     return Rotary(frequency, normalizer)
 
 
@@ -114,18 +118,33 @@ def test_causal_values_and_gradients_are_those_of_the_equation_in_chunks_and_tok
 ):
     num_tokens = 139  # more than a chunk
     relative, leaves = leaves_of(num_tokens, build(1, normalizer))
-    inputs, built, sites = list(leaves.values())[:3], build_kernel(kernel, None, DIM), Positions(Grid(num_tokens))
+    inputs, built, sites = (
+        list(leaves.values())[:3],
+        build_kernel(kernel, None, DIM),
+        Positions(Grid(num_tokens)),
+    )
     mask = draw_mask(2, num_tokens)
     mask[0, :3] = False
     past = torch.ones(num_tokens, num_tokens, dtype=torch.bool).tril()
-    options: dict[str, Any] = {"kernel": built, "relative": relative, "grid": sites.grid, "scale": SCALE}
+    options: dict[str, Any] = {
+        "kernel": built,
+        "relative": relative,
+        "grid": sites.grid,
+        "scale": SCALE,
+    }
     for key_mask, keep in ((None, past[None]), (mask, past & mask[:, None])):
         truth = explicit_attention(inputs, built, relative, sites, scale=SCALE, keep=keep)
         # Of a query that sees nothing the explicit matrix has no gradient.
         seen = keep.any(dim=-1)[:, None, :, None]
-        expected = with_gradients(truth.where(seen, 0.0), leaves) if key_mask is None else {"output": truth.detach()}
+        expected = (
+            with_gradients(truth.where(seen, 0.0), leaves)
+            if key_mask is None
+            else {"output": truth.detach()}
+        )
         for backend in BACKENDS:
-            output = attention(*inputs, **options, key_mask=key_mask, is_causal=True, backend=backend)
+            output = attention(
+                *inputs, **options, key_mask=key_mask, is_causal=True, backend=backend
+            )
             found = with_gradients(output, leaves)
             assert all(one.isfinite().all() for one in found.values())
             assert_same(found, expected)
@@ -133,10 +152,14 @@ def test_causal_values_and_gradients_are_those_of_the_equation_in_chunks_and_tok
     outputs, state = [], None
     for token in range(num_tokens):
         query, key, value = (one[:, :, token : token + 1].detach() for one in inputs)
-        output, state = decode(query, key, value, state, kernel=built, relative=relative, scale=SCALE)
+        output, state = decode(
+            query, key, value, state, kernel=built, relative=relative, scale=SCALE
+        )
         outputs.append(output)
     assert state is not None
-    assert (state.unrotated is None) == (normalizer == "nonnegative")  # whose denominator is the weights' own sum
+    assert (state.unrotated is None) == (
+        normalizer == "nonnegative"
+    )  # whose denominator is the weights' own sum
     whole = attention(*inputs, **options, is_causal=True, backend="dense")
     assert relative_change(torch.cat(outputs, dim=2), whole) <= TOLERANCE
 
@@ -146,8 +169,12 @@ def extreme_tokens(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Tensor]]:
     """A shape of one to three axes, and query, key and value in float32 as hard to normalise as inputs come."""
     shape = draw(st.sampled_from([(13,), (3, 5), (2, 3, 2)]))
     seed, num_tokens = draw(st.integers(0, 2**16)), 1 + math.prod(shape)
-    query, key, value = draw_inputs(num_tokens, heads=HEADS, dim=DIM, seed=seed, dtype=torch.float32)
-    match draw(st.sampled_from(["random", "blank", "constant", "nearly constant", "one-hot", "opposed"])):
+    query, key, value = draw_inputs(
+        num_tokens, heads=HEADS, dim=DIM, seed=seed, dtype=torch.float32
+    )
+    match draw(
+        st.sampled_from(["random", "blank", "constant", "nearly constant", "one-hot", "opposed"])
+    ):
         case "blank":
             query, key = torch.zeros_like(query), torch.zeros_like(key)
         case "constant":
@@ -155,13 +182,21 @@ def extreme_tokens(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Tensor]]:
         case "nearly constant":
             query, key = (one[:, :, :1] + 0.01 * one for one in (query, key))
         case "one-hot":
-            places = torch.randint(DIM, (2, HEADS, num_tokens), generator=Generator().manual_seed(seed))
+            places = torch.randint(
+                DIM, (2, HEADS, num_tokens), generator=Generator().manual_seed(seed)
+            )
             query = torch.nn.functional.one_hot(places, DIM).float()
-            key = query.roll(1, dims=-1)  # next to each other in one pair, and so a quarter turn apart
+            key = query.roll(
+                1, dims=-1
+            )  # next to each other in one pair, and so a quarter turn apart
         case "opposed":
             key = -query
     sizes = st.sampled_from([1e-30, 1e-8, 1.0, 30.0, 1e6])
-    return shape, [query * draw(sizes), key * draw(sizes), value * draw(st.sampled_from([1e-8, 1.0, 1e6]))]
+    return shape, [
+        query * draw(sizes),
+        key * draw(sizes),
+        value * draw(st.sampled_from([1e-8, 1.0, 1e6])),
+    ]
 
 
 @pytest.mark.parametrize("kernel", BOUNDED_KERNELS)
@@ -189,7 +224,9 @@ def test_no_output_passes_the_documented_bound(
         outputs, state = [], None
         for token in range(query.shape[2]):
             now = slice(token, token + 1)
-            output, state = decode(query[:, :, now], key[:, :, now], value[:, :, now], state, **options)
+            output, state = decode(
+                query[:, :, now], key[:, :, now], value[:, :, now], state, **options
+            )
             outputs.append(output)
         output = torch.cat(outputs, dim=2)
     else:
@@ -210,10 +247,13 @@ def test_no_output_passes_the_documented_bound(
     assert (output.abs() <= largest * BOUNDS[normalizer] * (1 + 1e-4)).all()
 
 
-def share_no_feature(dtype: torch.dtype, *, scale: float = 1.0) -> tuple[list[Tensor], Grid, Tensor]:
+def share_no_feature(
+    dtype: torch.dtype, *, scale: float = 1.0
+) -> tuple[list[Tensor], Grid, Tensor]:
     """A query e_0 and keys e_1, and a frequency by which the first key is rotated onto the query."""
     query, key = (
-        scale * torch.eye(2, dtype=dtype)[side].expand(1, 1, 2, 2).contiguous().requires_grad_() for side in (0, 1)
+        scale * torch.eye(2, dtype=dtype)[side].expand(1, 1, 2, 2).contiguous().requires_grad_()
+        for side in (0, 1)
     )
     value = scale * torch.tensor([1.0, 0.0], dtype=dtype).reshape(1, 1, 2, 1)
     return [query, key, value], Grid(2), torch.full((1, 1, 1), torch.pi / 2, dtype=torch.float64)
@@ -225,7 +265,9 @@ def test_where_query_and_keys_share_no_feature_the_bounds_hold_and_features_have
     largest = {}
     for normalizer in ("features", *NORMALIZERS):
         relative = Rotary(frequency, normalizer)
-        output = attention(*inputs, kernel="squared_relu", relative=relative, grid=grid, backend=backend)
+        output = attention(
+            *inputs, kernel="squared_relu", relative=relative, grid=grid, backend=backend
+        )
         largest[normalizer] = float(output.detach().abs().max())
     assert largest["features"] > 1e5
     assert largest["lengths"] == pytest.approx(0.5)  # the first of two keys of one length
@@ -237,7 +279,10 @@ def test_where_query_and_keys_share_no_feature_the_bounds_hold_and_features_have
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_half_precision_at_thirty_times_unit_scale_stays_finite(backend: str, dtype: torch.dtype):
     inputs, grid, frequency = share_no_feature(dtype, scale=30.0)
-    drawn = [(30 * one).to(dtype).requires_grad_() for one in draw_inputs(15, heads=HEADS, dim=16, scale=1.0)]
+    drawn = [
+        (30 * one).to(dtype).requires_grad_()
+        for one in draw_inputs(15, heads=HEADS, dim=16, scale=1.0)
+    ]
     many = torch.randn(HEADS, 8, 2, generator=Generator().manual_seed(1))
     for tensors, place, waves in ((inputs, grid, frequency), (drawn, Grid((3, 5)), many)):
         options: dict[str, Any] = {"kernel": "squared_relu", "grid": place, "backend": backend}
@@ -245,9 +290,13 @@ def test_half_precision_at_thirty_times_unit_scale_stays_finite(backend: str, dt
             output = attention(*tensors, **options, relative=Rotary(waves, normalizer))
             assert output.dtype == dtype
             assert output.isfinite().all()
-            assert all(one.isfinite().all() for one in torch.autograd.grad(output.sum(), list(tensors[:2])))
+            assert all(
+                one.isfinite().all() for one in torch.autograd.grad(output.sum(), list(tensors[:2]))
+            )
     unbounded = Rotary(frequency, "features")
-    output = attention(*inputs, kernel="squared_relu", grid=grid, backend=backend, relative=unbounded)
+    output = attention(
+        *inputs, kernel="squared_relu", grid=grid, backend=backend, relative=unbounded
+    )
     assert output.isfinite().all() == (dtype == torch.bfloat16)  # whose range is that of float32
 
 
@@ -256,10 +305,20 @@ def test_pairs_of_length_zero_have_finite_gradients(normalizer: str):
     tensors = draw_inputs(7, heads=HEADS, dim=DIM)
     for one in tensors[:2]:
         one[0, :, :4] = 0.0  # of which the features are next to 0
-    mask = torch.tensor([True, False, True, True, True, True, False]).expand(2, 7)  # and of these they are 0
+    mask = torch.tensor([True, False, True, True, True, True, False]).expand(
+        2, 7
+    )  # and of these they are 0
     relative, leaves = with_leaves(build(1, normalizer))
-    leaves |= {name: one.requires_grad_() for name, one in zip(("query", "key", "value"), tensors, strict=True)}
-    options: dict[str, Any] = {"kernel": "squared_relu", "relative": relative, "grid": Grid(7), "key_mask": mask}
+    leaves |= {
+        name: one.requires_grad_()
+        for name, one in zip(("query", "key", "value"), tensors, strict=True)
+    }
+    options: dict[str, Any] = {
+        "kernel": "squared_relu",
+        "relative": relative,
+        "grid": Grid(7),
+        "key_mask": mask,
+    }
     for is_causal, backend in itertools.product([False, True], BACKENDS):
         output = attention(*tensors, **options, is_causal=is_causal, backend=backend)
         assert (output.abs() > 1e-9).all(), backend
@@ -276,14 +335,21 @@ def test_rolling_the_tokens_of_a_torus_rolls_the_output(kernel: str):
             attention(*tensors, **options, relative=build(2, normalizer), backend=backend)
             for tensors in (inputs, rolled)
         )
-        assert relative_change(moved, roll_tokens(grid, output, (1, -2))) <= TOLERANCE, (normalizer, backend)
+        assert relative_change(moved, roll_tokens(grid, output, (1, -2))) <= TOLERANCE, (
+            normalizer,
+            backend,
+        )
         assert relative_change(moved, output) > 1e-3, (normalizer, backend)
 
 
 def build_layer(normalizer: str, **options: Any) -> Attention:
     torch.manual_seed(0)
     axes = options.get("num_axes", 2)
-    return Attention(8, 2, relative=RotaryModule(axes, 2, 2, normalizer=normalizer), **options).double().eval()
+    return (
+        Attention(8, 2, relative=RotaryModule(axes, 2, 2, normalizer=normalizer), **options)
+        .double()
+        .eval()
+    )
 
 
 def test_the_parameters_of_a_layer_are_the_same_and_go_from_one_normalizer_to_the_other():
@@ -321,7 +387,8 @@ def test_a_layer_can_be_diagnosed_and_explained():
 def test_softmax_has_a_denominator_of_its_own(normalizer: str):
     inputs, grid = draw_inputs(11, heads=HEADS, dim=DIM), Grid(11)
     one, other = (
-        attention(*inputs, kernel="softmax", relative=build(1, name), grid=grid) for name in (normalizer, "features")
+        attention(*inputs, kernel="softmax", relative=build(1, name), grid=grid)
+        for name in (normalizer, "features")
     )
     assert torch.equal(one, other)
 
@@ -331,9 +398,14 @@ def test_without_any_turn_a_mixture_is_attention_with_the_lengths_beside_the_fea
     still = torch.zeros(HEADS, 2, 1, dtype=torch.float64)
     options: dict[str, Any] = {"kernel": "squared_relu", "grid": grid}
     plain = attention(*inputs, kernel="squared_relu")
-    assert relative_change(attention(*inputs, **options, relative=Rotary(still, "features")), plain) <= TOLERANCE
+    assert (
+        relative_change(attention(*inputs, **options, relative=Rotary(still, "features")), plain)
+        <= TOLERANCE
+    )
     shares = [
-        relative_change(attention(*inputs, **options, relative=Rotary(still, "mixed", share)), plain)
+        relative_change(
+            attention(*inputs, **options, relative=Rotary(still, "mixed", share)), plain
+        )
         for share in (1e-12, 0.1, 1.0)
     ]
     assert shares[0] <= TOLERANCE
@@ -350,7 +422,9 @@ def test_on_near_blank_images_the_default_layers_gradients_are_small(blank: str)
         token = torch.ones(64) if blank == "ones" else torch.randn(64, generator=generator)
         tokens = token + 0.01 * torch.randn(1, 256, 64, generator=generator)
         output = layer(tokens, Grid((16, 16)))
-        (gradient,) = torch.autograd.grad(output.square().mean(), layer.get_parameter("query.weight"))
+        (gradient,) = torch.autograd.grad(
+            output.square().mean(), layer.get_parameter("query.weight")
+        )
         norms.append(float(gradient.norm()))
     assert max(norms) <= 10
 
@@ -394,9 +468,13 @@ def test_half_precision_stays_finite_and_near_float32_before_and_after_a_rough_t
     for steps in (0, 60):  # by then with a denominator of features there are NaN
         for _ in range(steps):
             rows = torch.randint(len(data.train), (32,), generator=generator)
-            loss = torch.nn.functional.cross_entropy(model(data.train.images[rows]), data.train.labels[rows])
+            loss = torch.nn.functional.cross_entropy(
+                model(data.train.images[rows]), data.train.labels[rows]
+            )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        changes = {dtype: max(half_against_float32(model, one, dtype) for one in views) for dtype in bands}
+        changes = {
+            dtype: max(half_against_float32(model, one, dtype) for one in views) for dtype in bands
+        }
         assert all(changes[dtype] <= band for dtype, band in bands.items()), changes

@@ -24,8 +24,16 @@ from tests.contracts.cases import (
 from torch import Generator, Tensor
 
 from teka import Grid
-from teka.functional import RELATIVES, Kernel, Relative, RotationJoint, Window, attention, draw_projection
-from teka.functional.kernel import RANDOM_KERNELS
+from teka.functional import (
+    RELATIVES,
+    Kernel,
+    Relative,
+    RotationJoint,
+    Window,
+    attention,
+    draw_projection,
+)
+from teka.functional.kernels import RANDOM_KERNELS
 from teka.functional.relative.biases import DecayRelative
 from teka.functional.relative.clipped import RingRelative
 from teka.nn import AbsolutePosition, Attention
@@ -48,14 +56,23 @@ def redrawn(kernel: Kernel, num_features: int, seed: int) -> Kernel:
     if projection is None:
         return kernel
     drawn = draw_projection(
-        num_features, projection.shape[-1], generator=Generator().manual_seed(seed), projection="independent"
+        num_features,
+        projection.shape[-1],
+        generator=Generator().manual_seed(seed),
+        projection="independent",
     )
     assert dataclasses.is_dataclass(kernel)
     return dataclasses.replace(kernel, projection=drawn.to(DEVICE))
 
 
 def change_under_a_shift_of_positions(
-    kernel: Kernel, relative: Relative | None, num_axes: int, shift: Tensor, *, seed: int = 0, scale: float = 0.7
+    kernel: Kernel,
+    relative: Relative | None,
+    num_axes: int,
+    shift: Tensor,
+    *,
+    seed: int = 0,
+    scale: float = 0.7,
 ) -> float:
     """The meter for positions off a grid: attention at x + τ against attention at x."""
     query, key, value = draw_inputs(11, heads=HEADS, dim=DIM, seed=seed, scale=scale)
@@ -68,7 +85,9 @@ def change_under_a_shift_of_positions(
     return relative_change(there, here)
 
 
-def change_under_a_shift_on_a_canvas(attend: Callable[[Tensor, Grid, Tensor], Tensor], width: int) -> float:
+def change_under_a_shift_on_a_canvas(
+    attend: Callable[[Tensor, Grid, Tensor], Tensor], width: int
+) -> float:
     """The meter on a grid: a patch of tokens in two places of an otherwise masked canvas, batch × cells × width."""
     canvas, generator = (9, 10), Generator().manual_seed(3)
     patch = torch.randn(2, 12, width, dtype=torch.float64, generator=generator).to(DEVICE)
@@ -93,9 +112,13 @@ def change_under_a_shift_on_a_canvas(attend: Callable[[Tensor, Grid, Tensor], Te
 def test_any_real_shift_of_the_positions_changes_nothing_for_any_draw(
     pair: Case, shift: list[float], num_features: int, seed: int
 ):
-    relative = build_relative(pair.relative, kernel=pair.kernel, heads=HEADS, dim=DIM, num_axes=len(shift))
+    relative = build_relative(
+        pair.relative, kernel=pair.kernel, heads=HEADS, dim=DIM, num_axes=len(shift)
+    )
     kernel = redrawn(build_kernel(pair.kernel, relative, DIM), num_features, seed)
-    change = change_under_a_shift_of_positions(kernel, relative, len(shift), torch.tensor(shift).double(), seed=seed)
+    change = change_under_a_shift_of_positions(
+        kernel, relative, len(shift), torch.tensor(shift).double(), seed=seed
+    )
     assert change <= TOLERANCE
 
 
@@ -116,7 +139,9 @@ def test_far_coordinates_cost_float32_no_digits(pair: Case, origin: float):
 
 
 @together(IN_EXPECTATION_PAIRS)
-def test_a_kernel_equivariant_in_expectation_breaks_for_one_draw_and_mends_as_features_grow(pair: Case):
+def test_a_kernel_equivariant_in_expectation_breaks_for_one_draw_and_mends_as_features_grow(
+    pair: Case,
+):
     relative = build_relative(pair.relative, kernel=pair.kernel, heads=HEADS, dim=DIM, num_axes=2)
     assert isinstance(relative, RotationJoint)
     # Short vectors: with long ones the estimate is so poor that the rate shows only beyond these numbers of features.
@@ -126,7 +151,9 @@ def test_a_kernel_equivariant_in_expectation_breaks_for_one_draw_and_mends_as_fe
     means = []
     for num_features in (32, 512, 8192):
         changes = [
-            change_under_a_shift_of_positions(redrawn(kernel, num_features, seed), relative, 2, shift, scale=0.3)
+            change_under_a_shift_of_positions(
+                redrawn(kernel, num_features, seed), relative, 2, shift, scale=0.3
+            )
             for seed in range(8)
         ]
         assert min(changes) > 1e-4  # a million times the tolerance
@@ -137,13 +164,22 @@ def test_a_kernel_equivariant_in_expectation_breaks_for_one_draw_and_mends_as_fe
 
 @together(POSSIBLE)
 def test_content_on_a_masked_canvas_takes_its_outputs_along(case: Case):
-    relative = build_relative(case.relative, kernel=case.kernel, heads=HEADS, dim=DIM, num_axes=2, max_distance=3)
+    relative = build_relative(
+        case.relative, kernel=case.kernel, heads=HEADS, dim=DIM, num_axes=2, max_distance=3
+    )
     kernel = build_kernel(case.kernel, relative, DIM)
 
     def attend(tokens: Tensor, grid: Grid, mask: Tensor) -> Tensor:
         query, key, value = tokens.unflatten(-1, (3, HEADS, DIM)).movedim(-3, 0).transpose(-2, -3)
         output = attention(
-            query, key, value, kernel=kernel, relative=relative, grid=grid, key_mask=mask, backend=case.backend
+            query,
+            key,
+            value,
+            kernel=kernel,
+            relative=relative,
+            grid=grid,
+            key_mask=mask,
+            backend=case.backend,
         )
         return output.transpose(1, 2).flatten(2)
 
@@ -154,7 +190,9 @@ def test_content_on_a_masked_canvas_takes_its_outputs_along(case: Case):
 @together(POSSIBLE)
 @settings(max_examples=3)
 @given(shape=SHAPES, data=st.data())
-def test_rolling_the_input_of_a_periodic_grid_rolls_the_output(case: Case, shape: list[int], data: st.DataObject):
+def test_rolling_the_input_of_a_periodic_grid_rolls_the_output(
+    case: Case, shape: list[int], data: st.DataObject
+):
     grid = Grid(tuple(shape), spacing=1.0, periodic=True)
     shift = tuple(data.draw(st.integers(-side, side)) for side in shape)
     relative = build_relative(
@@ -164,17 +202,27 @@ def test_rolling_the_input_of_a_periodic_grid_rolls_the_output(case: Case, shape
     inputs = draw_inputs(grid.num_tokens, heads=HEADS, dim=DIM)
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return attention(query, key, value, kernel=kernel, relative=relative, grid=grid, backend=case.backend)
+        return attention(
+            query, key, value, kernel=kernel, relative=relative, grid=grid, backend=case.backend
+        )
 
     if isinstance(relative, RotationJoint):
         with pytest.raises(ValueError, match="no periodic axis"):
             attend(*inputs)
         return
-    if case.backend == "rings" and isinstance(relative, RingRelative) and not relative.rings_fit(grid):
+    if (
+        case.backend == "rings"
+        and isinstance(relative, RingRelative)
+        and not relative.rings_fit(grid)
+    ):
         with pytest.raises(ValueError, match="backend is 'rings'"):
             attend(*inputs)
         return
-    if isinstance(relative, Window) and case.backend == "windows" and min(grid.shape) <= 2 * relative.reach:
+    if (
+        isinstance(relative, Window)
+        and case.backend == "windows"
+        and min(grid.shape) <= 2 * relative.reach
+    ):
         with pytest.raises(ValueError, match="backend is 'windows'"):
             attend(*inputs)
         return
@@ -189,15 +237,28 @@ def test_rolling_the_input_of_a_periodic_grid_rolls_the_output(case: Case, shape
 @pytest.mark.parametrize("relative", [None, *RELATIVES])
 def test_absolute_positions_fail_the_meter_that_relative_ones_pass(relative: str | None):
     torch.manual_seed(0)
-    layer = Attention(8, 2, kernel="squared_relu" if relative != "rotation_joint" else "softmax", relative=relative)
+    layer = Attention(
+        8,
+        2,
+        kernel="squared_relu" if relative != "rotation_joint" else "softmax",
+        relative=relative,
+    )
     layer, position = layer.double().eval().to(DEVICE), AbsolutePosition(8).double().to(DEVICE)
     assert change_under_a_shift_on_a_canvas(layer, 8) <= TOLERANCE
-    placed = change_under_a_shift_on_a_canvas(lambda tokens, grid, mask: layer(position(tokens, grid), grid, mask), 8)
+    placed = change_under_a_shift_on_a_canvas(
+        lambda tokens, grid, mask: layer(position(tokens, grid), grid, mask), 8
+    )
     assert placed > CLEARLY_BROKEN
 
 
 def test_random_kernels_are_tried_with_what_is_equivariant_in_expectation_only():
-    names = {name for name, relative in RELATIVES.items() if relative.equivariance == "in expectation"}
-    crossed = {(kernel, relative) for kernel in RANDOM_KERNELS for relative in names & set(met_relatives(kernel))}
+    names = {
+        name for name, relative in RELATIVES.items() if relative.equivariance == "in expectation"
+    }
+    crossed = {
+        (kernel, relative)
+        for kernel in RANDOM_KERNELS
+        for relative in names & set(met_relatives(kernel))
+    }
     assert {(pair.kernel, pair.relative) for pair in IN_EXPECTATION_PAIRS} == crossed
     assert len(crossed) >= 2

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from teka import Grid
 from teka.functional import FeatureKernel, attention, decode
-from teka.functional.choice import Workload, backend_costs
-from teka.functional.kernel.base import mask_features
-from teka.functional.kernel.local import LocalKernel
+from teka.functional.dispatch import Workload, backend_costs
+from teka.functional.kernels.base import mask_features
+from teka.functional.kernels.rectified import LocalKernel
 from teka.functional.plan import LEAST_IN_BLOCKS
 from teka.functional.positions import Positions
 
@@ -73,7 +73,9 @@ class Shifted(LocalKernel):
     def num_features(self, dim: int) -> int:
         return dim
 
-    def feature_map(self, vectors: Float[Tensor, "*batch dim"], *, scale: float) -> Float[Tensor, "*batch features"]:
+    def feature_map(
+        self, vectors: Float[Tensor, "*batch dim"], *, scale: float
+    ) -> Float[Tensor, "*batch features"]:
         return vectors + 0.5
 
     def feature_map_pullback(
@@ -95,7 +97,9 @@ class Raised(LocalKernel):
     def num_features(self, dim: int) -> int:
         return dim
 
-    def feature_map(self, vectors: Float[Tensor, "*batch dim"], *, scale: float) -> Float[Tensor, "*batch features"]:
+    def feature_map(
+        self, vectors: Float[Tensor, "*batch dim"], *, scale: float
+    ) -> Float[Tensor, "*batch features"]:
         return vectors.square() + 0.5
 
     def feature_map_pullback(
@@ -119,17 +123,23 @@ def changes(kernel: FeatureKernel, name: str | None, *, is_causal: bool) -> dict
     num_tokens = first + grid.num_tokens
     inputs = [tensor.requires_grad_() for tensor in draw_inputs(num_tokens, dim=DIM, scale=1.0)]
     mask = draw_mask(2, num_tokens)
-    relative = build_relative(name, heads=3, dim=DIM, num_axes=grid.num_axes, kernel=kernel, max_distance=3)
+    relative = build_relative(
+        name, heads=3, dim=DIM, num_axes=grid.num_axes, kernel=kernel, max_distance=3
+    )
     relative = None if relative is None else relative.for_kernel(kernel)
     positions = Positions(grid, num_prefix_tokens=first)
 
     def with_gradients(output: Tensor) -> list[Tensor]:
-        cotangent = torch.cos(torch.arange(output.numel(), dtype=output.dtype, device=DEVICE)).reshape(output.shape)
+        cotangent = torch.cos(
+            torch.arange(output.numel(), dtype=output.dtype, device=DEVICE)
+        ).reshape(output.shape)
         return [output.detach(), *torch.autograd.grad(output, inputs, cotangent)]
 
     keep = mask[:, None]
     keep = keep & mask.new_ones(num_tokens, num_tokens).tril() if is_causal else keep
-    truth = with_gradients(explicit_attention(inputs, kernel, relative, positions, scale=SCALE, keep=keep))
+    truth = with_gradients(
+        explicit_attention(inputs, kernel, relative, positions, scale=SCALE, keep=keep)
+    )
     work = Workload(kernel, relative, positions, num_tokens, num_tokens, DIM, 4, is_causal)
     found = {}
     for backend in backend_costs(work):
@@ -162,7 +172,12 @@ def test_what_is_masked_moves_no_wave_of_a_kernel_that_is_made_again():
     relative, leaves = with_leaves(drawn)
     found = []
     for backend in ("dense", "linear"):
-        options = {"kernel": Raised(), "relative": relative, "grid": Grid((5, 7)), "backend": backend}
+        options = {
+            "kernel": Raised(),
+            "relative": relative,
+            "grid": Grid((5, 7)),
+            "backend": backend,
+        }
         output = attention(*inputs, **options, key_mask=mask)
         found.append(torch.autograd.grad(output.sin().sum(), [*inputs, *leaves.values()]))
     assert max(map(relative_change, *found)) < 1e-10
@@ -177,9 +192,13 @@ def test_a_wrong_declaration_is_seen(relative: str):
 def test_token_by_token_it_is_the_same(kernel: FeatureKernel):
     inputs = draw_inputs(13, dim=DIM, scale=1.0)
     for relative in (None, "clipped", "fourier", "rotary"):
-        built = build_relative(relative, heads=3, dim=DIM, num_axes=1, kernel=kernel, max_distance=3)
+        built = build_relative(
+            relative, heads=3, dim=DIM, num_axes=1, kernel=kernel, max_distance=3
+        )
         grid = None if relative is None else Grid(13)
-        whole = attention(*inputs, kernel=kernel, relative=built, grid=grid, is_causal=True, backend="dense")
+        whole = attention(
+            *inputs, kernel=kernel, relative=built, grid=grid, is_causal=True, backend="dense"
+        )
         outputs, state = [], None
         for query, key, value in zip(*(tensor.split(1, dim=2) for tensor in inputs), strict=True):
             output, state = decode(query, key, value, state, kernel=kernel, relative=built)

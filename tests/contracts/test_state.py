@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from teka import Grid
 from teka.functional import attention, decode
-from teka.functional.kernel import RANDOM_KERNELS
+from teka.functional.kernels import RANDOM_KERNELS
 from teka.models import Performer
 from teka.models.performer import POOLS, POSITIONS
 from teka.nn import Attention, RandomFeatures, redraw_projections
@@ -79,7 +79,17 @@ def test_a_performer_survives_its_state_dict(pool: str):
         models = []
         for seed in (1, 2):
             torch.manual_seed(seed)
-            model = Performer((6, 4), 2, 3, dim=8, depth=2, heads=2, position=position, kernel="positive", pool=pool)
+            model = Performer(
+                (6, 4),
+                2,
+                3,
+                dim=8,
+                depth=2,
+                heads=2,
+                position=position,
+                kernel="positive",
+                pool=pool,
+            )
             models.append(model.eval().to(DEVICE))
         models[1].load_state_dict(saved_and_loaded(models[0]))
         assert torch.equal(models[0](images), models[1](images)), position
@@ -110,7 +120,9 @@ def assert_near_where_in_range(output: Tensor, single: Tensor, band: float) -> N
 
 
 @together(NAMED, dtype=HALF_BANDS, is_causal=[False, True])
-def test_half_precision_stays_finite_and_near_float32(case: Case, dtype: torch.dtype, is_causal: bool):
+def test_half_precision_stays_finite_and_near_float32(
+    case: Case, dtype: torch.dtype, is_causal: bool
+):
     is_causal = is_causal and case.backend in causal_backends(case.kernel, case.relative)
     grid, first = (Grid(11), 0) if is_causal else (GRID, 1)
     relative = build_relative(
@@ -128,7 +140,9 @@ def test_half_precision_stays_finite_and_near_float32(case: Case, dtype: torch.d
             num_prefix_tokens=first,
             is_causal=is_causal,
         )
-        return output, list(torch.autograd.grad(output.float().mean(), inputs, materialize_grads=True))
+        return output, list(
+            torch.autograd.grad(output.float().mean(), inputs, materialize_grads=True)
+        )
 
     for factor in (1.0, 30.0):
         drawn = draw_inputs(first + grid.num_tokens, dim=16, scale=1.0, dtype=torch.float32)
@@ -137,7 +151,9 @@ def test_half_precision_stays_finite_and_near_float32(case: Case, dtype: torch.d
         single, expected = attend([tensor.detach().float().requires_grad_() for tensor in inputs])
         assert output.dtype == dtype
         assert torch.isfinite(single).all()
-        assert case.relative == "rotary" or not averages(case.kernel) or torch.isfinite(output).all()
+        assert (
+            case.relative == "rotary" or not averages(case.kernel) or torch.isfinite(output).all()
+        )
         assert_near_where_in_range(output, single, HALF_BANDS[dtype])
         if not is_signed(case):  # a denominator near 0 may magnify a gradient beyond any range
             assert all(torch.isfinite(one).all() for one in gradients)
@@ -148,15 +164,24 @@ def test_half_precision_stays_finite_and_near_float32(case: Case, dtype: torch.d
 
 @together(DECODED, dtype=HALF_BANDS)
 def test_decoding_in_half_precision_stays_finite_and_near_float32(pair: Case, dtype: torch.dtype):
-    relative = build_relative(pair.relative, kernel=pair.kernel, heads=3, dim=16, num_axes=1, max_distance=3)
+    relative = build_relative(
+        pair.relative, kernel=pair.kernel, heads=3, dim=16, num_axes=1, max_distance=3
+    )
     kernel = build_kernel(pair.kernel, relative, 16)
     for factor in (1.0, 30.0):
-        inputs = [(factor * one).to(dtype) for one in draw_inputs(7, dim=16, scale=1.0, dtype=torch.float32)]
+        inputs = [
+            (factor * one).to(dtype)
+            for one in draw_inputs(7, dim=16, scale=1.0, dtype=torch.float32)
+        ]
         state = half_state = None
         for token in range(7):
             query, key, value = (one[:, :, token : token + 1] for one in inputs)
-            output, half_state = decode(query, key, value, half_state, kernel=kernel, relative=relative)
-            single, state = decode(query.float(), key.float(), value.float(), state, kernel=kernel, relative=relative)
+            output, half_state = decode(
+                query, key, value, half_state, kernel=kernel, relative=relative
+            )
+            single, state = decode(
+                query.float(), key.float(), value.float(), state, kernel=kernel, relative=relative
+            )
             assert output.dtype == dtype
             assert torch.isfinite(single).all()
             assert_near_where_in_range(output, single, HALF_BANDS[dtype])
@@ -169,7 +194,9 @@ def test_a_layer_in_half_precision_or_under_autocast_stays_finite_and_near(
     grid = Grid(11) if causal else GRID
     torch.manual_seed(1)
     layer = (
-        Attention(8, 2, kernel=pair.kernel, relative=pair.relative, causal=causal, num_axes=grid.num_axes)
+        Attention(
+            8, 2, kernel=pair.kernel, relative=pair.relative, causal=causal, num_axes=grid.num_axes
+        )
         .eval()
         .to(DEVICE)
     )
@@ -187,7 +214,9 @@ def test_a_layer_in_half_precision_or_under_autocast_stays_finite_and_near(
                 assert beyond or torch.isfinite(output).all()
                 continue
             assert torch.isfinite(output).all()
-            gradients = torch.autograd.grad(output.float().mean(), list(model.parameters()), allow_unused=True)
+            gradients = torch.autograd.grad(
+                output.float().mean(), list(model.parameters()), allow_unused=True
+            )
             assert all(torch.isfinite(one).all() for one in gradients if one is not None)
             if factor == 1.0 and not causal:
                 assert relative_change(output.float(), single) <= LAYER_BAND * HALF_BANDS[dtype]

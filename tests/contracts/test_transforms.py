@@ -39,7 +39,10 @@ HEADS, DIM, DIM_VALUE = 2, 4, 3
 BAND = 1e-9
 NAMED = [case for case in POSSIBLE if case.backend != "auto"]
 # torch's fused softmax has one derivative, and that backwards.
-FUSED = {("softmax", relative) for relative in (None, "rotation", "rotation_joint", "rotary", "transformer_xl")}
+FUSED = {
+    ("softmax", relative)
+    for relative in (None, "rotation", "rotation_joint", "rotary", "transformer_xl")
+}
 ONCE = [case for case in NAMED if case.backend == "dense" and (case.kernel, case.relative) in FUSED]
 TWICE = [case for case in NAMED if case not in ONCE]
 # Which rows are computed again is read from the numbers, which vmap has no rule for.
@@ -58,11 +61,18 @@ def draw(seed: int, num_tokens: int) -> list[Tensor]:
     return draw_inputs(num_tokens, batch=1, heads=HEADS, dim=DIM, dim_value=DIM_VALUE, seed=seed)
 
 
-def build(case: Case, *, is_causal: bool = False) -> tuple[Callable[[str], Attend], list[Tensor], list[Tensor]]:
+def build(
+    case: Case, *, is_causal: bool = False
+) -> tuple[Callable[[str], Attend], list[Tensor], list[Tensor]]:
     """Attention by a backend, of query, key, value and the relative kernel's tensors; a point; a direction."""
     grid = GRIDS[is_causal]
     relative = build_relative(
-        case.relative, heads=HEADS, dim=DIM, num_axes=grid.num_axes, kernel=case.kernel, max_distance=2
+        case.relative,
+        heads=HEADS,
+        dim=DIM,
+        num_axes=grid.num_axes,
+        kernel=case.kernel,
+        max_distance=2,
     )
     kernel = build_kernel(case.kernel, relative, DIM)
     names, leaves = [], []
@@ -77,14 +87,25 @@ def build(case: Case, *, is_causal: bool = False) -> tuple[Callable[[str], Atten
                 assert dataclasses.is_dataclass(placed)
                 placed = dataclasses.replace(placed, **dict(zip(names, tensors, strict=True)))
             return attention(
-                query, key, value, kernel=kernel, relative=placed, grid=grid, backend=backend, is_causal=is_causal
+                query,
+                key,
+                value,
+                kernel=kernel,
+                relative=placed,
+                grid=grid,
+                backend=backend,
+                is_causal=is_causal,
             )
 
         return attend
 
     point = [*draw(1, grid.num_tokens), *leaves]
     generator = torch.Generator().manual_seed(2)
-    return by, point, [torch.randn(one.shape, generator=generator, dtype=one.dtype) for one in point]
+    return (
+        by,
+        point,
+        [torch.randn(one.shape, generator=generator, dtype=one.dtype) for one in point],
+    )
 
 
 def weighted(attend: Attend) -> Attend:
@@ -101,7 +122,9 @@ def weighted(attend: Attend) -> Attend:
 def second_derivative(total: Attend, point: list[Tensor], direction: list[Tensor]) -> list[Tensor]:
     """Hessian times a direction, by two backward passes."""
     leaves = [one.clone().requires_grad_() for one in point]
-    gradients = torch.autograd.grad(total(*leaves), leaves, create_graph=True, materialize_grads=True)
+    gradients = torch.autograd.grad(
+        total(*leaves), leaves, create_graph=True, materialize_grads=True
+    )
     along = sum(
         ((one * other).sum() for one, other in zip(gradients, direction, strict=True)),
         start=0.0 * leaves[0].sum(),  # where nothing else depends on them
@@ -118,10 +141,15 @@ def largest_change(ones: list[Tensor], others: list[Tensor]) -> float:
 def test_vmap_over_one_more_axis_is_a_loop(case: Case):
     by, point, _ = build(case)
     num_tokens = GRIDS[False].num_tokens
-    many = [torch.stack(tensors) for tensors in zip(*(draw(seed, num_tokens) for seed in range(3)), strict=True)]
+    many = [
+        torch.stack(tensors)
+        for tensors in zip(*(draw(seed, num_tokens) for seed in range(3)), strict=True)
+    ]
     over = (0, 0, 0, *(None for _ in point[3:]))
     together = vmap(by(case.backend), in_dims=over)(*many, *point[3:])
-    alone = torch.stack([by(case.backend)(*(one[place] for one in many), *point[3:]) for place in range(3)])
+    alone = torch.stack(
+        [by(case.backend)(*(one[place] for one in many), *point[3:]) for place in range(3)]
+    )
     assert relative_change(together, alone) <= BAND
 
 
@@ -129,7 +157,9 @@ def test_vmap_over_one_more_axis_is_a_loop(case: Case):
 def test_vmap_says_that_it_cannot_choose_rows_by_their_numbers(case: Case):
     by, point, _ = build(case)
     with pytest.raises(RuntimeError, match=r"vmap.*dynamic shape"):
-        vmap(by("fft"), in_dims=(0, *(None for _ in point[1:])))(torch.stack([point[0]] * 2), *point[1:])
+        vmap(by("fft"), in_dims=(0, *(None for _ in point[1:])))(
+            torch.stack([point[0]] * 2), *point[1:]
+        )
 
 
 @together(TWICE)
@@ -141,14 +171,17 @@ def test_the_forward_derivative_is_the_transpose_of_the_backward_one(case: Case)
     weight = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).reshape(output.shape)
     gradients = torch.autograd.grad(by("dense")(*leaves), leaves, weight, materialize_grads=True)
     backwards = sum((one * other).sum() for one, other in zip(gradients, direction, strict=True))
-    assert math.isclose(float((tangent * weight).sum()), float(backwards), rel_tol=BAND, abs_tol=BAND)
+    assert math.isclose(
+        float((tangent * weight).sum()), float(backwards), rel_tol=BAND, abs_tol=BAND
+    )
 
 
 @together(FAST)
 def test_the_jacobian_is_that_of_dense(case: Case):
     by, point, _ = build(case)
     ours, theirs = (
-        list(jacrev(by(backend), argnums=tuple(range(len(point))))(*point)) for backend in (case.backend, "dense")
+        list(jacrev(by(backend), argnums=tuple(range(len(point))))(*point))
+        for backend in (case.backend, "dense")
     )
     assert largest_change(ours, theirs) <= BAND
 
@@ -158,7 +191,9 @@ def test_second_derivatives_agree_backwards_and_forwards_and_with_dense(case: Ca
     by, point, direction = build(case)
     truth = second_derivative(weighted(by("dense")), point, direction)
     places = tuple(range(len(point)))
-    forwards = jvp(grad(weighted(by(case.backend)), argnums=places), tuple(point), tuple(direction))[1]
+    forwards = jvp(
+        grad(weighted(by(case.backend)), argnums=places), tuple(point), tuple(direction)
+    )[1]
     assert largest_change(list(forwards), truth) <= BAND
     if case.backend != "dense":
         backwards = second_derivative(weighted(by(case.backend)), point, direction)
@@ -175,8 +210,13 @@ def test_inputs_that_are_or_depend_on_one_another_have_each_gradient_once(case: 
             return weighted(by(backend))(query, tokens, query, *tensors)
 
         leaves = [one.clone().requires_grad_() for one in (point[1], *point[3:])]
-        first = torch.autograd.grad(total(*leaves), leaves, create_graph=True, materialize_grads=True)
-        products = [(one * other).sum() for one, other in zip(first, (direction[1], *direction[3:]), strict=True)]
+        first = torch.autograd.grad(
+            total(*leaves), leaves, create_graph=True, materialize_grads=True
+        )
+        products = [
+            (one * other).sum()
+            for one, other in zip(first, (direction[1], *direction[3:]), strict=True)
+        ]
         along = torch.stack(products).sum()
         return [*first, *torch.autograd.grad(along, leaves, materialize_grads=True)]
 
@@ -188,9 +228,15 @@ def test_causal_attention_has_them_too(case: Case):
     by, point, direction = build(case, is_causal=True)
     backend = case.backend
     truth = second_derivative(weighted(by("dense")), point, direction)
-    forwards = jvp(grad(weighted(by(backend)), argnums=tuple(range(len(point)))), tuple(point), tuple(direction))[1]
+    forwards = jvp(
+        grad(weighted(by(backend)), argnums=tuple(range(len(point)))),
+        tuple(point),
+        tuple(direction),
+    )[1]
     assert largest_change(list(forwards), truth) <= BAND
-    together = vmap(by(backend), in_dims=(0, *(None for _ in point[1:])))(torch.stack([point[0]] * 2), *point[1:])
+    together = vmap(by(backend), in_dims=(0, *(None for _ in point[1:])))(
+        torch.stack([point[0]] * 2), *point[1:]
+    )
     assert relative_change(together[1], by(backend)(*point)) <= BAND
 
 
@@ -205,9 +251,14 @@ def test_torch_says_that_its_fused_softmax_has_one_derivative(case: Case):
 def test_layers_of_many_parameters_at_once_are_a_loop(pair: Case):
     torch.manual_seed(0)
     grid = GRIDS[False]
-    layers = [Attention(8, 2, kernel=pair.kernel, relative=pair.relative).double().eval() for _ in range(2)]
+    layers = [
+        Attention(8, 2, kernel=pair.kernel, relative=pair.relative).double().eval()
+        for _ in range(2)
+    ]
     tokens = torch.randn(2, 1, grid.num_tokens, 8, dtype=torch.float64)
-    parameters = [{name: one.detach() for name, one in layer.named_parameters()} for layer in layers]
+    parameters = [
+        {name: one.detach() for name, one in layer.named_parameters()} for layer in layers
+    ]
     stacked = {name: torch.stack([one[name] for one in parameters]) for name in parameters[0]}
 
     def call(parameters: dict[str, Tensor], tokens: Tensor) -> Tensor:
@@ -218,7 +269,9 @@ def test_layers_of_many_parameters_at_once_are_a_loop(pair: Case):
     assert relative_change(together, alone) <= BAND
     # Gradients of every sample, as differential privacy asks for them.
     of_samples = vmap(grad(lambda one: call(parameters[0], one).square().sum()))(tokens)
-    expected = torch.func.grad(lambda both: sum(call(parameters[0], one).square().sum() for one in both))(tokens)
+    expected = torch.func.grad(
+        lambda both: sum(call(parameters[0], one).square().sum() for one in both)
+    )(tokens)
     assert relative_change(of_samples, expected) <= BAND
 
 
@@ -230,7 +283,8 @@ def test_many_gradients_at_once_are_one_after_another(pair: Case):
     tokens = torch.randn(1, grid.num_tokens, 8, dtype=torch.float64)
     with patch.dict(LEAST_IN_BLOCKS, dict.fromkeys(LEAST_IN_BLOCKS, (0, 0))):
         once, each = (
-            jacobian(lambda one: layer(one, grid).sum(dim=(0, 1)), tokens, vectorize=one) for one in (True, False)
+            jacobian(lambda one: layer(one, grid).sum(dim=(0, 1)), tokens, vectorize=one)
+            for one in (True, False)
         )
     assert relative_change(once, each) <= BAND
 
@@ -266,7 +320,10 @@ def test_gradients_of_each_sample_keep_its_padding_out(kernel: str, given: str):
         layer: nn.Module = MultiheadAttention(8, 2, kernel=kernel, batch_first=True).double()
     else:
         layer = Attention(8, 2, kernel=kernel, num_axes=1).double()
-    tokens, parameters = draw_inputs(12, batch=3, heads=1, dim=8)[0][:, 0], dict[str, Tensor](layer.named_parameters())
+    tokens, parameters = (
+        draw_inputs(12, batch=3, heads=1, dim=8)[0][:, 0],
+        dict[str, Tensor](layer.named_parameters()),
+    )
     masks = {"key_mask": MASK, "lengths": MASK.sum(dim=1), "key_padding_mask": ~MASK}[given]
 
     def loss(parameters: dict[str, Tensor], tokens: Tensor, mask: Tensor) -> Tensor:
@@ -277,7 +334,9 @@ def test_gradients_of_each_sample_keep_its_padding_out(kernel: str, given: str):
 
     together = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, tokens, masks)
     for sample in range(3):
-        alone = torch.autograd.grad(loss(parameters, tokens[sample], masks[sample]), list(parameters.values()))
+        alone = torch.autograd.grad(
+            loss(parameters, tokens[sample], masks[sample]), list(parameters.values())
+        )
         for name, expected in zip(parameters, alone, strict=True):
             assert relative_change(together[name][sample], expected) <= 1e-10, name
 
@@ -286,15 +345,23 @@ def test_starts_of_packed_sequences_that_are_mapped_are_refused(as_users_run_it:
     layer, starts = Attention(8, 2, num_axes=1), torch.tensor([[0, 5, 12]] * 3)
     points = torch.arange(12.0)[:, None]
     with pytest.raises(ValueError, match="cu_seqlens is 'mapped by"):
-        vmap(lambda one, places: layer(one[None], positions=points, cu_seqlens=places))(torch.randn(3, 12, 8), starts)
+        vmap(lambda one, places: layer(one[None], positions=points, cu_seqlens=places))(
+            torch.randn(3, 12, 8), starts
+        )
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors")
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_nested_tensors_are_refused_with_what_to_give_instead(layout: torch.layout, as_users_run_it: None):
+def test_nested_tensors_are_refused_with_what_to_give_instead(
+    layout: torch.layout, as_users_run_it: None
+):
     nested = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(5, 8)], layout=layout)
     mask = torch.nested.nested_tensor([torch.ones(3).bool(), torch.ones(5).bool()], layout=layout)
-    layers = [Attention(8, 2, relative=None), MultiheadAttention(8, 2, batch_first=True), AttentionPool(8, 2)]
+    layers = [
+        Attention(8, 2, relative=None),
+        MultiheadAttention(8, 2, batch_first=True),
+        AttentionPool(8, 2),
+    ]
     calls: list[Callable[[], Any]] = [
         partial(layers[0], nested),
         partial(layers[1], *[nested] * 3),

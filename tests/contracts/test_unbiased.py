@@ -5,8 +5,16 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from teka.functional import PROJECTIONS, FeatureKernel, Hyperbolic, Optimal, Positive, Trigonometric, draw_projection
-from teka.functional.kernel import RANDOM_KERNELS
+from teka.functional import (
+    PROJECTIONS,
+    FeatureKernel,
+    Hyperbolic,
+    Optimal,
+    Positive,
+    Trigonometric,
+    draw_projection,
+)
+from teka.functional.kernels import RANDOM_KERNELS
 
 SCALE, DIM = 0.6, 6
 
@@ -25,7 +33,9 @@ def trigonometric(kernel: FeatureKernel, vectors: Tensor) -> Tensor:
     x = math.sqrt(SCALE) * vectors
     phase = x @ kernel.projection.T
     waves = torch.cat([phase.sin(), phase.cos()], dim=-1)
-    return (x.square().sum(dim=-1, keepdim=True) / 2).exp() * waves / math.sqrt(len(kernel.projection))
+    return (
+        (x.square().sum(dim=-1, keepdim=True) / 2).exp() * waves / math.sqrt(len(kernel.projection))
+    )
 
 
 def hyperbolic(kernel: FeatureKernel, vectors: Tensor) -> Tensor:
@@ -45,7 +55,11 @@ def optimal(kernel: FeatureKernel, vectors: Tensor) -> Tensor:
     rho = 2 * DIM / (math.sqrt((2 * s + DIM) ** 2 + 8 * DIM * s) + 2 * s + DIM)
     a = (1 - 1 / rho) / 8
     squares = kernel.projection.square().sum(dim=-1)
-    exponent = a * squares + math.sqrt(1 - 4 * a) * x @ kernel.projection.T - x.square().sum(dim=-1, keepdim=True) / 2
+    exponent = (
+        a * squares
+        + math.sqrt(1 - 4 * a) * x @ kernel.projection.T
+        - x.square().sum(dim=-1, keepdim=True) / 2
+    )
     return (1 - 4 * a) ** (DIM / 4) * exponent.exp() / math.sqrt(len(kernel.projection))
 
 
@@ -61,7 +75,9 @@ UNNORMALISED: dict[str, Callable[[FeatureKernel, Tensor], Tensor]] = {
 
 
 def draw(name: str, num_features: int, projection: str, generator: Generator) -> FeatureKernel:
-    return RANDOM_KERNELS[name](draw_projection(num_features, DIM, generator=generator, projection=projection))
+    return RANDOM_KERNELS[name](
+        draw_projection(num_features, DIM, generator=generator, projection=projection)
+    )
 
 
 def draw_vectors(num_tokens: int, seed: int) -> Tensor:
@@ -69,7 +85,9 @@ def draw_vectors(num_tokens: int, seed: int) -> Tensor:
     return 0.35 * torch.randn(size, dtype=torch.float64, generator=Generator().manual_seed(seed))
 
 
-def estimates(name: str, num_features: int, projection: str, num_draws: int) -> tuple[Tensor, Tensor]:
+def estimates(
+    name: str, num_features: int, projection: str, num_draws: int
+) -> tuple[Tensor, Tensor]:
     """Estimates of every draw, and what they estimate: exp(scale · qᵀk)."""
     generator = Generator().manual_seed(0)
     query, key = draw_vectors(5, seed=1), draw_vectors(7, seed=2)
@@ -86,7 +104,9 @@ def test_every_random_kernel_is_covered():
 
 
 @pytest.mark.parametrize("name", RANDOM_KERNELS)
-def test_features_are_the_formula_up_to_one_factor_a_query_and_one_for_all_keys_of_a_head(name: str):
+def test_features_are_the_formula_up_to_one_factor_a_query_and_one_for_all_keys_of_a_head(
+    name: str,
+):
     kernel = draw(name, 13, "orthogonal", Generator().manual_seed(0))
     vectors = draw_vectors(7, seed=3)
     expected = UNNORMALISED[name](kernel, vectors)
@@ -118,6 +138,9 @@ def test_the_error_falls_as_one_over_the_root_of_the_number_of_features(name: st
 
 @pytest.mark.parametrize("name", RANDOM_KERNELS)
 def test_orthogonal_draws_have_no_larger_variance_than_independent_ones(name: str):
-    variances = [estimates(name, DIM, projection, 1500)[0].var(dim=0).mean() for projection in UNBIASED_PROJECTIONS]
+    variances = [
+        estimates(name, DIM, projection, 1500)[0].var(dim=0).mean()
+        for projection in UNBIASED_PROJECTIONS
+    ]
     by_name = dict(zip(UNBIASED_PROJECTIONS, variances, strict=True))
     assert by_name["orthogonal"] <= by_name["independent"]

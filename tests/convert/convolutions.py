@@ -6,7 +6,9 @@ CLASSES = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 SHAPES = {1: (11,), 2: (7, 5), 3: (4, 5, 3)}
 
 
-def draw_convolution(num_axes: int, kernel_size: int | tuple[int, ...], channels: tuple[int, int] = (3, 4), **options):
+def draw_convolution(
+    num_axes: int, kernel_size: int | tuple[int, ...], channels: tuple[int, int] = (3, 4), **options
+):
     """A convolution with random weights that keeps the size, in float64 unless told otherwise."""
     torch.manual_seed(1)
     options = {"padding": "same", "dtype": torch.float64, **options}
@@ -15,7 +17,9 @@ def draw_convolution(num_axes: int, kernel_size: int | tuple[int, ...], channels
 
 def draw_images(num_axes: int, channels: int = 3, dtype: torch.dtype = torch.float64) -> Tensor:
     generator = torch.Generator().manual_seed(2)
-    return torch.randn(2, channels, *SHAPES[num_axes], generator=generator, dtype=torch.float64).to(dtype)
+    return torch.randn(2, channels, *SHAPES[num_axes], generator=generator, dtype=torch.float64).to(
+        dtype
+    )
 
 
 def largest_difference(one: Tensor, two: Tensor) -> float:

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.convert.convolutions import CLASSES, SHAPES, draw_convolution, draw_images, largest_difference
+from tests.convert.convolutions import (
+    CLASSES,
+    SHAPES,
+    draw_convolution,
+    draw_images,
+    largest_difference,
+)
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -27,17 +33,29 @@ ROUNDING = {torch.float32: 2e-6, torch.float64: 5e-15}
 
 
 @torch.no_grad()
-def apply(layer: BorderedAttention, images: Tensor, spacing: float | tuple[float, ...] = 1.0, **options: Any) -> Tensor:
-    grid = Grid(tuple(images.shape[2:]), spacing, periodic=layer.padding_mode == "circular", **options)
+def apply(
+    layer: BorderedAttention,
+    images: Tensor,
+    spacing: float | tuple[float, ...] = 1.0,
+    **options: Any,
+) -> Tensor:
+    grid = Grid(
+        tuple(images.shape[2:]), spacing, periodic=layer.padding_mode == "circular", **options
+    )
     return layer.output_grid(grid).unflatten(layer(grid.flatten(images), grid))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize(("num_axes", "kernel_size"), [(1, 1), (1, 7), (2, 1), (2, 3), (2, 7), (3, 1), (3, 3), (3, 5)])
+@pytest.mark.parametrize(
+    ("num_axes", "kernel_size"), [(1, 1), (1, 7), (2, 1), (2, 3), (2, 7), (3, 1), (3, 3), (3, 5)]
+)
 def test_hard_heads_are_the_convolution_to_rounding_and_a_tolerance_is_kept(
     num_axes: int, kernel_size: int, dtype: torch.dtype
 ):
-    convolution, images = draw_convolution(num_axes, kernel_size, dtype=dtype), draw_images(num_axes, dtype=dtype)
+    convolution, images = (
+        draw_convolution(num_axes, kernel_size, dtype=dtype),
+        draw_images(num_axes, dtype=dtype),
+    )
     with torch.no_grad():
         truth = convolution(images)
     hard = attention_from_convolution(convolution)
@@ -46,7 +64,9 @@ def test_hard_heads_are_the_convolution_to_rounding_and_a_tolerance_is_kept(
     difference = largest_difference(apply(hard, images), truth)
     largest = float(images.abs().max())
     assert difference <= ROUNDING[dtype] * float(truth.abs().max())
-    assert difference <= conversion_error_bound(convolution, precision=math.inf, largest_input=largest)
+    assert difference <= conversion_error_bound(
+        convolution, precision=math.inf, largest_input=largest
+    )
     soft = attention_from_convolution(convolution, tolerance=0.01)
     gain = float(convolution.weight.detach().abs().flatten(1).sum(1).max())
     assert 1e-5 < largest_difference(apply(soft, images), truth) / (gain * largest) <= 0.01
@@ -54,7 +74,9 @@ def test_hard_heads_are_the_convolution_to_rounding_and_a_tolerance_is_kept(
 
 @pytest.mark.parametrize("backend", ["dense", "toeplitz", "fft"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_whole_numbers_come_out_to_the_last_bit_for_the_weights_are_ones_and_zeros(dtype: torch.dtype, backend: str):
+def test_whole_numbers_come_out_to_the_last_bit_for_the_weights_are_ones_and_zeros(
+    dtype: torch.dtype, backend: str
+):
     convolution = draw_convolution(2, 5, dtype=dtype)
     nn.init.normal_(convolution.weight, std=9).data.round_()
     nn.init.normal_(convolution.bias, std=9).data.round_()
@@ -81,7 +103,9 @@ def test_whole_numbers_come_out_to_the_last_bit_for_the_weights_are_ones_and_zer
     ],
     ids=str,
 )
-def test_windows_of_any_odd_sides_dilation_and_channels_are_converted(num_axes: int, options: dict[str, Any]):
+def test_windows_of_any_odd_sides_dilation_and_channels_are_converted(
+    num_axes: int, options: dict[str, Any]
+):
     convolution = draw_convolution(num_axes, **options)
     images = draw_images(num_axes, convolution.in_channels)
     with torch.no_grad():
@@ -104,7 +128,9 @@ def test_windows_of_any_odd_sides_dilation_and_channels_are_converted(num_axes: 
     ],
     ids=str,
 )
-def test_strides_tori_and_groups_are_converted_and_come_back(num_axes: int, options: dict[str, Any]):
+def test_strides_tori_and_groups_are_converted_and_come_back(
+    num_axes: int, options: dict[str, Any]
+):
     numbers = each_axis(num_axes)
     sides = zip(numbers(options, "kernel_size"), numbers(options, "dilation"), strict=True)
     padding = [side // 2 * step for side, step in sides]
@@ -116,7 +142,9 @@ def test_strides_tori_and_groups_are_converted_and_come_back(num_axes: int, opti
     found = apply(layer, images)
     assert found.shape == truth.shape
     assert largest_difference(found, truth) <= ROUNDING[torch.float64] * float(truth.abs().max())
-    back = convolution_from_attention(layer, Grid(SHAPES[num_axes], periodic=layer.padding_mode == "circular"))
+    back = convolution_from_attention(
+        layer, Grid(SHAPES[num_axes], periodic=layer.padding_mode == "circular")
+    )
     assert (back.stride, back.padding_mode) == (convolution.stride, convolution.padding_mode)
     with torch.no_grad():
         assert largest_difference(back(images), truth) <= 1e-13
@@ -135,7 +163,9 @@ def each_axis(num_axes: int) -> Callable[[dict[str, Any], str], tuple[int, ...]]
 def test_a_torus_that_the_stride_does_not_divide_is_refused():
     convolution = draw_convolution(1, 3, stride=2, padding=1, padding_mode="circular")
     layer, grid = attention_from_convolution(convolution), Grid(11, periodic=True)
-    with pytest.raises(ValueError, match=r"sides that are multiples of the stride \(2,\), around a torus"):
+    with pytest.raises(
+        ValueError, match=r"sides that are multiples of the stride \(2,\), around a torus"
+    ):
         layer(torch.zeros(2, 11, 3).double(), grid)
     with pytest.raises(ValueError, match="expected a grid that is periodic"):
         layer(torch.zeros(2, 12, 3).double(), Grid(12))
@@ -143,12 +173,18 @@ def test_a_torus_that_the_stride_does_not_divide_is_refused():
 
 @pytest.mark.parametrize("precision", [3.0, None], ids=["soft", "hard"])
 def test_cells_may_lie_at_any_distance_and_from_anywhere(precision: float | None):
-    convolution, images = draw_convolution(2, 3, dtype=torch.float32), draw_images(2, dtype=torch.float32)
+    convolution, images = (
+        draw_convolution(2, 3, dtype=torch.float32),
+        draw_images(2, dtype=torch.float32),
+    )
     spacing = (0.7, 3.1)
     layer = attention_from_convolution(convolution, precision=precision, spacing=spacing)
     found = apply(layer, images, spacing, origin=(1e6, -4.0))
     bound = conversion_error_bound(
-        convolution, precision=precision or math.inf, largest_input=float(images.abs().max()), spacing=spacing
+        convolution,
+        precision=precision or math.inf,
+        largest_input=float(images.abs().max()),
+        spacing=spacing,
     )
     with torch.no_grad():
         assert largest_difference(found, convolution(images)) <= bound
@@ -173,7 +209,9 @@ def test_heads_of_d_h_numbers_express_every_convolution_of_d_h_output_channels_w
     with torch.no_grad():
         assert largest_difference(apply(layer, images), convolution(images)) <= 1e-14
         convolution.weight[4:5] = 1
-    with pytest.raises(ValueError, match=r"dim_head is 4, expected at least 5, the rank.*low_rank_convolution"):
+    with pytest.raises(
+        ValueError, match=r"dim_head is 4, expected at least 5, the rank.*low_rank_convolution"
+    ):
         attention_from_convolution(convolution, dim_head=4)
 
 
@@ -185,12 +223,18 @@ def test_it_has_parameters_of_its_own_that_can_be_trained():
     optimizer, losses = torch.optim.Adam(layer.parameters(), 0.05), []
     before = convolution.weight.detach().clone()
     for _ in range(15):
-        loss = (grid.unflatten(layer(grid.flatten(images), grid)) - other(images).detach()).square().mean()
+        loss = (
+            (grid.unflatten(layer(grid.flatten(images), grid)) - other(images).detach())
+            .square()
+            .mean()
+        )
         losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    assert all(parameter.grad is not None and parameter.grad.any() for parameter in layer.parameters())
+    assert all(
+        parameter.grad is not None and parameter.grad.any() for parameter in layer.parameters()
+    )
     assert losses[-1] < 0.5 * losses[0]
     assert torch.equal(convolution.weight, before)
 
@@ -198,10 +242,16 @@ def test_it_has_parameters_of_its_own_that_can_be_trained():
 def test_no_gradient_reaches_the_centres_of_hard_heads():
     layer, grid = attention_from_convolution(draw_convolution(2, 3)), Grid(SHAPES[2])
     layer(grid.flatten(draw_images(2)), grid).square().sum().backward()
-    gradients = {name: float(one.grad.abs().max()) for name, one in layer.named_parameters() if one.grad is not None}
+    gradients = {
+        name: float(one.grad.abs().max())
+        for name, one in layer.named_parameters()
+        if one.grad is not None
+    }
     assert gradients.pop("attention.relative.center") == 0
     assert gradients.pop("attention.relative.raw_precision") == 0
-    assert sorted(gradients) == [f"attention.{name}" for name in ("output.bias", "output.weight", "value.weight")]
+    assert sorted(gradients) == [
+        f"attention.{name}" for name in ("output.bias", "output.weight", "value.weight")
+    ]
     assert all(gradients.values())
 
 
@@ -219,7 +269,10 @@ def test_dtype_and_mode_are_those_of_the_convolution():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"precision": 1.0, "tolerance": 0.1}, "precision and tolerance is 'both', expected at most one"),
+        (
+            {"precision": 1.0, "tolerance": 0.1},
+            "precision and tolerance is 'both', expected at most one",
+        ),
         ({"precision": 0.0}, "precision is 0.0, expected a positive number"),
         ({"precision": math.nan}, "precision is nan"),
         ({"tolerance": 0.0}, "tolerance is 0.0, expected a number above 0 and below 2"),
@@ -235,13 +288,21 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message
 
 def test_a_precision_that_the_dtype_cannot_hold_is_refused():
     convolution = CLASSES[1](2, 2, 3, padding=1, dtype=torch.float16)
-    with pytest.raises(ValueError, match=r"precision is .*, expected a number that torch.float16 can hold"):
+    with pytest.raises(
+        ValueError, match=r"precision is .*, expected a number that torch.float16 can hold"
+    ):
         attention_from_convolution(convolution, spacing=0.01)
 
 
 def build(**options: Any) -> Attention:
     torch.manual_seed(0)
-    options = {"kernel": "constant", "relative": "quadratic", "context_dim": 4, "num_axes": 2, **options}
+    options = {
+        "kernel": "constant",
+        "relative": "quadratic",
+        "context_dim": 4,
+        "num_axes": 2,
+        **options,
+    }
     return Attention(6, 3, **options).double()
 
 
@@ -274,14 +335,23 @@ def test_its_state_is_that_of_the_layer_and_its_border_is_printed():
 @pytest.mark.parametrize(
     ("layer", "border", "spacing", "message"),
     [
-        (build(kernel="softmax"), (1, 1), (1.0, 1.0), "attention.kernel is .*, expected one that looks at no content"),
+        (
+            build(kernel="softmax"),
+            (1, 1),
+            (1.0, 1.0),
+            "attention.kernel is .*, expected one that looks at no content",
+        ),
         (build(), (1, -1), (1.0, 1.0), r"border is \(1, -1\)"),
         (build(), (1, 0.5), (1.0, 1.0), r"border is \(1, 0.5\)"),
         (build(), (1, 1), (1.0, 1.0, 1.0), "spacing is"),
     ],
 )
 def test_what_does_not_fit_is_refused(
-    layer: Attention, border: tuple[int, ...], spacing: tuple[float, ...], message: str, as_users_run_it: None
+    layer: Attention,
+    border: tuple[int, ...],
+    spacing: tuple[float, ...],
+    message: str,
+    as_users_run_it: None,
 ):
     with pytest.raises(ValueError, match=message):
         BorderedAttention(layer, border, spacing)
@@ -290,15 +360,29 @@ def test_what_does_not_fit_is_refused(
 @pytest.mark.parametrize(
     ("tokens", "grid", "message"),
     [
-        (torch.ones(2, 35, 5).double(), Grid((5, 7)), r"tokens has shape \(2, 35, 5\), expected \(batch, tokens, 4\)"),
-        (torch.ones(2, 34, 4).double(), Grid((5, 7)), r"tokens has shape \(2, 34, 4\), expected \(batch, 35"),
-        (torch.ones(2, 35, 4).double(), Grid((5, 7), 2.0), r"expected a grid with edges and a spacing of \(1.0, 1.0\)"),
+        (
+            torch.ones(2, 35, 5).double(),
+            Grid((5, 7)),
+            r"tokens has shape \(2, 35, 5\), expected \(batch, tokens, 4\)",
+        ),
+        (
+            torch.ones(2, 34, 4).double(),
+            Grid((5, 7)),
+            r"tokens has shape \(2, 34, 4\), expected \(batch, 35",
+        ),
+        (
+            torch.ones(2, 35, 4).double(),
+            Grid((5, 7), 2.0),
+            r"expected a grid with edges and a spacing of \(1.0, 1.0\)",
+        ),
         (torch.ones(2, 35, 4).double(), Grid((5, 7), periodic=True), "expected a grid with edges"),
         (torch.ones(2, 35, 4).double(), Grid((5, 7, 1)), "expected a grid with edges"),
         (torch.ones(2, 35, 4).double(), None, "grid is None, expected a grid with edges"),
     ],
 )
-def test_other_tokens_and_grids_are_refused(tokens: torch.Tensor, grid: Grid, message: str, as_users_run_it: None):
+def test_other_tokens_and_grids_are_refused(
+    tokens: torch.Tensor, grid: Grid, message: str, as_users_run_it: None
+):
     with pytest.raises(ValueError, match=message):
         BorderedAttention(build(), (2, 1), (1.0, 1.0))(tokens, grid)
 
@@ -321,7 +405,9 @@ def test_every_query_that_sees_the_place_gives_it_at_least_that_share():
     found = head_offsets(build_by_position(relative), grid)
     assert [one.offset for one in found] == [(1, -2), (0, 0)]
     log_kernel = relative().log_at(-(grid.positions()[None] - grid.positions()[:, None]))
-    weights = torch.softmax(log_kernel, dim=-1).detach().unflatten(1, grid.shape).unflatten(3, grid.shape)
+    weights = (
+        torch.softmax(log_kernel, dim=-1).detach().unflatten(1, grid.shape).unflatten(3, grid.shape)
+    )
     inner = weights[0, 2, 5, 3, 3], weights[1, 3, 4, 3, 4]
     for one, weight in zip(found, inner, strict=True):
         assert one.share == pytest.approx(float(weight), abs=1e-6)
@@ -332,7 +418,9 @@ def test_every_query_that_sees_the_place_gives_it_at_least_that_share():
 def test_offsets_are_counted_in_cells(spacing: float | tuple[float, ...]):
     layer = attention_from_convolution(draw_convolution(2, 3), spacing=spacing)
     found = head_offsets(layer.attention, Grid((5, 6), spacing))
-    assert [one.offset for one in found] == [(down, right) for down in (-1, 0, 1) for right in (-1, 0, 1)]
+    assert [one.offset for one in found] == [
+        (down, right) for down in (-1, 0, 1) for right in (-1, 0, 1)
+    ]
     assert all(one.share == 1.0 for one in found)
 
 
@@ -358,13 +446,31 @@ def test_it_reads_any_relative_kernel_of_the_offset_alone():
             Grid((5, 6)),
             "2 heads that look at content.*expected attention by pos",
         ),
-        (build_by_position("clipped", position_heads=0), Grid((5, 6)), "or a relative kernel that does"),
-        (build_by_position("quadratic", position_heads=1), Grid((5, 6)), "attention.position_heads is 1, expected 0"),
-        (Attention(6, 2, kernel="constant", relative=None), Grid((5, 6)), "attention.relative is None"),
-        (build_by_position("quadratic"), Grid(5), "number of axes of grid or positions is 1, expected 2"),
+        (
+            build_by_position("clipped", position_heads=0),
+            Grid((5, 6)),
+            "or a relative kernel that does",
+        ),
+        (
+            build_by_position("quadratic", position_heads=1),
+            Grid((5, 6)),
+            "attention.position_heads is 1, expected 0",
+        ),
+        (
+            Attention(6, 2, kernel="constant", relative=None),
+            Grid((5, 6)),
+            "attention.relative is None",
+        ),
+        (
+            build_by_position("quadratic"),
+            Grid(5),
+            "number of axes of grid or positions is 1, expected 2",
+        ),
     ],
 )
-def test_layers_without_an_offset_for_each_head_are_refused(layer: Attention, grid: Grid, message: str):
+def test_layers_without_an_offset_for_each_head_are_refused(
+    layer: Attention, grid: Grid, message: str
+):
     with pytest.raises(ValueError, match=message):
         head_offsets(layer, grid)
 
@@ -372,19 +478,27 @@ def test_layers_without_an_offset_for_each_head_are_refused(layer: Attention, gr
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(
     ("num_axes", "options"),
-    [(1, {"kernel_size": 7}), (2, {"kernel_size": (5, 3), "dilation": (1, 2)}), (3, {"kernel_size": 3, "bias": False})],
+    [
+        (1, {"kernel_size": 7}),
+        (2, {"kernel_size": (5, 3), "dilation": (1, 2)}),
+        (3, {"kernel_size": 3, "bias": False}),
+    ],
     ids=str,
 )
 def test_a_convolution_comes_back_from_the_attention_it_was_made(
     num_axes: int, options: dict[str, Any], dtype: torch.dtype
 ):
     convolution = draw_convolution(num_axes, dtype=dtype, **options)
-    back = convolution_from_attention(attention_from_convolution(convolution), Grid((9,) * num_axes))
+    back = convolution_from_attention(
+        attention_from_convolution(convolution), Grid((9,) * num_axes)
+    )
     assert type(back) is type(convolution)
     assert (back.kernel_size, back.dilation) == (convolution.kernel_size, convolution.dilation)
     assert torch.equal(back.weight, convolution.weight)
     assert back.bias is not None
-    assert torch.equal(back.bias, torch.zeros(4, dtype=dtype) if convolution.bias is None else convolution.bias)
+    assert torch.equal(
+        back.bias, torch.zeros(4, dtype=dtype) if convolution.bias is None else convolution.bias
+    )
     assert (back.training, back.weight.dtype) == (False, dtype)
 
 
@@ -392,7 +506,9 @@ def test_a_convolution_of_low_rank_comes_back_to_rounding():
     convolution = draw_convolution(2, 3, (6, 8))
     with torch.no_grad():
         convolution.weight[2:] = 0
-    back = convolution_from_attention(attention_from_convolution(convolution, dim_head=2), Grid((5, 5)))
+    back = convolution_from_attention(
+        attention_from_convolution(convolution, dim_head=2), Grid((5, 5))
+    )
     assert largest_difference(back.weight, convolution.weight) < 1e-15
 
 
@@ -403,7 +519,11 @@ def test_attention_is_the_convolution_it_gives_and_its_heads_are_added_up(values
     torch.manual_seed(0)
     centers = [[0.2, 2.1], [-1.9, 0.0], [0.1, 1.9], [2.0, -2.2]]
     layer = (
-        build_by_position(quadratic(centers, 30.0), heads=4, dim_head=5, context_dim=3, values=values).double().eval()
+        build_by_position(
+            quadratic(centers, 30.0), heads=4, dim_head=5, context_dim=3, values=values
+        )
+        .double()
+        .eval()
     )
     grid, images = Grid(SHAPES[2]), draw_images(2)
     convolution = convolution_from_attention(layer, grid)
@@ -417,7 +537,9 @@ def test_attention_is_the_convolution_it_gives_and_its_heads_are_added_up(values
     assert 0 < 1 - share < 1e-5
     assert largest_difference(found, convolution(images)) <= bound
     # Plain attention is the same where it sees every place: two cells from the edges.
-    plain = grid.unflatten(layer(torch.zeros(2, 35, 6).double(), grid, context=grid.flatten(images), context_grid=grid))
+    plain = grid.unflatten(
+        layer(torch.zeros(2, 35, 6).double(), grid, context=grid.flatten(images), context_grid=grid)
+    )
     inner = (..., slice(2, -2), slice(2, -2))
     assert largest_difference(plain[inner], convolution(images)[inner]) <= bound
     assert largest_difference(plain, convolution(images)) > 0.1
@@ -427,7 +549,9 @@ def test_attention_that_is_soft_comes_back_where_that_is_asked_for():
     convolution = draw_convolution(1, 3)
     precision = precision_for_tolerance(0.2, (1.0,))
     layer = attention_from_convolution(convolution, precision=precision)
-    with pytest.raises(ValueError, match=r"the share of head 0 is 0\.9\d*, expected at least 0.99 at one offset"):
+    with pytest.raises(
+        ValueError, match=r"the share of head 0 is 0\.9\d*, expected at least 0.99 at one offset"
+    ):
         convolution_from_attention(layer, Grid(9))
     back = convolution_from_attention(layer, Grid(9), least_share=0.9)
     assert torch.equal(back.weight, convolution.weight)
@@ -442,10 +566,14 @@ def test_a_single_head_on_its_own_cell_is_a_window_of_one():
 def test_back_on_a_grid_of_another_spacing_the_cells_are_counted():
     convolution = draw_convolution(2, 3)
     layer = attention_from_convolution(convolution, spacing=(0.3, 2.0))
-    assert torch.equal(convolution_from_attention(layer, Grid((5, 6), (0.3, 2.0))).weight, convolution.weight)
+    assert torch.equal(
+        convolution_from_attention(layer, Grid((5, 6), (0.3, 2.0))).weight, convolution.weight
+    )
     with pytest.raises(ValueError, match=r"the share of head 0 is 0.\d+, expected at least 0.99"):
         convolution_from_attention(
-            attention_from_convolution(convolution, precision=2.0), Grid((5, 6), (0.3, 2.0)), least_share=0.99
+            attention_from_convolution(convolution, precision=2.0),
+            Grid((5, 6), (0.3, 2.0)),
+            least_share=0.99,
         )
 
 
@@ -467,12 +595,32 @@ def test_back_on_a_grid_of_another_spacing_the_cells_are_counted():
             {},
             "expected attention by position alone, kernel='constant'",
         ),
-        (build_by_position("quadratic", causal=True), {}, "attention.causal is True, expected a layer without it"),
+        (
+            build_by_position("quadratic", causal=True),
+            {},
+            "attention.causal is True, expected a layer without it",
+        ),
         (build_by_position("quadratic", gate=True), {}, "attention.gate is True"),
-        (build_by_position("quadratic", value_convolution=3), {}, "attention.value_convolution is True"),
-        (build_by_position("quadratic"), {"least_share": 0.5}, "least_share is 0.5, expected above 0.5"),
-        (build_by_position("quadratic"), {"grid": None}, "grid is None, expected a teka.Grid of one to three axes"),
-        (build_by_position("quadratic"), {"grid": Grid((2, 2, 2, 2))}, "expected a teka.Grid of one to three axes"),
+        (
+            build_by_position("quadratic", value_convolution=3),
+            {},
+            "attention.value_convolution is True",
+        ),
+        (
+            build_by_position("quadratic"),
+            {"least_share": 0.5},
+            "least_share is 0.5, expected above 0.5",
+        ),
+        (
+            build_by_position("quadratic"),
+            {"grid": None},
+            "grid is None, expected a teka.Grid of one to three axes",
+        ),
+        (
+            build_by_position("quadratic"),
+            {"grid": Grid((2, 2, 2, 2))},
+            "expected a teka.Grid of one to three axes",
+        ),
     ],
 )
 def test_what_is_no_convolution_is_refused_with_the_head_and_how_hard_it_is(

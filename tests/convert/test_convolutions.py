@@ -33,16 +33,28 @@ class Doubled(nn.Conv2d):
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (nn.Linear(3, 3), "convolution is 'Linear', expected a torch.nn.Conv1d, Conv2d or Conv3d itself"),
+        (
+            nn.Linear(3, 3),
+            "convolution is 'Linear', expected a torch.nn.Conv1d, Conv2d or Conv3d itself",
+        ),
         (nn.ConvTranspose2d(3, 3, 3, padding=1), "convolution is 'ConvTranspose2d'"),
         (nn.LazyConv2d(3, 3, padding=1), "convolution is 'LazyConv2d'"),
         (Doubled(3, 3, 3, padding=1), "convolution is 'Doubled'"),
         (nn.Conv2d(3, 3, (3, 4), padding="same"), r"kernel_size is \(3, 4\), expected odd sizes"),
-        (nn.Conv1d(3, 3, 3, padding=1, dtype=torch.complex64), "dtype is torch.complex64, expected a real"),
-        (nn.Conv1d(3, 3, 3, padding=1, padding_mode="reflect"), "padding_mode is 'reflect', expected 'zeros' or 'circ"),
+        (
+            nn.Conv1d(3, 3, 3, padding=1, dtype=torch.complex64),
+            "dtype is torch.complex64, expected a real",
+        ),
+        (
+            nn.Conv1d(3, 3, 3, padding=1, padding_mode="reflect"),
+            "padding_mode is 'reflect', expected 'zeros' or 'circ",
+        ),
         (nn.Conv1d(3, 3, 3), r"padding is \(0,\), expected 'same', or \(1,\) for this kernel"),
         (nn.Conv1d(3, 3, 3, padding="valid"), "padding is 'valid', expected 'same'"),
-        (nn.Conv2d(3, 3, 5, padding=2, dilation=2), r"padding is \(2, 2\), expected 'same', or \(4, 4\)"),
+        (
+            nn.Conv2d(3, 3, 5, padding=2, dilation=2),
+            r"padding is \(2, 2\), expected 'same', or \(4, 4\)",
+        ),
     ],
     ids=lambda given: type(given).__name__ if isinstance(given, nn.Module) else "",
 )
@@ -81,11 +93,16 @@ def test_the_factors_multiply_to_the_matrices(dim_head: int):
 
 def test_a_matrix_of_low_rank_is_parted_into_factors_of_equal_size():
     generator = torch.Generator().manual_seed(0)
-    left, right = (torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in ((9, 7, 2), (9, 2, 5)))
+    left, right = (
+        torch.randn(*shape, dtype=torch.float64, generator=generator)
+        for shape in ((9, 7, 2), (9, 2, 5))
+    )
     values, outputs = factor_matrices(left @ right, 2, epsilon=EPSILON)
     assert largest_difference(outputs @ values, left @ right) < 1e-13
     assert torch.allclose(values.flatten(1).norm(dim=1), outputs.flatten(1).norm(dim=1))
-    with pytest.raises(ValueError, match="dim_head is 1, expected at least 2, the rank of the weights at offset"):
+    with pytest.raises(
+        ValueError, match="dim_head is 1, expected at least 2, the rank of the weights at offset"
+    ):
         factor_matrices(left @ right, 1, epsilon=EPSILON)
 
 
@@ -97,7 +114,10 @@ def test_the_nearest_convolution_fits_heads_of_its_rank_and_its_error_is_that_of
     convolution = draw_convolution(2, 3, (5, 7), dtype=dtype, bias=False)
     nearest, error = low_rank_convolution(convolution, rank)
     layer = attention_from_convolution(nearest, dim_head=rank)
-    images, grid = torch.randn(8, 5, 24, 24, dtype=dtype, generator=torch.Generator().manual_seed(0)), Grid((24, 24))
+    images, grid = (
+        torch.randn(8, 5, 24, 24, dtype=dtype, generator=torch.Generator().manual_seed(0)),
+        Grid((24, 24)),
+    )
     with torch.no_grad():
         truth = convolution(images)
         found = grid.unflatten(layer(grid.flatten(images), grid))
@@ -158,7 +178,10 @@ def test_it_bounds_the_weight_off_the_centre_on_any_grid_and_nearly_equals_that_
         exact /= float(torch.exp(-precision * (step * cells).square()).sum())
     assert 1 - exact <= bound + 1e-15
     if precision * min(spacing) ** 2 >= 1:
-        assert bound - (1 - exact) <= 2 * len(spacing) * math.exp(-7 * precision * min(spacing) ** 2) + 1e-15
+        assert (
+            bound - (1 - exact)
+            <= 2 * len(spacing) * math.exp(-7 * precision * min(spacing) ** 2) + 1e-15
+        )
 
 
 def test_it_is_sharper_than_the_geometric_series():
@@ -174,7 +197,9 @@ def test_the_limit_is_0_and_reached_where_exponentials_end():
 
 
 @given(tolerance=st.floats(1e-14, 1.9), spacing=steps)
-def test_the_precision_for_a_tolerance_keeps_it_and_a_smaller_one_does_not(tolerance: float, spacing: list[float]):
+def test_the_precision_for_a_tolerance_keeps_it_and_a_smaller_one_does_not(
+    tolerance: float, spacing: list[float]
+):
     precision = precision_for_tolerance(tolerance, spacing)
     assert 2 * stray_weight(precision, spacing) <= tolerance
     assert 2 * stray_weight(0.999 * precision, spacing) > tolerance
@@ -221,7 +246,9 @@ def test_a_precision_that_is_not_positive_is_refused():
 @pytest.mark.parametrize("spacing", [1.0, (), (0.0, 1.0), (-1.0,)])
 def test_a_spacing_that_is_none_is_refused(spacing, as_users_run_it: None):
     for function, number in ((precision_for_tolerance, 0.1), (stray_weight, 1.0)):
-        with pytest.raises(ValueError, match=r"spacing is .*, expected a positive finite number for each axis"):
+        with pytest.raises(
+            ValueError, match=r"spacing is .*, expected a positive finite number for each axis"
+        ):
             function(number, spacing)
 
 

@@ -20,7 +20,9 @@ EVERY_SHIFT = tuple(itertools.product(range(0, SIDES[0], 3), range(SIDES[1])))
 
 
 def images(number=3, channels=2):
-    return torch.randn(number, channels, *SIDES, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    return torch.randn(
+        number, channels, *SIDES, dtype=torch.float64, generator=torch.Generator().manual_seed(5)
+    )
 
 
 class Bottleneck(nn.Module):
@@ -29,7 +31,9 @@ class Bottleneck(nn.Module):
     def __init__(self, channels, stride):
         super().__init__()
         self.residual = nn.Sequential(
-            nn.Conv2d(channels, 4, 1), nn.ReLU(), nn.Conv2d(4, channels, 3, stride, padding=1, groups=2)
+            nn.Conv2d(channels, 4, 1),
+            nn.ReLU(),
+            nn.Conv2d(4, channels, 3, stride, padding=1, groups=2),
         )
         self.shortcut = nn.Conv2d(channels, channels, 1, stride)
 
@@ -43,7 +47,10 @@ class Patches(nn.Module):
     def __init__(self):
         super().__init__()
         self.project = nn.Conv2d(2, 8, 4, 4)
-        self.cls_token, self.pos_embed = nn.Parameter(torch.randn(1, 1, 8)), nn.Parameter(torch.randn(1, 9, 8))
+        self.cls_token, self.pos_embed = (
+            nn.Parameter(torch.randn(1, 1, 8)),
+            nn.Parameter(torch.randn(1, 9, 8)),
+        )
         self.attend = nn.MultiheadAttention(8, 2, batch_first=True)
 
     def forward(self, pictures):
@@ -68,13 +75,25 @@ def patches():
 
 NETWORKS = {
     "convolution and pools": lambda: network(
-        nn.Conv2d(2, 6, 3, 2, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1), nn.ReLU(), nn.AvgPool2d(2)
+        nn.Conv2d(2, 6, 3, 2, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, padding=1),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
     ),
     "windows without padding": lambda: network(nn.MaxPool2d(2), nn.Conv2d(2, 6, 2, 2), nn.ReLU()),
-    "dilated": lambda: network(nn.Conv2d(2, 6, 3, 2, padding=2, dilation=2), nn.ReLU(), nn.Conv2d(6, 4, 3, padding=1)),
-    "steps of other lengths": lambda: network(nn.Conv2d(2, 6, (5, 3), (4, 2), padding=(2, 1)), nn.ReLU()),
-    "padded by a module": lambda: network(nn.ZeroPad2d(1), nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2)),
-    "added branches": lambda: network(nn.Conv2d(2, 4, 3, padding=1), Bottleneck(4, 2), Bottleneck(4, 1)),
+    "dilated": lambda: network(
+        nn.Conv2d(2, 6, 3, 2, padding=2, dilation=2), nn.ReLU(), nn.Conv2d(6, 4, 3, padding=1)
+    ),
+    "steps of other lengths": lambda: network(
+        nn.Conv2d(2, 6, (5, 3), (4, 2), padding=(2, 1)), nn.ReLU()
+    ),
+    "padded by a module": lambda: network(
+        nn.ZeroPad2d(1), nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2)
+    ),
+    "added branches": lambda: network(
+        nn.Conv2d(2, 4, 3, padding=1), Bottleneck(4, 2), Bottleneck(4, 1)
+    ),
     "tokens with positions": patches,
 }
 
@@ -112,7 +131,9 @@ def test_in_single_precision_a_mended_network_is_exact_to_its_rounding():
     mended.float()
     pictures = images().float()
     with torch.no_grad():
-        torch.testing.assert_close(mended(pictures.roll((5, 3), (2, 3))), mended(pictures), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            mended(pictures.roll((5, 3), (2, 3))), mended(pictures), rtol=1e-5, atol=1e-5
+        )
 
 
 def test_branches_that_choose_each_an_offset_of_their_own_are_caught():
@@ -126,7 +147,12 @@ def test_branches_that_choose_each_an_offset_of_their_own_are_caught():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_blur_brings_the_outputs_of_random_networks_nearer_together(seed):
-    layers = (nn.Conv2d(2, 8, 3, 2, padding=1, padding_mode="circular"), nn.ReLU(), nn.MaxPool2d(2), nn.ReLU())
+    layers = (
+        nn.Conv2d(2, 8, 3, 2, padding=1, padding_mode="circular"),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+    )
     model = network(*layers, seed=seed)
     mended, done = mend(model, blame(model), ["blur"])
     assert done.fixed == {"blur": ("0", "2")}
@@ -221,7 +247,9 @@ def test_recomputation_uses_the_offsets_of_its_forward_pass(use_reentrant, order
     def gradients(use_reentrant):
         Checkpointed.use_reentrant = use_reentrant
         mended.zero_grad()
-        losses = [(mended(batch) * torch.arange(1.0, 5, dtype=torch.float64)).sum() for batch in batches]
+        losses = [
+            (mended(batch) * torch.arange(1.0, 5, dtype=torch.float64)).sum() for batch in batches
+        ]
         if order == "together":
             torch.stack(losses).sum().backward()
         else:
@@ -244,7 +272,9 @@ def test_layers_share_an_offset_across_a_break_of_the_compiled_graph():
     expected = mended(images())
     block: Any = mended.get_submodule("0")
     block.shortcut = torch.compiler.disable(block.shortcut)
-    torch.testing.assert_close(torch.compile(mended, backend="eager")(images()), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        torch.compile(mended, backend="eager")(images()), expected, rtol=1e-12, atol=1e-12
+    )
 
 
 def test_an_interrupted_pass_leaves_no_offset_to_the_next():
@@ -272,7 +302,9 @@ def test_threads_share_no_offsets():
         expected = [mended(batch) for batch in batches]
         # Every thread stops between the layer that chooses the offset and the layer that uses it.
         barrier = threading.Barrier(4, timeout=30)
-        mended.get_submodule("1.shortcut").register_forward_pre_hook(lambda *_: (barrier.wait(), None)[1])
+        mended.get_submodule("1.shortcut").register_forward_pre_hook(
+            lambda *_: (barrier.wait(), None)[1]
+        )
         with ThreadPoolExecutor(4) as pool:
             found = list(pool.map(torch.no_grad()(mended), batches))
     for one, other in zip(found, expected, strict=True):
@@ -286,7 +318,9 @@ def test_a_mended_model_is_exported_for_batches_of_any_size():
     dynamic = ({0: torch.export.Dim("batch")},)
     program = torch.export.export(mended, (images(),), dynamic_shapes=dynamic).module()
     for number in (1, 2, 5):
-        torch.testing.assert_close(program(images(number)), mended(images(number)), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            program(images(number)), mended(images(number)), rtol=1e-12, atol=1e-12
+        )
     # Nothing of the recorded tensors is left behind.
     torch.testing.assert_close(mended(images(5)), program(images(5)), rtol=1e-12, atol=1e-12)
 
@@ -309,7 +343,11 @@ def test_per_sample_gradients_of_a_mended_model():
 def test_where_there_is_nothing_to_mend_the_model_is_left_as_it_is():
     model = network(nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular"), nn.ReLU())
     mended, done = mend(model, blame(model))
-    assert (done.fixed, done.left, str(done)) == ({}, {}, "nothing to mend: no layer is to blame that a fix is for")
+    assert (done.fixed, done.left, str(done)) == (
+        {},
+        {},
+        "nothing to mend: no layer is to blame that a fix is for",
+    )
     assert torch.equal(mended(images()), model(images()))
     _, done = mend(model, blame(model), ["blur", "positions"])
     assert str(done) == "blur: no layer that it is for\npositions: no layer that it is for"

@@ -14,15 +14,24 @@ from teka.convert import attention_from_convolution, low_rank_convolution
 from teka.convert.conversion import BorderedAttention
 from teka.convert.convolutions import stray_weight
 
-PAGE = (Path(__file__).parents[2] / "docs" / "attention_as_convolution.md").read_text(encoding="utf-8")
-ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\| .*\|$", PAGE, re.MULTILINE)]
+PAGE = (Path(__file__).parents[2] / "docs" / "attention_as_convolution.md").read_text(
+    encoding="utf-8"
+)
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in re.findall(r"^\| .*\|$", PAGE, re.MULTILINE)
+]
 ROUNDING_ROWS = [row for row in ROWS if "×" in row[0]]
 PRECISION_ROWS = [row for row in ROWS if len(row) == 3 and row[0].isdigit()]
 RANK_ROWS = [row for row in ROWS if len(row) == 6 and row[0].isdigit()]
 
 
 def draw(
-    kernel_size: int, side: int, channels: tuple[int, int] = (8, 8), dtype: torch.dtype = torch.float64, **options: bool
+    kernel_size: int,
+    side: int,
+    channels: tuple[int, int] = (8, 8),
+    dtype: torch.dtype = torch.float64,
+    **options: bool,
 ) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     convolution = CLASSES[2](*channels, kernel_size, padding="same", dtype=dtype, **options)
@@ -35,7 +44,9 @@ def difference(layer: BorderedAttention, convolution: nn.Module, images: Tensor)
     return grid.unflatten(layer(grid.flatten(images), grid)) - convolution(images)
 
 
-def test_the_code_runs_from_top_to_bottom_and_prints_what_it_says(capsys: pytest.CaptureFixture[str]):
+def test_the_code_runs_from_top_to_bottom_and_prints_what_it_says(
+    capsys: pytest.CaptureFixture[str],
+):
     torch.manual_seed(0)
     names: dict[str, object] = {}
     for block in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):
@@ -57,9 +68,14 @@ def test_hard_heads_differ_by_at_most_the_rounding_bound_stated(row: list[str]):
         convolution, images = draw(int(row[0][0]), 16, dtype=dtype)
         weight = convolution.get_parameter("weight").detach()
         # The order of the sums depends on the processor. Only the bound of the rounding error does not.
-        assert float(stated) == pytest.approx(2 * torch.finfo(dtype).eps * (weight[0].numel() + 8), rel=0.05)
+        assert float(stated) == pytest.approx(
+            2 * torch.finfo(dtype).eps * (weight[0].numel() + 8), rel=0.05
+        )
         scale = weight.abs().flatten(1).sum(1).max() * images.abs().max()
-        error = difference(attention_from_convolution(convolution), convolution, images).abs().max() / scale
+        error = (
+            difference(attention_from_convolution(convolution), convolution, images).abs().max()
+            / scale
+        )
         assert float(error) <= float(stated)
 
 
@@ -69,7 +85,10 @@ def test_bounds_and_differences_are_those_stated(row: list[str]):
     alpha = float(row[0])
     assert 2 * stray_weight(alpha, (1.0, 1.0)) == pytest.approx(float(row[1]), rel=0.05)
     layer = attention_from_convolution(convolution, precision=alpha)
-    scale = convolution.get_parameter("weight").detach().abs().flatten(1).sum(1).max() * images.abs().max()
+    scale = (
+        convolution.get_parameter("weight").detach().abs().flatten(1).sum(1).max()
+        * images.abs().max()
+    )
     found = float(difference(layer, convolution, images).abs().max() / scale)
     assert found == pytest.approx(float(row[2]), rel=0.05)
 
@@ -85,7 +104,11 @@ def test_heads_of_the_sizes_stated_have_the_errors_stated(row: list[str]):
     layer = attention_from_convolution(nearest, dim_head=dim_head)
     found = float(difference(layer, convolution, images).norm() / norm)
     assert error == pytest.approx(float(row[4]), abs=5e-4)
-    assert found < 1e-14 if row[5] == "below 1e-14" else found == pytest.approx(float(row[5]), abs=5e-4)
+    assert (
+        found < 1e-14
+        if row[5] == "below 1e-14"
+        else found == pytest.approx(float(row[5]), abs=5e-4)
+    )
 
 
 def test_every_table_was_read_and_the_rule_for_the_precision_holds():

@@ -14,7 +14,9 @@ PADDING = torch.arange(12) >= torch.tensor([[12], [8]])
 
 def encoder() -> nn.TransformerEncoder:
     torch.manual_seed(0)
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dtype=torch.float64), 2)
+    return nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dtype=torch.float64), 2
+    )
 
 
 def tokens() -> torch.Tensor:
@@ -37,11 +39,18 @@ def test_every_parameter_is_kept_and_the_kernels_are_on_the_grid():
     report = replace_attention(model, grid=Grid((3, 4)))
     after = dict(model.named_parameters())
     assert all(after[name] is parameter for name, parameter in before.items())
-    assert report.num_new == sum(one.numel() for name, one in after.items() if name not in before) == 2 * 2 * 4 * 2
+    assert (
+        report.num_new
+        == sum(one.numel() for name, one in after.items() if name not in before)
+        == 2 * 2 * 4 * 2
+    )
     assert list(report.replaced) == ["layers.0.self_attn", "layers.1.self_attn"]
     assert "2 layers attend by squared_relu × rotary now" in str(report)
     loss = model(tokens()).square().sum()
-    assert all(one is not None for one in torch.autograd.grad(loss, list(after.values()), allow_unused=True))
+    assert all(
+        one is not None
+        for one in torch.autograd.grad(loss, list(after.values()), allow_unused=True)
+    )
 
 
 def test_a_decoder_keeps_the_attention_that_looks_at_other_tokens():
@@ -49,7 +58,9 @@ def test_a_decoder_keeps_the_attention_that_looks_at_other_tokens():
     report = replace_attention(model)
     assert isinstance(model.decoder.layers[0].self_attn, MultiheadAttention)
     assert type(model.decoder.layers[0].multihead_attn) is nn.MultiheadAttention
-    assert report.left == {"decoder.layers.0.multihead_attn": "it attends to other tokens than its own"}
+    assert report.left == {
+        "decoder.layers.0.multihead_attn": "it attends to other tokens than its own"
+    }
 
 
 def test_attention_pooling_and_cross_attention_by_name_are_left():
@@ -58,7 +69,11 @@ def test_attention_pooling_and_cross_attention_by_name_are_left():
             super().__init__()
             self.attention = nn.MultiheadAttention(16, 2)
 
-    parts = {"head": PoolingHead(), "encoder_attn": nn.MultiheadAttention(16, 2), "own": nn.MultiheadAttention(16, 2)}
+    parts = {
+        "head": PoolingHead(),
+        "encoder_attn": nn.MultiheadAttention(16, 2),
+        "own": nn.MultiheadAttention(16, 2),
+    }
     report = replace_attention(nn.ModuleDict(parts))
     assert list(report.replaced) == ["own"]
     assert list(report.left) == ["head.attention", "encoder_attn"]
@@ -78,7 +93,11 @@ def test_a_layer_that_stands_at_two_places_is_replaced_at_both():
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        (nn.Linear(2, 2), {}, "model is 'Linear', expected a model with attention that can be replaced"),
+        (
+            nn.Linear(2, 2),
+            {},
+            "model is 'Linear', expected a model with attention that can be replaced",
+        ),
         (encoder(), {"kernel": "square"}, "kernel is 'square', expected one of"),
     ],
 )
@@ -96,7 +115,8 @@ def test_distillation_brings_weights_nearer_to_those_of_the_softmax_and_changes_
     new = {name for name, module in model.named_modules() if isinstance(module, AttentionHeads)}
     before = copy.deepcopy(model.state_dict())
     batches = [
-        torch.randn(8, 12, 16, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in range(30)
+        torch.randn(8, 12, 16, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+        for n in range(30)
     ]
     dropouts = [model.get_submodule(f"layers.{number}.dropout") for number in (0, 1)]
     dropouts[0].eval()
@@ -106,7 +126,9 @@ def test_distillation_brings_weights_nearer_to_those_of_the_softmax_and_changes_
     assert [one.training for one in dropouts] == [False, True]
     assert all(parameter.grad is None for parameter in model.parameters())
     assert losses[-1] < losses[0]
-    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    changed = {
+        name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])
+    }
     assert changed
     assert all(any(name.startswith(heads) for heads in new) for name in changed)
     for one in (model, softmax):
@@ -122,7 +144,9 @@ def test_distillation_brings_weights_nearer_to_those_of_the_softmax_and_changes_
 def test_distillation_of_kernels_that_learn_nothing_is_an_error():
     model = encoder()
     replace_attention(model, relative=None)
-    with pytest.raises(ValueError, match="2 AttentionHeads without parameters', expected kernels that learn"):
+    with pytest.raises(
+        ValueError, match="2 AttentionHeads without parameters', expected kernels that learn"
+    ):
         distill_attention(model, [tokens()])
 
 
@@ -144,7 +168,10 @@ def hooked() -> nn.MultiheadAttention:
     [
         (OwnForward(16, 2), "its class OwnForward has a forward method of its own"),
         (hooked(), "it has hooks"),
-        (weight_norm(nn.MultiheadAttention(16, 2), "in_proj_weight"), "its parameters are not those of"),
+        (
+            weight_norm(nn.MultiheadAttention(16, 2), "in_proj_weight"),
+            "its parameters are not those of",
+        ),
         (nn.MultiheadAttention(16, 2, add_bias_kv=True), "it has add_bias_kv or add_zero_attn"),
         (nn.MultiheadAttention(16, 2, kdim=8), "it attends to other tokens than its own"),
     ],
@@ -158,11 +185,17 @@ def test_attention_that_would_change_is_left_with_the_reason(layer: nn.Module, r
 
 
 def test_attention_to_tokens_of_other_positions_is_refused_when_called():
-    model = nn.ModuleDict({"attention": nn.MultiheadAttention(16, 2, batch_first=True, dtype=torch.float64)})
+    model = nn.ModuleDict(
+        {"attention": nn.MultiheadAttention(16, 2, batch_first=True, dtype=torch.float64)}
+    )
     without = copy.deepcopy(model)
     expected, _ = model["attention"](tokens(), tokens()[:, :5], tokens()[:, :5])
     replace_attention(without, kernel="softmax", relative=None)
-    torch.testing.assert_close(without["attention"](tokens(), tokens()[:, :5], tokens()[:, :5])[0], expected)
+    torch.testing.assert_close(
+        without["attention"](tokens(), tokens()[:, :5], tokens()[:, :5])[0], expected
+    )
     replace_attention(model)
-    with pytest.raises(ValueError, match=r"key has shape \(2, 5, 16\), expected the shape of query, \(2, 12, 16\)"):
+    with pytest.raises(
+        ValueError, match=r"key has shape \(2, 5, 16\), expected the shape of query, \(2, 12, 16\)"
+    ):
         model["attention"](tokens(), tokens()[:, :5], value=tokens()[:, :5])

@@ -14,13 +14,41 @@ from teka.convert import replace_attention  # noqa: E402
 from teka.convert import replacement as reasons  # noqa: E402
 
 TEXT = {"vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+SIZES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
 PATCHES = {**SIZES, "image_size": 32, "patch_size": 8}
-STAGES = {"hidden_sizes": [8] * 4, "depths": [1] * 4, "num_attention_heads": [1] * 4, "decoder_hidden_size": 8}
-WINDOWS = {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4}
-CODER = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+STAGES = {
+    "hidden_sizes": [8] * 4,
+    "depths": [1] * 4,
+    "num_attention_heads": [1] * 4,
+    "decoder_hidden_size": 8,
+}
+WINDOWS = {
+    "image_size": 32,
+    "patch_size": 4,
+    "embed_dim": 8,
+    "depths": [1, 1],
+    "num_heads": [2, 2],
+    "window_size": 4,
+}
+CODER = {
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+}
 HEADS = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-AUDIO = {"max_source_positions": 10, "max_target_positions": 20, "num_mel_bins": 8, "decoder_start_token_id": 1}
+AUDIO = {
+    "max_source_positions": 10,
+    "max_target_positions": 20,
+    "num_mel_bins": 8,
+    "decoder_start_token_id": 1,
+}
 FRAMES = {"num_frames": 4, "tubelet_size": 2}
 DINO = {key: value for key, value in PATCHES.items() if key != "intermediate_size"}
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -30,14 +58,28 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "DeiT": PATCHES,
     "Dinov2": DINO,
     "Dinov2WithRegisters": {**DINO, "num_register_tokens": 3},
-    "GPT2": {"vocab_size": 100, "n_embd": 16, "n_layer": 2, "n_head": 2, "bos_token_id": 0, "eos_token_id": 1},
+    "GPT2": {
+        "vocab_size": 100,
+        "n_embd": 16,
+        "n_layer": 2,
+        "n_head": 2,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    },
     "IJepa": PATCHES,
     "Llama": {**SIZES, **TEXT, "num_key_value_heads": 1},
     "Mistral": {**SIZES, **TEXT, "num_key_value_heads": 1, "sliding_window": 4},
     "Segformer": STAGES,
     "SiglipVision": PATCHES,
     "Swin": WINDOWS,
-    "T5": {"vocab_size": 100, "d_model": 16, "d_kv": 8, "num_layers": 1, "num_heads": 2, "d_ff": 32},
+    "T5": {
+        "vocab_size": 100,
+        "d_model": 16,
+        "d_kv": 8,
+        "num_layers": 1,
+        "num_heads": 2,
+        "d_ff": 32,
+    },
     "ViT": PATCHES,
     "ViTMAE": PATCHES,
     "VideoMAE": {**PATCHES, **FRAMES},
@@ -51,7 +93,9 @@ def make(kind: str, **changes: object) -> nn.Module:
     transformers.logging.set_verbosity_error()
     config = getattr(transformers, f"{kind}Config")(**{**CONFIGS[kind], **changes})
     model = getattr(transformers, f"{kind}Model")(config).double().eval()
-    for parameter in model.parameters():  # larger scores, of which attention depends on positions more
+    for (
+        parameter
+    ) in model.parameters():  # larger scores, of which attention depends on positions more
         if parameter.ndim > 1:
             parameter.data.mul_(4)
     return model
@@ -62,11 +106,17 @@ def inputs(model: Any) -> dict[str, Tensor]:
     words = torch.randint(5, 90, (2, 7), generator=generator)
     if model.main_input_name == "pixel_values":
         frames = (4,) if model.config.model_type == "videomae" else ()
-        return {"pixel_values": torch.rand(2, *frames, 3, 32, 32, generator=generator, dtype=torch.float64)}
+        return {
+            "pixel_values": torch.rand(
+                2, *frames, 3, 32, 32, generator=generator, dtype=torch.float64
+            )
+        }
     given = {"input_ids": words}
     if model.main_input_name == "input_features":
         given = {"input_features": torch.randn(2, 8, 20, generator=generator, dtype=torch.float64)}
-    return {**given, "decoder_input_ids": words[:, :5]} if model.config.is_encoder_decoder else given
+    return (
+        {**given, "decoder_input_ids": words[:, :5]} if model.config.is_encoder_decoder else given
+    )
 
 
 @torch.no_grad()
@@ -114,7 +164,15 @@ def reflected(images: Tensor, patch_size: int = 8) -> Tensor:
     return images.unflatten(-1, (-1, patch_size)).flip(-2).flatten(-2)
 
 
-PLACED = {"Beit": 1, "CLIPVision": 1, "DeiT": 2, "Dinov2": 1, "Dinov2WithRegisters": 4, "IJepa": 0, "SiglipVision": 0}
+PLACED = {
+    "Beit": 1,
+    "CLIPVision": 1,
+    "DeiT": 2,
+    "Dinov2": 1,
+    "Dinov2WithRegisters": 4,
+    "IJepa": 0,
+    "SiglipVision": 0,
+}
 PLACED |= {"ViT": 1, "VideoMAE": 0}
 
 
@@ -144,7 +202,9 @@ def test_a_replaced_model_is_not_saved_without_its_kernels(tmp_path):
     assert replace_attention(model).replaced
     expected = model(torch.ones(1, 3, 32, 32)).logits
     for part in (model, model.vit, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        with pytest.raises(ValueError, match=r"save_pretrained cannot save replaced attention: .*state_dict"):
+        with pytest.raises(
+            ValueError, match=r"save_pretrained cannot save replaced attention: .*state_dict"
+        ):
             part.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="save_pretrained cannot save replaced attention"):
         model.push_to_hub("owner/name")
@@ -178,5 +238,7 @@ def test_a_layer_of_transformers_in_a_module_of_ones_own_is_replaced():
     model = nn.Sequential(make("ViT"))
     vit = model[0]
     expected = call(vit)
-    assert next(iter(replace_attention(model, kernel="softmax", relative=None).replaced)).startswith("0.")
+    assert next(
+        iter(replace_attention(model, kernel="softmax", relative=None).replaced)
+    ).startswith("0.")
     torch.testing.assert_close(call(vit), expected, rtol=1e-10, atol=1e-10)

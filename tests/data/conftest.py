@@ -16,7 +16,9 @@ from teka.data.published import IdxDataset, RecordDataset
 
 
 def idx_bytes(values: Tensor) -> bytes:
-    header = bytes([0, 0, 8, values.ndim]) + b"".join(side.to_bytes(4, "big") for side in values.shape)
+    header = bytes([0, 0, 8, values.ndim]) + b"".join(
+        side.to_bytes(4, "big") for side in values.shape
+    )
     return header + values.to(torch.uint8).numpy().tobytes()
 
 
@@ -54,7 +56,9 @@ class FileServer:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.address = f"http://127.0.0.1:{self._server.server_port}/"
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.01}
+        )
         self._thread.start()
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
@@ -75,7 +79,9 @@ class FileServer:
         half = len(body) // 2
         if fault == "corrupts":
             body = body[:half] + bytes([body[half] ^ 255]) + body[half + 1 :]
-        handler.wfile.write(body[:half] if fault in ("truncates", "stalls", "ends unannounced") else body)
+        handler.wfile.write(
+            body[:half] if fault in ("truncates", "stalls", "ends unannounced") else body
+        )
         handler.wfile.flush()
         if fault == "stalls":
             self.closing.wait(timeout=60)
@@ -110,8 +116,12 @@ class SyntheticIdx:
         images[:, 0, 0] = torch.arange(num_images)
         return images, torch.arange(num_images) % 3
 
-    def dataset(self, system_folder: Path | None = None, addresses: tuple[str, ...] = ()) -> IdxDataset:
-        hashes = {file: hashlib.sha256(content).hexdigest() for file, content in self.contents.items()}
+    def dataset(
+        self, system_folder: Path | None = None, addresses: tuple[str, ...] = ()
+    ) -> IdxDataset:
+        hashes = {
+            file: hashlib.sha256(content).hexdigest() for file, content in self.contents.items()
+        }
         return IdxDataset(
             name="synthetic",
             class_names=("a", "b", "c"),
@@ -125,7 +135,9 @@ class SyntheticIdx:
     def write(self, folder: Path, *, packed: bool = True) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         for file, content in self.contents.items():
-            (folder / f"{file}{'.gz' if packed else ''}").write_bytes(gzip.compress(content) if packed else content)
+            (folder / f"{file}{'.gz' if packed else ''}").write_bytes(
+                gzip.compress(content) if packed else content
+            )
         return folder
 
 
@@ -145,13 +157,16 @@ class SyntheticRecords:
         records = torch.cat([labels[:, None].to(torch.uint8), images.flatten(1)], dim=1)
         files = records.split(self.images_per_file)
         self.contents = {
-            name: file.numpy().tobytes() for name, file in zip(self.train_files + self.test_files, files, strict=True)
+            name: file.numpy().tobytes()
+            for name, file in zip(self.train_files + self.test_files, files, strict=True)
         }
 
     def _part(self, num_files: int, seed: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(seed)
         num_images = num_files * self.images_per_file
-        images = torch.randint(0, 256, (num_images, *self.image_shape), generator=generator, dtype=torch.uint8)
+        images = torch.randint(
+            0, 256, (num_images, *self.image_shape), generator=generator, dtype=torch.uint8
+        )
         return images, torch.randint(0, 4, (num_images,), generator=generator)
 
     def dataset(self, addresses: tuple[str, ...] = ()) -> RecordDataset:
@@ -175,7 +190,9 @@ class SyntheticRecords:
     def archive(self) -> bytes:
         """The published archive, which holds more than the files."""
         members = {f"synthetic-bin/{name}": content for name, content in self.contents.items()}
-        return tar_bytes(members | {"synthetic-bin/readme.html": b"<html>", "../batch-1": b"outside"})
+        return tar_bytes(
+            members | {"synthetic-bin/readme.html": b"<html>", "../batch-1": b"outside"}
+        )
 
     def write(self, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)

@@ -20,9 +20,9 @@ TRANSFORMS = [
     RandomCrop((4, 3)),
     HorizontalFlip(),
 ]
-COLOURED = torch.rand(11, 3, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * torch.tensor(
-    [1.0, 0.3, 0.1], dtype=torch.float64
-).view(3, 1, 1)
+COLOURED = torch.rand(
+    11, 3, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+) * torch.tensor([1.0, 0.3, 0.1], dtype=torch.float64).view(3, 1, 1)
 EXTENTS = Path(__file__).with_name("column_extents.npz")  # made by write_column_extents.py
 COUNTS = [("mnist", 1135, 854), ("fashion-mnist", 1000, 791)]
 
@@ -30,7 +30,9 @@ COUNTS = [("mnist", 1135, 854), ("fashion-mnist", 1000, 791)]
 def make_images(num_images: int = 19, channels: int = 2) -> Tensor:
     """Images in which every pixel of all is another number."""
     count = num_images * channels * HEIGHT * WIDTH
-    return (torch.arange(count, dtype=torch.float64) + 1).reshape(num_images, channels, HEIGHT, WIDTH)
+    return (torch.arange(count, dtype=torch.float64) + 1).reshape(
+        num_images, channels, HEIGHT, WIDTH
+    )
 
 
 def seeded(seed: int = 0) -> Generator:
@@ -55,15 +57,23 @@ def test_every_image_is_moved_by_one_of_the_shifts():
         for most_down, most_right in [(0, 0), (1, 2), (2, 0), (5, 7)]:
             images = make_images()
             moved = RandomShift((most_down, most_right), mode, BACKGROUND)(images, seeded())
-            shifts = [(y, x) for y in range(-most_down, most_down + 1) for x in range(-most_right, most_right + 1)]
+            shifts = [
+                (y, x)
+                for y in range(-most_down, most_down + 1)
+                for x in range(-most_right, most_right + 1)
+            ]
             for image, found in zip(images, moved, strict=True):
-                assert any(torch.equal(found, shifted(image, *shift, mode, BACKGROUND)) for shift in shifts)
+                assert any(
+                    torch.equal(found, shifted(image, *shift, mode, BACKGROUND)) for shift in shifts
+                )
 
 
 def test_all_shifts_come_up_about_equally_often():
     images = make_images(num_images=1, channels=1).expand(6000, -1, -1, -1)
     moved = RandomShift((1, 2), "circular")(images, seeded())
-    counts = Counter(moved[:, 0, 0, 0].int().tolist())  # the pixel that came to the corner tells the shift
+    counts = Counter(
+        moved[:, 0, 0, 0].int().tolist()
+    )  # the pixel that came to the corner tells the shift
     assert len(counts) == 3 * 5
     # Each is binomial with mean 400 and standard deviation 19.3.
     assert all(abs(count - 400) < 100 for count in counts.values())
@@ -71,7 +81,9 @@ def test_all_shifts_come_up_about_equally_often():
 
 def test_the_padding_and_every_place_of_a_window_come_up_and_no_other():
     image = make_images(num_images=1)
-    windows = RandomCrop((4, 3), padding=1, background=BACKGROUND)(image.expand(3000, -1, -1, -1), seeded())
+    windows = RandomCrop((4, 3), padding=1, background=BACKGROUND)(
+        image.expand(3000, -1, -1, -1), seeded()
+    )
     padded = torch.nn.functional.pad(image, (1, 1, 1, 1), value=BACKGROUND)
     expected = padded.unfold(2, 4, 1).unfold(3, 3, 1)[0].permute(1, 2, 0, 3, 4).flatten(0, 1)
     assert len(expected) == (HEIGHT + 2 - 3) * (WIDTH + 2 - 2)
@@ -147,7 +159,9 @@ def test_arguments_out_of_range_are_an_error(as_users_run_it):
 
 
 def test_a_shift_or_a_window_beyond_the_images_is_an_error():
-    with pytest.raises(ValueError, match="max_shift is 6, expected at most the images' size, 5 × 7"):
+    with pytest.raises(
+        ValueError, match="max_shift is 6, expected at most the images' size, 5 × 7"
+    ):
         RandomShift(6)(make_images(), seeded())
     with pytest.raises(ValueError, match=r"size is \(8, 5\), expected at most 7 × 9"):
         RandomCrop((8, 5), padding=1)(make_images(), seeded())
@@ -155,8 +169,12 @@ def test_a_shift_or_a_window_beyond_the_images_is_an_error():
 
 def test_every_channel_of_its_own_images_has_mean_0_and_mean_square_1():
     normalised = Normalize.of(COLOURED)(COLOURED)
-    torch.testing.assert_close(normalised.mean(dim=(0, 2, 3)), torch.zeros(3).double(), atol=1e-12, rtol=0)
-    torch.testing.assert_close(normalised.square().mean(dim=(0, 2, 3)), torch.ones(3).double(), atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        normalised.mean(dim=(0, 2, 3)), torch.zeros(3).double(), atol=1e-12, rtol=0
+    )
+    torch.testing.assert_close(
+        normalised.square().mean(dim=(0, 2, 3)), torch.ones(3).double(), atol=1e-12, rtol=0
+    )
 
 
 def test_it_is_the_same_line_for_every_pixel_of_a_channel():
@@ -193,7 +211,9 @@ def test_malformed_numbers_are_an_error():
 
 
 def test_malformed_images_are_an_error():
-    with pytest.raises(ValueError, match=r"images has shape \(11, 2, 5, 7\), expected \(batch, 3, height, width\)"):
+    with pytest.raises(
+        ValueError, match=r"images has shape \(11, 2, 5, 7\), expected \(batch, 3, height, width\)"
+    ):
         Normalize.of(COLOURED)(COLOURED[:, :2])
     with pytest.raises(ValueError, match=r"images is torch\.uint8"):
         Normalize.of(COLOURED)(COLOURED.byte())
@@ -216,7 +236,9 @@ def images_from_columns(first: torch.Tensor, last: torch.Tensor, width: int) -> 
 
 def published_images(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     with np.load(EXTENTS, allow_pickle=False) as file:
-        first, last, labels = (torch.from_numpy(file[f"{name}/{part}"]) for part in ("first", "last", "label"))
+        first, last, labels = (
+            torch.from_numpy(file[f"{name}/{part}"]) for part in ("first", "last", "label")
+        )
     return images_from_columns(first, last, width=32), labels.long()
 
 
@@ -228,7 +250,9 @@ def test_blank_columns_are_counted_on_each_side_and_lessened_by_one():
 
 
 def test_an_image_by_hand():
-    image = torch.tensor([[0, 0, 0, 0.5, 0, 0, 0, 0], [0, 0, 0.1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0]])
+    image = torch.tensor(
+        [[0, 0, 0, 0.5, 0, 0, 0, 0], [0, 0, 0.1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0]]
+    )
     left, right = blank_columns(image[None, None])
     assert (left.item(), right.item()) == (1, 3)
 
@@ -268,15 +292,21 @@ def test_only_zeros_wrap_when_a_selected_image_is_rolled():
 
 def test_all_classes_together_are_the_classes_one_by_one():
     images, labels = published_images("fashion-mnist")
-    one_by_one = torch.stack([lossless_selection(images, labels, class_index=index, margin=3) for index in range(10)])
-    assert torch.equal(one_by_one.any(dim=0), lossless_selection(images, labels, class_index=None, margin=3))
+    one_by_one = torch.stack(
+        [lossless_selection(images, labels, class_index=index, margin=3) for index in range(10)]
+    )
+    assert torch.equal(
+        one_by_one.any(dim=0), lossless_selection(images, labels, class_index=None, margin=3)
+    )
 
 
 def test_a_margin_is_met_exactly_or_not_at_all():
     for margin in [0, 1, 5, 9]:
         first = torch.tensor([margin, margin + 1, margin + 1])
         last = 22 - torch.tensor([margin + 1, margin + 1, margin])
-        mask = lossless_selection(images_from_columns(first, last, 23), torch.ones(3, dtype=torch.long), margin=margin)
+        mask = lossless_selection(
+            images_from_columns(first, last, 23), torch.ones(3, dtype=torch.long), margin=margin
+        )
         # A margin of 0 asks for no shift, which every image survives.
         assert mask.tolist() == ([True] * 3 if margin == 0 else [False, True, False])
 

@@ -22,7 +22,9 @@ def arrays(**changed: Any) -> object:
 
 
 def dataset(**changed: Any) -> object:
-    return data.Dataset(**{"name": "x", "train": SPLIT, "validation": SPLIT, "test": SPLIT, **SIZES, **changed})
+    return data.Dataset(
+        **{"name": "x", "train": SPLIT, "validation": SPLIT, "test": SPLIT, **SIZES, **changed}
+    )
 
 
 # Tensors whose elements cannot be read as usual.
@@ -30,30 +32,58 @@ UNREADABLE = [IMAGES.to_sparse(), IMAGES.to("meta")]
 CASES: list[tuple[Callable[..., object], str, list[object]]] = [
     (data.load, "name", [None, 5, b"x", [], np.zeros(3), "a\0b", ""]),
     (lambda **given: data.load("./pictures", **given), "data_dir", [5, b"x", [], "a\0b"]),
-    (lambda **given: data.load("digits", **given), "seed", [None, "1", -1, 2.5, torch.tensor(1), 2**63]),
-    (lambda **given: data.load("digits", **given), "image_size", ["abc", {}, 2**63, float("nan"), (8, "8")]),
+    (
+        lambda **given: data.load("digits", **given),
+        "seed",
+        [None, "1", -1, 2.5, torch.tensor(1), 2**63],
+    ),
+    (
+        lambda **given: data.load("digits", **given),
+        "image_size",
+        ["abc", {}, 2**63, float("nan"), (8, "8")],
+    ),
     (data.download, "name", [None, np.zeros(3), []]),
     (lambda **given: data.download("mnist", **given), "fetcher", [5, "x"]),
     (arrays, "images", [*UNREADABLE, [[1], [1, 2]], "abc", None]),
     (arrays, "labels", [*UNREADABLE, [[1], [1, 2]], "abc", None]),
     (data.Fetcher, "timeout", [None, "1", float("nan"), 0, IMAGES, 1e300]),
-    (lambda **given: data.Split(**{"images": IMAGES, "labels": LABELS, **given}), "images", [*UNREADABLE, None, "x"]),
-    (SPLIT.take, "indices", [None, 1, "a", [0], torch.tensor([4]), torch.rand(2), torch.tensor([-5])]),
+    (
+        lambda **given: data.Split(**{"images": IMAGES, "labels": LABELS, **given}),
+        "images",
+        [*UNREADABLE, None, "x"],
+    ),
+    (
+        SPLIT.take,
+        "indices",
+        [None, 1, "a", [0], torch.tensor([4]), torch.rand(2), torch.tensor([-5])],
+    ),
     (dataset, "train", [None, 1, IMAGES, (IMAGES, LABELS)]),
     (draw, "background", [None, "1", float("nan"), 10**400, IMAGES]),
     (draw, "images", [*UNREADABLE, None, "x"]),
     (draw, "generator", [None, 0, "cpu", torch.device("cpu")]),
     (data.HorizontalFlip, "probability", [None, "1", 2, float("nan"), IMAGES, True]),
-    (lambda **given: data.Normalize(**{"mean": (0.5,), "deviation": (0.5,), **given}), "mean", [None, 1, "1", ["a"]]),
+    (
+        lambda **given: data.Normalize(**{"mean": (0.5,), "deviation": (0.5,), **given}),
+        "mean",
+        [None, 1, "1", ["a"]],
+    ),
     (data.Normalize.of, "images", [*UNREADABLE, torch.full((2, 1, 3, 3), torch.nan)]),
-    (lambda **given: data.resize_bilinear(image_size=4, **given), "images", [*UNREADABLE, None, "x"]),
+    (
+        lambda **given: data.resize_bilinear(image_size=4, **given),
+        "images",
+        [*UNREADABLE, None, "x"],
+    ),
 ]
 
 
 @pytest.mark.parametrize(
-    ("call", "argument", "values"), CASES, ids=[f"{number} {case[1]}" for number, case in enumerate(CASES)]
+    ("call", "argument", "values"),
+    CASES,
+    ids=[f"{number} {case[1]}" for number, case in enumerate(CASES)],
 )
-def test_a_wrong_value_is_an_error_that_names_the_argument(as_users_run_it: None, call, argument, values):
+def test_a_wrong_value_is_an_error_that_names_the_argument(
+    as_users_run_it: None, call, argument, values
+):
     for value in values:
         with pytest.raises(ValueError, match=argument):
             call(**{argument: value})

@@ -19,7 +19,10 @@ def test_the_parts_hold_every_digit_once():
 
 def test_images_keep_their_labels():
     pixels, classes = load_digits(return_X_y=True)
-    label_of = {tuple(image): label for image, label in zip(pixels.astype(int).tolist(), classes, strict=True)}
+    label_of = {
+        tuple(image): label
+        for image, label in zip(pixels.astype(int).tolist(), classes, strict=True)
+    }
     for part in read_digits(8):
         images = part.images.flatten(1).tolist()
         assert [label_of[tuple(image)] for image in images] == part.labels.tolist()
@@ -34,7 +37,13 @@ def test_the_split_is_the_documented_one_and_stays():
 
 
 def test_digits_lie_in_the_middle_of_the_canvas():
-    for canvas_size, top, left in [(8, 0, 0), (9, 0, 0), (16, 4, 4), ((11, 17), 1, 4), ((30, 8), 11, 0)]:
+    for canvas_size, top, left in [
+        (8, 0, 0),
+        (9, 0, 0),
+        (16, 4, 4),
+        ((11, 17), 1, 4),
+        ((30, 8), 11, 0),
+    ]:
         bare = read_digits(8)
         for part, published in zip(read_digits(canvas_size), bare, strict=True):
             size = (canvas_size, canvas_size) if isinstance(canvas_size, int) else canvas_size
@@ -74,7 +83,11 @@ def test_every_idx_file_has_a_sha256_of_its_own():
 def test_cifar10_is_the_published_binary_version_and_no_pickle():
     assert len(CIFAR10.train) * CIFAR10.images_per_file == 50_000
     assert len(CIFAR10.test) * CIFAR10.images_per_file == 10_000
-    assert CIFAR10.file_size == CIFAR10.images_per_file * (1 + math.prod(CIFAR10.image_shape)) == 30_730_000
+    assert (
+        CIFAR10.file_size
+        == CIFAR10.images_per_file * (1 + math.prod(CIFAR10.image_shape))
+        == 30_730_000
+    )
     assert all(file.endswith(".bin") for file in CIFAR10.files)
     assert CIFAR10.archive.addresses == ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",)
     assert CIFAR10.archive.known_hash == "md5:c32a1d4ab5d03f1284b67883e8d87530"

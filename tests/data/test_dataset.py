@@ -7,7 +7,9 @@ import torch
 from teka.data import Dataset, Split
 from teka.data.dataset import Levels, hold_out_test
 
-LEVELS = Levels(torch.arange(5, dtype=torch.uint8)[:, None, None, None].expand(5, 1, 2, 3), torch.arange(5), 4)
+LEVELS = Levels(
+    torch.arange(5, dtype=torch.uint8)[:, None, None, None].expand(5, 1, 2, 3), torch.arange(5), 4
+)
 
 
 def make_split(num_images: int = 5, channels: int = 2, height: int = 3, width: int = 7) -> Split:
@@ -28,7 +30,11 @@ def test_splits_and_datasets_cannot_be_changed():
 
 def test_a_malformed_split_is_an_error():
     for images, labels, message in [
-        (torch.zeros(5, 3, 7), torch.arange(5), r"images has shape \(5, 3, 7\), expected \(batch, channels"),
+        (
+            torch.zeros(5, 3, 7),
+            torch.arange(5),
+            r"images has shape \(5, 3, 7\), expected \(batch, channels",
+        ),
         (torch.zeros(5, 2, 3, 7), torch.arange(4), r"labels has shape \(4,\), expected \(5,\)"),
         (torch.zeros(5, 2, 3, 7), torch.zeros(5, 1).long(), r"labels has shape \(5, 1\)"),
         (torch.zeros(5, 2, 3, 7).byte(), torch.arange(5), r"images is torch\.uint8"),
@@ -44,8 +50,14 @@ def test_a_malformed_split_is_an_error():
 
 def test_a_part_of_another_size_is_an_error_that_names_it():
     for part in ["train", "validation", "test"]:
-        for other in (make_split(channels=3), make_split(height=7, width=3), make_split(0, width=8)):
-            with pytest.raises(ValueError, match=rf"{part}\.images has shape .* expected \(batch, 2, 3, 7\)"):
+        for other in (
+            make_split(channels=3),
+            make_split(height=7, width=3),
+            make_split(0, width=8),
+        ):
+            with pytest.raises(
+                ValueError, match=rf"{part}\.images has shape .* expected \(batch, 2, 3, 7\)"
+            ):
                 make_dataset(**{part: other})
 
 
@@ -53,7 +65,9 @@ def test_a_label_that_is_no_class_is_an_error_that_names_the_part():
     for part in ["train", "validation", "test"]:
         for label in [-1, 5]:
             split = Split(torch.zeros(2, 2, 3, 7), torch.tensor([0, label]))
-            with pytest.raises(ValueError, match=rf"{part}\.labels is .*{label}.*classes from 0 to 4"):
+            with pytest.raises(
+                ValueError, match=rf"{part}\.labels is .*{label}.*classes from 0 to 4"
+            ):
                 make_dataset(**{part: split})
 
 
@@ -79,7 +93,9 @@ def test_the_last_fifth_of_an_order_that_stays_is_held_out():
     for num_images in [5, 9, 23]:
         train, test = hold_out_test(num_images)
         assert len(test) == num_images // 5
-        assert [*train.tolist(), *test.tolist()] == np.random.default_rng(0).permutation(num_images).tolist()
+        assert [*train.tolist(), *test.tolist()] == np.random.default_rng(0).permutation(
+            num_images
+        ).tolist()
 
 
 def test_too_few_images_are_an_error():

@@ -12,7 +12,12 @@ import torch
 from teka.data.fetch import Fetcher, PublishedFile, _Limited
 
 # Bytes that do not pack, so that what is sent is long against the pieces it is read in.
-CONTENT = torch.randint(0, 256, (90_001,), generator=torch.Generator().manual_seed(0)).to(torch.uint8).numpy().tobytes()
+CONTENT = (
+    torch.randint(0, 256, (90_001,), generator=torch.Generator().manual_seed(0))
+    .to(torch.uint8)
+    .numpy()
+    .tobytes()
+)
 PACKED = gzip.compress(CONTENT, mtime=0)
 FETCHER = Fetcher(timeout=20.0, attempts=3)
 ONCE = replace(FETCHER, attempts=1)
@@ -27,7 +32,9 @@ def _without_waiting(monkeypatch):
 @pytest.fixture
 def file(server) -> PublishedFile:
     server.files["images.gz"] = PACKED
-    return PublishedFile("images", (f"{server.address}images.gz",), f"sha256:{hashlib.sha256(CONTENT).hexdigest()}")
+    return PublishedFile(
+        "images", (f"{server.address}images.gz",), f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
+    )
 
 
 def names(folder: Path) -> list[str]:
@@ -44,7 +51,9 @@ def test_the_file_arrives_unpacked_readable_and_alone(server, file: PublishedFil
 
 
 def test_a_packed_file_may_be_what_is_kept(server, file: PublishedFile, tmp_path: Path):
-    kept = replace(file, name="images.gz", known_hash=f"md5:{hashlib.md5(PACKED).hexdigest()}", is_packed=False)
+    kept = replace(
+        file, name="images.gz", known_hash=f"md5:{hashlib.md5(PACKED).hexdigest()}", is_packed=False
+    )
     assert FETCHER.fetch(kept, tmp_path).read_bytes() == PACKED
     assert names(tmp_path) == ["images.gz"]
 
@@ -67,7 +76,12 @@ def test_a_fault_that_stays_leaves_nothing_under_the_name_and_says_what_it_was(
     with pytest.raises(ConnectionError, match="images could not be downloaded") as caught:
         fetcher.fetch(file, tmp_path)
     assert file.addresses[0] in str(caught.value)
-    words = {"500": "500 Server Error", "429": "429 Client Error", "truncates": "IncompleteRead", "stalls": "timed out"}
+    words = {
+        "500": "500 Server Error",
+        "429": "429 Client Error",
+        "truncates": "IncompleteRead",
+        "stalls": "timed out",
+    }
     assert re.search(words.get(fault, "damaged gzip data|hash"), str(caught.value))
     assert names(tmp_path) == []
     assert len(server.requests) == FETCHER.attempts
@@ -86,11 +100,15 @@ def test_the_next_address_is_asked_when_one_gives_up(
 
 def test_when_every_address_fails_each_is_named(server, file: PublishedFile, tmp_path: Path):
     both = replace(file, addresses=(f"{server.address}first.gz", "http://127.0.0.1:9/second.gz"))
-    with pytest.raises(ConnectionError, match=r"first\.gz: 404 Client Error.*; http://127\.0\.0\.1:9/second\.gz: "):
+    with pytest.raises(
+        ConnectionError, match=r"first\.gz: 404 Client Error.*; http://127\.0\.0\.1:9/second\.gz: "
+    ):
         FETCHER.fetch(both, tmp_path)
 
 
-def test_a_damaged_file_stays_until_a_whole_one_takes_its_place(server, file: PublishedFile, tmp_path: Path):
+def test_a_damaged_file_stays_until_a_whole_one_takes_its_place(
+    server, file: PublishedFile, tmp_path: Path
+):
     (tmp_path / "images").write_bytes(b"damaged")
     server.faults = ["corrupts"]
     with pytest.raises(ConnectionError):
@@ -99,25 +117,35 @@ def test_a_damaged_file_stays_until_a_whole_one_takes_its_place(server, file: Pu
     assert ONCE.fetch(file, tmp_path).read_bytes() == CONTENT
 
 
-def test_another_file_than_the_published_one_is_never_placed(server, file: PublishedFile, tmp_path: Path):
+def test_another_file_than_the_published_one_is_never_placed(
+    server, file: PublishedFile, tmp_path: Path
+):
     server.files["images.gz"] = gzip.compress(CONTENT[:-1] + b"\0")
     with pytest.raises(ConnectionError, match=file.known_hash.removeprefix("sha256:")):
         FETCHER.fetch(file, tmp_path)
     assert names(tmp_path) == []
 
 
-def test_a_download_of_another_packing_is_an_error_that_says_so_and_leaves_nothing(server, file, tmp_path: Path):
+def test_a_download_of_another_packing_is_an_error_that_says_so_and_leaves_nothing(
+    server, file, tmp_path: Path
+):
     server.files["images.gz"] = b"PK\x03\x04" + CONTENT
-    with pytest.raises(ConnectionError, match=r"images\.gz: SHA256 hash of downloaded file \(images\)"):
+    with pytest.raises(
+        ConnectionError, match=r"images\.gz: SHA256 hash of downloaded file \(images\)"
+    ):
         FETCHER.fetch(file, tmp_path)
     assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_a_download_is_given_up_where_it_grows_beyond_its_size(server, file, tmp_path: Path, monkeypatch, packed: bool):
+def test_a_download_is_given_up_where_it_grows_beyond_its_size(
+    server, file, tmp_path: Path, monkeypatch, packed: bool
+):
     written = []
     write = _Limited.write
-    monkeypatch.setattr(_Limited, "write", lambda self, content: written.append(write(self, content)))
+    monkeypatch.setattr(
+        _Limited, "write", lambda self, content: written.append(write(self, content))
+    )
     bomb = bytes(20_000_000)
     server.files["images.gz"] = gzip.compress(bomb) if packed else bomb
     with pytest.raises(ConnectionError, match="it is larger than the published file"):
@@ -128,12 +156,16 @@ def test_a_download_is_given_up_where_it_grows_beyond_its_size(server, file, tmp
     assert ONCE.fetch(replace(file, max_bytes=len(CONTENT)), tmp_path).read_bytes() == CONTENT
 
 
-def test_a_server_that_declares_the_packing_changes_nothing(server, file: PublishedFile, tmp_path: Path):
+def test_a_server_that_declares_the_packing_changes_nothing(
+    server, file: PublishedFile, tmp_path: Path
+):
     server.encoding = "gzip"
     assert FETCHER.fetch(file, tmp_path).read_bytes() == CONTENT
 
 
-def test_an_interrupt_leaves_nothing(server, file: PublishedFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_interrupt_leaves_nothing(
+    server, file: PublishedFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -143,7 +175,9 @@ def test_an_interrupt_leaves_nothing(server, file: PublishedFile, tmp_path: Path
     assert names(tmp_path) == []
 
 
-def test_without_pooch_the_error_says_how_to_get_it(file: PublishedFile, tmp_path: Path, monkeypatch):
+def test_without_pooch_the_error_says_how_to_get_it(
+    file: PublishedFile, tmp_path: Path, monkeypatch
+):
     monkeypatch.setitem(sys.modules, "pooch", None)
     with pytest.raises(ImportError, match=r"pip install teka\[train\]"):
         FETCHER.fetch(file, tmp_path)

@@ -44,7 +44,9 @@ def test_digits_have_the_documented_sizes():
 def test_the_image_size_of_digits_is_their_canvas():
     dataset = load("digits", image_size=(11, 17))
     assert dataset.image_size == (11, 17)
-    assert torch.equal(dataset.test.images[:, :, 1:9, 4:12], load("digits", image_size=8).test.images)
+    assert torch.equal(
+        dataset.test.images[:, :, 1:9, 4:12], load("digits", image_size=8).test.images
+    )
 
 
 def test_images_are_published_levels_over_255(synthetic, synthetic_mnist):
@@ -83,7 +85,12 @@ def test_resizing_resizes_every_part(synthetic, synthetic_mnist):
         order = np.random.default_rng(0).permutation(23)[:18] if part == "train" else np.arange(5)
         expected = resize_bilinear(images[:, None], (13, 5))[torch.from_numpy(order)].float() / 255
         assert torch.equal(getattr(dataset, part).images, expected)
-    assert synthetic_mnist(image_size=13, validation_size=0).validation.images.shape == (0, 1, 13, 13)
+    assert synthetic_mnist(image_size=13, validation_size=0).validation.images.shape == (
+        0,
+        1,
+        13,
+        13,
+    )
 
 
 def test_an_unknown_name_is_an_error_that_offers_the_nearest():
@@ -92,10 +99,14 @@ def test_an_unknown_name_is_an_error_that_offers_the_nearest():
         load("mnits")
 
 
-def test_missing_files_are_an_error_that_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_files_are_an_error_that_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     for name in ["mnist", "fashion-mnist"]:
         monkeypatch.setitem(
-            PUBLISHED_DATASETS, name, replace(PUBLISHED_DATASETS[name], system_folder=tmp_path / "system")
+            PUBLISHED_DATASETS,
+            name,
+            replace(PUBLISHED_DATASETS[name], system_folder=tmp_path / "system"),
         )
         with pytest.raises(ValueError, match=f"the files of {name} were not found") as caught:
             load(name, data_dir=tmp_path)
@@ -120,7 +131,10 @@ def test_missing_files_of_cifar10_are_an_error_that_says_what_to_do(tmp_path: Pa
 
 @pytest.mark.parametrize("image_size", [None, (13, 5)], ids=["as published", "resized"])
 def test_colour_images_are_parted_and_resized_as_grey_ones(
-    synthetic_records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image_size: tuple[int, int] | None
+    synthetic_records,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    image_size: tuple[int, int] | None,
 ):
     monkeypatch.setitem(PUBLISHED_DATASETS, "cifar10", synthetic_records.dataset())
     synthetic_records.write(tmp_path)
@@ -133,7 +147,9 @@ def test_colour_images_are_parted_and_resized_as_grey_ones(
         "test": (synthetic_records.test_images, synthetic_records.test_labels, torch.arange(5)),
     }
     for part, (images, labels, chosen) in parts.items():
-        expected = images[chosen] if image_size is None else resize_bilinear(images[chosen], image_size)
+        expected = (
+            images[chosen] if image_size is None else resize_bilinear(images[chosen], image_size)
+        )
         assert torch.equal(getattr(dataset, part).images, expected.float() / 255)
         assert torch.equal(getattr(dataset, part).labels, labels[chosen])
 
@@ -160,7 +176,10 @@ def test_a_size_that_does_not_fit_is_an_error():
         ({"validation_size": 1437}, "validation_size is 1437, expected a whole number up to 1436"),
         ({"train_size": 0}, "train_size is 0, expected at least 1"),
         ({"train_size": 1301}, "train_size is 1301, expected a whole number up to 1300"),
-        ({"train_size": 1001, "validation_size": 437}, "train_size is 1001, expected a whole number up to 1000"),
+        (
+            {"train_size": 1001, "validation_size": 437},
+            "train_size is 1001, expected a whole number up to 1000",
+        ),
         ({"seed": -1}, "seed is -1, expected at least 0"),
     ]:
         with pytest.raises(ValueError, match=message):
@@ -179,8 +198,12 @@ def test_a_path_is_looked_for_in_data_dir_first(tmp_path: Path, monkeypatch: pyt
         np.savez(folder / "arrays.npz", images=images, labels=np.arange(5))
     monkeypatch.chdir(tmp_path)
     for data_dir, level in ((None, 3), ("elsewhere", 3), ("data", 5)):
-        assert (load("arrays.npz", data_dir=data_dir).test.images * 255).round().unique().tolist() == [level]
-    assert (load(str(tmp_path / "arrays.npz"), data_dir="data").test.images * 255).round().unique().tolist() == [3]
+        assert (
+            load("arrays.npz", data_dir=data_dir).test.images * 255
+        ).round().unique().tolist() == [level]
+    assert (
+        load(str(tmp_path / "arrays.npz"), data_dir="data").test.images * 255
+    ).round().unique().tolist() == [3]
 
 
 def test_the_name_of_a_data_set_is_not_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -192,7 +215,9 @@ def test_the_name_of_a_data_set_is_not_a_path(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_path_to_nothing_is_an_error_that_names_every_place(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"no folder of images or \.npz file is at .*/some/pictures or pictures"):
+    with pytest.raises(
+        ValueError, match=r"no folder of images or \.npz file is at .*/some/pictures or pictures"
+    ):
         load("pictures", data_dir=tmp_path / "some")
 
 
@@ -232,7 +257,9 @@ def test_what_was_downloaded_is_loaded(mnist, tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
-def test_a_second_call_asks_for_nothing(server, tmp_path: Path, name: str, request: pytest.FixtureRequest):
+def test_a_second_call_asks_for_nothing(
+    server, tmp_path: Path, name: str, request: pytest.FixtureRequest
+):
     request.getfixturevalue(name)
     first = download(name, tmp_path, fetcher=FETCHER)
     asked = len(server.requests)
@@ -242,7 +269,9 @@ def test_a_second_call_asks_for_nothing(server, tmp_path: Path, name: str, reque
 
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
 @pytest.mark.parametrize("inside", ["mnist", "."])
-def test_whole_files_that_are_there_are_left_alone(mnist, server, tmp_path: Path, packed: bool, inside: str):
+def test_whole_files_that_are_there_are_left_alone(
+    mnist, server, tmp_path: Path, packed: bool, inside: str
+):
     there = mnist.write(tmp_path / "data" / inside, packed=packed)
     before = files_in(tmp_path)
     assert download("mnist", tmp_path / "data", fetcher=FETCHER) == there
@@ -261,8 +290,12 @@ def test_only_what_is_missing_or_damaged_is_fetched(mnist, server, tmp_path: Pat
     assert_is_mnist(mnist, tmp_path)
 
 
-def test_damaged_files_that_would_be_read_first_are_replaced(mnist, cifar10, server, tmp_path: Path):
-    server.files |= {f"mnist/{path.name}": path.read_bytes() for path in (tmp_path / "at the server").iterdir()}
+def test_damaged_files_that_would_be_read_first_are_replaced(
+    mnist, cifar10, server, tmp_path: Path
+):
+    server.files |= {
+        f"mnist/{path.name}": path.read_bytes() for path in (tmp_path / "at the server").iterdir()
+    }
     mnist.write(tmp_path / "mnist")
     (mnist.write(tmp_path) / "mnist" / "test-images.gz").write_bytes(b"damaged")
     assert download("mnist", tmp_path, fetcher=FETCHER) == tmp_path / "mnist"
@@ -296,10 +329,14 @@ def test_an_archive_that_is_there_is_used_and_kept(cifar10, server, tmp_path: Pa
     (tmp_path / "synthetic.tar.gz").write_bytes(cifar10.archive())
     download("cifar10", tmp_path, fetcher=FETCHER)
     assert server.requests == []
-    assert files_in(tmp_path) == sorted(["synthetic.tar.gz", *(f"synthetic-bin/{file}" for file in cifar10.contents)])
+    assert files_in(tmp_path) == sorted(
+        ["synthetic.tar.gz", *(f"synthetic-bin/{file}" for file in cifar10.contents)]
+    )
 
 
-def test_an_archive_that_is_not_the_published_one_is_never_unpacked(cifar10, server, tmp_path: Path):
+def test_an_archive_that_is_not_the_published_one_is_never_unpacked(
+    cifar10, server, tmp_path: Path
+):
     content = bytearray(cifar10.archive())
     content[4] ^= 1  # the time of packing: what is inside stays sound
     server.files = {"synthetic.tar.gz": bytes(content)}
@@ -330,7 +367,9 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path):
 
 
 @pytest.mark.parametrize("parts", [(".",), ("train", "test")], ids=["without parts", "with parts"])
-def test_classes_are_named_as_their_sub_folders_and_those_of_arrays_not_at_all(parts: tuple[str, ...], tmp_path: Path):
+def test_classes_are_named_as_their_sub_folders_and_those_of_arrays_not_at_all(
+    parts: tuple[str, ...], tmp_path: Path
+):
     for part in parts:
         for name in ("10", "2", ".hidden"):
             (tmp_path / "pictures" / part / name).mkdir(parents=True)

@@ -40,7 +40,11 @@ def test_axes_are_put_in_order():
         for declared in [True, False]:
             for as_tensor in [True, False]:
                 images = OF_AXES[axes]
-                given = (torch.from_numpy(images.copy()), torch.from_numpy(LABELS)) if as_tensor else (images, LABELS)
+                given = (
+                    (torch.from_numpy(images.copy()), torch.from_numpy(LABELS))
+                    if as_tensor
+                    else (images, LABELS)
+                )
                 train, test, num_classes = read(*given, axes=axes if declared else None)
                 expected = torch.from_numpy(BYTES[:, :1] if axes == "NHW" else BYTES)
                 assert num_classes == 4
@@ -77,7 +81,10 @@ def test_tensors_of_every_floating_point_type_are_intensities():
 
 
 def test_no_images_for_test_are_an_error():
-    with pytest.raises(ValueError, match="images is '23 for training and 0 for test', expected at least one of each"):
+    with pytest.raises(
+        ValueError,
+        match="images is '23 for training and 0 for test', expected at least one of each",
+    ):
         from_arrays(BYTES, LABELS, axes="NCHW", test_images=BYTES[:0], test_labels=LABELS[:0])
 
 
@@ -90,7 +97,10 @@ def test_labels_of_any_whole_number_type_will_do():
 
 def test_later_changes_of_the_arrays_do_not_matter():
     for factor in [1, 1 / 255]:
-        images, labels = (BYTES if factor == 1 else (BYTES * factor).astype(np.float32)).copy(), LABELS.copy()
+        images, labels = (
+            (BYTES if factor == 1 else (BYTES * factor).astype(np.float32)).copy(),
+            LABELS.copy(),
+        )
         train, test, _ = read(images, labels)
         before = train.images.clone(), train.labels.clone(), test.images.clone()
         images[:], labels[:] = 0, 0
@@ -102,12 +112,15 @@ def test_axes_that_the_shape_does_not_tell_must_be_declared():
     for shape in [(23, 3, 5, 3), (23, 1, 5, 1), (23, 4, 5, 7), (23, 1, 5, 3)]:
         images = np.zeros(shape, dtype=np.uint8)
         with pytest.raises(
-            ValueError, match=r"axes is None, expected 'NHWC' or 'NCHW': the shape of images, .* not tell"
+            ValueError,
+            match=r"axes is None, expected 'NHWC' or 'NCHW': the shape of images, .* not tell",
         ):
             read(images)
         for axes in ("NHWC", "NCHW"):
             train, _, _ = read(images, axes=axes)
-            assert tuple(train.images.shape[1:]) == (shape[1:] if axes == "NCHW" else (shape[3], *shape[1:3]))
+            assert tuple(train.images.shape[1:]) == (
+                shape[1:] if axes == "NCHW" else (shape[3], *shape[1:3])
+            )
 
 
 def test_malformed_arrays_are_an_error_that_names_them():
@@ -122,12 +135,24 @@ def test_malformed_arrays_are_an_error_that_names_them():
         ({"labels": LABELS - 1}, "labels is 'from -1 to "),
         ({"images": BYTES.astype(np.int64)}, r"images\.dtype is 'int64', expected uint8"),
         ({"images": BYTES > 3}, r"images\.dtype is 'bool'"),
-        ({"images": BYTES.astype(np.float32)}, r"images is 'from 0\.0 to 255\.0', expected intensities from 0 to 1"),
+        (
+            {"images": BYTES.astype(np.float32)},
+            r"images is 'from 0\.0 to 255\.0', expected intensities from 0 to 1",
+        ),
         ({"images": BYTES / 255 - 0.5}, "intensities from 0 to 1"),
         ({"images": np.full(BYTES.shape, np.nan)}, "images is 'from nan to nan'"),
-        ({"test_images": TEST_BYTES}, "test_labels is None, expected given just when test_images are"),
-        ({"test_labels": TEST_LABELS}, "test_labels is 'given', expected given just when test_images are"),
-        ({"test_images": TEST_BYTES, "test_labels": LABELS}, r"test_labels has shape \(23,\), expected \(6,\)"),
+        (
+            {"test_images": TEST_BYTES},
+            "test_labels is None, expected given just when test_images are",
+        ),
+        (
+            {"test_labels": TEST_LABELS},
+            "test_labels is 'given', expected given just when test_images are",
+        ),
+        (
+            {"test_images": TEST_BYTES, "test_labels": LABELS},
+            r"test_labels has shape \(23,\), expected \(6,\)",
+        ),
         ({"images": BYTES[:4], "labels": LABELS[:4]}, "images is '4 in all', expected at least 5"),
     ]:
         with pytest.raises(ValueError, match=message):
@@ -135,12 +160,19 @@ def test_malformed_arrays_are_an_error_that_names_them():
 
 
 def test_from_arrays_parts_as_load_does():
-    dataset = from_arrays(BYTES, LABELS, test_images=TEST_BYTES, test_labels=TEST_LABELS, validation_size=5, seed=3)
+    dataset = from_arrays(
+        BYTES, LABELS, test_images=TEST_BYTES, test_labels=TEST_LABELS, validation_size=5, seed=3
+    )
     order = np.random.default_rng(3).permutation(23)
     assert torch.equal(dataset.train.images, torch.from_numpy(BYTES[order[:18]]) / 255)
     assert torch.equal(dataset.validation.images, torch.from_numpy(BYTES[order[18:]]) / 255)
     assert torch.equal(dataset.test.images, torch.from_numpy(TEST_BYTES / np.float32(255)))
-    assert (dataset.name, dataset.num_classes, dataset.image_size, dataset.in_channels) == ("arrays", 5, (5, 7), 3)
+    assert (dataset.name, dataset.num_classes, dataset.image_size, dataset.in_channels) == (
+        "arrays",
+        5,
+        (5, 7),
+        3,
+    )
 
 
 def test_the_test_part_does_not_depend_on_the_seed_or_the_sizes():
@@ -158,7 +190,8 @@ def test_a_tenth_is_for_validation_by_default():
 def test_bytes_are_resized_and_floating_point_is_not():
     assert from_arrays(BYTES, LABELS, image_size=(11, 2)).image_size == (11, 2)
     with pytest.raises(
-        ValueError, match=r"image_size is \(11, 11\), expected None: images of floating point are not resized"
+        ValueError,
+        match=r"image_size is \(11, 11\), expected None: images of floating point are not resized",
     ):
         from_arrays(BYTES / 255, LABELS, image_size=11)
     with pytest.raises(ValueError, match="image_size is 0"):
@@ -166,7 +199,9 @@ def test_bytes_are_resized_and_floating_point_is_not():
 
 
 def test_test_images_of_another_size_are_an_error():
-    with pytest.raises(ValueError, match=r"test\.images has shape \(6, 3, 5, 6\), expected \(batch, 3, 5, 7\)"):
+    with pytest.raises(
+        ValueError, match=r"test\.images has shape \(6, 3, 5, 6\), expected \(batch, 3, 5, 7\)"
+    ):
         from_arrays(BYTES, LABELS, test_images=TEST_BYTES[..., :6], test_labels=TEST_LABELS)
 
 
@@ -215,7 +250,10 @@ def test_validation_images_of_a_file_are_used_for_validation(tmp_path: Path):
     assert sorted(dataset.train.labels.tolist()) == sorted(LABELS[:14].tolist())
     assert len(dataset.test) == 6
     # A size asks for the validation images to be drawn from both.
-    drawn, expected = load(str(path), validation_size=5), from_arrays(BYTES, LABELS, **TEST, validation_size=5)
+    drawn, expected = (
+        load(str(path), validation_size=5),
+        from_arrays(BYTES, LABELS, **TEST, validation_size=5),
+    )
     for part in ("train", "validation", "test"):
         assert torch.equal(getattr(drawn, part).images, getattr(expected, part).images)
         assert torch.equal(getattr(drawn, part).labels, getattr(expected, part).labels)
@@ -253,21 +291,33 @@ class Dangerous:
 @pytest.mark.parametrize(
     "write",
     [
-        pytest.param(lambda path: np.savez(path, images=np.array([Dangerous()]), labels=LABELS), id="array of objects"),
+        pytest.param(
+            lambda path: np.savez(path, images=np.array([Dangerous()]), labels=LABELS),
+            id="array of objects",
+        ),
         pytest.param(lambda path: path.write_bytes(pickle.dumps(Dangerous())), id="bare pickle"),
         pytest.param(lambda path: path.write_bytes(b""), id="nothing"),
         pytest.param(lambda path: path.write_text("no arrays"), id="text"),
         pytest.param(write_single, id="single array"),
         pytest.param(lambda path: np.savez(path, images=BYTES), id="no labels"),
-        pytest.param(lambda path: np.savez(path, images=BYTES, labels=LABELS, weights=BYTES), id="unknown key"),
-        pytest.param(lambda path: np.savez(path, images=BYTES, x=BYTES, labels=LABELS), id="images twice"),
-        pytest.param(lambda path: np.savez(path, images=BYTES, labels=LABELS[:3]), id="wrong shape"),
+        pytest.param(
+            lambda path: np.savez(path, images=BYTES, labels=LABELS, weights=BYTES),
+            id="unknown key",
+        ),
+        pytest.param(
+            lambda path: np.savez(path, images=BYTES, x=BYTES, labels=LABELS), id="images twice"
+        ),
+        pytest.param(
+            lambda path: np.savez(path, images=BYTES, labels=LABELS[:3]), id="wrong shape"
+        ),
     ],
 )
 def test_a_file_of_anything_else_is_an_error_that_names_it(tmp_path: Path, write):
     path = tmp_path / "arrays.npz"
     write(path)
-    with pytest.raises(ValueError, match=rf"name is .{path}., expected an \.npz file of images and labels \("):
+    with pytest.raises(
+        ValueError, match=rf"name is .{path}., expected an \.npz file of images and labels \("
+    ):
         read_npz(path)
 
 
@@ -293,7 +343,9 @@ def test_a_file_with_a_changed_byte_is_an_error_or_unchanged(tmp_path: Path):
             found = read_npz(path)[0].images
         except ValueError as error:
             found = str(error)
-        assert str(path) in found if isinstance(found, str) else torch.equal(found, read()[0].images)
+        assert (
+            str(path) in found if isinstance(found, str) else torch.equal(found, read()[0].images)
+        )
 
 
 def test_an_archive_that_unpacks_to_much_more_than_it_takes_is_refused(tmp_path: Path, monkeypatch):
@@ -302,7 +354,8 @@ def test_an_archive_that_unpacks_to_much_more_than_it_takes_is_refused(tmp_path:
     np.savez_compressed(path, images=np.zeros((64, 256, 256), np.uint8), labels=np.arange(64) % 2)
     tracemalloc.start()
     with pytest.raises(
-        ValueError, match=r"the unpacked size of .*bomb\.npz is '4,19.,... bytes', expected at most 200"
+        ValueError,
+        match=r"the unpacked size of .*bomb\.npz is '4,19.,... bytes', expected at most 200",
     ):
         read_npz(path)
     assert tracemalloc.get_traced_memory()[1] < 2**20
@@ -317,7 +370,9 @@ def pixels(seed: int, channels: int = 1, height: int = HEIGHT, width: int = WIDT
 
 
 def picture(image: torch.Tensor) -> Image.Image:
-    return Image.fromarray(image[0].numpy() if len(image) == 1 else image.permute(1, 2, 0).contiguous().numpy())
+    return Image.fromarray(
+        image[0].numpy() if len(image) == 1 else image.permute(1, 2, 0).contiguous().numpy()
+    )
 
 
 def put(path: Path, image: torch.Tensor | Image.Image) -> Path:
@@ -326,7 +381,9 @@ def put(path: Path, image: torch.Tensor | Image.Image) -> Path:
     return path
 
 
-def put_classes(folder: Path, counts: dict[str, int], *, channels: int = 1, seed: int = 0) -> list[torch.Tensor]:
+def put_classes(
+    folder: Path, counts: dict[str, int], *, channels: int = 1, seed: int = 0
+) -> list[torch.Tensor]:
     """Pictures of some classes; returns their pixels in the order of sorted classes and names."""
     images = []
     for name in sorted(counts):
@@ -337,7 +394,9 @@ def put_classes(folder: Path, counts: dict[str, int], *, channels: int = 1, seed
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_without_parts_every_picture_is_in_just_one_part_with_its_class(tmp_path: Path, channels: int):
+def test_without_parts_every_picture_is_in_just_one_part_with_its_class(
+    tmp_path: Path, channels: int
+):
     images = torch.stack(put_classes(tmp_path, {"b": 4, "a": 3, "c": 6}, channels=channels))
     labels = torch.tensor([0] * 3 + [1] * 4 + [2] * 6)
     train, test, num_classes = read_folder(tmp_path)
@@ -374,7 +433,11 @@ def test_classes_are_sorted_by_number_if_all_names_are_integers_else_as_words(tm
             put_classes(folder / part, dict.fromkeys(names, 1))
         assert find_classes(folder) == expected
         train, test, _ = read_folder(folder)
-        assert train.labels.tolist() == test.labels.tolist() == [expected.index(name) for name in sorted(names)]
+        assert (
+            train.labels.tolist()
+            == test.labels.tolist()
+            == [expected.index(name) for name in sorted(names)]
+        )
 
 
 def test_hidden_files_and_files_beside_the_classes_are_not_looked_at(tmp_path: Path):
@@ -420,26 +483,37 @@ def test_an_opaque_picture_with_an_alpha_channel_is_its_colours(tmp_path: Path):
 
 
 @pytest.mark.parametrize("image_size", [11, (3, 13)])
-def test_every_picture_is_resized_whatever_its_shape(tmp_path: Path, image_size: int | tuple[int, int]):
+def test_every_picture_is_resized_whatever_its_shape(
+    tmp_path: Path, image_size: int | tuple[int, int]
+):
     shapes = [(5, 7), (7, 5), (11, 11), (3, 2)]
-    images = [pixels(index, height=height, width=width) for index, (height, width) in enumerate(shapes)]
+    images = [
+        pixels(index, height=height, width=width) for index, (height, width) in enumerate(shapes)
+    ]
     for index, image in enumerate(images):
         put(tmp_path / "train" / "ab"[index // 2] / f"{index}.png", image)
     put(tmp_path / "test" / "a" / "0.png", images[0])
     train, _, _ = read_folder(tmp_path, image_size=image_size)
-    assert torch.equal(train.images, torch.cat([resize_bilinear(image[None], image_size) for image in images]))
+    assert torch.equal(
+        train.images, torch.cat([resize_bilinear(image[None], image_size) for image in images])
+    )
 
 
 def test_the_first_picture_of_another_size_is_an_error_that_names_it(tmp_path: Path):
     put_classes(tmp_path, {"a": 3, "b": 3})
     put(tmp_path / "a" / "9.png", pixels(0, height=6))
     put(tmp_path / "b" / "9.png", pixels(0, height=8))
-    with pytest.raises(ValueError, match=r"9\.png has 6 × 7 pixels, expected the 5 × 7 of .*000\.png; with image_size"):
+    with pytest.raises(
+        ValueError,
+        match=r"9\.png has 6 × 7 pixels, expected the 5 × 7 of .*000\.png; with image_size",
+    ):
         read_folder(tmp_path)
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "F"])
-def test_training_and_prediction_and_audits_read_every_kind_of_picture_alike(tmp_path: Path, mode: str):
+def test_training_and_prediction_and_audits_read_every_kind_of_picture_alike(
+    tmp_path: Path, mode: str
+):
     grey = np.random.default_rng(2).integers(0, 256, (HEIGHT, WIDTH), dtype=np.uint8)
     deep = {"I;16": grey.astype(np.uint16) * 257, "F": grey / np.float32(255)}
     image = Image.fromarray(deep[mode]) if mode in deep else Image.fromarray(grey).convert(mode)
@@ -484,7 +558,10 @@ def test_a_file_that_is_no_picture_is_an_error_that_names_it(tmp_path: Path):
 )
 def test_parts_may_have_the_usual_names(tmp_path: Path, folders, expected):
     counts = {folder: 11 + number for number, folder in enumerate(folders)}
-    images = {folder: put_classes(tmp_path / folder, {"a": 1, "b": count - 1}) for folder, count in counts.items()}
+    images = {
+        folder: put_classes(tmp_path / folder, {"a": 1, "b": count - 1})
+        for folder, count in counts.items()
+    }
     dataset = load(str(tmp_path))
     assert dataset.num_classes == 2
     sizes = {part: counts[folder] for part, folder in expected.items()}
@@ -508,13 +585,19 @@ def test_a_folder_of_another_layout_is_an_error_that_names_it(tmp_path: Path):
     with pytest.raises(ValueError, match=r"the classes of .* is 'none', expected at least two"):
         read_folder(tmp_path)
     put_classes(tmp_path, {"train": 3})
-    with pytest.raises(ValueError, match=r"the classes of .* is '1 \(train\)', expected at least two"):
+    with pytest.raises(
+        ValueError, match=r"the classes of .* is '1 \(train\)', expected at least two"
+    ):
         read_folder(tmp_path)
     put_classes(tmp_path, {"bus": 3, "train/cat": 3})
-    with pytest.raises(ValueError, match=r"the pictures in .*train is 'the folder cat', expected files only"):
+    with pytest.raises(
+        ValueError, match=r"the pictures in .*train is 'the folder cat', expected files only"
+    ):
         read_folder(tmp_path)
     (tmp_path / "validation").mkdir()
-    with pytest.raises(ValueError, match=r"only parts \(train, val, test\) or only classes; not \['bus'\]"):
+    with pytest.raises(
+        ValueError, match=r"only parts \(train, val, test\) or only classes; not \['bus'\]"
+    ):
         read_folder(tmp_path)
     (tmp_path / "val").mkdir()
     with pytest.raises(ValueError, match="expected one for validation, not val and validation"):
@@ -524,11 +607,15 @@ def test_a_folder_of_another_layout_is_an_error_that_names_it(tmp_path: Path):
 def test_a_class_of_the_test_part_alone_is_an_error_that_names_it(tmp_path: Path):
     put_classes(tmp_path / "train", {"a": 1, "b": 1})
     put_classes(tmp_path / "test", {"a": 1, "c": 1})
-    with pytest.raises(ValueError, match=r"the classes of .*test is 'c', expected those of .*train: a, b"):
+    with pytest.raises(
+        ValueError, match=r"the classes of .*test is 'c', expected those of .*train: a, b"
+    ):
         read_folder(tmp_path)
 
 
-def test_without_pillow_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_pillow_the_error_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     put_classes(tmp_path, {"a": 3, "b": 3})
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ImportError, match=r"pip install teka\[train\]"):

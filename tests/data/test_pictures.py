@@ -40,7 +40,9 @@ def test_of_several_frames_the_first_is_taken(tmp_path: Path):
 @pytest.mark.parametrize("side", [7_100, 20_000])
 def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(side: int, tmp_path: Path):
     Image.new("1", (side, side)).save(tmp_path / "large.png")
-    with pytest.raises(ValueError, match=r"the size of .*large\.png is .*, expected at most 50,000,000 pixels"):
+    with pytest.raises(
+        ValueError, match=r"the size of .*large\.png is .*, expected at most 50,000,000 pixels"
+    ):
         open_picture(tmp_path / "large.png")
 
 
@@ -48,7 +50,9 @@ def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(side: int,
 @pytest.mark.parametrize("format_", ["png", "jpeg", "bmp", "gif", "tiff", "webp"])
 def test_a_picture_that_is_cut_off_anywhere_is_an_error_that_names_it(format_: str, tmp_path: Path):
     file = io.BytesIO()
-    Image.fromarray(np.stack([GREY, GREY.T.reshape(23, 31), 255 - GREY], axis=2)).save(file, format_)
+    Image.fromarray(np.stack([GREY, GREY.T.reshape(23, 31), 255 - GREY], axis=2)).save(
+        file, format_
+    )
     content, path = file.getvalue(), tmp_path / "cut"
     for kept in range(0, len(content) // 2, 1 + len(content) // 60):
         path.write_bytes(content[:kept])
@@ -56,7 +60,9 @@ def test_a_picture_that_is_cut_off_anywhere_is_an_error_that_names_it(format_: s
             open_picture(path)
 
 
-@pytest.mark.skipif(".avif" not in Image.registered_extensions(), reason="this Pillow reads no AVIF")
+@pytest.mark.skipif(
+    ".avif" not in Image.registered_extensions(), reason="this Pillow reads no AVIF"
+)
 def test_whatever_a_damaged_file_raises_is_an_error_that_names_it(tmp_path: Path):
     path = put(tmp_path, Image.fromarray(COLOUR[:8, :8]), "one.avif")
     content, refused = path.read_bytes(), 0
@@ -69,8 +75,12 @@ def test_whatever_a_damaged_file_raises_is_an_error_that_names_it(tmp_path: Path
     assert refused > len(content) // 20
 
 
-def test_other_formats_are_refused_whatever_the_file_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(subprocess, "Popen", lambda *command, **_: pytest.fail(f"{command} was started"))
+def test_other_formats_are_refused_whatever_the_file_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda *command, **_: pytest.fail(f"{command} was started")
+    )
     path = tmp_path / "photo.png"
     for content in (
         b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n",
@@ -78,15 +88,23 @@ def test_other_formats_are_refused_whatever_the_file_is_called(tmp_path: Path, m
     ):
         path.write_bytes(content)
         for read in (open_picture, read_header):
-            with pytest.raises(ValueError, match=r"photo\.png is no picture that can be read, expected PNG, JPEG, GIF"):
+            with pytest.raises(
+                ValueError,
+                match=r"photo\.png is no picture that can be read, expected PNG, JPEG, GIF",
+            ):
                 read(path)
 
 
 def test_pictures_are_opened_in_one_place():
     package = Path(teka.__file__).parent
-    paths = [path for path in package.rglob("*.py") if "Image.open(" in path.read_text(encoding="utf-8")]
+    paths = [
+        path for path in package.rglob("*.py") if "Image.open(" in path.read_text(encoding="utf-8")
+    ]
     opening = {str(path.relative_to(package)) for path in paths}
-    assert opening == {"data/pictures.py", "training/heads/pictures.py"}  # the latter reads what it has written itself
+    assert opening == {
+        "data/pictures.py",
+        "training/heads/pictures.py",
+    }  # the latter reads what it has written itself
 
 
 @pytest.mark.parametrize("name", ["none.png", "."], ids=["no file", "a folder"])
@@ -98,10 +116,15 @@ def test_what_is_no_file_is_an_error(name: str, tmp_path: Path):
 def test_grey_becomes_equal_channels_and_colour_its_luminance(tmp_path: Path):
     path = put(tmp_path, Image.fromarray(GREY))
     for channels in (1, 3):
-        assert torch.equal(read_picture(path, in_channels=channels), torch.from_numpy(GREY).expand(channels, -1, -1))
+        assert torch.equal(
+            read_picture(path, in_channels=channels),
+            torch.from_numpy(GREY).expand(channels, -1, -1),
+        )
     path = put(tmp_path, Image.fromarray(COLOUR))
     assert torch.equal(read_picture(path, in_channels=3), torch.from_numpy(COLOUR).permute(2, 0, 1))
-    expected = torch.from_numpy(COLOUR).double() @ torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64)
+    expected = torch.from_numpy(COLOUR).double() @ torch.tensor(
+        [0.299, 0.587, 0.114], dtype=torch.float64
+    )
     assert (read_picture(path)[0].double() - expected).abs().max() <= 1
 
 
@@ -115,12 +138,18 @@ def test_other_kinds_of_pixels_are_read(mode: str, tmp_path: Path):
 def test_deep_levels_are_rounded_to_bytes(tmp_path: Path):
     deep = put(tmp_path, Image.fromarray(GREY.astype(np.uint16) * 257))
     assert torch.equal(read_picture(deep)[0], torch.from_numpy(GREY))
-    assert torch.equal(read_picture(deep, in_channels=3), torch.from_numpy(GREY).expand(3, *GREY.shape))
+    assert torch.equal(
+        read_picture(deep, in_channels=3), torch.from_numpy(GREY).expand(3, *GREY.shape)
+    )
     for top in (1, 255):
-        floating = put(tmp_path, Image.fromarray((GREY * (top / 255)).astype(np.float32)), "picture.tif")
+        floating = put(
+            tmp_path, Image.fromarray((GREY * (top / 255)).astype(np.float32)), "picture.tif"
+        )
         assert torch.equal(read_picture(floating)[0], torch.from_numpy(GREY))
     with pytest.raises(ValueError, match=r"the levels of .*picture\.tif is 'from -1 to 1'"):
-        read_picture(put(tmp_path, Image.fromarray(np.array([[-1, 1]], dtype=np.float32)), "picture.tif"))
+        read_picture(
+            put(tmp_path, Image.fromarray(np.array([[-1, 1]], dtype=np.float32)), "picture.tif")
+        )
 
 
 @pytest.mark.parametrize(("level", "ground"), [(0, 255), (255, 0)], ids=["dark ink", "light ink"])
@@ -155,17 +184,25 @@ def test_pixels_channels_and_grounds_that_are_none_are_an_error(tmp_path: Path):
 
 def make_images(height: int, width: int, channels: int = 1) -> torch.Tensor:
     generator = torch.Generator().manual_seed(height * 100 + width)
-    return torch.randint(0, 256, (19, channels, height, width), generator=generator, dtype=torch.uint8)
+    return torch.randint(
+        0, 256, (19, channels, height, width), generator=generator, dtype=torch.uint8
+    )
 
 
 @pytest.mark.parametrize(("height", "width", "new_height", "new_width"), SIZES)
-def test_every_pixel_is_pillows_of_the_image_alone(height: int, width: int, new_height: int, new_width: int):
+def test_every_pixel_is_pillows_of_the_image_alone(
+    height: int, width: int, new_height: int, new_width: int
+):
     images = make_images(height, width, channels=3)
     planes = [Image.fromarray(plane) for plane in images.flatten(0, 1).numpy()]
     # Two calls, because the order of the axes depends on the version of Pillow.
     narrowed = [plane.resize((new_width, height), Image.Resampling.BILINEAR) for plane in planes]
-    resized = [plane.resize((new_width, new_height), Image.Resampling.BILINEAR) for plane in narrowed]
-    expected = torch.from_numpy(np.stack([np.asarray(plane) for plane in resized])).unflatten(0, (19, 3))
+    resized = [
+        plane.resize((new_width, new_height), Image.Resampling.BILINEAR) for plane in narrowed
+    ]
+    expected = torch.from_numpy(np.stack([np.asarray(plane) for plane in resized])).unflatten(
+        0, (19, 3)
+    )
     found = resize_bilinear(images, (new_height, new_width))
     assert torch.equal(found, expected)
     assert found.is_contiguous()
@@ -187,7 +224,9 @@ def test_levels_are_those_by_which_the_packaged_models_were_trained():
 
 def test_it_is_the_bilinear_filter_to_the_rounding_of_both_axes():
     images = make_images(7, 11)
-    exact = interpolate(images.double(), size=(13, 17), mode="bilinear", align_corners=False, antialias=True)
+    exact = interpolate(
+        images.double(), size=(13, 17), mode="bilinear", align_corners=False, antialias=True
+    )
     assert (resize_bilinear(images, (13, 17)).double() - exact).abs().max() <= 1
 
 

@@ -46,7 +46,13 @@ def test_another_hash_is_an_error_that_names_the_file_and_both_hashes(to_idx, pa
 
 
 def test_a_wrong_magic_number_is_an_error_that_names_the_file(path: Path):
-    for content in [b"", b"\0\0", b"not an IDX file", b"\0\0\x09\x03" + bytes(50), b"\0\0\x08\x02" + bytes(50)]:
+    for content in [
+        b"",
+        b"\0\0",
+        b"not an IDX file",
+        b"\0\0\x09\x03" + bytes(50),
+        b"\0\0\x08\x02" + bytes(50),
+    ]:
         path.write_bytes(content)
         with pytest.raises(ValueError, match="magic number 00000803") as caught:
             read_idx(path, num_axes=3)
@@ -57,7 +63,9 @@ def test_too_few_bytes_are_an_error_that_names_the_file(to_idx, path: Path):
     for pack in [bytes, gzip.compress]:
         for kept in [4, 15, 16, 45]:
             path.write_bytes(pack(to_idx(VALUES)[:kept]))
-            with pytest.raises(ValueError, match=f"truncated: it unpacks to {kept} bytes") as caught:
+            with pytest.raises(
+                ValueError, match=f"truncated: it unpacks to {kept} bytes"
+            ) as caught:
                 read_idx(path, num_axes=3)
             assert str(path) in str(caught.value)
 
@@ -65,7 +73,8 @@ def test_too_few_bytes_are_an_error_that_names_the_file(to_idx, path: Path):
 def test_too_many_bytes_are_an_error_that_names_the_sizes(to_idx, path: Path):
     path.write_bytes(to_idx(VALUES) + b"\0")
     with pytest.raises(
-        ValueError, match=r"too long: it unpacks to at least 47 bytes, expected 46 for the sizes \(2, 3, 5\)"
+        ValueError,
+        match=r"too long: it unpacks to at least 47 bytes, expected 46 for the sizes \(2, 3, 5\)",
     ):
         read_idx(path, num_axes=3)
 
@@ -87,7 +96,9 @@ def test_no_more_is_unpacked_than_the_header_and_the_catalogue_say(to_idx, path:
             file.write(bytes(2**20))
     assert peak_bytes(lambda: read_idx(path, num_axes=3)) < 2**20
     with gzip.open(path, "wb") as file:
-        file.write(bytes([0, 0, 8, 3]) + b"".join(side.to_bytes(4, "big") for side in (64, 1024, 1024)))
+        file.write(
+            bytes([0, 0, 8, 3]) + b"".join(side.to_bytes(4, "big") for side in (64, 1024, 1024))
+        )
         for _ in range(64):
             file.write(bytes(2**20))
     assert peak_bytes(lambda: read_idx(path, num_axes=3, num_bytes=46)) < 2**20
@@ -136,14 +147,18 @@ def assert_is_synthetic(synthetic, parts: tuple[Levels, Levels]):
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("inside", [".", "synthetic"])
-def test_files_are_found_in_the_folder_or_in_one_of_the_name(synthetic, tmp_path: Path, packed: bool, inside: str):
+def test_files_are_found_in_the_folder_or_in_one_of_the_name(
+    synthetic, tmp_path: Path, packed: bool, inside: str
+):
     synthetic.write(tmp_path / inside, packed=packed)
     assert_is_synthetic(synthetic, synthetic.dataset().read(tmp_path))
     assert_is_synthetic(synthetic, synthetic.dataset().read(str(tmp_path)))
 
 
 @pytest.mark.parametrize("data_dir", [None, "elsewhere"])
-def test_the_system_folder_serves_where_the_given_one_does_not(synthetic, tmp_path: Path, data_dir: str | None):
+def test_the_system_folder_serves_where_the_given_one_does_not(
+    synthetic, tmp_path: Path, data_dir: str | None
+):
     system = synthetic.write(tmp_path / "system")
     given = None if data_dir is None else tmp_path / data_dir
     assert_is_synthetic(synthetic, synthetic.dataset(system).read(given))
@@ -177,21 +192,28 @@ def test_of_a_packed_and_a_plain_file_the_plain_one_is_read(synthetic, tmp_path:
     assert_is_synthetic(synthetic, synthetic.dataset().read(tmp_path))
 
 
-def test_missing_files_are_an_error_that_names_every_place_and_what_to_do(synthetic, tmp_path: Path):
+def test_missing_files_are_an_error_that_names_every_place_and_what_to_do(
+    synthetic, tmp_path: Path
+):
     synthetic.write(tmp_path)
     (tmp_path / "test-images.gz").unlink()
     system = tmp_path / "system"
     with pytest.raises(ValueError, match="the files of synthetic were not found") as caught:
         synthetic.dataset(system).read(tmp_path)
     message = str(caught.value)
-    assert f"{tmp_path / 'synthetic'} (no train-images, no train-labels, no test-images, no test-labels)" in message
+    assert (
+        f"{tmp_path / 'synthetic'} (no train-images, no train-labels, no test-images, no test-labels)"
+        in message
+    )
     assert f"{tmp_path} (no test-images)" in message
     assert str(system) in message
     assert message.endswith(f"Run `teka download synthetic --data-dir {tmp_path}`. Ask the author.")
 
 
 def test_no_folder_at_all_is_an_error_that_says_so(synthetic):
-    with pytest.raises(ValueError, match=r"no data_dir was given\. Run `teka download synthetic --data-dir data`"):
+    with pytest.raises(
+        ValueError, match=r"no data_dir was given\. Run `teka download synthetic --data-dir data`"
+    ):
         synthetic.dataset().read()
 
 
@@ -215,7 +237,9 @@ def test_each_of_the_four_files_is_checked_by_hash(synthetic, tmp_path: Path, fi
     assert str(tmp_path / f"{file}.gz") in str(caught.value)
 
 
-def test_images_and_labels_of_different_number_are_an_error_that_names_both(synthetic, to_idx, tmp_path: Path):
+def test_images_and_labels_of_different_number_are_an_error_that_names_both(
+    synthetic, to_idx, tmp_path: Path
+):
     synthetic.contents["test-labels"] = to_idx(synthetic.test_labels[:-1])
     published = synthetic.dataset()
     synthetic.write(tmp_path)
@@ -234,13 +258,17 @@ def assert_is_synthetic_records(synthetic_records, data_dir: Path | str):
 
 
 @pytest.mark.parametrize("inside", ["synthetic-bin", "synthetic", "."])
-def test_files_are_found_in_the_folder_or_in_one_of_either_name(synthetic_records, tmp_path: Path, inside: str):
+def test_files_are_found_in_the_folder_or_in_one_of_either_name(
+    synthetic_records, tmp_path: Path, inside: str
+):
     synthetic_records.write(tmp_path / inside)
     assert_is_synthetic_records(synthetic_records, tmp_path)
     assert_is_synthetic_records(synthetic_records, str(tmp_path))
 
 
-def test_the_published_folder_comes_first_and_data_dir_itself_last(synthetic_records, tmp_path: Path):
+def test_the_published_folder_comes_first_and_data_dir_itself_last(
+    synthetic_records, tmp_path: Path
+):
     folders = [tmp_path / "synthetic-bin", tmp_path / "synthetic", tmp_path]
     for folder in folders:
         synthetic_records.write(folder)
@@ -252,7 +280,9 @@ def test_the_published_folder_comes_first_and_data_dir_itself_last(synthetic_rec
         (folder / "batch-1").unlink()
 
 
-def test_a_record_by_hand_is_a_label_then_whole_channels_row_by_row(synthetic_records, tmp_path: Path):
+def test_a_record_by_hand_is_a_label_then_whole_channels_row_by_row(
+    synthetic_records, tmp_path: Path
+):
     record = bytes([3]) + b"".join(
         bytes(10 * channel + row for _ in range(11)) for channel in range(3) for row in range(7)
     )
@@ -260,7 +290,9 @@ def test_a_record_by_hand_is_a_label_then_whole_channels_row_by_row(synthetic_re
     synthetic_records.write(tmp_path)
     _, test = synthetic_records.dataset().read(tmp_path)
     assert test.labels.tolist() == [3] * 5
-    assert test.images[4, :, :, 10].tolist() == [[10 * channel + row for row in range(7)] for channel in range(3)]
+    assert test.images[4, :, :, 10].tolist() == [
+        [10 * channel + row for row in range(7)] for channel in range(3)
+    ]
 
 
 @pytest.mark.parametrize("file", ["batch-1", "batch-3", "batch-test"])
@@ -277,7 +309,9 @@ def test_a_file_of_another_size_is_an_error_with_both_sizes(
     synthetic_records, tmp_path: Path, file: str, change: int, state: str
 ):
     size = 5 * RECORD
-    synthetic_records.contents[file] = (synthetic_records.contents[file] + bytes(RECORD))[: size + change]
+    synthetic_records.contents[file] = (synthetic_records.contents[file] + bytes(RECORD))[
+        : size + change
+    ]
     synthetic_records.write(tmp_path)
     with pytest.raises(ValueError, match=state) as caught:
         synthetic_records.dataset().read(tmp_path)
@@ -288,11 +322,15 @@ def test_a_file_of_another_size_is_an_error_with_both_sizes(
 
 
 @pytest.mark.parametrize("label", [4, 255])
-def test_a_label_that_is_no_class_is_an_error_that_names_file_and_image(synthetic_records, tmp_path: Path, label: int):
+def test_a_label_that_is_no_class_is_an_error_that_names_file_and_image(
+    synthetic_records, tmp_path: Path, label: int
+):
     content = bytearray(synthetic_records.contents["batch-2"])
     content[2 * RECORD] = label
     synthetic_records.contents["batch-2"] = bytes(content)
     synthetic_records.write(tmp_path)
-    with pytest.raises(ValueError, match=f"label of its image 2 is {label}, expected a class from 0 to 3") as caught:
+    with pytest.raises(
+        ValueError, match=f"label of its image 2 is {label}, expected a class from 0 to 3"
+    ) as caught:
         synthetic_records.dataset().read(tmp_path)
     assert str(caught.value).startswith(f"{tmp_path / 'batch-2'} ")

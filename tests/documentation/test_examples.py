@@ -23,9 +23,13 @@ def main(script: str) -> None:
 def test_an_example_runs_and_its_models_are_exact(script: str, capfd: pytest.CaptureFixture[str]):
     run("tests.documentation.test_examples", script)
     printed = capfd.readouterr().out
-    changes = re.findall(r"largest change +(\S+) of .* in (float32|float64)$", printed, flags=re.MULTILINE)
+    changes = re.findall(
+        r"largest change +(\S+) of .* in (float32|float64)$", printed, flags=re.MULTILINE
+    )
     assert len(changes) == printed.count("largest change") > 0
-    assert all(float(change) <= {"float32": 1e-5, "float64": 1e-12}[digits] for change, digits in changes), printed
+    assert all(
+        float(change) <= {"float32": 1e-5, "float64": 1e-12}[digits] for change, digits in changes
+    ), printed
 
 
 def test_the_page_of_examples_has_them_all():

@@ -13,9 +13,14 @@ LARGEST = 100_000  # bytes, with the pictures
 
 def first_steps(printed: str) -> bool:
     """Rotary is as good at the worst shift as without one; absolute positions are not."""
-    found = re.findall(r"^(\w+) +not moved ([\d.]+) %, worst shift ([\d.]+) %$", printed, flags=re.MULTILINE)
+    found = re.findall(
+        r"^(\w+) +not moved ([\d.]+) %, worst shift ([\d.]+) %$", printed, flags=re.MULTILINE
+    )
     accuracy = {name: (float(still), float(worst)) for name, still, worst in found}
-    return accuracy["rotary"][0] == accuracy["rotary"][1] > 80 and accuracy["absolute"][0] > accuracy["absolute"][1]
+    return (
+        accuracy["rotary"][0] == accuracy["rotary"][1] > 80
+        and accuracy["absolute"][0] > accuracy["absolute"][1]
+    )
 
 
 def audit_a_model(printed: str) -> bool:
@@ -27,7 +32,10 @@ def audit_a_model(printed: str) -> bool:
 def why_exactness(printed: str) -> bool:
     """Positions inside the features are seen, for every number of them; outside they are not, to rounding."""
     joint, exact = (
-        [float(one) for one in re.findall(rf"^{name} +(.+)$", printed, flags=re.MULTILINE)[0].split()]
+        [
+            float(one)
+            for one in re.findall(rf"^{name} +(.+)$", printed, flags=re.MULTILINE)[0].split()
+        ]
         for name in ("rotation_joint", "rotation")
     )
     return min(joint) > 0.1 and max(exact) < 1e-14
@@ -37,7 +45,9 @@ CLAIMS = {claim.__name__: claim for claim in (first_steps, audit_a_model, why_ex
 
 
 def printed_by(notebook: nbformat.NotebookNode) -> str:
-    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    outputs = [
+        output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs
+    ]
     return "".join(output.text for output in outputs if output.output_type == "stream")
 
 

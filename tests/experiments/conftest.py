@@ -5,17 +5,39 @@ import numpy as np
 import pytest
 
 STUDY_SHIFTS = [[0, 0], [0, 3], [-3, 0], [5, -2]]
-STUDY_ERRORS = {"softmax": 0.05, "squared relu": 0.045, "taylor 2": 0.11, "elu + 1": 0.31, "constant": 0.72}
-STUDY_FLOPS = {"softmax": 5.1e6, "squared relu": 1.3e6, "taylor 2": 2.9e6, "elu + 1": 1.2e6, "constant": 7e5}
-STUDY_POSITIONS = {"rotation": (1.0, 0.0), "clipped": (1.3, 0.0), "absolute": (1.2, 0.35), "none": (2.1, 0.0)}
+STUDY_ERRORS = {
+    "softmax": 0.05,
+    "squared relu": 0.045,
+    "taylor 2": 0.11,
+    "elu + 1": 0.31,
+    "constant": 0.72,
+}
+STUDY_FLOPS = {
+    "softmax": 5.1e6,
+    "squared relu": 1.3e6,
+    "taylor 2": 2.9e6,
+    "elu + 1": 1.2e6,
+    "constant": 7e5,
+}
+STUDY_POSITIONS = {
+    "rotation": (1.0, 0.0),
+    "clipped": (1.3, 0.0),
+    "absolute": (1.2, 0.35),
+    "none": (2.1, 0.0),
+}
 STUDY_DATA = {"mnist": 1.0, "fashion-mnist": 2.6, "digits": 0.55, "cifar10": 4.1}
 
 
-def fake_study_cell(data="mnist", kernel="softmax", position="rotation", seed=0, *, labels=None, **further):
+def fake_study_cell(
+    data="mnist", kernel="softmax", position="rotation", seed=0, *, labels=None, **further
+):
     """A finished cell whose numbers follow from its labels and seed; curves fall towards the final error."""
     factor, fall = STUDY_POSITIONS[position]
     generator = np.random.default_rng([*map(ord, f"{data}{kernel}{position}"), seed])
-    error = min(0.9, STUDY_ERRORS[kernel] * factor * STUDY_DATA[data] * (1 + 0.08 * generator.standard_normal()))
+    error = min(
+        0.9,
+        STUDY_ERRORS[kernel] * factor * STUDY_DATA[data] * (1 + 0.08 * generator.standard_normal()),
+    )
     accuracy = round(1 - error, 4)
     seconds = round(STUDY_FLOPS[kernel] * 6e-6 * (1 + 0.02 * generator.standard_normal()), 3)
     shares = [point / 8 for point in range(1, 9)]
@@ -28,11 +50,19 @@ def fake_study_cell(data="mnist", kernel="softmax", position="rotation", seed=0,
         }
         for share in shares
     ]
-    shifted = [round(max(0.05, accuracy - fall * index / 3), 4) for index in range(len(STUDY_SHIFTS))]
+    shifted = [
+        round(max(0.05, accuracy - fall * index / 3), 4) for index in range(len(STUDY_SHIFTS))
+    ]
     measured = {
         "labels": labels or {"data": data, "kernel": kernel, "position": position},
         "seed": seed,
-        "run": {"data": data, "kernel": kernel, "learning_rate": 2e-3, "batch_size": 64, "seed": seed},
+        "run": {
+            "data": data,
+            "kernel": kernel,
+            "learning_rate": 2e-3,
+            "batch_size": 64,
+            "seed": seed,
+        },
         "parameters": 21001,
         "backend": "dense" if kernel == "softmax" else "toeplitz",
         "forward_flops": STUDY_FLOPS[kernel],
@@ -98,7 +128,9 @@ def study_of(study_folder):
     return lambda *cells, **further: read_study_results(study_folder(*cells), **further)
 
 
-def fake_study_cells(data=("mnist", "fashion-mnist"), kernels=tuple(STUDY_ERRORS), positions=("rotation", "none")):
+def fake_study_cells(
+    data=("mnist", "fashion-mnist"), kernels=tuple(STUDY_ERRORS), positions=("rotation", "none")
+):
     """Every cell of a study with three seeds."""
     places = itertools.product(data, kernels, positions)
     return [fake_study_cell(*levels, seed=seed) for levels in places for seed in range(3)]

@@ -28,14 +28,18 @@ def rotation(heads: int, num_axes: int) -> Rotation:
 def test_the_default_is_softmax_attention():
     query, key, value = draw_inputs(11)
     mask = draw_mask(2, 11)
-    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None, None, :])
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask[:, None, None, :]
+    )
     assert relative_change(attention(query, key, value, key_mask=mask), expected) <= TOLERANCE
 
 
 def test_it_is_the_one_equation_written_out_in_loops():
     query, key, value = draw_inputs(6, batch=1, heads=2, dim_value=3)
     grid = Grid((2, 3), (1.0, 0.5))
-    relative = dataclasses.replace(rotation(2, 2), frequency=torch.tensor([1.0, 0.3]).double(), scale=0.7)
+    relative = dataclasses.replace(
+        rotation(2, 2), frequency=torch.tensor([1.0, 0.3]).double(), scale=0.7
+    )
     output = attention(query, key, value, relative=relative, grid=grid, scale=0.4)
     positions = grid.positions(dtype=torch.float64).tolist()
     for head in range(2):
@@ -78,7 +82,11 @@ def test_positions_of_a_sample_are_its_own():
     together = attention(*inputs, relative="clipped", positions=4 * positions)
     for sample in range(2):
         part = slice(sample, sample + 1)
-        alone = attention(*(tensor[part] for tensor in inputs), relative="clipped", positions=4 * positions[sample])
+        alone = attention(
+            *(tensor[part] for tensor in inputs),
+            relative="clipped",
+            positions=4 * positions[sample],
+        )
         assert relative_change(together[part], alone) <= TOLERANCE
 
 
@@ -86,7 +94,9 @@ def test_a_kernel_by_name_is_the_same_every_time_whatever_the_global_seed():
     inputs, outputs = draw_inputs(15), []
     for seed in (1, 2):
         torch.manual_seed(seed)
-        outputs.append(attention(*inputs, kernel="positive", relative="rotation", grid=Grid((3, 5))))
+        outputs.append(
+            attention(*inputs, kernel="positive", relative="rotation", grid=Grid((3, 5)))
+        )
     assert torch.equal(*outputs)
 
 
@@ -113,10 +123,16 @@ ZEROS = torch.zeros(2, 3, 15, 5).double()
 GRID = Grid((3, 5))
 NAN_POSITIONS = torch.full((15, 2), math.nan)
 BAD = {
-    "query of rank 3": ({"query": ZEROS[0]}, r"query has shape \(3, 15, 5\), expected \(batch, heads, tokens, dim\)"),
+    "query of rank 3": (
+        {"query": ZEROS[0]},
+        r"query has shape \(3, 15, 5\), expected \(batch, heads, tokens, dim\)",
+    ),
     "key of rank 5": ({"key": ZEROS[None]}, r"key has shape \(1, 2, 3, 15, 5\)"),
     "value of rank 2": ({"value": ZEROS[0, 0]}, r"value has shape \(15, 5\)"),
-    "key of another batch": ({"key": ZEROS[:1]}, r"key has shape \(1, 3, 15, 5\), expected \(2, 3, tokens, 5\)"),
+    "key of another batch": (
+        {"key": ZEROS[:1]},
+        r"key has shape \(1, 3, 15, 5\), expected \(2, 3, tokens, 5\)",
+    ),
     "key of other heads": ({"key": ZEROS[:, :1]}, r"key has shape \(2, 1, 15, 5\)"),
     "key of another size": ({"key": ZEROS[..., :4]}, r"key has shape \(2, 3, 15, 4\)"),
     "no tokens": (
@@ -127,17 +143,32 @@ BAD = {
         {"value": ZEROS[:, :, :14]},
         r"value has shape \(2, 3, 14, 5\), expected \(2, 3, 15, dim\)",
     ),
-    "key of another dtype": ({"key": ZEROS.float()}, r"key is torch.float32, expected .*torch.float64"),
-    "a list": ({"query": ZEROS.tolist()}, r"query is of type list, expected a tensor of a floating dtype"),
+    "key of another dtype": (
+        {"key": ZEROS.float()},
+        r"key is torch.float32, expected .*torch.float64",
+    ),
+    "a list": (
+        {"query": ZEROS.tolist()},
+        r"query is of type list, expected a tensor of a floating dtype",
+    ),
     "an array": ({"value": ZEROS.numpy()}, r"value is of type ndarray, expected a tensor"),
-    "complex numbers": ({"key": ZEROS.to(torch.complex64)}, r"key is torch.complex64, expected a floating dtype"),
+    "complex numbers": (
+        {"key": ZEROS.to(torch.complex64)},
+        r"key is torch.complex64, expected a floating dtype",
+    ),
     "whole numbers": ({"query": ZEROS.long()}, r"query is torch.int64, expected a floating dtype"),
     "other lengths with positions": (
         {"query": ZEROS[:, :, :14], "relative": "rotation", "grid": GRID},
         r"the sequence has 14 tokens, expected 0 prefix \+ 15 tokens of the grid \(3, 5\)",
     ),
-    "a tuple for a grid": ({"grid": (3, 5), "relative": "rotation"}, r"grid is \(3, 5\), expected a teka.Grid"),
-    "a grid of another length": ({"grid": Grid((3, 4)), "relative": "rotation"}, r"has 15 tokens, expected .* 12"),
+    "a tuple for a grid": (
+        {"grid": (3, 5), "relative": "rotation"},
+        r"grid is \(3, 5\), expected a teka.Grid",
+    ),
+    "a grid of another length": (
+        {"grid": Grid((3, 4)), "relative": "rotation"},
+        r"has 15 tokens, expected .* 12",
+    ),
     "a grid that leaves out the prefix": (
         {"grid": GRID, "relative": "rotation", "num_prefix_tokens": 1},
         r"has 15 tokens, expected 1 prefix \+ 15",
@@ -160,20 +191,44 @@ BAD = {
         {"relative": "rotation", "positions": GRID.positions().expand(3, -1, -1)},
         r"positions has shape \(3, 15, 2\)",
     ),
-    "positions without axes": ({"relative": "rotation", "positions": torch.zeros(15)}, r"positions has shape \(15,\)"),
-    "positions in a list": ({"relative": "rotation", "positions": [[0.0, 1.0]]}, r"positions is of type list"),
-    "a fraction of a prefix": ({"num_prefix_tokens": 1.5}, r"num_prefix_tokens is 1.5, expected a whole number"),
-    "a grid that does not fit, of no use": ({"relative": None, "grid": Grid((3, 4))}, r"has 15 tokens, expected .* 12"),
+    "positions without axes": (
+        {"relative": "rotation", "positions": torch.zeros(15)},
+        r"positions has shape \(15,\)",
+    ),
+    "positions in a list": (
+        {"relative": "rotation", "positions": [[0.0, 1.0]]},
+        r"positions is of type list",
+    ),
+    "a fraction of a prefix": (
+        {"num_prefix_tokens": 1.5},
+        r"num_prefix_tokens is 1.5, expected a whole number",
+    ),
+    "a grid that does not fit, of no use": (
+        {"relative": None, "grid": Grid((3, 4))},
+        r"has 15 tokens, expected .* 12",
+    ),
     "causality in words": ({"is_causal": "yes"}, r"is_causal is 'yes', expected True or False"),
-    "positions with NaN": ({"relative": "rotation", "positions": NAN_POSITIONS}, r"positions hold NaN or infinity"),
-    "an unknown kernel": ({"kernel": "sofmax"}, r"kernel is 'sofmax', expected one of .*; did you mean 'softmax'\?"),
+    "positions with NaN": (
+        {"relative": "rotation", "positions": NAN_POSITIONS},
+        r"positions hold NaN or infinity",
+    ),
+    "an unknown kernel": (
+        {"kernel": "sofmax"},
+        r"kernel is 'sofmax', expected one of .*; did you mean 'softmax'\?",
+    ),
     "a kernel that is none": ({"kernel": 3}, r"kernel is 3, expected a name or an instance"),
     "an unknown relative kernel": (
         {"relative": "rotations", "grid": GRID},
         r"relative is 'rotations', expected one of .*; did you mean 'rotation'\?",
     ),
-    "a relative kernel that is none": ({"relative": 3, "grid": GRID}, r"relative is 3, expected None, a name or"),
-    "an unknown backend": ({"backend": "liner"}, r"backend is 'liner', expected one of .*; did you mean 'linear'\?"),
+    "a relative kernel that is none": (
+        {"relative": 3, "grid": GRID},
+        r"relative is 3, expected None, a name or",
+    ),
+    "an unknown backend": (
+        {"backend": "liner"},
+        r"backend is 'liner', expected one of .*; did you mean 'linear'\?",
+    ),
     "a backend that cannot": (
         {"backend": "rings", "relative": "rotation", "grid": GRID, "kernel": "constant"},
         r"backend is 'rings', expected one of 'auto', 'dense', 'toeplitz', 'fft' for this kernel",
@@ -182,14 +237,23 @@ BAD = {
         {"key_mask": torch.ones(2, 14, dtype=torch.bool)},
         r"key_mask has shape \(2, 14\), expected \(2, 15\)",
     ),
-    "a mask for each query": ({"key_mask": torch.ones(2, 15, 15, dtype=torch.bool)}, r"key_mask has shape"),
+    "a mask for each query": (
+        {"key_mask": torch.ones(2, 15, 15, dtype=torch.bool)},
+        r"key_mask has shape",
+    ),
     "a mask in an array": (
         {"key_mask": np.ones((2, 15), dtype=bool)},
         r"key_mask is of type ndarray, expected a tensor",
     ),
-    "a mask of numbers": ({"key_mask": torch.ones(2, 15)}, r"key_mask is torch.float32, expected torch.bool"),
+    "a mask of numbers": (
+        {"key_mask": torch.ones(2, 15)},
+        r"key_mask is torch.float32, expected torch.bool",
+    ),
     "a negative scale": ({"scale": -1.0}, r"scale is -1.0, expected a positive finite number"),
-    "a scale in words": ({"scale": "large"}, r"scale is 'large', expected a positive finite number"),
+    "a scale in words": (
+        {"scale": "large"},
+        r"scale is 'large', expected a positive finite number",
+    ),
     "an infinite scale": ({"scale": math.inf}, r"scale is inf"),
     "a projection of another size": (
         {"kernel": Positive(torch.zeros(7, 4))},
@@ -247,7 +311,9 @@ def test_a_relative_kernel_is_in_both_the_estimate_and_the_truth(relative: str):
     kernel = build_kernel("positive", kernel_relative, 5)
     assert isinstance(kernel, Positive)
     positions = Grid((3, 5)).positions()
-    report = estimator_report(query, key, value, kernel, relative=kernel_relative, positions=positions)
+    report = estimator_report(
+        query, key, value, kernel, relative=kernel_relative, positions=positions
+    )
     doubles = [tensor.double() for tensor in (query, key, value)]
     exact = attention(*doubles, relative=kernel_relative, positions=positions)
     estimate = attention(*doubles, kernel=kernel, relative=kernel_relative, positions=positions)
@@ -256,13 +322,19 @@ def test_a_relative_kernel_is_in_both_the_estimate_and_the_truth(relative: str):
 
 def test_outputs_are_compared_entry_by_entry_with_a_mean_that_broadcasts():
     exact, estimate = torch.tensor([[3.0, 0.0], [0.0, 4.0]]), torch.tensor([[3.0, 0.0], [0.0, 1.0]])
-    report = EstimatorReport.from_outputs(estimate.double(), exact.double(), torch.zeros(1, 2).double())
+    report = EstimatorReport.from_outputs(
+        estimate.double(), exact.double(), torch.zeros(1, 2).double()
+    )
     assert report == EstimatorReport(error=3 / 5, error_of_mean=1.0, spread=10**0.5 / 5)
 
 
 def test_where_the_truth_is_the_mean_of_the_values_nothing_has_collapsed():
     query, key, value = draw_inputs(11)
-    for queries, values in ((query, torch.ones_like(value)), (query, 0 * value), (0 * query, value)):
+    for queries, values in (
+        (query, torch.ones_like(value)),
+        (query, 0 * value),
+        (0 * query, value),
+    ):
         report = estimator_report(queries, key, values, build_positive(7))
         assert report.spread == 1
         assert report.error_of_mean < 1e-12
@@ -284,15 +356,20 @@ def test_it_leaves_no_gradient_behind():
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(
-    "kernel", ["softmax", "squared_relu", "focused", "relu", "elu", "taylor2", "gaussian", "hedgehog"]
+    "kernel",
+    ["softmax", "squared_relu", "focused", "relu", "elu", "taylor2", "gaussian", "hedgehog"],
 )
-def test_inputs_of_1e30_in_float32_have_the_outputs_and_gradients_of_float64(kernel: str, is_causal: bool):
+def test_inputs_of_1e30_in_float32_have_the_outputs_and_gradients_of_float64(
+    kernel: str, is_causal: bool
+):
     for relative, num_tokens in itertools.product((None, "rotary", "window"), (12, 200)):
         options: dict[str, Any] = {"kernel": kernel, "relative": relative, "is_causal": is_causal}
         options["grid"] = Grid(num_tokens)
         inputs = [(1e30 * one).float().requires_grad_() for one in draw_inputs(num_tokens)]
         expected = attention(*(one.double() for one in inputs), **options)
         found = attention(*inputs, **options)
-        assert (found - expected).abs().max() <= 1e-6 * expected.abs().max(), relative  # rounded once to float32
+        assert (found - expected).abs().max() <= 1e-6 * expected.abs().max(), (
+            relative
+        )  # rounded once to float32
         for one in torch.autograd.grad(found.mean(), inputs, allow_unused=True):
             assert one is None or one.isfinite().all(), relative

@@ -28,7 +28,17 @@ from teka.functional import (
     decode,
 )
 
-RELATIVES = (None, "clipped", "clipped_features", "shaw", "decay", "alibi", "fourier", "rotary", "rotation_joint")
+RELATIVES = (
+    None,
+    "clipped",
+    "clipped_features",
+    "shaw",
+    "decay",
+    "alibi",
+    "fourier",
+    "rotary",
+    "rotation_joint",
+)
 PARTNERS = {
     relative: [
         kernel
@@ -39,28 +49,41 @@ PARTNERS = {
 }
 
 
-def build_pair(kernel: str, relative: str | None, num_axes: int = 1) -> tuple[Kernel, Relative | None]:
-    built = build_relative(relative, heads=3, dim=5, num_axes=num_axes, kernel=kernel, max_distance=4)
+def build_pair(
+    kernel: str, relative: str | None, num_axes: int = 1
+) -> tuple[Kernel, Relative | None]:
+    built = build_relative(
+        relative, heads=3, dim=5, num_axes=num_axes, kernel=kernel, max_distance=4
+    )
     return build_kernel(kernel, built, 5), built
 
 
 def decode_all(
-    inputs: list[Tensor], kernel: str | Kernel, relative: str | Relative | None, positions: Tensor | None = None
+    inputs: list[Tensor],
+    kernel: str | Kernel,
+    relative: str | Relative | None,
+    positions: Tensor | None = None,
 ) -> tuple[Tensor, list[DecodingState]]:
     outputs, states, state = [], [], None
     for token in range(inputs[0].shape[2]):
         query, key, value = (tensor[:, :, token : token + 1] for tensor in inputs)
         position = None if positions is None else positions[..., token, :]
-        output, state = decode(query, key, value, state, kernel=kernel, relative=relative, position=position)
+        output, state = decode(
+            query, key, value, state, kernel=kernel, relative=relative, position=position
+        )
         outputs.append(output)
         states.append(state)
     return torch.cat(outputs, dim=2), states
 
 
 @pytest.mark.parametrize("relative", RELATIVES)
-def test_a_prompt_at_once_leaves_what_its_tokens_leave_and_dropped_ones_leave_nothing(relative: str | None):
+def test_a_prompt_at_once_leaves_what_its_tokens_leave_and_dropped_ones_leave_nothing(
+    relative: str | None,
+):
     for kernel in PARTNERS[relative]:
-        pair: dict[str, Any] = dict(zip(("kernel", "relative"), build_pair(kernel, relative), strict=True))
+        pair: dict[str, Any] = dict(
+            zip(("kernel", "relative"), build_pair(kernel, relative), strict=True)
+        )
         inputs = draw_inputs(11)
         keep = torch.arange(11) >= torch.tensor([[0], [3]])
         expected = attention(*inputs, grid=Grid(11), is_causal=True, key_mask=keep, **pair)
@@ -83,10 +106,21 @@ def test_beside_kept_tokens_however_small_dropped_ones_leave_nothing(
     query, key, places = query_size * query, key_size * key, torch.arange(40)
     keep = ((places < 5) | (places == 30)).expand(2, -1)
     for kernel in ("positive", "squared_relu"):
-        built: Any = build_pair(kernel, relative)[1] if relative != "decay" else Decay(torch.full((3, 1), 3.0).double())
+        built: Any = (
+            build_pair(kernel, relative)[1]
+            if relative != "decay"
+            else Decay(torch.full((3, 1), 3.0).double())
+        )
         options: dict[str, Any] = {"kernel": kernel, "relative": built}
         expected = attention(
-            query, key, value, grid=Grid(40), is_causal=True, key_mask=keep, backend="dense", **options
+            query,
+            key,
+            value,
+            grid=Grid(40),
+            is_causal=True,
+            key_mask=keep,
+            backend="dense",
+            **options,
         )
         state, outputs = None, []
         for at in range(40):
@@ -100,7 +134,13 @@ def numbers(state: object) -> int:
     """Number of numbers that a state holds."""
     if isinstance(state, Tensor):
         return state.numel()
-    parts = state if isinstance(state, tuple) else vars(state).values() if hasattr(state, "__dict__") else ()
+    parts = (
+        state
+        if isinstance(state, tuple)
+        else vars(state).values()
+        if hasattr(state, "__dict__")
+        else ()
+    )
     return sum(map(numbers, parts))
 
 
@@ -111,11 +151,17 @@ def test_token_by_token_is_causal_attention_of_the_whole_sequence(relative: str 
         inputs = draw_inputs(11)
         decoded, states = decode_all(inputs, *built)
         grid = None if relative is None else Grid(11)
-        expected = attention(*inputs, kernel=built[0], relative=built[1], grid=grid, is_causal=True, backend="dense")
+        expected = attention(
+            *inputs, kernel=built[0], relative=built[1], grid=grid, is_causal=True, backend="dense"
+        )
         # Weights of both signs can bring a denominator near 0, which magnifies rounding.
-        assert relative_change(decoded, expected) < (1e-10 if kernel != "trigonometric" else 1e-8), kernel
+        assert relative_change(decoded, expected) < (
+            1e-10 if kernel != "trigonometric" else 1e-8
+        ), kernel
         assert [state.num_tokens for state in states] == list(range(1, 12))
-        assert len({numbers(state) for state in states[4:]}) == 1, kernel  # no more from when the rings are full
+        assert len({numbers(state) for state in states[4:]}) == 1, (
+            kernel
+        )  # no more from when the rings are full
 
 
 @pytest.mark.parametrize("relative", RELATIVES)
@@ -128,7 +174,14 @@ def test_bfloat16_stays_finite_and_near_at_unit_scale_and_at_thirty_times(relati
         assert decoded.isfinite().all(), kernel
         if scale == 1.0 and kernel != "trigonometric":
             grid = None if relative is None else Grid(7)
-            whole = attention(*inputs, kernel=built[0], relative=built[1], grid=grid, is_causal=True, backend="dense")
+            whole = attention(
+                *inputs,
+                kernel=built[0],
+                relative=built[1],
+                grid=grid,
+                is_causal=True,
+                backend="dense",
+            )
             assert relative_change(decoded.double(), whole.double()) < 0.02, kernel
 
 
@@ -138,7 +191,9 @@ def test_late_tokens_of_low_precision_are_where_they_are(relative: str):
     kernel, built = build_pair("squared_relu", relative)
     inputs = draw_inputs(270, dtype=torch.bfloat16)
     decoded, _ = decode_all(inputs, kernel, built)
-    whole = attention(*inputs, kernel=kernel, relative=built, grid=Grid(270), is_causal=True, backend="dense")
+    whole = attention(
+        *inputs, kernel=kernel, relative=built, grid=Grid(270), is_causal=True, backend="dense"
+    )
     assert relative_change(decoded[:, :, 256:].double(), whole[:, :, 256:].double()) < 0.01
 
 
@@ -147,9 +202,13 @@ def test_late_tokens_of_low_precision_are_where_they_are(relative: str):
 def test_tokens_may_lie_anywhere(relative: str, batch: tuple[int, ...]):
     kernel, built = build_pair("positive", relative, num_axes=2)
     inputs = draw_inputs(11)
-    positions = 5 * torch.randn(*batch, 11, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    positions = 5 * torch.randn(
+        *batch, 11, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     decoded, _ = decode_all(inputs, kernel, built, positions)
-    expected = attention(*inputs, kernel=kernel, relative=built, positions=positions, is_causal=True, backend="dense")
+    expected = attention(
+        *inputs, kernel=kernel, relative=built, positions=positions, is_causal=True, backend="dense"
+    )
     assert relative_change(decoded, expected) < 1e-10
 
 
@@ -158,7 +217,14 @@ def test_kernels_and_relative_kernels_may_be_given_by_name():
     for relative in RELATIVES:
         decoded, _ = decode_all(inputs, "positive", relative)
         grid = None if relative is None else Grid(9)
-        whole = attention(*inputs, kernel="positive", relative=relative, grid=grid, is_causal=True, backend="dense")
+        whole = attention(
+            *inputs,
+            kernel="positive",
+            relative=relative,
+            grid=grid,
+            is_causal=True,
+            backend="dense",
+        )
         assert relative_change(decoded, whole) < 1e-10
 
 
@@ -169,7 +235,12 @@ def test_rings_of_another_width_follow_one_another_at_that_width():
     inputs = draw_inputs(9)
     decoded, _ = decode_all(inputs, "squared_relu", wide)
     whole = attention(
-        *inputs, kernel="squared_relu", relative=wide, grid=Grid(9, spacing=2.5), is_causal=True, backend="dense"
+        *inputs,
+        kernel="squared_relu",
+        relative=wide,
+        grid=Grid(9, spacing=2.5),
+        is_causal=True,
+        backend="dense",
     )
     assert relative_change(decoded, whole) < 1e-10
 
@@ -182,7 +253,12 @@ def test_keys_that_grow_without_bound_leave_everything_finite():
     decoded, states = decode_all([query, key, value], kernel, None)
     assert decoded.isfinite().all()
     assert all(state.total.total.isfinite().all() for state in states)
-    assert relative_change(decoded, attention(query, key, value, kernel=kernel, is_causal=True, backend="dense")) < 1e-4
+    assert (
+        relative_change(
+            decoded, attention(query, key, value, kernel=kernel, is_causal=True, backend="dense")
+        )
+        < 1e-4
+    )
 
 
 def test_a_state_may_be_continued_twice():
@@ -199,10 +275,19 @@ def test_a_state_may_be_continued_twice():
     [
         ({"kernel": "softmax"}, "kernel is 'softmax', expected a kernel with a feature map"),
         ({"kernel": "squard_relu"}, "kernel is 'squard_relu'"),
-        ({"relative": "rotation"}, "relative is 'rotation', expected None, 'alibi'.*: others need every pair"),
+        (
+            {"relative": "rotation"},
+            "relative is 'rotation', expected None, 'alibi'.*: others need every pair",
+        ),
         ({"relative": "quadratic"}, "relative is 'quadratic', expected None, 'alibi'"),
-        ({"relative": "clipped", "position": torch.zeros(1)}, "position is 'given', expected None with 'clipped'"),
-        ({"relative": "rotation_joint"}, "kernel is 'squared_relu', expected softmax or random features"),
+        (
+            {"relative": "clipped", "position": torch.zeros(1)},
+            "position is 'given', expected None with 'clipped'",
+        ),
+        (
+            {"relative": "rotation_joint"},
+            "kernel is 'squared_relu', expected softmax or random features",
+        ),
     ],
 )
 def test_what_cannot_be_decoded_is_an_error_that_names_it(arguments: dict[str, Any], message: str):
@@ -225,14 +310,23 @@ FOREIGN = {
         {"kernel": "relu"},
         r"state.kernels is \('relu', None\), expected \('squared_relu', 'rotary'\)",
     ),
-    "another relative kernel's": ({"relative": "fourier"}, r"state.kernels is .*'fourier'\), expected .*'rotary'"),
+    "another relative kernel's": (
+        {"relative": "fourier"},
+        r"state.kernels is .*'fourier'\), expected .*'rotary'",
+    ),
     "another denominator's": (
         {"relative": Rotary(torch.ones(3, 2, 1), "nonnegative")},
         r"state.total is \(\(2, 3, 8, 5\), torch.float64\), expected \(\(2, 3, 5, 5\), torch.float64\)",
     ),
-    "another batch's": ({"batch": 1}, r"state.total is \(\(1, 3, 5, 5\), .*expected \(\(2, 3, 5, 5\)"),
+    "another batch's": (
+        {"batch": 1},
+        r"state.total is \(\(1, 3, 5, 5\), .*expected \(\(2, 3, 5, 5\)",
+    ),
     "another number of heads": ({"heads": 2}, r"state.total is \(\(2, 2, 5, 5\)"),
-    "another dtype's": ({"dtype": torch.float32}, r"state.total is .* torch.float32\), expected .* torch.float64"),
+    "another dtype's": (
+        {"dtype": torch.float32},
+        r"state.total is .* torch.float32\), expected .* torch.float64",
+    ),
     "none": (None, r"state is of type tuple, expected None or the DecodingState"),
 }
 
@@ -253,16 +347,23 @@ def test_a_state_that_other_tokens_left_is_refused(whose: str, as_users_run_it: 
         decode(query, key, value, state, **kernels)
 
 
-@pytest.mark.parametrize("position", [torch.zeros(()), torch.zeros(0), torch.zeros(3, 1), torch.zeros(1, 2, 1), [0.0]])
+@pytest.mark.parametrize(
+    "position", [torch.zeros(()), torch.zeros(0), torch.zeros(3, 1), torch.zeros(1, 2, 1), [0.0]]
+)
 def test_a_position_that_does_not_fit_is_refused(position: Any, as_users_run_it: None):
     query, key, value = draw_inputs(1)
-    with pytest.raises(ValueError, match=r"position (has shape .*, expected \(axes,\) or \(2, axes\)|is of type list)"):
+    with pytest.raises(
+        ValueError,
+        match=r"position (has shape .*, expected \(axes,\) or \(2, axes\)|is of type list)",
+    ):
         decode(query, key, value, None, kernel="squared_relu", relative="rotary", position=position)
 
 
 def test_scale_is_that_of_the_inner_product():
     inputs = draw_inputs(1)
-    kernel = Positive(torch.randn(7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+    kernel = Positive(
+        torch.randn(7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    )
     two = [torch.cat([tensor, 2 * tensor], dim=2) for tensor in inputs]
     state, outputs = None, []
     for token in range(2):

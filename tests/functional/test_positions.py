@@ -14,7 +14,9 @@ from teka.grid import SEAM, wrap
 LIKE = torch.zeros((), dtype=torch.float64)
 
 
-def alike(grid: Grid | None = None, positions: torch.Tensor | None = None, num_prefix_tokens: int = 0) -> Positions:
+def alike(
+    grid: Grid | None = None, positions: torch.Tensor | None = None, num_prefix_tokens: int = 0
+) -> Positions:
     return Positions(grid, positions, num_prefix_tokens=num_prefix_tokens)
 
 
@@ -46,11 +48,19 @@ def test_some_rows_of_the_offsets_are_those_rows():
 
 def test_queries_and_keys_may_be_in_different_places():
     placement = Positions(Grid(2, spacing=2.0, origin=0.5), key=Positions(Grid(4)))
-    assert placement.offsets_like(LIKE)[..., 0].tolist() == [[0.5, -0.5, -1.5, -2.5], [2.5, 1.5, 0.5, -0.5]]
+    assert placement.offsets_like(LIKE)[..., 0].tolist() == [
+        [0.5, -0.5, -1.5, -2.5],
+        [2.5, 1.5, 0.5, -0.5],
+    ]
     assert torch.equal(placement.axis_offsets_like(0, LIKE), placement.offsets_like(LIKE)[..., 0])
     assert placement.shared_grid is None
-    mixed = Positions(Grid(4, periodic=True), key=Positions(points=torch.tensor([[[3.5]], [[0.0]]])))
-    assert mixed.offsets_like(LIKE)[..., 0, 0].tolist() == [[0.5, 1.5, -1.5, -0.5], [0.0, 1.0, -2.0, -1.0]]
+    mixed = Positions(
+        Grid(4, periodic=True), key=Positions(points=torch.tensor([[[3.5]], [[0.0]]]))
+    )
+    assert mixed.offsets_like(LIKE)[..., 0, 0].tolist() == [
+        [0.5, 1.5, -1.5, -0.5],
+        [0.0, 1.0, -2.0, -1.0],
+    ]
 
 
 def test_the_number_of_axes_is_the_grids_or_the_positions():
@@ -92,8 +102,14 @@ def test_a_placement_that_does_not_fit_is_refused(placement: Positions, message:
 
 
 def test_a_mask_of_lengths_keeps_the_first_of_every_sample():
-    assert length_mask(torch.tensor([1, 3]), 4).tolist() == [[True, False, False, False], [True, True, True, False]]
-    assert length_mask(torch.tensor([3, 100], dtype=torch.uint8), 300).sum(dim=1).tolist() == [3, 100]
+    assert length_mask(torch.tensor([1, 3]), 4).tolist() == [
+        [True, False, False, False],
+        [True, True, True, False],
+    ]
+    assert length_mask(torch.tensor([3, 100], dtype=torch.uint8), 300).sum(dim=1).tolist() == [
+        3,
+        100,
+    ]
 
 
 @pytest.mark.parametrize("lengths", [[-1, 3], [1, 5], [1.0, 2.0], [[1], [2]]])
@@ -103,7 +119,9 @@ def test_lengths_out_of_range_are_refused(lengths: list):
 
 
 def frequencies(heads: int = 3, waves: int = 5, axes: int = 2) -> Tensor:
-    return torch.randn(heads, waves, axes, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return torch.randn(
+        heads, waves, axes, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
 
 
 def test_they_are_the_inner_products_without_whole_turns():
@@ -111,7 +129,9 @@ def test_they_are_the_inner_products_without_whole_turns():
     found = phases(frequency, positions, positions.dtype)
     assert found.shape == (4, 3, 7, 5)
     assert float(found.abs().max()) < 2 * math.pi
-    expected = sum(positions[:, None, :, None, axis] * frequency[None, :, None, :, axis] for axis in range(2))
+    expected = sum(
+        positions[:, None, :, None, axis] * frequency[None, :, None, :, axis] for axis in range(2)
+    )
     assert torch.is_tensor(expected)
     turns = (expected - found) / (2 * math.pi)
     assert float((turns - turns.round()).abs().max()) < 1e-12
@@ -121,15 +141,23 @@ def test_they_are_the_inner_products_without_whole_turns():
 @pytest.mark.parametrize("shift", [1e3, 2.0**20])
 def test_in_float32_differences_of_phases_keep_their_digits_far_from_the_origin(shift: float):
     positions = torch.arange(7.0)[:, None] * torch.tensor([1.0, 0.5])
-    here, there = (phases(frequencies().float(), places, places.dtype) for places in (positions, positions + shift))
+    here, there = (
+        phases(frequencies().float(), places, places.dtype)
+        for places in (positions, positions + shift)
+    )
     assert here.dtype == torch.float32
     change = (there - there[:, :1]) - (here - here[:, :1])
     assert float(torch.sin(change / 2).abs().max()) < 1e-6
 
 
 def test_the_gradient_is_that_of_the_inner_product():
-    frequency, positions = frequencies(1, 1, 2).requires_grad_(), torch.tensor([[30.0, -7.0]], dtype=torch.float64)
-    (gradient,) = torch.autograd.grad(phases(frequency, positions, positions.dtype).sum(), frequency)
+    frequency, positions = (
+        frequencies(1, 1, 2).requires_grad_(),
+        torch.tensor([[30.0, -7.0]], dtype=torch.float64),
+    )
+    (gradient,) = torch.autograd.grad(
+        phases(frequency, positions, positions.dtype).sum(), frequency
+    )
     assert gradient.flatten().tolist() == pytest.approx([30.0, -7.0])
 
 
@@ -139,7 +167,10 @@ def test_precise_numbers_are_of_float64():
 
 @given(side=st.integers(1, 11), spacing=st.floats(0.1, 3))
 def test_offsets_wrap_by_whole_periods_to_half_a_period_either_way(side: int, spacing: float):
-    grid, offsets = Grid(side, spacing, periodic=True), torch.linspace(-7, 7, 57, dtype=torch.float64)
+    grid, offsets = (
+        Grid(side, spacing, periodic=True),
+        torch.linspace(-7, 7, 57, dtype=torch.float64),
+    )
     wrapped, period = grid.wrap_axis(0, offsets), side * spacing
     turns = (offsets - wrapped) / period
     assert torch.allclose(turns, turns.round(), atol=1e-9)

@@ -59,7 +59,12 @@ from teka.integrations.transformers import (
 from teka.integrations.transformers.attention import attend
 from teka.models import load
 
-SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+}
 WORDS = torch.randint(50, (2, 9), generator=torch.Generator().manual_seed(0))
 KEPT = (torch.arange(9) >= torch.tensor([[0], [3]])).long()
 register()
@@ -72,10 +77,20 @@ def make(kind: str, implementation: str = "sdpa") -> Any:
         "deit": lambda: DeiTModel(DeiTConfig(image_size=32, patch_size=8, **SIZES)),
         "bert": lambda: BertModel(BertConfig(vocab_size=50, **SIZES)),
         "llama": lambda: LlamaForCausalLM(
-            LlamaConfig(vocab_size=50, num_key_value_heads=2, bos_token_id=0, eos_token_id=None, **SIZES)
+            LlamaConfig(
+                vocab_size=50, num_key_value_heads=2, bos_token_id=0, eos_token_id=None, **SIZES
+            )
         ),
         "gpt2": lambda: GPT2LMHeadModel(
-            GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=0, eos_token_id=None)
+            GPT2Config(
+                vocab_size=50,
+                n_embd=32,
+                n_layer=2,
+                n_head=4,
+                n_positions=64,
+                bos_token_id=0,
+                eos_token_id=None,
+            )
         ),
     }[kind]()
     model.set_attn_implementation(implementation)
@@ -87,7 +102,9 @@ def outputs(model: Any, *, words: Tensor = WORDS, mask: Tensor | None = KEPT) ->
         if model.main_input_name == "pixel_values":
             sides = model.config.image_size
             sides = sides if isinstance(sides, tuple | list) else (sides, sides)
-            images = torch.randn(2, 3, *sides, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+            images = torch.randn(
+                2, 3, *sides, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+            )
             return model(images).last_hidden_state
         return model(words, attention_mask=mask)[0]
 
@@ -103,7 +120,9 @@ def test_the_softmax_by_name_is_what_transformers_computes(kind: str):
 def test_dropped_words_are_as_if_they_were_not_there(name: str):
     model, mask = make("bert", name), KEPT.flip(1)
     found = outputs(model, mask=mask)[1, :6]
-    torch.testing.assert_close(found, outputs(model, words=WORDS[1:, :6], mask=None)[0], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        found, outputs(model, words=WORDS[1:, :6], mask=None)[0], rtol=1e-10, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("name", ["teka", "teka:taylor2-decay", "teka:softmax-rotary"])
@@ -118,7 +137,13 @@ def test_gpt2_sees_no_later_word(name: str):
 @pytest.mark.parametrize("beams", [1, 3])
 def test_a_state_generates_what_all_keys_generate(name: str, beams: int):
     model = make("gpt2", name)
-    options = {"max_new_tokens": 7, "do_sample": False, "pad_token_id": 0, "num_beams": beams, "output_logits": True}
+    options = {
+        "max_new_tokens": 7,
+        "do_sample": False,
+        "pad_token_id": 0,
+        "num_beams": beams,
+        "output_logits": True,
+    }
     options |= {"attention_mask": KEPT, "return_dict_in_generate": True}
     expected = model.generate(WORDS, use_cache=False, **options)
     for cache in ({}, {"cache": StateCache()}):
@@ -142,13 +167,21 @@ def test_a_state_does_not_grow_and_goes_on_with_several_words():
 def test_a_state_is_not_for_a_model_of_other_attention():
     model, cache = make("gpt2"), StateCache()
     model(WORDS, cache=cache)
-    with pytest.raises(ValueError, match=r"attn_implementation is .*, expected 'teka' or a variant"):
+    with pytest.raises(
+        ValueError, match=r"attn_implementation is .*, expected 'teka' or a variant"
+    ):
         model(WORDS[:, :1], cache=cache)
 
 
 IMAGE: dict[str, Any] = {"image_size": 32, "patch_size": 8, **SIZES}
 CLIP: dict[str, Any] = {**SIZES, "image_size": 16, "num_frames": 6}
-SOUND: dict[str, Any] = {"num_mel_bins": 20, "max_length": 40, "patch_size": 8, "frequency_stride": 4, "time_stride": 6}
+SOUND: dict[str, Any] = {
+    "num_mel_bins": 20,
+    "max_length": 40,
+    "patch_size": 8,
+    "frequency_stride": 4,
+    "time_stride": 6,
+}
 # Model, config, shape of the inputs, and the grid and prefix that the model's architecture has.
 PLACED: dict[str, tuple[type, PretrainedConfig, tuple[int, ...], tuple[int, ...], int]] = {
     "vit": (ViTModel, ViTConfig(**IMAGE), (3, 32, 32), (4, 4), 1),
@@ -165,10 +198,23 @@ PLACED: dict[str, tuple[type, PretrainedConfig, tuple[int, ...], tuple[int, ...]
     "clip": (CLIPVisionModel, CLIPVisionConfig(**IMAGE), (3, 32, 32), (4, 4), 1),
     "siglip": (SiglipVisionModel, SiglipVisionConfig(**IMAGE), (3, 32, 32), (4, 4), 0),
     "videomae": (VideoMAEModel, VideoMAEConfig(**CLIP, patch_size=8), (6, 3, 16, 16), (3, 2, 2), 0),
-    "vivit": (VivitModel, VivitConfig(**CLIP, tubelet_size=[2, 8, 4]), (6, 3, 16, 16), (3, 2, 4), 1),
+    "vivit": (
+        VivitModel,
+        VivitConfig(**CLIP, tubelet_size=[2, 8, 4]),
+        (6, 3, 16, 16),
+        (3, 2, 4),
+        1,
+    ),
     "vjepa2": (
         VJEPA2Model,
-        VJEPA2Config(**SIZES, patch_size=8, crop_size=16, frames_per_clip=6, mlp_ratio=2, pred_num_hidden_layers=1),
+        VJEPA2Config(
+            **SIZES,
+            patch_size=8,
+            crop_size=16,
+            frames_per_clip=6,
+            mlp_ratio=2,
+            pred_num_hidden_layers=1,
+        ),
         (6, 3, 16, 16),
         (3, 2, 2),
         0,
@@ -188,11 +234,17 @@ def placed(kind: str, name: str = "teka") -> tuple[Any, Tensor, Callable[[Any, T
     model.set_attn_implementation(name)
     options = {"skip_predictor": True} if kind == "vjepa2" else {}
     inputs = torch.randn(2, *shape, dtype=torch.float64)
-    return model.double().eval(), inputs, lambda model, inputs: model(inputs, **options).last_hidden_state
+    return (
+        model.double().eval(),
+        inputs,
+        lambda model, inputs: model(inputs, **options).last_hidden_state,
+    )
 
 
 @pytest.mark.parametrize("kind", PLACED)
-def test_patches_are_on_their_grid_after_the_tokens_that_the_architecture_puts_before_them(kind: str):
+def test_patches_are_on_their_grid_after_the_tokens_that_the_architecture_puts_before_them(
+    kind: str,
+):
     model, inputs, call = placed(kind)
     *_, shape, prefix = PLACED[kind]
     with torch.no_grad():
@@ -204,7 +256,9 @@ def test_patches_are_on_their_grid_after_the_tokens_that_the_architecture_puts_b
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-@pytest.mark.parametrize(("kind", "sides"), [("vit", (32, 40)), ("vit", (24, 24)), ("deit", (32, 24))])
+@pytest.mark.parametrize(
+    ("kind", "sides"), [("vit", (32, 40)), ("vit", (24, 24)), ("deit", (32, 24))]
+)
 def test_an_image_of_another_size_needs_its_grid(kind: str, sides: tuple[int, int], replaced: bool):
     model, *_ = placed(kind)
     if replaced:
@@ -212,7 +266,9 @@ def test_an_image_of_another_size_needs_its_grid(kind: str, sides: tuple[int, in
     images = torch.randn(1, 3, *sides, dtype=torch.float64)
     grid, prefix = teka.Grid((sides[0] // 8, sides[1] // 8)), PLACED[kind][4]
     expected = f"the number of tokens is {grid.num_tokens + prefix}, expected {16 + prefix} for the config's images"
-    with pytest.raises(ValueError, match=f"{expected}, 4 × 4 patches after {prefix} other tokens; .* teka.on"):
+    with pytest.raises(
+        ValueError, match=f"{expected}, 4 × 4 patches after {prefix} other tokens; .* teka.on"
+    ):
         model(images, interpolate_pos_encoding=True)
     with teka.on(grid, num_prefix_tokens=prefix):
         output = model(images, interpolate_pos_encoding=True).last_hidden_state
@@ -286,7 +342,11 @@ def test_a_mask_of_pairs_says_how_far_a_static_cache_is_filled(additive: bool):
         expected = model(WORDS, use_cache=False).logits
         for start, stop in ((0, 6), (6, 7), (7, 9)):
             keep = torch.ones(stop - start, 14, dtype=torch.bool).tril(start).expand(2, 1, -1, -1)
-            mask = torch.zeros(keep.shape).masked_fill(~keep, -torch.inf).double() if additive else keep
+            mask = (
+                torch.zeros(keep.shape).masked_fill(~keep, -torch.inf).double()
+                if additive
+                else keep
+            )
             found = model(WORDS[:, start:stop], attention_mask=mask, cache=cache).logits
             torch.testing.assert_close(found, expected[:, start:stop], rtol=1e-8, atol=1e-8)
 
@@ -297,14 +357,18 @@ def test_a_sliding_window_is_refused(cache_implementation: str):
     sizes: dict[str, Any] = {**SIZES, "num_key_value_heads": 2, "sliding_window": 4}
     model: Any = MistralForCausalLM(MistralConfig(vocab_size=50, pad_token_id=0, **sizes))
     model.set_attn_implementation("teka")
-    with pytest.raises(ValueError, match=r"the model's attention mask is .*, expected causal or bidirectional"):
+    with pytest.raises(
+        ValueError, match=r"the model's attention mask is .*, expected causal or bidirectional"
+    ):
         model.generate(WORDS, max_new_tokens=2, cache_implementation=cache_implementation)
 
 
 def test_what_changes_the_weights_of_attention_is_refused():
     beit = BeitModel(BeitConfig(**IMAGE, use_relative_position_bias=True))
     beit.set_attn_implementation("teka:softmax")  # its bias is 0 at first, but learned
-    with pytest.raises(ValueError, match="attention_mask is 'additive', expected 0 or −∞ for each pair"):
+    with pytest.raises(
+        ValueError, match="attention_mask is 'additive', expected 0 or −∞ for each pair"
+    ):
         beit(torch.zeros(1, 3, 32, 32))
     layer, tokens = nn.Identity(), torch.zeros(1, 2, 3, 4)
     with pytest.raises(ValueError, match="softcap of Identity is 'given'"):
@@ -321,9 +385,13 @@ def test_positions_between_different_sequences_are_refused():
         "encoder_ffn_dim": 64,
         "decoder_ffn_dim": 64,
     }
-    model = BartModel(BartConfig(vocab_size=50, encoder_attention_heads=4, decoder_attention_heads=4, **sizes)).eval()
+    model = BartModel(
+        BartConfig(vocab_size=50, encoder_attention_heads=4, decoder_attention_heads=4, **sizes)
+    ).eval()
     model.set_attn_implementation("teka")
-    with pytest.raises(ValueError, match="BartAttention is 'attention to other tokens than its own', expected self"):
+    with pytest.raises(
+        ValueError, match="BartAttention is 'attention to other tokens than its own', expected self"
+    ):
         model(WORDS)
     outputs = []
     for name in ("teka:softmax", "sdpa"):
@@ -368,11 +436,15 @@ def test_what_a_file_does_not_have_is_new_in_the_dtype_that_is_asked_for(
 ):
     TekaForImageClassification.from_teka("digits").save_pretrained(tmp_path)
     # Memory that nobody has written is often that of a former model, and so plausible.
-    monkeypatch.setattr(torch, "empty_like", lambda like, **options: torch.full_like(like, torch.nan, **options))
+    monkeypatch.setattr(
+        torch, "empty_like", lambda like, **options: torch.full_like(like, torch.nan, **options)
+    )
     options = {"num_labels": 4, "ignore_mismatched_sizes": True, "dtype": torch.bfloat16}
     loaded = AutoModelForImageClassification.from_pretrained(tmp_path, **options)
     assert 0 < loaded.model.head.weight.abs().max() <= 32**-0.5
-    assert torch.equal(loaded.model.norm.weight, load("digits").get_parameter("norm.weight").bfloat16())
+    assert torch.equal(
+        loaded.model.norm.weight, load("digits").get_parameter("norm.weight").bfloat16()
+    )
     assert loaded(torch.rand(1, 1, 16, 16).bfloat16()).logits.dtype == torch.bfloat16
 
 
@@ -390,9 +462,18 @@ def test_the_trainer_trains_a_model_of_ours(tmp_path: Path):
     options = {"dim": 16, "depth": 1, "heads": 2, "kernel": "positive", "pool": "mean"}
     config = TekaConfig(image_size=(8, 8), in_channels=1, num_labels=2, options=options)
     model = AutoModelForImageClassification.from_config(config)
-    arguments = {"per_device_train_batch_size": 16, "num_train_epochs": 6, "learning_rate": 0.01, "report_to": []}
-    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, disable_tqdm=True, **arguments)
-    trainer = Trainer(model=model, args=arguments, train_dataset=Pictures(), eval_dataset=Pictures())
+    arguments = {
+        "per_device_train_batch_size": 16,
+        "num_train_epochs": 6,
+        "learning_rate": 0.01,
+        "report_to": [],
+    }
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, disable_tqdm=True, **arguments
+    )
+    trainer = Trainer(
+        model=model, args=arguments, train_dataset=Pictures(), eval_dataset=Pictures()
+    )
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
     assert trainer.evaluate()["eval_loss"] < before / 4
@@ -406,15 +487,23 @@ def test_the_trainer_trains_a_model_of_ours(tmp_path: Path):
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_blocks_of_our_models_are_recomputed(name: str, use_reentrant: bool):
     torch.manual_seed(0)
-    options = {"dim": 16, "depth": 2, "heads": 2} if name != "self_attention" else {"dim": 16, "depth": 2, "heads": 9}
-    model = TekaForImageClassification(TekaConfig(model=name, image_size=8, num_labels=3, options=options)).double()
+    options = (
+        {"dim": 16, "depth": 2, "heads": 2}
+        if name != "self_attention"
+        else {"dim": 16, "depth": 2, "heads": 9}
+    )
+    model = TekaForImageClassification(
+        TekaConfig(model=name, image_size=8, num_labels=3, options=options)
+    ).double()
     images = torch.rand(2, 3, 8, 8, dtype=torch.float64)
     calls = [0]
 
     def count(*_: object) -> None:
         calls[0] += 1
 
-    attention = next(module for module in model.modules() if type(module).__name__.endswith("Block"))
+    attention = next(
+        module for module in model.modules() if type(module).__name__.endswith("Block")
+    )
     attention = attention.get_submodule("attention")
     attention.register_forward_hook(count)
     gradients = []
@@ -434,7 +523,9 @@ def test_blocks_of_our_models_are_recomputed(name: str, use_reentrant: bool):
 
 
 def test_a_model_of_ours_without_blocks_has_nothing_to_recompute():
-    model = TekaForImageClassification(TekaConfig(model="resnet18", image_size=32, options={"width": 4}))
+    model = TekaForImageClassification(
+        TekaConfig(model="resnet18", image_size=32, options={"width": 4})
+    )
     with pytest.raises(ValueError, match="does not support activation checkpointing"):
         model.activation_checkpointing_enable()
 
@@ -449,7 +540,9 @@ def test_the_loss_is_that_of_the_problem_type():
         torch.testing.assert_close(output.loss, -kept.log().mean(), rtol=1e-5, atol=1e-6)
         config.problem_type = None
         found = model(images, labels=torch.tensor([2, 0])).loss
-        torch.testing.assert_close(found, -output.logits.log_softmax(1)[[0, 1], [2, 0]].mean(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            found, -output.logits.log_softmax(1)[[0, 1], [2, 0]].mean(), rtol=1e-5, atol=1e-6
+        )
 
 
 def test_a_config_takes_the_names_of_other_configs(tmp_path: Path):
@@ -462,11 +555,20 @@ def test_a_config_takes_the_names_of_other_configs(tmp_path: Path):
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "heads": ({"options": {"dim": 16, "depth": 1, "heads": 3}}, "heads is 3, expected a divisor of dim = 16"),
-    "option": ({"patch_size": 4}, r"patch_size is 4, expected an entry of options, options={'patch_size': 4}"),
+    "heads": (
+        {"options": {"dim": 16, "depth": 1, "heads": 3}},
+        "heads is 3, expected a divisor of dim = 16",
+    ),
+    "option": (
+        {"patch_size": 4},
+        r"patch_size is 4, expected an entry of options, options={'patch_size': 4}",
+    ),
     "unknown": ({"hidden_size": 64}, "argument of TekaConfig is 'hidden_size', expected one of"),
     "size": ({"image_size": 0}, r"image_size\[0\] is 0"),
-    "labels": ({"id2label": {1: "cat", 2: "dog"}}, "id2label is .*, expected a name for each class"),
+    "labels": (
+        {"id2label": {1: "cat", 2: "dog"}},
+        "id2label is .*, expected a name for each class",
+    ),
     "model": ({"model": "vit"}, "model is 'vit', expected one of"),
 }
 

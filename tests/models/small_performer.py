@@ -26,7 +26,11 @@ def build(
 
 
 def kernel_for(position: str) -> str:
-    return "squared_relu" if pair_exists("squared_relu", position if position in RELATIVES else None) else "positive"
+    return (
+        "squared_relu"
+        if pair_exists("squared_relu", position if position in RELATIVES else None)
+        else "positive"
+    )
 
 
 def layers(model: Performer) -> list[Any]:

@@ -50,16 +50,22 @@ GRID = Grid((3, 5))
 
 def make(**options: float) -> PostNormBlock:
     torch.manual_seed(0)
-    return PostNormBlock(Attention(8, 2, relative="quadratic", kernel="constant"), **options).double()
+    return PostNormBlock(
+        Attention(8, 2, relative="quadratic", kernel="constant"), **options
+    ).double()
 
 
 def test_it_normalises_after_each_of_its_two_parts():
     block, tokens = make(mlp_ratio=1.5), torch.randn(2, 15, 8).double()
 
     def linear(name: str, tokens: Tensor) -> Tensor:
-        return tokens @ block.get_parameter(f"{name}.weight").T + block.get_parameter(f"{name}.bias")
+        return tokens @ block.get_parameter(f"{name}.weight").T + block.get_parameter(
+            f"{name}.bias"
+        )
 
-    middle = layer_norm(tokens + linear("attention_output.0", block.attention(tokens, GRID)), (8,), eps=1e-12)
+    middle = layer_norm(
+        tokens + linear("attention_output.0", block.attention(tokens, GRID)), (8,), eps=1e-12
+    )
     hidden = gelu(linear("mlp.0", middle))
     assert hidden.shape[-1] == 12
     expected = layer_norm(middle + linear("mlp.2", hidden), (8,), eps=1e-12)
@@ -68,7 +74,11 @@ def test_it_normalises_after_each_of_its_two_parts():
 
 def test_dropout_acts_in_training_on_what_each_part_adds():
     block, tokens = make(dropout=0.5), torch.randn(2, 15, 8).double()
-    assert [module.p for module in block.modules() if isinstance(module, nn.Dropout)] == [0.0, 0.5, 0.5]
+    assert [module.p for module in block.modules() if isinstance(module, nn.Dropout)] == [
+        0.0,
+        0.5,
+        0.5,
+    ]
     assert not torch.equal(block(tokens, GRID), block(tokens, GRID))
     block.eval()
     assert torch.equal(block(tokens, GRID), block(tokens, GRID))

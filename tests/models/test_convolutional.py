@@ -22,14 +22,24 @@ def test_it_has_the_parameters_of_the_form_that_horn_et_al_trained():
 @pytest.mark.parametrize(
     ("size", "places"),
     [
-        pytest.param((32, 32), ((8, 8), (4, 4), (2, 2), (2, 2), (2, 2), (1, 1)), id="one place is left of 32 × 32"),
-        pytest.param((29, 64), ((8, 16), (4, 8), (2, 4), (2, 4), (2, 4), (1, 2)), id="two are left of 29 × 64"),
+        pytest.param(
+            (32, 32),
+            ((8, 8), (4, 4), (2, 2), (2, 2), (2, 2), (1, 1)),
+            id="one place is left of 32 × 32",
+        ),
+        pytest.param(
+            (29, 64),
+            ((8, 16), (4, 8), (2, 4), (2, 4), (2, 4), (1, 2)),
+            id="two are left of 29 × 64",
+        ),
     ],
 )
 def test_flops_are_those_of_five_convolutions_and_a_linear_map(size, places):
     channels, kernels = (2, 64, 192, 384, 256, 256), (11, 5, 3, 3, 3)
     expected = 0
-    for before, after, kernel, (height, width) in zip(channels, channels[1:], kernels, places, strict=False):
+    for before, after, kernel, (height, width) in zip(
+        channels, channels[1:], kernels, places, strict=False
+    ):
         expected += 2 * before * after * kernel**2 * height * width
     expected += 2 * 256 * places[5][0] * places[5][1] * 7
     model = AlexNet(size, 2, 7).eval()
@@ -46,9 +56,11 @@ def test_dropout_follows_the_relus_of_the_first_third_and_fifth_convolution():
         if kind == "Conv2d" and following == "Dropout":
             after.append(convolution)
     assert after == [1, 3, 5]
-    assert {module.p for module in AlexNet(32, 3, 10, dropout=0.25).modules() if isinstance(module, nn.Dropout)} == {
-        0.25
-    }
+    assert {
+        module.p
+        for module in AlexNet(32, 3, 10, dropout=0.25).modules()
+        if isinstance(module, nn.Dropout)
+    } == {0.25}
 
 
 def test_without_dropout_training_gives_the_logits_of_evaluation():
@@ -100,7 +112,9 @@ def test_initialisation_is_of_he_for_convolutions_and_of_a_hundredth_for_linear_
 
 def test_dropout_of_a_half_follows_both_hidden_linear_layers():
     with torch.device("meta"):
-        kinds = [(type(module).__name__, getattr(module, "p", None)) for module in VGG16(32, 3, 10).head]
+        kinds = [
+            (type(module).__name__, getattr(module, "p", None)) for module in VGG16(32, 3, 10).head
+        ]
     linear, relu, dropout = ("Linear", None), ("ReLU", None), ("Dropout", 0.5)
     assert kinds == [linear, relu, dropout, linear, relu, dropout, linear]
 
@@ -117,7 +131,10 @@ def test_the_form_for_small_images_has_the_parameters_and_operations_of_cordonni
         assert model.stem(torch.zeros(1, 3, 32, 32)).shape == (1, 64, 32, 32)
         model(torch.zeros(1, 3, 32, 32))
     paper = paper_models()["ResNet18"]
-    assert f"{sum(parameter.numel() for parameter in model.parameters()) / 1e6:.1f}M" == paper.parameters
+    assert (
+        f"{sum(parameter.numel() for parameter in model.parameters()) / 1e6:.1f}M"
+        == paper.parameters
+    )
     assert f"{counter.get_total_flops() / 1e9:.1f}B" == paper.flops
 
 
@@ -155,7 +172,10 @@ def test_flops_are_those_of_twenty_convolutions_and_a_linear_map(size, places):
 )
 def test_a_block_adds_its_shortcut_before_the_last_relu(channels: tuple[int, int], stride: int):
     torch.manual_seed(0)
-    block, maps = ResidualBlock(*channels, stride).double().eval(), torch.randn(2, channels[0], 7, 6).double()
+    block, maps = (
+        ResidualBlock(*channels, stride).double().eval(),
+        torch.randn(2, channels[0], 7, 6).double(),
+    )
     weights = [module.weight for module in block.residual if isinstance(module, nn.Conv2d)]
     scale = 1 / math.sqrt(1 + 1e-5)  # a batch normalisation that has seen nothing
     hidden = (nn.functional.conv2d(maps, weights[0], stride=stride, padding=1) * scale).relu()
@@ -173,5 +193,7 @@ def test_initialisation_is_of_he_and_nothing_is_dropped():
     for module in model.modules():
         if isinstance(module, nn.Conv2d) and module.in_channels > 3:
             fan_out = module.out_channels * module.kernel_size[0] ** 2
-            assert float(module.weight.detach().std()) == pytest.approx(math.sqrt(2 / fan_out), rel=0.1)
+            assert float(module.weight.detach().std()) == pytest.approx(
+                math.sqrt(2 / fan_out), rel=0.1
+            )
         assert not isinstance(module, nn.Dropout)

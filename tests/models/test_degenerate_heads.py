@@ -14,11 +14,19 @@ from teka.nn.waves import inverse_softplus
 
 def build(**options: Any) -> SelfAttentionNetwork:
     torch.manual_seed(0)
-    options = {"dim": 6, "depth": 2, "heads": (3, 5), "position": "generalized_quadratic", **options}
+    options = {
+        "dim": 6,
+        "depth": 2,
+        "heads": (3, 5),
+        "position": "generalized_quadratic",
+        **options,
+    }
     return SelfAttentionNetwork(8, 1, 3, **options)
 
 
-def set_eigenvalues(model: SelfAttentionNetwork, layer: int, head: int, *eigenvalues: float) -> None:
+def set_eigenvalues(
+    model: SelfAttentionNetwork, layer: int, head: int, *eigenvalues: float
+) -> None:
     """Give a head's Σ⁻¹ these eigenvalues, along oblique axes."""
     relative = model.attentions()[layer].relative
     assert isinstance(relative, GeneralizedQuadratic)
@@ -31,7 +39,10 @@ def set_eigenvalues(model: SelfAttentionNetwork, layer: int, head: int, *eigenva
 def test_a_new_network_has_none():
     for position in ("quadratic", "generalized_quadratic"):
         layers = degenerate_heads(build(position=position))
-        assert [(one.num_heads, one.everywhere, one.thin) for one in layers] == [(3, (), ()), (5, (), ())]
+        assert [(one.num_heads, one.everywhere, one.thin) for one in layers] == [
+            (3, (), ()),
+            (5, (), ()),
+        ]
 
 
 def test_flat_heads_and_thin_heads_are_found_where_they_are():
@@ -114,7 +125,8 @@ def test_a_network_of_which_the_rules_say_nothing_is_an_error(options, message):
 
 
 @pytest.mark.parametrize(
-    ("argument", "value"), [("largest_precision", -1.0), ("condition_number", 0.5), ("condition_number", math.nan)]
+    ("argument", "value"),
+    [("largest_precision", -1.0), ("condition_number", 0.5), ("condition_number", math.nan)],
 )
 def test_a_threshold_that_cannot_be_is_an_error(argument, value):
     with pytest.raises(ValueError, match=argument):

@@ -17,7 +17,12 @@ PERFORMER: dict[str, Any] = {
 
 
 def test_what_is_written_is_read_back():
-    config = ModelConfig(**PERFORMER, class_names=("a", "b", "c"), pictures={"fit": "whole"}, facts={"seed": [0, None]})
+    config = ModelConfig(
+        **PERFORMER,
+        class_names=("a", "b", "c"),
+        pictures={"fit": "whole"},
+        facts={"seed": [0, None]},
+    )
     assert decode(ModelConfig, encode(config)) == config
 
 
@@ -33,10 +38,16 @@ def test_numbers_of_heads_for_every_block_are_read_back():
 
 
 def test_the_position_of_an_older_file_was_called_its_encoding():
-    config = ModelConfig("self_attention", (6, 10), 2, 3, {"dim": 8, "depth": 1, "heads": 2, "encoding": "table"})
+    config = ModelConfig(
+        "self_attention", (6, 10), 2, 3, {"dim": 8, "depth": 1, "heads": 2, "encoding": "table"}
+    )
     assert config.options["position"] == "table"
-    with pytest.raises(ValueError, match=r"options of performer is .*, expected no field 'encoding'"):
-        ModelConfig("performer", (6, 10), 2, 3, {"encoding": "table", "dim": 8, "depth": 2, "heads": 2})
+    with pytest.raises(
+        ValueError, match=r"options of performer is .*, expected no field 'encoding'"
+    ):
+        ModelConfig(
+            "performer", (6, 10), 2, 3, {"encoding": "table", "dim": 8, "depth": 2, "heads": 2}
+        )
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -80,7 +91,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"options": {**PERFORMER["options"], "num_classes": 3}},
         "options of performer is .*, expected no field 'num_classes'",
     ),
-    ({"options": {**PERFORMER["options"], "stem": torch.nn.Identity()}}, "options is .* plain JSON"),
+    (
+        {"options": {**PERFORMER["options"], "stem": torch.nn.Identity()}},
+        "options is .* plain JSON",
+    ),
     ({"options": [8, 2, 2]}, "options is .* a dictionary"),
     ({"facts": {"loss": float("nan")}}, "facts is .* plain JSON"),
     ({"class_names": ["a", "b"]}, "class_names is .* 3 strings"),
@@ -97,10 +111,14 @@ def test_a_field_that_cannot_be_is_an_error_that_names_it(as_users_run_it: None)
 
 def test_a_missing_size_is_an_error(as_users_run_it: None):
     with pytest.raises(ValueError, match="num_classes is missing"):
-        decode(ModelConfig, {key: value for key, value in PERFORMER.items() if key != "num_classes"})
+        decode(
+            ModelConfig, {key: value for key, value in PERFORMER.items() if key != "num_classes"}
+        )
 
 
 def test_options_of_a_wrong_type_or_size_are_an_error_when_the_model_is_made(as_users_run_it: None):
     for name, value in {"dim": "8", "heads": None, "mlp_ratio": -1.0, "kernel": 3}.items():
         with pytest.raises(ValueError, match=name):
-            ModelConfig(**{**PERFORMER, "options": {**PERFORMER["options"], name: value}}).make_model()
+            ModelConfig(
+                **{**PERFORMER, "options": {**PERFORMER["options"], name: value}}
+            ).make_model()

@@ -27,7 +27,12 @@ BLOCKS = {"self_attention": 2}
 
 
 def build(
-    name: str, image_size: int | tuple[int, int] = 32, in_channels: int = 3, *, seed: int = 0, **options: Any
+    name: str,
+    image_size: int | tuple[int, int] = 32,
+    in_channels: int = 3,
+    *,
+    seed: int = 0,
+    **options: Any,
 ) -> nn.Module:
     torch.manual_seed(seed)
     return MODELS[name](image_size, in_channels, 5, **{**SMALL[name], **options})
@@ -39,14 +44,26 @@ def draw_images(batch: int = 4, channels: int = 3, height: int = 32, width: int 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_images_of_every_size_that_the_poolings_allow_become_logits(name: str):
-    for size, channels in (((32, 32), 3), ((32, 37), 1), ((28, 28), 1), ((16, 16), 3), ((14, 14), 1)):
+    for size, channels in (
+        ((32, 32), 3),
+        ((32, 37), 1),
+        ((28, 28), 1),
+        ((16, 16), 3),
+        ((14, 14), 1),
+    ):
         smallest, block = SMALLEST_SIDE.get(name, 1), BLOCKS.get(name, 1)
         if min(size) < smallest or any(side % block for side in size):
-            expected = f"at least {smallest} pixels" if min(size) < smallest else f"multiples of .* = {block}"
+            expected = (
+                f"at least {smallest} pixels"
+                if min(size) < smallest
+                else f"multiples of .* = {block}"
+            )
             with pytest.raises(ValueError, match=f"image_size is .*, expected .* {expected}"):
                 build(name, size, channels)
         else:
-            assert build(name, size, channels)(draw_images(2, channels, *size)).shape == (2, 5), size
+            assert build(name, size, channels)(draw_images(2, channels, *size)).shape == (2, 5), (
+                size
+            )
 
 
 @pytest.mark.parametrize("name", SMALLEST_SIDE)
@@ -100,7 +117,11 @@ def test_under_autocast_logits_and_gradients_stay_finite(name: str):
         loss = model(30 * draw_images()).float().square().mean()
     loss.backward()
     assert torch.isfinite(loss)
-    assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters() if parameter.grad is not None)
+    assert all(
+        torch.isfinite(parameter.grad).all()
+        for parameter in model.parameters()
+        if parameter.grad is not None
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -113,7 +134,11 @@ def test_images_of_another_shape_are_an_error(name: str):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_sizes_that_are_not_positive_are_an_error(name: str):
-    for argument, sizes in (("image_size", (0, 3, 5)), ("in_channels", (32, 0, 5)), ("num_classes", (32, 3, 0))):
+    for argument, sizes in (
+        ("image_size", (0, 3, 5)),
+        ("in_channels", (32, 0, 5)),
+        ("num_classes", (32, 3, 0)),
+    ):
         with pytest.raises(ValueError, match=f"{argument} is 0"):
             MODELS[name](*sizes, **SMALL[name])
     for argument, size in SMALL[name].items():

@@ -21,20 +21,28 @@ pytestmark = pytest.mark.usefixtures("as_users_run_this_file")
 
 def zip_pools(*choices: Iterable[Any]) -> list[tuple[Any, ...]]:
     """Every combination, each with one of the poolings, which take turns."""
-    return [(*one, POOLS[place % len(POOLS)]) for place, one in enumerate(itertools.product(*choices))]
+    return [
+        (*one, POOLS[place % len(POOLS)]) for place, one in enumerate(itertools.product(*choices))
+    ]
 
 
 @pytest.mark.parametrize("position", POSITIONS)
 def test_after_two_steps_every_parameter_has_a_gradient_that_is_finite_and_not_zero(position: str):
     for kernel, pool in zip(KERNELS, itertools.cycle(POOLS), strict=False):
         if not pair_exists(kernel, position if position in RELATIVES else None):
-            with pytest.raises(ValueError, match=f"kernel is '{kernel}'|features of kernel is 1|relative is 'rotary'"):
+            with pytest.raises(
+                ValueError,
+                match=f"kernel is '{kernel}'|features of kernel is 1|relative is 'rotary'",
+            ):
                 build(position=position, pool=pool, kernel=kernel)(draw_images())
             continue
         if position in RELATIVES and position not in met_relatives(kernel):
             continue
         # With some draws every weight of "concatenation", a ReLU, is 0.
-        model, labels = build(position=position, pool=pool, kernel=kernel, seed=1), torch.tensor([0, 1, 2, 1])
+        model, labels = (
+            build(position=position, pool=pool, kernel=kernel, seed=1),
+            torch.tensor([0, 1, 2, 1]),
+        )
         optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
         for step in range(3):
             optimizer.zero_grad()
@@ -57,7 +65,9 @@ def test_rolling_a_periodic_image_by_whole_patches_changes_no_logit(position: st
             if name.endswith("distance_embedding"):
                 nn.init.normal_(parameter)
         for shift in ((0, 2), (2, 0), (4, 6), (-2, 4)):
-            assert relative_change(model(images.roll(shift, (2, 3))), model(images)) < 1e-10, options
+            assert relative_change(model(images.roll(shift, (2, 3))), model(images)) < 1e-10, (
+                options
+            )
         # On the unbounded plane a roll cuts the image apart; and a model with patches sees a part of a patch.
         bounded = build(**options).double().eval()
         bounded.load_state_dict(model.state_dict())
@@ -79,7 +89,10 @@ def test_positions_that_are_not_relative_are_seen_or_refused_on_a_periodic_image
 
 @pytest.mark.parametrize("position", ["absolute", "rotation", "clipped"])
 def test_position_reaches_the_logits_and_absence_of_it_is_seen_too(position: str):
-    images, shuffled = draw_images(), draw_images().flatten(2).roll(17, 2).flip(2).unflatten(2, SIZE)
+    images, shuffled = (
+        draw_images(),
+        draw_images().flatten(2).roll(17, 2).flip(2).unflatten(2, SIZE),
+    )
     model = build(position=position, stem="patch")
     for name, parameter in model.named_parameters():
         if name.endswith("distance_embedding"):
@@ -107,7 +120,9 @@ def test_the_class_token_is_read_and_has_no_position():
 def test_a_model_of_the_papers_size_has_its_number_of_parameters():
     sizes = {"dim": 256, "depth": 6, "heads": 8, "stem": "patch"}
     model = build((32, 32), 3, 10, **sizes, position="rotation", kernel="positive", dropout=0.1)
-    assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(4.7e6, rel=0.02)
+    assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(
+        4.7e6, rel=0.02
+    )
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -134,7 +149,9 @@ def test_no_parameter_depends_on_the_size_of_the_image():
     assert small.image_size == (9, 4)
     small.resize(8)
     assert small(draw_images(8, 8)).shape == (4, 3)
-    with pytest.raises(ValueError, match=r"image_size is \(8,\), expected a number of pixels .* for each of 2 axes"):
+    with pytest.raises(
+        ValueError, match=r"image_size is \(8,\), expected a number of pixels .* for each of 2 axes"
+    ):
         small.resize((8,))
     assert small.image_size == (8, 8)
 
@@ -144,7 +161,9 @@ def test_a_vector_for_each_cell_is_for_one_size_of_images():
     assert model.get_parameter("absolute_position.table").shape[0] == 15
     assert model.takes((6, 10))
     assert not model.takes((6, 8))
-    with pytest.raises(ValueError, match=r"expected \(6, 10\), for which position='absolute_table' has vectors"):
+    with pytest.raises(
+        ValueError, match=r"expected \(6, 10\), for which position='absolute_table' has vectors"
+    ):
         model.resize(8)
 
 
@@ -155,7 +174,9 @@ def test_a_patch_is_a_token():
     assert model(draw_images()).shape == (4, 3)
     tokens = model.grid.flatten(model.stem(draw_images()))
     patch = draw_images()[1, :, 2:4, 6:8]  # row 1, column 3: token 8
-    expected = (model.get_parameter("stem.weight") * patch).sum((1, 2, 3)) + model.get_parameter("stem.bias")
+    expected = (model.get_parameter("stem.weight") * patch).sum((1, 2, 3)) + model.get_parameter(
+        "stem.bias"
+    )
     assert torch.allclose(tokens[1, 8], expected, atol=1e-5)
 
 
@@ -196,7 +217,13 @@ def test_a_stem_of_ones_own_takes_the_place_of_the_patches():
 
 def test_options_reach_the_layers():
     model = build(
-        kernel="positive", num_features=7, dim_head=3, mlp_ratio=2.0, qkv_bias=False, dropout=0.2, backend="dense"
+        kernel="positive",
+        num_features=7,
+        dim_head=3,
+        mlp_ratio=2.0,
+        qkv_bias=False,
+        dropout=0.2,
+        backend="dense",
     )
     for layer in layers(model):
         assert layer.kernel.num_features == 7
@@ -218,9 +245,15 @@ def test_the_number_of_random_features_can_be_set_in_the_papers_forms(position: 
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"image_size": 0}, "image_size is 0, expected a number of pixels of at least 1 for each of 1 to 3 axes"),
+    (
+        {"image_size": 0},
+        "image_size is 0, expected a number of pixels of at least 1 for each of 1 to 3 axes",
+    ),
     ({"image_size": (6, 10, 2, 4)}, r"image_size is \(6, 10, 2, 4\)"),
-    ({"image_size": (6, 9), "patch_size": 2}, r"image_size is \(6, 9\), expected .* multiples of patch_size = 2"),
+    (
+        {"image_size": (6, 9), "patch_size": 2},
+        r"image_size is \(6, 9\), expected .* multiples of patch_size = 2",
+    ),
     ({"in_channels": 0}, "in_channels is 0"),
     ({"num_classes": 0}, "num_classes is 0"),
     ({"dim": 0}, "dim is 0"),
@@ -238,14 +271,26 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"num_features": 7}, "num_features is 7, expected None"),
     ({"projection": "independent"}, "projection is 'independent', expected None"),
     ({"position": "none", "backend": "rings"}, "backend is 'rings', expected one of"),
-    ({"num_waves": 3}, "num_waves is 3, expected None with position='rotation'; position='fourier' takes it"),
-    ({"longest_wave": 3.0, "position": "none"}, "longest_wave is 3.0, expected None with position='none'"),
-    ({"wave_weight": 3.0, "position": "table"}, "wave_weight is 3.0, expected None with position='table'"),
+    (
+        {"num_waves": 3},
+        "num_waves is 3, expected None with position='rotation'; position='fourier' takes it",
+    ),
+    (
+        {"longest_wave": 3.0, "position": "none"},
+        "longest_wave is 3.0, expected None with position='none'",
+    ),
+    (
+        {"wave_weight": 3.0, "position": "table"},
+        "wave_weight is 3.0, expected None with position='table'",
+    ),
     (
         {"rotation_weight_scale": 1.0, "position": "fourier"},
         "rotation_weight_scale is 1.0, expected None with position",
     ),
-    ({"rotation_weight_scale": -1.0}, "weight_scale is -1.0, expected a finite number of at least 0"),
+    (
+        {"rotation_weight_scale": -1.0},
+        "weight_scale is -1.0, expected a finite number of at least 0",
+    ),
     (
         {"rotary_normalizer": "lengths"},
         "rotary_normalizer is 'lengths', expected None with position='rotation'; position='rotary' takes it",
@@ -264,16 +309,25 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "position_heads is 1, expected None or 0 without a relative kernel",
     ),
     ({"position_heads": 2}, "position_heads is 2, expected 0 to 1, fewer than heads = 2"),
-    ({"position_heads": 1, "position": "rotary"}, "position_heads is 1, expected None or 0 with relative='rotary'"),
+    (
+        {"position_heads": 1, "position": "rotary"},
+        "position_heads is 1, expected None or 0 with relative='rotary'",
+    ),
     (
         {"epsilon": 0.1, "kernel": "softmax"},
         "epsilon is 0.1, expected None with kernel='softmax'; kernel='squared_relu'",
     ),
-    ({"epsilon": 0.1, "kernel": SquaredRelu()}, "epsilon is 0.1, expected None with kernel=SquaredRelu"),
+    (
+        {"epsilon": 0.1, "kernel": SquaredRelu()},
+        "epsilon is 0.1, expected None with kernel=SquaredRelu",
+    ),
     ({"epsilon": 0.0}, "epsilon is 0.0, expected a positive finite number"),
     ({"query_key": "centered"}, "query_key is 'centered', expected .*; did you mean 'centred'"),
     ({"value_convolution": 2}, "value_convolution is 2, expected None or an odd number"),
-    ({"value_convolution": 3, "depth": 1, "position": "none"}, "value_convolution is 3, expected None with depth=1"),
+    (
+        {"value_convolution": 3, "depth": 1, "position": "none"},
+        "value_convolution is 3, expected None with depth=1",
+    ),
 ]
 
 
@@ -297,22 +351,31 @@ def test_images_of_another_size_are_refused(as_users_run_it: None):
 def test_the_convolutional_stem_is_equivariant_up_to_the_edge_of_a_bounded_image():
     stem = build((6, 10), stem="convolution").get_submodule("stem").double()
     content = torch.zeros(1, 2, 6, 10, dtype=torch.float64)
-    content[:, :, 1:4, 2:6] = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    content[:, :, 1:4, 2:6] = torch.randn(
+        2, 3, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64
+    )
     moved = torch.roll(content, (2, 4), dims=(2, 3))  # into the corner
-    torch.testing.assert_close(stem(moved)[:, :, 2:, 4:], stem(content)[:, :, :4, :6], atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        stem(moved)[:, :, 2:, 4:], stem(content)[:, :, :4, :6], atol=1e-12, rtol=0
+    )
 
 
 def test_the_convolutional_stem_is_equivariant_to_rolls_of_a_periodic_image():
     stem = build((6, 10), stem="convolution", periodic=True).get_submodule("stem").double()
     images = draw_images().double()
     rolled = torch.roll(stem(images), (5, -3), dims=(2, 3))
-    torch.testing.assert_close(stem(torch.roll(images, (5, -3), dims=(2, 3))), rolled, atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        stem(torch.roll(images, (5, -3), dims=(2, 3))), rolled, atol=1e-12, rtol=0
+    )
 
 
 @pytest.mark.parametrize(
-    ("position", "expected"), [("none", None), ("absolute", None), ("fourier", "fourier"), ("clipped", "clipped")]
+    ("position", "expected"),
+    [("none", None), ("absolute", None), ("fourier", "fourier"), ("clipped", "clipped")],
 )
-def test_positions_without_options_leave_the_relative_kernel_to_the_layer(position: str, expected: str | None):
+def test_positions_without_options_leave_the_relative_kernel_to_the_layer(
+    position: str, expected: str | None
+):
     for layer in layers(build(position=position, pool="mean")):
         assert (None if layer.relative is None else layer.relative().name) == expected
 
@@ -347,7 +410,9 @@ def test_the_scale_of_rotations_weights_reaches_every_block_that_has_them():
 @pytest.mark.parametrize("pool", ["class", "mean"])
 def test_the_normalizer_of_rotary_reaches_every_block_that_has_one_and_changes_no_weight(pool: str):
     default, first, lengths = (
-        build(position="rotary", rotary_normalizer=normalizer, pool=pool, kernel="positive", depth=3)
+        build(
+            position="rotary", rotary_normalizer=normalizer, pool=pool, kernel="positive", depth=3
+        )
         for normalizer in (None, ROTARY_NORMALIZERS[0], "lengths")
     )
     placed = [layer.relative for layer in layers(lengths) if layer.relative is not None]

@@ -42,9 +42,14 @@ def build(**options) -> RoutingTransformer:
         pytest.param(5, 11, id="tokens are in several clusters"),
     ],
 )
-def test_attention_is_the_dense_masked_formula_in_values_and_gradients(num_clusters: int, cluster_size: int):
+def test_attention_is_the_dense_masked_formula_in_values_and_gradients(
+    num_clusters: int, cluster_size: int
+):
     query, key = (normal(2, 3, 17, 4, seed=seed).requires_grad_() for seed in (1, 2))
-    value, centroid = normal(2, 3, 17, 5, seed=3).requires_grad_(), normal(3, num_clusters, 4, seed=4)
+    value, centroid = (
+        normal(2, 3, 17, 5, seed=3).requires_grad_(),
+        normal(3, num_clusters, 4, seed=4),
+    )
     found = routed_attention(query, key, value, centroid, cluster_size)
     expected = dense(query, key, value, centroid, cluster_size)
     assert relative_change(found, expected) < 1e-12
@@ -64,7 +69,10 @@ def test_a_token_of_no_cluster_gets_nothing_and_one_cluster_of_all_tokens_is_sof
     assert outside.any()
     assert not routed_attention(query, key, value, centroid, 3)[outside].any()
     weights = (query @ key.transpose(-1, -2) / 2).softmax(-1)
-    assert relative_change(routed_attention(query, key, value, centroid[:, :1], 11), weights @ value) < 1e-12
+    assert (
+        relative_change(routed_attention(query, key, value, centroid[:, :1], 11), weights @ value)
+        < 1e-12
+    )
 
 
 def test_queries_and_keys_are_normalised_and_routed_in_the_layer():
@@ -72,10 +80,12 @@ def test_queries_and_keys_are_normalised_and_routed_in_the_layer():
     layer = RoutingAttention(12, 3, num_clusters=4, cluster_size=5).double().eval()
     tokens = normal(2, 17, 12)
     query, key, value = (
-        part(tokens).unflatten(-1, (3, 4)).transpose(1, 2) for part in (layer.query, layer.key, layer.value)
+        part(tokens).unflatten(-1, (3, 4)).transpose(1, 2)
+        for part in (layer.query, layer.key, layer.value)
     )
     query, key = (
-        (part - part.mean(-1, True)) / (part.var(-1, correction=0, keepdim=True) + 1e-5).sqrt() for part in (query, key)
+        (part - part.mean(-1, True)) / (part.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+        for part in (query, key)
     )
     mixed = dense(query, key, value, layer.centroid, 5)
     assert relative_change(layer(tokens), layer.output(mixed.transpose(1, 2).flatten(2))) < 1e-12
@@ -83,7 +93,9 @@ def test_queries_and_keys_are_normalised_and_routed_in_the_layer():
 
 def test_centroids_begin_on_the_sphere_of_the_queries_and_keys():
     layer = RoutingAttention(24, 3, num_clusters=5, cluster_size=2)
-    torch.testing.assert_close(layer.centroid.norm(dim=-1), torch.full((3, 5), math.sqrt(8)), rtol=1e-3, atol=0)
+    torch.testing.assert_close(
+        layer.centroid.norm(dim=-1), torch.full((3, 5), math.sqrt(8)), rtol=1e-3, atol=0
+    )
     assert layer.centroid.mean(-1).abs().max() < 1e-6
 
 
@@ -93,10 +105,18 @@ def test_a_centroid_moves_by_a_share_to_the_mean_of_the_vectors_that_are_nearest
     layer.move_centroids(vectors)
     moved = 0
     for head in range(2):
-        nearest = [int((before[head] @ vector).argmax()) for vector in vectors[:, head].flatten(0, 1)]
+        nearest = [
+            int((before[head] @ vector).argmax()) for vector in vectors[:, head].flatten(0, 1)
+        ]
         for cluster in range(13):
-            of_it = vectors[:, head].flatten(0, 1)[[place for place, found in enumerate(nearest) if found == cluster]]
-            expected = 0.75 * before[head, cluster] + 0.25 * of_it.mean(0) if len(of_it) else before[head, cluster]
+            of_it = vectors[:, head].flatten(0, 1)[
+                [place for place, found in enumerate(nearest) if found == cluster]
+            ]
+            expected = (
+                0.75 * before[head, cluster] + 0.25 * of_it.mean(0)
+                if len(of_it)
+                else before[head, cluster]
+            )
             torch.testing.assert_close(layer.centroid[head, cluster], expected)
             moved += len(of_it) > 0
     assert 0 < moved < 26
@@ -130,8 +150,12 @@ def test_in_training_batch_mates_are_seen_through_the_centroids_from_the_next_st
         pytest.param((5, 7), 6, 6, id="rounded at 5 × 7"),
     ],
 )
-def test_by_default_there_are_about_as_many_clusters_as_tokens_in_each(size, num_clusters, cluster_size):
-    layer = RoutingTransformer(size, 1, 10, dim=4, depth=1, heads=2).blocks.get_submodule("0.attention")
+def test_by_default_there_are_about_as_many_clusters_as_tokens_in_each(
+    size, num_clusters, cluster_size
+):
+    layer = RoutingTransformer(size, 1, 10, dim=4, depth=1, heads=2).blocks.get_submodule(
+        "0.attention"
+    )
     assert isinstance(layer, RoutingAttention)
     assert layer.centroid.shape == (2, num_clusters, 2)
     assert layer.cluster_size == cluster_size
@@ -148,7 +172,9 @@ def test_it_has_the_parameters_of_its_parts():
 def test_flops_are_those_of_the_products():
     num_tokens, dim, heads, clusters, size = 35, 12, 3, 5, 4
     attention = 4 * num_tokens * dim**2  # queries, keys, values and output
-    attention += 2 * clusters * num_tokens * dim  # products of queries and of keys with the centroids
+    attention += (
+        2 * clusters * num_tokens * dim
+    )  # products of queries and of keys with the centroids
     attention += 2 * clusters * size**2 * dim  # logits and their sums, in all heads
     mlp = 2 * num_tokens * dim * 4 * dim
     expected = 2 * (num_tokens * 3 * dim + 2 * (attention + mlp) + dim * 10)
@@ -159,9 +185,13 @@ def test_flops_are_those_of_the_products():
 
 
 def test_what_does_not_fit_is_an_error():
-    with pytest.raises(ValueError, match="cluster_size is 36, expected at most the number of tokens = 35"):
+    with pytest.raises(
+        ValueError, match="cluster_size is 36, expected at most the number of tokens = 35"
+    ):
         build(cluster_size=36)
-    with pytest.raises(ValueError, match="cluster_size is 5, expected at most the number of tokens = 4"):
+    with pytest.raises(
+        ValueError, match="cluster_size is 5, expected at most the number of tokens = 4"
+    ):
         RoutingAttention(8, 2, num_clusters=3, cluster_size=5)(torch.zeros(2, 4, 8))
     with pytest.raises(ValueError, match="heads is 12, expected a divisor of dim = 12 below it"):
         build(heads=12)

@@ -16,7 +16,9 @@ from teka.models import SelfAttentionNetwork
 from teka.models.self_attention_network import POSITIONS, make_gaussian_or_table
 from teka.nn import Attention, Quadratic
 
-PAGE = (Path(__file__).parents[2] / "docs" / "self_attention_network.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "self_attention_network.md").read_text(
+    encoding="utf-8"
+)
 
 
 def build(**options: Any) -> SelfAttentionNetwork:
@@ -38,9 +40,16 @@ def draw_images() -> Tensor:
 @pytest.mark.parametrize("periodic", [False, True], ids=["bounded", "periodic"])
 @pytest.mark.parametrize(
     ("position", "backend"),
-    [("quadratic", "toeplitz"), ("table", "toeplitz"), ("generalized_quadratic", "fft"), ("quadratic", "fft")],
+    [
+        ("quadratic", "toeplitz"),
+        ("table", "toeplitz"),
+        ("generalized_quadratic", "fft"),
+        ("quadratic", "fft"),
+    ],
 )
-def test_a_fast_evaluation_gives_the_logits_and_gradients_of_the_dense_one(position, backend, periodic):
+def test_a_fast_evaluation_gives_the_logits_and_gradients_of_the_dense_one(
+    position, backend, periodic
+):
     images, found = draw_images(), []
     for one in ("dense", backend):
         model = build(position=position, backend=one, periodic=periodic)
@@ -62,7 +71,11 @@ def test_at_the_papers_size_the_separable_evaluation_is_the_one_that_runs(positi
 
 @pytest.mark.parametrize(
     ("position", "row"),
-    [("quadratic", "SA quadratic"), ("generalized_quadratic", "SA quadratic generalized"), ("table", "SA learned")],
+    [
+        ("quadratic", "SA quadratic"),
+        ("generalized_quadratic", "SA quadratic generalized"),
+        ("table", "SA learned"),
+    ],
 )
 def test_it_has_the_papers_parameters(position, row):
     with torch.device("meta"):
@@ -110,10 +123,16 @@ def test_content_is_a_factor_of_the_weights():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"downsampling": 8}, r"image_size is \(12, 20\), expected height and width, multiples of downsampling = 8"),
+        (
+            {"downsampling": 8},
+            r"image_size is \(12, 20\), expected height and width, multiples of downsampling = 8",
+        ),
         ({"position": "rotary"}, "position is 'rotary', expected one of"),
         ({"content": "softmx"}, "kernel is 'softmx', .*did you mean 'softmax'"),
-        ({"position": "generalized_quadratic", "backend": "toeplitz"}, "backend is 'toeplitz', expected one of"),
+        (
+            {"position": "generalized_quadratic", "backend": "toeplitz"},
+            "backend is 'toeplitz', expected one of",
+        ),
         ({"content": "softmax", "backend": "toeplitz"}, "backend is 'toeplitz', expected one of"),
     ],
 )
@@ -156,9 +175,13 @@ def test_without_heads_it_is_the_network_with_their_maps_at_zero(position, conte
 
 def test_without_heads_it_has_the_papers_parameters():
     with torch.device("meta"):
-        model = SelfAttentionNetwork(32, 3, 10, position="generalized_quadratic", heads=(7, 5, 8, 7, 3, 9))
+        model = SelfAttentionNetwork(
+            32, 3, 10, position="generalized_quadratic", heads=(7, 5, 8, 7, 3, 9)
+        )
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    assert f"{parameters / 1e6:.1f}M" == paper_models()["SA quadratic generalized pruned"].parameters
+    assert (
+        f"{parameters / 1e6:.1f}M" == paper_models()["SA quadratic generalized pruned"].parameters
+    )
 
 
 @pytest.mark.parametrize("heads", [0, (3,), (3, 0), (3, 3, 3)], ids=str)
@@ -185,7 +208,9 @@ def test_heads_begin_apart_from_one_another(position: str):
 def test_centres_have_a_standard_deviation_of_two_cells_and_gaussians_one_of_one():
     torch.manual_seed(0)
     quadratic = make_gaussian_or_table("quadratic", heads=2000, sides=(4, 6), embedding_dim=8)()
-    general = make_gaussian_or_table("generalized_quadratic", heads=2000, sides=(4, 6), embedding_dim=8)()
+    general = make_gaussian_or_table(
+        "generalized_quadratic", heads=2000, sides=(4, 6), embedding_dim=8
+    )()
     assert isinstance(quadratic, relative.Quadratic)
     assert isinstance(general, relative.GeneralizedQuadratic)
     for kernel in (quadratic, general):

@@ -10,18 +10,37 @@ from teka.audit import translate
 from teka.models import Performer
 from teka.nn.alias_free import blurred
 
-SIZES = {"signals": ((24,), (5,)), "images": ((16, 24), (5, -3)), "volumes": ((8, 8, 16), (1, 2, 3))}
-SMALL: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 2, "stem": "polyphase", "patch_size": 4, "pool": "mean"}
+SIZES = {
+    "signals": ((24,), (5,)),
+    "images": ((16, 24), (5, -3)),
+    "volumes": ((8, 8, 16), (1, 2, 3)),
+}
+SMALL: dict[str, Any] = {
+    "dim": 16,
+    "depth": 2,
+    "heads": 2,
+    "stem": "polyphase",
+    "patch_size": 4,
+    "pool": "mean",
+}
 EXACT: dict[str, dict[str, Any]] = {
     "a polyphase stem": SMALL,
     "patches from a chosen offset": SMALL | {"stem": "polyphase_patch"},
-    "blur, residual blocks and a class token": SMALL | {"blur": 5, "stem_depth": (0, 1, 2), "pool": "class"},
+    "blur, residual blocks and a class token": SMALL
+    | {"blur": 5, "stem_depth": (0, 1, 2), "pool": "class"},
     "ideal low passes and oversampled activations": SMALL | {"blur": "ideal", "stem_depth": 1},
     "learned offsets and two stages": SMALL
     | {"dim": (8, 16), "depth": (1, 2), "patch_size": 2, "select": "learned", "pool": "attention"},
-    "a dense head over two stages": SMALL | {"dim": (8, 16), "patch_size": 2, "pool": "class", "head": "dense"},
+    "a dense head over two stages": SMALL
+    | {"dim": (8, 16), "patch_size": 2, "pool": "class", "head": "dense"},
     "attention between the grids of two stages and of a dense head": SMALL
-    | {"dim": (8, 16), "patch_size": 2, "pool": "class", "head": "dense", "resampling": "attention"},
+    | {
+        "dim": (8, 16),
+        "patch_size": 2,
+        "pool": "class",
+        "head": "dense",
+        "resampling": "attention",
+    },
     "stages of single pixels": SMALL
     | {"dim": (8, 16, 12), "stem": "patch", "patch_size": 1, "pool": "class", "head": "dense"},
 }
@@ -52,8 +71,13 @@ def test_a_whole_shift_changes_nothing(kind: str):
 @pytest.mark.parametrize("kind", SIZES)
 def test_with_subpixels_nor_does_a_shift_by_such_fractions_of_a_pixel(kind: str):
     size, whole = SIZES[kind]
-    inputs, shift = torch.randn(2, 3, *size, dtype=torch.float64), tuple(step - 0.5 for step in whole)
-    aligned, plain = (build(size, **SMALL, subpixels=fractions).double().eval() for fractions in (2, 1))
+    inputs, shift = (
+        torch.randn(2, 3, *size, dtype=torch.float64),
+        tuple(step - 0.5 for step in whole),
+    )
+    aligned, plain = (
+        build(size, **SMALL, subpixels=fractions).double().eval() for fractions in (2, 1)
+    )
     moved = translate(inputs, shift, mode="fourier")
     assert (aligned(moved) - aligned(inputs)).abs().max() < 1e-12
     assert (plain(moved) - plain(inputs)).abs().max() > 1e-3
@@ -81,7 +105,11 @@ def test_ideal_low_passes_leave_little_that_half_a_pixel_could_change():
 def test_every_parameter_that_learns_has_a_gradient(name: str):
     model = build((16, 8), **EXACT[name])
     model(torch.randn(3, 3, 16, 8)).square().sum().backward()
-    assert not [one for one, learned in model.named_parameters() if learned.requires_grad and learned.grad is None]
+    assert not [
+        one
+        for one, learned in model.named_parameters()
+        if learned.requires_grad and learned.grad is None
+    ]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,9 @@ def test_an_oversampled_activation_keeps_whole_shifts_and_nearly_keeps_half_ones
     assert (oversampled(smooth.roll(5, 2)) - oversampled(smooth).roll(5, 2)).abs().max() < 1e-12
 
     def error(activation: nn.Module) -> float:
-        after, before = (torch.fft.ifft(torch.fft.fft(one) * half).real for one in (activation(smooth), smooth))
+        after, before = (
+            torch.fft.ifft(torch.fft.fft(one) * half).real for one in (activation(smooth), smooth)
+        )
         return ((activation(before) - after).norm() / after.norm()).item()
 
     assert error(oversampled) < error(nn.GELU()) / 3

@@ -37,14 +37,22 @@ def learn(layer: nn.Module, *arguments: Any, steps: int = 1) -> dict[str, Tensor
         (output - target).square().mean().backward()
         if step < steps:
             optimizer.step()
-    return {name: parameter.grad for name, parameter in layer.named_parameters() if parameter.grad is not None}
+    return {
+        name: parameter.grad
+        for name, parameter in layer.named_parameters()
+        if parameter.grad is not None
+    }
 
 
 @together(PAIRS, qkv_bias=[True, False])
-def test_after_one_step_every_parameter_has_a_gradient_that_is_finite_and_not_zero(pair: Case, qkv_bias: bool):
+def test_after_one_step_every_parameter_has_a_gradient_that_is_finite_and_not_zero(
+    pair: Case, qkv_bias: bool
+):
     layer = build(kernel=pair.kernel, relative=pair.relative, qkv_bias=qkv_bias)
     # Trigonometric features explode for long vectors, as documented.
-    gradients = learn(layer, draw_tokens() * (0.3 if pair.kernel == "trigonometric" else 1.0), GRID, None, 1)
+    gradients = learn(
+        layer, draw_tokens() * (0.3 if pair.kernel == "trigonometric" else 1.0), GRID, None, 1
+    )
     for name, _ in layer.named_parameters():
         assert name in gradients, name
         assert torch.isfinite(gradients[name]).all(), name
@@ -64,15 +72,21 @@ def test_after_one_step_every_parameter_has_a_gradient_that_is_finite_and_not_ze
 def test_a_relative_kernels_parameters_change_as_it_learns(relative: str, learned: set[str]):
     layer = build(kernel="softmax", relative=relative)
     assert layer.relative is not None
-    before = {name: parameter.detach().clone() for name, parameter in layer.relative.named_parameters()}
+    before = {
+        name: parameter.detach().clone() for name, parameter in layer.relative.named_parameters()
+    }
     assert set(before) == learned
     learn(layer, draw_tokens(), GRID, None, 1, steps=3)
     for name, parameter in layer.relative.named_parameters():
         assert not torch.equal(parameter, before[name]), name
 
 
-@pytest.mark.parametrize(("relative", "heads"), [("clipped", 2), ("clipped", 3), ("clipped_features", 4)])
-def test_half_of_the_heads_of_clipped_see_content_only_and_half_see_position(relative: str, heads: int):
+@pytest.mark.parametrize(
+    ("relative", "heads"), [("clipped", 2), ("clipped", 3), ("clipped_features", 4)]
+)
+def test_half_of_the_heads_of_clipped_see_content_only_and_half_see_position(
+    relative: str, heads: int
+):
     layer = build(dim=4 * heads, heads=heads, relative=relative).double()
     assert layer.relative is not None
     for parameter in layer.relative.parameters():
@@ -82,7 +96,12 @@ def test_half_of_the_heads_of_clipped_see_content_only_and_half_see_position(rel
     num_content = heads - heads // 2
     tokens = draw_tokens(15, 4 * heads).double()
     order = torch.randperm(15, generator=torch.Generator().manual_seed(2))
-    change = (layer(tokens[:, order], GRID) - layer(tokens, GRID)[:, order]).abs().amax(dim=(0, 1)).reshape(heads, 4)
+    change = (
+        (layer(tokens[:, order], GRID) - layer(tokens, GRID)[:, order])
+        .abs()
+        .amax(dim=(0, 1))
+        .reshape(heads, 4)
+    )
     assert (change[:num_content] < 1e-10).all()
     assert (change[num_content:] > 1e-3).all()
     # Position heads look at no key: one for each content head only.
@@ -103,7 +122,9 @@ def test_heads_of_rotation_all_see_both():
 def test_any_number_of_heads_computes_on_grids_of_any_number_of_axes_and_unequal_sides(kernel: str):
     for place, pair in enumerate(pair for pair in PAIRS if pair.kernel == kernel):
         shape, heads = [(11,), (5, 7), (2, 3, 4)][place % 3], 2 + place % 2
-        layer = build(dim=4 * heads, heads=heads, kernel=kernel, relative=pair.relative, num_axes=len(shape))
+        layer = build(
+            dim=4 * heads, heads=heads, kernel=kernel, relative=pair.relative, num_axes=len(shape)
+        )
         tokens = draw_tokens(1 + math.prod(shape), 4 * heads)
         assert layer(tokens, Grid(shape), None, 1).shape == tokens.shape, pair
 
@@ -120,7 +141,9 @@ def test_it_is_torchs_multi_head_attention_with_the_softmax_kernel():
     assert layer.key is not None
     assert layer.value is not None
     with torch.no_grad():
-        twin.in_proj_weight.copy_(torch.cat([part.weight for part in (layer.query, layer.key, layer.value)]))
+        twin.in_proj_weight.copy_(
+            torch.cat([part.weight for part in (layer.query, layer.key, layer.value)])
+        )
         biases = [layer.query.bias, torch.zeros(8), layer.get_parameter("value.bias")]
         twin.in_proj_bias.copy_(torch.cat([bias.double() for bias in biases]))
     twin.out_proj.load_state_dict(layer.output.state_dict())
@@ -140,15 +163,22 @@ def test_it_is_torchs_multi_head_attention_with_the_softmax_kernel():
         pytest.param({"relative": "clipped", "backend": "rings"}, id="over rings"),
     ],
 )
-def test_activations_may_be_computed_again_for_gradients_and_those_of_gradients(options: dict[str, Any]):
+def test_activations_may_be_computed_again_for_gradients_and_those_of_gradients(
+    options: dict[str, Any],
+):
     grid = Grid(1024) if options.get("causal") else Grid((23, 13))
     torch.manual_seed(0)
-    layer, tokens = Attention(4, 2, **options).double(), draw_tokens(grid.num_tokens, dim=4).double()
+    layer, tokens = (
+        Attention(4, 2, **options).double(),
+        draw_tokens(grid.num_tokens, dim=4).double(),
+    )
 
     def gradients(attend: Callable[..., Tensor]) -> list[Tensor]:
         leaves = [tokens.requires_grad_(), *layer.parameters()]
         plain = torch.autograd.grad(attend(tokens, grid).square().sum(), leaves)
-        first, *_ = torch.autograd.grad(attend(tokens, grid).square().sum(), leaves, create_graph=True)
+        first, *_ = torch.autograd.grad(
+            attend(tokens, grid).square().sum(), leaves, create_graph=True
+        )
         second = torch.autograd.grad(first.square().sum(), leaves)
         return [*plain, first.detach(), *second]
 
@@ -177,7 +207,12 @@ def test_by_default_it_costs_o_of_l_and_sees_where_tokens_are_relative_to_each_o
     assert layer.chosen_backend(Grid((512, 512))) == "linear"
     images = grid.unflatten(tokens)
     moved = layer(grid.flatten(grid.roll(images, (2, -3))), grid)
-    assert relative_change(moved, grid.flatten(grid.roll(grid.unflatten(layer(tokens, grid)), (2, -3)))) < 1e-12
+    assert (
+        relative_change(
+            moved, grid.flatten(grid.roll(grid.unflatten(layer(tokens, grid)), (2, -3)))
+        )
+        < 1e-12
+    )
     shuffle = torch.randperm(35, generator=torch.Generator().manual_seed(2))
     assert relative_change(layer(tokens[:, shuffle], grid), layer(tokens, grid)[:, shuffle]) > 1e-2
 

@@ -6,12 +6,20 @@ from teka.functional import attention
 from teka.nn import AttentionHeads
 
 DIM, HEADS = 8, 2
-KINDS = [("squared_relu", "rotary"), ("softmax", None), ("positive", "alibi"), ("relu", "fourier"), ("softmax", "t5")]
+KINDS = [
+    ("squared_relu", "rotary"),
+    ("softmax", None),
+    ("positive", "alibi"),
+    ("relu", "fourier"),
+    ("softmax", "t5"),
+]
 
 
 def draw(num_tokens: int, batch: int = 2) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(num_tokens)
-    return torch.randn(3, batch, HEADS, num_tokens, DIM, generator=generator, dtype=torch.float64).unbind()
+    return torch.randn(
+        3, batch, HEADS, num_tokens, DIM, generator=generator, dtype=torch.float64
+    ).unbind()
 
 
 def make_heads(kernel: str, relative: str | None, **options) -> AttentionHeads:
@@ -30,7 +38,9 @@ def test_heads_are_attention_with_their_kernels(kernel: str, relative: str | Non
 
 @pytest.mark.parametrize(("kernel", "relative"), KINDS)
 @pytest.mark.parametrize("last", [1, 4])
-@pytest.mark.parametrize("options", [{}, {"grid": Grid(9), "num_prefix_tokens": 2}, {"num_prefix_tokens": 2}])
+@pytest.mark.parametrize(
+    "options", [{}, {"grid": Grid(9), "num_prefix_tokens": 2}, {"num_prefix_tokens": 2}]
+)
 def test_causal_queries_that_are_fewer_than_the_keys_are_the_last(
     kernel: str, relative: str | None, last: int, options: dict
 ):
@@ -42,19 +52,26 @@ def test_causal_queries_that_are_fewer_than_the_keys_are_the_last(
 
 def test_causal_queries_that_are_more_than_the_keys_are_an_error():
     query, key, value = draw(11)
-    with pytest.raises(ValueError, match="expected 11 tokens, as many as the query's, with is_causal"):
+    with pytest.raises(
+        ValueError, match="expected 11 tokens, as many as the query's, with is_causal"
+    ):
         make_heads("softmax", None)(query, key[:, :, :7], value[:, :, :7], is_causal=True)
 
 
 def test_a_number_of_first_tokens_is_heeded_on_every_grid_and_in_a_row():
     for options, grid in (({}, Grid(9)), ({"grid": Grid((3, 3))}, Grid((3, 3)))):
-        heads, plain = make_heads("squared_relu", "rotary", **options), make_heads("squared_relu", "rotary", **options)
+        heads, plain = (
+            make_heads("squared_relu", "rotary", **options),
+            make_heads("squared_relu", "rotary", **options),
+        )
         expected = heads(*draw(11), grid, num_prefix_tokens=2)
         assert torch.equal(heads(*draw(11), num_prefix_tokens=2), expected)
         plain.num_prefix_tokens = 2
         assert torch.equal(plain(*draw(11)), expected)
         query, key, value = draw(11)
-        with pytest.raises(ValueError, match="num_prefix_tokens is 2, expected 0 for heads that decode"):
+        with pytest.raises(
+            ValueError, match="num_prefix_tokens is 2, expected 0 for heads that decode"
+        ):
             plain.step(query, key, value)
 
 

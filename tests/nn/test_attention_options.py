@@ -43,7 +43,9 @@ def test_every_option_does_what_it_says():
     assert joint.projection.shape == (7, 4 + 2 * 2 * 4)
 
 
-@pytest.mark.parametrize(("backend", "relative"), [("toeplitz", "rotation"), ("rings", "clipped"), ("linear", None)])
+@pytest.mark.parametrize(
+    ("backend", "relative"), [("toeplitz", "rotation"), ("rings", "clipped"), ("linear", None)]
+)
 def test_a_backend_asked_for_computes_what_the_dense_one_does(backend: str, relative: str | None):
     layer = build(relative=relative, backend=backend).double()
     assert layer.backend == backend
@@ -77,20 +79,35 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"kernel": "dot_product", "relative": "rotary"},
         "relative is 'rotary', expected one that does not rotate, or None",
     ),
-    ({"rotary_normalizer": "length", "relative": "rotary"}, "rotary_normalizer is 'length', .*did you mean 'lengths'"),
+    (
+        {"rotary_normalizer": "length", "relative": "rotary"},
+        "rotary_normalizer is 'length', .*did you mean 'lengths'",
+    ),
     ({"dropout": 1.0}, "dropout is 1.0, expected a probability"),
     ({"dropout": -0.1}, "dropout is -0.1, expected a probability"),
     ({"backend": "linaer"}, "backend is 'linaer', expected .*; did you mean 'linear'"),
-    ({"kernel": "squard_relu"}, "kernel is 'squard_relu', expected .*; did you mean 'squared_relu'"),
+    (
+        {"kernel": "squard_relu"},
+        "kernel is 'squard_relu', expected .*; did you mean 'squared_relu'",
+    ),
     ({"kernel": 3}, "kernel is 3"),
     ({"relative": "rotatoin"}, "relative is 'rotatoin', expected .*; did you mean 'rotation'"),
     ({"relative": 3}, "relative is 3, expected None, a name or a module"),
-    ({"relative": "clipped", "heads": 1}, "heads is 1, expected at least 2 with relative='clipped'"),
+    (
+        {"relative": "clipped", "heads": 1},
+        "heads is 1, expected at least 2 with relative='clipped'",
+    ),
     ({"relative": "rotation", "num_axes": 0}, "num_axes is 0, expected at least 1"),
     ({"num_features": 7}, "num_features is 7, expected None with kernel='squared_relu'"),
     ({"num_features": 7, "kernel": SquaredRelu()}, "num_features is 7, expected None with kernel="),
-    ({"num_features": 7, "kernel": RandomFeatures("positive", 4)}, "num_features is 7, expected None with kernel="),
-    ({"num_features": 7, "kernel": "softmax", "relative": "clipped"}, "num_features is 7, expected None"),
+    (
+        {"num_features": 7, "kernel": RandomFeatures("positive", 4)},
+        "num_features is 7, expected None with kernel=",
+    ),
+    (
+        {"num_features": 7, "kernel": "softmax", "relative": "clipped"},
+        "num_features is 7, expected None",
+    ),
     ({"num_features": 0, "kernel": "positive"}, "num_features is 0, expected at least 1"),
 ]
 
@@ -108,7 +125,11 @@ def test_bad_input_is_an_error_that_names_it(as_users_run_it: None):
         ((2, 14, 8), (GRID,), "the sequence has 14 tokens, expected 0 prefix"),
         ((2, 15, 8), (None,), "grid and positions is 'neither'"),
         ((2, 15, 8), (GRID, torch.ones(2, 14, dtype=torch.bool)), r"key_mask has shape \(2, 14\)"),
-        ((2, 15, 8), (Grid((15,)),), "number of axes of grid or positions is 1, expected 2, .* made with num_axes=1"),
+        (
+            (2, 15, 8),
+            (Grid((15,)),),
+            "number of axes of grid or positions is 1, expected 2, .* made with num_axes=1",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             build(relative="rotation")(torch.zeros(size), *arguments)
@@ -117,16 +138,32 @@ def test_bad_input_is_an_error_that_names_it(as_users_run_it: None):
 TOKENS = torch.zeros(2, 15, 8)
 UNFIT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"tokens": TOKENS.long()}, "tokens is torch.int64, expected a floating dtype"),
-    ({}, {"tokens": TOKENS.double()}, r"tokens is torch.float64, expected torch.float32, as the layer's weights are"),
+    (
+        {},
+        {"tokens": TOKENS.double()},
+        r"tokens is torch.float64, expected torch.float32, as the layer's weights are",
+    ),
     ({}, {"tokens": TOKENS.tolist()}, "tokens is of type list, expected a tensor"),
     ({}, {"tokens": TOKENS.numpy()}, "tokens is of type ndarray, expected a tensor"),
-    ({}, {"context": TOKENS.double(), "context_grid": GRID}, r"context is torch.float64, expected torch.float32"),
+    (
+        {},
+        {"context": TOKENS.double(), "context_grid": GRID},
+        r"context is torch.float64, expected torch.float32",
+    ),
     ({}, {"context": TOKENS, "context_grid": 15}, "context_grid is 15, expected a teka.Grid"),
-    ({}, {"lengths": torch.ones(3, dtype=torch.long)}, r"lengths has shape \(3,\), expected \(2,\)"),
+    (
+        {},
+        {"lengths": torch.ones(3, dtype=torch.long)},
+        r"lengths has shape \(3,\), expected \(2,\)",
+    ),
     ({"relative": None}, {"grid": Grid((3, 4))}, "the sequence has 15 tokens, expected 0 prefix"),
     ({"relative": None}, {"grid": (3, 5)}, r"grid is \(3, 5\), expected a teka.Grid"),
     ({"relative": None}, {"num_prefix_tokens": -1}, "num_prefix_tokens is -1, expected at least 0"),
-    ({"relative": "rotation_joint", "kernel": "positive"}, {"grid": None}, "grid and positions is 'neither'"),
+    (
+        {"relative": "rotation_joint", "kernel": "positive"},
+        {"grid": None},
+        "grid and positions is 'neither'",
+    ),
 ]
 
 
@@ -151,7 +188,9 @@ def test_a_step_takes_the_states_of_the_last_and_no_others(as_users_run_it: None
     _, right = layer.step(TOKENS[:, 0])
     others: list[Any] = [(), right * 2, [None], 3]
     for given in others:
-        with pytest.raises(ValueError, match=r"state is .*, expected None, or the tuple of 1 that the last step"):
+        with pytest.raises(
+            ValueError, match=r"state is .*, expected None, or the tuple of 1 that the last step"
+        ):
             layer.step(TOKENS[:, 0], given)
     layer.step(TOKENS[:, 0], right)
 

@@ -38,7 +38,10 @@ def draw_tokens() -> Tensor:
     ids=str,
 )
 def test_they_are_values_whose_map_is_the_identity(options: dict[str, Any], backend: str):
-    layer, twin = build(values="tokens", backend=backend, **options), build(backend=backend, **options)
+    layer, twin = (
+        build(values="tokens", backend=backend, **options),
+        build(backend=backend, **options),
+    )
     assert layer.value is None
     assert twin.value is not None
     missing, unexpected = twin.load_state_dict(layer.state_dict(), strict=False)
@@ -49,9 +52,16 @@ def test_they_are_values_whose_map_is_the_identity(options: dict[str, Any], back
     assert relative_change(layer(draw_tokens(), GRID), twin(draw_tokens(), GRID)) < 1e-12
 
 
-@pytest.mark.parametrize(("relative", "position_heads"), [("clipped", 1), ("quadratic", 2), ("quadratic", 0)])
+@pytest.mark.parametrize(
+    ("relative", "position_heads"), [("clipped", 1), ("quadratic", 2), ("quadratic", 0)]
+)
 def test_queries_and_keys_may_have_another_size(relative: str, position_heads: int):
-    options = {"relative": relative, "position_heads": position_heads, "dim_head": 5, "values": "tokens"}
+    options = {
+        "relative": relative,
+        "position_heads": position_heads,
+        "dim_head": 5,
+        "values": "tokens",
+    }
     fast, dense = build(**options), build(**options, backend="dense")
     assert fast.output.in_features == HEADS * DIM
     assert relative_change(fast(draw_tokens(), GRID), dense(draw_tokens(), GRID)) < 1e-12
@@ -73,9 +83,13 @@ def test_mixed_precision_is_taken(kernel: str):
 
 def test_its_costs_are_those_of_whole_tokens():
     narrow, wide = (
-        build(values=values, kernel="constant", relative="quadratic", dim_head=4) for values in ("projected", "tokens")
+        build(values=values, kernel="constant", relative="quadratic", dim_head=4)
+        for values in ("projected", "tokens")
     )
-    costs = [explain(layer, Grid((16, 16))).groups[0].costs["dense"].multiply_adds for layer in (narrow, wide)]
+    costs = [
+        explain(layer, Grid((16, 16))).groups[0].costs["dense"].multiply_adds
+        for layer in (narrow, wide)
+    ]
     assert costs[1] - costs[0] == 256**2 * (DIM - 4)
 
 

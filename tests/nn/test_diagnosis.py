@@ -16,8 +16,8 @@ from teka.functional import Positive, Rotary, SquaredRelu
 from teka.functional.attention import estimator_report
 from teka.functional.relative.rotary import LENGTH_SHARE
 from teka.nn import Attention, RandomFeatures
-from teka.nn.advice import features_for
-from teka.nn.diagnosis import MEASURED_TOKENS
+from teka.nn.diagnostics.diagnose import MEASURED_TOKENS
+from teka.nn.diagnostics.recommendations import features_for
 
 
 def build(seed: int = 0, **options: Any) -> Attention:
@@ -34,12 +34,15 @@ def draw_tokens(num_tokens: int, dim: int = 8, scale: float = 1.0) -> Tensor:
 DIAGNOSED = [
     pair
     for pair in PAIRS
-    if pair.relative in (None, "rotation_joint") or pair.kernel in ("squared_relu", "positive", "hedgehog")
+    if pair.relative in (None, "rotation_joint")
+    or pair.kernel in ("squared_relu", "positive", "hedgehog")
 ]
 
 
 @pytest.mark.parametrize("pair", DIAGNOSED, ids=str)
-def test_every_layer_is_diagnosed_and_all_but_the_joint_form_are_equivariant(pair: Case, as_users_run_it: None):
+def test_every_layer_is_diagnosed_and_all_but_the_joint_form_are_equivariant(
+    pair: Case, as_users_run_it: None
+):
     layer = build(kernel=pair.kernel, relative=pair.relative)
     diagnosis = teka.diagnose(layer, draw_tokens(1 + 15), Grid((3, 5)), num_prefix_tokens=1)
     assert diagnosis.shift is not None
@@ -61,7 +64,9 @@ def test_every_layer_is_diagnosed_and_all_but_the_joint_form_are_equivariant(pai
 def test_a_torus_is_rolled_and_a_bounded_axis_is_not(relative: str | None):
     for periodic in ((True, True), (False, True)):
         grid = Grid((5, 7), periodic=periodic)
-        shift = teka.diagnose(build(relative=relative), draw_tokens(35), grid, shifts=[(1, 2), (-2, 3)]).shift
+        shift = teka.diagnose(
+            build(relative=relative), draw_tokens(35), grid, shifts=[(1, 2), (-2, 3)]
+        ).shift
         assert shift is not None
         assert set(shift.by_shift) == {(1, 2), (-2, 3)}
         assert shift.how.startswith("rolled" if all(periodic) else "on a larger grid")
@@ -71,7 +76,11 @@ def test_a_torus_is_rolled_and_a_bounded_axis_is_not(relative: str | None):
 def test_shifts_are_measured_with_masks_and_on_ragged_samples():
     mask = torch.arange(1 + 35) < torch.tensor([[36], [17]])
     shift = teka.diagnose(
-        build(relative="rotation", kernel="optimal"), draw_tokens(36), Grid((5, 7)), num_prefix_tokens=1, key_mask=mask
+        build(relative="rotation", kernel="optimal"),
+        draw_tokens(36),
+        Grid((5, 7)),
+        num_prefix_tokens=1,
+        key_mask=mask,
     ).shift
     assert shift is not None
     assert shift.without_rounding < 1e-12
@@ -151,7 +160,10 @@ def test_the_number_of_features_that_it_names_brings_the_error_near_a_tenth():
     error = median_error(layer, tokens)
     assert error > 0.2
     more = build(**options, num_features=features_for(error, 6))
-    more.load_state_dict({name: tensor for name, tensor in layer.state_dict().items() if "kernel." not in name}, False)
+    more.load_state_dict(
+        {name: tensor for name, tensor in layer.state_dict().items() if "kernel." not in name},
+        False,
+    )
     # Heavy tails: it falls more slowly than with the root, so that the number is one to begin with.
     assert median_error(more, tokens) == pytest.approx(0.1, rel=0.4)
 
@@ -184,7 +196,9 @@ def test_features_of_rings_are_compared_with_the_exact_rings():
     for num_features in (8, 4096):
         layer = build(relative="clipped_features", num_features=num_features)
         assert layer.relative is not None
-        torch.nn.init.normal_(layer.relative.get_parameter("distance_embedding"), generator=torch.Generator())
+        torch.nn.init.normal_(
+            layer.relative.get_parameter("distance_embedding"), generator=torch.Generator()
+        )
         content, rings = teka.diagnose(layer, draw_tokens(35), Grid((5, 7))).groups
         assert content.estimator is None
         assert rings.estimator is not None
@@ -199,7 +213,9 @@ def test_draws_of_fixed_norm_are_said_to_be_biased():
         diagnosis = teka.diagnose(layer, draw_tokens(35, scale=3.0))
         assert diagnosis.groups[0].estimator is not None
         assert diagnosis.groups[0].estimator.is_biased == (projection == "fixed_norm")
-        assert any("fixed norm" in sentence for sentence in diagnosis.advice) == (projection == "fixed_norm")
+        assert any("fixed norm" in sentence for sentence in diagnosis.advice) == (
+            projection == "fixed_norm"
+        )
 
 
 def test_a_large_grid_is_measured_on_a_block_that_holds_kept_cells():
@@ -208,7 +224,12 @@ def test_a_large_grid_is_measured_on_a_block_that_holds_kept_cells():
     mask[0, -70:] = True
     tokens = draw_tokens(1 + grid.num_tokens)[:1]
     diagnosis = teka.diagnose(
-        build(relative="rotation", kernel="positive"), tokens, grid, num_prefix_tokens=1, key_mask=mask, shifts=[(3, 5)]
+        build(relative="rotation", kernel="positive"),
+        tokens,
+        grid,
+        num_prefix_tokens=1,
+        key_mask=mask,
+        shifts=[(3, 5)],
     )
     assert "1,025 of the tokens, a block (32, 32) of (70, 61)" in diagnosis.measured
     assert diagnosis.groups[0].estimator is not None
@@ -233,7 +254,9 @@ def test_nothing_changes_and_the_second_time_it_is_the_same():
     assert layer.kernel.is_fresh
     assert not layer.training
     assert tokens.grad is None
-    assert all(parameter.grad is None and parameter.requires_grad for parameter in layer.parameters())
+    assert all(
+        parameter.grad is None and parameter.requires_grad for parameter in layer.parameters()
+    )
     assert all(torch.equal(tensor, before[name]) for name, tensor in layer.state_dict().items())
     assert layer.get_parameter("value.weight").dtype == torch.float32
 
@@ -261,7 +284,10 @@ def test_it_reports_a_collapse_and_does_not_warn():
         diagnosis = teka.diagnose(layer, draw_tokens(35))
     assert diagnosis.collapsed
     assert diagnosis.to_dict()["collapsed"] is True
-    assert "positive has collapsed in heads 0, 1: the output is the mean of the values" in diagnosis.advice[0]
+    assert (
+        "positive has collapsed in heads 0, 1: the output is the mean of the values"
+        in diagnosis.advice[0]
+    )
     assert not teka.diagnose(build(kernel="positive"), draw_tokens(35)).collapsed
 
 
@@ -271,9 +297,15 @@ NEAR_BLANK = torch.randn(1, 1, 32, generator=torch.Generator().manual_seed(2)) +
 
 
 @pytest.mark.parametrize("normalizer", ["features", "mixed", None])
-def test_a_near_blank_image_is_well_with_every_denominator_but_that_of_features(normalizer: str | None):
+def test_a_near_blank_image_is_well_with_every_denominator_but_that_of_features(
+    normalizer: str | None,
+):
     layer = build(2, dim=32, heads=4, relative="rotary", rotary_normalizer=normalizer).double()
-    tokens, grid, mask = NEAR_BLANK.double(), Grid((5, 7)), torch.rand(2, 35, generator=torch.Generator()) < 0.8
+    tokens, grid, mask = (
+        NEAR_BLANK.double(),
+        Grid((5, 7)),
+        torch.rand(2, 35, generator=torch.Generator()) < 0.8,
+    )
     diagnosis = teka.diagnose(layer, tokens, grid, key_mask=mask)
     (size,) = (group.size for group in diagnosis.groups)
     # The same from the equation.
@@ -284,9 +316,14 @@ def test_a_near_blank_image_is_well_with_every_denominator_but_that_of_features(
         assert isinstance(group.relative, Rotary)
         assert query is not None
         assert key is not None
-        one, other = group.kernel.query_features(query, scale=1.0), group.kernel.key_features(key, scale=1.0)
+        one, other = (
+            group.kernel.query_features(query, scale=1.0),
+            group.kernel.key_features(key, scale=1.0),
+        )
         places = grid.positions(dtype=torch.float64)
-        weights = group.relative.rotate(one, places) @ group.relative.rotate(other, places).transpose(-2, -1)
+        weights = group.relative.rotate(one, places) @ group.relative.rotate(
+            other, places
+        ).transpose(-2, -1)
         below = [group.relative.normalizing(features, placed=True) for features in (one, other)]
         below = below[0] @ below[1].transpose(-2, -1)
         weights, below = (part.masked_fill(~mask[:, None, None], 0.0) for part in (weights, below))
@@ -323,7 +360,9 @@ def test_a_near_blank_image_is_well_with_every_denominator_but_that_of_features(
         (None, "output", "layer's outputs"),
     ],
 )
-def test_float16_overflows_where_the_room_ends(relative: str | None, part: str, name: str, as_users_run_it: None):
+def test_float16_overflows_where_the_room_ends(
+    relative: str | None, part: str, name: str, as_users_run_it: None
+):
     # Without biases, and as the size of queries and keys cancels, all numbers grow as the tokens do.
     layer = build(5, dim=32, heads=4, relative=relative, qkv_bias=False)
     with torch.no_grad():
@@ -367,7 +406,10 @@ def test_a_sound_layer_needs_nothing():
 
 def test_bad_arguments_are_errors_that_name_them(as_users_run_it: None):
     bad: list[tuple[dict[str, Any], str]] = [
-        ({"shifts": [(1, 2, 3)]}, r"shift is \(1, 2, 3\), expected a whole number for each of the 2 axes"),
+        (
+            {"shifts": [(1, 2, 3)]},
+            r"shift is \(1, 2, 3\), expected a whole number for each of the 2 axes",
+        ),
         ({"shifts": [(0.5, 1)]}, "shift is .*, expected a whole number"),
         ({"shifts": []}, r"shifts is \[\], expected at least one shift"),
         ({"num_prefix_tokens": 1}, "the sequence has 15 tokens, expected 1 prefix"),
@@ -385,15 +427,21 @@ def test_a_layer_that_trains_and_what_is_no_layer_are_refused(as_users_run_it: N
     with pytest.raises(ValueError, match=r"layer is 'Linear', expected a teka\.nn\.Attention"):
         teka.diagnose(not_a_layer, draw_tokens(15))
     with pytest.raises(ValueError, match="expected 2 numbers each"):
-        teka.diagnose(build(relative="quadratic"), draw_tokens(15), positions=torch.rand(15, 2), shifts=[1.0])
+        teka.diagnose(
+            build(relative="quadratic"), draw_tokens(15), positions=torch.rand(15, 2), shifts=[1.0]
+        )
 
 
 def test_it_finds_the_grid_that_is_said_around_it():
     layer, tokens, grid = build(relative="rotary"), draw_tokens(16), Grid((3, 5))
     with teka.on(grid, 1):
-        assert teka.diagnose(layer, tokens) == teka.diagnose(layer, tokens, grid, num_prefix_tokens=1)
+        assert teka.diagnose(layer, tokens) == teka.diagnose(
+            layer, tokens, grid, num_prefix_tokens=1
+        )
 
 
 def test_a_batch_of_nothing_is_an_error(as_users_run_it: None):
-    with pytest.raises(ValueError, match=r"tokens has shape \(0, 15, 8\), expected \(samples, tokens, 8\)"):
+    with pytest.raises(
+        ValueError, match=r"tokens has shape \(0, 15, 8\), expected \(samples, tokens, 8\)"
+    ):
         teka.diagnose(build(), draw_tokens(15)[:0])

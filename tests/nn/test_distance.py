@@ -73,6 +73,8 @@ def test_shaw_takes_the_distance_and_transformer_xl_the_frequencies_that_are_ask
         (lambda: Performer((8, 8), 2**31 - 1, 10, dim=64, depth=2, heads=2), "in_channels, dim is"),
     ],
 )
-def test_sizes_of_a_tensor_that_is_too_large_are_refused_before_it_is_made(make: Callable[[], nn.Module], named: str):
+def test_sizes_of_a_tensor_that_is_too_large_are_refused_before_it_is_made(
+    make: Callable[[], nn.Module], named: str
+):
     with pytest.raises(ValueError, match=named):
         make()

@@ -19,27 +19,44 @@ LAYERS: dict[str, tuple[dict[str, Any], Grid | None]] = {
     "rotary on a line, causal": ({"causal": True, "num_axes": 1}, LINE),
     "fourier, positive": ({"relative": "fourier", "kernel": "positive"}, TORUS),
     "fourier, hyperbolic, causal": (
-        {"relative": "fourier", "kernel": "hyperbolic", "causal": True, "num_axes": 1, "position_heads": 1},
+        {
+            "relative": "fourier",
+            "kernel": "hyperbolic",
+            "causal": True,
+            "num_axes": 1,
+            "position_heads": 1,
+        },
         LINE,
     ),
     "no position, elu": ({"relative": None, "kernel": "elu"}, None),
-    "rotary, nonnegative": ({"rotary_normalizer": "nonnegative", "query_key": "normalized", "gate": True}, TORUS),
+    "rotary, nonnegative": (
+        {"rotary_normalizer": "nonnegative", "query_key": "normalized", "gate": True},
+        TORUS,
+    ),
 }
 
 
-def gradients(model: nn.Module, tokens: Tensor, grid: Grid | None, mask: Tensor) -> tuple[Tensor, Tensor]:
+def gradients(
+    model: nn.Module, tokens: Tensor, grid: Grid | None, mask: Tensor
+) -> tuple[Tensor, Tensor]:
     """The output, and all gradients of a sum over tokens that weighs them differently."""
     tokens = tokens.requires_grad_()
     output = model(tokens, grid, mask)
     weights = torch.cos(tokens.detach() * 3)
-    found = torch.autograd.grad((output * weights).sum(), [tokens, *model.parameters()], materialize_grads=True)
-    return torch.cat([output.detach(), found[0]], dim=-1), torch.cat([one.flatten() for one in found[1:]])
+    found = torch.autograd.grad(
+        (output * weights).sum(), [tokens, *model.parameters()], materialize_grads=True
+    )
+    return torch.cat([output.detach(), found[0]], dim=-1), torch.cat(
+        [one.flatten() for one in found[1:]]
+    )
 
 
 def check_part(rank: int, size: int, place: str) -> None:
     """In each process: a part of the tokens against all of them."""
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=size)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{place}", rank=rank, world_size=size
+    )
     for options, grid in LAYERS.values():
         torch.manual_seed(0)
         whole = nn.ModuleDict({"block": TransformerBlock(12, 3, **options)}).double()["block"]
@@ -47,11 +64,15 @@ def check_part(rank: int, size: int, place: str) -> None:
         rows = 21 if grid is None else grid.shape[0]
         start, stop = (rows * one // size * (21 // rows) for one in (rank, rank + 1))
         part = divide_tokens(copy.deepcopy(whole), distributed.group.WORLD)
-        mine, of_parameters = gradients(part, tokens[:, start:stop].clone(), grid, mask[:, start:stop])
+        mine, of_parameters = gradients(
+            part, tokens[:, start:stop].clone(), grid, mask[:, start:stop]
+        )
         distributed.all_reduce(of_parameters)
         truth, of_all = gradients(whole, tokens, grid, mask)
         part = copy.deepcopy(part)  # of what is divided, which has the same processes
-        assert torch.equal(gradients(part, tokens[:, start:stop].clone(), grid, mask[:, start:stop])[0], mine)
+        assert torch.equal(
+            gradients(part, tokens[:, start:stop].clone(), grid, mask[:, start:stop])[0], mine
+        )
         assert relative_change(mine, truth[:, start:stop]) <= 1e-12, options
         assert relative_change(of_parameters, of_all) <= 1e-12, options
     distributed.destroy_process_group()
@@ -60,7 +81,9 @@ def check_part(rank: int, size: int, place: str) -> None:
 @pytest.mark.parametrize("processes", [2, 4])
 def test_outputs_and_gradients_are_those_of_one_process(processes: int, tmp_path: Path):
     # A fork has torch already. To import it in each process took most of the time.
-    start_processes(check_part, (processes, str(tmp_path / "store")), nprocs=processes, start_method="fork")
+    start_processes(
+        check_part, (processes, str(tmp_path / "store")), nprocs=processes, start_method="fork"
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,7 +102,9 @@ def test_what_needs_all_tokens_in_one_process_is_refused_and_nothing_is_changed(
     options: dict[str, Any], reason: str, tmp_path: Path
 ):
     model = nn.Sequential(Attention(8, 2), Attention(8, 2, **options))
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
     try:
         with pytest.raises(ValueError, match=f"attention 1 is .*{reason}.*, expected"):
             divide_tokens(model, distributed.group.WORLD)

@@ -10,7 +10,7 @@ import teka
 from teka import Grid
 from teka.functional.plan import Plan
 from teka.nn import Attention, RandomFeatures
-from teka.nn.explain import LONGEST, explain
+from teka.nn.diagnostics.explain import LONGEST, explain
 
 
 def build(**options: Any) -> Attention:
@@ -20,7 +20,9 @@ def build(**options: Any) -> Attention:
 
 
 @together(PAIRS, shape=[(3, 5), (29, 23)], backend=["auto", "dense"])
-def test_the_backends_it_names_are_those_that_compute(pair: Case, shape: tuple[int, ...], backend: str):
+def test_the_backends_it_names_are_those_that_compute(
+    pair: Case, shape: tuple[int, ...], backend: str
+):
     chosen: list[str] = []
 
     evaluate = Plan.evaluate
@@ -29,7 +31,10 @@ def test_the_backends_it_names_are_those_that_compute(pair: Case, shape: tuple[i
         chosen.append(plan.backend)
         return evaluate(plan, *given, **masks)
 
-    grid, layer = Grid(shape), build(dim=8, kernel=pair.kernel, relative=pair.relative, backend=backend)
+    grid, layer = (
+        Grid(shape),
+        build(dim=8, kernel=pair.kernel, relative=pair.relative, backend=backend),
+    )
     if isinstance(layer.kernel, RandomFeatures):
         layer.kernel.is_fresh = False  # no comparison with the truth, which chooses a backend too
     with torch.no_grad(), annotations_unchecked(), pytest.MonkeyPatch.context() as patch:
@@ -37,7 +42,9 @@ def test_the_backends_it_names_are_those_that_compute(pair: Case, shape: tuple[i
         layer(torch.randn(1, 1 + grid.num_tokens, 8), grid, None, 1)
     explained = explain(layer, grid, num_prefix_tokens=1)
     assert [group.backend for group in explained.groups] == chosen
-    assert layer.chosen_backend(grid, 1) == chosen[-1]  # the heads with the relative kernel come last
+    assert (
+        layer.chosen_backend(grid, 1) == chosen[-1]
+    )  # the heads with the relative kernel come last
     assert explained.num_tokens == 1 + grid.num_tokens
 
 
@@ -53,16 +60,22 @@ def test_the_backends_it_names_are_those_that_compute(pair: Case, shape: tuple[i
         {"causal": True, "kernel": "positive"},
     ],
 )
-def test_on_a_sequence_dense_is_cheapest_just_below_the_crossover_and_not_at_it(options: dict[str, Any]):
+def test_on_a_sequence_dense_is_cheapest_just_below_the_crossover_and_not_at_it(
+    options: dict[str, Any],
+):
     layer = build(num_axes=1, **options)
     for prefix, device_type in itertools.product((0, 3), ("cpu", "cuda")):
 
         def best(num_tokens: int, prefix: int = prefix, device_type: str = device_type) -> str:
-            (group,) = explain(layer, Grid(num_tokens), num_prefix_tokens=prefix, device_type=device_type).groups
+            (group,) = explain(
+                layer, Grid(num_tokens), num_prefix_tokens=prefix, device_type=device_type
+            ).groups
             assert group.backend == next(iter(group.costs))
             return group.backend
 
-        (group,) = explain(layer, Grid(17), num_prefix_tokens=prefix, device_type=device_type).groups
+        (group,) = explain(
+            layer, Grid(17), num_prefix_tokens=prefix, device_type=device_type
+        ).groups
         assert group.crossover is not None
         assert best(group.crossover - prefix) != "dense", (prefix, device_type)
         shorter = group.crossover - prefix - 1
@@ -70,9 +83,12 @@ def test_on_a_sequence_dense_is_cheapest_just_below_the_crossover_and_not_at_it(
 
 
 @pytest.mark.parametrize(
-    ("relative", "num_axes"), [(None, 2), ("rotation", 2), ("clipped", 3), ("table", 2), ("fourier", 3), ("rotary", 3)]
+    ("relative", "num_axes"),
+    [(None, 2), ("rotation", 2), ("clipped", 3), ("table", 2), ("fourier", 3), ("rotary", 3)],
 )
-def test_on_a_cube_dense_is_cheapest_with_sides_one_shorter_and_not_at_the_crossover(relative: str, num_axes: int):
+def test_on_a_cube_dense_is_cheapest_with_sides_one_shorter_and_not_at_the_crossover(
+    relative: str, num_axes: int
+):
     layer = build(relative=relative, num_axes=num_axes)
 
     def best(side: int) -> str:
@@ -126,7 +142,9 @@ def test_a_context_has_its_own_number_of_tokens():
 
 
 def test_heads_with_and_without_positions_are_explained_apart():
-    explained = teka.explain(build(heads=4, relative="clipped"), Grid((28, 28)), num_prefix_tokens=1)
+    explained = teka.explain(
+        build(heads=4, relative="clipped"), Grid((28, 28)), num_prefix_tokens=1
+    )
     content, rings = explained.groups
     assert (content.name, content.num_heads) == ("squared_relu", 2)
     assert (rings.name, rings.num_heads) == ("constant × clipped", 2)
@@ -135,7 +153,9 @@ def test_heads_with_and_without_positions_are_explained_apart():
 
 
 def test_it_reads_as_written():
-    lines = str(explain(build(relative="rotation"), Grid((28, 28)), num_prefix_tokens=1)).splitlines()
+    lines = str(
+        explain(build(relative="rotation"), Grid((28, 28)), num_prefix_tokens=1)
+    ).splitlines()
     assert lines[0] == "785 tokens; forward cost of one head of one sample"
     assert lines[1] == "cost: both at the rates of each backend, measured on a CPU"
     assert lines[3] == "squared_relu × rotation, 2 heads"
@@ -159,14 +179,23 @@ def test_bad_arguments_are_errors_that_name_them(as_users_run_it: None):
     plain, placed = build(), build(relative="rotation")
     not_a_layer: Any = torch.nn.Linear(3, 3)
     for call, message in (
-        (lambda: explain(not_a_layer, Grid(3)), r"layer is 'Linear', expected a teka\.nn\.Attention"),
+        (
+            lambda: explain(not_a_layer, Grid(3)),
+            r"layer is 'Linear', expected a teka\.nn\.Attention",
+        ),
         (lambda: explain(plain), r"grid is None, expected a teka\.Grid, or num_tokens"),
         (lambda: explain(placed, num_tokens=9), r"grid is None, expected a teka\.Grid$"),
         (lambda: explain(plain, Grid(3), num_tokens=3), "grid and num_tokens is 'both'"),
         (lambda: explain(plain, num_tokens=0), "num_tokens is 0, expected at least 1"),
         (lambda: explain(plain, Grid(3), num_prefix_tokens=-1), "num_prefix_tokens is -1"),
-        (lambda: explain(plain, Grid(3), num_prefix_tokens=1, context_grid=Grid(4)), "context_grid is"),
-        (lambda: explain(build(relative="rotation", backend="linear"), Grid((3, 5))), "backend is 'linear'"),
+        (
+            lambda: explain(plain, Grid(3), num_prefix_tokens=1, context_grid=Grid(4)),
+            "context_grid is",
+        ),
+        (
+            lambda: explain(build(relative="rotation", backend="linear"), Grid((3, 5))),
+            "backend is 'linear'",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             call()

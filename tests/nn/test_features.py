@@ -14,8 +14,12 @@ from teka.models import Performer
 from teka.nn import Attention, ClippedFeatures, LearnedFeatures, RandomFeatures, redraw_projections
 
 
-@pytest.mark.parametrize(("name", "kind"), [("positive", Positive), ("trigonometric", Trigonometric)])
-def test_it_gives_the_kernel_with_its_projection(name: str, kind: type[Positive] | type[Trigonometric]):
+@pytest.mark.parametrize(
+    ("name", "kind"), [("positive", Positive), ("trigonometric", Trigonometric)]
+)
+def test_it_gives_the_kernel_with_its_projection(
+    name: str, kind: type[Positive] | type[Trigonometric]
+):
     features = RandomFeatures(name, 5)
     kernel = features()
     assert isinstance(kernel, kind)
@@ -24,7 +28,9 @@ def test_it_gives_the_kernel_with_its_projection(name: str, kind: type[Positive]
 
 
 def test_the_same_seed_draws_the_same_and_every_draw_differs():
-    one, other = (RandomFeatures("positive", 5, generator=Generator().manual_seed(3)) for _ in range(2))
+    one, other = (
+        RandomFeatures("positive", 5, generator=Generator().manual_seed(3)) for _ in range(2)
+    )
     drawn = []
     for _ in range(3):
         assert torch.equal(one.projection, other.projection)
@@ -72,7 +78,9 @@ def test_every_projection_of_a_model_is_redrawn_those_of_position_heads_too():
             Attention(8, 2, kernel="softmax", relative="rotation"),
         ]
     )
-    projections = {name: buffer for name, buffer in model.named_buffers() if name.endswith("projection")}
+    projections = {
+        name: buffer for name, buffer in model.named_buffers() if name.endswith("projection")
+    }
     before = {name: buffer.clone() for name, buffer in projections.items()}
     assert len(projections) == 4
     assert redraw_projections(model) == 4
@@ -104,7 +112,10 @@ def test_a_redraw_keeps_dtype_and_projections_learn_nothing():
             {"kernel": "softmax"},
             "kernel is 'softmax', expected one of 'hyperbolic', 'optimal', 'positive', 'trigonometric'",
         ),
-        ({"projection": "orthogonl"}, "projection is 'orthogonl', expected .*; did you mean 'orthogonal'"),
+        (
+            {"projection": "orthogonl"},
+            "projection is 'orthogonl', expected .*; did you mean 'orthogonal'",
+        ),
         ({"num_features": 0}, "num_features is 0, expected at least 1"),
         ({"dim": 0}, "dim is 0, expected at least 1"),
     ],
@@ -123,7 +134,9 @@ def test_it_gives_the_kernel_with_its_parameters_and_begins_as_the_identity():
     assert isinstance(kernel, Hedgehog)
     for name, parameter in features.named_parameters():
         assert getattr(kernel, name) is parameter
-        assert torch.equal(parameter, torch.eye(5).expand(3, 5, 5) if "weight" in name else torch.zeros(3, 5))
+        assert torch.equal(
+            parameter, torch.eye(5).expand(3, 5, 5) if "weight" in name else torch.zeros(3, 5)
+        )
 
 
 @pytest.mark.parametrize("relative", [name for name in RELATIVES if name != "rotation_joint"])
@@ -149,11 +162,17 @@ def test_a_module_of_ones_own_is_taken_as_it_is():
 @pytest.mark.parametrize("relative", RELATIVES_OF_LEARNED)
 def test_a_step_of_training_moves_the_map_of_every_head(relative: str | None):
     torch.manual_seed(0)
-    model = Performer((6, 8), 1, 3, dim=12, depth=2, heads=3, kernel="hedgehog", position=relative or "none")
+    model = Performer(
+        (6, 8), 1, 3, dim=12, depth=2, heads=3, kernel="hedgehog", position=relative or "none"
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    before = {name: one.detach().clone() for name, one in model.named_parameters() if ".kernel." in name}
+    before = {
+        name: one.detach().clone() for name, one in model.named_parameters() if ".kernel." in name
+    }
     assert len(before) == 8
-    torch.nn.functional.cross_entropy(model(torch.randn(4, 1, 6, 8)), torch.tensor([0, 1, 2, 0])).backward()
+    torch.nn.functional.cross_entropy(
+        model(torch.randn(4, 1, 6, 8)), torch.tensor([0, 1, 2, 0])
+    ).backward()
     optimizer.step()
     after = dict(model.named_parameters())
     for name, one in before.items():
@@ -185,7 +204,9 @@ def test_dropout_acts_in_training_only():
         ({"heads": 0}, "heads is 0, expected at least 1"),
     ],
 )
-def test_learned_features_bad_input_is_an_error_that_names_it(arguments: dict[str, Any], message: str):
+def test_learned_features_bad_input_is_an_error_that_names_it(
+    arguments: dict[str, Any], message: str
+):
     with pytest.raises(ValueError, match=message):
         LearnedFeatures(**{"kernel": "hedgehog", "dim": 5, "heads": 3, **arguments})
 
@@ -195,8 +216,14 @@ def test_learned_features_bad_input_is_an_error_that_names_it(arguments: dict[st
     [
         ({"kernel": LearnedFeatures("hedgehog", 5, 2)}, "heads=2.*expected dim=5 and heads=3"),
         ({"kernel": LearnedFeatures("hedgehog", 4, 3)}, "dim=4.*expected dim=5 and heads=3"),
-        ({"kernel": LearnedFeatures("hedgehog", 5, 3), "relative": "clipped"}, "expected dim=5 and heads=2"),
-        ({"kernel": "hedgehog", "num_features": 7}, "num_features is 7, expected None with kernel='hedgehog'"),
+        (
+            {"kernel": LearnedFeatures("hedgehog", 5, 3), "relative": "clipped"},
+            "expected dim=5 and heads=2",
+        ),
+        (
+            {"kernel": "hedgehog", "num_features": 7},
+            "num_features is 7, expected None with kernel='hedgehog'",
+        ),
     ],
 )
 def test_a_layer_refuses_what_does_not_fit_it(arguments: dict[str, Any], message: str):

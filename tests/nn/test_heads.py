@@ -28,7 +28,9 @@ def build(heads: int = 3, **options: Any) -> Attention:
 
 
 def draw_tokens(dim: int, seed: int = 1) -> Tensor:
-    return torch.randn(2, 15, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        2, 15, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 def change_by_head(one: Tensor, other: Tensor) -> Tensor:
@@ -46,9 +48,15 @@ def test_the_last_heads_see_position_and_the_others_content(relative: str):
         assert (change[layer.content_heads :] > 1e-3).all(), position_heads
 
 
-@pytest.mark.parametrize("relative", [name for name in BY_POSITION if not RELATIVE_MODULES[name].uses_query])
+@pytest.mark.parametrize(
+    "relative", [name for name in BY_POSITION if not RELATIVE_MODULES[name].uses_query]
+)
 def test_heads_by_position_are_a_fixed_average_of_the_values_and_the_others_are_not(relative: str):
-    layer, one, other = build(relative=relative, position_heads=1), draw_tokens(12), draw_tokens(12, seed=2)
+    layer, one, other = (
+        build(relative=relative, position_heads=1),
+        draw_tokens(12),
+        draw_tokens(12, seed=2),
+    )
     # Values are an affine map of the tokens, and a mean with fixed weights is linear.
     middle = layer((one + other) / 2, GRID)
     change = change_by_head(middle, (layer(one, GRID) + layer(other, GRID)) / 2)
@@ -79,7 +87,9 @@ def test_a_kernel_made_by_name_has_parameters_for_the_heads_that_use_it():
         assert layer.relative is not None
         for name, parameter in layer.relative.named_parameters():
             # Frequencies of rotation, and the embeddings of rings, are shared by the heads.
-            assert relative.startswith("clipped") or name == "frequency" or parameter.shape[0] == 2, relative
+            assert (
+                relative.startswith("clipped") or name == "frequency" or parameter.shape[0] == 2
+            ), relative
 
 
 def test_a_module_is_taken_with_as_many_heads_as_use_it():
@@ -113,7 +123,9 @@ def test_the_default_and_its_number_are_the_same_layer():
         ("rings", "clipped", "auto"),
     ],
 )
-def test_a_backend_asked_for_computes_the_heads_by_position(backend: str, relative: str, content: str):
+def test_a_backend_asked_for_computes_the_heads_by_position(
+    backend: str, relative: str, content: str
+):
     layer = build(relative=relative, position_heads=1, backend=backend)
     assert [group.backend for group in layer.head_groups()] == [content, backend]
     tokens = draw_tokens(12)
@@ -138,13 +150,17 @@ def test_a_number_that_cannot_be_is_refused(as_users_run_it: None):
 
 
 @pytest.mark.parametrize("change", ["hook", "forward"])
-def test_a_map_with_a_hook_or_a_forward_of_its_own_is_called(change: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_map_with_a_hook_or_a_forward_of_its_own_is_called(
+    change: str, monkeypatch: pytest.MonkeyPatch
+):
     layer, called = Attention(8, 2), []
     assert layer.query is not None
     if change == "hook":
         layer.query.register_full_backward_hook(lambda *_: called.append(1))
     else:
         forward = layer.query.forward
-        monkeypatch.setattr(layer.query, "forward", lambda tokens: called.append(1) or forward(tokens))
+        monkeypatch.setattr(
+            layer.query, "forward", lambda tokens: called.append(1) or forward(tokens)
+        )
     layer(torch.randn(2, 15, 8), GRID).sum().backward()
     assert called

@@ -13,7 +13,7 @@ from teka import Grid
 from teka.functional import Positive
 from teka.functional.positions import Positions
 from teka.nn import Attention, CollapseWarning, LargeOutputWarning, RandomFeatures
-from teka.nn.layer_warnings import CHECKED_TOKENS, warn_of_collapse
+from teka.nn.diagnostics.warnings import CHECKED_TOKENS, warn_of_collapse
 
 
 class Flat(Positive):
@@ -43,12 +43,16 @@ def collapses(messages: list[warnings.WarningMessage]) -> list[str]:
 
 def draw(num_tokens: int, heads: int = 3, dim: int = 4) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    one, two, three = (torch.randn(2, heads, num_tokens, dim, generator=generator) for _ in range(3))
+    one, two, three = (
+        torch.randn(2, heads, num_tokens, dim, generator=generator) for _ in range(3)
+    )
     return one, two, three
 
 
 def warn(features: RandomFeatures, mask: Tensor | None = None, num_tokens: int = 19) -> None:
-    warn_of_collapse(features, *draw(num_tokens), relative=None, positions=Positions(), key_mask=mask)
+    warn_of_collapse(
+        features, *draw(num_tokens), relative=None, positions=Positions(), key_mask=mask
+    )
 
 
 def build_layer(features: RandomFeatures | str = "positive", causal: bool = False) -> Attention:
@@ -68,7 +72,9 @@ def test_a_flat_kernel_warns_once_and_says_what_to_do(caught: list[warnings.Warn
     assert len(collapses(caught)) == 2
 
 
-def test_a_sound_kernel_does_not_warn_and_is_not_compared_again(caught: list[warnings.WarningMessage]):
+def test_a_sound_kernel_does_not_warn_and_is_not_compared_again(
+    caught: list[warnings.WarningMessage],
+):
     features = RandomFeatures("positive", 4, num_features=64)
     warn(features)
     assert not features.is_fresh
@@ -84,12 +90,16 @@ def test_only_the_first_kept_tokens_are_compared(caught: list[warnings.WarningMe
     key[:, :, :7] = torch.nan
     value[:, :, 7 + CHECKED_TOKENS :] = torch.nan
     features = RandomFeatures("positive", 4, num_features=64)
-    warn_of_collapse(features, query, key, value, relative=None, positions=Positions(), key_mask=mask)
+    warn_of_collapse(
+        features, query, key, value, relative=None, positions=Positions(), key_mask=mask
+    )
     assert not features.is_fresh
     assert collapses(caught) == []
 
 
-def test_positions_of_a_joint_kernel_are_those_of_the_kept_tokens(caught: list[warnings.WarningMessage]):
+def test_positions_of_a_joint_kernel_are_those_of_the_kept_tokens(
+    caught: list[warnings.WarningMessage],
+):
     torch.manual_seed(0)
     layer = Attention(8, 2, kernel="positive", relative="rotation_joint", num_features=64)
     mask = torch.rand(2, 1 + 35, generator=torch.Generator().manual_seed(0)) < 0.5

@@ -20,7 +20,9 @@ def both(**sizes) -> tuple[nn.MultiheadAttention, MultiheadAttention]:
 
 
 def tokens(num_tokens: int = 7, dim: int = 12) -> torch.Tensor:
-    return torch.randn(3, num_tokens, dim, generator=torch.Generator().manual_seed(dim), dtype=torch.float64)
+    return torch.randn(
+        3, num_tokens, dim, generator=torch.Generator().manual_seed(dim), dtype=torch.float64
+    )
 
 
 @pytest.mark.parametrize(
@@ -28,15 +30,27 @@ def tokens(num_tokens: int = 7, dim: int = 12) -> torch.Tensor:
     [
         {},
         {"key_padding_mask": PADDING},
-        {"key_padding_mask": torch.zeros(3, 7, dtype=torch.float64).masked_fill(PADDING, -torch.inf)},
+        {
+            "key_padding_mask": torch.zeros(3, 7, dtype=torch.float64).masked_fill(
+                PADDING, -torch.inf
+            )
+        },
         {"attn_mask": CAUSAL},
         {"attn_mask": CAUSAL < 0, "is_causal": True, "average_attn_weights": False},
     ],
-    ids=["without masks", "padding as flags", "padding as numbers", "causal as numbers", "causal as flags"],
+    ids=[
+        "without masks",
+        "padding as flags",
+        "padding as numbers",
+        "causal as numbers",
+        "causal as flags",
+    ],
 )
 def test_with_the_softmax_it_is_torchs_layer(options: dict):
     theirs, ours = both()
-    found, expected = (layer(*[tokens()] * 3, need_weights=True, **options) for layer in (ours, theirs))
+    found, expected = (
+        layer(*[tokens()] * 3, need_weights=True, **options) for layer in (ours, theirs)
+    )
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
@@ -90,7 +104,9 @@ def test_one_sample_needs_no_batch():
     theirs, ours = both()
     given = [tokens()[1]] * 3
     expected = theirs(*given, key_padding_mask=PADDING[1])[0]
-    torch.testing.assert_close(ours(*given, key_padding_mask=PADDING[1])[0], expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        ours(*given, key_padding_mask=PADDING[1])[0], expected, rtol=1e-12, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -101,7 +117,9 @@ def test_an_encoder_layer_attends_by_it_and_not_by_softmax_of_its_own(training: 
     layer.train(training)
     with torch.no_grad():
         found = layer(tokens(), src_key_padding_mask=PADDING)
-        attended = layer.norm1(tokens() + layer.self_attn(*[tokens()] * 3, key_padding_mask=PADDING)[0])
+        attended = layer.norm1(
+            tokens() + layer.self_attn(*[tokens()] * 3, key_padding_mask=PADDING)[0]
+        )
         expected = layer.norm2(attended + layer.linear2(layer.linear1(attended).relu()))
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
@@ -120,7 +138,10 @@ def test_a_linear_layer_drops_keys_as_if_they_were_not_there():
             "attn_mask is '42 of 49 pairs dropped', expected the causal mask",
         ),
         ({"attn_mask": torch.zeros(7, 5)}, r"attn_mask has shape \(7, 5\)"),
-        ({"key_padding_mask": torch.full((3, 7), -1.0)}, r"key_padding_mask is \[-1.0\], expected flags"),
+        (
+            {"key_padding_mask": torch.full((3, 7), -1.0)},
+            r"key_padding_mask is \[-1.0\], expected flags",
+        ),
     ],
 )
 def test_a_mask_that_no_sum_over_keys_keeps_is_an_error(options: dict, message: str):

@@ -50,7 +50,13 @@ def test_a_keyword_that_is_none_of_them_is_refused_by_name(make: Any, name: str)
 
 def test_a_block_passes_its_options_on_whole():
     torch.manual_seed(0)
-    options: dict[str, Any] = {"dim_head": 3, "kernel": "relu", "relative": "fourier", "num_waves": 2, "gate": True}
+    options: dict[str, Any] = {
+        "dim_head": 3,
+        "kernel": "relu",
+        "relative": "fourier",
+        "num_waves": 2,
+        "gate": True,
+    }
     block = TransformerBlock(8, 2, dropout=0.25, **options)
     torch.manual_seed(0)
     assert repr(block.attention) == repr(Attention(8, 2, dropout=0.25, **options))
@@ -62,7 +68,10 @@ def test_a_block_passes_its_options_on_whole():
     ("layer", "expected"),
     [
         (Attention(8, 2), {"shift": "exact"}),
-        (Attention(8, 2, kernel="positive", relative="rotation_joint"), {"shift": "in expectation"}),
+        (
+            Attention(8, 2, kernel="positive", relative="rotation_joint"),
+            {"shift": "in expectation"},
+        ),
         (Attention(8, 2, relative=None), {"shift": "exact", "permutation": "exact"}),
         (Attention(8, 2, relative=None, causal=True), {"shift": "exact"}),
         (Attention(8, 2, relative=None, value_convolution=3), {"shift": "exact"}),

@@ -29,15 +29,22 @@ def test_what_goes_down_and_up_again_is_equivariant_to_every_shift(case: str, se
     torch.manual_seed(0)
     channels = 3 if select == "learned" else None
     for blur in (None, 3, 5):
-        down = PolyphaseDownsample(stride, num_axes=len(sides), select=select, channels=channels, blur=blur)
+        down = PolyphaseDownsample(
+            stride, num_axes=len(sides), select=select, channels=channels, blur=blur
+        )
         down, up = down.double().eval(), PolyphaseUpsample(stride, num_axes=len(sides), blur=blur)
         inputs = draw(4, 3, *sides)
         coarse, offset = down.sample(inputs)
         assert len(set(offset.tolist())) > 1, "the samples of this test take the same coset"
         for shift in SHIFTS:
             moved, moved_offset = down.sample(roll(inputs, shift))
-            assert (moved.flatten(2).sum(2) - coarse.flatten(2).sum(2)).abs().max() < 1e-12, (blur, shift)
-            assert (up(moved, moved_offset) - roll(up(coarse, offset), shift)).abs().max() < 1e-12, (blur, shift)
+            assert (moved.flatten(2).sum(2) - coarse.flatten(2).sum(2)).abs().max() < 1e-12, (
+                blur,
+                shift,
+            )
+            assert (
+                up(moved, moved_offset) - roll(up(coarse, offset), shift)
+            ).abs().max() < 1e-12, (blur, shift)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -45,7 +52,10 @@ def test_patches_move_with_the_content_by_every_shift(case: str):
     sides, _ = CASES[case]
     size = 3 if len(sides) == 1 else 2
     torch.manual_seed(0)
-    embed, inputs = PolyphasePatchEmbedding(3, 5, size, num_axes=len(sides)).double(), draw(4, 3, *sides)
+    embed, inputs = (
+        PolyphasePatchEmbedding(3, 5, size, num_axes=len(sides)).double(),
+        draw(4, 3, *sides),
+    )
     up, (tokens, offset) = PolyphaseUpsample(size, num_axes=len(sides)), embed.sample(inputs)
     begin = tuple(-int(place) for place in torch.unravel_index(offset[0], (size,) * len(sides)))
     every = (slice(None), *(slice(None, None, size),) * len(sides))
@@ -88,11 +98,17 @@ def test_a_picture_that_a_shift_leaves_as_it_is_gives_the_same_up_to_a_roll():
 
 
 def test_gradients_and_theirs_are_right():
-    inputs, down, up = draw(3, 2, 4, 6).requires_grad_(), PolyphaseDownsample(2), PolyphaseUpsample(2)
+    inputs, down, up = (
+        draw(3, 2, 4, 6).requires_grad_(),
+        PolyphaseDownsample(2),
+        PolyphaseUpsample(2),
+    )
     coarse, offset = down.sample(inputs)
     cells = coarse.detach().requires_grad_()
     for function, argument in ((down, inputs), (lambda cells: up(cells, offset), cells)):
-        assert torch.autograd.gradcheck(function, (argument,), check_forward_ad=True, check_batched_grad=True)
+        assert torch.autograd.gradcheck(
+            function, (argument,), check_forward_ad=True, check_batched_grad=True
+        )
         assert torch.autograd.gradgradcheck(lambda one, of=function: of(one) ** 2, (argument,))
 
 
@@ -100,13 +116,19 @@ def test_a_learned_score_is_trained():
     torch.manual_seed(0)
     down = PolyphaseDownsample(2, select="learned", channels=3)
     down(torch.randn(4, 3, 8, 8)).square().sum().backward()
-    assert all(one.grad is not None and one.grad.abs().max() > 0 for one in down.parameters() if one.ndim > 1)
+    assert all(
+        one.grad is not None and one.grad.abs().max() > 0
+        for one in down.parameters()
+        if one.ndim > 1
+    )
 
 
 def test_a_model_of_convolutions_between_is_exact_end_to_end():
     torch.manual_seed(0)
     down, up = PolyphaseDownsample(2, blur=3), PolyphaseUpsample(2, blur=3)
-    first, second = (nn.Conv2d(3, 3, 3, padding=1, padding_mode="circular").double() for _ in range(2))
+    first, second = (
+        nn.Conv2d(3, 3, 3, padding=1, padding_mode="circular").double() for _ in range(2)
+    )
 
     def model(inputs: Tensor) -> Tensor:
         coarse, offset = down.sample(first(inputs).relu())
@@ -155,11 +177,17 @@ def test_bad_input_is_an_error_that_names_it(make, message: str):
 
 @pytest.mark.parametrize("select", ["norm", "learned"])
 @pytest.mark.parametrize("blur", [3, 5, 9, "ideal"])
-def test_small_sides_are_equivariant_after_a_blur_that_leaves_all_cosets_alike(select: str, blur: int | str):
+def test_small_sides_are_equivariant_after_a_blur_that_leaves_all_cosets_alike(
+    select: str, blur: int | str
+):
     torch.manual_seed(0)
     for stride, side in ((2, 2), (2, 4), (2, 8), (3, 3), (3, 6), (4, 4), (4, 8)):
         channels = 3 if select == "learned" else None
-        down = PolyphaseDownsample(stride, num_axes=1, select=select, channels=channels, blur=blur).double().eval()
+        down = (
+            PolyphaseDownsample(stride, num_axes=1, select=select, channels=channels, blur=blur)
+            .double()
+            .eval()
+        )
         up, inputs = PolyphaseUpsample(stride, num_axes=1), draw(6, 3, side)
         expected = up(*down.sample(inputs))
         for shift in range(1, side):

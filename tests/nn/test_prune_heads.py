@@ -46,13 +46,17 @@ def silence(layer: Attention, heads: list[int]) -> Attention:
 def check(layer: Attention, heads: list[int], **arguments: Any) -> Attention:
     pruned = prune_heads(layer, heads)
     tokens = draw_tokens(arguments.get("num_prefix_tokens", 0))
-    change = relative_change(pruned(tokens, GRID, **arguments), silence(layer, heads)(tokens, GRID, **arguments))
+    change = relative_change(
+        pruned(tokens, GRID, **arguments), silence(layer, heads)(tokens, GRID, **arguments)
+    )
     assert change < 1e-12, f"without heads {heads} of {layer}"
     assert pruned.heads == layer.heads - len(set(heads))
     return pruned
 
 
-@pytest.mark.parametrize("relative", [*(name for name in RELATIVE_MODULES if name != "rotation_joint"), None])
+@pytest.mark.parametrize(
+    "relative", [*(name for name in RELATIVE_MODULES if name != "rotation_joint"), None]
+)
 def test_with_every_relative_kernel_it_is_the_layer_with_the_heads_contribution_at_zero(relative):
     for values, heads in itertools.product(("projected", "tokens"), ([4, 1], [0, 2, 3, 4])):
         check(build(relative=relative, values=values), heads)
@@ -81,9 +85,12 @@ def test_with_every_option_of_a_layer_too():
 
 
 @pytest.mark.parametrize(
-    ("kernel", "relative"), [("softmax", "quadratic"), ("hedgehog", "clipped"), ("constant", "quadratic")]
+    ("kernel", "relative"),
+    [("softmax", "quadratic"), ("hedgehog", "clipped"), ("constant", "quadratic")],
 )
-def test_heads_by_position_alone_stay_so_without_the_others_and_the_others_without_them(relative, kernel):
+def test_heads_by_position_alone_stay_so_without_the_others_and_the_others_without_them(
+    relative, kernel
+):
     for heads in ([0, 1], [3], [0, 3], [0, 1, 2], [3, 4], [0, 1, 2, 4], [1, 2, 3, 4]):
         layer = build(kernel=kernel, relative=relative, position_heads=2, backend="auto")
         pruned = check(layer, heads, num_prefix_tokens=1)
@@ -130,7 +137,9 @@ def test_a_kernel_with_maps_for_every_head_keeps_those_of_the_heads_that_are_kep
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"kernel": "constant", "relative": "quadratic", "values": "tokens", "backend": "dense"}], ids=str
+    "options",
+    [{}, {"kernel": "constant", "relative": "quadratic", "values": "tokens", "backend": "dense"}],
+    ids=str,
 )
 def test_parameters_and_operations_fall_with_the_number_of_heads(options):
     layer = build(**options)
@@ -153,7 +162,10 @@ def test_it_has_the_shapes_of_a_layer_made_with_fewer_heads_and_may_be_pruned_ag
     assert repr(fresh.double()) == repr(pruned)
     fresh.load_state_dict(pruned.state_dict())
     once = prune_heads(layer, [0, 2, 4])
-    assert relative_change(prune_heads(pruned, [2])(draw_tokens(), GRID), once(draw_tokens(), GRID)) == 0
+    assert (
+        relative_change(prune_heads(pruned, [2])(draw_tokens(), GRID), once(draw_tokens(), GRID))
+        == 0
+    )
 
 
 def test_what_does_not_learn_still_does_not_and_the_rest_does():
@@ -163,7 +175,11 @@ def test_what_does_not_learn_still_does_not_and_the_rest_does():
     assert not pruned.output.weight.requires_grad
     pruned(draw_tokens(), GRID).square().sum().backward()
     assert pruned.output.weight.grad is None
-    assert all(parameter.grad is not None for name, parameter in pruned.named_parameters() if name != "output.weight")
+    assert all(
+        parameter.grad is not None
+        for name, parameter in pruned.named_parameters()
+        if name != "output.weight"
+    )
 
 
 def test_without_a_head_to_remove_it_is_a_copy():

@@ -33,7 +33,9 @@ def make(relative: Any, features: int = 5, num_waves: int | None = None) -> Any:
 
 
 @pytest.mark.parametrize("name", RELATIVES)
-def test_every_relative_kernel_has_a_module_of_its_name_whose_state_makes_the_same_kernel(name: str):
+def test_every_relative_kernel_has_a_module_of_its_name_whose_state_makes_the_same_kernel(
+    name: str,
+):
     module, other = make(name), make(name)
     assert type(module) is RELATIVE_MODULES[name] is relative_class(name) is relative_class(module)
     assert type(module()) is RELATIVES[name]
@@ -44,12 +46,16 @@ def test_every_relative_kernel_has_a_module_of_its_name_whose_state_makes_the_sa
     assert all(torch.equal(leaf, others[field]) for field, leaf in leaves.items())
 
 
-@pytest.mark.parametrize("name", ["rotation", "quadratic", "generalized_quadratic", "fourier", "table"])
+@pytest.mark.parametrize(
+    "name", ["rotation", "quadratic", "generalized_quadratic", "fourier", "table"]
+)
 def test_every_parameter_has_a_gradient(name: str):
     module = make(name)
     offsets = torch.cartesian_prod(*[torch.arange(-8.0, 9.0)] * 2)
     (module().log_at(offsets) * torch.randn(len(offsets))).sum().backward()
-    assert all(parameter.grad is not None and parameter.grad.all() for parameter in module.parameters())
+    assert all(
+        parameter.grad is not None and parameter.grad.all() for parameter in module.parameters()
+    )
 
 
 def test_the_frequencies_of_rotary_have_a_gradient():
@@ -62,7 +68,9 @@ def test_the_frequencies_of_rotary_have_a_gradient():
 
 def test_rotary_turns_all_pairs_of_the_content_kernels_features():
     assert make("rotary", features=9).frequency.shape == (3, 4, 2)
-    with pytest.raises(ValueError, match="the number of features of kernel is 1, expected at least 2"):
+    with pytest.raises(
+        ValueError, match="the number of features of kernel is 1, expected at least 2"
+    ):
         make("rotary", features=1)
 
 
@@ -79,7 +87,9 @@ def test_a_module_and_none_are_themselves():
     assert make(None) is relative_class(None) is None
 
 
-@pytest.mark.parametrize(("relative", "message"), [("rotate", "did you mean 'rotation'"), (3, "a name or a module")])
+@pytest.mark.parametrize(
+    ("relative", "message"), [("rotate", "did you mean 'rotation'"), (3, "a name or a module")]
+)
 def test_what_is_no_relative_kernel_is_refused(relative: Any, message: str, as_users_run_it: None):
     with pytest.raises(ValueError, match=message):
         make(relative)
@@ -159,11 +169,15 @@ def test_a_table_begins_without_position_and_one_of_embeddings_with_unlike_heads
     tables = module().tables
     assert tables.shape == (50, 2, 13)
     assert float(tables.detach().var()) == pytest.approx(1 / 3, rel=0.15)
-    for axis, (vectors, embedding) in enumerate(zip(module.head_vectors, module.embeddings, strict=True)):
+    for axis, (vectors, embedding) in enumerate(
+        zip(module.head_vectors, module.embeddings, strict=True)
+    ):
         expected = vectors.get_parameter("weight") @ embedding.get_parameter("weight").T
         torch.testing.assert_close(tables[:, axis], expected)
     tables.sum().backward()
-    assert all(parameter.grad is not None and parameter.grad.any() for parameter in module.parameters())
+    assert all(
+        parameter.grad is not None and parameter.grad.any() for parameter in module.parameters()
+    )
 
 
 @pytest.mark.parametrize("num_axes", [1, 3])
@@ -194,14 +208,18 @@ def test_the_first_waves_and_their_weight_are_options():
     assert float(octaves.max()) == pytest.approx(4, abs=0.05)
     total = kernel.amplitude.sum(dim=-1) / kernel.constant_weight
     assert torch.allclose(total, torch.full_like(total, 2.5))
-    length = 2 * math.pi / Fourier(2, 3, longest_wave=7.0, shortest_wave=7.0)().frequency.norm(dim=-1)
+    length = (
+        2 * math.pi / Fourier(2, 3, longest_wave=7.0, shortest_wave=7.0)().frequency.norm(dim=-1)
+    )
     assert torch.allclose(length, torch.full_like(length, 7.0))
 
 
 def test_rotary_begins_with_geometric_frequencies_in_directions_of_their_own():
     kernel = Rotary(3, 2, 5, base=32.0)()
     assert kernel.frequency.shape == (2, 5, 3)
-    assert torch.allclose(kernel.frequency.norm(dim=-1), torch.tensor([1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16]).expand(2, 5))
+    assert torch.allclose(
+        kernel.frequency.norm(dim=-1), torch.tensor([1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16]).expand(2, 5)
+    )
     directions = kernel.frequency / kernel.frequency.norm(dim=-1, keepdim=True)
     assert not torch.allclose(directions[0, 0], directions[1, 0])
     assert not torch.allclose(directions[0, 0], directions[0, 1])
@@ -237,16 +255,40 @@ def test_a_size_below_one_is_refused():
 def test_what_cannot_be_is_refused():
     bad: list[tuple[type, dict[str, Any], str]] = [
         (Clipped, {"ring_width": 0.0}, "ring_width is 0.0"),
-        (Fourier, {"shortest_wave": 0.0}, "shortest_wave is 0.0, expected a positive finite number"),
-        (Fourier, {"longest_wave": 1.0}, "longest_wave is 1.0, expected finite and at least shortest_wave = 2"),
+        (
+            Fourier,
+            {"shortest_wave": 0.0},
+            "shortest_wave is 0.0, expected a positive finite number",
+        ),
+        (
+            Fourier,
+            {"longest_wave": 1.0},
+            "longest_wave is 1.0, expected finite and at least shortest_wave = 2",
+        ),
         (Fourier, {"longest_wave": math.inf}, "longest_wave is inf, expected finite"),
         (Fourier, {"wave_weight": 0.0}, "wave_weight is 0.0, expected a positive finite number"),
-        (Fourier, {"wave_weight": math.nan}, "wave_weight is nan, expected a positive finite number"),
+        (
+            Fourier,
+            {"wave_weight": math.nan},
+            "wave_weight is nan, expected a positive finite number",
+        ),
         (Rotary, {"base": 0.0}, "base is 0"),
-        (Rotary, {"normalizer": "length"}, "normalizer is 'length', expected .*; did you mean 'lengths'"),
-        (Rotation, {"frequency": Parameter(torch.ones(2, 2))}, r"frequency has shape \(2, 2\), expected \(scales,\)"),
+        (
+            Rotary,
+            {"normalizer": "length"},
+            "normalizer is 'length', expected .*; did you mean 'lengths'",
+        ),
+        (
+            Rotation,
+            {"frequency": Parameter(torch.ones(2, 2))},
+            r"frequency has shape \(2, 2\), expected \(scales,\)",
+        ),
         *(
-            (Rotation, {"weight_scale": size}, f"weight_scale is {size}, expected a finite number of at least 0")
+            (
+                Rotation,
+                {"weight_scale": size},
+                f"weight_scale is {size}, expected a finite number of at least 0",
+            )
             for size in (-1.0, math.inf, math.nan)
         ),
     ]

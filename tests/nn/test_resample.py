@@ -27,7 +27,9 @@ def invariants(pictures: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("factor", [2, 3])
 @pytest.mark.parametrize("sides", SIDES, ids=str)
-def test_what_no_whole_shift_changes_no_shift_by_such_fractions_changes(sides: tuple[int, ...], factor: int):
+def test_what_no_whole_shift_changes_no_shift_by_such_fractions_changes(
+    sides: tuple[int, ...], factor: int
+):
     pictures, align = draw(*sides), SubpixelAlignment(factor, num_axes=len(sides))
     still, plain = invariants(align(pictures)), invariants(pictures)
     for steps in itertools.islice(itertools.product(range(-1, factor + 1), repeat=len(sides)), 40):
@@ -48,8 +50,15 @@ def test_a_moved_picture_becomes_the_same_moved_by_whole_cells():
 def test_each_picture_is_at_one_of_the_fractions_and_has_its_own():
     pictures = draw(7, 9)
     aligned = SubpixelAlignment(2)(pictures)
-    at = [translate(pictures, (-down / 2, -right / 2), mode="fourier") for down in (0, 1) for right in (0, 1)]
-    found = [[bool((one[sample] - aligned[sample]).abs().max() <= 1e-12) for one in at] for sample in (0, 1)]
+    at = [
+        translate(pictures, (-down / 2, -right / 2), mode="fourier")
+        for down in (0, 1)
+        for right in (0, 1)
+    ]
+    found = [
+        [bool((one[sample] - aligned[sample]).abs().max() <= 1e-12) for one in at]
+        for sample in (0, 1)
+    ]
     assert [sum(one) for one in found] == [1, 1]
     assert (SubpixelAlignment(2)(pictures[1:]) - aligned[1:]).abs().max() <= 1e-12
 
@@ -75,12 +84,17 @@ def test_half_precision_around_it_changes_no_choice():
 
 @pytest.mark.parametrize("factor", [0, 1.5, (2, 2, 2), True])
 def test_a_factor_that_is_no_number_of_fractions_is_refused(factor, as_users_run_it: None):
-    with pytest.raises(ValueError, match=r"factor is .*, expected a whole number of at least 1, or one for each of 2"):
+    with pytest.raises(
+        ValueError,
+        match=r"factor is .*, expected a whole number of at least 1, or one for each of 2",
+    ):
         SubpixelAlignment(factor)
 
 
 def test_another_number_of_axes_is_refused(as_users_run_it: None):
-    with pytest.raises(ValueError, match=r"inputs has shape \(2, 3, 7\), expected \(batch, channels, side, side\)"):
+    with pytest.raises(
+        ValueError, match=r"inputs has shape \(2, 3, 7\), expected \(batch, channels, side, side\)"
+    ):
         SubpixelAlignment(2)(torch.zeros(2, 3, 7))
 
 
@@ -94,7 +108,9 @@ def test_another_number_of_axes_is_refused(as_users_run_it: None):
         (2, torch.zeros(2, 3, 5), r"fine has shape \(2, 3, 5\), expected \(2, 3, 4\)"),
     ],
 )
-def test_what_is_not_of_the_finer_grid_is_refused(argument: int, changed: Tensor, message: str, as_users_run_it: None):
+def test_what_is_not_of_the_finer_grid_is_refused(
+    argument: int, changed: Tensor, message: str, as_users_run_it: None
+):
     given = [torch.zeros(2, 4, 2), torch.tensor([0, 1]), torch.zeros(2, 3, 4)]
     given[argument] = changed
     with pytest.raises(ValueError, match=message):
@@ -103,12 +119,16 @@ def test_what_is_not_of_the_finer_grid_is_refused(argument: int, changed: Tensor
 
 def test_cells_of_other_channels_are_refused(as_users_run_it: None):
     down = AttentionDownsample(3, 4, 2, sampling=PolyphaseDownsample(2, num_axes=1))
-    with pytest.raises(ValueError, match=r"cells has shape \(2, 4, 6\), expected \(batch, 3, side\)"):
+    with pytest.raises(
+        ValueError, match=r"cells has shape \(2, 4, 6\), expected \(batch, 3, side\)"
+    ):
         down(torch.zeros(2, 4, 6))
 
 
 @pytest.mark.parametrize(
-    "options", [None, AttentionOptions(kernel="softmax", relative="table")], ids=["the default", "softmax × table"]
+    "options",
+    [None, AttentionOptions(kernel="softmax", relative="table")],
+    ids=["the default", "softmax × table"],
 )
 def test_down_and_up_by_attention_follow_every_whole_shift(options: AttentionOptions | None):
     torch.manual_seed(0)
@@ -118,7 +138,10 @@ def test_down_and_up_by_attention_follow_every_whole_shift(options: AttentionOpt
     volumes, axes = draw(4, 2, 6), (2, 3, 4)
     coarse, offset = down(volumes)
     assert coarse.shape == (2, 6, 2, 1, 3)
-    assert len({int(one) for one in torch.cat([down(volumes.roll(step, 4))[1] for step in range(2)])}) > 1
+    assert (
+        len({int(one) for one in torch.cat([down(volumes.roll(step, 4))[1] for step in range(2)])})
+        > 1
+    )
     for shift in itertools.product((0, 1), (0, 1), (0, 3)):
         moved = volumes.roll(shift, axes)
         for fine, moved_fine in ((None, None), (volumes, moved)):
@@ -129,13 +152,18 @@ def test_down_and_up_by_attention_follow_every_whole_shift(options: AttentionOpt
 def test_down_and_up_by_attention_are_an_attention_between_the_places_of_their_cells():
     torch.manual_seed(0)
     sampling = PolyphaseDownsample(2, num_axes=1, periodic=False)
-    down = AttentionDownsample(3, 4, 2, sampling=sampling, options=AttentionOptions(relative="fourier")).double()
+    down = AttentionDownsample(
+        3, 4, 2, sampling=sampling, options=AttentionOptions(relative="fourier")
+    ).double()
     signals = draw(10)
     coarse, offset = down(signals)
     between = down.attend
     for signal, found, first in zip(signals, coarse, offset.tolist(), strict=True):
         asking = down.query(signal[:, first::2].mT)
-        context, places = between.context_norm(signal.mT[None]), torch.arange(10.0, dtype=torch.float64)[:, None]
+        context, places = (
+            between.context_norm(signal.mT[None]),
+            torch.arange(10.0, dtype=torch.float64)[:, None],
+        )
         options = {"positions": places[first::2], "context": context, "context_positions": places}
         expected = asking + between.attention(between.norm(asking)[None], **options)[0]
         assert (found.mT - expected).abs().max() <= 1e-12

@@ -9,7 +9,7 @@ from tests.contracts.cases import relative_change
 from torch.nn.functional import pixel_unshuffle
 
 from teka import Grid
-from teka.nn import AbsolutePosition, AbsoluteTable, AttentionPool, InvertibleDownsampling
+from teka.nn import AbsolutePosition, AbsoluteTable, AttentionPool, SpaceToDepth
 
 
 @pytest.mark.parametrize(("shape", "dim"), [((7,), 6), ((3, 5), 12), ((2, 3, 4), 6)])
@@ -22,14 +22,18 @@ def test_it_adds_a_sine_and_a_cosine_of_every_frequency_and_axis(shape: tuple[in
         expected = []
         for coordinate in place:
             phases = [coordinate * 10000 ** (-2 * f / per_axis) for f in range(per_axis // 2)]
-            expected += [math.sin(phase) for phase in phases] + [math.cos(phase) for phase in phases]
+            expected += [math.sin(phase) for phase in phases] + [
+                math.cos(phase) for phase in phases
+            ]
         assert waves[1, token].tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_tokens_keep_their_values_under_the_sinusoids_and_their_dtype():
     grid, position = Grid((3, 5)), AbsolutePosition(8)
     tokens = torch.randn(2, 15, 8)
-    assert torch.allclose(position(tokens, grid) - position(torch.zeros_like(tokens), grid), tokens, atol=1e-6)
+    assert torch.allclose(
+        position(tokens, grid) - position(torch.zeros_like(tokens), grid), tokens, atol=1e-6
+    )
     assert position(tokens.bfloat16(), grid).dtype == torch.bfloat16
 
 
@@ -84,7 +88,10 @@ def test_it_is_the_formula_in_loops():
             heads = []
             for head in range(2):
                 part = slice(3 * head, 3 * head + 3)
-                scores = torch.stack([pool.query[number, part] @ key[batch, j, part] for j in range(7)]) / 3**0.5
+                scores = (
+                    torch.stack([pool.query[number, part] @ key[batch, j, part] for j in range(7)])
+                    / 3**0.5
+                )
                 heads.append(torch.softmax(scores, 0) @ value[batch, :, part])
             assert relative_change(output[batch, number], pool.output(torch.cat(heads))) < 1e-12
 
@@ -142,7 +149,7 @@ def test_tokens_of_a_wrong_shape_are_refused(size: tuple[int, ...], as_users_run
 )
 def test_the_inverse_gives_the_same_numbers_back(factor: int, sides: tuple[int, ...]):
     maps = torch.randn(2, 3, *sides)
-    layer = InvertibleDownsampling(factor, num_axes=len(sides))
+    layer = SpaceToDepth(factor, num_axes=len(sides))
     fewer = layer(maps)
     assert fewer.shape == (2, 3 * factor ** len(sides), *(side // factor for side in sides))
     assert torch.equal(layer.inverse(fewer), maps)
@@ -151,41 +158,44 @@ def test_the_inverse_gives_the_same_numbers_back(factor: int, sides: tuple[int, 
 
 def test_with_two_axes_it_is_the_pixel_unshuffle_of_torch():
     maps = torch.randn(2, 5, 6, 9)
-    assert torch.equal(InvertibleDownsampling(3)(maps), pixel_unshuffle(maps, 3))
+    assert torch.equal(SpaceToDepth(3)(maps), pixel_unshuffle(maps, 3))
 
 
 def test_every_channel_of_a_cell_is_the_one_that_the_equation_says():
     maps = torch.arange(2 * 4 * 6 * 2).reshape(1, 2, 4, 6, 2).float()
-    fewer = InvertibleDownsampling(2, num_axes=3)(maps)
+    fewer = SpaceToDepth(2, num_axes=3)(maps)
     for channel, first, second, third in ((0, 0, 0, 1), (1, 1, 0, 1), (1, 1, 1, 0)):
         place = channel * 8 + first * 4 + second * 2 + third
         assert fewer[0, place, 1, 2, 0] == maps[0, channel, 2 + first, 4 + second, third]
 
 
 def test_a_shift_by_a_block_is_one_by_a_cell():
-    maps, layer = torch.randn(2, 3, 6, 8), InvertibleDownsampling()
+    maps, layer = torch.randn(2, 3, 6, 8), SpaceToDepth()
     assert torch.equal(layer(maps.roll((2, -4), (2, 3))), layer(maps).roll((1, -2), (2, 3)))
 
 
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ((2, 3, 5, 6), r"maps has shape \(2, 3, 5, 6\), expected .* 2 sides, multiples of factor = 2"),
+        (
+            (2, 3, 5, 6),
+            r"maps has shape \(2, 3, 5, 6\), expected .* 2 sides, multiples of factor = 2",
+        ),
         ((2, 3, 6), r"maps has shape \(2, 3, 6\)"),
     ],
 )
 def test_maps_that_have_no_whole_blocks_are_an_error(shape: tuple[int, ...], message: str):
     with pytest.raises(ValueError, match=message):
-        InvertibleDownsampling()(torch.zeros(shape))
+        SpaceToDepth()(torch.zeros(shape))
 
 
 @pytest.mark.parametrize("shape", [(2, 6, 3, 3), (2, 4, 3)])
 def test_maps_that_came_from_no_blocks_are_an_error(shape: tuple[int, ...]):
     with pytest.raises(ValueError, match="multiple of 4 channels"):
-        InvertibleDownsampling().inverse(torch.zeros(shape))
+        SpaceToDepth().inverse(torch.zeros(shape))
 
 
 @pytest.mark.parametrize(("sizes", "message"), [((0, 2), "factor is 0"), ((2, 0), "num_axes is 0")])
 def test_a_size_below_one_is_refused(sizes: tuple[int, int], message: str):
     with pytest.raises(ValueError, match=message):
-        InvertibleDownsampling(*sizes)
+        SpaceToDepth(*sizes)

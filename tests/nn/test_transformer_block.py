@@ -71,24 +71,36 @@ def test_a_number_of_queries_gives_the_first_of_the_outputs():
 
 
 def test_positions_and_lengths_reach_the_attention():
-    block, tokens = build(relative="fourier").double().eval(), torch.randn(2, 7, 8, dtype=torch.float64)
+    block, tokens = (
+        build(relative="fourier").double().eval(),
+        torch.randn(2, 7, 8, dtype=torch.float64),
+    )
     positions, lengths = torch.rand(2, 7, 2, dtype=torch.float64), torch.tensor([7, 4])
     together = block(tokens, positions=positions, lengths=lengths)
     alone = block(tokens[1:, :4], positions=positions[1:, :4])
     assert torch.allclose(together[1:, :4], alone, atol=1e-12)
-    assert not torch.allclose(block(tokens, positions=2 * positions), block(tokens, positions=positions))
+    assert not torch.allclose(
+        block(tokens, positions=2 * positions), block(tokens, positions=positions)
+    )
 
 
 def test_its_defaults_are_those_of_its_attention():
-    block, layer = inspect.signature(TransformerBlock).parameters, inspect.signature(Attention).parameters
+    block, layer = (
+        inspect.signature(TransformerBlock).parameters,
+        inspect.signature(Attention).parameters,
+    )
     shared = block.keys() & layer.keys() - {"dim", "heads"}
     assert {"kernel", "relative", "causal", "gate"} < shared
-    assert {name: block[name].default for name in shared} == {name: layer[name].default for name in shared}
+    assert {name: block[name].default for name in shared} == {
+        name: layer[name].default for name in shared
+    }
 
 
 def test_blocks_in_a_row_find_the_grid_that_is_said_around_them():
     torch.manual_seed(0)
-    blocks = nn.Sequential(TransformerBlock(8, 2, relative="fourier"), TransformerBlock(8, 2, value_convolution=3))
+    blocks = nn.Sequential(
+        TransformerBlock(8, 2, relative="fourier"), TransformerBlock(8, 2, value_convolution=3)
+    )
     tokens = torch.randn(2, 13, 8)
     with on(Grid((3, 4)), num_prefix_tokens=1):
         found, elsewhere = blocks(tokens), blocks[0](tokens, Grid((4, 3)), None, 1)

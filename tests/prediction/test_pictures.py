@@ -23,12 +23,16 @@ def draw(height: int = 20, width: int = 12) -> np.ndarray:
     return levels
 
 
-def fit(levels: np.ndarray, settings: PictureSettings = SETTINGS, ground: str = "auto") -> torch.Tensor:
+def fit(
+    levels: np.ndarray, settings: PictureSettings = SETTINGS, ground: str = "auto"
+) -> torch.Tensor:
     return fit_ink(torch.from_numpy(levels), settings, ground=ground).double()
 
 
 def centre(canvas: torch.Tensor) -> list[float]:
-    return [float((canvas.sum(axis) * (torch.arange(28) + 0.5)).sum() / canvas.sum()) for axis in (1, 0)]
+    return [
+        float((canvas.sum(axis) * (torch.arange(28) + 0.5)).sum() / canvas.sum()) for axis in (1, 0)
+    ]
 
 
 def test_ink_of_the_box_size_is_put_in_the_middle_pixel_by_pixel():
@@ -49,7 +53,9 @@ def test_where_the_ink_lies_does_not_matter():
 def test_dark_on_light_is_as_light_on_dark():
     levels = np.pad(draw(), 9)
     assert torch.equal(fit(255 - levels), fit(levels))
-    assert torch.equal(fit((200 - 0.5 * levels).astype(np.uint8)), fit((40 + 0.5 * levels).astype(np.uint8)))
+    assert torch.equal(
+        fit((200 - 0.5 * levels).astype(np.uint8)), fit((40 + 0.5 * levels).astype(np.uint8))
+    )
 
 
 def test_the_grounds_can_be_said():

@@ -14,7 +14,11 @@ from teka.prediction.pictures import read_images
 
 def right(pictures: list[Path], labels: list[int]) -> float:
     found = predict(pictures, "digits", batch_size=64)
-    return float(np.mean([one.class_names[0] == str(label) for one, label in zip(found, labels, strict=True)]))
+    return float(
+        np.mean(
+            [one.class_names[0] == str(label) for one, label in zip(found, labels, strict=True)]
+        )
+    )
 
 
 def test_pictures_of_the_test_images_are_recognised_as_the_images_are(digits, put):
@@ -39,7 +43,9 @@ def test_a_picture_alone_is_as_in_a_batch(digits, put):
     pictures = [put(image) for image in digits[0][:5]]
     counts: list[tuple[int, int]] = []
     together = predict(pictures, "digits")
-    parts = predict(pictures, "digits", batch_size=2, progress=lambda done, total: counts.append((done, total)))
+    parts = predict(
+        pictures, "digits", batch_size=2, progress=lambda done, total: counts.append((done, total))
+    )
     assert counts == [(2, 5), (4, 5), (5, 5)]
     for picture, one, part in zip(pictures, together, parts, strict=True):
         (alone,) = predict([picture], "digits")
@@ -61,7 +67,9 @@ def test_pictures_taken_whole_are_as_a_folder_of_pictures_is_read(channels: int,
     dataset = load_data(str(tmp_path), image_size=(6, 8), validation_size=0)
     config = ModelConfig("resnet18", (6, 8), channels, 2, {"width": 4})
     pictures = [tmp_path / "test" / name / "0.png" for name in ("a", "b")]
-    found = read_images(pictures, config.pictures, image_size=config.image_size, in_channels=channels)
+    found = read_images(
+        pictures, config.pictures, image_size=config.image_size, in_channels=channels
+    )
     assert torch.equal(found, dataset.test.images)
 
 
@@ -84,7 +92,9 @@ def test_bad_input_is_an_error_that_names_the_picture(put, digits, as_users_run_
             predict(pictures, "digits")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="batch_size is 0"):
         predict([blank], "digits", batch_size=0)
-    with pytest.raises(ValueError, match=r"model is 'minst', expected one of digits, .*did you mean 'mnist'"):
+    with pytest.raises(
+        ValueError, match=r"model is 'minst', expected one of digits, .*did you mean 'mnist'"
+    ):
         predict([blank], "minst")
     with pytest.raises(ValueError, match="model is of type int, expected a name or a folder"):
         predict([blank], 5)  # pyright: ignore[reportArgumentType]
@@ -93,9 +103,19 @@ def test_bad_input_is_an_error_that_names_the_picture(put, digits, as_users_run_
 def test_a_model_of_pixels_is_refused(put, tmp_path: Path):
     options = {"dim": 8, "depth": 1, "heads": 2, "head": "dense"}
     config = ModelConfig("performer", (8, 8), 1, 2, options)
-    with pytest.raises(ValueError, match="expected one of whole pictures: it says the class of every pixel"):
-        predict([put(np.zeros((9, 9), dtype=np.uint8))], save(config.make_model(), tmp_path / "model", config))
+    with pytest.raises(
+        ValueError, match="expected one of whole pictures: it says the class of every pixel"
+    ):
+        predict(
+            [put(np.zeros((9, 9), dtype=np.uint8))],
+            save(config.make_model(), tmp_path / "model", config),
+        )
 
 
 def test_the_digits_box_is_that_of_the_data():
-    assert read_config("digits").pictures == {"fit": "ink", "canvas": [16, 16], "box": [8, 8], "stroke": 0.0}
+    assert read_config("digits").pictures == {
+        "fit": "ink",
+        "canvas": [16, 16],
+        "box": [8, 8],
+        "stroke": 0.0,
+    }

@@ -4,7 +4,15 @@ from teka.training import Run, restore, train
 
 # A model and a training that take about a second: what is tested here is the way, not the accuracy.
 TINY = Run.of(
-    image_size=8, train_size=96, validation_size=40, dim=8, depth=2, heads=2, epochs=2, batch_size=32, kernel="positive"
+    image_size=8,
+    train_size=96,
+    validation_size=40,
+    dim=8,
+    depth=2,
+    heads=2,
+    epochs=2,
+    batch_size=32,
+    kernel="positive",
 )
 
 

@@ -34,15 +34,22 @@ def test_the_order_is_decided_by_seed_and_epoch_alone():
 
 
 @pytest.mark.parametrize("num_images", [7, 8, 11, 37])
-def test_parts_have_the_images_of_each_step_between_them_and_weights_that_make_their_mean_the_steps(num_images):
+def test_parts_have_the_images_of_each_step_between_them_and_weights_that_make_their_mean_the_steps(
+    num_images,
+):
     whole = list(Parts(num_images, batch_size=7, seed=5))
     assert [part.weight for part in whole] == [1.0] * len(whole)
     for world_size, accumulate in itertools.product((1, 2), (1, 2, 3)):
         divided = {"accumulate": accumulate, "world_size": world_size}
-        shares = [list(Parts(num_images, batch_size=7, seed=5, rank=rank, **divided)) for rank in range(world_size)]
+        shares = [
+            list(Parts(num_images, batch_size=7, seed=5, rank=rank, **divided))
+            for rank in range(world_size)
+        ]
         assert {len(share) for share in shares} == {accumulate * len(whole)}, divided
         for step, (indices, _) in enumerate(whole):
-            parts = [share[accumulate * step + turn] for share in shares for turn in range(accumulate)]
+            parts = [
+                share[accumulate * step + turn] for share in shares for turn in range(accumulate)
+            ]
             counted = [index for part in parts if part.weight for index in part.indices]
             assert sorted(counted) == sorted(indices), divided
             # Lightning takes the mean over parts and processes of weight × mean loss.

@@ -15,14 +15,19 @@ def model(**options):
 
 
 def save(made, path):
-    torch.save({"state_dict": {f"model.{name}": tensor for name, tensor in made.state_dict().items()}}, path)
+    torch.save(
+        {"state_dict": {f"model.{name}": tensor for name, tensor in made.state_dict().items()}},
+        path,
+    )
 
 
 def test_weights_are_read_back(tmp_path):
     made, other = model(), model()
     save(made, tmp_path / "it.ckpt")
     load_weights(other, tmp_path / "it.ckpt")
-    assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in made.state_dict().items())
+    assert all(
+        torch.equal(tensor, other.state_dict()[name]) for name, tensor in made.state_dict().items()
+    )
 
 
 def test_a_checkpoint_of_another_architecture_names_what_differs_and_changes_nothing(tmp_path):
@@ -111,9 +116,13 @@ def test_an_edited_run_is_refused_with_what_differs(trained, unfinished, tiny):
 def test_a_result_that_no_training_wrote_is_an_error(unfinished, tiny):
     for content in ({}, {"parameters": "many"}, {"parameters": 3, "epochs": None, "seconds": 1}):
         (unfinished / "result.json").write_text(json.dumps(content))
-        with pytest.raises(ValueError, match=r"(parameters|epochs) of .*result\.json is .*, expected a number"):
+        with pytest.raises(
+            ValueError, match=r"(parameters|epochs) of .*result\.json is .*, expected a number"
+        ):
             train(tiny, unfinished, resume=True)
-        with pytest.raises(ValueError, match=r"(parameters|epochs) of .*result\.json is .*, expected a number"):
+        with pytest.raises(
+            ValueError, match=r"(parameters|epochs) of .*result\.json is .*, expected a number"
+        ):
             restore(unfinished)
 
 
@@ -126,4 +135,6 @@ def test_a_run_of_an_older_teka_is_read_and_not_gone_on_with(trained, unfinished
         train(tiny, unfinished, resume=True)
     shutil.copy(trained.folder / "result.json", unfinished)
     state = restore(unfinished).model.state_dict()
-    assert all(torch.equal(tensor, state[name]) for name, tensor in trained.model.state_dict().items())
+    assert all(
+        torch.equal(tensor, state[name]) for name, tensor in trained.model.state_dict().items()
+    )

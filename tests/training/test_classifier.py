@@ -27,7 +27,9 @@ def test_the_learning_rate_rises_linearly_and_falls_as_a_cosine_to_zero():
     def factor(step):
         return learning_rate_factor(step, RUN, 100)
 
-    assert [factor(step) for step in range(10)] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert [factor(step) for step in range(10)] == pytest.approx(
+        [(step + 1) / 10 for step in range(10)]
+    )
     assert factor(10) == 1.0
     assert factor(55) == pytest.approx(0.5)
     assert factor(100) == pytest.approx(0.0)
@@ -42,7 +44,9 @@ def test_weight_decay_spares_biases_norms_tokens_and_the_parameters_of_positions
     model = model_of(RUN.replace(depth=2))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     optimizer = make_optimizer(model, RUN)
-    decayed, spared = ({names[id(parameter)] for parameter in group["params"]} for group in optimizer.param_groups)
+    decayed, spared = (
+        {names[id(parameter)] for parameter in group["params"]} for group in optimizer.param_groups
+    )
     assert optimizer.param_groups[0]["weight_decay"] == RUN.weight_decay
     assert optimizer.param_groups[1]["weight_decay"] == 0
     assert decayed | spared == set(names.values())
@@ -52,15 +56,29 @@ def test_weight_decay_spares_biases_norms_tokens_and_the_parameters_of_positions
 
 @pytest.mark.parametrize("encoding", ["quadratic", "generalized_quadratic", "table"])
 def test_sgd_decays_everything_but_the_parameters_of_positions(encoding):
-    run = Run.of(model="self_attention", position=encoding, dim=8, optimizer="sgd", momentum=0.5, weight_decay=0.25)
+    run = Run.of(
+        model="self_attention",
+        position=encoding,
+        dim=8,
+        optimizer="sgd",
+        momentum=0.5,
+        weight_decay=0.25,
+    )
     model = model_of(run)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     optimizer = make_optimizer(model, run)
     assert isinstance(optimizer, torch.optim.SGD)
-    assert [(group["momentum"], group["weight_decay"]) for group in optimizer.param_groups] == [(0.5, 0.25), (0.5, 0)]
-    decayed, spared = ({names[id(parameter)] for parameter in group["params"]} for group in optimizer.param_groups)
+    assert [(group["momentum"], group["weight_decay"]) for group in optimizer.param_groups] == [
+        (0.5, 0.25),
+        (0.5, 0),
+    ]
+    decayed, spared = (
+        {names[id(parameter)] for parameter in group["params"]} for group in optimizer.param_groups
+    )
     assert decayed | spared == set(names.values())
-    placing = {name for name in names.values() if name.rpartition(".")[0].endswith("attention.relative")}
+    placing = {
+        name for name in names.values() if name.rpartition(".")[0].endswith("attention.relative")
+    }
     assert spared == placing
     assert bool(spared) == (encoding != "table")  # whose entries are read from embeddings
 
@@ -83,12 +101,16 @@ def test_adam_takes_every_parameter_once():
     model = model_of(RUN)
     optimizer = make_optimizer(model, RUN.replace(optimizer="adam", weight_decay=0.0))
     assert isinstance(optimizer, torch.optim.Adam)
-    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(
+        list(model.parameters())
+    )
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
 def test_a_fused_step_is_the_plain_one(optimizer):
-    fields: dict[str, Any] = {"adam": {"weight_decay": 0.0}, "adamw": {}, "sgd": {"momentum": 0.5}}[optimizer]
+    fields: dict[str, Any] = {"adam": {"weight_decay": 0.0}, "adamw": {}, "sgd": {"momentum": 0.5}}[
+        optimizer
+    ]
     run = Run.of(optimizer=optimizer, learning_rate=0.1, **fields)
     models = [torch.nn.Linear(5, 3, dtype=torch.float64) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
@@ -111,7 +133,9 @@ def test_a_fused_step_is_the_plain_one(optimizer):
         pytest.param(1000, "cpu", "bf16-mixed", None, id="under autocast"),
     ],
 )
-def test_the_step_is_fused_where_the_parameters_fill_a_cpus_memory(width, device, precision, expected):
+def test_the_step_is_fused_where_the_parameters_fill_a_cpus_memory(
+    width, device, precision, expected
+):
     model = torch.nn.Linear(width, width, device=device)
     assert is_large_on_cpu(model) == (width == 1000 and device == "cpu")
     module = Classifier(model, RUN, num_classes=10, num_steps=10)
@@ -126,7 +150,10 @@ def test_training_images_are_changed_as_the_run_says():
         ({}, ()),
         ({"random_shift": 2}, (RandomShift(2, mode="zero"),)),
         ({"random_shift": 2, "periodic": True}, (RandomShift(2, mode="circular"),)),
-        ({"random_shift": 2, "periodic": True, "shift_mode": "zero"}, (RandomShift(2, mode="zero"),)),
+        (
+            {"random_shift": 2, "periodic": True, "shift_mode": "zero"},
+            (RandomShift(2, mode="zero"),),
+        ),
         ({"random_shift": 1, "random_flip": True}, (RandomShift(1), HorizontalFlip())),
     ):
         assert make_augmentations(Run.of(**fields)) == made, fields
@@ -143,16 +170,22 @@ def images_seen(step, rank, batch_idx):
 
     classifier = Classifier(Seeing(), Run.of(random_shift=3), num_classes=3, num_steps=10)
     # Of two processes that take a step in three parts each.
-    trainer: Any = SimpleNamespace(global_step=step, global_rank=rank, accumulate_grad_batches=3, world_size=2)
+    trainer: Any = SimpleNamespace(
+        global_step=step, global_rank=rank, accumulate_grad_batches=3, world_size=2
+    )
     classifier._trainer, classifier.log = trainer, lambda *arguments, **options: None
-    batch = TrainBatch(torch.arange(1.0, 36.0).reshape(1, 1, 5, 7).repeat(8, 1, 1, 1), torch.zeros(8).long(), 1.0)
+    batch = TrainBatch(
+        torch.arange(1.0, 36.0).reshape(1, 1, 5, 7).repeat(8, 1, 1, 1), torch.zeros(8).long(), 1.0
+    )
     classifier.on_train_batch_start(batch, batch_idx)
     classifier.training_step(batch, batch_idx)
     return seen[0]
 
 
 def test_every_image_of_every_part_of_every_step_is_moved_by_a_draw_of_its_own_that_is_the_same_again():
-    draws = [images_seen(*place) for place in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 2))]
+    draws = [
+        images_seen(*place) for place in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 2))
+    ]
     for index, draw in enumerate(draws):
         assert len({tuple(image.flatten().tolist()) for image in draw}) >= 5
         assert not any(torch.equal(draw, other) for other in draws[:index])

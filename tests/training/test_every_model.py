@@ -8,7 +8,13 @@ from teka.training import Run, train
 # The sizes of the published data sets at the paper's resolution; those of MNIST are digits' too.
 SIZES = {"mnist": (1, 32), "cifar10": (3, 32)}
 SMALL = {"dim": 8, "depth": 2, "heads": 2}
-OPTIONS = {"performer": SMALL, "linformer": SMALL, "routing_transformer": SMALL, "alexnet": {}, "resnet18": {}}
+OPTIONS = {
+    "performer": SMALL,
+    "linformer": SMALL,
+    "routing_transformer": SMALL,
+    "alexnet": {},
+    "resnet18": {},
+}
 OPTIONS["self_attention"] = SMALL
 
 
@@ -19,7 +25,15 @@ def dataset_like(name: str) -> Dataset:
     images = torch.rand(6, channels, size, size, generator=generator)
     split = Split(images, torch.tensor([0, 1, 2, 7, 8, 9]))
     validation = split.take(torch.arange(2))
-    return Dataset(name, split, validation, split, num_classes=10, image_size=(size, size), in_channels=channels)
+    return Dataset(
+        name,
+        split,
+        validation,
+        split,
+        num_classes=10,
+        image_size=(size, size),
+        in_channels=channels,
+    )
 
 
 @pytest.mark.parametrize("data", SIZES)
@@ -28,11 +42,19 @@ def test_a_model_trains_a_step_on_a_data_set_and_its_weights_move(model, data, t
     run = Run.of(data=data, model=model, batch_size=6, epochs=1, warmup=0.0, **OPTIONS[model])
     dataset = dataset_like(data)
     torch.manual_seed(0)
-    before = run.make_model(image_size=dataset.image_size, in_channels=dataset.in_channels, num_classes=10)
+    before = run.make_model(
+        image_size=dataset.image_size, in_channels=dataset.in_channels, num_classes=10
+    )
     result = train(run, tmp_path / "run", dataset=dataset, progress_bar=False)
     assert result["epochs"] == 1
-    state = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-    moved = [name for name, weight in before.named_parameters() if not torch.equal(state[f"model.{name}"], weight)]
+    state = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)[
+        "state_dict"
+    ]
+    moved = [
+        name
+        for name, weight in before.named_parameters()
+        if not torch.equal(state[f"model.{name}"], weight)
+    ]
     assert len(moved) >= 0.9 * len(list(before.parameters()))
 
 
@@ -43,7 +65,10 @@ def test_vgg_of_its_whole_size_has_logits_and_a_gradient_of_every_parameter():
         logits = model(torch.zeros(2, 3, 32, 32))
     assert logits.shape == (2, 10)
     logits.sum().backward()
-    assert all(weight.grad is not None and weight.grad.shape == weight.shape for weight in model.parameters())
+    assert all(
+        weight.grad is not None and weight.grad.shape == weight.shape
+        for weight in model.parameters()
+    )
 
 
 def test_every_model_is_tried():

@@ -85,7 +85,9 @@ def test_two_processes_compute_what_one_does(run, whole, tmp_path):
     assert (tmp_path / "run" / "result.json").is_file()
 
 
-def test_a_compiled_model_is_trained_and_saved_by_the_names_of_a_plain_one(run, whole, tmp_path, monkeypatch):
+def test_a_compiled_model_is_trained_and_saved_by_the_names_of_a_plain_one(
+    run, whole, tmp_path, monkeypatch
+):
     compiled = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda model: compiled.append(model))
     train(run.replace(epochs=1), tmp_path / "run", execution=Execution(compile=True))
@@ -94,9 +96,13 @@ def test_a_compiled_model_is_trained_and_saved_by_the_names_of_a_plain_one(run, 
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_a_lower_precision_trains_weights_in_float32_to_nearly_the_same(run, whole, tmp_path, precision):
+def test_a_lower_precision_trains_weights_in_float32_to_nearly_the_same(
+    run, whole, tmp_path, precision
+):
     if precision == "float16" and not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="precision is 'float16', expected 'float32' or 'bfloat16' on a CPU"):
+        with pytest.raises(
+            ValueError, match="precision is 'float16', expected 'float32' or 'bfloat16' on a CPU"
+        ):
             train(run.replace(precision=precision), tmp_path / "run")
         return
     train(run.replace(precision=precision), tmp_path / "run")
@@ -106,7 +112,12 @@ def test_a_lower_precision_trains_weights_in_float32_to_nearly_the_same(run, who
 
 
 def test_a_wrong_option_is_an_error_that_names_it(as_users_run_it):
-    for option, value in {"accelerator": "tpu", "devices": 0, "num_nodes": 1.5, "accumulate": True}.items():
+    for option, value in {
+        "accelerator": "tpu",
+        "devices": 0,
+        "num_nodes": 1.5,
+        "accumulate": True,
+    }.items():
         wrong: dict[str, Any] = {option: value}
         with pytest.raises(ValueError, match=f"{option} is {value!r}, expected"):
             Execution(**wrong)
@@ -134,7 +145,9 @@ def test_a_copied_block_computes_its_own_again_and_takes_arguments_by_name():
 
 
 def test_a_model_without_blocks_has_none_to_compute_again():
-    with pytest.raises(ValueError, match="activation_checkpointing is True, expected False for Linear"):
+    with pytest.raises(
+        ValueError, match="activation_checkpointing is True, expected False for Linear"
+    ):
         Execution(activation_checkpointing=True).prepare(torch.nn.Linear(3, 5))
 
 
@@ -169,7 +182,9 @@ def started(monkeypatch):
         pytest.param(TORCHRUN, Processes(3, 2, "torchrun"), id="torchrun"),
         pytest.param(SRUN, Processes(4, 2, "srun"), id="srun"),
         pytest.param(SRUN | TORCHRUN, Processes(3, 2, "torchrun"), id="torchrun started by srun"),
-        pytest.param({**SRUN, "SLURM_JOB_NAME": "bash"}, Processes(1, 1, ""), id="a shell in a job"),
+        pytest.param(
+            {**SRUN, "SLURM_JOB_NAME": "bash"}, Processes(1, 1, ""), id="a shell in a job"
+        ),
     ],
 )
 def test_there_are_as_many_processes_as_were_started(started, variables, expected):
@@ -200,9 +215,17 @@ def test_lightning_neither_saves_nor_requeues_a_job_by_itself(started):
 @pytest.mark.parametrize(
     ("variables", "asked", "message"),
     [
-        (TORCHRUN, (2, None), "devices is 2, expected 3, as torchrun started them, or to be left out"),
+        (
+            TORCHRUN,
+            (2, None),
+            "devices is 2, expected 3, as torchrun started them, or to be left out",
+        ),
         (SRUN, (None, 1), "num_nodes is 1, expected 2, as srun started them"),
-        ({**SRUN, "SLURM_NTASKS": "7"}, (None, None), "processes is 7, expected equally many on each"),
+        (
+            {**SRUN, "SLURM_NTASKS": "7"},
+            (None, None),
+            "processes is 7, expected equally many on each",
+        ),
     ],
 )
 def test_other_processes_than_were_started_are_an_error(started, variables, asked, message):

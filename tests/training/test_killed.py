@@ -30,7 +30,13 @@ class Killed(BaseException):
 def stopping(tiny):
     """A run that stops early, after its best epoch. Which epoch that is may depend on the processor."""
     return tiny.replace(
-        epochs=8, patience=2, learning_rate=0.05, dropout=0.1, schedule="constant", kernel="squared_relu", stem="patch"
+        epochs=8,
+        patience=2,
+        learning_rate=0.05,
+        dropout=0.1,
+        schedule="constant",
+        kernel="squared_relu",
+        stem="patch",
     )
 
 
@@ -60,20 +66,30 @@ def trained(run: Run, folder: Path, *, resume: bool = False) -> Path:
 def assert_same(first: Path, second: Path) -> None:
     """Both checkpoints, the best score and the result are the same, but for the time; and no other file stays."""
     for folder in (first, second):
-        assert {path.name for path in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+        assert {path.name for path in (folder / "checkpoints").iterdir()} == {
+            "best.ckpt",
+            "last.ckpt",
+        }
     for name in ("best.ckpt", "last.ckpt"):
-        one, other = (torch.load(folder / "checkpoints" / name, weights_only=True) for folder in (first, second))
+        one, other = (
+            torch.load(folder / "checkpoints" / name, weights_only=True)
+            for folder in (first, second)
+        )
         assert one["epoch"] == other["epoch"]
         assert one["callbacks"]["Checkpoints"] == other["callbacks"]["Checkpoints"]
         assert one["state_dict"].keys() == other["state_dict"].keys()
-        assert all(torch.equal(tensor, other["state_dict"][key]) for key, tensor in one["state_dict"].items())
+        assert all(
+            torch.equal(tensor, other["state_dict"][key])
+            for key, tensor in one["state_dict"].items()
+        )
     one, other = (read_json(folder / "result.json") for folder in (first, second))
     assert {**one, "seconds": 0} == {**other, "seconds": 0}
 
 
 def test_the_run_of_these_tests_stops_early_after_its_best_epoch(stopping, whole):
     best, last = (
-        torch.load(whole / "checkpoints" / name, weights_only=True)["epoch"] for name in ("best.ckpt", "last.ckpt")
+        torch.load(whole / "checkpoints" / name, weights_only=True)["epoch"]
+        for name in ("best.ckpt", "last.ckpt")
     )
     assert best + stopping.patience == last < stopping.epochs - 1
 
@@ -147,7 +163,9 @@ def test_of_two_damaged_checkpoints_the_error_names_the_file(stopping, whole, tm
     folder = Path(shutil.copytree(whole, tmp_path / "run"))
     (folder / "result.json").unlink()
     (folder / "checkpoints" / "last.ckpt").write_bytes(b"PK")
-    with pytest.raises(ValueError, match=r"checkpoint is .*last\.ckpt', expected a whole checkpoint"):
+    with pytest.raises(
+        ValueError, match=r"checkpoint is .*last\.ckpt', expected a whole checkpoint"
+    ):
         trained(stopping, folder, resume=True)
 
 
@@ -164,9 +182,13 @@ train(Run.from_dict(json.loads(sys.argv[1])), sys.argv[2], **options)
 """
 
 
-def test_killed_at_any_moment_it_resumes_to_the_numbers_of_an_uninterrupted_one(stopping, whole, tmp_path):
+def test_killed_at_any_moment_it_resumes_to_the_numbers_of_an_uninterrupted_one(
+    stopping, whole, tmp_path
+):
     folder, last = tmp_path / "killed", tmp_path / "killed" / "checkpoints" / "last.ckpt"
-    environment = os.environ | {"TMPDIR": str(SHARED_MEMORY if SHARED_MEMORY.is_dir() else tmp_path)}
+    environment = os.environ | {
+        "TMPDIR": str(SHARED_MEMORY if SHARED_MEMORY.is_dir() else tmp_path)
+    }
     line = [sys.executable, "-c", TRAINED, json.dumps(stopping.to_dict()), str(folder)]
     with subprocess.Popen(line, env=environment) as process:
         while not last.is_file() and process.poll() is None:

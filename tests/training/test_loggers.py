@@ -12,7 +12,13 @@ from tests.training.interrupt import InterruptAt
 
 from teka.training import train
 
-NUMBERS = {"train_loss", "validation_accuracy", "images_per_second", "tflops_per_second", "flop_utilisation"}
+NUMBERS = {
+    "train_loss",
+    "validation_accuracy",
+    "images_per_second",
+    "tflops_per_second",
+    "flop_utilisation",
+}
 
 
 class WandbRun:
@@ -21,7 +27,9 @@ class WandbRun:
     def __init__(self, options):
         self.options, self.id = options, options["id"]
         self.fields: dict[str, object] = {}
-        self.config = SimpleNamespace(update=lambda fields, allow_val_change: self.fields.update(fields))
+        self.config = SimpleNamespace(
+            update=lambda fields, allow_val_change: self.fields.update(fields)
+        )
         self.logged: list[Mapping[str, float]] = []
         self.log = self.logged.append
         self.exit_code: int | None = None
@@ -52,7 +60,9 @@ class MlflowServer:
 
     def create_run(self, experiment_id: str, tags: Mapping[str, str]) -> SimpleNamespace:
         info = SimpleNamespace(run_id=f"run-{len(self.runs)}", experiment_id=experiment_id)
-        self.runs.append(SimpleNamespace(info=info, tags=tags, status=["RUNNING"], fields={}, metrics=[]))
+        self.runs.append(
+            SimpleNamespace(info=info, tags=tags, status=["RUNNING"], fields={}, metrics=[])
+        )
         return self.runs[-1]
 
     def get_run(self, run_id: str) -> SimpleNamespace:
@@ -133,7 +143,9 @@ def test_the_runs_fields_are_beside_its_logs(trained, tiny):
     assert fields == {**tiny.to_dict(), "betas": list(tiny.betas)}
 
 
-def test_weights_and_biases_gets_fields_and_numbers_and_goes_on_with_a_resumed_run(tiny, tmp_path, wandb_runs):
+def test_weights_and_biases_gets_fields_and_numbers_and_goes_on_with_a_resumed_run(
+    tiny, tmp_path, wandb_runs
+):
     run = tiny.replace(epochs=3)
     with pytest.raises(KeyboardInterrupt):
         train(run, tmp_path / "mine", loggers=["wandb"], callbacks=[InterruptAt(7)])
@@ -142,13 +154,23 @@ def test_weights_and_biases_gets_fields_and_numbers_and_goes_on_with_a_resumed_r
     assert first.id == second.id
     assert [one.exit_code for one in wandb_runs] == [1, 0]
     assert first.options["dir"] == str(tmp_path / "mine")
-    assert (first.options["project"], first.options["name"], first.options["resume"]) == ("teka", "mine", "allow")
+    assert (first.options["project"], first.options["name"], first.options["resume"]) == (
+        "teka",
+        "mine",
+        "allow",
+    )
     assert first.fields == {**run.to_dict(), "betas": list(run.betas)}
     assert set().union(*first.logged) >= NUMBERS
-    assert [row["epoch"] for row in first.logged + second.logged if "train_loss" in row] == [0, 1, 2]
+    assert [row["epoch"] for row in first.logged + second.logged if "train_loss" in row] == [
+        0,
+        1,
+        2,
+    ]
 
 
-def test_mlflow_gets_fields_and_numbers_and_goes_on_with_a_resumed_run(tiny, tmp_path, mlflow_server):
+def test_mlflow_gets_fields_and_numbers_and_goes_on_with_a_resumed_run(
+    tiny, tmp_path, mlflow_server
+):
     run = tiny.replace(epochs=3)
     with pytest.raises(KeyboardInterrupt):
         train(run, tmp_path / "mine", loggers=["mlflow"], callbacks=[InterruptAt(7)])
@@ -173,7 +195,10 @@ def test_a_service_that_refuses_is_an_error_that_names_it(tiny, tmp_path, wandb_
         raise RuntimeError("no API key\nmore")
 
     monkeypatch.setattr(sys.modules["wandb"], "init", refuse)
-    with pytest.raises(ValueError, match=r"^loggers is 'wandb', expected a service that takes the run \(no API key\)$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^loggers is 'wandb', expected a service that takes the run \(no API key\)$",
+    ):
         train(tiny, tmp_path / "run", loggers=["wandb"])
 
 
@@ -182,7 +207,9 @@ def test_a_service_that_is_not_installed_is_an_error_with_the_command_that_insta
     tiny, tmp_path, monkeypatch, name, package
 ):
     monkeypatch.setattr("teka.training.loggers.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=f"loggers is '{name}', expected an installed one; pip install {package}"):
+    with pytest.raises(
+        ValueError, match=f"loggers is '{name}', expected an installed one; pip install {package}"
+    ):
         train(tiny, tmp_path / "run", loggers=[name])
     assert not (tmp_path / "run").exists()
 

@@ -28,7 +28,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_where_there_is_no_terminal_there_is_a_heading_and_a_plain_row_for_each_epoch(tiny, tmp_path, capsys):
+def test_where_there_is_no_terminal_there_is_a_heading_and_a_plain_row_for_each_epoch(
+    tiny, tmp_path, capsys
+):
     train(tiny, tmp_path / "run")
     shown = capsys.readouterr().out
     lines = shown.splitlines()
@@ -46,7 +48,14 @@ def test_where_there_is_no_terminal_there_is_a_heading_and_a_plain_row_for_each_
 def test_what_was_not_measured_or_held_out_is_a_dash(tiny, tmp_path, capsys):
     run = tiny.replace(epochs=1, validation_size=0, schedule="constant", warmup=0.0)
     train(run, tmp_path / "run", throughput=False)
-    assert capsys.readouterr().out.splitlines()[-1].split()[3:9] == ["-", "-", "2.0e-3", "-", "-", "-"]
+    assert capsys.readouterr().out.splitlines()[-1].split()[3:9] == [
+        "-",
+        "-",
+        "2.0e-3",
+        "-",
+        "-",
+        "-",
+    ]
 
 
 def test_a_resumed_run_goes_on_with_the_next_row(tiny, tmp_path, capsys):
@@ -74,7 +83,13 @@ def test_without_a_progress_bar_nothing_is_printed(tiny, tmp_path, capsys):
 
 
 def test_numbers_and_times_fit_their_columns():
-    numbers = {2.30259: "2.302", 45.678: "45.67", 123456.7: "123457", 0.000123: "1.2e-4", 0.0: "0.000"}
+    numbers = {
+        2.30259: "2.302",
+        45.678: "45.67",
+        123456.7: "123457",
+        0.000123: "1.2e-4",
+        0.0: "0.000",
+    }
     assert {number: _number(number) for number in numbers} == numbers
     times = {0.4: "0:00", 59.6: "1:00", 3599.0: "59:59", 35999.0: "9:59:59", 90000.0: "25 h"}
     assert {seconds: _time(seconds) for seconds in times} == times
@@ -127,13 +142,17 @@ def test_measuring_changes_no_bit_of_a_training(measured, unmeasured):
         assert column(measured, name) == column(unmeasured, name)
 
 
-def test_measuring_changes_no_bit_of_a_resumed_training_and_the_numbers_go_on(run, measured, unmeasured, tmp_path):
+def test_measuring_changes_no_bit_of_a_resumed_training_and_the_numbers_go_on(
+    run, measured, unmeasured, tmp_path
+):
     with pytest.raises(KeyboardInterrupt):
         train(run, tmp_path / "run", callbacks=[InterruptAt(7)])
     train(run, tmp_path / "run", resume=True)
     first, second = states(tmp_path / "run"), states(unmeasured)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    kept = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"]["Throughput"]
+    kept = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)[
+        "callbacks"
+    ]["Throughput"]
     # The first epoch of each start is warm-up: of the first start that is epoch 1 of 3, of the second epoch 3.
     assert [len(kept[name]) for name in ("images_per_second", "flop_utilisation")] == [1, 1]
 
@@ -162,7 +181,9 @@ def test_a_training_that_ends_before_the_warmup_does_has_no_numbers(tiny, tmp_pa
     assert result["flop_utilisation"] is None
 
 
-def test_every_image_after_the_warmup_is_counted_whatever_parts_a_step_has(run, tmp_path, monkeypatch):
+def test_every_image_after_the_warmup_is_counted_whatever_parts_a_step_has(
+    run, tmp_path, monkeypatch
+):
     counted = []
     plain = Throughput.on_train_epoch_end
 
@@ -184,14 +205,18 @@ def test_operations_are_counted_on_a_copy_of_any_model():
         before, random_state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
         assert training_flops_per_image(model, torch.zeros(2, 1, 32, 32)) > 0, kind
         assert torch.equal(torch.get_rng_state(), random_state), kind
-        assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items()), kind
+        assert all(
+            torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items()
+        ), kind
         assert all(parameter.grad is None for parameter in model.parameters()), kind
 
 
 def test_operations_of_a_linear_map_are_those_of_its_three_products():
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5), torch.nn.Linear(5, 7))
     # Forward and two gradients of 2 · 5 · 7 each; of the first map the gradient of the images is not needed.
-    assert training_flops_per_image(model, torch.zeros(2, 3, 2, 2)) == 2 * 12 * 5 * 2 + 2 * 5 * 7 * 3
+    assert (
+        training_flops_per_image(model, torch.zeros(2, 3, 2, 2)) == 2 * 12 * 5 * 2 + 2 * 5 * 7 * 3
+    )
 
 
 @pytest.fixture
@@ -232,10 +257,16 @@ def test_the_peak_of_another_gpu_is_measured(gpu, name, recwarn):
     assert not recwarn.list
 
 
-def test_nothing_is_faster_than_its_peak_which_other_work_may_have_hidden(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("teka.training.progress.peak", lambda device, dtype: Peak(1.0, "measured beside other work"))
+def test_nothing_is_faster_than_its_peak_which_other_work_may_have_hidden(
+    run, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        "teka.training.progress.peak", lambda device, dtype: Peak(1.0, "measured beside other work")
+    )
     result = train(run, tmp_path / "run")
     shares = column(tmp_path / "run", "flop_utilisation")
     assert max(shares) <= 1
     assert shares[0] == 1
-    assert result["peak_tflops"] == pytest.approx(max(column(tmp_path / "run", "tflops_per_second")), rel=1e-3)
+    assert result["peak_tflops"] == pytest.approx(
+        max(column(tmp_path / "run", "tflops_per_second")), rel=1e-3
+    )

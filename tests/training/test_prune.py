@@ -29,14 +29,18 @@ def with_degenerate_heads(tmp_path_factory):
     assert isinstance(second, GeneralizedQuadratic)
     with torch.no_grad():
         first.precision_factor[1] *= 1e-4
-        second.precision_factor.copy_(torch.diag_embed(torch.tensor([[1e3, 1.0], [1e4, 1.0], [5e2, 1.0]])))
+        second.precision_factor.copy_(
+            torch.diag_embed(torch.tensor([[1e3, 1.0], [1e4, 1.0], [5e2, 1.0]]))
+        )
     return trained
 
 
 @pytest.fixture(scope="module")
 def pruned(with_degenerate_heads, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pruned") / "deep" / "run"
-    pruning = prune(with_degenerate_heads, folder, learning_rate=1e-9, command="teka prune", progress_bar=False)
+    pruning = prune(
+        with_degenerate_heads, folder, learning_rate=1e-9, command="teka prune", progress_bar=False
+    )
     return folder, pruning
 
 
@@ -46,7 +50,10 @@ def test_the_degenerate_heads_are_gone_but_for_one_of_a_layer(pruned):
     assert Run.load(folder) == ATTENTIVE.replace(heads=(2, 1), epochs=1, learning_rate=1e-9)
     assert pruning.pruned.parameters == pruning.before.parameters - 3 * (6 * 6 + 2 + 4)
     assert pruning.pruned.flops < pruning.before.flops
-    assert (pruning.tuned.parameters, pruning.tuned.flops) == (pruning.pruned.parameters, pruning.pruned.flops)
+    assert (pruning.tuned.parameters, pruning.tuned.flops) == (
+        pruning.pruned.parameters,
+        pruning.pruned.flops,
+    )
 
 
 def test_training_goes_on_from_the_weights_that_are_left(pruned, with_degenerate_heads):
@@ -59,7 +66,10 @@ def test_training_goes_on_from_the_weights_that_are_left(pruned, with_degenerate
 def test_the_accuracies_are_those_of_the_models(pruned, with_degenerate_heads):
     _, pruning = pruned
     model, test = with_degenerate_heads.model, with_degenerate_heads.dataset.test
-    for one, found in ((model, pruning.before), (model.without_heads([[1], [0, 1]]), pruning.pruned)):
+    for one, found in (
+        (model, pruning.before),
+        (model.without_heads([[1], [0, 1]]), pruning.pruned),
+    ):
         with torch.inference_mode():
             right = (one(test.images).argmax(dim=1) == test.labels).double().mean()
         assert found.accuracy == pytest.approx(right.item(), abs=1e-9)
@@ -90,22 +100,34 @@ def test_it_is_evaluated_shifted_exported_and_pruned_again_as_every_run_is(prune
     assert again.before.accuracy == pruning.tuned.accuracy
 
 
-def test_without_degenerate_heads_to_spare_nothing_is_written_and_the_thresholds_to_try_are_said(pruned, tmp_path):
+def test_without_degenerate_heads_to_spare_nothing_is_written_and_the_thresholds_to_try_are_said(
+    pruned, tmp_path
+):
     folder, _ = pruned
-    with pytest.raises(ValueError, match=r"degenerate heads to spare; the smallest .* condition number"):
+    with pytest.raises(
+        ValueError, match=r"degenerate heads to spare; the smallest .* condition number"
+    ):
         prune(restore(folder), tmp_path / "again", condition_number=1e12)
     assert not any(tmp_path.iterdir())
 
 
 def test_a_threshold_may_be_infinite(with_degenerate_heads, tmp_path):
-    prune(with_degenerate_heads, tmp_path / "run", condition_number=float("inf"), epochs=1, progress_bar=False)
+    prune(
+        with_degenerate_heads,
+        tmp_path / "run",
+        condition_number=float("inf"),
+        epochs=1,
+        progress_bar=False,
+    )
     content = json.loads((tmp_path / "run" / PRUNING_FILE).read_text())
     assert [layer["pruned"] for layer in content["layers"]] == [[1], []]
     assert content["condition_number"] is None
 
 
 def test_a_run_of_another_model_is_an_error(trained, tmp_path):
-    with pytest.raises(ValueError, match="run is 'performer', expected a run of model 'self_attention'"):
+    with pytest.raises(
+        ValueError, match="run is 'performer', expected a run of model 'self_attention'"
+    ):
         prune(trained, tmp_path / "out")
 
 
@@ -130,7 +152,14 @@ def test_training_begins_from_them_and_goes_on_from_a_checkpoint(trained, tmp_pa
     # At this learning rate nothing moves by more than rounding.
     run = trained.run.replace(learning_rate=1e-30, epochs=1)
     start = beginning_with(trained.model.state_dict())
-    train(run, tmp_path / "run", dataset=trained.dataset, callbacks=[start], progress_bar=False, throughput=False)
+    train(
+        run,
+        tmp_path / "run",
+        dataset=trained.dataset,
+        callbacks=[start],
+        progress_bar=False,
+        throughput=False,
+    )
     model = run.make_model(image_size=(8, 8), in_channels=1, num_classes=10)
     load_weights(model, tmp_path / "run" / CHECKPOINTS / LAST)
     for name, parameter in model.named_parameters():

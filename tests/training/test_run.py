@@ -29,8 +29,16 @@ def test_a_run_survives_a_round_trip_through_its_file(tmp_path):
 def test_the_fields_of_the_parts_are_read_as_the_runs():
     run = Run.of(data="mnist", position="clipped", epochs=3)
     assert run == Run(DataOptions("mnist"), ModelOptions(position="clipped"), Recipe(epochs=3))
-    assert (run.data, run.model, run.position, run.epochs, run.seed) == ("mnist", "performer", "clipped", 3, 0)
-    assert run.replace(seed=7, depth=5) == Run.of(data="mnist", position="clipped", epochs=3, seed=7, depth=5)
+    assert (run.data, run.model, run.position, run.epochs, run.seed) == (
+        "mnist",
+        "performer",
+        "clipped",
+        3,
+        0,
+    )
+    assert run.replace(seed=7, depth=5) == Run.of(
+        data="mnist", position="clipped", epochs=3, seed=7, depth=5
+    )
     assert copy.deepcopy(run) == run
     with pytest.raises(AttributeError, match="'Run' object has no attribute 'epoch'"):
         _ = run.epoch
@@ -42,14 +50,22 @@ def test_what_an_older_teka_wrote_is_read():
     assert Run.from_dict({"encoding": "quadratic"}) == Run()
     assert Run.from_dict({"model": "resnet18", "stem": "patch"}) == Run.of(model="resnet18")
     assert Run.of(model="self_attention").position == "quadratic"
-    with pytest.raises(ValueError, match="encoding is 'table', expected to be left out beside position"):
+    with pytest.raises(
+        ValueError, match="encoding is 'table', expected to be left out beside position"
+    ):
         Run.from_dict({**old, "position": "quadratic"})
-    with pytest.raises(ValueError, match="encoding is 'table', expected to be left out beside position, or without"):
+    with pytest.raises(
+        ValueError, match="encoding is 'table', expected to be left out beside position, or without"
+    ):
         Run.from_dict({"encoding": "table"})
 
 
 def test_numbers_of_heads_that_a_model_does_not_take_are_an_error(as_users_run_it):
-    for heads, model in (([3, 1], "linformer"), ([3, "1"], "self_attention"), ([True], "self_attention")):
+    for heads, model in (
+        ([3, 1], "linformer"),
+        ([3, "1"], "self_attention"),
+        ([True], "self_attention"),
+    ):
         with pytest.raises(ValueError, match=r"heads is .*, expected a whole number"):
             Run.from_dict({"heads": heads, "model": model})
 
@@ -107,13 +123,28 @@ def test_a_value_out_of_range_or_of_another_type_is_an_error_that_names_the_fiel
 WITHOUT_EFFECT = (
     ({"model": "resnet"}, "model is 'resnet', expected .*did you mean 'resnet18'"),
     ({"model": "resnet18", "dim": 8}, "dim is 8, expected 64 with model='resnet18', without it"),
-    ({"model": "vgg16", "position": "none"}, "position is 'none', expected 'rotary' with model='vgg16'"),
+    (
+        {"model": "vgg16", "position": "none"},
+        "position is 'none', expected 'rotary' with model='vgg16'",
+    ),
     ({"model": "linformer", "tokens": "image", "kernel": "elu"}, "kernel is 'elu'"),
-    ({"content": "softmax"}, "content is 'softmax', expected None with model='performer', without it"),
-    ({"patience": 2, "validation_size": 0}, "patience is 2, expected None when validation_size is 0"),
-    ({"optimizer": "adam", "weight_decay": 0.1}, "weight_decay is 0.1, expected 0 with optimizer 'adam'"),
+    (
+        {"content": "softmax"},
+        "content is 'softmax', expected None with model='performer', without it",
+    ),
+    (
+        {"patience": 2, "validation_size": 0},
+        "patience is 2, expected None when validation_size is 0",
+    ),
+    (
+        {"optimizer": "adam", "weight_decay": 0.1},
+        "weight_decay is 0.1, expected 0 with optimizer 'adam'",
+    ),
     ({"momentum": 0.9}, "momentum is 0.9, expected 0 with optimizer 'adamw', which has betas"),
-    ({"optimizer": "sgd", "betas": (0.8, 0.9)}, "betas is .*, expected .* with optimizer 'sgd', which has none"),
+    (
+        {"optimizer": "sgd", "betas": (0.8, 0.9)},
+        "betas is .*, expected .* with optimizer 'sgd', which has none",
+    ),
 )
 
 
@@ -136,7 +167,9 @@ def test_the_options_of_a_layer_reach_the_model():
         position="fourier", position_heads=1, num_waves=3, longest_wave=9.0, wave_weight=2.0, epsilon=0.25,
         query_key="normalized", gate=True, value_convolution=3,
     )  # fmt: skip
-    layer = run.make_model(image_size=(6, 6), in_channels=1, num_classes=3).get_submodule("blocks.0.attention")
+    layer = run.make_model(image_size=(6, 6), in_channels=1, num_classes=3).get_submodule(
+        "blocks.0.attention"
+    )
     names = set(layer.state_dict())
     assert layer.get_parameter("relative.frequency").shape == (1, 3, 2)
     assert {"query_key.key_gain", "gate.projection.weight", "value_convolution.weight"} < names
@@ -155,7 +188,11 @@ def test_the_options_of_a_layer_reach_the_model():
 def test_the_models_options_have_the_models_defaults():
     run = vars(ModelOptions())
     model = inspect.signature(Performer).parameters
-    shared = {name for name in run.keys() & model.keys() if model[name].default is not inspect.Parameter.empty}
+    shared = {
+        name
+        for name in run.keys() & model.keys()
+        if model[name].default is not inspect.Parameter.empty
+    }
     shared -= {"dropout", "mlp_ratio"}  # None is the model's own
     assert {"position", "kernel", "backend", "query_key"} < shared
     assert {name: run[name] for name in shared} == {name: model[name].default for name in shared}
@@ -165,7 +202,15 @@ def test_the_models_options_have_the_models_defaults():
 
 
 def test_the_options_of_the_self_attention_network_and_of_the_stem_reach_the_model():
-    run = Run.of(model="self_attention", position="table", content="softmax", downsampling=4, heads=9, dim=8, depth=3)
+    run = Run.of(
+        model="self_attention",
+        position="table",
+        content="softmax",
+        downsampling=4,
+        heads=9,
+        dim=8,
+        depth=3,
+    )
     model = run.make_model(image_size=(8, 8), in_channels=3, num_classes=5)
     assert model.get_parameter("stem.weight").shape == (8, 48)
     assert model.get_parameter("blocks.2.attention.query.weight").shape == (72, 8)
@@ -174,17 +219,25 @@ def test_the_options_of_the_self_attention_network_and_of_the_stem_reach_the_mod
     made = several.make_model(image_size=(8, 8), in_channels=1, num_classes=3)
     assert isinstance(made, SelfAttentionNetwork)
     assert made.heads == (3, 1)
-    small = Run.of(model="resnet18", resnet_stem="3x3").make_model(image_size=(8, 8), in_channels=3, num_classes=5)
+    small = Run.of(model="resnet18", resnet_stem="3x3").make_model(
+        image_size=(8, 8), in_channels=3, num_classes=5
+    )
     assert small.get_parameter("stem.0.weight").shape == (64, 3, 3, 3)
 
 
 def test_every_model_is_made_with_its_own_options():
     for name, kind in MODELS.items():
         size = 32 if name in ("alexnet", "vgg16") else 8
-        sizes = {} if name in ("alexnet", "vgg16", "resnet18") else {"dim": 8, "depth": 1, "heads": 2, "dropout": 0.25}
+        sizes = (
+            {}
+            if name in ("alexnet", "vgg16", "resnet18")
+            else {"dim": 8, "depth": 1, "heads": 2, "dropout": 0.25}
+        )
         fields = {"model": name, **sizes, **({"pool": "mean"} if name == "performer" else {})}
         with torch.device("meta"):
-            model = Run.from_dict(fields).make_model(image_size=(size, size), in_channels=1, num_classes=3)
+            model = Run.from_dict(fields).make_model(
+                image_size=(size, size), in_channels=1, num_classes=3
+            )
         assert isinstance(model, kind), name
         dropped = {module.p for module in model.modules() if isinstance(module, nn.Dropout)}
         assert dropped - {0.0} == ({0.25} if sizes else {"resnet18": set()}.get(name, {0.5})), name

@@ -56,8 +56,15 @@ def test_data_that_have_moved_give_the_classes_their_names(tiny, tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / "old" / "pets" / name).mkdir(parents=True)
         for number in range(10):
-            Image.new("L", (8, 8), 20 * number).save(tmp_path / "old" / "pets" / name / f"{number}.png")
-    own = {"data": "pets", "data_dir": str(tmp_path / "old"), "train_size": None, "validation_size": None}
+            Image.new("L", (8, 8), 20 * number).save(
+                tmp_path / "old" / "pets" / name / f"{number}.png"
+            )
+    own = {
+        "data": "pets",
+        "data_dir": str(tmp_path / "old"),
+        "train_size": None,
+        "validation_size": None,
+    }
     train(tiny.replace(**own, epochs=1), tmp_path / "run")
     moved = (tmp_path / "old").rename(tmp_path / "new")
     trained = restore(tmp_path / "run", data_dir=str(moved))

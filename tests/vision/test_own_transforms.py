@@ -13,7 +13,13 @@ import torch
 import transformers
 from PIL import Image
 
-from teka.audit.adapters import Preprocessing, load_timm, load_torchvision, read_data_config, read_preset
+from teka.audit.adapters import (
+    Preprocessing,
+    load_timm,
+    load_torchvision,
+    read_data_config,
+    read_preset,
+)
 from teka.audit.adapters.matching import match_library
 from teka.audit.adapters.preprocessing import RESAMPLINGS
 from teka.audit.adapters.transformers_model import STEPS, read_processor
@@ -26,19 +32,28 @@ RESNET18 = "resnet18.a1_in1k"  # 235 → 224, the crop that begins at 5.5
 
 
 def picture_of(height: int, width: int) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8))
+    return Image.fromarray(
+        np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    )
 
 
 def levels_of(picture: Image.Image) -> torch.Tensor:
     return torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None]
 
 
-def expect_equal(read: Preprocessing, own: Callable[[Image.Image], Any], sizes: list[list[int]] = SIZES) -> None:
+def expect_equal(
+    read: Preprocessing, own: Callable[[Image.Image], Any], sizes: list[list[int]] = SIZES
+) -> None:
     """Every value within a hundredth of a level of what the library makes of the same picture, at every size."""
-    deviation = torch.tensor(read.normalization.deviation if read.normalization else (1.0,))[:, None, None]
+    deviation = torch.tensor(read.normalization.deviation if read.normalization else (1.0,))[
+        :, None, None
+    ]
     for size in sizes:
         picture = picture_of(*size)
-        came, expected = read.normalize(read.place(levels_of(picture)))[0], torch.as_tensor(own(picture))
+        came, expected = (
+            read.normalize(read.place(levels_of(picture)))[0],
+            torch.as_tensor(own(picture)),
+        )
         assert came.shape == expected.shape, size
         assert ((came - expected).abs() * 255 * deviation).max() < 0.01, size
 
@@ -46,7 +61,9 @@ def expect_equal(read: Preprocessing, own: Callable[[Image.Image], Any], sizes: 
 @pytest.mark.parametrize("mode", ["center", "squash"])
 @pytest.mark.parametrize("resampling", RESAMPLINGS)
 def test_timm_with_each_kernel(resampling, mode):
-    known = timm.data.resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(RESNET18).to_dict())
+    known = timm.data.resolve_data_config(
+        pretrained_cfg=timm.get_pretrained_cfg(RESNET18).to_dict()
+    )
     config = {**known, "interpolation": resampling, "crop_mode": mode}
     expect_equal(read_data_config(config), timm.data.create_transform(**config))
 
@@ -54,7 +71,9 @@ def test_timm_with_each_kernel(resampling, mode):
 def test_every_configuration_that_timm_ships_a_model_with():
     configs = {}
     for name in timm.list_pretrained():
-        config = timm.data.resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(name).to_dict())
+        config = timm.data.resolve_data_config(
+            pretrained_cfg=timm.get_pretrained_cfg(name).to_dict()
+        )
         if config["crop_mode"] != "border":  # which is refused
             configs[str(config)] = config
     assert len(configs) > 100
@@ -63,7 +82,9 @@ def test_every_configuration_that_timm_ships_a_model_with():
 
 
 def test_every_preset_of_torchvisions_classifiers():
-    weights = [one for name in models.list_models(module=models) for one in models.get_model_weights(name)]
+    weights = [
+        one for name in models.list_models(module=models) for one in models.get_model_weights(name)
+    ]
     presets = {str(preset): preset for preset in (one.transforms() for one in weights)}
     assert len(presets) > 20
     for preset in presets.values():
@@ -73,14 +94,21 @@ def test_every_preset_of_torchvisions_classifiers():
         expect_equal(read_preset(preset), preset)
 
 
-@pytest.mark.parametrize("kind", ["ViTImageProcessor", "BitImageProcessor", "ConvNextImageProcessor"])
+@pytest.mark.parametrize(
+    "kind", ["ViTImageProcessor", "BitImageProcessor", "ConvNextImageProcessor"]
+)
 @pytest.mark.parametrize(
     ("backend", "resampling"),
-    [*(("Pil", name) for name in RESAMPLINGS), *(("", name) for name in ("nearest", "bilinear", "bicubic"))],
+    [
+        *(("Pil", name) for name in RESAMPLINGS),
+        *(("", name) for name in ("nearest", "bilinear", "bicubic")),
+    ],
 )
 def test_transformers_by_pillow_and_by_torchvision(kind, backend, resampling):
     numbers = {"size": {"shortest_edge": 96}} if kind == "ConvNextImageProcessor" else {}
-    processor = getattr(transformers, kind + backend)(resample=Image.Resampling[resampling.upper()], **numbers)
+    processor = getattr(transformers, kind + backend)(
+        resample=Image.Resampling[resampling.upper()], **numbers
+    )
     steps = {step: getattr(processor, step, None) for step in STEPS}
 
     def own(levels: Any) -> Any:
@@ -93,11 +121,18 @@ def test_transformers_by_pillow_and_by_torchvision(kind, backend, resampling):
 def test_models_of_timm_and_torchvision_are_asked_what_they_would_be_asked(monkeypatch):
     create_model, get_model = timm.create_model, models.get_model
     # Weights are downloaded; untrained ones answer as definitely.
-    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create_model(name, pretrained=False))
+    monkeypatch.setattr(
+        timm, "create_model", lambda name, pretrained: create_model(name, pretrained=False)
+    )
     monkeypatch.setattr(models, "get_model", lambda name, weights: get_model(name, weights=None))
     subjects = load_timm(RESNET18), load_torchvision("resnet18")
-    config = timm.data.resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(RESNET18).to_dict())
-    owns = timm.data.create_transform(**config), models.get_model_weights("resnet18").DEFAULT.transforms()
+    config = timm.data.resolve_data_config(
+        pretrained_cfg=timm.get_pretrained_cfg(RESNET18).to_dict()
+    )
+    owns = (
+        timm.data.create_transform(**config),
+        models.get_model_weights("resnet18").DEFAULT.transforms(),
+    )
     picture = picture_of(300, 427)
     for subject, own in zip(subjects, owns, strict=True):
         assert subject.module is not None

@@ -15,12 +15,15 @@ SHIFTS = AuditSettings(shifts=[(0, 2), (4, 0)], parts=(), num_examples=0, num_re
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [("lraspp_mobilenet_v3_large", 64), ("fasterrcnn_mobilenet_v3_large_320_fpn", 96)]
+    ("name", "size"),
+    [("lraspp_mobilenet_v3_large", 64), ("fasterrcnn_mobilenet_v3_large_320_fpn", 96)],
 )
 def test_what_a_model_of_torchvision_finds_is_moved_back(name, size):
     subject = load(f"torchvision:{name}", Reading(weights="random", input_size=size))
     images = torch.rand(3, 3, size, size, generator=torch.Generator().manual_seed(0))
-    report = audit(subject.function, images, settings=dataclasses.replace(SHIFTS, output=subject.output))
+    report = audit(
+        subject.function, images, settings=dataclasses.replace(SHIFTS, output=subject.output)
+    )
     assert report.failures == ()
     # With random weights the audit may rightly call the results invalid, so `report.number` would raise.
     assert 0 <= report.metrics[0].numbers["overlap"].value <= 1

@@ -24,7 +24,9 @@ def make(name: str, **options: Any) -> Any:
     return timm.create_model(name, img_size=64, depth=2, **options).eval()
 
 
-def test_timm_lists_our_models_once_however_often_they_are_registered(recwarn: pytest.WarningsRecorder):
+def test_timm_lists_our_models_once_however_often_they_are_registered(
+    recwarn: pytest.WarningsRecorder,
+):
     register()
     assert len(timm.list_models("teka_*")) == 6
     assert not recwarn.list
@@ -38,7 +40,9 @@ def test_a_model_of_ours_does_what_timm_asks_of_models(name: str):
     model.reset_classifier(0)
     assert model(IMAGES).shape == (2, model.num_features) == (2, 192)
     model.reset_classifier(5, "")
-    assert model(IMAGES).shape == (2, 16, 5) == make(name, num_classes=5, global_pool="")(IMAGES).shape
+    assert (
+        model(IMAGES).shape == (2, 16, 5) == make(name, num_classes=5, global_pool="")(IMAGES).shape
+    )
     with pytest.raises(ValueError, match="global_pool is 'token', expected 'avg', '' or None"):
         model.reset_classifier(5, "token")
     assert resolve_model_data_config(model)["mean"] == (0.485, 0.456, 0.406)
@@ -70,7 +74,9 @@ def test_with_the_softmax_a_model_of_timm_stays_as_it_was(name: str):
 
 
 def test_attention_that_rotates_by_itself_is_left_alone():
-    with pytest.raises(ValueError, match="model is 'Eva', expected a model with attention that can be replaced"):
+    with pytest.raises(
+        ValueError, match="model is 'Eva', expected a model with attention that can be replaced"
+    ):
         replace_attention(timm.create_model("vit_small_patch16_dinov3", depth=1))
 
 

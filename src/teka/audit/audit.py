@@ -22,11 +22,23 @@ from teka.audit.settings import AuditSettings, StepSet
 from teka.audit.statistics.estimate import Estimate
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.phase import PhaseTable
-from teka.checks import check_callable, check_class, check_names, check_path, check_plain, check_sequence, check_tensor
+from teka.checks import (
+    check_callable,
+    check_class,
+    check_names,
+    check_path,
+    check_plain,
+    check_sequence,
+    check_tensor,
+)
 from teka.errors import wrong_type, wrong_value
 from teka.provenance import provenance
 
-PLACES = {"interior": "within the image", "edge": "at the image's edge", "aliasing": "between the cells of its grid"}
+PLACES = {
+    "interior": "within the image",
+    "edge": "at the image's edge",
+    "aliasing": "between the cells of its grid",
+}
 
 
 def audit(
@@ -103,7 +115,9 @@ def audit(
     if checkpoint is not None and not check_path("checkpoint", checkpoint).is_dir():
         raise wrong_value("checkpoint", str(checkpoint), "a folder that exists")
     _check_layers(model, settings)
-    work = Work(model, images, labels, settings, progress, None if checkpoint is None else Path(checkpoint))
+    work = Work(
+        model, images, labels, settings, progress, None if checkpoint is None else Path(checkpoint)
+    )
     module = module_of(model)
     found = [*caveats, *(training_mode(module) if module is not None else ())]
     with evaluating(module):
@@ -154,7 +168,11 @@ def _check_layers(model: object, settings: AuditSettings) -> None:
         return
     module = as_written(model)
     if not isinstance(module, torch.nn.Module):
-        raise wrong_value("layers", list(settings.layers), f"None: the model is a {type(module).__name__}, no module")
+        raise wrong_value(
+            "layers",
+            list(settings.layers),
+            f"None: the model is a {type(module).__name__}, no module",
+        )
     check_names("layers", settings.layers, [name for name, _ in module.named_modules() if name])
 
 
@@ -167,8 +185,17 @@ def _check_data(images: Tensor, labels: Tensor | None, class_names: Sequence[str
         labels = check_labels(labels, len(images))
     if class_names is not None:
         class_names = check_names("class_names", class_names)
-    if labels is not None and labels.ndim == 1 and class_names is not None and int(labels.max()) >= len(class_names):
-        raise wrong_value("labels", int(labels.max()), f"classes from 0 to {len(class_names) - 1}, as class_names has")
+    if (
+        labels is not None
+        and labels.ndim == 1
+        and class_names is not None
+        and int(labels.max()) >= len(class_names)
+    ):
+        raise wrong_value(
+            "labels",
+            int(labels.max()),
+            f"classes from 0 to {len(class_names) - 1}, as class_names has",
+        )
 
 
 def verdict(report: AuditReport) -> tuple[str, ...]:
@@ -176,9 +203,17 @@ def verdict(report: AuditReport) -> tuple[str, ...]:
     undecided = [one for one in report.metrics if _is_undecided(one, report)]
     if report.invalid:
         modes = [_of_mode(one, report) for one in undecided]
-        return (f"{SEVERITIES['invalidates']}: {', '.join(report.invalid)}.", *modes, *_of_layers(report.layers))
+        return (
+            f"{SEVERITIES['invalidates']}: {', '.join(report.invalid)}.",
+            *modes,
+            *_of_layers(report.layers),
+        )
     sentences = [_headline(report, undecided), *(_of_mode(one, report) for one in report.metrics)]
-    sentences += [*_of_phases(report.phases), *_of_layers(report.layers), *map(change_sentence, report.changes)]
+    sentences += [
+        *_of_phases(report.phases),
+        *_of_layers(report.layers),
+        *map(change_sentence, report.changes),
+    ]
     for preset in report.presets:
         numbers = "; ".join(f"{name} {_share(number)}" for name, number in preset.numbers.items())
         sentences.append(f"By the procedure of {preset.name}: {numbers}.")
@@ -191,7 +226,9 @@ def _of_layers(layers: LayerFindings | None) -> list[str]:
     sentences = []
     if layers.breaks:
         broken = [f"{one.name} {PLACES[kind]}" for kind, one in layers.breaks.items()]
-        owners = " and ".join(name.rpartition(".")[0] or "the model itself" for name in layers.absolute_embeddings)
+        owners = " and ".join(
+            name.rpartition(".")[0] or "the model itself" for name in layers.absolute_embeddings
+        )
         added = f"; absolute positions are added in {owners}" if owners else ""
         sentences.append(f"First to break: {', '.join(broken)}{added}.")
     if layers.undecided:
@@ -201,7 +238,9 @@ def _of_layers(layers: LayerFindings | None) -> list[str]:
             f"images differ by up to {write_size(noise)} there."
         )
     if not sentences:
-        sentences.append(f"No layer breaks: every error is at most {write_size(layers.threshold)} of its output.")
+        sentences.append(
+            f"No layer breaks: every error is at most {write_size(layers.threshold)} of its output."
+        )
     return sentences
 
 
@@ -222,13 +261,19 @@ def _headline(report: AuditReport, undecided: Sequence[Metrics]) -> str:
         worst = min(overlaps, key=lambda one: one.numbers["overlap"].value)
         share = write_share(worst.numbers["overlap"].value)
         return f"{_where([worst])}, what the model finds overlaps by {share} % with what it found, moved along."
-    flips, errors = ([one for one in moved if kind in one.numbers] for kind in ("flip_rate", "maximum_error"))
+    flips, errors = (
+        [one for one in moved if kind in one.numbers] for kind in ("flip_rate", "maximum_error")
+    )
     worst = max(flips, key=lambda one: one.numbers["flip_rate"].value, default=None)
     if worst is not None and (rate := worst.numbers["flip_rate"].value) > 0:
         return f"{_where([worst])}, moving the image changes the answer in {write_share(rate)} % of the cases."
     worst = max(errors, key=lambda one: one.numbers["maximum_error"].value, default=None)
     # An output that is 0 has no size to compare with.
-    by = "" if worst is None else f" by up to {write_size(worst.numbers['maximum_error'].value)} of its size"
+    by = (
+        ""
+        if worst is None
+        else f" by up to {write_size(worst.numbers['maximum_error'].value)} of its size"
+    )
     where = _where(moved if worst is None else [worst])
     return f"{where}, moving the image changes the output{by}{', and never the answer' if flips else ''}."
 
@@ -267,15 +312,25 @@ def _of_mode(metrics: Metrics, report: AuditReport) -> str:
     if metrics.is_exact:
         error = numbers["maximum_error"].value
         kind = "does not change" if metrics.output in STILL else "moves along exactly"
-        right = f"; {_share(numbers['accuracy'])} of the images are answered correctly" if "accuracy" in numbers else ""
+        right = (
+            f"; {_share(numbers['accuracy'])} of the images are answered correctly"
+            if "accuracy" in numbers
+            else ""
+        )
         return f"{where}, the output {kind}: relative error at most {write_size(error)}, which is rounding{right}."
     if "flip_rate" not in numbers:
         if "overlap" in numbers:
             lowest = f"{write_share(numbers['minimum_overlap'].value)} % at the worst shift"
             return f"{where}, the mean IoU with what moves along is {_share(numbers['overlap'])}, {lowest}."
-        by = f" by {write_size(numbers['maximum_error'].value)} of its size" if "maximum_error" in numbers else ""
+        by = (
+            f" by {write_size(numbers['maximum_error'].value)} of its size"
+            if "maximum_error" in numbers
+            else ""
+        )
         found = (
-            f" {_share(numbers['retrieval'])} are nearest to themselves unshifted." if "retrieval" in numbers else ""
+            f" {_share(numbers['retrieval'])} are nearest to themselves unshifted."
+            if "retrieval" in numbers
+            else ""
         )
         return f"{where}, the output changes{by} at the worst shift.{found}"
     answer = f"{where}, the answer changes in {_share(numbers['flip_rate'])} of the cases"

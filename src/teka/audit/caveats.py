@@ -19,7 +19,11 @@ from teka.audit.statistics.intervals import wilson_interval
 from teka.checks import check_name
 from teka.errors import wrong_value
 
-SEVERITIES = {"invalidates": "These results are invalid", "limits": "Limited validity", "note": "Worth knowing"}
+SEVERITIES = {
+    "invalidates": "These results are invalid",
+    "limits": "Limited validity",
+    "note": "Worth knowing",
+}
 """What each means to a reader, the gravest first."""
 FILLING_MODES = ("zero", "canvas")
 # Relative differences that are rounding: of two equal calls, and of batches of other sizes, summed in another order.
@@ -28,7 +32,9 @@ Sizes = Sequence[int]
 Size = int | tuple[int, int] | None  # the shorter side, or height and width
 WIDE_INTERVAL = 0.05  # an interval wider than ± that hides what most shifts do
 BORDER_SHARE = 0.5  # of the border's pixels, from which on one value is the images' background
-COLLAPSED_SHARE = 0.9  # of all answers; so many alike are few enough of another to hide any effect of shifts
+COLLAPSED_SHARE = (
+    0.9  # of all answers; so many alike are few enough of another to hide any effect of shifts
+)
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,9 @@ def validity(
         found: dict[str, Caveat] = {}
         for one in responses:
             for caveat in (*collapse(one), *chance(one)):
-                found.setdefault(caveat.name, caveat)  # one that holds in several modes is described once
+                found.setdefault(
+                    caveat.name, caveat
+                )  # one that holds in several modes is described once
         yield from found.values()
     else:
         yield from constant_output(function, images, output, batch_size)
@@ -117,8 +125,14 @@ def few_images(num_images: int, confidence: float) -> Iterator[Caveat]:
 
 def random_features(module: nn.Module) -> Iterator[Caveat]:
     """Layers say of themselves, in `equivariance`, that they follow shifts only on average over their draws."""
-    declared = [(name, getattr(part, "equivariance", None)) for name, part in module.named_modules()]
-    named = [name for name, kinds in declared if isinstance(kinds, Mapping) and kinds.get("shift") == "in expectation"]
+    declared = [
+        (name, getattr(part, "equivariance", None)) for name, part in module.named_modules()
+    ]
+    named = [
+        name
+        for name, kinds in declared
+        if isinstance(kinds, Mapping) and kinds.get("shift") == "in expectation"
+    ]
     if named:
         message = (
             f"{len(named)} layers (the first {named[0]!r}) have relative positions inside random features: they are "
@@ -128,23 +142,37 @@ def random_features(module: nn.Module) -> Iterator[Caveat]:
         yield Caveat("random features", "limits", message)
 
 
-def batch_mates(function: Model, images: Float[Tensor, "images channels *sizes"], noise: float) -> Iterator[Caveat]:
+def batch_mates(
+    function: Model, images: Float[Tensor, "images channels *sizes"], noise: float
+) -> Iterator[Caveat]:
     """The output for an image depends on its batch: alone it differs from that among the first eight, beyond noise."""
     if len(images) < 2:
         return
     try:
         among = evaluate_model(function, images[:8].clone(), "on the first images")[:1]
-        alone = evaluate_model(function, images[:1].clone(), "on the first image alone", tuple(among.shape))
+        alone = evaluate_model(
+            function, images[:1].clone(), "on the first image alone", tuple(among.shape)
+        )
     except ValueError as error:  # of a model that takes batches of one size only
-        message = f"Whether the output for an image depends on its batch could not be checked: {error}."
+        message = (
+            f"Whether the output for an image depends on its batch could not be checked: {error}."
+        )
         yield Caveat("batch not checked", "note", message)
         return
     # A detector that finds nothing gives zeros, which have no size to divide by.
     difference = 0.0 if torch.equal(alone, among) else relative_difference(alone, among)
     if difference > max(BATCH_ROUNDING, 10 * noise):
         modules = function.named_modules() if isinstance(function, nn.Module) else ()
-        parts = [name for name, part in modules if isinstance(part, _BatchNorm) and not part.track_running_stats]
-        why = f" It has batch normalisation without running statistics ({', '.join(parts[:3])})." if parts else ""
+        parts = [
+            name
+            for name, part in modules
+            if isinstance(part, _BatchNorm) and not part.track_running_stats
+        ]
+        why = (
+            f" It has batch normalisation without running statistics ({', '.join(parts[:3])})."
+            if parts
+            else ""
+        )
         message = (
             f"The output for an image depends on its batch: evaluated alone it changes by {write_size(difference)} of "
             f"its size. Every number here then depends on which images shared a batch.{why}"
@@ -158,7 +186,9 @@ def constant_output(
     """Features, maps or boxes do not depend on the images, so that they are the same at every shift as well."""
     images = images if output == "boxes" else images[:8]
     batches = [batch.clone() for batch in images.split(batch_size)]
-    found = torch.cat([evaluate_model(function, batch, "on images that are not moved") for batch in batches])
+    found = torch.cat(
+        [evaluate_model(function, batch, "on images that are not moved") for batch in batches]
+    )
     differ = len(images) > 1 and not torch.equal(images[1:], images[:1].expand_as(images[1:]))
     if output == "boxes" and not bool((found[..., 4:] >= LEAST_SCORE).any()):
         message = (
@@ -172,7 +202,9 @@ def constant_output(
             "at every shift, whatever the model sees."
         )
         yield Caveat("constant predictor", "invalidates", message)
-    elif differ and float((found - found[:1]).abs().max()) <= REPEAT_ROUNDING * float(found.abs().max()):
+    elif differ and float((found - found[:1]).abs().max()) <= REPEAT_ROUNDING * float(
+        found.abs().max()
+    ):
         message = (
             f"The output is the same for all of {len(images)} different images. An output that never changes is the "
             "same at every shift, whatever the model sees."
@@ -180,7 +212,9 @@ def constant_output(
         yield Caveat("constant output", "invalidates", message)
 
 
-def fill_value(images: Float[Tensor, "images channels height width"], movement: Movement) -> Iterator[Caveat]:
+def fill_value(
+    images: Float[Tensor, "images channels height width"], movement: Movement
+) -> Iterator[Caveat]:
     """The border of the images has mostly one value, and it is another than what shifts bring in."""
     if movement.mode not in FILLING_MODES:
         return
@@ -218,7 +252,11 @@ def collapse(responses: Responses) -> Iterator[Caveat]:
     if responses.output in MULTILABEL:  # whose sets of labels are codes
         top_class = "one set of labels"
     if labels is not None and len(labels.unique()) == 1:
-        same = "have one set of labels" if responses.output in MULTILABEL else f"are of class {int(labels[0])}"
+        same = (
+            "have one set of labels"
+            if responses.output in MULTILABEL
+            else f"are of class {int(labels[0])}"
+        )
         message = (
             f"All {responses.num_images} images {same}. A model that always predicts it is right at every shift; look "
             "at all classes beside this."
@@ -231,7 +269,11 @@ def collapse(responses: Responses) -> Iterator[Caveat]:
             f"{write_share(share)} % of all answers are {top_class}{of_class}. Answers that never change are "
             "consistent at every shift, whatever the model sees."
         )
-        yield Caveat("constant predictor" if len(found) == 1 else "collapsed predictions", "invalidates", message)
+        yield Caveat(
+            "constant predictor" if len(found) == 1 else "collapsed predictions",
+            "invalidates",
+            message,
+        )
 
 
 def chance(responses: Responses) -> Iterator[Caveat]:
@@ -269,8 +311,14 @@ def unused_labels(responses: Responses) -> Iterator[Caveat]:
 
 def single_values(asked: str, responses: Responses) -> Iterator[Caveat]:
     """One value for each image was read as a classifier's without having been said to be."""
-    if asked == "auto" and responses.num_values == 1 and responses.output in ("logits", "probabilities"):
-        kind, threshold = ("probability", "½") if responses.output == "probabilities" else ("logit", "0")
+    if (
+        asked == "auto"
+        and responses.num_values == 1
+        and responses.output in ("logits", "probabilities")
+    ):
+        kind, threshold = (
+            ("probability", "½") if responses.output == "probabilities" else ("logit", "0")
+        )
         other = "logits" if responses.output == "probabilities" else "probabilities"
         message = (
             f"The model gives one value for each image, which was read as the {kind} of class 1 of two: class 1 is "
@@ -304,11 +352,16 @@ def other_scale(usual: Size, placed: Size) -> Iterator[Caveat]:
         yield Caveat("other scale", "note", message)
 
 
-def resized(image_size: Sizes, seen_size: Sizes, *, before_resize: bool, max_shift: int | float) -> Iterator[Caveat]:
+def resized(
+    image_size: Sizes, seen_size: Sizes, *, before_resize: bool, max_shift: int | float
+) -> Iterator[Caveat]:
     """Images were resized for the model after or before a shift, so that its pixels are not those of the images."""
     if tuple(image_size) == tuple(seen_size):
         return
-    (came, seen), ratio = (" × ".join(map(str, one)) for one in (image_size, seen_size)), seen_size[-1] / image_size[-1]
+    (came, seen), ratio = (
+        (" × ".join(map(str, one)) for one in (image_size, seen_size)),
+        seen_size[-1] / image_size[-1],
+    )
     message = (
         f"Images of {came} were resized to {seen} and then shifted: a shift of {max_shift:g} pixels is "
         f"{max_shift / ratio:.3g} pixels of the images as they came."

@@ -29,7 +29,11 @@ def flip(images: Images, kind: Amount) -> Images:
 def rotate(images: RealImages, degrees: Amount, background: Background) -> RealImages:
     """Images rotated about their middle, counter-clockwise, by linear interpolation; background comes in."""
     angle = math.radians(degrees)
-    return _resample(images, [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]], background)
+    return _resample(
+        images,
+        [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]],
+        background,
+    )
 
 
 def scale(images: RealImages, percent: Amount, background: Background) -> RealImages:
@@ -48,11 +52,15 @@ def _resample(images: RealImages, matrix: list[list[float]], background: Backgro
     height, width = images.shape[2:]
     # `affine_grid` counts places in halves of each side.
     (a, b), (c, d) = matrix
-    theta = torch.tensor([[a, b * height / width, 0.0], [c * width / height, d, 0.0]], dtype=torch.float64)
+    theta = torch.tensor(
+        [[a, b * height / width, 0.0], [c * width / height, d, 0.0]], dtype=torch.float64
+    )
     places = affine_grid(theta.expand(len(images), 2, 3), list(images.shape), align_corners=False)
     value = background_value(images, background)
     wide = torch.promote_types(images.dtype, torch.float32)
-    moved = grid_sample((images - value).to(wide), places.to(images.device, wide), align_corners=False)
+    moved = grid_sample(
+        (images - value).to(wide), places.to(images.device, wide), align_corners=False
+    )
     return moved.to(images.dtype) + value
 
 
@@ -134,6 +142,8 @@ def compared_after(
     """f(T x) and T f(x) of maps (B, C, cells), both at the cells whose content came from inside the map."""
     if not change.moves_maps:
         return response, reference
-    moved, inside = (change.apply(each, amount, 0.0) for each in (reference, torch.ones_like(reference[:1, :1])))
+    moved, inside = (
+        change.apply(each, amount, 0.0) for each in (reference, torch.ones_like(reference[:1, :1]))
+    )
     seen = inside[0, 0] > 1 - 1e-4
     return response[..., seen], moved[..., seen]

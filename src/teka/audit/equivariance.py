@@ -114,15 +114,25 @@ def equivariance_error(
     interior, nothing = torch.zeros(1, 1, *sizes, dtype=torch.bool), torch.tensor(False)
     interior[(..., *(slice(border, max(side - border, border)) for side in sizes))] = True
 
-    def compared(response: Tensor, reference: Tensor, step: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        moved = interior.roll(step, axes) if mode == "circular" else roll_and_blank(interior, step, nothing)
+    def compared(
+        response: Tensor, reference: Tensor, step: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:
+        moved = (
+            interior.roll(step, axes)
+            if mode == "circular"
+            else roll_and_blank(interior, step, nothing)
+        )
         cells = (interior & moved)[0, 0]
         if not cells.any():
-            raise wrong_value("border", border, f"one that leaves cells of {sizes} to compare at shift {step}")
+            raise wrong_value(
+                "border", border, f"one that leaves cells of {sizes} to compare at shift {step}"
+            )
         return response[..., cells], reference.roll(step, axes)[..., cells]
 
     expected = f"({len(scene)}, channels, {', '.join(map(str, sizes))}) if dense"
-    found = _measure(function, scene, output, axes, expected, steps, movement.move, compared, border)
+    found = _measure(
+        function, scene, output, axes, expected, steps, movement.move, compared, border
+    )
     return EquivarianceError(*found, steps, mode, border)
 
 
@@ -147,7 +157,9 @@ def assert_translation_equivariant(
     return error
 
 
-def permutation_error(function: Model, tokens: Tokens, permutations: Orders, *, output: str = "auto") -> RelativeErrors:
+def permutation_error(
+    function: Model, tokens: Tokens, permutations: Orders, *, output: str = "auto"
+) -> RelativeErrors:
     """Measure how far a function is from following a permutation of its tokens, or from not noticing it.
 
       Dense outputs f(x) of shape (B, L, D'), equivariance: ‖f(T_π x) − T_π f(x)‖ / ‖T_π f(x)‖.
@@ -168,7 +180,11 @@ def permutation_error(function: Model, tokens: Tokens, permutations: Orders, *, 
     num_tokens = tokens.shape[1]
     each = f"every whole number from 0 to {num_tokens - 1} once in each"
     orders = [
-        check_sequence("permutations", order.tolist() if isinstance(order, (Tensor, np.ndarray)) else order, each)
+        check_sequence(
+            "permutations",
+            order.tolist() if isinstance(order, (Tensor, np.ndarray)) else order,
+            each,
+        )
         for order in check_sequence("permutations", permutations, "a list of permutations")
     ]
     if not orders:
@@ -178,7 +194,11 @@ def permutation_error(function: Model, tokens: Tokens, permutations: Orders, *, 
             raise wrong_value("permutations", order, each)
 
     expected = f"({len(tokens)}, {num_tokens}, dim) if dense"
-    return RelativeErrors(*_measure(function, tokens, output, (1,), expected, orders, lambda one, order: one[:, order]))
+    return RelativeErrors(
+        *_measure(
+            function, tokens, output, (1,), expected, orders, lambda one, order: one[:, order]
+        )
+    )
 
 
 def assert_permutation_equivariant(
@@ -203,7 +223,9 @@ def _check_tolerance(tolerance: float | int) -> None:
     check_number("tolerance", tolerance, "a finite number of at least 0", low=0)
 
 
-def _assert_within(limit: float, error: RelativeErrors, name: str, worst: str = "", note: str = "") -> RelativeErrors:
+def _assert_within(
+    limit: float, error: RelativeErrors, name: str, worst: str = "", note: str = ""
+) -> RelativeErrors:
     if error.noise_floor > limit:
         raise AssertionError(
             f"whether the function is {name} cannot be decided: two calls with the same inputs differ by "
@@ -234,18 +256,28 @@ def _measure(
     with torch.no_grad():
         # Each call gets a copy, because the function may write into its input.
         reference = evaluate(function, inputs.clone())
-        noise_floor = relative_difference(evaluate(function, inputs.clone(), reference.shape), reference)
-        fits = reference.ndim == inputs.ndim and all(reference.shape[axis] == inputs.shape[axis] for axis in axes)
+        noise_floor = relative_difference(
+            evaluate(function, inputs.clone(), reference.shape), reference
+        )
+        fits = reference.ndim == inputs.ndim and all(
+            reference.shape[axis] == inputs.shape[axis] for axis in axes
+        )
         if output == "dense" and not fits:
             raise wrong_shape("the output of function", reference.shape, expected)
         is_dense = fits and output != "invariant"
         if border and not is_dense:
-            raise wrong_value("border", border, f"0, since an output of shape {tuple(reference.shape)} is not dense")
+            raise wrong_value(
+                "border",
+                border,
+                f"0, since an output of shape {tuple(reference.shape)} is not dense",
+            )
         errors = []
         for step in steps:
             response = evaluate(function, move(inputs, step), reference.shape)
             if is_dense and compared is not None:
                 errors.append(relative_difference(*compared(response, reference, step)))
             else:
-                errors.append(relative_difference(response, move(reference, step) if is_dense else reference))
+                errors.append(
+                    relative_difference(response, move(reference, step) if is_dense else reference)
+                )
     return tuple(errors), noise_floor, "dense" if is_dense else "invariant"

@@ -84,12 +84,18 @@ def call_model(function: Model, batch: Tensor, where: Callable[[], str]) -> Sele
             result = function(batch)
     except FOREIGN as error:
         hint = "; a smaller batch_size needs less memory" if is_out_of_memory(error) else ""
-        raise ModelError(f"the model raised {type(error).__name__} {where()}: {message_of(error)}{hint}") from error
+        raise ModelError(
+            f"the model raised {type(error).__name__} {where()}: {message_of(error)}{hint}"
+        ) from error
     try:
         return output_of(function, batch, result)
     except FOREIGN as error:
         is_said = isinstance(error, ValueError)
-        said = message_of(error) if is_said else f"cannot be read: {type(error).__name__}: {message_of(error)}"
+        said = (
+            message_of(error)
+            if is_said
+            else f"cannot be read: {type(error).__name__}: {message_of(error)}"
+        )
         raise ModelError(f"the output of the model {where()} {said}") from error
 
 
@@ -115,9 +121,15 @@ def evaluate(function: Model, batch: Tensor, expected_shape: Sequence[int] | Non
     if not isinstance(result, Tensor):
         raise wrong_value("the output of function", type(result).__name__, "a tensor")
     if not result.is_floating_point():
-        raise wrong_value("the dtype of function's output", result.dtype, "a real floating-point dtype")
+        raise wrong_value(
+            "the dtype of function's output", result.dtype, "a real floating-point dtype"
+        )
     if result.ndim == 0 or result.shape[0] != batch.shape[0]:
-        raise wrong_shape("the output of function", result.shape, f"({batch.shape[0]}, …), one entry for each input")
+        raise wrong_shape(
+            "the output of function",
+            result.shape,
+            f"({batch.shape[0]}, …), one entry for each input",
+        )
     if expected_shape is not None and tuple(result.shape) != tuple(expected_shape):
         expected = f"{tuple(expected_shape)}, as for the unshifted input"
         raise wrong_shape("the output of function", result.shape, expected)
@@ -127,7 +139,9 @@ def evaluate(function: Model, batch: Tensor, expected_shape: Sequence[int] | Non
     return result.cpu().to(torch.float64, copy=True)
 
 
-def evaluate_model(function: Model, batch: Tensor, where: str, expected_shape: Sequence[int] | None = None) -> Tensor:
+def evaluate_model(
+    function: Model, batch: Tensor, where: str, expected_shape: Sequence[int] | None = None
+) -> Tensor:
     """What `evaluate` gives of a model that is called by `call_model`; classes are counted from 1."""
 
     def answer(given: Tensor) -> Tensor:
@@ -142,10 +156,14 @@ def relative_difference(response: Tensor, reference: Tensor) -> float:
     """Return ‖response − reference‖ / ‖reference‖ over all entries."""
     largest = reference.abs().max()
     if largest == 0:
-        raise ValueError("the output of function has norm zero where it is compared, expected a norm to divide by")
+        raise ValueError(
+            "the output of function has norm zero where it is compared, expected a norm to divide by"
+        )
     # Division by the largest entry keeps the squares finite.
     response, reference = response / largest, reference / largest
-    return float(torch.linalg.vector_norm(response - reference) / torch.linalg.vector_norm(reference))
+    return float(
+        torch.linalg.vector_norm(response - reference) / torch.linalg.vector_norm(reference)
+    )
 
 
 def repeat_difference(second: Tensor, first: Tensor) -> float:
@@ -172,8 +190,12 @@ def weights_hash(function: Callable[..., object]) -> str:
     digest = hashlib.sha256()
     for name, tensor in module.state_dict().items():
         if is_lazy(tensor):
-            raise ValueError(f"{name} of the model has no shape yet, expected a lazy module that has seen an image")
-        digest.update(f"{name} {tensor_hash(tensor) if isinstance(tensor, Tensor) else tensor!r}\n".encode())
+            raise ValueError(
+                f"{name} of the model has no shape yet, expected a lazy module that has seen an image"
+            )
+        digest.update(
+            f"{name} {tensor_hash(tensor) if isinstance(tensor, Tensor) else tensor!r}\n".encode()
+        )
     return digest.hexdigest()
 
 

@@ -27,14 +27,22 @@ def check_images(images: Tensor, argument: str = "images", *, least: int = 0) ->
     """Check that a tensor is a batch of at least so many images (B, C, *S) with real values."""
     check_plain(argument, images)
     if images.ndim < 3 or 0 in images.shape[1:] or len(images) < least:
-        raise wrong_shape(argument, images.shape, "(batch, channels, one or more spatial sizes), none of them empty")
+        raise wrong_shape(
+            argument,
+            images.shape,
+            "(batch, channels, one or more spatial sizes), none of them empty",
+        )
     if torch.is_complex(images):
         raise wrong_value(f"{argument}.dtype", images.dtype, "a real dtype")
 
 
 def check_background(background: Background) -> list[float | int]:
     """Return the values of a background, after a check that it is one number or a sequence of numbers."""
-    values = [background] if isinstance(background, Real) else check_sequence("background", background, BACKGROUND)
+    values = (
+        [background]
+        if isinstance(background, Real)
+        else check_sequence("background", background, BACKGROUND)
+    )
     for value in values:
         check_number("background", value, BACKGROUND)
     if not values:
@@ -45,10 +53,20 @@ def check_background(background: Background) -> list[float | int]:
 def background_value(images: Images, background: Background) -> Tensor:
     """The background, one value or one for each channel, in the images' dtype and device, that broadcasts over them."""
     values = torch.tensor(check_background(background), dtype=torch.float64)
-    if len(values) not in (1, images.shape[1]) or (len(values) == 1 < images.shape[1] and not is_number(background)):
-        raise wrong_value("background", background, f"one value, or one for each of the {images.shape[1]} channels")
+    if len(values) not in (1, images.shape[1]) or (
+        len(values) == 1 < images.shape[1] and not is_number(background)
+    ):
+        raise wrong_value(
+            "background",
+            background,
+            f"one value, or one for each of the {images.shape[1]} channels",
+        )
     cast = values.to(images.dtype)
-    is_held = cast.isfinite().all() if images.is_floating_point() else torch.equal(cast.to(values.dtype), values)
+    is_held = (
+        cast.isfinite().all()
+        if images.is_floating_point()
+        else torch.equal(cast.to(values.dtype), values)
+    )
     if not is_held:
         raise wrong_value("background", background, f"values that {images.dtype} holds")
     return cast.to(images.device).reshape((1, -1) + (1,) * (images.ndim - 2))
@@ -62,7 +80,9 @@ def blank_margins(images: Tensor, background: Background = 0.0) -> Margins:
     for axis in range(occupied.ndim - 1):
         line = occupied.movedim(axis + 1, 1).unsqueeze(-1).flatten(2).any(dim=2)
         # argmax gives the first of equal values, here the first cell with content.
-        sides = torch.stack([side.to(torch.uint8).argmax(dim=1) for side in (line, line.flip(1))], dim=-1)
+        sides = torch.stack(
+            [side.to(torch.uint8).argmax(dim=1) for side in (line, line.flip(1))], dim=-1
+        )
         margins.append(torch.where(line.any(dim=1, keepdim=True), sides, line.shape[1]))
     return torch.stack(margins, dim=1)
 
@@ -86,20 +106,35 @@ def paste_on_canvas(images: Tensor, canvas_size: Size, background: Background = 
 
 def window_size(argument: str, sizes: Sequence[int], given: Size) -> tuple[int, ...]:
     """The "canvas_size" around or the "crop_size" within images of some sizes, with one number for each axis."""
-    is_canvas, expected = argument == "canvas_size", "a whole number of pixels, or one for each axis"
-    window = (int(given),) * len(sizes) if is_whole(given) else tuple(check_sequence(argument, given, expected))
+    is_canvas, expected = (
+        argument == "canvas_size",
+        "a whole number of pixels, or one for each axis",
+    )
+    window = (
+        (int(given),) * len(sizes)
+        if is_whole(given)
+        else tuple(check_sequence(argument, given, expected))
+    )
     if not all(map(is_whole, window)):
         raise wrong_value(argument, given, expected)
     if math.prod(window) > LARGEST_IMAGE:
         raise wrong_value(argument, given, f"at most {LARGEST_IMAGE:,} pixels")
     pairs = zip(window, sizes, strict=False)
-    if len(window) != len(sizes) or not all(part >= side if is_canvas else 1 <= part <= side for part, side in pairs):
-        expected = "a size for each axis, none smaller" if is_canvas else "a size from 1 on for each axis, none larger"
+    if len(window) != len(sizes) or not all(
+        part >= side if is_canvas else 1 <= part <= side for part, side in pairs
+    ):
+        expected = (
+            "a size for each axis, none smaller"
+            if is_canvas
+            else "a size from 1 on for each axis, none larger"
+        )
         raise wrong_value(argument, given, f"{expected} than the images' {tuple(sizes)}")
     return window
 
 
-def crop(images: Images, window: Sequence[int], shift: Sequence[int]) -> Shaped[Tensor, "batch channels *window"]:
+def crop(
+    images: Images, window: Sequence[int], shift: Sequence[int]
+) -> Shaped[Tensor, "batch channels *window"]:
     """A view of the window that starts at cell (S − c) // 2 − s of every axis: in its frame, content moves by +s."""
     for axis, (part, step) in enumerate(zip(window, shift, strict=True), 2):
         images = images.narrow(axis, (images.shape[axis] - part) // 2 - step, part)
@@ -123,7 +158,9 @@ def reflect(images: Images, shift: Sequence[int]) -> Images:
         last = images.shape[axis] - 1
         if step and last:
             cells = torch.arange(last + 1, device=images.device)
-            moved = moved.index_select(axis, last - ((cells - step).remainder(2 * last) - last).abs())
+            moved = moved.index_select(
+                axis, last - ((cells - step).remainder(2 * last) - last).abs()
+            )
     return moved
 
 
@@ -133,7 +170,9 @@ def fourier_shift(images: RealImages, shift: Sequence[int | float | Tensor]) -> 
     Where S is even, the factor of the component at S / 2 is the mean of its two halves', cos(π s). Whole steps roll.
     Steps that are tensors of no axes may carry gradients. Half precision is computed in float32.
     """
-    whole = [0 if isinstance(step, Tensor) or step != math.floor(step) else int(step) for step in shift]
+    whole = [
+        0 if isinstance(step, Tensor) or step != math.floor(step) else int(step) for step in shift
+    ]
     moved = images.roll(whole, tuple(range(2, images.ndim)))
     for axis, (step, rolled) in enumerate(zip(shift, whole, strict=True), 2):
         if not isinstance(step, Tensor) and step == rolled:
@@ -145,7 +184,9 @@ def fourier_shift(images: RealImages, shift: Sequence[int | float | Tensor]) -> 
         sine = torch.where(frequencies * 2 == side, torch.zeros_like(angle), angle.sin())
         factor = torch.complex(angle.cos().to(wide.dtype), sine.to(wide.dtype))
         factor = factor.reshape((-1,) + (1,) * (images.ndim - axis - 1))
-        moved = torch.fft.irfft(torch.fft.rfft(wide, dim=axis) * factor, n=side, dim=axis).to(images.dtype)
+        moved = torch.fft.irfft(torch.fft.rfft(wide, dim=axis) * factor, n=side, dim=axis).to(
+            images.dtype
+        )
     return moved
 
 

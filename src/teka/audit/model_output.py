@@ -67,7 +67,9 @@ def read_vector(value: Any, source: Source) -> Float[Tensor, "batch features"]:
 
 def read_maps(value: Any, source: Source) -> Float[Tensor, "batch classes *sizes"]:
     """Return logits of every pixel, interpolated to the size of the images as the libraries do."""
-    return interpolate(value, size=tuple(source.images.shape[2:]), mode="bilinear", align_corners=False)
+    return interpolate(
+        value, size=tuple(source.images.shape[2:]), mode="bilinear", align_corners=False
+    )
 
 
 def read_hidden_state(value: Any, source: Source) -> Float[Tensor, "batch features"]:
@@ -81,7 +83,9 @@ def read_hidden_state(value: Any, source: Source) -> Float[Tensor, "batch featur
     if state.ndim > 3:
         width = getattr(getattr(source.module, "config", None), "hidden_size", None)
         is_channels_last = state.shape[-1] == width != state.shape[1]
-        return state.flatten(1, -2).mean(dim=1) if is_channels_last else state.flatten(2).mean(dim=2)
+        return (
+            state.flatten(1, -2).mean(dim=1) if is_channels_last else state.flatten(2).mean(dim=2)
+        )
     if source.module is None:
         raise ValueError("the architecture is unknown, so that the class token cannot be found")
     return state[:, 0] if has_class_token(source.module) else state.mean(dim=1)
@@ -108,7 +112,9 @@ def read_queries(logits: Tensor, pred_boxes: Tensor, source: Source) -> Boxes:
 
 def read_detections(detections: Sequence[Mapping[str, Tensor]], source: Source) -> Boxes:
     """Return boxes and scores of torchvision's detectors, which list "boxes", "scores" and "labels" for each image."""
-    largest = max([int(image["labels"].max()) for image in detections if len(image["labels"])], default=0)
+    largest = max(
+        [int(image["labels"].max()) for image in detections if len(image["labels"])], default=0
+    )
     num_classes = source.num_classes or 1 + largest
     boxes = source.images.new_zeros(len(detections), MAX_BOXES, 4 + num_classes)
     for row, image in zip(boxes, detections, strict=True):
@@ -151,7 +157,9 @@ def has_class_token(module: nn.Module) -> bool:
     return any(CLASS_TOKEN.search(name) for name, _ in module.named_parameters())
 
 
-def select_output(result: object, source: Source, *, kind: str = "auto", name: str | None = None) -> SelectedOutput:
+def select_output(
+    result: object, source: Source, *, kind: str = "auto", name: str | None = None
+) -> SelectedOutput:
     """Return the tensor of a model's output that is measured, (B, …), by the table `FIELDS`.
 
     Args:
@@ -165,15 +173,23 @@ def select_output(result: object, source: Source, *, kind: str = "auto", name: s
     """
     fields = _fields_of(result)
     if name is not None:
-        return SelectedOutput(_with_batch_axis(as_tensor(_choose(fields, result, name)), len(source.images)))
+        return SelectedOutput(
+            _with_batch_axis(as_tensor(_choose(fields, result, name)), len(source.images))
+        )
     if fields is None:
         return SelectedOutput(_with_batch_axis(as_tensor(result), len(source.images)))
     detections: Any = result if isinstance(result, list) else []
-    if detections and all(isinstance(image, Mapping) and image.keys() >= DETECTION for image in detections):
+    if detections and all(
+        isinstance(image, Mapping) and image.keys() >= DETECTION for image in detections
+    ):
         return SelectedOutput(read_detections(detections, source), "boxes")
     present = {key: value for key, value in fields.items() if value is not None}
     for field in FIELDS:
-        is_asked = kind == field.kind if field.on_request else kind in ("auto", field.kind) or field.kind == "auto"
+        is_asked = (
+            kind == field.kind
+            if field.on_request
+            else kind in ("auto", field.kind) or field.kind == "auto"
+        )
         if is_asked and all(key in present for key in field.names):
             values = field.read(*(present[key] for key in field.names), source)
             return SelectedOutput(_with_batch_axis(values, len(source.images)), field.kind)
@@ -194,8 +210,15 @@ def as_tensor(value: object) -> Tensor:
             raise ValueError(f"is an array of {array.dtype}, expected real numbers") from None
     if not isinstance(value, Tensor):
         raise ValueError(f"{describe(value)}, expected {EXPECTED_OUTPUT}")
-    if value.layout != torch.strided or value.is_nested or value.is_quantized or value.device.type == "meta":
-        raise ValueError(f"is a tensor of layout {value.layout} on {value.device.type}, expected a dense tensor")
+    if (
+        value.layout != torch.strided
+        or value.is_nested
+        or value.is_quantized
+        or value.device.type == "meta"
+    ):
+        raise ValueError(
+            f"is a tensor of layout {value.layout} on {value.device.type}, expected a dense tensor"
+        )
     if value.is_complex():
         raise ValueError(f"is of {value.dtype}, expected real values")
     return value
@@ -212,7 +235,11 @@ def describe(result: object) -> str:
     if fields is None:
         return f"is of type {kind}"
     named = [f"{key!r} ({_describe_field(value)})" for key, value in fields.items()]
-    return f"is a {kind} of {', '.join(named[:8])}{' …' * (len(named) > 8)}" if named else f"is an empty {kind}"
+    return (
+        f"is a {kind} of {', '.join(named[:8])}{' …' * (len(named) > 8)}"
+        if named
+        else f"is an empty {kind}"
+    )
 
 
 def _describe_field(value: object) -> str:
@@ -239,7 +266,9 @@ def _fields_of(result: object) -> dict[str, object] | None:
 def _choose(fields: Mapping[str, object] | None, result: object, name: str) -> object:
     if fields is None or name not in fields:
         names = ", ".join(map(repr, fields or ())) or "none, because it " + describe(result)
-        raise wrong_value("output_name", name, f"one of the model's outputs: {names}{nearest(name, fields or ())}")
+        raise wrong_value(
+            "output_name", name, f"one of the model's outputs: {names}{nearest(name, fields or ())}"
+        )
     return fields[name]
 
 
@@ -260,7 +289,9 @@ class OutputFacts:
     values: Tensor
     seen: tuple[int, ...]  # spatial sizes of the images
     has_stride: bool = False  # whether a stride was given
-    label_axes: int = 0  # axes of the labels: 0 without labels, 1 for a class, 2 for several labels of each image
+    label_axes: int = (
+        0  # axes of the labels: 0 without labels, 1 for a class, 2 for several labels of each image
+    )
 
     @property
     def is_floating(self) -> bool:
@@ -294,7 +325,9 @@ class OutputFacts:
         if not self.in_unit_interval:
             return False
         sums = precise(self.values).flatten(1).sum(dim=1)
-        return bool(((sums - 1).abs() <= max(SUM_TOLERANCE, 2 * torch.finfo(self.values.dtype).eps)).all())
+        return bool(
+            ((sums - 1).abs() <= max(SUM_TOLERANCE, 2 * torch.finfo(self.values.dtype).eps)).all()
+        )
 
 
 def classes_of_logits(values: Values) -> Predictions:
@@ -310,7 +343,9 @@ def classes_of_probabilities(values: Values) -> Predictions:
 def classes_of_indices(values: Values) -> Predictions:
     """Return the class that the model returned itself."""
     if (values < 0).any():
-        raise ValueError(f"the output of the model holds the class {int(values.min())}, expected classes of at least 0")
+        raise ValueError(
+            f"the output of the model holds the class {int(values.min())}, expected classes of at least 0"
+        )
     return values[:, 0].long()
 
 
@@ -327,7 +362,9 @@ def sets_of_probabilities(values: Values) -> Predictions:
 def logits_to_log_probabilities(values: Values) -> Float[Tensor, "batch classes"]:
     """Return the logarithm of the probability of every class; one logit z stands for those of 0 and 1, (0, z)."""
     logits = precise(values)
-    return (logits if logits.shape[1] > 1 else torch.cat([torch.zeros_like(logits), logits], dim=1)).log_softmax(dim=1)
+    return (
+        logits if logits.shape[1] > 1 else torch.cat([torch.zeros_like(logits), logits], dim=1)
+    ).log_softmax(dim=1)
 
 
 def probabilities_to_log_probabilities(values: Values) -> Float[Tensor, "batch classes"]:
@@ -348,7 +385,9 @@ def encode_label_sets(labels: Shaped[Tensor, "batch labels"]) -> Predictions:
     if num_labels <= EXACT_LABELS:
         weights = 2 ** torch.arange(num_labels)
     else:
-        weights = torch.randint(2**EXACT_LABELS, (num_labels,), generator=torch.Generator().manual_seed(0))
+        weights = torch.randint(
+            2**EXACT_LABELS, (num_labels,), generator=torch.Generator().manual_seed(0)
+        )
     return (labels.long() * weights.to(labels.device)).sum(dim=1) & (2**EXACT_LABELS - 1)
 
 
@@ -367,9 +406,13 @@ class OutputKind:
     name: str
     expected: str  # what is expected where the kind is asked for, in words
     accepts: Callable[[OutputFacts], bool]  # whether the tensor may be of this kind
-    is_inferred: Callable[[OutputFacts], bool] = _never  # whether "auto" stands for it, if it is accepted
+    is_inferred: Callable[[OutputFacts], bool] = (
+        _never  # whether "auto" stands for it, if it is accepted
+    )
     predict: Callable[[Values], Predictions] | None = None  # the classes that a classifier predicts
-    log_probabilities: Callable[[Values], Tensor] | None = None  # of the classes, where the model gives some
+    log_probabilities: Callable[[Values], Tensor] | None = (
+        None  # of the classes, where the model gives some
+    )
     is_vector: bool = False  # whether axes of size 1 say nothing
 
 
@@ -412,7 +455,11 @@ KINDS = (
     OutputKind(
         "probabilities",
         "(batch, classes) in [0, 1] that sum to 1, or (batch,) in [0, 1]",
-        lambda facts: facts.in_unit_interval and facts.num_values > 0 and (facts.num_values == 1 or facts.sums_to_one),
+        lambda facts: (
+            facts.in_unit_interval
+            and facts.num_values > 0
+            and (facts.num_values == 1 or facts.sums_to_one)
+        ),
         _always,
         classes_of_probabilities,
         probabilities_to_log_probabilities,
@@ -427,7 +474,9 @@ KINDS = (
         logits_to_log_probabilities,
         is_vector=True,
     ),
-    OutputKind("features", "(batch, …) of floating-point numbers", lambda facts: facts.is_floating, _always),
+    OutputKind(
+        "features", "(batch, …) of floating-point numbers", lambda facts: facts.is_floating, _always
+    ),
     OutputKind(
         "segmentation",
         "maps of logits (batch, two or more classes, one size for each axis of the images)",
@@ -437,11 +486,16 @@ KINDS = (
         "boxes",
         "(batch, boxes, 4 + classes) of floating-point numbers, boxes in images of two axes",
         lambda facts: (
-            facts.is_floating and facts.values.ndim == 3 and facts.values.shape[2] > 4 and len(facts.seen) == 2
+            facts.is_floating
+            and facts.values.ndim == 3
+            and facts.values.shape[2] > 4
+            and len(facts.seen) == 2
         ),
     ),
 )
-ANY_OUTPUT = "floating-point numbers (batch, …), or whole numbers (batch,), which are the classes predicted"
+ANY_OUTPUT = (
+    "floating-point numbers (batch, …), or whole numbers (batch,), which are the classes predicted"
+)
 ANY_CLASSIFIER = "the output of a classifier, floating-point numbers (batch, classes), or (batch,)"
 KIND_BY_NAME = {kind.name: kind for kind in KINDS}
 OUTPUTS = tuple(KIND_BY_NAME)
@@ -450,7 +504,9 @@ MAPS = ("dense", "segmentation")
 MULTILABEL = ("multilabel", "multilabel_probabilities")
 CLASSIFIERS = tuple(kind.name for kind in KINDS if kind.predict is not None)
 WITH_PROBABILITIES = tuple(kind.name for kind in KINDS if kind.log_probabilities is not None)
-STILL = tuple(name for name in OUTPUTS if name not in (*MAPS, "boxes"))  # that should not change under a shift
+STILL = tuple(
+    name for name in OUTPUTS if name not in (*MAPS, "boxes")
+)  # that should not change under a shift
 
 
 def infer_kind(
@@ -478,7 +534,10 @@ def infer_kind(
     if kind != "auto" and kind not in among:
         raise wrong_value("the output of the model", kind, f"one of {', '.join(among)}")
     named = [row for row in KINDS if row.name in among] if kind == "auto" else [KIND_BY_NAME[kind]]
-    found = next((row for row in named if row.accepts(facts) and (kind != "auto" or row.is_inferred(facts))), None)
+    found = next(
+        (row for row in named if row.accepts(facts) and (kind != "auto" or row.is_inferred(facts))),
+        None,
+    )
     if found is None:
         expected = f"{named[0].expected}, since it is said to be {kind!r}"
         if kind == "auto":
@@ -487,14 +546,18 @@ def infer_kind(
     if found.name not in MAPS:
         if stride is not None:
             raise wrong_value(
-                "stride", stride, f"None, since an output of shape {tuple(values.shape)} is not a dense one"
+                "stride",
+                stride,
+                f"None, since an output of shape {tuple(values.shape)} is not a dense one",
             )
         return found.name, None
     if stride is not None:
         return found.name, check_stride(stride, len(facts.seen))
     if not facts.divides:
         expected = f"sizes that divide {facts.seen}, those of the images; or give stride"
-        raise ValueError(f"the output of the model has shape {tuple(values.shape)}, expected {expected}")
+        raise ValueError(
+            f"the output of the model has shape {tuple(values.shape)}, expected {expected}"
+        )
     return found.name, tuple(map(operator.floordiv, facts.seen, values.shape[2:]))
 
 
@@ -512,7 +575,9 @@ def predict(values: Tensor, kind: str) -> Predictions:
     return row.predict(arrange(values, kind))
 
 
-def predict_with_probability(values: Tensor, kind: str) -> tuple[Float[Tensor, " batch"], Predictions]:
+def predict_with_probability(
+    values: Tensor, kind: str
+) -> tuple[Float[Tensor, " batch"], Predictions]:
     """Return the class that a classifier predicts and its probability, 1 where the model gives none."""
     row, classes = KIND_BY_NAME[kind], predict(values, kind)
     if row.log_probabilities is None:

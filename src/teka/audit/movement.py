@@ -37,7 +37,9 @@ class Mode:
 
     words: str
     spoken: str  # the same in a few words, for a headline
-    wraps: bool = False  # what leaves at one side enters at the other, so that every cell came from inside
+    wraps: bool = (
+        False  # what leaves at one side enters at the other, so that every cell came from inside
+    )
     takes_fractions: bool = False  # of a cell
     keeps_content: bool = False  # only background may leave
     has_background: bool = False  # whose value matters
@@ -54,7 +56,11 @@ MODES = {
         keeps_content=True,
         has_background=True,
     ),
-    "zero": Mode("What leaves is lost, and background enters.", "with background coming in", has_background=True),
+    "zero": Mode(
+        "What leaves is lost, and background enters.",
+        "with background coming in",
+        has_background=True,
+    ),
     "canvas": Mode(
         "The image lies on a larger canvas of its background and is moved over it, so that nothing is lost.",
         "on a larger canvas",
@@ -62,14 +68,24 @@ MODES = {
         has_background=True,
         size="canvas_size",
     ),
-    "reflect": Mode("What leaves is lost, and a mirror image enters.", "with mirrored edges, which no camera does"),
+    "reflect": Mode(
+        "What leaves is lost, and a mirror image enters.",
+        "with mirrored edges, which no camera does",
+    ),
     "crop": Mode(
         "The model sees a window of a larger image. The window is moved, so what enters was there before.",
         "seen through a window that moves, as a camera does",
         size="crop_size",
     ),
-    "fourier": Mode(_FRACTIONS.format("the Fourier transform"), _WRAP, wraps=True, takes_fractions=True),
-    "bilinear": Mode(_FRACTIONS.format("linear interpolation, which blurs"), _WRAP, wraps=True, takes_fractions=True),
+    "fourier": Mode(
+        _FRACTIONS.format("the Fourier transform"), _WRAP, wraps=True, takes_fractions=True
+    ),
+    "bilinear": Mode(
+        _FRACTIONS.format("linear interpolation, which blurs"),
+        _WRAP,
+        wraps=True,
+        takes_fractions=True,
+    ),
 }
 TRANSLATION_MODES = tuple(MODES)
 _CHANGED = Mode("", "", takes_fractions=True)  # of the changes, whose words are their own
@@ -90,17 +106,25 @@ class Movement:
     """
 
     mode: str  # of the function `teka.audit.translate`
-    background: float | int | tuple[float | int, ...] = 0.0  # of the images: one value, or one for each channel
-    canvas_size: int | tuple[int, ...] | None = None  # for mode `canvas`, one number for each axis or one for all
+    background: float | int | tuple[float | int, ...] = (
+        0.0  # of the images: one value, or one for each channel
+    )
+    canvas_size: int | tuple[int, ...] | None = (
+        None  # for mode `canvas`, one number for each axis or one for all
+    )
     crop_size: int | tuple[int, ...] | None = None  # of the window for mode `crop`, likewise
-    there_and_back: bool = False  # of a change that interpolates: done and undone, so that only interpolation is left
+    there_and_back: bool = (
+        False  # of a change that interpolates: done and undone, so that only interpolation is left
+    )
 
     def __post_init__(self) -> None:
         check_name("mode", self.mode, (*MODES, *CHANGES))
         check_background(self.background)
         check_flags({"there_and_back": self.there_and_back})
         if self.there_and_back and not (self.change and self.change.interpolates):
-            raise wrong_value("there_and_back", True, f"False, since mode {self.mode!r} does not interpolate")
+            raise wrong_value(
+                "there_and_back", True, f"False, since mode {self.mode!r} does not interpolate"
+            )
         for argument, size in (("canvas_size", self.canvas_size), ("crop_size", self.crop_size)):
             owner, is_needed = argument.removesuffix("_size"), self._how.size == argument
             if is_needed and size is None:
@@ -125,7 +149,9 @@ class Movement:
     def seen_size(self, image_size: Sequence[int]) -> tuple[int, ...]:
         """Spatial size of what a model gets: of the canvas, of the window, or of the images."""
         own = self._how.size
-        return tuple(image_size) if own is None else window_size(own, image_size, getattr(self, own))
+        return (
+            tuple(image_size) if own is None else window_size(own, image_size, getattr(self, own))
+        )
 
     def place(self, images: Tensor) -> Images:
         """The images as they lie before any shift: on their canvas in mode `canvas`, as they are in the others."""
@@ -134,9 +160,15 @@ class Movement:
             needed = f"a floating-point dtype, since mode {self.mode!r} moves by fractions"
             raise wrong_value("images.dtype", images.dtype, needed)
         self.seen_size(images.shape[2:])
-        return images if self.canvas_size is None else paste_on_canvas(images, self.canvas_size, self.background)
+        return (
+            images
+            if self.canvas_size is None
+            else paste_on_canvas(images, self.canvas_size, self.background)
+        )
 
-    def check(self, placed: Images, shifts: SubpixelShifts, argument: str = "shifts") -> tuple[tuple, ...]:
+    def check(
+        self, placed: Images, shifts: SubpixelShifts, argument: str = "shifts"
+    ) -> tuple[tuple, ...]:
         """The shifts in the order given, one step for every axis, whole ones as ints; repeats count once."""
         sizes, mode = tuple(placed.shape[2:]), self._how
         if self.change is not None:
@@ -144,7 +176,11 @@ class Movement:
         steps = check_shifts(sizes, shifts, argument)
         fractions = [step for step in steps if float in map(type, step)]
         if fractions and not mode.takes_fractions:
-            raise wrong_value(argument, fractions[0], f"whole numbers, since mode {self.mode!r} moves by whole cells")
+            raise wrong_value(
+                argument,
+                fractions[0],
+                f"whole numbers, since mode {self.mode!r} moves by whole cells",
+            )
         if mode.keeps_content:
             check_lossless(sizes, blank_margins(placed, self.background), steps, argument)
         if self.crop_size is not None:
@@ -156,7 +192,11 @@ class Movement:
         if self.change is not None:
             (amount,) = shift
             moved = self.change.apply(placed, amount, self.background)
-            return self.change.apply(moved, self.change.undo(amount), self.background) if self.there_and_back else moved
+            return (
+                self.change.apply(moved, self.change.undo(amount), self.background)
+                if self.there_and_back
+                else moved
+            )
         if self.mode == "fourier":
             return fourier_shift(placed, shift)
         if self.mode == "bilinear":
@@ -221,14 +261,23 @@ def translate(
 
 
 def make_movement(
-    mode: str, background: Background = 0.0, canvas_size: Size | None = None, crop_size: Size | None = None
+    mode: str,
+    background: Background = 0.0,
+    canvas_size: Size | None = None,
+    crop_size: Size | None = None,
 ) -> Movement:
     """The movement of these settings, with any sequence for what has one number for each channel or axis."""
     check_name("mode", mode, TRANSLATION_MODES)
-    given: dict[str, Any] = {"background": background, "canvas_size": canvas_size, "crop_size": crop_size}
+    given: dict[str, Any] = {
+        "background": background,
+        "canvas_size": canvas_size,
+        "crop_size": crop_size,
+    }
     for argument, values in given.items():
         if values is not None and not isinstance(values, Real):
-            given[argument] = tuple(check_sequence(argument, values, "a number, or one for each channel or axis"))
+            given[argument] = tuple(
+                check_sequence(argument, values, "a number, or one for each channel or axis")
+            )
     return Movement(mode, **given)
 
 
@@ -240,18 +289,28 @@ def check_lossless(
         return
     room = margins.amin(dim=0).tolist()
     for shift in shifts:
-        if not all(-before <= step <= after for step, (before, after) in zip(shift, room, strict=True)):
-            losing = [int((margins[:, axis, int(step > 0)] < abs(step)).sum()) for axis, step in enumerate(shift)]
+        if not all(
+            -before <= step <= after for step, (before, after) in zip(shift, room, strict=True)
+        ):
+            losing = [
+                int((margins[:, axis, int(step > 0)] < abs(step)).sum())
+                for axis, step in enumerate(shift)
+            ]
             losses = ", ".join(
                 f"along axis {axis} (size {side}) {count} of {len(margins)} images lose pixels"
                 for axis, (side, count) in enumerate(zip(sizes, losing, strict=True))
                 if count
             )
-            raise wrong_value(argument, shift, f"one that moves only background over the edge; {losses}")
+            raise wrong_value(
+                argument, shift, f"one that moves only background over the edge; {losses}"
+            )
 
 
 def check_room(
-    sizes: Sequence[int], window: Sequence[int], shifts: Iterable[CheckedShift], argument: str = "shifts"
+    sizes: Sequence[int],
+    window: Sequence[int],
+    shifts: Iterable[CheckedShift],
+    argument: str = "shifts",
 ) -> None:
     """Check that no shift takes the window over an edge of images of these sizes; `crop` says which do not."""
     for shift in shifts:

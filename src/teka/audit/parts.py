@@ -22,7 +22,15 @@ from teka.audit.measure.responses import Responses
 from teka.audit.model_output import OUTPUTS
 from teka.audit.movement import Movement
 from teka.audit.procedures import PRESETS, PresetResult
-from teka.audit.report import NOISE, VALIDITY, ChangeResult, Example, Failure, make_examples, worst_images
+from teka.audit.report import (
+    NOISE,
+    VALIDITY,
+    ChangeResult,
+    Example,
+    Failure,
+    make_examples,
+    worst_images,
+)
 from teka.audit.settings import PARTS, AuditSettings
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.phase import PhaseTable, best_stride, error_by_phase
@@ -33,7 +41,16 @@ Progress = Callable[[str, int, int, float], None]
 # What is differentiated, compared in double precision or looked into layer by layer, needs few images to be known.
 FEW_IMAGES = 32
 FIRST_BLOCK = 50  # images, of an audit that stops when it is precise enough
-STRIDES = (2, 3, 4, 7, 8, 14, 16, 32)  # grids that are looked for in a model without layers to look into, in pixels
+STRIDES = (
+    2,
+    3,
+    4,
+    7,
+    8,
+    14,
+    16,
+    32,
+)  # grids that are looked for in a model without layers to look into, in pixels
 AXES = ("dy", "dx")
 
 
@@ -49,7 +66,10 @@ class Work:
     checkpoint: Path | None
     results: defaultdict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
     failures: list[Failure] = field(default_factory=list)
-    stride: tuple[int, ...] = (1, 1)  # pixels to a cell of the grid whose phases are told apart, found with them
+    stride: tuple[int, ...] = (
+        1,
+        1,
+    )  # pixels to a cell of the grid whose phases are told apart, found with them
 
     def __post_init__(self) -> None:
         self.deadline = Deadline(self.settings.budget_seconds)
@@ -57,7 +77,9 @@ class Work:
         self.shifts = self.settings.shifts_for(self.sizes)
         self.order = torch.arange(len(self.images))
         if self.settings.precision is not None:  # the first ones must stand for all
-            self.order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(self.settings.seed))
+            self.order = torch.randperm(
+                len(self.images), generator=torch.Generator().manual_seed(self.settings.seed)
+            )
             self.images = self.images[self.order]
             self.labels = None if self.labels is None else self.labels[self.order]
         self.few = self.images[:FEW_IMAGES].to(self.settings.device)
@@ -79,7 +101,9 @@ class Work:
         # A model may raise anything; one part's failure must not cost the others.
         except FOREIGN as error:
             message = (
-                message_of(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {message_of(error)}"
+                message_of(error)
+                if isinstance(error, ValueError)
+                else f"{type(error).__name__}: {message_of(error)}"
             )
             self.failures.append(Failure(name, message, "".join(traceback.format_exception(error))))
             return error
@@ -104,7 +128,10 @@ def do_parts(work: Work) -> None:
         if work.results["mode"] and work.first("mode")[0].output not in part.outputs:
             continue
         over = part.over(work.settings)
-        errors = [work.attempt(part.name, part.title.format(one), partial(part.find, work, one)) for one in over]
+        errors = [
+            work.attempt(part.name, part.title.format(one), partial(part.find, work, one))
+            for one in over
+        ]
         first = next(filter(None, errors), None)
         if part.name == "mode" and first is not None and not work.results["mode"]:
             raise ValueError(str(first)) from first
@@ -114,7 +141,12 @@ def find_caveats(work: Work) -> list[caveats.Caveat]:
     """What could mislead, of what was measured and of the model and the images."""
     settings, noise = work.settings, work.first("noise")
     repeat = 0.0 if noise is None else noise.repeat
-    given = work.model, work.unshifted(), [responses for responses, _ in work.results["mode"]], repeat
+    given = (
+        work.model,
+        work.unshifted(),
+        [responses for responses, _ in work.results["mode"]],
+        repeat,
+    )
     how: Any = {"batch_size": settings.batch_size, "confidence": settings.confidence}
     work.attempt("validity", VALIDITY, lambda: caveats.validity(*given, **how), always=True)
     found = list(work.results["validity"])
@@ -130,14 +162,18 @@ def find_caveats(work: Work) -> list[caveats.Caveat]:
 
 def _noise(work: Work, _one: str) -> Iterator[NoiseFloor]:
     precision = "noise" in work.settings.parts
-    yield noise_floor(work.model, work.unshifted(), batch_size=work.settings.batch_size, precision=precision)
+    yield noise_floor(
+        work.model, work.unshifted(), batch_size=work.settings.batch_size, precision=precision
+    )
 
 
 def _mode(work: Work, mode: str) -> Iterator[tuple[Responses, Metrics]]:
     """Every image at every shift; with a precision block after block of images, until the interval is narrow enough."""
     settings, found, error = work.settings, None, None
     # The modes that are still to come get as much.
-    until = Deadline(max(work.deadline.left / (len(settings.modes) - list(settings.modes).index(mode)), 1e-9))
+    until = Deadline(
+        max(work.deadline.left / (len(settings.modes) - list(settings.modes).index(mode)), 1e-9)
+    )
     for start, stop in block_ends(len(work.images), settings.precision):
         try:
             block = _ask(work, mode, slice(start, stop), until.left)
@@ -158,7 +194,9 @@ def _mode(work: Work, mode: str) -> Iterator[tuple[Responses, Metrics]]:
 def _ask(work: Work, mode: str, images: slice, seconds: float) -> Responses:
     labels = None if work.labels is None else work.labels[images]
     file = f"{mode}-{images.start}" if images.start else mode
-    return _measure(work, mode, work.movement(mode), work.shifts, work.images[images], labels, seconds, file)
+    return _measure(
+        work, mode, work.movement(mode), work.shifts, work.images[images], labels, seconds, file
+    )
 
 
 def _measure(
@@ -196,7 +234,16 @@ def _change(work: Work, name: str) -> Iterator[ChangeResult]:
         movement = Movement(name, work.settings.background, there_and_back=back)
         asked = [(amount,) for amount in change.amounts]
         label = f"{name}, there and back" if back else name
-        given = work, label, movement, asked, images, work.labels, work.deadline.left, label.replace(", ", "-")
+        given = (
+            work,
+            label,
+            movement,
+            asked,
+            images,
+            work.labels,
+            work.deadline.left,
+            label.replace(", ", "-"),
+        )
         found.append(summarize(_measure(*given), **work.settings.intervals))
     yield ChangeResult(found[0], found[1] if len(found) > 1 else None)
 
@@ -216,14 +263,18 @@ def is_precise(responses: Responses, settings: AuditSettings) -> bool:
     numbers = summarize(responses, **settings.intervals).numbers
     number = numbers.get("consistency", numbers.get("overlap"))
     if number is None:
-        raise wrong_value("precision", settings.precision, "None: this output has no consistency and no mean IoU")
+        raise wrong_value(
+            "precision", settings.precision, "None: this output has no consistency and no mean IoU"
+        )
     return number.half_width is not None and 100 * number.half_width <= settings.precision
 
 
 def _layers(work: Work, _one: str) -> Iterator[LayerFindings]:
     model = as_written(work.model)
     if not isinstance(model, torch.nn.Module):
-        raise wrong_value("model", type(model).__name__, "a torch.nn.Module, to look into its layers")
+        raise wrong_value(
+            "model", type(model).__name__, "a torch.nn.Module, to look into its layers"
+        )
     # Along one axis at a time is enough to see a layer break, and every layer is compared at every shift.
     along = [shift for shift in work.shifts if shift.count(0) == 1]
     movement = work.movement(work.settings.modes[0])
@@ -237,7 +288,9 @@ def _phases(work: Work, _one: str) -> Iterator[tuple[str, PhaseTable]]:
         grids = [one.stride for one in layers.findings if one.grid and min(one.grid) > 1]
         within = [[stride[axis] for stride in grids] for axis in range(2)]
         reach = settings.reach(work.sizes)
-        work.stride = tuple(max([1, *(int(one) for one in within[axis] if one <= reach[axis])]) for axis in range(2))
+        work.stride = tuple(
+            max([1, *(int(one) for one in within[axis] if one <= reach[axis])]) for axis in range(2)
+        )
     elif len(responses.take_complete().shifts) > 1:
         number = "error" if responses.predictions is None else "agreement"
         choice = best_stride(responses, STRIDES, number=number, seed=settings.seed)
@@ -260,7 +313,9 @@ def _derivative(work: Work, direction: str) -> Iterator[LieDerivative]:
 
 def _sensitivity(work: Work, mode: str) -> Iterator[SensitivityMap]:
     movement = work.movement(mode)
-    yield sensitivity_map(work.model, work.few, work.shifts, movement, batch_size=work.settings.batch_size)
+    yield sensitivity_map(
+        work.model, work.few, work.shifts, movement, batch_size=work.settings.batch_size
+    )
 
 
 def _examples(work: Work, _one: str) -> Iterator[Example]:
@@ -291,8 +346,19 @@ PARTS_IN_ORDER = (
     Part("change", "{}", _change, lambda settings: settings.changes, CHANGED),
     Part("layers", "layers", _layers),
     Part("phases", "phases", _phases),
-    Part("preset", "preset {}", _preset, lambda settings: [] if settings.preset is None else [settings.preset]),
+    Part(
+        "preset",
+        "preset {}",
+        _preset,
+        lambda settings: [] if settings.preset is None else [settings.preset],
+    ),
     Part("derivative", "derivative along {}", _derivative, lambda _: AXES, CONTINUOUS),
-    Part("sensitivity", "sensitivity in mode {}", _sensitivity, lambda settings: settings.modes, CONTINUOUS),
+    Part(
+        "sensitivity",
+        "sensitivity in mode {}",
+        _sensitivity,
+        lambda settings: settings.modes,
+        CONTINUOUS,
+    ),
     Part("examples", "examples", _examples),
 )

@@ -32,7 +32,9 @@ Move = Callable[[Tensor, Place], Tensor]
 HORN_SIDE, HORN_MARGIN, HORN_CLASS = 32, 8, 1
 ZHANG_CANVAS, ZHANG_CROP, ZHANG_PASSES = 256, 224, 5
 CHAMAN_SMALL, CHAMAN_SHIFT_OF_SMALL, CHAMAN_SHIFT = 32, 3, 32
-USUAL = AuditSettings()  # of which how to ask, and the seed of the draws and of the bootstrap, matter here
+USUAL = (
+    AuditSettings()
+)  # of which how to ask, and the seed of the draws and of the bootstrap, matter here
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,14 @@ class PresetResult:
     source: str  # the paper, and the code where the paper leaves things open
     counts: dict[str, int]  # of images, passes and the like
     numbers: dict[str, Estimate]  # the source's
-    metrics: dict[str, Metrics]  # where images move along a set of shifts, by the images they are of
+    metrics: dict[
+        str, Metrics
+    ]  # where images move along a set of shifts, by the images they are of
 
 
-def horn2021(function: Model, images: Images, labels: Labels, settings: AuditSettings = USUAL) -> PresetResult:
+def horn2021(
+    function: Model, images: Images, labels: Labels, settings: AuditSettings = USUAL
+) -> PresetResult:
     """Mean and lowest accuracy at 17 lossless shifts along dx: 854 ones of MNIST, 791 trousers of Fashion-MNIST."""
     if labels is None:
         raise wrong_value("labels", None, "a class for each image, for preset 'horn2021'")
@@ -58,12 +64,20 @@ def horn2021(function: Model, images: Images, labels: Labels, settings: AuditSet
         keep = lossless_selection(images, labels, class_index, HORN_MARGIN)
         counts[f"images, {name}"] = int(keep.sum())
         if not keep.any():
-            raise wrong_value("images", f"none of {name} with margins of {HORN_MARGIN} columns", "at least one")
+            raise wrong_value(
+                "images", f"none of {name} with margins of {HORN_MARGIN} columns", "at least one"
+            )
         given = function, images[keep], shifts, Movement("lossless")
-        how: Any = {"output": settings.output, "batch_size": settings.batch_size, "device": settings.device}
+        how: Any = {
+            "output": settings.output,
+            "batch_size": settings.batch_size,
+            "device": settings.device,
+        }
         responses = measure_responses(*given, labels=labels[keep], **how)
         if responses.predictions is None:
-            raise wrong_value("the output of the model", responses.output, f"one of {', '.join(CLASSIFIERS)}")
+            raise wrong_value(
+                "the output of the model", responses.output, f"one of {', '.join(CLASSIFIERS)}"
+            )
         metrics[name] = summarize(responses, **settings.intervals)
         share = (responses.predictions == responses.labels).double().mean(dim=0)
         numbers[f"mean accuracy, {name}"] = _mean_share(share, settings)
@@ -79,15 +93,25 @@ def horn2021(function: Model, images: Images, labels: Labels, settings: AuditSet
     )
 
 
-def zhang2019(function: Model, images: Images, labels: Labels = None, settings: AuditSettings = USUAL) -> PresetResult:
+def zhang2019(
+    function: Model, images: Images, labels: Labels = None, settings: AuditSettings = USUAL
+) -> PresetResult:
     """Consistency of two random crops of 224 of images of 256: P[argmax f(crop_a x) = argmax f(crop_b x)].
 
     The offsets are those that the authors' code draws with the same seed and batch size; the interval is over images.
     """
     check_tensor("images", images, "images", "channels", ZHANG_CANVAS, ZHANG_CANVAS)
-    drawn: Any = {"low": 0, "high": ZHANG_CANVAS - ZHANG_CROP, "passes": ZHANG_PASSES, "settings": settings}
+    drawn: Any = {
+        "low": 0,
+        "high": ZHANG_CANVAS - ZHANG_CROP,
+        "passes": ZHANG_PASSES,
+        "settings": settings,
+    }
     agreement = pair_agreement(
-        function, images, lambda batch, at: batch.narrow(2, at[0], ZHANG_CROP).narrow(3, at[1], ZHANG_CROP), **drawn
+        function,
+        images,
+        lambda batch, at: batch.narrow(2, at[0], ZHANG_CROP).narrow(3, at[1], ZHANG_CROP),
+        **drawn,
     )
     return PresetResult(
         "zhang2019",
@@ -101,7 +125,9 @@ def zhang2019(function: Model, images: Images, labels: Labels = None, settings: 
     )
 
 
-def chaman2021(function: Model, images: Images, labels: Labels = None, settings: AuditSettings = USUAL) -> PresetResult:
+def chaman2021(
+    function: Model, images: Images, labels: Labels = None, settings: AuditSettings = USUAL
+) -> PresetResult:
     """Consistency of two random shifts: P[argmax f(T_s x) = argmax f(T_s' x)], circular and zero-padded.
 
     The shifts are those that the authors' code draws with the same seed and batch size. What comes in is 0 in the
@@ -110,14 +136,25 @@ def chaman2021(function: Model, images: Images, labels: Labels = None, settings:
     smallest = min(images.shape[2:])
     largest = CHAMAN_SHIFT_OF_SMALL if smallest <= CHAMAN_SMALL else CHAMAN_SHIFT
     if smallest < largest:
-        raise wrong_value("the images' size", tuple(images.shape[2:]), f"at least {largest} for preset 'chaman2021'")
+        raise wrong_value(
+            "the images' size",
+            tuple(images.shape[2:]),
+            f"at least {largest} for preset 'chaman2021'",
+        )
     numbers = {}
     for name, move in (
         ("circular", lambda batch, place: batch.roll(place, (2, 3))),
         # A window of the images padded with zeros that moves by a place: content moves back.
-        ("zero-padded", lambda batch, place: roll_and_blank(batch, [-step for step in place], batch.new_zeros(()))),
+        (
+            "zero-padded",
+            lambda batch, place: roll_and_blank(
+                batch, [-step for step in place], batch.new_zeros(())
+            ),
+        ),
     ):
-        agreement = pair_agreement(function, images, move, low=-largest, high=largest, passes=1, settings=settings)
+        agreement = pair_agreement(
+            function, images, move, low=-largest, high=largest, passes=1, settings=settings
+        )
         numbers[f"consistency of two shifts, {name}"] = _mean_share(agreement[0].double(), settings)
     return PresetResult(
         "chaman2021",
@@ -135,7 +172,14 @@ PRESETS = {"horn2021": horn2021, "zhang2019": zhang2019, "chaman2021": chaman202
 
 
 def pair_agreement(
-    function: Model, images: Images, move: Move, *, low: int, high: int, passes: int, settings: AuditSettings
+    function: Model,
+    images: Images,
+    move: Move,
+    *,
+    low: int,
+    high: int,
+    passes: int,
+    settings: AuditSettings,
 ) -> Bool[Tensor, "passes images"]:
     """Whether argmax f is the same at two random places, low to high − 1 along each axis, for every image and pass."""
     check_evaluation_mode("function", function)
@@ -151,7 +195,9 @@ def pair_agreement(
             for seen in (move(batch, place) for place in places):
                 output = call_model(function, seen, lambda what=what: what)
                 if kind == "auto":
-                    kind, _ = infer_kind(output.values, seen.shape[2:], output.kind, among=CLASSIFIERS)
+                    kind, _ = infer_kind(
+                        output.values, seen.shape[2:], output.kind, among=CLASSIFIERS
+                    )
                 answers.append(predict(output.values, kind).cpu())
             agreement[index, start : start + settings.batch_size] = answers[0] == answers[1]
     return agreement

@@ -30,7 +30,11 @@ from teka.audit.statistics.summarize import summarize
 from teka.checks import check_callable, check_name, check_number, check_tensor, is_whole
 from teka.errors import wrong_value
 
-METRICS = tuple(name for name in NUMBERS if name in ("consistency", "consistency_when_right", "worst_shift_accuracy"))
+METRICS = tuple(
+    name
+    for name in NUMBERS
+    if name in ("consistency", "consistency_when_right", "worst_shift_accuracy")
+)
 
 
 def assert_consistent(
@@ -86,16 +90,22 @@ def assert_consistent(
     check_tensor("images", images, "images", "channels", "height", "width")
     sizes = tuple(images.shape[2:])
     step_set: Any = square_set("shifts", shifts) if is_whole(shifts) else shifts
-    settings = AuditSettings(step_set, modes=(mode,), background=background, batch_size=batch_size, seed=seed)
+    settings = AuditSettings(
+        step_set, modes=(mode,), background=background, batch_size=batch_size, seed=seed
+    )
     movement = settings.movement(mode, sizes)
     responses = measure_responses(
         model, images, settings.shifts_for(sizes), movement, labels=labels, batch_size=batch_size
     )
     if responses.predictions is None:
-        raise wrong_value("the output of model", responses.output, f"one of {', '.join(CLASSIFIERS)}")
+        raise wrong_value(
+            "the output of model", responses.output, f"one of {', '.join(CLASSIFIERS)}"
+        )
     metrics = summarize(responses, seed=seed)
     if metric not in metrics.numbers:
-        raise wrong_value("metric", metric, f"one that these images define: {', '.join(metrics.numbers)}")
+        raise wrong_value(
+            "metric", metric, f"one that these images define: {', '.join(metrics.numbers)}"
+        )
     few = movement.move(movement.place(images[:FEW_IMAGES]), (0, 0))
     repeat = noise_floor(model, few, batch_size=batch_size, precision=False).repeat
     found = validity(model, few, [responses], repeat, batch_size=batch_size)
@@ -118,7 +128,10 @@ def minimal_counter_example(responses: Responses) -> str:
     if predictions is None:
         raise wrong_value("responses.output", responses.output, "'logits'")
     still = predictions[responses.zero]
-    lengths = [(max(map(abs, shift)), sum(map(abs, shift)), row) for row, shift in enumerate(responses.shifts)]
+    lengths = [
+        (max(map(abs, shift)), sum(map(abs, shift)), row)
+        for row, shift in enumerate(responses.shifts)
+    ]
     for _, _, row in sorted(lengths):
         changed = ((predictions[row] != still) & responses.evaluated[row]).nonzero().flatten()
         if len(changed):

@@ -30,10 +30,21 @@ from teka.errors import wrong_type, wrong_value
 from teka.files import check_output, check_unpacked, read_json, write_json
 
 SCHEMA = 2
-VALIDITY, NOISE = "validity", "noise floor"  # the parts of an audit that check the responses, and repeat a call
+VALIDITY, NOISE = (
+    "validity",
+    "noise floor",
+)  # the parts of an audit that check the responses, and repeat a call
 READ_SCHEMAS = (1, SCHEMA)
 # What a comparison of two models needs of each; the loss is not compared.
-PACKED = ("evaluated", "error_squared", "norm_squared", "predictions", "probability_change", "divergence", "labels")
+PACKED = (
+    "evaluated",
+    "error_squared",
+    "norm_squared",
+    "predictions",
+    "probability_change",
+    "divergence",
+    "labels",
+)
 PACKED += ("overlap", "cosine_distance", "rank")
 
 
@@ -98,12 +109,16 @@ class PackedResponses:
     def unpack(self) -> Responses:
         """The responses, for `teka.audit.compare_responses`; without the loss and the times."""
         try:
-            with np.load(io.BytesIO(base64.b64decode(self.tables, validate=True)), allow_pickle=False) as file:
+            with np.load(
+                io.BytesIO(base64.b64decode(self.tables, validate=True)), allow_pickle=False
+            ) as file:
                 check_unpacked(file.zip, "the report")
                 tables: dict[str, Any] = {name: torch.from_numpy(file[name]) for name in file.files}
             for name, table in tables.items():
                 if name != "evaluated":
-                    tables[name] = table.to(torch.float64 if table.is_floating_point() else torch.int64)
+                    tables[name] = table.to(
+                        torch.float64 if table.is_floating_point() else torch.int64
+                    )
             return Responses(self.movement, self.shifts, self.output, **tables)
         # What damaged archives raise depends on where the damage is.
         except Exception as error:
@@ -118,7 +133,9 @@ def _smallest(table: np.ndarray) -> np.ndarray:
         return single if np.allclose(single, table, rtol=1e-6, atol=0) else table
     if table.dtype.kind == "b" or not table.size:
         return table
-    return table.astype(np.promote_types(np.min_scalar_type(table.min()), np.min_scalar_type(table.max())))
+    return table.astype(
+        np.promote_types(np.min_scalar_type(table.min()), np.min_scalar_type(table.max()))
+    )
 
 
 @dataclass(frozen=True, repr=False)
@@ -150,8 +167,12 @@ class AuditReport:
     examples: tuple[Example, ...]  # images whose answer changes most
     verdict: tuple[str, ...]  # what it comes to, in plain sentences, the first the headline
     provenance: dict[str, object]  # command, date, hardware, versions, seconds
-    changes: tuple[ChangeResult, ...] = ()  # turned, rotated, scaled and the like; none in reports of older versions
-    responses: tuple[PackedResponses, ...] = ()  # for each entry of `metrics`; none in reports of older versions
+    changes: tuple[
+        ChangeResult, ...
+    ] = ()  # turned, rotated, scaled and the like; none in reports of older versions
+    responses: tuple[
+        PackedResponses, ...
+    ] = ()  # for each entry of `metrics`; none in reports of older versions
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.name}: {' '.join(self.verdict[:1])}>"
@@ -174,12 +195,16 @@ class AuditReport:
                 same is in `metrics`.
         """
         if self.invalid:
-            raise ValueError(f"the results of {self.name} are invalid: {', '.join(self.invalid)}; see caveats")
+            raise ValueError(
+                f"the results of {self.name} are invalid: {', '.join(self.invalid)}; see caveats"
+            )
         if missing := [f"{one.part} ({one.message})" for one in self.failures if one.decides]:
             raise ValueError(f"not everything that a gate needs was measured: {', '.join(missing)}")
         known = sorted({key for one in self.metrics for key in one.numbers})
         if not isinstance(metric, str) or metric not in known:
-            raise wrong_value("metric", metric, f"one that was measured: {', '.join(known) or 'none was'}")
+            raise wrong_value(
+                "metric", metric, f"one that was measured: {', '.join(known) or 'none was'}"
+            )
         return min(one.numbers[metric].value for one in self.metrics if metric in one.numbers)
 
     def to_dict(self) -> dict[str, object]:
@@ -194,7 +219,9 @@ class AuditReport:
         fields = dict(content)
         schema = fields.pop("schema", None)
         if schema not in READ_SCHEMAS:
-            expected = f"one of {', '.join(map(str, READ_SCHEMAS))}, which this version of teka reads"
+            expected = (
+                f"one of {', '.join(map(str, READ_SCHEMAS))}, which this version of teka reads"
+            )
             raise wrong_value("schema of the content", schema, expected)
         fields.pop("invalid", None)  # which follows from the caveats
         if "traps" in fields:  # as caveats were called
@@ -228,11 +255,15 @@ def worst_images(responses: Responses, number: int) -> tuple[int, ...]:
     """Indices of so many images whose answer changes at most shifts, those that are correct unshifted first."""
     if responses.predictions is None:
         return ()
-    changed = ((responses.predictions != responses.predictions[responses.zero]) & responses.evaluated).sum(dim=0)
+    changed = (
+        (responses.predictions != responses.predictions[responses.zero]) & responses.evaluated
+    ).sum(dim=0)
     correct = responses.correct
     right = torch.zeros_like(changed) if correct is None else correct[responses.zero].to(changed)
     # One that was correct has something to lose; ties go to the earlier image.
-    order = torch.argsort(changed + right * (changed > 0) * responses.evaluated.shape[0], descending=True, stable=True)
+    order = torch.argsort(
+        changed + right * (changed > 0) * responses.evaluated.shape[0], descending=True, stable=True
+    )
     return tuple(order[:number].tolist())
 
 
@@ -255,11 +286,18 @@ def make_examples(
 ) -> Iterator[Example]:
     """Some of the images, with a classifier's class and its probability at every shift; none of other outputs."""
     movement, shifts = responses.movement, responses.take_complete().shifts
-    for index in indices if responses.output in CLASSIFIERS and responses.output not in MULTILABEL else ():
+    for index in (
+        indices if responses.output in CLASSIFIERS and responses.output not in MULTILABEL else ()
+    ):
         placed = movement.place(images[index : index + 1].to(settings.device))
         answers, shares = [], []
         for start in range(0, len(shifts), settings.batch_size):
-            moved = torch.cat([movement.move(placed, shift) for shift in shifts[start : start + settings.batch_size]])
+            moved = torch.cat(
+                [
+                    movement.move(placed, shift)
+                    for shift in shifts[start : start + settings.batch_size]
+                ]
+            )
             output = call_model(function, moved, lambda at=index: f"on image {at}, for an example")
             share, answer = predict_with_probability(output.values, responses.output)
             answers += answer.tolist()

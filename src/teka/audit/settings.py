@@ -33,7 +33,12 @@ from teka.memory import LARGEST_IMAGE
 # Along the last axis, or one step for each; fractions in the sub-pixel modes.
 Steps = int | float | Sequence[int | float]
 StepSet = Sequence[Steps] | np.ndarray | Tensor
-PARTS = ("noise", "layers", "derivative", "sensitivity")  # what an audit does beside the shifts themselves
+PARTS = (
+    "noise",
+    "layers",
+    "derivative",
+    "sensitivity",
+)  # what an audit does beside the shifts themselves
 MAX_SHIFT = 8
 SIDES = "a whole number of pixels, or one for each axis"
 
@@ -104,8 +109,12 @@ class AuditSettings:
             read_steps("shifts", self.shifts)
         check_background(self.background)
         for argument, size in (("canvas_size", self.canvas_size), ("crop_size", self.crop_size)):
-            sides = [size] if is_whole(size) or size is None else check_sequence(argument, size, SIDES)
-            if not all(is_whole(side) and 1 <= side <= LARGEST_IMAGE for side in sides if size is not None):
+            sides = (
+                [size] if is_whole(size) or size is None else check_sequence(argument, size, SIDES)
+            )
+            if not all(
+                is_whole(side) and 1 <= side <= LARGEST_IMAGE for side in sides if size is not None
+            ):
                 raise wrong_value(argument, size, SIDES)
         if self.stride is not None:
             check_stride(self.stride, 2)
@@ -123,9 +132,17 @@ class AuditSettings:
         check_sizes({"num_examples": self.num_examples}, least=0)
         BootstrapSettings(**self.intervals)
         if self.budget_seconds is not None:
-            check_number("budget_seconds", self.budget_seconds, BUDGET, low=0, high=math.inf, exclude=(0,))
+            check_number(
+                "budget_seconds", self.budget_seconds, BUDGET, low=0, high=math.inf, exclude=(0,)
+            )
         if self.precision is not None:
-            check_number("precision", self.precision, "a positive number of points, or None", low=0, exclude=(0,))
+            check_number(
+                "precision",
+                self.precision,
+                "a positive number of points, or None",
+                low=0,
+                exclude=(0,),
+            )
 
     @property
     def intervals(self) -> dict[str, Any]:
@@ -137,7 +154,10 @@ class AuditSettings:
         if self.shifts is None:
             return square_shifts(min(MAX_SHIFT, min(sizes) // 4), len(sizes))
         still = (0,) * (len(sizes) - 1)
-        given = [one if isinstance(one, list) else [*still, one] for one in read_steps("shifts", self.shifts)]
+        given = [
+            one if isinstance(one, list) else [*still, one]
+            for one in read_steps("shifts", self.shifts)
+        ]
         # Whole numbers of pixels are ints.
         whole = [tuple(int(step) if step == int(step) else step for step in one) for one in given]
         return tuple(dict.fromkeys([(0, *still), *whole]))
@@ -158,6 +178,14 @@ class AuditSettings:
     def movement(self, mode: str, sizes: Sequence[int]) -> Movement:
         """How images of these spatial sizes move in one of the modes."""
         reach = zip(sizes, self.reach(sizes), strict=True)
-        canvas = self.canvas_size or tuple([side + 2 * step for side, step in reach]) if mode == "canvas" else None
-        crop = self.crop_size or tuple([side - 2 * step for side, step in reach]) if mode == "crop" else None
+        canvas = (
+            self.canvas_size or tuple([side + 2 * step for side, step in reach])
+            if mode == "canvas"
+            else None
+        )
+        crop = (
+            self.crop_size or tuple([side - 2 * step for side, step in reach])
+            if mode == "crop"
+            else None
+        )
         return Movement(mode, self.background, canvas, crop)

@@ -29,7 +29,11 @@ SubpixelShifts = Iterable[SubpixelShift]
 def axis_shifts(max_shift: int, num_axes: int = 2) -> tuple[tuple[int, ...], ...]:
     """All shifts −m … m along each axis separately, the zero shift once: 2 m n + 1 shifts; of images, dy then dx."""
     steps = _steps(max_shift, num_axes)
-    along_axes = ((0,) * axis + (step,) + (0,) * (num_axes - axis - 1) for axis in range(num_axes) for step in steps)
+    along_axes = (
+        (0,) * axis + (step,) + (0,) * (num_axes - axis - 1)
+        for axis in range(num_axes)
+        for step in steps
+    )
     return tuple(dict.fromkeys(along_axes))
 
 
@@ -53,7 +57,9 @@ def _steps(max_shift: int, num_axes: int, argument: str = "max_shift") -> range:
     return range(-max_shift, max_shift + 1)
 
 
-def random_permutations(num_tokens: int, number: int = 8, *, seed: int = 0) -> tuple[tuple[int, ...], ...]:
+def random_permutations(
+    num_tokens: int, number: int = 8, *, seed: int = 0
+) -> tuple[tuple[int, ...], ...]:
     """Draw permutations of two tokens or more, uniformly from all but the one that moves nothing."""
     check_sizes({"num_tokens": num_tokens}, least=2, most=MOST_TOKENS)
     check_sizes({"number": number}, most=max(1, MOST_TOKENS // num_tokens))
@@ -79,7 +85,9 @@ def read_steps(argument: str, shifts: object) -> list[list[float] | float]:
     found: list[list[float] | float] = []
     for shift in shifts:
         if len(found) == MOST_SHIFTS:
-            raise wrong_value(argument, f"more than {MOST_SHIFTS:,} shifts", f"at most {MOST_SHIFTS:,}")
+            raise wrong_value(
+                argument, f"more than {MOST_SHIFTS:,} shifts", f"at most {MOST_SHIFTS:,}"
+            )
         if isinstance(shift, (Tensor, np.ndarray)):
             shift = shift.tolist()
         is_row = isinstance(shift, Sequence) and not isinstance(shift, (str, bytes))
@@ -90,7 +98,9 @@ def read_steps(argument: str, shifts: object) -> list[list[float] | float]:
     return found
 
 
-def check_shifts(sizes: Sequence[int], shifts: Iterable[SubpixelShift], argument: str = "shifts") -> CheckedShifts:
+def check_shifts(
+    sizes: Sequence[int], shifts: Iterable[SubpixelShift], argument: str = "shifts"
+) -> CheckedShifts:
     """The set of shifts in the order given, one number for each axis, whole ones as ints; repeats count once."""
     checked: dict[CheckedShift, None] = {}
     for shift in read_steps(argument, shifts):
@@ -99,7 +109,9 @@ def check_shifts(sizes: Sequence[int], shifts: Iterable[SubpixelShift], argument
         if len(values) != len(sizes):
             raise wrong_value(argument, given, f"a finite number for each of the {len(sizes)} axes")
         if any(abs(value) > side for value, side in zip(values, sizes, strict=True)):
-            raise wrong_value(argument, given, f"at most the size of the canvas along each axis, {tuple(sizes)}")
+            raise wrong_value(
+                argument, given, f"at most the size of the canvas along each axis, {tuple(sizes)}"
+            )
         checked[given] = None
     if not checked:
         raise wrong_value(argument, "empty", "at least one shift")
@@ -128,5 +140,9 @@ def _levels(steps: set[int | float]) -> dict[int | float, int]:
     while gaps := [(left, right) for left, right in gaps if right - left > 1]:
         level += 1
         levels |= {values[(left + right) // 2]: level for left, right in gaps}
-        gaps = [half for left, right in gaps for half in itertools.pairwise((left, (left + right) // 2, right))]
+        gaps = [
+            half
+            for left, right in gaps
+            for half in itertools.pairwise((left, (left + right) // 2, right))
+        ]
     return levels

@@ -82,7 +82,11 @@ def run(words: list[str]) -> int:
         if _output() == before:
             sys.stdout.flush()
             return code
-        return code if code == USAGE_ERROR else _say(words, "the model's code closed or replaced standard output")
+        return (
+            code
+            if code == USAGE_ERROR
+            else _say(words, "the model's code closed or replaced standard output")
+        )
     except KeyboardInterrupt:
         if child.in_child() and not child.was_interrupted():
             return _say(words, "the model's code raised KeyboardInterrupt")
@@ -103,7 +107,10 @@ def run(words: list[str]) -> int:
 
 def _run(given: list[str]) -> int:
     if not given or given[0] in ("-h", "--help"):
-        lines = [f"  {name:<{max(map(len, COMMANDS))}}  {purpose}" for name, (_, purpose) in COMMANDS.items()]
+        lines = [
+            f"  {name:<{max(map(len, COMMANDS))}}  {purpose}"
+            for name, (_, purpose) in COMMANDS.items()
+        ]
         print(HELP.format("\n".join(lines)))
         return 0
     if given[0] == "--version":
@@ -125,7 +132,9 @@ def _run(given: list[str]) -> int:
     except (ValueError, ImportError) as error:
         return _say(given, error)
     shown = warnings.formatwarning
-    warnings.formatwarning = lambda message, *_: f"teka {name}: warning: {one_line(message, MOST_CHARACTERS)}\n"
+    warnings.formatwarning = lambda message, *_: (
+        f"teka {name}: warning: {one_line(message, MOST_CHARACTERS)}\n"
+    )
     try:
         return command.main(options, shlex.join(["teka", *given])) or 0
     except OSError:

@@ -38,13 +38,24 @@ from teka.files import check_output, make_directory, resolve_path, write_bytes, 
 
 SHIFT_SETS = ("square", "axes", "dy", "dx")
 # Shares, the higher the better.
-METRICS = tuple(name for name, number in NUMBERS.items() if number.is_share and number.over != "rest")
+METRICS = tuple(
+    name for name, number in NUMBERS.items() if number.is_share and number.over != "rest"
+)
 NOT_PASSED = 1
 RESULTS = ("html", "json", "markdown", "badge", "out")  # files to write
 # What makes nothing of the search for the worst shift alone.
 NOT_SEARCHED = (*RESULTS, "fail_under", "precision", "preset", "budget", "resume", "changes")
 # Fields of the settings that are options by their own names and words; others are declared here, of several options.
-SETTINGS = ("background", "output", "stride", "seed", "batch_size", "confidence", "num_resamples", "num_examples")
+SETTINGS = (
+    "background",
+    "output",
+    "stride",
+    "seed",
+    "batch_size",
+    "confidence",
+    "num_resamples",
+    "num_examples",
+)
 FORMS_OF_MODELS = "; ".join((*(one.form for one in OWN_LOADERS), *FORMS))
 MODE_HELP = (
     "How images move, several one after the other, by default crop for a folder of pictures that are mostly 128 pixels "
@@ -70,28 +81,71 @@ OPTIONS = (
     Option("--images", int, "Test images at most, drawn by --seed; 0 takes all.", 500),
     Option("--image_size", Size, "Size at which the data are loaded, in pixels."),
     Option("--input_size", Size, "Size of the model's images, if it takes any."),
-    Option("--weights", str | None, "File of weights, safetensors or tensors of torch; or random, as before training."),
-    Option("--num_classes", int | None, "Number of the model's classes, where --weights are given."),
-    Option("--mean", float, "Mean that is taken off intensities in [0, 1], by channel.", nargs="+", metavar="NUMBER"),
-    Option("--std", float, "What they are divided by then, by channel.", nargs="+", metavar="NUMBER"),
-    Option("--output_name", str | None, "Output to measure, if the model has several: its name, or index in a tuple."),
+    Option(
+        "--weights",
+        str | None,
+        "File of weights, safetensors or tensors of torch; or random, as before training.",
+    ),
+    Option(
+        "--num_classes", int | None, "Number of the model's classes, where --weights are given."
+    ),
+    Option(
+        "--mean",
+        float,
+        "Mean that is taken off intensities in [0, 1], by channel.",
+        nargs="+",
+        metavar="NUMBER",
+    ),
+    Option(
+        "--std", float, "What they are divided by then, by channel.", nargs="+", metavar="NUMBER"
+    ),
+    Option(
+        "--output_name",
+        str | None,
+        "Output to measure, if the model has several: its name, or index in a tuple.",
+    ),
     Option("--bgr", bool, "The model takes blue, green, red."),
-    Option("--shift_before_resize", bool, "Shift images by the data's pixels, then resize them; else by the model's."),
+    Option(
+        "--shift_before_resize",
+        bool,
+        "Shift images by the data's pixels, then resize them; else by the model's.",
+    ),
     Option("--mode", str, MODE_HELP, dest="modes", nargs="+", action="extend", metavar="MODE"),
-    Option("--max_shift", int | float | None, "Largest shift in pixels, by default 8, or a quarter of the side."),
+    Option(
+        "--max_shift",
+        int | float | None,
+        "Largest shift in pixels, by default 8, or a quarter of the side.",
+    ),
     Option("--shifts", str, f"Which shifts: {', '.join(SHIFT_SETS)}.", "square"),
     Option("--step", int | float, "Pixels from shift to shift; below 1 if sub-pixel.", 1),
-    Option("--placed_size", Size, "Size of what modes crop and canvas move, by default with room for every shift."),
-    Option("--ignore_labels", bool, "Leave out accuracy, as for data of other classes than the model's."),
+    Option(
+        "--placed_size",
+        Size,
+        "Size of what modes crop and canvas move, by default with room for every shift.",
+    ),
+    Option(
+        "--ignore_labels",
+        bool,
+        "Leave out accuracy, as for data of other classes than the model's.",
+    ),
     Option("--layers", str, "Modules to look at, all by default.", nargs="+", metavar="NAME"),
     Option(
-        "--budget", float | None, "Seconds for each model, from coarse to fine shifts. A model that hangs is ended."
+        "--budget",
+        float | None,
+        "Seconds for each model, from coarse to fine shifts. A model that hangs is ended.",
     ),
     Option("--trust", bool, TRUST_HELP),
     Option("--device", str | None, "Where the model runs, such as cuda; the CPU by default."),
     Option("--preset", str | None, f"A procedure of the literature to add: {', '.join(PRESETS)}."),
-    fields_of(AuditSettings, skip=[name for name in AuditSettings.__dataclass_fields__ if name not in SETTINGS]),
-    Option("--resume", str | None, "Folder for the state of measurements, which resume from what is in it."),
+    fields_of(
+        AuditSettings,
+        skip=[name for name in AuditSettings.__dataclass_fields__ if name not in SETTINGS],
+    ),
+    Option(
+        "--resume",
+        str | None,
+        "Folder for the state of measurements, which resume from what is in it.",
+    ),
     Option("--html", str | None, "Page to write, one file with everything in it."),
     Option("--json", str | None, "Report to write as JSON."),
     Option("--markdown", str | None, "Summary to write as Markdown, as for a pull request."),
@@ -104,9 +158,19 @@ OPTIONS = (
     *OPTIONS,
     Option("--badge", str | None, "Badge to write as SVG: the lowest consistency of any mode."),
     Option("--change", str, CHANGE_HELP, [], dest="changes", nargs="+", metavar="CHANGE"),
-    Option("--find_worst", float | None, "Look for the worst shift alone, with this share of what all shifts take."),
-    Option("--skip", str, f"Parts to leave out: {', '.join(PARTS)}.", [], nargs="+", metavar="PART"),
-    Option("--precision", float | None, "Stop when the consistency is known to this many points, either way."),
+    Option(
+        "--find_worst",
+        float | None,
+        "Look for the worst shift alone, with this share of what all shifts take.",
+    ),
+    Option(
+        "--skip", str, f"Parts to leave out: {', '.join(PARTS)}.", [], nargs="+", metavar="PART"
+    ),
+    Option(
+        "--precision",
+        float | None,
+        "Stop when the consistency is known to this many points, either way.",
+    ),
     Option("--fail_under", float | None, "Answer 1 if --metric is below this share in any mode."),
     Option("--metric", str, f"What is held to it: {', '.join(METRICS)}.", "consistency"),
     examples=(
@@ -131,7 +195,9 @@ def audit(options: Namespace, command: str) -> int:
     for part in options.skip:
         check_name("skip", part, PARTS)
     settings = make_settings(options, tuple(part for part in PARTS if part not in options.skip))
-    settings = dataclasses.replace(settings, precision=options.precision, changes=tuple(options.changes))
+    settings = dataclasses.replace(
+        settings, precision=options.precision, changes=tuple(options.changes)
+    )
     if options.find_worst is not None:
         unused = [name for name in NOT_SEARCHED if getattr(options, name, None) not in (None, [])]
         if unused or len(settings.modes) > 1:
@@ -156,7 +222,9 @@ def worst_shift(case: AuditCase, share: float) -> WorstShift:
     """The shift of lowest accuracy in the first mode, asking for a share of what all shifts take."""
     settings, sizes = case.settings, (case.images.shape[2], case.images.shape[3])
     if case.labels is None:
-        raise wrong_value("find_worst", share, "None without labels, which say whether a classifier is right")
+        raise wrong_value(
+            "find_worst", share, "None without labels, which say whether a classifier is right"
+        )
     with evaluating(module_of(case.function)), progress_bar() as show:
         return find_worst_shift(
             case.function,
@@ -169,14 +237,18 @@ def worst_shift(case: AuditCase, share: float) -> WorstShift:
             seed=settings.seed,
             batch_size=settings.batch_size,
             device=settings.device,
-            progress=lambda done, total, left: show("worst shift", done, total, f"{left:.0f} s left"),
+            progress=lambda done, total, left: show(
+                "worst shift", done, total, f"{left:.0f} s left"
+            ),
         )
 
 
 def passes(report: AuditReport, metric: str, least: float) -> bool:
     """Return True if a share of `METRICS` is reached in every mode of a valid report; print the decision."""
     if missing := [f"{one.part} ({one.message})" for one in report.failures if one.decides]:
-        raise ValueError(f"--fail-under needs every mode and check, but these failed: {', '.join(missing)}")
+        raise ValueError(
+            f"--fail-under needs every mode and check, but these failed: {', '.join(missing)}"
+        )
     if report.invalid:
         print(f"not passed: the results are invalid ({', '.join(report.invalid)})")
         return False
@@ -189,7 +261,11 @@ def passes(report: AuditReport, metric: str, least: float) -> bool:
 def make_settings(options: Namespace, parts: tuple[str, ...]) -> AuditSettings:
     """The settings that `OPTIONS` ask for, with the parts to do."""
     # A procedure of the literature brings its own movement, of images of the model's size.
-    usual = "circular" if options.modes or options.preset else usual_mode(options.data, options.data_dir)[0]
+    usual = (
+        "circular"
+        if options.modes or options.preset
+        else usual_mode(options.data, options.data_dir)[0]
+    )
     return AuditSettings(
         shifts=shift_set(options.shifts, options.max_shift, options.step),
         modes=tuple(options.modes or (usual,)),
@@ -219,9 +295,7 @@ def shift_set(
     if max_shift / step > most + 0.5:
         if step == 1:
             raise wrong_value("max_shift", max_shift, f"at most {most} for --shifts {name}")
-        least = (
-            f"at least {significant(max_shift / most)}: --shifts {name} takes at most {most} steps up to --max-shift"
-        )
+        least = f"at least {significant(max_shift / most)}: --shifts {name} takes at most {most} steps up to --max-shift"
         raise wrong_value("step", step, least)
     count = round(max_shift / step)
     if abs(count * step - max_shift) > 1e-9:
@@ -248,10 +322,17 @@ def check_files(options: Namespace) -> Path | None:
     models = getattr(options, "models", None) or [getattr(options, "model", None)]
     inputs = [text for text in (*models, getattr(options, "data", None)) if text is not None]
     # A model's file may be followed by the name of a function.
-    files = [file for text in inputs for file in (Path(text), Path(text.rpartition(":")[0])) if file.is_file()]
+    files = [
+        file
+        for text in inputs
+        for file in (Path(text), Path(text.rpartition(":")[0]))
+        if file.is_file()
+    ]
     for argument, path in paths.items():
         if path.is_file() and any(path.samefile(file) for file in files):
-            raise wrong_value(argument, given[argument], "another file than that of a model or the data")
+            raise wrong_value(
+                argument, given[argument], "another file than that of a model or the data"
+            )
         if (other := written.setdefault(resolve_path(argument, path), argument)) != argument:
             raise wrong_value(argument, given[argument], f"another file than that of --{other}")
     if options.html is not None:
@@ -278,13 +359,19 @@ def write_results(
         writer(path)
         print(f"written: {printable(path)}")
 
-    with contextlib.ExitStack() as results:  # calls each of these, the last one first, whatever the others raise
+    with (
+        contextlib.ExitStack() as results
+    ):  # calls each of these, the last one first, whatever the others raise
         results.callback(print, text)
         for name, writer in writers.items():
             if (path := getattr(options, name, None)) is not None:
                 results.callback(write, writer, Path(path))
-        for failure in (failure for report in reports for failure in report.failures if options.debug):
-            results.callback(sys.stderr.write, f"{failure.part}:\n{failure.traceback or failure.message}\n")
+        for failure in (
+            failure for report in reports for failure in report.failures if options.debug
+        ):
+            results.callback(
+                sys.stderr.write, f"{failure.part}:\n{failure.traceback or failure.message}\n"
+            )
 
 
 def read_model(model: str, options: Namespace) -> Subject:
@@ -347,7 +434,9 @@ def audit_case(case: AuditCase, command: str, state: Path | None, *, debug: bool
                 name=name,
                 **case.known,
                 checkpoint=state,
-                progress=lambda part, done, total, left: show(f"{name}, {part}", done, total, f"{left:.0f} s left"),
+                progress=lambda part, done, total, left: show(
+                    f"{name}, {part}", done, total, f"{left:.0f} s left"
+                ),
                 command=command,
             )
     except ValueError:

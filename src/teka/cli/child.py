@@ -20,9 +20,15 @@ from typing import Any
 USAGE_ERROR = 2
 INTERRUPTED = 130  # 128 + SIGINT, as in shells
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as in shells
-GRACE_SECONDS = 10.0  # for a call that began within the budget, for an interrupted child, and for its cleanup
-_LONGEST_WAIT = 1.0  # seconds, because a process that the child has left behind can keep its pipes open
-_INTERRUPT_SECONDS = 1.0  # a terminal and the parent both send an interrupt; within this time they count as one
+GRACE_SECONDS = (
+    10.0  # for a call that began within the budget, for an interrupted child, and for its cleanup
+)
+_LONGEST_WAIT = (
+    1.0  # seconds, because a process that the child has left behind can keep its pipes open
+)
+_INTERRUPT_SECONDS = (
+    1.0  # a terminal and the parent both send an interrupt; within this time they count as one
+)
 _IDLE, _CALL, _DONE = b"idle", b"call", b"done"
 
 _connection: Connection | None = None  # to the parent, in the child
@@ -39,7 +45,9 @@ def was_interrupted() -> bool:
     return _was_interrupted
 
 
-def run_in_child(run: Callable[[list[str]], int], words: list[str], say: Callable[[str], int]) -> int:
+def run_in_child(
+    run: Callable[[list[str]], int], words: list[str], say: Callable[[str], int]
+) -> int:
     """Run a command in a child process.
 
     Args:
@@ -69,7 +77,9 @@ def run_in_child(run: Callable[[list[str]], int], words: list[str], say: Callabl
     return say(code or _describe_end(process.exitcode))
 
 
-def _await_code(process: BaseProcess, receiver: Connection, seconds: float | None = None) -> int | str | None:
+def _await_code(
+    process: BaseProcess, receiver: Connection, seconds: float | None = None
+) -> int | str | None:
     """Return the exit code of the child, None if it ended without one, or the reason to kill it if time is up."""
     deadline = math.inf if seconds is None else time.monotonic() + seconds
     reason = ""
@@ -134,12 +144,16 @@ def _run_child(run: Callable[[list[str]], int], words: list[str], connection: Co
     global _connection
     _connection = connection
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as it is in the background of a shell
+    if (
+        signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+    ):  # as it is in the background of a shell
         signal.signal(signal.SIGINT, _raise_interrupt())
     try:
         code = run(words)
     except SystemExit as error:  # of the parser, which has printed help or an error
-        code = error.code if isinstance(error.code, int) else 0 if error.code is None else USAGE_ERROR
+        code = (
+            error.code if isinstance(error.code, int) else 0 if error.code is None else USAGE_ERROR
+        )
     connection.send_bytes(b"%s %d" % (_DONE, code))
     # The report is complete. What handlers of the model's code print at exit would only follow it.
     with contextlib.suppress(OSError):

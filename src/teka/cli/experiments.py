@@ -28,13 +28,28 @@ from teka.experiments.study.run_study import Progress
 from teka.experiments.study.step_seconds import measure_step_seconds
 from teka.files import make_directory, resolve_path
 from teka.training import Run, TrainedRun, restore, train
-from teka.training.shift.measure import ShiftSettings, check_same_data, make_examples, make_report, measure
+from teka.training.shift.measure import (
+    ShiftSettings,
+    check_same_data,
+    make_examples,
+    make_report,
+    measure,
+)
 from teka.training.shift.page import write_report
 from teka.training.shift.report import WIDTH, finding, plain_table
 from teka.training.trained_run import model_name
 
 # Edges meet, so that rolling an image is a symmetry of the exact models. No image is held out of so few.
-BASE = Run.of(stem="convolution", periodic=True, dim=32, heads=2, depth=3, epochs=11, batch_size=32, validation_size=0)
+BASE = Run.of(
+    stem="convolution",
+    periodic=True,
+    dim=32,
+    heads=2,
+    depth=3,
+    epochs=11,
+    batch_size=32,
+    validation_size=0,
+)
 DEMO_RUNS = (
     BASE.replace(position="absolute", backend="linear"),
     BASE.replace(position="rotary", backend="linear"),
@@ -44,13 +59,19 @@ DEMO_RUNS = (
     BASE.replace(position="rotary", backend="linear", depth=2, stem="strided", patch_size=2),
 )
 LAYERS_HELP = f"The layers, all by default: {', '.join(layer_names())}; four_gemms is always timed."
-ONLY_HELP = "Train only the runs at these levels; 'seed' is a factor too. May be given several times."
+ONLY_HELP = (
+    "Train only the runs at these levels; 'seed' is a factor too. May be given several times."
+)
 # What every command that trains a grid of runs takes.
 GRID_OPTIONS = (
     fields_of(run_study, skip=("study", "out", "only", "command", "progress")),
     Option("--only", str, ONLY_HELP, [], action="append", metavar="FACTOR=LEVEL,..."),
     Option("--summary", bool, "Train nothing, and write the tables and plots."),
-    Option("--pack", bool, "Then pack the cells' files into one, cells.jsonl.gz, which is read as well."),
+    Option(
+        "--pack",
+        bool,
+        "Then pack the cells' files into one, cells.jsonl.gz, which is read as well.",
+    ),
 )
 
 
@@ -75,11 +96,17 @@ def shift(options: Namespace, command: str) -> None:
     _compare(trained, settings, make_directory("out", options.out), command)
 
 
-def _compare(trained: Sequence[TrainedRun], settings: ShiftSettings, folder: Path, command: str) -> None:
+def _compare(
+    trained: Sequence[TrainedRun], settings: ShiftSettings, folder: Path, command: str
+) -> None:
     check_same_data(trained)
     with progress_bar() as show:
         responses = [
-            measure(run, settings, lambda done, total, stage=f"shift {run.name}": show(stage, done, total, ""))
+            measure(
+                run,
+                settings,
+                lambda done, total, stage=f"shift {run.name}": show(stage, done, total, ""),
+            )
             for run in trained
         ]
     report = make_report(trained, responses, settings, command)
@@ -103,7 +130,9 @@ def demo(options: Namespace, command: str) -> None:
     if not options.seeds or len(set(options.seeds)) < len(options.seeds):
         raise wrong_value("seeds", options.seeds, "one seed or more, each once")
     folder = make_directory("out", options.out)
-    runs = [run.replace(seed=seed, epochs=options.epochs) for run in DEMO_RUNS for seed in options.seeds]
+    runs = [
+        run.replace(seed=seed, epochs=options.epochs) for run in DEMO_RUNS for seed in options.seeds
+    ]
     trained = []
     for number, run in enumerate(runs, start=1):
         name = model_name(run)
@@ -116,10 +145,21 @@ def demo(options: Namespace, command: str) -> None:
 
 @command(
     Option("study", str, "YAML file of the study."),
-    Option("--out", str | None, "Folder of the results, beside the file and named after it by default."),
+    Option(
+        "--out", str | None, "Folder of the results, beside the file and named after it by default."
+    ),
     *GRID_OPTIONS,
-    Option("--repeat", str | None, "Train one finished cell again elsewhere and compare the numbers.", metavar="CELL"),
-    Option("--step_seconds", bool, "Train nothing, and time a training step of every model in turn, to be compared."),
+    Option(
+        "--repeat",
+        str | None,
+        "Train one finished cell again elsewhere and compare the numbers.",
+        metavar="CELL",
+    ),
+    Option(
+        "--step_seconds",
+        bool,
+        "Train nothing, and time a training step of every model in turn, to be compared.",
+    ),
     examples=(
         "teka study studies/kernels.yaml --data-dir data --processes 2",
         'teka study studies/kernels.yaml --data-dir data --only data=digits --only "kernel=squared relu,softmax"',
@@ -141,7 +181,11 @@ def study(options: Namespace, command: str) -> None:
     given = {"data_dir": options.data_dir, "processes": options.processes, "command": command}
     if options.step_seconds:
         if options.only:
-            raise wrong_value("only", options.only, "nothing with --step-seconds, which times every model of the study")
+            raise wrong_value(
+                "only",
+                options.only,
+                "nothing with --step-seconds, which times every model of the study",
+            )
         with progress_bar(lines=True) as show:
             print(f"written: {measure_step_seconds(study, folder, **given, progress=_steps(show))}")
         if not any(list_cells(folder / CELLS)):
@@ -149,7 +193,9 @@ def study(options: Namespace, command: str) -> None:
     elif not options.summary:
         only = parse_only(options.only)
         with progress_bar(lines=True) as show:
-            run_study(study, folder, **given, parallel=options.parallel, only=only, progress=_steps(show))
+            run_study(
+                study, folder, **given, parallel=options.parallel, only=only, progress=_steps(show)
+            )
     written = write_study(folder, reference=study.reference, planned=len(study.places({})))
     _tell(written, pack_study(folder) if options.pack else ())
 
@@ -161,7 +207,9 @@ def _tell(written: Written, packed: Sequence[Path] = ()) -> None:
 
 def _steps(show: Show) -> Callable[[Progress], None]:
     """What a study calls with its progress."""
-    return lambda step: show(step.stage, step.done, step.total, "" if step.cell is None else step.cell.name)
+    return lambda step: show(
+        step.stage, step.done, step.total, "" if step.cell is None else step.cell.name
+    )
 
 
 def _repeat(study: Study, folder: Path, cell: str, data_dir: str | None) -> None:
@@ -218,22 +266,46 @@ def reproduce(options: Namespace, command: str) -> None:
     folder = Path(f"runs/reproduce-{options.scale}" if options.out is None else options.out)
     if not options.summary:
         with progress_bar(lines=True) as show:
-            fields = {name: getattr(options, name) for name in ("scale", "data_dir", "processes", "parallel")}
+            fields = {
+                name: getattr(options, name)
+                for name in ("scale", "data_dir", "processes", "parallel")
+            }
             only = parse_only(options.only)
-            train_reproduction(options.target, folder, **fields, only=only, command=command, progress=_steps(show))
-    written = write_reproduction(folder, description=study.description, planned=len(study.places({})))
+            train_reproduction(
+                options.target, folder, **fields, only=only, command=command, progress=_steps(show)
+            )
+    written = write_reproduction(
+        folder, description=study.description, planned=len(study.places({}))
+    )
     _tell(written, pack_study(folder) if options.pack else ())
 
 
 @command(
     *(
-        Option(f"--{name}", kind, what, list(getattr(Approximation, name)), nargs="+", metavar=metavar)
+        Option(
+            f"--{name}", kind, what, list(getattr(Approximation, name)), nargs="+", metavar=metavar
+        )
         for name, kind, metavar, what in (
-            ("sizes", float, "SIZE", "Standard deviations of the entries of queries and keys, for the output's error."),
-            ("radii", float, "RADIUS", "Radii of balls of scaled queries and keys, for the largest error of weights."),
+            (
+                "sizes",
+                float,
+                "SIZE",
+                "Standard deviations of the entries of queries and keys, for the output's error.",
+            ),
+            (
+                "radii",
+                float,
+                "RADIUS",
+                "Radii of balls of scaled queries and keys, for the largest error of weights.",
+            ),
             ("num_features", int, "M", "Lengths of the feature maps."),
             ("kernels", str, "NAME", f"Kernels: {', '.join(Approximation.kernels)}."),
-            ("projections", str, "NAME", f"How features are drawn: {', '.join(Approximation.projections)}."),
+            (
+                "projections",
+                str,
+                "NAME",
+                f"How features are drawn: {', '.join(Approximation.projections)}.",
+            ),
         )
     ),
     fields_of(Approximation, skip=("sizes", "radii", "num_features", "kernels", "projections")),
@@ -247,17 +319,28 @@ def reproduce(options: Namespace, command: str) -> None:
 def approximate(options: Namespace, command: str) -> None:
     """Measure how near random features come to softmax attention, against their number and how they are drawn."""
     given: dict[str, Any] = {
-        name: tuple(one) if isinstance(one, list) else one for name, one in vars(options).items() if name != "out"
+        name: tuple(one) if isinstance(one, list) else one
+        for name, one in vars(options).items()
+        if name != "out"
     }
     settings, folder = Approximation(**given), make_directory("out", options.out)
     with progress_bar() as show:
-        result = measure_errors(settings, command=command, progress=lambda done, total: show("errors", done, total, ""))
+        result = measure_errors(
+            settings, command=command, progress=lambda done, total: show("errors", done, total, "")
+        )
     _tell(write_approximation(result, folder))
 
 
 @command(
     # Written out here, so that they take words after one another and not a list in brackets.
-    Option("--lengths", int, "Numbers of tokens, cells of a square grid each.", list(LENGTHS), nargs="+", metavar="L"),
+    Option(
+        "--lengths",
+        int,
+        "Numbers of tokens, cells of a square grid each.",
+        list(LENGTHS),
+        nargs="+",
+        metavar="L",
+    ),
     Option("--layers", str, LAYERS_HELP, nargs="+", metavar="NAME"),
     fields_of(measure_layers, skip=("lengths", "layers", "command", "progress")),
     examples=(
@@ -274,6 +357,8 @@ def bench(options: Namespace, command: str) -> None:
     these are installed.
     """
     with progress_bar() as show:
-        result = measure_layers(**vars(options), command=command, progress=lambda line: show(line, 0, None, ""))
+        result = measure_layers(
+            **vars(options), command=command, progress=lambda line: show(line, 0, None, "")
+        )
     print(bench_table(result))
     print(f"written: {Path(options.out) / BENCH_FILE}, {Path(options.out) / PLOT_FILE}")

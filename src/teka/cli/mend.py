@@ -18,7 +18,15 @@ from teka.audit.report import AuditReport
 from teka.audit.settings import PARTS
 from teka.audit.statistics.ranking import Pair
 from teka.checks import check_name
-from teka.cli.audit import MODEL_HELP, OPTIONS, check_files, make_settings, read_case, read_model, write_results
+from teka.cli.audit import (
+    MODEL_HELP,
+    OPTIONS,
+    check_files,
+    make_settings,
+    read_case,
+    read_model,
+    write_results,
+)
 from teka.cli.compare import audit_modes, write_comparison
 from teka.cli.parser import Option, command
 from teka.codec import encode
@@ -61,21 +69,32 @@ def mend(options: Namespace, command: str) -> None:
     try:
         copy.deepcopy(case.function)
     except FOREIGN as error:
-        raise wrong_value("model", options.model, f"a module that can be copied ({first_line(error)})") from error
+        raise wrong_value(
+            "model", options.model, f"a module that can be copied ({first_line(error)})"
+        ) from error
     print(one_line(case.description, LONGEST_TEXT))
     folder = None if state is None else make_directory("resume", state / "before")
     before = audit_modes(case, command, folder, debug=options.debug)
     if before.layers is None:
-        raise ValueError("; ".join(f"{failure.part}: {failure.message}" for failure in before.failures))
+        raise ValueError(
+            "; ".join(f"{failure.part}: {failure.message}" for failure in before.failures)
+        )
     mended, done = mend_model(case.function, before.layers, fixes)
-    print(*(f"{fix}: {FIXES[fix].does} ({FIXES[fix].source})" for fix in done.fixed), printable_lines(done), sep="\n")
+    print(
+        *(f"{fix}: {FIXES[fix].does} ({FIXES[fix].source})" for fix in done.fixed),
+        printable_lines(done),
+        sep="\n",
+    )
     made = {fix: len(layers) for fix, layers in done.fixed.items() if layers}
     if not made:
         content = {"reports": [before.to_dict()], "comparisons": [], "mending": encode(done)}
         write_results([before], content, options, audit_text([before]))
         return
     name = f"{case.subject.name}, mended"
-    known = {**case.known, "model_facts": {**case.known["model_facts"], "name": name, "mended": made}}
+    known = {
+        **case.known,
+        "model_facts": {**case.known["model_facts"], "name": name, "mended": made},
+    }
     other = replace(case, function=mended, subject=replace(case.subject, name=name), known=known)
     # The state of other fixes would be taken for this one's, since the weights are the same.
     folder = None if state is None else make_directory("resume", state / "-".join(made))
@@ -94,7 +113,9 @@ def mend(options: Namespace, command: str) -> None:
 
 def cost(pairs: Sequence[Pair]) -> str:
     """What mending does to the accuracy of images that are not moved, of the model before as the first of each pair."""
-    found = [(pair.comparison.movement.mode, pair.comparison.numbers.get("accuracy")) for pair in pairs]
+    found = [
+        (pair.comparison.movement.mode, pair.comparison.numbers.get("accuracy")) for pair in pairs
+    ]
     sentences: dict[str, list[str]] = {}
     for mode, one in found:
         if one is None:
@@ -108,12 +129,17 @@ def cost(pairs: Sequence[Pair]) -> str:
         words = f"{words}: {size} ({write_ends('accuracy', one)}, {write_p_value(one.p_value)})"
         sentences.setdefault(words, []).append(mode)
     several = len(sentences) > 1
-    told = [f"{words}{f' in mode {listed(modes)}' if several else ''}." for words, modes in sentences.items()]
+    told = [
+        f"{words}{f' in mode {listed(modes)}' if several else ''}."
+        for words, modes in sentences.items()
+    ]
     return " ".join(told) or "What that costs in accuracy is not known: the images have no labels."
 
 
 def _counted(made: dict[str, int]) -> str:
-    return listed([f"{fix} in {count} layer{'s' if count > 1 else ''}" for fix, count in made.items()])
+    return listed(
+        [f"{fix} in {count} layer{'s' if count > 1 else ''}" for fix, count in made.items()]
+    )
 
 
 def _write_weights(case: AuditCase, mended: nn.Module, done: Mending, path: Path) -> None:
@@ -122,6 +148,8 @@ def _write_weights(case: AuditCase, mended: nn.Module, done: Mending, path: Path
     if not done.parameters:
         print("not written: weights, for no fix changed any")
         return
-    place = next((name for name, one in case.function.named_modules() if one is case.subject.module), "")
+    place = next(
+        (name for name, one in case.function.named_modules() if one is case.subject.module), ""
+    )
     write_bytes(path, pack(mended.get_submodule(place), "float32"))
     print(f"written: {printable(path)}")

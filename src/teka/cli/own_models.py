@@ -21,14 +21,20 @@ def load_run(path: str, reading: Reading) -> Subject:
     data, name = trained.dataset, trained.name
     transform, size = _checked(name, data.image_size, data.in_channels, reading)
     # A data set that was passed to `train` has no path, and so no names.
-    names = class_names(trained.run.data, data_dir=trained.run.data_dir) if data.name == trained.run.data else None
+    names = (
+        class_names(trained.run.data, data_dir=trained.run.data_dir)
+        if data.name == trained.run.data
+        else None
+    )
     known = {
         "class_names": names,
         "num_classes": data.num_classes,
         "loads_at_input_size": True,
         "trained_on": data.name,
     }
-    return subject_of_module(trained.model, name, "teka run", transform, size, reading.device, **known)
+    return subject_of_module(
+        trained.model, name, "teka run", transform, size, reading.device, **known
+    )
 
 
 def load_model_file(path: str, reading: Reading) -> Subject:
@@ -43,7 +49,9 @@ def load_model_file(path: str, reading: Reading) -> Subject:
         "loads_at_input_size": True,
         "trained_on": run.get("data") if isinstance(run, Mapping) else None,
     }
-    return subject_of_module(models.load(path), name, "teka model file", transform, size, reading.device, **known)
+    return subject_of_module(
+        models.load(path), name, "teka model file", transform, size, reading.device, **known
+    )
 
 
 def _checked(
@@ -63,9 +71,15 @@ def _is_model_file(spec: str) -> bool:
     return spec in PRETRAINED or (config.is_file() and "format_version" in read_json(config))
 
 
-_MODEL_FILE = f"the folder of a model file, or a model that comes with teka ({', '.join(PRETRAINED)})"
+_MODEL_FILE = (
+    f"the folder of a model file, or a model that comes with teka ({', '.join(PRETRAINED)})"
+)
 # The models that come with the library go before folders of their names.
 OWN_LOADERS = (
     Loader(_MODEL_FILE, _is_model_file, load_model_file),
-    Loader("the folder of a teka run", lambda spec: (expand_user(spec) / "run.json").is_file(), load_run),
+    Loader(
+        "the folder of a teka run",
+        lambda spec: (expand_user(spec) / "run.json").is_file(),
+        load_run,
+    ),
 )

@@ -25,26 +25,42 @@ class Parser(jsonargparse.ArgumentParser):
     def parse_args(self, *arguments: Any, **options: Any) -> Any:
         """Read the command line, in which --data-dir is the field data_dir, and an empty word is no value."""
         dashes = re.compile(r"(?<=^--)[a-z][a-z-]+")
-        words = [dashes.sub(lambda option: option[0].replace("-", "_"), word) for word in arguments[0]]
+        words = [
+            dashes.sub(lambda option: option[0].replace("-", "_"), word) for word in arguments[0]
+        ]
         for before, word in itertools.pairwise(["", *words]):
             if not word or re.fullmatch(r"--\w+=", word):
-                self.error(f"{(word or before).rstrip('=') or 'the first argument'} is '', expected a value")
+                self.error(
+                    f"{(word or before).rstrip('=') or 'the first argument'} is '', expected a value"
+                )
         return super().parse_args(words, *arguments[1:], **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if unknown := re.match(r"unrecognized arguments: (--\w+)", message, flags=re.IGNORECASE):
-            hint = nearest(unknown[1], self._option_string_actions) or f"; {self.prog} --help lists them"
+            hint = (
+                nearest(unknown[1], self._option_string_actions)
+                or f"; {self.prog} --help lists them"
+            )
             message = f"{unknown[1]} is no option of this command{hint}".replace("_", "-")
         elif missing := re.match(r"the following arguments are required: (.+)", message):
-            named = {one.dest: one.option_strings[-1:] or [one.metavar or one.dest] for one in self._actions}
-            given = " and ".join(str(named.get(dest, [dest])[0]).replace("_", "-") for dest in missing[1].split(", "))
+            named = {
+                one.dest: one.option_strings[-1:] or [one.metavar or one.dest]
+                for one in self._actions
+            }
+            given = " and ".join(
+                str(named.get(dest, [dest])[0]).replace("_", "-") for dest in missing[1].split(", ")
+            )
             message = f"nothing is given for {given}; {self.prog} --help shows examples"
         sys.stderr.write(f"{self.prog}: error: {' '.join(message.split())}\n")
         sys.exit(2)
 
     def format_help(self, formatter: argparse.HelpFormatter | None = None) -> str:
         """The help, with --data-dir for the field data_dir."""
-        return re.sub(r"--[a-z][a-z_]+", lambda option: option[0].replace("_", "-"), super().format_help(formatter))
+        return re.sub(
+            r"--[a-z][a-z_]+",
+            lambda option: option[0].replace("_", "-"),
+            super().format_help(formatter),
+        )
 
 
 class _Formatter(jsonargparse.DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -52,11 +68,20 @@ class _Formatter(jsonargparse.DefaultHelpFormatter, argparse.RawDescriptionHelpF
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
-        says_more = action.option_strings and action.default not in (None, False, [], argparse.SUPPRESS)
+        says_more = action.option_strings and action.default not in (
+            None,
+            False,
+            [],
+            argparse.SUPPRESS,
+        )
         return f"{text} (default: %(default)s)" if says_more and "default" not in text else text
 
-    def _format_usage(self, usage: str | None, actions: Iterable[argparse.Action], *others: Any, **more: Any) -> str:
-        places = " ".join(self._format_args(one, one.dest) for one in actions if not one.option_strings)
+    def _format_usage(
+        self, usage: str | None, actions: Iterable[argparse.Action], *others: Any, **more: Any
+    ) -> str:
+        places = " ".join(
+            self._format_args(one, one.dest) for one in actions if not one.option_strings
+        )
         return f"usage: {self._prog}{' ' if places else ''}{places} [options]\n\n"
 
 
@@ -96,7 +121,10 @@ class Command:
 
     def make_parser(self) -> Parser:
         """The parser with its options."""
-        name, examples = f"teka {self.main.__name__}", "".join(f"  {line}\n" for line in self.examples)
+        name, examples = (
+            f"teka {self.main.__name__}",
+            "".join(f"  {line}\n" for line in self.examples),
+        )
         parser = self.parser(name, " ".join((self.main.__doc__ or "").split()), examples)
         for add in self.options:
             add(parser)
@@ -124,11 +152,16 @@ def progress_bar(*, lines: bool = False) -> Iterator[Show]:
     from rich.console import Console
 
     console = Console(stderr=True, markup=False, highlight=False)
-    stage, note = (progress.TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[note]"))
+    stage, note = (
+        progress.TextColumn(f"{{task.{field}}}", markup=False)
+        for field in ("description", "fields[note]")
+    )
     times = progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
     columns = stage, progress.BarColumn(), progress.MofNCompleteColumn(), *times, note
     stages: list[str] = []
-    with progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with progress.Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
 
         def show(stage: str, done: int, total: int | None, text: str) -> None:
             stage, text = printable(stage), printable(text)

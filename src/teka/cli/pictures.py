@@ -67,10 +67,15 @@ def predict(options: Namespace, command: str) -> None:
             batch_size=options.batch_size,
             progress=lambda done, total: show("pictures", done, total, ""),
         )
-    ranked = [list(zip(one.class_names, one.probabilities, strict=True))[: options.top] for one in found]
+    ranked = [
+        list(zip(one.class_names, one.probabilities, strict=True))[: options.top] for one in found
+    ]
     if options.json:
         entries = [
-            {"picture": one.picture, "classes": [{"class": name, "probability": share} for name, share in pairs]}
+            {
+                "picture": one.picture,
+                "classes": [{"class": name, "probability": share} for name, share in pairs],
+            }
             for one, pairs in zip(found, ranked, strict=True)
         ]
         print(json.dumps({"model": model, "pictures": entries}, indent=2, ensure_ascii=False))
@@ -91,5 +96,7 @@ def split_model(words: Sequence[str], model: str) -> tuple[Sequence[str], str]:
     if model != DEFAULT_MODEL or is_picture:
         return words, model
     if len(words) == 1:
-        raise wrong_value("the picture", None, f"a file after the model: teka predict {first} PICTURE")
+        raise wrong_value(
+            "the picture", None, f"a file after the model: teka predict {first} PICTURE"
+        )
     return words[1:], first

@@ -43,7 +43,11 @@ class _TrainParser(Parser):
             given = first.parse_known_args(*arguments[:1])[0]
             # The whole parser reads files without a limit to their nesting.
             files = [read_yaml("config", str(file)) for file in given.config]
-            recipes = [file["recipe"] for file in files if isinstance(file, dict) and file.get("recipe") is not None]
+            recipes = [
+                file["recipe"]
+                for file in files
+                if isinstance(file, dict) and file.get("recipe") is not None
+            ]
             recipes += [] if given.recipe is None else [given.recipe]
             if recipes:
                 self.set_defaults(vars(training.read_recipe(recipes[-1])))
@@ -52,9 +56,15 @@ class _TrainParser(Parser):
 
 @command(
     Option("--recipe", str | None, RECIPE_HELP),
-    lambda parser: parser.add_argument("--config", action="config", help="YAML or JSON file of the options below."),
+    lambda parser: parser.add_argument(
+        "--config", action="config", help="YAML or JSON file of the options below."
+    ),
     Option("--out", str | None, "Folder of the run, named after it under runs/ by default."),
-    Option("--resume", str | None, "Folder of a run to resume by its own options, but for those of devices and parts."),
+    Option(
+        "--resume",
+        str | None,
+        "Folder of a run to resume by its own options, but for those of devices and parts.",
+    ),
     Option("--loggers", str, LOGGERS_HELP, [], nargs="+"),
     fields_of(DataOptions, ModelOptions, Recipe),
     Option("--encoding", str | None, "The older name of --position of self_attention."),
@@ -78,7 +88,9 @@ def train(options: argparse.Namespace, command: str) -> None:
     out, resume, loggers = fields.pop("out"), fields.pop("resume"), fields.pop("loggers")
     fields.pop("config", None)
     fields.pop("recipe")
-    execution = Execution(**{field.name: fields.pop(field.name) for field in dataclasses.fields(Execution)})
+    execution = Execution(
+        **{field.name: fields.pop(field.name) for field in dataclasses.fields(Execution)}
+    )
     run = Run.from_dict(fields)
     if resume is not None:
         if out is not None or run != Run():
@@ -87,7 +99,12 @@ def train(options: argparse.Namespace, command: str) -> None:
     folder = _default_folder(run) if out is None else Path(out)
     try:
         result: Any = training.train(
-            run, folder, resume=resume is not None, command=command, loggers=loggers, execution=execution
+            run,
+            folder,
+            resume=resume is not None,
+            command=command,
+            loggers=loggers,
+            execution=execution,
         )
     except KeyboardInterrupt:
         if is_first_process():
@@ -110,17 +127,24 @@ def _default_folder(run: Run) -> Path:
     RUN,
     DATA_DIR,
     Option("--batch_size", int, "Images at a time.", 256),
-    examples=("teka evaluate runs/digits-rotation-squared_relu-0", "teka evaluate runs/long --data-dir data"),
+    examples=(
+        "teka evaluate runs/digits-rotation-squared_relu-0",
+        "teka evaluate runs/long --data-dir data",
+    ),
 )
 def evaluate(options: argparse.Namespace, command: str) -> None:
     """Measure a trained run on every test image."""
     trained = restore(options.run, data_dir=options.data_dir)
     with progress_bar() as show:
         shown = {"progress": lambda done, total: show("test images", done, total, "")}
-        evaluation = training.evaluate(trained, batch_size=options.batch_size, command=command, **shown)
+        evaluation = training.evaluate(
+            trained, batch_size=options.batch_size, command=command, **shown
+        )
     low, high = evaluation.interval
     print(f"{trained.name} on {evaluation.test_images:,} test images of {evaluation.dataset}")
-    print(f"accuracy  {100 * evaluation.accuracy:.2f} %   (95 % interval {100 * low:.2f} % to {100 * high:.2f} %)")
+    print(
+        f"accuracy  {100 * evaluation.accuracy:.2f} %   (95 % interval {100 * low:.2f} % to {100 * high:.2f} %)"
+    )
     for label, accuracy in enumerate(evaluation.accuracy_by_class):
         print(f"class {label:>3}  {100 * accuracy:.2f} %")
     print(f"written: {trained.folder / EVALUATION_FILE}")
@@ -149,19 +173,30 @@ def prune(options: argparse.Namespace, command: str) -> None:
     headings = ("", "parameters", "MFLOPs", "accuracy")
     sizes = {"before": pruning.before, "pruned": pruning.pruned, "trained on": pruning.tuned}
     rows = tuple(
-        (name, f"{model.parameters:,}", f"{model.flops / 1e6:,.1f}", f"{100 * model.accuracy:.2f} %")
+        (
+            name,
+            f"{model.parameters:,}",
+            f"{model.flops / 1e6:,.1f}",
+            f"{100 * model.accuracy:.2f} %",
+        )
         for name, model in sizes.items()
     )
     print(Table("", headings, rows).plain())
     low, high = (f"{100 * end:.2f} %" for end in pruning.evaluation.interval)
-    print(f"{pruning.evaluation.test_images:,} test images; the last 95 % interval is {low} to {high}")
+    print(
+        f"{pruning.evaluation.test_images:,} test images; the last 95 % interval is {low} to {high}"
+    )
     print(f"written: {fields['out']}")
 
 
 @command(
     RUN,
-    Option("--out", str, "Folder to write; a model file that stood there is replaced.", required=True),
-    Option("--dtype", str, "How weights are stored: float32, or float16, which rounds them.", "float32"),
+    Option(
+        "--out", str, "Folder to write; a model file that stood there is replaced.", required=True
+    ),
+    Option(
+        "--dtype", str, "How weights are stored: float32, or float16, which rounds them.", "float32"
+    ),
     DATA_DIR,
     examples=(
         "teka export runs/digits-rotary-squared_relu-0 --out models/digits",
@@ -173,7 +208,9 @@ def export(options: argparse.Namespace, command: str) -> None:
 
     It is a folder with config.json and model.safetensors.
     """
-    folder = training.export(restore(options.run, data_dir=options.data_dir), options.out, dtype=options.dtype)
+    folder = training.export(
+        restore(options.run, data_dir=options.data_dir), options.out, dtype=options.dtype
+    )
     size = (folder / WEIGHTS_FILE).stat().st_size
     print(f"written: {folder}, the weights in {size / 1e6:.2f} MB of {options.dtype}")
 
@@ -181,9 +218,14 @@ def export(options: argparse.Namespace, command: str) -> None:
 @command(
     RUN,
     Option("--query", int, QUERY_HELP, nargs=2, metavar=("ROW", "COLUMN")),
-    Option("--out", str | None, f"Folder for the files, {HEADS_FOLDER}/ within the run's by default."),
+    Option(
+        "--out", str | None, f"Folder for the files, {HEADS_FOLDER}/ within the run's by default."
+    ),
     DATA_DIR,
-    examples=("teka heads runs/digits-self_attention-0", "teka heads runs/cifar10 --query 3 12 --out pictures"),
+    examples=(
+        "teka heads runs/digits-self_attention-0",
+        "teka heads runs/cifar10 --query 3 12 --out pictures",
+    ),
 )
 def heads(options: argparse.Namespace, command: str) -> None:
     """Draw where the heads of a finished run of model self_attention look.
@@ -193,11 +235,17 @@ def heads(options: argparse.Namespace, command: str) -> None:
     trained = restore(options.run, data_dir=options.data_dir)
     model, run, result = trained.model, trained.run, trained.result
     if not isinstance(model, SelfAttentionNetwork):
-        raise wrong_value("run", options.run, f"a run of model 'self_attention'; its model is {run.model!r}")
+        raise wrong_value(
+            "run", options.run, f"a run of model 'self_attention'; its model is {run.model!r}"
+        )
     record = load_head_record(trained.folder / HEADS_FILE)
     parent = trained.folder / BEFORE_PRUNING_FILE
-    load_weights(model, trained.folder / CHECKPOINTS / LAST)  # the record's end is not its best epoch
-    query = middle_query(model.grid) if options.query is None else (options.query[0], options.query[1])
+    load_weights(
+        model, trained.folder / CHECKPOINTS / LAST
+    )  # the record's end is not its best epoch
+    query = (
+        middle_query(model.grid) if options.query is None else (options.query[0], options.query[1])
+    )
     images = trained.dataset.test.images[:HEADS_IMAGES]
     words = [word.replace("_", " ") for word in (record.position, record.content) if word]
     settings = {

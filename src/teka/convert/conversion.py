@@ -9,7 +9,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from teka.checks import check_class, check_name, check_plain, check_sizes, check_tensor, is_number, is_whole
+from teka.checks import (
+    check_class,
+    check_name,
+    check_plain,
+    check_sizes,
+    check_tensor,
+    is_number,
+    is_whole,
+)
 from teka.convert.convolutions import (
     PADDING_MODES,
     Convolution,
@@ -56,15 +64,23 @@ class BorderedAttention(nn.Module):
         super().__init__()
         check_name("padding_mode", padding_mode, PADDING_MODES)
         if attention.query is not None or attention.key is not None:
-            raise wrong_value("attention.kernel", attention.kernel, "one that looks at no content, such as 'constant'")
+            raise wrong_value(
+                "attention.kernel",
+                attention.kernel,
+                "one that looks at no content, such as 'constant'",
+            )
         if not all(is_whole(cells) and cells >= 0 for cells in border):
             raise wrong_value("border", border, "whole numbers of cells of at least 0")
         self.attention = attention
         self.border = tuple(border)
         self.spacing = Grid((1,) * len(self.border), spacing).spacing
-        self.stride = Grid(stride if isinstance(stride, Sequence) else (stride,) * len(self.border)).shape
+        self.stride = Grid(
+            stride if isinstance(stride, Sequence) else (stride,) * len(self.border)
+        ).shape
         if len(self.stride) != len(self.border):
-            raise wrong_value("stride", stride, f"a number, or one for each of {len(self.border)} axes")
+            raise wrong_value(
+                "stride", stride, f"a number, or one for each of {len(self.border)} axes"
+            )
         self.padding_mode = padding_mode
 
     def output_grid(self, grid: Grid) -> Grid:
@@ -73,33 +89,46 @@ class BorderedAttention(nn.Module):
         apart = tuple(one * step for one, step in zip(grid.spacing, self.stride, strict=True))
         return Grid(sides, apart, grid.periodic, grid.origin)
 
-    def forward(self, tokens: Float[Tensor, "batch tokens context"], grid: Grid) -> Float[Tensor, "batch outputs dim"]:
+    def forward(
+        self, tokens: Float[Tensor, "batch tokens context"], grid: Grid
+    ) -> Float[Tensor, "batch outputs dim"]:
         """Attend; a ValueError for tokens of another size or number, or a grid of other spacing or with other edges."""
         check_plain("tokens", tokens)
         check_tensor("tokens", tokens, "batch", "tokens", self.attention.context_dim)
         fits = isinstance(grid, Grid) and grid.num_axes == len(self.border)
         fits = fits and all(
-            abs(one - two) <= SPACING_TOLERANCE * two for one, two in zip(grid.spacing, self.spacing, strict=True)
+            abs(one - two) <= SPACING_TOLERANCE * two
+            for one, two in zip(grid.spacing, self.spacing, strict=True)
         )
         circular = self.padding_mode == "circular"
         if not fits or not all(one == circular for one in grid.periodic):
             edges = "that is periodic" if circular else "with edges"
             expected = f"a grid {edges} and a spacing of {self.spacing}, a number for each axis"
             raise wrong_value("grid", grid, expected)
-        if circular and any(side % step for side, step in zip(grid.shape, self.stride, strict=True)):
-            raise wrong_value("grid", grid, f"sides that are multiples of the stride {self.stride}, around a torus")
+        if circular and any(
+            side % step for side, step in zip(grid.shape, self.stride, strict=True)
+        ):
+            raise wrong_value(
+                "grid",
+                grid,
+                f"sides that are multiples of the stride {self.stride}, around a torus",
+            )
         # Grids from 0 on: only differences count, and they are rounded least there.
         inside = Grid(grid.shape, self.spacing, grid.periodic)
         places = self.output_grid(inside)
         # What attends is not looked at: only its number and the size of the output count.
-        attending = tokens.new_zeros(1).expand(tokens.shape[0], places.num_tokens, self.attention.dim)
+        attending = tokens.new_zeros(1).expand(
+            tokens.shape[0], places.num_tokens, self.attention.dim
+        )
         if circular:
             grid.unflatten(tokens)  # checks their number
             return self.attention(attending, places, context=tokens, context_grid=inside)
         outside = Grid(
             tuple(side + 2 * cells for side, cells in zip(grid.shape, self.border, strict=True)),
             self.spacing,
-            origin=tuple(-cells * step for cells, step in zip(self.border, self.spacing, strict=True)),
+            origin=tuple(
+                -cells * step for cells, step in zip(self.border, self.spacing, strict=True)
+            ),
         )
         around = [cells for one in reversed(self.border) for cells in (one, one)]
         context = outside.flatten(pad(grid.unflatten(tokens), around))
@@ -148,22 +177,32 @@ def attention_from_convolution(
     check_precision(precision)
     dim_head = min(num_in, num_out) if dim_head is None else dim_head
     check_sizes({"dim_head": dim_head})
-    values, outputs = factor_matrices(offset_matrices(convolution), dim_head, epsilon=torch.finfo(weight.dtype).eps)
+    values, outputs = factor_matrices(
+        offset_matrices(convolution), dim_head, epsilon=torch.finfo(weight.dtype).eps
+    )
 
     heads, width = values.shape[:2]
     relative = Quadratic(len(sides), heads)
     options = {"dim_head": dim_head, "context_dim": num_in, "qkv_bias": False}
-    attention = Attention(num_out, heads, kernel="constant", relative=relative, **options).to(weight)
+    attention = Attention(num_out, heads, kernel="constant", relative=relative, **options).to(
+        weight
+    )
     reach = window_reach(convolution)
     steps = tuple(one * step for one, step in zip(convolution.dilation, spacing, strict=True))
     first = tuple(-cells * step for cells, step in zip(reach, spacing, strict=True))
     with torch.no_grad():
-        relative.center.copy_(Grid(tuple(sides), steps, origin=first).positions(dtype=torch.float64))
+        relative.center.copy_(
+            Grid(tuple(sides), steps, origin=first).positions(dtype=torch.float64)
+        )
         # From the hard one on, a larger precision changes nothing.
         size = torch.tensor(min(precision, hard_precision(spacing)), dtype=torch.float64)
         relative.raw_precision.copy_(inverse_softplus(size).expand(heads))
         if not relative.raw_precision.isfinite().all():
-            raise wrong_value("precision", float(size), f"a number that {weight.dtype} can hold; widen the spacing")
+            raise wrong_value(
+                "precision",
+                float(size),
+                f"a number that {weight.dtype} can hold; widen the spacing",
+            )
         # What a head has beyond its factors keeps its first values, times 0 in the output, so that it can be trained.
         assert attention.value is not None
         attention.value.weight.unflatten(0, (heads, dim_head))[:, :width] = values.to(weight)
@@ -181,7 +220,9 @@ def attention_from_convolution(
 class HeadOffset:
     """Where a head looks."""
 
-    offset: tuple[int, ...]  # the offset with the largest weight, key less query, in cells along each axis
+    offset: tuple[
+        int, ...
+    ]  # the offset with the largest weight, key less query, in cells along each axis
     share: float  # its share of the weights of all offsets up to the grid's sides: the least that a query gives it
 
 
@@ -194,14 +235,22 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
         raise wrong_value("grid", grid, "a teka.Grid")
     check_class("attention", attention, Attention)
     if attention.query is not None or attention.key is not None:
-        came = f"{attention.content_heads} heads that look at content, or a relative kernel that does"
+        came = (
+            f"{attention.content_heads} heads that look at content, or a relative kernel that does"
+        )
         raise wrong_value("attention", came, "attention by position alone, kernel='constant'")
     if attention.position_heads:
-        raise wrong_value("attention.position_heads", attention.position_heads, "0: a relative kernel in every head")
+        raise wrong_value(
+            "attention.position_heads",
+            attention.position_heads,
+            "0: a relative kernel in every head",
+        )
     relative = None if attention.relative is None else attention.relative()
     if not isinstance(relative, StationaryRelative):
         name = None if relative is None else relative.name
-        raise wrong_value("attention.relative", name, "a relative kernel of the offset alone, such as 'quadratic'")
+        raise wrong_value(
+            "attention.relative", name, "a relative kernel of the offset alone, such as 'quadratic'"
+        )
     heads = attention.heads
     relative.check(heads=heads, dim=attention.dim_head, num_axes=grid.num_axes, kernel=Constant())
     relative = relative.on(Positions(grid))
@@ -216,7 +265,9 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
     with torch.no_grad():
         shares, places = torch.softmax(relative.log_at(-away), dim=-1).max(dim=-1)
     cells = zip(*(one.tolist() for one in torch.unravel_index(places, sides)), strict=True)
-    offsets = [tuple(cell + least for cell, least in zip(one, lowest, strict=True)) for one in cells]
+    offsets = [
+        tuple(cell + least for cell, least in zip(one, lowest, strict=True)) for one in cells
+    ]
     return tuple(HeadOffset(*one) for one in zip(offsets, shares.tolist(), strict=True))
 
 
@@ -260,7 +311,9 @@ def convolution_from_attention(
             expected = f"at least {least_share:g} at one offset; its largest is at {one.offset}, key less query"
             raise wrong_value(f"the share of head {head}", float(f"{one.share:.4g}"), expected)
         if any(abs(cells) >= side for cells, side in zip(one.offset, grid.shape, strict=True)):
-            raise wrong_value(f"the offset of head {head}", one.offset, f"one between two cells of {grid.shape}")
+            raise wrong_value(
+                f"the offset of head {head}", one.offset, f"one between two cells of {grid.shape}"
+            )
     along = list(zip(*(one.offset for one in found), strict=True))
     dilation = tuple(max(1, math.gcd(*cells)) for cells in along)
     reach = tuple(max(map(abs, cells)) for cells in along)
@@ -281,7 +334,10 @@ def convolution_from_attention(
         by_head = by_head @ layer.value.weight.detach().double().unflatten(0, (layer.heads, -1))
     matrices = torch.zeros_like(convolution.weight, dtype=torch.float64)
     for one, matrix in zip(found, by_head, strict=True):
-        place = (cells // step + half for cells, step, half in zip(one.offset, dilation, middle, strict=True))
+        place = (
+            cells // step + half
+            for cells, step, half in zip(one.offset, dilation, middle, strict=True)
+        )
         matrices[(..., *place)] += matrix
     bias = layer.output.bias.detach().double()
     if layer.value is not None and layer.value.bias is not None:

@@ -34,7 +34,11 @@ def check_same_convolution(convolution: nn.Module) -> Convolution:
     for name, right, expected in (
         ("kernel_size", all(side % 2 for side in convolution.kernel_size), "odd sizes"),
         ("weight.dtype", convolution.weight.is_floating_point(), "a real floating-point dtype"),
-        ("padding_mode", convolution.padding_mode in PADDING_MODES, " or ".join(map(repr, PADDING_MODES))),
+        (
+            "padding_mode",
+            convolution.padding_mode in PADDING_MODES,
+            " or ".join(map(repr, PADDING_MODES)),
+        ),
     ):
         if not right:
             raise wrong_value(f"convolution.{name}", attrgetter(name)(convolution), expected)
@@ -47,7 +51,9 @@ def check_same_convolution(convolution: nn.Module) -> Convolution:
 def cell_spacing(spacing: float | Sequence[float], num_axes: int) -> tuple[float, ...]:
     """Return the distance between neighboring cells along every axis, given one number or one for each axis."""
     if isinstance(spacing, Sequence) and len(spacing) != num_axes:
-        raise wrong_value("spacing", spacing, f"one positive number, or one for each of {num_axes} axes")
+        raise wrong_value(
+            "spacing", spacing, f"one positive number, or one for each of {num_axes} axes"
+        )
     return Grid((1,) * num_axes, spacing).spacing
 
 
@@ -60,7 +66,11 @@ def window_reach(convolution: Convolution) -> tuple[int, ...]:
 def offset_matrices(convolution: Convolution) -> Float[Tensor, "offsets out_channels in_channels"]:
     """The matrix W_h of every offset of the window, in row-major order, in float64; 0 between groups."""
     of_groups = (
-        convolution.weight.detach().to(torch.float64).flatten(2).permute(2, 0, 1).chunk(convolution.groups, dim=1)
+        convolution.weight.detach()
+        .to(torch.float64)
+        .flatten(2)
+        .permute(2, 0, 1)
+        .chunk(convolution.groups, dim=1)
     )
     blocks = zip(*(one.unbind() for one in of_groups), strict=True)
     return torch.stack([torch.block_diag(*one) for one in blocks])
@@ -103,7 +113,9 @@ def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution
     convolution = check_same_convolution(convolution)
     check_sizes({"rank": rank})
     if convolution.groups > 1:
-        raise wrong_value("convolution.groups", convolution.groups, "1, for the rank of a matrix of all channels")
+        raise wrong_value(
+            "convolution.groups", convolution.groups, "1, for the rank of a matrix of all channels"
+        )
     left, sizes, right = torch.linalg.svd(offset_matrices(convolution), full_matrices=False)
     nearest = (left[..., :rank] * sizes[:, None, :rank]) @ right[:, :rank]
     result = copy.deepcopy(convolution)
@@ -137,7 +149,9 @@ def stray_weight(precision: float, spacing: Sequence[float]) -> float:
     check_precision(precision)
     hard_precision(spacing)  # checks it
     steepness = [precision * step * step for step in spacing]
-    return -math.expm1(-sum(math.log1p(2 * math.exp(-one) / -math.expm1(-3 * one)) for one in steepness))
+    return -math.expm1(
+        -sum(math.log1p(2 * math.exp(-one) / -math.expm1(-3 * one)) for one in steepness)
+    )
 
 
 def precision_for_tolerance(tolerance: float, spacing: Sequence[float]) -> float:
@@ -151,12 +165,18 @@ def precision_for_tolerance(tolerance: float, spacing: Sequence[float]) -> float
     low = 1e-9 * high
     for _ in range(HALVINGS):
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if 2 * stray_weight(middle, spacing) <= tolerance else (middle, high)
+        low, high = (
+            (low, middle) if 2 * stray_weight(middle, spacing) <= tolerance else (middle, high)
+        )
     return high
 
 
 def conversion_error_bound(
-    convolution: nn.Module, *, precision: float, largest_input: float, spacing: float | Sequence[float] = 1.0
+    convolution: nn.Module,
+    *,
+    precision: float,
+    largest_input: float,
+    spacing: float | Sequence[float] = 1.0,
 ) -> float:
     """Bound of |attention(x) − convolution(x)| over all outputs and all inputs up to a magnitude.
 

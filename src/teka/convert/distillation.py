@@ -17,7 +17,9 @@ BATCHES = "a list of a model's inputs"
 LEAST_WEIGHT = 1e-6  # of a key, where its logarithm is taken
 
 
-def distill_attention(model: nn.Module, batches: Iterable[Any], *, learning_rate: float = 0.01) -> list[float]:
+def distill_attention(
+    model: nn.Module, batches: Iterable[Any], *, learning_rate: float = 0.01
+) -> list[float]:
     """Teach the kernels of a model the softmax weights of the same queries and keys; gives the loss of every batch.
 
         loss = − Σ_j p_j log w_j,   p = softmax(scale · qᵀk),   w: the weights of the kernels,
@@ -47,12 +49,19 @@ def distill_attention(model: nn.Module, batches: Iterable[Any], *, learning_rate
     layers = [module for module in model.modules() if isinstance(module, AttentionHeads)]
     learned = [parameter for layer in layers for parameter in layer.parameters()]
     if not learned:
-        raise wrong_value("model", f"{len(layers)} AttentionHeads without parameters", "kernels that learn: 'hedgehog'")
+        raise wrong_value(
+            "model",
+            f"{len(layers)} AttentionHeads without parameters",
+            "kernels that learn: 'hedgehog'",
+        )
     if not is_positive(learning_rate):
         raise wrong_value("learning_rate", learning_rate, POSITIVE)
     optimizer = torch.optim.Adam(learned, lr=learning_rate)
     losses: list[Tensor] = []
-    hooks = [layer.register_forward_hook(partial(_compare, losses=losses), with_kwargs=True) for layer in layers]
+    hooks = [
+        layer.register_forward_hook(partial(_compare, losses=losses), with_kwargs=True)
+        for layer in layers
+    ]
     modes, history = [(module, module.training) for module in model.modules()], []
     model.eval()
     try:
@@ -89,13 +98,20 @@ def _call(model: nn.Module, batch: object) -> None:
 
 
 def _compare(
-    layer: AttentionHeads, given: tuple[Any, ...], named: dict[str, Any], _: Tensor, *, losses: list[Tensor]
+    layer: AttentionHeads,
+    given: tuple[Any, ...],
+    named: dict[str, Any],
+    _: Tensor,
+    *,
+    losses: list[Tensor],
 ) -> Float[Tensor, "batch heads queries dim_value"]:
     """Keep the loss of a layer, and give on what softmax makes of its values."""
     query, key, value = (one.detach() for one in given[:3])
     others = given[3:]
     key_mask = others[1] if len(others) > 1 else named.get("key_mask")
-    each = torch.eye(key.shape[2], dtype=query.dtype, device=query.device).expand(*key.shape[:3], -1)
+    each = torch.eye(key.shape[2], dtype=query.dtype, device=query.device).expand(
+        *key.shape[:3], -1
+    )
     causal = named.get("is_causal", False) and query.shape[2] > 1
     options = {"key_mask": key_mask, "is_causal": causal, "scale": named.get("scale")}
     truth = attention(query, key, each, kernel="softmax", **options)

@@ -48,9 +48,15 @@ class Mending:
     def __str__(self) -> str:
         lines = [f"{name}: {', '.join(layers)}" for name, layers in self.fixed.items() if layers]
         lines += [
-            f"{name}: no layer that it is for" for name in self.fixed if not (self.fixed[name] or self.left[name])
+            f"{name}: no layer that it is for"
+            for name in self.fixed
+            if not (self.fixed[name] or self.left[name])
         ]
-        lines += [f"{fix}: not {name}: {why}" for fix, layers in self.left.items() for name, why in layers.items()]
+        lines += [
+            f"{fix}: not {name}: {why}"
+            for fix, layers in self.left.items()
+            for name, why in layers.items()
+        ]
         return "\n".join(lines) or "nothing to mend: no layer is to blame that a fix is for"
 
 
@@ -97,18 +103,30 @@ def mend(
         fixes = check_names("fixes", fixes, FIXES)
     chosen = [name for name in FIXES if name in (layers.advised if fixes is None else fixes)]
     fixed = {name: layers.mendable(name) for name in chosen}
-    left = {name: {one: why for one, why in layers.fixes.get(name, {}).items() if why} for name in chosen}
+    left = {
+        name: {one: why for one, why in layers.fixes.get(name, {}).items() if why}
+        for name in chosen
+    }
     mended, offsets = copy.deepcopy(model), Offsets()
-    state, modules = dict([*mended.named_parameters(), *mended.named_buffers()]), dict(mended.named_modules())
+    state, modules = (
+        dict([*mended.named_parameters(), *mended.named_buffers()]),
+        dict(mended.named_modules()),
+    )
     for name in (one for of_fix in fixed.values() for one in of_fix):
         if name not in modules and name not in state:
             raise wrong_value("layers", name, f"a layer of this {type(model).__name__}")
     with torch.no_grad():
         for name in fixed.get("positions", ()):
             _forget_places(state[name], layers)
-    for name in dict.fromkeys(one for fix in ("circular", *SAMPLED_BY) for one in fixed.get(fix, ())):
+    for name in dict.fromkeys(
+        one for fix in ("circular", *SAMPLED_BY) for one in fixed.get(fix, ())
+    ):
         # With "circular" a low pass goes on at the other side too, also where the layer itself does not pad.
-        _change(modules[name], [fix for fix in chosen if fix == "circular" or name in fixed[fix]], offsets)
+        _change(
+            modules[name],
+            [fix for fix in chosen if fix == "circular" or name in fixed[fix]],
+            offsets,
+        )
     if any(fixed.get(fix) for fix in SAMPLED_BY):
         mended.register_forward_pre_hook(offsets.forget)
         mended.register_forward_hook(offsets.forget)
@@ -120,7 +138,9 @@ def _forget_places(table: Tensor, layers: LayerFindings) -> None:
     grids = [(one.grid, one.prefix_tokens) for one in layers.findings if one.grid]
     found = place_axes(tuple(table.shape), [(layers.seen_size, 0), *grids])
     if found is None:
-        raise wrong_value("layers", tuple(table.shape), "findings with the grid of this position embedding")
+        raise wrong_value(
+            "layers", tuple(table.shape), "findings with the grid of this position embedding"
+        )
     axes, before = found
     placed = table.narrow(axes[0], before, table.shape[axes[0]] - before)
     placed.copy_(placed.mean(axes, keepdim=True).expand_as(placed))
@@ -221,7 +241,10 @@ class _Sampled(nn.Module):
         sizes, steps = pair(window.kernel_size), pair(getattr(self, "dilation", 1))
         padding = (0, 0) if window.padding == "valid" else pair(window.padding)
         # Behind the last cell as much as a window that begins there sees.
-        sides = [(cells, step * (size - 1) - cells) for cells, size, step in zip(padding, sizes, steps, strict=True)]
+        sides = [
+            (cells, step * (size - 1) - cells)
+            for cells, size, step in zip(padding, sizes, steps, strict=True)
+        ]
         around = [*sides[1], *sides[0]]
         if window.padding_mode == "zeros":
             maps = pad(input, around, value=self.outside)

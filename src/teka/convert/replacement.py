@@ -35,7 +35,9 @@ SUBSET = "it may receive only some of the patches, at unknown positions; relativ
 UNPLACED = "the positions of its tokens are not known; give their grid, or relative=None"
 # Model types of transformers whose tokens are patches alone, in row-major order.
 PATCHES_ONLY = frozenset({"ijepa", "siglip_vision_model", "videomae"})
-CROSS = frozenset({"encoder_attn", "crossattention", "cross_attn"})  # what models of transformers call such attention
+CROSS = frozenset(
+    {"encoder_attn", "crossattention", "cross_attn"}
+)  # what models of transformers call such attention
 TIMM_ATTENTION = ("timm.layers.attention", "timm.models.vision_transformer")
 KNOWN = "torch.nn.MultiheadAttention, or the attention of timm's vision transformers or of transformers' models"
 
@@ -58,11 +60,20 @@ class ReplacementReport:
     num_new: int  # parameters of the kernels
 
     def __str__(self) -> str:
-        layers = "1 layer attends" if len(self.replaced) == 1 else f"{len(self.replaced)} layers attend"
-        lines = [f"{layers} by {self.kernels} now; {self.num_kept:,} parameters kept, {self.num_new:,} new."]
+        layers = (
+            "1 layer attends" if len(self.replaced) == 1 else f"{len(self.replaced)} layers attend"
+        )
+        lines = [
+            f"{layers} by {self.kernels} now; {self.num_kept:,} parameters kept, {self.num_new:,} new."
+        ]
         lines = lines if self.replaced else ["No layer was replaced."]
-        lines += [f"  {name or 'the model itself'}: was {was}" for name, was in self.replaced.items()]
-        lines += [f"  {name or 'the model itself'}: left, because {reason}" for name, reason in self.left.items()]
+        lines += [
+            f"  {name or 'the model itself'}: was {was}" for name, was in self.replaced.items()
+        ]
+        lines += [
+            f"  {name or 'the model itself'}: left, because {reason}"
+            for name, reason in self.left.items()
+        ]
         return "\n".join(lines)
 
 
@@ -73,7 +84,9 @@ class Found:
     was: str
     dim_head: int = 0
     num_heads: int = 0
-    attend_by: Callable[[AttentionHeads], nn.Module] | None = None  # make the layer that replaces it
+    attend_by: Callable[[AttentionHeads], nn.Module] | None = (
+        None  # make the layer that replaces it
+    )
     reason: str = ""
     num_axes: int = 1  # of its tokens, if no grid is known
     grid: Grid | None = None  # of its tokens, if its model says it
@@ -82,7 +95,11 @@ class Found:
 
 
 def replace_attention(
-    model: nn.Module, *, grid: Grid | None = None, num_prefix_tokens: int = 0, **options: Unpack[PlacedKeywords]
+    model: nn.Module,
+    *,
+    grid: Grid | None = None,
+    num_prefix_tokens: int = 0,
+    **options: Unpack[PlacedKeywords],
 ) -> ReplacementReport:
     """Replace the attention of a model by teka's kernels, in place, and keep all its parameters.
 
@@ -124,12 +141,20 @@ def replace_attention(
     check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
     placed = AttentionOptions(**{"num_axes": 1, **options}).relative is not None
     found = {
-        name: layer for name, part in model.named_modules() if (layer := _look_at(model, name, part, placed, grid))
+        name: layer
+        for name, part in model.named_modules()
+        if (layer := _look_at(model, name, part, placed, grid))
     }
     if not any(layer.reason != UNSUPPORTED for layer in found.values()):
-        known = "; ".join([KNOWN, *(f"{name} is a {layer.was}" for name, layer in list(found.items())[:1])])
-        raise wrong_value("model", type(model).__name__, f"a model with attention that can be replaced: {known}")
-    blocked = {id(layer.blocked): layer.reason for layer in found.values() if layer.blocked is not None}
+        known = "; ".join(
+            [KNOWN, *(f"{name} is a {layer.was}" for name, layer in list(found.items())[:1])]
+        )
+        raise wrong_value(
+            "model", type(model).__name__, f"a model with attention that can be replaced: {known}"
+        )
+    blocked = {
+        id(layer.blocked): layer.reason for layer in found.values() if layer.blocked is not None
+    }
     for name, layer in found.items():
         reason = blocked.get(id(getattr(model.get_submodule(name), "config", None)))
         if layer.attend_by is not None and reason is not None:
@@ -153,7 +178,9 @@ def replace_attention(
         like = next(iter([*old.parameters(), *model.parameters()]))
         heads.to(like.device, like.dtype if like.is_floating_point() else None)
         new[old] = attend_by(heads).train(old.training)
-    for name, old in list(model.named_modules(remove_duplicate=False)):  # one layer may be used in several places
+    for name, old in list(
+        model.named_modules(remove_duplicate=False)
+    ):  # one layer may be used in several places
         if name and old in new:
             model.set_submodule(name, new[old])
     for module in model.modules():
@@ -162,13 +189,19 @@ def replace_attention(
     num_new = sum(parameter.numel() for heads in made.values() for parameter in heads.parameters())
     kernels = pair_name(*next(iter(made.values())).present()) if made else ""
     reasons = {name: layer.reason for name, layer in found.items() if layer.attend_by is None}
-    report = ReplacementReport(kernels, {name: layer.was for name, layer in able.items()}, reasons, num_kept, num_new)
+    report = ReplacementReport(
+        kernels, {name: layer.was for name, layer in able.items()}, reasons, num_kept, num_new
+    )
     if not made:
-        warnings.warn(f"no layer was replaced: {'; '.join(dict.fromkeys(reasons.values()))}", stacklevel=2)
+        warnings.warn(
+            f"no layer was replaced: {'; '.join(dict.fromkeys(reasons.values()))}", stacklevel=2
+        )
     return report
 
 
-def _look_at(model: nn.Module, name: str, module: nn.Module, placed: bool, grid: Grid | None) -> Found | None:
+def _look_at(
+    model: nn.Module, name: str, module: nn.Module, placed: bool, grid: Grid | None
+) -> Found | None:
     """Return what a module is if it has attention, else None; `placed` says if tokens need positions."""
     kind, home = type(module), type(module).__module__
     if home.split(".")[0] == "teka":
@@ -181,9 +214,13 @@ def _look_at(model: nn.Module, name: str, module: nn.Module, placed: bool, grid:
         return _transformers_attention(model, name, module, placed, grid)
     # The innermost module whose class is named so computes it.
     inner = (part for part in module.modules() if part is not module)
-    if "Attention" in kind.__name__ and not any("Attention" in type(part).__name__ for part in inner):
+    if "Attention" in kind.__name__ and not any(
+        "Attention" in type(part).__name__ for part in inner
+    ):
         parents = (type(part) for part in _ancestors(model, name))
-        if not any(issubclass(one, nn.MultiheadAttention) or _interface_calls(one) for one in parents):
+        if not any(
+            issubclass(one, nn.MultiheadAttention) or _interface_calls(one) for one in parents
+        ):
             return Found(f"{home}.{kind.__name__}", reason=UNSUPPORTED)
     return None
 
@@ -209,19 +246,37 @@ def _torch_attention(
 ) -> Found:
     was = "torch.nn.MultiheadAttention"
     if type(module).forward is not nn.MultiheadAttention.forward:
-        return Found(was, reason=f"its class {type(module).__name__} has a forward method of its own")
-    if _asks_others(model, name, module) or (placed and not module.embed_dim == module.kdim == module.vdim):
+        return Found(
+            was, reason=f"its class {type(module).__name__} has a forward method of its own"
+        )
+    if _asks_others(model, name, module) or (
+        placed and not module.embed_dim == module.kdim == module.vdim
+    ):
         return Found(was, reason=OTHER_TOKENS)
     if module.bias_k is not None or module.add_zero_attn:
         return Found(was, reason="it has add_bias_kv or add_zero_attn")
     if not name:
-        return Found(was, reason="it is the model itself; teka.nn.MultiheadAttention takes its parameters")
-    kwargs = {"kdim": module.kdim, "vdim": module.vdim, "batch_first": module.batch_first, "device": "meta"}
+        return Found(
+            was, reason="it is the model itself; teka.nn.MultiheadAttention takes its parameters"
+        )
+    kwargs = {
+        "kdim": module.kdim,
+        "vdim": module.vdim,
+        "batch_first": module.batch_first,
+        "device": "meta",
+    }
     sizes = (module.embed_dim, module.num_heads, module.dropout, module.in_proj_bias is not None)
     expected = {key for key, _ in nn.MultiheadAttention(*sizes, **kwargs).named_parameters()}
     if {key for key, _ in module.named_parameters()} != expected:
         return Found(was, reason="its parameters are not those of torch.nn.MultiheadAttention")
-    if any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)):
+    if any(
+        (
+            module._forward_hooks,
+            module._forward_pre_hooks,
+            module._backward_hooks,
+            module._backward_pre_hooks,
+        )
+    ):
         return Found(was, reason="it has hooks")
     owner = _owner(model, name)
     if placed and grid is None and getattr(owner, "main_input_name", None) == "pixel_values":
@@ -230,7 +285,9 @@ def _torch_attention(
     def attend_by(heads: AttentionHeads) -> nn.Module:
         new = MultiheadAttention(*sizes, **kwargs)
         for own, parameter in module.named_parameters():
-            new.get_submodule(own.rpartition(".")[0]).register_parameter(own.rpartition(".")[2], parameter)
+            new.get_submodule(own.rpartition(".")[0]).register_parameter(
+                own.rpartition(".")[2], parameter
+            )
         new.heads = heads
         if placed:
             new.register_forward_pre_hook(_check_own_tokens, with_kwargs=True)
@@ -241,16 +298,25 @@ def _torch_attention(
 
 def _check_own_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Check that keys have the positions of the queries, because the positions of other tokens are not known."""
-    query, key = (args[place] if place < len(args) else kwargs.get(name) for place, name in enumerate(("query", "key")))
+    query, key = (
+        args[place] if place < len(args) else kwargs.get(name)
+        for place, name in enumerate(("query", "key"))
+    )
     if isinstance(query, Tensor) and isinstance(key, Tensor) and query.shape[:-1] != key.shape[:-1]:
         expected = f"the shape of query, {tuple(query.shape)}; attention to other tokens needs relative=None"
         raise wrong_shape("key", key.shape, expected)
 
 
-def _timm_attention(model: nn.Module, name: str, module: nn.Module, placed: bool, grid: Grid | None) -> Found:
+def _timm_attention(
+    model: nn.Module, name: str, module: nn.Module, placed: bool, grid: Grid | None
+) -> Found:
     timms: Any = module
     was = f"{type(module).__module__}.{type(module).__name__}"
-    holders = (part for part in _ancestors(model, name) if hasattr(getattr(part, "patch_embed", None), "grid_size"))
+    holders = (
+        part
+        for part in _ancestors(model, name)
+        if hasattr(getattr(part, "patch_embed", None), "grid_size")
+    )
     holder: Any = next(holders, None)
     place = {}
     if placed and grid is None:
@@ -264,8 +330,15 @@ def _timm_attention(model: nn.Module, name: str, module: nn.Module, placed: bool
     return Found(was, width // heads, heads, lambda new: PackedAttention(module, new), **place)
 
 
-def _transformers_attention(model: nn.Module, name: str, module: nn.Module, placed: bool, grid: Grid | None) -> Found:
-    from teka.integrations.transformers.attention import OWN, OWN_HEADS, patch_grid, register_attention
+def _transformers_attention(
+    model: nn.Module, name: str, module: nn.Module, placed: bool, grid: Grid | None
+) -> Found:
+    from teka.integrations.transformers.attention import (
+        OWN,
+        OWN_HEADS,
+        patch_grid,
+        register_attention,
+    )
 
     was = f"{type(module).__module__}.{type(module).__name__}"
     owner, config = _owner(model, name), getattr(module, "config", None)
@@ -280,11 +353,20 @@ def _transformers_attention(model: nn.Module, name: str, module: nn.Module, plac
         reason = _unknown_positions(model, name, module, grid)
         if reason:
             return Found(was, reason=reason)
-    places, counts = (module, config), ("num_attention_heads", "num_heads", "n_heads", "n_head", "num_attn_heads")
-    heads = next((size for place in places for one in counts if (size := getattr(place, one, None))), 0)
+    places, counts = (
+        (module, config),
+        ("num_attention_heads", "num_heads", "n_heads", "n_head", "num_attn_heads"),
+    )
+    heads = next(
+        (size for place in places for one in counts if (size := getattr(place, one, None))), 0
+    )
     dims = ("qk_head_dim", "attention_head_size", "head_dim", "key_value_proj_dim")
-    dim_head = next((size for one in dims if isinstance(size := getattr(module, one, None), int)), 0)
-    dim_head = dim_head or (getattr(config, "hidden_size", 0) // heads if isinstance(heads, int) and heads else 0)
+    dim_head = next(
+        (size for one in dims if isinstance(size := getattr(module, one, None), int)), 0
+    )
+    dim_head = dim_head or (
+        getattr(config, "hidden_size", 0) // heads if isinstance(heads, int) and heads else 0
+    )
     if not (isinstance(heads, int) and heads and dim_head):
         return Found(was, reason=UNKNOWN_SIZE)
 
@@ -293,7 +375,9 @@ def _transformers_attention(model: nn.Module, name: str, module: nn.Module, plac
         if owner is not None:
             owner.set_attn_implementation(OWN)
         layer: Any = module
-        layer.config._attn_implementation = OWN  # some models give their layers a copy of the config
+        layer.config._attn_implementation = (
+            OWN  # some models give their layers a copy of the config
+        )
         setattr(module, OWN_HEADS, new)
         for part in _ancestors(model, name):
             if hasattr(part, "save_pretrained"):
@@ -301,12 +385,16 @@ def _transformers_attention(model: nn.Module, name: str, module: nn.Module, plac
         return module
 
     patches = patch_grid(config)
-    return Found(was, dim_head, heads, attend_by, num_axes=1 if patches is None else patches.num_axes)
+    return Found(
+        was, dim_head, heads, attend_by, num_axes=1 if patches is None else patches.num_axes
+    )
 
 
 def _owner(model: nn.Module, name: str) -> Any:
     """Return the nearest model of transformers that contains a module, or None."""
-    return next((part for part in _ancestors(model, name) if hasattr(part, "set_attn_implementation")), None)
+    return next(
+        (part for part in _ancestors(model, name) if hasattr(part, "set_attn_implementation")), None
+    )
 
 
 @cache
@@ -319,8 +407,16 @@ def _interface_calls(kind: type[nn.Module]) -> tuple[tuple[ast.Call, ...], bool]
         return None
     nodes = list(ast.walk(ast.parse(textwrap.dedent(source))))
     calls = (node for node in nodes if isinstance(node, ast.Call))
-    named = tuple(node for node in calls if isinstance(node.func, ast.Name) and node.func.id == "attention_interface")
-    assigned = (node for node in nodes if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in MASKS)
+    named = tuple(
+        node
+        for node in calls
+        if isinstance(node.func, ast.Name) and node.func.id == "attention_interface"
+    )
+    assigned = (
+        node
+        for node in nodes
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in MASKS
+    )
     return named, not all(isinstance(node.value, ast.Name | ast.IfExp) for node in assigned)
 
 
@@ -346,11 +442,17 @@ def _unsupported_weights(model: nn.Module, name: str, module: nn.Module) -> str:
         ):
             return BIASED
     biases = ("relative_position_bias", "relative_attention_bias", "rel_pos")
-    if owner is not None and any(bias in key for key, _ in owner.named_parameters() for bias in biases):
+    if owner is not None and any(
+        bias in key for key, _ in owner.named_parameters() for bias in biases
+    ):
         return BIASED
     kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
     if kinds:
-        if any(word in kind for kind in kinds for word in ("sliding", "chunked", "local", "sparse", "window")):
+        if any(
+            word in kind
+            for kind in kinds
+            for word in ("sliding", "chunked", "local", "sparse", "window")
+        ):
             return WINDOWED
     elif window and getattr(config, "use_sliding_window", True):
         return WINDOWED
@@ -378,7 +480,8 @@ def _unknown_positions(model: nn.Module, name: str, module: nn.Module, grid: Gri
     config = getattr(module, "config", None)
     kind = str(getattr(config, "model_type", ""))
     reductions = (
-        getattr(module, one, 1) for one in ("sequence_reduction_ratio", "spatial_reduction_ratio", "sr_ratio")
+        getattr(module, one, 1)
+        for one in ("sequence_reduction_ratio", "spatial_reduction_ratio", "sr_ratio")
     )
     if any(isinstance(one, int) and one > 1 for one in reductions):
         return COARSER_KEYS
@@ -440,8 +543,13 @@ class PackedAttention(nn.Module):
         is_causal: bool = False,
     ) -> Float[Tensor, "batch tokens dim"]:
         """Attend; of masks the causal one alone, others are a ValueError."""
-        query, key, value = self.qkv(x).unflatten(-1, (3, self.heads.heads, -1)).permute(2, 0, 3, 1, 4)
-        query, key = (one if norm is None else norm(one) for norm, one in ((self.q_norm, query), (self.k_norm, key)))
+        query, key, value = (
+            self.qkv(x).unflatten(-1, (3, self.heads.heads, -1)).permute(2, 0, 3, 1, 4)
+        )
+        query, key = (
+            one if norm is None else norm(one)
+            for norm, one in ((self.q_norm, query), (self.k_norm, key))
+        )
         attended = self.heads(query, key, value, is_causal=is_causal or is_causal_mask(attn_mask))
         joined = attended.transpose(1, 2).flatten(2)
         joined = joined if self.norm is None else self.norm(joined)

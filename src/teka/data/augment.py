@@ -52,15 +52,21 @@ class RandomShift:
         check_name("mode", self.mode, SHIFT_MODES)
         check_number("background", self.background, "a finite number")
 
-    def __call__(self, images: Tensor, generator: Generator) -> Shaped[Tensor, "images channels height width"]:
+    def __call__(
+        self, images: Tensor, generator: Generator
+    ) -> Shaped[Tensor, "images channels height width"]:
         """The images, of any type and shape (N, C, H, W), each moved; a largest shift beyond their size is an error."""
         height, width = _check_draw(images, generator, self.background)
         most_down, most_right = height_and_width("max_shift", self.max_shift, smallest=0)
         if most_down > height or most_right > width:
-            raise wrong_value("max_shift", self.max_shift, f"at most the images' size, {height} × {width}")
+            raise wrong_value(
+                "max_shift", self.max_shift, f"at most the images' size, {height} × {width}"
+            )
         down = _draw(-most_down, most_down, images, generator)
         right = _draw(-most_right, most_right, images, generator)
-        return _cut(images, -down, -right, (height, width), self.background if self.mode == "zero" else None)
+        return _cut(
+            images, -down, -right, (height, width), self.background if self.mode == "zero" else None
+        )
 
 
 @dataclass(frozen=True)
@@ -85,12 +91,18 @@ class RandomCrop:
         check_sizes({"padding": self.padding}, 0)
         check_number("background", self.background, "a finite number")
 
-    def __call__(self, images: Tensor, generator: Generator) -> Shaped[Tensor, "images channels new_height new_width"]:
+    def __call__(
+        self, images: Tensor, generator: Generator
+    ) -> Shaped[Tensor, "images channels new_height new_width"]:
         """A window of each image, of any type and shape (N, C, H, W); one larger than image and padding is an error."""
-        height, width = (side + 2 * self.padding for side in _check_draw(images, generator, self.background))
+        height, width = (
+            side + 2 * self.padding for side in _check_draw(images, generator, self.background)
+        )
         new_height, new_width = height_and_width("size", self.size)
         if new_height > height or new_width > width:
-            raise wrong_value("size", self.size, f"at most {height} × {width}, the images and their padding")
+            raise wrong_value(
+                "size", self.size, f"at most {height} × {width}, the images and their padding"
+            )
         top = _draw(-self.padding, height - new_height - self.padding, images, generator)
         left = _draw(-self.padding, width - new_width - self.padding, images, generator)
         return _cut(images, top, left, (new_height, new_width), self.background)
@@ -111,10 +123,14 @@ class HorizontalFlip:
     def __post_init__(self) -> None:
         check_number("probability", self.probability, "a number from 0 to 1", low=0, high=1)
 
-    def __call__(self, images: Tensor, generator: Generator) -> Shaped[Tensor, "images channels height width"]:
+    def __call__(
+        self, images: Tensor, generator: Generator
+    ) -> Shaped[Tensor, "images channels height width"]:
         """The images, of any type and shape (N, C, H, W), some of them mirrored."""
         _check_draw(images, generator)
-        chosen = torch.rand(len(images), generator=generator, device=generator.device) < self.probability
+        chosen = (
+            torch.rand(len(images), generator=generator, device=generator.device) < self.probability
+        )
         return torch.where(chosen.to(images.device)[:, None, None, None], images.flip(3), images)
 
 
@@ -125,7 +141,9 @@ def _check_draw(images: Tensor, generator: Generator, background: float = 0.0) -
     if is_whole or images.is_floating_point():
         limits = torch.iinfo(images.dtype) if is_whole else torch.finfo(images.dtype)
         if not limits.min <= background <= limits.max:
-            raise wrong_value("background", background, f"a value of the images' dtype, {images.dtype}")
+            raise wrong_value(
+                "background", background, f"a value of the images' dtype, {images.dtype}"
+            )
     return sizes
 
 
@@ -135,13 +153,21 @@ def _check(images: Tensor) -> Sequence[int]:
     return images.shape[2:]
 
 
-def _draw(lowest: int, highest: int, images: Tensor, generator: Generator) -> Int[Tensor, " images"]:
-    drawn = torch.randint(lowest, highest + 1, (len(images),), generator=generator, device=generator.device)
+def _draw(
+    lowest: int, highest: int, images: Tensor, generator: Generator
+) -> Int[Tensor, " images"]:
+    drawn = torch.randint(
+        lowest, highest + 1, (len(images),), generator=generator, device=generator.device
+    )
     return drawn.to(images.device)
 
 
 def _cut(
-    images: Tensor, top: Int[Tensor, " n"], left: Int[Tensor, " n"], size: Sequence[int], background: float | None
+    images: Tensor,
+    top: Int[Tensor, " n"],
+    left: Int[Tensor, " n"],
+    size: Sequence[int],
+    background: float | None,
 ) -> Shaped[Tensor, "n channels new_height new_width"]:
     """A window of each image from a row and a column of its own; without a background the image goes on around it."""
     height, width = images.shape[2:]
@@ -153,7 +179,9 @@ def _cut(
     if background is None:
         return picked
     outside = (rows < 0) | (rows >= height) | (columns < 0) | (columns >= width)
-    return picked.masked_fill(outside, float(background) if picked.is_floating_point() else int(background))
+    return picked.masked_fill(
+        outside, float(background) if picked.is_floating_point() else int(background)
+    )
 
 
 @dataclass(frozen=True)
@@ -177,10 +205,14 @@ class Normalize:
     def __post_init__(self) -> None:
         for argument in ("mean", "deviation"):
             values = getattr(self, argument)
-            if not isinstance(values, Sequence) or not all(map(is_number, check_sequence(argument, values, "numbers"))):
+            if not isinstance(values, Sequence) or not all(
+                map(is_number, check_sequence(argument, values, "numbers"))
+            ):
                 raise wrong_value(argument, values, "a finite number for each channel")
         if len(self.mean) != len(self.deviation) or not self.mean:
-            raise wrong_value("deviation", self.deviation, f"one number for each channel, like mean {self.mean}")
+            raise wrong_value(
+                "deviation", self.deviation, f"one number for each channel, like mean {self.mean}"
+            )
         if not all(deviation > 0 for deviation in self.deviation):
             raise wrong_value("deviation", self.deviation, "positive finite numbers")
 
@@ -201,7 +233,9 @@ class Normalize:
         """The images, floating point of shape (N, C, H, W), normalised."""
         check_plain("images", images)
         check_tensor("images", images, "batch", len(self.mean), "height", "width")
-        mean, deviation = (images.new_tensor(given)[:, None, None] for given in (self.mean, self.deviation))
+        mean, deviation = (
+            images.new_tensor(given)[:, None, None] for given in (self.mean, self.deviation)
+        )
         return (images - mean) / deviation
 
 

@@ -73,7 +73,18 @@ FASHION_MNIST = IdxDataset(
 # give an MD5 of the archive alone: a download is checked by it, files that are there by size and labels only.
 CIFAR10 = RecordDataset(
     name="cifar10",
-    class_names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+    class_names=(
+        "airplane",
+        "automobile",
+        "bird",
+        "cat",
+        "deer",
+        "dog",
+        "frog",
+        "horse",
+        "ship",
+        "truck",
+    ),
     remedy="By hand: download https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz (MD5 "
     "c32a1d4ab5d03f1284b67883e8d87530), unpack it and pass the folder as data_dir.",
     train=tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
@@ -89,7 +100,9 @@ CIFAR10 = RecordDataset(
     ),
     published_folder="cifar-10-batches-bin",
 )
-PUBLISHED_DATASETS: dict[str, PublishedDataset] = {dataset.name: dataset for dataset in (MNIST, FASHION_MNIST, CIFAR10)}
+PUBLISHED_DATASETS: dict[str, PublishedDataset] = {
+    dataset.name: dataset for dataset in (MNIST, FASHION_MNIST, CIFAR10)
+}
 
 
 def read_digits(canvas_size: int | Sequence[int] = 16) -> tuple[Levels, Levels]:
@@ -99,12 +112,18 @@ def read_digits(canvas_size: int | Sequence[int] = 16) -> tuple[Levels, Levels]:
     whatever the canvas. Each lies in its middle; where the margin is odd, its smaller half is above and to the left.
     """
     height, width = height_and_width("canvas_size", canvas_size, smallest=_DIGIT_SIDE)
-    pixels, classes = require("sklearn.datasets", "digits need", "teka[train]").load_digits(return_X_y=True)
+    pixels, classes = require("sklearn.datasets", "digits need", "teka[train]").load_digits(
+        return_X_y=True
+    )
     check_memory("image_size", canvas_size, 4 * len(pixels) * height * width, "images")
     canvas = torch.zeros(len(pixels), 1, height, width, dtype=torch.uint8)
     top, left = (height - _DIGIT_SIDE) // 2, (width - _DIGIT_SIDE) // 2
-    digits = torch.from_numpy(np.asarray(pixels, dtype=np.uint8)).reshape(-1, 1, _DIGIT_SIDE, _DIGIT_SIDE)
+    digits = torch.from_numpy(np.asarray(pixels, dtype=np.uint8)).reshape(
+        -1, 1, _DIGIT_SIDE, _DIGIT_SIDE
+    )
     canvas[:, :, top : top + _DIGIT_SIDE, left : left + _DIGIT_SIDE] = digits
-    published = Levels(canvas, torch.from_numpy(np.asarray(classes, dtype=np.int64)), _HIGHEST_DIGIT_LEVEL)
+    published = Levels(
+        canvas, torch.from_numpy(np.asarray(classes, dtype=np.int64)), _HIGHEST_DIGIT_LEVEL
+    )
     order = torch.from_numpy(np.random.default_rng(DIGITS_SEED).permutation(len(published)))
     return published.take(order[:NUM_TRAIN_DIGITS]), published.take(order[NUM_TRAIN_DIGITS:])

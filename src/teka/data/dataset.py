@@ -47,7 +47,9 @@ class Split:
             lowest, highest = (bound.item() for bound in torch.aminmax(self.images))
             # Written so that NaN, for which every comparison is false, fails too.
             if not (lowest >= 0 and highest <= 1):
-                raise wrong_value("images", f"from {lowest} to {highest}", "intensities from 0 to 1")
+                raise wrong_value(
+                    "images", f"from {lowest} to {highest}", "intensities from 0 to 1"
+                )
 
     def __len__(self) -> int:
         return len(self.images)
@@ -57,14 +59,20 @@ class Split:
         check_plain("indices", indices)
         check_tensor("indices", indices, "batch", dtypes=WHOLE)
         if len(indices) and not -len(self) <= int(indices.min()) <= int(indices.max()) < len(self):
-            raise wrong_value("indices", f"from {indices.min()} to {indices.max()}", f"indices of {len(self)} images")
+            raise wrong_value(
+                "indices",
+                f"from {indices.min()} to {indices.max()}",
+                f"indices of {len(self)} images",
+            )
         indices = indices.long()
         return Split(self.images[indices], self.labels[indices])
 
     def to_split(self, image_size: Side | None = None) -> "Split":
         """Itself: intensities are not resized, `Levels` are."""
         if image_size is not None:
-            raise wrong_value("image_size", image_size, "None: images of floating point are not resized")
+            raise wrong_value(
+                "image_size", image_size, "None: images of floating point are not resized"
+            )
         return self
 
 
@@ -117,9 +125,13 @@ class Dataset:
             split: Split = getattr(self, part)
             check_class(part, split, Split)
             check_tensor(f"{part}.images", split.images, "batch", self.in_channels, height, width)
-            if len(split) and not (split.labels.min() >= 0 and split.labels.max() < self.num_classes):
+            if len(split) and not (
+                split.labels.min() >= 0 and split.labels.max() < self.num_classes
+            ):
                 came = f"from {split.labels.min().item()} to {split.labels.max().item()}"
-                raise wrong_value(f"{part}.labels", came, f"classes from 0 to {self.num_classes - 1}")
+                raise wrong_value(
+                    f"{part}.labels", came, f"classes from 0 to {self.num_classes - 1}"
+                )
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -130,7 +142,9 @@ class Dataset:
 def hold_out_test(num_images: int) -> tuple[Int[Tensor, " train"], Int[Tensor, " test"]]:
     """Indices for training and for test, a fifth of `numpy.random.default_rng(0).permutation(N)` at its end."""
     if num_images < TEST_SHARE:
-        raise wrong_value("images", f"{num_images} in all", f"at least {TEST_SHARE}, a fifth of them for test")
+        raise wrong_value(
+            "images", f"{num_images} in all", f"at least {TEST_SHARE}, a fifth of them for test"
+        )
     order = torch.from_numpy(np.random.default_rng(TEST_SEED).permutation(num_images))
     num_train = num_images - num_images // TEST_SHARE
     return order[:num_train], order[num_train:]
@@ -153,12 +167,19 @@ class Parts(NamedTuple):
 
 
 def _join(first: Levels | Split, second: Levels | Split) -> Levels | Split:
-    images, labels = (torch.cat([getattr(first, name), getattr(second, name)]) for name in ("images", "labels"))
+    images, labels = (
+        torch.cat([getattr(first, name), getattr(second, name)]) for name in ("images", "labels")
+    )
     return dataclasses.replace(first, images=images, labels=labels)
 
 
 def assemble(
-    name: str, parts: Parts, image_size: Side | None, validation_size: int | None, train_size: int | None, seed: int
+    name: str,
+    parts: Parts,
+    image_size: Side | None,
+    validation_size: int | None,
+    train_size: int | None,
+    seed: int,
 ) -> Dataset:
     """Divide the training images into training and validation, and convert all to intensities.
 
@@ -170,11 +191,19 @@ def assemble(
     train, test, num_classes, validation = parts.with_test()
     assert test is not None
     if validation is not None and validation_size is not None:
-        if validation.images.shape[1:] != train.images.shape[1:] or type(validation) is not type(train):
-            raise wrong_value("validation_size", validation_size, "None: the validation images are of another kind")
+        if validation.images.shape[1:] != train.images.shape[1:] or type(validation) is not type(
+            train
+        ):
+            raise wrong_value(
+                "validation_size",
+                validation_size,
+                "None: the validation images are of another kind",
+            )
         train, validation = _join(train, validation), None
     if not (len(train) and len(test)):
-        raise wrong_value("images", f"{len(train)} for training and {len(test)} for test", "at least one of each")
+        raise wrong_value(
+            "images", f"{len(train)} for training and {len(test)} for test", "at least one of each"
+        )
     if validation is not None:
         validation_size = 0
     elif validation_size is None:

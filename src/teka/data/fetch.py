@@ -64,16 +64,24 @@ class Fetcher:
 
         # A server may pack what it sends; the hash is that of the file.
         options = {"timeout": self.timeout, "headers": {"Accept-Encoding": "identity"}}
-        download = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=2**16, **options)
+        download = pooch.HTTPDownloader(
+            progressbar=sys.stderr.isatty(), chunk_size=2**16, **options
+        )
 
         def download_and_unpack(url: str, output_file: str, source: object) -> None:
             with tempfile.TemporaryFile() as arrived, Path(output_file).open("wb") as kept:
                 download(url, _Limited(arrived, file.max_bytes), source)
                 arrived.seek(0)
-                starts_packed = arrived.read(2) == b"\x1f\x8b"  # not where a server declared its packing
+                starts_packed = (
+                    arrived.read(2) == b"\x1f\x8b"
+                )  # not where a server declared its packing
                 arrived.seek(0)
                 try:
-                    with gzip.open(arrived) if file.is_packed and starts_packed else arrived as content:
+                    with (
+                        gzip.open(arrived)
+                        if file.is_packed and starts_packed
+                        else arrived as content
+                    ):
                         shutil.copyfileobj(content, _Limited(kept, file.max_bytes))
                 except (gzip.BadGzipFile, EOFError, zlib.error) as error:
                     raise ValueError(f"damaged gzip data: {error}") from error
@@ -82,7 +90,9 @@ class Fetcher:
         problems = []
         for address in file.addresses:
             registry, urls = {file.name: file.known_hash}, {file.name: address}
-            source = pooch.create(folder, "", registry=registry, urls=urls, retry_if_failed=self.attempts - 1)
+            source = pooch.create(
+                folder, "", registry=registry, urls=urls, retry_if_failed=self.attempts - 1
+            )
             try:
                 return Path(source.fetch(file.name, downloader=download_and_unpack))
             except (RequestException, ValueError) as error:

@@ -54,19 +54,28 @@ def load(
     check_path("data_dir", data_dir, or_none=True)
     name = str(name)
     if image_size is not None:
-        image_size = height_and_width("image_size", image_size, smallest=8 if name == "digits" else 1)
+        image_size = height_and_width(
+            "image_size", image_size, smallest=8 if name == "digits" else 1
+        )
     check_sizes({"seed": seed}, 0)
     if name == "digits":
-        parts, image_size = Parts(*read_digits(16 if image_size is None else image_size), len(DIGIT_NAMES)), None
+        parts, image_size = (
+            Parts(*read_digits(16 if image_size is None else image_size), len(DIGIT_NAMES)),
+            None,
+        )
         validation_size = 137 if validation_size is None else validation_size
     elif name in PUBLISHED_DATASETS:
-        parts = Parts(*PUBLISHED_DATASETS[name].read(data_dir), len(PUBLISHED_DATASETS[name].class_names))
+        parts = Parts(
+            *PUBLISHED_DATASETS[name].read(data_dir), len(PUBLISHED_DATASETS[name].class_names)
+        )
         validation_size = 5000 if validation_size is None else validation_size
     else:
         path = find_path(name, data_dir)
         if path is None:
             looked = " or ".join(dict.fromkeys(map(str, _places(name, data_dir))))
-            raise ValueError(f"{unknown_name('name', name, NAMES)}; no folder of images or .npz file is at {looked}")
+            raise ValueError(
+                f"{unknown_name('name', name, NAMES)}; no folder of images or .npz file is at {looked}"
+            )
         parts = read_image_folder(path, image_size=image_size) if path.is_dir() else read_npz(path)
     return assemble(name, parts, image_size, validation_size, train_size, seed)
 
@@ -131,7 +140,9 @@ def published_dataset(name: str) -> PublishedDataset:
     """The data set of this name, if it has files on the web."""
     check_class("name", name, str)
     if name == "digits":
-        raise wrong_value("name", name, "a data set with files; the digits come inside scikit-learn")
+        raise wrong_value(
+            "name", name, "a data set with files; the digits come inside scikit-learn"
+        )
     check_name("name", name, PUBLISHED_DATASETS)
     return PUBLISHED_DATASETS[name]
 

@@ -19,7 +19,11 @@ from teka.memory import check_memory
 
 Array = np.ndarray | Tensor
 # What the folders of a data set's parts may be called, in any case.
-PART_NAMES = {"train": ("train", "training"), "validation": ("val", "valid", "validation"), "test": ("test", "testing")}
+PART_NAMES = {
+    "train": ("train", "training"),
+    "validation": ("val", "valid", "validation"),
+    "test": ("test", "testing"),
+}
 AXES = ("NHW", "NHWC", "NCHW")
 # What an .npz file may call its arrays: our names first, then those of Keras, MedMNIST and scikit-learn.
 KEYS = {
@@ -48,7 +52,9 @@ def find_parts(folder: Path) -> dict[str, Path]:
             others.append(name)
         elif part in parts:
             raise wrong_value(
-                f"the sub-folders of {folder}", names, f"one for {part}, not {parts[part].name} and {name}"
+                f"the sub-folders of {folder}",
+                names,
+                f"one for {part}, not {parts[part].name} and {name}",
             )
         else:
             parts[part] = folder / name
@@ -105,9 +111,13 @@ def find_pictures(folder: Path) -> tuple[dict[str, list[tuple[Path, int]]], list
             if not (paths := _visible(place)):
                 raise wrong_value(f"the pictures in {place}", "none", "at least one")
             for path in filter(Path.is_dir, paths):
-                raise wrong_value(f"the pictures in {place}", f"the folder {path.name}", "files only")
+                raise wrong_value(
+                    f"the pictures in {place}", f"the folder {path.name}", "files only"
+                )
             if place.name not in classes:
-                raise wrong_value(f"the classes of {top}", place.name, f"those of {first}: {', '.join(classes)}")
+                raise wrong_value(
+                    f"the classes of {top}", place.name, f"those of {first}: {', '.join(classes)}"
+                )
             found += [(path, classes.index(place.name)) for path in paths]
         parts[part] = found
     return parts, classes
@@ -131,7 +141,10 @@ def read_image_folder(folder: Path, *, image_size: Side | None = None) -> Parts:
 
 
 def _visible(folder: Path) -> list[Path]:
-    return sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=lambda path: path.name)
+    return sorted(
+        (path for path in folder.iterdir() if not path.name.startswith(".")),
+        key=lambda path: path.name,
+    )
 
 
 def _read_all(paths: list[Path], image_size: Side | None) -> UInt8[Tensor, "images channels h w"]:
@@ -139,7 +152,11 @@ def _read_all(paths: list[Path], image_size: Side | None) -> UInt8[Tensor, "imag
     for path in paths:
         image = read_picture(path, in_channels=None)
         if not images:
-            size = image.shape[1:] if image_size is None else height_and_width("image_size", image_size)
+            size = (
+                image.shape[1:]
+                if image_size is None
+                else height_and_width("image_size", image_size)
+            )
             check_memory("image_size", image_size, len(paths) * size[0] * size[1], "pictures")
         images.append(image if image_size is None else resize_bilinear(image[None], image_size)[0])
         if images[-1].shape[1:] != images[0].shape[1:]:
@@ -180,7 +197,9 @@ def read_arrays(
         if part_images is not None and part_labels is not None:
             others.append(_part(f"{part}_images", part_images, part_labels, known))
     num_classes = 1 + max(int(part.labels.max()) if len(part) else 0 for part in (train, *others))
-    return Parts(train, others[0] if others else None, num_classes, others[1] if len(others) > 1 else None)
+    return Parts(
+        train, others[0] if others else None, num_classes, others[1] if len(others) > 1 else None
+    )
 
 
 def read_npz(path: Path) -> Parts:
@@ -204,24 +223,34 @@ def read_npz(path: Path) -> Parts:
                 if argument in arrays:
                     raise ValueError(f"it has {argument} twice, the second time as {key}")
                 given = file[key]
-                arrays[argument] = given[:, 0] if "labels" in argument and given.shape[1:] == (1,) else given
+                arrays[argument] = (
+                    given[:, 0] if "labels" in argument and given.shape[1:] == (1,) else given
+                )
         for key in ("images", "labels"):
             if key not in arrays:
                 raise ValueError(f"it has no {key}, only {', '.join(arrays) or 'nothing'}")
         axes = arrays.pop("axes", None)
         return read_arrays(**arrays, axes=None if axes is None else str(axes))
-    except Exception as error:  # what a damaged or made-up header raises depends on where it is wrong
-        raise wrong_value("name", str(path), f"an .npz file of images and labels ({first_line(error)})") from error
+    except (
+        Exception
+    ) as error:  # what a damaged or made-up header raises depends on where it is wrong
+        raise wrong_value(
+            "name", str(path), f"an .npz file of images and labels ({first_line(error)})"
+        ) from error
 
 
 def _axes(shape: Sequence[int]) -> str:
     if len(shape) == 3:
         return "NHW"
-    possible = [axes for axes in AXES if len(axes) == len(shape) and shape[axes.index("C")] in (1, 3)]
+    possible = [
+        axes for axes in AXES if len(axes) == len(shape) and shape[axes.index("C")] in (1, 3)
+    ]
     if len(possible) == 1:
         return possible[0]
     if len(shape) == 4:
-        raise wrong_value("axes", None, f"'NHWC' or 'NCHW': the shape of images, {tuple(shape)}, does not tell")
+        raise wrong_value(
+            "axes", None, f"'NHWC' or 'NCHW': the shape of images, {tuple(shape)}, does not tell"
+        )
     raise wrong_shape("images", shape, "(N, H, W), (N, H, W, C) or (N, C, H, W)")
 
 
@@ -230,7 +259,9 @@ def _as_array(argument: str, given: Array) -> np.ndarray:
         try:
             return np.asarray(given)
         except (ValueError, MemoryError) as error:
-            raise wrong_value(argument, type(given).__name__, f"an array ({first_line(error)})") from error
+            raise wrong_value(
+                argument, type(given).__name__, f"an array ({first_line(error)})"
+            ) from error
     check_plain(argument, given)
     # NumPy has no bfloat16.
     return (given.float() if given.dtype == torch.bfloat16 else given).detach().cpu().numpy()
@@ -242,15 +273,25 @@ def _part(argument: str, images: Array, labels: Array, axes: str) -> Levels | Sp
     if images.ndim != len(axes):
         raise wrong_shape(argument, images.shape, f"({', '.join(axes)})")
     if labels.shape != images.shape[:1]:
-        raise wrong_shape(labels_argument, labels.shape, f"({len(images)},), one label for each image")
+        raise wrong_shape(
+            labels_argument, labels.shape, f"({len(images)},), one label for each image"
+        )
     if labels.dtype.kind not in "iu":
         raise wrong_value(f"{labels_argument}.dtype", str(labels.dtype), "a whole number type")
     if labels.size and not 0 <= labels.min() <= labels.max() <= LARGEST:
-        raise wrong_value(labels_argument, f"from {labels.min()} to {labels.max()}", f"classes from 0 to {LARGEST}")
+        raise wrong_value(
+            labels_argument,
+            f"from {labels.min()} to {labels.max()}",
+            f"classes from 0 to {LARGEST}",
+        )
     if images.dtype != np.uint8 and images.dtype.kind != "f":
         expected = "uint8 for levels 0 … 255, or floating point for intensities from 0 to 1"
         raise wrong_value(f"{argument}.dtype", str(images.dtype), expected)
-    ordered = images[:, None] if axes == "NHW" else images.transpose([axes.index(axis) for axis in "NCHW"])
+    ordered = (
+        images[:, None]
+        if axes == "NHW"
+        else images.transpose([axes.index(axis) for axis in "NCHW"])
+    )
     # Copies, so that neither later changes of the arrays nor their strides or byte order matter.
     classes = torch.from_numpy(labels.astype(np.int64))
     if images.dtype == np.uint8:
@@ -258,5 +299,7 @@ def _part(argument: str, images: Array, labels: Array, axes: str) -> Levels | Sp
     intensities = np.array(ordered, dtype=np.float32, order="C")
     lowest, highest = (intensities.min(), intensities.max()) if intensities.size else (0, 0)
     if not (lowest >= 0 and highest <= 1):
-        raise wrong_value(argument, f"from {lowest} to {highest}", "intensities from 0 to 1, or uint8 levels")
+        raise wrong_value(
+            argument, f"from {lowest} to {highest}", "intensities from 0 to 1, or uint8 levels"
+        )
     return Split(torch.from_numpy(intensities), classes)

@@ -22,7 +22,20 @@ if TYPE_CHECKING:
 GROUNDS = ("auto", "dark", "light")
 # The raster formats that are read. Pillow knows more, but some of them, such as PostScript, start other programs.
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "AVIF")
-SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm", ".avif")
+SUFFIXES = (
+    ".png",
+    ".jpg",
+    ".jpeg",
+    ".gif",
+    ".bmp",
+    ".tif",
+    ".tiff",
+    ".webp",
+    ".ppm",
+    ".pgm",
+    ".pbm",
+    ".avif",
+)
 _CHANNELS = {1: "L", 3: "RGB"}
 _DEEP = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")
 GRAY = ("1", "L", "LA", "La", *_DEEP)  # modes of Pillow that store no color
@@ -80,12 +93,18 @@ def _reading(path: "str | Path") -> Iterator[None]:
         raise wrong_value("picture", str(path), "an existing file")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit here is lower
+            warnings.simplefilter(
+                "ignore", Image.DecompressionBombWarning
+            )  # the limit here is lower
             yield
     except Image.DecompressionBombError as error:
-        raise wrong_value(f"the size of {path}", "a bomb", f"at most {LARGEST_IMAGE:,} pixels ({error})") from error
+        raise wrong_value(
+            f"the size of {path}", "a bomb", f"at most {LARGEST_IMAGE:,} pixels ({error})"
+        ) from error
     except Image.UnidentifiedImageError as error:
-        raise ValueError(f"{path} is no picture that can be read, expected {', '.join(FORMATS)}") from error
+        raise ValueError(
+            f"{path} is no picture that can be read, expected {', '.join(FORMATS)}"
+        ) from error
     except Exception as error:  # what damaged files raise depends on their format
         raise ValueError(f"{path} is no picture that can be read: {error}") from error
 
@@ -111,7 +130,9 @@ def read_picture(
     """
     check_name("ground", ground, GROUNDS)
     if in_channels is not None and (not is_whole(in_channels) or in_channels not in _CHANNELS):
-        raise wrong_value("in_channels", in_channels, "1 or 3: a picture is gray or has three colors")
+        raise wrong_value(
+            "in_channels", in_channels, "1 or 3: a picture is gray or has three colors"
+        )
     picture = open_picture(path)
     if in_channels is None:
         in_channels = 1 if picture.mode in GRAY else 3
@@ -123,7 +144,9 @@ def read_picture(
         try:
             levels = np.array(picture.convert(_CHANNELS[in_channels]))
         except ValueError as error:
-            raise wrong_value(f"the pixel type of {path}", picture.mode, "one that becomes gray or RGB") from error
+            raise wrong_value(
+                f"the pixel type of {path}", picture.mode, "one that becomes gray or RGB"
+            ) from error
     return torch.from_numpy(np.atleast_3d(levels)).permute(2, 0, 1).contiguous()
 
 
@@ -132,7 +155,9 @@ def _to_bytes(levels: np.ndarray, path: object) -> np.ndarray:
     lowest, highest = float(levels.min()), float(levels.max())
     top = 65535.0 if levels.dtype.kind != "f" else 1.0 if highest <= 1 else 255.0
     if not (lowest >= 0 and highest <= top):
-        raise wrong_value(f"the levels of {path}", f"from {lowest:g} to {highest:g}", f"levels from 0 to {top:g}")
+        raise wrong_value(
+            f"the levels of {path}", f"from {lowest:g} to {highest:g}", f"levels from 0 to {top:g}"
+        )
     return np.rint(levels.astype(np.float64) * (255 / top)).astype(np.uint8)
 
 
@@ -148,7 +173,9 @@ def _over_ground(picture: "Image", ground: str) -> "Image":
     return Image.alpha_composite(under, picture).convert("RGB")
 
 
-def resize_bilinear(images: Tensor, image_size: int | Sequence[int]) -> UInt8[Tensor, "images channels rows columns"]:
+def resize_bilinear(
+    images: Tensor, image_size: int | Sequence[int]
+) -> UInt8[Tensor, "images channels rows columns"]:
     """Resize images bilinearly in whole levels by Pillow's `Image.resize(..., Resampling.BILINEAR)`, the width first.
 
     Along one axis of S pixels, new pixel i of S' is a weighted mean with the triangle filter, which widens with the
@@ -180,7 +207,9 @@ def _resize_rows(images: UInt8[Tensor, "n c h w"], side: int) -> UInt8[Tensor, "
     rows = images.flatten(0, 2)
     if not len(rows):
         return images.new_empty((*images.shape[:3], side))
-    resized = Image.fromarray(rows.cpu().numpy()).resize((side, len(rows)), Image.Resampling.BILINEAR)
+    resized = Image.fromarray(rows.cpu().numpy()).resize(
+        (side, len(rows)), Image.Resampling.BILINEAR
+    )
     return torch.from_numpy(np.array(resized)).to(images.device).unflatten(0, images.shape[:3])
 
 

@@ -37,7 +37,9 @@ class PublishedDataset(ABC):
     remedy: str
     system_folder: Path | None = None
 
-    endings: ClassVar[tuple[str, ...]] = ("",)  # what may follow a file's name; the first that is there is taken
+    endings: ClassVar[tuple[str, ...]] = (
+        "",
+    )  # what may follow a file's name; the first that is there is taken
 
     @property
     @abstractmethod
@@ -100,7 +102,11 @@ class PublishedDataset(ABC):
         return lacking
 
     def _find(self, folder: Path) -> dict[str, Path]:
-        paths = [(file, folder / f"{file}{ending}") for file in self.files for ending in reversed(self.endings)]
+        paths = [
+            (file, folder / f"{file}{ending}")
+            for file in self.files
+            for ending in reversed(self.endings)
+        ]
         return {file: path for file, path in paths if path.is_file()}
 
 
@@ -120,12 +126,16 @@ class IdxDataset(PublishedDataset):
 
     def read_file(self, file: str, path: Path) -> UInt8[Tensor, "..."]:
         num_axes = 3 if file in self.files[::2] else 1
-        return read_idx(path, num_axes=num_axes, sha256=self.hashes[file], num_bytes=self.sizes[file])
+        return read_idx(
+            path, num_axes=num_axes, sha256=self.hashes[file], num_bytes=self.sizes[file]
+        )
 
     def read_files(self, paths: Mapping[str, Path]) -> tuple[Levels, Levels]:
         parts = []
         for images_file, labels_file in (self.files[:2], self.files[2:]):
-            images, labels = (self.read_file(file, paths[file]) for file in (images_file, labels_file))
+            images, labels = (
+                self.read_file(file, paths[file]) for file in (images_file, labels_file)
+            )
             if len(images) != len(labels):
                 raise ValueError(
                     f"{paths[images_file]} has {len(images)} images, but {paths[labels_file]} has {len(labels)} labels"
@@ -138,7 +148,10 @@ class IdxDataset(PublishedDataset):
         for file in self.lacking(folder):
             addresses = tuple(f"{address}{file}.gz" for address in self.addresses)
             fetcher.fetch(
-                PublishedFile(file, addresses, f"sha256:{self.hashes[file]}", max_bytes=self.sizes[file]), folder
+                PublishedFile(
+                    file, addresses, f"sha256:{self.hashes[file]}", max_bytes=self.sizes[file]
+                ),
+                folder,
             )
 
 
@@ -195,8 +208,12 @@ def _check_header(path: Path, header: bytes | bytearray, num_axes: int) -> list[
         found = header[: len(magic)].hex() or "nothing"
         raise ValueError(f"{path} starts with {found}, expected the IDX magic number {magic.hex()}")
     if len(header) < start:
-        raise ValueError(f"{path} is truncated: it unpacks to {len(header)} bytes, expected a header of {start}")
-    return [int.from_bytes(header[place : place + 4], "big") for place in range(len(magic), start, 4)]
+        raise ValueError(
+            f"{path} is truncated: it unpacks to {len(header)} bytes, expected a header of {start}"
+        )
+    return [
+        int.from_bytes(header[place : place + 4], "big") for place in range(len(magic), start, 4)
+    ]
 
 
 def _state(size: int, expected: int) -> str:
@@ -251,8 +268,14 @@ class RecordDataset(PublishedDataset):
     def read_files(self, paths: Mapping[str, Path]) -> tuple[Levels, Levels]:
         parts = []
         for files in (self.train, self.test):
-            labels, levels = torch.cat([self.read_file(file, paths[file]) for file in files]).tensor_split([1], dim=1)
-            parts.append(Levels(levels.unflatten(1, self.image_shape).contiguous(), labels[:, 0].to(torch.int64)))
+            labels, levels = torch.cat(
+                [self.read_file(file, paths[file]) for file in files]
+            ).tensor_split([1], dim=1)
+            parts.append(
+                Levels(
+                    levels.unflatten(1, self.image_shape).contiguous(), labels[:, 0].to(torch.int64)
+                )
+            )
         return parts[0], parts[1]
 
     def fetch(self, data_dir: Path, fetcher: Fetcher) -> None:
@@ -266,7 +289,9 @@ class RecordDataset(PublishedDataset):
                 assert content is not None
                 levels = content.read(self.file_size + 1)
                 if len(levels) != self.file_size:
-                    raise wrong_value(f"the size of {file} in {archive}", len(levels), f"{self.file_size} bytes")
+                    raise wrong_value(
+                        f"the size of {file} in {archive}", len(levels), f"{self.file_size} bytes"
+                    )
                 write_bytes(folder / file, levels)
         if not kept:
             archive.unlink()

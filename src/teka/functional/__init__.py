@@ -1,16 +1,16 @@
 """Attention as functions of tensors: content kernels, relative kernels and the backends that compute them."""
 
 from teka.functional.attention import attention
-from teka.functional.backend import BACKENDS
-from teka.functional.backend.linear import DecodingState
+from teka.functional.backends import BACKENDS
+from teka.functional.backends.linear import DecodingState
 from teka.functional.decode import decode
-from teka.functional.kernel import KERNELS, default_num_features, draw_projection
-from teka.functional.kernel.base import FeatureKernel, Kernel
-from teka.functional.kernel.features import Constant, Elu, Hedgehog, Softmax, Taylor2
-from teka.functional.kernel.local import Focused, Relu, SquaredRelu
-from teka.functional.kernel.projection import PROJECTIONS
-from teka.functional.kernel.random import Hyperbolic, Optimal, Positive, Trigonometric
-from teka.functional.kernel.similarity import Concatenation, DotProduct, Gaussian
+from teka.functional.kernels import KERNELS, default_num_features, draw_projection
+from teka.functional.kernels.base import FeatureKernel, Kernel
+from teka.functional.kernels.features import Constant, Elu, Hedgehog, Softmax, Taylor2
+from teka.functional.kernels.projection import PROJECTIONS
+from teka.functional.kernels.random import Hyperbolic, Optimal, Positive, Trigonometric
+from teka.functional.kernels.rectified import Focused, Relu, SquaredRelu
+from teka.functional.kernels.similarity import Concatenation, DotProduct, Gaussian
 from teka.functional.positions import length_mask
 from teka.functional.relative import RELATIVES
 from teka.functional.relative.base import Relative

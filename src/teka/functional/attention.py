@@ -9,7 +9,7 @@ from torch import Tensor
 from teka._compat import precise
 from teka.checks import check_flags, check_sizes
 from teka.errors import wrong_shape
-from teka.functional.kernel.base import FeatureKernel, Kernel
+from teka.functional.kernels.base import FeatureKernel, Kernel
 from teka.functional.plan import Plan, check_inputs
 from teka.functional.positions import Positions, check_mask, make_positions, packed_lengths
 from teka.functional.relative.base import Relative
@@ -90,14 +90,25 @@ def attention(
     where = Positions(positions_.grid, positions_.points, key_positions_, num_prefix_tokens)
     if relative is not None or where.is_known or where.of_keys.is_known:
         where.check(batch=batch, num_queries=num_queries, num_keys=num_keys)
-    for argument, mask, num_tokens in (("key_mask", key_mask, num_keys), ("query_mask", query_mask, num_queries)):
+    for argument, mask, num_tokens in (
+        ("key_mask", key_mask, num_keys),
+        ("query_mask", query_mask, num_queries),
+    ):
         if mask is not None:
             check_mask(argument, mask, batch=batch, num_tokens=num_tokens)
-    plan = Plan.of_kernels(kernel, relative, where, heads=heads, dim=dim, scale=scale, is_causal=is_causal)
+    plan = Plan.of_kernels(
+        kernel, relative, where, heads=heads, dim=dim, scale=scale, is_causal=is_causal
+    )
     if cu_seqlens is not None:
         if num_keys != num_queries:
-            raise wrong_shape("key", key.shape, f"{num_queries} tokens, as many as the query's, with cu_seqlens")
-        excluded = {"key_mask": key_mask, "query_mask": query_mask, "num_prefix_tokens": num_prefix_tokens or None}
+            raise wrong_shape(
+                "key", key.shape, f"{num_queries} tokens, as many as the query's, with cu_seqlens"
+            )
+        excluded = {
+            "key_mask": key_mask,
+            "query_mask": query_mask,
+            "num_prefix_tokens": num_prefix_tokens or None,
+        }
         excluded["key_grid or key_positions"] = key_positions_
         lengths = packed_lengths(cu_seqlens, num_queries, where, excluded)
         return plan.attend_packed(query, key, value, lengths, backend=backend)
@@ -109,15 +120,23 @@ class EstimatorReport:
     """Errors of an estimated attention output, relative to the norm of the exact one."""
 
     error: float  # ‖estimate − exact‖ / ‖exact‖
-    error_of_mean: float  # ‖mean of V − exact‖ / ‖exact‖: what predicting the plain mean would score
+    error_of_mean: (
+        float  # ‖mean of V − exact‖ / ‖exact‖: what predicting the plain mean would score
+    )
     spread: float  # ‖estimate − mean of V‖ / ‖exact − mean of V‖, 0 where it has collapsed; 1 if exact is the mean of V
 
     @classmethod
     def from_outputs(
-        cls, estimate: Float[Tensor, "*shape"], exact: Float[Tensor, "*shape"], mean: Float[Tensor, "..."]
+        cls,
+        estimate: Float[Tensor, "*shape"],
+        exact: Float[Tensor, "*shape"],
+        mean: Float[Tensor, "..."],
     ) -> "EstimatorReport":
         """The errors of an output in float64, over all entries, from the mean of the values that each query sees."""
-        size, distance = exact.norm().clamp_min(torch.finfo(exact.dtype).tiny), (exact - mean).norm()
+        size, distance = (
+            exact.norm().clamp_min(torch.finfo(exact.dtype).tiny),
+            (exact - mean).norm(),
+        )
         is_distinct = bool(distance > INDISTINCT * size)
         return cls(
             error=float((estimate - exact).norm() / size),
@@ -146,6 +165,10 @@ def estimator_report(
     """
     query, key, value = (precise(tensor.detach()) for tensor in (query, key, value))
     with torch.no_grad():
-        exact = attention(query, key, value, kernel="softmax", relative=relative, positions=positions)
-        estimate = attention(query, key, value, kernel=kernel, relative=relative, positions=positions)
+        exact = attention(
+            query, key, value, kernel="softmax", relative=relative, positions=positions
+        )
+        estimate = attention(
+            query, key, value, kernel=kernel, relative=relative, positions=positions
+        )
     return EstimatorReport.from_outputs(estimate, exact, value.mean(dim=2, keepdim=True))

@@ -9,17 +9,17 @@ from torch import Tensor
 from teka._compat import replace, without_autocast
 from teka.checks import BOOLEAN, check_kind, check_tensor
 from teka.errors import wrong_shape, wrong_type, wrong_value
-from teka.functional.backend import LOWEST_LOG_SCALE
-from teka.functional.backend.fused.position_maps import PositionMap
-from teka.functional.backend.gpu import MADE_WITHIN
-from teka.functional.backend.linear import DecodingState
-from teka.functional.backend.sums import featured
-from teka.functional.kernel.base import FeatureKernel, Kernel, mask_features
+from teka.functional.backends import LOWEST_LOG_SCALE
+from teka.functional.backends.feature_sums import featured
+from teka.functional.backends.fused.position_maps import PositionMap
+from teka.functional.backends.linear import DecodingState
+from teka.functional.backends.triton import MADE_WITHIN
+from teka.functional.kernels.base import FeatureKernel, Kernel, mask_features
 from teka.functional.plan import Plan, check_inputs
 from teka.functional.positions import Positions
 from teka.functional.relative import RELATIVES
 from teka.functional.relative.base import Relative, plain_step
-from teka.functional.shapes import Kept, Keys, Outputs, Queries, Values
+from teka.functional.shapes import KeyMask, Keys, Outputs, Queries, Values
 from teka.grid import Grid
 
 
@@ -70,9 +70,13 @@ def decode(
         expected = f"None, {', '.join(names[:-1])} or {names[-1]}: others need every pair"
         raise wrong_value("relative", kind.name, expected)
     positions = _positions(query, first, position, kind)
-    plan = Plan.of_kernels(kernel, relative, positions, heads=heads, dim=dim, scale=scale, is_causal=True)
+    plan = Plan.of_kernels(
+        kernel, relative, positions, heads=heads, dim=dim, scale=scale, is_causal=True
+    )
     if plan.kernel.features is None:
-        raise wrong_value("kernel", plan.kernel.name, "a kernel with a feature map, whose state does not grow")
+        raise wrong_value(
+            "kernel", plan.kernel.name, "a kernel with a feature map, whose state does not grow"
+        )
     kernels = (plan.kernel.features.name, None if plan.relative is None else plan.relative.name)
     if state is not None and state.kernels != kernels:
         raise wrong_value("state.kernels", state.kernels, f"{kernels}, those of the next token")
@@ -80,13 +84,17 @@ def decode(
     if num_tokens == 1 or at_once:
         output, state = _advance(plan, query, key, value, state, positions, key_mask)
         if num_tokens > 1:  # of several, what is left is right, and each saw them all
-            output = plan.attend(query, key, value, backend="auto", key_mask=key_mask, query_mask=None)
+            output = plan.attend(
+                query, key, value, backend="auto", key_mask=key_mask, query_mask=None
+            )
         return output, replace(state, num_tokens=first + num_tokens, kernels=kernels)
     outputs = []
     for token in range(num_tokens):
         one, two, three = (part[:, :, token : token + 1] for part in (query, key, value))
         kept = None if key_mask is None else key_mask[:, token : token + 1]
-        output, state = decode(one, two, three, state, kernel=kernel, relative=relative, key_mask=kept, scale=scale)
+        output, state = decode(
+            one, two, three, state, kernel=kernel, relative=relative, key_mask=kept, scale=scale
+        )
         outputs.append(output)
     assert state is not None
     return torch.cat(outputs, dim=2), state
@@ -99,16 +107,26 @@ def _positions(
     batch, _, num_tokens, _ = query.shape
     if kind is not None and kind.follows_tokens:
         if position is not None:
-            raise wrong_value("position", "given", f"None with {kind.name!r}, whose tokens follow at one distance")
+            raise wrong_value(
+                "position", "given", f"None with {kind.name!r}, whose tokens follow at one distance"
+            )
         return Positions(Grid(num_tokens))
     if position is None:
         # Whole numbers from 257 on are not all there in bfloat16.
         precise = torch.promote_types(query.dtype, torch.float32)
-        return Positions(points=torch.arange(first, first + num_tokens, dtype=precise, device=query.device)[:, None])
+        return Positions(
+            points=torch.arange(first, first + num_tokens, dtype=precise, device=query.device)[
+                :, None
+            ]
+        )
     check_kind("position", position)
     if num_tokens > 1:
         raise wrong_value("position", "given", "None for several tokens")
-    if position.ndim == 0 or position.shape[-1] == 0 or position.shape[:-1] not in ((), (1,), (batch,)):
+    if (
+        position.ndim == 0
+        or position.shape[-1] == 0
+        or position.shape[:-1] not in ((), (1,), (batch,))
+    ):
         raise wrong_shape("position", position.shape, f"(axes,) or ({batch}, axes)")
     return Positions(points=position[..., None, :])
 
@@ -120,7 +138,7 @@ def _advance(
     value: Values,
     state: DecodingState | None,
     positions: Positions,
-    key_mask: Kept,
+    key_mask: KeyMask,
 ) -> tuple[Outputs, DecodingState]:
     """The output of a token, and what it leaves; of several the state alone counts."""
     features, dtype = plan.kernel.features, query.dtype
@@ -130,17 +148,31 @@ def _advance(
     key, value = mask_features(key, key_mask), mask_features(value, key_mask)
     with without_autocast(query.device.type):
         plan, query, key = plan.joined(query, key)
-        placed = None if key_mask is not None else _triton_map(plan, features, query, key, value, state)
+        placed = (
+            None if key_mask is not None else _triton_map(plan, features, query, key, value, state)
+        )
         if placed is not None:
-            from teka.functional.backend.gpu.step import triton_step
+            from teka.functional.backends.triton.recurrent import triton_step
 
-            output, after = triton_step(query, key, value, state, kernel=features, positions=placed, scale=plan.scale)
+            output, after = triton_step(
+                query, key, value, state, kernel=features, positions=placed, scale=plan.scale
+            )
             return output.to(dtype), after
-        tokens = featured(features, query, key, value, scale=plan.scale, key_mask=key_mask, is_causal=True)
-        if key_mask is not None and tokens.log_scale is None:  # what leaves nothing has no size either
+        tokens = featured(
+            features, query, key, value, scale=plan.scale, key_mask=key_mask, is_causal=True
+        )
+        if (
+            key_mask is not None and tokens.log_scale is None
+        ):  # what leaves nothing has no size either
             nothing = torch.zeros_like(value[..., 0])
-            tokens = replace(tokens, log_scale=nothing.masked_fill(~key_mask[:, None], LOWEST_LOG_SCALE))
-        step = plain_step if plan.relative is None else partial(plan.relative.step, positions=positions)
+            tokens = replace(
+                tokens, log_scale=nothing.masked_fill(~key_mask[:, None], LOWEST_LOG_SCALE)
+            )
+        step = (
+            plain_step
+            if plan.relative is None
+            else partial(plan.relative.step, positions=positions)
+        )
         sums, after = step(tokens, state)
         if features.counts_keys:
             ones = torch.ones_like(value[..., :1])
@@ -153,12 +185,21 @@ def _advance(
 
 
 def _triton_map(
-    plan: Plan, features: FeatureKernel, query: Queries, key: Keys, value: Values, state: DecodingState | None
+    plan: Plan,
+    features: FeatureKernel,
+    query: Queries,
+    key: Keys,
+    value: Values,
+    state: DecodingState | None,
 ) -> PositionMap | None:
     """What the position makes of features, for Triton's kernel of one token; None else, and where gradients are."""
     if query.shape[2] > 1:
         return None
-    placed = replace(plan, backend="linear").triton_map(query, key, value) if type(features) in MADE_WITHIN else None
+    placed = (
+        replace(plan, backend="linear").triton_map(query, key, value)
+        if type(features) in MADE_WITHIN
+        else None
+    )
     if placed is None or not torch.is_grad_enabled():
         return placed
     learned = query, key, value, *placed.tensors, *(() if state is None else (state.total.total,))

@@ -22,27 +22,32 @@ from teka._compat import (
 )
 from teka.checks import POSITIVE, check_tensor, is_positive
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.backend import Featured, Sums, add_prefix
-from teka.functional.backend.by_hand import MAPS, by_hand
-from teka.functional.backend.dense import fused_softmax, matrix_attention
-from teka.functional.backend.fused.causal import fused_causal
-from teka.functional.backend.fused.position_maps import PositionMap, PrefixMap
-from teka.functional.backend.fused.two_sided import MeansByHand, fused_linear
-from teka.functional.backend.gpu import LARGEST_SIZE, MADE_WITHIN, triton_fits
-from teka.functional.backend.sums import featured, plain_sums
-from teka.functional.choice import Workload, chosen
-from teka.functional.kernel import make_kernel
-from teka.functional.kernel.base import FeatureKernel, FusedKernel, Kernel, Pairwise, mask_features
-from teka.functional.kernel.features import Taylor2
-from teka.functional.kernel.local import LocalKernel
+from teka.functional.backends import FeatureInputs, WeightedSums, add_prefix
+from teka.functional.backends.custom_ops import MAPS, by_hand
+from teka.functional.backends.dense import fused_softmax, matrix_attention
+from teka.functional.backends.feature_sums import featured, plain_sums
+from teka.functional.backends.fused.causal import fused_causal
+from teka.functional.backends.fused.position_maps import PositionMap, PrefixMap
+from teka.functional.backends.fused.two_sided import MeansByHand, fused_linear
+from teka.functional.backends.triton import LARGEST_SIZE, MADE_WITHIN, triton_fits
+from teka.functional.dispatch import Workload, chosen
+from teka.functional.kernels import make_kernel
+from teka.functional.kernels.base import FeatureKernel, FusedKernel, Kernel, Pairwise, mask_features
+from teka.functional.kernels.features import Taylor2
+from teka.functional.kernels.rectified import LocalKernel
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
 from teka.functional.relative.base import Relative
-from teka.functional.shapes import Asked, Kept, Keys, Outputs, Queries, Values
+from teka.functional.shapes import KeyMask, Keys, Outputs, Queries, QueryMask, Values
 
 # Tokens of all samples from which sums in blocks of tokens are the faster way, by what positions make of features, and
 # if causal: on one thread, and for each of several, measured on two.
-LEAST_IN_BLOCKS = {"none": (128, 128), "fourier": (1, 1), "rotary": (128, 128), "causal": (1024, 2048)}
+LEAST_IN_BLOCKS = {
+    "none": (128, 128),
+    "fourier": (1, 1),
+    "rotary": (128, 128),
+    "causal": (1024, 2048),
+}
 
 
 # Larger queries, keys or values are computed in float64, in which the products of four of them do not overflow.
@@ -98,7 +103,9 @@ class Plan:
         longer, positions = 0, Positions() if relative is None else positions
         if relative is not None:
             if not isinstance(relative, Relative):
-                relative = make_relative(relative, heads=heads, dim=dim, num_axes=positions.num_axes, kernel=kernel)
+                relative = make_relative(
+                    relative, heads=heads, dim=dim, num_axes=positions.num_axes, kernel=kernel
+                )
             longer = relative.num_position_features if relative.joins else 0
         if not isinstance(kernel, Kernel):
             kernel = make_kernel(kernel, dim + longer)
@@ -112,18 +119,32 @@ class Plan:
 
     def computed_by(self, backend: str, *, device_type: str, **sizes: int) -> "Plan":
         """The plan with a backend, or with "auto" the cheapest for the sizes of a `Workload`."""
-        work = Workload(self.kernel, self.relative, self.positions, **sizes, is_causal=self.is_causal)
+        work = Workload(
+            self.kernel, self.relative, self.positions, **sizes, is_causal=self.is_causal
+        )
         return replace(self, backend=chosen(backend, work, device_type))
 
     def attend(
-        self, query: Queries, key: Keys, value: Values, *, backend: str, key_mask: Kept, query_mask: Asked
+        self,
+        query: Queries,
+        key: Keys,
+        value: Values,
+        *,
+        backend: str,
+        key_mask: KeyMask,
+        query_mask: QueryMask,
     ) -> Outputs:
         """The attention of tokens by a backend, or by the cheapest for them with "auto"."""
         sizes = {"num_queries": query.shape[2], "num_keys": key.shape[2]}
         if self.is_causal and sizes["num_keys"] != sizes["num_queries"]:
             expected = f"{sizes['num_queries']} tokens, as many as the query's, with is_causal"
             raise wrong_shape("key", key.shape, expected)
-        sizes = {**sizes, "dim": query.shape[-1], "dim_value": value.shape[-1], "heads": query.shape[1]}
+        sizes = {
+            **sizes,
+            "dim": query.shape[-1],
+            "dim_value": value.shape[-1],
+            "heads": query.shape[1],
+        }
         if not records_graph():  # a compiled graph may be of any number of samples
             sizes["batch"] = max(1, query.shape[0])  # there may be none
         plan = self.computed_by(backend, device_type=query.device.type, **sizes)
@@ -134,7 +155,9 @@ class Plan:
     ) -> Outputs:
         """The same of sequences one after another, each of which sees itself alone; all of one length at once."""
         parts = [one.split(lengths, dim=2) for one in (query, key, value)]
-        points = None if self.positions.points is None else self.positions.points.split(lengths, dim=-2)
+        points = (
+            None if self.positions.points is None else self.positions.points.split(lengths, dim=-2)
+        )
         outputs: dict[int, Tensor] = {}
         for length in sorted(set(lengths)):
             rows = [row for row, one in enumerate(lengths) if one == length]
@@ -152,9 +175,15 @@ class Plan:
         vectors = None
         if self.relative is not None and self.relative.joins:
             vectors = self.relative.softmax_vectors(query, key, self.positions, scale=self.scale)
-        return (self, query, key) if vectors is None else (replace(self, relative=None, scale=1.0), *vectors)
+        return (
+            (self, query, key)
+            if vectors is None
+            else (replace(self, relative=None, scale=1.0), *vectors)
+        )
 
-    def evaluate(self, query: Queries, key: Keys, value: Values, *, key_mask: Kept, query_mask: Asked) -> Outputs:
+    def evaluate(
+        self, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask, query_mask: QueryMask
+    ) -> Outputs:
         """The attention of these tokens, in float32 at least and returned in their own dtype."""
         dtype = query.dtype
         with without_autocast(query.device.type):
@@ -165,28 +194,40 @@ class Plan:
         # What is dropped is 0 from here on, so that not even a NaN there reaches an output or a gradient.
         query, broken = mask_features(query, query_mask), None
         key, value = mask_features(key, key_mask), mask_features(value, key_mask)
-        is_large = placed is None and self.group is None and any(map(is_large_float32, (query, key, value)))
+        is_large = (
+            placed is None
+            and self.group is None
+            and any(map(is_large_float32, (query, key, value)))
+        )
         # Causally the kernels of a GPU see to it themselves.
         if self.group is None and (placed is None if self.is_causal else key_mask is not None):
             query, key, value, broken = _without_broken(query, key, value, is_causal=self.is_causal)
         if is_large:
             output = self._in_float64(query, key, value, key_mask=key_mask, query_mask=query_mask)
         else:
-            output = self._attend(query, key, value, key_mask=key_mask, query_mask=query_mask, placed=placed)
+            output = self._attend(
+                query, key, value, key_mask=key_mask, query_mask=query_mask, placed=placed
+            )
         if broken is not None:
             output = output.masked_fill(broken[..., None], torch.nan)
         return mask_features(output, query_mask).to(dtype)
 
-    def _in_float64(self, query: Queries, key: Keys, value: Values, *, key_mask: Kept, query_mask: Asked) -> Outputs:
+    def _in_float64(
+        self, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask, query_mask: QueryMask
+    ) -> Outputs:
         """Attend in float64; causally from the first large token on, so that no bit before it depends on it."""
         masks: dict[str, Any] = {"key_mask": key_mask, "query_mask": query_mask}
         output = self._attend(query.double(), key.double(), value.double(), **masks)
         if not self.is_causal:
             return output
-        is_large = torch.stack([one.detach().abs().amax(dim=-1) > LARGEST_IN_FLOAT32 for one in (query, key, value)])
+        is_large = torch.stack(
+            [one.detach().abs().amax(dim=-1) > LARGEST_IN_FLOAT32 for one in (query, key, value)]
+        )
         is_large = is_large.any(dim=0)[..., None]
         query, key, value = (one.masked_fill(is_large, 0.0) for one in (query, key, value))
-        return torch.where(is_large.cumsum(dim=2) > 0, output.to(query), self._attend(query, key, value, **masks))
+        return torch.where(
+            is_large.cumsum(dim=2) > 0, output.to(query), self._attend(query, key, value, **masks)
+        )
 
     def _attend(
         self,
@@ -194,8 +235,8 @@ class Plan:
         key: Keys,
         value: Values,
         *,
-        key_mask: Kept,
-        query_mask: Asked,
+        key_mask: KeyMask,
+        query_mask: QueryMask,
         placed: PositionMap | None = None,
     ) -> Outputs:
         """Attend in the dtype of the tokens, in which what is dropped is 0."""
@@ -203,9 +244,15 @@ class Plan:
             plan, query, key = self.joined(query, key)
             if not plan.is_causal and plan.kernel.features is not None:
                 # Where there is a key for every query, a query whose key is dropped has no part in a statistic either.
-                counted = key_mask if query_mask is None and query.shape[2] == key.shape[2] else query_mask
+                counted = (
+                    key_mask
+                    if query_mask is None and query.shape[2] == key.shape[2]
+                    else query_mask
+                )
                 features = plan.kernel.features
-                fitted = features.fitted(query, key, scale=plan.scale, query_mask=counted, key_mask=key_mask)
+                fitted = features.fitted(
+                    query, key, scale=plan.scale, query_mask=counted, key_mask=key_mask
+                )
                 plan = plan if fitted is features else replace(plan, kernel=fitted)
             attend = {"dense": dense, "windows": windowed}.get(plan.backend, fast)
             if placed is not None:
@@ -215,7 +262,12 @@ class Plan:
     def triton_map(self, query: Queries, key: Keys, value: Values) -> PositionMap | None:
         """What positions make of features, for Triton's kernels, which widen numbers themselves; None without them."""
         kernel = self.kernel.features
-        if self.backend != "linear" or kernel is None or not kernel.nonnegative or kernel.counts_keys:
+        if (
+            self.backend != "linear"
+            or kernel is None
+            or not kernel.nonnegative
+            or kernel.counts_keys
+        ):
             return None
         if self.group is not None or (self.relative is not None and self.relative.joins):
             return None
@@ -235,7 +287,7 @@ class Plan:
         return None if is_transformed(*placed.tensors) else placed
 
 
-def dense(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: Kept) -> Outputs:
+def dense(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask) -> Outputs:
     """A plan from every pair: the truth for the other backends."""
     pairs = Pairwise(query, key, value, plan.kernel, plan.scale, key_mask, plan.is_causal)
     if plan.relative is not None:
@@ -246,7 +298,7 @@ def dense(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: Kep
     return fused_softmax(replace(pairs, query=vectors[0], key=vectors[1]))
 
 
-def windowed(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: Kept) -> Outputs:
+def windowed(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask) -> Outputs:
     """A plan whose queries see near keys alone, by tiles of their grid."""
     assert plan.relative is not None
     pairs = Pairwise(query, key, value, plan.kernel, plan.scale, key_mask, plan.is_causal)
@@ -254,10 +306,16 @@ def windowed(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: 
 
 
 def by_triton(
-    plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: Kept, positions: PositionMap
+    plan: Plan,
+    query: Queries,
+    key: Keys,
+    value: Values,
+    *,
+    key_mask: KeyMask,
+    positions: PositionMap,
 ) -> Outputs:
     """A plan by Triton's kernels, which are imported when they are first needed."""
-    from teka.functional.backend.gpu.operators import triton_linear
+    from teka.functional.backends.triton.operators import triton_linear
 
     kernel = plan.kernel.features
     assert kernel is not None
@@ -265,13 +323,20 @@ def by_triton(
     return triton_linear(query, key, value, kernel=kernel, positions=positions, **options)
 
 
-def fast(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: Kept) -> Outputs:
+def fast(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask) -> Outputs:
     """A plan by a backend other than dense, of a kernel with features."""
     kernel = plan.kernel.features
     assert kernel is not None
     options = {"scale": plan.scale, "key_mask": key_mask}
-    is_node = plan.backend == "linear" and is_node_of_graph(kernel, plan.relative, is_causal=plan.is_causal)
-    if is_node and plan.group is None and query.is_cpu and query.shape[2] >= LEAST_IN_BLOCKS["none"][0]:
+    is_node = plan.backend == "linear" and is_node_of_graph(
+        kernel, plan.relative, is_causal=plan.is_causal
+    )
+    if (
+        is_node
+        and plan.group is None
+        and query.is_cpu
+        and query.shape[2] >= LEAST_IN_BLOCKS["none"][0]
+    ):
         tensors = (plan.scale * query, key, value, *(() if key_mask is None else (key_mask,)))
         return by_hand(OUTGROWING[type(kernel)], tensors)
     placed = _position_map(plan, kernel, query, key, value, key_mask=key_mask)
@@ -286,26 +351,53 @@ def fast(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: Kept
     others = key.masked_fill(large[..., None], 0.0)
     output = fused_causal(query, others, value, kernel=kernel, positions=placed, **options)
     return torch.where(
-        large.cumsum(dim=-1)[..., None] > 0, _by_sums(plan, kernel, query, key, value, **options), output
+        large.cumsum(dim=-1)[..., None] > 0,
+        _by_sums(plan, kernel, query, key, value, **options),
+        output,
     )
 
 
 def _by_sums(
-    plan: Plan, kernel: FeatureKernel, query: Queries, key: Keys, value: Values, *, scale: float, key_mask: Kept
+    plan: Plan,
+    kernel: FeatureKernel,
+    query: Queries,
+    key: Keys,
+    value: Values,
+    *,
+    scale: float,
+    key_mask: KeyMask,
 ) -> Outputs:
     tokens = featured(
-        kernel, query, key, value, scale=scale, key_mask=key_mask, is_causal=plan.is_causal, group=plan.group
+        kernel,
+        query,
+        key,
+        value,
+        scale=scale,
+        key_mask=key_mask,
+        is_causal=plan.is_causal,
+        group=plan.group,
     )
     sums = _sums_of(plan, tokens)
     if kernel.counts_keys:
-        ones = torch.ones_like(query[..., :1]), mask_features(torch.ones_like(key[..., :1]), key_mask)
-        counted = replace(tokens, query_features=ones[0], key_features=ones[1], value=value[..., :1])
+        ones = (
+            torch.ones_like(query[..., :1]),
+            mask_features(torch.ones_like(key[..., :1]), key_mask),
+        )
+        counted = replace(
+            tokens, query_features=ones[0], key_features=ones[1], value=value[..., :1]
+        )
         sums = sums.over(_sums_of(plan, counted))
     return sums.divide(nonnegative=kernel.nonnegative or kernel.counts_keys)
 
 
 def _position_map(
-    plan: Plan, kernel: FeatureKernel, query: Queries, key: Keys, value: Values, *, key_mask: Kept
+    plan: Plan,
+    kernel: FeatureKernel,
+    query: Queries,
+    key: Keys,
+    value: Values,
+    *,
+    key_mask: KeyMask,
 ) -> PositionMap | None:
     """What positions make of features, for sums in blocks that stay in a CPU's cache; None where there are no such."""
     # A denominator is taken to be positive.
@@ -315,21 +407,28 @@ def _position_map(
         return None
     placed, first = PositionMap(), plan.positions.num_prefix_tokens
     if plan.relative is not None:
-        placed = plan.relative.position_map(plan.positions, query, kernel.num_features(query.shape[-1]))
+        placed = plan.relative.position_map(
+            plan.positions, query, kernel.num_features(query.shape[-1])
+        )
     if placed is None or not is_plain_eager_on_cpu(*placed.tensors):
         return None
-    threads, (alone, each) = torch.get_num_threads(), LEAST_IN_BLOCKS["causal" if plan.is_causal else placed.form]
+    threads, (alone, each) = (
+        torch.get_num_threads(),
+        LEAST_IN_BLOCKS["causal" if plan.is_causal else placed.form],
+    )
     if query.shape[0] * query.shape[2] < (alone if threads == 1 else each * threads):
         return None
     # Nothing that decides how the past is computed may be of the future.
     if plan.is_causal and not (
-        isinstance(kernel, LocalKernel) and not placed.num_waves and kernel.starts_in_range(key, key_mask)
+        isinstance(kernel, LocalKernel)
+        and not placed.num_waves
+        and kernel.starts_in_range(key, key_mask)
     ):
         return None
     return PrefixMap(placed.tensors, placed=placed, first=first) if first else placed
 
 
-def _sums_of(plan: Plan, tokens: Featured) -> Sums:
+def _sums_of(plan: Plan, tokens: FeatureInputs) -> WeightedSums:
     relative, first = plan.relative, plan.positions.num_prefix_tokens
     if relative is None:
         return plain_sums(tokens)
@@ -357,7 +456,9 @@ def _without_broken(
     query: Queries, key: Keys, value: Values, *, is_causal: bool
 ) -> tuple[Queries, Keys, Values, Bool[Tensor, "batch heads queries"] | None]:
     """Inputs with 0 for what is NaN or infinite and need not reach all outputs, and those that it reaches, or None."""
-    if is_rehearsed(query) or (query.is_cpu and has_numbers(query) and _all_finite(query, key, value)):
+    if is_rehearsed(query) or (
+        query.is_cpu and has_numbers(query) and _all_finite(query, key, value)
+    ):
         return query, key, value, None
     sizes = (one.detach().abs().amax(dim=-1) for one in (query, key, value))
     of_query, of_key, of_value = (~size.isfinite() for size in sizes)
@@ -365,6 +466,7 @@ def _without_broken(
         return query.masked_fill(of_query[..., None], 0.0), key, value, of_query
     of_key = of_key | of_value
     query, key, value = (
-        one.masked_fill(lost[..., None], 0.0) for one, lost in ((query, of_query), (key, of_key), (value, of_key))
+        one.masked_fill(lost[..., None], 0.0)
+        for one, lost in ((query, of_query), (key, of_key), (value, of_key))
     )
     return query, key, value, of_query | (of_key.cumsum(dim=-1) > 0)

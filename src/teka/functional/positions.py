@@ -83,7 +83,11 @@ class Positions:
     def periods(self) -> tuple[float | None, ...]:
         """Period of every axis in physical units, None where it is not periodic."""
         grid = self.grid or self.of_keys.grid
-        return (None,) * self.num_axes if grid is None else tuple(map(grid.axis_period, range(grid.num_axes)))
+        return (
+            (None,) * self.num_axes
+            if grid is None
+            else tuple(map(grid.axis_period, range(grid.num_axes)))
+        )
 
     def offsets_like(self, tensor: Tensor, rows: slice | Tensor | None = None) -> Offsets:
         """Offset x_i − x_j of some or all queries from every key, wrapped where periodic, like a tensor."""
@@ -103,26 +107,48 @@ class Positions:
         query, key = (grid.axis_positions(axis, dtype=dtype, device=device) for grid in self.grids)
         return self.grids[0].wrap_axis(axis, (query[:, None] - key[None, :]).to(tensor))
 
-    def torus_frequency(self, frequency: Float[Tensor, "*waves axes"]) -> Float[Tensor, "*waves axes"]:
+    def torus_frequency(
+        self, frequency: Float[Tensor, "*waves axes"]
+    ) -> Float[Tensor, "*waves axes"]:
         """Frequencies with components along periodic axes rounded to multiples of 2π/P; these have a gradient of 0."""
         frequency = precise(frequency)
         if not any(self.periods):
             return frequency
         steps = [None if period is None else 2 * math.pi / period for period in self.periods]
         columns = zip(steps, frequency.unbind(dim=-1), strict=True)
-        return torch.stack([one if step is None else torch.round(one / step) * step for step, one in columns], dim=-1)
+        return torch.stack(
+            [one if step is None else torch.round(one / step) * step for step, one in columns],
+            dim=-1,
+        )
 
-    def angles(self, frequency: Float[Tensor, "heads waves axes"], like: Tensor) -> tuple[Tensor, Tensor]:
+    def angles(
+        self, frequency: Float[Tensor, "heads waves axes"], like: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """The `phases` of queries and keys, one tensor where these are the same."""
         angle = phases(frequency, self.places(like.device), like.dtype)
-        return angle, angle if self.key is None else phases(frequency, self.key.places(like.device), like.dtype)
+        return angle, angle if self.key is None else phases(
+            frequency, self.key.places(like.device), like.dtype
+        )
 
-    def check(self, *, batch: int, num_queries: int, num_keys: int, key: str = "key_", is_needed: bool = True) -> None:
+    def check(
+        self,
+        *,
+        batch: int,
+        num_queries: int,
+        num_keys: int,
+        key: str = "key_",
+        is_needed: bool = True,
+    ) -> None:
         """Check that places fit sequences and each other, unneeded ones if known; `key` begins the keys' arguments."""
         prefix = self.num_prefix_tokens
         if prefix and self.key is not None and is_needed:
-            raise wrong_value("num_prefix_tokens", prefix, "0 where the keys have places of their own")
-        for argument, positions, num_tokens in (("", self, num_queries), (key, self.of_keys, num_keys)):
+            raise wrong_value(
+                "num_prefix_tokens", prefix, "0 where the keys have places of their own"
+            )
+        for argument, positions, num_tokens in (
+            ("", self, num_queries),
+            (key, self.of_keys, num_keys),
+        ):
             if is_needed or positions.is_known:
                 first = prefix if positions is self else 0
                 positions.check_tokens(argument, first, batch=batch, num_tokens=num_tokens)
@@ -132,7 +158,9 @@ class Positions:
             return
         if self.key.num_axes != self.num_axes:
             came = f"{self.key.num_axes} axes for the keys"
-            raise wrong_value(f"{key}grid or {key}positions", came, f"{self.num_axes} axes, as the queries have")
+            raise wrong_value(
+                f"{key}grid or {key}positions", came, f"{self.num_axes} axes, as the queries have"
+            )
         if self.grids is not None:
             periods = self.periods
             if any(
@@ -146,10 +174,14 @@ class Positions:
         grid, points = self.grid, self.points
         if (grid is None) == (points is None):
             came = "neither" if grid is None else "both"
-            raise wrong_value(f"{argument}grid and {argument}positions", came, "exactly one of the two")
+            raise wrong_value(
+                f"{argument}grid and {argument}positions", came, "exactly one of the two"
+            )
         if grid is not None:
             if num_tokens != prefix + grid.num_tokens:
-                expected = f"{prefix} prefix + {grid.num_tokens} tokens of the {argument}grid {grid.shape}"
+                expected = (
+                    f"{prefix} prefix + {grid.num_tokens} tokens of the {argument}grid {grid.shape}"
+                )
                 sequence = f"{argument.replace('_', ' ')}sequence"
                 raise ValueError(f"the {sequence} has {num_tokens} tokens, expected {expected}")
             return
@@ -157,7 +189,11 @@ class Positions:
         length = num_tokens - prefix
         fits = points.ndim in (2, 3) and points.shape[-2] == length and points.shape[-1] >= 1
         if not fits or (points.ndim == 3 and points.shape[0] not in (1, batch)):
-            raise wrong_shape(f"{argument}positions", points.shape, f"({length}, axes) or ({batch}, {length}, axes)")
+            raise wrong_shape(
+                f"{argument}positions",
+                points.shape,
+                f"({length}, axes) or ({batch}, {length}, axes)",
+            )
         if not is_recorded(points) and not points.isfinite().all():
             raise ValueError(f"{argument}positions hold NaN or infinity, expected finite numbers")
 
@@ -168,7 +204,9 @@ def _grid_places(grid: Grid, device: torch.device) -> Float[Tensor, "tokens axes
 
 def _grid_axis_places(grid: Grid, device: torch.device) -> Float[Tensor, "rows axes"]:
     options: dict[str, Any] = {"dtype": widest(device), "device": device}
-    return torch.block_diag(*(grid.axis_positions(axis, **options)[:, None] for axis in range(grid.num_axes)))
+    return torch.block_diag(
+        *(grid.axis_positions(axis, **options)[:, None] for axis in range(grid.num_axes))
+    )
 
 
 _kept_places = functools.lru_cache(maxsize=8)(_grid_places)
@@ -188,13 +226,17 @@ def packed_lengths(
     check_tensor("cu_seqlens", cu_seqlens, "sequences", dtypes=WHOLE)
     if is_batched(cu_seqlens):
         raise wrong_value(
-            "cu_seqlens", "mapped by torch.func.vmap", "the same for all samples, because its values are read"
+            "cu_seqlens",
+            "mapped by torch.func.vmap",
+            "the same for all samples, because its values are read",
         )
     places = cu_seqlens.tolist()
     lengths = tuple(stop - start for start, stop in itertools.pairwise(places))
     if not lengths or places[0] != 0 or places[-1] != num_tokens or min(lengths) < 1:
         expected = f"places that grow from 0 to the number of tokens, {num_tokens}"
-        raise wrong_value("cu_seqlens", places if len(places) <= 8 else f"{places[:8]} and so on", expected)
+        raise wrong_value(
+            "cu_seqlens", places if len(places) <= 8 else f"{places[:8]} and so on", expected
+        )
     if positions.grid is not None:
         raise wrong_value("grid", positions.grid, "positions, one for every token, with cu_seqlens")
     return lengths
@@ -209,7 +251,9 @@ def make_positions(argument: str, grid: Grid | None, points: Tensor | None) -> P
     return Positions(grid, points)
 
 
-def phases(frequency: Float[Tensor, "heads waves axes"], positions: Places, dtype: torch.dtype) -> Angles:
+def phases(
+    frequency: Float[Tensor, "heads waves axes"], positions: Places, dtype: torch.dtype
+) -> Angles:
     """ω·x without its whole turns, in float64: in float32 it errs by 0.06 at 10⁶, and may depend on x_i − x_j alone."""
     places = precise(positions)
     turns = places[..., None, :, :] @ (frequency.to(places) / (2 * math.pi)).transpose(-2, -1)
@@ -227,13 +271,19 @@ def whole_steps(offsets: Float[Tensor, "*shape"], unit: float) -> Float[Tensor, 
 def check_heads_and_axes(argument: str, tensor: Tensor, *sizes: int | str) -> None:
     """Check that parameters have the numbers of heads and then of axes among the sizes; the others are names."""
     if tensor.ndim == len(sizes):
-        came = [size for size, asked in zip(tensor.shape, sizes, strict=True) if not isinstance(asked, str)]
+        came = [
+            size
+            for size, asked in zip(tensor.shape, sizes, strict=True)
+            if not isinstance(asked, str)
+        ]
         heads, num_axes = (size for size in sizes if not isinstance(size, str))
         if came == [heads, num_axes]:
             return
         if came[1] != num_axes:
             raise wrong_axes(argument, tensor, came[1], num_axes)
-    raise wrong_shape(f"relative.{argument}", tensor.shape, f"({', '.join(map(str, sizes))}) for {sizes[0]} heads")
+    raise wrong_shape(
+        f"relative.{argument}", tensor.shape, f"({', '.join(map(str, sizes))}) for {sizes[0]} heads"
+    )
 
 
 def wrong_axes(argument: str, tensor: Tensor, made_for: int, num_axes: int) -> ValueError:

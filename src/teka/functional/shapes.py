@@ -13,10 +13,12 @@ Outputs = Float[Tensor, "batch heads queries dim_value"]
 Tokens = Float[Tensor, "batch heads tokens dim"]  # queries or keys
 Vectors = Float[Tensor, "*batch dim"]  # of any such dimensions
 # Which tokens count, None for all.
-Asked = Bool[Tensor, "batch queries"] | None
-Kept = Bool[Tensor, "batch keys"] | None
+QueryMask = Bool[Tensor, "batch queries"] | None
+KeyMask = Bool[Tensor, "batch keys"] | None
 
-TwoVectors = tuple[Float[Tensor, "batch heads queries size"], Float[Tensor, "batch heads keys size"]]
+TwoVectors = tuple[
+    Float[Tensor, "batch heads queries size"], Float[Tensor, "batch heads keys size"]
+]
 
 # Features φ, of which a key's may be short of a factor exp(s_j).
 LogScale = Float[Tensor, "batch heads keys"] | None  # s_j, None for 0

@@ -50,7 +50,9 @@ class HubModel(nn.Module, PyTorchModelHubMixin):
         """The model of a model file, which `teka export` writes, or one that comes with teka."""
         return cls(load(path), read_config(path))
 
-    def forward(self, images: Float[Tensor, "batch channels *sides"]) -> Float[Tensor, "batch classes *dense"]:
+    def forward(
+        self, images: Float[Tensor, "batch channels *sides"]
+    ) -> Float[Tensor, "batch classes *dense"]:
         """Logits."""
         return self.model(images)
 
@@ -74,9 +76,18 @@ class HubModel(nn.Module, PyTorchModelHubMixin):
     ) -> "HubModel":
         if Path(model_id).is_dir():
             return cls.of(Path(model_id).resolve())
-        options = {"revision": revision, "cache_dir": cache_dir, "force_download": force_download, "token": token}
+        options = {
+            "revision": revision,
+            "cache_dir": cache_dir,
+            "force_download": force_download,
+            "token": token,
+        }
         wanted = [CONFIG_FILE, WEIGHTS_FILE]
-        return cls.of(snapshot_download(model_id, allow_patterns=wanted, local_files_only=local_files_only, **options))
+        return cls.of(
+            snapshot_download(
+                model_id, allow_patterns=wanted, local_files_only=local_files_only, **options
+            )
+        )
 
     def generate_model_card(self, *_: Any, repo_id: str = "OWNER/NAME", **__: Any) -> ModelCard:
         """What the config knows of the model: what it is, how it is used, and its facts, such as its accuracy."""

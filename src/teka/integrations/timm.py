@@ -57,11 +57,17 @@ class TimmPerformer(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        sizes = (img_size if isinstance(img_size, int) else tuple(img_size), in_chans, max(num_classes, 1))
+        sizes = (
+            img_size if isinstance(img_size, int) else tuple(img_size),
+            in_chans,
+            max(num_classes, 1),
+        )
         self.model = Performer(*sizes, patch_size=16, pool="mean", dropout=drop_rate, **options)
         self.num_features = self.head_hidden_size = self.model.norm.normalized_shape[0]
         info = {"num_chs": self.num_features, "reduction": self.model.patch_size}
-        self.feature_info = [info | {"module": f"model.blocks.{place}"} for place in range(len(self.model.blocks))]
+        self.feature_info = [
+            info | {"module": f"model.blocks.{place}"} for place in range(len(self.model.blocks))
+        ]
         self.reset_classifier(num_classes, global_pool)
 
     def get_classifier(self) -> nn.Module:
@@ -77,7 +83,9 @@ class TimmPerformer(nn.Module):
         head = nn.Identity() if num_classes == 0 else nn.Linear(self.num_features, num_classes)
         self.model.head = head.to(self.model.norm.weight)
 
-    def forward_features(self, x: Float[Tensor, "batch channels *sides"]) -> Float[Tensor, "batch tokens dim"]:
+    def forward_features(
+        self, x: Float[Tensor, "batch channels *sides"]
+    ) -> Float[Tensor, "batch tokens dim"]:
         """Tokens after the last block, normalized."""
         return self.model.encode(x)[0]
 
@@ -88,7 +96,9 @@ class TimmPerformer(nn.Module):
         pooled = x.mean(dim=1) if self.global_pool else x
         return pooled if pre_logits else self.model.head(pooled)
 
-    def forward(self, x: Float[Tensor, "batch channels *sides"]) -> Float[Tensor, "batch *tokens_outputs"]:
+    def forward(
+        self, x: Float[Tensor, "batch channels *sides"]
+    ) -> Float[Tensor, "batch *tokens_outputs"]:
         return self.forward_head(self.forward_features(x))
 
     def forward_intermediates(
@@ -123,7 +133,9 @@ def register() -> None:
         for kind, stem in KINDS.items():
             name = f"teka_{size}_{kind}_224"
             if not is_model(name):
-                register_model(_entry_point(name, {"dim": dim, "depth": depth, "heads": heads, **stem}))
+                register_model(
+                    _entry_point(name, {"dim": dim, "depth": depth, "heads": heads, **stem})
+                )
 
 
 def _entry_point(name: str, options: dict[str, Any]) -> Any:
@@ -138,5 +150,9 @@ def _entry_point(name: str, options: dict[str, Any]) -> Any:
             **{**options, **kwargs},
         )
 
-    make.__name__, make.__module__, make.__doc__ = name, __name__, f"`TimmPerformer` with {options}."
+    make.__name__, make.__module__, make.__doc__ = (
+        name,
+        __name__,
+        f"`TimmPerformer` with {options}.",
+    )
     return make

@@ -18,25 +18,36 @@ ImageSize = int | tuple[int, int]
 class ImageClassifier(nn.Module):
     """Images of one size to logits; `logits` is what a model computes of images that have been checked."""
 
-    def __init__(self, image_size: ImageSize, in_channels: int, num_classes: int, *, smallest: int = 1) -> None:
+    def __init__(
+        self, image_size: ImageSize, in_channels: int, num_classes: int, *, smallest: int = 1
+    ) -> None:
         super().__init__()
         check_sizes({"in_channels": in_channels, "num_classes": num_classes})
-        self.image_size, self.in_channels = height_and_width("image_size", image_size, smallest=smallest), in_channels
+        self.image_size, self.in_channels = (
+            height_and_width("image_size", image_size, smallest=smallest),
+            in_channels,
+        )
 
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+    def forward(
+        self, images: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch classes"]:
         """Logits of images; a ValueError if they have other channels or another size than the model was made for."""
         check_tensor("images", images, "batch", self.in_channels, *self.image_size)
         return self.logits(images)
 
     @abstractmethod
-    def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+    def logits(
+        self, images: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch classes"]:
         """Logits of images of the right size."""
 
 
 class PreNormBlock(nn.Module):
     """`teka.nn.TransformerBlock` for another attention: x + attention(norm(x)), then x + MLP(norm(x)) with a GELU."""
 
-    def __init__(self, attention: nn.Module, dim: int, *, mlp_ratio: float = 4.0, dropout: float = 0.0) -> None:
+    def __init__(
+        self, attention: nn.Module, dim: int, *, mlp_ratio: float = 4.0, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(dim)
         self.attention = attention
@@ -44,17 +55,27 @@ class PreNormBlock(nn.Module):
         self.mlp_norm = nn.LayerNorm(dim)
         self.mlp = make_mlp(dim, hidden_size(dim, mlp_ratio), dropout)
 
-    def forward(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:
+    def forward(
+        self, tokens: Float[Tensor, "batch tokens dim"]
+    ) -> Float[Tensor, "batch tokens dim"]:
         tokens = tokens + self.attention_dropout(self.attention(self.attention_norm(tokens)))
         return tokens + self.mlp(self.mlp_norm(tokens))
 
 
 def pre_norm_blocks(
-    make_attention: Callable[[], nn.Module], dim: int, depth: int, *, mlp_ratio: float, dropout: float
+    make_attention: Callable[[], nn.Module],
+    dim: int,
+    depth: int,
+    *,
+    mlp_ratio: float,
+    dropout: float,
 ) -> nn.Sequential:
     """Blocks one after another, each with an attention of its own."""
     check_sizes({"depth": depth}, most=MOST_BLOCKS)
-    blocks = (PreNormBlock(make_attention(), dim, mlp_ratio=mlp_ratio, dropout=dropout) for _ in range(depth))
+    blocks = (
+        PreNormBlock(make_attention(), dim, mlp_ratio=mlp_ratio, dropout=dropout)
+        for _ in range(depth)
+    )
     return nn.Sequential(*blocks)
 
 
@@ -64,16 +85,22 @@ class PostNormBlock(nn.Module):
     Source: Vaswani et al. 2017; Devlin et al. 2019 (BERT), with its ε = 10⁻¹² of the norms.
     """
 
-    def __init__(self, attention: Attention, *, mlp_ratio: float = 4.0, dropout: float = 0.0) -> None:
+    def __init__(
+        self, attention: Attention, *, mlp_ratio: float = 4.0, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         dim = attention.dim
         hidden = hidden_size(dim, mlp_ratio, round)
         self.attention = attention
         self.attention_output = nn.Sequential(nn.Linear(dim, dim), nn.Dropout(dropout))
         self.attention_norm = nn.LayerNorm(dim, eps=NORM_EPSILON)
-        self.mlp = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim), nn.Dropout(dropout))
+        self.mlp = nn.Sequential(
+            nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim), nn.Dropout(dropout)
+        )
         self.mlp_norm = nn.LayerNorm(dim, eps=NORM_EPSILON)
 
-    def forward(self, tokens: Float[Tensor, "batch tokens dim"], grid: Grid) -> Float[Tensor, "batch tokens dim"]:
+    def forward(
+        self, tokens: Float[Tensor, "batch tokens dim"], grid: Grid
+    ) -> Float[Tensor, "batch tokens dim"]:
         tokens = self.attention_norm(tokens + self.attention_output(self.attention(tokens, grid)))
         return self.mlp_norm(tokens + self.mlp(tokens))

@@ -42,7 +42,9 @@ class AlexNet(ImageClassifier):
         dropout: Probability of dropping a number.
     """
 
-    def __init__(self, image_size: ImageSize, in_channels: int, num_classes: int, *, dropout: float = 0.5) -> None:
+    def __init__(
+        self, image_size: ImageSize, in_channels: int, num_classes: int, *, dropout: float = 0.5
+    ) -> None:
         super().__init__(image_size, in_channels, num_classes, smallest=SMALLEST_SIDE)
         self.features = nn.Sequential(
             nn.Conv2d(in_channels, 64, 11, stride=4, padding=5),
@@ -66,7 +68,9 @@ class AlexNet(ImageClassifier):
         height, width = ((side + 3) // 4 // 8 for side in self.image_size)
         self.head = nn.Linear(256 * height * width, num_classes)
 
-    def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+    def logits(
+        self, images: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch classes"]:
         return self.head(self.features(images).flatten(1))
 
 
@@ -134,7 +138,9 @@ class VGG16(ImageClassifier):
             if isinstance(module, nn.Conv2d | nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
-    def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+    def logits(
+        self, images: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch classes"]:
         return self.head(self.pool(self.features(images)).flatten(1))
 
 
@@ -153,10 +159,13 @@ class ResidualBlock(nn.Module):
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or in_channels != out_channels:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels)
+                nn.Conv2d(in_channels, out_channels, 1, stride, bias=False),
+                nn.BatchNorm2d(out_channels),
             )
 
-    def forward(self, maps: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch out_channels h w"]:
+    def forward(
+        self, maps: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch out_channels h w"]:
         return (self.shortcut(maps) + self.residual(maps)).relu()
 
 
@@ -188,7 +197,13 @@ class ResNet18(ImageClassifier):
     """
 
     def __init__(
-        self, image_size: ImageSize, in_channels: int, num_classes: int, *, width: int = 64, resnet_stem: str = "7x7"
+        self,
+        image_size: ImageSize,
+        in_channels: int,
+        num_classes: int,
+        *,
+        width: int = 64,
+        resnet_stem: str = "7x7",
     ) -> None:
         super().__init__(image_size, in_channels, num_classes)
         check_name("resnet_stem", resnet_stem, STEMS)
@@ -214,5 +229,7 @@ class ResNet18(ImageClassifier):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
-    def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+    def logits(
+        self, images: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch classes"]:
         return self.head(self.blocks(self.stem(images)).mean(dim=(2, 3)))

@@ -24,7 +24,9 @@ class DegenerateHeads:
 
     # largest eigenvalue λ of Σ⁻¹ of every head, in units of length^−2; 1/√λ is the deviation along the narrowest axis
     largest_precision: tuple[float, ...]
-    condition_number: tuple[float, ...]  # that over the smallest eigenvalue, the squared ratio of the ellipse's axes
+    condition_number: tuple[
+        float, ...
+    ]  # that over the smallest eigenvalue, the squared ratio of the ellipse's axes
     everywhere: tuple[int, ...]  # heads that attend to everything alike
     thin: tuple[int, ...]  # heads that attend to a thin stripe
 
@@ -38,7 +40,12 @@ class DegenerateHeads:
         """The heads that have degenerated, but for the roundest where all have: a layer needs one."""
         degenerate = sorted({*self.everywhere, *self.thin})
         if len(degenerate) == self.num_heads:
-            degenerate.remove(min(degenerate, key=lambda head: (head in self.everywhere, self.condition_number[head])))
+            degenerate.remove(
+                min(
+                    degenerate,
+                    key=lambda head: (head in self.everywhere, self.condition_number[head]),
+                )
+            )
         return tuple(degenerate)
 
 
@@ -66,7 +73,9 @@ def degenerate_heads(
     layers = []
     for attention in model.attentions():
         if attention.query is not None:
-            raise wrong_value("model", "one with content", "a network whose heads attend by position alone")
+            raise wrong_value(
+                "model", "one with content", "a network whose heads attend by position alone"
+            )
         eigenvalues = _eigenvalues(attention.relative)
         largest = eigenvalues.amax(dim=1)
         # Σ⁻¹ = 0 is as round as can be, and one of less than full rank as thin as can be.
@@ -80,13 +89,21 @@ def degenerate_heads(
 def heads_table(layers: Sequence[DegenerateHeads]) -> str:
     """Counts of the heads of every layer as a table of text, with their sums."""
     rows = [
-        (one.num_heads, len(one.everywhere), len(one.thin), len(one.prunable), one.num_heads - len(one.prunable))
+        (
+            one.num_heads,
+            len(one.everywhere),
+            len(one.thin),
+            len(one.prunable),
+            one.num_heads - len(one.prunable),
+        )
         for one in layers
     ]
     sums = tuple(sum(column) for column in zip(*rows, strict=True))
     named = [*((str(number), row) for number, row in enumerate(rows, start=1)), ("all", sums)]
     lines = ["layer  heads  everywhere  thin  pruned  left"]
-    lines += [f"{name:>5}  {a:>5}  {b:>10}  {c:>4}  {d:>6}  {e:>4}" for name, (a, b, c, d, e) in named]
+    lines += [
+        f"{name:>5}  {a:>5}  {b:>10}  {c:>4}  {d:>6}  {e:>4}" for name, (a, b, c, d, e) in named
+    ]
     return "\n".join(lines)
 
 
@@ -100,4 +117,6 @@ def _eigenvalues(relative: RelativeModule | None) -> Float[Tensor, "heads axes"]
             alpha = relative().precision.cpu().double()
             return (2 * alpha)[:, None].expand(-1, relative.center.shape[1])
     name = type(relative).__name__
-    raise wrong_value("the model's relative kernel", name, "Quadratic or GeneralizedQuadratic, a Gaussian a head")
+    raise wrong_value(
+        "the model's relative kernel", name, "Quadratic or GeneralizedQuadratic, a Gaussian a head"
+    )

@@ -29,9 +29,13 @@ class LinformerAttention(nn.Module):
     Source: Wang et al. 2020, eq. 7 and "Parameter Sharing Between Projections".
     """
 
-    def __init__(self, dim: int, heads: int, num_tokens: int, num_projected: int, *, dropout: float = 0.0) -> None:
+    def __init__(
+        self, dim: int, heads: int, num_tokens: int, num_projected: int, *, dropout: float = 0.0
+    ) -> None:
         super().__init__()
-        check_sizes({"dim": dim, "heads": heads, "num_tokens": num_tokens, "num_projected": num_projected})
+        check_sizes(
+            {"dim": dim, "heads": heads, "num_tokens": num_tokens, "num_projected": num_projected}
+        )
         if dim % heads:
             raise wrong_value("heads", heads, f"a divisor of dim = {dim}")
         self.dim_head, self.num_tokens = dim // heads, num_tokens
@@ -46,10 +50,14 @@ class LinformerAttention(nn.Module):
         nn.init.xavier_uniform_(self.output.weight)
         nn.init.zeros_(self.output.bias)
 
-    def forward(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:
+    def forward(
+        self, tokens: Float[Tensor, "batch tokens dim"]
+    ) -> Float[Tensor, "batch tokens dim"]:
         """Attend; a ValueError if there are not as many tokens as the layer was made for."""
         if tokens.ndim != 3 or tuple(tokens.shape[1:]) != (self.num_tokens, self.query.in_features):
-            raise wrong_shape("tokens", tokens.shape, f"(batch, {self.num_tokens}, {self.query.in_features})")
+            raise wrong_shape(
+                "tokens", tokens.shape, f"(batch, {self.num_tokens}, {self.query.in_features})"
+            )
         mixed = scaled_dot_product_attention(
             project_heads(self.query, tokens, self.dim_head),
             self._project(self.key, self.key_projection, tokens),
@@ -59,7 +67,10 @@ class LinformerAttention(nn.Module):
         return join_heads(self.output, mixed)
 
     def _project(
-        self, linear: nn.Linear, projection: Float[Tensor, "k tokens"], tokens: Float[Tensor, "batch tokens dim"]
+        self,
+        linear: nn.Linear,
+        projection: Float[Tensor, "k tokens"],
+        tokens: Float[Tensor, "batch tokens dim"],
     ) -> Float[Tensor, "batch heads k dim_head"]:
         """Heads of E X W, with the product first that leaves fewer rows to the other."""
         if projection.shape[0] < self.num_tokens:
@@ -124,13 +135,19 @@ class Linformer(ImageClassifier):
         self.class_token = Parameter(torch.randn(dim))
         self.position_embedding = Parameter(torch.randn(num_tokens, dim))
         self.dropout = nn.Dropout(dropout)
-        attention = partial(LinformerAttention, dim, heads, num_tokens, num_projected, dropout=dropout)
+        attention = partial(
+            LinformerAttention, dim, heads, num_tokens, num_projected, dropout=dropout
+        )
         self.blocks = pre_norm_blocks(attention, dim, depth, mlp_ratio=mlp_ratio, dropout=dropout)
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, num_classes)
 
-    def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+    def logits(
+        self, images: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch classes"]:
         tokens = self.stem(images).flatten(2).transpose(1, 2)
-        tokens = torch.cat([self.class_token.expand(tokens.shape[0], 1, -1).to(tokens.dtype), tokens], dim=1)
+        tokens = torch.cat(
+            [self.class_token.expand(tokens.shape[0], 1, -1).to(tokens.dtype), tokens], dim=1
+        )
         tokens = self.blocks(self.dropout(tokens + self.position_embedding))
         return self.head(self.norm(tokens[:, 0]))

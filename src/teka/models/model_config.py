@@ -33,7 +33,9 @@ MODELS: dict[str, type[nn.Module]] = {
     "self_attention": SelfAttentionNetwork,
 }
 SIZES = ("image_size", "in_channels", "num_classes")
-OLD_NAMES = {"self_attention": {"encoding": "position"}}  # options that files of an older teka have by another name
+OLD_NAMES = {
+    "self_attention": {"encoding": "position"}
+}  # options that files of an older teka have by another name
 
 
 @cache
@@ -88,26 +90,36 @@ class ModelConfig:
         check_name("model", self.model, MODELS)
         axes = (1, 2, 3) if self.model == "performer" else (2,)
         if not (isinstance(self.image_size, tuple) and len(self.image_size) in axes):
-            raise wrong_value("image_size", self.image_size, "height and width, whole numbers of at least 1")
-        check_sizes({f"image_size[{axis}]": side for axis, side in enumerate(self.image_size)}, most=LARGEST)
+            raise wrong_value(
+                "image_size", self.image_size, "height and width, whole numbers of at least 1"
+            )
+        check_sizes(
+            {f"image_size[{axis}]": side for axis, side in enumerate(self.image_size)}, most=LARGEST
+        )
         if math.prod(self.image_size) > LARGEST_IMAGE:
             raise wrong_value("image_size", self.image_size, f"at most {LARGEST_IMAGE:,} pixels")
         check_sizes({"in_channels": self.in_channels, "num_classes": self.num_classes})
         if isinstance(self.options, Mapping):
             old = OLD_NAMES.get(self.model, {})
             named = {
-                old.get(name, name): list(one) if isinstance(one, tuple) else one for name, one in self.options.items()
+                old.get(name, name): list(one) if isinstance(one, tuple) else one
+                for name, one in self.options.items()
             }
             object.__setattr__(self, "options", named)
         for argument in ("options", "pictures", "facts"):
             value = getattr(self, argument)
-            if not (isinstance(value, Mapping) and _is_json(value)) and (argument, value) != ("pictures", None):
+            if not (isinstance(value, Mapping) and _is_json(value)) and (argument, value) != (
+                "pictures",
+                None,
+            ):
                 expected = "a mapping of names to plain JSON: numbers, strings, lists, mappings"
                 raise wrong_value(argument, value, expected)
         decode(options_class(self.model), self.options, f"options of {self.model}")
         names = self.class_names
         if names is not None and not (
-            isinstance(names, tuple) and len(names) == self.num_classes and all(isinstance(name, str) for name in names)
+            isinstance(names, tuple)
+            and len(names) == self.num_classes
+            and all(isinstance(name, str) for name in names)
         ):
             raise wrong_value("class_names", names, f"{self.num_classes} strings, or None")
 
@@ -116,21 +128,36 @@ class ModelConfig:
 
         A ValueError if it does not take its options, or has more than `most` numbers, by default all that memory holds.
         """
-        options = {name: tuple(one) if isinstance(one, list) else one for name, one in self.options.items()}
+        options = {
+            name: tuple(one) if isinstance(one, list) else one for name, one in self.options.items()
+        }
 
         def make() -> nn.Module:
-            return MODELS[self.model](self.image_size, self.in_channels, self.num_classes, **options)
+            return MODELS[self.model](
+                self.image_size, self.in_channels, self.num_classes, **options
+            )
 
         with torch.random.fork_rng(devices=[]), torch.device("cpu"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is to be said of the model was said when it was trained
+            warnings.simplefilter(
+                "ignore"
+            )  # what is to be said of the model was said when it was trained
             try:
                 count_numbers(make, memory_bytes() // 4 if most is None else most)
                 made = make()
             except TooManyNumbersError as error:
                 sizes = {name: getattr(self, name) for name in SIZES} | dict(self.options)
-                raise wrong_value("the size of the model", sizes, f"a smaller one; it has {error}") from error
+                raise wrong_value(
+                    "the size of the model", sizes, f"a smaller one; it has {error}"
+                ) from error
             # What an impossible size raises depends on where it is used first.
-            except (TypeError, RuntimeError, AttributeError, ArithmeticError, LookupError, RecursionError) as error:
+            except (
+                TypeError,
+                RuntimeError,
+                AttributeError,
+                ArithmeticError,
+                LookupError,
+                RecursionError,
+            ) as error:
                 expected = f"options of {self.model} ({first_line(error)})"
                 raise wrong_value("options", dict(self.options), expected) from error
         return made.float().eval()

@@ -19,13 +19,20 @@ from teka.models.model_config import MODELS, ModelConfig
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 FORMAT_VERSION = 2
-PRETRAINED = ("digits", "mnist", "fashion-mnist", "cifar10")  # trained models that come with the library
+PRETRAINED = (
+    "digits",
+    "mnist",
+    "fashion-mnist",
+    "cifar10",
+)  # trained models that come with the library
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 TOLERANCE = 1e-3  # largest difference of logits over the largest logit: what rounding in float32 may make of them
 MORE = 100_000  # numbers that a model may have beyond twice those of its file, before it is said to be another
 
 
-def save(model: nn.Module, path: str | Path, config: ModelConfig, *, dtype: str = "float32") -> Path:
+def save(
+    model: nn.Module, path: str | Path, config: ModelConfig, *, dtype: str = "float32"
+) -> Path:
     """Write a model into a folder, whole or not at all, and give that back; a model file that stood there is replaced.
 
     A model does not know what it was made with. So the config's model is built, given the weights, and must give the
@@ -45,7 +52,11 @@ def save(model: nn.Module, path: str | Path, config: ModelConfig, *, dtype: str 
     _check_place(folder)
     check_same_logits(model, config)
     weights = pack(model, dtype)
-    described = {"sha256": hashlib.sha256(weights).hexdigest(), "bytes": len(weights), "dtype": dtype}
+    described = {
+        "sha256": hashlib.sha256(weights).hexdigest(),
+        "bytes": len(weights),
+        "dtype": dtype,
+    }
     content = {"format_version": FORMAT_VERSION, **encode(config), "weights": described}
     with new_folder("path", folder, replace=True) as new:
         write_bytes(new / WEIGHTS_FILE, weights)
@@ -71,7 +82,9 @@ def load(path: str | Path) -> nn.Module:
         raise wrong_value("path", str(folder), f"a folder that holds {WEIGHTS_FILE}")
     content = place.read_bytes()
     if len(content) != described["bytes"]:
-        expected = f"{described['bytes']}, as {CONFIG_FILE} says: the file is cut off or of another config"
+        expected = (
+            f"{described['bytes']}, as {CONFIG_FILE} says: the file is cut off or of another config"
+        )
         raise wrong_value(f"the number of bytes of {place}", len(content), expected)
     if hashlib.sha256(content).hexdigest() != described["sha256"]:
         expected = f"the file whose SHA-256 {CONFIG_FILE} keeps: it is damaged or of another config"
@@ -96,7 +109,9 @@ def _find(path: str | Path) -> Path:
         return Path(str(files("teka.models") / "pretrained" / str(path)))
     folder = expand_user(path)
     if not folder.is_dir():
-        raise wrong_value("path", str(path), f"the folder of a model file, or one of {', '.join(PRETRAINED)}")
+        raise wrong_value(
+            "path", str(path), f"the folder of a model file, or one of {', '.join(PRETRAINED)}"
+        )
     return folder
 
 
@@ -126,10 +141,14 @@ def _check_place(folder: Path) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise wrong_value("path", str(folder), "a folder, or a place where one can be made; it is a file")
+        raise wrong_value(
+            "path", str(folder), "a folder, or a place where one can be made; it is a file"
+        )
     found = sorted(entry.name for entry in folder.iterdir())
     if found and found != sorted((CONFIG_FILE, WEIGHTS_FILE)):
-        raise wrong_value("path", str(folder), f"an empty place or a model file; it holds {', '.join(found[:3])}")
+        raise wrong_value(
+            "path", str(folder), f"an empty place or a model file; it holds {', '.join(found[:3])}"
+        )
 
 
 def pack(model: nn.Module, dtype: str) -> bytes:
@@ -142,7 +161,9 @@ def pack(model: nn.Module, dtype: str) -> bytes:
         kept = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         state[name] = kept.to(DTYPES[dtype]) if kept.is_floating_point() else kept
         if not torch.isfinite(state[name]).all():
-            raise wrong_value(f"{name} of the model", "not finite", f"finite numbers that {dtype} can hold")
+            raise wrong_value(
+                f"{name} of the model", "not finite", f"finite numbers that {dtype} can hold"
+            )
     return library.save(state)
 
 
@@ -153,7 +174,10 @@ def unpack(content: bytes, source: str) -> dict[str, Tensor]:
 
     try:
         return library.load(content)
-    except (SafetensorError, KeyError) as error:  # KeyError: a type of numbers that torch does not have
+    except (
+        SafetensorError,
+        KeyError,
+    ) as error:  # KeyError: a type of numbers that torch does not have
         raise wrong_value("weights", source, f"a whole safetensors file ({error})") from error
 
 
@@ -167,9 +191,15 @@ def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -
             raise wrong_value("weights", source, f"the config's model; it has no {name}")
         came, expected, place = tensors[name], wanted[name], f"{name} of {source}"
         if came.shape != expected.shape:
-            raise wrong_shape(place, came.shape, f"{tuple(expected.shape)}, as the config's model has it")
-        if came.dtype != expected.dtype and not (came.is_floating_point() and expected.is_floating_point()):
-            raise wrong_value(place, str(came.dtype), f"{expected.dtype}, as the config's model has it")
+            raise wrong_shape(
+                place, came.shape, f"{tuple(expected.shape)}, as the config's model has it"
+            )
+        if came.dtype != expected.dtype and not (
+            came.is_floating_point() and expected.is_floating_point()
+        ):
+            raise wrong_value(
+                place, str(came.dtype), f"{expected.dtype}, as the config's model has it"
+            )
         if not torch.isfinite(came).all():
             raise wrong_value(place, "not finite", "finite numbers")
     model.load_state_dict(dict(tensors))
@@ -188,5 +218,7 @@ def check_same_logits(model: nn.Module, config: ModelConfig) -> None:
     with torch.inference_mode():
         expected, found = given(images), rebuilt(images)
     if not (found - expected).abs().max() <= TOLERANCE * expected.abs().max():
-        expected = "what the model was made with: its logits are not those of a model with these options"
+        expected = (
+            "what the model was made with: its logits are not those of a model with these options"
+        )
         raise wrong_value("options", dict(config.options), expected)

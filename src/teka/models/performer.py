@@ -15,11 +15,19 @@ from typing_extensions import Unpack
 from teka.checks import check_flags, check_name, check_sizes, check_tensor_sizes, is_whole
 from teka.errors import wrong_value
 from teka.functional import RELATIVES, Kernel
-from teka.functional.kernel import RANDOM_KERNELS, with_floor
+from teka.functional.kernels import RANDOM_KERNELS, with_floor
 from teka.grid import Grid
 from teka.memory import LARGEST_IMAGE
 from teka.models.positions import POSITIONS, check_options, make_absolute, make_relatives
-from teka.models.stem import STEMS, DenseHead, SampledStem, Sampling, check_halvings, make_stem, stage_sizes
+from teka.models.stem import (
+    STEMS,
+    DenseHead,
+    SampledStem,
+    Sampling,
+    check_halvings,
+    make_stem,
+    stage_sizes,
+)
 from teka.nn import AttentionPool, TransformerBlock
 from teka.nn.additions import CONVOLUTION_MODULES
 from teka.nn.options import AttentionOptions, HeadKeywords, takes, without_relative
@@ -130,7 +138,9 @@ class Performer(nn.Module):
         sizes = {"in_channels": in_channels, "num_classes": num_classes, "patch_size": patch_size}
         check_sizes({**sizes, "subpixels": subpixels})
         if subpixels > 1 and not (periodic and head == "pooled"):
-            raise wrong_value("subpixels", subpixels, "1 without periodic=True, or with head='dense'")
+            raise wrong_value(
+                "subpixels", subpixels, "1 without periodic=True, or with head='dense'"
+            )
         stages = stage_sizes({"dim": dim, "depth": depth, "heads": heads})
         check_flags({"periodic": periodic})
         check_name("position", position, POSITIONS)
@@ -141,7 +151,9 @@ class Performer(nn.Module):
         if not isinstance(stem, nn.Module):
             check_name("stem", stem, STEMS)
         self.patch_size, self.periodic, self.num_stages = patch_size, periodic, len(stages)
-        self.only_size: tuple[int, ...] | None = None  # that it takes, if it has a vector for each cell
+        self.only_size: tuple[int, ...] | None = (
+            None  # that it takes, if it has a vector for each cell
+        )
         self.image_size: tuple[int, ...] = ()  # the number of its axes is not known yet
         self.resize(image_size)
         self.only_size = self.image_size if position == "absolute_table" else None
@@ -149,10 +161,23 @@ class Performer(nn.Module):
         for stage in stages:
             check_tensor_sizes({"dim": stage.dim}, stage.dim**2)
         cells = patch_size**self.grid.num_axes
-        check_tensor_sizes({"in_channels": in_channels, "dim": stages[0].dim}, in_channels * stages[0].dim * cells)
+        check_tensor_sizes(
+            {"in_channels": in_channels, "dim": stages[0].dim}, in_channels * stages[0].dim * cells
+        )
         check_tensor_sizes({"num_classes": num_classes, "dim": stages[-1].dim})
         self.pool = pool if head == "pooled" else None
-        check_halvings(stem, stem_depth, self.num_stages, patch_size, pool, head, select, blur, periodic, resampling)
+        check_halvings(
+            stem,
+            stem_depth,
+            self.num_stages,
+            patch_size,
+            pool,
+            head,
+            select,
+            blur,
+            periodic,
+            resampling,
+        )
         is_relative = position in RELATIVES
         chosen = AttentionOptions(**options, relative=position if is_relative else None)
         axes = self.grid.num_axes
@@ -170,11 +195,20 @@ class Performer(nn.Module):
                 "and nothing else is read of the last block; take depth of at least 2 or pool='mean'",
                 stacklevel=3,  # past `takes`
             )
-        for option, value in (("value_convolution", chosen.value_convolution), ("window_reach", window_reach)):
+        for option, value in (
+            ("value_convolution", chosen.value_convolution),
+            ("window_reach", window_reach),
+        ):
             if value is not None and num_placed == 0:
-                expected = "None with depth=1 and pool='class', where it could not change the logits"
+                expected = (
+                    "None with depth=1 and pool='class', where it could not change the logits"
+                )
                 raise wrong_value(option, value, expected)
-        own = {"num_waves": chosen.num_waves, "longest_wave": longest_wave, "wave_weight": wave_weight}
+        own = {
+            "num_waves": chosen.num_waves,
+            "longest_wave": longest_wave,
+            "wave_weight": wave_weight,
+        }
         own |= {"rotation_weight_scale": rotation_weight_scale, "max_distance": max_distance}
         check_options(position, own | {"rotary_normalizer": chosen.rotary_normalizer})
         if epsilon is not None:
@@ -190,7 +224,11 @@ class Performer(nn.Module):
         # In the last block before a class token is read, positions could not change the logits.
         unplaced = options | {"value_convolution": None}
         if is_relative:
-            unplaced |= {"position_heads": None, "rotary_normalizer": None, "backend": without_relative(chosen.backend)}
+            unplaced |= {
+                "position_heads": None,
+                "rotary_normalizer": None,
+                "backend": without_relative(chosen.backend),
+            }
         if unneeded:
             unplaced["num_features"] = None
         self.blocks = nn.ModuleList(
@@ -208,18 +246,29 @@ class Performer(nn.Module):
         )
         for _ in range(last.depth - num_placed):
             self.blocks.append(
-                TransformerBlock(last.dim, last.heads, mlp_ratio=mlp_ratio, relative=None, num_axes=axes, **unplaced)
+                TransformerBlock(
+                    last.dim,
+                    last.heads,
+                    mlp_ratio=mlp_ratio,
+                    relative=None,
+                    num_axes=axes,
+                    **unplaced,
+                )
             )
         widths = [stage.dim for stage in stages]
         self.depths = [stage.depth for stage in stages]
         self.merges = nn.ModuleList(sampling.merge(*pair) for pair in itertools.pairwise(stages))
         self.norm = nn.LayerNorm(widths[-1])
         pooled = self.pool == "attention"
-        self.attention_pool = AttentionPool(widths[-1], last.heads, qkv_bias=chosen.qkv_bias) if pooled else None
+        self.attention_pool = (
+            AttentionPool(widths[-1], last.heads, qkv_bias=chosen.qkv_bias) if pooled else None
+        )
         if head == "dense":
             dim_head = chosen.dim_head or first // stages[0].heads
             stem_widths = self.stem.widths[:-1] if isinstance(self.stem, SampledStem) else []
-            self.head: nn.Module = DenseHead([*stem_widths, *widths], num_classes, sampling, dim_head)
+            self.head: nn.Module = DenseHead(
+                [*stem_widths, *widths], num_classes, sampling, dim_head
+            )
         else:
             self.head = nn.Linear(widths[-1], num_classes)
         self.chosen_backends()  # a backend that cannot compute this model is an error now, not at the first image
@@ -230,7 +279,9 @@ class Performer(nn.Module):
         A model with "absolute_table" has a vector for each cell, and takes no other.
         """
         axes = len(self.image_size)
-        sides = tuple(image_size) if isinstance(image_size, Sequence) else (image_size,) * (axes or 2)
+        sides = (
+            tuple(image_size) if isinstance(image_size, Sequence) else (image_size,) * (axes or 2)
+        )
         fits = len(sides) in ((axes,) if axes else (1, 2, 3))
         if not fits or not all(is_whole(side) and side >= 1 for side in sides):
             expected = f"a number of pixels of at least 1 for each of {axes or '1 to 3'} axes"
@@ -238,7 +289,11 @@ class Performer(nn.Module):
         if math.prod(sides) > LARGEST_IMAGE:
             raise wrong_value("image_size", image_size, f"at most {LARGEST_IMAGE:,} pixels")
         if not self.takes(sides):
-            halved = f" × {2 ** (self.num_stages - 1)} for {self.num_stages} stages" if self.num_stages > 1 else ""
+            halved = (
+                f" × {2 ** (self.num_stages - 1)} for {self.num_stages} stages"
+                if self.num_stages > 1
+                else ""
+            )
             expected = f"sides that are multiples of patch_size = {self.patch_size}{halved}"
             if self.only_size is not None:
                 expected = f"{self.only_size}, for which position='absolute_table' has vectors"
@@ -246,7 +301,8 @@ class Performer(nn.Module):
         self.image_size = tuple(int(side) for side in sides)
         cells = [side // self.patch_size for side in sides]
         self.grids = [
-            Grid([side >> stage for side in cells], periodic=self.periodic) for stage in range(self.num_stages)
+            Grid([side >> stage for side in cells], periodic=self.periodic)
+            for stage in range(self.num_stages)
         ]
 
     def takes(self, sides: Sequence[int]) -> bool:
@@ -268,12 +324,18 @@ class Performer(nn.Module):
         ]
         placed = [pair for pair in placed if pair[0].relative is not None] or placed
         first = 0 if self.class_token is None else 1
-        return tuple(sorted({attention.chosen_backend(grid, first, batch) for attention, grid in placed}))
+        return tuple(
+            sorted({attention.chosen_backend(grid, first, batch) for attention, grid in placed})
+        )
 
     def _grids_of_blocks(self) -> list[Grid]:
-        return [grid for grid, depth in zip(self.grids, self.depths, strict=True) for _ in range(depth)]
+        return [
+            grid for grid, depth in zip(self.grids, self.depths, strict=True) for _ in range(depth)
+        ]
 
-    def forward(self, images: Float[Tensor, "batch channels *sides"]) -> Float[Tensor, "batch classes *dense"]:
+    def forward(
+        self, images: Float[Tensor, "batch channels *sides"]
+    ) -> Float[Tensor, "batch classes *dense"]:
         """Logits of images; a ValueError if they have other channels or another size than the model was made for."""
         tokens, levels = self.encode(images)
         if self.pool is None:
@@ -294,13 +356,19 @@ class Performer(nn.Module):
         first_map = [*(one for one in self.stem.modules() if isinstance(one, kinds)), self.stem][0]
         check_tokens("images", images, "batch", self.in_channels, *self.image_size, first=first_map)
         images = images if self.align is None else self.align(images)
-        cells, levels = self.stem.encode(images) if isinstance(self.stem, SampledStem) else (self.stem(images), [])
+        cells, levels = (
+            self.stem.encode(images)
+            if isinstance(self.stem, SampledStem)
+            else (self.stem(images), [])
+        )
         tokens = self.grid.flatten(cells)
         if self.absolute_position is not None:
             tokens = self.absolute_position(tokens, self.grid)
         first = 0 if self.class_token is None else 1
         if self.class_token is not None:
-            tokens = torch.cat([self.class_token.expand(tokens.shape[0], 1, -1).to(tokens.dtype), tokens], dim=1)
+            tokens = torch.cat(
+                [self.class_token.expand(tokens.shape[0], 1, -1).to(tokens.dtype), tokens], dim=1
+            )
         blocks = iter(self.blocks)
         for stage, (grid, depth) in enumerate(zip(self.grids, self.depths, strict=True)):
             if stage:

@@ -33,7 +33,9 @@ def check_options(position: str, options: Mapping[str, object]) -> None:
     for option, value in options.items():
         if value is not None and position not in POSITIONS_WITH[option]:
             others = " or ".join(map(repr, POSITIONS_WITH[option]))
-            raise wrong_value(option, value, f"None with position={position!r}; position={others} takes it")
+            raise wrong_value(
+                option, value, f"None with position={position!r}; position={others} takes it"
+            )
 
 
 def make_absolute(position: str, dim: int, grid: Grid) -> AbsolutePosition | AbsoluteTable | None:
@@ -68,6 +70,12 @@ def make_relatives(
             return position if position in RELATIVES else None
         kind = RELATIVE_MODULES[position]
         known = given | sizes | {"dim_head": dim_head, "num_features": chosen.num_features}
-        return kind(**{name: value for name, value in known.items() if name in inspect.signature(kind).parameters})
+        return kind(
+            **{
+                name: value
+                for name, value in known.items()
+                if name in inspect.signature(kind).parameters
+            }
+        )
 
     return [[make(stage) for _ in range(stage.depth)] for stage in stages]

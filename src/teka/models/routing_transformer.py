@@ -20,7 +20,13 @@ Centroids = Float[Tensor, "heads clusters dim_head"]
 
 
 def routed_attention(
-    query: Queries, key: Keys, value: Values, centroid: Centroids, cluster_size: int, *, dropout: float = 0.0
+    query: Queries,
+    key: Keys,
+    value: Values,
+    centroid: Centroids,
+    cluster_size: int,
+    *,
+    dropout: float = 0.0,
 ) -> Outputs:
     """Softmax attention of the queries of a cluster to its keys, averaged over the clusters of a query.
 
@@ -31,7 +37,9 @@ def routed_attention(
     """
     with torch.no_grad():
         query_places, key_places = (
-            (centroid @ vectors.transpose(-1, -2)).topk(cluster_size, dim=-1).indices.flatten(2)[..., None]
+            (centroid @ vectors.transpose(-1, -2))
+            .topk(cluster_size, dim=-1)
+            .indices.flatten(2)[..., None]
             for vectors in (query, key)
         )
     mixed = scaled_dot_product_attention(
@@ -41,8 +49,12 @@ def routed_attention(
         dropout_p=dropout,
     )
     mixed = mixed.unflatten(1, (query.shape[1], -1)).flatten(2, 3)
-    total = torch.zeros_like(value, dtype=mixed.dtype).scatter_add(2, query_places.expand_as(mixed), mixed)
-    count = mixed.new_zeros(*query.shape[:3], 1).scatter_add(2, query_places, torch.ones_like(mixed[..., :1]))
+    total = torch.zeros_like(value, dtype=mixed.dtype).scatter_add(
+        2, query_places.expand_as(mixed), mixed
+    )
+    count = mixed.new_zeros(*query.shape[:3], 1).scatter_add(
+        2, query_places, torch.ones_like(mixed[..., :1])
+    )
     return total / count.clamp(min=1)
 
 
@@ -66,25 +78,48 @@ class RoutingAttention(nn.Module):
     """
 
     def __init__(
-        self, dim: int, heads: int, *, num_clusters: int, cluster_size: int, decay: float = 0.999, dropout: float = 0.0
+        self,
+        dim: int,
+        heads: int,
+        *,
+        num_clusters: int,
+        cluster_size: int,
+        decay: float = 0.999,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_sizes({"dim": dim, "heads": heads, "num_clusters": num_clusters, "cluster_size": cluster_size})
+        check_sizes(
+            {"dim": dim, "heads": heads, "num_clusters": num_clusters, "cluster_size": cluster_size}
+        )
         if dim % heads or dim == heads:
-            raise wrong_value("heads", heads, f"a divisor of dim = {dim} below it: one number has no direction")
+            raise wrong_value(
+                "heads", heads, f"a divisor of dim = {dim} below it: one number has no direction"
+            )
         if not 0 <= decay <= 1:
             raise wrong_value("decay", decay, "between 0 and 1")
         self.dim_head, self.cluster_size, self.decay = dim // heads, cluster_size, decay
-        self.query, self.key, self.value, self.output = (nn.Linear(dim, dim, bias=False) for _ in range(4))
+        self.query, self.key, self.value, self.output = (
+            nn.Linear(dim, dim, bias=False) for _ in range(4)
+        )
         self.dropout = nn.Dropout(dropout)
         self.centroid: Tensor
-        self.register_buffer("centroid", _normalize(torch.randn(heads, num_clusters, self.dim_head)))
+        self.register_buffer(
+            "centroid", _normalize(torch.randn(heads, num_clusters, self.dim_head))
+        )
 
-    def forward(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:
+    def forward(
+        self, tokens: Float[Tensor, "batch tokens dim"]
+    ) -> Float[Tensor, "batch tokens dim"]:
         """Attend, and in training move the centroids; a ValueError with fewer tokens than a cluster has."""
         if tokens.shape[1] < self.cluster_size:
-            raise wrong_value("cluster_size", self.cluster_size, f"at most the number of tokens = {tokens.shape[1]}")
-        query, key, value = (project_heads(one, tokens, self.dim_head) for one in (self.query, self.key, self.value))
+            raise wrong_value(
+                "cluster_size",
+                self.cluster_size,
+                f"at most the number of tokens = {tokens.shape[1]}",
+            )
+        query, key, value = (
+            project_heads(one, tokens, self.dim_head) for one in (self.query, self.key, self.value)
+        )
         query, key = _normalize(query), _normalize(key)
         centroid = self.centroid.to(query.dtype)
         dropout = self.dropout.p if self.training else 0.0
@@ -160,9 +195,13 @@ class RoutingTransformer(ImageClassifier):
         num_tokens = math.prod(self.image_size)
         num_clusters = round(math.sqrt(num_tokens)) if num_clusters is None else num_clusters
         check_sizes({"num_clusters": num_clusters})
-        cluster_size = math.ceil(num_tokens / num_clusters) if cluster_size is None else cluster_size
+        cluster_size = (
+            math.ceil(num_tokens / num_clusters) if cluster_size is None else cluster_size
+        )
         if cluster_size > num_tokens:
-            raise wrong_value("cluster_size", cluster_size, f"at most the number of tokens = {num_tokens}")
+            raise wrong_value(
+                "cluster_size", cluster_size, f"at most the number of tokens = {num_tokens}"
+            )
         height, width = self.image_size
         self.stem = nn.Conv2d(in_channels, dim, 1)
         self.row_embedding = Parameter(torch.randn(height, dim))
@@ -173,14 +212,18 @@ class RoutingTransformer(ImageClassifier):
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, num_classes)
 
-    def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+    def logits(
+        self, images: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch classes"]:
         position = self.row_embedding[:, None] + self.column_embedding
         tokens = (self.stem(images).permute(0, 2, 3, 1) + position).flatten(1, 2)
         return self.head(self.norm(self.blocks(tokens)).mean(dim=1))
 
 
 def _gather(
-    vectors: Float[Tensor, "batch heads tokens dim"], places: Int[Tensor, "batch heads places 1"], cluster_size: int
+    vectors: Float[Tensor, "batch heads tokens dim"],
+    places: Int[Tensor, "batch heads places 1"],
+    cluster_size: int,
 ) -> Float[Tensor, "batch heads_clusters cluster_size dim"]:
     """Vectors of each cluster, heads and clusters in one dimension, as the fused attention takes them."""
     gathered = vectors.gather(2, places.expand(-1, -1, -1, vectors.shape[-1]))

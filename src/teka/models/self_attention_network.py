@@ -11,16 +11,27 @@ from teka.checks import MOST_BLOCKS, check_name, check_sizes
 from teka.errors import wrong_value
 from teka.grid import Grid
 from teka.models.blocks import ImageClassifier, ImageSize, PostNormBlock
-from teka.nn import Attention, EmbeddedTable, GeneralizedQuadratic, InvertibleDownsampling, Quadratic, prune_heads
+from teka.nn import (
+    Attention,
+    EmbeddedTable,
+    GeneralizedQuadratic,
+    Quadratic,
+    SpaceToDepth,
+    prune_heads,
+)
 from teka.nn.options import AttentionKeywords
 from teka.nn.waves import RelativeModule, inverse_softplus
 
 POSITIONS = ("quadratic", "generalized_quadratic", "table")
-INITIAL_PRECISION = 0.5  # α = ½ is a Gaussian of standard deviation 1, as Σ = 1 of the generalised one
+INITIAL_PRECISION = (
+    0.5  # α = ½ is a Gaussian of standard deviation 1, as Σ = 1 of the generalised one
+)
 PRECISION_NOISE = 0.01
 
 
-def make_gaussian_or_table(position: str, *, heads: int, sides: tuple[int, ...], embedding_dim: int) -> RelativeModule:
+def make_gaussian_or_table(
+    position: str, *, heads: int, sides: tuple[int, ...], embedding_dim: int
+) -> RelativeModule:
     """The relative kernel of a block on a grid of these sides, as it begins in Cordonnier et al. 2020, §4.2, 4.3, A.1.
 
     Centres begin as N(0, 2²) along every axis, Gaussians with a standard deviation of one cell, those of any shape with
@@ -31,14 +42,20 @@ def make_gaussian_or_table(position: str, *, heads: int, sides: tuple[int, ...],
     check_name("position", position, POSITIONS)
     num_axes = len(sides)
     if position == "table":
-        return EmbeddedTable(num_axes, heads, max_offset=max(*sides, 2) - 1, embedding_dim=embedding_dim)
+        return EmbeddedTable(
+            num_axes, heads, max_offset=max(*sides, 2) - 1, embedding_dim=embedding_dim
+        )
     with torch.no_grad():
         if position == "quadratic":
             quadratic = Quadratic(num_axes, heads)
-            quadratic.raw_precision.copy_(inverse_softplus(torch.full_like(quadratic.raw_precision, INITIAL_PRECISION)))
+            quadratic.raw_precision.copy_(
+                inverse_softplus(torch.full_like(quadratic.raw_precision, INITIAL_PRECISION))
+            )
             return quadratic
         generalized = GeneralizedQuadratic(num_axes, heads)
-        generalized.precision_factor.add_(PRECISION_NOISE * torch.randn_like(generalized.precision_factor))
+        generalized.precision_factor.add_(
+            PRECISION_NOISE * torch.randn_like(generalized.precision_factor)
+        )
         return generalized
 
 
@@ -101,22 +118,37 @@ class SelfAttentionNetwork(ImageClassifier):
         check_sizes({"dim": dim, "downsampling": downsampling})
         check_sizes({"depth": depth}, most=MOST_BLOCKS)
         self.heads = (heads,) * depth if isinstance(heads, int) else tuple(heads)
-        if len(self.heads) != depth or not all(isinstance(number, int) and number >= 1 for number in self.heads):
+        if len(self.heads) != depth or not all(
+            isinstance(number, int) and number >= 1 for number in self.heads
+        ):
             expected = f"a number of at least 1, or one for each of depth = {depth} blocks"
             raise wrong_value("heads", heads, expected)
         if any(side % downsampling for side in self.image_size):
-            raise wrong_value("image_size", image_size, f"height and width, multiples of downsampling = {downsampling}")
+            raise wrong_value(
+                "image_size",
+                image_size,
+                f"height and width, multiples of downsampling = {downsampling}",
+            )
         height, width = (side // downsampling for side in self.image_size)
         self.grid = Grid((height, width), periodic=periodic)
         self.normalization = nn.BatchNorm2d(in_channels, affine=False)
-        self.downsampling = InvertibleDownsampling(downsampling)
+        self.downsampling = SpaceToDepth(downsampling)
         self.stem = nn.Linear(in_channels * downsampling**2, dim)
         self.blocks = nn.ModuleList()
         kernel = "constant" if content is None else content
-        options: AttentionKeywords = {"dim_head": dim, "kernel": kernel, "values": "tokens", "backend": backend}
+        options: AttentionKeywords = {
+            "dim_head": dim,
+            "kernel": kernel,
+            "values": "tokens",
+            "backend": backend,
+        }
         for own_heads in self.heads:
-            relative = make_gaussian_or_table(position, heads=own_heads, sides=self.grid.shape, embedding_dim=dim)
-            attention = Attention(dim, own_heads, **options | {"relative": relative, "position_heads": 0})
+            relative = make_gaussian_or_table(
+                position, heads=own_heads, sides=self.grid.shape, embedding_dim=dim
+            )
+            attention = Attention(
+                dim, own_heads, **options | {"relative": relative, "position_heads": 0}
+            )
             self.blocks.append(PostNormBlock(attention, mlp_ratio=mlp_ratio, dropout=dropout))
         self.head = nn.Linear(dim, num_classes)
         self.chosen_backends()  # a backend that cannot compute this model is an error now, not at the first image
@@ -127,12 +159,21 @@ class SelfAttentionNetwork(ImageClassifier):
 
     def chosen_backends(self, batch: int = 1) -> tuple[str, ...]:
         """Names of the backends that compute the blocks."""
-        return tuple(sorted({attention.chosen_backend(self.grid, batch=batch) for attention in self.attentions()}))
+        return tuple(
+            sorted(
+                {
+                    attention.chosen_backend(self.grid, batch=batch)
+                    for attention in self.attentions()
+                }
+            )
+        )
 
     def without_heads(self, heads: Sequence[Iterable[int]]) -> "SelfAttentionNetwork":
         """This network without these heads of each block; this one stays as it is. `teka.nn.prune_heads` says more."""
         if len(heads) != len(self.blocks):
-            raise wrong_value("heads", heads, f"the heads to remove for each of {len(self.blocks)} blocks")
+            raise wrong_value(
+                "heads", heads, f"the heads to remove for each of {len(self.blocks)} blocks"
+            )
         pruned = copy.deepcopy(self)
         for block, removed in zip(pruned.blocks, heads, strict=True):
             assert isinstance(block, PostNormBlock)
@@ -140,7 +181,9 @@ class SelfAttentionNetwork(ImageClassifier):
         pruned.heads = tuple(attention.heads for attention in pruned.attentions())
         return pruned
 
-    def logits(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+    def logits(
+        self, images: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch classes"]:
         tokens = self.stem(self.grid.flatten(self.downsampling(self.normalization(images))))
         for block in self.blocks:
             tokens = block(tokens, self.grid)

@@ -35,14 +35,20 @@ class Sampling:
     periodic: bool
     select: str = "norm"
     blur: int | str | None = None
-    attention: AttentionOptions | None = None  # of cells between the grids of two stages, None for convolutions
+    attention: AttentionOptions | None = (
+        None  # of cells between the grids of two stages, None for convolutions
+    )
 
     def merge(self, before: "Stage", after: "Stage") -> "Merge | AttentionDownsample":
         """What makes the cells of a stage of those of the one before, and says which coset they are."""
         if self.attention is None:
             return Merge(before.dim, after.dim, self)
         return AttentionDownsample(
-            before.dim, after.dim, after.heads, sampling=self.halve(before.dim), options=self.attention
+            before.dim,
+            after.dim,
+            after.heads,
+            sampling=self.halve(before.dim),
+            options=self.attention,
         )
 
     def widen(self, coarse_dim: int, dim: int, dim_head: int) -> "Widen | AttentionUpsample":
@@ -63,8 +69,14 @@ class Sampling:
 
     def patches(self, in_channels: int, dim: int, patch_size: int) -> PolyphasePatchEmbedding:
         """Tokens of patches from an offset that the content chooses."""
-        options: dict[str, Any] = {"select": self.select, "blur": self.blur, "periodic": self.periodic}
-        return PolyphasePatchEmbedding(in_channels, dim, patch_size, num_axes=self.num_axes, **options)
+        options: dict[str, Any] = {
+            "select": self.select,
+            "blur": self.blur,
+            "periodic": self.periodic,
+        }
+        return PolyphasePatchEmbedding(
+            in_channels, dim, patch_size, num_axes=self.num_axes, **options
+        )
 
     def halve(self, channels: int) -> PolyphaseDownsample:
         """A layer that keeps every second cell of each axis."""
@@ -80,7 +92,9 @@ class Sampling:
     def convolution(self, in_channels: int, width: int) -> nn.Sequential:
         """3 cells a side around every cell, batch normalisation and GELU."""
         mode = "circular" if self.periodic else "zeros"
-        mapped = CONVOLUTION_MODULES[self.num_axes](in_channels, width, 3, padding=1, padding_mode=mode, bias=False)
+        mapped = CONVOLUTION_MODULES[self.num_axes](
+            in_channels, width, 3, padding=1, padding_mode=mode, bias=False
+        )
         return nn.Sequential(mapped, BATCH_NORM[self.num_axes](width), self.activation())
 
     def activation(self) -> nn.Module:
@@ -96,7 +110,9 @@ class ResidualConvolutions(nn.Module):
         first, second = (sampling.convolution(width, width) for _ in range(2))
         self.convolutions, self.activation = nn.Sequential(first, second[:2]), sampling.activation()
 
-    def forward(self, cells: Float[Tensor, "batch width *sides"]) -> Float[Tensor, "batch width *sides"]:
+    def forward(
+        self, cells: Float[Tensor, "batch width *sides"]
+    ) -> Float[Tensor, "batch width *sides"]:
         return self.activation(cells + self.convolutions(cells))
 
 
@@ -108,23 +124,36 @@ class SampledStem(nn.Module):
     """
 
     def __init__(
-        self, in_channels: int, dim: int, patch_size: int, sampling: Sampling, depths: int | tuple[int, ...] = 0
+        self,
+        in_channels: int,
+        dim: int,
+        patch_size: int,
+        sampling: Sampling,
+        depths: int | tuple[int, ...] = 0,
     ) -> None:
         super().__init__()
         halvings = patch_size.bit_length() - 1
         if 2**halvings != patch_size:
-            raise wrong_value("patch_size", patch_size, "a power of 2 with stem='polyphase' or 'strided'")
+            raise wrong_value(
+                "patch_size", patch_size, "a power of 2 with stem='polyphase' or 'strided'"
+            )
         self.widths = [max(1, dim >> step) for step in range(halvings, -1, -1)]
-        self.convolutions = nn.ModuleList(map(sampling.convolution, [in_channels, *self.widths], self.widths))
+        self.convolutions = nn.ModuleList(
+            map(sampling.convolution, [in_channels, *self.widths], self.widths)
+        )
         given = depths if isinstance(depths, Sequence) else (depths,) * len(self.widths)
         if len(given) != len(self.widths):
-            raise wrong_value("stem_depth", depths, f"one number, or one for each of {len(self.widths)} levels")
+            raise wrong_value(
+                "stem_depth", depths, f"one number, or one for each of {len(self.widths)} levels"
+            )
         for width, count, convolution in zip(self.widths, given, self.convolutions, strict=True):
             assert isinstance(convolution, nn.Sequential)
             convolution.extend(ResidualConvolutions(width, sampling) for _ in range(count))
         self.samplings = nn.ModuleList(map(sampling.halve, self.widths[:-1]))
 
-    def forward(self, images: Float[Tensor, "batch channels *sides"]) -> Float[Tensor, "batch dim *coarse"]:
+    def forward(
+        self, images: Float[Tensor, "batch channels *sides"]
+    ) -> Float[Tensor, "batch dim *coarse"]:
         return self.encode(images)[0]
 
     def encode(
@@ -160,7 +189,9 @@ class Widen(nn.Module):
 
     def __init__(self, coarse_dim: int, dim: int, sampling: Sampling) -> None:
         super().__init__()
-        self.upsampling = PolyphaseUpsample(2, num_axes=sampling.num_axes, periodic=sampling.periodic)
+        self.upsampling = PolyphaseUpsample(
+            2, num_axes=sampling.num_axes, periodic=sampling.periodic
+        )
         self.convolution = sampling.convolution(coarse_dim + dim, dim)
 
     def forward(
@@ -175,10 +206,14 @@ class Widen(nn.Module):
 class DenseHead(nn.Module):
     """Logits of every pixel: each halving is undone, with what went into it."""
 
-    def __init__(self, widths: Sequence[int], num_classes: int, sampling: Sampling, dim_head: int) -> None:
+    def __init__(
+        self, widths: Sequence[int], num_classes: int, sampling: Sampling, dim_head: int
+    ) -> None:
         super().__init__()
         finest_last = itertools.pairwise(reversed(widths))
-        self.widenings = nn.ModuleList(sampling.widen(coarse, fine, dim_head) for coarse, fine in finest_last)
+        self.widenings = nn.ModuleList(
+            sampling.widen(coarse, fine, dim_head) for coarse, fine in finest_last
+        )
         self.logits = CONVOLUTION_MODULES[sampling.num_axes](widths[0], num_classes, 1)
 
     def forward(
@@ -201,7 +236,10 @@ def make_stem(
     """The stem of that name, or the one given."""
     if isinstance(stem, nn.Module):
         return stem
-    kind, mode = CONVOLUTION_MODULES[sampling.num_axes], "circular" if sampling.periodic else "zeros"
+    kind, mode = (
+        CONVOLUTION_MODULES[sampling.num_axes],
+        "circular" if sampling.periodic else "zeros",
+    )
     if stem == "patch":
         return kind(in_channels, dim, patch_size, patch_size)
     if stem == "polyphase_patch":
@@ -229,14 +267,19 @@ class Stage(NamedTuple):
 
 def stage_sizes(sizes: dict[str, int | tuple[int, ...]]) -> list[Stage]:
     """The sizes of each stage."""
-    given = {name: tuple(size) if isinstance(size, Sequence) else (size,) for name, size in sizes.items()}
+    given = {
+        name: tuple(size) if isinstance(size, Sequence) else (size,) for name, size in sizes.items()
+    }
     count = max(map(len, given.values()))
     for name, numbers in given.items():
         if len(numbers) not in (1, count):
             raise wrong_value(name, sizes[name], f"one number, or one for each of {count} stages")
         for number in numbers or (None,):
             check_sizes({name: number}, most=MOST_BLOCKS if name == "depth" else LARGEST)
-    return [Stage(*(numbers[stage % len(numbers)] for numbers in given.values())) for stage in range(count)]
+    return [
+        Stage(*(numbers[stage % len(numbers)] for numbers in given.values()))
+        for stage in range(count)
+    ]
 
 
 def check_halvings(
@@ -256,11 +299,19 @@ def check_halvings(
     check_blur(blur, periodic)
     check_name("resampling", resampling, RESAMPLINGS)
     if resampling == "attention" and num_stages == 1 and head != "dense":
-        raise wrong_value("resampling", resampling, "'convolution' with one stage and head='pooled', where nothing is")
-    halves = num_stages > 1 or (stem in ("polyphase_patch", "polyphase", "strided") and patch_size > 1)
+        raise wrong_value(
+            "resampling",
+            resampling,
+            "'convolution' with one stage and head='pooled', where nothing is",
+        )
+    halves = num_stages > 1 or (
+        stem in ("polyphase_patch", "polyphase", "strided") and patch_size > 1
+    )
     if not halves and (select, blur) != ("norm", None):
         argument, value = ("blur", blur) if select == "norm" else ("select", select)
-        raise wrong_value(argument, value, "its default without a halving: with one stage, and no stem with one")
+        raise wrong_value(
+            argument, value, "its default without a halving: with one stage, and no stem with one"
+        )
     for count in stem_depth if isinstance(stem_depth, tuple | list) else (stem_depth,):
         check_sizes({"stem_depth": count}, 0, most=MOST_BLOCKS)
     if stem_depth != 0 and stem not in ("polyphase", "strided"):
@@ -271,6 +322,12 @@ def check_halvings(
         if pool != "class":
             raise wrong_value("pool", pool, "to be left out with head='dense', which pools nothing")
         if patch_size > 1 and stem not in ("polyphase", "strided"):
-            raise wrong_value("patch_size", patch_size, "1 with head='dense', or stem='polyphase' or 'strided'")
+            raise wrong_value(
+                "patch_size", patch_size, "1 with head='dense', or stem='polyphase' or 'strided'"
+            )
     elif pool == "class" and num_stages > 1:
-        raise wrong_value("pool", pool, "'mean' or 'attention' with several stages, which a class token does not pass")
+        raise wrong_value(
+            "pool",
+            pool,
+            "'mean' or 'attention' with several stages, which a class token does not pass",
+        )

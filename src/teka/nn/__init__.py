@@ -5,17 +5,24 @@ Sizes that do not fit, unknown names and numbers out of their range are a ValueE
 
 from teka.nn.attention import Attention
 from teka.nn.attention_heads import AttentionHeads
+from teka.nn.diagnostics.warnings import CollapseWarning, LargeOutputWarning
 from teka.nn.distance import T5, Alibi, Decay, Kerple, Shaw, TransformerXL, Window
-from teka.nn.divide_tokens import divide_tokens
 from teka.nn.features import LearnedFeatures, RandomFeatures, redraw_projections
-from teka.nn.layer_warnings import CollapseWarning, LargeOutputWarning
 from teka.nn.multihead_attention import MultiheadAttention
 from teka.nn.options import AttentionOptions
 from teka.nn.polyphase import PolyphaseDownsample, PolyphasePatchEmbedding, PolyphaseUpsample
 from teka.nn.prune_heads import prune_heads
-from teka.nn.relative import Clipped, ClippedFeatures, EmbeddedTable, GeneralizedQuadratic, Quadratic, Table
+from teka.nn.relative import (
+    Clipped,
+    ClippedFeatures,
+    EmbeddedTable,
+    GeneralizedQuadratic,
+    Quadratic,
+    Table,
+)
 from teka.nn.resample import AttentionDownsample, AttentionUpsample
-from teka.nn.tokens import AbsolutePosition, AbsoluteTable, AttentionPool, InvertibleDownsampling
+from teka.nn.sequence_parallel import divide_tokens
+from teka.nn.tokens import AbsolutePosition, AbsoluteTable, AttentionPool, SpaceToDepth
 from teka.nn.transformer_block import TransformerBlock
 from teka.nn.waves import Fourier, Rotary, Rotation, RotationJoint
 
@@ -37,7 +44,6 @@ __all__ = [
     "EmbeddedTable",
     "Fourier",
     "GeneralizedQuadratic",
-    "InvertibleDownsampling",
     "Kerple",
     "LargeOutputWarning",
     "LearnedFeatures",
@@ -51,6 +57,7 @@ __all__ = [
     "Rotation",
     "RotationJoint",
     "Shaw",
+    "SpaceToDepth",
     "Table",
     "TransformerBlock",
     "TransformerXL",

@@ -10,9 +10,9 @@ from torch.nn.functional import conv1d, conv2d, conv3d, pad, rms_norm
 
 from teka.checks import check_tensor_sizes, is_whole
 from teka.errors import wrong_value
-from teka.functional.kernel.base import kept_mean, mask_features
+from teka.functional.kernels.base import kept_mean, mask_features
 from teka.functional.plan import is_large_float32
-from teka.functional.shapes import Kept, Keys, Queries, Values
+from teka.functional.shapes import KeyMask, Keys, Queries, Values
 from teka.grid import Grid
 
 CONVOLUTIONS = {1: conv1d, 2: conv2d, 3: conv3d}  # by the number of axes
@@ -27,7 +27,7 @@ class PlainQueryKey(nn.Module):
     removes_bias: ClassVar[bool] = False
     head_parameters: ClassVar[tuple[str, ...]] = ()
 
-    def forward(self, query: Queries, key: Keys, key_mask: Kept) -> tuple[Queries, Keys]:
+    def forward(self, query: Queries, key: Keys, key_mask: KeyMask) -> tuple[Queries, Keys]:
         """Queries and keys of the heads that attend by content, and where keys are kept."""
         return query, key
 
@@ -47,7 +47,7 @@ class NormalizedQueryKey(PlainQueryKey):
         self.query_gain = Parameter(torch.ones(heads, 1, dim_head))
         self.key_gain = Parameter(torch.ones(heads, 1, dim_head))
 
-    def forward(self, query: Queries, key: Keys, key_mask: Kept) -> tuple[Queries, Keys]:
+    def forward(self, query: Queries, key: Keys, key_mask: KeyMask) -> tuple[Queries, Keys]:
         return _normalize(query, self.query_gain), _normalize(key, self.key_gain)
 
 
@@ -66,7 +66,7 @@ class CentredQueryKey(PlainQueryKey):
     acts = True
     removes_bias = True
 
-    def forward(self, query: Queries, key: Keys, key_mask: Kept) -> tuple[Queries, Keys]:
+    def forward(self, query: Queries, key: Keys, key_mask: KeyMask) -> tuple[Queries, Keys]:
         return query, key - kept_mean(key, key_mask)
 
 
@@ -78,7 +78,9 @@ def make_query_key(query_key: str, heads: int, dim_head: int) -> PlainQueryKey:
     if query_key == "plain":
         return PlainQueryKey()
     if heads == 0:
-        raise wrong_value("query_key", query_key, "'plain' with a kernel that does not look at content")
+        raise wrong_value(
+            "query_key", query_key, "'plain' with a kernel that does not look at content"
+        )
     return CentredQueryKey() if query_key == "centred" else NormalizedQueryKey(heads, dim_head)
 
 
@@ -102,9 +104,13 @@ class Gate(nn.Module):
         self.dim_head = dim_head
         self.projection = NearlyOpen(dim, heads * dim_head)
 
-    def forward(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch heads tokens dim_head"]:
+    def forward(
+        self, tokens: Float[Tensor, "batch tokens dim"]
+    ) -> Float[Tensor, "batch heads tokens dim_head"]:
         """Gates between 0 and 1 of tokens that attend."""
-        return torch.sigmoid(self.projection(tokens).unflatten(-1, (-1, self.dim_head)).transpose(1, 2))
+        return torch.sigmoid(
+            self.projection(tokens).unflatten(-1, (-1, self.dim_head)).transpose(1, 2)
+        )
 
 
 class ValueConvolution(nn.Module):
@@ -120,22 +126,32 @@ class ValueConvolution(nn.Module):
     def __init__(self, heads: int, dim_head: int, side: int, num_axes: int) -> None:
         super().__init__()
         if not is_whole(side) or side < 1 or side % 2 == 0:
-            raise wrong_value("value_convolution", side, "None or an odd number of at least 1, the side in cells")
+            raise wrong_value(
+                "value_convolution", side, "None or an odd number of at least 1, the side in cells"
+            )
         if not is_whole(num_axes) or num_axes not in CONVOLUTIONS:
             raise wrong_value("num_axes", num_axes, "1, 2 or 3 with value_convolution")
         check_tensor_sizes({"value_convolution": side}, heads * dim_head * side**num_axes)
         self.side = side
         self.weight = Parameter(torch.zeros(heads * dim_head, 1, *(side,) * num_axes))
 
-    def forward(self, value: Values, grid: Grid | None, num_prefix_tokens: int, key_mask: Kept) -> Values:
+    def forward(
+        self, value: Values, grid: Grid | None, num_prefix_tokens: int, key_mask: KeyMask
+    ) -> Values:
         """The convolved values; 0 for prefix tokens, which lie nowhere. A ValueError for a grid of other axes."""
         num_axes = self.weight.ndim - 2
         if grid is None or grid.num_axes != num_axes:
-            raise wrong_value("grid", grid, f"a grid of {num_axes} axes for a layer with a value convolution")
+            raise wrong_value(
+                "grid", grid, f"a grid of {num_axes} axes for a layer with a value convolution"
+            )
         value = mask_features(value, key_mask)
-        cells = value[:, :, num_prefix_tokens:].transpose(2, 3).flatten(1, 2).unflatten(2, grid.shape)
+        cells = (
+            value[:, :, num_prefix_tokens:].transpose(2, 3).flatten(1, 2).unflatten(2, grid.shape)
+        )
         around = self._surrounded(cells, grid)
-        convolved = CONVOLUTIONS[num_axes](around, self.weight.to(cells.dtype), groups=self.weight.shape[0])
+        convolved = CONVOLUTIONS[num_axes](
+            around, self.weight.to(cells.dtype), groups=self.weight.shape[0]
+        )
         tokens = convolved.flatten(2).unflatten(1, value.shape[1::2]).transpose(2, 3)
         return pad(tokens, (0, 0, num_prefix_tokens, 0))
 

@@ -24,7 +24,9 @@ class OversampledGELU(nn.Module):
     Source: Karras et al. 2021 (StyleGAN3); Michaeli et al. 2023; Michaeli & Soudry 2025 (arXiv 2510.22673).
     """
 
-    def forward(self, inputs: Float[Tensor, "batch channels *sides"]) -> Float[Tensor, "batch channels *sides"]:
+    def forward(
+        self, inputs: Float[Tensor, "batch channels *sides"]
+    ) -> Float[Tensor, "batch channels *sides"]:
         matrices = [finer(side, 2).to(inputs) for side in inputs.shape[2:]]
         fine = inputs
         for axis, matrix in enumerate(matrices, 2):
@@ -37,7 +39,9 @@ class OversampledGELU(nn.Module):
 
 def finer(side: int, factor: int) -> Float[Tensor, "fine side"]:
     """Trigonometric interpolation of what lies below Nyquist to a finer grid; its transpose / factor leads back."""
-    spectrum = torch.fft.rfft(torch.eye(side, dtype=torch.float64, device="cpu"), dim=0)[: (side + 1) // 2]
+    spectrum = torch.fft.rfft(torch.eye(side, dtype=torch.float64, device="cpu"), dim=0)[
+        : (side + 1) // 2
+    ]
     return factor * torch.fft.irfft(spectrum, n=factor * side, dim=0)
 
 
@@ -57,7 +61,10 @@ def check_blur(blur: int | str | None, periodic: bool) -> int | str | None:
 
 
 def blurred(
-    inputs: Float[Tensor, "batch channels *sides"], blur: int | str | None, stride: Sequence[int], periodic: bool
+    inputs: Float[Tensor, "batch channels *sides"],
+    blur: int | str | None,
+    stride: Sequence[int],
+    periodic: bool,
 ) -> Float[Tensor, "batch channels *sides"]:
     """Inputs after a low pass: a binomial filter (Zhang 2019), or what lies below the Nyquist frequency to come."""
     if blur is None:
@@ -71,13 +78,19 @@ def blurred(
     for axis, step in enumerate(stride):
         if step == 1:
             continue
-        if periodic:  # by index, because circular padding does not go round a small side more than once
+        if (
+            periodic
+        ):  # by index, because circular padding does not go round a small side more than once
             side = inputs.shape[2 + axis]
-            padded = inputs.index_select(2 + axis, torch.arange(-margin, side + margin, device=inputs.device) % side)
+            padded = inputs.index_select(
+                2 + axis, torch.arange(-margin, side + margin, device=inputs.device) % side
+            )
         else:
             padded = pad(inputs, [0, 0] * (axes - 1 - axis) + [margin, margin] + [0, 0] * axis)
         weight = kernel.view(1, 1, *(blur if one == axis else 1 for one in range(axes)))
-        inputs = CONVOLUTIONS[axes](padded, weight.expand(channels, *weight.shape[1:]), groups=channels)
+        inputs = CONVOLUTIONS[axes](
+            padded, weight.expand(channels, *weight.shape[1:]), groups=channels
+        )
     return inputs
 
 
@@ -90,7 +103,9 @@ def _low_pass(inputs: Tensor, stride: Sequence[int]) -> Tensor:
         if step == 1:
             continue
         side = inputs.shape[2 + axis]
-        frequency = torch.fft.fftfreq(side, 1 / side, device=inputs.device)[: spectrum.shape[2 + axis]].abs()
+        frequency = torch.fft.fftfreq(side, 1 / side, device=inputs.device)[
+            : spectrum.shape[2 + axis]
+        ].abs()
         kept = (frequency < side / step / 2).to(spectrum.dtype)
         spectrum = spectrum * kept.view(-1, *(1,) * (len(axes) - 1 - axis))
     return torch.fft.irfftn(spectrum, s=inputs.shape[2:], dim=axes).to(inputs.dtype)

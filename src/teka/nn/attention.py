@@ -11,18 +11,26 @@ from teka._compat import ProcessGroup, is_plain_eager_on_cpu, replace
 from teka.checks import check_sizes, check_tensor_sizes
 from teka.errors import wrong_value
 from teka.functional import Constant, DecodingState, Kernel, Relative, decode
-from teka.functional.backend.gpu import IS_INTERPRETED
-from teka.functional.choice import choose_backend
+from teka.functional.backends.triton import IS_INTERPRETED
+from teka.functional.dispatch import select_backend
 from teka.functional.plan import is_node_of_graph
-from teka.functional.shapes import Kept
+from teka.functional.shapes import KeyMask
 from teka.grid import Grid, present_grid
 from teka.nn.additions import Gate, ValueConvolution, make_query_key
+from teka.nn.diagnostics.warnings import warn_of_collapse, warn_of_large_output
 from teka.nn.features import RandomFeatures
 from teka.nn.heads import HeadGroup, count_position_heads, make_kernels
-from teka.nn.layer_warnings import warn_of_collapse, warn_of_large_output
 from teka.nn.options import AttentionKeywords, AttentionOptions, takes, without_relative
 from teka.nn.projections import is_plain, join_heads, project_all
-from teka.nn.tokens import AllKeys, AllQueries, AllValues, Context, Tokens, check_tokens, make_scene
+from teka.nn.tokens import (
+    AllKeys,
+    AllQueries,
+    AllValues,
+    Context,
+    Tokens,
+    check_tokens,
+    make_inputs,
+)
 
 Token = Float[Tensor, "batch dim"]
 States = tuple[DecodingState, ...]
@@ -76,11 +84,15 @@ class Attention(nn.Module):
         self.dim_head = dim // heads if chosen.dim_head is None else chosen.dim_head
         self.context_dim = dim if chosen.context_dim is None else chosen.context_dim
         check_tensor_sizes({"dim": dim, "heads": heads, "dim_head": self.dim_head})
-        check_tensor_sizes({"context_dim": self.context_dim, "heads": heads, "dim_head": self.dim_head})
+        check_tensor_sizes(
+            {"context_dim": self.context_dim, "heads": heads, "dim_head": self.dim_head}
+        )
         self.dim_value = self.dim_head if chosen.values == "projected" else self.context_dim
         self.causal, self.backend = chosen.causal, chosen.backend
         self.warns_of_large_output = True  # until it has
-        self.token_group: TokenGroup | None = None  # over which tokens are divided; see `divide_tokens`
+        self.token_group: TokenGroup | None = (
+            None  # over which tokens are divided; see `divide_tokens`
+        )
         self.position_heads = count_position_heads(chosen.position_heads, chosen.relative, heads)
         self.content_heads = heads - self.position_heads
         self.kernel, self.relative = make_kernels(chosen, heads, self.dim_head, self.position_heads)
@@ -88,7 +100,9 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(chosen.dropout)
         self.gate = Gate(dim, heads, self.dim_value) if chosen.gate else None
         side, num_axes = chosen.value_convolution, chosen.num_axes
-        self.value_convolution = None if side is None else ValueConvolution(heads, self.dim_value, side, num_axes)
+        self.value_convolution = (
+            None if side is None else ValueConvolution(heads, self.dim_value, side, num_axes)
+        )
 
     def _make_maps(self, chosen: AttentionOptions) -> None:
         """The linear maps, of which a layer has those whose numbers something looks at."""
@@ -101,12 +115,28 @@ class Attention(nn.Module):
         is_rotated = self.relative is not None and self.relative.rotates
         cancels = present.is_softmax and not is_rotated
         if cancels and self.query_key.removes_bias:
-            raise wrong_value("query_key", chosen.query_key, "'plain' or 'normalized': the mean cancels in the softmax")
-        key_bias = chosen.qkv_bias and not self.query_key.removes_bias and (self.query_key.acts or not cancels)
-        self.query = nn.Linear(self.dim, query_heads * width, bias=chosen.qkv_bias) if query_heads else None
-        self.key = nn.Linear(self.context_dim, key_heads * width, bias=key_bias) if key_heads else None
+            raise wrong_value(
+                "query_key",
+                chosen.query_key,
+                "'plain' or 'normalized': the mean cancels in the softmax",
+            )
+        key_bias = (
+            chosen.qkv_bias
+            and not self.query_key.removes_bias
+            and (self.query_key.acts or not cancels)
+        )
+        self.query = (
+            nn.Linear(self.dim, query_heads * width, bias=chosen.qkv_bias) if query_heads else None
+        )
+        self.key = (
+            nn.Linear(self.context_dim, key_heads * width, bias=key_bias) if key_heads else None
+        )
         projects = chosen.values == "projected"
-        self.value = nn.Linear(self.context_dim, self.heads * width, bias=chosen.qkv_bias) if projects else None
+        self.value = (
+            nn.Linear(self.context_dim, self.heads * width, bias=chosen.qkv_bias)
+            if projects
+            else None
+        )
         self.output = nn.Linear(self.heads * self.dim_value, self.dim)
 
     @property
@@ -129,15 +159,32 @@ class Attention(nn.Module):
         content = slice(0, self.content_heads)
         keys = content if kernel.uses_content else None
         if self.position_heads == 0:
-            return (HeadGroup(kernel, relative, content, backend, content if uses_query else keys, keys, *sizes),)
+            return (
+                HeadGroup(
+                    kernel,
+                    relative,
+                    content,
+                    backend,
+                    content if uses_query else keys,
+                    keys,
+                    *sizes,
+                ),
+            )
         own = slice(-self.position_heads, None) if uses_query else None
         return (
             HeadGroup(kernel, None, content, without_relative(backend), keys, keys, *sizes),
-            HeadGroup(Constant(), relative, slice(content.stop, self.heads), backend, own, None, *sizes),
+            HeadGroup(
+                Constant(), relative, slice(content.stop, self.heads), backend, own, None, *sizes
+            ),
         )
 
     def project(
-        self, tokens: Tokens, context: Context | None = None, key_mask: Kept = None, *, by_halves: bool = False
+        self,
+        tokens: Tokens,
+        context: Context | None = None,
+        key_mask: KeyMask = None,
+        *,
+        by_halves: bool = False,
     ) -> tuple[AllQueries | None, AllKeys | None, AllValues]:
         """Queries, keys and values; None where the layer has none, and keys of the content heads only.
 
@@ -147,7 +194,11 @@ class Attention(nn.Module):
         kernel = self._present_kernel()
         is_node = tokens.is_cpu and is_node_of_graph(kernel, self.relative, is_causal=self.causal)
         first = kernel.reads_heads_first and (is_plain_eager_on_cpu(tokens, context) or is_node)
-        maps = (self.query, tokens, by_halves), (self.key, context, by_halves), (self.value, context, False)
+        maps = (
+            (self.query, tokens, by_halves),
+            (self.key, context, by_halves),
+            (self.value, context, False),
+        )
         query, key, value = project_all(maps, self.dim_head, heads_first=first)
         if query is not None and key is not None and self.query_key.acts:
             by_content, key = self.query_key(query[:, : key.shape[1]], key, key_mask)
@@ -199,7 +250,7 @@ class Attention(nn.Module):
         if positions is None:
             grid, num_prefix_tokens = self.present_places(grid, num_prefix_tokens)
         where = (positions, lengths, context, context_grid, context_positions)
-        scene = make_scene(
+        scene = make_inputs(
             *(tokens, grid, key_mask, num_prefix_tokens, num_queries, *where),
             dims=(self.dim, self.context_dim),
             first=self.output,
@@ -208,17 +259,27 @@ class Attention(nn.Module):
             cu_seqlens=cu_seqlens,
         )
         by_halves = self._rotary_by_halves(scene.tokens)
-        query, key, value = self.project(scene.tokens, scene.context, scene.key_mask, by_halves=by_halves is not None)
+        query, key, value = self.project(
+            scene.tokens, scene.context, scene.key_mask, by_halves=by_halves is not None
+        )
         groups = self.head_groups()
         if by_halves is not None:
             groups = tuple(replace(group, relative=by_halves) for group in groups)
         parts = [group.part_of(query, key, value, scene.tokens.shape[1]) for group in groups]
         mixed = [group.attend(*part, scene) for group, part in zip(groups, parts, strict=True)]
         if isinstance(self.kernel, RandomFeatures) and scene.sequences is None:
-            joint = groups[0].relative if self.relative is not None and self.relative.num_position_features else None
+            joint = (
+                groups[0].relative
+                if self.relative is not None and self.relative.num_position_features
+                else None
+            )
             if joint is None or not scene.has_context:
                 warn_of_collapse(
-                    self.kernel, *parts[0], relative=joint, positions=scene.positions, key_mask=scene.key_mask
+                    self.kernel,
+                    *parts[0],
+                    relative=joint,
+                    positions=scene.positions,
+                    key_mask=scene.key_mask,
                 )
         for group, part, output in zip(groups, parts, mixed, strict=True):
             may_warn = group.bound is None and self.warns_of_large_output
@@ -228,7 +289,11 @@ class Attention(nn.Module):
         if self.value_convolution is not None:
             joined = joined + self.value_convolution(value, grid, num_prefix_tokens, scene.key_mask)
         output = self._join(joined, scene.tokens)
-        return output if scene.query_mask is None else output.masked_fill(~scene.query_mask[..., None], 0.0)
+        return (
+            output
+            if scene.query_mask is None
+            else output.masked_fill(~scene.query_mask[..., None], 0.0)
+        )
 
     def present_places(self, grid: Grid | None, num_prefix_tokens: int) -> tuple[Grid | None, int]:
         """The grid of a call and its prefix: what it says, or where the layer needs one that of `teka.on`."""
@@ -244,10 +309,18 @@ class Attention(nn.Module):
         if self.relative is None or not is_seen:
             return None
         plain = is_plain(self.query) and is_plain(self.key) and not self.query_key.acts
-        return self.relative.by_halves(self.dim_head) if plain and self._present_kernel().goes_by_entry else None
+        return (
+            self.relative.by_halves(self.dim_head)
+            if plain and self._present_kernel().goes_by_entry
+            else None
+        )
 
     def step(
-        self, token: Token, state: States | None = None, *, position: Float[Tensor, "*batch axes"] | None = None
+        self,
+        token: Token,
+        state: States | None = None,
+        *,
+        position: Float[Tensor, "*batch axes"] | None = None,
     ) -> tuple[Token, States]:
         """Attend from the next token to those so far and itself, at a cost that does not grow with their number.
 
@@ -256,17 +329,27 @@ class Attention(nn.Module):
         kernel or relative kernel without a state of fixed size, is a ValueError.
         """
         if not self.causal:
-            raise wrong_value("causal", self.causal, "True for a layer that is to decode step by step")
+            raise wrong_value(
+                "causal", self.causal, "True for a layer that is to decode step by step"
+            )
         check_tokens("token", token, "batch", self.dim, first=self.output)
         groups = self.head_groups()
         if state is not None and not (isinstance(state, tuple) and len(state) == len(groups)):
             came = f"{len(state)} states" if isinstance(state, tuple) else state
-            raise wrong_value("state", came, f"None, or the tuple of {len(groups)} that the last step returned")
+            raise wrong_value(
+                "state", came, f"None, or the tuple of {len(groups)} that the last step returned"
+            )
         before = (None,) * len(groups) if state is None else state
         tokens = token[:, None]
         projected = self.project(tokens)
         steps = [
-            decode(*group.part_of(*projected, 1), one, kernel=group.kernel, relative=group.relative, position=position)
+            decode(
+                *group.part_of(*projected, 1),
+                one,
+                kernel=group.kernel,
+                relative=group.relative,
+                position=position,
+            )
             for group, one in zip(groups, before, strict=True)
         ]
         mixed, states = zip(*steps, strict=True)
@@ -277,19 +360,36 @@ class Attention(nn.Module):
             mixed = mixed * self.gate(tokens)
         return self.dropout(join_heads(self.output, mixed))
 
-    def chosen_backend(self, grid: Grid | None = None, num_prefix_tokens: int = 0, batch: int = 1) -> str:
+    def chosen_backend(
+        self, grid: Grid | None = None, num_prefix_tokens: int = 0, batch: int = 1
+    ) -> str:
         """The backend of the heads with the relative kernel, or of all without one; a ValueError if it cannot."""
         group = self.head_groups()[-1]
         costs = group.costs(grid, num_prefix_tokens=num_prefix_tokens, batch=batch)
-        return choose_backend(group.backend, costs, self.output.weight.device.type)
+        return select_backend(group.backend, costs, self.output.weight.device.type)
 
     def _check(
-        self, num_queries: int | None, positions: Tensor | None, context: Tensor | None, cu_seqlens: Tensor | None
+        self,
+        num_queries: int | None,
+        positions: Tensor | None,
+        context: Tensor | None,
+        cu_seqlens: Tensor | None,
     ) -> None:
         if self.value_convolution is not None:
-            others = {"num_queries": num_queries, "positions": positions, "context": context, "cu_seqlens": cu_seqlens}
+            others = {
+                "num_queries": num_queries,
+                "positions": positions,
+                "context": context,
+                "cu_seqlens": cu_seqlens,
+            }
             for argument, given in others.items():
                 if given is not None:
-                    raise wrong_value(argument, "given", "None for a layer with a value convolution")
-        if num_queries is not None and (self.relative is not None or context is not None or self.causal):
-            raise wrong_value("num_queries", num_queries, "None with a relative kernel, a context or causality")
+                    raise wrong_value(
+                        argument, "given", "None for a layer with a value convolution"
+                    )
+        if num_queries is not None and (
+            self.relative is not None or context is not None or self.causal
+        ):
+            raise wrong_value(
+                "num_queries", num_queries, "None with a relative kernel, a context or causality"
+            )

@@ -102,8 +102,16 @@ class AttentionHeads(nn.Module):
                 places = {"positions": row[-1:], "key_positions": row}
             else:
                 key_places = {f"key_{name}": place for name, place in places.items()}
-                places = {**self._places(None, 0, num_queries, query.device), **key_places, "num_prefix_tokens": 0}
-        options = {"is_causal": is_causal and bool(query.shape[2] >= num_keys), "scale": scale, "backend": self.backend}
+                places = {
+                    **self._places(None, 0, num_queries, query.device),
+                    **key_places,
+                    "num_prefix_tokens": 0,
+                }
+        options = {
+            "is_causal": is_causal and bool(query.shape[2] >= num_keys),
+            "scale": scale,
+            "backend": self.backend,
+        }
         kernels = {"kernel": kernel, "relative": relative}
         attended = attention(query, key, value, key_mask=key_mask, **kernels, **places, **options)
         return attended[:, :, -num_queries:]
@@ -121,8 +129,19 @@ class AttentionHeads(nn.Module):
         """Attend causally from the next tokens in a row to those so far, and what they leave; see `decode`."""
         kernel, relative = self.present()
         if relative is not None and self.num_prefix_tokens:
-            raise wrong_value("num_prefix_tokens", self.num_prefix_tokens, "0 for heads that decode step by step")
-        return decode(query, key, value, state, kernel=kernel, relative=relative, key_mask=key_mask, scale=scale)
+            raise wrong_value(
+                "num_prefix_tokens", self.num_prefix_tokens, "0 for heads that decode step by step"
+            )
+        return decode(
+            query,
+            key,
+            value,
+            state,
+            kernel=kernel,
+            relative=relative,
+            key_mask=key_mask,
+            scale=scale,
+        )
 
     def _places(
         self, grid: Grid | None, num_prefix_tokens: int, num_tokens: int, device: torch.device
@@ -136,7 +155,11 @@ class AttentionHeads(nn.Module):
             if one is not None:
                 return {"grid": one, "num_prefix_tokens": num_prefix_tokens or prefix}
         if self.num_axes > 1:
-            raise wrong_value("grid", None, f"a teka.Grid of {self.num_axes} axes, here, in the layer or by teka.on")
+            raise wrong_value(
+                "grid",
+                None,
+                f"a teka.Grid of {self.num_axes} axes, here, in the layer or by teka.on",
+            )
         prefix = num_prefix_tokens or self.num_prefix_tokens
         if is_dynamic(num_tokens):
             row = torch.arange(num_tokens - prefix, dtype=widest(device), device=device)

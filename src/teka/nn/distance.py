@@ -72,7 +72,12 @@ class T5(RelativeModule):
     head_parameters = ("tables",)
 
     def __init__(
-        self, num_axes: int, heads: int, *, num_buckets: int = NUM_BUCKETS, farthest: float = FARTHEST
+        self,
+        num_axes: int,
+        heads: int,
+        *,
+        num_buckets: int = NUM_BUCKETS,
+        farthest: float = FARTHEST,
     ) -> None:
         super().__init__()
         check_tensor_sizes({"num_axes": num_axes, "heads": heads, "num_buckets": num_buckets})
@@ -103,10 +108,16 @@ class Kerple(RelativeModule):
         self.form = form
         weight, bend = torch.rand(2, heads, num_axes).clamp_min(1e-2)
         self.raw_weight = Parameter(inverse_softplus(2 * weight))
-        self.raw_bend = Parameter(inverse_softplus(bend) if form == "logarithmic" else torch.logit(bend / 2))
+        self.raw_bend = Parameter(
+            inverse_softplus(bend) if form == "logarithmic" else torch.logit(bend / 2)
+        )
 
     def forward(self) -> kernels.Kerple:
-        bend = softplus(self.raw_bend) if self.form == "logarithmic" else 2 * torch.sigmoid(self.raw_bend)
+        bend = (
+            softplus(self.raw_bend)
+            if self.form == "logarithmic"
+            else 2 * torch.sigmoid(self.raw_bend)
+        )
         return kernels.Kerple(softplus(self.raw_weight), bend, self.form)
 
 
@@ -150,7 +161,9 @@ class Shaw(RelativeModule):
 
     def __init__(self, num_axes: int, dim_head: int, *, max_distance: int = MAX_DISTANCE) -> None:
         super().__init__()
-        check_tensor_sizes({"num_axes": num_axes, "dim_head": dim_head, "max_distance": max_distance})
+        check_tensor_sizes(
+            {"num_axes": num_axes, "dim_head": dim_head, "max_distance": max_distance}
+        )
         self.embedding = Parameter(torch.zeros(num_axes, 2 * max_distance + 1, dim_head))
 
     def forward(self) -> kernels.Shaw:
@@ -178,7 +191,9 @@ class TransformerXL(RelativeModule):
     head_parameters = ("query_weight", "bias")
     frequency: Tensor
 
-    def __init__(self, num_axes: int, heads: int, dim_head: int, *, frequency: Tensor | None = None) -> None:
+    def __init__(
+        self, num_axes: int, heads: int, dim_head: int, *, frequency: Tensor | None = None
+    ) -> None:
         super().__init__()
         check_tensor_sizes({"num_axes": num_axes, "heads": heads, "dim_head": dim_head})
         if frequency is None:
@@ -186,7 +201,9 @@ class TransformerXL(RelativeModule):
         check_tensor("frequency", frequency, "scales")
         self.register_buffer("frequency", frequency.detach().clone())
         size = (heads, 2 * len(frequency), num_axes)
-        self.query_weight = Parameter(nn.init.uniform_(torch.empty(*size, dim_head), -(dim_head**-0.5), dim_head**-0.5))
+        self.query_weight = Parameter(
+            nn.init.uniform_(torch.empty(*size, dim_head), -(dim_head**-0.5), dim_head**-0.5)
+        )
         self.bias = Parameter(torch.zeros(size))
 
     def forward(self) -> kernels.TransformerXL:

@@ -9,9 +9,15 @@ from torch.nn import Parameter
 
 from teka.checks import check_name, check_sizes, check_tensor_sizes
 from teka.errors import wrong_type
-from teka.functional import PROJECTIONS, FeatureKernel, Kernel, default_num_features, draw_projection
-from teka.functional.kernel import LEARNED_KERNELS, RANDOM_KERNELS
-from teka.functional.kernel.projection import MOST_DRAWS
+from teka.functional import (
+    PROJECTIONS,
+    FeatureKernel,
+    Kernel,
+    default_num_features,
+    draw_projection,
+)
+from teka.functional.kernels import LEARNED_KERNELS, RANDOM_KERNELS
+from teka.functional.kernels.projection import MOST_DRAWS
 
 
 class RandomFeatures(nn.Module):
@@ -30,7 +36,7 @@ class RandomFeatures(nn.Module):
     (True, 5)
 
     Args:
-        kernel: A name of `teka.functional.kernel.RANDOM_KERNELS`.
+        kernel: A name of `teka.functional.kernels.RANDOM_KERNELS`.
         dim: Size of queries and keys.
         num_features: Number of draws m, ⌊d ln d⌋ by default.
         projection: A name of `teka.functional.PROJECTIONS`.
@@ -76,7 +82,9 @@ class RandomFeatures(nn.Module):
         if self.projection.is_meta:
             return
         generator = Generator().manual_seed(int(self.seed) * 1_000_003 + int(self.num_draws))
-        drawn = draw_projection(self.num_features, self.dim, generator=generator, projection=self.projection_name)
+        drawn = draw_projection(
+            self.num_features, self.dim, generator=generator, projection=self.projection_name
+        )
         with torch.no_grad():
             self.projection.copy_(drawn)
             self.num_draws.add_(1)
@@ -113,7 +121,12 @@ class LearnedFeatures(nn.Module):
     (torch.Size([2, 8, 8]), 16)
     """
 
-    head_parameters: ClassVar[tuple[str, ...]] = ("query_weight", "key_weight", "query_bias", "key_bias")
+    head_parameters: ClassVar[tuple[str, ...]] = (
+        "query_weight",
+        "key_weight",
+        "query_bias",
+        "key_bias",
+    )
 
     def __init__(self, kernel: str, dim: int, heads: int) -> None:
         super().__init__()

@@ -6,9 +6,9 @@ from teka._compat import replace
 from teka.checks import check_name, check_sizes
 from teka.errors import wrong_value
 from teka.functional import KERNELS, Kernel, Relative
-from teka.functional.backend import Cost
-from teka.functional.choice import Workload, backend_costs
-from teka.functional.kernel import DETERMINISTIC_KERNELS, LEARNED_KERNELS, RANDOM_KERNELS
+from teka.functional.backends import Cost
+from teka.functional.dispatch import Workload, backend_costs
+from teka.functional.kernels import DETERMINISTIC_KERNELS, LEARNED_KERNELS, RANDOM_KERNELS
 from teka.functional.plan import Plan
 from teka.functional.positions import Positions, make_positions
 from teka.functional.relative.rotation import NUM_FREQUENCIES
@@ -17,7 +17,7 @@ from teka.grid import Grid
 from teka.nn.features import ContentKernel, LearnedFeatures, RandomFeatures
 from teka.nn.options import AttentionOptions
 from teka.nn.relative import ClippedFeatures, make_relative_module, relative_class
-from teka.nn.tokens import AllKeys, AllQueries, AllValues, Scene
+from teka.nn.tokens import AllKeys, AllQueries, AllValues, AttentionInputs
 from teka.nn.waves import RelativeModule
 
 
@@ -64,42 +64,73 @@ class HeadGroup:
             query = query[:, self.queries]
         if key is not None and self.keys is not None:
             return query, key[:, self.keys], value
-        return query, value if value.shape[-1] == width else nothing.expand(*value.shape[:3], width), value
+        return (
+            query,
+            value if value.shape[-1] == width else nothing.expand(*value.shape[:3], width),
+            value,
+        )
 
-    def attend(self, query: Queries, key: Keys, value: Values, scene: Scene) -> Outputs:
+    def attend(self, query: Queries, key: Keys, value: Values, scene: AttentionInputs) -> Outputs:
         """What these heads give of the tokens of a scene."""
         sizes = {"heads": query.shape[1], "dim": query.shape[-1]}
         masks = {"key_mask": scene.key_mask, "query_mask": scene.query_mask}
         if scene.group is None:
-            plan = Plan.of_kernels(self.kernel, self.relative, scene.positions, **sizes, is_causal=self.is_causal)
+            plan = Plan.of_kernels(
+                self.kernel, self.relative, scene.positions, **sizes, is_causal=self.is_causal
+            )
             if scene.sequences is not None:
                 return plan.attend_packed(query, key, value, scene.sequences, backend=self.backend)
             return plan.attend(query, key, value, backend=self.backend, **masks)
         # A part of a torus has the frequencies of the whole.
         relative = None if self.relative is None else self.relative.on(scene.whole)
-        plan = Plan.of_kernels(self.kernel, relative, scene.positions, **sizes, is_causal=self.is_causal)
-        return replace(plan, backend="linear", group=scene.group).evaluate(query, key, value, **masks)
+        plan = Plan.of_kernels(
+            self.kernel, relative, scene.positions, **sizes, is_causal=self.is_causal
+        )
+        return replace(plan, backend="linear", group=scene.group).evaluate(
+            query, key, value, **masks
+        )
 
     def costs(
-        self, grid: Grid | None, *, num_prefix_tokens: int = 0, context_grid: Grid | None = None, batch: int = 1
+        self,
+        grid: Grid | None,
+        *,
+        num_prefix_tokens: int = 0,
+        context_grid: Grid | None = None,
+        batch: int = 1,
     ) -> dict[str, Cost]:
         """Cost of every backend that can compute these heads between the tokens of grids, by default of one."""
         check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
         check_sizes({"batch": batch})
         key = None if context_grid is None else make_positions("context_", context_grid, None)
-        positions = Positions(make_positions("", grid, None).grid, key=key, num_prefix_tokens=num_prefix_tokens)
+        positions = Positions(
+            make_positions("", grid, None).grid, key=key, num_prefix_tokens=num_prefix_tokens
+        )
         if self.relative is not None and grid is None:
             raise wrong_value("grid", None, "a teka.Grid for a layer with a relative kernel")
-        lengths = (num_prefix_tokens + (one.num_placed or 1) for one in (positions, positions.of_keys))
+        lengths = (
+            num_prefix_tokens + (one.num_placed or 1) for one in (positions, positions.of_keys)
+        )
         return self.costs_at(positions, *lengths, batch=batch)
 
-    def costs_at(self, positions: Positions, num_queries: int, num_keys: int, *, batch: int) -> dict[str, Cost]:
+    def costs_at(
+        self, positions: Positions, num_queries: int, num_keys: int, *, batch: int
+    ) -> dict[str, Cost]:
         """The same for tokens at any places."""
         relative = self.relative
         if relative is not None:
-            relative.check(heads=self.num_heads, dim=self.dim, num_axes=positions.num_axes, kernel=self.kernel)
+            relative.check(
+                heads=self.num_heads, dim=self.dim, num_axes=positions.num_axes, kernel=self.kernel
+            )
             relative = relative.on(positions)
-        sizes = (num_queries, num_keys, self.dim, self.dim_value, self.is_causal, self.num_heads, batch)
+        sizes = (
+            num_queries,
+            num_keys,
+            self.dim,
+            self.dim_value,
+            self.is_causal,
+            self.num_heads,
+            batch,
+        )
         return backend_costs(Workload(self.kernel, relative, positions, *sizes))
 
 
@@ -108,7 +139,9 @@ def pair_name(kernel: Kernel, relative: Relative | None) -> str:
     return kernel.name if relative is None else f"{kernel.name} × {relative.name}"
 
 
-def count_position_heads(position_heads: int | None, relative: str | RelativeModule | None, heads: int) -> int:
+def count_position_heads(
+    position_heads: int | None, relative: str | RelativeModule | None, heads: int
+) -> int:
     """How many of the heads attend by position alone; by default the relative kernel's habit, half of them or none."""
     kind = relative_class(relative)
     check_sizes({"position_heads": position_heads}, 0, or_none=True)
@@ -116,7 +149,9 @@ def count_position_heads(position_heads: int | None, relative: str | RelativeMod
         if kind is None or not kind.has_own_heads:
             return 0
         if heads < 2:
-            raise wrong_value("heads", heads, f"at least 2 with relative={relative!r}, which takes half of them")
+            raise wrong_value(
+                "heads", heads, f"at least 2 with relative={relative!r}, which takes half of them"
+            )
         return heads // 2
     if kind is None and position_heads != 0:
         raise wrong_value("position_heads", position_heads, "None or 0 without a relative kernel")
@@ -136,7 +171,11 @@ def make_content_kernel(options: AttentionOptions, heads: int, dim_head: int) ->
     kind = relative_class(relative)
     for_positions = kind is not None and issubclass(kind, ClippedFeatures)
     if num_features is not None and not random and not for_positions:
-        raise wrong_value("num_features", num_features, f"None with kernel={kernel!r}, which has no random features")
+        raise wrong_value(
+            "num_features",
+            num_features,
+            f"None with kernel={kernel!r}, which has no random features",
+        )
     if options.projection is not None and not random:
         expected = f"None with kernel={kernel!r}, which has no random features by name"
         raise wrong_value("projection", options.projection, expected)

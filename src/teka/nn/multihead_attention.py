@@ -9,7 +9,15 @@ from torch.nn.functional import linear
 from typing_extensions import Unpack
 
 from teka._compat import is_recorded
-from teka.checks import FLAGS, check_flags, check_kind, check_sizes, check_tensor, check_tensor_sizes, is_number
+from teka.checks import (
+    FLAGS,
+    check_flags,
+    check_kind,
+    check_sizes,
+    check_tensor,
+    check_tensor_sizes,
+    is_number,
+)
 from teka.errors import wrong_shape, wrong_value
 from teka.grid import Grid
 from teka.nn.attention_heads import AttentionHeads
@@ -85,18 +93,28 @@ class MultiheadAttention(nn.MultiheadAttention):
         check_flags({"add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn})
         for argument, flag in {"add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn}.items():
             if flag:
-                raise wrong_value(argument, flag, "False, because a key that is no token has no position")
+                raise wrong_value(
+                    argument, flag, "False, because a key that is no token has no position"
+                )
         if embed_dim % num_heads:
             raise wrong_value("embed_dim", embed_dim, f"a multiple of num_heads, {num_heads}")
         if not is_number(dropout) or not 0 <= dropout <= 1:
             raise wrong_value("dropout", dropout, "a probability, from 0 to 1")
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise wrong_value("dtype", dtype, "a dtype of floating-point numbers, or None")
-        sizes = {"kdim": kdim, "vdim": vdim, "batch_first": batch_first, "device": device, "dtype": dtype}
+        sizes = {
+            "kdim": kdim,
+            "vdim": vdim,
+            "batch_first": batch_first,
+            "device": device,
+            "dtype": dtype,
+        }
         super().__init__(embed_dim, num_heads, dropout, bias, **sizes)
         # Encoder layers look at this and, where it is true, compute softmax attention themselves.
         self._qkv_same_embed_dim = False
-        heads = AttentionHeads(self.head_dim, num_heads, grid=grid, num_prefix_tokens=num_prefix_tokens, **options)
+        heads = AttentionHeads(
+            self.head_dim, num_heads, grid=grid, num_prefix_tokens=num_prefix_tokens, **options
+        )
         self.heads = heads.to(device=device, dtype=dtype)
 
     def forward(
@@ -123,7 +141,11 @@ class MultiheadAttention(nn.MultiheadAttention):
             is_causal: Whether no token sees a later one.
         """
         check_flags(
-            {"need_weights": need_weights, "average_attn_weights": average_attn_weights, "is_causal": is_causal}
+            {
+                "need_weights": need_weights,
+                "average_attn_weights": average_attn_weights,
+                "is_causal": is_causal,
+            }
         )
         is_batch = self._is_batch(query, key, value)
         if is_batch and not self.batch_first:
@@ -132,7 +154,9 @@ class MultiheadAttention(nn.MultiheadAttention):
             query, key, value = query[None], key[None], value[None]
         keep = None
         if key_padding_mask is not None:
-            check_tensor("key_padding_mask", key_padding_mask, *key.shape[not is_batch : 2], dtypes=FLAGS)
+            check_tensor(
+                "key_padding_mask", key_padding_mask, *key.shape[not is_batch : 2], dtypes=FLAGS
+            )
             keep = kept_keys("key_padding_mask", key_padding_mask.view(key.shape[:2]))
         options = {"key_mask": keep, "is_causal": is_causal or is_causal_mask(attn_mask)}
         vectors = [
@@ -152,10 +176,14 @@ class MultiheadAttention(nn.MultiheadAttention):
             return output[0], None if weights is None else weights[0]
         return output if self.batch_first else output.transpose(0, 1), weights
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
         start = f"{prefix}heads."
         if not any(name.startswith(start) for name in state_dict):  # the weights of PyTorch's layer
-            state_dict.update({f"{start}{name}": tensor for name, tensor in self.heads.state_dict().items()})
+            state_dict.update(
+                {f"{start}{name}": tensor for name, tensor in self.heads.state_dict().items()}
+            )
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _is_batch(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -167,7 +195,9 @@ class MultiheadAttention(nn.MultiheadAttention):
             ("key", key, self.kdim),
             ("value", value, self.vdim),
         ):
-            check_tokens(argument, tokens, *(places if is_batch else ("tokens",)), size, first=self.out_proj)
+            check_tokens(
+                argument, tokens, *(places if is_batch else ("tokens",)), size, first=self.out_proj
+            )
         return is_batch
 
     def _maps(self) -> list[tuple[Tensor, Tensor | None]]:
@@ -186,7 +216,9 @@ def kept_keys(argument: str, mask: Shaped[Tensor, "*shape"]) -> Bool[Tensor, "*s
     keep = mask == 0
     if not is_recorded(keep) and not bool((keep | (mask == -torch.inf)).all()):
         raise wrong_value(
-            argument, mask.unique()[:3].tolist(), "flags, or 0 where a key is kept and −∞ where it is dropped"
+            argument,
+            mask.unique()[:3].tolist(),
+            "flags, or 0 where a key is kept and −∞ where it is dropped",
         )
     return keep
 
@@ -197,9 +229,15 @@ def is_causal_mask(mask: Shaped[Tensor, "*matrices queries keys"] | None) -> boo
         return False
     check_kind("attn_mask", mask, FLAGS)
     if mask.ndim < 2 or mask.shape[-1] != mask.shape[-2]:
-        raise wrong_shape("attn_mask", mask.shape, "None, or a causal mask, as many queries as keys")
+        raise wrong_shape(
+            "attn_mask", mask.shape, "None, or a causal mask, as many queries as keys"
+        )
     keep = kept_keys("attn_mask", mask)
     if not is_recorded(keep) and not bool((keep == torch.ones_like(keep).tril()).all()):
         came = f"{int((~keep).sum())} of {keep.numel()} pairs dropped"
-        raise wrong_value("attn_mask", came, "the causal mask, of later keys and nothing else: no sum keeps another")
+        raise wrong_value(
+            "attn_mask",
+            came,
+            "the causal mask, of later keys and nothing else: no sum keeps another",
+        )
     return True

@@ -144,7 +144,9 @@ def takes(keywords: Any) -> Callable[[F], F]:
     """Declare that the `**` of a constructor are these keywords, which then stand in its signature."""
     defaults = {one.name: one.default for one in fields(AttentionOptions)}
     more = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=annotation)
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=annotation
+        )
         for name, annotation in get_type_hints(keywords).items()
     ]
 
@@ -158,7 +160,9 @@ def takes(keywords: Any) -> Callable[[F], F]:
             for name in options:
                 if name not in signature.parameters:
                     known = ", ".join([*signature.parameters][1:])
-                    raise TypeError(f"{type(self).__name__}() got an unknown keyword {name!r}; it takes {known}")
+                    raise TypeError(
+                        f"{type(self).__name__}() got an unknown keyword {name!r}; it takes {known}"
+                    )
             construct(self, *given, **options)
 
         checked.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]

@@ -85,16 +85,22 @@ class PolyphaseDownsample(nn.Module):
         self.stride = check_axes("stride", stride, num_axes)
         self.select, self.blur, self.periodic = select, check_blur(blur, periodic), periodic
         if (channels is None) == (select == "learned"):
-            raise wrong_value("channels", channels, "the inputs' channels with select='learned', else None")
+            raise wrong_value(
+                "channels", channels, "the inputs' channels with select='learned', else None"
+            )
         check_sizes({"channels": channels}, or_none=True)
         self.score = None if channels is None else _Score(channels, num_axes)
 
-    def forward(self, inputs: Float[Tensor, "batch channels *sides"]) -> Float[Tensor, "batch channels *coarse"]:
+    def forward(
+        self, inputs: Float[Tensor, "batch channels *sides"]
+    ) -> Float[Tensor, "batch channels *coarse"]:
         """The chosen coset."""
         return self.sample(inputs)[0]
 
     def sample(
-        self, inputs: Float[Tensor, "batch channels *sides"], offset: Int[Tensor, "batch"] | None = None
+        self,
+        inputs: Float[Tensor, "batch channels *sides"],
+        offset: Int[Tensor, "batch"] | None = None,
     ) -> tuple[Float[Tensor, "batch channels *coarse"], Int[Tensor, "batch"]]:
         """The coset and its number, for `PolyphaseUpsample`; a ValueError for sides it does not divide.
 
@@ -113,14 +119,21 @@ class PolyphaseDownsample(nn.Module):
             # After an ideal filter all cosets have the same norm, and so have they along a side of two cells after a
             # binomial one: the choice would be left to rounding.
             blur = CHOICE_BLUR if self.blur == "ideal" else self.blur
-            steps = [step if side > 2 else 1 for side, step in zip(inputs.shape[2:], self.stride, strict=True)]
-            chosen = largest_coset(blurred(inputs, blur, steps, self.periodic).detach(), self.stride)
+            steps = [
+                step if side > 2 else 1
+                for side, step in zip(inputs.shape[2:], self.stride, strict=True)
+            ]
+            chosen = largest_coset(
+                blurred(inputs, blur, steps, self.periodic).detach(), self.stride
+            )
         else:
             # Scores see the inputs before the blur, after which a small grid has cosets that differ by rounding alone.
             scores = self.score(split_cosets(inputs, self.stride))
             if self.training:
                 hard = gumbel_softmax(scores, hard=True)
-                return torch.einsum("bk,bk...->b...", hard, split_cosets(filtered, self.stride)), hard.argmax(1)
+                return torch.einsum(
+                    "bk,bk...->b...", hard, split_cosets(filtered, self.stride)
+                ), hard.argmax(1)
             chosen = scores.argmax(1)
         return take_coset(filtered, chosen, self.stride), chosen
 
@@ -128,7 +141,9 @@ class PolyphaseDownsample(nn.Module):
         """Check that inputs have as many axes as the stride, which divides them."""
         check_tensor("inputs", inputs, "batch", "channels", *(("side",) * len(self.stride)))
         if any(side % step for side, step in zip(inputs.shape[2:], self.stride, strict=True)):
-            raise wrong_shape("inputs", inputs.shape, f"sides that are multiples of stride = {self.stride}")
+            raise wrong_shape(
+                "inputs", inputs.shape, f"sides that are multiples of stride = {self.stride}"
+            )
 
     def extra_repr(self) -> str:
         return f"stride={self.stride}, select={self.select!r}, blur={self.blur!r}, periodic={self.periodic}"
@@ -156,7 +171,12 @@ class PolyphaseUpsample(nn.Module):
     """
 
     def __init__(
-        self, stride: int | Sequence[int], *, num_axes: int = 2, blur: int | str | None = None, periodic: bool = True
+        self,
+        stride: int | Sequence[int],
+        *,
+        num_axes: int = 2,
+        blur: int | str | None = None,
+        periodic: bool = True,
     ) -> None:
         super().__init__()
         self.stride = check_axes("stride", stride, num_axes)
@@ -219,13 +239,20 @@ class PolyphasePatchEmbedding(nn.Module):
         check_name("select", select, ("norm", "learned"))
         channels = dim if select == "learned" else None
         self.sampling = PolyphaseDownsample(
-            patch_size, num_axes=num_axes, select=select, channels=channels, blur=blur, periodic=periodic
+            patch_size,
+            num_axes=num_axes,
+            select=select,
+            channels=channels,
+            blur=blur,
+            periodic=periodic,
         )
         sizes = {"in_channels": in_channels, "dim": dim, "patch_size": patch_size}
         check_tensor_sizes(sizes, in_channels * dim * patch_size**num_axes)
         self.project = CONVOLUTION_MODULES[num_axes](in_channels, dim, patch_size)
 
-    def forward(self, inputs: Float[Tensor, "batch channels *sides"]) -> Float[Tensor, "batch dim *coarse"]:
+    def forward(
+        self, inputs: Float[Tensor, "batch channels *sides"]
+    ) -> Float[Tensor, "batch dim *coarse"]:
         """The tokens on their grid; a ValueError as of `PolyphaseDownsample.sample`."""
         return self.sample(inputs)[0]
 
@@ -299,7 +326,9 @@ def _map_coset(inputs: Tensor, offset: Tensor, stride: tuple[int, ...], transpos
 
 
 def _among_zeros(cells: Tensor, offset: Tensor, stride: tuple[int, ...]) -> Tensor:
-    result = cells.new_zeros(*cells.shape[:2], *(s * step for s, step in zip(cells.shape[2:], stride, strict=True)))
+    result = cells.new_zeros(
+        *cells.shape[:2], *(s * step for s, step in zip(cells.shape[2:], stride, strict=True))
+    )
     _by_coset(result, stride)[_coset(offset, stride)] = cells
     return result
 
@@ -307,14 +336,20 @@ def _among_zeros(cells: Tensor, offset: Tensor, stride: tuple[int, ...]) -> Tens
 def _by_coset(inputs: Tensor, stride: Sequence[int]) -> Tensor:
     """A view of shape (B, *stride, C, *coarse)."""
     axes = range(len(stride))
-    sizes = [size for side, step in zip(inputs.shape[2:], stride, strict=True) for size in (side // step, step)]
+    sizes = [
+        size
+        for side, step in zip(inputs.shape[2:], stride, strict=True)
+        for size in (side // step, step)
+    ]
     order = [0, *(3 + 2 * axis for axis in axes), 1, *(2 + 2 * axis for axis in axes)]
     return inputs.reshape(*inputs.shape[:2], *sizes).permute(order)
 
 
 def _coset(offset: Tensor, stride: Sequence[int]) -> tuple[Tensor, ...]:
     """The index into `_by_coset` of each sample's coset."""
-    return torch.arange(offset.shape[0], device=offset.device), *torch.unravel_index(offset.long(), tuple(stride))
+    return torch.arange(offset.shape[0], device=offset.device), *torch.unravel_index(
+        offset.long(), tuple(stride)
+    )
 
 
 def largest_coset(inputs: Tensor, stride: Sequence[int]) -> Int[Tensor, "batch"]:
@@ -348,7 +383,9 @@ class _Score(nn.Module):
             convolution(LEARNED_WIDTH, 1, 1),
         )
 
-    def forward(self, cosets: Float[Tensor, "batch cosets channels *coarse"]) -> Float[Tensor, "batch cosets"]:
+    def forward(
+        self, cosets: Float[Tensor, "batch cosets channels *coarse"]
+    ) -> Float[Tensor, "batch cosets"]:
         return self.layers(cosets.flatten(0, 1)).flatten(1).mean(1).view(cosets.shape[:2])
 
 

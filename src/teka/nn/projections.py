@@ -10,11 +10,16 @@ from torch.autograd import Function
 from torch.nn import Parameter
 
 from teka._compat import by_hand, is_plain_eager_on_cpu
-from teka.functional.backend.fused.parts import ALIGNED_TOKENS, has_rows_apart
+from teka.functional.backends.fused.parts import ALIGNED_TOKENS, has_rows_apart
 from teka.functional.shapes import Outputs
 from teka.nn.tokens import Tokens
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # of torch's modules
+HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)  # of torch's modules
 # Rows must not be so many numbers of float32 apart, or a multiple: they would share few places of the cache, and matrix
 # products take up to a quarter longer. By how much they are moved apart then.
 ALIASED, APART = 512, 48
@@ -26,7 +31,12 @@ Map = tuple[nn.Module | None, Float[Tensor, "batch _ _"], bool]
 
 
 def project_heads(
-    linear: nn.Module, tokens: Tokens, dim_head: int, *, heads_first: bool = False, by_halves: bool = False
+    linear: nn.Module,
+    tokens: Tokens,
+    dim_head: int,
+    *,
+    heads_first: bool = False,
+    by_halves: bool = False,
 ) -> Heads:
     """Heads of a linear map of tokens.
 
@@ -42,13 +52,19 @@ def project_heads(
         # The map's rows are few: to take its outputs apart would go through them all.
         weight, bias = (_by_halves(one, dim_head) for one in (linear.weight, linear.bias))
         assert weight is not None
-        return nn.functional.linear(tokens, weight, bias).unflatten(-1, (-1, dim_head)).transpose(1, 2)
+        return (
+            nn.functional.linear(tokens, weight, bias).unflatten(-1, (-1, dim_head)).transpose(1, 2)
+        )
     if not heads_first or not is_plain(linear):
         return linear(tokens).unflatten(-1, (-1, dim_head)).transpose(1, 2)
     assert isinstance(linear, nn.Linear)
     columns = tokens.flatten(0, 1).t()
     bias = linear.bias
-    mapped = linear.weight @ columns if bias is None else torch.addmm(bias[:, None], linear.weight, columns)
+    mapped = (
+        linear.weight @ columns
+        if bias is None
+        else torch.addmm(bias[:, None], linear.weight, columns)
+    )
     return _heads_of(mapped, tokens, dim_head)
 
 
@@ -65,11 +81,15 @@ def project_all(
     for tokens in {id(tokens): tokens for _, _, tokens in by_hand}.values():
         those = [(at, linear) for at, linear, source in by_hand if source is tokens]
         weights = [one for _, linear in those for one in (linear.weight, linear.bias)]
-        for (at, _), mapped in zip(those, _ToColumns.apply(tokens.flatten(0, 1), *weights), strict=True):
+        for (at, _), mapped in zip(
+            those, _ToColumns.apply(tokens.flatten(0, 1), *weights), strict=True
+        ):
             found[at] = _heads_of(mapped, tokens, dim_head)
     for at, (linear, tokens, by_halves) in enumerate(maps):
         if linear is not None and found[at] is None:
-            found[at] = project_heads(linear, tokens, dim_head, heads_first=heads_first, by_halves=by_halves)
+            found[at] = project_heads(
+                linear, tokens, dim_head, heads_first=heads_first, by_halves=by_halves
+            )
     return found
 
 
@@ -78,7 +98,11 @@ def _heads_of(columns: Columns, tokens: Tokens, dim_head: int) -> Heads:
 
 
 def _by_halves(rows: Tensor | None, dim_head: int) -> Tensor | None:
-    return None if rows is None else rows.unflatten(0, (-1, dim_head // 2, 2)).transpose(1, 2).flatten(0, 2)
+    return (
+        None
+        if rows is None
+        else rows.unflatten(0, (-1, dim_head // 2, 2)).transpose(1, 2).flatten(0, 2)
+    )
 
 
 def is_plain(linear: nn.Module | None) -> bool:
@@ -92,12 +116,16 @@ def join_heads(linear: nn.Module, heads: Outputs) -> Tokens:
     """A linear map of tokens whose numbers are those of all heads; in whatever order they lie in memory."""
     batch, _, num_tokens, _ = heads.shape
     rows = heads.permute(1, 3, 0, 2)
-    if num_tokens > 1 and (rows.is_contiguous() or (is_plain_eager_on_cpu(heads) and has_rows_apart(heads))):
+    if num_tokens > 1 and (
+        rows.is_contiguous() or (is_plain_eager_on_cpu(heads) and has_rows_apart(heads))
+    ):
         columns = rows.flatten(0, 1).flatten(1)
         if _is_by_hand(linear, columns.t()):
             joined = _FromColumns.apply(columns, linear.weight, linear.bias)
         else:
-            joined = linear(columns.t())  # the transpose of a matrix, which a product takes as it is
+            joined = linear(
+                columns.t()
+            )  # the transpose of a matrix, which a product takes as it is
         return joined.unflatten(0, (batch, num_tokens))
     return linear(heads.transpose(1, 2).flatten(2))
 
@@ -117,7 +145,9 @@ def _is_by_hand(linear: nn.Module, given: Tensor) -> TypeGuard[nn.Linear]:
     if not is_plain_eager_on_cpu(given) or not is_plain(linear) or torch.is_autocast_enabled("cpu"):
         return False
     tensors = [given, *linear.parameters()]
-    are_numbers = all(type(one) in (Tensor, Parameter) and one.dtype == given.dtype for one in tensors)
+    are_numbers = all(
+        type(one) in (Tensor, Parameter) and one.dtype == given.dtype for one in tensors
+    )
     is_worth_it = given.shape[:-1].numel() >= ALIASED
     return are_numbers and is_worth_it and is_plain_eager_on_cpu(*tensors)
 
@@ -145,7 +175,9 @@ class _ToColumns(Function):
         for at, (gradient, weight) in enumerate(zip(grad_outputs, weights, strict=True)):
             columns = gradient.t()
             if needs_tokens:
-                of_tokens = columns @ weight if of_tokens is None else of_tokens.addmm_(columns, weight)
+                of_tokens = (
+                    columns @ weight if of_tokens is None else of_tokens.addmm_(columns, weight)
+                )
             of_maps.append(gradient @ tokens if needs[2 * at] else None)
             of_maps.append(gradient.sum(dim=1) if needs[2 * at + 1] else None)
         return of_tokens, *of_maps

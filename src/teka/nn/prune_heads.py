@@ -34,7 +34,9 @@ def prune_heads(attention: Attention, heads: Iterable[int]) -> Attention:
         raise wrong_type("attention", attention, "a teka.nn.Attention")
     kept = _kept_heads(attention, heads)
     pruned = copy.deepcopy(attention)
-    pruned.query = _without_rows(pruned.query, _rows(attention, "queries", kept), attention.dim_head)
+    pruned.query = _without_rows(
+        pruned.query, _rows(attention, "queries", kept), attention.dim_head
+    )
     pruned.key = _without_rows(pruned.key, _rows(attention, "keys", kept), attention.dim_head)
     pruned.value = _without_rows(pruned.value, kept, attention.dim_head)
     pruned.output.weight = _take(pruned.output.weight, kept, attention.heads, axis=1)
@@ -42,7 +44,9 @@ def prune_heads(attention: Attention, heads: Iterable[int]) -> Attention:
     if pruned.gate is not None:
         _without_rows(pruned.gate.projection, kept, attention.dim_value)
     if pruned.value_convolution is not None:
-        pruned.value_convolution.weight = _take(pruned.value_convolution.weight, kept, attention.heads)
+        pruned.value_convolution.weight = _take(
+            pruned.value_convolution.weight, kept, attention.heads
+        )
     content = [head for head in kept if head < attention.content_heads]
     placed = [head - attention.content_heads for head in kept if head >= attention.content_heads]
     pruned.heads = len(kept)
@@ -62,13 +66,21 @@ def _kept_heads(attention: Attention, heads: Iterable[int]) -> list[int]:
     try:
         removed = list(heads)
     except TypeError:
-        raise wrong_value("heads", heads, "several whole numbers, one for each head to remove") from None
+        raise wrong_value(
+            "heads", heads, "several whole numbers, one for each head to remove"
+        ) from None
     for head in removed:
         if not (is_whole(head) and 0 <= head < attention.heads):
-            raise wrong_value("heads", removed, f"whole numbers from 0 to {attention.heads - 1}, as there are heads")
+            raise wrong_value(
+                "heads",
+                removed,
+                f"whole numbers from 0 to {attention.heads - 1}, as there are heads",
+            )
     kept = [head for head in range(attention.heads) if head not in removed]
     if not kept:
-        raise wrong_value("heads", removed, f"fewer than all {attention.heads} heads: a layer has one at least")
+        raise wrong_value(
+            "heads", removed, f"fewer than all {attention.heads} heads: a layer has one at least"
+        )
     return kept
 
 
@@ -89,7 +101,9 @@ def _rows(attention: Attention, which: str, kept: Sequence[int]) -> list[int]:
 def _take(parameter: Tensor, kept: Sequence[int], heads: int, *, axis: int = 0) -> Parameter:
     """The numbers of some heads, of a parameter with those of all one after another along an axis."""
     by_head = parameter.detach().unflatten(axis, (heads, -1))
-    chosen = by_head.index_select(axis, torch.tensor(kept, device=parameter.device)).flatten(axis, axis + 1)
+    chosen = by_head.index_select(axis, torch.tensor(kept, device=parameter.device)).flatten(
+        axis, axis + 1
+    )
     return Parameter(chosen, requires_grad=parameter.requires_grad)
 
 
@@ -108,7 +122,9 @@ def _without_rows(linear: nn.Linear | None, kept: Sequence[int], size: int) -> n
 def _prune_relative(relative: RelativeModule | None, kept: Sequence[int], heads: int) -> None:
     if relative is None or len(kept) == heads:
         return
-    own = vars(type(relative)).get("head_parameters")  # a class derived from another may have more of them
+    own = vars(type(relative)).get(
+        "head_parameters"
+    )  # a class derived from another may have more of them
     if own is None:
         known = ", ".join(sorted(kind.__name__ for kind in RELATIVE_MODULES.values()))
         expected = f"one that declares `head_parameters`, its numbers of every head, as {known} do"
@@ -133,7 +149,10 @@ def _prune_content(pruned: Attention, content: Sequence[int], heads: int) -> Non
     if isinstance(pruned.kernel, LearnedFeatures):
         pruned.kernel.heads = len(content)
     elif isinstance(pruned.kernel, Hedgehog) and pruned.kernel.query_weight.shape[0] > 1:
-        own = {name: getattr(pruned.kernel, name)[list(content)] for name in LearnedFeatures.head_parameters}
+        own = {
+            name: getattr(pruned.kernel, name)[list(content)]
+            for name in LearnedFeatures.head_parameters
+        }
         pruned.kernel = dataclasses.replace(pruned.kernel, **own)
     for module in (pruned.kernel, pruned.query_key):
         for name in getattr(module, "head_parameters", ()):

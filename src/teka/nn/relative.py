@@ -36,7 +36,9 @@ class Clipped(RelativeModule):
     uses_query = True
     head_parameters = ()
 
-    def __init__(self, dim_head: int, *, max_distance: int = MAX_DISTANCE, ring_width: float = 1.0) -> None:
+    def __init__(
+        self, dim_head: int, *, max_distance: int = MAX_DISTANCE, ring_width: float = 1.0
+    ) -> None:
         super().__init__()
         check_tensor_sizes({"dim_head": dim_head, "max_distance": max_distance})
         if not is_positive(ring_width):
@@ -162,14 +164,25 @@ class EmbeddedTable(RelativeModule):
 
     def __init__(self, num_axes: int, heads: int, *, max_offset: int, embedding_dim: int) -> None:
         super().__init__()
-        sizes = {"num_axes": num_axes, "heads": heads, "max_offset": max_offset, "embedding_dim": embedding_dim}
+        sizes = {
+            "num_axes": num_axes,
+            "heads": heads,
+            "max_offset": max_offset,
+            "embedding_dim": embedding_dim,
+        }
         check_tensor_sizes(sizes)
-        self.embeddings = nn.ModuleList(nn.Embedding(2 * max_offset + 1, embedding_dim) for _ in range(num_axes))
-        self.head_vectors = nn.ModuleList(nn.Linear(embedding_dim, heads, bias=False) for _ in range(num_axes))
+        self.embeddings = nn.ModuleList(
+            nn.Embedding(2 * max_offset + 1, embedding_dim) for _ in range(num_axes)
+        )
+        self.head_vectors = nn.ModuleList(
+            nn.Linear(embedding_dim, heads, bias=False) for _ in range(num_axes)
+        )
 
     def forward(self) -> kernels.Table:
         axes = zip(self.head_vectors, self.embeddings, strict=True)
-        return kernels.Table(torch.stack([vectors(embedding.weight).T for vectors, embedding in axes], dim=1))
+        return kernels.Table(
+            torch.stack([vectors(embedding.weight).T for vectors, embedding in axes], dim=1)
+        )
 
 
 RELATIVE_MODULES: dict[str, type[RelativeModule]] = {
@@ -203,14 +216,18 @@ def relative_class(relative: str | RelativeModule | None) -> type[RelativeModule
     return RELATIVE_MODULES[relative]
 
 
-def make_relative_module(options: AttentionOptions, heads: int, dim_head: int, features: int) -> RelativeModule | None:
+def make_relative_module(
+    options: AttentionOptions, heads: int, dim_head: int, features: int
+) -> RelativeModule | None:
     """The relative kernel, or a new one of that name for so many heads; an option of another kernel is a ValueError."""
     relative, rotary_normalizer = options.relative, options.rotary_normalizer
     kind = relative_class(relative)
     for argument, name in (("num_waves", "fourier"), ("rotary_normalizer", "rotary")):
         given = getattr(options, argument)
         if given is not None and relative != name:
-            raise wrong_value(argument, given, f"None with relative={relative!r}; {name!r} by name takes it")
+            raise wrong_value(
+                argument, given, f"None with relative={relative!r}; {name!r} by name takes it"
+            )
     if kind is None:
         return None
     if isinstance(relative, RelativeModule):
@@ -224,4 +241,6 @@ def make_relative_module(options: AttentionOptions, heads: int, dim_head: int, f
     known |= {"num_features": options.num_features, "num_waves": options.num_waves}
     known |= {"normalizer": rotary_normalizer, "num_pairs": features // 2}
     taken = inspect.signature(kind).parameters
-    return kind(**{name: value for name, value in known.items() if name in taken and value is not None})
+    return kind(
+        **{name: value for name, value in known.items() if name in taken and value is not None}
+    )

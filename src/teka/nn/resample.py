@@ -60,7 +60,13 @@ class AttentionDownsample(nn.Module):
         self, cells: Float[Tensor, "batch dim *sides"]
     ) -> tuple[Float[Tensor, "batch coarse_dim *coarse"], Int[Tensor, "batch"]]:
         """The coarse cells, and the number of the offset at which they are; a ValueError for others' shapes."""
-        check_tensor("cells", cells, "batch", self.query.in_features, *(("side",) * len(self.sampling.stride)))
+        check_tensor(
+            "cells",
+            cells,
+            "batch",
+            self.query.in_features,
+            *(("side",) * len(self.sampling.stride)),
+        )
         taken, offset = self.sampling.sample(cells)
         asking = self.query(taken.movedim(1, -1)).movedim(-1, 1)
         return self.attend(asking, cells, offset), offset
@@ -98,7 +104,9 @@ class AttentionUpsample(nn.Module):
     ) -> None:
         super().__init__()
         self.stride = check_axes("stride", stride, num_axes)
-        self.query = Parameter(torch.randn(fine_dim))  # of every fine cell where nothing is known of it
+        self.query = Parameter(
+            torch.randn(fine_dim)
+        )  # of every fine cell where nothing is known of it
         self.attend = _Between(fine_dim, heads, dim, self.stride, periodic, options)
 
     def forward(
@@ -111,7 +119,13 @@ class AttentionUpsample(nn.Module):
 
         A ValueError for shapes that do not fit, or an offset that is not below the product of the strides.
         """
-        check_tensor("inputs", inputs, "batch", self.attend.attention.context_dim, *(("side",) * len(self.stride)))
+        check_tensor(
+            "inputs",
+            inputs,
+            "batch",
+            self.attend.attention.context_dim,
+            *(("side",) * len(self.stride)),
+        )
         check_tensor("offset", offset, len(inputs), dtypes=WHOLE)
         sides = [side * step for side, step in zip(inputs.shape[2:], self.stride, strict=True)]
         if fine is None:
@@ -147,7 +161,11 @@ class _Between(nn.Module):
         offset: Int[Tensor, "batch"],
     ) -> Float[Tensor, "batch dim *sides"]:
         query, context = (one.flatten(2).mT for one in (asking, asked))
-        query, context, outputs = self.norm(query), self.context_norm(context), torch.zeros_like(query)
+        query, context, outputs = (
+            self.norm(query),
+            self.context_norm(context),
+            torch.zeros_like(query),
+        )
         for number in offset.unique().tolist():
             if not 0 <= number < math.prod(self.stride):
                 raise wrong_value("offset", number, f"from 0 to {math.prod(self.stride) - 1}")
@@ -156,10 +174,14 @@ class _Between(nn.Module):
             grids = [
                 Grid(one.shape[2:], periodic=self.periodic)
                 if one.shape[2:].numel() > other.shape[2:].numel()
-                else Grid(one.shape[2:], [float(step) for step in self.stride], self.periodic, place)
+                else Grid(
+                    one.shape[2:], [float(step) for step in self.stride], self.periodic, place
+                )
                 for one, other in ((asking, asked), (asked, asking))
             ]
-            attended = self.attention(query[samples], grids[0], context=context[samples], context_grid=grids[1])
+            attended = self.attention(
+                query[samples], grids[0], context=context[samples], context_grid=grids[1]
+            )
             outputs = outputs.index_copy(0, samples, attended)
         return asking + outputs.mT.unflatten(2, asking.shape[2:])
 
@@ -191,7 +213,9 @@ class SubpixelAlignment(nn.Module):
         super().__init__()
         self.factor = check_axes("factor", factor, num_axes)
 
-    def forward(self, inputs: Float[Tensor, "batch channels *sides"]) -> Float[Tensor, "batch channels *sides"]:
+    def forward(
+        self, inputs: Float[Tensor, "batch channels *sides"]
+    ) -> Float[Tensor, "batch channels *sides"]:
         """The inputs, aligned; a ValueError for another number of axes."""
         check_tensor("inputs", inputs, "batch", "channels", *(("side",) * len(self.factor)))
         fine = inputs

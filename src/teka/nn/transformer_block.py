@@ -20,7 +20,11 @@ def hidden_size(dim: int, mlp_ratio: float, whole: Callable[[float], int] = int)
     """The width of an MLP's hidden layer."""
     hidden = whole(dim * mlp_ratio) if is_number(mlp_ratio) else 0
     if not 1 <= hidden <= LARGEST // dim:
-        raise wrong_value("mlp_ratio", mlp_ratio, f"at least 1 / dim = 1 / {dim}, and a width up to {LARGEST // dim}")
+        raise wrong_value(
+            "mlp_ratio",
+            mlp_ratio,
+            f"at least 1 / dim = 1 / {dim}, and a width up to {LARGEST // dim}",
+        )
     return hidden
 
 
@@ -28,7 +32,9 @@ def count_window_heads(window_reach: int | None, heads: int) -> int:
     """How many of the heads of a block attend in a window: half of them, or none without a reach."""
     check_sizes({"window_reach": window_reach}, or_none=True)
     if window_reach is not None and heads < 2:
-        raise wrong_value("heads", heads, f"at least 2 with window_reach={window_reach}, which takes half of them")
+        raise wrong_value(
+            "heads", heads, f"at least 2 with window_reach={window_reach}, which takes half of them"
+        )
     return 0 if window_reach is None else heads // 2
 
 
@@ -77,7 +83,9 @@ class TransformerBlock(nn.Module):
         chosen = AttentionOptions(**options)
         if chosen.dim_head is None and near:
             if dim % heads:
-                raise wrong_value("heads", heads, f"a divisor of dim = {dim}, or dim_head to be given")
+                raise wrong_value(
+                    "heads", heads, f"a divisor of dim = {dim}, or dim_head to be given"
+                )
             options["dim_head"] = dim // heads
         self.attention = Attention(dim, heads - near, **options)
         self.window_attention: Attention | None = None
@@ -111,7 +119,9 @@ class TransformerBlock(nn.Module):
 
         What stands after the lengths of a ragged batch is taken to be 0 and transformed, but no other token sees it.
         """
-        check_tokens("tokens", tokens, "batch", "tokens", self.attention.dim, first=self.attention.output)
+        check_tokens(
+            "tokens", tokens, "batch", "tokens", self.attention.dim, first=self.attention.output
+        )
         if lengths is not None:
             check_tensor("lengths", lengths, tokens.shape[0], dtypes=WHOLE)
             tokens = tokens.masked_fill(~length_mask(lengths, tokens.shape[1])[..., None], 0.0)

@@ -26,10 +26,16 @@ LONGEST_WAVE = 64.0
 class RelativeModule(nn.Module):
     """A relative kernel with learned parameters, and what it declares to the layers that use it."""
 
-    has_own_heads: ClassVar[bool] = False  # whether half of several heads attend by it alone, unless told otherwise
-    needs_content: ClassVar[bool] = False  # whether it acts inside the content kernel, and so has no heads of its own
+    has_own_heads: ClassVar[bool] = (
+        False  # whether half of several heads attend by it alone, unless told otherwise
+    )
+    needs_content: ClassVar[bool] = (
+        False  # whether it acts inside the content kernel, and so has no heads of its own
+    )
     uses_query: ClassVar[bool] = False  # whether it looks at the query
-    rotates: ClassVar[bool] = False  # whether it rotates keys, so that a bias of theirs does not cancel in the softmax
+    rotates: ClassVar[bool] = (
+        False  # whether it rotates keys, so that a bias of theirs does not cancel in the softmax
+    )
     # The parameters whose first axis is that of the heads, which every class says for itself, None if not known.
     head_parameters: ClassVar[tuple[str, ...] | None] = None
 
@@ -84,7 +90,12 @@ class Rotation(RelativeModule):
         weight_scale: float = 1.0,
     ) -> None:
         super().__init__()
-        sizes = {"num_axes": num_axes, "heads": heads, "dim_head": dim_head, "num_frequencies": num_frequencies}
+        sizes = {
+            "num_axes": num_axes,
+            "heads": heads,
+            "dim_head": dim_head,
+            "num_frequencies": num_frequencies,
+        }
         check_tensor_sizes(sizes)
         if frequency is not None:
             check_tensor("frequency", frequency, "scales")
@@ -93,7 +104,11 @@ class Rotation(RelativeModule):
         if not (is_number(weight_scale) and weight_scale >= 0):
             raise wrong_value("weight_scale", weight_scale, "a finite number of at least 0")
         dtype = torch.get_default_dtype()
-        self.frequency = Parameter(initial_frequency(num_frequencies).to(dtype)) if frequency is None else frequency
+        self.frequency = (
+            Parameter(initial_frequency(num_frequencies).to(dtype))
+            if frequency is None
+            else frequency
+        )
         shape = (heads, num_axes, self.frequency.shape[0])
         self.cosine_weight = Parameter(weight_scale * torch.randn(shape))
         self.sine_weight = Parameter(weight_scale * torch.randn(shape))
@@ -159,17 +174,26 @@ class Fourier(RelativeModule):
         if not is_positive(shortest_wave):
             raise wrong_value("shortest_wave", shortest_wave, POSITIVE)
         if not (is_number(longest_wave) and longest_wave >= shortest_wave):
-            raise wrong_value("longest_wave", longest_wave, f"finite and at least shortest_wave = {shortest_wave:g}")
+            raise wrong_value(
+                "longest_wave",
+                longest_wave,
+                f"finite and at least shortest_wave = {shortest_wave:g}",
+            )
         if not is_positive(wave_weight):
             raise wrong_value("wave_weight", wave_weight, POSITIVE)
         length = shortest_wave * (longest_wave / shortest_wave) ** torch.rand(heads, num_waves, 1)
         self.frequency = Parameter(2 * math.pi / length * _directions(heads, num_waves, num_axes))
         self.phase = Parameter(torch.zeros(heads, num_waves))
         self.raw_constant_weight = Parameter(inverse_softplus(torch.ones(heads)))
-        self.raw_amplitude = Parameter(inverse_softplus(torch.full((heads, num_waves), wave_weight / num_waves)))
+        self.raw_amplitude = Parameter(
+            inverse_softplus(torch.full((heads, num_waves), wave_weight / num_waves))
+        )
 
     def forward(self) -> kernels.Fourier:
-        constant_weight, amplitude = softplus(self.raw_constant_weight), softplus(self.raw_amplitude)
+        constant_weight, amplitude = (
+            softplus(self.raw_constant_weight),
+            softplus(self.raw_amplitude),
+        )
         return kernels.Fourier(constant_weight, amplitude, self.frequency, self.phase)
 
 
@@ -226,6 +250,8 @@ def inverse_softplus(value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return value + torch.log(-torch.expm1(-value))
 
 
-def _directions(heads: int, num_directions: int, num_axes: int) -> Float[Tensor, "heads directions axes"]:
+def _directions(
+    heads: int, num_directions: int, num_axes: int
+) -> Float[Tensor, "heads directions axes"]:
     """Unit vectors, uniform over directions, from torch's global generator."""
     return normalize(torch.randn(heads, num_directions, num_axes), dim=-1)

@@ -73,10 +73,16 @@ class PictureSettings:
                 raise wrong_value(argument, size, "None with fit='whole'")
             if self.fit == "ink" and size is None:
                 raise wrong_value(argument, size, "height and width with fit='ink'")
-            if size is not None and (not isinstance(size, Sequence) or isinstance(size, str) or len(size) != 2):
+            if size is not None and (
+                not isinstance(size, Sequence) or isinstance(size, str) or len(size) != 2
+            ):
                 raise wrong_value(argument, size, "height and width")
             check_sizes({f"{argument}[{axis}]": side for axis, side in enumerate(size or ())})
-        if self.canvas is not None and self.box is not None and any(map(int.__gt__, self.box, self.canvas)):
+        if (
+            self.canvas is not None
+            and self.box is not None
+            and any(map(int.__gt__, self.box, self.canvas))
+        ):
             raise wrong_value("box", self.box, f"a box that fits the canvas, {self.canvas}")
         expected = "a width in pixels of at least 0 and below 100"
         check_number("stroke", self.stroke, expected, low=0, high=100, exclude=(100,))
@@ -91,7 +97,9 @@ def settings_for(data: str, image_size: tuple[int, int]) -> PictureSettings:
         return PictureSettings("ink", image_size, (8, 8))
     if data == "mnist":
         return PictureSettings("ink", (28, 28), (20, 20), THINNEST_STROKE)
-    return PictureSettings("ink", (28, 28), (28, 28)) if data == "fashion-mnist" else PictureSettings()
+    return (
+        PictureSettings("ink", (28, 28), (28, 28)) if data == "fashion-mnist" else PictureSettings()
+    )
 
 
 def read_images(
@@ -138,14 +146,20 @@ def fit_ink(
         raise wrong_value("settings.fit", settings.fit, "'ink'")
     ink = _ink(levels.numpy().astype(np.float64), ground)
     if not ink.any():
-        raise wrong_value("ink", "none", "something that stands out from the ground; ground='dark' or 'light' may help")
+        raise wrong_value(
+            "ink",
+            "none",
+            "something that stands out from the ground; ground='dark' or 'light' may help",
+        )
     ink /= ink.max()
     rows, columns = (np.flatnonzero((ink > SHARE_OF_PEAK).any(axis)) for axis in (1, 0))
     first = np.array([rows[0], columns[0]])
     size = np.array([rows[-1], columns[-1]]) + 1 - first
     scale = min(settings.box / size)
     mass = ink.sum()
-    centre = np.array([(ink.sum(axis) * (np.arange(ink.shape[1 - axis]) + 0.5)).sum() / mass for axis in (1, 0)])
+    centre = np.array(
+        [(ink.sum(axis) * (np.arange(ink.shape[1 - axis]) + 0.5)).sum() / mass for axis in (1, 0)]
+    )
     # Where the corner of the ink goes: whole pixels, and no farther out than the canvas reaches.
     corner = np.rint(np.array(settings.canvas) / 2 - (centre - first) * scale)
     corner = np.clip(corner, 0, np.floor(settings.canvas - size * scale + 1e-9))
@@ -155,7 +169,9 @@ def fit_ink(
     if width < settings.stroke:
         radius = max(1, round((settings.stroke - width) * FINENESS / 2))
         thick = Image.fromarray(fine).filter(ImageFilter.MaxFilter(2 * radius + 1))
-        canvas = np.array(thick.resize((settings.canvas[1], settings.canvas[0]), Image.Resampling.LANCZOS))
+        canvas = np.array(
+            thick.resize((settings.canvas[1], settings.canvas[0]), Image.Resampling.LANCZOS)
+        )
     else:
         canvas = _resample(ink, start, scale, list(settings.canvas))
     canvas = canvas.astype(np.float64)
@@ -169,12 +185,16 @@ def stroke_width(ink: Bool[Tensor, "height width"]) -> float:
     return 2 * float(padded.sum()) / (edges * math.pi / 4) if edges else 0.0
 
 
-def _ink(levels: Float[np.ndarray, "height width"], ground: str) -> Float[np.ndarray, "height width"]:
+def _ink(
+    levels: Float[np.ndarray, "height width"], ground: str
+) -> Float[np.ndarray, "height width"]:
     band = max(1, round(0.02 * min(levels.shape)))
     at_border = np.ones(levels.shape, dtype=bool)
     at_border[band:-band, band:-band] = False
     border = levels[at_border]
-    if ground == "light" or (ground == "auto" and border.mean() > (levels.min() + levels.max()) / 2):
+    if ground == "light" or (
+        ground == "auto" and border.mean() > (levels.min() + levels.max()) / 2
+    ):
         levels, border = 255 - levels, 255 - border
     level = np.median(border)
     noise = NOISE * np.median(np.abs(border - level))
@@ -183,13 +203,20 @@ def _ink(levels: Float[np.ndarray, "height width"], ground: str) -> Float[np.nda
 
 
 def _resample(
-    ink: Float[np.ndarray, "height width"], start: Float[np.ndarray, " 2"], scale: float, size: list[int]
+    ink: Float[np.ndarray, "height width"],
+    start: Float[np.ndarray, " 2"],
+    scale: float,
+    size: list[int],
 ) -> UInt8[np.ndarray, "new_height new_width"]:
     """Bytes of the part of the picture that begins at `start` and becomes `size`; ground lies outside the picture."""
     from PIL import Image
 
     end = start + np.array(size) / scale
     first, last = np.floor(start).astype(int), np.ceil(end).astype(int)
-    window = Image.fromarray(np.rint(ink * 255).astype(np.uint8)).crop((first[1], first[0], last[1], last[0]))
+    window = Image.fromarray(np.rint(ink * 255).astype(np.uint8)).crop(
+        (first[1], first[0], last[1], last[0])
+    )
     (upper, left), (lower, right) = (start - first).tolist(), (end - first).tolist()
-    return np.array(window.resize((size[1], size[0]), Image.Resampling.LANCZOS, (left, upper, right, lower)))
+    return np.array(
+        window.resize((size[1], size[0]), Image.Resampling.LANCZOS, (left, upper, right, lower))
+    )

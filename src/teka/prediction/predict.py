@@ -78,9 +78,13 @@ def predict(
             images = read_images(batch, config.pictures, **sizes, ground=ground)
             logits = loaded(images)
         if logits.ndim != 2:
-            raise wrong_value("model", str(model), "one of whole pictures: it says the class of every pixel")
+            raise wrong_value(
+                "model", str(model), "one of whole pictures: it says the class of every pixel"
+            )
         probabilities = logits.softmax(dim=1)
-        for picture, highest, classes in zip(batch, *probabilities.sort(descending=True, stable=True), strict=True):
+        for picture, highest, classes in zip(
+            batch, *probabilities.sort(descending=True, stable=True), strict=True
+        ):
             ranked = tuple(names[label] for label in classes.tolist())
             predictions.append(Prediction(str(picture), ranked, tuple(highest.tolist())))
         if progress is not None:
@@ -98,4 +102,6 @@ def _check_model(model: object) -> None:
     if not str(model) or not folder.is_dir():
         raise wrong_value("model", str(model), f"{expected}{nearest(model, PRETRAINED)}")
     if (folder / "run.json").is_file():
-        raise wrong_value("model", str(model), f"{expected}: export this run by teka export {model} --out FOLDER")
+        raise wrong_value(
+            "model", str(model), f"{expected}: export this run by teka export {model} --out FOLDER"
+        )

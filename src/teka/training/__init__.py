@@ -6,7 +6,9 @@ Options that are unknown, out of range or at odds with each other are a ValueErr
 try:
     import lightning.pytorch  # noqa: F401, here for what is said without it
 except ModuleNotFoundError as error:
-    raise ImportError(f"training needs {error.name}, which is missing: pip install 'teka[train]'") from error
+    raise ImportError(
+        f"training needs {error.name}, which is missing: pip install 'teka[train]'"
+    ) from error
 
 from teka.training.execution import Execution
 from teka.training.prune import prune
@@ -15,4 +17,15 @@ from teka.training.run import Run
 from teka.training.train import train
 from teka.training.trained_run import TrainedRun, evaluate, export, restore
 
-__all__ = ["Execution", "Recipe", "Run", "TrainedRun", "evaluate", "export", "prune", "read_recipe", "restore", "train"]
+__all__ = [
+    "Execution",
+    "Recipe",
+    "Run",
+    "TrainedRun",
+    "evaluate",
+    "export",
+    "prune",
+    "read_recipe",
+    "restore",
+    "train",
+]

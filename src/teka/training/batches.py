@@ -37,7 +37,14 @@ class Parts(Sampler[Part]):
     """
 
     def __init__(
-        self, num_images: int, *, batch_size: int, seed: int, accumulate: int = 1, rank: int = 0, world_size: int = 1
+        self,
+        num_images: int,
+        *,
+        batch_size: int,
+        seed: int,
+        accumulate: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
         self.num_parts = accumulate * world_size
         self.num_images, self.batch_size, self.seed = num_images, batch_size, seed
@@ -69,7 +76,9 @@ class _ImagesOfParts(TorchDataset[TrainBatch]):
     split: Split
 
     def __getitem__(self, part: Part) -> TrainBatch:
-        return TrainBatch(self.split.images[part.indices], self.split.labels[part.indices], part.weight)
+        return TrainBatch(
+            self.split.images[part.indices], self.split.labels[part.indices], part.weight
+        )
 
 
 def train_batches(split: Split, **options: int) -> DataLoader:
@@ -91,7 +100,11 @@ class BatchSource(LightningDataModule):
         self.dataset, self.run, self.execution = dataset, run, execution
 
     def _ranks(self) -> dict[str, int]:
-        return {} if self.trainer is None else {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
+        return (
+            {}
+            if self.trainer is None
+            else {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
+        )
 
     def train_dataloader(self) -> DataLoader:
         options = {"seed": self.run.seed, "accumulate": self.execution.accumulate, **self._ranks()}

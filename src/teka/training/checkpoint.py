@@ -22,9 +22,25 @@ BEST = "best.ckpt"
 LAST = "last.ckpt"
 PREVIOUS = "previous.ckpt"  # the last one before `LAST`, should that be damaged
 RUN = "run"
-PARTS = ("state_dict", "epoch", "global_step", "loops", "callbacks", "optimizer_states", "lr_schedulers")
+PARTS = (
+    "state_dict",
+    "epoch",
+    "global_step",
+    "loops",
+    "callbacks",
+    "optimizer_states",
+    "lr_schedulers",
+)
 # What torch raises for a file that is none of its own, or not a whole one.
-UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, TypeError, AttributeError)
+UNREADABLE = (
+    pickle.UnpicklingError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+)
 
 
 class Checkpoints(Callback):
@@ -40,7 +56,9 @@ class Checkpoints(Callback):
         """End a training that was resumed after its patience was over."""
         self.has_begun = True
         if trainer.is_global_zero and self.start == self.folder / PREVIOUS:
-            (self.folder / LAST).unlink(missing_ok=True)  # which is damaged, and would become the previous one
+            (self.folder / LAST).unlink(
+                missing_ok=True
+            )  # which is damaged, and would become the previous one
         self._end_without_patience(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -50,15 +68,24 @@ class Checkpoints(Callback):
         is_best = accuracy is None or self.best_accuracy is None or accuracy > self.best_accuracy
         self.epochs_since = 0 if is_best else self.epochs_since + 1
         self.best_accuracy = accuracy if is_best else self.best_accuracy
-        for name in (BEST, LAST) if is_best else (LAST,):  # killed between the two, it repeats that epoch
+        for name in (
+            (BEST, LAST) if is_best else (LAST,)
+        ):  # killed between the two, it repeats that epoch
             trainer.save_checkpoint(self.folder / name, weights_only=False)
         self._end_without_patience(trainer)
 
     def state_dict(self) -> dict[str, object]:
-        return {RUN: self.run.to_dict(), "best_accuracy": self.best_accuracy, "epochs_since": self.epochs_since}
+        return {
+            RUN: self.run.to_dict(),
+            "best_accuracy": self.best_accuracy,
+            "epochs_since": self.epochs_since,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best_accuracy, self.epochs_since = state_dict["best_accuracy"], state_dict["epochs_since"]
+        self.best_accuracy, self.epochs_since = (
+            state_dict["best_accuracy"],
+            state_dict["epochs_since"],
+        )
 
     def _end_without_patience(self, trainer: Trainer) -> None:
         if self.run.patience is not None and self.epochs_since >= self.run.patience:
@@ -68,13 +95,19 @@ class Checkpoints(Callback):
 class WholeFiles(TorchCheckpointIO):
     """Lightning's checkpoints, each written whole or not at all."""
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: object = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: object = None
+    ) -> None:
         """Write one; of the last one of a training, what stood there is kept as the previous."""
         content = io.BytesIO()
         torch.save(checkpoint, content)
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(path, content.getbuffer(), previous=path.with_name(PREVIOUS) if path.name == LAST else None)
+        write_bytes(
+            path,
+            content.getbuffer(),
+            previous=path.with_name(PREVIOUS) if path.name == LAST else None,
+        )
 
 
 def find_checkpoint(folder: Path, run: Run) -> Path | None:
@@ -90,7 +123,9 @@ def find_checkpoint(folder: Path, run: Run) -> Path | None:
         found, kept = previous, check_run(previous, run)
         warnings.warn(f"{error}; the epoch before it is taken, from {previous}", stacklevel=2)
     if not kept:
-        raise wrong_value("checkpoint", str(found), "one that says what was best so far: it is of an older teka")
+        raise wrong_value(
+            "checkpoint", str(found), "one that says what was best so far: it is of an older teka"
+        )
     return found
 
 
@@ -125,13 +160,17 @@ def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise BrokenCheckpointError(path, "a file; train the run first")
     try:
-        with zipfile.ZipFile(path) as archive:  # torch reads its own files without a look at their sums
+        with zipfile.ZipFile(
+            path
+        ) as archive:  # torch reads its own files without a look at their sums
             damaged = archive.testzip()
         if damaged is not None:
             raise ValueError(f"{damaged} is damaged")
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (*UNREADABLE, zipfile.BadZipFile, OSError) as error:
-        raise BrokenCheckpointError(path, f"a whole checkpoint of plain tensors ({first_line(error)})") from error
+        raise BrokenCheckpointError(
+            path, f"a whole checkpoint of plain tensors ({first_line(error)})"
+        ) from error
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
         raise BrokenCheckpointError(path, "a checkpoint written by teka train, with a state_dict")
     return content
@@ -141,9 +180,17 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """The model's state_dict of a checkpoint."""
     prefix = "model."
     state = _read(path)["state_dict"]
-    if not all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in state.items()):
-        raise wrong_value("checkpoint", str(path), "one whose state_dict holds tensors by their names")
-    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+    if not all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in state.items()
+    ):
+        raise wrong_value(
+            "checkpoint", str(path), "one whose state_dict holds tensors by their names"
+        )
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in state.items()
+        if name.startswith(prefix)
+    }
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
@@ -153,7 +200,11 @@ def load_weights(model: nn.Module, path: Path) -> None:
         came = tuple(found[name].shape) if name in found else "missing"
         expected = tuple(wanted[name].shape) if name in wanted else "absent"
         if came != expected:
-            raise wrong_value("checkpoint", str(path), f"this architecture; {name} is {came} there and {expected} here")
+            raise wrong_value(
+                "checkpoint",
+                str(path),
+                f"this architecture; {name} is {came} there and {expected} here",
+            )
     model.load_state_dict(found)
 
 

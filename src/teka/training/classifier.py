@@ -39,7 +39,9 @@ class Classifier(LightningModule):
         self.train_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.validation_accuracy = MulticlassAccuracy(num_classes, average="micro")
 
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch classes"]:
+    def forward(
+        self, images: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch classes"]:
         return self.model(images)
 
     def on_train_batch_start(self, batch: TrainBatch, batch_idx: int) -> None:
@@ -57,14 +59,18 @@ class Classifier(LightningModule):
         images, labels, weight = batch
         seed, part = self._seed_and_part(batch_idx)
         generator = Generator().manual_seed(seed + (part + 1) * PART)
-        for augmentation in self.augmentations:  # by a draw that neither the model nor the device has a part in
+        for (
+            augmentation
+        ) in self.augmentations:  # by a draw that neither the model nor the device has a part in
             images = augmentation(images, generator)
         logits = self.model(images)
         loss = cross_entropy(logits, labels, label_smoothing=self.run.label_smoothing)
         if weight:
             self.train_accuracy(logits, labels)
         several, size = self.trainer.world_size > 1, len(labels) if weight else 0
-        self.log("train_loss", loss, on_step=False, on_epoch=True, sync_dist=several, batch_size=size)
+        self.log(
+            "train_loss", loss, on_step=False, on_epoch=True, sync_dist=several, batch_size=size
+        )
         self.log("train_accuracy", self.train_accuracy, on_step=False, on_epoch=True)
         return weight * loss
 
@@ -78,15 +84,21 @@ class Classifier(LightningModule):
         images, labels = batch
         logits = self.model(images)
         self.validation_accuracy(logits, labels)
-        self.log("validation_loss", cross_entropy(logits, labels), sync_dist=self.trainer.world_size > 1)
+        self.log(
+            "validation_loss", cross_entropy(logits, labels), sync_dist=self.trainer.world_size > 1
+        )
         self.log("validation_accuracy", self.validation_accuracy)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         # Lightning clips no gradients of a fused optimizer under autocast.
         plain = self.trainer.precision == "32-true"
-        optimizer = make_optimizer(self.model, self.run, fused=True if plain and is_large_on_cpu(self.model) else None)
+        optimizer = make_optimizer(
+            self.model, self.run, fused=True if plain and is_large_on_cpu(self.model) else None
+        )
         # A plain function: LambdaLR would put the state of a bound method into the checkpoint.
-        schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, self.run, self.num_steps))
+        schedule = LambdaLR(
+            optimizer, lambda step: learning_rate_factor(step, self.run, self.num_steps)
+        )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
@@ -94,7 +106,9 @@ def make_augmentations(run: Run) -> tuple[RandomShift | HorizontalFlip, ...]:
     """What is done to training images, in this order."""
     mode = run.shift_mode or ("circular" if run.periodic else "zero")
     shift = RandomShift(run.random_shift, mode=mode) if run.random_shift else None
-    return tuple(made for made in (shift, HorizontalFlip() if run.random_flip else None) if made is not None)
+    return tuple(
+        made for made in (shift, HorizontalFlip() if run.random_flip else None) if made is not None
+    )
 
 
 def learning_rate_factor(step: int, run: Run, num_steps: int) -> float:
@@ -111,7 +125,9 @@ def learning_rate_factor(step: int, run: Run, num_steps: int) -> float:
 def is_large_on_cpu(model: nn.Module) -> bool:
     """Whether parameters lie in a CPU's memory and no cache: VGG-16's fused step takes 0.15 s, a plain one 2.4 s."""
     parameters = list(model.parameters())
-    return sum(map(torch.numel, parameters)) >= LARGE and all(each.device.type == "cpu" for each in parameters)
+    return sum(map(torch.numel, parameters)) >= LARGE and all(
+        each.device.type == "cpu" for each in parameters
+    )
 
 
 def make_optimizer(model: nn.Module, run: Run, *, fused: bool | None = None) -> Optimizer:
@@ -124,13 +140,22 @@ def make_optimizer(model: nn.Module, run: Run, *, fused: bool | None = None) -> 
     if run.optimizer == "adam":
         return torch.optim.Adam(parameters, betas=run.betas, **options)
     if run.optimizer == "adamw":
-        decayed = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear | nn.Conv2d)}
+        decayed = {
+            id(module.weight)
+            for module in model.modules()
+            if isinstance(module, nn.Linear | nn.Conv2d)
+        }
     else:
         placing = (module for module in model.modules() if isinstance(module, RelativeModule))
-        spared = {id(parameter) for module in placing for parameter in module.parameters(recurse=False)}
+        spared = {
+            id(parameter) for module in placing for parameter in module.parameters(recurse=False)
+        }
         decayed = {id(parameter) for parameter in parameters} - spared
     groups = [
-        {"params": [one for one in parameters if id(one) in decayed], "weight_decay": run.weight_decay},
+        {
+            "params": [one for one in parameters if id(one) in decayed],
+            "weight_decay": run.weight_decay,
+        },
         {"params": [one for one in parameters if id(one) not in decayed], "weight_decay": 0.0},
     ]
     if run.optimizer == "adamw":

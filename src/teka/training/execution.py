@@ -106,7 +106,11 @@ class Processes(NamedTuple):
         for argument, asked in (("devices", devices), ("num_nodes", num_nodes)):
             number = getattr(started, argument)
             if asked is not None and asked != number:
-                raise wrong_value(argument, asked, f"{number}, as {started.launcher} started them, or to be left out")
+                raise wrong_value(
+                    argument,
+                    asked,
+                    f"{number}, as {started.launcher} started them, or to be left out",
+                )
         return started
 
     def environments(self) -> list[ClusterEnvironment]:
@@ -115,7 +119,9 @@ class Processes(NamedTuple):
             # Lightning would save the middle of an epoch on a signal, and put the job into the queue again itself.
             return [SLURMEnvironment(auto_requeue=False)]
         if not self.launcher and "SLURM_JOB_ID" in os.environ:
-            return [LightningEnvironment()]  # a job's own shell: the job's other tasks are not this training's
+            return [
+                LightningEnvironment()
+            ]  # a job's own shell: the job's other tasks are not this training's
         return []
 
 
@@ -129,7 +135,11 @@ def without_launcher() -> Iterator[None]:
     """Let this process train by itself for as long as the block runs, whatever torchrun or srun started it with."""
     variables = dict(os.environ)
     for name in variables:
-        if name.startswith(("SLURM_", "TORCHELASTIC_")) or name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        if name.startswith(("SLURM_", "TORCHELASTIC_")) or name in (
+            "RANK",
+            "LOCAL_RANK",
+            "WORLD_SIZE",
+        ):
             del os.environ[name]
     before = process_rank(0)
     try:

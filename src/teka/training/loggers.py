@@ -8,7 +8,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import (
+    CSVLogger,
+    Logger,
+    MLFlowLogger,
+    TensorBoardLogger,
+    WandbLogger,
+)
 
 from teka.checks import check_name
 from teka.codec import encode
@@ -29,7 +35,9 @@ def check_loggers(names: Sequence[str]) -> None:
     for name in names:
         check_name("loggers", name, SERVICES)
         found = find_spec(name)
-        if found is None or found.origin is None:  # a folder "wandb" beside the program is no package
+        if (
+            found is None or found.origin is None
+        ):  # a folder "wandb" beside the program is no package
             raise wrong_value("loggers", name, f"an installed one; pip install {SERVICES[name]}")
 
 
@@ -50,15 +58,21 @@ def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[
         for name in names:
             try:
                 loggers.append(_open_service(name, folder))
-            except Exception as error:  # whatever a service raises: a wrong key, an address that does not answer
-                raise wrong_value("loggers", name, f"a service that takes the run ({first_line(error)})") from error
+            except (
+                Exception
+            ) as error:  # whatever a service raises: a wrong key, an address that does not answer
+                raise wrong_value(
+                    "loggers", name, f"a service that takes the run ({first_line(error)})"
+                ) from error
         for logger in loggers:
             logger.log_hyperparams(fields)
         yield loggers
         failed = False
     finally:
         for logger in loggers:
-            if isinstance(logger, WandbLogger):  # which leaves its run open, for the next training to write into
+            if isinstance(
+                logger, WandbLogger
+            ):  # which leaves its run open, for the next training to write into
                 logger.experiment.finish(exit_code=int(failed))
 
 
@@ -69,14 +83,24 @@ def _open_service(name: str, folder: Path) -> Logger:
     identity, title = known.get(name), folder.resolve().name
     if name == "wandb":
         project = os.environ.get("WANDB_PROJECT", PROJECT)
-        logger = WandbLogger(name=title, id=identity or uuid.uuid4().hex[:8], project=project, save_dir=folder)
+        logger = WandbLogger(
+            name=title, id=identity or uuid.uuid4().hex[:8], project=project, save_dir=folder
+        )
         _ = logger.experiment
     else:
         address = os.environ.get("MLFLOW_TRACKING_URI")
-        if address is None:  # files are for a run of one's own still, but MLflow wants to be told so
+        if (
+            address is None
+        ):  # files are for a run of one's own still, but MLflow wants to be told so
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        options = {"run_name": title, "tracking_uri": address, "save_dir": str(folder.resolve() / "mlruns")}
-        logger = MLFlowLogger(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT), **options, run_id=identity)
+        options = {
+            "run_name": title,
+            "tracking_uri": address,
+            "save_dir": str(folder.resolve() / "mlruns"),
+        }
+        logger = MLFlowLogger(
+            os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT), **options, run_id=identity
+        )
         if identity is not None:
             logger.experiment.update_run(identity, status="RUNNING")
     file.parent.mkdir(exist_ok=True)

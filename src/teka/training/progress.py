@@ -14,7 +14,14 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.benchmark import Timer
@@ -40,7 +47,12 @@ class Clock(Callback):
         self._since = time.perf_counter()
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: object, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: object,
+        batch_idx: int,
     ) -> None:
         loss = outputs["loss"] if isinstance(outputs, Mapping) else outputs
         if loss is not None and not torch.isfinite(loss):
@@ -82,7 +94,11 @@ class Throughput(Callback):
     """Measures and logs images and operations a second of all processes, but not in the first steps of a start."""
 
     def __init__(self, flops_per_image: int, run: Run, *, num_images: int) -> None:
-        self.flops_per_image, self.num_images, self.batch_size = flops_per_image, num_images, run.batch_size
+        self.flops_per_image, self.num_images, self.batch_size = (
+            flops_per_image,
+            num_images,
+            run.batch_size,
+        )
         self.dtype: torch.dtype = getattr(torch, run.precision)
         self.peak: Peak | None = None
         self.images_per_second: list[float] = []
@@ -94,14 +110,21 @@ class Throughput(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         one, number = peak(trainer.strategy.root_device, self.dtype), trainer.world_size
-        self.peak = Peak(number * one.flops, one.source if number == 1 else f"{number} × {one.source}")
+        self.peak = Peak(
+            number * one.flops, one.source if number == 1 else f"{number} × {one.source}"
+        )
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._images, self._seconds = 0, 0.0
         self._since = None if self._warmup else _now(pl_module.device)
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: object, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: object,
+        batch_idx: int,
     ) -> None:
         """Count the images of a step, of all processes; stop the clock after the last one."""
         step, turn = divmod(batch_idx, trainer.accumulate_grad_batches)
@@ -125,11 +148,18 @@ class Throughput(Callback):
         share = flops / self.peak.flops
         self.images_per_second.append(images)
         self.flop_utilisation.append(share)
-        numbers = {"images_per_second": images, "tflops_per_second": flops / 1e12, "flop_utilisation": share}
+        numbers = {
+            "images_per_second": images,
+            "tflops_per_second": flops / 1e12,
+            "flop_utilisation": share,
+        }
         pl_module.log_dict(numbers, batch_size=1, sync_dist=trainer.world_size > 1)
 
     def state_dict(self) -> dict[str, object]:
-        return {"images_per_second": self.images_per_second, "flop_utilisation": self.flop_utilisation}
+        return {
+            "images_per_second": self.images_per_second,
+            "flop_utilisation": self.flop_utilisation,
+        }
 
     def load_state_dict(self, state_dict: dict) -> None:
         vars(self).update({name: list(numbers) for name, numbers in state_dict.items()})
@@ -145,7 +175,9 @@ class Throughput(Callback):
         }
 
 
-def training_flops_per_image(model: nn.Module, images: Float[Tensor, "2 channels height width"]) -> int:
+def training_flops_per_image(
+    model: nn.Module, images: Float[Tensor, "2 channels height width"]
+) -> int:
     """Operations of one image's forward and backward pass, counted on a copy of the model, not yet prepared."""
     copied = copy.deepcopy(model).train()
     with torch.random.fork_rng(devices=[]), flop_counter() as counter:
@@ -161,7 +193,9 @@ def peak(device: torch.device, dtype: torch.dtype) -> Peak:
     """Peak of a device for products of a type: of a GPU by Lightning's table, else that of a large product."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
-        if "H100 NVL" not in name and (known := makers_flops(device, dtype)):  # which is a pair of cards in the table
+        if "H100 NVL" not in name and (
+            known := makers_flops(device, dtype)
+        ):  # which is a pair of cards in the table
             return Peak(known, f"Lightning's table for {name}, {_name(dtype)}")
     return _measured(device, dtype, torch.get_num_threads())
 
@@ -172,9 +206,18 @@ def _measured(device: torch.device, dtype: torch.dtype, num_threads: int) -> Pea
     side = SIDE_ON_CPU if device.type == "cpu" else SIDE
     generator = Generator().manual_seed(0)  # zeros and ones would take less power than numbers do
     left, right = (torch.randn(side, side, generator=generator).to(device, dtype) for _ in range(2))
-    timer = Timer("torch.mm(left, right)", timer=partial(_now, device), globals=locals(), num_threads=num_threads)
+    timer = Timer(
+        "torch.mm(left, right)",
+        timer=partial(_now, device),
+        globals=locals(),
+        num_threads=num_threads,
+    )
     fastest = min(timer.blocked_autorange(min_run_time=SECONDS).times)
-    threads = f", {num_threads} {'thread' if num_threads == 1 else 'threads'}" if device.type == "cpu" else ""
+    threads = (
+        f", {num_threads} {'thread' if num_threads == 1 else 'threads'}"
+        if device.type == "cpu"
+        else ""
+    )
     return Peak(2 * side**3 / fastest, f"{MEASURED}, {side} × {side}, {_name(dtype)}{threads}")
 
 
@@ -234,22 +277,39 @@ class EpochTable(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
             for line in (0, 1):
-                print("".join(f"{column[line]:>{column[2]}}" for column in COLUMNS).rstrip(), flush=True)
+                print(
+                    "".join(f"{column[line]:>{column[2]}}" for column in COLUMNS).rstrip(),
+                    flush=True,
+                )
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero and sys.stdout.isatty():
-            columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+            columns = (
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+            )
             console = Console(force_terminal=True)
-            self._bar = Progress(TextColumn("{task.description}"), *columns, console=console, transient=True)
+            self._bar = Progress(
+                TextColumn("{task.description}"), *columns, console=console, transient=True
+            )
             self._bar.add_task(_epoch(trainer), total=int(trainer.num_training_batches))
             self._bar.start()
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int
+    ) -> None:
         """Keep the learning rate of this step: after the last one the schedule says that of the next epoch."""
         self._learning_rate = float(trainer.optimizers[0].param_groups[0]["lr"])
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: object, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: object,
+        batch_idx: int,
     ) -> None:
         if self._bar is not None:
             self._bar.advance(self._bar.task_ids[0])
@@ -266,10 +326,15 @@ class EpochTable(Callback):
             "time": seconds,
             "left": seconds / done * ((trainer.max_epochs or done) - done),
         }
-        cells = (f"{show(values[name]) if name in values else '-':>{width}}" for _, _, width, name, show in COLUMNS)
+        cells = (
+            f"{show(values[name]) if name in values else '-':>{width}}"
+            for _, _, width, name, show in COLUMNS
+        )
         print("".join(cells), flush=True)
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         self._close()
 
     def _close(self) -> None:

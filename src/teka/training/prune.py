@@ -16,7 +16,12 @@ from teka.errors import wrong_value
 from teka.files import new_folder, resolve_path, write_json
 from teka.flops import flop_counter
 from teka.models import SelfAttentionNetwork
-from teka.models.degenerate_heads import CONDITION_NUMBER, LARGEST_PRECISION, DegenerateHeads, degenerate_heads
+from teka.models.degenerate_heads import (
+    CONDITION_NUMBER,
+    LARGEST_PRECISION,
+    DegenerateHeads,
+    degenerate_heads,
+)
 from teka.provenance import provenance
 from teka.training.checkpoint import BEST, CHECKPOINTS, load_weights
 from teka.training.heads.record import BEFORE_PRUNING_FILE, HEADS_FILE
@@ -89,7 +94,9 @@ def prune(
         raise wrong_value("out", str(out), "a folder that is empty, or a place where none stands")
     if not isinstance(model, SelfAttentionNetwork):
         raise wrong_value("run", trained.run.model, "a run of model 'self_attention'")
-    layers = degenerate_heads(model, largest_precision=largest_precision, condition_number=condition_number)
+    layers = degenerate_heads(
+        model, largest_precision=largest_precision, condition_number=condition_number
+    )
     pruned = model.without_heads([layer.prunable for layer in layers])
     if pruned.heads == model.heads:
         precision = min(min(layer.largest_precision) for layer in layers)
@@ -100,12 +107,16 @@ def prune(
     run = trained.run.replace(
         heads=pruned.heads,
         epochs=-(-trained.run.epochs // SHARE_OF_EPOCHS) if epochs is None else epochs,
-        learning_rate=trained.run.learning_rate / SHARE_OF_LEARNING_RATE if learning_rate is None else learning_rate,
+        learning_rate=trained.run.learning_rate / SHARE_OF_LEARNING_RATE
+        if learning_rate is None
+        else learning_rate,
     )
     before, after = _measure(model, dataset), _measure(pruned, dataset)
     with new_folder("out", folder) as new:
         start = beginning_with(pruned.state_dict())
-        result = train(run, new, command=command, dataset=dataset, callbacks=[start], progress_bar=progress_bar)
+        result = train(
+            run, new, command=command, dataset=dataset, callbacks=[start], progress_bar=progress_bar
+        )
         load_weights(pruned, new / CHECKPOINTS / BEST)
         evaluation = evaluate(TrainedRun(new, run, pruned, dataset, result), command=command)
         seconds: Any = result["seconds"]
@@ -139,7 +150,9 @@ def _measure(model: nn.Module, dataset: Dataset) -> PrunedModel:
         model(images)
     matrix = confusion_matrix(model, dataset)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return PrunedModel(parameters, counter.get_total_flops(), int(matrix.diagonal().sum()) / len(dataset.test))
+    return PrunedModel(
+        parameters, counter.get_total_flops(), int(matrix.diagonal().sum()) / len(dataset.test)
+    )
 
 
 def _to_dict(layer: DegenerateHeads) -> dict[str, object]:

@@ -69,7 +69,11 @@ class Recipe:
     redraw_every: int = 1000
 
     def __post_init__(self) -> None:
-        for argument, names in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES), ("precision", PRECISIONS)):
+        for argument, names in (
+            ("optimizer", OPTIMIZERS),
+            ("schedule", SCHEDULES),
+            ("precision", PRECISIONS),
+        ):
             check_name(argument, getattr(self, argument), names)
         if self.shift_mode is not None:
             check_name("shift_mode", self.shift_mode, SHIFT_MODES)
@@ -80,26 +84,36 @@ class Recipe:
         check_sizes({"random_shift": self.random_shift, "redraw_every": self.redraw_every}, least=0)
         for argument in ("gradient_clip", "weight_decay"):
             if not 0 <= getattr(self, argument) < float("inf"):
-                raise wrong_value(argument, getattr(self, argument), "a finite number of at least 0")
+                raise wrong_value(
+                    argument, getattr(self, argument), "a finite number of at least 0"
+                )
         if not 0 < self.learning_rate < float("inf"):
             raise wrong_value("learning_rate", self.learning_rate, "a positive finite number")
         for argument in ("label_smoothing", "momentum", "warmup"):
             if not 0 <= getattr(self, argument) < 1:
-                raise wrong_value(argument, getattr(self, argument), "a number of at least 0 and below 1")
+                raise wrong_value(
+                    argument, getattr(self, argument), "a number of at least 0 and below 1"
+                )
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise wrong_value("betas", self.betas, "two numbers of at least 0 and below 1")
         if self.optimizer == "sgd" and self.betas != BETAS:
             raise wrong_value("betas", self.betas, f"{BETAS} with optimizer 'sgd', which has none")
         if self.optimizer != "sgd" and self.momentum != 0:
-            raise wrong_value("momentum", self.momentum, f"0 with optimizer {self.optimizer!r}, which has betas")
+            raise wrong_value(
+                "momentum", self.momentum, f"0 with optimizer {self.optimizer!r}, which has betas"
+            )
         if self.optimizer == "adam" and self.weight_decay != 0:
-            raise wrong_value("weight_decay", self.weight_decay, "0 with optimizer 'adam', which has none")
+            raise wrong_value(
+                "weight_decay", self.weight_decay, "0 with optimizer 'adam', which has none"
+            )
 
 
 def recipe_names() -> tuple[str, ...]:
     """The recipes that come with the library."""
     entries = (files("teka.training") / "recipes").iterdir()
-    return tuple(sorted(entry.name.removesuffix(SUFFIX) for entry in entries if entry.name.endswith(SUFFIX)))
+    return tuple(
+        sorted(entry.name.removesuffix(SUFFIX) for entry in entries if entry.name.endswith(SUFFIX))
+    )
 
 
 def read_recipe(name: str | Path) -> Recipe:
@@ -111,7 +125,9 @@ def read_recipe(name: str | Path) -> Recipe:
     """
     if str(name).endswith((SUFFIX, ".yml")):
         if not Path(name).is_file():
-            raise wrong_value("recipe", str(name), "a YAML file, or one of " + ", ".join(recipe_names()))
+            raise wrong_value(
+                "recipe", str(name), "a YAML file, or one of " + ", ".join(recipe_names())
+            )
         content = read_yaml("recipe", name)
     elif str(name) in recipe_names():
         with as_file(files("teka.training") / "recipes" / f"{name}{SUFFIX}") as file:

@@ -144,7 +144,9 @@ class ModelOptions:
         for name in ("dim", "depth", "heads"):
             several = self.model == "performer" or (name, self.model) == ("heads", "self_attention")
             if isinstance(getattr(self, name), tuple) and not several:
-                raise wrong_value(name, getattr(self, name), f"a whole number with model={self.model!r}")
+                raise wrong_value(
+                    name, getattr(self, name), f"a whole number with model={self.model!r}"
+                )
         if self.position is None:
             object.__setattr__(self, "position", _default_position(self.model))
         for one in dataclasses.fields(self)[1:]:
@@ -162,7 +164,9 @@ class ModelOptions:
         """What the model is made with besides its sizes."""
         given = {name: getattr(self, name) for name in _options_of(self.model)}
         own = {"dropout", "mlp_ratio"}  # of which every model has a default of its own
-        return {name: value for name, value in given.items() if value is not None or name not in own}
+        return {
+            name: value for name, value in given.items() if value is not None or name not in own
+        }
 
 
 @dataclass(frozen=True)
@@ -237,9 +241,13 @@ class Run:
             raise wrong_value("run", str(directory), f"a folder that holds {RUN_FILE}")
         return cls.from_dict(read_json(directory / RUN_FILE))
 
-    def make_model(self, *, image_size: tuple[int, int], in_channels: int, num_classes: int) -> nn.Module:
+    def make_model(
+        self, *, image_size: tuple[int, int], in_channels: int, num_classes: int
+    ) -> nn.Module:
         """The model of this run, with new weights from torch's global generator."""
-        return MODELS[self.network.model](image_size, in_channels, num_classes, **self.network.keywords())
+        return MODELS[self.network.model](
+            image_size, in_channels, num_classes, **self.network.keywords()
+        )
 
 
 _PARTS: dict[str, type[Any]] = {"images": DataOptions, "network": ModelOptions, "recipe": Recipe}
@@ -269,10 +277,16 @@ def _renamed(fields: Mapping[str, object]) -> dict[str, object]:
     if encoding is None or (not has_it and encoding == "quadratic"):
         return renamed
     if not has_it or renamed.get("position") not in (None, "rotary"):
-        raise wrong_value("encoding", encoding, "to be left out beside position, or without model='self_attention'")
+        raise wrong_value(
+            "encoding",
+            encoding,
+            "to be left out beside position, or without model='self_attention'",
+        )
     return {**renamed, "position": encoding}
 
 
 def _check_size(options: DataOptions | ModelOptions) -> None:
     """Check that no number is so large that torch's error would not say whose it is."""
-    check_sizes({name: value for name, value in vars(options).items() if is_whole(value)}, least=-LARGEST)
+    check_sizes(
+        {name: value for name, value in vars(options).items() if is_whole(value)}, least=-LARGEST
+    )

@@ -23,7 +23,14 @@ from teka.memory import TooManyNumbersError, count_numbers, memory_bytes
 from teka.models import SelfAttentionNetwork
 from teka.provenance import provenance
 from teka.training.batches import BatchSource
-from teka.training.checkpoint import CHECKPOINTS, LAST, PREVIOUS, Checkpoints, WholeFiles, find_checkpoint
+from teka.training.checkpoint import (
+    CHECKPOINTS,
+    LAST,
+    PREVIOUS,
+    Checkpoints,
+    WholeFiles,
+    find_checkpoint,
+)
 from teka.training.classifier import Classifier
 from teka.training.execution import Execution, Processes, is_first_process
 from teka.training.heads.record import HeadRecorder
@@ -35,7 +42,11 @@ RESULT_FILE = "result.json"
 LOCK_FILE = ".lock"
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 # Lightning's words for a run's precision.
-PRECISION: Mapping[str, Any] = {"float32": "32-true", "bfloat16": "bf16-mixed", "float16": "16-mixed"}
+PRECISION: Mapping[str, Any] = {
+    "float32": "32-true",
+    "bfloat16": "bf16-mixed",
+    "float16": "16-mixed",
+}
 
 
 def read_result(folder: Path) -> dict[str, Any]:
@@ -43,7 +54,9 @@ def read_result(folder: Path) -> dict[str, Any]:
     result = read_json(folder / RESULT_FILE)
     for name, kinds in {"parameters": int, "epochs": int, "seconds": (int, float)}.items():
         if not isinstance(found := result.get(name), kinds):
-            raise wrong_value(f"{name} of {folder / RESULT_FILE}", found, "a number, as teka train writes it")
+            raise wrong_value(
+                f"{name} of {folder / RESULT_FILE}", found, "a number, as teka train writes it"
+            )
     return {"validation_accuracy": None, **result}
 
 
@@ -97,11 +110,23 @@ def train(
     execution = Execution() if execution is None else execution
     processes = Processes.of(execution.devices, execution.num_nodes)
     folder = make_directory("out", out)
-    if run.precision == "float16" and (execution.accelerator == "cpu" or not torch.cuda.is_available()):
+    if run.precision == "float16" and (
+        execution.accelerator == "cpu" or not torch.cuda.is_available()
+    ):
         raise wrong_value("precision", run.precision, "'float32' or 'bfloat16' on a CPU")
     with _exclusive_access(folder):
         return _train(
-            run, folder, resume, command, dataset, callbacks, loggers, progress_bar, throughput, execution, processes
+            run,
+            folder,
+            resume,
+            command,
+            dataset,
+            callbacks,
+            loggers,
+            progress_bar,
+            throughput,
+            execution,
+            processes,
         )
 
 
@@ -152,10 +177,14 @@ def _train(
     seed_everything(run.seed, verbose=False)
     _check_size(run, dataset.sizes)
     model = run.make_model(**dataset.sizes)
-    _check_parts(model, dataset, run, execution.accumulate * processes.devices * processes.num_nodes)
+    _check_parts(
+        model, dataset, run, execution.accumulate * processes.devices * processes.num_nodes
+    )
     clock, more, measured = Clock(), list(callbacks), None
     if throughput:
-        flops = training_flops_per_image(model, dataset.train.images[[0, -1]])  # which are two even of one
+        flops = training_flops_per_image(
+            model, dataset.train.images[[0, -1]]
+        )  # which are two even of one
         measured = Throughput(flops, run, num_images=len(dataset.train))
         more.insert(0, measured)
     if isinstance(model, SelfAttentionNetwork):
@@ -166,8 +195,15 @@ def _train(
     checkpoint = find_checkpoint(folder, run) if resume else None
     checkpoints = Checkpoints(folder, run, checkpoint)
     # A terminal that is gone costs no epoch: the table comes last.
-    more += [LearningRateMonitor("epoch"), checkpoints, *([EpochTable(clock)] if progress_bar else [])]
-    with _without_known_warnings(), open_loggers(loggers if is_first else (), folder, run) as opened:
+    more += [
+        LearningRateMonitor("epoch"),
+        checkpoints,
+        *([EpochTable(clock)] if progress_bar else []),
+    ]
+    with (
+        _without_known_warnings(),
+        open_loggers(loggers if is_first else (), folder, run) as opened,
+    ):
         try:
             trainer = Trainer(
                 default_root_dir=folder,
@@ -194,7 +230,13 @@ def _train(
         if is_first:
             run.save(folder)
         try:
-            _fit(trainer, classifier, BatchSource(dataset, run, execution), checkpoint, folder / CHECKPOINTS / LAST)
+            _fit(
+                trainer,
+                classifier,
+                BatchSource(dataset, run, execution),
+                checkpoint,
+                folder / CHECKPOINTS / LAST,
+            )
         except (ArithmeticError, LookupError, TypeError, AttributeError, RuntimeError) as error:
             if checkpoint is None or checkpoints.has_begun:
                 raise
@@ -226,17 +268,25 @@ def _check_size(run: Run, sizes: Mapping[str, Any]) -> None:
             count_numbers(lambda: run.make_model(**sizes), most)
     except TooManyNumbersError as error:
         asked = {"dim": run.dim, "depth": run.depth, **sizes}
-        raise wrong_value("the size of the model", asked, f"one that memory has room for; it has {error}") from error
+        raise wrong_value(
+            "the size of the model", asked, f"one that memory has room for; it has {error}"
+        ) from error
 
 
 def _check_parts(model: nn.Module, dataset: Dataset, run: Run, num_parts: int) -> None:
     """Check that images can be moved, and that every part of a step has one; batch normalisation may need more."""
     if run.random_shift > min(dataset.image_size):
-        raise wrong_value("random_shift", run.random_shift, f"at most a side of the images, {dataset.image_size}")
+        raise wrong_value(
+            "random_shift", run.random_shift, f"at most a side of the images, {dataset.image_size}"
+        )
     if num_parts > run.batch_size:
-        raise wrong_value("accumulate × processes", num_parts, f"at most batch_size = {run.batch_size}")
+        raise wrong_value(
+            "accumulate × processes", num_parts, f"at most batch_size = {run.batch_size}"
+        )
     last = len(dataset.train) % run.batch_size or run.batch_size
-    if min(last, run.batch_size) // num_parts > 1 or not any(isinstance(one, BATCH_NORMS) for one in model.modules()):
+    if min(last, run.batch_size) // num_parts > 1 or not any(
+        isinstance(one, BATCH_NORMS) for one in model.modules()
+    ):
         return
     try:
         with torch.no_grad():
@@ -246,7 +296,13 @@ def _check_parts(model: nn.Module, dataset: Dataset, run: Run, num_parts: int) -
         raise wrong_value("batch_size", run.batch_size, expected) from error
 
 
-def _fit(trainer: Trainer, classifier: Classifier, source: BatchSource, checkpoint: Path | None, last: Path) -> None:
+def _fit(
+    trainer: Trainer,
+    classifier: Classifier,
+    source: BatchSource,
+    checkpoint: Path | None,
+    last: Path,
+) -> None:
     try:
         trainer.fit(classifier, datamodule=source, ckpt_path=checkpoint, weights_only=True)
     except RuntimeError as error:
@@ -282,6 +338,10 @@ def _check_folder(folder: Path, run: Run, *, resume: bool) -> None:
     if not (folder / RUN_FILE).exists():
         return
     if not resume:
-        raise wrong_value("out", str(folder), "a folder without a run, or to resume the run it holds")
+        raise wrong_value(
+            "out", str(folder), "a folder without a run, or to resume the run it holds"
+        )
     if fields := run.differs_from(Run.load(folder)):
-        raise wrong_value("out", str(folder), f"the same run to resume; it differs in {', '.join(fields)}")
+        raise wrong_value(
+            "out", str(folder), f"the same run to resume; it differs in {', '.join(fields)}"
+        )

@@ -67,7 +67,9 @@ def model_name(run: Run) -> str:
     return ", ".join(part for part in (run.position, run.kernel, run.network.sampling) if part)
 
 
-def restore(folder: str | Path, *, data_dir: str | None = None, dataset: Dataset | None = None) -> TrainedRun:
+def restore(
+    folder: str | Path, *, data_dir: str | None = None, dataset: Dataset | None = None
+) -> TrainedRun:
     """Read a finished run back from its folder.
 
     Args:
@@ -89,7 +91,9 @@ def restore(folder: str | Path, *, data_dir: str | None = None, dataset: Dataset
     if dataset.name != (trained_on := result.get("data", run.data)):
         raise wrong_value("dataset", dataset.name, f"{trained_on!r}, on which the run was trained")
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is to be said of the model was said when it was trained
+        warnings.simplefilter(
+            "ignore"
+        )  # what is to be said of the model was said when it was trained
         model = run.make_model(**dataset.sizes)
     load_weights(model, folder / CHECKPOINTS / BEST)
     model.eval()
@@ -140,7 +144,10 @@ def evaluate(
 
 
 def confusion_matrix(
-    model: nn.Module, dataset: Dataset, batch_size: int = 256, progress: Callable[[int, int], object] | None = None
+    model: nn.Module,
+    dataset: Dataset,
+    batch_size: int = 256,
+    progress: Callable[[int, int], object] | None = None,
 ) -> Int[Tensor, "classes classes"]:
     """Number of test images of each class (row) answered as each class (column)."""
     confusion, done = MulticlassConfusionMatrix(dataset.num_classes), 0
@@ -171,12 +178,21 @@ def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> P
     run, dataset = trained.run, trained.dataset
     facts: dict[str, Any] = {"run": encode(run.to_dict())}
     del facts["run"]["data_dir"]
-    facts["training"] = {name: trained.result[name] for name in TRAINING_FACTS if name in trained.result}
+    facts["training"] = {
+        name: trained.result[name] for name in TRAINING_FACTS if name in trained.result
+    }
     if (trained.folder / EVALUATION_FILE).is_file():
         evaluation = read_json(trained.folder / EVALUATION_FILE)
-        facts["evaluation"] = {name: evaluation[name] for name in EVALUATION_FACTS if name in evaluation}
+        facts["evaluation"] = {
+            name: evaluation[name] for name in EVALUATION_FACTS if name in evaluation
+        }
     names = class_names(run.data, data_dir=run.data_dir) if dataset.name == run.data else None
     pictures = encode(settings_for(run.data, dataset.image_size))
-    described = {"options": run.network.keywords(), "class_names": names, "pictures": pictures, "facts": facts}
+    described = {
+        "options": run.network.keywords(),
+        "class_names": names,
+        "pictures": pictures,
+        "facts": facts,
+    }
     config = ModelConfig(run.model, **dataset.sizes, **described)
     return save(trained.model, resolve_path("out", out), config, dtype=dtype)

@@ -8,7 +8,13 @@ from PIL import Image
 from torch import nn
 
 from teka.audit.adapters import Preprocessing, Subject, load
-from teka.audit.adapters.case import load_images, make_case, place_for_modes, read_pictures, usual_mode
+from teka.audit.adapters.case import (
+    load_images,
+    make_case,
+    place_for_modes,
+    read_pictures,
+    usual_mode,
+)
 from teka.audit.function import call_model
 from teka.audit.settings import AuditSettings
 from teka.cli.own_models import OWN_LOADERS
@@ -20,7 +26,9 @@ SETTINGS = AuditSettings(shifts=((0, 0), (1, -2)))
 
 def model_of(transform: Preprocessing, size: tuple[int, int] | None, classes: int = 4) -> Subject:
     def function(images):
-        return torch.nn.functional.one_hot(images.mean(dim=(1, 2, 3)).mul(7).long() % classes, classes).float()
+        return torch.nn.functional.one_hot(
+            images.mean(dim=(1, 2, 3)).mul(7).long() % classes, classes
+        ).float()
 
     return Subject(
         "m",
@@ -37,7 +45,9 @@ def model_of(transform: Preprocessing, size: tuple[int, int] | None, classes: in
 def arrays(tmp_path):
     levels = np.random.default_rng(0).integers(0, 256, (12, 20, 24, 3), dtype=np.uint8)
     labels = np.arange(12) % 4
-    np.savez(tmp_path / "data.npz", images=levels, labels=labels, test_images=levels, test_labels=labels)
+    np.savez(
+        tmp_path / "data.npz", images=levels, labels=labels, test_images=levels, test_labels=labels
+    )
     return str(tmp_path / "data.npz")
 
 
@@ -55,8 +65,14 @@ def test_images_are_brought_to_the_models_size_and_that_is_said(arrays):
     case = make_case(model_of(Preprocessing(1, 10, crop=(10, 8)), (10, 8)), arrays, SETTINGS)
     assert tuple(case.images.shape) == (12, 1, 10, 8)
     # The crop changes no pixel's size: of 20 × 24 the resize made 10 × 12.
-    assert "resized to 10 × 12 and then shifted: a shift of 2 pixels is 4 pixels" in case.known["caveats"][0].message
-    assert case.known["data_facts"]["preprocessing"] == "resized to 10 × 12 (bilinear), cropped to the middle 10 × 8"
+    assert (
+        "resized to 10 × 12 and then shifted: a shift of 2 pixels is 4 pixels"
+        in case.known["caveats"][0].message
+    )
+    assert (
+        case.known["data_facts"]["preprocessing"]
+        == "resized to 10 × 12 (bilinear), cropped to the middle 10 × 8"
+    )
     assert case.known["data_facts"]["image_size"] == [20, 24]
 
 
@@ -69,7 +85,9 @@ def test_shifting_before_resizing_leaves_the_images_and_resizes_in_the_function(
     assert "shifted and then resized" in case.known["caveats"][0].message
 
 
-def test_a_model_of_this_library_gets_data_as_they_are_where_these_are_shifted_before_resizing(tmp_path):
+def test_a_model_of_this_library_gets_data_as_they_are_where_these_are_shifted_before_resizing(
+    tmp_path,
+):
     write_pictures(tmp_path, ("a", "b"), colour=False)
     mnist = load("mnist", loaders=OWN_LOADERS)
     case = make_case(mnist, str(tmp_path), SETTINGS, shift="before", labelled=False)
@@ -81,10 +99,14 @@ def test_a_model_of_this_library_gets_data_as_they_are_where_these_are_shifted_b
 
 def test_models_that_see_the_same_pixels_share_them_whatever_numbers_they_make(arrays):
     grey = Preprocessing(1, (10, 8), normalization=Normalize((0.5,), (0.5,)))
-    others = dataclasses.replace(grey, normalization=None), dataclasses.replace(grey, resampling="bicubic")
+    others = (
+        dataclasses.replace(grey, normalization=None),
+        dataclasses.replace(grey, resampling="bicubic"),
+    )
     read = cache(load_images)
     first, same, other = (
-        make_case(model_of(one, (10, 8)), arrays, SETTINGS, read=read).images for one in (grey, *others)
+        make_case(model_of(one, (10, 8)), arrays, SETTINGS, read=read).images
+        for one in (grey, *others)
     )
     assert same is first
     assert other is not first
@@ -92,13 +114,17 @@ def test_models_that_see_the_same_pixels_share_them_whatever_numbers_they_make(a
 
 def test_labels_are_the_models_or_left_out(arrays):
     assert make_case(model_of(Preprocessing(), None), arrays, SETTINGS).labels is not None
-    assert make_case(model_of(Preprocessing(), None, 9), arrays, SETTINGS, labelled=False).labels is None
+    assert (
+        make_case(model_of(Preprocessing(), None, 9), arrays, SETTINGS, labelled=False).labels
+        is None
+    )
     with pytest.raises(ValueError, match="classes is 4, expected 9"):
         make_case(model_of(Preprocessing(), None, 9), arrays, SETTINGS)
 
 
 @pytest.mark.parametrize(
-    ("mode", "placed", "field"), [("crop", (20, 20), "crop_size"), ("canvas", (14, 12), "canvas_size")]
+    ("mode", "placed", "field"),
+    [("crop", (20, 20), "crop_size"), ("canvas", (14, 12), "canvas_size")],
 )
 def test_windows_and_canvases_are_what_the_model_sees(mode, placed, field):
     settings = dataclasses.replace(SETTINGS, modes=(mode,))
@@ -135,7 +161,10 @@ def test_a_mode_of_another_size_stands_alone():
 
 def test_a_model_of_any_size_keeps_the_images(arrays):
     case = make_case(
-        Subject("m", "factory", nn.Flatten().eval(), nn.Flatten().eval()), arrays, SETTINGS, labelled=False
+        Subject("m", "factory", nn.Flatten().eval(), nn.Flatten().eval()),
+        arrays,
+        SETTINGS,
+        labelled=False,
     )
     assert tuple(case.images.shape) == (12, 3, 20, 24)
     assert case.known["data_facts"]["preprocessing"] == "none"
@@ -189,10 +218,15 @@ def test_without_a_test_part_all_images_are_used_but_for_a_model_trained_on_them
     assert outside.known["data_facts"]["used"] == f"9 of 9 images of {data} (no test part declared)"
     trained = make_case(own_model(str(data)), str(data), SETTINGS, labelled=False)
     assert torch.equal(trained.images, load_data(str(data)).test.images)
-    assert f"1 of 1 held-out images of {data} (the fifth that training did not use)" in trained.description
+    assert (
+        f"1 of 1 held-out images of {data} (the fifth that training did not use)"
+        in trained.description
+    )
     assert len(make_case(own_model(str(other)), str(data), SETTINGS, labelled=False).images) == 9
     assert len(make_case(own_model("mnist"), str(data), SETTINGS, labelled=False).images) == 9
-    few = make_case(model_of(Preprocessing(), None, 2), str(data), SETTINGS, labelled=False, num_images=4)
+    few = make_case(
+        model_of(Preprocessing(), None, 2), str(data), SETTINGS, labelled=False, num_images=4
+    )
     assert few.known["data_facts"]["used"].startswith("4 of 9 images")
 
 
@@ -200,12 +234,16 @@ def test_they_are_test_images_in_their_order_and_fewer_are_part_of_more():
     every = load_images("digits", Preprocessing())
     assert torch.equal(every.images, load_data("digits").test.images)
     assert (every.num_available, every.num_classes, every.image_size) == (360, 10, (16, 16))
-    some, fewer = (load_images("digits", Preprocessing(), num_images=number, seed=3) for number in (50, 20))
+    some, fewer = (
+        load_images("digits", Preprocessing(), num_images=number, seed=3) for number in (50, 20)
+    )
     rows = [tuple(image.flatten().tolist()) for image in some.images]
     found = [rows.index(tuple(image.flatten().tolist())) for image in fewer.images]
     assert found == sorted(found)
     assert some.labels[found].tolist() == fewer.labels.tolist()
-    assert not torch.equal(fewer.images, load_images("digits", Preprocessing(), num_images=20, seed=4).images)
+    assert not torch.equal(
+        fewer.images, load_images("digits", Preprocessing(), num_images=20, seed=4).images
+    )
 
 
 def test_they_get_the_models_channels_and_size():
@@ -217,11 +255,17 @@ def test_they_get_the_models_channels_and_size():
 def test_arrays_are_read_and_bytes_resized_in_whole_levels(tmp_path):
     levels = np.random.default_rng(0).integers(0, 256, (10, 9, 7, 3), dtype=np.uint8)
     labels = np.arange(10) % 4
-    np.savez(tmp_path / "data.npz", images=levels, labels=labels, test_images=levels, test_labels=labels)
+    np.savez(
+        tmp_path / "data.npz", images=levels, labels=labels, test_images=levels, test_labels=labels
+    )
     found = load_images("data.npz", Preprocessing(), data_dir=tmp_path, image_size=5)
     expected = resize_bilinear(torch.from_numpy(levels).permute(0, 3, 1, 2), 5)
     assert torch.equal(found.images, expected.float() / 255)
-    assert (found.labels.tolist(), found.class_names, found.num_classes) == (labels.tolist(), None, 4)
+    assert (found.labels.tolist(), found.class_names, found.num_classes) == (
+        labels.tolist(),
+        None,
+        4,
+    )
 
 
 def test_of_fewer_images_than_asked_for_all_are_taken():
@@ -259,7 +303,11 @@ def test_the_pictures_are_those_of_the_loaded_data_set(tmp_path, parted, colour)
     expected = load_data(str(tmp_path)).test
     assert torch.equal(found.images, expected.images)
     assert torch.equal(found.labels, expected.labels)
-    assert (found.class_names, found.image_size, found.num_available) == (("ant", "bee"), (9, 7), len(expected))
+    assert (found.class_names, found.image_size, found.num_available) == (
+        ("ant", "bee"),
+        (9, 7),
+        len(expected),
+    )
 
 
 def test_each_picture_is_resized_from_its_own_size(tmp_path):

@@ -18,7 +18,9 @@ def subject(names: tuple[str, ...] | None, num_classes: int | None = None) -> Su
 def match(data_names, model_names=None, num_classes=None) -> tuple[list[int], str]:
     """The model's class of each class of the data, and the messages of the caveats."""
     count = len(data_names)
-    labels, caveats = match_labels(torch.arange(count), count, data_names, subject(model_names, num_classes))
+    labels, caveats = match_labels(
+        torch.arange(count), count, data_names, subject(model_names, num_classes)
+    )
     assert all(caveat.name == "labels matched by number" for caveat in caveats)
     return labels.tolist(), " ".join(caveat.message for caveat in caveats)
 
@@ -37,7 +39,11 @@ def test_every_image_gets_the_class_of_its_name():
         (("Cat", "cat"), ("cat", "Cat"), [1, 0]),
         (("great_white_shark", " hen"), ("hen", "great white  shark"), [1, 0]),
         (("cafe\u0301", "bar"), ("bar", "caf\u00e9"), [1, 0]),
-        (("goldfish", "Tinca tinca"), ("tench, Tinca tinca", "goldfish, Carassius auratus"), [1, 0]),
+        (
+            ("goldfish", "Tinca tinca"),
+            ("tench, Tinca tinca", "goldfish, Carassius auratus"),
+            [1, 0],
+        ),
         (("tench, Tinca tinca", "hen"), ("hen", "tench", "cock"), [1, 0]),
         (("10", "2"), ("2", "10"), [1, 0]),
         # "crane" alone is one of the two classes of that synonym.
@@ -53,9 +59,17 @@ def test_names_match_regardless_of_spelling(data_names, model_names, expected):
 @pytest.mark.parametrize(
     ("data_names", "model_names", "message"),
     [
-        (("ant", "cat", "fox"), ("dog", "cat", "owl", "ant", "bee"), "'dog', 'cat', 'owl', …, got 'fox'; .*--ignore-l"),
+        (
+            ("ant", "cat", "fox"),
+            ("dog", "cat", "owl", "ant", "bee"),
+            "'dog', 'cat', 'owl', …, got 'fox'; .*--ignore-l",
+        ),
         (("x", "y", "z"), ("a", "b", "c"), "got 'x', 'y', 'z'"),
-        (("crane", "hen"), ("hen", "crane", "crane"), r"got 'crane', which matches 'crane' \(1\) and 'crane' \(2\)"),
+        (
+            ("crane", "hen"),
+            ("hen", "crane", "crane"),
+            r"got 'crane', which matches 'crane' \(1\) and 'crane' \(2\)",
+        ),
         (("Cat", "CAT"), ("cat", "dog"), "got 'Cat' and 'CAT', which both match 'cat'"),
         (("0", "1"), ("1", "2"), "got '0'"),
         (("n01440764", "n01443537"), ("a", "b", "c"), "got 'n01440764', 'n01443537'"),
@@ -90,7 +104,9 @@ def test_numbers_are_the_classes_and_that_is_said(numbers, model, expected, mess
 
 @pytest.mark.parametrize("numbers", [(0, 5), (2, 3), (-1, 0)])
 def test_numbers_beyond_the_classes_are_refused(numbers):
-    with pytest.raises(ValueError, match=rf"from {numbers[0]} to {numbers[1]}', expected classes of m, from 0 to 2"):
+    with pytest.raises(
+        ValueError, match=rf"from {numbers[0]} to {numbers[1]}', expected classes of m, from 0 to 2"
+    ):
         match(tuple(map(str, numbers)), num_classes=3)
 
 
@@ -117,7 +133,9 @@ def test_without_any_names_labels_are_the_classes():
         assert caveats == []
 
 
-@pytest.mark.parametrize(("data_names", "model_names"), [(None, None), (("x", "y", "z"), None), (None, ("a", "b"))])
+@pytest.mark.parametrize(
+    ("data_names", "model_names"), [(None, None), (("x", "y", "z"), None), (None, ("a", "b"))]
+)
 def test_another_number_of_classes_is_refused(data_names, model_names):
     with pytest.raises(ValueError, match="is 3, expected 2, the classes of m"):
         match_labels(LABELS, 3, data_names, subject(model_names, 2))
@@ -134,7 +152,9 @@ def test_a_perfect_model_is_right_of_folders_named_by_numbers(tmp_path):
         level = (255 * images.mean((1, 2, 3)) - 5) / 20
         return -(level[:, None] - torch.arange(12.0)).square()
 
-    case = make_case(Subject("perfect", "factory", perfect), str(tmp_path), AuditSettings(shifts=((0, 0),)))
+    case = make_case(
+        Subject("perfect", "factory", perfect), str(tmp_path), AuditSettings(shifts=((0, 0),))
+    )
     assert case.labels is not None
     assert torch.equal(perfect(case.images).argmax(1), case.labels)
     assert case.known["class_names"] == tuple(map(str, range(12)))

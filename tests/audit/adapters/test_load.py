@@ -156,7 +156,9 @@ def test_timm_enlarges_the_shorter_side_by_the_share_that_is_kept():
     odd = read_data_config({**RESNET50, "crop_pct": 0.95, "interpolation": "bicubic"})
     assert (odd.resize, odd.resampling) == (235, "bicubic")
     assert read_data_config({**RESNET50, "crop_pct": None}).resize == 256
-    squashed = read_data_config({**RESNET50, "input_size": (3, 160, 96), "crop_pct": 1.0, "crop_mode": "squash"})
+    squashed = read_data_config(
+        {**RESNET50, "input_size": (3, 160, 96), "crop_pct": 1.0, "crop_mode": "squash"}
+    )
     assert (squashed.resize, squashed.crop) == ((160, 96), (160, 96))
 
 
@@ -174,7 +176,9 @@ def test_torchvision_resizes_the_shorter_side_and_crops_the_middle():
         read_preset(SimpleNamespace())
 
 
-@pytest.mark.parametrize(("package", "load"), [("timm", load_timm), ("torchvision", load_torchvision)])
+@pytest.mark.parametrize(
+    ("package", "load"), [("timm", load_timm), ("torchvision", load_torchvision)]
+)
 def test_a_missing_library_or_model_is_said(package, load):
     missing = importlib.util.find_spec(package) is None
     expected = f"pip install {package}" if missing else "no_such_model"

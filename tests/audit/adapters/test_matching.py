@@ -14,22 +14,34 @@ READ = Preprocessing(3, 235, "bicubic", (224, 224), Normalize((0.5, 0.4, 0.3), (
 
 def transform_of(preprocessing: Preprocessing):
     def own(levels: np.ndarray) -> torch.Tensor:
-        return preprocessing.normalize(preprocessing.place(torch.from_numpy(levels).permute(2, 0, 1)[None]))[0]
+        return preprocessing.normalize(
+            preprocessing.place(torch.from_numpy(levels).permute(2, 0, 1)[None])
+        )[0]
 
     return own
 
 
 @pytest.mark.parametrize("library", ["transformers", "torchvision"])
 def test_the_library_is_the_one_that_rounds_as_the_transform_does(library):
-    assert match_library(transform_of(replace(READ, library=library)), READ, "m", "its transform").library == library
+    assert (
+        match_library(
+            transform_of(replace(READ, library=library)), READ, "m", "its transform"
+        ).library
+        == library
+    )
 
 
 def test_a_transform_that_differs_by_a_level_or_a_pixel_is_refused_with_the_difference(monkeypatch):
     brighter = Normalize((0.5 - 1 / 255, 0.4, 0.3), (0.2, 0.3, 0.4))
     for other in (replace(READ, normalization=brighter), replace(READ, resampling="lanczos")):
-        with pytest.raises(ValueError, match=r"model is 'm', expected .* its transform .* levels of 255 in the mean"):
+        with pytest.raises(
+            ValueError,
+            match=r"model is 'm', expected .* its transform .* levels of 255 in the mean",
+        ):
             match_library(transform_of(other), READ, "m", "its transform")
-    monkeypatch.setitem(LIBRARIES, "rounding up", LIBRARIES["transformers"]._replace(start=math.ceil))
+    monkeypatch.setitem(
+        LIBRARIES, "rounding up", LIBRARIES["transformers"]._replace(start=math.ceil)
+    )
     own = transform_of(replace(READ, library="rounding up"))
     assert match_library(own, READ, "m", "its transform").library == "rounding up"
     known = {name: LIBRARIES[name] for name in ("transformers", "torchvision")}

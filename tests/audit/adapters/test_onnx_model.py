@@ -64,7 +64,12 @@ def test_an_export_answers_as_the_module_whatever_its_batches(net, exported, tmp
         subject = load_onnx(tmp_path / "net.onnx")
         assert isinstance(subject.function, OnnxFunction)
         assert subject.function.batch_size == batch
-        assert (subject.name, subject.input_size, subject.in_channels, subject.num_classes) == ("net", (11, 13), 3, 5)
+        assert (subject.name, subject.input_size, subject.in_channels, subject.num_classes) == (
+            "net",
+            (11, 13),
+            3,
+            5,
+        )
         with torch.inference_mode():
             answer = subject.function(images)
             assert isinstance(answer, torch.Tensor)
@@ -75,17 +80,25 @@ def test_an_export_answers_as_the_module_whatever_its_batches(net, exported, tmp
 
 def test_what_lies_beside_the_file_is_read(net, exported, tmp_path):
     write_net(exported, tmp_path / "net.onnx")
-    settings = {"size": {"shortest_edge": 13}, "do_center_crop": True, "crop_size": {"height": 11, "width": 13}}
+    settings = {
+        "size": {"shortest_edge": 13},
+        "do_center_crop": True,
+        "crop_size": {"height": 11, "width": 13},
+    }
     normal = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.3, 0.4]}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({**settings, **normal}))
-    (tmp_path / "config.json").write_text(json.dumps({"id2label": {str(k): name for k, name in enumerate("abcde")}}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"id2label": {str(k): name for k, name in enumerate("abcde")}})
+    )
     subject = load_onnx(tmp_path / "net.onnx")
     assert subject.class_names == ("a", "b", "c", "d", "e")
     assert (subject.note, subject.transform.crop, subject.transform.resize) == ("", (11, 13), 13)
     images = torch.rand(2, 3, 11, 13)
     mean, deviation = (torch.tensor(values)[:, None, None] for values in normal.values())
     with torch.inference_mode():
-        torch.testing.assert_close(subject.function(images), net((images - mean) / deviation), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            subject.function(images), net((images - mean) / deviation), atol=1e-5, rtol=1e-5
+        )
 
 
 def test_the_hash_counts_weights_in_a_file_of_their_own(exported):
@@ -102,7 +115,9 @@ def channel_means(path, shape: list, kind: int = TensorProto.FLOAT, inputs: int 
     given = [helper.make_tensor_value_info(name, kind, shape) for name in names]
     answer = [helper.make_tensor_value_info("out", kind, [shape[0], None])]
     graph = helper.make_graph(nodes, "flat", given, answer)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path
+    )
 
 
 def test_channels_may_come_last_and_numbers_may_be_halves(tmp_path):
@@ -162,7 +177,13 @@ def test_the_nodes_of_a_file_are_layers_to_blame_as_those_of_the_module_are(tmp_
     model, images = Blamed().eval(), torch.rand(8, 1, 24, 24)
     shapes = {"images": {0: torch.export.Dim("batch")}}
     torch.onnx.export(
-        model, (images,), tmp_path / "net.onnx", dynamic_shapes=shapes, dynamo=True, verbose=False, optimize=False
+        model,
+        (images,),
+        tmp_path / "net.onnx",
+        dynamic_shapes=shapes,
+        dynamo=True,
+        verbose=False,
+        optimize=False,
     )
     function = load_onnx(tmp_path / "net.onnx").function
     assert isinstance(function, OnnxFunction)
@@ -176,7 +197,11 @@ def test_the_nodes_of_a_file_are_layers_to_blame_as_those_of_the_module_are(tmp_
     (embedding,) = found.absolute_embeddings  # which PyTorch 2.6 names "model_pos_embed"
     assert embedding.endswith("pos_embed")
     torch.testing.assert_close(function(images), plain)
-    report = audit(function, images, settings=AuditSettings(shifts=[(0, 1), (0, 2)], num_examples=0, num_resamples=40))
+    report = audit(
+        function,
+        images,
+        settings=AuditSettings(shifts=[(0, 1), (0, 2)], num_examples=0, num_resamples=40),
+    )
     assert report.failures == ()
     assert report.layers is not None
     assert report.layers.breaks["interior"].module == "Add"
@@ -193,11 +218,29 @@ def test_without_the_library_onnx_a_file_is_audited_without_layers(exported, tmp
 
 
 WEIGHTS = torch.randn(5, 3, 3, 3, generator=torch.Generator().manual_seed(0))
-NAMES = ("output", "forward", "type", "training", "session", "_modules", "0", "a.b", "a_b", "relu (call 2)", "x/y z")
+NAMES = (
+    "output",
+    "forward",
+    "type",
+    "training",
+    "session",
+    "_modules",
+    "0",
+    "a.b",
+    "a_b",
+    "relu (call 2)",
+    "x/y z",
+)
 
 
 def write_head(
-    path, *nodes, shape=("n", 3, 8, 8), outputs=("output",), before=(), kind=TensorProto.FLOAT, names=("", "")
+    path,
+    *nodes,
+    shape=("n", 3, 8, 8),
+    outputs=("output",),
+    before=(),
+    kind=TensorProto.FLOAT,
+    names=("", ""),
 ):
     """Write a file of a convolution, the mean over its positions ("mean") and further nodes."""
     image = before[-1].output[0] if before else "input"
@@ -205,7 +248,9 @@ def write_head(
     mean = helper.make_node("GlobalAveragePool", ["maps"], ["mean"], name=names[1])
     given = [helper.make_tensor_value_info("input", kind, shape)]
     named = {
-        name: helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs if isinstance(name, str)
+        name: helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+        for name in outputs
+        if isinstance(name, str)
     }
     graph = helper.make_graph(
         [*before, conv, mean, *nodes],
@@ -231,7 +276,9 @@ def test_nodes_and_outputs_may_have_any_name(name, tmp_path):
     other = "a.b" if name == "a_b" else "eval"
     write_head(tmp_path / "net.onnx", flatten(name), outputs=(name,), names=(name, other))
     subject, images = load_onnx(tmp_path / "net.onnx"), torch.rand(4, 3, 8, 8)
-    torch.testing.assert_close(subject.function(images), expected_logits(images), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        subject.function(images), expected_logits(images), atol=1e-5, rtol=1e-5
+    )
     settings = AuditSettings(shifts=[(0, 1)], parts=("layers",), num_examples=0, num_resamples=40)
     report = audit(subject.function, images, settings=settings)
     assert report.failures == ()
@@ -243,7 +290,12 @@ def test_nodes_and_outputs_may_have_any_name(name, tmp_path):
 @pytest.mark.parametrize("squeezed", [False, True])
 def test_a_batch_of_one_and_axes_of_size_one_are_no_other_output(batch, squeezed, tmp_path):
     nodes = [helper.make_node("Squeeze", ["mean"], ["output"])] if squeezed else []
-    write_head(tmp_path / "net.onnx", *nodes, shape=(batch, 3, 8, 8), outputs=("output" if squeezed else "mean",))
+    write_head(
+        tmp_path / "net.onnx",
+        *nodes,
+        shape=(batch, 3, 8, 8),
+        outputs=("output" if squeezed else "mean",),
+    )
     function, images = load_onnx(tmp_path / "net.onnx").function, torch.rand(3, 3, 8, 8)
     for batch_size in (1, 2):
         given = function, images, [(0, 0)], Movement("circular")
@@ -252,12 +304,21 @@ def test_a_batch_of_one_and_axes_of_size_one_are_no_other_output(batch, squeezed
         assert torch.equal(present(responses.predictions)[0], expected_logits(images).argmax(1))
 
 
-def test_probabilities_are_measured_where_the_class_comes_first_or_another_output_is_chosen(tmp_path):
-    kinds = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+def test_probabilities_are_measured_where_the_class_comes_first_or_another_output_is_chosen(
+    tmp_path,
+):
+    kinds = helper.make_map_type_proto(
+        TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, [])
+    )
     label = helper.make_tensor_value_info("label", TensorProto.INT64, ["n"])
-    nodes = [flatten("scores"), helper.make_node("ArgMax", ["scores"], ["label"], axis=1, keepdims=0)]
+    nodes = [
+        flatten("scores"),
+        helper.make_node("ArgMax", ["scores"], ["label"], axis=1, keepdims=0),
+    ]
     nodes.append(helper.make_node("Softmax", ["scores"], ["shares"], axis=1))
-    zipped = helper.make_node("ZipMap", ["shares"], ["map"], domain="ai.onnx.ml", classlabels_int64s=[4, 0, 3, 1, 2])
+    zipped = helper.make_node(
+        "ZipMap", ["shares"], ["map"], domain="ai.onnx.ml", classlabels_int64s=[4, 0, 3, 1, 2]
+    )
     write_head(tmp_path / "a.onnx", *nodes, outputs=(label, "shares"))
     maps = helper.make_value_info("map", helper.make_sequence_type_proto(kinds))
     write_head(tmp_path / "b.onnx", *nodes, zipped, outputs=(label, maps))
@@ -270,7 +331,9 @@ def test_probabilities_are_measured_where_the_class_comes_first_or_another_outpu
     torch.testing.assert_close(function(images), in_order, atol=1e-5, rtol=1e-5)
     chosen = load(str(tmp_path / "a.onnx"), Reading(output_name="label")).function(images)
     assert torch.equal(torch.as_tensor(chosen), shares.argmax(1))
-    with pytest.raises(ValueError, match=r"output_name is 'share', expected one of .*; did you mean 'shares'"):
+    with pytest.raises(
+        ValueError, match=r"output_name is 'share', expected one of .*; did you mean 'shares'"
+    ):
         load_onnx(tmp_path / "a.onnx", Reading(output_name="share"))
 
 
@@ -287,7 +350,9 @@ def test_a_file_of_uint8_gets_levels(is_last, tmp_path):
     subject, images = load_onnx(path), torch.rand(2, 3, 8, 8)
     assert (subject.in_channels, subject.num_classes) == (3, 5)
     expected = expected_logits((255 * images).round())
-    torch.testing.assert_close(torch.as_tensor(subject.function(images)).flatten(1), expected, atol=1e-3, rtol=1e-5)
+    torch.testing.assert_close(
+        torch.as_tensor(subject.function(images)).flatten(1), expected, atol=1e-3, rtol=1e-5
+    )
     with pytest.raises(ValueError, match="takes uint8 and normalizes its images itself"):
         load_onnx(path, Reading(mean=(0.5,), deviation=(0.5,)))
 
@@ -299,7 +364,9 @@ def test_weights_among_the_inputs_are_no_images_and_weights_that_are_missing_are
     model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, WEIGHTS.shape))
     onnx.save(model, path)
     images = torch.rand(2, 3, 8, 8)
-    torch.testing.assert_close(load_onnx(path).function(images), expected_logits(images), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        load_onnx(path).function(images), expected_logits(images), atol=1e-5, rtol=1e-5
+    )
     onnx.save(model, path, save_as_external_data=True, location="net.data", size_threshold=0)
     (tmp_path / "net.data").unlink()
     with pytest.raises(ValueError, match="that onnxruntime can run") as caught:

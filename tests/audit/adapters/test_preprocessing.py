@@ -6,7 +6,13 @@ import torch
 from PIL import Image
 
 from teka.audit.adapters import Preprocessing
-from teka.audit.adapters.preprocessing import LIBRARIES, RESAMPLINGS, crop_center, resample, with_channels
+from teka.audit.adapters.preprocessing import (
+    LIBRARIES,
+    RESAMPLINGS,
+    crop_center,
+    resample,
+    with_channels,
+)
 from teka.data import Normalize, resize_bilinear
 
 
@@ -25,15 +31,23 @@ def test_resize_then_crop_gives_the_crop():
     transform = Preprocessing(3, 12, "bicubic", (5, 7))
     placed = transform.place(random_images(2, 1, 19, 13))
     assert tuple(placed.shape) == (2, 3, 5, 7)
-    assert transform.describe((19, 13)) == "resized to 17 × 12 (bicubic), cropped to the middle 5 × 7"
+    assert (
+        transform.describe((19, 13)) == "resized to 17 × 12 (bicubic), cropped to the middle 5 × 7"
+    )
     assert Preprocessing(1, (5, 7)).describe((5, 7)) == ""
-    assert transform.describe(None) == "resized to a shorter side of 12 (bicubic), cropped to the middle 5 × 7"
+    assert (
+        transform.describe(None)
+        == "resized to a shorter side of 12 (bicubic), cropped to the middle 5 × 7"
+    )
     assert Preprocessing(1, (5, 7)).describe(None) == "resized to 5 × 7 (bilinear)"
     assert Preprocessing(1).describe(None) == ""
 
 
 def test_the_middle_begins_where_its_library_rounds_half_of_what_is_over():
-    starts = {name: [library.start(over / 2) for over in (11, 13, -11, -13)] for name, library in LIBRARIES.items()}
+    starts = {
+        name: [library.start(over / 2) for over in (11, 13, -11, -13)]
+        for name, library in LIBRARIES.items()
+    }
     assert starts["transformers"] == [5, 6, -6, -7]
     assert starts["transformers with torchvision"] == [5, 6, -5, -6]
     assert starts["torchvision"] == [6, 6, -5, -6]
@@ -50,7 +64,9 @@ def test_the_window_lies_where_it_is_said_to_start_and_what_is_missing_is_0():
 
 @pytest.mark.parametrize("resampling", RESAMPLINGS)
 def test_whole_levels_are_what_pillow_makes_of_them(resampling):
-    levels = torch.from_numpy(np.random.default_rng(3).integers(0, 256, (2, 3, 29, 19), dtype=np.uint8))
+    levels = torch.from_numpy(
+        np.random.default_rng(3).integers(0, 256, (2, 3, 29, 19), dtype=np.uint8)
+    )
     placed = Preprocessing(3, (11, 23), resampling).place(levels)
     picture = Image.fromarray(levels[1].permute(1, 2, 0).numpy())
     expected = np.array(picture.resize((23, 11), Image.Resampling[resampling.upper()]))
@@ -63,15 +79,21 @@ def test_grey_becomes_colour_and_colour_grey_by_luminance():
     grey = random_images(2, 1, 3, 5)
     torch.testing.assert_close(with_channels(with_channels(grey, 3), 1), grey)
     primary = torch.eye(3)[:, :, None, None]
-    assert with_channels(primary, 1).flatten().tolist() == pytest.approx([0.299, 0.587, 0.114], abs=1e-5)
+    assert with_channels(primary, 1).flatten().tolist() == pytest.approx(
+        [0.299, 0.587, 0.114], abs=1e-5
+    )
     with pytest.raises(ValueError, match="channels of the images is 2"):
         with_channels(random_images(1, 2, 3, 3), 3)
 
 
 def test_normalising_follows_the_order_of_the_channels():
-    transform = Preprocessing(3, normalization=Normalize((0.1, 0.2, 0.3), (1.0, 2.0, 4.0)), blue_first=True)
+    transform = Preprocessing(
+        3, normalization=Normalize((0.1, 0.2, 0.3), (1.0, 2.0, 4.0)), blue_first=True
+    )
     images = random_images(2, 3, 3, 5)
-    expected = torch.stack([images[:, 2] - 0.1, (images[:, 1] - 0.2) / 2, (images[:, 0] - 0.3) / 4], dim=1)
+    expected = torch.stack(
+        [images[:, 2] - 0.1, (images[:, 1] - 0.2) / 2, (images[:, 0] - 0.3) / 4], dim=1
+    )
     torch.testing.assert_close(transform.normalize(images), expected)
     with pytest.raises(ValueError, match=r"expected \(images, 3"):
         transform.normalize(images[:, :1])
@@ -79,7 +101,14 @@ def test_normalising_follows_the_order_of_the_channels():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("resize", 0), ("resize", (3, -1)), ("crop", (0, 2)), ("resampling", "cubic"), ("in_channels", 0), ("library", 0)],
+    [
+        ("resize", 0),
+        ("resize", (3, -1)),
+        ("crop", (0, 2)),
+        ("resampling", "cubic"),
+        ("in_channels", 0),
+        ("library", 0),
+    ],
 )
 def test_impossible_settings_are_refused(field, value, as_users_run_it):
     with pytest.raises(ValueError, match=field):
@@ -95,7 +124,10 @@ def test_it_is_what_pillow_does_to_floating_point(resampling, size):
     calm = 0.3 + 0.4 * image
     expected = np.array(Image.fromarray(calm.numpy()).resize((size[1], size[0]), filter_))
     torch.testing.assert_close(
-        resample(calm[None, None], size, resampling)[0, 0], torch.from_numpy(expected), atol=2e-6, rtol=0
+        resample(calm[None, None], size, resampling)[0, 0],
+        torch.from_numpy(expected),
+        atol=2e-6,
+        rtol=0,
     )
 
 
@@ -108,7 +140,9 @@ def test_levels_are_within_one_of_bilinear_resizing_of_bytes():
 @pytest.mark.parametrize("resampling", RESAMPLINGS)
 def test_a_constant_stays_and_nothing_leaves_the_unit_interval(resampling):
     constant = torch.full((1, 2, 11, 7), 0.375, dtype=torch.float64)
-    torch.testing.assert_close(resample(constant, (5, 19), resampling), constant.new_full((1, 2, 5, 19), 0.375))
+    torch.testing.assert_close(
+        resample(constant, (5, 19), resampling), constant.new_full((1, 2, 5, 19), 0.375)
+    )
     edges = (random_images(1, 1, 23, 23) > 0.5).double()
     out = resample(edges, (31, 17), resampling)
     assert 0 <= out.min() <= out.max() <= 1
@@ -116,12 +150,16 @@ def test_a_constant_stays_and_nothing_leaves_the_unit_interval(resampling):
 
 def test_shrinking_by_whole_factors_with_the_box_averages():
     images = random_images(2, 1, 15, 14).double()
-    torch.testing.assert_close(resample(images, (5, 7), "box"), torch.nn.functional.avg_pool2d(images, (3, 2)))
+    torch.testing.assert_close(
+        resample(images, (5, 7), "box"), torch.nn.functional.avg_pool2d(images, (3, 2))
+    )
 
 
 def test_the_same_size_leaves_every_pixel():
     images = random_images(1, 1, 9, 5)
-    assert all(torch.equal(resample(images, (9, 5), resampling), images) for resampling in RESAMPLINGS)
+    assert all(
+        torch.equal(resample(images, (9, 5), resampling), images) for resampling in RESAMPLINGS
+    )
 
 
 @pytest.mark.parametrize("factor", [0, 1])

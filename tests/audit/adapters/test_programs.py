@@ -16,7 +16,9 @@ HALF = Reading(mean=(0.5,), deviation=(0.5,), trust=True)
 
 def network() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(24, 7)).eval()
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(24, 7)
+    ).eval()
 
 
 def test_a_script_answers_as_its_model_and_is_audited_as_a_whole(tmp_path: Path):
@@ -25,15 +27,21 @@ def test_a_script_answers_as_its_model_and_is_audited_as_a_whole(tmp_path: Path)
     subject = load(str(tmp_path / "net.pt"), HALF)
     torch.testing.assert_close(subject.function(IMAGES), model(2 * IMAGES - 1))
     assert subject.kind == "torchscript"
-    report = audit(subject.function, IMAGES.repeat(4, 1, 1, 1), settings=AuditSettings(shifts=((0, 0), (0, 1))))
+    report = audit(
+        subject.function, IMAGES.repeat(4, 1, 1, 1), settings=AuditSettings(shifts=((0, 0), (0, 1)))
+    )
     assert report.failures == ()
     assert report.layers is not None
 
 
 @pytest.mark.parametrize("batch_size", [2, None])
-def test_an_exported_program_answers_as_its_model_in_batches_of_any_size(tmp_path: Path, batch_size: int | None):
+def test_an_exported_program_answers_as_its_model_in_batches_of_any_size(
+    tmp_path: Path, batch_size: int | None
+):
     model, dynamic = network(), {0: torch.export.Dim("batch")} if batch_size is None else None
-    program = torch.export.export(model, (IMAGES[:2],), dynamic_shapes=None if dynamic is None else (dynamic,))
+    program = torch.export.export(
+        model, (IMAGES[:2],), dynamic_shapes=None if dynamic is None else (dynamic,)
+    )
     torch.export.save(program, tmp_path / "net.pt2")
     subject = load(str(tmp_path / "net.pt2"), trust=True)
     torch.testing.assert_close(subject.function(IMAGES), model(IMAGES))
@@ -44,13 +52,21 @@ def test_an_exported_program_answers_as_its_model_in_batches_of_any_size(tmp_pat
 
 def test_what_is_no_program_of_images_is_one_line(tmp_path: Path):
     torch.save(network().state_dict(), tmp_path / "weights.pt")
-    with pytest.raises(ValueError, match=r"a file of weights alone does not say which; name the model"):
+    with pytest.raises(
+        ValueError, match=r"a file of weights alone does not say which; name the model"
+    ):
         load(str(tmp_path / "weights.pt"))
     (tmp_path / "bad.pt2").write_bytes(b"PK")
-    with pytest.raises(ValueError, match=r"model is '.*bad.pt2', expected a program of torch.export"):
+    with pytest.raises(
+        ValueError, match=r"model is '.*bad.pt2', expected a program of torch.export"
+    ):
         load(str(tmp_path / "bad.pt2"), trust=True)
-    torch.export.save(torch.export.export(nn.Linear(3, 2), (torch.zeros(4, 3),)), tmp_path / "flat.pt2")
-    with pytest.raises(ValueError, match=r"the inputs of .*flat.pt2 is \[\(4, 3\)\], expected one of images"):
+    torch.export.save(
+        torch.export.export(nn.Linear(3, 2), (torch.zeros(4, 3),)), tmp_path / "flat.pt2"
+    )
+    with pytest.raises(
+        ValueError, match=r"the inputs of .*flat.pt2 is \[\(4, 3\)\], expected one of images"
+    ):
         load(str(tmp_path / "flat.pt2"), trust=True)
     with pytest.raises(ValueError, match="weights is 'random', expected None for a"):
         load(str(tmp_path / "flat.pt2"), Reading(weights="random"))
@@ -65,22 +81,35 @@ def test_a_file_with_a_program_is_refused_unread_without_trust(
         torch.export.save(torch.export.export(model, (IMAGES[:2],)), tmp_path / name)
     else:
         torch.jit.save(torch.jit.script(model), tmp_path / name)
-    monkeypatch.setattr(torch.jit, "load", lambda *_, **__: pytest.fail("torch.jit.load was called"))
-    monkeypatch.setattr(torch.export, "load", lambda *_, **__: pytest.fail("torch.export.load was called"))
+    monkeypatch.setattr(
+        torch.jit, "load", lambda *_, **__: pytest.fail("torch.jit.load was called")
+    )
+    monkeypatch.setattr(
+        torch.export, "load", lambda *_, **__: pytest.fail("torch.export.load was called")
+    )
     monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("torch.load was called"))
     for reading in (Reading(), Reading(input_size=8, mean=(0.5,), deviation=(0.5,))):
-        with pytest.raises(ValueError, match=r"^trust must be True to load '.*', got False\. .* with all your rights"):
+        with pytest.raises(
+            ValueError,
+            match=r"^trust must be True to load '.*', got False\. .* with all your rights",
+        ):
             load(str(tmp_path / name), reading)
 
 
 def test_a_program_given_as_weights_is_not_run(tmp_path: Path):
     torch.jit.save(torch.jit.script(network()), tmp_path / "net.pt")
-    (tmp_path / "model.py").write_text("import torch\n\n\ndef make():\n    return torch.nn.Linear(2, 2)\n")
-    with pytest.raises(ValueError, match="Cannot use ``weights_only=True`` with TorchScript archives"):
+    (tmp_path / "model.py").write_text(
+        "import torch\n\n\ndef make():\n    return torch.nn.Linear(2, 2)\n"
+    )
+    with pytest.raises(
+        ValueError, match="Cannot use ``weights_only=True`` with TorchScript archives"
+    ):
         load(f"{tmp_path}/model.py:make", Reading(weights=str(tmp_path / "net.pt"), trust=True))
 
 
-def test_a_damaged_program_is_an_error_without_a_log(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+def test_a_damaged_program_is_an_error_without_a_log(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
     (tmp_path / "bad.pt2").write_bytes(b"junk")
     with zipfile.ZipFile(tmp_path / "bad.pt", "w") as archive:
         archive.writestr("bad/code/model.py", "junk")

@@ -20,11 +20,17 @@ def network() -> nn.Sequential:
 
 def written(folder: Path, form: str, model: nn.Module) -> Path:
     """The model's weights, in one of the forms that training leaves behind."""
-    weights, file = dict(model.state_dict()), folder / f"weights.{'safetensors' if form == 'safetensors' else 'pt'}"
+    weights, file = (
+        dict(model.state_dict()),
+        folder / f"weights.{'safetensors' if form == 'safetensors' else 'pt'}",
+    )
     if form == "safetensors":
         save_file(weights, file)
     elif form == "by several processes":
-        torch.save({"epoch": 3, "state_dict": {f"module.{name}": one for name, one in weights.items()}}, file)
+        torch.save(
+            {"epoch": 3, "state_dict": {f"module.{name}": one for name, one in weights.items()}},
+            file,
+        )
     else:
         torch.save(weights, file)
     return file
@@ -39,12 +45,16 @@ def test_weights_of_a_file_are_the_models(tmp_path: Path, form: str):
 
 def test_weights_of_another_model_or_none_are_one_line(tmp_path: Path):
     file = written(tmp_path, "plain", nn.Linear(3, 2))
-    with pytest.raises(ValueError, match=r"weights is '.*', expected the weights of a Sequential \(.*[Mm]iss"):
+    with pytest.raises(
+        ValueError, match=r"weights is '.*', expected the weights of a Sequential \(.*[Mm]iss"
+    ):
         Reading(weights=file).fill(network())
     torch.save([1, 2], file)
     with pytest.raises(ValueError, match="it holds list, expected tensors by name"):
         Reading(weights=file).fill(network())
-    with pytest.raises(ValueError, match="weights is 'absent', expected an existing file, or 'random'"):
+    with pytest.raises(
+        ValueError, match="weights is 'absent', expected an existing file, or 'random'"
+    ):
         Reading(weights="absent")
 
 
@@ -52,7 +62,10 @@ def test_random_weights_are_the_same_each_time_and_leave_the_generator_alone(vit
     torch.manual_seed(7)
     after = torch.rand(3)
     torch.manual_seed(7)
-    one, other = (load_transformers(str(vit_folder), Reading(weights="random", num_classes=6)) for _ in range(2))
+    one, other = (
+        load_transformers(str(vit_folder), Reading(weights="random", num_classes=6))
+        for _ in range(2)
+    )
     assert torch.equal(torch.rand(3), after)
     assert one.weights_hash == other.weights_hash != load_transformers(str(vit_folder)).weights_hash
     assert one.num_classes == 6
@@ -72,8 +85,14 @@ def test_normalisation_and_order_of_channels_that_are_said_take_the_place_of_the
     [
         ({"mean": (0.5,)}, "deviation is None, expected given"),
         ({"deviation": (0.5,)}, "mean is None, expected given"),
-        ({"mean": (0.5,), "deviation": (0.0,)}, "deviation is (0.0,), expected positive finite numbers"),
-        ({"mean": (0.5, 0.5), "deviation": (0.5, 0.5)}, "mean is (0.5, 0.5), expected one number, or one for"),
+        (
+            {"mean": (0.5,), "deviation": (0.0,)},
+            "deviation is (0.0,), expected positive finite numbers",
+        ),
+        (
+            {"mean": (0.5, 0.5), "deviation": (0.5, 0.5)},
+            "mean is (0.5, 0.5), expected one number, or one for",
+        ),
         ({"num_classes": 0}, "num_classes is 0, expected at least 1"),
     ],
 )
@@ -83,5 +102,7 @@ def test_numbers_that_do_not_fit_are_errors(said: dict, message: str):
 
 
 def test_a_grey_colour_of_unknown_channels_is_asked_for_all_of_them():
-    with pytest.raises(ValueError, match=r"mean is \(0.5,\), expected one number for each channel, for the model"):
+    with pytest.raises(
+        ValueError, match=r"mean is \(0.5,\), expected one number for each channel, for the model"
+    ):
         Reading(mean=(0.5,), deviation=(0.5,)).fit(Preprocessing())

@@ -10,7 +10,12 @@ from safetensors.torch import load_file, save_file
 from tests.audit.adapters.tiny_vit import CLASSES, quiet
 
 from teka.audit.adapters import Reading, load
-from teka.audit.adapters.transformers_model import STEPS, load_transformers, read_processor, read_processor_file
+from teka.audit.adapters.transformers_model import (
+    STEPS,
+    load_transformers,
+    read_processor,
+    read_processor_file,
+)
 from teka.data import Normalize
 
 
@@ -24,7 +29,9 @@ def test_it_answers_as_the_library_does_from_a_picture(vit_folder):
         processor = transformers.AutoImageProcessor.from_pretrained(vit_folder)
         model = transformers.AutoModelForImageClassification.from_pretrained(vit_folder)
     with torch.inference_mode():
-        expected = model(**processor(levels[..., None], input_data_format="channels_last", return_tensors="pt")).logits
+        expected = model(
+            **processor(levels[..., None], input_data_format="channels_last", return_tensors="pt")
+        ).logits
         came = subject.function(torch.from_numpy(levels)[None, None].float() / 255)
     torch.testing.assert_close(came, expected, atol=1e-6, rtol=1e-5)
     assert subject.module is not None
@@ -66,7 +73,10 @@ def test_code_of_a_repository_is_never_run(vit_folder, tmp_path):
     (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     config = json.loads((folder / "config.json").read_text())
     config["model_type"] = "of-their-own"
-    config["auto_map"] = {"AutoConfig": "own.Config", "AutoModelForImageClassification": "own.Model"}
+    config["auto_map"] = {
+        "AutoConfig": "own.Config",
+        "AutoModelForImageClassification": "own.Model",
+    }
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="expected a vision model"):
         load_transformers(str(folder))
@@ -78,15 +88,22 @@ def test_an_attention_kernel_of_the_hub_is_refused(vit_folder, tmp_path, reading
     folder = tmp_path / "kernel"
     shutil.copytree(vit_folder, folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "attn_implementation": "owner/kernel"}))
-    with pytest.raises(ValueError, match="attn_implementation is 'owner/kernel', expected one that comes with"):
+    (folder / "config.json").write_text(
+        json.dumps({**config, "attn_implementation": "owner/kernel"})
+    )
+    with pytest.raises(
+        ValueError, match="attn_implementation is 'owner/kernel', expected one that comes with"
+    ):
         load_transformers(str(folder), reading)
 
 
 def test_weights_of_another_precision_are_computed_in_float32(vit_folder, tmp_path):
     folder = tmp_path / "half"
     shutil.copytree(vit_folder, folder)
-    halved = {name: one.to(torch.bfloat16) for name, one in load_file(folder / "model.safetensors").items()}
+    halved = {
+        name: one.to(torch.bfloat16)
+        for name, one in load_file(folder / "model.safetensors").items()
+    }
     save_file(halved, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
@@ -152,11 +169,17 @@ def test_an_id_that_cannot_be_reached_is_one_line(monkeypatch):
 
 PROCESSORS = {
     "vit": lambda: transformers.ViTImageProcessor(size={"height": 23, "width": 19}),
-    "vit without rescaling": lambda: transformers.ViTImageProcessor(do_rescale=False, size={"height": 9, "width": 9}),
+    "vit without rescaling": lambda: transformers.ViTImageProcessor(
+        do_rescale=False, size={"height": 9, "width": 9}
+    ),
     "vit without normalisation": lambda: transformers.ViTImageProcessor(do_normalize=False),
     "vit without resizing": lambda: transformers.ViTImageProcessor(do_resize=False),
-    "vit nearest": lambda: transformers.ViTImageProcessor(resample=0, size={"height": 23, "width": 19}),
-    "clip": lambda: transformers.CLIPImageProcessor(size={"shortest_edge": 31}, crop_size={"height": 17, "width": 23}),
+    "vit nearest": lambda: transformers.ViTImageProcessor(
+        resample=0, size={"height": 23, "width": 19}
+    ),
+    "clip": lambda: transformers.CLIPImageProcessor(
+        size={"shortest_edge": 31}, crop_size={"height": 17, "width": 23}
+    ),
     "clip crop beyond the edge": lambda: transformers.CLIPImageProcessor(
         size={"shortest_edge": 31}, crop_size={"height": 40, "width": 23}
     ),
@@ -169,14 +192,20 @@ PROCESSORS = {
     "mobilevit": lambda: transformers.MobileViTImageProcessor(
         size={"shortest_edge": 31}, crop_size={"height": 29, "width": 29}
     ),
-    "efficientnet": lambda: transformers.EfficientNetImageProcessor(size={"height": 31, "width": 31}),
-    "efficientnet with offset": lambda: transformers.EfficientNetImageProcessor(rescale_offset=True, include_top=False),
+    "efficientnet": lambda: transformers.EfficientNetImageProcessor(
+        size={"height": 31, "width": 31}
+    ),
+    "efficientnet with offset": lambda: transformers.EfficientNetImageProcessor(
+        rescale_offset=True, include_top=False
+    ),
 }
 
 
 def smooth_picture(height: int = 47, width: int = 61) -> np.ndarray:
     rows, columns = np.mgrid[:height, :width] / 30
-    channels = [128 + 100 * np.sin(3 * rows + channel) * np.cos(2 * columns) for channel in range(3)]
+    channels = [
+        128 + 100 * np.sin(3 * rows + channel) * np.cos(2 * columns) for channel in range(3)
+    ]
     return np.rint(np.stack(channels, axis=-1)).astype(np.uint8)
 
 
@@ -187,7 +216,9 @@ def test_what_is_read_of_the_settings_is_what_the_processor_does(name):
     settings = {**{step: getattr(processor, step, None) for step in STEPS}, **processor.to_dict()}
     transform = read_processor(settings, 3, "it")
     levels = smooth_picture()
-    expected = torch.from_numpy(np.ascontiguousarray(processor(levels)["pixel_values"][0], dtype=np.float32))
+    expected = torch.from_numpy(
+        np.ascontiguousarray(processor(levels)["pixel_values"][0], dtype=np.float32)
+    )
     picture = torch.from_numpy(levels).permute(2, 0, 1)[None].float() / 255
     came = transform.normalize(transform.place(picture))[0]
     assert came.shape == expected.shape
@@ -197,7 +228,13 @@ def test_what_is_read_of_the_settings_is_what_the_processor_does(name):
 
 
 def test_a_file_of_the_hubs_older_form_is_read():
-    settings = {"do_normalize": True, "do_resize": True, "image_mean": [0.5], "image_std": [0.25], "size": 224}
+    settings = {
+        "do_normalize": True,
+        "do_resize": True,
+        "image_mean": [0.5],
+        "image_std": [0.25],
+        "size": 224,
+    }
     transform = read_processor(settings, 3, "it")
     assert transform.resize == (224, 224)
     assert transform.resampling == "bilinear"
@@ -205,7 +242,12 @@ def test_a_file_of_the_hubs_older_form_is_read():
 
 
 def test_levels_that_are_not_rescaled_are_levels_to_the_model():
-    settings = {"do_rescale": False, "do_normalize": True, "image_mean": [51.0], "image_std": [102.0]}
+    settings = {
+        "do_rescale": False,
+        "do_normalize": True,
+        "image_mean": [51.0],
+        "image_std": [102.0],
+    }
     images = torch.tensor([0.0, 0.2, 1.0]).reshape(1, 1, 1, 3)
     came = read_processor(settings, 1, "it").normalize(images)
     torch.testing.assert_close(came.flatten(), torch.tensor([-0.5, 0.0, 2.0]))
@@ -239,7 +281,12 @@ def test_the_file_is_found_or_not(tmp_path):
         read_processor_file(tmp_path, 1)
 
 
-VISION: dict[str, Any] = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+VISION: dict[str, Any] = {
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 8,
+}
 VISION |= {"image_size": 16, "patch_size": 4}
 TEXT: dict[str, Any] = {
     "hidden_size": 8,
@@ -248,7 +295,11 @@ TEXT: dict[str, Any] = {
     "intermediate_size": 8,
     "vocab_size": 9,
 }
-STAGES: dict[str, Any] = {"hidden_sizes": [8] * 4, "depths": [1] * 4, "num_attention_heads": [1] * 4}
+STAGES: dict[str, Any] = {
+    "hidden_sizes": [8] * 4,
+    "depths": [1] * 4,
+    "num_attention_heads": [1] * 4,
+}
 SWIN: dict[str, Any] = {
     "image_size": 16,
     "patch_size": 2,
@@ -257,7 +308,12 @@ SWIN: dict[str, Any] = {
     "num_heads": [1, 1],
     "window_size": 4,
 }
-RESNET: dict[str, Any] = {"embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1], "layer_type": "basic"}
+RESNET: dict[str, Any] = {
+    "embedding_size": 8,
+    "hidden_sizes": [8, 8],
+    "depths": [1, 1],
+    "layer_type": "basic",
+}
 
 
 def all_patches(model, images):
@@ -269,11 +325,15 @@ def all_patches(model, images):
 # The model, and its features by the library itself.
 ENCODERS = {
     "clip": (
-        lambda: transformers.CLIPModel(transformers.CLIPConfig(vision_config=VISION, text_config=TEXT)),
+        lambda: transformers.CLIPModel(
+            transformers.CLIPConfig(vision_config=VISION, text_config=TEXT)
+        ),
         lambda model, images: model.visual_projection(model.vision_model(images).pooler_output),
     ),
     "siglip": (
-        lambda: transformers.SiglipModel(transformers.SiglipConfig(vision_config=VISION, text_config=TEXT)),
+        lambda: transformers.SiglipModel(
+            transformers.SiglipConfig(vision_config=VISION, text_config=TEXT)
+        ),
         lambda model, images: model.vision_model(images).pooler_output,
     ),
     "clip vision with projection": (
@@ -284,13 +344,18 @@ ENCODERS = {
         lambda: transformers.ViTModel(transformers.ViTConfig(**VISION), add_pooling_layer=False),
         lambda model, images: model(images).last_hidden_state[:, 0],
     ),
-    "masked autoencoder": (lambda: transformers.ViTMAEModel(transformers.ViTMAEConfig(**VISION)), all_patches),
+    "masked autoencoder": (
+        lambda: transformers.ViTMAEModel(transformers.ViTMAEConfig(**VISION)),
+        all_patches,
+    ),
     "dinov2": (
         lambda: transformers.Dinov2Model(transformers.Dinov2Config(**VISION)),
         lambda model, images: model(images).last_hidden_state[:, 0],
     ),
     "i-jepa": (
-        lambda: transformers.IJepaModel(transformers.IJepaConfig(**VISION), add_pooling_layer=False),
+        lambda: transformers.IJepaModel(
+            transformers.IJepaConfig(**VISION), add_pooling_layer=False
+        ),
         lambda model, images: model(images).last_hidden_state.mean(1),
     ),
     "segformer": (
@@ -302,7 +367,9 @@ ENCODERS = {
         lambda model, images: model(images).last_hidden_state.mean((2, 3)),
     ),
     "convnext": (
-        lambda: transformers.ConvNextModel(transformers.ConvNextConfig(hidden_sizes=[8] * 4, depths=[1] * 4)),
+        lambda: transformers.ConvNextModel(
+            transformers.ConvNextConfig(hidden_sizes=[8] * 4, depths=[1] * 4)
+        ),
         lambda model, images: model(images).pooler_output,
     ),
     "swin": (
@@ -319,14 +386,19 @@ ENCODERS = {
 @pytest.mark.parametrize("name", ENCODERS)
 def test_the_features_of_an_encoder_are_those_of_the_whole_image(name, tmp_path):
     make, features = ENCODERS[name]
-    side = 64 if name in ("segformer", "pvt", "convnext") else 16  # of which their strides leave some positions
+    side = (
+        64 if name in ("segformer", "pvt", "convnext") else 16
+    )  # of which their strides leave some positions
     torch.manual_seed(0)
     with quiet():
         model = make().eval()
         model.save_pretrained(tmp_path)
         sizes = {"size": {"height": side, "width": side}}
         transformers.ViTImageProcessor(do_normalize=False, **sizes).save_pretrained(tmp_path)
-    subject, images = load_transformers(str(tmp_path), Reading(input_size=side)), torch.rand(3, 3, side, side)
+    subject, images = (
+        load_transformers(str(tmp_path), Reading(input_size=side)),
+        torch.rand(3, 3, side, side),
+    )
     assert (subject.output, subject.num_classes, subject.class_names) == ("features", None, None)
     with torch.no_grad():
         found = subject.function(images)
@@ -343,7 +415,9 @@ def test_the_features_of_an_encoder_are_those_of_the_whole_image(name, tmp_path)
         (3, None, "auto", 3),
     ],
 )
-def test_the_problem_of_a_config_decides_what_a_classifier_gives(labels, problem, output, num_classes, tmp_path):
+def test_the_problem_of_a_config_decides_what_a_classifier_gives(
+    labels, problem, output, num_classes, tmp_path
+):
     known: dict[str, Any] = {**VISION, "num_labels": labels, "problem_type": problem}
     config = transformers.ViTConfig(**known)
     with quiet():
@@ -356,8 +430,12 @@ def test_what_is_no_model_of_images_is_refused_by_its_architecture(vit_folder, t
     folder = tmp_path / "depth"
     shutil.copytree(vit_folder, folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["ViTForDepthEstimation"]}))
-    with pytest.raises(ValueError, match="'ViTForDepthEstimation', expected one of …ForImageClassification"):
+    (folder / "config.json").write_text(
+        json.dumps({**config, "architectures": ["ViTForDepthEstimation"]})
+    )
+    with pytest.raises(
+        ValueError, match="'ViTForDepthEstimation', expected one of …ForImageClassification"
+    ):
         load_transformers(str(folder))
 
 
@@ -367,6 +445,7 @@ def test_an_output_is_chosen_by_its_name(vit_folder):
     assert subject.class_names == CLASSES
     torch.testing.assert_close(subject.function(images), load(str(vit_folder)).function(images))
     with pytest.raises(
-        ValueError, match="output_name is 'pooler_output', expected one of the model's outputs: 'logits'"
+        ValueError,
+        match="output_name is 'pooler_output', expected one of the model's outputs: 'logits'",
     ):
         load(str(vit_folder), Reading(output_name="pooler_output")).function(images)

@@ -40,4 +40,6 @@ def write_vit(folder: Path, classes: tuple[str, ...] = CLASSES, side: int = 12) 
     with quiet():
         transformers.ViTForImageClassification(config).save_pretrained(folder)
         size = {"height": side, "width": side}
-        transformers.ViTImageProcessor(size=size, image_mean=[0.3], image_std=[0.7]).save_pretrained(folder)
+        transformers.ViTImageProcessor(
+            size=size, image_mean=[0.3], image_std=[0.7]
+        ).save_pretrained(folder)

@@ -17,7 +17,9 @@ SHIFTS = axis_shifts(3)
 
 
 def images(height=8, width=12, *, channels=2, batch=3, dtype=torch.float64):
-    return torch.rand(batch, channels, height, width, dtype=dtype, generator=torch.Generator().manual_seed(7))
+    return torch.rand(
+        batch, channels, height, width, dtype=dtype, generator=torch.Generator().manual_seed(7)
+    )
 
 
 def circular(channels_in, channels_out, **options):
@@ -40,7 +42,14 @@ class Ramp(nn.Module):
 
 
 def test_nothing_breaks_in_a_circular_convolution_of_stride_one_with_a_mean():
-    model = network(circular(2, 4), nn.ReLU(), circular(4, 4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    model = network(
+        circular(2, 4),
+        nn.ReLU(),
+        circular(4, 4),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 3),
+    )
     found = blame_layers(model.float(), images(dtype=torch.float32), square_shifts(2), CIRCULAR)
     assert found.first_break is None
     assert not found.breaks
@@ -102,11 +111,16 @@ def test_the_interior_of_a_padded_convolution_is_exact_in_every_mode():
 
 
 def test_zero_padding_breaks_at_the_edge_only():
-    found = blame_layers(network(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU()), images(), SHIFTS, CIRCULAR)
+    found = blame_layers(
+        network(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU()), images(), SHIFTS, CIRCULAR
+    )
     assert found.first_break is None
     assert found.breaks["edge"].name == "0"
     assert found.findings[0].border == ((2, 2), (2, 2))
-    assert max(found.findings[0].interior_error or 0.0, found.findings[1].interior_error or 0.0) < 1e-12
+    assert (
+        max(found.findings[0].interior_error or 0.0, found.findings[1].interior_error or 0.0)
+        < 1e-12
+    )
 
 
 def test_what_padding_spread_over_the_whole_map_is_not_taken_for_a_break_within():
@@ -220,10 +234,14 @@ def test_the_function_that_runs_the_model_may_change_the_images_first():
 
 def test_batches_of_any_size_give_the_same_numbers():
     model, moved = network(circular(2, 4), Ramp(), circular(4, 4, stride=2)), images(batch=11)
-    whole, parts = (blame_layers(model, moved, SHIFTS, CIRCULAR, batch_size=size) for size in (200, 3))
+    whole, parts = (
+        blame_layers(model, moved, SHIFTS, CIRCULAR, batch_size=size) for size in (200, 3)
+    )
     for one, other in zip(whole.findings, parts.findings, strict=True):
         expected = [math.inf if error is None else error for error in other.errors]
-        assert [math.inf if error is None else error for error in one.errors] == pytest.approx(expected, rel=1e-9)
+        assert [math.inf if error is None else error for error in one.errors] == pytest.approx(
+            expected, rel=1e-9
+        )
 
 
 def test_a_few_images_are_taken_evenly_and_counted():
@@ -272,7 +290,9 @@ def test_a_layer_that_fails_for_moved_images_only_is_left_out_and_the_rest_kept(
 
     moved = images() + 0.5
     moved[..., 0] = 0.0
-    model = nn.Sequential(nn.ReLU(), nn.ConstantPad2d((-1, 0, 0, 0), 0.0), Failing()).double().eval()
+    model = (
+        nn.Sequential(nn.ReLU(), nn.ConstantPad2d((-1, 0, 0, 0), 0.0), Failing()).double().eval()
+    )
     found = blame_layers(model, moved, [(0, 1), (0, -1)], CIRCULAR)
     assert "NaN or infinity" in found.skipped["2"]
     assert [one.name for one in found.findings] == ["0", "1"]
@@ -292,7 +312,9 @@ def test_a_model_without_an_absolute_position_is_clean_and_one_with_is_blamed_fo
     assert rotation.first_break is None
     assert not rotation.breaks
     assert all(one.error is not None and one.error <= 1e-5 for one in rotation.findings)
-    assert {one.prefix_tokens for one in rotation.findings if one.name.startswith("blocks.0")} == {1}
+    assert {one.prefix_tokens for one in rotation.findings if one.name.startswith("blocks.0")} == {
+        1
+    }
 
 
 def test_layers_are_looked_into_in_inference_mode_too():
@@ -309,7 +331,10 @@ def test_bad_input_is_refused_with_a_message():
         ("layers is 'stem'", {"layers": ["stem"]}),
         ("shifts", {"shifts": [(0, 0)]}),
         ("shifts is", {"shifts": [(0, 99)]}),
-        ("mode is 'rotation', expected one that shifts", {"movement": Movement("rotation"), "shifts": [5]}),
+        (
+            "mode is 'rotation', expected one that shifts",
+            {"movement": Movement("rotation"), "shifts": [5]},
+        ),
         ("threshold", {"threshold": 0.0}),
         ("num_images", {"num_images": 0}),
         ("images has shape", {"images": images()[0]}),

@@ -48,13 +48,24 @@ def test_the_limit_is_the_threshold_or_ten_times_the_noise():
 
 
 def test_the_biggest_jumps_come_first_and_small_or_unknown_ones_not_at_all():
-    layers = (finding("a", 0.1), finding("b", 0.3), finding("c", 1e-5), finding("d"), finding("e", 0.2, noise=0.1))
+    layers = (
+        finding("a", 0.1),
+        finding("b", 0.3),
+        finding("c", 1e-5),
+        finding("d"),
+        finding("e", 0.2, noise=0.1),
+    )
     assert [one.name for one in findings(*layers).biggest_jumps()] == ["b", "a"]
     assert [one.name for one in findings(*layers).biggest_jumps(1)] == ["b"]
 
 
 def test_a_module_of_which_a_part_adds_half_as_much_is_left_out():
-    layers = (finding("stem.0", 0.2), finding("stem", 0.3), finding("stems", 0.1), finding("(model)", 0.3))
+    layers = (
+        finding("stem.0", 0.2),
+        finding("stem", 0.3),
+        finding("stems", 0.1),
+        finding("(model)", 0.3),
+    )
     assert [one.name for one in findings(*layers).biggest_jumps()] == ["stem.0", "stems"]
     layers = (finding("stem.0", 0.1), finding("stem", 0.3))
     assert [one.name for one in findings(*layers).biggest_jumps()] == ["stem", "stem.0"]

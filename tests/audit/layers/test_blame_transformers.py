@@ -57,7 +57,12 @@ def test_a_vit_breaks_at_its_absolute_embeddings_and_between_its_patches():
 def test_a_vit_without_its_embeddings_breaks_between_its_patches_only():
     torch.manual_seed(4)
     config = ViTConfig(
-        image_size=16, patch_size=4, hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+        image_size=16,
+        patch_size=4,
+        hidden_size=12,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
     )
     model = ViTForImageClassification(config).eval()
     torch.nn.init.zeros_(model.vit.embeddings.position_embeddings)
@@ -68,19 +73,26 @@ def test_a_vit_without_its_embeddings_breaks_between_its_patches_only():
 
 
 def test_a_swin_breaks_at_its_first_window_for_all_but_multiples_of_window_times_patch():
-    config = SwinConfig(image_size=32, patch_size=2, embed_dim=8, depths=[2, 1], num_heads=[2, 2], window_size=4)
+    config = SwinConfig(
+        image_size=32, patch_size=2, embed_dim=8, depths=[2, 1], num_heads=[2, 2], window_size=4
+    )
     found = blame(SwinForImageClassification, config)
     assert found.first_break == "swin.encoder.layers.0.blocks.0"
     assert found.absolute_embeddings == ()
     assert found.breaks["interior"].has_interior
     assert found.breaks["interior"].between is not None
     assert found.breaks["aliasing"].name == "swin.embeddings.patch_embeddings.projection"
-    block, merged = found.find("swin.encoder.layers.0.blocks.0"), found.find("swin.encoder.layers.0.downsample.norm")
+    block, merged = (
+        found.find("swin.encoder.layers.0.blocks.0"),
+        found.find("swin.encoder.layers.0.downsample.norm"),
+    )
     assert block is not None
     assert merged is not None
     assert block.exact_step == (8, 8)
     assert (merged.grid, merged.stride) == ((8, 8), (4, 4))
-    assert all("batch" in reason for name, reason in found.skipped.items() if name.endswith("_proj"))
+    assert all(
+        "batch" in reason for name, reason in found.skipped.items() if name.endswith("_proj")
+    )
 
 
 def test_a_resnet_breaks_at_its_first_stride_for_odd_shifts():
@@ -88,7 +100,10 @@ def test_a_resnet_breaks_at_its_first_stride_for_odd_shifts():
     found = blame(ResNetForImageClassification, config)
     first = "resnet.embedder.embedder.convolution"
     assert found.first_break is None
-    assert {kind: one.name for kind, one in found.breaks.items()} == {"edge": first, "aliasing": first}
+    assert {kind: one.name for kind, one in found.breaks.items()} == {
+        "edge": first,
+        "aliasing": first,
+    }
     strided, pooled = found.find(first), found.find("resnet.embedder.pooler")
     assert strided is not None
     assert pooled is not None

@@ -6,7 +6,12 @@ from teka.audit import Movement, axis_shifts, blame_layers
 from teka.audit.layers.blame import BREAKS
 from teka.audit.layers.fixes import FIXES, place_axes
 
-STRIDED = nn.Conv2d(2, 4, 3, 2, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3, padding=1)
+STRIDED = (
+    nn.Conv2d(2, 4, 3, 2, padding=1),
+    nn.ReLU(),
+    nn.MaxPool2d(2),
+    nn.Conv2d(4, 4, 3, padding=1),
+)
 
 
 def found_in(*layers, movement="circular", **options):
@@ -52,7 +57,10 @@ def test_the_layers_of_a_fix_are_all_that_it_is_for_and_only_those_that_were_loo
     ("layer", "reason"),
     [
         (nn.MaxPool2d(2, return_indices=True), "its indices are asked for"),
-        (nn.AvgPool2d(3, 2, padding=1, count_include_pad=False), "it leaves its padding out of the mean"),
+        (
+            nn.AvgPool2d(3, 2, padding=1, count_include_pad=False),
+            "it leaves its padding out of the mean",
+        ),
         (nn.LazyConv2d(4, 3, 2, padding=1), ""),
         (nn.Conv2d(2, 4, 3, 3, padding=1), "it makes 6 × 8 cells of 16 × 24 by steps of 3 × 3"),
     ],
@@ -65,7 +73,9 @@ def test_strided_layers_that_cannot_be_sampled_have_a_reason(layer, reason):
 
 
 def test_padding_that_goes_round_more_than_once_cannot_be_wrapped():
-    found = found_in(nn.AvgPool2d(8), nn.Conv2d(2, 2, 7, padding=3), nn.ConstantPad2d((-1, 0, 0, 0), 0.0))
+    found = found_in(
+        nn.AvgPool2d(8), nn.Conv2d(2, 2, 7, padding=3), nn.ConstantPad2d((-1, 0, 0, 0), 0.0)
+    )
     assert set(found.fixes["circular"].values()) == {
         "it pads by more than its map",
         "it crops, or pads by more than its map",

@@ -41,7 +41,11 @@ def patched(prefix=0):
 def test_the_stride_of_convolutions_is_the_product_of_theirs_whatever_the_borders_take_away():
     # 24 and 36 become 20 and 32, 10 and 16, 6 and 12: no ratio of sizes gives the stride of 2.
     recogniser, found = start()
-    for module, grid in ((nn.Conv2d(3, 4, 5), (20, 32)), (nn.MaxPool2d(2), (10, 16)), (nn.Conv2d(4, 4, 5), (6, 12))):
+    for module, grid in (
+        (nn.Conv2d(3, 4, 5), (20, 32)),
+        (nn.MaxPool2d(2), (10, 16)),
+        (nn.Conv2d(4, 4, 5), (6, 12)),
+    ):
         found = recognise(recogniser, module, (4, *grid), source=found)
     assert found == Layout("map", (6, 12), (Fraction(2), Fraction(2)))
 
@@ -57,8 +61,14 @@ def test_a_transposed_convolution_divides_the_stride_and_other_modules_go_by_the
     down = recognise(recogniser, nn.Conv2d(3, 4, 4, 4), (4, 6, 9), source=first)
     up = recognise(recogniser, nn.ConvTranspose2d(4, 4, 2, 2), (4, 12, 18), source=down)
     assert up.stride == (2, 2)
-    assert recognise(recogniser, nn.Upsample(scale_factor=4), (4, 48, 72), source=up).stride == (0.5, 0.5)
-    assert recognise(recogniser, nn.AdaptiveAvgPool2d((2, 3)), (4, 2, 3), source=down).stride == (12, 12)
+    assert recognise(recogniser, nn.Upsample(scale_factor=4), (4, 48, 72), source=up).stride == (
+        0.5,
+        0.5,
+    )
+    assert recognise(recogniser, nn.AdaptiveAvgPool2d((2, 3)), (4, 2, 3), source=down).stride == (
+        12,
+        12,
+    )
 
 
 def test_padding_keeps_the_stride_as_a_module_and_in_a_function():
@@ -75,7 +85,9 @@ def test_tokens_are_found_on_the_grid_of_the_patches_after_any_prefix():
 
 def test_tokens_without_any_map_before_them_are_found_by_square_patches():
     recogniser, _ = start()
-    assert recognise(recogniser, nn.Linear(48, 7), (54, 7)) == Layout("tokens", (6, 9), (Fraction(4), Fraction(4)))
+    assert recognise(recogniser, nn.Linear(48, 7), (54, 7)) == Layout(
+        "tokens", (6, 9), (Fraction(4), Fraction(4))
+    )
 
 
 def test_merged_patches_are_tokens_even_where_there_are_as_many_channels_as_there_were_tokens():
@@ -87,7 +99,9 @@ def test_merged_patches_are_tokens_even_where_there_are_as_many_channels_as_ther
 def test_a_class_token_more_is_found_even_where_there_are_as_many_channels_as_tokens():
     recogniser = Recogniser((16, 16))
     recognise(recogniser, OTHER, (16, 16))
-    assert recognise(recogniser, nn.Dropout(), (17, 16), "input") == Layout("tokens", (4, 4), (Fraction(4),) * 2, 1)
+    assert recognise(recogniser, nn.Dropout(), (17, 16), "input") == Layout(
+        "tokens", (4, 4), (Fraction(4),) * 2, 1
+    )
 
 
 def test_tokens_that_are_turned_over_to_be_mixed_are_a_map():
@@ -99,7 +113,9 @@ def test_a_pool_over_turned_tokens_gives_a_vector():
     recogniser, _ = patched()
     pool = nn.AdaptiveAvgPool1d(1)
     source = recognise(recogniser, pool, (7, 54), "input")
-    assert recognise(recogniser, pool, (7, 1), source=source, source_shape=(2, 7, 54)).name == "vector"
+    assert (
+        recognise(recogniser, pool, (7, 1), source=source, source_shape=(2, 7, 54)).name == "vector"
+    )
 
 
 def test_attention_weights_are_no_map_though_they_are_square():
@@ -175,7 +191,11 @@ def test_every_layout_is_arranged_as_channels_over_cells_without_its_prefix():
         ("tokens", TOKENS.unflatten(2, (7, 1)), 2),
         ("tokens of heads", TOKENS.unflatten(2, (7, 1)).transpose(1, 2), 2),
     ]:
-        assert torch.equal(Layout(name, CELL_GRID, HALF, prefix).arrange(output), CELLS), (name, output, prefix)
+        assert torch.equal(Layout(name, CELL_GRID, HALF, prefix).arrange(output), CELLS), (
+            name,
+            output,
+            prefix,
+        )
 
 
 def test_a_vector_has_no_cells():
@@ -197,7 +217,15 @@ def owner(**tensors):
     return nn.ModuleDict({"stem": module})
 
 
-ABSOLUTE = ("pos_embed", "position_embeddings", "positional_embedding", "pos_embedding", "pos_enc", "pos_emb", "pe")
+ABSOLUTE = (
+    "pos_embed",
+    "position_embeddings",
+    "positional_embedding",
+    "pos_embedding",
+    "pos_enc",
+    "pos_emb",
+    "pe",
+)
 
 
 def test_absolute_embeddings_are_known_by_name():
@@ -211,12 +239,16 @@ def test_relative_ones_and_others_are_not():
 
 
 def test_an_embedding_layer_is_known_by_the_name_of_the_layer():
-    assert absolute_embeddings(owner(position_embedding=nn.Embedding(16, 4)), ()) == ("stem.position_embedding.weight",)
+    assert absolute_embeddings(owner(position_embedding=nn.Embedding(16, 4)), ()) == (
+        "stem.position_embedding.weight",
+    )
 
 
 def test_absolute_embeddings_are_known_by_shape():
     for shape in [(1, 16, 4), (1, 4, 3, 5), (1, 3, 5, 4)]:
-        assert absolute_embeddings(owner(places=torch.zeros(shape)), LAYOUTS) == ("stem.places",), shape
+        assert absolute_embeddings(owner(places=torch.zeros(shape)), LAYOUTS) == ("stem.places",), (
+            shape
+        )
 
 
 def test_other_shapes_are_not():
@@ -233,12 +265,17 @@ def test_buffers_count_too():
 def test_a_module_that_computes_positions_is_known_by_its_class():
     model = Performer(4, 1, 3, dim=8, depth=1, heads=2, position="absolute")
     assert absolute_embeddings(model, ()) == ("absolute_position",)
-    assert absolute_embeddings(Performer(4, 1, 3, dim=8, depth=2, heads=2, position="rotary"), ()) == ()
+    assert (
+        absolute_embeddings(Performer(4, 1, 3, dim=8, depth=2, heads=2, position="rotary"), ())
+        == ()
+    )
 
 
 def test_class_tokens_are_known_by_name():
     for name in ["cls_token", "class_token", "class_embedding", "dist_token", "distillation_token"]:
-        assert class_tokens(owner(**{name: torch.zeros(4)}, weight=torch.zeros(4))) == (f"stem.{name}",), name
+        assert class_tokens(owner(**{name: torch.zeros(4)}, weight=torch.zeros(4))) == (
+            f"stem.{name}",
+        ), name
 
 
 def test_register_tokens_are_class_tokens_and_mask_tokens_are_not():

@@ -13,7 +13,13 @@ CELLS = torch.arange(35).reshape(GRID)
 
 
 def test_a_shift_is_a_multiple_if_it_is_one_along_every_axis():
-    for shift, multiple in [((4, -3), True), ((0, 0), True), ((3, 3), False), ((2, 2), False), ((2.0, 1.5), False)]:
+    for shift, multiple in [
+        ((4, -3), True),
+        ((0, 0), True),
+        ((3, 3), False),
+        ((2, 2), False),
+        ((2.0, 1.5), False),
+    ]:
         assert is_multiple(shift, STRIDE) == multiple, (shift, multiple)
 
 

@@ -36,7 +36,9 @@ def test_more_than_one_pixel_is_overwritten_if_asked():
     for width in [2, 3]:
         still, _, rows, _ = survey_batch(IMAGES, width).unflatten(0, (COPIES, len(IMAGES)))
         changed = (still != rows).any(dim=3).all(dim=(0, 1))
-        assert changed.tolist() == [True] * width + [False] * (11 - 2 * width) + [True] * width, width
+        assert changed.tolist() == [True] * width + [False] * (11 - 2 * width) + [True] * width, (
+            width
+        )
 
 
 def test_a_side_that_a_pool_leaves_out_is_not_felt():
@@ -64,7 +66,10 @@ def test_what_sees_all_pixels_has_no_interior():
             return images - images.mean((2, 3), keepdim=True)
 
     border = survey(Centring()).slots[-1].border
-    assert all(before + after == side for (before, after), side in zip(border, IMAGES.shape[2:], strict=True))
+    assert all(
+        before + after == side
+        for (before, after), side in zip(border, IMAGES.shape[2:], strict=True)
+    )
 
 
 def test_noise_is_the_difference_of_two_copies():
@@ -171,7 +176,11 @@ def test_calls_of_one_module_within_a_pass_are_told_apart_and_counted_anew_in_th
     for _ in range(2):
         calls = [one.call for one, module, _ in visits(model, torch.ones(2, 3)) if module is relu]
         assert calls == [1, 1, 2, 2]
-    assert (call_name("0", 1), call_name("0", 2), call_name("", 1)) == ("0", "0 (call 2)", "(model)")
+    assert (call_name("0", 1), call_name("0", 2), call_name("", 1)) == (
+        "0",
+        "0 (call 2)",
+        "(model)",
+    )
 
 
 def test_the_tensor_with_a_row_for_each_image_is_found_in_any_container():

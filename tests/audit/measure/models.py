@@ -5,7 +5,9 @@ from typing import TypeVar
 import torch
 
 HEIGHT, WIDTH = 11, 13
-IMAGES = torch.rand(5, 2, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+IMAGES = torch.rand(
+    5, 2, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+)
 LABELS = torch.tensor([0, 1, 2, 1, 0])
 
 Value = TypeVar("Value")
@@ -31,7 +33,9 @@ def column_of(images):
 
 def linear(images):
     """Logits of three classes from a fixed random map of the pixels."""
-    weights = torch.rand(2 * HEIGHT * WIDTH, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    weights = torch.rand(
+        2 * HEIGHT * WIDTH, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     return images.flatten(1) @ (weights - 0.5)
 
 
@@ -60,7 +64,11 @@ class Failing(Counting):
 
 
 def assert_same(first, second):
-    assert (first.shifts, first.output, first.movement) == (second.shifts, second.output, second.movement)
+    assert (first.shifts, first.output, first.movement) == (
+        second.shifts,
+        second.output,
+        second.movement,
+    )
     for name in (
         "evaluated",
         "predictions",

@@ -15,7 +15,10 @@ def boxes(*rows):
 def test_intersection_over_union_is_as_worked_out_by_hand():
     one = torch.tensor([[0.0, 0.0, 4.0, 2.0], [1.0, 1.0, 1.0, 5.0]])
     other = torch.tensor([[2.0, 1.0, 6.0, 3.0], [0.0, 0.0, 4.0, 2.0]])
-    assert intersection_over_union(one, other).tolist() == [[pytest.approx(2 / 14), 1.0], [0.0, 0.0]]
+    assert intersection_over_union(one, other).tolist() == [
+        [pytest.approx(2 / 14), 1.0],
+        [0.0, 0.0],
+    ]
 
 
 def test_boxes_that_move_along_overlap_wholly_in_any_order_and_scores_below_a_half_do_not_count():
@@ -48,17 +51,28 @@ def test_a_detector_of_the_brightest_pixel_moves_along_and_one_that_stays_does_n
     def detect(batch):
         place = batch.flatten(1).argmax(dim=1)
         y, x = place // SIZE[1], place % SIZE[1]
-        return torch.stack([x - 1, y - 1, x + 2, y + 2, torch.ones_like(x)], dim=1)[:, None].double()
+        return torch.stack([x - 1, y - 1, x + 2, y + 2, torch.ones_like(x)], dim=1)[
+            :, None
+        ].double()
 
     shifts = [(0, 0), (0, 3), (-2, 1)]
-    found = measure_responses(detect, images, shifts, Movement("circular"), output="boxes", batch_size=4)
+    found = measure_responses(
+        detect, images, shifts, Movement("circular"), output="boxes", batch_size=4
+    )
     assert found.overlap is not None
     assert found.overlap.tolist() == [[1.0] * 3] * 3
     assert found.relative_error().max() == 0
     still = measure_responses(
-        lambda batch: detect(images[: len(batch)]), images, shifts, Movement("zero"), output="boxes", batch_size=3
+        lambda batch: detect(images[: len(batch)]),
+        images,
+        shifts,
+        Movement("zero"),
+        output="boxes",
+        batch_size=3,
     )
     assert still.overlap is not None
     assert still.overlap[1].tolist() == [0.0] * 3
-    with pytest.raises(ValueError, match=r"of shape \(9, 1, 20, 30\), expected \(batch, boxes, 4 \+ classes\)"):
+    with pytest.raises(
+        ValueError, match=r"of shape \(9, 1, 20, 30\), expected \(batch, boxes, 4 \+ classes\)"
+    ):
         measure_responses(lambda batch: batch, images, shifts, Movement("zero"), output="boxes")

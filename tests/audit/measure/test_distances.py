@@ -28,7 +28,9 @@ def test_the_precision_is_the_difference_to_the_network_in_double():
     floor = noise_floor(network(), images())
     assert floor.repeat == 0.0
     assert floor.precision is not None
-    assert floor.precision == pytest.approx(float((single - double).norm() / double.norm()), rel=1e-12)
+    assert floor.precision == pytest.approx(
+        float((single - double).norm() / double.norm()), rel=1e-12
+    )
     assert floor.precision < 1e-6
     assert floor.reason is None
 
@@ -97,7 +99,10 @@ def test_bad_functions_are_refused():
     for function, message in [
         (network().train(), "training mode"),
         (lambda batch: batch.flatten(1) / 0, "NaN or infinity"),
-        (lambda batch: "a cat", "output of the model on the images, for the noise floor is of type str"),
+        (
+            lambda batch: "a cat",
+            "output of the model on the images, for the noise floor is of type str",
+        ),
     ]:
         with raises_for(message, ValueError, match=message):
             noise_floor(function, images())
@@ -122,7 +127,9 @@ def test_the_numbers_survive_json():
 
 
 def noise(batch=7):
-    return torch.randn(batch, 2, 5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    return torch.randn(
+        batch, 2, 5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
+    )
 
 
 def test_a_value_worked_out_by_hand():
@@ -137,8 +144,13 @@ def test_a_value_worked_out_by_hand():
 
 
 def test_a_mean_does_not_feel_whole_nor_fourier_shifts():
-    for mode, shifts in (("circular", square_shifts(2)), ("fourier", [(0, 0), (0.5, 0.25), (1.5, -2)])):
-        measured = sensitivity_map(lambda batch: batch.mean((2, 3)), noise(), shifts, Movement(mode))
+    for mode, shifts in (
+        ("circular", square_shifts(2)),
+        ("fourier", [(0, 0), (0.5, 0.25), (1.5, -2)]),
+    ):
+        measured = sensitivity_map(
+            lambda batch: batch.mean((2, 3)), noise(), shifts, Movement(mode)
+        )
         assert max(measured.values) < 1e-12
 
 
@@ -160,7 +172,8 @@ def test_batches_give_the_same_map():
         return batch[:, :, 2]
 
     whole, parts = (
-        sensitivity_map(function, noise(), square_shifts(1), Movement("reflect"), batch_size=size) for size in (7, 3)
+        sensitivity_map(function, noise(), square_shifts(1), Movement("reflect"), batch_size=size)
+        for size in (7, 3)
     )
     assert parts.values == pytest.approx(whole.values, rel=1e-12)
     assert parts.scale == whole.scale
@@ -190,14 +203,18 @@ def test_a_shift_that_loses_content_is_refused_before_the_first_call():
 
 def test_outputs_that_are_all_the_same_give_no_scale():
     with pytest.raises(ValueError, match="the same for most pairs of images"):
-        sensitivity_map(lambda batch: torch.ones(len(batch), 2), noise(), [0, 1], Movement("circular"))
+        sensitivity_map(
+            lambda batch: torch.ones(len(batch), 2), noise(), [0, 1], Movement("circular")
+        )
 
 
 def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="images is '1 images', expected at least two"):
         sensitivity_map(lambda batch: batch.mean((2, 3)), noise(1), [0], Movement("circular"))
     with pytest.raises(ValueError, match="batch_size is 0"):
-        sensitivity_map(lambda batch: batch.mean((2, 3)), noise(), [0], Movement("circular"), batch_size=0)
+        sensitivity_map(
+            lambda batch: batch.mean((2, 3)), noise(), [0], Movement("circular"), batch_size=0
+        )
     with pytest.raises(ValueError, match="training mode"):
         sensitivity_map(nn.Dropout(), noise(), [0], Movement("circular"))
 
@@ -213,5 +230,7 @@ def test_a_model_that_raises_is_named_with_the_shift():
 
 
 def test_the_map_survives_json():
-    measured = sensitivity_map(lambda batch: batch[:, :, 0], noise(), [(0, 0), (0.5, 1)], Movement("bilinear"))
+    measured = sensitivity_map(
+        lambda batch: batch[:, :, 0], noise(), [(0, 0), (0.5, 1)], Movement("bilinear")
+    )
     assert decode(SensitivityMap, json.loads(json.dumps(encode(measured)))) == measured

@@ -9,7 +9,12 @@ from torch import nn
 from torch.testing import assert_close
 
 from teka.audit.function import ModelError
-from teka.audit.measure.lie_derivative import DERIVATIVES, LieDerivative, difference_quotient, lie_derivative
+from teka.audit.measure.lie_derivative import (
+    DERIVATIVES,
+    LieDerivative,
+    difference_quotient,
+    lie_derivative,
+)
 from teka.codec import decode, encode
 
 
@@ -22,7 +27,9 @@ def wave(side, frequency, phases=(0.3,), axis=1, other=3):
 
 
 def noise(batch=4):
-    return torch.randn(batch, 2, 5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
+    return torch.randn(
+        batch, 2, 5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(8)
+    )
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -31,7 +38,9 @@ def test_a_function_that_reads_one_cell_changes_as_the_wave_does(axis):
     phases, omega = (0.3, 1.1, -0.7), 2 * math.pi * 2 / 7
     images = wave(7, 2, phases, axis)
     measured = lie_derivative(lambda batch: batch[:, :, 0, 0], images, axis=axis)
-    assert measured.by_image == pytest.approx([omega * abs(math.tan(phase)) for phase in phases], rel=1e-10)
+    assert measured.by_image == pytest.approx(
+        [omega * abs(math.tan(phase)) for phase in phases], rel=1e-10
+    )
     assert measured.mean == pytest.approx(sum(measured.by_image) / 3)
     assert (measured.axis, measured.output) == (axis, "invariant")
     assert (measured.method, measured.reason) == ("forward-mode jvp", None)
@@ -59,7 +68,9 @@ def test_what_is_added_at_fixed_places_is_felt_in_a_dense_map():
     images = wave(7, 1, (0.2, 0.9))
     measured = lie_derivative(lambda batch: batch + embedding, images, axis=1)
     norms = (images + embedding).flatten(1).norm(dim=1)
-    assert measured.by_image == pytest.approx((2 * math.pi * 3 / 7 * embedding.norm() / norms).tolist(), rel=1e-10)
+    assert measured.by_image == pytest.approx(
+        (2 * math.pi * 3 / 7 * embedding.norm() / norms).tolist(), rel=1e-10
+    )
 
 
 def test_a_stride_is_felt_by_waves_that_its_map_does_not_hold():
@@ -141,7 +152,9 @@ def test_a_constant_has_none_by_any_way():
 
 
 def test_logits_are_taken_out_of_the_object_that_holds_them():
-    wrapped = lie_derivative(lambda batch: SimpleNamespace(logits=batch[:, :, 0, 0]), noise(), axis=1)
+    wrapped = lie_derivative(
+        lambda batch: SimpleNamespace(logits=batch[:, :, 0, 0]), noise(), axis=1
+    )
     assert wrapped == lie_derivative(lambda batch: batch[:, :, 0, 0], noise(), axis=1)
 
 
@@ -174,7 +187,9 @@ def test_a_model_that_fails_or_trains_is_named_as_such():
     def failing(batch):
         raise RuntimeError("sizes do not match")
 
-    with pytest.raises(ModelError, match="RuntimeError on the first of the images: sizes do not match"):
+    with pytest.raises(
+        ModelError, match="RuntimeError on the first of the images: sizes do not match"
+    ):
         lie_derivative(failing, noise(), axis=0)
     with pytest.raises(ValueError, match="training mode"):
         lie_derivative(nn.Dropout(), noise(), axis=0)
@@ -203,7 +218,9 @@ def test_every_way_gives_the_derivative_of_a_polynomial():
 def test_every_way_gives_the_derivative_of_a_matrix_product(derivative):
     point, direction = point_and_direction()
     weights = torch.arange(10.0, dtype=torch.float64).reshape(5, 2)
-    assert_close(derivative(lambda inputs: inputs @ weights, point, direction)[1], direction @ weights)
+    assert_close(
+        derivative(lambda inputs: inputs @ weights, point, direction)[1], direction @ weights
+    )
 
 
 def test_the_central_difference_is_off_by_the_third_derivative():

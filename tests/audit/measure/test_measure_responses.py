@@ -33,14 +33,24 @@ SHIFTS = square_shifts(3)
 def test_a_classifier_of_the_column_answers_with_the_moved_column():
     columns = [0, 3, 7, 12]
     labels = torch.tensor(columns)
-    result = measure_responses(column_of, points(columns), SHIFTS, CIRCULAR, labels=labels, output="logits")
+    result = measure_responses(
+        column_of, points(columns), SHIFTS, CIRCULAR, labels=labels, output="logits"
+    )
     assert result.output == "logits"
     assert result.evaluated.all()
     for row, (_, right) in enumerate(result.shifts):
-        assert present(result.predictions)[row].tolist() == [(column + right) % WIDTH for column in columns]
-        assert present(result.correct)[row].all() if right == 0 else not present(result.correct)[row].any()
+        assert present(result.predictions)[row].tolist() == [
+            (column + right) % WIDTH for column in columns
+        ]
+        assert (
+            present(result.correct)[row].all()
+            if right == 0
+            else not present(result.correct)[row].any()
+        )
     # The logits are 1 at the column and 0 elsewhere, moved or not.
-    moved = torch.tensor([float(right != 0) for _, right in SHIFTS], dtype=torch.float64)[:, None].expand(-1, 4)
+    moved = torch.tensor([float(right != 0) for _, right in SHIFTS], dtype=torch.float64)[
+        :, None
+    ].expand(-1, 4)
     torch.testing.assert_close(result.error_squared, 2 * moved, rtol=0, atol=0)
     torch.testing.assert_close(result.norm_squared, torch.ones_like(moved), rtol=0, atol=0)
     total = math.e + WIDTH - 1
@@ -51,7 +61,9 @@ def test_a_classifier_of_the_column_answers_with_the_moved_column():
 
 def test_a_constant_stays_at_every_shift():
     logits = torch.tensor([0.5, 2.0, -1.0], dtype=torch.float64)
-    result = measure_responses(lambda images: logits.repeat(len(images), 1), IMAGES, SHIFTS, ZERO, labels=LABELS)
+    result = measure_responses(
+        lambda images: logits.repeat(len(images), 1), IMAGES, SHIFTS, ZERO, labels=LABELS
+    )
     assert (result.predictions == 1).all()
     for values in (result.error_squared, result.probability_change, result.divergence):
         assert not present(values).any()
@@ -62,7 +74,12 @@ def test_a_constant_stays_at_every_shift():
 
 def test_logits_need_no_labels():
     result = measure_responses(linear, IMAGES, SHIFTS, ZERO)
-    assert (result.output, result.loss, result.labels, result.correct) == ("logits", None, None, None)
+    assert (result.output, result.loss, result.labels, result.correct) == (
+        "logits",
+        None,
+        None,
+        None,
+    )
     assert result.probability_change is not None
 
 
@@ -78,8 +95,12 @@ def test_numbers_of_logits_are_those_of_their_definitions():
         torch.testing.assert_close(
             present(result.loss)[row], nn.functional.cross_entropy(logits, LABELS, reduction="none")
         )
-        torch.testing.assert_close(present(result.probability_change)[row], (after - before).gather(1, top).abs()[:, 0])
-        torch.testing.assert_close(present(result.divergence)[row], (before * (before / after).log()).sum(1))
+        torch.testing.assert_close(
+            present(result.probability_change)[row], (after - before).gather(1, top).abs()[:, 0]
+        )
+        torch.testing.assert_close(
+            present(result.divergence)[row], (before * (before / after).log()).sum(1)
+        )
 
 
 @given(st.integers(1, 5), st.integers(0, 3), st.integers(1, 300))
@@ -92,14 +113,20 @@ def test_images_and_shifts_fill_every_batch_but_the_last(num_images, max_shift, 
     assert set(model.sizes[:-1]) <= {batch_size}
 
 
-@pytest.mark.parametrize("movement", [CIRCULAR, ZERO, Movement("crop", crop_size=(5, 7))], ids=lambda one: one.mode)
-@pytest.mark.parametrize("model", [lambda images: images[:, :, 0, :5].sum(1), torch.cumsum], ids=["logits", "dense"])
+@pytest.mark.parametrize(
+    "movement", [CIRCULAR, ZERO, Movement("crop", crop_size=(5, 7))], ids=lambda one: one.mode
+)
+@pytest.mark.parametrize(
+    "model", [lambda images: images[:, :, 0, :5].sum(1), torch.cumsum], ids=["logits", "dense"]
+)
 def test_the_batch_size_changes_nothing(movement, model):
     function = (lambda images: images.cumsum(3)) if model is torch.cumsum else model
     shifts = square_shifts(2)
     expected = measure_responses(function, IMAGES, shifts, movement, batch_size=5)
     for batch_size in (1, 64, 1000):
-        assert_same(measure_responses(function, IMAGES, shifts, movement, batch_size=batch_size), expected)
+        assert_same(
+            measure_responses(function, IMAGES, shifts, movement, batch_size=batch_size), expected
+        )
 
 
 def test_a_model_may_change_its_input_and_use_one_buffer():
@@ -117,7 +144,11 @@ def test_a_model_may_change_its_input_and_use_one_buffer():
 
 def test_an_object_with_logits_and_half_precision_are_understood():
     result = measure_responses(
-        lambda images: SimpleNamespace(logits=linear(images).bfloat16()), IMAGES, SHIFTS, ZERO, labels=LABELS
+        lambda images: SimpleNamespace(logits=linear(images).bfloat16()),
+        IMAGES,
+        SHIFTS,
+        ZERO,
+        labels=LABELS,
     )
     exact = measure_responses(linear, IMAGES, SHIFTS, ZERO, labels=LABELS)
     assert present(result.loss).dtype == torch.float64
@@ -139,7 +170,9 @@ def test_results_may_be_changed_and_differentiated_with():
 
 
 def test_a_budget_that_is_spent_leaves_the_coarse_shifts():
-    result = measure_responses(linear, IMAGES, SHIFTS, ZERO, labels=LABELS, batch_size=47, budget_seconds=1e-9)
+    result = measure_responses(
+        linear, IMAGES, SHIFTS, ZERO, labels=LABELS, batch_size=47, budget_seconds=1e-9
+    )
     coarse = tuple(itertools.product((-3, 0, 3), repeat=2))
     assert result.calls == 1
     assert set(result.take_complete().shifts) == set(coarse)
@@ -152,7 +185,9 @@ def test_a_budget_that_is_spent_leaves_the_coarse_shifts():
 
 def test_progress_counts_entries_to_the_end():
     told = []
-    measure_responses(linear, IMAGES, SHIFTS, ZERO, batch_size=100, progress=lambda *numbers: told.append(numbers))
+    measure_responses(
+        linear, IMAGES, SHIFTS, ZERO, batch_size=100, progress=lambda *numbers: told.append(numbers)
+    )
     assert [numbers[:2] for numbers in told] == [(100, 245), (200, 245), (245, 245)]
     assert told[0][2] > 0
     assert told[-1][2] == 0
@@ -194,7 +229,14 @@ def test_bad_input_is_refused(as_users_run_it):
         ({"budget_seconds": 0.0}, "budget_seconds is 0.0"),
         ({"function": nn.Dropout()}, "training mode"),
     ]:
-        given = {"function": linear, "images": IMAGES, "shifts": SHIFTS, "movement": ZERO, "labels": LABELS, **changes}
+        given = {
+            "function": linear,
+            "images": IMAGES,
+            "shifts": SHIFTS,
+            "movement": ZERO,
+            "labels": LABELS,
+            **changes,
+        }
         with raises_for(message, ValueError, match=message):
             measure_responses(**given)
 
@@ -215,9 +257,13 @@ def worst(responses):
     st.sampled_from([2, 7, 300]),
     st.integers(0, 2**9 - 1),
 )
-def test_the_worst_shift_accuracy_is_that_of_the_whole_measurement(columns, max_shift, batch_size, flipped):
+def test_the_worst_shift_accuracy_is_that_of_the_whole_measurement(
+    columns, max_shift, batch_size, flipped
+):
     images, shifts = points(columns), square_shifts(max_shift)
-    labels = torch.tensor([int(column >= 7) ^ (flipped >> index & 1) for index, column in enumerate(columns)])
+    labels = torch.tensor(
+        [int(column >= 7) ^ (flipped >> index & 1) for index, column in enumerate(columns)]
+    )
     whole = measure_responses(right_half, images, shifts, CIRCULAR, labels=labels)
     searched = search_worst(right_half, images, labels, shifts, CIRCULAR, batch_size=batch_size)
     assert torch.equal(worst(searched), worst(whole))
@@ -230,7 +276,9 @@ def test_the_worst_shift_accuracy_is_that_of_the_whole_measurement(columns, max_
 def test_one_at_a_time_an_image_is_not_shown_again_once_it_was_wrong():
     columns = [2, 5, 6, 8]
     labels = torch.tensor([0, 0, 0, 0])
-    result = search_worst(right_half, points(columns), labels, axis_shifts(3), CIRCULAR, batch_size=1)
+    result = search_worst(
+        right_half, points(columns), labels, axis_shifts(3), CIRCULAR, batch_size=1
+    )
     wrong = result.evaluated & ~present(result.correct)
     # Column 2 never is, for −3 comes round to column 12; 5 and 6 cross the middle by 3; 8 is wrong unmoved.
     assert wrong.sum(dim=0).tolist() == [1, 1, 1, 1]
@@ -240,8 +288,12 @@ def test_one_at_a_time_an_image_is_not_shown_again_once_it_was_wrong():
 
 def test_a_model_that_is_always_right_is_shown_everything():
     images, shifts = points([3, 5, 8]), square_shifts(2)
-    model = Counting(lambda batch: column_of(batch).sum(1, keepdim=True) * torch.tensor([0.0, 1.0]).double())
-    result = search_worst(model, images, torch.ones(3, dtype=torch.int64), shifts, CIRCULAR, batch_size=10)
+    model = Counting(
+        lambda batch: column_of(batch).sum(1, keepdim=True) * torch.tensor([0.0, 1.0]).double()
+    )
+    result = search_worst(
+        model, images, torch.ones(3, dtype=torch.int64), shifts, CIRCULAR, batch_size=10
+    )
     assert result.evaluated.all()
     assert model.sizes == [10] * 7 + [5]
 
@@ -249,7 +301,9 @@ def test_a_model_that_is_always_right_is_shown_everything():
 def test_a_model_that_is_always_wrong_is_shown_the_images_unmoved_only():
     columns = torch.tensor([3, 5, 8])
     model = Counting(column_of)
-    result = search_worst(model, points(columns.tolist()), columns - 1, square_shifts(2), CIRCULAR, batch_size=3)
+    result = search_worst(
+        model, points(columns.tolist()), columns - 1, square_shifts(2), CIRCULAR, batch_size=3
+    )
     assert model.sizes == [3]
     assert result.evaluated.sum(dim=1).tolist() == [3 * (not any(shift)) for shift in result.shifts]
 
@@ -263,7 +317,13 @@ def test_batches_are_full_until_the_images_run_out():
 def test_progress_ends_with_all_settled():
     told = []
     search_worst(
-        linear, IMAGES, LABELS, square_shifts(3), ZERO, batch_size=4, progress=lambda *numbers: told.append(numbers)
+        linear,
+        IMAGES,
+        LABELS,
+        square_shifts(3),
+        ZERO,
+        batch_size=4,
+        progress=lambda *numbers: told.append(numbers),
     )
     assert told[-1] == (245, 245, 0.0)
     assert all(one[0] < other[0] for one, other in itertools.pairwise(told))
@@ -271,7 +331,9 @@ def test_progress_ends_with_all_settled():
 
 def test_an_image_that_a_budget_cut_off_does_not_count_as_right():
     images, labels = points([3, 5, 8]), torch.zeros(3, dtype=torch.int64)
-    result = search_worst(right_half, images[:2], labels[:2], axis_shifts(1), ZERO, batch_size=3, budget_seconds=1e-9)
+    result = search_worst(
+        right_half, images[:2], labels[:2], axis_shifts(1), ZERO, batch_size=3, budget_seconds=1e-9
+    )
     assert result.evaluated.sum() == 3
     assert present(result.correct).sum() == 3
     assert not worst(result).any()
@@ -279,20 +341,31 @@ def test_an_image_that_a_budget_cut_off_does_not_count_as_right():
 
 def test_what_was_measured_before_the_classifier_raised_is_kept():
     with pytest.raises(ModelError) as caught:
-        search_worst(Failing(linear, 1, OSError()), IMAGES, LABELS, square_shifts(1), ZERO, batch_size=5)
+        search_worst(
+            Failing(linear, 1, OSError()), IMAGES, LABELS, square_shifts(1), ZERO, batch_size=5
+        )
     assert present(caught.value.responses).evaluated.sum() == 5
 
 
 @pytest.mark.usefixtures("as_users_run_it")
 def test_what_cannot_be_searched_is_refused():
     for changes, message in [
-        ({"function": lambda images: images}, r"\(45, 2, 11, 13\), expected the output of a classifier"),
+        (
+            {"function": lambda images: images},
+            r"\(45, 2, 11, 13\), expected the output of a classifier",
+        ),
         ({"labels": LABELS + 1}, "labels is 3, expected classes below 3"),
         ({"labels": None}, "labels is None, expected the class of each image"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"shifts": [(0, 1)]}, "with the zero shift"),
     ]:
-        given = {"function": linear, "images": IMAGES, "labels": LABELS, "shifts": square_shifts(1), "movement": ZERO}
+        given = {
+            "function": linear,
+            "images": IMAGES,
+            "labels": LABELS,
+            "shifts": square_shifts(1),
+            "movement": ZERO,
+        }
         with raises_for(message, ValueError, match=message):
             search_worst(**{**given, **changes})
 

@@ -3,7 +3,15 @@ import json
 import pytest
 import torch
 from safetensors import safe_open
-from tests.audit.measure.models import IMAGES, LABELS, Counting, Failing, assert_same, linear, present
+from tests.audit.measure.models import (
+    IMAGES,
+    LABELS,
+    Counting,
+    Failing,
+    assert_same,
+    linear,
+    present,
+)
 from tests.raising import raises_for
 from torch import nn
 
@@ -26,7 +34,9 @@ def network(seed=0):
 def test_a_measurement_that_was_stopped_goes_on(stopped, tmp_path):
     path = tmp_path / "state.safetensors"
     with pytest.raises((KeyboardInterrupt, ModelError)):
-        measure_responses(Failing(linear, 5, stopped), IMAGES, SHIFTS, ZERO, checkpoint=path, **SETTINGS)
+        measure_responses(
+            Failing(linear, 5, stopped), IMAGES, SHIFTS, ZERO, checkpoint=path, **SETTINGS
+        )
     model = Counting(linear)
     result = measure_responses(model, IMAGES, SHIFTS, ZERO, checkpoint=path, **SETTINGS)
     # 125 entries in 13 calls, of which 5 were made before; one call holds that the model is the same.
@@ -50,7 +60,9 @@ def test_dense_outputs_and_another_batch_size_go_on_too(tmp_path):
         return images.cumsum(3)
 
     with pytest.raises(ModelError):
-        measure_responses(Failing(function, 3, OSError()), IMAGES, SHIFTS, ZERO, checkpoint=path, batch_size=3)
+        measure_responses(
+            Failing(function, 3, OSError()), IMAGES, SHIFTS, ZERO, checkpoint=path, batch_size=3
+        )
     result = measure_responses(function, IMAGES, SHIFTS, ZERO, checkpoint=path, batch_size=50)
     assert_same(result, measure_responses(function, IMAGES, SHIFTS, ZERO))
 
@@ -95,7 +107,13 @@ def test_another_measurement_is_refused(tmp_path):
         ({"function": network(1)}, "another weights"),
     ]:
         path = tmp_path / "state.safetensors"
-        given = {"function": network(), "images": IMAGES, "shifts": SHIFTS, "movement": ZERO, "labels": LABELS}
+        given = {
+            "function": network(),
+            "images": IMAGES,
+            "shifts": SHIFTS,
+            "movement": ZERO,
+            "labels": LABELS,
+        }
         measure_responses(**given, checkpoint=path)
         before = path.read_bytes()
         with raises_for(named, ValueError, match=named):
@@ -106,8 +124,12 @@ def test_another_measurement_is_refused(tmp_path):
 def test_another_function_is_known_by_its_answers(tmp_path):
     path = tmp_path / "state.safetensors"
     measure_responses(linear, IMAGES, SHIFTS, ZERO, checkpoint=path)
-    with pytest.raises(ValueError, match=r"the state of this model; its answers .* differ by 0\.01 of their norm"):
-        measure_responses(lambda images: 1.01 * linear(images), IMAGES, SHIFTS, ZERO, checkpoint=path)
+    with pytest.raises(
+        ValueError, match=r"the state of this model; its answers .* differ by 0\.01 of their norm"
+    ):
+        measure_responses(
+            lambda images: 1.01 * linear(images), IMAGES, SHIFTS, ZERO, checkpoint=path
+        )
 
 
 def test_a_file_that_is_cut_off_or_no_such_file_is_refused(tmp_path):

@@ -18,7 +18,9 @@ from teka.audit.movement import Movement
 CIRCULAR, ZERO = Movement("circular"), Movement("zero")
 SQUARE = square_shifts(3)
 IMAGES = torch.zeros(5, 2, 9, 11, dtype=torch.float64)
-IMAGES[:, :, 3:6, 3:8] = torch.rand(5, 2, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+IMAGES[:, :, 3:6, 3:8] = torch.rand(
+    5, 2, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+)
 SHIFTS = axis_shifts(3)
 MOVEMENTS = (
     Movement("circular"),
@@ -33,7 +35,11 @@ MOVEMENTS = (
 
 
 def by_hand(movement, image, shift):
-    settings = {"background": movement.background, "canvas_size": movement.canvas_size, "crop_size": movement.crop_size}
+    settings = {
+        "background": movement.background,
+        "canvas_size": movement.canvas_size,
+        "crop_size": movement.crop_size,
+    }
     return translate(IMAGES[image : image + 1], shift, mode=movement.mode, **settings)[0]
 
 
@@ -47,7 +53,10 @@ def test_a_batch_holds_what_translate_gives(monkeypatch):
             batch = moved.batch(moved.segments(entries))
             for row, entry in enumerate(entries.tolist()):
                 torch.testing.assert_close(
-                    batch[row], by_hand(movement, entry % 5, moved.shifts[entry // 5]), rtol=0, atol=0
+                    batch[row],
+                    by_hand(movement, entry % 5, moved.shifts[entry // 5]),
+                    rtol=0,
+                    atol=0,
                 )
 
 
@@ -102,19 +111,29 @@ def test_what_cannot_be_moved_is_refused(as_users_run_it):
 
 
 def test_outputs_that_wait_change_nothing(monkeypatch):
-    waited = measure_responses(models.linear, models.IMAGES, SQUARE, ZERO, labels=models.LABELS, batch_size=4)
+    waited = measure_responses(
+        models.linear, models.IMAGES, SQUARE, ZERO, labels=models.LABELS, batch_size=4
+    )
     monkeypatch.setattr(measurement, "WAITING_CALLS", 1)
     models.assert_same(
-        measure_responses(models.linear, models.IMAGES, SQUARE, ZERO, labels=models.LABELS, batch_size=4), waited
+        measure_responses(
+            models.linear, models.IMAGES, SQUARE, ZERO, labels=models.LABELS, batch_size=4
+        ),
+        waited,
     )
 
 
 @pytest.mark.parametrize("name", ["RESIDENT_BYTES", "CACHED_BYTES"])
 def test_outputs_that_fit_no_device_and_no_cache_change_nothing(monkeypatch, name):
-    expected = measure_responses(lambda images: images.cumsum(3), models.IMAGES, SQUARE, ZERO, batch_size=7)
+    expected = measure_responses(
+        lambda images: images.cumsum(3), models.IMAGES, SQUARE, ZERO, batch_size=7
+    )
     monkeypatch.setattr(measurement, name, 0)
     models.assert_same(
-        measure_responses(lambda images: images.cumsum(3), models.IMAGES, SQUARE, ZERO, batch_size=7), expected
+        measure_responses(
+            lambda images: images.cumsum(3), models.IMAGES, SQUARE, ZERO, batch_size=7
+        ),
+        expected,
     )
 
 
@@ -122,21 +141,38 @@ def test_outputs_that_fit_no_device_and_no_cache_change_nothing(monkeypatch, nam
 def test_a_number_that_is_none_is_named_by_its_shift(bad):
     # Only the images that the shift has brought to the last column.
     def function(images):
-        return torch.where(images[:, 0, :, -1:].sum((1, 2))[:, None] > 0, bad, 1.0) * torch.ones(1, 2)
+        return torch.where(images[:, 0, :, -1:].sum((1, 2))[:, None] > 0, bad, 1.0) * torch.ones(
+            1, 2
+        )
 
-    with pytest.raises(ModelError, match=r"NaN or infinity at shift \(0, 2\) for 2 of 3 images$") as caught:
-        measure_responses(function, models.points([10, 4, 10]), [(0, 0), (0, 1), (0, 2)], CIRCULAR, batch_size=4)
+    with pytest.raises(
+        ModelError, match=r"NaN or infinity at shift \(0, 2\) for 2 of 3 images$"
+    ) as caught:
+        measure_responses(
+            function, models.points([10, 4, 10]), [(0, 0), (0, 1), (0, 2)], CIRCULAR, batch_size=4
+        )
     # The order is that of far shifts first: zero, then two, of which nothing was sound but the image unmoved.
-    assert models.present(caught.value.responses).evaluated.tolist() == [[True] * 3, [False] * 3, [False] * 3]
+    assert models.present(caught.value.responses).evaluated.tolist() == [
+        [True] * 3,
+        [False] * 3,
+        [False] * 3,
+    ]
 
 
 def test_large_numbers_whose_sum_is_infinite_are_measured():
-    result = measure_responses(lambda images: 3e38 * torch.ones(len(images), 9), models.IMAGES, SQUARE, ZERO)
+    result = measure_responses(
+        lambda images: 3e38 * torch.ones(len(images), 9), models.IMAGES, SQUARE, ZERO
+    )
     assert result.evaluated.all()
     assert not result.error_squared.any()
 
 
 def test_outputs_of_changing_shape_are_refused():
     sizes = itertools.chain([6], itertools.repeat(5))
-    with pytest.raises(ModelError, match=r"at shift .* of shape \(5, 5\), expected .* of shape \(5, 6\), as at first"):
-        measure_responses(lambda images: images[:, 0, 0, : next(sizes)], models.IMAGES, SQUARE, ZERO, batch_size=5)
+    with pytest.raises(
+        ModelError,
+        match=r"at shift .* of shape \(5, 5\), expected .* of shape \(5, 6\), as at first",
+    ):
+        measure_responses(
+            lambda images: images[:, 0, 0, : next(sizes)], models.IMAGES, SQUARE, ZERO, batch_size=5
+        )

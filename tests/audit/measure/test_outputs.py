@@ -11,12 +11,20 @@ from torch.nn.functional import avg_pool2d
 
 from teka.audit import axis_shifts, square_shifts
 from teka.audit.measure.measure_responses import measure_responses
-from teka.audit.measure.outputs import check_dense_shifts, class_overlap, compared_maps, squares, sum_of_squares
+from teka.audit.measure.outputs import (
+    check_dense_shifts,
+    class_overlap,
+    compared_maps,
+    squares,
+    sum_of_squares,
+)
 from teka.audit.movement import Movement
 from teka.audit.statistics.summarize import summarize
 
 HEIGHT, WIDTH = 12, 18
-IMAGES = torch.rand(3, 2, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+IMAGES = torch.rand(
+    3, 2, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+)
 CIRCULAR, ZERO = Movement("circular"), Movement("zero")
 SHIFTS = square_shifts(3)
 MODES = ("circular", "zero", "reflect", "fourier", "bilinear")
@@ -99,21 +107,29 @@ def test_shifts_with_a_counterpart_are_passed():
 
 
 def test_maps_that_do_not_cover_the_images_are_refused_with_circular_edges():
-    with pytest.raises(ValueError, match=r"stride is \(1, 1\), expected \(12, 18\) over \(10, 16\)"):
+    with pytest.raises(
+        ValueError, match=r"stride is \(1, 1\), expected \(12, 18\) over \(10, 16\)"
+    ):
         check_dense_shifts(((1, 1),), (10, 16), (1, 1), (HEIGHT, WIDTH), Movement("circular"))
 
 
 @pytest.mark.parametrize(("down", "right"), [(0, 0), (2, 3), (-5, 1)])
 def test_a_delayed_identity_moves_along_exactly(down, right):
-    result = measure_responses(lambda images: images.roll((down, right), (2, 3)), models.IMAGES, SHIFTS, CIRCULAR)
+    result = measure_responses(
+        lambda images: images.roll((down, right), (2, 3)), models.IMAGES, SHIFTS, CIRCULAR
+    )
     assert result.output == "dense"
     assert not result.error_squared.any()
-    torch.testing.assert_close(result.norm_squared, models.IMAGES.square().sum((1, 2, 3)).expand(len(SHIFTS), -1))
+    torch.testing.assert_close(
+        result.norm_squared, models.IMAGES.square().sum((1, 2, 3)).expand(len(SHIFTS), -1)
+    )
 
 
 def test_a_delayed_identity_moves_along_by_fractions_too():
     shifts = [(0, 0), (0.5, -0.25), (1.75, 3)]
-    result = measure_responses(lambda images: images.roll(2, 3), models.IMAGES, shifts, Movement("fourier"))
+    result = measure_responses(
+        lambda images: images.roll(2, 3), models.IMAGES, shifts, Movement("fourier")
+    )
     assert result.relative_error().max() <= 1e-13
 
 
@@ -121,26 +137,34 @@ def test_taking_every_second_pixel_moves_along_exactly_by_even_shifts():
     for mode in ["circular", "zero"]:
         images, steps = torch.rand(3, 1, 8, 12, dtype=torch.float64), (-4, -2, 0, 2, 4)
         shifts = tuple(itertools.product(steps, steps))
-        result = measure_responses(lambda images: images[..., ::2, ::2], images, shifts, Movement(mode))
+        result = measure_responses(
+            lambda images: images[..., ::2, ::2], images, shifts, Movement(mode)
+        )
         assert (result.output, result.error_squared.any().item()) == ("dense", False), mode
 
 
 def test_taking_every_second_pixel_has_no_counterpart_at_odd_shifts():
     with pytest.raises(ValueError, match=r"multiples of the stride \(2, 2\)"):
-        measure_responses(lambda images: images[..., ::2, ::2], torch.rand(3, 1, 8, 12), axis_shifts(1), CIRCULAR)
+        measure_responses(
+            lambda images: images[..., ::2, ::2], torch.rand(3, 1, 8, 12), axis_shifts(1), CIRCULAR
+        )
 
 
 def test_a_ramp_over_the_columns_has_the_error_worked_out_by_hand():
     columns = [3, 6, 9]
     ramp = torch.arange(1.0, models.WIDTH + 1, dtype=torch.float64)
-    result = measure_responses(lambda images: images * ramp, models.points(columns), axis_shifts(3), ZERO)
+    result = measure_responses(
+        lambda images: images * ramp, models.points(columns), axis_shifts(3), ZERO
+    )
     for row, (_, right) in enumerate(result.shifts):
         assert result.error_squared[row].tolist() == [float(right**2)] * 3
         assert result.norm_squared[row].tolist() == [float((column + 1) ** 2) for column in columns]
 
 
 def test_what_leaves_the_image_is_not_compared():
-    result = measure_responses(lambda images: 2 * images, models.points([1, 11]), [(0, 0), (0, -2)], ZERO)
+    result = measure_responses(
+        lambda images: 2 * images, models.points([1, 11]), [(0, 0), (0, -2)], ZERO
+    )
     assert result.error_squared.tolist() == [[0.0, 0.0], [0.0, 0.0]]
     assert result.norm_squared.tolist() == [[4.0, 4.0], [0.0, 4.0]]
 
@@ -152,9 +176,12 @@ def test_a_convolution_without_padding_is_compared_once_its_stride_is_given():
         assert result.output == "dense", movement
         assert result.relative_error().max() <= 1e-13, movement
         padded = nn.Conv2d(2, 3, 3, padding=1).double().eval()
-        assert measure_responses(padded, models.IMAGES, axis_shifts(2), movement).relative_error().max() > 1e-3, (
-            movement
-        )
+        assert (
+            measure_responses(padded, models.IMAGES, axis_shifts(2), movement)
+            .relative_error()
+            .max()
+            > 1e-3
+        ), movement
 
 
 def test_a_segmentation_that_moves_along_overlaps_wholly_and_one_that_stays_as_worked_out_by_hand():
@@ -169,11 +196,15 @@ def test_a_segmentation_that_moves_along_overlaps_wholly_and_one_that_stays_as_w
 
     shifts = [(0, 0), (0, 1), (1, 2)]
     for mode in ("circular", "zero"):
-        responses = measure_responses(segment, images, shifts, Movement(mode), output="segmentation", batch_size=2)
+        responses = measure_responses(
+            segment, images, shifts, Movement(mode), output="segmentation", batch_size=2
+        )
         assert responses.overlap is not None
         assert responses.overlap.tolist() == [[1.0] * 2] * 3
         assert summarize(responses, num_resamples=40).numbers["overlap"].value == 1.0
-    overlap = measure_responses(stays, images, shifts, CIRCULAR, output="segmentation", batch_size=2).overlap
+    overlap = measure_responses(
+        stays, images, shifts, CIRCULAR, output="segmentation", batch_size=2
+    ).overlap
     assert overlap is not None
     # By one column 2 of the 4 cells stay, of a union of 6; of the ground 18 of 22. By (1, 2) none, and 16 of 24.
     assert overlap[:, 0].tolist() == pytest.approx([1.0, (2 / 6 + 18 / 22) / 2, (0 + 16 / 24) / 2])
@@ -183,10 +214,15 @@ def test_a_segmentation_that_moves_along_overlaps_wholly_and_one_that_stays_as_w
 
 @given(st.integers(1, 5), st.integers(0, 2**32))
 def test_overlap_of_classes_is_that_of_sets_of_cells(num_classes, seed):
-    first, second = torch.randint(num_classes, (2, 3, 5, 7), generator=torch.Generator().manual_seed(seed))
+    first, second = torch.randint(
+        num_classes, (2, 3, 5, 7), generator=torch.Generator().manual_seed(seed)
+    )
     for row, found in enumerate(class_overlap(first, second, num_classes)):
         cells = [
-            [set((one[row] == kind).flatten().nonzero().flatten().tolist()) for one in (first, second)]
+            [
+                set((one[row] == kind).flatten().nonzero().flatten().tolist())
+                for one in (first, second)
+            ]
             for kind in range(num_classes)
         ]
         shares = [len(one & other) / len(one | other) for one, other in cells if one | other]
@@ -196,7 +232,12 @@ def test_overlap_of_classes_is_that_of_sets_of_cells(num_classes, seed):
 def test_features_are_found_again_by_the_cosine_to_those_of_all_images():
     images = torch.eye(5).reshape(5, 1, 1, 5)
     responses = measure_responses(
-        lambda batch: batch.flatten(1), images, [(0, 0), (0, 1)], CIRCULAR, output="features", batch_size=3
+        lambda batch: batch.flatten(1),
+        images,
+        [(0, 0), (0, 1)],
+        CIRCULAR,
+        output="features",
+        batch_size=3,
     )
     assert responses.rank is not None
     assert responses.cosine_distance is not None

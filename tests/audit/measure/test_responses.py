@@ -65,7 +65,9 @@ def test_errors_without_a_norm_are_none_and_nothing_against_nothing_is_no_error(
     assert squares is not None
     assert not squares[0].any()
     assert squares[1][1].tolist() == [1.0] * 4
-    assert dataclasses.replace(plain, norm_squared=norm, error_squared=torch.ones(3, 4)).errors is None
+    assert (
+        dataclasses.replace(plain, norm_squared=norm, error_squared=torch.ones(3, 4)).errors is None
+    )
 
 
 def points(columns):
@@ -79,16 +81,24 @@ def points(columns):
 def test_a_classifier_of_the_column_is_correct_only_where_the_column_stays():
     columns = torch.tensor([3, 5, 6, 8, 9])
     responses = measure_responses(
-        lambda images: images.sum((1, 2)), points(columns), axis_shifts(3), Movement("lossless"), labels=columns
+        lambda images: images.sum((1, 2)),
+        points(columns),
+        axis_shifts(3),
+        Movement("lossless"),
+        labels=columns,
     )
     accuracy = present(CURVES["accuracy"].values(responses))
-    assert {step: accuracy[row].item() for step, row in responses.along(0).items()} == dict.fromkeys(range(-3, 4), 1.0)
+    assert {
+        step: accuracy[row].item() for step, row in responses.along(0).items()
+    } == dict.fromkeys(range(-3, 4), 1.0)
     assert {step: accuracy[row].item() for step, row in responses.along(-1).items()} == {
         step: float(step == 0) for step in range(-3, 4)
     }
     for step, row in responses.along(1).items():
         assert present(responses.predictions)[row].tolist() == (columns + step).tolist()
-    assert summarize(responses).numbers["consistency"].value == 0.5  # six shifts downwards agree, six to the right not
+    assert (
+        summarize(responses).numbers["consistency"].value == 0.5
+    )  # six shifts downwards agree, six to the right not
 
 
 def test_a_threshold_on_the_column_has_the_accuracies_worked_out_by_hand():
@@ -103,7 +113,15 @@ def test_a_threshold_on_the_column_has_the_accuracies_worked_out_by_hand():
     responses = measure_responses(
         predict, points(columns), range(-3, 4), Movement("lossless"), labels=(columns >= 7).long()
     )
-    assert present(CURVES["accuracy"].values(responses)).tolist() == [0.6, 0.8, 1.0, 1.0, 0.8, 0.6, 0.6]
+    assert present(CURVES["accuracy"].values(responses)).tolist() == [
+        0.6,
+        0.8,
+        1.0,
+        1.0,
+        0.8,
+        0.6,
+        0.6,
+    ]
     # Column 3 never crosses; column 9 does at s = −3 only; so one of five is correct everywhere.
     numbers = summarize(responses).numbers
     assert (numbers["minimum_accuracy"].value, numbers["worst_shift_accuracy"].value) == (0.6, 0.2)

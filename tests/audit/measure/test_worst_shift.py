@@ -14,7 +14,9 @@ def planted(right):
 
     def classify(batch):
         value, place = batch.flatten(1).max(dim=1)
-        steps = zip((place // SIZE - SIZE // 2).tolist(), (place % SIZE - SIZE // 2).tolist(), strict=True)
+        steps = zip(
+            (place // SIZE - SIZE // 2).tolist(), (place % SIZE - SIZE // 2).tolist(), strict=True
+        )
         rows = torch.tensor([SHIFTS.index(step) for step in steps])
         correct = right[rows, value.long() - 1].float()
         return torch.stack([correct, 1 - correct], dim=1)

@@ -34,9 +34,13 @@ def example_answer(index, shift):
     return (index + off) % 10, round(0.9 - 0.2 * off - 0.01 * abs(down) - 0.001 * abs(right), 3)
 
 
-def make_example(index=0, mode="circular", shifts=SQUARE, *, channels=1, label=None, height=HEIGHT, width=WIDTH):
+def make_example(
+    index=0, mode="circular", shifts=SQUARE, *, channels=1, label=None, height=HEIGHT, width=WIDTH
+):
     answers = [example_answer(index, shift) for shift in shifts]
-    levels = base64.b64encode(example_pixels(index, channels, height, width).tobytes()).decode("ascii")
+    levels = base64.b64encode(example_pixels(index, channels, height, width).tobytes()).decode(
+        "ascii"
+    )
     return Example(
         mode=mode,
         index=index,
@@ -54,10 +58,19 @@ def make_example(index=0, mode="circular", shifts=SQUARE, *, channels=1, label=N
 def make_curve(values, spread=0.02, *, is_share=True):
     def moved(by):
         ends = [value + by for value in values]
-        return tuple(min(max(end, 0.0), 1.0) for end in ends) if is_share else tuple(max(end, 0.0) for end in ends)
+        return (
+            tuple(min(max(end, 0.0), 1.0) for end in ends)
+            if is_share
+            else tuple(max(end, 0.0) for end in ends)
+        )
 
     return Curve(
-        tuple(values), moved(-spread), moved(spread), moved(-2 * spread), moved(2 * spread), "bootstrap over images"
+        tuple(values),
+        moved(-spread),
+        moved(spread),
+        moved(-2 * spread),
+        moved(2 * spread),
+        "bootstrap over images",
     )
 
 
@@ -76,7 +89,9 @@ def make_metrics(movement=None, shifts=SQUARE, *, fall=0.5, skipped=(), output="
             "mean_error": Estimate(0.31, 0.28, 0.34, 0.95, method),
             "maximum_error": Estimate(0.71, 0.62, 0.8, 0.95, method),
         }
-        return Metrics(movement, output, 60, tuple(shifts), tuple(skipped), {"error": error}, numbers, 0.95)
+        return Metrics(
+            movement, output, 60, tuple(shifts), tuple(skipped), {"error": error}, numbers, 0.95
+        )
     accuracy = [0.97 - lost(shift) for shift in shifts]
     agreement = [1 - lost(shift) for shift in shifts]
     consistency = sum(agreement) / len(agreement)
@@ -118,7 +133,18 @@ def make_layers():
 
     def layer(name, kind, interior, border, aliasing, added, grid=(3, 2)):
         return LayerFinding(
-            name, kind, "map", grid, (4.0, 4.0), 0, interior, border, aliasing, 2e-8, added, error=interior
+            name,
+            kind,
+            "map",
+            grid,
+            (4.0, 4.0),
+            0,
+            interior,
+            border,
+            aliasing,
+            2e-8,
+            added,
+            error=interior,
         )
 
     return LayerFindings(
@@ -147,7 +173,10 @@ def make_phases(stride=4, number="accuracy"):
     """Shares that fall by a quarter for each axis off the grid, (k, l) of each phase k, l."""
     phases = tuple(itertools.product(range(stride), repeat=2))
     shares = [0.95 - 0.25 * (down > 0) - 0.25 * (right > 0) for down, right in phases]
-    estimates = tuple(Estimate(share, share - 0.02, share + 0.02, 0.95, "bootstrap over images") for share in shares)
+    estimates = tuple(
+        Estimate(share, share - 0.02, share + 0.02, 0.95, "bootstrap over images")
+        for share in shares
+    )
     return PhaseTable((stride, stride), phases, (5,) * len(phases), {number: estimates})
 
 
@@ -157,9 +186,24 @@ def make_report(name="patch model", **further):
     square = metrics[0].shifts if metrics else SQUARE
     fields = {
         "name": name,
-        "model": {"kind": "module", "parameters": 20513, "weights_sha256": "5f" * 32, "input_size": [HEIGHT, WIDTH]},
-        "data": {"name": "digits, test part", "num_images": 60, "sha256": "a0" * 32, "class_names": None},
-        "settings": {"modes": ["circular"], "shifts": [list(shift) for shift in square], "seed": 0, "confidence": 0.95},
+        "model": {
+            "kind": "module",
+            "parameters": 20513,
+            "weights_sha256": "5f" * 32,
+            "input_size": [HEIGHT, WIDTH],
+        },
+        "data": {
+            "name": "digits, test part",
+            "num_images": 60,
+            "sha256": "a0" * 32,
+            "class_names": None,
+        },
+        "settings": {
+            "modes": ["circular"],
+            "shifts": [list(shift) for shift in square],
+            "seed": 0,
+            "confidence": 0.95,
+        },
         "metrics": metrics,
         "phases": {one.movement.mode: make_phases() for one in metrics},
         "noise_floor": NoiseFloor(0.0, 3.1e-7),
@@ -169,7 +213,11 @@ def make_report(name="patch model", **further):
         ),
         "sensitivity": {
             one.movement.mode: SensitivityMap(
-                one.movement, one.shifts, tuple(0.1 * sum(map(abs, shift)) for shift in one.shifts), 3.2, 60
+                one.movement,
+                one.shifts,
+                tuple(0.1 * sum(map(abs, shift)) for shift in one.shifts),
+                3.2,
+                60,
             )
             for one in metrics
         },
@@ -178,7 +226,11 @@ def make_report(name="patch model", **further):
         "presets": (),
         "caveats": (
             Caveat("phases unseen", "note", "No shift has phase 3."),
-            Caveat("few images", "limits", "60 images give intervals of ± 5 points; 400 would halve them."),
+            Caveat(
+                "few images",
+                "limits",
+                "60 images give intervals of ± 5 points; 400 would halve them.",
+            ),
         ),
         "failures": (Failure("Lie derivative", "the model rounds its input"),),
         "examples": tuple(make_example(index) for index in (3, 1)),

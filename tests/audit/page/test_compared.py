@@ -27,7 +27,9 @@ def make_pair(first, second, value, p_value, mode="circular", method="bonett-pri
         "worst_shift_accuracy": difference(value, p_value),
         "mean_error": dataclasses.replace(difference(-value / 2, p_value), method=method),
     }
-    return Pair(first, second, Comparison(Movement(mode), 60, SQUARE, {"accuracy": curve}, numbers, 0.95))
+    return Pair(
+        first, second, Comparison(Movement(mode), 60, SQUARE, {"accuracy": curve}, numbers, 0.95)
+    )
 
 
 def reports_of(*names, **further):
@@ -39,10 +41,19 @@ PAIRS = (make_pair(0, 1, -0.5, 0.0001), make_pair(0, 2, -0.48, 0.0002), make_pai
 
 def test_a_winner_is_named_with_its_evidence():
     headline, evidence = winner(PAIRS[:1], reports_of("patches", "rotation"))
-    assert headline == "In mode circular, by the share answered correctly at every shift, rotation wins."
+    assert (
+        headline
+        == "In mode circular, by the share answered correctly at every shift, rotation wins."
+    )
     assert evidence == [
-        ("worst_shift_accuracy", "Every shift: rotation lies above patches by 50.0 points (40.0 to 60.0, p < 0.001)."),
-        ("mean_error", "Mean error: rotation lies below patches by 0.25 (0.15 to 0.35, p < 0.001)."),
+        (
+            "worst_shift_accuracy",
+            "Every shift: rotation lies above patches by 50.0 points (40.0 to 60.0, p < 0.001).",
+        ),
+        (
+            "mean_error",
+            "Mean error: rotation lies below patches by 0.25 (0.15 to 0.35, p < 0.001).",
+        ),
     ]
 
 
@@ -58,7 +69,11 @@ def test_nobody_wins_who_is_not_told_apart_and_the_others_are_counted():
 
 def test_a_model_whose_numbers_are_void_does_not_compete():
     void = Caveat("constant predictor", "invalidates", "It says 3.")
-    reports = [*reports_of("patches"), make_report("rotation", caveats=(void,)), *reports_of("table")]
+    reports = [
+        *reports_of("patches"),
+        make_report("rotation", caveats=(void,)),
+        *reports_of("table"),
+    ]
     headline, evidence = winner(PAIRS, reports)
     assert headline.endswith("table wins.")
     excluded = "rotation is not compared, because its results are invalid: constant predictor."
@@ -86,20 +101,37 @@ def test_models_that_share_a_number_are_compared_though_a_third_lacks_it():
             pair,
             comparison=dataclasses.replace(
                 pair.comparison,
-                numbers={name: one for name, one in pair.comparison.numbers.items() if name == "consistency"},
+                numbers={
+                    name: one
+                    for name, one in pair.comparison.numbers.items()
+                    if name == "consistency"
+                },
             ),
         )
         for pair in PAIRS[1:]
     ]
     headline, evidence = winner([PAIRS[0], *for_three], reports_of(*NAMES))
-    assert headline == "In mode circular, by the share answered correctly at every shift, rotation wins."
-    assert evidence[-1] == ("", "Not ranked, because their outputs do not define that number: table.")
+    assert (
+        headline
+        == "In mode circular, by the share answered correctly at every shift, rotation wins."
+    )
+    assert evidence[-1] == (
+        "",
+        "Not ranked, because their outputs do not define that number: table.",
+    )
 
 
 def test_the_page_has_every_pair_its_p_values_and_the_shifts_at_which_it_differs():
     page = render_audit_page(reports_of(*NAMES), PAIRS)
     assert page.index("nobody wins") < page.index(">Numbers<")
-    for part in ("−50.0", "−60.0 to −40.0", "p &lt; 0.001", "p = 0.800", "80 of 81", "Every other pair"):
+    for part in (
+        "−50.0",
+        "−60.0 to −40.0",
+        "p &lt; 0.001",
+        "p = 0.800",
+        "80 of 81",
+        "Every other pair",
+    ):
         assert part in page, part
     (section,) = comparison_sections(PAIRS, reports_of(*NAMES))
     assert [(first, second) for first, second, *_ in section["rows"]] == [(0, 1), (0, 2)]

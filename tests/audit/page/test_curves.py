@@ -28,7 +28,10 @@ def points_of(metrics, curve="accuracy", axis="dx"):
 
 
 def lines_of(metrics, curve="accuracy", axis="dx"):
-    return [CurveLine(f"model {at}", line_style(at), points_of(one, curve, axis)) for at, one in enumerate(metrics)]
+    return [
+        CurveLine(f"model {at}", line_style(at), points_of(one, curve, axis))
+        for at, one in enumerate(metrics)
+    ]
 
 
 def figure_of(names, metrics):
@@ -101,7 +104,9 @@ def test_bands_are_drawn_of_few_lines_and_not_where_there_is_no_interval():
     few, many = lines_of(metrics[:-1]), lines_of(metrics)
     assert bands_of(curve_chart(ACCURACY, "dx", few, few)) == 2 * MOST_BANDS
     assert bands_of(curve_chart(ACCURACY, "dx", many, many)) == 0
-    curve = dataclasses.replace(metrics[0].curves["error"], method="none, which needs 10 images or more")
+    curve = dataclasses.replace(
+        metrics[0].curves["error"], method="none, which needs 10 images or more"
+    )
     points = curve_along(CROSS, curve, "dx")
     line = [CurveLine("few images", line_style(0), points)]
     chart = curve_chart(quantity_of("error"), "dx", line, line)
@@ -118,7 +123,10 @@ def test_the_numbers_of_a_figure_are_those_of_its_curves_in_percent():
     for row in rows:
         step = int(row["pixels"])
         expected = values[(0, step) if row["axis"] == "dx" else (step, 0)]
-        found = [float(row[name]) for name in ("correct (%)", "lower", "upper", "lower of band", "upper of band")]
+        found = [
+            float(row[name])
+            for name in ("correct (%)", "lower", "upper", "lower of band", "upper of band")
+        ]
         assert found == pytest.approx([100 * one for one in expected], rel=1e-5)
 
 
@@ -138,10 +146,17 @@ def test_a_line_and_its_bands_are_hidden_by_one_name():
 
 def test_differences_are_drawn_with_their_signs_around_zero():
     shares = make_metrics(shifts=CROSS).curves["accuracy"]
-    below = {end: tuple(value - 0.8 for value in getattr(shares, end)) for end in ("values", "lower", "upper")}
-    curve = dataclasses.replace(shares, **below, band_lower=below["lower"], band_upper=below["upper"])
+    below = {
+        end: tuple(value - 0.8 for value in getattr(shares, end))
+        for end in ("values", "lower", "upper")
+    }
+    curve = dataclasses.replace(
+        shares, **below, band_lower=below["lower"], band_upper=below["upper"]
+    )
     quantity = difference_of("accuracy", "the first")
-    figure = curve_figure(["the first", "the second"], {1: (CROSS, curve)}, quantity, quantity.label)
+    figure = curve_figure(
+        ["the first", "the second"], {1: (CROSS, curve)}, quantity, quantity.label
+    )
     assert figure["name"] == "correct, less the first (points)"
     ticks = re.findall(r'text-anchor="end"[^>]*>([^<]+)<', figure["charts"][0])
     assert "0" in ticks

@@ -48,7 +48,9 @@ def test_the_fix_stands_beside_the_layer_that_it_mends_and_nowhere_else():
         "positions": {"add_position.position": ""},
         "blur": {"embed": "why"},
     }
-    mended = {name: words for _, name, words in blamed_layers(dataclasses.replace(layers, fixes=fixes))}
+    mended = {
+        name: words for _, name, words in blamed_layers(dataclasses.replace(layers, fixes=fixes))
+    }
     assert mended["embed"].endswith("error 0.4; teka mend --fix polyphase")
     assert mended["add_position.position"].endswith("; teka mend --fix positions")
     assert "teka mend" not in mended["blocks.0.attention.output.dense"]
@@ -72,7 +74,9 @@ def test_what_was_left_out_is_said():
     assert "left out of the comparison: class_token." in page
     assert "Not compared: dropout (its output is no tensor)." in page
     skipped = {"a": "why", "b": "not called", "c": "why"}
-    page = render_audit_page([make_report(layers=dataclasses.replace(make_layers(), skipped=skipped, class_tokens=()))])
+    page = render_audit_page(
+        [make_report(layers=dataclasses.replace(make_layers(), skipped=skipped, class_tokens=()))]
+    )
     assert "left out of the comparison" not in page
     assert "Not compared: a, c (why); b (not called)." in page
 
@@ -93,12 +97,17 @@ def test_the_numbers_of_the_chart_are_its_errors():
     rows = list(csv.DictReader(io.StringIO(layer_numbers(layers))))
     assert [row["layer"] for row in rows] == [one.name for one in layers.findings]
     for row, one in zip(rows, layers.findings, strict=True):
-        assert row["within the image"] == ("" if one.interior_error is None else f"{one.interior_error:.6g}")
+        assert row["within the image"] == (
+            "" if one.interior_error is None else f"{one.interior_error:.6g}"
+        )
 
 
 def test_no_error_is_drawn_lower_than_it_is():
     layers = make_layers()
-    large = [dataclasses.replace(layers.findings[0], interior_error=error) for error in (0.453, 45.3, 4530.0)]
+    large = [
+        dataclasses.replace(layers.findings[0], interior_error=error)
+        for error in (0.453, 45.3, 4530.0)
+    ]
     chart = layer_chart(dataclasses.replace(layers, findings=tuple(large)), WIDE)
     low, middle, high = (
         float(re.findall(rf"translate\([0-9.]+ ([0-9.]+)\)[^>]*><title>[^<]*: {error}<", chart)[0])
@@ -114,7 +123,11 @@ def test_names_stay_within_the_drawing():
     findings = (dataclasses.replace(layers.findings[0], name=long), *layers.findings[1:])
     breaks = {"interior": dataclasses.replace(layers.breaks["interior"], name=long)}
     chart = layer_chart(dataclasses.replace(layers, findings=findings, breaks=breaks), NARROW)
-    (name,) = [text for text in ElementTree.fromstring(chart).iter("text") if (text.text or "").startswith("…")]
+    (name,) = [
+        text
+        for text in ElementTree.fromstring(chart).iter("text")
+        if (text.text or "").startswith("…")
+    ]
     words = name.text or ""
     assert words.endswith("name.end")
     half = 3.5 * len(words)
@@ -124,10 +137,14 @@ def test_names_stay_within_the_drawing():
 def test_a_model_without_any_error_is_drawn_too():
     layers = make_layers()
     exact = tuple(
-        dataclasses.replace(one, interior_error=0.0, border_error=0.0, aliasing_error=None, noise=0.0)
+        dataclasses.replace(
+            one, interior_error=0.0, border_error=0.0, aliasing_error=None, noise=0.0
+        )
         for one in layers.findings[:1]
     )
-    chart = layer_chart(dataclasses.replace(layers, findings=exact, breaks={}, first_break=None), WIDE)
+    chart = layer_chart(
+        dataclasses.replace(layers, findings=exact, breaks={}, first_break=None), WIDE
+    )
     assert "No layer breaks" in chart
     assert "nan" not in chart
 

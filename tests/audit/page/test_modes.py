@@ -30,8 +30,14 @@ def test_sizes_and_background_are_said_where_they_matter():
 def test_a_mode_has_its_curves_and_the_maps_of_every_model():
     (section,) = mode_sections([make_report("one"), make_report("two")])
     assert section["mode"] == "circular"
-    assert [figure["name"] for figure in section["curves"]] == ["correct (%)", "answered as unshifted (%)"]
-    assert [figure["name"] for figure in section["more_curves"]] == ["cross-entropy (nats)", "relative error"]
+    assert [figure["name"] for figure in section["curves"]] == [
+        "correct (%)",
+        "answered as unshifted (%)",
+    ]
+    assert [figure["name"] for figure in section["more_curves"]] == [
+        "cross-entropy (nats)",
+        "relative error",
+    ]
     assert [figure["model"] for figure in section["maps"]] == [0, 1]
     assert [figure["model"] for figure in section["more_maps"]] == [0, 0, 1, 1]
     assert len({figure["key"] for figure in (*section["maps"], *section["more_maps"])}) == 6
@@ -62,13 +68,20 @@ def test_words_name_the_worst_shift_and_the_multiples_of_the_stride():
     (shifts,), (sensitivity, phase) = section["maps"], section["more_maps"]
     assert shifts["words"].startswith("Lowest: 49.5 % at dx ")
     assert "1 is as far as those to another image" in sensitivity["words"]
-    assert phase["words"] == "Lowest: 45.0 % at phase (1, 1) (bold frame). At multiples of the stride: 95.0 %."
-    (flat,) = mode_sections([make_report(metrics=(make_metrics(fall=0.0),), phases={}, sensitivity={})])
+    assert (
+        phase["words"]
+        == "Lowest: 45.0 % at phase (1, 1) (bold frame). At multiples of the stride: 95.0 %."
+    )
+    (flat,) = mode_sections(
+        [make_report(metrics=(make_metrics(fall=0.0),), phases={}, sensitivity={})]
+    )
     assert flat["maps"][0]["words"] == "Everywhere 97.0 %."
 
 
 def test_images_of_one_axis_have_neither():
-    (section,) = mode_sections([make_report(metrics=(make_metrics(shifts=((0,), (1,))),), phases={}, sensitivity={})])
+    (section,) = mode_sections(
+        [make_report(metrics=(make_metrics(shifts=((0,), (1,))),), phases={}, sensitivity={})]
+    )
     assert (section["curves"], section["maps"]) == ([], [])
 
 
@@ -102,9 +115,15 @@ def map_of(number, values):
 
 def cells_of(chart):
     """For each colour, the (row, column) of its cells."""
-    group = next(one for one in ElementTree.fromstring(chart).iter("g") if one.get("shape-rendering") == "crispEdges")
+    group = next(
+        one
+        for one in ElementTree.fromstring(chart).iter("g")
+        if one.get("shape-rendering") == "crispEdges"
+    )
     return {
-        path.attrib["fill"]: {(int(y), int(x)) for x, y in re.findall(r"M(\d+) (\d+)h1v1h-1z", path.attrib["d"])}
+        path.attrib["fill"]: {
+            (int(y), int(x)) for x, y in re.findall(r"M(\d+) (\d+)h1v1h-1z", path.attrib["d"])
+        }
         for path in group.findall("path")
     }
 
@@ -141,7 +160,10 @@ def test_the_worst_is_the_lowest_share_or_the_highest_error():
 
 
 def test_maps_beside_each_other_share_one_scale():
-    exact, broken = map_of("error", {(0, 0): 0.0, (1, 1): 1e-7}), map_of("error", {(0, 0): 0.0, (1, 1): 2.0})
+    exact, broken = (
+        map_of("error", {(0, 0): 0.0, (1, 1): 1e-7}),
+        map_of("error", {(0, 0): 0.0, (1, 1): 2.0}),
+    )
     scale = heat_scale([exact, broken])
     assert scale.place(2.0) == 1
     assert scale.place(1e-7) == pytest.approx(0, abs=1e-6)
@@ -158,14 +180,18 @@ def test_the_table_has_every_number_as_it_is_written():
 
 
 def test_small_maps_have_their_numbers_written_in_them():
-    heat_map = map_of("accuracy", {(down, right): 0.125 * down + 0.25 * right for down in (0, 1) for right in (0, 1)})
+    heat_map = map_of(
+        "accuracy",
+        {(down, right): 0.125 * down + 0.25 * right for down in (0, 1) for right in (0, 1)},
+    )
     assert ">37.5<" in heat_map_chart(heat_map, heat_scale([heat_map]), "A map.")
 
 
 def test_long_numbers_stay_within_their_cells():
     heat_map = map_of("error", {(down, right): 1.2e-7 for down in range(8) for right in range(8)})
     sizes = re.findall(
-        r'font-size="([\d.]+)"[^>]*>1\.2e−7<', heat_map_chart(heat_map, heat_scale([heat_map]), "A map.")
+        r'font-size="([\d.]+)"[^>]*>1\.2e−7<',
+        heat_map_chart(heat_map, heat_scale([heat_map]), "A map."),
     )
     # A digit is about 0.6 of its size wide, and a cell 306 / 8.
     assert len(sizes) == 64

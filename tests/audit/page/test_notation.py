@@ -17,27 +17,39 @@ from teka.audit.page.notation import (
 )
 
 
-@pytest.mark.parametrize(("share", "text"), [(0.0, "0.0"), (0.98149, "98.1"), (0.9815, "98.2"), (1.0, "100.0")])
+@pytest.mark.parametrize(
+    ("share", "text"), [(0.0, "0.0"), (0.98149, "98.1"), (0.9815, "98.2"), (1.0, "100.0")]
+)
 def test_a_share_is_a_percentage_to_a_tenth(share, text):
     assert percent(share) == text
 
 
 @pytest.mark.parametrize(
     ("share", "text"),
-    [(1.0, "100.0"), (0.9999, ">99.9"), (0.99949, "99.9"), (0.5, "50.0"), (0.0004, "<0.1"), (0.0, "0.0")],
+    [
+        (1.0, "100.0"),
+        (0.9999, ">99.9"),
+        (0.99949, "99.9"),
+        (0.5, "50.0"),
+        (0.0004, "<0.1"),
+        (0.0, "0.0"),
+    ],
 )
 def test_all_and_none_are_said_only_of_all_and_none(share, text):
     assert write_share(share) == text
 
 
 @pytest.mark.parametrize(
-    ("size", "text"), [(0.0, "0"), (3.1e-7, "3.1e−7"), (0.0123, "0.0123"), (1.539, "1.54"), (2.5e6, "2.5e6")]
+    ("size", "text"),
+    [(0.0, "0"), (3.1e-7, "3.1e−7"), (0.0123, "0.0123"), (1.539, "1.54"), (2.5e6, "2.5e6")],
 )
 def test_sizes_have_three_digits_or_a_power_of_ten(size, text):
     assert write_size(size) == text
 
 
-@pytest.mark.parametrize(("number", "text"), [(0, "0"), (1.2345, "1.23"), (36, "36.0"), (1234.5, "1,234")])
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0"), (1.2345, "1.23"), (36, "36.0"), (1234.5, "1,234")]
+)
 def test_significant_numbers_have_no_exponent(number, text):
     assert significant(number) == text
 
@@ -54,13 +66,16 @@ def test_shifts_are_written_with_true_signs():
     assert [write_step(step) for step in (-4, 0, 0.25, 13)] == ["−4", "0", "+0.25", "+13"]
 
 
-@pytest.mark.parametrize(("values", "text"), [([3], "3"), ([3, 5], "3 and 5"), ("abc", "a, b and c")])
+@pytest.mark.parametrize(
+    ("values", "text"), [([3], "3"), ([3, 5], "3 and 5"), ("abc", "a, b and c")]
+)
 def test_values_are_listed_in_words(values, text):
     assert listed(values) == text
 
 
 @pytest.mark.parametrize(
-    ("counts", "text"), [([1, 1], "one seed"), ([3, 3], "mean of 3 seeds"), ([2, 1, 5], "means of 1 to 5 seeds")]
+    ("counts", "text"),
+    [([1, 1], "one seed"), ([3, 3], "mean of 3 seeds"), ([2, 1, 5], "means of 1 to 5 seeds")],
 )
 def test_averages_say_what_they_are_over(counts, text):
     assert averaged(counts) == text
@@ -77,6 +92,14 @@ def test_an_interval_that_is_missing_is_a_dash_with_its_reasons_and_never_of_wid
 
 
 def test_differences_have_signs_and_p_values_three_decimals():
-    assert [write_difference("accuracy", share) for share in (0.0341, -0.1, 0.0004)] == ["+3.4", "−10.0", "0.0"]
+    assert [write_difference("accuracy", share) for share in (0.0341, -0.1, 0.0004)] == [
+        "+3.4",
+        "−10.0",
+        "0.0",
+    ]
     assert write_difference("mean_error", -3.1e-7) == "−3.1e−7"
-    assert [write_p_value(one) for one in (0.0004, 0.0312, 1.0)] == ["p < 0.001", "p = 0.031", "p = 1.000"]
+    assert [write_p_value(one) for one in (0.0004, 0.0312, 1.0)] == [
+        "p < 0.001",
+        "p = 0.031",
+        "p = 1.000",
+    ]

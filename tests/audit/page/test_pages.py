@@ -48,14 +48,25 @@ class Page(HTMLParser):
 def two_modes(name="patch model"):
     zero = Movement("zero", 0.25)
     examples = (make_example(3), make_example(4, "zero", CROSS))
-    return make_report(name, metrics=(make_metrics(), make_metrics(zero, CROSS, skipped=((4, 4),))), examples=examples)
+    return make_report(
+        name,
+        metrics=(make_metrics(), make_metrics(zero, CROSS, skipped=((4, 4),))),
+        examples=examples,
+    )
 
 
 def test_the_page_needs_nothing_but_itself():
     text = render_audit_page([two_modes(), make_report("rotation")])
     page = Page(text)
     assert page.open == []
-    assert not {tag for tag, _ in page.elements} & {"link", "iframe", "object", "img", "image", "use"}
+    assert not {tag for tag, _ in page.elements} & {
+        "link",
+        "iframe",
+        "object",
+        "img",
+        "image",
+        "use",
+    }
     for _, attributes in page.elements:
         assert not {"src", "srcset", "xlink:href", "data"} & set(attributes)
         assert attributes.get("href", "#").startswith("#")
@@ -63,14 +74,20 @@ def test_the_page_needs_nothing_but_itself():
     assert "@import" not in text
     assert "http://" not in text
     assert "https://" not in text
-    policy = next(one["content"] for one in page.all("meta") if one.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        one["content"]
+        for one in page.all("meta")
+        if one.get("http-equiv") == "Content-Security-Policy"
+    )
     assert policy.startswith("default-src 'none';")
 
 
 def test_the_page_says_its_language_and_every_link_leads_somewhere():
     page = Page(render_audit_page([two_modes()]))
     assert page.all("html") == [{"lang": "en"}]
-    assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in page.all("meta")
+    assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in page.all(
+        "meta"
+    )
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
     assert {one["aria-labelledby"] for one in page.all("section")} <= set(ids)
@@ -80,7 +97,11 @@ def test_the_page_says_its_language_and_every_link_leads_somewhere():
 
 
 def test_every_drawing_says_what_it_shows():
-    drawings = [one for one in Page(render_audit_page([make_report()])).all("svg") if one.get("aria-hidden") != "true"]
+    drawings = [
+        one
+        for one in Page(render_audit_page([make_report()])).all("svg")
+        if one.get("aria-hidden") != "true"
+    ]
     assert all(one["role"] == "img" and len(one["aria-label"]) > 20 for one in drawings)
     # The chart of layers is there in two widths, the first curve also on the first screen; no others show the same.
     assert len({one["aria-label"] for one in drawings}) == len(drawings) - 2
@@ -90,7 +111,12 @@ def test_the_verdict_comes_first_and_the_gravest_caveat_before_the_others():
     text = Page(render_audit_page([make_report()])).heads
     places = [
         text.index(words)
-        for words in ("52.0 % at the worst shift", "Limited validity", "Worth knowing", "unshifted (%)")
+        for words in (
+            "52.0 % at the worst shift",
+            "Limited validity",
+            "Worth knowing",
+            "unshifted (%)",
+        )
     ]
     assert places == sorted(places)
 
@@ -125,7 +151,9 @@ def test_what_a_report_lacks_is_left_out():
 
 
 def test_an_audit_that_measured_nothing_says_why():
-    nothing = make_report(metrics=(), examples=(), failures=(Failure("mode circular", "the model gave NaN"),))
+    nothing = make_report(
+        metrics=(), examples=(), failures=(Failure("mode circular", "the model gave NaN"),)
+    )
     text = Page(render_audit_page([nothing])).heads
     assert "No mode could be measured" in text
     assert "mode circular : the model gave NaN" in text
@@ -133,7 +161,13 @@ def test_an_audit_that_measured_nothing_says_why():
 
 def test_dense_outputs_have_errors_and_no_answers():
     page = Page(
-        render_audit_page([make_report(metrics=(make_metrics(output="dense"),), phases={}, examples=(), changes=())])
+        render_audit_page(
+            [
+                make_report(
+                    metrics=(make_metrics(output="dense"),), phases={}, examples=(), changes=()
+                )
+            ]
+        )
     )
     assert "mean error" in page.heads
     assert "unshifted (%)" not in page.heads
@@ -150,7 +184,9 @@ def test_several_models_stand_beside_each_other():
 
 def test_one_model_has_three_numbers_on_its_first_screen_and_several_have_none():
     text = render_audit_page([make_report()])
-    tiles = re.findall('<span class="meaning">([^<]*)</span><span class="tile">([^<]*)</span>', text)
+    tiles = re.findall(
+        '<span class="meaning">([^<]*)</span><span class="tile">([^<]*)</span>', text
+    )
     assert [label for label, _ in tiles] == ["consistency", "unshifted", "every shift"]
     assert tiles[1][1] == "97.0 %"
     assert text.index('class="tile"') < text.index('id="numbers"')
@@ -166,13 +202,21 @@ def test_a_procedure_of_the_literature_is_shown_with_its_source():
         {"mean accuracy, class 1": share}, {"class 1": make_metrics(shifts=tuple((0, step) for step in range(-2, 3)))},
     )  # fmt: skip
     text = Page(render_audit_page([make_report(presets=(preset,))])).heads
-    for words in ("As in the literature: horn2021", "Columns are moved.", "99.4", "99.0–99.7", "images, class 1: 854"):
+    for words in (
+        "As in the literature: horn2021",
+        "Columns are moved.",
+        "99.4",
+        "99.0–99.7",
+        "images, class 1: 854",
+    ):
         assert words in text, words
 
 
 def test_names_are_escaped():
     evil = "<script>alert('x')</script>\" onload=\"y"
-    report = make_report(evil, verdict=(evil,), data={"name": evil, "class_names": [evil] * 10}, model={evil: evil})
+    report = make_report(
+        evil, verdict=(evil,), data={"name": evil, "class_names": [evil] * 10}, model={evil: evil}
+    )
     page = Page(render_audit_page([report, report]))
     assert page.open == []
     assert len(page.all("script")) == 2

@@ -24,7 +24,9 @@ from teka.audit.statistics.metrics import NUMBERS
 def test_there_is_a_column_for_what_any_mode_has():
     dense = make_report(metrics=(make_metrics(output="dense"),))
     assert audit_columns([dense]) == ["mean_error", "maximum_error"]
-    assert audit_columns([dense, make_report()]) == [name for name in NUMBERS if name in make_metrics().numbers]
+    assert audit_columns([dense, make_report()]) == [
+        name for name in NUMBERS if name in make_metrics().numbers
+    ]
 
 
 def test_a_number_that_a_mode_has_not_is_left_blank():
@@ -35,7 +37,9 @@ def test_a_number_that_a_mode_has_not_is_left_blank():
 
 
 def test_rows_are_those_of_every_mode_of_every_model():
-    report = make_report(metrics=(make_metrics(), make_metrics(Movement("zero"), skipped=((9, 9),))))
+    report = make_report(
+        metrics=(make_metrics(), make_metrics(Movement("zero"), skipped=((9, 9),)))
+    )
     rows = audit_rows([report, report], [])
     assert [(row.model, row.mode, row.shifts) for row in rows] == [
         (0, "circular", "81"), (0, "zero", "81 of 82"), (1, "circular", "81"), (1, "zero", "81 of 82"),
@@ -61,7 +65,14 @@ def test_the_gravest_come_first_and_equals_keep_their_order():
 def preset(share):
     number = Estimate(share, share - 0.01, share + 0.01, 0.95, "wilson")
     moved = make_metrics(shifts=tuple((0, step) for step in range(-2, 3)))
-    return PresetResult("horn2021", "Moved.", "The paper", {"images": 1854}, {"mean": number}, {"all classes": moved})
+    return PresetResult(
+        "horn2021",
+        "Moved.",
+        "The paper",
+        {"images": 1854},
+        {"mean": number},
+        {"all classes": moved},
+    )
 
 
 def test_models_stand_below_each_other_in_one_procedure():
@@ -88,18 +99,26 @@ def numerics_rows(*reports):
     """The rows of the table of noise and derivatives."""
     _, _, section = render_audit_page(reports).partition('<h2 id="numerics">')
     rows = re.findall("<tr>(.*)</tr>", section.partition("</section>")[0])[1:]
-    return [[re.sub("<[^>]*>", "", cell) for cell in re.findall("<t[hd] ?.*?</t[hd]>", row)] for row in rows]
+    return [
+        [re.sub("<[^>]*>", "", cell) for cell in re.findall("<t[hd] ?.*?</t[hd]>", row)]
+        for row in rows
+    ]
 
 
 def test_noise_and_derivatives_of_every_model_are_listed():
     rows = numerics_rows(make_report("one"), make_report("two"))
     assert [model for model, *_ in rows] == ["one"] * 4 + ["two"] * 4
     assert [row[2] for row in rows[:4]] == ["0", "3.1e−7", "0.5", "0.4"]
-    assert [name for _, name, *_ in rows[2:4]] == ["Lie derivative along dy", "Lie derivative along dx"]
+    assert [name for _, name, *_ in rows[2:4]] == [
+        "Lie derivative along dy",
+        "Lie derivative along dx",
+    ]
 
 
 def test_without_noise_and_derivatives_there_is_no_section():
-    assert 'id="numerics"' not in render_audit_page([make_report(noise_floor=None, lie_derivative=())])
+    assert 'id="numerics"' not in render_audit_page(
+        [make_report(noise_floor=None, lie_derivative=())]
+    )
 
 
 def test_a_precision_that_was_not_measured_says_why():
@@ -108,7 +127,9 @@ def test_a_precision_that_was_not_measured_says_why():
 
 
 def test_the_middle_of_the_images_is_that_of_four_fifths():
-    found = LieDerivative(1, "invariant", tuple(index / 10 for index in range(11)), "double backward")
+    found = LieDerivative(
+        1, "invariant", tuple(index / 10 for index in range(11)), "double backward"
+    )
     (row,) = numerics_rows(make_report(noise_floor=None, lie_derivative=(found,)))
     assert row[2] == "mean of 11 images, 0.1 to 0.9 in the middle 80 %; double backward"
 
@@ -117,7 +138,10 @@ def settings_groups(**changes):
     """What stands below each head of the settings, by its name."""
     _, _, section = render_audit_page([make_report(**changes)]).partition('<h2 id="settings">')
     groups = re.findall('<h4>(.*?)</h4>\n<dl class="settings">(.*?)</dl>', section, flags=re.DOTALL)
-    return {head: dict(re.findall("<dt>(.*?)</dt><dd>(?:<span[^>]*>)?(.*?)<", found)) for head, found in groups}
+    return {
+        head: dict(re.findall("<dt>(.*?)</dt><dd>(?:<span[^>]*>)?(.*?)<", found))
+        for head, found in groups
+    }
 
 
 def pairs(**settings):
@@ -125,7 +149,10 @@ def pairs(**settings):
 
 
 def test_names_are_written_for_people():
-    assert pairs(num_resamples=1000, weights_sha256="ab") == {"Number of resamples": "1000", "Weights SHA-256": "ab"}
+    assert pairs(num_resamples=1000, weights_sha256="ab") == {
+        "Number of resamples": "1000",
+        "Weights SHA-256": "ab",
+    }
 
 
 def test_what_is_not_known_is_left_out_but_zero_and_no_are_not():
@@ -135,7 +162,9 @@ def test_what_is_not_known_is_left_out_but_zero_and_no_are_not():
 def test_long_lists_are_shortened():
     shifts = [[down, right] for down in range(-8, 9) for right in range(-8, 9)]
     assert pairs(shifts=shifts) == {"Shifts": "289, from (−8, −8) to (8, 8)"}
-    assert pairs(names=list("abcdefghijklmnop")) == {"Names": "a, b, c, d, e, f, g, h, i, j, k, l, … (16 in all)"}
+    assert pairs(names=list("abcdefghijklmnop")) == {
+        "Names": "a, b, c, d, e, f, g, h, i, j, k, l, … (16 in all)"
+    }
     assert pairs(shifts=[[0, 1], [0, 2]], modes=[]) == {"Shifts": "(0, 1), (0, 2)", "Modes": "none"}
 
 
@@ -160,21 +189,32 @@ def test_answers_stand_in_the_order_of_their_shifts():
 
 def test_an_image_that_two_models_saw_is_there_once():
     content = content_of(
-        make_report("one"), make_report("none", examples=()), make_report("two", examples=(make_example(1),))
+        make_report("one"),
+        make_report("none", examples=()),
+        make_report("two", examples=(make_example(1),)),
     )
-    assert [[answer["model"] for answer in image["answers"]] for image in content["images"]] == [[0], [0, 2]]
+    assert [[answer["model"] for answer in image["answers"]] for image in content["images"]] == [
+        [0],
+        [0, 2],
+    ]
     assert len(content["pixels"]) == 2
     assert len(content["shifts"]) == 1
 
 
 def test_an_image_of_other_pixels_is_another_image():
     other = dataclasses.replace(make_example(3), image=make_example(4).image)
-    content = content_of(make_report("one", examples=(make_example(3),)), make_report("two", examples=(other,)))
+    content = content_of(
+        make_report("one", examples=(make_example(3),)), make_report("two", examples=(other,))
+    )
     assert len(content["images"]) == 2
 
 
 def test_background_and_window_are_in_levels_and_pixels():
-    movements = (Movement("zero", (0.5, 0.0, 1.0)), Movement("crop", crop_size=5), Movement("canvas", 0.2, 11))
+    movements = (
+        Movement("zero", (0.5, 0.0, 1.0)),
+        Movement("crop", crop_size=5),
+        Movement("canvas", 0.2, 11),
+    )
     report = make_report(
         metrics=tuple(make_metrics(movement) for movement in movements),
         examples=tuple(make_example(0, movement.mode, channels=3) for movement in movements),

@@ -1,6 +1,15 @@
 import pytest
 
-from teka.audit.page.style import COLOURS, HEAT, HEAT_LEVELS, contrast, heat_colour, ink_on, level_styles, line_style
+from teka.audit.page.style import (
+    COLOURS,
+    HEAT,
+    HEAT_LEVELS,
+    contrast,
+    heat_colour,
+    ink_on,
+    level_styles,
+    line_style,
+)
 
 
 def test_ends_have_the_first_and_the_last_colour():
@@ -9,7 +18,9 @@ def test_ends_have_the_first_and_the_last_colour():
 
 
 def test_worse_is_always_darker():
-    against_white = [contrast(heat_colour(index / (HEAT_LEVELS - 1)), "#ffffff") for index in range(HEAT_LEVELS)]
+    against_white = [
+        contrast(heat_colour(index / (HEAT_LEVELS - 1)), "#ffffff") for index in range(HEAT_LEVELS)
+    ]
     assert against_white == sorted(against_white)
     assert len(set(against_white)) == HEAT_LEVELS
 

@@ -59,7 +59,9 @@ def test_the_summary_has_verdict_numbers_and_caveats():
 
 def test_the_summary_of_several_models_begins_with_the_winner():
     text = summary_markdown(reports_of("patches", "rotation", "table"), PAIRS)
-    assert text.startswith("**In mode circular, by the share answered correctly at every shift, nobody wins:")
+    assert text.startswith(
+        "**In mode circular, by the share answered correctly at every shift, nobody wins:"
+    )
     assert "\n- Every shift: rotation and table are not told apart" in text
     assert text.index("nobody wins") < text.index("| rotation, circular |")
 
@@ -72,7 +74,9 @@ def test_a_caveat_of_several_models_stands_once_in_the_summary():
 
 def test_names_from_a_file_are_shown_as_they_are():
     name = "<img src=x>|`x`\x1b[2J\n\n# head\u202e\ud800"
-    report = dataclasses.replace(make_report(caveats=(dataclasses.replace(VOID, message=name),)), name=name)
+    report = dataclasses.replace(
+        make_report(caveats=(dataclasses.replace(VOID, message=name),)), name=name
+    )
     text = summary_markdown([report])
     shown = r"&lt;img src=x>\|\`x\`"
     assert text.startswith(rf"**{shown}\\x1b\[2J # head\\u202e\\ud800.** ")

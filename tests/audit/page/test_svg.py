@@ -25,7 +25,9 @@ POSITIVE = st.floats(1e-9, 1e6)
 
 def test_words_and_attributes_are_escaped():
     evil = "<script>\"&'"
-    found = ElementTree.fromstring(drawing(10.0, 20.0, evil, label(evil, 1.0, 2.0), element("g", {}, title(evil))))
+    found = ElementTree.fromstring(
+        drawing(10.0, 20.0, evil, label(evil, 1.0, 2.0), element("g", {}, title(evil)))
+    )
     assert found.get("aria-label") == evil
     assert [child.text for child in found.iter() if child.text] == [evil, evil]
 
@@ -50,12 +52,20 @@ def test_a_swatch_is_not_read_out():
 
 def test_ends_lie_at_the_ends_and_numbers_beyond_do_too():
     scale = Scale(2.0, 4.0, 100.0, 0.0)
-    assert [scale.place(value) for value in (1.0, 2.0, 3.0, 4.0, 9.0)] == [100.0, 100.0, 50.0, 0.0, 0.0]
+    assert [scale.place(value) for value in (1.0, 2.0, 3.0, 4.0, 9.0)] == [
+        100.0,
+        100.0,
+        50.0,
+        0.0,
+        0.0,
+    ]
 
 
 def test_equal_factors_take_equal_room_on_a_logarithmic_scale():
     scale = Scale(1e-4, 1.0, 0.0, 40.0, is_logarithmic=True)
-    assert [scale.place(10.0**power) for power in range(-4, 1)] == pytest.approx([0, 10, 20, 30, 40])
+    assert [scale.place(10.0**power) for power in range(-4, 1)] == pytest.approx(
+        [0, 10, 20, 30, 40]
+    )
     assert scale.place(0.0) == 0.0
     assert scale.ticks() == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1, 1.0])
 

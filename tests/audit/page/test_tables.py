@@ -17,7 +17,9 @@ def test_columns_that_do_not_fit_continue_below_and_nothing_is_lost(width, narro
     assert max(map(len, text.splitlines())) <= width
     assert text.startswith("title\n")
     assert all(len(re.findall(rf"{head}(?!\d)", text)) == 1 for head in HEADS[1:])
-    assert all(len(re.findall(rf"(?<!\d){index}\.5 ± {index}(?!\d)", text)) == 2 for index in range(17))
+    assert all(
+        len(re.findall(rf"(?<!\d){index}\.5 ± {index}(?!\d)", text)) == 2 for index in range(17)
+    )
 
 
 def test_cells_of_several_lines_are_aligned_and_text_is_no_markup():
@@ -40,7 +42,9 @@ def test_markdown_has_as_many_cells_in_every_row():
 def test_a_wide_table_is_as_wide_as_it_needs_with_numbers_to_the_right_and_words_to_the_left():
     name = "a folder/" * 20 + "[seven].png"
     rows = ((name, "7", "9.1%"), ("two", "twelve", "100.0%"))
-    head, _, first, second = Table("", ("picture", "class", "share"), rows, words=("class",)).plain(WIDEST).splitlines()
+    head, _, first, second = (
+        Table("", ("picture", "class", "share"), rows, words=("class",)).plain(WIDEST).splitlines()
+    )
     assert first == f"{name}  7{'9.1%':>13}"
     assert second == f"{'two':<{len(name)}}  twelve  100.0%"
     assert head == f"{'picture':<{len(name)}}  class{'share':>9}"
@@ -66,14 +70,18 @@ def test_a_terminal_gets_no_control_characters_and_no_endless_cells():
 
 
 def test_markdown_shows_names_as_they_are():
-    heading, _, head, _, row = Table(HOSTILE, ("a_b *c*",), ((f"{HOSTILE}\nnext",),)).markdown().splitlines()
+    heading, _, head, _, row = (
+        Table(HOSTILE, ("a_b *c*",), ((f"{HOSTILE}\nnext",),)).markdown().splitlines()
+    )
     shown = r"=1+1\|&lt;img src=x>\\x1b\[2J\\u202e\`x\`"
     assert heading == f"### {shown}"
     assert head == r"| a_b \*c\* |"
     assert row == f"| {shown}<br>next |"
 
 
-@pytest.mark.parametrize("name", ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)", "  =1", "＝1", "\t=1"])
+@pytest.mark.parametrize(
+    "name", ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)", "  =1", "＝1", "\t=1"]
+)
 def test_a_spreadsheet_computes_no_name(name):
     head, cell = csv.reader(io.StringIO(csv_text((name,), [(name,)])))
     assert head == cell

@@ -57,7 +57,9 @@ def test_numbers_of_other_outputs_have_columns_of_their_own():
 
 
 def test_shifts_left_out_are_said():
-    assert "Shifts: 81 of 83." in audit_text([make_report(metrics=(make_metrics(skipped=((9, 9), (8, 8))),))])
+    assert "Shifts: 81 of 83." in audit_text(
+        [make_report(metrics=(make_metrics(skipped=((9, 9), (8, 8))),))]
+    )
 
 
 def test_no_report_is_refused():

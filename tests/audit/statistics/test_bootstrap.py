@@ -31,7 +31,9 @@ def test_draws_are_what_the_resampled_images_give():
         torch.testing.assert_close(mean.draws[row], first[:, drawn].mean(dim=1), rtol=1e-6, atol=0)
         expected = first[:, drawn].sum(dim=1) / second[:, drawn].sum(dim=1)
         torch.testing.assert_close(ratio.draws[row], expected, rtol=1e-6, atol=0)
-        torch.testing.assert_close(ratio.square_root().draws[row], expected.sqrt(), rtol=1e-6, atol=0)
+        torch.testing.assert_close(
+            ratio.square_root().draws[row], expected.sqrt(), rtol=1e-6, atol=0
+        )
 
 
 def test_influence_is_the_derivative_by_the_weight_of_an_image():
@@ -44,7 +46,10 @@ def test_influence_is_the_derivative_by_the_weight_of_an_image():
         weights /= weights.mean()
         for statistic, value in (
             (average(first, RESAMPLES), (weights * first).mean(dim=1)),
-            (average(first, RESAMPLES, second), (weights * first).sum(dim=1) / (weights * second).sum(dim=1)),
+            (
+                average(first, RESAMPLES, second),
+                (weights * first).sum(dim=1) / (weights * second).sum(dim=1),
+            ),
             (
                 average(first, RESAMPLES, second).square_root(),
                 ((weights * first).sum(dim=1) / (weights * second).sum(dim=1)).sqrt(),
@@ -56,7 +61,9 @@ def test_influence_is_the_derivative_by_the_weight_of_an_image():
 
 def test_the_standard_error_of_a_mean_is_its_deviation_over_root_n():
     first, _ = tables(2)
-    torch.testing.assert_close(average(first, RESAMPLES).standard_error, first.std(dim=1) / NUM_IMAGES**0.5)
+    torch.testing.assert_close(
+        average(first, RESAMPLES).standard_error, first.std(dim=1) / NUM_IMAGES**0.5
+    )
 
 
 def test_sums_of_averages_are_averages_of_sums():
@@ -111,7 +118,8 @@ def test_means_count_each_image_as_often_as_it_was_drawn():
 
 def test_the_seed_fixes_the_draws():
     first, same, other = (
-        ImageResamples(11, BootstrapSettings(num_resamples=40, seed=seed)).counts for seed in (3, 3, 4)
+        ImageResamples(11, BootstrapSettings(num_resamples=40, seed=seed)).counts
+        for seed in (3, 3, 4)
     )
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
@@ -183,12 +191,16 @@ def test_draws_are_studentised_by_the_error_within_each_resample():
 
 def test_the_value_for_all_rows_is_at_least_that_of_each():
     resamples = ImageResamples(40, BootstrapSettings(num_resamples=400))
-    alone, together = logarithmic_critical_values(average(skewed(7, 40), resamples), resamples, 0.95)
+    alone, together = logarithmic_critical_values(
+        average(skewed(7, 40), resamples), resamples, 0.95
+    )
     assert together > alone.max().item()
     # Rows in proportion go together.
     rows = skewed(1, 40) * torch.tensor([[1.0], [3.0]], dtype=torch.float64)
     alone, together = logarithmic_critical_values(average(rows, resamples), resamples, 0.95)
-    torch.testing.assert_close(alone, torch.full((2,), together, dtype=torch.float64), rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        alone, torch.full((2,), together, dtype=torch.float64), rtol=1e-5, atol=0
+    )
 
 
 def test_neither_the_scale_nor_zeros_break_it():
@@ -213,7 +225,9 @@ def sidak(rows):
 
 
 def centred(rows, images=211, seed=0):
-    values = torch.randn(rows, images, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    values = torch.randn(
+        rows, images, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
     return values - values.mean(dim=1, keepdim=True)
 
 
@@ -235,4 +249,6 @@ def test_rows_without_spread_count_as_independent_but_for_one_that_is_known():
 
 
 def test_it_is_never_below_that_of_one_row():
-    assert simultaneous_critical_value(torch.zeros(1, 5, dtype=torch.float64), MANY, known=0) == NORMAL
+    assert (
+        simultaneous_critical_value(torch.zeros(1, 5, dtype=torch.float64), MANY, known=0) == NORMAL
+    )

@@ -16,7 +16,9 @@ def test_a_mean_over_seeds_has_students_interval_with_the_published_quantiles():
         size = degrees + 1
         spread = (size * (size + 1) / 12) ** 0.5  # the standard deviation of 0 … n − 1
         half = quantile * spread / size**0.5
-        assert (found.value, found.half_width) == (degrees / 2, pytest.approx(half, rel=2e-4)), degrees
+        assert (found.value, found.half_width) == (degrees / 2, pytest.approx(half, rel=2e-4)), (
+            degrees
+        )
         assert found.half_width is not None
         ends = found.value - found.half_width, found.value + found.half_width
         assert (found.lower, found.upper) == pytest.approx(ends), degrees
@@ -49,7 +51,10 @@ def test_each_end_of_an_interval_needs_a_resample_beyond_it():
 
 
 def test_estimates_and_curves_are_written_and_read():
-    for saved in (mean_over_seeds([0.5, 0.7]), Curve((1.0,), (0.5,), (2.0,), (0.2,), (3.0,), "wilson")):
+    for saved in (
+        mean_over_seeds([0.5, 0.7]),
+        Curve((1.0,), (0.5,), (2.0,), (0.2,), (3.0,), "wilson"),
+    ):
         assert decode(type(saved), encode(saved)) == saved
     assert Estimate(0.5, 0.5, 0.5, 0.95, "none, fewer than 10 images").half_width is None
 

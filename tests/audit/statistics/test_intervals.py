@@ -54,7 +54,9 @@ def test_no_success_and_no_failure_give_closed_forms():
     assert upper == 1.0
 
 
-counts = st.integers(1, 10**7).flatmap(lambda trials: st.tuples(st.integers(0, trials), st.just(trials)))
+counts = st.integers(1, 10**7).flatmap(
+    lambda trials: st.tuples(st.integers(0, trials), st.just(trials))
+)
 
 
 @settings(max_examples=100, deadline=None)
@@ -66,7 +68,9 @@ def test_both_ends_solve_the_equation_of_the_score_test(count, confidence):
     assert 0.0 <= ends[0] <= share <= ends[1] <= 1.0
     quantile = torch.special.ndtri(torch.tensor((1 + confidence) / 2, dtype=torch.float64)).item()
     for end in ends:
-        assert abs(share - end) == pytest.approx(quantile * math.sqrt(end * (1 - end) / trials), abs=1e-8)
+        assert abs(share - end) == pytest.approx(
+            quantile * math.sqrt(end * (1 - end) / trials), abs=1e-8
+        )
 
 
 @settings(max_examples=50, deadline=None)
@@ -74,7 +78,9 @@ def test_both_ends_solve_the_equation_of_the_score_test(count, confidence):
 def test_failures_mirror_successes(count):
     successes, trials = count
     lower, upper = wilson_interval(successes, trials)
-    assert wilson_interval(trials - successes, trials) == pytest.approx((1 - upper, 1 - lower), abs=1e-14)
+    assert wilson_interval(trials - successes, trials) == pytest.approx(
+        (1 - upper, 1 - lower), abs=1e-14
+    )
 
 
 def test_tensors_are_taken_entry_by_entry_and_broadcast():
@@ -85,7 +91,9 @@ def test_tensors_are_taken_entry_by_entry_and_broadcast():
     assert lower.dtype == upper.dtype == torch.float64
     for row, success in enumerate((0, 3, 5)):
         for column, trial in enumerate((5, 7)):
-            assert (lower[row, column].item(), upper[row, column].item()) == wilson_interval(success, trial)
+            assert (lower[row, column].item(), upper[row, column].item()) == wilson_interval(
+                success, trial
+            )
 
 
 def test_counts_and_confidences_that_make_no_sense_are_refused():
@@ -99,7 +107,9 @@ def test_counts_and_confidences_that_make_no_sense_are_refused():
         (1, 5, 1.0, "confidence"),
         (1, 5, math.nan, "confidence"),
     ]:
-        with raises_for((successes, trials, confidence, argument), ValueError, match=f"^{argument} "):
+        with raises_for(
+            (successes, trials, confidence, argument), ValueError, match=f"^{argument} "
+        ):
             wilson_interval(successes, trials, confidence)
 
 
@@ -140,7 +150,9 @@ def holds(lower, upper, truth):
 
 
 @pytest.mark.parametrize(("images", "share", "correlation"), [(60, 0.8, 0.5), (200, 0.99, 0.0)])
-def test_the_band_covers_all_shares_together_and_the_lowest_while_the_intervals_do_not(images, share, correlation):
+def test_the_band_covers_all_shares_together_and_the_lowest_while_the_intervals_do_not(
+    images, share, correlation
+):
     generator = torch.Generator().manual_seed(0)
     threshold = torch.special.ndtri(torch.tensor(share, dtype=torch.float64))
     band = alone = lowest = 0
@@ -168,7 +180,9 @@ def test_the_band_of_skewed_magnitudes_covers_all_shifts_together():
         band += holds(curve.band_lower, curve.band_upper, truth)
         interval += curve.lower[0] <= truth <= curve.upper[0]
         numbers = estimate_magnitudes(average(values, resamples), resamples, 0.95)
-        assert [(one.lower, one.upper) for one in numbers] == list(zip(curve.lower, curve.upper, strict=True))
+        assert [(one.lower, one.upper) for one in numbers] == list(
+            zip(curve.lower, curve.upper, strict=True)
+        )
     assert band / TRIALS > 0.87
     assert interval / TRIALS > 0.87
 
@@ -201,7 +215,10 @@ def test_bands_contain_intervals_which_contain_values():
     generator = torch.Generator().manual_seed(3)
     normal = correlated(11, 37, 0.3, generator)
     resamples = ImageResamples(37, FEW)
-    for curve in (share_curve(normal < 1, FEW), magnitude_curve(average(normal.exp(), resamples), resamples, 0.95)):
+    for curve in (
+        share_curve(normal < 1, FEW),
+        magnitude_curve(average(normal.exp(), resamples), resamples, 0.95),
+    ):
         rows = (curve.band_lower, curve.lower, curve.values, curve.upper, curve.band_upper)
         for below, above in itertools.pairwise(rows):
             assert all(low <= high for low, high in zip(below, above, strict=True))
@@ -241,7 +258,11 @@ def test_images_that_are_all_alike_teach_nothing_of_others_and_their_magnitude_h
     resamples = ImageResamples(40, FEW)
     alike = average(torch.full((1, 40), 0.107, dtype=torch.float64), resamples)
     (number,) = estimate_magnitudes(alike, resamples, 0.95)
-    assert (number.value, number.method, number.half_width) == (pytest.approx(0.107), NO_SPREAD, None)
+    assert (number.value, number.method, number.half_width) == (
+        pytest.approx(0.107),
+        NO_SPREAD,
+        None,
+    )
     assert extreme_of(magnitude_curve(alike, resamples, 0.95), "highest", 0.95).method == NO_SPREAD
     assert two_level_curve([alike] * 3, FEW).method == NO_SPREAD
     share = estimate_mean_share(alike, 0.95)
@@ -266,9 +287,13 @@ MANY = BootstrapSettings(num_resamples=4000)
 
 def seeds_of(values, image_deviation=0.0, num_images=100):
     """Seeds with the given values; images move all of them together."""
-    draws = image_deviation * torch.randn(4000, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    draws = image_deviation * torch.randn(
+        4000, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     return [
-        ImageAverage(torch.tensor([value], dtype=torch.float64), torch.zeros(1, num_images), value + draws)
+        ImageAverage(
+            torch.tensor([value], dtype=torch.float64), torch.zeros(1, num_images), value + draws
+        )
         for value in values
     ]
 

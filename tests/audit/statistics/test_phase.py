@@ -25,7 +25,9 @@ def test_every_shift_has_one_phase_and_a_whole_square_fills_them_evenly():
 
 
 def test_fractions_that_differ_by_the_stride_are_of_one_phase():
-    phases, _ = sort_by_phase([(0.1, 0.0), (1.1, 2.0), (-0.9, 3), (0.30000000000000004, 0), (-1.7, 0)], (1, 1))
+    phases, _ = sort_by_phase(
+        [(0.1, 0.0), (1.1, 2.0), (-0.9, 3), (0.30000000000000004, 0), (-1.7, 0)], (1, 1)
+    )
     assert phases == ((0.1, 0), (0.3, 0))
 
 
@@ -36,7 +38,9 @@ NUM_IMAGES = 23
 def responses_of(error, agrees=lambda dy, dx: True, labels=True):
     """Images that all have one error and one answer at a shift, on top of a spread between images."""
     spread = torch.linspace(0.5, 1.5, NUM_IMAGES, dtype=torch.float64)
-    errors = torch.tensor([error(*shift) if any(shift) else 0.0 for shift in SQUARE], dtype=torch.float64)
+    errors = torch.tensor(
+        [error(*shift) if any(shift) else 0.0 for shift in SQUARE], dtype=torch.float64
+    )
     answers = torch.tensor([0 if agrees(*shift) or not any(shift) else 1 for shift in SQUARE])
     norm = torch.ones(len(SQUARE), NUM_IMAGES, dtype=torch.float64)
     return Responses(
@@ -52,13 +56,17 @@ def responses_of(error, agrees=lambda dy, dx: True, labels=True):
 
 
 def test_an_error_by_phase_comes_out_phase_by_phase():
-    responses = responses_of(lambda dy, dx: 1.0 + dy % 2 + 10 * (dx % 2), lambda dy, dx: dx % 2 == 0)
+    responses = responses_of(
+        lambda dy, dx: 1.0 + dy % 2 + 10 * (dx % 2), lambda dy, dx: dx % 2 == 0
+    )
     table = error_by_phase(responses, 2, num_resamples=100)
     assert table.stride == (2, 2)
     assert table.phases == ((0, 0), (0, 1), (1, 0), (1, 1))
     # Along an axis −2, 0, 2 are even and −3, −1, 1, 3 odd; the zero shift does not count.
     assert table.num_shifts == (8, 12, 12, 16)
-    assert [number.value for number in table.values["error"]] == pytest.approx([1.0, 11.0, 2.0, 12.0])
+    assert [number.value for number in table.values["error"]] == pytest.approx(
+        [1.0, 11.0, 2.0, 12.0]
+    )
     assert [number.value for number in table.values["agreement"]] == [1.0, 0.0, 1.0, 0.0]
     assert table.values["accuracy"] == table.values["agreement"]
 
@@ -88,7 +96,9 @@ def test_a_stride_of_one_has_one_phase_with_the_means_of_all():
 
 
 def test_phases_that_only_the_zero_shift_has_are_not_there():
-    assert (0, 0) not in error_by_phase(responses_of(lambda dy, dx: 1.0), 7, num_resamples=100).phases
+    assert (0, 0) not in error_by_phase(
+        responses_of(lambda dy, dx: 1.0), 7, num_resamples=100
+    ).phases
 
 
 def test_a_stride_that_does_not_fit_is_refused():
@@ -116,14 +126,20 @@ def with_error(respond):
         values = torch.tensor([error(*shift) if any(shift) else 0.0 for shift in SHIFTS])
         predictions = torch.zeros(len(SHIFTS), 11, dtype=torch.int64)
         squares = values[:, None].square().repeat(1, 11)
-        return respond(SHIFTS, predictions, error_squared=squares, norm_squared=torch.ones_like(squares))
+        return respond(
+            SHIFTS, predictions, error_squared=squares, norm_squared=torch.ones_like(squares)
+        )
 
     return made
 
 
 @pytest.mark.parametrize("stride", [2, 3, 4, 5])
-def test_an_error_by_phase_alone_is_explained_in_full_by_the_stride_and_not_by_its_multiples_first(with_error, stride):
-    choice = best_stride(with_error(lambda dy, dx: 1 + (dy % stride != 0) + 2 * (dx % stride != 0)), CANDIDATES)
+def test_an_error_by_phase_alone_is_explained_in_full_by_the_stride_and_not_by_its_multiples_first(
+    with_error, stride
+):
+    choice = best_stride(
+        with_error(lambda dy, dx: 1 + (dy % stride != 0) + 2 * (dx % stride != 0)), CANDIDATES
+    )
     assert choice.stride == stride
     assert choice.share == pytest.approx(1.0)
     assert choice.p_value == 0.001
@@ -138,7 +154,9 @@ def test_a_trend_with_distance_has_no_stride(with_error):
 
 def test_a_stride_is_found_upon_a_trend_and_noise(with_error):
     noise = iter(torch.randn(len(SHIFTS), generator=torch.Generator().manual_seed(0)).tolist())
-    choice = best_stride(with_error(lambda dy, dx: 5 + abs(dy) + (dx % 4 != 0) + 0.2 * next(noise)), CANDIDATES)
+    choice = best_stride(
+        with_error(lambda dy, dx: 5 + abs(dy) + (dx % 4 != 0) + 0.2 * next(noise)), CANDIDATES
+    )
     assert choice.stride == 4
     assert 0.5 < choice.share < 0.95
     assert choice.p_value == 0.001
@@ -147,7 +165,9 @@ def test_a_stride_is_found_upon_a_trend_and_noise(with_error):
 def test_noise_alone_gives_small_p_values_as_seldom_as_they_say(with_error):
     small = 0
     for seed in range(40):
-        noise = iter(torch.rand(len(SHIFTS), generator=torch.Generator().manual_seed(seed)).tolist())
+        noise = iter(
+            torch.rand(len(SHIFTS), generator=torch.Generator().manual_seed(seed)).tolist()
+        )
         responses = with_error(lambda dy, dx, noise=noise: 1 + next(noise))
         small += best_stride(responses, CANDIDATES, num_permutations=99, seed=seed).p_value <= 0.1
     # Four are expected, with a standard deviation of 1.9.

@@ -17,7 +17,9 @@ def answers(measure, shares, labelled=True):
     for share in shares:
         right = torch.arange(NUM_IMAGES) < share * NUM_IMAGES
         classes = torch.where(right, labels, (labels + 1) % 3)
-        logits = 4.0 * torch.nn.functional.one_hot(classes, 3).double()[None].repeat(len(SHIFTS), 1, 1)
+        logits = 4.0 * torch.nn.functional.one_hot(classes, 3).double()[None].repeat(
+            len(SHIFTS), 1, 1
+        )
         found.append(measure(SHIFTS, logits, labels))
     return found if labelled else [replace(one, labels=None, loss=None) for one in found]
 
@@ -32,14 +34,18 @@ def test_every_two_models_are_compared_once(measure):
     responses = answers(measure, (0.2, 0.9, 0.5))
     pairs = compare_every_two(responses, num_resamples=100, seed=3)
     assert [(pair.first, pair.second) for pair in pairs] == [(0, 1), (0, 2), (1, 2)]
-    assert pairs[2].comparison == compare_responses(responses[1], responses[2], num_resamples=100, seed=3)
+    assert pairs[2].comparison == compare_responses(
+        responses[1], responses[2], num_resamples=100, seed=3
+    )
 
 
 def test_the_best_leads_by_its_differences_and_is_told_apart_where_they_are_significant(leads):
     lead = leads["worst_shift_accuracy"]
     assert lead.best == 1
     assert list(lead.over) == [3, 2, 0]
-    assert [one.value for one in lead.over.values()] == pytest.approx([2 / 90, 36 / 90, 63 / 90], abs=1e-9)
+    assert [one.value for one in lead.over.values()] == pytest.approx(
+        [2 / 90, 36 / 90, 63 / 90], abs=1e-9
+    )
     assert all(one.lower <= one.value <= one.upper for one in lead.over.values())
     # Two images of 90 are no evidence, 36 are.
     assert lead.tied == [3]

@@ -18,7 +18,9 @@ LINE = tuple((0, step) for step in range(-2, 3))
 @pytest.fixture
 def random_responses(measure):
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(1, 53, 7, generator=generator) + 0.4 * torch.randn(5, 53, 7, generator=generator)
+    logits = torch.randn(1, 53, 7, generator=generator) + 0.4 * torch.randn(
+        5, 53, 7, generator=generator
+    )
     return measure(LINE, logits, torch.randint(7, (53,), generator=generator))
 
 
@@ -41,7 +43,9 @@ def test_a_constant_predictor_is_consistent_and_all_that_is_not_known_is_left_op
     metrics = summarize(respond(LINE, torch.ones(5, 30, dtype=torch.int64), torch.arange(30) % 3))
     assert metrics.curves["accuracy"].values == (1 / 3,) * 5
     # All shifts go together: the band is as if there were one, up to the draws.
-    assert metrics.curves["accuracy"].band_lower[0] == pytest.approx(metrics.curves["accuracy"].lower[0], abs=0.02)
+    assert metrics.curves["accuracy"].band_lower[0] == pytest.approx(
+        metrics.curves["accuracy"].lower[0], abs=0.02
+    )
     for name in ("consistency", "consistency_when_right"):
         number = metrics.numbers[name]
         trials = 30 if name == "consistency" else 10
@@ -56,7 +60,9 @@ def test_an_answer_by_position_is_never_consistent(respond):
     predictions = torch.stack([positions + step for _, step in LINE])
     metrics = summarize(respond(LINE, predictions, positions))
     assert metrics.curves["accuracy"].values == (0.0, 0.0, 1.0, 0.0, 0.0)
-    assert metrics.numbers["consistency"].value == metrics.numbers["worst_shift_accuracy"].value == 0.0
+    assert (
+        metrics.numbers["consistency"].value == metrics.numbers["worst_shift_accuracy"].value == 0.0
+    )
     assert metrics.numbers["flip_rate"].value == 1.0
 
 
@@ -69,10 +75,19 @@ def test_every_number_has_its_interval_around_it(random_responses):
         assert number.confidence == metrics.confidence == 0.95
     for name, curve in metrics.curves.items():
         assert all(low <= value for low, value in zip(curve.band_lower, curve.values, strict=True))
-        assert all(value <= high for value, high in zip(curve.values, curve.band_upper, strict=True))
-        ones = ("agreement", "overlap", "retrieval", "rank")  # which are 1 at the zero shift, where others are 0
+        assert all(
+            value <= high for value, high in zip(curve.values, curve.band_upper, strict=True)
+        )
+        ones = (
+            "agreement",
+            "overlap",
+            "retrieval",
+            "rank",
+        )  # which are 1 at the zero shift, where others are 0
         if name not in ("accuracy", "loss"):
-            assert curve.band_lower[2] == curve.values[2] == curve.band_upper[2] == float(name in ones)
+            assert (
+                curve.band_lower[2] == curve.values[2] == curve.band_upper[2] == float(name in ones)
+            )
 
 
 def test_means_leave_out_the_zero_shift(random_responses):
@@ -107,14 +122,21 @@ def test_the_error_is_that_of_the_equivariance_meter():
     )
     metrics = summarize(responses, num_resamples=100)
     meter = equivariance_error(function, images, shifts)
-    assert metrics.curves["error"].values == pytest.approx([meter.by_shift[shift] for shift in shifts])
+    assert metrics.curves["error"].values == pytest.approx(
+        [meter.by_shift[shift] for shift in shifts]
+    )
     assert set(metrics.curves) == {"error"}
     assert set(metrics.numbers) == {"mean_error", "maximum_error"}
     assert metrics.numbers["maximum_error"].value == pytest.approx(meter.maximum)
 
 
 def test_an_exact_model_has_no_error_and_an_output_of_nothing_neither(respond):
-    assert summarize(respond(LINE, torch.zeros(5, 20, dtype=torch.int64))).numbers["maximum_error"].upper == 0.0
+    assert (
+        summarize(respond(LINE, torch.zeros(5, 20, dtype=torch.int64)))
+        .numbers["maximum_error"]
+        .upper
+        == 0.0
+    )
     silent = respond(LINE, torch.zeros(5, 20, dtype=torch.int64), norm_squared=torch.zeros(5, 20))
     assert summarize(silent).curves["error"].values == (0.0,) * 5
 
@@ -123,7 +145,9 @@ def test_an_error_with_no_norm_to_be_compared_with_is_left_out(respond):
     errors = torch.zeros(5, 20)
     errors[0] = 1.0
     predictions = torch.zeros(5, 20, dtype=torch.int64)
-    metrics = summarize(respond(LINE, predictions, error_squared=errors, norm_squared=torch.zeros(5, 20)))
+    metrics = summarize(
+        respond(LINE, predictions, error_squared=errors, norm_squared=torch.zeros(5, 20))
+    )
     assert "error" not in metrics.curves
     assert "mean_error" not in metrics.numbers
 
@@ -153,7 +177,9 @@ def test_one_wrong_answer_decides_an_image_for_the_worst_shift(respond):
 
 
 def test_the_zero_shift_alone_defines_no_comparison(respond):
-    metrics = summarize(respond([(0, 0)], torch.zeros(1, 15, dtype=torch.int64), torch.zeros(15, dtype=torch.int64)))
+    metrics = summarize(
+        respond([(0, 0)], torch.zeros(1, 15, dtype=torch.int64), torch.zeros(15, dtype=torch.int64))
+    )
     assert set(metrics.numbers) == {"accuracy", "minimum_accuracy", "worst_shift_accuracy"}
 
 
@@ -164,7 +190,9 @@ def test_a_zero_shift_that_was_not_finished_is_refused(respond):
 
 
 def test_the_seed_fixes_the_numbers_and_they_survive_json(random_responses):
-    first, same, other = (summarize(random_responses, num_resamples=100, seed=seed) for seed in (1, 1, 2))
+    first, same, other = (
+        summarize(random_responses, num_resamples=100, seed=seed) for seed in (1, 1, 2)
+    )
     assert first == same
     assert first.numbers["consistency"] != other.numbers["consistency"]
     assert decode(Metrics, json.loads(json.dumps(encode(first), allow_nan=False))) == first
@@ -178,7 +206,10 @@ def seeds(measure):
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(4, (41,), generator=generator)
     common = torch.nn.functional.one_hot(labels, 4) + torch.randn(41, 4, generator=generator)
-    return [measure(SHORT, common + torch.randn(3, 41, 4, generator=generator), labels) for _ in range(4)]
+    return [
+        measure(SHORT, common + torch.randn(3, 41, 4, generator=generator), labels)
+        for _ in range(4)
+    ]
 
 
 def test_values_are_the_means_of_the_seeds(seeds):
@@ -189,7 +220,9 @@ def test_values_are_the_means_of_the_seeds(seeds):
     assert set(summary.metrics.numbers) == set(NUMBERS)
     assert set(summary.metrics.curves) == set(CURVES)
     for name, number in summary.metrics.numbers.items():
-        values = torch.tensor([metrics.numbers[name].value for metrics in alone], dtype=torch.float64)
+        values = torch.tensor(
+            [metrics.numbers[name].value for metrics in alone], dtype=torch.float64
+        )
         assert summary.by_seed[name] == pytest.approx(values.tolist())
         assert number.value == pytest.approx(values.mean().item())
         assert summary.deviations[name] == pytest.approx(values.std().item())
@@ -212,7 +245,9 @@ def test_seeds_that_are_one_model_add_nothing_to_the_spread_of_images(seeds):
 
 def test_too_few_seeds_are_said_to_be_too_few(seeds):
     summary = summarize_seeds(seeds[:2], num_resamples=100)
-    assert summary.warning == "2 of at least 3 seeds: intervals are for these seeds and other images"
+    assert (
+        summary.warning == "2 of at least 3 seeds: intervals are for these seeds and other images"
+    )
     assert summary.metrics.numbers["accuracy"].method == "bootstrap over images"
     assert summarize_seeds(seeds[:1], num_resamples=100).deviations == {}
     assert summarize_seeds(seeds[:3], num_resamples=100).warning is None
@@ -233,7 +268,9 @@ def test_intervals_cover_what_other_seeds_and_images_give(respond):
         curve = summary.curves["accuracy"]
         number = summary.numbers["accuracy"]
         covered += number.lower <= 0.5 <= number.upper
-        band += all(low <= 0.5 <= high for low, high in zip(curve.band_lower, curve.band_upper, strict=True))
+        band += all(
+            low <= 0.5 <= high for low, high in zip(curve.band_lower, curve.band_upper, strict=True)
+        )
         lower, upper = wilson_interval(round(number.value * images * num_seeds), images * num_seeds)
         images_only += lower <= 0.5 <= upper
     assert covered / trials > 0.9
@@ -244,7 +281,9 @@ def test_intervals_cover_what_other_seeds_and_images_give(respond):
 
 def test_where_nothing_varies_shares_are_still_left_open(respond):
     labels = torch.zeros(20, dtype=torch.int64)
-    summary = summarize_seeds([respond(SHORT, torch.zeros(3, 20, dtype=torch.int64), labels)] * 3, num_resamples=100)
+    summary = summarize_seeds(
+        [respond(SHORT, torch.zeros(3, 20, dtype=torch.int64), labels)] * 3, num_resamples=100
+    )
     accuracy = summary.metrics.numbers["accuracy"]
     assert (accuracy.value, accuracy.lower, accuracy.upper) == (1.0, *wilson_interval(20, 20))
     agreement = summary.metrics.curves["agreement"]
@@ -278,11 +317,15 @@ def test_the_summary_of_seeds_survives_json(seeds):
 def test_curves_without_intervals_are_those_of_the_summary(random_responses):
     metrics = summarize(random_responses, num_resamples=100)
     for name, curve in metrics.curves.items():
-        assert present(CURVES[name].values(random_responses)).tolist() == pytest.approx(curve.values)
+        assert present(CURVES[name].values(random_responses)).tolist() == pytest.approx(
+            curve.values
+        )
 
 
 def test_a_number_that_responses_do_not_define_is_left_out(respond):
     bare = summarize(respond([(0, 0)], torch.zeros(1, 3, dtype=torch.int64)))
     assert not {"accuracy", "consistency", "maximum_error"} & bare.numbers.keys()
-    wrong = summarize(respond(LINE, torch.zeros(5, 3, dtype=torch.int64), torch.ones(3, dtype=torch.int64)))
+    wrong = summarize(
+        respond(LINE, torch.zeros(5, 3, dtype=torch.int64), torch.ones(3, dtype=torch.int64))
+    )
     assert "consistency_when_right" not in wrong.numbers

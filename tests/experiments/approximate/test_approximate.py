@@ -7,7 +7,12 @@ import pytest
 import torch
 
 from teka.experiments.approximate import approximate
-from teka.experiments.approximate.approximate import Approximation, draw_kernels, draw_tokens, weights_of
+from teka.experiments.approximate.approximate import (
+    Approximation,
+    draw_kernels,
+    draw_tokens,
+    weights_of,
+)
 from teka.experiments.approximate.report import chosen, slope_of, write_approximation
 from teka.functional import Softmax, Trigonometric, attention
 
@@ -31,7 +36,10 @@ def test_the_errors_are_those_of_attention_on_the_same_tokens(result):
     query, key, value = draw_tokens("output", 0.3, SMALL)
     exact = attention(query, key, value, kernel="softmax")
     errors = [
-        float((attention(query, key, value, kernel=kernel, backend="linear") - exact).norm() / exact.norm())
+        float(
+            (attention(query, key, value, kernel=kernel, backend="linear") - exact).norm()
+            / exact.norm()
+        )
         for kernel in draw_kernels("positive", "orthogonal", 64, SMALL)
     ]
     row = chosen(result["output"], kernel="positive", projection="orthogonal", num_features=64)[0]
@@ -43,10 +51,14 @@ def test_the_errors_are_those_of_attention_on_the_same_tokens(result):
         float((weights_of(kernel, query_in_ball, key_in_ball) - truth).abs().sum(dim=-1).max()) / 2
         for kernel in draw_kernels("hyperbolic", "independent", 16, SMALL)
     ]
-    of_ball = chosen(result["ball"], kernel="hyperbolic", projection="independent", num_features=16)[0]
+    of_ball = chosen(
+        result["ball"], kernel="hyperbolic", projection="independent", num_features=16
+    )[0]
     assert of_ball["error"] == pytest.approx(sum(worst) / 6)
     mean = value.mean(dim=2, keepdim=True)
-    assert result["of_mean"][0]["error"] == pytest.approx(float((mean - exact).norm() / exact.norm()))
+    assert result["of_mean"][0]["error"] == pytest.approx(
+        float((mean - exact).norm() / exact.norm())
+    )
 
 
 def test_both_errors_fall_with_the_root_of_the_number_of_features(result):
@@ -96,7 +108,10 @@ def test_the_report_has_every_number_and_its_files_are_whole(result, tmp_path):
         ({"radii": (1.0, -1.0)}, "radii is .*expected finite numbers above 0"),
         ({"num_features": (1,)}, "num_features is 1, expected at least 2"),
         ({"kernels": ("softmax",)}, "kernels is 'softmax'"),
-        ({"projections": ("orthgonal",)}, "projections is 'orthgonal', .*did you mean 'orthogonal'"),
+        (
+            {"projections": ("orthgonal",)},
+            "projections is 'orthgonal', .*did you mean 'orthogonal'",
+        ),
         ({"draws": 1}, "draws is 1, expected at least 2"),
     ],
 )

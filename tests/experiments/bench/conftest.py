@@ -3,7 +3,9 @@ from typing import Any
 import pytest
 
 
-def _row(layer: str, backend: str, tokens: int, ratio: float, to_sdpa: float | None) -> dict[str, Any]:
+def _row(
+    layer: str, backend: str, tokens: int, ratio: float, to_sdpa: float | None
+) -> dict[str, Any]:
     return {
         "layer": layer,
         "backend": backend,
@@ -34,11 +36,36 @@ def result() -> dict[str, Any]:
     slope = {"slope": 1.234, "standard_error": 0.05}
     between = {"tokens": 1234.5, "where": "between sizes", "up_to": 4096}
     scaling = [
-        {"layer": "four_gemms", "backend": "torch", "time": slope, "memory": None, "crossover": None},
-        {"layer": "squared_relu-rotation", "backend": "toeplitz", "time": None, "memory": slope, "crossover": between},
+        {
+            "layer": "four_gemms",
+            "backend": "torch",
+            "time": slope,
+            "memory": None,
+            "crossover": None,
+        },
+        {
+            "layer": "squared_relu-rotation",
+            "backend": "toeplitz",
+            "time": None,
+            "memory": slope,
+            "crossover": between,
+        },
     ]
-    left_out = [{"layer": "softmax", "backend": "dense", "tokens": 1024, "grid": [32, 32], "reason": "needs 9 GB"}]
+    left_out = [
+        {
+            "layer": "softmax",
+            "backend": "dense",
+            "tokens": 1024,
+            "grid": [32, 32],
+            "reason": "needs 9 GB",
+        }
+    ]
     settings = {"batch": 2, "dim": 256, "heads": 8, "device": "cpu", "threads": 1, "repeats": 7}
     settings |= {"direction": "forward_backward", "precision": "bfloat16"}
-    made = {"date": "2026-01-02", "hardware": "an abacus, 10 cores, 1 thread", "torch": "2.6", "teka": "0.1"}
+    made = {
+        "date": "2026-01-02",
+        "hardware": "an abacus, 10 cores, 1 thread",
+        "torch": "2.6",
+        "teka": "0.1",
+    }
     return {**made, "settings": settings, "rows": rows, "scaling": scaling, "left_out": left_out}

@@ -38,13 +38,25 @@ def test_the_file_holds_a_row_for_every_layer(tmp_path: Path):
     result = bench((9,), **TINY, out=tmp_path / "new" / "bench", command="as typed")
     content = json.loads((tmp_path / "new" / "bench" / "bench.json").read_text())
     assert content == json.loads(json.dumps(result))
-    assert set(content) == {"command", "teka", "torch", "hardware", "date", "settings", "rows", "scaling", "left_out"}
+    assert set(content) == {
+        "command",
+        "teka",
+        "torch",
+        "hardware",
+        "date",
+        "settings",
+        "rows",
+        "scaling",
+        "left_out",
+    }
     assert (content["command"], content["teka"]) == ("as typed", teka.__version__)
     assert content["settings"]["lengths"] == [9]
     assert content["left_out"] == []
     places = [(row["layer"], row["backend"], tuple(row["grid"])) for row in content["rows"]]
     assert places == [(layer.name, layer.backend, layer.grid(9).shape) for layer in LAYERS]
-    assert [(one["layer"], one["backend"]) for one in content["scaling"]] == [place[:2] for place in places]
+    assert [(one["layer"], one["backend"]) for one in content["scaling"]] == [
+        place[:2] for place in places
+    ]
     for row in content["rows"]:
         assert set(row) == ROW
         assert (row["tokens"], row["rounds"]) == (9, 2)
@@ -57,7 +69,10 @@ def test_the_file_holds_a_row_for_every_layer(tmp_path: Path):
         if row["layer"] == "scaled_dot_product_attention":
             assert row["ratio_to_sdpa"] == 1
     assert (tmp_path / "new" / "bench" / "bench.png").read_bytes().startswith(b"\x89PNG")
-    assert sorted(path.name for path in (tmp_path / "new" / "bench").iterdir()) == ["bench.json", "bench.png"]
+    assert sorted(path.name for path in (tmp_path / "new" / "bench").iterdir()) == [
+        "bench.json",
+        "bench.png",
+    ]
 
 
 def test_threads_and_random_numbers_are_left_as_they_were(tmp_path: Path):
@@ -76,21 +91,27 @@ def test_threads_and_random_numbers_are_left_as_they_were(tmp_path: Path):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_layer_that_disagrees_with_its_dense_twin_is_not_timed_but_told(tmp_path: Path, monkeypatch):
+def test_a_layer_that_disagrees_with_its_dense_twin_is_not_timed_but_told(
+    tmp_path: Path, monkeypatch
+):
     exact = plan_module.fast
     monkeypatch.setattr(plan_module, "fast", lambda *given, **named: 1.01 * exact(*given, **named))
     result: Any = bench((9, 25), **TINY, layers=["squared_relu", "softmax"], out=tmp_path)
     assert [row["layer"] for row in result["rows"]] == ["four_gemms", "softmax"] * 2
-    assert [(entry["layer"], entry["backend"], entry["tokens"]) for entry in result["left_out"]] == [
-        ("squared_relu", "linear", 9),
-        ("squared_relu", "linear", 25),
-    ]
-    assert all(entry["reason"].startswith("error: differs from its dense twin") for entry in result["left_out"])
+    assert [
+        (entry["layer"], entry["backend"], entry["tokens"]) for entry in result["left_out"]
+    ] == [("squared_relu", "linear", 9), ("squared_relu", "linear", 25)]
+    assert all(
+        entry["reason"].startswith("error: differs from its dense twin")
+        for entry in result["left_out"]
+    )
     assert "not timed: squared_relu (linear) at 9 tokens: error: differs" in bench_table(result)
 
 
 def test_a_layer_that_needs_too_much_memory_is_left_out_with_the_reason(tmp_path: Path):
-    result: Any = bench((9, 169), **TINY, layers=["squared_relu", "softmax-rotation"], max_bytes=2e5, out=tmp_path)
+    result: Any = bench(
+        (9, 169), **TINY, layers=["squared_relu", "softmax-rotation"], max_bytes=2e5, out=tmp_path
+    )
     assert [(row["layer"], row["tokens"]) for row in result["rows"]] == [
         ("four_gemms", 9),
         ("squared_relu", 9),
@@ -103,13 +124,17 @@ def test_a_layer_that_needs_too_much_memory_is_left_out_with_the_reason(tmp_path
     assert "more than max_bytes = 2e+05" in entry["reason"]
 
 
-def test_a_layer_whose_step_would_take_too_long_is_left_out_with_the_reason(tmp_path: Path, monkeypatch):
+def test_a_layer_whose_step_would_take_too_long_is_left_out_with_the_reason(
+    tmp_path: Path, monkeypatch
+):
     def slow(cases: list[Case], num_tokens: int, settings: Settings) -> None:
         for case in cases:
             case.known[num_tokens] = Cost(0.5 if case.layer.name == "softmax" else 1e-6, 1000, 1000)
 
     monkeypatch.setattr(bench_module, "try_out", slow)
-    result: Any = bench((9, 36), **TINY, layers=["squared_relu", "softmax"], max_seconds=2.0, out=tmp_path)
+    result: Any = bench(
+        (9, 36), **TINY, layers=["squared_relu", "softmax"], max_seconds=2.0, out=tmp_path
+    )
     assert [(row["layer"], row["tokens"]) for row in result["rows"]] == [
         ("four_gemms", 9),
         ("squared_relu", 9),
@@ -132,7 +157,9 @@ def test_sizes_are_tried_that_are_smaller_than_all_asked_for(tmp_path: Path):
     assert [line for line in said if "trial" in line] == ["4 tokens: trial"]
 
 
-def test_when_the_budget_is_spent_the_rest_is_left_out_and_rows_say_their_rounds(tmp_path: Path, monkeypatch):
+def test_when_the_budget_is_spent_the_rest_is_left_out_and_rows_say_their_rounds(
+    tmp_path: Path, monkeypatch
+):
     clock = [0.0]
 
     def now() -> float:
@@ -142,7 +169,9 @@ def test_when_the_budget_is_spent_the_rest_is_left_out_and_rows_say_their_rounds
     monkeypatch.setattr(cases_module.time, "perf_counter", now)
     monkeypatch.setattr("teka.experiments.bench.measure.timer", now)
     options = {**TINY, "repeats": 9}
-    result: Any = bench((9, 16, 25), **options, layers=["squared_relu"], budget_seconds=4.0, out=tmp_path)
+    result: Any = bench(
+        (9, 16, 25), **options, layers=["squared_relu"], budget_seconds=4.0, out=tmp_path
+    )
     assert result["left_out"]
     assert {entry["reason"] for entry in result["left_out"]} <= {
         "no time left of budget_seconds = 4",
@@ -160,7 +189,9 @@ def test_a_forward_pass_alone_has_a_third_of_the_flops_of_the_four_products(tmp_
     assert both["rows"][1]["peak_bytes"] > forward["rows"][1]["peak_bytes"]
 
 
-def test_every_pass_is_in_the_precision_asked_for_and_the_check_in_float32(tmp_path: Path, monkeypatch):
+def test_every_pass_is_in_the_precision_asked_for_and_the_check_in_float32(
+    tmp_path: Path, monkeypatch
+):
     seen: dict[str, set[object]] = {"check": set(), "step": set()}
     checked = cases_module.measure.disagreement
 
@@ -179,12 +210,17 @@ def test_every_pass_is_in_the_precision_asked_for_and_the_check_in_float32(tmp_p
     monkeypatch.setattr(cases_module, "Step", Seen)
     options = {**TINY, "direction": "forward", "precision": "bfloat16", "layers": ["squared_relu"]}
     result: Any = bench((9,), **options, out=tmp_path)
-    assert seen == {"check": {torch.float32}, "step": {(FourGemms, torch.bfloat16), (Attention, torch.bfloat16)}}
+    assert seen == {
+        "check": {torch.float32},
+        "step": {(FourGemms, torch.bfloat16), (Attention, torch.bfloat16)},
+    }
     assert result["settings"]["precision"] == "bfloat16"
     assert "2 heads, bfloat16, cpu" in bench_table(result)
 
 
-def test_a_layer_that_runs_out_of_a_gpus_memory_is_left_out_and_the_others_are_timed(tmp_path: Path, monkeypatch):
+def test_a_layer_that_runs_out_of_a_gpus_memory_is_left_out_and_the_others_are_timed(
+    tmp_path: Path, monkeypatch
+):
     measured = cases_module.measure_cost
 
     def measure_cost(step: Step) -> Cost:
@@ -204,7 +240,9 @@ def test_a_layer_that_runs_out_of_a_gpus_memory_is_left_out_and_the_others_are_t
 
 
 def test_nothing_timed_is_an_error_that_says_why(tmp_path: Path):
-    with pytest.raises(ValueError, match="nothing was timed; of four_gemms: no time left of budget_seconds = 1e-09"):
+    with pytest.raises(
+        ValueError, match="nothing was timed; of four_gemms: no time left of budget_seconds = 1e-09"
+    ):
         bench((9,), **TINY, layers=["softmax"], budget_seconds=1e-9, out=tmp_path)
 
 
@@ -239,5 +277,8 @@ def test_a_run_that_fails_leaves_the_old_files(tmp_path: Path, monkeypatch):
     with pytest.raises(RuntimeError, match="no ink"):
         bench((16,), **TINY, layers=["squared_relu"], out=tmp_path)
     after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert [row["tokens"] for row in json.loads(after.pop("bench.partial.json"))["rows"]] == [16, 16]
+    assert [row["tokens"] for row in json.loads(after.pop("bench.partial.json"))["rows"]] == [
+        16,
+        16,
+    ]
     assert after == before

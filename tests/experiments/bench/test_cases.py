@@ -44,6 +44,8 @@ def known(*points: tuple[int, float]) -> dict[int, Cost]:
         ([(64, 1.0), (256, 64.0)], 1024.0),  # and not above L²
     ],
 )
-def test_time_and_memory_go_on_as_they_last_grew_between_linear_and_quadratic(points, expected: float):
+def test_time_and_memory_go_on_as_they_last_grew_between_linear_and_quadratic(
+    points, expected: float
+):
     assert extrapolate(known(*points), 1024, "seconds") == pytest.approx(expected)
     assert extrapolate(known(*points), 1024, "peak_bytes") == pytest.approx(1000 * expected)

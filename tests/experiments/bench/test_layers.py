@@ -64,13 +64,17 @@ def test_a_step_of_every_layer_gives_a_gradient_to_the_tokens_and_all_parameters
         assert module(tokens, layer.grid(36)).shape == tokens.shape, layer
         step = Step(module, tokens, layer.grid(36))
         step()
-        assert all(one.grad is not None and one.grad.any() for one in (tokens, *module.parameters())), layer
+        assert all(
+            one.grad is not None and one.grad.any() for one in (tokens, *module.parameters())
+        ), layer
         step.clear()
         assert all(tensor.grad is None for tensor in (tokens, *module.parameters())), layer
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_every_layer_computes_its_output_in_the_precision_asked_for_and_gradients_in_float32(precision: str):
+def test_every_layer_computes_its_output_in_the_precision_asked_for_and_gradients_in_float32(
+    precision: str,
+):
     torch.manual_seed(0)
     dtype = getattr(torch, precision)
     for layer in LAYERS:
@@ -81,7 +85,10 @@ def test_every_layer_computes_its_output_in_the_precision_asked_for_and_gradient
         error = (found.detach().double() - exact.double()).norm() / exact.norm()
         assert error < 4 * torch.finfo(dtype).eps, layer
         step()
-        assert all(one.grad is not None and one.grad.dtype == torch.float32 for one in (tokens, *module.parameters()))
+        assert all(
+            one.grad is not None and one.grad.dtype == torch.float32
+            for one in (tokens, *module.parameters())
+        )
 
 
 def test_gradients_are_computed_outside_of_autocast_and_none_of_it_is_left():
@@ -100,7 +107,9 @@ def test_every_layer_has_the_four_projections_of_the_baseline():
     for layer in LAYERS[1:]:
         module = layer.make(12, 2)
         weights = [part.weight for part in module.modules() if isinstance(part, torch.nn.Linear)]
-        weights += [one for name, one in module.named_parameters() if name.endswith("in_proj_weight")]
+        weights += [
+            one for name, one in module.named_parameters() if name.endswith("in_proj_weight")
+        ]
         assert all(weight.shape[1] == 12 for weight in weights), layer
         # Heads that attend by position alone have no keys, and no queries unless their position looks at them.
         missing = 6 if "clipped" in layer.name else 24 if layer.name.startswith("constant") else 0
@@ -108,14 +117,21 @@ def test_every_layer_has_the_four_projections_of_the_baseline():
 
 
 def test_the_fused_peer_computes_what_the_softmax_layer_does():
-    fused, plain = FusedSoftmax(12, 3).double(), Attention(12, 3, kernel="softmax", relative=None).double()
-    plain.load_state_dict({name: value for name, value in fused.state_dict().items() if name != "key.bias"})
+    fused, plain = (
+        FusedSoftmax(12, 3).double(),
+        Attention(12, 3, kernel="softmax", relative=None).double(),
+    )
+    plain.load_state_dict(
+        {name: value for name, value in fused.state_dict().items() if name != "key.bias"}
+    )
     tokens = torch.randn(2, 35, 12, dtype=torch.float64)
     assert torch.allclose(fused(tokens, Grid((35,))), plain(tokens), atol=1e-12)
 
 
 @pytest.mark.parametrize("name", [FLASH, FLASH_TWO_SIDED])
-def test_a_peer_of_a_gpu_gets_its_heads_and_gives_them_to_the_output(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_peer_of_a_gpu_gets_its_heads_and_gives_them_to_the_output(
+    name: str, monkeypatch: pytest.MonkeyPatch
+):
     """With others in place of the kernels, which give the values back: no GPU is needed for what is around them."""
     shapes: list[tuple[int, ...]] = []
 
@@ -123,7 +139,10 @@ def test_a_peer_of_a_gpu_gets_its_heads_and_gives_them_to_the_output(name: str, 
         shapes.extend(tuple(one.shape) for one in tensors)
         return (tensors[-1], None) if name == FLASH else tensors[-1]
 
-    for package, attribute in (("fla.ops.linear_attn", "chunk_linear_attn"), (DECOUPLED, "decoupled_la")):
+    for package, attribute in (
+        ("fla.ops.linear_attn", "chunk_linear_attn"),
+        (DECOUPLED, "decoupled_la"),
+    ):
         module = ModuleType(package)
         setattr(module, attribute, kernels)
         monkeypatch.setitem(sys.modules, package, module)

@@ -60,7 +60,13 @@ def test_layers_take_turns_and_warm_up_rounds_do_not_count():
     assert "".join(calls) == "abc" * 5
     assert [len(column) for column in times] == [3, 3, 3]
     assert all(elapsed > 0 for column in times for elapsed in column)
-    assert said == ["warm-up 1 of 2", "warm-up 2 of 2", "round 1 of 3", "round 2 of 3", "round 3 of 3"]
+    assert said == [
+        "warm-up 1 of 2",
+        "warm-up 2 of 2",
+        "round 1 of 3",
+        "round 2 of 3",
+        "round 3 of 3",
+    ]
 
 
 @pytest.mark.parametrize(("repeats", "count"), [(5, 3), (2, 2)])
@@ -90,7 +96,11 @@ def test_measuring_leaves_no_gradients():
 
 def test_the_peak_of_the_four_gemms_is_that_of_their_tensors():
     batch, num_tokens, dim = 2, 51, 17
-    step = Step(FourGemms(dim, 1), torch.ones(batch, num_tokens, dim, requires_grad=True), Grid((num_tokens,)))
+    step = Step(
+        FourGemms(dim, 1),
+        torch.ones(batch, num_tokens, dim, requires_grad=True),
+        Grid((num_tokens,)),
+    )
     activation, weight, bias = (4 * size for size in (batch * num_tokens * dim, dim * dim, dim))
     # In the second product's backward pass: the output, two kept activations, two gradients of activations, and those
     # of two layers' parameters.
@@ -112,7 +122,9 @@ BATCH, TOKENS, DIM = 3, 35, 22
 
 
 def flops_of(module: nn.Module) -> int:
-    return measure_cost(Step(module, torch.randn(BATCH, TOKENS, DIM, requires_grad=True), Grid((5, 7)))).flops
+    return measure_cost(
+        Step(module, torch.randn(BATCH, TOKENS, DIM, requires_grad=True), Grid((5, 7)))
+    ).flops
 
 
 def test_the_four_gemms_take_two_flops_a_multiply_add_and_twice_as_many_backward():
@@ -128,7 +140,9 @@ def test_linear_attention_counts_its_six_products_and_little_else():
     # The state and its use, and in the backward pass two of each: m d multiply-adds a token and head, and for the
     # denominator some more of size m.
     products = 6 * 2 * BATCH * TOKENS * 2 * 11 * 11
-    flops = flops_of(Attention(DIM, 2, relative=None, backend="linear")) - flops_of(FourGemms(DIM, 2))
+    flops = flops_of(Attention(DIM, 2, relative=None, backend="linear")) - flops_of(
+        FourGemms(DIM, 2)
+    )
     assert products <= flops <= (1 + 3 / 11) * products
 
 
@@ -157,7 +171,9 @@ def test_views_and_changes_in_place_allocate_nothing():
 def test_what_autograd_keeps_for_the_backward_pass_counts_until_it_is_used():
     leaf = torch.ones(100, requires_grad=True)
     with Allocations() as allocations:
-        total = leaf.exp().exp().sum()  # autograd keeps both results of 400 bytes, and the sum has 4
+        total = (
+            leaf.exp().exp().sum()
+        )  # autograd keeps both results of 400 bytes, and the sum has 4
         assert allocations.allocated == 804
         total.backward()
         assert allocations.allocated == 404  # the gradient and the sum
@@ -201,7 +217,11 @@ def allocator_peak(step: Step, path: Path) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
     profiler.export_chrome_trace(str(path))
-    events = [event for event in json.loads(path.read_text())["traceEvents"] if event["name"] == "[memory]"]
+    events = [
+        event
+        for event in json.loads(path.read_text())["traceEvents"]
+        if event["name"] == "[memory]"
+    ]
     live: dict[int, int] = {}
     peak = 0
     for event in sorted(events, key=lambda event: event["ts"]):
@@ -225,7 +245,9 @@ def test_the_peak_of_every_layer_is_what_the_allocator_records(tmp_path: Path):
         recorded = allocator_peak(step, tmp_path / "trace.json")
         # Scalars apart, they agree. The fused kernel takes some tiles for itself, whatever the number of tokens, and a
         # transform a copy of what it transforms, padded from 17 to 18 cells a side: one of some seven of that size.
-        unseen = {"torch": 2**16, "dense": 2**16, "fft": recorded / 6}.get(layer.backend, 0.001 * recorded)
+        unseen = {"torch": 2**16, "dense": 2**16, "fft": recorded / 6}.get(
+            layer.backend, 0.001 * recorded
+        )
         assert recorded - unseen <= allocations.peak <= recorded, layer
 
 
@@ -256,7 +278,9 @@ def test_the_estimated_memory_is_what_is_then_measured_and_less_for_a_forward_pa
 
 def test_what_depends_on_the_numbers_cannot_be_estimated():
     layer = next(layer for layer in LAYERS if layer.backend == "fft")
-    step = Step(layer.make(DIM, 2), torch.randn(BATCH, SQUARE, DIM, requires_grad=True), layer.grid(SQUARE))
+    step = Step(
+        layer.make(DIM, 2), torch.randn(BATCH, SQUARE, DIM, requires_grad=True), layer.grid(SQUARE)
+    )
     assert estimate_peak_memory(step) is None
 
 
@@ -267,7 +291,9 @@ def test_an_estimate_takes_no_memory_and_leaves_no_gradients():
     step = Step(layer, tokens, grid)
     estimated = estimate_peak_memory(step)
     assert estimated is not None
-    assert estimated > 2 * 4 * grid.num_tokens * 2 * 15  # queries and keys have 2 heads of 15 features: 38 MB
+    assert (
+        estimated > 2 * 4 * grid.num_tokens * 2 * 15
+    )  # queries and keys have 2 heads of 15 features: 38 MB
     assert step.tokens.grad is None
     assert all(parameter.grad is None for parameter in step.module.parameters())
 
@@ -290,10 +316,16 @@ def test_dense_layers_and_other_libraries_have_no_twin():
     assert all(disagreement(step_of(layer)) is None for layer in without)
 
 
-@pytest.mark.parametrize(("factor", "acceptable"), [(1.0, True), (1.01, False), (float("nan"), False)])
-def test_a_fast_path_that_computes_something_else_is_found(monkeypatch, factor: float, acceptable: bool):
+@pytest.mark.parametrize(
+    ("factor", "acceptable"), [(1.0, True), (1.01, False), (float("nan"), False)]
+)
+def test_a_fast_path_that_computes_something_else_is_found(
+    monkeypatch, factor: float, acceptable: bool
+):
     exact = plan_module.fast
-    monkeypatch.setattr(plan_module, "fast", lambda *given, **named: factor * exact(*given, **named))
+    monkeypatch.setattr(
+        plan_module, "fast", lambda *given, **named: factor * exact(*given, **named)
+    )
     found = disagreement(step_of(LINEAR))
     assert found is not None
     assert (found[1] <= BAND) is acceptable
@@ -329,7 +361,9 @@ class Unused(Attention):
 
 @pytest.mark.parametrize(("slip", "acceptable"), [(0.0, True), (1e-6, False)])
 def test_gradients_that_are_nothing_must_be_nothing_in_both(slip: float, acceptable: bool):
-    found = disagreement(Step(Unused(slip), torch.randn(2, 35, 12, requires_grad=True), Grid((5, 7))))
+    found = disagreement(
+        Step(Unused(slip), torch.randn(2, 35, 12, requires_grad=True), Grid((5, 7)))
+    )
     assert found is not None
     assert (found[1] <= BAND) is acceptable
     if not acceptable:

@@ -25,16 +25,24 @@ POSITIVE = st.floats(1e-6, 1e6)
 
 
 @given(POSITIVE, st.floats(-3, 3))
-def test_a_power_of_the_number_of_tokens_has_its_exponent_as_slope_and_no_error(factor: float, power: float):
+def test_a_power_of_the_number_of_tokens_has_its_exponent_as_slope_and_no_error(
+    factor: float, power: float
+):
     slope = log_log_slope(SIZES, [factor * length**power for length in SIZES])
-    assert slope == {"slope": pytest.approx(power, abs=1e-9), "standard_error": pytest.approx(0, abs=1e-9)}
+    assert slope == {
+        "slope": pytest.approx(power, abs=1e-9),
+        "standard_error": pytest.approx(0, abs=1e-9),
+    }
 
 
 def test_slope_and_error_are_those_of_a_line_fitted_by_hand():
     # log₄ of the values is 0, 1, 1 at log₄ of the tokens 5, 6, 7: slope ½, residuals −1/6, 1/3, −1/6, so that their
     # squares sum to 1/6, and the error is √(1/6 / (1 · 2)).
     slope = log_log_slope((1024, 4096, 16384), (1.0, 4.0, 4.0))
-    assert slope == {"slope": pytest.approx(0.5), "standard_error": pytest.approx(math.sqrt(1 / 12))}
+    assert slope == {
+        "slope": pytest.approx(0.5),
+        "standard_error": pytest.approx(math.sqrt(1 / 12)),
+    }
 
 
 def test_sizes_below_1024_do_not_enter_and_two_others_are_too_few():
@@ -82,7 +90,13 @@ def test_without_a_size_of_both_there_is_nothing_to_compare():
 def test_every_layer_has_its_slopes_and_only_rivals_of_exact_attention_a_crossover():
     powers = {"four_gemms": 1, "squared_relu": 1, "scaled_dot_product_attention": 2}
     rows = [
-        {"layer": layer, "backend": "b", "tokens": length, "seconds": length**power / 900**power, "peak_bytes": length}
+        {
+            "layer": layer,
+            "backend": "b",
+            "tokens": length,
+            "seconds": length**power / 900**power,
+            "peak_bytes": length,
+        }
         for layer, power in powers.items()
         for length in SIZES
     ]
@@ -93,13 +107,19 @@ def test_every_layer_has_its_slopes_and_only_rivals_of_exact_attention_a_crossov
         assert isinstance(time, dict)
         assert isinstance(memory, dict)
         assert (time["slope"], memory["slope"]) == (pytest.approx(power), pytest.approx(1))
-    assert found["four_gemms"]["crossover"] is found["scaled_dot_product_attention"]["crossover"] is None
+    assert (
+        found["four_gemms"]["crossover"]
+        is found["scaled_dot_product_attention"]["crossover"]
+        is None
+    )
     compared = found["squared_relu"]["crossover"]
     assert isinstance(compared, dict)
     assert compared["tokens"] == pytest.approx(900)
 
 
-def test_the_table_has_a_block_for_each_size_then_the_growth_what_was_left_out_and_the_machine(result: dict[str, Any]):
+def test_the_table_has_a_block_for_each_size_then_the_growth_what_was_left_out_and_the_machine(
+    result: dict[str, Any],
+):
     first, second, growth, left_out, machine = bench_table(result).split("\n\n")
     assert first.splitlines()[0] == "256 tokens (16×16)"
     assert [line.split("  ")[0] for line in first.splitlines()[3:]] == [
@@ -131,7 +151,9 @@ def test_the_sentence_names_machine_threads_versions_date_and_sizes(result: dict
         ({"tokens": 256.0, "where": "already at the smallest", "up_to": 4096}, "256, the smallest"),
     ],
 )
-def test_a_crossover_outside_the_sizes_is_said_in_words(result: dict[str, Any], crossover: dict[str, Any], words: str):
+def test_a_crossover_outside_the_sizes_is_said_in_words(
+    result: dict[str, Any], crossover: dict[str, Any], words: str
+):
     result["scaling"][1]["crossover"] = crossover
     assert bench_table(result).split("\n\n")[2].splitlines()[-1].endswith(words)
 
@@ -160,13 +182,19 @@ def test_each_layer_is_a_line_in_both_panels_up_to_its_last_size(result: dict[st
 def test_the_legend_names_each_line_and_says_which_end_early(result: dict[str, Any]):
     (legend,) = draw_bench(result).legends
     names = [text.get_text().strip() for text in legend.get_texts()]
-    assert names == ["squared_relu × rotation (toeplitz)", "four_gemms", "softmax (dense)\nup to 256 tokens"]
+    assert names == [
+        "squared_relu × rotation (toeplitz)",
+        "four_gemms",
+        "softmax (dense)\nup to 256 tokens",
+    ]
 
 
 def test_no_two_layers_look_alike():
     styles = [line_style(layer.name, layer.backend) for layer in LAYERS]
     assert len(set(styles)) == len(LAYERS)
-    black = {layer.name for layer, style in zip(LAYERS, styles, strict=True) if style.colour == BLACK}
+    black = {
+        layer.name for layer, style in zip(LAYERS, styles, strict=True) if style.colour == BLACK
+    }
     assert black == {SDPA, MULTIHEAD, PEER}  # what is not teka's, as the caption says
 
 

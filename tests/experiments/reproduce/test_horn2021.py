@@ -24,8 +24,15 @@ MODELS = ("Performer (absolute)", "Performer (strategy 1 exact)")
 
 
 def test_rows_stand_in_the_order_of_the_paper_and_its_numbers_before_ours(study_of, study_cell):
-    models = ["Performer (mine)", "Performer (strategy 1 exact)", "Performer (strategy 1)", "AlexNet"]
-    cells = [reproduction_cell(study_cell, model, seed=seed) for model in models for seed in (0, 1, 2)]
+    models = [
+        "Performer (mine)",
+        "Performer (strategy 1 exact)",
+        "Performer (strategy 1)",
+        "AlexNet",
+    ]
+    cells = [
+        reproduction_cell(study_cell, model, seed=seed) for model in models for seed in (0, 1, 2)
+    ]
     study = study_of(*cells)
     assert ordered_models(study) == [models[3], models[2], models[1], models[0]]
     table = accuracy_table(study)
@@ -47,7 +54,9 @@ def test_what_is_not_there_is_a_dash_and_what_diverged_is_said(study_of, study_c
     assert rows["VGG-16"][2] == "diverged (1 of 1)"
 
 
-def test_parameters_of_data_sets_with_one_channel_and_with_three_are_both_given(study_of, study_cell):
+def test_parameters_of_data_sets_with_one_channel_and_with_three_are_both_given(
+    study_of, study_cell
+):
     grey = reproduction_cell(study_cell, "AlexNet", parameters=2456778)
     colour = photograph_cell(study_cell, "AlexNet", parameters=2472266)
     row, _ = accuracy_table(study_of(grey, colour)).rows
@@ -56,13 +65,19 @@ def test_parameters_of_data_sets_with_one_channel_and_with_three_are_both_given(
 
 def test_the_effort_counts_seeds_epochs_images_and_seconds_of_a_core(study_of, study_cell):
     effort = {"steps": 1000, "process_seconds": 10.0}
-    cells = [reproduction_cell(study_cell, "AlexNet", seed=seed, epochs=3 + seed, **effort) for seed in (0, 1)]
+    cells = [
+        reproduction_cell(study_cell, "AlexNet", seed=seed, epochs=3 + seed, **effort)
+        for seed in (0, 1)
+    ]
     images = f"{1000 * cells[0]['run']['batch_size']:,}"
     assert effort_table(study_of(*cells)).rows == (("AlexNet", "2", "3 – 4", images, "10.0"),)
 
 
 def test_the_answers_that_stay_are_those_of_the_seed_with_the_fewest(study_of, study_cell):
-    kept = [{"images": 50, "shifts": 783, "consistency": share, "unchanged": share - 0.1} for share in (1.0, 0.9951)]
+    kept = [
+        {"images": 50, "shifts": 783, "consistency": share, "unchanged": share - 0.1}
+        for share in (1.0, 0.9951)
+    ]
     cells = [
         reproduction_cell(study_cell, MODELS[0], seed=seed, stability={"circular": one})
         for seed, one in enumerate(kept)
@@ -98,7 +113,9 @@ def lines(panel):
 
 def test_there_is_a_panel_for_each_data_set_and_a_line_for_each_performer(study):
     panels = draw_figure1(study, of_class=1).axes
-    titles = [f"{name}: shift dx (pixels)" for name in ("MNIST, digit 1", "Fashion-MNIST, trousers")]
+    titles = [
+        f"{name}: shift dx (pixels)" for name in ("MNIST, digit 1", "Fashion-MNIST, trousers")
+    ]
     assert [panel.get_xlabel() for panel in panels] == titles
     for panel in panels:
         drawn = lines(panel)
@@ -109,7 +126,9 @@ def test_there_is_a_panel_for_each_data_set_and_a_line_for_each_performer(study)
 def test_the_papers_curves_lie_behind_at_the_same_share_of_the_width(study):
     panel = draw_figure1(study, of_class=1).axes[0]
     (curve,) = (c for c in figure1() if c.data == "mnist" and c.model == "Performer (absolute)")
-    (line,) = (line for line in panel.get_lines() if line.get_label() == "paper: Performer (absolute)")
+    (line,) = (
+        line for line in panel.get_lines() if line.get_label() == "paper: Performer (absolute)"
+    )
     assert np.asarray(line.get_xdata()).tolist() == [shift / 2 for shift in curve.accuracy]
     assert np.asarray(line.get_ydata()).tolist() == list(curve.accuracy.values())
     ours = next(line for line in panel.get_lines() if line.get_label() == MODELS[0])
@@ -123,8 +142,14 @@ def test_the_figure_of_all_classes_has_the_mean_of_the_seeds_and_no_curve_of_the
     assert drawn[MODELS[0]] == pytest.approx([81, 91, 71])
 
 
-def test_of_strategy_2_only_the_papers_distance_is_drawn_where_there_are_others(study_of, study_cell):
-    names = ["Performer (strategy 2 with k = 2)", "Performer (strategy 2 exact with k = 6)", "Performer (strategy 2)"]
+def test_of_strategy_2_only_the_papers_distance_is_drawn_where_there_are_others(
+    study_of, study_cell
+):
+    names = [
+        "Performer (strategy 2 with k = 2)",
+        "Performer (strategy 2 exact with k = 6)",
+        "Performer (strategy 2)",
+    ]
     study = study_of(*(reproduction_cell(study_cell, name) for name in names))
     assert set(lines(draw_figure1(study, of_class=None).axes[0])) == set(names[1:])
     assert "only k = 6 is drawn" in figure1_note(study)
@@ -154,14 +179,27 @@ def test_the_table_compares_the_worst_shift_with_the_middle(study):
 
 def test_the_table_has_no_spread_of_one_seed(study_of, study_cell):
     row = shift_table(study_of(reproduction_cell(study_cell, MODELS[0]))).rows[0]
-    assert row == ("MNIST, Performer (absolute)", "±1 of 16", "50", "90.0", "500", "90.0", "70.0", "65.0", "−20.0")
+    assert row == (
+        "MNIST, Performer (absolute)",
+        "±1 of 16",
+        "50",
+        "90.0",
+        "500",
+        "90.0",
+        "70.0",
+        "65.0",
+        "−20.0",
+    )
 
 
 def test_the_table_has_the_baselines_too_with_the_size_of_their_images(study_of, study_cell):
     baseline = reproduction_cell(study_cell, "AlexNet")
     baseline["run"]["image_size"] = 32
     rows = shift_table(study_of(reproduction_cell(study_cell, MODELS[0]), baseline)).rows
-    assert [row[:2] for row in rows] == [("MNIST, AlexNet", "±1 of 32"), ("MNIST, Performer (absolute)", "±1 of 16")]
+    assert [row[:2] for row in rows] == [
+        ("MNIST, AlexNet", "±1 of 32"),
+        ("MNIST, Performer (absolute)", "±1 of 16"),
+    ]
 
 
 def test_the_note_says_that_the_papers_curves_are_of_another_size(study):

@@ -60,7 +60,13 @@ def test_every_model_that_the_paper_trains_from_nothing_is_a_level():
 def test_a_level_has_the_papers_parameters_and_recipe(model):
     (labels,) = [labels for labels in FULL.combinations() if labels["model"] == model]
     run = FULL.make_cell(labels, seed=0).run
-    assert (run.data, run.image_size, run.epochs, run.optimizer, run.momentum) == ("cifar10", None, 300, "sgd", 0.9)
+    assert (run.data, run.image_size, run.epochs, run.optimizer, run.momentum) == (
+        "cifar10",
+        None,
+        300,
+        "sgd",
+        0.9,
+    )
     with torch.device("meta"):
         made = run.make_model(image_size=(32, 32), in_channels=3, num_classes=10)
     parameters = sum(parameter.numel() for parameter in made.parameters())

@@ -14,15 +14,33 @@ from teka.files import read_json
 MODEL = "Performer (absolute)"
 TINY = {
     "name": "tiny",
-    "base": {"data": "digits", "image_size": 8, "train_size": 48, "validation_size": 20, "epochs": 1},
+    "base": {
+        "data": "digits",
+        "image_size": 8,
+        "train_size": 48,
+        "validation_size": 20,
+        "epochs": 1,
+    },
     "factors": {
         "data": {"mnist": {}, "cifar10": {}},
         "model": {
-            "Linformer": {"model": "linformer", "tokens": "image", "dim": 8, "depth": 1, "heads": 2},
+            "Linformer": {
+                "model": "linformer",
+                "tokens": "image",
+                "dim": 8,
+                "depth": 1,
+                "heads": 2,
+            },
             "Performer (absolute)": {"position": "absolute", "dim": 8, "depth": 2, "heads": 2},
         },
     },
-    "measure": {"weights": "best", "mode": "lossless", "shifts": [[0, 1]], "classes": [1], "curve_points": 2},
+    "measure": {
+        "weights": "best",
+        "mode": "lossless",
+        "shifts": [[0, 1]],
+        "classes": [1],
+        "curve_points": 2,
+    },
 }
 
 
@@ -32,12 +50,17 @@ def test_every_model_of_the_paper_is_there_on_every_data_set(scale):
     assert list(study.factors["data"]) == ["mnist", "fashion-mnist", "cifar10"]
     assert {paper_row(model) for model in study.factors["model"]} >= set(table1())
     baselines = {"alexnet", "vgg16", "resnet18", "linformer", "routing_transformer"}
-    assert {study.make_cell(labels, 0).run.model for labels in study.combinations()} == {"performer", *baselines}
+    assert {study.make_cell(labels, 0).run.model for labels in study.combinations()} == {
+        "performer",
+        *baselines,
+    }
     assert len(study.seeds) >= 3
 
 
 @pytest.mark.parametrize(("scale", "image_size"), [("full-cpu", None), ("one-stem", 32)])
-def test_every_model_at_full_resolution_has_one_recipe_and_seeds_that_chose_nothing(scale, image_size):
+def test_every_model_at_full_resolution_has_one_recipe_and_seeds_that_chose_nothing(
+    scale, image_size
+):
     study = read_reproduction(scale)
     runs = [study.make_cell(labels, 10).run for labels in study.combinations()]
     assert study.seeds == (10, 11, 12)
@@ -58,9 +81,26 @@ def test_every_model_at_full_resolution_has_one_recipe_and_seeds_that_chose_noth
 def test_the_full_scale_follows_the_protocol():
     study = read_reproduction("full")
     run = study.make_cell({"data": "mnist", "model": "Performer (absolute)"}, 0).run
-    assert (run.image_size, run.dim, run.depth, run.heads, run.dropout, run.stem) == (32, 256, 6, 8, 0.1, "patch")
-    assert (run.optimizer, run.learning_rate, run.betas, run.batch_size) == ("adam", 5e-5, (0.9, 0.98), 22)
-    assert (run.gradient_clip, run.patience, run.train_size, run.validation_size) == (0.5, 20, None, None)
+    assert (run.image_size, run.dim, run.depth, run.heads, run.dropout, run.stem) == (
+        32,
+        256,
+        6,
+        8,
+        0.1,
+        "patch",
+    )
+    assert (run.optimizer, run.learning_rate, run.betas, run.batch_size) == (
+        "adam",
+        5e-5,
+        (0.9, 0.98),
+        22,
+    )
+    assert (run.gradient_clip, run.patience, run.train_size, run.validation_size) == (
+        0.5,
+        20,
+        None,
+        None,
+    )
     assert study.measure.weights == "best"
     assert sorted(shift[1] for shift in study.measure.shifts) == list(range(-8, 9))
 
@@ -106,14 +146,22 @@ def test_the_table_finds_what_the_figure_has_trained(tiny, tmp_path):
     assert first.name == "mnist--performer-absolute--seed-0.json"
     reproduce("table1", out, only={"data": ["mnist"]}, command="teka reproduce table1")
     commands = {path.name: read_json(path)["command"] for path in (out / "cells").iterdir()}
-    assert commands == {first.name: "teka reproduce figure1", "mnist--linformer--seed-0.json": "teka reproduce table1"}
+    assert commands == {
+        first.name: "teka reproduce figure1",
+        "mnist--linformer--seed-0.json": "teka reproduce table1",
+    }
 
 
 @pytest.mark.parametrize(
     ("target", "only", "message"),
     [
         pytest.param("figure2", {}, "target is 'figure2'", id="an unknown target"),
-        pytest.param("figure1", {"model": ["Linformer"]}, "only model of figure1 is 'Linformer'", id="no Performer"),
+        pytest.param(
+            "figure1",
+            {"model": ["Linformer"]},
+            "only model of figure1 is 'Linformer'",
+            id="no Performer",
+        ),
         pytest.param("figure1", {"model": ["GPT"]}, "only model is 'GPT'", id="an unknown model"),
         pytest.param("table1", {"seed": ["9"]}, "only seed is '9'", id="an unknown seed"),
     ],
@@ -124,7 +172,9 @@ def test_what_cannot_be_reproduced_is_an_error(tiny, tmp_path, target, only, mes
 
 
 def test_an_unknown_scale_is_an_error():
-    with pytest.raises(ValueError, match="scale is 'huge', expected one of 'full', 'full-cpu', 'one-stem', 'small'"):
+    with pytest.raises(
+        ValueError, match="scale is 'huge', expected one of 'full', 'full-cpu', 'one-stem', 'small'"
+    ):
         read_reproduction("huge")
 
 

@@ -30,7 +30,13 @@ TINY = {
     },
     "leave_out": [{"kernel": "softmax", "position": ["absolute"]}],
     "seeds": [0, 3],
-    "measure": {"images": 50, "shifted_images": 20, "shifts": [[0, 3], [-2, 1]], "curve_points": 3, "save": "float16"},
+    "measure": {
+        "images": 50,
+        "shifted_images": 20,
+        "shifts": [[0, 3], [-2, 1]],
+        "curve_points": 3,
+        "save": "float16",
+    },
     "reference": {"kernel": "softmax"},
 }
 
@@ -47,7 +53,13 @@ def forks():
 @pytest.fixture(scope="session")
 def tiny_study(tmp_path_factory):
     """A small study whose learning rate is tuned, as a file."""
-    tune = {"field": "learning_rate", "values": [0.003, 0.01], "per": ["kernel"], "at": {"position": "none"}, "seed": 7}
+    tune = {
+        "field": "learning_rate",
+        "values": [0.003, 0.01],
+        "per": ["kernel"],
+        "at": {"position": "none"},
+        "seed": 7,
+    }
     path = tmp_path_factory.mktemp("specification") / "tiny.yaml"
     path.write_text(yaml.safe_dump({**TINY, "tune": tune}, sort_keys=False), encoding="utf-8")
     return path
@@ -56,7 +68,12 @@ def tiny_study(tmp_path_factory):
 @pytest.fixture(scope="session")
 def finished(tiny_study, tmp_path_factory):
     """The folder of the small study, run by two processes without an interruption."""
-    return run_study(read_study(tiny_study), tmp_path_factory.mktemp("finished"), processes=2, command="teka study")
+    return run_study(
+        read_study(tiny_study),
+        tmp_path_factory.mktemp("finished"),
+        processes=2,
+        command="teka study",
+    )
 
 
 @pytest.fixture

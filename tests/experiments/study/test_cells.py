@@ -7,7 +7,14 @@ import pytest
 
 from teka.codec import encode
 from teka.experiments.study import pack_study, read_study, run_study
-from teka.experiments.study.cells import CellResult, FailedCell, claimed, decode_cell, find_cell, list_cells
+from teka.experiments.study.cells import (
+    CellResult,
+    FailedCell,
+    claimed,
+    decode_cell,
+    find_cell,
+    list_cells,
+)
 from teka.experiments.study.report.results import read_study_results
 
 REQUIRED = (
@@ -71,7 +78,11 @@ POINT = {"step": 5, "process_seconds": 1.0, "accuracy": 0.5, "loss": 1.0}
         ("process_seconds", -1.0, "a finite number"),
         ("learning_curve", [], "one point or more"),
         ("learning_curve", [POINT, POINT], "steps that increase"),
-        ("learning_curve", [POINT, {**POINT, "step": 7, "process_seconds": 0.5}], "process_seconds that never fall"),
+        (
+            "learning_curve",
+            [POINT, {**POINT, "step": 7, "process_seconds": 0.5}],
+            "process_seconds that never fall",
+        ),
         ("shifts", [[0, 0.5]], "a whole number"),
         ("shifts", [[0, 0]], "a list of 1, one for each shift"),
         ("accuracy_by_shift", [0.5, 0.5, 0.5, 2.0], "a share from 0 to 1"),
@@ -86,27 +97,47 @@ def test_a_wrong_value_is_named(study_cell, key, value, expected):
 def curve(study_cell):
     points = zip((3, 7, 11), (1.0, 2.0, 5.0), (0.2, 0.6, 0.9), (2.0, 1.0, 0.5), strict=True)
     names = ("step", "process_seconds", "accuracy", "loss")
-    return read({**study_cell(), "learning_curve": [dict(zip(names, point, strict=True)) for point in points]})
+    return read(
+        {
+            **study_cell(),
+            "learning_curve": [dict(zip(names, point, strict=True)) for point in points],
+        }
+    )
 
 
 def test_the_curve_has_its_points_is_linear_between_them_and_nothing_outside(curve):
     assert [curve.at("accuracy", step) for step in (3, 7, 11)] == [0.2, 0.6, 0.9]
-    assert [curve.at("accuracy", seconds, "process_seconds") for seconds in (1.0, 2.0, 5.0)] == [0.2, 0.6, 0.9]
+    assert [curve.at("accuracy", seconds, "process_seconds") for seconds in (1.0, 2.0, 5.0)] == [
+        0.2,
+        0.6,
+        0.9,
+    ]
     assert curve.at("accuracy", 4) == pytest.approx(0.3)
     assert curve.at("process_seconds", 8) == pytest.approx(2.75)
     assert curve.at("accuracy", 4.0, "process_seconds") == pytest.approx(0.8)
-    assert {curve.at("accuracy", 2), curve.at("accuracy", 12), curve.at("accuracy", 0.9, "process_seconds")} == {None}
+    assert {
+        curve.at("accuracy", 2),
+        curve.at("accuracy", 12),
+        curve.at("accuracy", 0.9, "process_seconds"),
+    } == {None}
 
 
 def test_points_at_the_same_time_are_no_division_by_zero(study_cell):
-    points = [{"step": s, "process_seconds": t, "accuracy": s / 10, "loss": 1} for s, t in ((1, 1), (2, 1), (3, 2))]
+    points = [
+        {"step": s, "process_seconds": t, "accuracy": s / 10, "loss": 1}
+        for s, t in ((1, 1), (2, 1), (3, 2))
+    ]
     cell = read_finished({**study_cell(), "learning_curve": points})
     assert cell.at("accuracy", 1.0, "process_seconds") == 0.1
     assert cell.at("accuracy", 1.5, "process_seconds") == pytest.approx(0.25)
 
 
 def files_of(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_packed_cells_are_read_as_the_loose_ones_were(study_folder, study_cells, failed_cell):
@@ -121,7 +152,9 @@ def test_packed_cells_are_read_as_the_loose_ones_were(study_folder, study_cells,
     assert find_cell(folder / "cells", "none") is None
 
 
-def test_the_same_cells_give_the_same_bytes_and_later_ones_are_added(study_folder, study_cells, tmp_path):
+def test_the_same_cells_give_the_same_bytes_and_later_ones_are_added(
+    study_folder, study_cells, tmp_path
+):
     folder = study_folder(*study_cells())
     later = shutil.copytree(folder, tmp_path / "later")
     pack_study(folder)
@@ -141,7 +174,9 @@ def test_a_loose_cell_goes_before_a_packed_one(study_folder, study_cell):
     folder = study_folder(study_cell(accuracy=0.5))
     loose = (folder / "cells" / "000.json").read_text(encoding="utf-8")
     pack_study(folder)
-    (folder / "cells" / "000.json").write_text(loose.replace('"accuracy": 0.5,', '"accuracy": 0.75,', 1))
+    (folder / "cells" / "000.json").write_text(
+        loose.replace('"accuracy": 0.5,', '"accuracy": 0.75,', 1)
+    )
     (cell,) = read_study_results(folder).results
     assert 0.75 in (cell.accuracy, cell.learning_curve[0].accuracy)
 
@@ -151,21 +186,31 @@ def test_a_packed_study_is_done(finished, tiny_study, tmp_path):
     assert {path.name for path in pack_study(folder)} == {"cells.jsonl.gz", "tuning.jsonl.gz"}
     before, stages = files_of(folder), []
     run_study(read_study(tiny_study), folder, progress=stages.append)
-    assert [(stage.stage, stage.done, stage.total) for stage in stages] == [("tuning", 4, 4), ("cells", 6, 6)]
+    assert [(stage.stage, stage.done, stage.total) for stage in stages] == [
+        ("tuning", 4, 4),
+        ("cells", 6, 6),
+    ]
     assert files_of(folder) == before
 
 
 def test_what_cannot_be_packed_or_read_is_an_error(study_folder, study_cell, tmp_path):
-    with pytest.raises(ValueError, match="expected a study's folder, with one cell or more in cells"):
+    with pytest.raises(
+        ValueError, match="expected a study's folder, with one cell or more in cells"
+    ):
         pack_study(tmp_path)
     folder = study_folder(study_cell())
-    with claimed(folder / "cells", "packing"), pytest.raises(ValueError, match="packed by another command"):
+    with (
+        claimed(folder / "cells", "packing"),
+        pytest.raises(ValueError, match="packed by another command"),
+    ):
         pack_study(folder)
     pack_study(folder)
     whole = (folder / "cells.jsonl.gz").read_bytes()
     for damaged in (whole[:-9], b"{}", gzip.compress(b"[1]\n"), gzip.compress(b"{}\n")):
         (folder / "cells.jsonl.gz").write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"cells\.jsonl\.gz is .*, expected the packed cells of a study"):
+        with pytest.raises(
+            ValueError, match=r"cells\.jsonl\.gz is .*, expected the packed cells of a study"
+        ):
             read_study_results(folder)
     (folder / "cells.jsonl.gz").write_bytes(gzip.compress(b'{"name": "one"}\n'))
     with pytest.raises(ValueError, match=r"cells\.jsonl\.gz: one: cell\.labels is missing"):

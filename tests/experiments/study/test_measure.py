@@ -26,7 +26,9 @@ class ClassByColumn(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         width = images.shape[3]
-        right = images[..., width // 2 :].sum(dim=(1, 2, 3)) - images[..., : width // 2].sum(dim=(1, 2, 3))
+        right = images[..., width // 2 :].sum(dim=(1, 2, 3)) - images[..., : width // 2].sum(
+            dim=(1, 2, 3)
+        )
         return self.scale * torch.stack([-right, right], dim=1)
 
 
@@ -52,12 +54,17 @@ def test_in_lossless_mode_only_images_with_the_margins_are_shifted(dataset):
     assert found["shifted_images"] == 3
     assert found["shifts"] == ((0, 0), (0, -1), (0, 2))
     assert found["accuracy_by_shift"] == (1.0, pytest.approx(2 / 3), pytest.approx(2 / 3))
-    assert found["classes"] == {1: ShiftedClass(2, (1.0, 0.5, 1.0)), 0: ShiftedClass(1, (1.0, 1.0, 0.0))}
+    assert found["classes"] == {
+        1: ShiftedClass(2, (1.0, 0.5, 1.0)),
+        0: ShiftedClass(1, (1.0, 1.0, 0.0)),
+    }
     assert found["worst_shift_accuracy"] == pytest.approx(1 / 3)
 
 
 def test_images_that_cannot_be_shifted_leave_the_shifts_empty(dataset):
-    found = measure_model(ClassByColumn().eval(), dataset, Measure(mode="lossless", shifts=((0, 0), (0, 9))))
+    found = measure_model(
+        ClassByColumn().eval(), dataset, Measure(mode="lossless", shifts=((0, 0), (0, 9)))
+    )
     assert found["accuracy"] == 1.0
     assert (found["shifts"], found["accuracy_by_shift"], found["shifted_images"]) == ((), (), 0)
     assert found["worst_shift_accuracy"] is None
@@ -78,7 +85,10 @@ def test_answers_that_stay_are_counted_over_every_shift_of_the_torus_or_over_tho
     # Half of the places that ink can have answer as its own, and one of them is its own.
     assert kept["circular"] == Stable(4, 59, 29 / 59, 0.0)
     assert (kept["zero"].images, kept["zero"].shifts) == (3, 2)
-    assert set(kept) == {"circular", "zero"}  # the model has no other size, which the window would ask for
+    assert set(kept) == {
+        "circular",
+        "zero",
+    }  # the model has no other size, which the window would ask for
 
 
 def test_a_window_that_patches_do_not_divide_is_not_measured():
@@ -88,7 +98,10 @@ def test_a_window_that_patches_do_not_divide_is_not_measured():
     model = Performer((8, 8), 1, 2, dim=4, depth=1, heads=1, patch_size=4, pool="mean").eval()
     for side, modes in ((4, {"crop"}), (6, set())):
         crop = Stability(((0.0, 1.0),), crop_size=side)
-        assert set(measure_model(model, dataset, Measure(stability={"crop": crop}))["stability"]) == modes
+        assert (
+            set(measure_model(model, dataset, Measure(stability={"crop": crop}))["stability"])
+            == modes
+        )
     with pytest.raises(ValueError, match="multiples of patch_size = 4"):
         model.resize(6)
     assert model.image_size == (8, 8)
@@ -105,7 +118,9 @@ def test_the_backend_of_a_model_whose_layers_choose_one_is_kept():
 
 def moment(epoch, **options):
     torch.manual_seed(epoch)
-    heads = heads_of(SelfAttentionNetwork((10, 14), 1, 3, **{"dim": 4, "depth": 2, "heads": (3, 2), **options}))
+    heads = heads_of(
+        SelfAttentionNetwork((10, 14), 1, 3, **{"dim": 4, "depth": 2, "heads": (3, 2), **options})
+    )
     return Moment(epoch, {}, heads, head_grids(heads))
 
 
@@ -120,7 +135,9 @@ def test_the_start_and_the_end_are_kept_layer_by_layer():
         for place, layer in enumerate(layers):
             heads = kept.heads.of_layer(place)
             assert layer["offset"] == heads.offset.tolist()
-            torch.testing.assert_close(torch.tensor(layer["center"]).double(), heads.center, rtol=1e-3, atol=1e-6)
+            torch.testing.assert_close(
+                torch.tensor(layer["center"]).double(), heads.center, rtol=1e-3, atol=1e-6
+            )
             assert layer["grid"]["window_3"] == kept.grids[place].window_3
     assert [layer["window_3"] for layer in found["chance"]] == [2.346, 2.346]
     assert json.loads(json.dumps(found, allow_nan=False)) == found

@@ -23,7 +23,13 @@ def test_what_is_left_out_of_the_file_has_its_default(write):
 
 
 def test_a_field_to_tune_is_read(tiny_fields, write):
-    tune = {"field": "learning_rate", "values": [0.1, 0.2], "per": ["kernel"], "at": {"position": "none"}, "seed": 7}
+    tune = {
+        "field": "learning_rate",
+        "values": [0.1, 0.2],
+        "per": ["kernel"],
+        "at": {"position": "none"},
+        "seed": 7,
+    }
     study = read_study(write({**tiny_fields, "tune": tune}))
     assert study.tune == Tune("learning_rate", (0.1, 0.2), ("kernel",), ({"position": "none"},), 7)
 
@@ -32,22 +38,42 @@ def test_a_field_to_tune_is_read(tiny_fields, write):
     ("change", "message"),
     [
         pytest.param({"colour": 1}, "no field 'colour'", id="an unknown key"),
-        pytest.param({"factors": [1]}, "factors is \\[1\\], expected a mapping", id="factors that are a list"),
+        pytest.param(
+            {"factors": [1]}, "factors is \\[1\\], expected a mapping", id="factors that are a list"
+        ),
         pytest.param({"factors": {}}, "factors is {}, expected one factor or more", id="no factor"),
         pytest.param(
-            {"factors": {"kernel": {}}}, "factors.kernel is {}, expected one level", id="a factor without levels"
+            {"factors": {"kernel": {}}},
+            "factors.kernel is {}, expected one level",
+            id="a factor without levels",
         ),
         pytest.param(
             {"factors": {"kernel": {"a": {"kernels": "elu"}}}, "leave_out": [], "reference": {}},
             "cell of kernel 'a' is no run: run key is 'kernels'",
             id="a level with an unknown field",
         ),
-        pytest.param({"seeds": 3}, "study.seeds is 3, expected a list", id="seeds that are a number"),
-        pytest.param({"seeds": ["a"]}, "seeds\\[0\\] is 'a', expected a whole number", id="a seed that is a word"),
-        pytest.param({"seeds": [1, 1]}, "seeds is \\[1, 1\\], expected one seed or more, each once", id="a seed twice"),
-        pytest.param({"reference": {"kernel": "elu"}}, "reference level of kernel is 'elu'", id="an unknown reference"),
         pytest.param(
-            {"leave_out": [{"colour": "red"}]}, "leave_out factor is 'colour'", id="an unknown factor left out"
+            {"seeds": 3}, "study.seeds is 3, expected a list", id="seeds that are a number"
+        ),
+        pytest.param(
+            {"seeds": ["a"]},
+            "seeds\\[0\\] is 'a', expected a whole number",
+            id="a seed that is a word",
+        ),
+        pytest.param(
+            {"seeds": [1, 1]},
+            "seeds is \\[1, 1\\], expected one seed or more, each once",
+            id="a seed twice",
+        ),
+        pytest.param(
+            {"reference": {"kernel": "elu"}},
+            "reference level of kernel is 'elu'",
+            id="an unknown reference",
+        ),
+        pytest.param(
+            {"leave_out": [{"colour": "red"}]},
+            "leave_out factor is 'colour'",
+            id="an unknown factor left out",
         ),
         pytest.param(
             {"leave_out": [{"kernel": ["softmax", "squared relu"]}]},
@@ -55,20 +81,41 @@ def test_a_field_to_tune_is_read(tiny_fields, write):
             id="nothing left",
         ),
         pytest.param(
-            {"measure": {"shifts": [[1]]}}, "measure.shifts\\[0\\] is \\[1\\], expected a list of 2", id="half a shift"
+            {"measure": {"shifts": [[1]]}},
+            "measure.shifts\\[0\\] is \\[1\\], expected a list of 2",
+            id="half a shift",
         ),
-        pytest.param({"measure": {"mode": "canvas"}}, "measure.mode is 'canvas'", id="a mode that asks for a canvas"),
+        pytest.param(
+            {"measure": {"mode": "canvas"}},
+            "measure.mode is 'canvas'",
+            id="a mode that asks for a canvas",
+        ),
         pytest.param({"measure": {"images": 0}}, "measure.images is 0", id="no images"),
-        pytest.param({"measure": {"weights": "first"}}, "measure.weights is 'first'", id="unknown weights"),
-        pytest.param({"measure": {"classes": [-1]}}, "measure.classes\\[0\\] is -1", id="a negative class"),
+        pytest.param(
+            {"measure": {"weights": "first"}}, "measure.weights is 'first'", id="unknown weights"
+        ),
+        pytest.param(
+            {"measure": {"classes": [-1]}}, "measure.classes\\[0\\] is -1", id="a negative class"
+        ),
         pytest.param(
             {"measure": {"image": 3}},
             "study.measure is .* no field 'image'.*did you mean 'images'",
             id="an unknown key of measure",
         ),
-        pytest.param({"tune": {"field": "learning_rate"}}, "study.tune.values is missing", id="tune without values"),
         pytest.param(
-            {"tune": {"field": "rate", "values": [1], "per": ["kernel"], "at": {"position": "none"}}},
+            {"tune": {"field": "learning_rate"}},
+            "study.tune.values is missing",
+            id="tune without values",
+        ),
+        pytest.param(
+            {
+                "tune": {
+                    "field": "rate",
+                    "values": [1],
+                    "per": ["kernel"],
+                    "at": {"position": "none"},
+                }
+            },
             "tune.field is 'rate'",
             id="an unknown field to tune",
         ),

@@ -35,7 +35,11 @@ def test_a_model_without_positions_answers_alike_at_every_shift_and_an_absolute_
     assert len(set(none["accuracy_by_shift"])) == 1
     assert absolute["equivariance_error"] > 100 * absolute["noise_floor"]
     for content in (none, absolute):
-        assert content["worst_shift_accuracy"] <= content["minimum_accuracy"] == min(content["accuracy_by_shift"])
+        assert (
+            content["worst_shift_accuracy"]
+            <= content["minimum_accuracy"]
+            == min(content["accuracy_by_shift"])
+        )
 
 
 def test_a_cell_says_what_it_was_measured_on(cells):
@@ -70,7 +74,9 @@ def test_the_floating_point_operations_are_those_of_the_products(tiny_study):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_without_held_out_images_there_is_no_curve_and_that_is_an_error(tiny_fields, write, tmp_path):
+def test_without_held_out_images_there_is_no_curve_and_that_is_an_error(
+    tiny_fields, write, tmp_path
+):
     tiny_fields["base"]["validation_size"] = 0
     study = read_study(write(tiny_fields))
     cell = study.make_cell({"kernel": "softmax", "position": "none"}, 0)
@@ -78,7 +84,9 @@ def test_without_held_out_images_there_is_no_curve_and_that_is_an_error(tiny_fie
         run_cell(cell, study.measure, tmp_path / "cells", data_dir=None, command="")
 
 
-def test_a_run_that_may_stop_early_has_a_point_of_the_curve_after_every_epoch(tiny_fields, write, tmp_path):
+def test_a_run_that_may_stop_early_has_a_point_of_the_curve_after_every_epoch(
+    tiny_fields, write, tmp_path
+):
     tiny_fields["base"] |= {"epochs": 30, "patience": 1, "learning_rate": 1e-9, "warmup": 0.0}
     study = read_study(write(tiny_fields))
     cell = study.make_cell({"kernel": "softmax", "position": "none"}, 0)
@@ -96,7 +104,9 @@ def test_a_cell_of_a_self_attention_network_keeps_its_heads(tiny_fields, write, 
     tiny_fields["base"] |= {"model": "self_attention", "dim": 6, "heads": 3, "depth": 2}
     for name in ("stem", "periodic"):
         tiny_fields["base"].pop(name)
-    tiny_fields["factors"] = {"encoding": {name: {"encoding": name} for name in ("quadratic", "table")}}
+    tiny_fields["factors"] = {
+        "encoding": {name: {"encoding": name} for name in ("quadratic", "table")}
+    }
     del tiny_fields["leave_out"], tiny_fields["reference"]
     study = read_study(write(tiny_fields))
     for encoding, shape in (("quadratic", "center"), ("table", "mean")):
@@ -110,7 +120,9 @@ def test_a_cell_of_a_self_attention_network_keeps_its_heads(tiny_fields, write, 
         assert 0 < heads["chance"][0]["window_3"] < 3
 
 
-def test_training_a_cell_again_reproduces_its_numbers_loose_or_packed(finished, tiny_study, tmp_path):
+def test_training_a_cell_again_reproduces_its_numbers_loose_or_packed(
+    finished, tiny_study, tmp_path
+):
     folder = shutil.copytree(finished, tmp_path / "packed")
     pack_study(folder)
     stored, repeated = repeat_cell(read_study(tiny_study), folder, NAME)

@@ -17,7 +17,16 @@ from teka.experiments.study.run_study import Progress
 from teka.files import write_json
 
 # What the run alone decides; times are the machine's.
-DECIDED = ("labels", "run", "accuracy", "accuracy_by_shift", "steps", "parameters", "backend", "equivariance_error")
+DECIDED = (
+    "labels",
+    "run",
+    "accuracy",
+    "accuracy_by_shift",
+    "steps",
+    "parameters",
+    "backend",
+    "equivariance_error",
+)
 CELLS = {
     "softmax--none--seed-0",
     "softmax--none--seed-3",
@@ -36,7 +45,10 @@ def read(path):
 
 
 def decided(folder):
-    return {path.stem: [read(path)[key] for key in DECIDED] for path in sorted((folder / "cells").glob("*.json"))}
+    return {
+        path.stem: [read(path)[key] for key in DECIDED]
+        for path in sorted((folder / "cells").glob("*.json"))
+    }
 
 
 def test_every_cell_has_a_file_and_nothing_else_is_left(finished):
@@ -65,7 +77,11 @@ def test_a_finished_study_is_left_alone(finished, tiny_study):
 
 def half(finished):
     """What the cells of the half decided."""
-    return {name: numbers for name, numbers in decided(finished).items() if name.startswith("squared-relu")}
+    return {
+        name: numbers
+        for name, numbers in decided(finished).items()
+        if name.startswith("squared-relu")
+    }
 
 
 def test_killed_at_any_moment_it_goes_on_to_the_same_numbers(finished, tiny_study, tmp_path):
@@ -77,7 +93,9 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_numbers(finished, tiny_stud
     limit = time.monotonic() + 120
     while len(list(out.glob("cells/*.json"))) < 1 and time.monotonic() < limit:
         time.sleep(0.01)
-    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True).stdout
+    listed = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True
+    ).stdout
     children = [int(line) for line in listed.split()]
     assert len(children) >= 2
     process.kill()
@@ -94,7 +112,9 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_numbers(finished, tiny_stud
     assert decided(out) == half(finished)
 
 
-def test_a_folder_of_another_study_is_an_error_that_says_where_they_differ(finished, tiny_study, tmp_path):
+def test_a_folder_of_another_study_is_an_error_that_says_where_they_differ(
+    finished, tiny_study, tmp_path
+):
     folder = tmp_path / "other"
     shutil.copytree(finished, folder)
     path = folder / "cells" / "softmax--none--seed-3.json"
@@ -105,7 +125,9 @@ def test_a_folder_of_another_study_is_an_error_that_says_where_they_differ(finis
         run_study(read_study(tiny_study), folder)
 
 
-def test_a_file_may_lack_later_fields_and_say_what_the_model_has_by_itself(finished, tiny_study, tmp_path):
+def test_a_file_may_lack_later_fields_and_say_what_the_model_has_by_itself(
+    finished, tiny_study, tmp_path
+):
     folder = shutil.copytree(finished, tmp_path / "older")
     shutil.rmtree(folder / "models")
     for path in folder.rglob("*.json"):
@@ -119,7 +141,9 @@ def test_a_file_may_lack_later_fields_and_say_what_the_model_has_by_itself(finis
 
 def test_a_cell_that_is_no_model_is_named_by_its_error(tiny_fields, write, tmp_path):
     tiny_fields["factors"]["position"]["absolute"]["patch_size"] = 3
-    with pytest.raises(ValueError, match=r"cell squared-relu--absolute--seed-0: .*multiples of patch_size = 3"):
+    with pytest.raises(
+        ValueError, match=r"cell squared-relu--absolute--seed-0: .*multiples of patch_size = 3"
+    ):
         run_study(read_study(write(tiny_fields)), tmp_path / "out", only={"position": ["absolute"]})
 
 
@@ -143,15 +167,21 @@ def test_a_process_that_is_killed_ends_the_study_with_a_word_on_how_to_go_on(tin
     threading.Thread(target=kill_the_first, daemon=True).start()
     with pytest.raises(ChildProcessError, match="the same command resumes it"):
         run_study(read_study(tiny_study), out, processes=2, only=HALF)
-    run_study(read_study(tiny_study), out, only=HALF)  # which takes away what a write that was cut off left
+    run_study(
+        read_study(tiny_study), out, only=HALF
+    )  # which takes away what a write that was cut off left
     assert not list(out.rglob("*.part"))
 
 
-def test_several_calls_share_the_cells_and_give_the_same_numbers(finished, tiny_study, tmp_path, monkeypatch):
+def test_several_calls_share_the_cells_and_give_the_same_numbers(
+    finished, tiny_study, tmp_path, monkeypatch
+):
     monkeypatch.setattr(sys.modules[run_study.__module__], "PAUSE", 0.1)
     out, study = tmp_path / "out", read_study(tiny_study)
     calls = [
-        FORK.Process(target=run_study, args=(study, out), kwargs={"command": "teka study", "only": HALF})
+        FORK.Process(
+            target=run_study, args=(study, out), kwargs={"command": "teka study", "only": HALF}
+        )
         for _ in range(2)
     ]
     for call in calls:
@@ -166,17 +196,26 @@ def test_several_calls_share_the_cells_and_give_the_same_numbers(finished, tiny_
 def test_the_workers_of_a_dask_cluster_give_the_same_numbers(finished, tiny_study, tmp_path):
     importlib.import_module("distributed")  # whose settings have their defaults then
     # Both workers are forks of one process that has imported what they need.
-    multiprocessing.set_forkserver_preload(["lightning.pytorch", "teka.training", "teka.experiments.study"])
+    multiprocessing.set_forkserver_preload(
+        ["lightning.pytorch", "teka.training", "teka.experiments.study"]
+    )
     with set_dask_config({"distributed.worker.multiprocessing-method": "forkserver"}):
-        out = run_study(read_study(tiny_study), tmp_path / "out", processes=2, parallel="dask", only=HALF)
+        out = run_study(
+            read_study(tiny_study), tmp_path / "out", processes=2, parallel="dask", only=HALF
+        )
     assert decided(out) == half(finished)
 
 
 @pytest.mark.parametrize(
     ("parallel", "message"),
-    [("slurm", "expected one of 'dask', 'loky', 'ray'"), ("dask:tcp://127.0.0.1:9", "a cluster that answers")],
+    [
+        ("slurm", "expected one of 'dask', 'loky', 'ray'"),
+        ("dask:tcp://127.0.0.1:9", "a cluster that answers"),
+    ],
 )
-def test_an_engine_that_is_not_there_is_an_error(tiny_study, tmp_path, monkeypatch, parallel, message):
+def test_an_engine_that_is_not_there_is_an_error(
+    tiny_study, tmp_path, monkeypatch, parallel, message
+):
     monkeypatch.setattr(sys.modules[run_study.__module__], "ANSWER", 1)
     with pytest.raises(ValueError, match=message):
         run_study(read_study(tiny_study), tmp_path / "out", parallel=parallel)

@@ -18,7 +18,11 @@ def test_every_model_is_timed_as_often_with_the_threads_of_a_cell_and_the_tables
     (tmp_path / "cells").symlink_to(finished / "cells")
     stages, before = [], torch.get_num_threads()
     path = measure_step_seconds(
-        read_study(tiny_study), tmp_path, processes=os.cpu_count() or 1, command="teka study", progress=stages.append
+        read_study(tiny_study),
+        tmp_path,
+        processes=os.cpu_count() or 1,
+        command="teka study",
+        progress=stages.append,
     )
     content = json.loads(path.read_text(encoding="utf-8"))
     assert [model["labels"] for model in content["models"]] == [
@@ -26,7 +30,9 @@ def test_every_model_is_timed_as_often_with_the_threads_of_a_cell_and_the_tables
         {"kernel": "squared relu", "position": "none"},
         {"kernel": "squared relu", "position": "absolute"},
     ]
-    assert all(0 < model["lowest"] <= model["seconds"] <= model["highest"] for model in content["models"])
+    assert all(
+        0 < model["lowest"] <= model["seconds"] <= model["highest"] for model in content["models"]
+    )
     assert (content["threads"], content["command"]) == (1, "teka study")
     assert torch.get_num_threads() == before
     total = 3 * (1 + content["rounds"])
@@ -34,7 +40,9 @@ def test_every_model_is_timed_as_often_with_the_threads_of_a_cell_and_the_tables
     assert [stage.done for stage in stages] == list(range(total + 1))
     seconds = {tuple(model["labels"].values()): model["seconds"] for model in content["models"]}
     for result in read_study_results(tmp_path).results:
-        assert result.process_seconds == pytest.approx(result.steps * seconds[tuple(result.labels.values())])
+        assert result.process_seconds == pytest.approx(
+            result.steps * seconds[tuple(result.labels.values())]
+        )
 
 
 def test_a_timed_step_is_a_step_of_training(tiny_study, monkeypatch):
@@ -45,11 +53,15 @@ def test_a_timed_step_is_a_step_of_training(tiny_study, monkeypatch):
     assert timer.model.training
     assert len(timer.images) == cell.run.batch_size
     norms, clip = [], torch.nn.utils.clip_grad_norm_
-    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *given: norms.append(clip(*given)))
+    monkeypatch.setattr(
+        torch.nn.utils, "clip_grad_norm_", lambda *given: norms.append(clip(*given))
+    )
     before = [parameter.detach().clone() for parameter in timer.model.parameters()]
     assert timer.take(3) > 0
     assert len(norms) == 3
-    assert all(not torch.equal(*pair) for pair in zip(before, timer.model.parameters(), strict=True))
+    assert all(
+        not torch.equal(*pair) for pair in zip(before, timer.model.parameters(), strict=True)
+    )
 
 
 def test_no_process_is_an_error(tiny_study, tmp_path):
@@ -68,7 +80,9 @@ def write_seconds(folder, seconds):
 
 
 def test_a_cell_takes_its_steps_times_the_seconds_of_one(study_folder, study_cell):
-    folder = study_folder(study_cell(), study_cell(kernel="taylor 2"), study_cell(kernel="taylor 2", seed=1))
+    folder = study_folder(
+        study_cell(), study_cell(kernel="taylor 2"), study_cell(kernel="taylor 2", seed=1)
+    )
     write_seconds(folder, {"softmax": 0.02, "taylor 2": 0.05})
     study = read_study_results(folder)
     assert {(one.labels["kernel"], one.seed): one.process_seconds for one in study.results} == {
@@ -78,7 +92,9 @@ def test_a_cell_takes_its_steps_times_the_seconds_of_one(study_folder, study_cel
     }
     for one in study.results:
         assert one.learning_curve[-1].process_seconds == one.process_seconds
-        assert one.learning_curve[0].process_seconds == pytest.approx(one.process_seconds * 78 / 625)
+        assert one.learning_curve[0].process_seconds == pytest.approx(
+            one.process_seconds * 78 / 625
+        )
     (note,) = [note for note in study_notes(study, {}) if note.startswith("CPU seconds")]
     assert note == (
         "CPU seconds: steps times those of one step, the median of 9 rounds in which every model was timed in turn, "
@@ -86,12 +102,16 @@ def test_a_cell_takes_its_steps_times_the_seconds_of_one(study_folder, study_cel
     )
 
 
-def test_where_a_model_was_not_timed_every_cell_keeps_the_seconds_of_its_training(study_folder, study_cell):
+def test_where_a_model_was_not_timed_every_cell_keeps_the_seconds_of_its_training(
+    study_folder, study_cell
+):
     cells = [study_cell(), study_cell(kernel="taylor 2")]
     folder = study_folder(*cells)
     write_seconds(folder, {"softmax": 0.02})
     study = read_study_results(folder)
-    assert [one.process_seconds for one in study.results] == [cell["process_seconds"] for cell in cells]
+    assert [one.process_seconds for one in study.results] == [
+        cell["process_seconds"] for cell in cells
+    ]
     (note,) = [note for note in study_notes(study, {}) if note.startswith("CPU seconds")]
     assert "of each cell's own training" in note
 
@@ -108,5 +128,7 @@ def test_a_file_that_is_not_what_it_should_be_is_named(study_folder, study_cell)
     folder = study_folder(study_cell())
     assert read_step_seconds(folder) is None
     write_seconds(folder, {"softmax": -1})
-    with pytest.raises(ValueError, match=r"step_seconds\.json: step_seconds\.models\[0\]\.seconds is -1"):
+    with pytest.raises(
+        ValueError, match=r"step_seconds\.json: step_seconds\.models\[0\]\.seconds is -1"
+    ):
         read_study_results(folder)

@@ -34,7 +34,13 @@ def test_a_cell_has_the_base_and_its_levels_fields(tiny_fields, write):
     tiny_fields["factors"]["position"]["absolute"]["dim"] = 16
     study = read_study(write(tiny_fields))
     run = study.make_cell({"kernel": "squared relu", "position": "absolute"}, 3).run
-    assert (run.kernel, run.position, run.dim, run.heads, run.seed) == ("squared_relu", "absolute", 16, 2, 3)
+    assert (run.kernel, run.position, run.dim, run.heads, run.seed) == (
+        "squared_relu",
+        "absolute",
+        16,
+        2,
+        3,
+    )
 
 
 def test_places_can_be_asked_for_alone(tiny_fields, write):
@@ -49,7 +55,11 @@ def test_places_can_be_asked_for_alone(tiny_fields, write):
         pytest.param({"colour": ["red"]}, "only is 'colour'", id="an unknown factor"),
         pytest.param({"kernel": ["elu"]}, "only kernel is 'elu'", id="an unknown level"),
         pytest.param({"seed": ["9"]}, "only seed is '9'", id="an unknown seed"),
-        pytest.param({"kernel": ["softmax"], "position": ["absolute"]}, "expected levels of some cell", id="no cell"),
+        pytest.param(
+            {"kernel": ["softmax"], "position": ["absolute"]},
+            "expected levels of some cell",
+            id="no cell",
+        ),
     ],
 )
 def test_asking_for_cells_that_are_not_there_is_an_error(tiny_fields, write, only, message):
@@ -59,26 +69,39 @@ def test_asking_for_cells_that_are_not_there_is_an_error(tiny_fields, write, onl
 
 @pytest.fixture
 def tuned(tiny_fields, write):
-    tune = {"field": "learning_rate", "values": [0.1, 0.2], "per": ["kernel"], "at": {"position": "none"}, "seed": 7}
+    tune = {
+        "field": "learning_rate",
+        "values": [0.1, 0.2],
+        "per": ["kernel"],
+        "at": {"position": "none"},
+        "seed": 7,
+    }
     return read_study(write({**tiny_fields, "tune": tune}))
 
 
 def test_tuning_tries_every_value_at_the_one_place_for_every_level(tuned):
     groups = tuned.tuning_cells(tuned.places({}))
-    assert {levels: [cell.run.learning_rate for cell in cells] for levels, cells in groups.items()} == {
-        ("softmax",): [0.1, 0.2],
-        ("squared relu",): [0.1, 0.2],
-    }
-    assert names(groups[("softmax",)]) == ["softmax--none--0.1--seed-7", "softmax--none--0.2--seed-7"]
+    assert {
+        levels: [cell.run.learning_rate for cell in cells] for levels, cells in groups.items()
+    } == {("softmax",): [0.1, 0.2], ("squared relu",): [0.1, 0.2]}
+    assert names(groups[("softmax",)]) == [
+        "softmax--none--0.1--seed-7",
+        "softmax--none--0.2--seed-7",
+    ]
     assert {cell.run.position for cells in groups.values() for cell in cells} == {"none"}
 
 
-def test_tuning_at_several_places_tries_every_value_at_each_that_is_not_left_out(tiny_fields, write):
+def test_tuning_at_several_places_tries_every_value_at_each_that_is_not_left_out(
+    tiny_fields, write
+):
     at = [{"position": "none"}, {"position": "absolute"}]
     tune = {"field": "learning_rate", "values": [0.1, 0.2], "per": ["kernel"], "at": at}
     study = read_study(write({**tiny_fields, "tune": tune}))
     groups = study.tuning_cells(study.places({}))
-    assert names(groups[("softmax",)]) == ["softmax--none--0.1--seed-0", "softmax--none--0.2--seed-0"]
+    assert names(groups[("softmax",)]) == [
+        "softmax--none--0.1--seed-0",
+        "softmax--none--0.2--seed-0",
+    ]
     assert names(groups[("squared relu",)])[1:3] == [
         "squared-relu--none--0.2--seed-0",
         "squared-relu--absolute--0.1--seed-0",
@@ -91,11 +114,19 @@ def test_only_what_is_asked_for_is_tuned(tuned):
 
 def test_cells_take_the_tuned_value_of_their_level(tuned):
     cells = tuned.cells(tuned.places({}), {("softmax",): 0.2, ("squared relu",): 0.1})
-    assert {(cell.run.kernel, cell.run.learning_rate) for cell in cells} == {("softmax", 0.2), ("squared_relu", 0.1)}
+    assert {(cell.run.kernel, cell.run.learning_rate) for cell in cells} == {
+        ("softmax", 0.2),
+        ("squared_relu", 0.1),
+    }
 
 
 def test_a_level_that_is_left_out_where_it_would_be_tuned_is_an_error(tiny_fields, write):
-    tune = {"field": "learning_rate", "values": [0.1], "per": ["kernel"], "at": {"position": "absolute"}}
+    tune = {
+        "field": "learning_rate",
+        "values": [0.1],
+        "per": ["kernel"],
+        "at": {"position": "absolute"},
+    }
     study = read_study(write({**tiny_fields, "tune": tune}))
     places = study.places({})
     with pytest.raises(ValueError, match="left out for kernel 'softmax'"):
@@ -105,7 +136,10 @@ def test_a_level_that_is_left_out_where_it_would_be_tuned_is_an_error(tiny_field
 @pytest.mark.parametrize(
     ("levels", "message"),
     [
-        (["a b", "a-b"], "factors.kernel is 'a-b', expected a name that differs from 'a b' in letters or digits"),
+        (
+            ["a b", "a-b"],
+            "factors.kernel is 'a-b', expected a name that differs from 'a b' in letters or digits",
+        ),
         (["../.."], "expected a name with a letter or a digit"),
         (["A", "a"], "differs from 'A'"),
         (["a" * 200], "180 bytes"),
@@ -119,7 +153,10 @@ def test_levels_whose_files_would_not_stay_apart_are_refused(tiny_fields, write,
 
 
 def test_a_cell_is_named_after_its_levels_and_seed():
-    cell = Cell({"data": "Fashion-MNIST", "kernel": "elu+1", "position": "content + rotation heads"}, Run(seed=3))
+    cell = Cell(
+        {"data": "Fashion-MNIST", "kernel": "elu+1", "position": "content + rotation heads"},
+        Run(seed=3),
+    )
     assert cell.name == "fashion-mnist--elu-1--content-rotation-heads--seed-3"
 
 
@@ -144,7 +181,11 @@ def test_the_zero_shift_is_the_first_of_those_measured():
     ("mode", "asked", "message"),
     [
         ("crop", {}, "crop_size is None, expected the size of the crop"),
-        ("circular", {"shifts": ((0.5, 0.0),)}, r"measure.stability is \(0.5, 0.0\), expected whole pixels"),
+        (
+            "circular",
+            {"shifts": ((0.5, 0.0),)},
+            r"measure.stability is \(0.5, 0.0\), expected whole pixels",
+        ),
     ],
 )
 def test_a_stability_that_cannot_be_measured_is_an_error(mode, asked, message):

@@ -25,7 +25,11 @@ def t5_bucket(relative_position: int, num_buckets: int = 32, max_distance: int =
     if distance < exact:
         return first + distance
     reached = (distance / exact) ** (half - exact)
-    return first + exact + max(step for step in range(half - exact) if reached >= (max_distance / exact) ** step)
+    return (
+        first
+        + exact
+        + max(step for step in range(half - exact) if reached >= (max_distance / exact) ** step)
+    )
 
 
 def test_the_buckets_are_those_of_t5():
@@ -34,10 +38,13 @@ def test_the_buckets_are_those_of_t5():
 
 
 @pytest.mark.parametrize(
-    ("heads", "exponents"), [(8, [1, 2, 3, 4, 5, 6, 7, 8]), (1, [8]), (6, [2, 4, 6, 8, 1, 3]), (3, [4, 8, 2])]
+    ("heads", "exponents"),
+    [(8, [1, 2, 3, 4, 5, 6, 7, 8]), (1, [8]), (6, [2, 4, 6, 8, 1, 3]), (3, [4, 8, 2])],
 )
 def test_the_slopes_are_those_of_alibi(heads: int, exponents: list[float]):
-    assert torch.equal(Alibi.of_heads(heads).slope, 2.0 ** -torch.tensor(exponents, dtype=torch.float32))
+    assert torch.equal(
+        Alibi.of_heads(heads).slope, 2.0 ** -torch.tensor(exponents, dtype=torch.float32)
+    )
 
 
 def test_alibi_is_a_decay_with_one_rate_for_every_axis():
@@ -51,7 +58,10 @@ def test_alibi_is_a_decay_with_one_rate_for_every_axis():
 
 @pytest.mark.parametrize("form", ["logarithmic", "power"])
 def test_kerple_is_positive_definite_at_any_points(form: str):
-    weight, bend = torch.tensor([[0.7, 1.5], [2.0, 0.3]]).double(), torch.tensor([[1.1, 0.4], [0.2, 2.0]]).double()
+    weight, bend = (
+        torch.tensor([[0.7, 1.5], [2.0, 0.3]]).double(),
+        torch.tensor([[1.1, 0.4], [0.2, 2.0]]).double(),
+    )
     points = 5 * torch.randn(40, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     matrix = Kerple(weight, bend, form).log_at(points[:, None] - points).exp()
     assert (torch.linalg.eigvalsh(matrix) > -1e-10).all()
@@ -71,8 +81,12 @@ def test_the_power_of_a_distance_of_0_has_gradients():
 def test_causal_decay_is_the_recurrence_of_retnet():
     query, key, value = draw_inputs(300)
     rate = torch.tensor([[0.1], [0.9], [3.0]], dtype=torch.float64)
-    chunked = attention(query, key, value, kernel="elu", relative=Decay(rate), grid=Grid(300), is_causal=True)
-    features = [torch.where(one > 0, 1 + one, one.exp()) for one in (query * 5**-0.25, key * 5**-0.25)]
+    chunked = attention(
+        query, key, value, kernel="elu", relative=Decay(rate), grid=Grid(300), is_causal=True
+    )
+    features = [
+        torch.where(one > 0, 1 + one, one.exp()) for one in (query * 5**-0.25, key * 5**-0.25)
+    ]
     state = torch.zeros(2, 3, 5, 5, dtype=torch.float64)
     outputs = []
     for token in range(300):
@@ -86,15 +100,28 @@ def test_causal_decay_is_the_recurrence_of_retnet():
     assert relative_change(chunked, torch.stack(outputs, dim=2)) < 1e-12
 
 
-@pytest.mark.parametrize(("shape", "is_causal"), [((200,), False), ((200,), True), ((3, 70), False)])
-def test_a_query_whose_near_keys_are_masked_attends_to_the_far_ones(shape: tuple[int, ...], is_causal: bool):
+@pytest.mark.parametrize(
+    ("shape", "is_causal"), [((200,), False), ((200,), True), ((3, 70), False)]
+)
+def test_a_query_whose_near_keys_are_masked_attends_to_the_far_ones(
+    shape: tuple[int, ...], is_causal: bool
+):
     # exp(−2 · 100) is no float32.
     grid, far = Grid(shape), torch.zeros(2, math.prod(shape), dtype=torch.bool)
     far[:, 0] = True
     inputs = [one.float() for one in draw_inputs(grid.num_tokens)]
     relative = Decay(torch.full((3, grid.num_axes), 2.0))
-    options = {"relative": relative, "grid": grid, "key_mask": far, "is_causal": is_causal, "backend": "linear"}
-    for kernel in ("squared_relu", "elu"):  # one whose keys have exponents of their own, and one without
+    options = {
+        "relative": relative,
+        "grid": grid,
+        "key_mask": far,
+        "is_causal": is_causal,
+        "backend": "linear",
+    }
+    for kernel in (
+        "squared_relu",
+        "elu",
+    ):  # one whose keys have exponents of their own, and one without
         output = attention(*inputs, kernel=kernel, **options)
         assert relative_change(output, inputs[2][:, :, :1].expand_as(output)) < 1e-5, kernel
 
@@ -105,7 +132,9 @@ def test_many_tokens_lose_no_digits_to_their_place():
     relative, window = Decay(torch.full((1, 1), 3.0)), slice(19_900, 20_000)
     for is_causal in (False, True):
         options = {"kernel": "squared_relu", "relative": relative, "is_causal": is_causal}
-        whole = attention(query, key, value, **options, grid=Grid(20_000), backend="linear")[:, :, -50:]
+        whole = attention(query, key, value, **options, grid=Grid(20_000), backend="linear")[
+            :, :, -50:
+        ]
         part = [one[:, :, window].double() for one in (query, key, value)]
         truth = attention(*part, **options, grid=Grid(100), backend="dense")[:, :, -50:]
         assert relative_change(whole.double(), truth) < 3e-5

@@ -12,16 +12,22 @@ from teka.functional import Clipped, ClippedFeatures, attention, draw_projection
 
 
 def embedding(max_distance: int, dim: int = 5) -> Tensor:
-    return torch.randn(max_distance + 1, dim, dtype=torch.float64, generator=Generator().manual_seed(0))
+    return torch.randn(
+        max_distance + 1, dim, dtype=torch.float64, generator=Generator().manual_seed(0)
+    )
 
 
 @pytest.mark.parametrize("max_distance", [1, 2, 4])
 @pytest.mark.parametrize("shape", [(11,), (3, 5), (2, 3, 4)])
-def test_attention_by_position_alone_is_the_formula_in_loops_over_pairs(shape: tuple[int, ...], max_distance: int):
+def test_attention_by_position_alone_is_the_formula_in_loops_over_pairs(
+    shape: tuple[int, ...], max_distance: int
+):
     grid = Grid(shape)
     query, key, value = draw_inputs(grid.num_tokens, batch=1, heads=2)
     relative = Clipped(embedding(max_distance))
-    output = attention(query, key, value, kernel="constant", relative=relative, grid=grid, backend="rings")
+    output = attention(
+        query, key, value, kernel="constant", relative=relative, grid=grid, backend="rings"
+    )
     cells = [[int(number) for number in position] for position in grid.positions().tolist()]
     for head in range(2):
         for i, cell in enumerate(cells):
@@ -37,14 +43,23 @@ def test_attention_by_position_alone_is_the_formula_in_loops_over_pairs(shape: t
 
 def test_its_ring_is_the_manhattan_distance_in_widths_rounded_and_clipped():
     relative = Clipped(embedding(3), ring_width=2.0)
-    offsets = torch.tensor([[0, 0], [0.6, -0.3], [1.2, 0], [-3, 2.9], [3, -3.2], [100, 0]], dtype=torch.float64)
+    offsets = torch.tensor(
+        [[0, 0], [0.6, -0.3], [1.2, 0], [-3, 2.9], [3, -3.2], [100, 0]], dtype=torch.float64
+    )
     assert relative.ring(offsets).tolist() == [0, 0, 1, 3, 3, 3]
 
 
 def test_spacing_and_ring_width_scale_together():
     query, key, value = draw_inputs(15)
     outputs = [
-        attention(query, key, value, kernel="constant", relative=Clipped(embedding(3), step), grid=Grid((3, 5), step))
+        attention(
+            query,
+            key,
+            value,
+            kernel="constant",
+            relative=Clipped(embedding(3), step),
+            grid=Grid((3, 5), step),
+        )
         for step in (1.0, 0.25, 3.0)
     ]
     assert torch.equal(outputs[0], outputs[1])
@@ -61,7 +76,9 @@ def test_equal_offsets_lie_in_the_same_ring_wherever_they_are_on_the_grid():
 @given(shift=st.floats(-50, 50))
 def test_a_shift_of_positions_that_lie_half_a_ring_apart_changes_no_ring(shift: float):
     relative, positions = Clipped(embedding(4)), Grid((11,), 0.5).positions(dtype=torch.float64)
-    rings = [relative.ring(place[:, None] - place[None, :]) for place in (positions, positions + shift)]
+    rings = [
+        relative.ring(place[:, None] - place[None, :]) for place in (positions, positions + shift)
+    ]
     assert torch.equal(*rings)
 
 
@@ -90,7 +107,9 @@ def test_the_ring_backend_fits_where_ring_and_cells_agree(grid: Grid, fits: bool
         ((4, 5), math.nan, "ring_width is nan"),
     ],
 )
-def test_bad_input_is_an_error_that_names_it(size: tuple[int, ...], width: float, message: str, as_users_run_it: None):
+def test_bad_input_is_an_error_that_names_it(
+    size: tuple[int, ...], width: float, message: str, as_users_run_it: None
+):
     with pytest.raises(ValueError, match=message):
         Clipped(torch.zeros(size), width)
 
@@ -105,10 +124,21 @@ def build(num_features: int, seed: int = 0) -> ClippedFeatures:
 
 
 @pytest.mark.parametrize("backend", ["dense", "rings"])
-def test_attention_by_position_alone_is_the_formula_in_loops_over_pairs_of_clipped_features(backend: str):
+def test_attention_by_position_alone_is_the_formula_in_loops_over_pairs_of_clipped_features(
+    backend: str,
+):
     grid, relative = Grid((3, 5)), build(7)
     query, key, value = draw_inputs(15, batch=1, heads=2)
-    output = attention(query, key, value, kernel="constant", relative=relative, grid=grid, backend=backend, scale=SCALE)
+    output = attention(
+        query,
+        key,
+        value,
+        kernel="constant",
+        relative=relative,
+        grid=grid,
+        backend=backend,
+        scale=SCALE,
+    )
     assert relative.projection is not None
     cells = grid.positions().tolist()
     for head in range(2):
@@ -135,7 +165,9 @@ def test_it_converges_to_the_clipped_kernel_as_features_grow():
         found = []
         for seed in range(8):
             relative = build(num_features, seed)
-            quiet = ClippedFeatures(relative.distance_embedding * 0.3, projection=relative.projection)
+            quiet = ClippedFeatures(
+                relative.distance_embedding * 0.3, projection=relative.projection
+            )
             found.append((quiet.log_rings(query, scale=SCALE).exp() - exact).square().mean().sqrt())
         errors.append(float(torch.stack(found).mean()))
     assert errors[0] > 2 * errors[1] > 4 * errors[2]
@@ -144,7 +176,9 @@ def test_it_converges_to_the_clipped_kernel_as_features_grow():
 def test_it_is_finite_for_long_queries_and_embeddings():
     relative = build(7)
     long = ClippedFeatures(30 * relative.distance_embedding.float(), projection=relative.projection)
-    assert torch.isfinite(long.log_rings(draw_inputs(6, scale=30.0, dtype=torch.float32)[0], scale=SCALE)).all()
+    assert torch.isfinite(
+        long.log_rings(draw_inputs(6, scale=30.0, dtype=torch.float32)[0], scale=SCALE)
+    ).all()
 
 
 def test_without_a_projection_it_is_refused():
@@ -153,5 +187,7 @@ def test_without_a_projection_it_is_refused():
 
 
 def test_a_projection_of_another_size_is_refused(as_users_run_it: None):
-    with pytest.raises(ValueError, match=r"projection has shape \(7, 4\), expected \(features, 5\)"):
+    with pytest.raises(
+        ValueError, match=r"projection has shape \(7, 4\), expected \(features, 5\)"
+    ):
         ClippedFeatures(torch.zeros(4, 5), projection=torch.zeros(7, 4))

@@ -13,11 +13,15 @@ from teka.functional.positions import Positions
 
 
 def build(num_axes: int = 2) -> Fourier:
-    return Fourier.draw(torch.Generator().manual_seed(1), heads=3, dim=5, num_axes=num_axes, kernel="softmax")
+    return Fourier.draw(
+        torch.Generator().manual_seed(1), heads=3, dim=5, num_axes=num_axes, kernel="softmax"
+    )
 
 
 def places(*size: int, seed: int = 0) -> Tensor:
-    return 3 * torch.randn(*size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return 3 * torch.randn(
+        *size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def product(relative: Fourier, query: Tensor, key: Tensor) -> Tensor:
@@ -46,7 +50,9 @@ def test_the_product_of_its_waves_is_the_kernel(num_axes: int, batch: tuple[int,
     relative = build(num_axes)
     query, key = places(*batch, 7, num_axes), places(*batch, 5, num_axes, seed=1)
     assert relative.num_waves == 9
-    query_waves, key_waves = relative.waves(Positions(points=query, key=Positions(points=key)), query)
+    query_waves, key_waves = relative.waves(
+        Positions(points=query, key=Positions(points=key)), query
+    )
     assert query_waves.shape == (*(batch or (1,)), 3, 7, 9)
     assert key_waves.shape == (*(batch or (1,)), 3, 5, 9)
     expected = relative.log_at(query[..., :, None, :] - key[..., None, :, :]).exp()
@@ -57,7 +63,12 @@ def test_the_product_of_its_waves_is_the_kernel(num_axes: int, batch: tuple[int,
 @given(shift=st.floats(-1e3, 1e3))
 def test_a_shift_of_all_positions_changes_no_product(shift: float):
     relative, query, key = build(), places(7, 2), places(5, 2, seed=1)
-    assert relative_change(product(relative, query + shift, key + shift), product(relative, query, key)) < 1e-11
+    assert (
+        relative_change(
+            product(relative, query + shift, key + shift), product(relative, query, key)
+        )
+        < 1e-11
+    )
 
 
 @pytest.mark.parametrize("shift", [1e3, 2.0**20])
@@ -74,7 +85,10 @@ def test_on_a_torus_whole_turns_change_nothing(turns: tuple[int, int], spacing: 
     relative, offsets = build().on(sites), places(11, 2)
     moved = offsets + spacing * torch.tensor([5.0 * turns[0], 7.0 * turns[1]], dtype=torch.float64)
     assert torch.allclose(relative.log_at(moved), relative.log_at(offsets), atol=1e-9)
-    assert relative_change(product(relative, moved, offsets), product(relative, offsets, offsets)) < 1e-10
+    assert (
+        relative_change(product(relative, moved, offsets), product(relative, offsets, offsets))
+        < 1e-10
+    )
 
 
 def test_off_a_torus_frequencies_stay_and_on_it_they_are_the_nearest_that_fit():
@@ -96,7 +110,10 @@ def test_where_it_is_nearly_0_its_logarithm_keeps_its_digits():
 @pytest.mark.parametrize("periodic", [False, True])
 def test_every_parameter_has_a_gradient_through_kernel_and_waves(periodic: bool):
     sites = Positions(Grid((5, 7), periodic=periodic))
-    for evaluate in (lambda relative: relative.log_at(places(11, 2)), lambda relative: product(relative, *TWO)):
+    for evaluate in (
+        lambda relative: relative.log_at(places(11, 2)),
+        lambda relative: product(relative, *TWO),
+    ):
         relative, leaves = with_leaves(build())
         evaluate(relative.on(sites)).square().sum().backward()
         assert set(leaves) == {"constant_weight", "amplitude", "frequency", "phase"}
@@ -114,9 +131,17 @@ SIZES = {"constant_weight": (3,), "amplitude": (3, 4), "frequency": (3, 4, 2), "
 
 @pytest.mark.parametrize(
     ("argument", "size"),
-    [("constant_weight", (2,)), ("amplitude", (3, 5)), ("frequency", (3, 4)), ("phase", (4,)), ("phase", (3, 4, 1))],
+    [
+        ("constant_weight", (2,)),
+        ("amplitude", (3, 5)),
+        ("frequency", (3, 4)),
+        ("phase", (4,)),
+        ("phase", (3, 4, 1)),
+    ],
 )
-def test_shapes_that_do_not_fit_are_refused(argument: str, size: tuple[int, ...], as_users_run_it: None):
+def test_shapes_that_do_not_fit_are_refused(
+    argument: str, size: tuple[int, ...], as_users_run_it: None
+):
     with pytest.raises(ValueError, match=f"{argument} has shape"):
         Fourier(**{name: torch.ones(right) for name, right in (SIZES | {argument: size}).items()})
 
@@ -125,7 +150,9 @@ def test_shapes_that_do_not_fit_are_refused(argument: str, size: tuple[int, ...]
 def test_a_negative_weight_is_refused(argument: str):
     values = {name: torch.ones(right) for name, right in SIZES.items()}
     values[argument][-1] = -0.5
-    with pytest.raises(ValueError, match=f"the least number of {argument} is -0.5, expected at least 0"):
+    with pytest.raises(
+        ValueError, match=f"the least number of {argument} is -0.5, expected at least 0"
+    ):
         Fourier(**values)
 
 

@@ -13,11 +13,15 @@ from teka.functional.positions import Positions
 
 
 def build() -> Quadratic:
-    return Quadratic.draw(torch.Generator().manual_seed(1), heads=3, dim=5, num_axes=2, kernel="softmax")
+    return Quadratic.draw(
+        torch.Generator().manual_seed(1), heads=3, dim=5, num_axes=2, kernel="softmax"
+    )
 
 
 def offsets_of(number: int = 11) -> Tensor:
-    return 3 * torch.randn(number, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return 3 * torch.randn(
+        number, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
 
 
 def test_it_is_the_formula_in_loops():
@@ -27,7 +31,9 @@ def test_it_is_the_formula_in_loops():
     for head in range(3):
         for pair, (down, right) in enumerate(offsets.tolist()):
             center = relative.center[head].tolist()
-            expected = -float(relative.precision[head]) * ((-down - center[0]) ** 2 + (-right - center[1]) ** 2)
+            expected = -float(relative.precision[head]) * (
+                (-down - center[0]) ** 2 + (-right - center[1]) ** 2
+            )
             assert float(found[head, pair]) == pytest.approx(expected, abs=1e-12)
 
 
@@ -44,7 +50,9 @@ def test_it_is_the_papers_inner_product_up_to_a_factor_of_the_query():
     # Equation 9: v = −α (1, −2Δ_1, −2Δ_2), r = (‖δ‖², δ_1, δ_2), δ = x_j − x_i; ‖Δ‖² cancels in the softmax.
     relative, offsets = build(), offsets_of()
     delta, (first, second) = -offsets, relative.center[2].tolist()
-    vector = -relative.precision[2] * torch.tensor([1.0, -2 * first, -2 * second], dtype=torch.float64)
+    vector = -relative.precision[2] * torch.tensor(
+        [1.0, -2 * first, -2 * second], dtype=torch.float64
+    )
     table = torch.cat([delta.square().sum(-1, keepdim=True), delta], dim=-1)
     constant = relative.log_at(offsets)[2] - table @ vector
     assert torch.allclose(constant, constant[:1].expand(11), atol=1e-12)
@@ -90,7 +98,9 @@ def test_shapes_that_do_not_fit_are_refused(
 
 
 def test_a_negative_precision_is_refused():
-    with pytest.raises(ValueError, match=r"the least number of precision is -0.5, expected at least 0"):
+    with pytest.raises(
+        ValueError, match=r"the least number of precision is -0.5, expected at least 0"
+    ):
         Quadratic(torch.ones(3, 2), torch.tensor([1.0, -0.5, 2.0]))
 
 
@@ -99,11 +109,15 @@ def test_far_away_it_is_finite():
 
 
 def build_of_generalized_quadratic() -> GeneralizedQuadratic:
-    return GeneralizedQuadratic.draw(torch.Generator().manual_seed(1), heads=3, dim=5, num_axes=2, kernel="softmax")
+    return GeneralizedQuadratic.draw(
+        torch.Generator().manual_seed(1), heads=3, dim=5, num_axes=2, kernel="softmax"
+    )
 
 
 def offsets_of_of_generalized_quadratic(*size: int) -> Tensor:
-    return 3 * torch.randn(*size, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return 3 * torch.randn(
+        *size, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
 
 
 def test_it_is_the_formula_in_loops_of_generalized_quadratic():
@@ -114,11 +128,16 @@ def test_it_is_the_formula_in_loops_of_generalized_quadratic():
         inverse = relative.precision_factor[head].T @ relative.precision_factor[head]
         for pair in range(11):
             away = -offsets[pair] - relative.center[head]
-            assert float(found[head, pair]) == pytest.approx(float(away @ inverse @ away) / -2, abs=1e-12)
+            assert float(found[head, pair]) == pytest.approx(
+                float(away @ inverse @ away) / -2, abs=1e-12
+            )
 
 
 def test_offsets_of_any_rank_have_one_number_a_head_and_pair():
-    relative, offsets = build_of_generalized_quadratic(), offsets_of_of_generalized_quadratic(4, 5, 7)
+    relative, offsets = (
+        build_of_generalized_quadratic(),
+        offsets_of_of_generalized_quadratic(4, 5, 7),
+    )
     found = relative.log_at(offsets)
     assert found.shape == (3, 4, 5, 7)
     assert torch.allclose(found[:, 2, 3, 6], relative.log_at(offsets[2, 3, 6]))
@@ -129,16 +148,25 @@ def test_with_a_round_precision_it_is_the_quadratic_kernel():
     center = offsets_of_of_generalized_quadratic(2)
     round_factor = torch.sqrt(2 * alpha)[:, None, None] * torch.eye(2, dtype=torch.float64)
     for periods in (None, (5.0, None)):
-        found = GeneralizedQuadratic(center, round_factor, periods).log_at(offsets_of_of_generalized_quadratic(13))
+        found = GeneralizedQuadratic(center, round_factor, periods).log_at(
+            offsets_of_of_generalized_quadratic(13)
+        )
         assert torch.allclose(
-            found, Quadratic(center, alpha, periods).log_at(offsets_of_of_generalized_quadratic(13)), atol=1e-12
+            found,
+            Quadratic(center, alpha, periods).log_at(offsets_of_of_generalized_quadratic(13)),
+            atol=1e-12,
         )
 
 
 @given(turns=st.tuples(st.integers(-3, 3), st.integers(-3, 3)), spacing=st.floats(0.2, 3))
-def test_on_a_torus_whole_turns_change_nothing_of_generalized_quadratic(turns: tuple[int, int], spacing: float):
+def test_on_a_torus_whole_turns_change_nothing_of_generalized_quadratic(
+    turns: tuple[int, int], spacing: float
+):
     sites = Positions(Grid((5, 7), spacing, periodic=True))
-    relative, offsets = build_of_generalized_quadratic().on(sites), offsets_of_of_generalized_quadratic(11)
+    relative, offsets = (
+        build_of_generalized_quadratic().on(sites),
+        offsets_of_of_generalized_quadratic(11),
+    )
     moved = offsets + spacing * torch.tensor([5.0 * turns[0], 7.0 * turns[1]], dtype=torch.float64)
     assert torch.allclose(relative.log_at(moved), relative.log_at(offsets), atol=1e-11)
 
@@ -146,9 +174,14 @@ def test_on_a_torus_whole_turns_change_nothing_of_generalized_quadratic(turns: t
 def test_every_parameter_has_a_gradient_of_generalized_quadratic():
     center, factor = (
         tensor.requires_grad_()
-        for tensor in (build_of_generalized_quadratic().center, build_of_generalized_quadratic().precision_factor)
+        for tensor in (
+            build_of_generalized_quadratic().center,
+            build_of_generalized_quadratic().precision_factor,
+        )
     )
-    GeneralizedQuadratic(center, factor, (5.0, None)).log_at(offsets_of_of_generalized_quadratic(11)).sum().backward()
+    GeneralizedQuadratic(center, factor, (5.0, None)).log_at(
+        offsets_of_of_generalized_quadratic(11)
+    ).sum().backward()
     for tensor in (center, factor):
         assert tensor.grad is not None
         assert torch.count_nonzero(tensor.grad) == tensor.numel()
@@ -171,7 +204,9 @@ def test_shapes_that_do_not_fit_are_refused_of_generalized_quadratic(
 
 
 def build_of_table(num_axes: int = 2) -> Table:
-    return Table.draw(torch.Generator().manual_seed(1), heads=3, dim=5, num_axes=num_axes, kernel="softmax")
+    return Table.draw(
+        torch.Generator().manual_seed(1), heads=3, dim=5, num_axes=num_axes, kernel="softmax"
+    )
 
 
 def between(query: Grid, key: Grid | None = None) -> Positions:
@@ -231,14 +266,19 @@ def test_between_two_grids_a_cell_is_the_finer_ones(query: Grid, key: Grid, widt
     ],
 )
 def test_grids_whose_cells_do_not_align_are_refused(query: Grid, key: Grid):
-    with pytest.raises(ValueError, match=r"key_grid is .*, expected cells that lie a whole number of cells from those"):
+    with pytest.raises(
+        ValueError,
+        match=r"key_grid is .*, expected cells that lie a whole number of cells from those",
+    ):
         build_of_table(query.num_axes).on(between(query, key))
 
 
 def test_bare_positions_are_refused():
     bare, grid = Positions(points=torch.zeros(7, 2)), Positions(Grid((5, 7)))
     for argument, placement in (("grid", bare), ("key_grid", replace(grid, key=bare))):
-        with pytest.raises(ValueError, match=f"^{argument} is None, expected a grid, not bare positions, with"):
+        with pytest.raises(
+            ValueError, match=f"^{argument} is None, expected a grid, not bare positions, with"
+        ):
             build_of_table().on(placement)
 
 
@@ -251,5 +291,7 @@ def test_every_entry_that_occurs_has_a_gradient():
 
 @pytest.mark.parametrize("size", [(3, 7), (3, 2, 6)])
 def test_tables_of_another_shape_are_refused(size: tuple[int, ...], as_users_run_it: None):
-    with pytest.raises(ValueError, match=r"tables has shape .*, expected \(heads, axes, 2 max_offset \+ 1\)"):
+    with pytest.raises(
+        ValueError, match=r"tables has shape .*, expected \(heads, axes, 2 max_offset \+ 1\)"
+    ):
         Table(torch.ones(size))

@@ -5,7 +5,7 @@ import torch
 from tests.contracts.cases import with_leaves
 
 from teka.functional import RELATIVES, Clipped
-from teka.functional.kernel import make_kernel
+from teka.functional.kernels import make_kernel
 from teka.functional.relative import make_relative
 
 # Of however many axes, and of however many heads.
@@ -33,7 +33,8 @@ def test_equivariance_is_declared_in_one_of_two_words(name: str):
 
 
 @pytest.mark.parametrize(
-    ("relative", "message"), [("cliped", "did you mean 'clipped'"), (3, "None, a name or an instance")]
+    ("relative", "message"),
+    [("cliped", "did you mean 'clipped'"), (3, "None, a name or an instance")],
 )
 def test_what_is_no_relative_kernel_is_refused(relative: Any, message: str, as_users_run_it: None):
     with pytest.raises(ValueError, match=message):

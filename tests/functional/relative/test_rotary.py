@@ -10,14 +10,16 @@ from torch import Tensor
 
 from teka import Grid
 from teka.functional import Constant, FeatureKernel, Rotary, Softmax, SquaredRelu, attention
-from teka.functional.kernel import make_kernel
+from teka.functional.kernels import make_kernel
 from teka.functional.positions import Positions, phases
 from teka.functional.relative import rotary
 from teka.functional.relative.rotary import LEAST_WEIGHT, ROTARY_NORMALIZERS, phasor_of
 
 
 def build(num_axes: int = 2) -> Rotary:
-    return Rotary.draw(torch.Generator().manual_seed(1), heads=3, dim=5, num_axes=num_axes, kernel="softmax")
+    return Rotary.draw(
+        torch.Generator().manual_seed(1), heads=3, dim=5, num_axes=num_axes, kernel="softmax"
+    )
 
 
 def places(*size: int) -> Tensor:
@@ -39,22 +41,32 @@ def test_it_is_the_formula_in_loops():
                 angle = omega[0] * down + omega[1] * right
                 first, second = features[1, head, token, 2 * pair : 2 * pair + 2].tolist()
                 rotated = found[1, head, token, 2 * pair : 2 * pair + 2].tolist()
-                assert rotated[0] == pytest.approx(first * math.cos(angle) - second * math.sin(angle), abs=1e-12)
-                assert rotated[1] == pytest.approx(first * math.sin(angle) + second * math.cos(angle), abs=1e-12)
+                assert rotated[0] == pytest.approx(
+                    first * math.cos(angle) - second * math.sin(angle), abs=1e-12
+                )
+                assert rotated[1] == pytest.approx(
+                    first * math.sin(angle) + second * math.cos(angle), abs=1e-12
+                )
     assert torch.equal(found[..., 4], features[..., 4])
 
 
 def test_at_the_origin_nothing_turns_and_nowhere_lengths_change():
     features = draw_inputs(7)[0]
     assert torch.equal(build().rotate(features, torch.zeros(7, 2, dtype=torch.float64)), features)
-    assert relative_change(build().rotate(features, places(7, 2)).norm(dim=-1), features.norm(dim=-1)) < 1e-12
+    assert (
+        relative_change(build().rotate(features, places(7, 2)).norm(dim=-1), features.norm(dim=-1))
+        < 1e-12
+    )
 
 
 @pytest.mark.parametrize("num_axes", [1, 2, 3])
 @given(shift=st.floats(-1e3, 1e3))
 def test_inner_products_depend_on_the_offset_alone(num_axes: int, shift: float):
     relative, positions = build(num_axes), places(4, 7, num_axes)
-    assert relative_change(products(relative, positions + shift), products(relative, positions)) < 1e-11
+    assert (
+        relative_change(products(relative, positions + shift), products(relative, positions))
+        < 1e-11
+    )
 
 
 def test_positions_of_each_sample_turn_each_sample():
@@ -75,8 +87,13 @@ def test_in_float32_it_is_as_exact_at_coordinates_of_a_million(shift: float):
 def test_on_a_torus_whole_turns_change_nothing(turns: tuple[int, int], spacing: float):
     sites = Positions(Grid((5, 7), spacing, periodic=True))
     relative, positions, features = build().on(sites), places(7, 2), draw_inputs(7)[0]
-    moved = positions + spacing * torch.tensor([5.0 * turns[0], 7.0 * turns[1]], dtype=torch.float64)
-    assert relative_change(relative.rotate(features, moved), relative.rotate(features, positions)) < 1e-10
+    moved = positions + spacing * torch.tensor(
+        [5.0 * turns[0], 7.0 * turns[1]], dtype=torch.float64
+    )
+    assert (
+        relative_change(relative.rotate(features, moved), relative.rotate(features, positions))
+        < 1e-10
+    )
 
 
 def test_a_single_token_of_odd_strides_is_turned_as_among_others():
@@ -99,16 +116,26 @@ def test_its_denominator_is_of_the_features_or_of_the_lengths_of_their_pairs_or_
     assert found.shape == (2, 3, 7, 3)
     for token in range(7):
         one = features[1, 2, token].tolist()
-        expected = [math.sqrt(one[0] ** 2 + one[1] ** 2), math.sqrt(one[2] ** 2 + one[3] ** 2), abs(one[4])]
+        expected = [
+            math.sqrt(one[0] ** 2 + one[1] ** 2),
+            math.sqrt(one[2] ** 2 + one[3] ** 2),
+            abs(one[4]),
+        ]
         assert found[1, 2, token].tolist() == pytest.approx(expected, rel=1e-14)
     mixed = Rotary(frequency, "mixed", 0.19).normalizing(features, placed=True)
-    assert relative_change(mixed, torch.cat([0.9 * features, math.sqrt(0.19) * found], dim=-1)) < 1e-14
+    assert (
+        relative_change(mixed, torch.cat([0.9 * features, math.sqrt(0.19) * found], dim=-1)) < 1e-14
+    )
     assert torch.equal(Rotary(frequency, "mixed", 1.0).normalizing(features, placed=True), found)
     assert Rotary(frequency, "mixed").normalizing(features, placed=False) is features
 
 
 def test_weights_of_the_non_negative_form_are_half_the_lengths_and_half_the_turned_features():
-    relative, (left, right, _), places_of = Rotary(build().frequency, "nonnegative"), draw_inputs(7), places(7, 2)
+    relative, (left, right, _), places_of = (
+        Rotary(build().frequency, "nonnegative"),
+        draw_inputs(7),
+        places(7, 2),
+    )
     turn = phasor_of(phases(relative.frequency, places_of, left.dtype))
     weights = relative.weighing(left, turn) @ relative.weighing(right, turn).transpose(-2, -1)
     lengths = relative.lengths(left) @ relative.lengths(right).transpose(-2, -1)
@@ -117,14 +144,20 @@ def test_weights_of_the_non_negative_form_are_half_the_lengths_and_half_the_turn
     assert (weights >= 0).all()
     assert relative.sums_weights
     still = relative.weighing(left, None) @ relative.weighing(right, None).transpose(-2, -1)
-    assert relative_change(still, ((1 + LEAST_WEIGHT) * lengths + left @ right.transpose(-2, -1)) / 2) < 1e-14
+    assert (
+        relative_change(still, ((1 + LEAST_WEIGHT) * lengths + left @ right.transpose(-2, -1)) / 2)
+        < 1e-14
+    )
 
 
 def test_no_turn_changes_lengths():
     relative, features = Rotary(build().frequency, "lengths"), draw_inputs(7)[0]
     rotated = relative.rotate(features, places(7, 2))
     assert (
-        relative_change(relative.normalizing(rotated, placed=True), relative.normalizing(features, placed=True)) < 1e-14
+        relative_change(
+            relative.normalizing(rotated, placed=True), relative.normalizing(features, placed=True)
+        )
+        < 1e-14
     )
 
 
@@ -136,7 +169,9 @@ def test_a_kernel_of_signed_features_has_no_part_in_the_denominator():
 
 
 @pytest.fixture(params=[False, True], ids=["as it is", "recorded"])
-def lengths(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[Tensor], Tensor]:
+def lengths(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Tensor], Tensor]:
     """ψ of three pairs, by complex numbers and by what stands for them in a graph."""
     monkeypatch.setattr(rotary, "records_graph", lambda: request.param)
     return Rotary(torch.ones(1, 3, 1)).lengths
@@ -157,7 +192,9 @@ def test_lengths_have_the_gradient_of_a_root_and_that_of_zero_is_zero(
 
 def test_lengths_can_be_derived_twice():
     features = draw_inputs(2, batch=1, heads=1, dim=4)[0].requires_grad_()
-    assert torch.autograd.gradgradcheck(Rotary(torch.ones(1, 2, 1)).lengths, features, fast_mode=True)
+    assert torch.autograd.gradgradcheck(
+        Rotary(torch.ones(1, 2, 1)).lengths, features, fast_mode=True
+    )
 
 
 def test_a_kernel_says_for_itself_whether_the_order_of_entries_matters():
@@ -176,11 +213,15 @@ def test_pairs_by_halves_are_those_side_by_side_in_another_order(
     monkeypatch.setattr(rotary, "records_graph", lambda: recorded)
     order, frequency = torch.tensor([0, 2, 1, 3, 4]), build().frequency
     inputs = [one.requires_grad_() for one in (*draw_inputs(7), frequency)]
-    adjacent, halves = (Rotary(frequency, normalizer, pairing=pairing) for pairing in rotary.PAIRINGS)
+    adjacent, halves = (
+        Rotary(frequency, normalizer, pairing=pairing) for pairing in rotary.PAIRINGS
+    )
     place = {"positions": places(7, 2), "kernel": "squared_relu"}
     outputs = (
         attention(inputs[0], inputs[1], inputs[2], relative=adjacent, **place),
-        attention(inputs[0][..., order], inputs[1][..., order], inputs[2], relative=halves, **place),
+        attention(
+            inputs[0][..., order], inputs[1][..., order], inputs[2], relative=halves, **place
+        ),
     )
     gradients = (torch.autograd.grad(output.square().sum(), inputs) for output in outputs)
     assert relative_change(*outputs) < 1e-12
@@ -189,7 +230,10 @@ def test_pairs_by_halves_are_those_side_by_side_in_another_order(
 
 @pytest.mark.parametrize("periodic", [False, True])
 def test_frequencies_have_gradients(periodic: bool):
-    frequency, sites = build().frequency.requires_grad_(), Positions(Grid((5, 7), periodic=periodic))
+    frequency, sites = (
+        build().frequency.requires_grad_(),
+        Positions(Grid((5, 7), periodic=periodic)),
+    )
     products(Rotary(frequency).on(sites), places(7, 2)).square().sum().backward()
     assert frequency.grad is not None
     assert torch.count_nonzero(frequency.grad) == (0 if periodic else frequency.numel())
@@ -206,7 +250,9 @@ def test_by_name_it_turns_every_pair_of_the_content_kernels_features(kernel: str
 
 @pytest.mark.parametrize("size", [(3, 2), (3, 0, 2)])
 def test_frequencies_of_another_shape_are_refused(size: tuple[int, ...], as_users_run_it: None):
-    with pytest.raises(ValueError, match=r"frequency has shape .*, expected \(heads, pairs, axes\)"):
+    with pytest.raises(
+        ValueError, match=r"frequency has shape .*, expected \(heads, pairs, axes\)"
+    ):
         Rotary(torch.ones(size))
 
 
@@ -217,14 +263,18 @@ def test_more_pairs_than_features_are_refused(kernel: Softmax | SquaredRelu):
 
 
 def test_a_kernel_of_a_single_feature_is_refused():
-    with pytest.raises(ValueError, match="kernel is 'constant', expected a kernel of at least 2 features"):
+    with pytest.raises(
+        ValueError, match="kernel is 'constant', expected a kernel of at least 2 features"
+    ):
         build().check(heads=3, dim=5, num_axes=2, kernel=Constant())
     with pytest.raises(ValueError, match="kernel is 'constant'"):
         Rotary.draw(torch.Generator(), heads=3, dim=5, num_axes=2, kernel="constant")
 
 
 def test_an_unknown_normalizer_and_a_share_out_of_range_are_refused():
-    with pytest.raises(ValueError, match=r"normalizer is 'length', expected .*; did you mean 'lengths'"):
+    with pytest.raises(
+        ValueError, match=r"normalizer is 'length', expected .*; did you mean 'lengths'"
+    ):
         Rotary(torch.ones(3, 2, 2), "length")
     for share in (0.0, 1.1, math.nan):
         with pytest.raises(ValueError, match=r"length_share is .*, expected above 0 and at most 1"):

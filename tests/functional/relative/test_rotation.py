@@ -20,7 +20,9 @@ Place = st.floats(-50, 50)
 
 def encoding(position: float, frequency: float) -> Tensor:
     """u(x) = [sin ωx, cos ωx]."""
-    return torch.tensor([math.sin(frequency * position), math.cos(frequency * position)], dtype=torch.float64)
+    return torch.tensor(
+        [math.sin(frequency * position), math.cos(frequency * position)], dtype=torch.float64
+    )
 
 
 def mixing(alpha: float, beta: float) -> Tensor:
@@ -33,7 +35,8 @@ def test_lemma_1_holds_and_the_inner_product_is_the_kernels_logarithm(
     x: float, y: float, shift: float, frequency: float, alpha: float, beta: float
 ):
     here, there = (
-        float(encoding(x + by, frequency) @ mixing(alpha, beta) @ encoding(y + by, frequency)) for by in (0.0, shift)
+        float(encoding(x + by, frequency) @ mixing(alpha, beta) @ encoding(y + by, frequency))
+        for by in (0.0, shift)
     )
     assert there == pytest.approx(here, abs=1e-10)
     numbers = torch.tensor([frequency, alpha, beta, x - y], dtype=torch.float64)
@@ -42,9 +45,13 @@ def test_lemma_1_holds_and_the_inner_product_is_the_kernels_logarithm(
 
 
 @given(x=Place, frequency=Number, alpha=Number, beta=Number)
-def test_the_proofs_second_line_has_the_corrected_signs(x: float, frequency: float, alpha: float, beta: float):
+def test_the_proofs_second_line_has_the_corrected_signs(
+    x: float, frequency: float, alpha: float, beta: float
+):
     sine, cosine = encoding(x, frequency).tolist()
-    expected = torch.tensor([alpha * sine - beta * cosine, beta * sine + alpha * cosine], dtype=torch.float64)
+    expected = torch.tensor(
+        [alpha * sine - beta * cosine, beta * sine + alpha * cosine], dtype=torch.float64
+    )
     assert torch.allclose(encoding(x, frequency) @ mixing(alpha, beta), expected, atol=1e-12)
     # With vectors as rows the product of the learned matrices is W_q W_kᵀ; the paper's W_qᵀW_k is another matrix.
     generator = torch.Generator().manual_seed(0)
@@ -55,8 +62,12 @@ def test_the_proofs_second_line_has_the_corrected_signs(x: float, frequency: flo
 
 
 def test_a_matrix_of_another_form_breaks_lemma_1():
-    matrix = torch.tensor([[1.0, 0.5], [0.5, 1.0]], dtype=torch.float64)  # β with the sign of the paper's second line
-    here, there = (float(encoding(1 + by, 1.0) @ matrix @ encoding(0.2 + by, 1.0)) for by in (0.0, 1.0))
+    matrix = torch.tensor(
+        [[1.0, 0.5], [0.5, 1.0]], dtype=torch.float64
+    )  # β with the sign of the paper's second line
+    here, there = (
+        float(encoding(1 + by, 1.0) @ matrix @ encoding(0.2 + by, 1.0)) for by in (0.0, 1.0)
+    )
     assert abs(here - there) > 0.1
 
 
@@ -76,7 +87,9 @@ def test_it_is_the_formula_in_loops_summed_over_axes_and_scales():
                         phase = frequency * (place[axis] - other[axis])
                         total += float(kernel.cosine_weight[head, axis, scale]) * math.cos(phase)
                         total += float(kernel.sine_weight[head, axis, scale]) * math.sin(phase)
-                assert float(log_kernel[0, head, i, j]) == pytest.approx(total / math.sqrt(5 + 2 * 3 * 4), abs=1e-12)
+                assert float(log_kernel[0, head, i, j]) == pytest.approx(
+                    total / math.sqrt(5 + 2 * 3 * 4), abs=1e-12
+                )
 
 
 def test_its_logarithm_is_the_sum_of_one_term_an_axis():
@@ -110,13 +123,22 @@ def test_the_initial_frequencies_and_the_scale_are_the_papers():
     ("frequency", "cosine", "sine", "message"),
     [
         ((2, 1), (3, 2, 2), (3, 2, 2), "frequency has shape"),
-        ((2,), (3, 2, 4), (3, 2, 4), r"cosine_weight has shape \(3, 2, 4\), expected \(heads, axes, 2\)"),
+        (
+            (2,),
+            (3, 2, 4),
+            (3, 2, 4),
+            r"cosine_weight has shape \(3, 2, 4\), expected \(heads, axes, 2\)",
+        ),
         ((2,), (3, 2), (3, 2), "cosine_weight has shape"),
         ((2,), (3, 2, 2), (3, 1, 2), "sine_weight has shape"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(
-    frequency: tuple[int, ...], cosine: tuple[int, ...], sine: tuple[int, ...], message: str, as_users_run_it: None
+    frequency: tuple[int, ...],
+    cosine: tuple[int, ...],
+    sine: tuple[int, ...],
+    message: str,
+    as_users_run_it: None,
 ):
     with pytest.raises(ValueError, match=message):
         Rotation(torch.ones(frequency), torch.ones(cosine), torch.ones(sine))
@@ -147,18 +169,27 @@ def test_the_inner_product_of_the_concatenated_vectors_is_the_logit(shape: tuple
     grid = Grid(shape, 0.5)
     query, key, _ = draw_inputs(grid.num_tokens)
     expected = 0.4 * query @ key.transpose(-2, -1)
-    expected = expected + build_exact(len(shape)).log_kernel(query, grid.offsets(dtype=torch.float64), scale=0.4)
-    assert relative_change(logits(query, key, itself(Positions(grid)), len(shape)), expected) < 1e-12
+    expected = expected + build_exact(len(shape)).log_kernel(
+        query, grid.offsets(dtype=torch.float64), scale=0.4
+    )
+    assert (
+        relative_change(logits(query, key, itself(Positions(grid)), len(shape)), expected) < 1e-12
+    )
     by_positions = itself(Positions(points=grid.positions().expand(2, -1, -1)))
     assert relative_change(logits(query, key, by_positions, len(shape)), expected) < 1e-12
 
 
 def test_queries_and_keys_may_lie_in_different_places():
-    places, other = torch.randn(7, 2, dtype=torch.float64), torch.randn(2, 5, 2, dtype=torch.float64)
+    places, other = (
+        torch.randn(7, 2, dtype=torch.float64),
+        torch.randn(2, 5, 2, dtype=torch.float64),
+    )
     query, key = draw_inputs(7)[0], draw_inputs(5)[1]
     placement = Positions(points=places, key=Positions(points=other))
     offsets = places[None, :, None] - other[:, None]
-    expected = 0.4 * query @ key.transpose(-2, -1) + build_exact().log_kernel(query, offsets, scale=0.4)
+    expected = 0.4 * query @ key.transpose(-2, -1) + build_exact().log_kernel(
+        query, offsets, scale=0.4
+    )
     assert relative_change(logits(query, key, placement, 2), expected) < 1e-12
 
 
@@ -184,13 +215,17 @@ def test_its_default_scale_is_that_of_the_concatenated_size():
     query, key, value = draw_inputs(15)
     assert build().num_position_features == 16
     by_default = attention(query, key, value, relative=build(), grid=grid)
-    assert torch.equal(by_default, attention(query, key, value, relative=build(), grid=grid, scale=21**-0.5))
+    assert torch.equal(
+        by_default, attention(query, key, value, relative=build(), grid=grid, scale=21**-0.5)
+    )
 
 
 @pytest.mark.parametrize("kernel", ["squared_relu", "constant"])
 def test_a_kernel_that_does_not_estimate_softmax_is_refused(kernel: str):
     query, key, value = draw_inputs(15)
-    with pytest.raises(ValueError, match=f"kernel is '{kernel}', expected softmax or random features of it"):
+    with pytest.raises(
+        ValueError, match=f"kernel is '{kernel}', expected softmax or random features of it"
+    ):
         attention(query, key, value, kernel=kernel, relative="rotation_joint", grid=Grid((3, 5)))
 
 
@@ -234,7 +269,9 @@ def test_positions_of_their_own_for_every_sample_of_queries_and_keys():
     placement = Positions(points=at_query, key=Positions(points=at_key))
     relative = rotation(3)
     left, right = relative.concatenate(query, key, placement, scale=0.4)
-    expected = 0.4 * query @ key.mT + relative.log_kernel(query, placement.offsets_like(query), scale=0.4)
+    expected = 0.4 * query @ key.mT + relative.log_kernel(
+        query, placement.offsets_like(query), scale=0.4
+    )
     assert relative_change(left @ right.mT, expected) < 1e-13
 
 
@@ -243,5 +280,7 @@ def test_float32_places_far_away_are_no_less_exact():
     query, key, _ = draw_inputs(35, dtype=torch.float32)
     placement, relative = sites, rotation(2)
     left, right = relative.concatenate(query, key, placement, scale=0.4)
-    expected = 0.4 * query @ key.mT + relative.log_kernel(query, placement.offsets_like(query), scale=0.4)
+    expected = 0.4 * query @ key.mT + relative.log_kernel(
+        query, placement.offsets_like(query), scale=0.4
+    )
     assert relative_change(left @ right.mT, expected) < 3e-6

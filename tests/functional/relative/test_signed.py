@@ -16,7 +16,9 @@ def softmax_of(scores: Tensor, value: Tensor) -> Tensor:
 
 def test_on_a_line_shaw_is_the_paper_s_sum_of_a_key_and_an_embedding_of_key_minus_query():
     query, key, value = draw_inputs(11)
-    papers = torch.randn(7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))  # w_{−3} … w_3
+    papers = torch.randn(
+        7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )  # w_{−3} … w_3
     place = torch.arange(11)
     embedding = papers[(place[None, :] - place[:, None]).clamp(-3, 3) + 3]  # of (query, key)
     scores = SCALE * (query[:, :, :, None] * (key[:, :, None] + embedding)).sum(-1)
@@ -38,10 +40,13 @@ def test_transformer_xl_is_the_sum_of_its_four_terms():
     generator = torch.Generator().manual_seed(1)
     frequency = torch.tensor([1.0, 0.3, 0.01], dtype=torch.float64)
     matrix, u, v = (
-        torch.randn(3, *size, dtype=torch.float64, generator=generator) for size in ((6, 5), (1, 5), (1, 5))
+        torch.randn(3, *size, dtype=torch.float64, generator=generator)
+        for size in ((6, 5), (1, 5), (1, 5))
     )
     angle = (torch.arange(13.0)[:, None] - torch.arange(13.0)).double()[..., None] * frequency
-    encoding = torch.cat([torch.cos(angle), torch.sin(angle)], dim=-1) @ matrix[:, None]  # W r of (head, query, key)
+    encoding = (
+        torch.cat([torch.cos(angle), torch.sin(angle)], dim=-1) @ matrix[:, None]
+    )  # W r of (head, query, key)
     content, by_place = query @ key.mT, (query[:, :, :, None] * encoding).sum(-1)
     scores = SCALE * (content + by_place + u @ key.mT + (v[:, :, None] * encoding).sum(-1))
     bias = (matrix @ (v - u).mT)[..., 0]  # the query that comes in has u already
@@ -54,7 +59,11 @@ def test_without_a_query_it_is_strategy_1():
     inputs = draw_inputs(15)
     generator = torch.Generator().manual_seed(1)
     rotation = Rotation.draw(generator, heads=3, dim=5, num_axes=2, kernel="softmax")
-    weights = torch.cat([rotation.cosine_weight, rotation.sine_weight], dim=-1).mT * rotation.scale / SCALE
+    weights = (
+        torch.cat([rotation.cosine_weight, rotation.sine_weight], dim=-1).mT
+        * rotation.scale
+        / SCALE
+    )
     frequency = rotation.frequency[:, None].expand(-1, 2)
     same = TransformerXL(frequency, weights.new_zeros(*weights.shape, 5), weights)
     ours, theirs = (attention(*inputs, relative=one, grid=Grid((3, 5))) for one in (same, rotation))

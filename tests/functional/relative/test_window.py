@@ -7,7 +7,7 @@ from torch.nn.functional import conv2d, pad
 
 from teka import Grid
 from teka.functional import Constant, Kernel, Optimal, Taylor2, Window, attention
-from teka.functional.backend.windows import Tiling
+from teka.functional.backends.local_window import Tiling
 from teka.nn import TransformerBlock
 
 GRID = Grid((19, 11), periodic=(False, True))
@@ -18,7 +18,15 @@ def test_weights_by_place_alone_are_a_convolution_over_that_of_ones(backend: str
     value = draw_inputs(GRID.num_tokens, heads=1, dim=4)[2]
     bias = torch.randn(1, 5, 5, dtype=torch.float64)
     nothing = torch.zeros_like(value)
-    output = attention(nothing, nothing, value, kernel=Constant(), relative=Window(bias), grid=GRID, backend=backend)
+    output = attention(
+        nothing,
+        nothing,
+        value,
+        kernel=Constant(),
+        relative=Window(bias),
+        grid=GRID,
+        backend=backend,
+    )
 
     def convolved(image: torch.Tensor) -> torch.Tensor:
         wrapped = pad(pad(image, (2, 2, 0, 0), mode="circular"), (0, 0, 2, 2))
@@ -26,7 +34,9 @@ def test_weights_by_place_alone_are_a_convolution_over_that_of_ones(backend: str
         return conv2d(wrapped, bias.exp().flip(1, 2)[:, None])
 
     images = GRID.unflatten(value[:, 0]).flatten(0, 1)[:, None]
-    expected = (convolved(images) / convolved(torch.ones_like(images))).unflatten(0, (len(value), -1))[:, :, 0]
+    expected = (convolved(images) / convolved(torch.ones_like(images))).unflatten(
+        0, (len(value), -1)
+    )[:, :, 0]
     assert relative_change(output[:, 0], GRID.flatten(expected)) <= 1e-12
 
 
@@ -38,7 +48,10 @@ def test_what_a_kernel_takes_of_all_tokens_of_a_sample_it_has_in_every_tile(kern
     assert max(Tiling(GRID, 2).counts) > 1
     relative = Window(torch.randn(3, 5, 5, dtype=torch.float64))
     options = {"kernel": kernel, "relative": relative, "grid": GRID}
-    found = [attention(query, key + 1, value, **options, backend=backend) for backend in ("dense", "windows")]
+    found = [
+        attention(query, key + 1, value, **options, backend=backend)
+        for backend in ("dense", "windows")
+    ]
     assert relative_change(found[1], found[0]) <= 1e-10
 
 
@@ -49,7 +62,9 @@ def test_no_key_beyond_the_window_is_seen_and_a_query_without_keys_gives_0(backe
     cells = GRID.positions()
     near = (GRID.wrap(cells - cells[3 * 11 + 1]).abs() <= 2).all(dim=-1)
     options = {"kernel": "softmax", "relative": relative, "grid": GRID, "backend": backend}
-    changed = [torch.where(near[:, None], one, torch.full_like(one, math.pi)) for one in (key, value)]
+    changed = [
+        torch.where(near[:, None], one, torch.full_like(one, math.pi)) for one in (key, value)
+    ]
     seen = [attention(query, *two, **options)[:, :, 3 * 11 + 1] for two in ((key, value), changed)]
     assert relative_change(*seen) <= 1e-12
     mask = ~near.expand(2, -1)
@@ -69,7 +84,12 @@ def test_half_of_a_blocks_heads_attend_in_a_window_and_at_a_cost_that_stays_line
     tokens = torch.randn(2, 48, 8, dtype=torch.float64)
     grid = Grid((8, 6), periodic=True)
     rolled = block(grid.flatten(grid.roll(grid.unflatten(tokens), (3, -2))), grid)
-    assert relative_change(rolled, grid.flatten(grid.roll(grid.unflatten(block(tokens, grid)), (3, -2)))) <= 1e-12
+    assert (
+        relative_change(
+            rolled, grid.flatten(grid.roll(grid.unflatten(block(tokens, grid)), (3, -2)))
+        )
+        <= 1e-12
+    )
     normed = block.attention_norm(tokens)
     both = tokens + block.attention(normed, grid) + near(normed, grid)
     assert relative_change(block(tokens, grid), both + block.mlp(block.mlp_norm(both))) <= 1e-12
@@ -80,11 +100,20 @@ def test_half_of_a_blocks_heads_attend_in_a_window_and_at_a_cost_that_stays_line
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Window(torch.zeros(2, 3, 5)), r"bias has shape \(2, 3, 5\), expected \(heads, 2 reach \+ 1"),
+        (
+            lambda: Window(torch.zeros(2, 3, 5)),
+            r"bias has shape \(2, 3, 5\), expected \(heads, 2 reach \+ 1",
+        ),
         (lambda: Window(torch.zeros(2, 4, 4)), "bias has shape"),
-        (lambda: TransformerBlock(8, 1, window_reach=1), "heads is 1, expected at least 2 with window_reach=1"),
+        (
+            lambda: TransformerBlock(8, 1, window_reach=1),
+            "heads is 1, expected at least 2 with window_reach=1",
+        ),
         (lambda: TransformerBlock(8, 2, window_reach=0), "window_reach is 0"),
-        (lambda: TransformerBlock(8, 3, window_reach=1), "heads is 3, expected a divisor of dim = 8"),
+        (
+            lambda: TransformerBlock(8, 3, window_reach=1),
+            "heads is 3, expected a divisor of dim = 8",
+        ),
     ],
     ids=["not a square", "even sides", "one head", "no reach", "no divisor"],
 )

@@ -2,7 +2,16 @@
 
 import numpy as np
 
-NUMBERS = ("heads", "local", "distinct", "window_3", "window_5", "local_window_3", "spread", "distance")
+NUMBERS = (
+    "heads",
+    "local",
+    "distinct",
+    "window_3",
+    "window_5",
+    "local_window_3",
+    "spread",
+    "distance",
+)
 
 
 def head_arrays(*, layers=(3, 2), moments=3, gaussian=True, grid=(5, 7)):
@@ -11,7 +20,9 @@ def head_arrays(*, layers=(3, 2), moments=3, gaussian=True, grid=(5, 7)):
     heads = len(layer)
     time = np.arange(moments)[:, None]
     center = np.stack(np.broadcast_arrays(np.arange(heads) - 2.0, 0.5 * time - 1.0), axis=-1)
-    precision = np.broadcast_to(np.eye(2) * (1.0 + np.arange(moments))[:, None, None, None], (moments, heads, 2, 2))
+    precision = np.broadcast_to(
+        np.eye(2) * (1.0 + np.arange(moments))[:, None, None, None], (moments, heads, 2, 2)
+    )
     covariance = np.linalg.inv(precision)
     counts = np.broadcast_to(np.array(layers), (moments, len(layers)))
     arrays = {

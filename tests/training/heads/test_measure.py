@@ -35,7 +35,8 @@ def run_with(position: str) -> Run:
 
 def sharp(*centers: tuple[float, float], precision: float = 50.0) -> relative.Quadratic:
     return relative.Quadratic(
-        torch.tensor(centers, dtype=torch.float64), torch.full((len(centers),), precision, dtype=torch.float64)
+        torch.tensor(centers, dtype=torch.float64),
+        torch.full((len(centers),), precision, dtype=torch.float64),
     )
 
 
@@ -50,8 +51,12 @@ def test_a_sharp_gaussian_looks_at_its_center_alone():
 def test_a_wide_gaussian_has_the_attention_of_its_own_mean_and_covariance():
     # On a lattice a Gaussian of standard deviation 1 has variance 1 but for about 8π² e^(−2π²).
     heads = look(sharp((0.25, -0.5), precision=0.5), Grid((31, 29)))
-    torch.testing.assert_close(heads.mean[0], torch.tensor([0.25, -0.5], dtype=torch.float64), atol=1e-6, rtol=0)
-    torch.testing.assert_close(heads.covariance[0], torch.eye(2, dtype=torch.float64), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        heads.mean[0], torch.tensor([0.25, -0.5], dtype=torch.float64), atol=1e-6, rtol=0
+    )
+    torch.testing.assert_close(
+        heads.covariance[0], torch.eye(2, dtype=torch.float64), atol=1e-6, rtol=0
+    )
 
 
 def test_center_and_precision_are_those_of_the_exponent():
@@ -84,7 +89,13 @@ def test_a_table_has_its_attention_and_no_center():
     row, column = middle_query(GRID)
     weights = torch.stack(
         [
-            torch.stack([kernel.log_at(-torch.tensor([float(y - row), float(x - column)])) for x in range(13)], dim=-1)
+            torch.stack(
+                [
+                    kernel.log_at(-torch.tensor([float(y - row), float(x - column)]))
+                    for x in range(13)
+                ],
+                dim=-1,
+            )
             for y in range(11)
         ],
         dim=1,
@@ -120,7 +131,9 @@ def test_what_has_no_picture_is_refused():
     with pytest.raises(ValueError, match=r"grid is .* expected a grid of two axes"):
         look(sharp((0.0, 0.0)), Grid(7))
     rings = relative.Clipped(torch.zeros(3, 4))
-    with pytest.raises(ValueError, match="relative is 'clipped', expected a kernel of the offset alone"):
+    with pytest.raises(
+        ValueError, match="relative is 'clipped', expected a kernel of the offset alone"
+    ):
         look(rings, GRID)
 
 
@@ -150,7 +163,10 @@ def test_heads_at_one_offset_count_once_and_those_outside_not_at_all():
 
 def test_the_spread_is_that_of_the_widest_direction():
     factor = torch.tensor([[[1.0, 1.0], [-1 / 3, 1 / 3]]], dtype=torch.float64) / math.sqrt(2)
-    heads = look(relative.GeneralizedQuadratic(torch.zeros(1, 2, dtype=torch.float64), factor), Grid((41, 41)))
+    heads = look(
+        relative.GeneralizedQuadratic(torch.zeros(1, 2, dtype=torch.float64), factor),
+        Grid((41, 41)),
+    )
     assert grid_of(heads).spread == pytest.approx(3.0, rel=1e-3)
 
 
@@ -182,7 +198,9 @@ def test_heads_that_are_no_numbers_do_not_end_a_training():
 
 def network(**options):
     torch.manual_seed(0)
-    return SelfAttentionNetwork(SIZE, 1, 3, **{"dim": 6, "depth": 2, "heads": (3, 2), **options}).eval()
+    return SelfAttentionNetwork(
+        SIZE, 1, 3, **{"dim": 6, "depth": 2, "heads": (3, 2), **options}
+    ).eval()
 
 
 @pytest.fixture
@@ -201,7 +219,9 @@ def test_without_content_the_maps_are_the_heads_attention_by_position(images, en
     np.testing.assert_allclose(flat.sum(axis=1), 1, rtol=1e-5)
     np.testing.assert_allclose(flat.max(axis=1), heads.weight.numpy(), rtol=1e-4)
     rows, columns = np.divmod(flat.argmax(axis=1), 7)
-    assert np.stack([rows - query[0], columns - query[1]], axis=-1).tolist() == heads.offset.tolist()
+    assert (
+        np.stack([rows - query[0], columns - query[1]], axis=-1).tolist() == heads.offset.tolist()
+    )
 
 
 def test_with_content_they_are_the_mean_over_the_images(images):
@@ -209,7 +229,9 @@ def test_with_content_they_are_the_mean_over_the_images(images):
     together = attention_maps(model, images, (4, 1))
     alone = [attention_maps(model, image[None], (4, 1)) for image in images]
     for layer, weights in enumerate(together):
-        np.testing.assert_allclose(weights, np.mean([one[layer] for one in alone], axis=0), atol=1e-6)
+        np.testing.assert_allclose(
+            weights, np.mean([one[layer] for one in alone], axis=0), atol=1e-6
+        )
         np.testing.assert_allclose(weights.sum(axis=(1, 2)), 1, rtol=1e-5)
     assert np.abs(alone[0][0] - alone[1][0]).max() > 1e-4
 
@@ -231,7 +253,9 @@ def test_the_model_is_left_without_hooks(images):
 
 @pytest.mark.parametrize("query", [(5, 0), (0, 7), (-1, 0)])
 def test_a_query_off_the_grid_is_refused(images, query):
-    with pytest.raises(ValueError, match=r"query is .* expected a row from 0 to 4 and a column from 0 to 6"):
+    with pytest.raises(
+        ValueError, match=r"query is .* expected a row from 0 to 4 and a column from 0 to 6"
+    ):
         attention_maps(network(), images, query)
 
 

@@ -33,7 +33,14 @@ def test_all_files_are_written_and_the_page_holds_everything(make, tmp_path):
         name="a <b> & c",
         settings=[("Command", "x")],
     )
-    names = ["heads.html", "head_centers.png", "attention_maps.png", "head_grid.png", "accuracy.png", "heads.gif"]
+    names = [
+        "heads.html",
+        "head_centers.png",
+        "attention_maps.png",
+        "head_grid.png",
+        "accuracy.png",
+        "heads.gif",
+    ]
     assert [path.name for path in written.files] == names
     assert {path.name for path in (tmp_path / "out").iterdir()} == set(names)
     for path in written.files[1:]:
@@ -53,7 +60,9 @@ def test_all_files_are_written_and_the_page_holds_everything(make, tmp_path):
 def test_one_moment_has_no_slider_and_no_accuracy_no_picture(make, tmp_path):
     nothing = {name: np.full(1, np.nan) for name in ("validation_accuracy", "train_accuracy")}
     record = make(moments=1, changed=nothing)
-    written = write_heads(record, maps(record), tmp_path / "out", query=(1, 2), num_images=1, name="x")
+    written = write_heads(
+        record, maps(record), tmp_path / "out", query=(1, 2), num_images=1, name="x"
+    )
     assert "accuracy.png" not in {path.name for path in written.files}
     page = written.files[0].read_text(encoding="utf-8")
     assert "<input" not in page
@@ -86,13 +95,19 @@ def test_the_finding_says_what_is_taken_and_how_many_look_at_one_place(make):
     words = head_finding(make(changed={"window_3": window, "local": none}))
     assert "heads take 1 and 2 at the start in layers 1 to 2, and 9 and 4 at epoch 2" in words
     assert "None of the 5 heads has half" in words
-    assert "1 of the 5 heads has" in head_finding(make(changed={"local": np.array([[0, 0], [0, 0], [0, 1]])}))
-    assert "3 of the 5 heads have" in head_finding(make(changed={"local": np.array([[0, 0], [0, 0], [2, 1]])}))
+    assert "1 of the 5 heads has" in head_finding(
+        make(changed={"local": np.array([[0, 0], [0, 0], [0, 1]])})
+    )
+    assert "3 of the 5 heads have" in head_finding(
+        make(changed={"local": np.array([[0, 0], [0, 0], [2, 1]])})
+    )
 
 
 def test_notes_tell_gaussians_from_tables_and_position_from_content(make, tmp_path):
     def page(record, num_images):
-        written = write_heads(record, maps(record), tmp_path / "out", query=(1, 2), num_images=num_images, name="x")
+        written = write_heads(
+            record, maps(record), tmp_path / "out", query=(1, 2), num_images=num_images, name="x"
+        )
         return " ".join(written.files[0].read_text(encoding="utf-8").split())
 
     gaussian = page(make(moments=1), 1)

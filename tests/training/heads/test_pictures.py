@@ -49,7 +49,9 @@ def test_an_ellipse_holds_its_share_of_a_gaussian(share):
 def test_every_layer_has_a_panel_at_every_moment_with_its_heads_at_their_centers(make):
     record = make(layers=(3, 1, 2))
     panels = shown(draw_head_centers(record, [0, 2]))
-    assert set(panels) == {f"layer {layer}, {when}" for layer in (1, 2, 3) for when in ("start", "epoch 2")}
+    assert set(panels) == {
+        f"layer {layer}, {when}" for layer in (1, 2, 3) for when in ("start", "epoch 2")
+    }
     texts = {text.get_text(): text.get_position() for text in panels["layer 3, epoch 2"].texts}
     assert texts.keys() == {"1", "2"}
     for head, place in enumerate(("1", "2"), start=4):
@@ -57,7 +59,11 @@ def test_every_layer_has_a_panel_at_every_moment_with_its_heads_at_their_centers
 
 
 def test_a_center_far_outside_the_image_is_counted(make):
-    record = make(layers=(3,), moments=1, changed={"center": np.array([[[0.0, 0.0], [40.0, 0.0], [0.0, -9.0]]])})
+    record = make(
+        layers=(3,),
+        moments=1,
+        changed={"center": np.array([[[0.0, 0.0], [40.0, 0.0], [0.0, -9.0]]])},
+    )
     (panel,) = shown(draw_head_centers(record, [0])).values()
     assert panel.get_xlabel() == "2 centers outside"
     assert [text.get_text() for text in panel.texts] == ["1"]
@@ -72,7 +78,9 @@ def test_more_than_six_layers_take_another_line(make):
 def test_heads_of_a_table_are_drawn_by_their_attention(make):
     record = make(gaussian=False)
     texts = shown(draw_head_centers(record, [1]))["layer 1, epoch 1"].texts
-    assert [text.get_position() for text in texts] == [tuple(place[::-1]) for place in record.mean[1, :3]]
+    assert [text.get_position() for text in texts] == [
+        tuple(place[::-1]) for place in record.mean[1, :3]
+    ]
 
 
 def test_moments_are_all_or_equally_far_apart_with_both_ends(make):
@@ -105,7 +113,9 @@ def test_maps_have_a_row_for_each_layer_and_tell_their_largest_weight():
     maps = [generator.dirichlet(np.ones(35), size=heads).reshape(heads, 5, 7) for heads in (2, 3)]
     figure = draw_attention_maps(maps, (4, 6))
     drawn = [panel for panel in figure.axes if panel.axison]
-    assert [panel.get_xlabel() for panel in drawn] == [f"{one.max():.2f}" for layer in maps for one in layer]
+    assert [panel.get_xlabel() for panel in drawn] == [
+        f"{one.max():.2f}" for layer in maps for one in layer
+    ]
     assert [panel.get_title() for panel in drawn] == ["1", "2", "", "", "3"]
     assert [panel.get_ylabel() for panel in drawn] == ["layer 1", "", "layer 2", "", ""]
     for panel, weights in zip(drawn, [one for layer in maps for one in layer], strict=True):
@@ -133,7 +143,9 @@ def test_accuracy_is_drawn_where_it_was_measured(make):
 
 def test_progress_has_a_line_for_each_layer_and_one_for_chance(make):
     record = make(layers=(3, 1, 2))
-    for panel, name in zip(draw_head_progress(record).axes, ("window_3", "local", "spread"), strict=True):
+    for panel, name in zip(
+        draw_head_progress(record).axes, ("window_3", "local", "spread"), strict=True
+    ):
         *layers, chance = panel.get_lines()
         for layer, line in enumerate(layers):
             np.testing.assert_array_equal(line.get_ydata(), record.numbers[name][:, layer])

@@ -30,9 +30,24 @@ def save(tmp_path):
 def test_arrays_come_back_as_saved(save):
     arrays = head_arrays()
     record = load_head_record(save(arrays))
-    assert (record.position, record.content, record.grid, record.query) == ("quadratic", "", (5, 7), (2, 3))
+    assert (record.position, record.content, record.grid, record.query) == (
+        "quadratic",
+        "",
+        (5, 7),
+        (2, 3),
+    )
     assert record.num_layers == 2
-    for name in ("layer", "epoch", "train_accuracy", "center", "precision", "mean", "covariance", "offset", "weight"):
+    for name in (
+        "layer",
+        "epoch",
+        "train_accuracy",
+        "center",
+        "precision",
+        "mean",
+        "covariance",
+        "offset",
+        "weight",
+    ):
         np.testing.assert_array_equal(getattr(record, name), arrays[name])
     np.testing.assert_array_equal(record.numbers["window_3"], arrays["window_3"])
     np.testing.assert_array_equal(record.chance["window_3"], arrays["chance_window_3"])
@@ -51,7 +66,9 @@ def test_gaussians_are_shown_by_their_own_shape_and_others_by_their_attention(sa
     np.testing.assert_array_equal(record.shapes(1), arrays["covariance"][1])
 
 
-def test_a_gaussian_without_width_in_one_direction_or_without_end_in_another_has_a_finite_shape(save):
+def test_a_gaussian_without_width_in_one_direction_or_without_end_in_another_has_a_finite_shape(
+    save,
+):
     arrays = head_arrays(layers=(2,), moments=1)
     arrays["precision"] = np.array([[[[1.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]]]])
     shapes = load_head_record(save(arrays)).shapes(0)
@@ -62,7 +79,9 @@ def test_a_missing_array_is_named(save):
     arrays = head_arrays()
     for name in arrays:
         with pytest.raises(ValueError, match=rf"heads\.npz lacks an array: {name}$"):
-            load_head_record(save({other: array for other, array in arrays.items() if other != name}))
+            load_head_record(
+                save({other: array for other, array in arrays.items() if other != name})
+            )
 
 
 CHANGES = {
@@ -98,7 +117,9 @@ def test_pickled_objects_are_refused(save):
 
 
 def test_a_record_that_is_missing_is_named(tmp_path):
-    with pytest.raises(ValueError, match=re.escape("heads.npz is not a file, expected the heads.npz of a run")):
+    with pytest.raises(
+        ValueError, match=re.escape("heads.npz is not a file, expected the heads.npz of a run")
+    ):
         load_head_record(tmp_path / "heads.npz")
 
 
@@ -135,7 +156,12 @@ def test_the_start_are_the_initial_parameters_and_the_end_those_of_the_last_chec
     np.testing.assert_array_equal(found["center"][-1], last.double().numpy())
     torch.manual_seed(RUN.seed)
     model = RUN.make_model(image_size=(8, 8), in_channels=1, num_classes=10)
-    first = torch.cat([dict(model.named_parameters())[f"blocks.{block}.attention.relative.center"] for block in (0, 1)])
+    first = torch.cat(
+        [
+            dict(model.named_parameters())[f"blocks.{block}.attention.relative.center"]
+            for block in (0, 1)
+        ]
+    )
     np.testing.assert_array_equal(found["center"][0], first.detach().double().numpy())
     assert (found["center"][0] != found["center"][-1]).any()
 
@@ -144,7 +170,9 @@ def test_a_checkpoint_holds_the_moments(recorded):
     kept = callback_state(recorded / CHECKPOINTS / LAST, HeadRecorder.__name__)["moments"]
     assert isinstance(kept, list)
     moments = [Moment.from_dict(one) for one in kept]
-    np.testing.assert_array_equal(np.stack([moment.heads.mean.numpy() for moment in moments]), arrays(recorded)["mean"])
+    np.testing.assert_array_equal(
+        np.stack([moment.heads.mean.numpy() for moment in moments]), arrays(recorded)["mean"]
+    )
 
 
 def test_a_resumed_run_has_the_record_of_an_uninterrupted_one(recorded, tmp_path):

@@ -15,7 +15,9 @@ def fake_model(name="rotation", *, accuracy=0.98, fall=0.0, seed=0, **further):
     dx["-3"] = round(accuracy - fall, 6)
     dx["3"] = dy["-3"] = dy["3"] = round(accuracy - fall / 2, 6)
     accuracy_by_shift = further.pop("accuracy_by_shift", {"dx": dx, "dy": dy})
-    intervals = {axis: {shift: [0.0, 1.0] for shift in along} for axis, along in accuracy_by_shift.items()}
+    intervals = {
+        axis: {shift: [0.0, 1.0] for shift in along} for axis, along in accuracy_by_shift.items()
+    }
     model = {
         "name": name,
         "position": "rotation",
@@ -27,7 +29,9 @@ def fake_model(name="rotation", *, accuracy=0.98, fall=0.0, seed=0, **further):
         "seconds": 41.3,
         "accuracy_by_shift": accuracy_by_shift,
         "interval_by_shift": intervals,
-        "minimum_accuracy": min(value for along in accuracy_by_shift.values() for value in along.values()),
+        "minimum_accuracy": min(
+            value for along in accuracy_by_shift.values() for value in along.values()
+        ),
         "test_images": 360,
         "worst_shift_accuracy": round(max(0.0, accuracy - fall - 0.01), 6),
     }
@@ -36,18 +40,36 @@ def fake_model(name="rotation", *, accuracy=0.98, fall=0.0, seed=0, **further):
 
 def fake_absolute(**further):
     return fake_model(
-        **{"name": "absolute", "position": "absolute", "backend": "linear", "accuracy": 0.971, "fall": 0.748, **further}
+        **{
+            "name": "absolute",
+            "position": "absolute",
+            "backend": "linear",
+            "accuracy": 0.971,
+            "fall": 0.748,
+            **further,
+        }
     )
 
 
 def fake_softmax(**further):
-    return fake_model(**{"name": "softmax", "kernel": "softmax", "backend": "dense", "accuracy": 0.984, **further})
+    return fake_model(
+        **{"name": "softmax", "kernel": "softmax", "backend": "dense", "accuracy": 0.984, **further}
+    )
 
 
 def fake_content(*models, **further):
-    content = {"dataset": "digits", "command": "teka demo --out runs/demo", "teka": "0.1.0", "torch": "2.13.0"}
+    content = {
+        "dataset": "digits",
+        "command": "teka demo --out runs/demo",
+        "teka": "0.1.0",
+        "torch": "2.13.0",
+    }
     content |= {"hardware": "two cores", "date": "2021-02-15", "mode": "canvas", "selection": "all"}
-    return {**content, "models": list(models or (fake_absolute(), fake_model(), fake_softmax())), **further}
+    return {
+        **content,
+        "models": list(models or (fake_absolute(), fake_model(), fake_softmax())),
+        **further,
+    }
 
 
 @pytest.fixture
@@ -81,5 +103,7 @@ def examples():
     labels = [4, 9, 1]
     predictions = {"absolute": [list(labels) for _ in range(5)], "rotation": [labels] * 5}
     predictions["absolute"][3][1] = 6
-    images = torch.randint(0, 256, (5, 3, 7, 11), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = torch.randint(
+        0, 256, (5, 3, 7, 11), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     return Examples(images, [(0, -2), (0, 0), (0, 2), (-2, 0), (2, -1)], labels, predictions)

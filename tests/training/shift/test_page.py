@@ -56,13 +56,17 @@ def test_the_page_needs_nothing_but_itself_and_is_the_same_every_time(report_of,
 def test_the_page_says_its_language_and_fits_a_phone(report_of, examples):
     page = Page(render_html(report_of(), examples))
     assert page.all("html") == [{"lang": "en"}]
-    assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in page.all("meta")
+    assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in page.all(
+        "meta"
+    )
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
     assert {attributes["aria-labelledby"] for attributes in page.all("section")} <= set(ids)
     boxes = [attributes for attributes in page.all("div") if attributes.get("class") == "scroll"]
     assert len(boxes) == len(page.all("table")) == 3
-    assert all(attributes["tabindex"] == "0" and attributes["role"] == "region" for attributes in boxes)
+    assert all(
+        attributes["tabindex"] == "0" and attributes["role"] == "region" for attributes in boxes
+    )
 
 
 def test_every_image_has_an_alternative_text(report_of, examples):
@@ -80,7 +84,11 @@ def test_every_image_has_an_alternative_text(report_of, examples):
 
 def test_images_are_shown_as_the_models_saw_them(report_of, examples):
     images = Page(render_html(report_of(), examples)).all("img")
-    shown = imread(io.BytesIO(base64.b64decode(images[1 * 5 + 3]["src"].removeprefix("data:image/png;base64,"))))
+    shown = imread(
+        io.BytesIO(
+            base64.b64decode(images[1 * 5 + 3]["src"].removeprefix("data:image/png;base64,"))
+        )
+    )
     assert np.array_equal(np.round(255 * shown), examples.images[3, 1].numpy())
 
 
@@ -99,14 +107,23 @@ def test_the_numbers_and_the_finding_are_there(report_of, examples):
     for number in ("22.3", "97.1", "98.4", "59.7", "21.3", "20,513", "41.3"):
         assert number in text
     assert "falls from 97.1\u00a0% to 22.3\u00a0%" in text
-    for setting in ("demo --out runs/demo", "360", "two cores", "2021-02-15", "canvas", "teka 0.1.0, PyTorch 2.13.0"):
+    for setting in (
+        "demo --out runs/demo",
+        "360",
+        "two cores",
+        "2021-02-15",
+        "canvas",
+        "teka 0.1.0, PyTorch 2.13.0",
+    ):
         assert setting in text
 
 
 def test_names_and_settings_are_escaped(report_of, model, examples):
     evil = "<script>alert('x')</script>\" onload=\"y"
     dangerous = examples._replace(predictions={evil: examples.predictions["absolute"]})
-    page = Page(render_html(report_of(model(evil, kernel=evil), hardware=evil, dataset=evil), dangerous))
+    page = Page(
+        render_html(report_of(model(evil, kernel=evil), hardware=evil, dataset=evil), dangerous)
+    )
     assert page.open == []
     assert not page.all("script")
     assert not any("onload" in attributes for _, attributes in page.elements)
@@ -128,14 +145,20 @@ def test_each_axis_has_a_panel_and_each_model_a_line_of_percentages(report_of):
 
 
 def test_lines_differ_in_more_than_colour(report_of, model):
-    lines = draw_shift_curve(report_of(*[model(f"model {index}") for index in range(12)])).axes[0].get_lines()
+    lines = (
+        draw_shift_curve(report_of(*[model(f"model {index}") for index in range(12)]))
+        .axes[0]
+        .get_lines()
+    )
     styles = [(str(line.get_color()), str(line.get_marker())) for line in lines]
     assert len(set(styles)) == 12
     assert [len(set(kind)) for kind in zip(*styles[:6], strict=True)] == [6, 6]
 
 
 def test_the_band_is_students_interval_over_seeds(report_of, model):
-    panel = draw_shift_curve(report_of(*[model(seed=seed, accuracy=0.84 + seed / 100) for seed in range(3)])).axes[0]
+    panel = draw_shift_curve(
+        report_of(*[model(seed=seed, accuracy=0.84 + seed / 100) for seed in range(3)])
+    ).axes[0]
     heights = np.asarray(panel.collections[0].get_paths()[0].vertices)[:, 1]
     half = 4.302653 / 3**0.5  # t of two degrees of freedom at 97.5 %, and a deviation of one point
     assert (heights.min(), heights.max()) == (pytest.approx(85 - half), pytest.approx(85 + half))
@@ -150,7 +173,8 @@ def test_the_band_of_one_seed_is_its_interval(report_of, model):
 
 def _texts(figure):
     return [
-        text.get_text().strip() for text in [*figure.axes[-1].texts, *(t for box in figure.legends for t in box.texts)]
+        text.get_text().strip()
+        for text in [*figure.axes[-1].texts, *(t for box in figure.legends for t in box.texts)]
     ]
 
 
@@ -166,7 +190,9 @@ def test_direct_labels_do_not_overlap(report_of, model, count):
     names = [f"a rather long name of model number {index}" for index in range(count)]
     figure = draw_shift_curve(report_of(*map(model, names)))
     figure.savefig(io.BytesIO(), format="png")
-    boxes = sorted((Text.get_window_extent(text) for text in figure.axes[-1].texts), key=lambda box: -box.y0)
+    boxes = sorted(
+        (Text.get_window_extent(text) for text in figure.axes[-1].texts), key=lambda box: -box.y0
+    )
     assert len(boxes) == count
     assert boxes[-1].y0 >= figure.axes[-1].bbox.y0
     assert all(above.y0 >= below.y1 for above, below in pairwise(boxes))
@@ -196,7 +222,9 @@ def test_the_files_are_written_and_may_be_written_again(report_of, examples, tmp
     assert [path.read_bytes() for path in written] == before
 
 
-def test_a_failure_leaves_the_old_files_whole_and_no_temporary_ones(report_of, examples, tmp_path, monkeypatch):
+def test_a_failure_leaves_the_old_files_whole_and_no_temporary_ones(
+    report_of, examples, tmp_path, monkeypatch
+):
     before = {path: path.read_bytes() for path in write_report(report_of(), examples, tmp_path)}
 
     def fail(path, target):
@@ -209,7 +237,9 @@ def test_a_failure_leaves_the_old_files_whole_and_no_temporary_ones(report_of, e
 
 
 @pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
-def test_a_missing_package_names_the_extra_that_brings_it(report_of, examples, tmp_path, monkeypatch, package):
+def test_a_missing_package_names_the_extra_that_brings_it(
+    report_of, examples, tmp_path, monkeypatch, package
+):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=rf"{package}.*pip install teka\[report\]"):
         write_report(report_of(), examples, tmp_path)

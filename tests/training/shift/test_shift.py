@@ -6,7 +6,13 @@ import torch
 
 from teka.audit.statistics.metrics import CURVES
 from teka.codec import decode, encode
-from teka.training.shift.measure import ShiftSettings, check_same_data, make_examples, make_report, measure
+from teka.training.shift.measure import (
+    ShiftSettings,
+    check_same_data,
+    make_examples,
+    make_report,
+    measure,
+)
 from teka.training.shift.report import ShiftReport
 
 
@@ -54,7 +60,10 @@ def test_a_canvas_holds_images_that_could_not_be_shifted_without_loss(trained):
         measure(trained, ShiftSettings(max_shift=2, mode="lossless"))
     responses = measure(trained, ShiftSettings(max_shift=2, mode="canvas"))
     assert responses.movement.canvas_size == (12, 12)
-    assert measure(trained, ShiftSettings(max_shift=1, mode="canvas")).movement.canvas_size == (10, 10)
+    assert measure(trained, ShiftSettings(max_shift=1, mode="canvas")).movement.canvas_size == (
+        10,
+        10,
+    )
 
 
 def test_the_default_shifts_images_without_a_margin_and_fills_with_background(trained):
@@ -71,14 +80,18 @@ def test_the_default_shifts_images_without_a_margin_and_fills_with_background(tr
 def test_models_that_a_report_would_refuse_are_refused_before_they_are_measured(trained, tmp_path):
     twin = dataclasses.replace(trained, folder=tmp_path)
     with pytest.raises(
-        ValueError, match=f"seed of {tmp_path} is 0, expected one for each model, but .* is 'rotary, posi"
+        ValueError,
+        match=f"seed of {tmp_path} is 0, expected one for each model, but .* is 'rotary, posi",
     ):
         check_same_data([trained, twin])
     wider = trained.run.replace(seed=1, dim=16).make_model(**trained.dataset.sizes)
     with pytest.raises(
-        ValueError, match=f"parameters of {tmp_path} is .*, expected .* as in .*, which is 'rotary, posi"
+        ValueError,
+        match=f"parameters of {tmp_path} is .*, expected .* as in .*, which is 'rotary, posi",
     ):
-        check_same_data([trained, dataclasses.replace(twin, run=trained.run.replace(seed=1), model=wider)])
+        check_same_data(
+            [trained, dataclasses.replace(twin, run=trained.run.replace(seed=1), model=wider)]
+        )
 
 
 def test_figure_1_shifts_along_dx_alone(trained):
@@ -88,7 +101,9 @@ def test_figure_1_shifts_along_dx_alone(trained):
         settings.images(trained.dataset.test)
 
 
-@pytest.mark.parametrize(("field", "value"), [("max_shift", 0), ("mode", "losless"), ("selection", "figure2")])
+@pytest.mark.parametrize(
+    ("field", "value"), [("max_shift", 0), ("mode", "losless"), ("selection", "figure2")]
+)
 def test_bad_settings_are_errors_that_name_the_field(field, value):
     with pytest.raises(ValueError, match=field):
         ShiftSettings(**{field: value})

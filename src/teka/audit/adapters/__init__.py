@@ -45,8 +45,13 @@ _PRESET_TASKS = {"SemanticSegmentation": SEGMENTER, "ObjectDetection": LIST_DETE
 def load_timm(name: str, reading: Reading = READING) -> Subject:
     """A model of timm, as `timm.create_model` takes it, such as "resnet50.a1_in1k"; its own weights are downloaded."""
     library: Any = require("timm", "this model needs", "timm")
-    with tensors_only(f"timm:{name}", f"a model of timm{_WITH_WEIGHTS[reading.weights is None]}"), reading.drawn():
-        module = library.create_model(name, pretrained=reading.weights is None, **reading.classes_made).eval()
+    with (
+        tensors_only(f"timm:{name}", f"a model of timm{_WITH_WEIGHTS[reading.weights is None]}"),
+        reading.drawn(),
+    ):
+        module = library.create_model(
+            name, pretrained=reading.weights is None, **reading.classes_made
+        ).eval()
     reading.fill(module)
     config = library.data.resolve_model_data_config(module)
     own = _of_levels(library.data.create_transform(**config))
@@ -54,22 +59,31 @@ def load_timm(name: str, reading: Reading = READING) -> Subject:
     transform, size = reading.fit(read)
     # Models without a classifier, as those trained without labels are, have 0 classes and give features.
     task, num_classes = (CLASSIFIER, module.num_classes) if module.num_classes else (ENCODER, None)
-    return subject_of_module(module, name, "timm", transform, size, reading.device, task, num_classes=num_classes)
+    return subject_of_module(
+        module, name, "timm", transform, size, reading.device, task, num_classes=num_classes
+    )
 
 
 def load_torchvision(name: str, reading: Reading = READING) -> Subject:
     """A model of torchvision, as `torchvision.models.get_model` takes it; its own best weights are downloaded."""
     models: Any = require("torchvision.models", "this model needs", "torchvision")
     own = reading.weights is None
-    with tensors_only(f"torchvision:{name}", f"a model of torchvision{_WITH_WEIGHTS[own]}"), reading.drawn():
+    with (
+        tensors_only(f"torchvision:{name}", f"a model of torchvision{_WITH_WEIGHTS[own]}"),
+        reading.drawn(),
+    ):
         weights = models.get_model_weights(name).DEFAULT
         preset = weights.transforms()
         task = _PRESET_TASKS.get(type(preset).__name__, CLASSIFIER)
         # Else those of the backbone alone would be downloaded.
         bare = {} if own or task is CLASSIFIER else {"weights_backbone": None}
-        module = models.get_model(name, weights=weights if own else None, **bare, **reading.classes_made).eval()
+        module = models.get_model(
+            name, weights=weights if own else None, **bare, **reading.classes_made
+        ).eval()
     reading.fill(module)
-    read = match_library(_of_levels(preset), read_preset(preset), f"torchvision:{name}", "its preset")
+    read = match_library(
+        _of_levels(preset), read_preset(preset), f"torchvision:{name}", "its preset"
+    )
     transform, size = reading.fit(read)
     names = tuple(weights.meta["categories"])
     if reading.num_classes in (None, len(names)):
@@ -77,14 +91,18 @@ def load_torchvision(name: str, reading: Reading = READING) -> Subject:
     else:
         known = {"num_classes": reading.num_classes}
     name = f"{name} ({weights.name})" if own else name
-    return subject_of_module(module, name, "torchvision", transform, size, reading.device, task, **known)
+    return subject_of_module(
+        module, name, "torchvision", transform, size, reading.device, task, **known
+    )
 
 
 def _of_levels(transform: Callable[[Any], Tensor]) -> Callable[[np.ndarray], Tensor]:
     """A transform of Pillow's pictures as one of their levels (H, W, C)."""
     from PIL import Image
 
-    return lambda levels: transform(Image.fromarray(levels[..., 0] if levels.shape[2] == 1 else levels))
+    return lambda levels: transform(
+        Image.fromarray(levels[..., 0] if levels.shape[2] == 1 else levels)
+    )
 
 
 def read_data_config(config: dict[str, Any]) -> Preprocessing:
@@ -94,11 +112,15 @@ def read_data_config(config: dict[str, Any]) -> Preprocessing:
     enlarged = (math.floor(height / share), math.floor(width / share))
     mode = config.get("crop_mode") or "center"
     if mode == "border" or (mode == "center" and enlarged[0] != enlarged[1]):
-        raise wrong_value("crop_mode", f"{mode}, {height} × {width}", "'squash', or 'center' of a square")
+        raise wrong_value(
+            "crop_mode", f"{mode}, {height} × {width}", "'squash', or 'center' of a square"
+        )
     resize = enlarged[0] if mode == "center" else enlarged
     normalization = _normalization(config["mean"], config["std"])
     crop = (height, width)
-    return Preprocessing(channels, resize, config["interpolation"], crop, normalization, library="torchvision")
+    return Preprocessing(
+        channels, resize, config["interpolation"], crop, normalization, library="torchvision"
+    )
 
 
 def read_preset(preset: Any) -> Preprocessing:
@@ -110,11 +132,15 @@ def read_preset(preset: Any) -> Preprocessing:
         return Preprocessing(3)
     missing = [field for field in _PRESET_FIELDS if not hasattr(preset, field)]
     if missing:
-        raise wrong_value("model", type(preset).__name__, f"a classifier's preset; it has no {', '.join(missing)}")
+        raise wrong_value(
+            "model", type(preset).__name__, f"a classifier's preset; it has no {', '.join(missing)}"
+        )
     (shorter,), crop = preset.resize_size, tuple(getattr(preset, "crop_size", ())) * 2
     normalization, kernel = _normalization(preset.mean, preset.std), preset.interpolation.value
     crop = (crop[0], crop[1]) if crop else None
-    return Preprocessing(len(preset.mean), shorter, kernel, crop, normalization, library="torchvision")
+    return Preprocessing(
+        len(preset.mean), shorter, kernel, crop, normalization, library="torchvision"
+    )
 
 
 def _normalization(mean: Any, deviation: Any) -> Normalize:
@@ -140,7 +166,9 @@ class Loader:
     takes_weights: bool = False  # whether others than the model's own
 
 
-def load(spec: str, reading: Reading = READING, *, loaders: Sequence[Loader] = (), trust: bool = False) -> Subject:
+def load(
+    spec: str, reading: Reading = READING, *, loaders: Sequence[Loader] = (), trust: bool = False
+) -> Subject:
     """Load the model that a name or a path stands for, ready to be audited.
 
     Three forms run code that is not part of an installed library. "path/module.py:function" names that code, so it is
@@ -167,7 +195,9 @@ def load(spec: str, reading: Reading = READING, *, loaders: Sequence[Loader] = (
         torch.zeros(1, device=device)
     # What torch raises depends on why the device is not there.
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise wrong_value("device", str(device), f"a device that torch can use ({first_line(error)})") from error
+        raise wrong_value(
+            "device", str(device), f"a device that torch can use ({first_line(error)})"
+        ) from error
     known = (*loaders, *LOADERS)
     loader = next((one for one in known if one.fits(spec)), None)
     if loader is None:
@@ -176,11 +206,16 @@ def load(spec: str, reading: Reading = READING, *, loaders: Sequence[Loader] = (
             expected = "a model: a file of weights alone does not say which; name the model, and this as its weights"
         raise wrong_value("model", spec, expected)
     if reading.weights is not None and not loader.takes_weights:
-        raise wrong_value("weights", str(reading.weights), f"None for {loader.form}: it has its own")
+        raise wrong_value(
+            "weights", str(reading.weights), f"None for {loader.form}: it has its own"
+        )
     subject = loader.read(spec, reading)
     if reading.output_name is not None and not isinstance(subject.function, OnnxFunction):
         subject = subject.choosing_output(reading.output_name)
-    if reading.num_classes is not None and subject.num_classes not in (None, num_classes_of(reading.num_classes)):
+    if reading.num_classes is not None and subject.num_classes not in (
+        None,
+        num_classes_of(reading.num_classes),
+    ):
         expected = f"a model of {reading.num_classes} classes; it has {subject.num_classes}"
         raise wrong_value("model", spec, expected)
     return subject
@@ -197,9 +232,15 @@ def load_factory(spec: str, reading: Reading = READING) -> Subject:
         return made
     (transform, size), label = reading.fit(Preprocessing()), f"{file.stem}:{name}"
     if isinstance(made, nn.Module):
-        return subject_of_module(reading.fill(made), label, "factory", transform, size, reading.device)
+        return subject_of_module(
+            reading.fill(made), label, "factory", transform, size, reading.device
+        )
     if not callable(made):
-        raise wrong_value("model", spec, f"a function that returns a module or a callable, not {type(made).__name__}")
+        raise wrong_value(
+            "model",
+            spec,
+            f"a function that returns a module or a callable, not {type(made).__name__}",
+        )
     return Subject(label, "factory", made, input_size=size, transform=transform)
 
 
@@ -219,11 +260,17 @@ def _make(file: Path, name: str) -> object:
                 return factory()
     # Whatever the user's code raises is named with the file; an interrupt goes through.
     except FOREIGN as error:
-        raise ValueError(f"{file}:{name} raised {type(error).__name__}: {message_of(error)}") from error
+        raise ValueError(
+            f"{file}:{name} raised {type(error).__name__}: {message_of(error)}"
+        ) from error
     finally:
         sys.path.remove(folder)
-    defined = [one for one, value in vars(module).items() if callable(value) and not one.startswith("_")]
-    raise wrong_value("model", f"{file}:{name}", f"a function of the file; it has {', '.join(defined) or 'none'}")
+    defined = [
+        one for one, value in vars(module).items() if callable(value) and not one.startswith("_")
+    ]
+    raise wrong_value(
+        "model", f"{file}:{name}", f"a function of the file; it has {', '.join(defined) or 'none'}"
+    )
 
 
 def _is_transformers(spec: str) -> object:
@@ -231,19 +278,38 @@ def _is_transformers(spec: str) -> object:
     return is_folder or (not Path(spec).exists() and re.fullmatch(r"(?!\.)[\w.-]+/[\w.-]+", spec))
 
 
-def without(prefix: str, read: Callable[[str, Reading], Subject]) -> Callable[[str, Reading], Subject]:
+def without(
+    prefix: str, read: Callable[[str, Reading], Subject]
+) -> Callable[[str, Reading], Subject]:
     """What reads a model of what comes after a prefix."""
     return lambda spec, reading: read(spec.removeprefix(prefix), reading)
 
 
 TRANSFORMERS = "a folder or hub id (owner/name, or transformers:ID) of transformers"
 LOADERS = (
-    Loader("timm:NAME", re.compile("timm:.").match, without("timm:", load_timm), takes_weights=True),
-    Loader("torchvision:NAME", re.compile("torchvision:.").match, without("torchvision:", load_torchvision), True),
-    Loader("path/module.py:function", re.compile(r"\.py:[^/]*$").search, load_factory, takes_weights=True),
+    Loader(
+        "timm:NAME", re.compile("timm:.").match, without("timm:", load_timm), takes_weights=True
+    ),
+    Loader(
+        "torchvision:NAME",
+        re.compile("torchvision:.").match,
+        without("torchvision:", load_torchvision),
+        True,
+    ),
+    Loader(
+        "path/module.py:function",
+        re.compile(r"\.py:[^/]*$").search,
+        load_factory,
+        takes_weights=True,
+    ),
     Loader("a file.onnx", re.compile(r"\.onnx\Z").search, load_onnx),
     Loader("a file.pt2 of torch.export", re.compile(r"\.pt2\Z").search, load_exported),
     Loader("a file of TorchScript", is_script, load_script),
-    Loader(TRANSFORMERS, _is_transformers, without("transformers:", load_transformers), takes_weights=True),
+    Loader(
+        TRANSFORMERS,
+        _is_transformers,
+        without("transformers:", load_transformers),
+        takes_weights=True,
+    ),
 )
 FORMS = tuple(one.form for one in LOADERS)

@@ -47,7 +47,9 @@ class AuditImages:
     labels: Int[Tensor, " images"]
     num_classes: int
     class_names: tuple[str, ...] | None
-    image_size: tuple[int, int] | None  # as the data have them; None if the pictures have several sizes
+    image_size: (
+        tuple[int, int] | None
+    )  # as the data have them; None if the pictures have several sizes
     num_available: int
     part: str  # one of `PARTS`
 
@@ -93,7 +95,12 @@ def load_images(
         num_classes, names = read.num_classes, None
     else:
         dataset = load(data, data_dir=data_dir, image_size=image_size)
-        test, part, num_classes, names = dataset.test, "test", dataset.num_classes, class_names(data)
+        test, part, num_classes, names = (
+            dataset.test,
+            "test",
+            dataset.num_classes,
+            class_names(data),
+        )
     split = test.take(torch.tensor(_choose(len(test), num_images, seed)))
     images = split.images.to(torch.float32)
     levels = (255 * images).round().to(torch.uint8)
@@ -127,7 +134,9 @@ def read_pictures(
 ) -> tuple[Float[Tensor, "images channels height width"], tuple[int, int] | None]:
     """Pictures as a model takes them, of unknown channels gray if all files are; and their size, if it is one."""
     channels = transform.in_channels
-    is_gray = all(read_header(file)[0] in GRAY for file in files) if channels is None else channels == 1
+    is_gray = (
+        all(read_header(file)[0] in GRAY for file in files) if channels is None else channels == 1
+    )
     images, sizes = [], set()
     for path in files:
         levels = read_picture(path, in_channels=1 if is_gray else 3)[None]
@@ -136,7 +145,11 @@ def read_pictures(
         images.append(transform.place(levels))
         if images[-1].shape != images[0].shape:
             came, first = (tuple(image.shape[2:]) for image in (images[-1], images[0]))
-            raise wrong_value(f"the size of {path}", came, f"{first}, that of {files[0]}, or image_size, or input_size")
+            raise wrong_value(
+                f"the size of {path}",
+                came,
+                f"{first}, that of {files[0]}, or image_size, or input_size",
+            )
     return torch.cat(images), sizes.pop() if len(sizes) == 1 else None
 
 
@@ -161,11 +174,20 @@ def usual_mode(data: str, data_dir: str | Path | None = None) -> tuple[str, str]
         with contextlib.suppress(ValueError):  # reading the picture says what is wrong with it
             sides.append(min(read_header(files[place])[1:]))
     if sides and float(np.median(sides)) >= PHOTOGRAPH_SIDE:
-        return "crop", f"most pictures have at least {PHOTOGRAPH_SIDE} pixels along the shorter side"
-    return "circular", f"most pictures have fewer than {PHOTOGRAPH_SIDE} pixels along the shorter side"
+        return (
+            "crop",
+            f"most pictures have at least {PHOTOGRAPH_SIDE} pixels along the shorter side",
+        )
+    return (
+        "circular",
+        f"most pictures have fewer than {PHOTOGRAPH_SIDE} pixels along the shorter side",
+    )
 
 
-RESIZING = ("before", "after")  # whether images are shifted before or after the resize to the model's size
+RESIZING = (
+    "before",
+    "after",
+)  # whether images are shifted before or after the resize to the model's size
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,17 +226,29 @@ def make_case(
     check_name("shift", shift, RESIZING)
     # The size of digits is that of their canvas: there is no resize before which they could be shifted.
     is_sized_first = shift == "after" or data == "digits"
-    if image_size is None and subject.loads_at_input_size and is_sized_first and not data.endswith(".npz"):
+    if (
+        image_size is None
+        and subject.loads_at_input_size
+        and is_sized_first
+        and not data.endswith(".npz")
+    ):
         image_size = subject.input_size
     if before := shift == "before":
-        transform, audited = Preprocessing(subject.transform.in_channels), subject.taking_unplaced_images()
+        transform, audited = (
+            Preprocessing(subject.transform.in_channels),
+            subject.taking_unplaced_images(),
+        )
     else:
         (transform, settings), audited = place_for_modes(subject, settings, placed_size), subject
     held_out = is_trained_on(subject, data, data_dir) if held_out is None else held_out
-    chosen = read(data, transform.placing, data_dir, image_size, num_images, settings.seed, held_out)
+    chosen = read(
+        data, transform.placing, data_dir, image_size, num_images, settings.seed, held_out
+    )
     caveats, done = [], transform.describe(chosen.image_size)
     if chosen.image_size is not None:
-        largest = max(max(map(abs, step)) for step in settings.shifts_for(tuple(chosen.images.shape[2:])))
+        largest = max(
+            max(map(abs, step)) for step in settings.shifts_for(tuple(chosen.images.shape[2:]))
+        )
         scaled = (subject.transform if before else transform).resized_size(chosen.image_size)
         caveats = list(resized(chosen.image_size, scaled, before_resize=before, max_shift=largest))
     if not before:
@@ -224,11 +258,15 @@ def make_case(
     if labelled and settings.output in MULTILABEL:
         labelled = False
         message = f"{subject.name} predicts several labels for an image, but {data} has one class for each image"
-        caveats.append(Caveat("labels not used", "limits", f"{message}, so no accuracy was measured."))
+        caveats.append(
+            Caveat("labels not used", "limits", f"{message}, so no accuracy was measured.")
+        )
     labelled = labelled and settings.output in ("auto", *CLASSIFIERS)
     labels, names = None, subject.class_names
     if labelled:
-        labels, matched = match_labels(chosen.labels, chosen.num_classes, chosen.class_names, subject)
+        labels, matched = match_labels(
+            chosen.labels, chosen.num_classes, chosen.class_names, subject
+        )
         caveats += matched
         if names is None and torch.equal(labels, chosen.labels):
             names = chosen.class_names
@@ -241,8 +279,12 @@ def make_case(
         "data_class_names": None if chosen.class_names is None else list(chosen.class_names),
     }
     model_facts = subject.describe()
-    parameters = "" if model_facts["parameters"] is None else f", {model_facts['parameters']:,} parameters"
-    came = "of several sizes" if chosen.image_size is None else " × ".join(map(str, chosen.image_size))
+    parameters = (
+        "" if model_facts["parameters"] is None else f", {model_facts['parameters']:,} parameters"
+    )
+    came = (
+        "of several sizes" if chosen.image_size is None else " × ".join(map(str, chosen.image_size))
+    )
     note = f" ({subject.note})" if subject.note else ""
     model_facts["shifted"] = f"{shift} resizing"
     return AuditCase(
@@ -251,7 +293,12 @@ def make_case(
         chosen.images,
         labels,
         settings,
-        {"class_names": names, "model_facts": model_facts, "data_facts": data_facts, "caveats": tuple(caveats)},
+        {
+            "class_names": names,
+            "model_facts": model_facts,
+            "data_facts": data_facts,
+            "caveats": tuple(caveats),
+        },
         f"{subject.name} ({subject.kind}{parameters}) on {chosen.words}, {came}{f', {done}' if done else ''}{note}",
     )
 
@@ -278,9 +325,13 @@ def place_for_modes(
         room = [2 * (step + step % 2) if is_crop else -2 * step for step in reach]
         placed = (seen[0] + room[0], seen[1] + room[1])
     if min(placed) < 1:
-        raise wrong_value("max_shift", max(reach), f"less than half of {seen}, the canvas that the model sees")
+        raise wrong_value(
+            "max_shift", max(reach), f"less than half of {seen}, the canvas that the model sees"
+        )
     resize, crop = placed, None
-    if isinstance(transform.resize, int) and transform.crop is not None:  # whose pictures keep their shape
+    if (
+        isinstance(transform.resize, int) and transform.crop is not None
+    ):  # whose pictures keep their shape
         resize, crop = max(*placed, transform.resize if is_crop else 1), placed
     window = {"crop_size" if is_crop else "canvas_size": seen}
     settings = dataclasses.replace(settings, shifts=settings.shifts_for(seen), **window)

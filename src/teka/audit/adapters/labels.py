@@ -17,7 +17,10 @@ _NUM_NAMED = 3  # names that a message lists
 
 
 def match_labels(
-    labels: Int[Tensor, " images"], num_classes: int, class_names: Sequence[str] | None, subject: Subject
+    labels: Int[Tensor, " images"],
+    num_classes: int,
+    class_names: Sequence[str] | None,
+    subject: Subject,
 ) -> tuple[Int[Tensor, " images"], list[Caveat]]:
     """Return the labels as indices of the model's classes, and a caveat if they were not matched by name.
 
@@ -47,7 +50,9 @@ def match_labels(
     numbers = None if names is None else class_numbers(names)
     if numbers is not None:
         return _match_numbers(labels, numbers, num_known, subject)
-    is_wordnet = names is not None and num_known == len(names) and all(map(_WORDNET_ID.fullmatch, names))
+    is_wordnet = (
+        names is not None and num_known == len(names) and all(map(_WORDNET_ID.fullmatch, names))
+    )
     if candidates and not is_wordnet:
         _check_one_to_one(candidates, names or (), known or (), subject)
     if num_known not in (None, num_classes):
@@ -61,8 +66,14 @@ def match_labels(
         why = "The data have no class names"
     else:
         why = f"{subject.name} has no class names"
-    first = "" if names is None else f" In the data, {_listed(f'{k} is {name!r}' for k, name in enumerate(names))}."
-    return labels, [_caveat(f"{why}: class k of the data was taken for class k of the model.{first}")]
+    first = (
+        ""
+        if names is None
+        else f" In the data, {_listed(f'{k} is {name!r}' for k, name in enumerate(names))}."
+    )
+    return labels, [
+        _caveat(f"{why}: class k of the data was taken for class k of the model.{first}")
+    ]
 
 
 _REMEDY = "rename the classes, or leave the labels out with --ignore-labels"
@@ -73,17 +84,31 @@ def _match_numbers(
 ) -> tuple[Int[Tensor, " images"], list[Caveat]]:
     count = len(numbers)
     if list(numbers) == list(range(1, count + 1)) and num_known in (None, count):
-        return labels, [_caveat(f"Folders 1 to {count} were taken for classes 0 to {count - 1} of {subject.name}.")]
+        return labels, [
+            _caveat(
+                f"Folders 1 to {count} were taken for classes 0 to {count - 1} of {subject.name}."
+            )
+        ]
     if min(numbers) < 0 or (num_known is not None and max(numbers) >= num_known):
         came = f"from {min(numbers)} to {max(numbers)}"
-        limit = "at least 0" if num_known is None else f"classes of {subject.name}, from 0 to {num_known - 1}"
+        limit = (
+            "at least 0"
+            if num_known is None
+            else f"classes of {subject.name}, from 0 to {num_known - 1}"
+        )
         raise wrong_value("the numbers that the folders are named by", came, f"{limit}; {_REMEDY}")
     caveats = []
     as_words = sorted(map(str, numbers))
-    if list(numbers) != list(range(count)) or as_words != list(map(str, numbers)) or subject.class_names is not None:
+    if (
+        list(numbers) != list(range(count))
+        or as_words != list(map(str, numbers))
+        or subject.class_names is not None
+    ):
         message = f"The folders are named by numbers, and folder k was taken for class k of {subject.name}."
         if as_words != list(map(str, numbers)):
-            place = next(place for place, number in enumerate(numbers) if as_words[place] != str(number))
+            place = next(
+                place for place, number in enumerate(numbers) if as_words[place] != str(number)
+            )
             message += (
                 f" If the model was trained with torchvision's ImageFolder, which sorts names as words, its class "
                 f"{place} is folder {as_words[place]}, and the accuracy here is wrong."
@@ -105,7 +130,9 @@ def _candidates(names: Sequence[str], known: Sequence[str]) -> list[list[int]]:
     for name in names:
         found: list[int] = []
         for keys_of, table in tables:
-            found = found or sorted({index for key in keys_of(name) for index in table.get(key, ())})
+            found = found or sorted(
+                {index for key in keys_of(name) for index in table.get(key, ())}
+            )
         candidates.append(found)
     return candidates
 
@@ -124,7 +151,10 @@ _KEYS: tuple[Callable[[str], set[str]], ...] = (
 
 
 def _check_one_to_one(
-    candidates: Sequence[Sequence[int]], names: Sequence[str], known: Sequence[str], subject: Subject
+    candidates: Sequence[Sequence[int]],
+    names: Sequence[str],
+    known: Sequence[str],
+    subject: Subject,
 ) -> None:
     unmatched = [name for name, indices in zip(names, candidates, strict=True) if not indices]
     if unmatched:
@@ -148,7 +178,11 @@ def _check_one_to_one(
 
 
 def _caveat(message: str) -> Caveat:
-    return Caveat("labels matched by number", "note", f"{message} The accuracy is right only if that is the case.")
+    return Caveat(
+        "labels matched by number",
+        "note",
+        f"{message} The accuracy is right only if that is the case.",
+    )
 
 
 def _listed(words: Iterable[str]) -> str:

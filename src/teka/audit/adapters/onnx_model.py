@@ -55,7 +55,9 @@ class OnnxFunction(nn.Module):
     node, or of its output, changed where a module cannot have it.
     """
 
-    def __init__(self, session: Any, transform: Preprocessing, graph: Any = None, output: str | None = None) -> None:
+    def __init__(
+        self, session: Any, transform: Preprocessing, graph: Any = None, output: str | None = None
+    ) -> None:
         super().__init__()
         self.session, self.transform = session, transform
         (self.input,) = session.get_inputs()
@@ -75,7 +77,9 @@ class OnnxFunction(nn.Module):
             self._layers[node.output[0]], self._nodes[node.output[0]] = name, node
         for tensor in () if graph is None else graph.graph.initializer:
             if len(tensor.dims) in (3, 4) and tensor.dims[0] == 1:  # as embeddings of positions are
-                self.register_buffer(self._free_name(tensor.name), torch.zeros(*tensor.dims), persistent=False)
+                self.register_buffer(
+                    self._free_name(tensor.name), torch.zeros(*tensor.dims), persistent=False
+                )
         self.eval()
 
     def _free_name(self, name: str) -> str:
@@ -102,7 +106,12 @@ class OnnxFunction(nn.Module):
         found = self._run(session, list(dict.fromkeys([*self._nodes, self.output])), placed)
         for output, node in self._nodes.items():
             given, layer = found.get(output), self.get_submodule(self._layers[output])
-            if given is not None and given.is_floating_point() and given.ndim > 1 and len(given) == len(placed):
+            if (
+                given is not None
+                and given.is_floating_point()
+                and given.ndim > 1
+                and len(given) == len(placed)
+            ):
                 assert isinstance(layer, OnnxNode)
                 layer.given = given
                 seen[output] = layer(*(seen[name] for name in node.input if name in seen))
@@ -116,14 +125,35 @@ class OnnxFunction(nn.Module):
         for start in range(0, len(array), size):
             part = array[start : start + size]
             filled = np.concatenate([part, np.repeat(part[-1:], size - len(part), axis=0)])
-            answers = dict(zip(outputs, map(_as_array, session.run(outputs, {self.input.name: filled})), strict=True))
+            answers = dict(
+                zip(
+                    outputs,
+                    map(_as_array, session.run(outputs, {self.input.name: filled})),
+                    strict=True,
+                )
+            )
             measured = answers[self.output]
-            if size == 1 and (measured.ndim == 0 or len(measured) != 1):  # a batch of one that the model squeezed
+            if size == 1 and (
+                measured.ndim == 0 or len(measured) != 1
+            ):  # a batch of one that the model squeezed
                 answers[self.output] = measured[None]
-            rows = slice(len(part) if len(filled) > len(part) else None)  # without the copies that fill the batch up
-            parts.append({name: np.atleast_1d(one)[rows] for name, one in answers.items() if one.dtype.kind in "biuf"})
-        found = {name: torch.from_numpy(np.concatenate([part[name] for part in parts])) for name in parts[0]}
-        return {name: one.float() if one.dtype == torch.float16 else one for name, one in found.items()}
+            rows = slice(
+                len(part) if len(filled) > len(part) else None
+            )  # without the copies that fill the batch up
+            parts.append(
+                {
+                    name: np.atleast_1d(one)[rows]
+                    for name, one in answers.items()
+                    if one.dtype.kind in "biuf"
+                }
+            )
+        found = {
+            name: torch.from_numpy(np.concatenate([part[name] for part in parts]))
+            for name in parts[0]
+        }
+        return {
+            name: one.float() if one.dtype == torch.float16 else one for name, one in found.items()
+        }
 
     def _inner_session(self) -> Any:
         """A session of the same graph of which every node's first output is an output too."""
@@ -133,10 +163,14 @@ class OnnxFunction(nn.Module):
             model = onnx.ModelProto()
             model.CopyFrom(self._graph)
             known = {one.name for one in model.graph.output}
-            model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in self._nodes if name not in known)
+            model.graph.output.extend(
+                onnx.ValueInfoProto(name=name) for name in self._nodes if name not in known
+            )
             options = library.SessionOptions()
             options.log_severity_level = 3
-            self._inner = library.InferenceSession(model.SerializeToString(), options, self.session.get_providers())
+            self._inner = library.InferenceSession(
+                model.SerializeToString(), options, self.session.get_providers()
+            )
         return self._inner
 
 
@@ -151,12 +185,18 @@ def choose_output(outputs: Sequence[Any], name: str | None = None) -> Any:
     named = {output.name: output for output in outputs}
     if name is not None:
         if name not in named:
-            expected = f"one of the file's outputs: {', '.join(map(repr, named))}{nearest(name, named)}"
+            expected = (
+                f"one of the file's outputs: {', '.join(map(repr, named))}{nearest(name, named)}"
+            )
             raise wrong_value("output_name", name, expected)
         chosen = [named[name]]
     else:
         chosen = [named["logits"]] if "logits" in named else list(outputs)
-    for fits in (lambda kind: kind in _FLOATING, lambda kind: kind.startswith(_MAPS), lambda kind: kind in _WHOLE):
+    for fits in (
+        lambda kind: kind in _FLOATING,
+        lambda kind: kind.startswith(_MAPS),
+        lambda kind: kind in _WHOLE,
+    ):
         for output in chosen:
             if fits(output.type):
                 return output
@@ -167,7 +207,9 @@ def choose_output(outputs: Sequence[Any], name: str | None = None) -> Any:
 def _as_array(answer: Any) -> np.ndarray:
     """Return an output of onnxruntime as an array; a list of dictionaries of classes has a column for each class."""
     if isinstance(answer, list):
-        return np.array([[shares[key] for key in sorted(shares)] for shares in answer], dtype=np.float32)
+        return np.array(
+            [[shares[key] for key in sorted(shares)] for shares in answer], dtype=np.float32
+        )
     return np.asarray(answer)
 
 
@@ -199,14 +241,20 @@ def load_onnx(path: str | Path, reading: Reading = READING) -> Subject:
     file = expand_user(path)
     if not file.is_file():
         raise wrong_value("model", str(path), "an ONNX file; there is none")
-    session = _session(require("onnxruntime", "this model needs", "teka[audit]"), file, reading.device)
+    session = _session(
+        require("onnxruntime", "this model needs", "teka[audit]"), file, reading.device
+    )
     inputs = session.get_inputs()
     if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in _TYPES:
         came = ", ".join(f"{one.name}: {one.type} {one.shape}" for one in inputs)
         types = "floating-point numbers or uint8"
-        raise wrong_value(f"the inputs of {path}", came, f"one of images, with four axes of {types}")
+        raise wrong_value(
+            f"the inputs of {path}", came, f"one of images, with four axes of {types}"
+        )
     _, *shape = inputs[0].shape
-    height, width, channels = shape if _is_channels_last(inputs[0].shape) else (shape[1], shape[2], shape[0])
+    height, width, channels = (
+        shape if _is_channels_last(inputs[0].shape) else (shape[1], shape[2], shape[0])
+    )
     in_channels = channels if isinstance(channels, int) else None
     size = (height, width) if isinstance(height, int) and isinstance(width, int) else None
     if reading.input_size is not None:
@@ -215,7 +263,11 @@ def load_onnx(path: str | Path, reading: Reading = READING) -> Subject:
             raise wrong_value("input_size", reading.input_size, f"{size}, as {path} takes no other")
         size = wanted
     transform = read_processor_file(file.parent, in_channels or 3)
-    note = "" if transform else f"no {PROCESSOR_FILE} lies beside the file: images in [0, 1] go in as they are"
+    note = (
+        ""
+        if transform
+        else f"no {PROCESSOR_FILE} lies beside the file: images in [0, 1] go in as they are"
+    )
     is_levels = inputs[0].type == "tensor(uint8)"
     if is_levels:
         note = "" if transform else "images go in as levels from 0 to 255, as the file takes uint8"
@@ -226,7 +278,10 @@ def load_onnx(path: str | Path, reading: Reading = READING) -> Subject:
     transform, _ = replace(reading, input_size=None).fit(transform)
     if is_levels:
         num_channels = in_channels or 3
-        if transform.normalization not in (None, Normalize((0.0,) * num_channels, (1 / _LEVELS,) * num_channels)):
+        if transform.normalization not in (
+            None,
+            Normalize((0.0,) * num_channels, (1 / _LEVELS,) * num_channels),
+        ):
             expected = f"none, because {path} takes uint8 and normalizes its images itself"
             raise wrong_value("the mean and deviation", transform.normalization, expected)
         transform = replace(transform, normalization=None)
@@ -235,11 +290,15 @@ def load_onnx(path: str | Path, reading: Reading = READING) -> Subject:
     graph = read_graph(file)
     function = OnnxFunction(session, transform, graph, reading.output_name)
     if graph is None:
-        note = "; ".join(filter(None, [note, "its nodes are not looked into, which needs the library onnx"]))
+        note = "; ".join(
+            filter(None, [note, "its nodes are not looked into, which needs the library onnx"])
+        )
     outputs = session.get_outputs()
     if len(outputs) > 1 and reading.output_name is None:
         others = ", ".join(repr(one.name) for one in outputs if one.name != function.output)
-        note = "; ".join(filter(None, [note, f"its output {function.output!r} is measured, not {others}"]))
+        note = "; ".join(
+            filter(None, [note, f"its output {function.output!r} is measured, not {others}"])
+        )
     num_classes = _num_classes(next(one for one in outputs if one.name == function.output))
     return Subject(
         name=file.stem,
@@ -269,7 +328,9 @@ def _session(library: Any, file: Path, device: torch.device | str | None) -> Any
     kind = "cpu" if device is None else torch.device(device).type
     provider = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}.get(kind)
     if provider not in library.get_available_providers():
-        raise wrong_value("device", str(device), f"one that onnxruntime has: {library.get_available_providers()}")
+        raise wrong_value(
+            "device", str(device), f"one that onnxruntime has: {library.get_available_providers()}"
+        )
     options = library.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # errors, which are raised as well
@@ -283,7 +344,11 @@ def _is_channels_last(shape: Sequence[object]) -> bool:
 
 def _hash(file: Path) -> str:
     """SHA-256 of the file and of the files of weights that lie beside it under its name, such as model.onnx.data."""
-    beside = (other for other in file.parent.iterdir() if other.name.startswith((f"{file.name}.", f"{file.name}_")))
+    beside = (
+        other
+        for other in file.parent.iterdir()
+        if other.name.startswith((f"{file.name}.", f"{file.name}_"))
+    )
     digest = hashlib.sha256()
     for one in (file, *sorted(other for other in beside if other.is_file())):
         with one.open("rb") as opened:

@@ -42,13 +42,18 @@ def _resize_by_pillow(levels: Levels, size: tuple[int, int], resampling: str) ->
     from PIL import Image
 
     kernel, (height, width) = Image.Resampling[resampling.upper()], size
-    planes = [Image.fromarray(one).resize((width, height), kernel) for one in levels.flatten(0, 1).cpu().numpy()]
+    planes = [
+        Image.fromarray(one).resize((width, height), kernel)
+        for one in levels.flatten(0, 1).cpu().numpy()
+    ]
     resized = torch.from_numpy(np.stack([np.asarray(one) for one in planes]))
     return resized.to(levels.device).unflatten(0, levels.shape[:2])
 
 
 def _resize_by_torchvision(levels: Levels, size: tuple[int, int], resampling: str) -> ResizedLevels:
-    functional: Any = require("torchvision.transforms.v2.functional", "this image processor needs", "torchvision")
+    functional: Any = require(
+        "torchvision.transforms.v2.functional", "this image processor needs", "torchvision"
+    )
     # Its other "nearest" is not Pillow's, nor what transformers takes.
     mode = functional.InterpolationMode("nearest-exact" if resampling == "nearest" else resampling)
     return functional.resize(levels, size, mode, antialias=True)
@@ -58,14 +63,18 @@ class Library(NamedTuple):
     """How a library rounds: resized pixels to whole levels, and the start of a crop of the middle to whole pixels."""
 
     resize: Callable[[Levels, tuple[int, int], str], ResizedLevels]
-    start: Callable[[float], int]  # of half of what the crop leaves over, which is negative where it adds a margin
+    start: Callable[
+        [float], int
+    ]  # of half of what the crop leaves over, which is negative where it adds a margin
 
 
 LIBRARIES = {
     "transformers": Library(_resize_by_pillow, math.floor),
     "transformers with torchvision": Library(_resize_by_torchvision, math.trunc),
     # timm's too; round goes to the even one of two equally near.
-    "torchvision": Library(_resize_by_pillow, lambda half: round(half) if half > 0 else math.trunc(half)),
+    "torchvision": Library(
+        _resize_by_pillow, lambda half: round(half) if half > 0 else math.trunc(half)
+    ),
 }
 
 
@@ -88,13 +97,21 @@ class Preprocessing:
     (torch.Size([2, 3, 8, 8]), tensor([-1.]), 'resized to 8 × 12 (bilinear), cropped to the middle 8 × 8')
     """
 
-    in_channels: int | None = None  # grey becomes colour by equal channels, colour grey by luminance; None leaves them
-    resize: int | tuple[int, int] | None = None  # the new shorter side, the shape kept; or (height, width)
+    in_channels: int | None = (
+        None  # grey becomes colour by equal channels, colour grey by luminance; None leaves them
+    )
+    resize: int | tuple[int, int] | None = (
+        None  # the new shorter side, the shape kept; or (height, width)
+    )
     resampling: str = "bilinear"  # one of `RESAMPLINGS`
-    crop: tuple[int, int] | None = None  # of the middle after that, height and width; what is missing is 0
+    crop: tuple[int, int] | None = (
+        None  # of the middle after that, height and width; what is missing is 0
+    )
     normalization: Normalize | None = None  # by mean and deviation of intensities
     blue_first: bool = False  # whether the model takes blue, green, red
-    library: str = "transformers"  # one of `LIBRARIES`, as which levels and the places of crops are rounded
+    library: str = (
+        "transformers"  # one of `LIBRARIES`, as which levels and the places of crops are rounded
+    )
 
     def __post_init__(self) -> None:
         check_name("resampling", self.resampling, RESAMPLINGS)
@@ -109,7 +126,9 @@ class Preprocessing:
         """What `place` goes by, alone: models that share it are shown the same images, whatever numbers they make."""
         return replace(self, normalization=None, blue_first=False)
 
-    def resized_to(self, input_size: int | tuple[int, int] | None) -> tuple["Preprocessing", tuple[int, int] | None]:
+    def resized_to(
+        self, input_size: int | tuple[int, int] | None
+    ) -> tuple["Preprocessing", tuple[int, int] | None]:
         """The same for images resized to another size, and that size; None leaves it at the window cut out."""
         if input_size is None:
             return self, self.crop
@@ -139,7 +158,9 @@ class Preprocessing:
     def normalize(self, placed: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
         """The numbers that the model takes of placed images."""
         if self.in_channels is not None and placed.shape[1] != self.in_channels:
-            raise wrong_shape("images", placed.shape, f"(images, {self.in_channels}, height, width)")
+            raise wrong_shape(
+                "images", placed.shape, f"(images, {self.in_channels}, height, width)"
+            )
         ordered = placed.flip(1) if self.blue_first else placed
         return ordered if self.normalization is None else self.normalization(ordered)
 
@@ -148,14 +169,20 @@ class Preprocessing:
         resized = self.resize if image_size is None else self.resized_size(image_size)
         parts = []
         if resized != image_size:
-            size = f"a shorter side of {resized}" if isinstance(resized, int) else " × ".join(map(str, resized or ()))
+            size = (
+                f"a shorter side of {resized}"
+                if isinstance(resized, int)
+                else " × ".join(map(str, resized or ()))
+            )
             parts.append(f"resized to {size} ({self.resampling})")
         if self.crop is not None and self.crop != resized:
             parts.append(f"cropped to the middle {self.crop[0]} × {self.crop[1]}")
         return ", ".join(parts)
 
 
-def with_channels(images: Shaped[Tensor, "n c h w"], in_channels: int | None) -> Shaped[Tensor, "n channels h w"]:
+def with_channels(
+    images: Shaped[Tensor, "n c h w"], in_channels: int | None
+) -> Shaped[Tensor, "n channels h w"]:
     """The images with a number of channels: grey with any number, colour as grey; None leaves them."""
     came = images.shape[1]
     if in_channels is None or came == in_channels:
@@ -164,9 +191,15 @@ def with_channels(images: Shaped[Tensor, "n c h w"], in_channels: int | None) ->
         return images.expand(-1, in_channels, -1, -1)
     if came == 3 and in_channels == 1:
         weights = torch.tensor(LUMINANCE, device=images.device)[:, None, None] / 65536
-        grey = (images * weights.to(torch.promote_types(images.dtype, torch.float32))).sum(dim=1, keepdim=True)
+        grey = (images * weights.to(torch.promote_types(images.dtype, torch.float32))).sum(
+            dim=1, keepdim=True
+        )
         return grey if images.is_floating_point() else (grey + 0.5).floor().to(images.dtype)
-    raise wrong_value("the channels of the images", came, f"{in_channels}, which the model takes, or 1, or 3 for 1")
+    raise wrong_value(
+        "the channels of the images",
+        came,
+        f"{in_channels}, which the model takes, or 1, or 3 for 1",
+    )
 
 
 def crop_center(
@@ -196,7 +229,9 @@ def resample(
     height, width = height_and_width("image_size", image_size)
     if resampling == "nearest":
         for axis, old, new in ((2, images.shape[2], height), (3, images.shape[3], width)):
-            images = images.index_select(axis, (_middles(new) * (old / new)).long().to(images.device))
+            images = images.index_select(
+                axis, (_middles(new) * (old / new)).long().to(images.device)
+            )
         return images
     # An axis that keeps its size keeps its pixels, whatever the kernel.
     if width != images.shape[3]:

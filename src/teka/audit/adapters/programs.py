@@ -23,7 +23,9 @@ NOTE = "a program does not say how its images are to be made: unless --mean and 
 
 
 def in_batches_of(
-    size: int | None, answer: Callable[[Tensor], Tensor], images: Float[Tensor, "batch channels height width"]
+    size: int | None,
+    answer: Callable[[Tensor], Tensor],
+    images: Float[Tensor, "batch channels height width"],
 ) -> Tensor:
     """What a program that takes batches of one size alone says of images; the last batch is filled up with copies."""
     if size is None or not len(images):
@@ -95,7 +97,9 @@ def load_script(path: str, reading: Reading) -> Subject:
     filters = next((one for one in module.state_dict().values() if one.ndim == 4), None)
     in_channels = None if filters is None or filters.shape[1] not in (1, 3) else filters.shape[1]
     transform, size = reading.fit(Preprocessing(in_channels))
-    return subject_of_module(module, Path(path).stem, "torchscript", transform, size, None, note=NOTE)
+    return subject_of_module(
+        module, Path(path).stem, "torchscript", transform, size, None, note=NOTE
+    )
 
 
 def load_exported(path: str, reading: Reading) -> Subject:
@@ -106,9 +110,13 @@ def load_exported(path: str, reading: Reading) -> Subject:
     inputs = [one for one in program.graph.nodes if one.name in program.graph_signature.user_inputs]
     shapes: list[Any] = [getattr(one.meta.get("val"), "shape", ()) for one in inputs]
     if len(shapes) != 1 or len(shapes[0]) != 4:
-        raise wrong_value(f"the inputs of {path}", [tuple(one) for one in shapes], "one of images, with four axes")
+        raise wrong_value(
+            f"the inputs of {path}", [tuple(one) for one in shapes], "one of images, with four axes"
+        )
     batch, channels, height, width = (one if isinstance(one, int) else None for one in shapes[0])
     size = None if height is None or width is None else (height, width)
     transform, size = reading.fit(Preprocessing(channels, size, crop=size))
     module = ExportedProgram(program.module(), batch)
-    return subject_of_module(module, Path(path).stem, "torch.export", transform, size, reading.device, note=NOTE)
+    return subject_of_module(
+        module, Path(path).stem, "torch.export", transform, size, reading.device, note=NOTE
+    )

@@ -19,7 +19,11 @@ from teka.files import expand_user
 Size = int | tuple[int, int] | None  # one side or (height, width); None leaves it to the model
 RANDOM = "random"
 M = TypeVar("M", bound=nn.Module)
-_WITHIN = ("state_dict", "model_state_dict", "model")  # where training scripts put the weights of a checkpoint
+_WITHIN = (
+    "state_dict",
+    "model_state_dict",
+    "model",
+)  # where training scripts put the weights of a checkpoint
 
 
 @dataclass(frozen=True)
@@ -77,14 +81,20 @@ class Reading:
     @property
     def classes_made(self) -> dict[str, int]:
         """The number of classes as a keyword, where a model is to be made with one."""
-        return {} if self.num_classes is None or self.weights is None else {"num_classes": self.num_classes}
+        return (
+            {}
+            if self.num_classes is None or self.weights is None
+            else {"num_classes": self.num_classes}
+        )
 
     def fit(self, transform: Preprocessing) -> tuple[Preprocessing, tuple[int, int] | None]:
         """A model's preprocessing with what is said of it here, and the size of its images."""
         if self.mean is not None and self.deviation is not None:
             channels = transform.in_channels or max(len(self.mean), len(self.deviation))
             if transform.in_channels is None and channels == 1:
-                expected = "one number for each channel, for the model does not say how many it takes"
+                expected = (
+                    "one number for each channel, for the model does not say how many it takes"
+                )
                 raise wrong_value("mean", self.mean, expected)
             normalization = Normalize(*self._by_channel(channels))
             transform = replace(transform, in_channels=channels, normalization=normalization)
@@ -97,7 +107,9 @@ class Reading:
         found = []
         for argument, given in (("mean", self.mean or ()), ("deviation", self.deviation or ())):
             if len(given) not in (1, channels):
-                raise wrong_value(argument, given, f"one number, or one for each of {channels} channels")
+                raise wrong_value(
+                    argument, given, f"one number, or one for each of {channels} channels"
+                )
             found.append(given * (channels if len(given) == 1 else 1))
         return found
 
@@ -133,7 +145,11 @@ def read_weights(file: Path) -> Mapping[str, Tensor]:
         warnings.simplefilter("ignore")  # torch warns of TorchScript before it raises an error
         found = torch.load(file, map_location="cpu", weights_only=True)
     for name in _WITHIN:
-        found = found[name] if isinstance(found, Mapping) and isinstance(found.get(name), Mapping) else found
+        found = (
+            found[name]
+            if isinstance(found, Mapping) and isinstance(found.get(name), Mapping)
+            else found
+        )
     if not isinstance(found, Mapping) or not all(isinstance(one, Tensor) for one in found.values()):
         raise ValueError(f"it holds {type(found).__name__}, expected tensors by name")
     # What several processes trained has this before each name.

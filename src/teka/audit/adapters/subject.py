@@ -56,7 +56,9 @@ class Subject:
     in_channels: int | None = None  # None if that is not known
     class_names: tuple[str, ...] | None = None
     num_classes: int | None = None  # None if that is not known
-    transform: Preprocessing = field(default_factory=Preprocessing)  # of images before the function, and within it
+    transform: Preprocessing = field(
+        default_factory=Preprocessing
+    )  # of images before the function, and within it
     weights_hash: str | None = None  # SHA-256, if the weights can be read
     note: str = ""  # what else a reader should know of how it was read, a sentence
     output: str = "auto"  # as of `teka.audit.AuditSettings`
@@ -90,7 +92,9 @@ class Subject:
     def describe(self) -> dict[str, object]:
         """What a report keeps of the model, ready for JSON."""
         kept = ("name", "kind", "input_size", "in_channels", "num_classes", "note")
-        parameters = None if self.module is None else sum(one.numel() for one in self.module.parameters())
+        parameters = (
+            None if self.module is None else sum(one.numel() for one in self.module.parameters())
+        )
         facts = {name: encode(getattr(self, name)) for name in kept}
         return {**facts, "parameters": parameters, "weights_sha256": self.weights_hash}
 
@@ -174,8 +178,16 @@ def tensors_only(model: str, kind: str) -> Iterator[None]:
 
 def spoken_names(labels: object) -> tuple[str, ...] | None:
     """The names of `id2label` in a config, unless there are none or the library's own LABEL_0, LABEL_1 and so on."""
-    by_place = {str(label): str(name) for label, name in labels.items()} if isinstance(labels, Mapping) else {}
+    by_place = (
+        {str(label): str(name) for label, name in labels.items()}
+        if isinstance(labels, Mapping)
+        else {}
+    )
     places = [str(place) for place in range(len(by_place))]
-    if not by_place or set(by_place) != set(places) or by_place == {place: f"LABEL_{place}" for place in places}:
+    if (
+        not by_place
+        or set(by_place) != set(places)
+        or by_place == {place: f"LABEL_{place}" for place in places}
+    ):
         return None
     return tuple(by_place[place] for place in places)

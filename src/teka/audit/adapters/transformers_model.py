@@ -30,7 +30,14 @@ from teka.errors import require, wrong_value
 from teka.files import expand_user, read_json
 
 PROCESSOR_FILE = "preprocessor_config.json"
-STEPS = ("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_pad", "do_flip_channel_order")
+STEPS = (
+    "do_resize",
+    "do_center_crop",
+    "do_rescale",
+    "do_normalize",
+    "do_pad",
+    "do_flip_channel_order",
+)
 # Pillow's numbers for its kernels, which the files keep.
 _RESAMPLINGS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 _WARPED_FROM = 384  # from this side on ConvNeXt's processor does not crop
@@ -50,7 +57,9 @@ TASKS = {
 }
 # Tasks of classifiers by the `problem_type` of their config.
 PROBLEMS = {"multi_label_classification": MULTILABEL_CLASSIFIER, "regression": REGRESSOR}
-POOLER = "pooler."  # how the names of weights of a ViT's pooler begin, which trained encoders often lack
+POOLER = (
+    "pooler."  # how the names of weights of a ViT's pooler begin, which trained encoders often lack
+)
 
 
 def read_processor_file(folder: Path, in_channels: int) -> Preprocessing | None:
@@ -69,9 +78,16 @@ def read_processor(settings: Mapping[str, object], in_channels: int, source: str
         (resize, crop), number = _sizes(settings), settings.get("resample")
         number = _RESAMPLINGS.index("bilinear") if number is None else number
         if not isinstance(number, int) or not 0 <= number < len(_RESAMPLINGS):
-            raise wrong_value("resample", number, f"one of Pillow's numbers, 0 to {len(_RESAMPLINGS) - 1}")
-        normalization, blue_first = _normalization(settings, in_channels), bool(settings.get("do_flip_channel_order"))
-        return Preprocessing(in_channels, resize, _RESAMPLINGS[number], crop, normalization, blue_first)
+            raise wrong_value(
+                "resample", number, f"one of Pillow's numbers, 0 to {len(_RESAMPLINGS) - 1}"
+            )
+        normalization, blue_first = (
+            _normalization(settings, in_channels),
+            bool(settings.get("do_flip_channel_order")),
+        )
+        return Preprocessing(
+            in_channels, resize, _RESAMPLINGS[number], crop, normalization, blue_first
+        )
     except (ValueError, TypeError, KeyError, ZeroDivisionError) as error:
         raise ValueError(f"{source} cannot be read as preprocessing: {error}") from error
 
@@ -104,7 +120,11 @@ def _resize(size: object) -> Resize:
         return (size, size)
     if isinstance(size, Sequence) and len(size) == 2:
         return (int(size[0]), int(size[1]))
-    known = {name: value for name, value in size.items() if value is not None} if isinstance(size, Mapping) else {}
+    known = (
+        {name: value for name, value in size.items() if value is not None}
+        if isinstance(size, Mapping)
+        else {}
+    )
     if known.keys() == {"height", "width"}:
         return (known["height"], known["width"])
     if known.keys() == {"shortest_edge"}:
@@ -124,7 +144,9 @@ def _normalization(settings: Mapping[str, object], in_channels: int) -> Normaliz
     if settings.get("include_top"):  # EfficientNet's divides once more
         again = _per_channel("image_std", settings["image_std"], in_channels)
         deviation = [one * other for one, other in zip(deviation, again, strict=True)]
-    normalization = Normalize(tuple((one + offset) / span for one in mean), tuple(one / span for one in deviation))
+    normalization = Normalize(
+        tuple((one + offset) / span for one in mean), tuple(one / span for one in deviation)
+    )
     unchanged = normalization == Normalize((0.0,) * in_channels, (1.0,) * in_channels)
     return None if unchanged else normalization
 
@@ -132,7 +154,9 @@ def _normalization(settings: Mapping[str, object], in_channels: int) -> Normaliz
 def _per_channel(argument: str, values: object, in_channels: int) -> list[float]:
     given = [values] if isinstance(values, int | float) else values
     if not isinstance(given, Sequence) or len(given) not in (1, in_channels):
-        raise wrong_value(argument, values, f"one number, or one for each of {in_channels} channels")
+        raise wrong_value(
+            argument, values, f"one number, or one for each of {in_channels} channels"
+        )
     return [float(one) for one in given] * (in_channels if len(given) == 1 else 1)
 
 
@@ -162,10 +186,15 @@ def load_transformers(source: str, reading: Reading = READING) -> Subject:
     name = Path(source).name if Path(source).is_dir() else source
     known: dict[str, Any] = {"note": note}
     if task not in (ENCODER, REGRESSOR):
-        known |= {"class_names": spoken_names(module.config.id2label), "num_classes": module.config.num_labels}
+        known |= {
+            "class_names": spoken_names(module.config.id2label),
+            "num_classes": module.config.num_labels,
+        }
     if task is ENCODER:
         module = _image_encoder(module)
-    return subject_of_module(module.eval(), name, "transformers", fitted, size, reading.device, task, **known)
+    return subject_of_module(
+        module.eval(), name, "transformers", fitted, size, reading.device, task, **known
+    )
 
 
 class ImageEncoder(nn.Module):
@@ -200,7 +229,11 @@ def _image_encoder(module: Any) -> nn.Module:
     """Return the part of a model that encodes images, as a function of images alone, without random choices."""
     if hasattr(module, "get_image_features"):
         return ImageEncoder(module)
-    return UnmaskedEncoder(module) if hasattr(getattr(module, "embeddings", None), "random_masking") else module
+    return (
+        UnmaskedEncoder(module)
+        if hasattr(getattr(module, "embeddings", None), "random_masking")
+        else module
+    )
 
 
 def _task(library: Any, source: str) -> tuple[Task, Any]:
@@ -213,13 +246,20 @@ def _task(library: Any, source: str) -> tuple[Task, Any]:
     if found is None:
         endings = ", ".join(f"…{end}" for end in TASKS)
         raise wrong_value("the architecture of the model", architecture, f"one of {endings}")
-    task = PROBLEMS.get(str(getattr(config, "problem_type", None)), CLASSIFIER) if found[0] is CLASSIFIER else found[0]
+    task = (
+        PROBLEMS.get(str(getattr(config, "problem_type", None)), CLASSIFIER)
+        if found[0] is CLASSIFIER
+        else found[0]
+    )
     return task, getattr(library, found[1] or architecture)
 
 
 def check_no_kernel(config: Any) -> None:
     """Check that no part of a config asks for attention code from the hub, which transformers would run."""
-    for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):
+    for part in (
+        config,
+        *(getattr(config, name, None) for name in getattr(config, "sub_configs", ())),
+    ):
         name = getattr(part, "_attn_implementation", None)
         if "/" in str(name):
             raise wrong_value("attn_implementation", name, "one that comes with transformers")
@@ -247,7 +287,9 @@ def _drawn(library: Any, models: Any, source: str, reading: Reading, task: Task)
         return models.from_config(config, trust_remote_code=False)
 
 
-def _preprocessing(library: Any, source: str, in_channels: int, task: Task) -> tuple[Preprocessing, str]:
+def _preprocessing(
+    library: Any, source: str, in_channels: int, task: Task
+) -> tuple[Preprocessing, str]:
     """The preprocessing, and what to say of it."""
     try:
         with read_as(source, "a model with an image processor"):
@@ -257,7 +299,10 @@ def _preprocessing(library: Any, source: str, in_channels: int, task: Task) -> t
             raise
         read = read_processor_file(Path(source), in_channels)
         if read is not None:
-            return read, "the image processor could not be built, so its settings were read and not compared with it"
+            return (
+                read,
+                "the image processor could not be built, so its settings were read and not compared with it",
+            )
         plain = "no settings of an image processor were found: images in [0, 1] go in without normalisation"
         return Preprocessing(in_channels), plain
     # A step that the processor's class switches off by None is left out of what it writes.

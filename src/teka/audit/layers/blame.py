@@ -29,10 +29,17 @@ from teka.errors import wrong_value
 # Equivariance is lost within the image, at its edge, or between the cells of a grid.
 BREAKS = ("interior", "edge", "aliasing")
 EXPLAINED_SHARE = 0.5  # a module is left out of the biggest jumps if a part of it has at least this share of its own
-IMAGES_AT_ONCE = 8  # images of one batch, and of the survey: more share the cost of the images that do not move
+IMAGES_AT_ONCE = (
+    8  # images of one batch, and of the survey: more share the cost of the images that do not move
+)
 WIDEST_EDGE = 0.25  # the part of the image's shorter side that is overwritten at most to see how far the edge is felt
-THRESHOLD, THRESHOLD_ROUNDINGS = 1e-4, 4  # by default; or so many roundings of the coarsest dtype among the layers
-PART_FACTOR = 2.0  # a module that gives what a part gave is listed too if it adds so many times as much error
+THRESHOLD, THRESHOLD_ROUNDINGS = (
+    1e-4,
+    4,
+)  # by default; or so many roundings of the coarsest dtype among the layers
+PART_FACTOR = (
+    2.0  # a module that gives what a part gave is listed too if it adds so many times as much error
+)
 ByIndex = Mapping[int, Measured]
 
 
@@ -46,7 +53,9 @@ class LayerBreak:
     error: float  # at the worst shift
     limit: int | float
     has_interior: bool = True  # cells that are out of reach of the edge
-    between: tuple[str, str] | None = None  # in the module's own code, what came before it and after it
+    between: tuple[str, str] | None = (
+        None  # in the module's own code, what came before it and after it
+    )
 
 
 @dataclass(frozen=True)
@@ -57,15 +66,21 @@ class LayerFinding:
     kind: str  # its class
     layout: str  # the name of a `teka.audit.layers.recogniser.Layout`
     grid: tuple[int, ...]  # cells along every axis; () for a vector
-    stride: tuple[int | float, ...]  # pixels from cell to cell; for a vector, of the coarsest layer before it
+    stride: tuple[
+        int | float, ...
+    ]  # pixels from cell to cell; for a vector, of the coarsest layer before it
     prefix_tokens: int  # before those of the grid, such as a class token
-    interior_error: float | None  # of the cells that the edge of the image cannot reach; None for vectors
+    interior_error: (
+        float | None
+    )  # of the cells that the edge of the image cannot reach; None for vectors
     border_error: float | None  # of the other cells; None where there is no interior
     aliasing_error: float | None  # at other shifts, against the best of the neighbouring multiples
     noise: float  # difference of the outputs for two copies of the same images
     added: float | None  # `error` less that of the layer's input at the same shifts
     error: float | None = None  # of all cells that came from inside
-    border: tuple[tuple[int, int], ...] = ()  # cells that the edge can reach, before and after the interior
+    border: tuple[
+        tuple[int, int], ...
+    ] = ()  # cells that the edge can reach, before and after the interior
     # The fewest pixels along every axis such that all measured shifts by multiples of them are within the threshold.
     exact_step: tuple[int | None, ...] = ()
     errors: tuple[float | None, ...] = ()  # at each shift, of the interior where there is one
@@ -93,7 +108,9 @@ class LayerFindings:
     skipped: dict[str, str]  # of each module that could not be compared, why
     max_shift: int | float  # the longest step along an axis, in pixels
     breaks: dict[str, LayerBreak] = field(default_factory=dict)  # the first of each of `BREAKS`
-    flattened: tuple[str, ...] = ()  # modules that read a flattened map, each cell by its own weights
+    flattened: tuple[
+        str, ...
+    ] = ()  # modules that read a flattened map, each cell by its own weights
     shifts: CheckedShifts = ()  # without zero
     movement: Movement | None = None
     num_images: int = 0
@@ -105,9 +122,13 @@ class LayerFindings:
     def advised(self) -> tuple[str, ...]:
         """The fixes, as `teka.convert.mend` makes them, for those layers that break first which can have them."""
         wraps = self.movement is None or self.movement.wraps
-        usual = [fix for fix in FIXES.values() if fix.wraps in (None, wraps) and fix.kind in self.breaks]
+        usual = [
+            fix for fix in FIXES.values() if fix.wraps in (None, wraps) and fix.kind in self.breaks
+        ]
         return tuple(
-            fix.name for fix in usual if any(self._breaks_at(fix.kind, one) for one in self.mendable(fix.name))
+            fix.name
+            for fix in usual
+            if any(self._breaks_at(fix.kind, one) for one in self.mendable(fix.name))
         )
 
     @property
@@ -131,10 +152,16 @@ class LayerFindings:
 
     def biggest_jumps(self, count: int = 5) -> tuple[LayerFinding, ...]:
         """The layers that add most error, the most first; modules of which a part adds half as much are left out."""
-        rising = [one for one in self.findings if one.added is not None and one.added > one.limit(self.threshold)]
+        rising = [
+            one
+            for one in self.findings
+            if one.added is not None and one.added > one.limit(self.threshold)
+        ]
 
         def explains(part: LayerFinding, whole: LayerFinding) -> bool:
-            inside = part is not whole and (part.name.startswith(f"{whole.name}.") or whole.name == "(model)")
+            inside = part is not whole and (
+                part.name.startswith(f"{whole.name}.") or whole.name == "(model)"
+            )
             return inside and (part.added or 0.0) >= EXPLAINED_SHARE * (whole.added or 0.0)
 
         own = [one for one in rising if not any(explains(part, one) for part in rising)]
@@ -187,13 +214,21 @@ def blame_layers(
     if threshold is not None:
         check_number("threshold", threshold, "a positive number", low=0, exclude=(0,))
     check_sizes({"num_images": num_images, "batch_size": batch_size})
-    unseen = (nn.ModuleList, nn.ModuleDict, torch.jit.ScriptModule)  # which are not called, or take no hooks
+    unseen = (
+        nn.ModuleList,
+        nn.ModuleDict,
+        torch.jit.ScriptModule,
+    )  # which are not called, or take no hooks
     parts = {name: part for name, part in module.named_modules() if not isinstance(part, unseen)}
     if layers is not None:
         layers = check_names("layers", layers, parts)
-    followed = parts if layers is None else {name: part for name, part in parts.items() if name in layers}
+    followed = (
+        parts if layers is None else {name: part for name, part in parts.items() if name in layers}
+    )
     chosen = torch.linspace(0, len(images) - 1, min(num_images, len(images))).round().long()
-    place = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), images.device)
+    place = next(
+        (tensor.device for tensor in (*module.parameters(), *module.buffers())), images.device
+    )
     placed = movement.place(images[chosen].to(place))
     # Moved by a part of a pixel, the images themselves have no cells to compare.
     checked = movement.check(placed, shifts)
@@ -204,7 +239,9 @@ def blame_layers(
     still = movement.move(placed, (0, 0))
     survey, width = None, 1
     # Pixels that no cell sees say nothing of how far padding reaches: more of them are overwritten then.
-    while survey is None or not (survey.feels_all_sides or width > min(still.shape[2:]) * WIDEST_EDGE):
+    while survey is None or not (
+        survey.feels_all_sides or width > min(still.shape[2:]) * WIDEST_EDGE
+    ):
         survey = Survey(min(len(still), IMAGES_AT_ONCE), (still.shape[2], still.shape[3]))
         with torch.no_grad(), Trace(run, followed, survey.see) as trace:
             trace.run(survey_batch(still[:IMAGES_AT_ONCE], width), "the images unshifted")
@@ -243,7 +280,9 @@ def blame_layers(
     )
 
 
-def _first_breaks(survey: Survey, measured: ByIndex, followed: Mapping[str, nn.Module]) -> dict[str, LayerBreak]:
+def _first_breaks(
+    survey: Survey, measured: ByIndex, followed: Mapping[str, nn.Module]
+) -> dict[str, LayerBreak]:
     """The first break of each kind; of a tensor that no module gave, in the module around the one that got it."""
     found: dict[str, LayerBreak] = {}
     before = "the images"
@@ -264,13 +303,20 @@ def _first_breaks(survey: Survey, measured: ByIndex, followed: Mapping[str, nn.M
         between_cells = numbers.aliasing if numbers.has_interior or not found else None
         for kind, error in (("interior", within), ("edge", at_edge), ("aliasing", between_cells)):
             # What has broken within is broken at the edge too.
-            if kind in found or (kind == "edge" and "interior" in found) or error is None or error <= numbers.limit:
+            if (
+                kind in found
+                or (kind == "edge" and "interior" in found)
+                or error is None
+                or error <= numbers.limit
+            ):
                 continue
             # Without a module around it, say because not all were followed, the one that got it stands for the place.
             module, call = (not is_output and visit.inside) or (visit.module, visit.call)
             where = call_name(module, call), type(followed[module]).__name__
             between = None if is_output else (before, here)
-            found[kind] = LayerBreak(kind, *where, error, numbers.limit, numbers.has_interior, between)
+            found[kind] = LayerBreak(
+                kind, *where, error, numbers.limit, numbers.has_interior, between
+            )
         before = here
     return found
 
@@ -304,14 +350,18 @@ def _list_findings(
     return tuple(found)
 
 
-def _finding(stop: Stop, numbers: Measured, before: Measured | None, steps: CheckedShifts) -> LayerFinding:
+def _finding(
+    stop: Stop, numbers: Measured, before: Measured | None, steps: CheckedShifts
+) -> LayerFinding:
     layout = numbers.slot.layout
     return LayerFinding(
         name=call_name(stop.visit.module, stop.visit.call),
         kind=stop.kind,
         layout=layout.name,
         grid=layout.grid,
-        stride=tuple([int(step) if step.denominator == 1 else float(step) for step in layout.stride]),
+        stride=tuple(
+            [int(step) if step.denominator == 1 else float(step) for step in layout.stride]
+        ),
         prefix_tokens=layout.prefix_tokens,
         interior_error=numbers.interior,
         border_error=numbers.border,
@@ -325,10 +375,18 @@ def _finding(stop: Stop, numbers: Measured, before: Measured | None, steps: Chec
     )
 
 
-def _skipped(stops: Sequence[Stop], errors: ShiftErrors, followed: Mapping[str, nn.Module]) -> dict[str, str]:
+def _skipped(
+    stops: Sequence[Stop], errors: ShiftErrors, followed: Mapping[str, nn.Module]
+) -> dict[str, str]:
     """For each module that could not be compared, why."""
-    given = [(call_name(one.visit.module, one.visit.call), one) for one in stops if one.visit.side == "output"]
-    found = {name: one.reason if one.slot is None else errors.failed.get(one.slot) for name, one in given}
+    given = [
+        (call_name(one.visit.module, one.visit.call), one)
+        for one in stops
+        if one.visit.side == "output"
+    ]
+    found = {
+        name: one.reason if one.slot is None else errors.failed.get(one.slot) for name, one in given
+    }
     called = {stop.visit.module for stop in stops}
     found |= {call_name(name, 1): "it was not called" for name in followed if name not in called}
     return {name: reason for name, reason in found.items() if reason is not None}

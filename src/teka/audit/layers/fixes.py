@@ -19,10 +19,14 @@ class Seen:
     """What one pass over a model saw, by which the layers that a fix is for are found."""
 
     modules: Mapping[str, nn.Module]
-    calls: Mapping[str, Sequence[tuple[Shape, Shape]]]  # shapes that a module got and gave at each call, without batch
+    calls: Mapping[
+        str, Sequence[tuple[Shape, Shape]]
+    ]  # shapes that a module got and gave at each call, without batch
     tensors: Mapping[str, Shape]  # of parameters and buffers
     absolute: Sequence[str]  # names of parameters, buffers and modules that hold absolute positions
-    grids: Sequence[tuple[Shape, int]]  # of maps and tokens, with the number of tokens before the grid
+    grids: Sequence[
+        tuple[Shape, int]
+    ]  # of maps and tokens, with the number of tokens before the grid
 
 
 @dataclass(frozen=True)
@@ -54,22 +58,36 @@ def place_axes(shape: Shape, grids: Iterable[tuple[Shape, int]]) -> tuple[Shape,
 def _find_strided(seen: Seen) -> dict[str, str]:
     strided = ((name, one) for name, one in seen.modules.items() if isinstance(one, SAMPLING))
     # What is mended already has another class, and says so.
-    found = {name: one for name, one in strided if max(pair(one.stride)) > 1 and not hasattr(one, "sampling")}
+    found = {
+        name: one
+        for name, one in strided
+        if max(pair(one.stride)) > 1 and not hasattr(one, "sampling")
+    }
     return {name: _why_not_sampled(one, seen.calls.get(name, ())) for name, one in found.items()}
 
 
-def _why_not_sampled(module: nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d, calls: Sequence[tuple[Shape, Shape]]) -> str:
+def _why_not_sampled(
+    module: nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d, calls: Sequence[tuple[Shape, Shape]]
+) -> str:
     if type(module) not in SAMPLING:
         return OTHER_CLASS.format(type(module).__name__)
     if not calls:
         return "it was not called, or not with a map"
     if getattr(module, "return_indices", False):
         return "its indices are asked for"
-    if isinstance(module, nn.AvgPool2d) and any(pair(module.padding)) and not module.count_include_pad:
+    if (
+        isinstance(module, nn.AvgPool2d)
+        and any(pair(module.padding))
+        and not module.count_include_pad
+    ):
         return "it leaves its padding out of the mean"
     steps, reach = pair(module.stride), [size - 1 for size in _spans(module)]
     for (_, height, width), (_, *cells) in calls:
-        if cells != [height // steps[0], width // steps[1]] or height % steps[0] or width % steps[1]:
+        if (
+            cells != [height // steps[0], width // steps[1]]
+            or height % steps[0]
+            or width % steps[1]
+        ):
             made = " × ".join(map(str, cells))
             return f"it makes {made} cells of {height} × {width} by steps of {' × '.join(map(str, steps))}"
         if reach[0] > height or reach[1] > width:
@@ -98,7 +116,9 @@ def _find_padded(seen: Seen) -> dict[str, str]:
     return found
 
 
-def _why_not_wrapped(module: nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d, calls: Sequence[tuple[Shape, Shape]]) -> str:
+def _why_not_wrapped(
+    module: nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d, calls: Sequence[tuple[Shape, Shape]]
+) -> str:
     if type(module) is not nn.Conv2d:
         return _why_not_sampled(module, calls)
     if not calls:
@@ -112,7 +132,11 @@ def _why_not_wrapped(module: nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d, calls: Seq
 def _find_positions(seen: Seen) -> dict[str, str]:
     found = {}
     for name in seen.absolute:
-        held = [name] if name in seen.tensors else [one for one in seen.tensors if one.startswith(f"{name}.")]
+        held = (
+            [name]
+            if name in seen.tensors
+            else [one for one in seen.tensors if one.startswith(f"{name}.")]
+        )
         placed = [one for one in held if place_axes(seen.tensors[one], seen.grids)]
         reason = "no axis of it is known to be the place" if held else "its code computes them"
         found |= dict.fromkeys(placed, "") or {name: reason}
@@ -173,6 +197,8 @@ def find_fixes(
             calls.setdefault(name, []).append((came, gave))
     held = (*model.named_parameters(), *model.named_buffers())
     tensors = {name: tuple(tensor.shape) for name, tensor in held if tensor.is_floating_point()}
-    grids = dict.fromkeys((slot.layout.grid, slot.layout.prefix_tokens) for slot in survey.slots if slot.layout.grid)
+    grids = dict.fromkeys(
+        (slot.layout.grid, slot.layout.prefix_tokens) for slot in survey.slots if slot.layout.grid
+    )
     seen = Seen(followed, calls, tensors, absolute, tuple(grids))
     return {name: fix.find(seen) for name, fix in FIXES.items()}

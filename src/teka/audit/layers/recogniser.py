@@ -15,10 +15,21 @@ MAX_PREFIX = 8  # class, distillation and register tokens before those of the gr
 MAX_PREFIX_ALONE = 2
 # These act on the last axis, so that a map they get has its channels there.
 ACT_ON_LAST_AXIS = (nn.Linear, nn.LayerNorm)
-FLATTEN_CELLS = (nn.Flatten, nn.Unfold)  # these make (B, C, h·w) of a map, as modules named …1d take it
-PADDING = (nn.ZeroPad2d, nn.ConstantPad2d, nn.ReflectionPad2d, nn.ReplicationPad2d, nn.CircularPad2d)
+FLATTEN_CELLS = (
+    nn.Flatten,
+    nn.Unfold,
+)  # these make (B, C, h·w) of a map, as modules named …1d take it
+PADDING = (
+    nn.ZeroPad2d,
+    nn.ConstantPad2d,
+    nn.ReflectionPad2d,
+    nn.ReplicationPad2d,
+    nn.CircularPad2d,
+)
 # Absolute positions and class tokens by the names of parameters, buffers and classes of modules.
-ABSOLUTE_NAME = re.compile(r"(^|_)pos(ition(s|al)?)?_?(emb(ed(s|dings?)?)?|enc(oding)?)(_|$)|^pe$|^abs(olute)?_pos")
+ABSOLUTE_NAME = re.compile(
+    r"(^|_)pos(ition(s|al)?)?_?(emb(ed(s|dings?)?)?|enc(oding)?)(_|$)|^pe$|^abs(olute)?_pos"
+)
 ABSOLUTE_CLASS = re.compile(
     r"(Absolute|Positional|Sinusoid\w*)(Position|Embedding|Encoding|Table)|Position(Embedd|Encod)ing"
 )
@@ -37,7 +48,9 @@ class Layout:
     # "tokens" (B, prefix + h·w, …), "tokens of heads" (B, heads, prefix + h·w, D), or "vector" for all else.
     name: str
     grid: tuple[int, ...]  # cells along every axis; () for a vector
-    stride: tuple[Fraction, ...]  # pixels of the seen image to a cell; for a vector, of the coarsest layer before it
+    stride: tuple[
+        Fraction, ...
+    ]  # pixels of the seen image to a cell; for a vector, of the coarsest layer before it
     prefix_tokens: int = 0  # before those of the grid
 
     @property
@@ -55,7 +68,12 @@ class Layout:
             case "channels-last map":
                 return output.movedim(-1, 1)
             case "tokens":
-                return output[:, self.prefix_tokens :].flatten(2).transpose(1, 2).unflatten(2, self.grid)
+                return (
+                    output[:, self.prefix_tokens :]
+                    .flatten(2)
+                    .transpose(1, 2)
+                    .unflatten(2, self.grid)
+                )
             case "tokens of heads":
                 channels = output[:, :, self.prefix_tokens :].transpose(2, 3).flatten(1, 2)
                 return channels.unflatten(2, self.grid)
@@ -68,13 +86,17 @@ class Recogniser:
 
     def __init__(self, seen_size: tuple[int, int]) -> None:
         self.seen_size = seen_size
-        self._strides: dict[tuple[int, ...], tuple[Fraction, ...]] = {seen_size: (Fraction(1), Fraction(1))}
+        self._strides: dict[tuple[int, ...], tuple[Fraction, ...]] = {
+            seen_size: (Fraction(1), Fraction(1))
+        }
         self._tokens: dict[int, Layout] = {}
         self._placed = Layout("map", seen_size, self._strides[seen_size])
         # A vector of so many numbers, right after a map of so many, is that map.
         self._unread_numbers: int | None = None
 
-    def recognise(self, module: nn.Module, shape: Shape, side: str, source: Layout | None, came: Shape) -> Layout | str:
+    def recognise(
+        self, module: nn.Module, shape: Shape, side: str, source: Layout | None, came: Shape
+    ) -> Layout | str:
         """The layout of a tensor (B, …) that a module got or gave, from a source of some shape, or why it has none."""
         found = self._layout(module, shape, side, source, came)
         if isinstance(found, str):
@@ -90,11 +112,24 @@ class Recogniser:
             self._tokens[found.num_tokens] = found
         return found
 
-    def _layout(self, module: nn.Module, shape: Shape, side: str, source: Layout | None, came: Shape) -> Layout | str:
+    def _layout(
+        self, module: nn.Module, shape: Shape, side: str, source: Layout | None, came: Shape
+    ) -> Layout | str:
         if len(shape) == 2:
-            is_flat = self._unread_numbers == shape[1] and not (isinstance(module, nn.Linear) and side == "output")
-            return Layout("flattened", self._placed.grid, self._placed.stride) if is_flat else self._vector()
-        if source is not None and source.name != "vector" and came == shape and declared_stride(module) is None:
+            is_flat = self._unread_numbers == shape[1] and not (
+                isinstance(module, nn.Linear) and side == "output"
+            )
+            return (
+                Layout("flattened", self._placed.grid, self._placed.stride)
+                if is_flat
+                else self._vector()
+            )
+        if (
+            source is not None
+            and source.name != "vector"
+            and came == shape
+            and declared_stride(module) is None
+        ):
             return source
         if len(shape) == 3:
             return self._tokens_layout(module, shape, source if side == "output" else None)
@@ -102,12 +137,16 @@ class Recogniser:
             return self._map_layout(module, shape, side, source)
         return f"a tensor of {len(shape)} axes is neither a map, tokens nor a vector"
 
-    def _map_layout(self, module: nn.Module, shape: Shape, side: str, source: Layout | None) -> Layout | str:
+    def _map_layout(
+        self, module: nn.Module, shape: Shape, side: str, source: Layout | None
+    ) -> Layout | str:
         _, first, second, third = shape
         if is_for_images(module):
             if second == third == 1:
                 return self._vector()
-            return Layout("map", (second, third), self._stride_of_map(module, (second, third), side, source))
+            return Layout(
+                "map", (second, third), self._stride_of_map(module, (second, third), side, source)
+            )
         grids = [("map", (second, third)), ("channels-last map", (first, second))]
         if isinstance(module, ACT_ON_LAST_AXIS):
             grids.reverse()
@@ -116,11 +155,15 @@ class Recogniser:
             if second == third == total:
                 return "attention weights: pairs of tokens, not places"
             if total in (second, first):
-                return replace(self._placed, name="tokens of heads" if second == total else "tokens")
+                return replace(
+                    self._placed, name="tokens of heads" if second == total else "tokens"
+                )
             for name, grid in grids:
                 if grid == self._placed.grid:
                     return Layout(name, grid, self._placed.stride)
-            return f"a tensor of shape (B, {first}, {second}, {third}) is no map on the tokens' grid"
+            return (
+                f"a tensor of shape (B, {first}, {second}, {third}) is no map on the tokens' grid"
+            )
         if second == third == 1:
             return self._vector()
         for name, grid in grids:
@@ -128,12 +171,17 @@ class Recogniser:
                 return Layout(name, grid, self._strides[grid])
         for name, grid in grids:
             # Square cells make the grid of the seen image, or pixels make its cells.
-            divides = all(seen % side == 0 or side % seen == 0 for seen, side in zip(self.seen_size, grid, strict=True))
+            divides = all(
+                seen % side == 0 or side % seen == 0
+                for seen, side in zip(self.seen_size, grid, strict=True)
+            )
             if divides and grid[0] * self.seen_size[1] == grid[1] * self.seen_size[0]:
                 return Layout(name, grid, self._ratio(grid))
         return f"no axes of a tensor of shape (B, {first}, {second}, {third}) are a grid over the image"
 
-    def _tokens_layout(self, module: nn.Module, shape: Shape, source: Layout | None) -> Layout | str:
+    def _tokens_layout(
+        self, module: nn.Module, shape: Shape, source: Layout | None
+    ) -> Layout | str:
         _, total, width = shape
         came_flat = source is not None and source.name == "flat map"
         if came_flat or isinstance(module, FLATTEN_CELLS) or _is_named(module, "1d"):
@@ -153,11 +201,18 @@ class Recogniser:
         # Grids of square cells that fill the seen image, the finest first.
         sides = [side for side in range(1, shared + 1) if shared % side == 0]
         even = [tuple(size // side for size in self.seen_size) for side in sides]
-        tries = ((known, (0,)), (even, (0,)), (known, range(1, MAX_PREFIX + 1)), (even, range(1, MAX_PREFIX_ALONE + 1)))
+        tries = (
+            (known, (0,)),
+            (even, (0,)),
+            (known, range(1, MAX_PREFIX + 1)),
+            (even, range(1, MAX_PREFIX_ALONE + 1)),
+        )
         for grids, prefixes in tries:
             for prefix, grid in itertools.product(prefixes, grids):
                 if math.prod(grid) == total - prefix > 1:
-                    return Layout("tokens", grid, self._strides.get(grid, self._ratio(grid)), prefix)
+                    return Layout(
+                        "tokens", grid, self._strides.get(grid, self._ratio(grid)), prefix
+                    )
         return None
 
     def _flat_map(self, cells: int) -> Layout | None:
@@ -165,17 +220,23 @@ class Recogniser:
         return next((Layout("flat map", grid, self._strides[grid]) for grid in known), None)
 
     def _vector(self) -> Layout:
-        return Layout("vector", (), tuple(max(stride) for stride in zip(*self._strides.values(), strict=True)))
+        return Layout(
+            "vector", (), tuple(max(stride) for stride in zip(*self._strides.values(), strict=True))
+        )
 
     def _ratio(self, grid: Shape) -> Stride:
         return tuple(Fraction(seen, side) for seen, side in zip(self.seen_size, grid, strict=True))
 
-    def _stride_of_map(self, module: nn.Module, grid: Shape, side: str, source: Layout | None) -> Stride:
+    def _stride_of_map(
+        self, module: nn.Module, grid: Shape, side: str, source: Layout | None
+    ) -> Stride:
         if side == "output" and source is not None and source.grid:
             steps = declared_stride(module)
             if steps is None and isinstance(module, PADDING):
                 return source.stride
-            steps = steps or tuple(Fraction(before, after) for before, after in zip(source.grid, grid, strict=True))
+            steps = steps or tuple(
+                Fraction(before, after) for before, after in zip(source.grid, grid, strict=True)
+            )
             return tuple(coarse * step for coarse, step in zip(source.stride, steps, strict=True))
         if grid in self._strides:
             return self._strides[grid]
@@ -189,7 +250,9 @@ class Recogniser:
 
 def is_for_images(module: nn.Module) -> bool:
     """Whether a module takes maps (B, C, h, w) by its class: one named …2d, or derived from one, or an up-sampling."""
-    return isinstance(module, nn.Upsample | nn.PixelShuffle | nn.PixelUnshuffle) or _is_named(module, "2d")
+    return isinstance(module, nn.Upsample | nn.PixelShuffle | nn.PixelUnshuffle) or _is_named(
+        module, "2d"
+    )
 
 
 def declared_stride(module: nn.Module) -> tuple[Fraction, ...] | None:

@@ -18,7 +18,7 @@ from teka.audit.shifts import CheckedShift, CheckedShifts
 SUMS = 5
 # A layer breaks where its error is above this many times the difference of two runs that should not differ.
 NOISE_FACTOR = 10.0
-Sums = Float[Tensor, "*of 5"]
+WeightedSums = Float[Tensor, "*of 5"]
 Border = Sequence[tuple[int, int]]
 
 
@@ -26,17 +26,25 @@ Border = Sequence[tuple[int, int]]
 class Moves:
     """One move of a layer's cells for each of some shifts."""
 
-    source: Int[Tensor, "shifts cells"]  # for each cell, the one whose content should have moved there
+    source: Int[
+        Tensor, "shifts cells"
+    ]  # for each cell, the one whose content should have moved there
     inside: Float[Tensor, "shifts cells"]  # 1 for cells that came from inside the image
-    interior: Float[Tensor, "shifts cells"]  # 1 for those that, like the cells they came from, the edge cannot reach
+    interior: Float[
+        Tensor, "shifts cells"
+    ]  # 1 for those that, like the cells they came from, the edge cannot reach
 
 
 def is_multiple(shift: Sequence[int | float], stride: Sequence[Fraction]) -> bool:
     """Whether a shift in pixels is a whole number of cells along every axis."""
-    return all((Fraction(step) / one).denominator == 1 for step, one in zip(shift, stride, strict=True))
+    return all(
+        (Fraction(step) / one).denominator == 1 for step, one in zip(shift, stride, strict=True)
+    )
 
 
-def plan_moves(layout: Layout, border: Border, shifts: Sequence[CheckedShift], wraps: bool) -> tuple[Moves, ...]:
+def plan_moves(
+    layout: Layout, border: Border, shifts: Sequence[CheckedShift], wraps: bool
+) -> tuple[Moves, ...]:
     """The moves that a layer's cells may have made: one for shifts by whole cells, else each neighbour of the shift."""
     # Where a shift has fewer neighbours than another, its last one is there again. A vector is one cell that stays.
     if not layout.grid:
@@ -45,7 +53,13 @@ def plan_moves(layout: Layout, border: Border, shifts: Sequence[CheckedShift], w
     by_shift = []
     for shift in shifts:
         exact = [Fraction(step) / one for step, one in zip(shift, layout.stride, strict=True)]
-        by_shift.append(list(itertools.product(*(sorted({math.floor(cells), math.ceil(cells)}) for cells in exact))))
+        by_shift.append(
+            list(
+                itertools.product(
+                    *(sorted({math.floor(cells), math.ceil(cells)}) for cells in exact)
+                )
+            )
+        )
     cells = torch.arange(math.prod(layout.grid)).reshape(layout.grid)
     axes, whole = tuple(range(cells.ndim)), [(0, 0)] * cells.ndim
     plans = []
@@ -74,7 +88,9 @@ def _came_from(grid: Sequence[int], border: Border, move: Sequence[int]) -> Floa
 class Measured:
     """The numbers of one tensor over all shifts, as of `LayerFinding`; None or NaN where no cell can be compared."""
 
-    def __init__(self, slot: Slot, sums: Sums, on_grid: Bool[Tensor, " shifts"], threshold: float) -> None:
+    def __init__(
+        self, slot: Slot, sums: WeightedSums, on_grid: Bool[Tensor, " shifts"], threshold: float
+    ) -> None:
         any_interior = bool((sums[:, 1] > 0).any())
         every, inside, edge = _errors(sums)
         # What counts at each shift is the interior, or all cells that came from inside if there is none.
@@ -101,10 +117,12 @@ class Measured:
             if step == sum(map(abs, shift)) and not math.isnan(error):
                 within[step] = within.get(step, True) and error <= self.threshold
         whole = sorted(int(step) for step in within if step == int(step))
-        return next((one for one in whole if all(within[step] for step in within if step % one == 0)), None)
+        return next(
+            (one for one in whole if all(within[step] for step in within if step % one == 0)), None
+        )
 
 
-def _errors(sums: Sums) -> tuple[Tensor, Tensor, Tensor]:
+def _errors(sums: WeightedSums) -> tuple[Tensor, Tensor, Tensor]:
     """The relative errors of all cells that came from inside, of the interior, and of the rest; NaN where none are."""
     interior, interior_cells, border, border_cells, size = sums.unbind(dim=-1)
     cells = interior_cells + border_cells
@@ -135,9 +153,16 @@ class ShiftErrors:
     """
 
     def __init__(self, survey: Survey, shifts: CheckedShifts, wraps: bool) -> None:
-        self.shifts, self._slots, self._seen_size, self._wraps = shifts, survey.slots, survey.seen_size, wraps
+        self.shifts, self._slots, self._seen_size, self._wraps = (
+            shifts,
+            survey.slots,
+            survey.seen_size,
+            wraps,
+        )
         self.failed: dict[int, str] = {}
-        self._owner = {stop.visit: stop.slot for stop in survey.stops if stop.is_new and stop.slot is not None}
+        self._owner = {
+            stop.visit: stop.slot for stop in survey.stops if stop.is_new and stop.slot is not None
+        }
         self._sums = torch.zeros(len(survey.slots), len(shifts), SUMS, dtype=torch.float64)
         self._plans: dict[tuple, tuple[Moves, ...]] = {}
         self.chosen = range(0)  # the shifts of the images in a batch, after the images themselves
@@ -162,18 +187,25 @@ class ShiftErrors:
             expected = still[moves.source.to(still.device)]
             error = (moved - expected).square_().sum(dim=3).cpu().double()
             interior, border, inside = (
-                one[..., None] for one in (moves.interior, moves.inside - moves.interior, moves.inside)
+                one[..., None]
+                for one in (moves.interior, moves.inside - moves.interior, moves.inside)
             )
             sums = (error * interior, interior, error * border, border, size[moves.source] * inside)
-            by_move.append(torch.stack(torch.broadcast_tensors(*(one.sum(dim=1) for one in sums)), dim=-1))
-        self._sums[index, self.chosen.start : self.chosen.stop] += _of_best_move(torch.stack(by_move)).sum(dim=1)
+            by_move.append(
+                torch.stack(torch.broadcast_tensors(*(one.sum(dim=1) for one in sums)), dim=-1)
+            )
+        self._sums[index, self.chosen.start : self.chosen.stop] += _of_best_move(
+            torch.stack(by_move)
+        ).sum(dim=1)
         if not self._sums[index].isfinite().all():
             self.failed[index] = "it holds NaN or infinity for moved images"
 
     def measured(self, threshold: float) -> dict[int, Measured]:
         """The numbers of each tensor that could be compared, by its index."""
         strides = {slot.layout.stride for slot in self._slots}
-        on_grid = {one: torch.tensor([is_multiple(shift, one) for shift in self.shifts]) for one in strides}
+        on_grid = {
+            one: torch.tensor([is_multiple(shift, one) for shift in self.shifts]) for one in strides
+        }
         return {
             index: Measured(slot, self._sums[index], on_grid[slot.layout.stride], threshold)
             for index, slot in enumerate(self._slots)

@@ -50,7 +50,11 @@ class Trace(ExitStack):
         self._model, self._modules, self._see = model, modules, see
         with ExitStack() as hooks:  # where a module takes none, none is left behind
             for name, module in modules.items():
-                hooks.callback(module.register_forward_pre_hook(partial(self._before, name), with_kwargs=True).remove)
+                hooks.callback(
+                    module.register_forward_pre_hook(
+                        partial(self._before, name), with_kwargs=True
+                    ).remove
+                )
                 # A part that raises is over too, if the model goes on without it.
                 after = module.register_forward_hook(partial(self._after, name), always_call=True)
                 hooks.callback(after.remove)
@@ -65,7 +69,9 @@ class Trace(ExitStack):
             with calling(), uncompiled():
                 self._model(batch)
         except FOREIGN as error:
-            raise ModelError(f"the model raised {type(error).__name__} for {what}: {message_of(error)}") from error
+            raise ModelError(
+                f"the model raised {type(error).__name__} for {what}: {message_of(error)}"
+            ) from error
 
     def _before(self, name: str, module: nn.Module, arguments: tuple, options: dict) -> None:
         self._calls[name] += 1
@@ -77,7 +83,9 @@ class Trace(ExitStack):
     def _after(self, name: str, module: nn.Module, _arguments: tuple, output: object) -> None:
         _, call = self._running.pop()
         inside = self._running[-1] if self._running else None
-        self._see(Visit(name, call, "output", inside), module, _choose_tensor(output, self._num_rows))
+        self._see(
+            Visit(name, call, "output", inside), module, _choose_tensor(output, self._num_rows)
+        )
 
 
 def _choose_tensor(value: object, num_rows: int) -> Tensor | None:
@@ -86,7 +94,12 @@ def _choose_tensor(value: object, num_rows: int) -> Tensor | None:
     while waiting:
         part = waiting.pop(0)
         if isinstance(part, Tensor):
-            if part.is_floating_point() and part.ndim > 1 and part.shape[0] == num_rows and part.numel():
+            if (
+                part.is_floating_point()
+                and part.ndim > 1
+                and part.shape[0] == num_rows
+                and part.numel()
+            ):
                 return part
             first = part if first is None else first
         elif isinstance(part, Mapping):
@@ -105,7 +118,9 @@ class Slot:
     layout: Layout
     shape: tuple[int, ...]  # without the batch
     noise: float  # ‖y' − y‖ / ‖y‖ of two copies of the same images
-    border: tuple[tuple[int, int], ...]  # cells that the edge can reach, before and after; () for a vector
+    border: tuple[
+        tuple[int, int], ...
+    ]  # cells that the edge can reach, before and after; () for a vector
     epsilon: float  # rounding of its dtype
 
 
@@ -128,7 +143,11 @@ class Survey:
         self.slots: list[Slot] = []
         self.stops: list[Stop] = []
         self.flattened: dict[str, None] = {}
-        self._num_images, self.seen_size, self._recogniser = num_images, seen_size, Recogniser(seen_size)
+        self._num_images, self.seen_size, self._recogniser = (
+            num_images,
+            seen_size,
+            Recogniser(seen_size),
+        )
         self._seen: dict[int, tuple[weakref.ref, int | None, int | str]] = {}
         self._inputs: dict[tuple[str, int], tuple[int | None, tuple[int, ...]]] = {}
 
@@ -140,9 +159,13 @@ class Survey:
     def see(self, visit: Visit, module: nn.Module, tensor: Tensor | None) -> None:
         """Take in one visit; the arguments are those of `Trace`."""
         key = (visit.module, visit.call)
-        found, is_new = ("no tensor", False) if tensor is None else self._find(visit, module, tensor)
+        found, is_new = (
+            ("no tensor", False) if tensor is None else self._find(visit, module, tensor)
+        )
         slot, reason = (found, "") if isinstance(found, int) else (None, found)
-        self.stops.append(Stop(visit, type(module).__name__, slot, reason, is_new, pads_edge(module)))
+        self.stops.append(
+            Stop(visit, type(module).__name__, slot, reason, is_new, pads_edge(module))
+        )
         if visit.side == "input":
             self._inputs[key] = (slot, () if tensor is None else tuple(tensor.shape))
         elif slot is not None and self.slots[slot].layout.name == "vector":
@@ -172,7 +195,9 @@ class Survey:
             source = None if index is None else self.slots[index].layout
             if index is None and source_shape == tuple(tensor.shape):
                 return "it has the shape of its input, which could not be recognised"
-        layout = self._recogniser.recognise(module, tuple(tensor.shape), visit.side, source, source_shape)
+        layout = self._recogniser.recognise(
+            module, tuple(tensor.shape), visit.side, source, source_shape
+        )
         if isinstance(layout, str):
             return layout
         copies = layout.arrange(tensor.detach()).unflatten(0, (COPIES, self._num_images))
@@ -187,7 +212,9 @@ class Survey:
         return len(self.slots) - 1
 
 
-def survey_batch(images: RealImages, width: int = 1) -> Float[Tensor, "copies channels height width"]:
+def survey_batch(
+    images: RealImages, width: int = 1
+) -> Float[Tensor, "copies channels height width"]:
     """The images, again, and with the outermost `width` pixels of both sides of an axis overwritten by noise."""
     generator = torch.Generator().manual_seed(0)
     low, high = map(float, torch.aminmax(images))
@@ -200,7 +227,9 @@ def survey_batch(images: RealImages, width: int = 1) -> Float[Tensor, "copies ch
     return torch.cat(copies)
 
 
-def _border(copies: Float[Tensor, "copies batch channels height width"], epsilon: float) -> tuple[tuple[int, int], ...]:
+def _border(
+    copies: Float[Tensor, "copies batch channels height width"], epsilon: float
+) -> tuple[tuple[int, int], ...]:
     """How many cells deep each side of the edge is felt, before and after along both axes."""
     felt_above = max(epsilon, min(FELT_ROUNDINGS * epsilon, FELT_AT_MOST)) * copies[0].abs().max()
     felt = ((copies[2:] - copies[0]).abs() > felt_above).flatten(1, 2).any(dim=1)
@@ -209,5 +238,7 @@ def _border(copies: Float[Tensor, "copies batch channels height width"], epsilon
         places = felt[axis].any(dim=1 - axis).nonzero().flatten()
         # On a torus the first side is felt at the last cells too: each cell counts for the side that is nearer.
         first, last = places[places < length / 2], places[places >= length / 2]
-        depths.append((int(first[-1]) + 1 if len(first) else 0, length - int(last[0]) if len(last) else 0))
+        depths.append(
+            (int(first[-1]) + 1 if len(first) else 0, length - int(last[0]) if len(last) else 0)
+        )
     return tuple(depths)

@@ -34,7 +34,9 @@ def box_overlap(
         shift: (dy, dx) in pixels.
         size: Height and width of the images that the model sees.
     """
-    linear_sum_assignment = require("scipy.optimize", "boxes need", "teka[audit]").linear_sum_assignment
+    linear_sum_assignment = require(
+        "scipy.optimize", "boxes need", "teka[audit]"
+    ).linear_sum_assignment
     step = torch.tensor([shift[1], shift[0]] * 2, dtype=torch.float64)
     overlaps = []
     for one, other in zip(found.double().cpu(), reference.double().cpu(), strict=True):

@@ -7,7 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from teka.audit.function import Model, check_evaluation_mode, evaluate_model, relative_difference, repeat_difference
+from teka.audit.function import (
+    Model,
+    check_evaluation_mode,
+    evaluate_model,
+    relative_difference,
+    repeat_difference,
+)
 from teka.audit.images import ImageSet, check_images
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShift, CheckedShifts, SubpixelShifts, read_steps
@@ -24,11 +30,15 @@ class NoiseFloor:
     """Relative differences that movement has no part in: no error below them means anything."""
 
     repeat: float  # ‖f(x) − f(x)‖ / ‖f(x)‖ of two calls with the same input
-    precision: float | None  # ‖f₃₂(x) − f₆₄(x)‖ / ‖f₆₄(x)‖ of the same weights in single and in double precision
+    precision: (
+        float | None
+    )  # ‖f₃₂(x) − f₆₄(x)‖ / ‖f₆₄(x)‖ of the same weights in single and in double precision
     reason: str | None = None  # why that could not be measured
 
 
-def noise_floor(function: Model, images: Tensor, *, batch_size: int = 256, precision: bool = True) -> NoiseFloor:
+def noise_floor(
+    function: Model, images: Tensor, *, batch_size: int = 256, precision: bool = True
+) -> NoiseFloor:
     """Measure how far two outputs lie apart although the input is the same, with norms over all images, in float64.
 
     Without `precision`, only two calls in the same precision are compared.
@@ -41,27 +51,39 @@ def noise_floor(function: Model, images: Tensor, *, batch_size: int = 256, preci
     check_flags({"precision": precision})
     batches = images.split(int(batch_size))
 
-    def answer(function: Model, dtype: torch.dtype, shapes: list[torch.Size | None]) -> list[Tensor]:
+    def answer(
+        function: Model, dtype: torch.dtype, shapes: list[torch.Size | None]
+    ) -> list[Tensor]:
         # Copies, because the function may write into its input.
         pairs = zip(batches, shapes, strict=True)
         return [
-            evaluate_model(function, one.to(dtype, copy=True), "on the images, for the noise floor", size)
+            evaluate_model(
+                function, one.to(dtype, copy=True), "on the images, for the noise floor", size
+            )
             for one, size in pairs
         ]
 
     with torch.no_grad():
         answers = answer(function, images.dtype, [None] * len(batches))
         shapes: list[torch.Size | None] = [one.shape for one in answers]
-        repeat = repeat_difference(torch.cat(answer(function, images.dtype, shapes)), torch.cat(answers))
+        repeat = repeat_difference(
+            torch.cat(answer(function, images.dtype, shapes)), torch.cat(answers)
+        )
         if not precision:
             return NoiseFloor(repeat, None, "it was not asked for")
         if not isinstance(function, nn.Module):
-            return NoiseFloor(repeat, None, f"the function is a {type(function).__name__}, no module that can be cast")
+            return NoiseFloor(
+                repeat,
+                None,
+                f"the function is a {type(function).__name__}, no module that can be cast",
+            )
         dtype = torch.float32 if images.dtype == torch.float64 else torch.float64
         try:
             cast = answer(copy.deepcopy(function).to(dtype), dtype, shapes)
         except FOREIGN as error:  # whatever a module raises in a dtype that it was not made for
-            return NoiseFloor(repeat, None, f"the copy in {dtype} fails: {type(error).__name__}: {error}")
+            return NoiseFloor(
+                repeat, None, f"the copy in {dtype} fails: {type(error).__name__}: {error}"
+            )
     single, double = (answers, cast) if dtype == torch.float64 else (cast, answers)
     one, other = torch.cat(single), torch.cat(double)
     return NoiseFloor(repeat, 0.0 if torch.equal(one, other) else relative_difference(one, other))
@@ -73,13 +95,20 @@ class SensitivityMap:
 
     movement: Movement
     shifts: CheckedShifts
-    values: tuple[float, ...]  # mean distances to the output of the image unshifted, divided by the scale
+    values: tuple[
+        float, ...
+    ]  # mean distances to the output of the image unshifted, divided by the scale
     scale: float  # the median distance between the outputs of different images
     num_images: int
 
 
 def sensitivity_map(
-    function: Model, images: ImageSet, shifts: SubpixelShifts, movement: Movement, *, batch_size: int = 256
+    function: Model,
+    images: ImageSet,
+    shifts: SubpixelShifts,
+    movement: Movement,
+    *,
+    batch_size: int = 256,
 ) -> SensitivityMap:
     """Measure how far the outputs of a function move at every shift, compared with other images' outputs.
 
@@ -93,7 +122,11 @@ def sensitivity_map(
     check_images(images)
     check_class("movement", movement, Movement)
     if len(images) < 2:
-        raise wrong_value("images", f"{len(images)} images", "at least two, to compare the outputs of different ones")
+        raise wrong_value(
+            "images",
+            f"{len(images)} images",
+            "at least two, to compare the outputs of different ones",
+        )
     check_sizes({"batch_size": batch_size})
     wanted: Any = read_steps("shifts", shifts)
     batches = images.split(int(batch_size))
@@ -104,7 +137,9 @@ def sensitivity_map(
     kept: list[Tensor] = []
 
     def answer(placed: Tensor, step: CheckedShift) -> Tensor:
-        return evaluate_model(function, movement.move(placed, step), f"on the images at shift {step}").flatten(1)
+        return evaluate_model(
+            function, movement.move(placed, step), f"on the images at shift {step}"
+        ).flatten(1)
 
     for batch in batches:
         placed = movement.place(batch)
@@ -115,5 +150,9 @@ def sensitivity_map(
             sums[row] += (answer(placed, step) - unshifted).norm(dim=1).sum()
     scale = torch.nn.functional.pdist(torch.cat(kept)).median().item()
     if scale == 0:
-        raise ValueError("the outputs of function are the same for most pairs of images, expected ones that differ")
-    return SensitivityMap(movement, steps, tuple((sums / (len(images) * scale)).tolist()), scale, len(images))
+        raise ValueError(
+            "the outputs of function are the same for most pairs of images, expected ones that differ"
+        )
+    return SensitivityMap(
+        movement, steps, tuple((sums / (len(images) * scale)).tolist()), scale, len(images)
+    )

@@ -16,21 +16,29 @@ from teka.audit.images import ImageSet, check_images, fourier_shift
 from teka.checks import check_callable, check_kind, check_sizes, is_whole
 from teka.errors import FOREIGN, message_of, wrong_value
 
-STEP = 1 / 32  # step of the central difference, between its error of order h² and rounding of order ε / h
+STEP = (
+    1 / 32
+)  # step of the central difference, between its error of order h² and rounding of order ε / h
 TensorFunction = Callable[[Tensor], Tensor]
 Derivative = Callable[[TensorFunction, Tensor, Tensor], Any]
 
 
-def difference_quotient(function: TensorFunction, inputs: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+def difference_quotient(
+    function: TensorFunction, inputs: Tensor, direction: Tensor
+) -> tuple[Tensor, Tensor]:
     """f(x) and (f(x + h v) − f(x − h v)) / 2h with h = 1/32: ∂f(x)·v up to h² and rounding."""
     # New tensors each time, and copies of what comes, for a function may write into its input and reuse its output.
-    ahead, behind, value = (function(inputs + step * direction).clone() for step in (STEP, -STEP, 0.0))
+    ahead, behind, value = (
+        function(inputs + step * direction).clone() for step in (STEP, -STEP, 0.0)
+    )
     return value, (ahead - behind) / (2 * STEP)
 
 
 # f(x) and ∂f(x)·v of a function, a point and a direction.
 DERIVATIVES: dict[str, Derivative] = {
-    "forward-mode jvp": lambda function, inputs, direction: torch.func.jvp(function, (inputs,), (direction,)),
+    "forward-mode jvp": lambda function, inputs, direction: torch.func.jvp(
+        function, (inputs,), (direction,)
+    ),
     "double backward": torch.autograd.functional.jvp,
     "central difference": difference_quotient,
 }
@@ -51,7 +59,9 @@ class LieDerivative:
         object.__setattr__(self, "mean", sum(self.by_image) / len(self.by_image))
 
 
-def lie_derivative(function: Model, images: ImageSet, *, axis: int, batch_size: int = 256) -> LieDerivative:
+def lie_derivative(
+    function: Model, images: ImageSet, *, axis: int, batch_size: int = 256
+) -> LieDerivative:
     """Measure how fast the outputs of a function change as its images (N, C, *S) begin to move along a spatial axis.
 
       Outputs that should stay:      L f(x) = d/dt f(T_t x) at t = 0.
@@ -82,10 +92,14 @@ def lie_derivative(function: Model, images: ImageSet, *, axis: int, batch_size: 
         # A call without derivatives, so that what is wrong with the function itself is said as it is.
         plain = evaluate_model(function, images[:1].clone(), "on the first of the images")
         sides = zip(plain.shape[2:], images.shape[2:], strict=False)
-        is_dense = plain.ndim == images.ndim and all(cells > 1 and side % cells == 0 for cells, side in sides)
+        is_dense = plain.ndim == images.ndim and all(
+            cells > 1 and side % cells == 0 for cells, side in sides
+        )
         for method, derivative in DERIVATIVES.items():
             try:
-                measured[method] = _measure(function, derivative, images, axis, is_dense, batch_size)
+                measured[method] = _measure(
+                    function, derivative, images, axis, is_dense, batch_size
+                )
             except FOREIGN as error:  # whatever an operation raises that has no such derivative
                 if method == list(DERIVATIVES)[-1]:
                     raise
@@ -97,11 +111,18 @@ def lie_derivative(function: Model, images: ImageSet, *, axis: int, batch_size: 
     # Where every way gives zero it is zero, and the first that worked stands.
     method = next((name for name, values in measured.items() if any(values)), next(iter(measured)))
     reason = "; ".join(tried[: list(DERIVATIVES).index(method)]) or None
-    return LieDerivative(axis, "dense" if is_dense else "invariant", measured[method], method, reason)
+    return LieDerivative(
+        axis, "dense" if is_dense else "invariant", measured[method], method, reason
+    )
 
 
 def _measure(
-    function: Model, derivative: Derivative, images: Tensor, axis: int, is_dense: bool, batch_size: int
+    function: Model,
+    derivative: Derivative,
+    images: Tensor,
+    axis: int,
+    is_dense: bool,
+    batch_size: int,
 ) -> tuple[float, ...]:
     """‖L f(x)‖ / ‖f(x)‖ of each image."""
 
@@ -115,11 +136,17 @@ def _measure(
         value, change = derivative(answer, batch.clone(), velocity)
         if is_dense:
             change = change + _velocity(value, axis, -value.shape[axis + 2] / batch.shape[axis + 2])
-        norm, speed = (tensor.detach().cpu().double().flatten(1).norm(dim=1) for tensor in (value, change))
+        norm, speed = (
+            tensor.detach().cpu().double().flatten(1).norm(dim=1) for tensor in (value, change)
+        )
         if not (norm.isfinite() & speed.isfinite()).all():
-            raise ValueError("the output of function or its derivative holds NaN or infinity, expected finite values")
+            raise ValueError(
+                "the output of function or its derivative holds NaN or infinity, expected finite values"
+            )
         if ((norm == 0) & (speed > 0)).any():
-            raise ValueError("the output of function has norm zero for an image, expected a norm to divide by")
+            raise ValueError(
+                "the output of function has norm zero for an image, expected a norm to divide by"
+            )
         ratios += torch.where(speed == 0, 0.0, speed / norm).tolist()
     return tuple(ratios)
 

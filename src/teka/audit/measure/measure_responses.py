@@ -27,7 +27,9 @@ FORMAT = "2"
 BUDGET = "a positive number of seconds, or None"
 # Seconds between two writes: at least these, and this many times what the last one took.
 SECONDS_BETWEEN, TIMES_BETWEEN = 5.0, 20.0
-SAME_MODEL = 1e-3  # relative difference of answers up to which a model counts as the one of the checkpoint
+SAME_MODEL = (
+    1e-3  # relative difference of answers up to which a model counts as the one of the checkpoint
+)
 Progress = Callable[[int, int, float], None]
 
 
@@ -59,9 +61,13 @@ class Checkpoint:
             if not (isinstance(numbers, dict) and isinstance(identity, dict)):
                 raise ValueError("its notes are no mappings")
         except (self._library.SafetensorError, ValueError, RecursionError) as error:
-            raise wrong_value("checkpoint", str(self.path), f"a whole file of a measurement ({error})") from error
+            raise wrong_value(
+                "checkpoint", str(self.path), f"a whole file of a measurement ({error})"
+            ) from error
         if notes.get("sha256") != _content_hash(tensors, numbers):
-            raise wrong_value("checkpoint", str(self.path), "a file that is as it was written; it is damaged")
+            raise wrong_value(
+                "checkpoint", str(self.path), "a file that is as it was written; it is damaged"
+            )
         parts = self._identity.keys() | identity.keys()
         other = sorted(part for part in parts if identity.get(part) != self._identity.get(part))
         if other:
@@ -74,7 +80,9 @@ class Checkpoint:
         start = time.perf_counter()
         notes = {"identity": json.dumps(self._identity), "numbers": json.dumps(dict(numbers))}
         notes["sha256"] = _content_hash(tensors, numbers)
-        content = self._library.torch.save({name: tensor.cpu() for name, tensor in tensors.items()}, metadata=notes)
+        content = self._library.torch.save(
+            {name: tensor.cpu() for name, tensor in tensors.items()}, metadata=notes
+        )
         write_bytes(self.path, content)
         self._written = time.perf_counter()
         self._pause = max(SECONDS_BETWEEN, TIMES_BETWEEN * (self._written - start))
@@ -95,12 +103,19 @@ def _content_hash(tensors: Mapping[str, Tensor], numbers: Mapping[str, float | i
 class Deadline:
     """The time of a measurement, from its making on: what it may take, and what is left."""
 
-    def __init__(self, budget_seconds: float | int | None = None, progress: Progress | None = None) -> None:
+    def __init__(
+        self, budget_seconds: float | int | None = None, progress: Progress | None = None
+    ) -> None:
         if budget_seconds is not None:
-            check_number("budget_seconds", budget_seconds, BUDGET, low=0, high=math.inf, exclude=(0,))
+            check_number(
+                "budget_seconds", budget_seconds, BUDGET, low=0, high=math.inf, exclude=(0,)
+            )
         if progress is not None:
             check_callable("progress", progress)
-        self._budget, self._progress = math.inf if budget_seconds is None else budget_seconds, progress
+        self._budget, self._progress = (
+            math.inf if budget_seconds is None else budget_seconds,
+            progress,
+        )
         self._since = time.perf_counter()
 
     @property
@@ -174,7 +189,9 @@ def measure_responses(
     """
     check_sizes({"batch_size": batch_size})
     deadline = Deadline(budget_seconds, progress)
-    measurement = Measurement(function, images, shifts, movement, labels, output, stride, device, batch_size)
+    measurement = Measurement(
+        function, images, shifts, movement, labels, output, stride, device, batch_size
+    )
     keeper = None
     if checkpoint is not None:
         identity = {
@@ -190,19 +207,28 @@ def measure_responses(
 
 
 def _ask(
-    measurement: Measurement, deadline: Deadline, batch_size: int, keeper: Checkpoint | None, *, until: bool = False
+    measurement: Measurement,
+    deadline: Deadline,
+    batch_size: int,
+    keeper: Checkpoint | None,
+    *,
+    until: bool = False,
 ) -> Responses:
     """Ask in batches, of each image every shift, or the shifts `until` it is wrong; and keep the state, if asked to."""
     start, asked = 0 if keeper is None else _restore(measurement, keeper, batch_size), 0
     num_shifts, total = len(measurement.moved.shifts), len(measurement.moved)
     alive = torch.ones(measurement.moved.num_images, dtype=torch.bool)
     try:
-        while len(entries := _next_entries(alive, start, num_shifts, batch_size)) and not (asked and not deadline.left):
+        while len(entries := _next_entries(alive, start, num_shifts, batch_size)) and not (
+            asked and not deadline.left
+        ):
             measurement.answer(entries)
             start, asked = int(entries[-1]) + 1, asked + len(entries)
             if until:
                 alive[entries[measurement.wrong(entries)] % len(alive)] = False
-            deadline.report(asked, total - num_shifts * int(alive.sum()) + _before(alive, start), total)
+            deadline.report(
+                asked, total - num_shifts * int(alive.sum()) + _before(alive, start), total
+            )
             if keeper is not None and keeper.due:
                 _keep(measurement, keeper, deadline)
         return measurement.responses(deadline.seconds)
@@ -217,7 +243,9 @@ def _ask(
 def _keep(measurement: Measurement, keeper: Checkpoint, deadline: Deadline) -> None:
     responses = measurement.sound_responses(deadline.seconds)
     if responses is not None:
-        numbers = {name: getattr(responses, name) for name in ("calls", "seconds", "forward_seconds")}
+        numbers = {
+            name: getattr(responses, name) for name in ("calls", "seconds", "forward_seconds")
+        }
         keeper.write(measurement.tensors(), numbers)
 
 
@@ -229,7 +257,9 @@ def _restore(measurement: Measurement, keeper: Checkpoint, batch_size: int) -> i
     difference = measurement.restore(tensors, batch_size)
     if not difference <= SAME_MODEL:
         expected = "the state of this model; its answers to the unshifted images differ by"
-        raise wrong_value("checkpoint", str(keeper.path), f"{expected} {difference:.2g} of their norm")
+        raise wrong_value(
+            "checkpoint", str(keeper.path), f"{expected} {difference:.2g} of their norm"
+        )
     measurement.calls += int(numbers["calls"])
     measurement.seconds_before = numbers["seconds"]
     measurement.forward_seconds += numbers["forward_seconds"]
@@ -259,15 +289,21 @@ def search_worst(
     deadline = Deadline(budget_seconds, progress)
     if labels is None:
         raise wrong_value("labels", None, "the class of each image")
-    measurement = Measurement(function, images, shifts, movement, labels, "auto", None, device, batch_size, CLASSIFIERS)
+    measurement = Measurement(
+        function, images, shifts, movement, labels, "auto", None, device, batch_size, CLASSIFIERS
+    )
     return _ask(measurement, deadline, batch_size, None, until=True)
 
 
-def _next_entries(alive: Bool[Tensor, " images"], start: int, num_shifts: int, number: int) -> Int[Tensor, " entries"]:
+def _next_entries(
+    alive: Bool[Tensor, " images"], start: int, num_shifts: int, number: int
+) -> Int[Tensor, " entries"]:
     """The entries from `start` on, at most so many, of the images that are still asked for."""
     images, before = alive.nonzero().flatten(), _before(alive, start)
     places = torch.arange(before, max(before, min(before + number, num_shifts * len(images))))
-    return places // len(images) * len(alive) + images[places % len(images)] if len(places) else places
+    return (
+        places // len(images) * len(alive) + images[places % len(images)] if len(places) else places
+    )
 
 
 def _before(alive: Bool[Tensor, " images"], start: int) -> int:

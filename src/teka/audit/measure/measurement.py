@@ -15,7 +15,14 @@ from teka.audit.function import Model, ModelError, call_model, check_evaluation_
 from teka.audit.images import ImageSet, Size, check_images
 from teka.audit.measure import outputs
 from teka.audit.measure.responses import WITH_ZERO, Responses
-from teka.audit.model_output import CLASSIFIERS, OUTPUT_CHOICES, OUTPUTS, WITH_PROBABILITIES, arrange, infer_kind
+from teka.audit.model_output import (
+    CLASSIFIERS,
+    OUTPUT_CHOICES,
+    OUTPUTS,
+    WITH_PROBABILITIES,
+    arrange,
+    infer_kind,
+)
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts, SubpixelShifts, read_steps, shift_order
 from teka.checks import check_callable, check_class, check_device, check_name, check_stride
@@ -45,13 +52,20 @@ class Segment(NamedTuple):
 class MovedImages:
     """Every image at every shift: entry p is image p mod N at shift p div N, of the shifts from coarse to fine."""
 
-    def __init__(self, images: ImageSet, shifts: SubpixelShifts, movement: Movement, device: Device = None) -> None:
+    def __init__(
+        self, images: ImageSet, shifts: SubpixelShifts, movement: Movement, device: Device = None
+    ) -> None:
         check_images(images, least=1)
         self.movement, self.num_images = movement, len(images)
-        self._images, self._device = images.detach(), images.device if device is None else torch.device(device)
+        self._images, self._device = (
+            images.detach(),
+            images.device if device is None else torch.device(device),
+        )
         chunk = max(1, RESIDENT_BYTES // movement.place(self._images[:1]).nbytes)
         wanted: Any = read_steps("shifts", shifts)
-        self._placed = movement.place(self._images.to(self._device)) if chunk >= len(images) else None
+        self._placed = (
+            movement.place(self._images.to(self._device)) if chunk >= len(images) else None
+        )
         # In chunks, for all images on their canvases may not fit into memory.
         for start in range(0, len(images), chunk):
             self.given_shifts = movement.check(self._place(slice(start, start + chunk)), wanted)
@@ -66,7 +80,9 @@ class MovedImages:
     def segments(self, entries: Int[Tensor, " batch"]) -> list[Segment]:
         """The parts of a batch of ascending entries that have the same shift."""
         first, last = int(entries[0]) // self.num_images, int(entries[-1]) // self.num_images
-        bounds = torch.searchsorted(entries, torch.arange(first, last + 2) * self.num_images).tolist()
+        bounds = torch.searchsorted(
+            entries, torch.arange(first, last + 2) * self.num_images
+        ).tolist()
         segments = []
         for rank, (start, stop) in enumerate(itertools.pairwise(bounds), first):
             if start < stop:
@@ -79,7 +95,9 @@ class MovedImages:
 
     def batch(self, segments: Sequence[Segment]) -> Shaped[Tensor, "batch channels *seen"]:
         """The moved images of a batch, on the device, which the caller may change."""
-        parts = [self.movement.move(self._place(one.images), self.shifts[one.rank]) for one in segments]
+        parts = [
+            self.movement.move(self._place(one.images), self.shifts[one.rank]) for one in segments
+        ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def where(self, segments: Sequence[Segment]) -> str:
@@ -87,9 +105,17 @@ class MovedImages:
         named = []
         for one in (segments[0], segments[-1]):
             images = one.images
-            first, last = (images.start, images.stop - 1) if isinstance(images, slice) else images[[0, -1]].tolist()
+            first, last = (
+                (images.start, images.stop - 1)
+                if isinstance(images, slice)
+                else images[[0, -1]].tolist()
+            )
             named.append(f"shift {self.shifts[one.rank]}, images {first} to {last}")
-        return f"at {named[0]}" if len(segments) == 1 else f"in a batch from {named[0]} on, to {named[1]}"
+        return (
+            f"at {named[0]}"
+            if len(segments) == 1
+            else f"in a batch from {named[0]} on, to {named[1]}"
+        )
 
     def _place(self, images: slice | Tensor) -> Tensor:
         source = self._images if self._placed is None else self._placed
@@ -121,7 +147,10 @@ class Measurement:
             device = check_device("device", device)
         self._among = among
         self.moved = MovedImages(images, shifts, movement, device)
-        entries, size = len(self.moved), math.prod(movement.seen_size(images.shape[2:])) * images.shape[1]
+        entries, size = (
+            len(self.moved),
+            math.prod(movement.seen_size(images.shape[2:])) * images.shape[1],
+        )
         num_bytes = min(int(batch_size), entries) * size * images.element_size()
         check_memory("batch_size", batch_size, num_bytes, "a batch of moved images")
         check_memory("shifts", len(self.moved.shifts), entries * ENTRY_BYTES, "responses")
@@ -130,7 +159,10 @@ class Measurement:
         self._labels = None if labels is None else outputs.check_labels(labels, len(images))
         self.calls, self.seconds_before, self.forward_seconds = 0, 0.0, 0.0
         self._epsilon = torch.finfo(images.dtype).eps if images.is_floating_point() else 0.0
-        self._references, self._tables = torch.empty(0), {"evaluated": torch.zeros(len(self.moved), dtype=torch.bool)}
+        self._references, self._tables = (
+            torch.empty(0),
+            {"evaluated": torch.zeros(len(self.moved), dtype=torch.bool)},
+        )
         self._waiting: list[tuple[Tensor, Tensor]] = []
         self._noted_at = time.perf_counter()
 
@@ -171,7 +203,11 @@ class Measurement:
         for name, tensor in self.tensors().items():
             stored = tensors.get(name)
             if stored is None or stored.shape != tensor.shape or stored.dtype != tensor.dtype:
-                raise wrong_value(f"{name} of the checkpoint", "missing or of another shape", f"{tuple(tensor.shape)}")
+                raise wrong_value(
+                    f"{name} of the checkpoint",
+                    "missing or of another shape",
+                    f"{tuple(tensor.shape)}",
+                )
             tensor.copy_(stored)
         known = min(self.noted, len(entries))
         now, then = output[:known].float(), self._references[:known].to(output.device).float()
@@ -181,7 +217,9 @@ class Measurement:
         """The answers so far; to the seconds since this start those of earlier ones are added."""
         self._flush()
         order = torch.tensor(self.moved.order).argsort()
-        tables = {name: values.reshape(len(order), -1)[order] for name, values in self._tables.items()}
+        tables = {
+            name: values.reshape(len(order), -1)[order] for name, values in self._tables.items()
+        }
         return Responses(
             self.moved.movement,
             self.moved.given_shifts,
@@ -211,7 +249,11 @@ class Measurement:
         self.forward_seconds += time.perf_counter() - start
         self.calls += 1
         is_first = len(self._tables) == 1
-        output = self._begin(output, kind, batch.shape[2:]) if is_first else arrange(output, self._output)
+        output = (
+            self._begin(output, kind, batch.shape[2:])
+            if is_first
+            else arrange(output, self._output)
+        )
         if output.shape[1:] != self._references.shape[1:] or output.dtype != self._references.dtype:
             found = f"{self.moved.where(segments)} is {output.dtype} of shape {tuple(output.shape)}"
             expected = f"{self._references.dtype} of shape {(len(entries), *self._references.shape[1:])}, as at first"
@@ -226,9 +268,13 @@ class Measurement:
         self._output, self._stride = infer_kind(*given)
         output = arrange(output, self._output)
         if self._stride is not None:
-            outputs.check_dense_shifts(moved.shifts, output.shape[2:], self._stride, seen_size, moved.movement)
+            outputs.check_dense_shifts(
+                moved.shifts, output.shape[2:], self._stride, seen_size, moved.movement
+            )
         if self._output == "boxes" and moved.movement.change is not None:
-            raise wrong_value("mode", moved.movement.mode, "one that shifts images, for an output of boxes")
+            raise wrong_value(
+                "mode", moved.movement.mode, "one that shifts images, for an output of boxes"
+            )
         self._seen_size = tuple(seen_size)
         if output.is_floating_point():
             self._epsilon = max(self._epsilon, torch.finfo(output.dtype).eps)
@@ -246,7 +292,9 @@ class Measurement:
         self._tables |= {name: torch.full((len(moved),), -1) for name in ranks}
         fits = moved.num_images * output[0].nbytes <= RESIDENT_BYTES
         shape = (moved.num_images, *output.shape[1:])
-        self._references = torch.zeros(shape, dtype=output.dtype, device=output.device if fits else "cpu")
+        self._references = torch.zeros(
+            shape, dtype=output.dtype, device=output.device if fits else "cpu"
+        )
         return output
 
     def _flush(self) -> None:
@@ -254,7 +302,9 @@ class Measurement:
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
-        entries, output = (part[0] if len(part) == 1 else torch.cat(part) for part in zip(*waiting, strict=True))
+        entries, output = (
+            part[0] if len(part) == 1 else torch.cat(part) for part in zip(*waiting, strict=True)
+        )
         lost = outputs.not_finite(output)
         sound = int(lost.to(torch.uint8).argmax()) if lost.any() else len(entries)
         if sound:
@@ -266,13 +316,17 @@ class Measurement:
                 if (count := int(lost[one.rows].sum()))
             ]
             more = f" and at {len(named) - 3} more shifts" if len(named) > 3 else ""
-            raise ModelError(f"the output of the model holds NaN or infinity {', '.join(named[:3])}{more}")
+            raise ModelError(
+                f"the output of the model holds NaN or infinity {', '.join(named[:3])}{more}"
+            )
 
     def _note(self, entries: Tensor, output: Tensor) -> None:
         images, references = entries % self.moved.num_images, self._references
         unshifted = int((entries < self.moved.num_images).sum())
         if unshifted:
-            references[images[:unshifted].to(references.device)] = output[:unshifted].to(references.device)
+            references[images[:unshifted].to(references.device)] = output[:unshifted].to(
+                references.device
+            )
         if self._stride is None and self._output != "boxes":
             own = images.to(references.device)
             reference = references[own].to(output.device)
@@ -300,7 +354,9 @@ class Measurement:
         shift = self.moved.shifts[rank]
         if self._stride is None:
             return outputs.box_errors(output, reference, shift, self._seen_size)
-        compared = outputs.compared_maps(output, reference, shift, self._stride, self.moved.movement)
+        compared = outputs.compared_maps(
+            output, reference, shift, self._stride, self.moved.movement
+        )
         noted = outputs.squares(*compared)
         if self._output == "segmentation":
             found, expected = (each.argmax(dim=1) for each in compared)

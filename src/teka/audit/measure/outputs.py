@@ -9,7 +9,13 @@ from torch import Tensor
 from teka._compat import precise
 from teka.audit.changes import compared_after
 from teka.audit.measure.boxes import box_overlap
-from teka.audit.model_output import CLASSIFIERS, KIND_BY_NAME, MULTILABEL, encode_label_sets, num_classes_of
+from teka.audit.model_output import (
+    CLASSIFIERS,
+    KIND_BY_NAME,
+    MULTILABEL,
+    encode_label_sets,
+    num_classes_of,
+)
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShift, CheckedShifts
 from teka.checks import WHOLE, check_kind, check_plain
@@ -32,10 +38,16 @@ def check_labels(labels: Tensor, num_images: int) -> Tensor:
     """
     check_plain("labels", labels)
     if labels.ndim not in (1, 2) or len(labels) != num_images or 0 in labels.shape[1:]:
-        raise wrong_shape("labels", labels.shape, f"({num_images},), or ({num_images}, labels) of 0 and 1")
+        raise wrong_shape(
+            "labels", labels.shape, f"({num_images},), or ({num_images}, labels) of 0 and 1"
+        )
     if labels.ndim == 2:
         if not ((labels == 0) | (labels == 1)).all():
-            raise wrong_value("labels", "other than 0 and 1", f"0 or 1 for each label, of shape {tuple(labels.shape)}")
+            raise wrong_value(
+                "labels",
+                "other than 0 and 1",
+                f"0 or 1 for each label, of shape {tuple(labels.shape)}",
+            )
         labels = labels.long()
         return (labels[:, 0] if labels.shape[1] == 1 else labels).cpu()
     check_kind("labels", labels, None if labels.dtype == torch.bool else WHOLE)
@@ -56,10 +68,18 @@ def fit_labels(labels: Tensor | None, kind: str, num_values: int) -> Labels:
         return None if labels is None or labels.ndim == 2 else labels
     if kind in MULTILABEL:
         if tuple(labels.shape) != (len(labels), num_values):
-            raise wrong_shape("labels", labels.shape, f"({len(labels)}, {num_values}) of 0 and 1, one for each label")
+            raise wrong_shape(
+                "labels",
+                labels.shape,
+                f"({len(labels)}, {num_values}) of 0 and 1, one for each label",
+            )
         return encode_label_sets(labels)
     if labels.ndim == 2:
-        raise wrong_shape("labels", labels.shape, f"({len(labels)},), the class of each image, for an output of {kind}")
+        raise wrong_shape(
+            "labels",
+            labels.shape,
+            f"({len(labels)},), the class of each image, for an output of {kind}",
+        )
     num_classes = num_classes_of(num_values) or 0
     if kind != "classes" and int(labels.max()) >= num_classes:
         expected = f"classes below {num_classes}, of an output of {num_values} {kind}"
@@ -67,7 +87,9 @@ def fit_labels(labels: Tensor | None, kind: str, num_values: int) -> Labels:
     return labels
 
 
-def check_dense_shifts(shifts: CheckedShifts, size: Sizes, stride: Sizes, seen_size: Sizes, movement: Movement) -> None:
+def check_dense_shifts(
+    shifts: CheckedShifts, size: Sizes, stride: Sizes, seen_size: Sizes, movement: Movement
+) -> None:
     """Check that maps of some size and stride, of images of the size seen, have an exact counterpart at every shift."""
     mode = movement.mode
     if movement.change is not None:
@@ -78,7 +100,11 @@ def check_dense_shifts(shifts: CheckedShifts, size: Sizes, stride: Sizes, seen_s
         raise wrong_value("stride", tuple(stride), expected)
     for shift in shifts:
         for (cells, pixels), step in zip(sides, shift, strict=True):
-            if step % pixels != 0 and mode != "fourier" and not (mode == "bilinear" and pixels == 1):
+            if (
+                step % pixels != 0
+                and mode != "fourier"
+                and not (mode == "bilinear" and pixels == 1)
+            ):
                 expected = f"whole multiples of the stride {tuple(stride)} of the model's dense output in mode {mode!r}"
                 raise wrong_value("shifts", f"a set with {tuple(shift)}", expected)
             if not movement.wraps and abs(step) >= cells * pixels:
@@ -111,7 +137,9 @@ def class_overlap(found: Classes, expected: Classes, num_classes: int) -> Float[
     starts = num_classes * torch.arange(len(first), device=first.device)[:, None]
 
     def count(classes: Tensor) -> Tensor:
-        return torch.bincount(classes.flatten(), minlength=starts.numel() * num_classes).view(-1, num_classes)
+        return torch.bincount(classes.flatten(), minlength=starts.numel() * num_classes).view(
+            -1, num_classes
+        )
 
     each = count(starts + first) + count(starts + second)
     shared = count((starts + first)[first == second])
@@ -123,11 +151,17 @@ def class_overlap(found: Classes, expected: Classes, num_classes: int) -> Float[
 def box_errors(found: Answers, reference: Answers, shift: CheckedShift, size: Sizes) -> Tables:
     """The tables of `Responses` for boxes that should move along: the error is what is missing of a whole overlap."""
     overlap = box_overlap(found, reference, shift, size)
-    return {"error_squared": (1 - overlap).square(), "norm_squared": torch.ones_like(overlap), "overlap": overlap}
+    return {
+        "error_squared": (1 - overlap).square(),
+        "norm_squared": torch.ones_like(overlap),
+        "overlap": overlap,
+    }
 
 
 def feature_distances(
-    output: Float[Tensor, "batch features"], unshifted: Float[Tensor, "images features"], own: Int[Tensor, " batch"]
+    output: Float[Tensor, "batch features"],
+    unshifted: Float[Tensor, "images features"],
+    own: Int[Tensor, " batch"],
 ) -> Tables:
     """1 − cosine to the image's own features unshifted, and their rank among those of all images, 1 the nearest."""
     found, every = (torch.nn.functional.normalize(precise(each)) for each in (output, unshifted))
@@ -153,7 +187,9 @@ def vector_errors(output: Answers, reference: Answers, labels: Labels, kind: str
         return noted
     log_moved, log_unshifted = row.log_probabilities(output), row.log_probabilities(reference)
     probability, top = log_unshifted.exp(), log_unshifted.argmax(dim=1, keepdim=True)
-    noted["probability_change"] = (log_moved.gather(1, top).exp() - probability.gather(1, top)).abs()[:, 0]
+    noted["probability_change"] = (
+        log_moved.gather(1, top).exp() - probability.gather(1, top)
+    ).abs()[:, 0]
     # Rounding may bring it below zero.
     noted["divergence"] = (probability * (log_unshifted - log_moved)).sum(dim=1).clamp(min=0)
     if labels is not None:
@@ -163,7 +199,10 @@ def vector_errors(output: Answers, reference: Answers, labels: Labels, kind: str
 
 def squares(output: Tensor, reference: Tensor) -> Tables:
     """‖output − reference‖² and ‖reference‖² of each entry of a batch."""
-    return {"error_squared": sum_of_squares(output, reference), "norm_squared": sum_of_squares(reference)}
+    return {
+        "error_squared": sum_of_squares(output, reference),
+        "norm_squared": sum_of_squares(reference),
+    }
 
 
 def sum_of_squares(values: Tensor, subtracted: Tensor | None = None) -> Squares:
@@ -181,6 +220,10 @@ def not_finite(output: Tensor) -> Tensor:
     axes = tuple(range(1, output.ndim))
     # A sum is finite only if all its terms are, and it takes a fortieth of the time of looking at each; where it is
     # not, it may have overflowed.
-    if output.sum(dim=axes, dtype=torch.promote_types(output.dtype, torch.float32)).isfinite().all():
+    if (
+        output.sum(dim=axes, dtype=torch.promote_types(output.dtype, torch.float32))
+        .isfinite()
+        .all()
+    ):
         return torch.zeros(len(output), dtype=torch.bool)
     return ~output.isfinite().flatten(1).all(dim=1).cpu()

@@ -17,7 +17,15 @@ from teka.errors import wrong_value
 
 WITH_ZERO = "a set with the zero shift, to which the others are compared"
 SINGLE_PRECISION = 2.0**-23
-_TABLES = ("evaluated", "error_squared", "norm_squared", "predictions", "loss", "probability_change", "divergence")
+_TABLES = (
+    "evaluated",
+    "error_squared",
+    "norm_squared",
+    "predictions",
+    "loss",
+    "probability_change",
+    "divergence",
+)
 _TABLES += ("overlap", "cosine_distance", "rank")
 
 
@@ -44,19 +52,27 @@ class Responses:
     labels: Int[Tensor, " images"] | None = None
     predictions: Int[Tensor, "shifts images"] | None = None  # likewise; None but of classifiers
     # It and the following are None where the model gives no probabilities of classes.
-    loss: Float[Tensor, "shifts images"] | None = None  # cross-entropy of the label in nats; None without labels
-    probability_change: Float[Tensor, "shifts images"] | None = None  # |p_s(c) − p_0(c)|, c the top class unshifted
+    loss: Float[Tensor, "shifts images"] | None = (
+        None  # cross-entropy of the label in nats; None without labels
+    )
+    probability_change: Float[Tensor, "shifts images"] | None = (
+        None  # |p_s(c) − p_0(c)|, c the top class unshifted
+    )
     divergence: Float[Tensor, "shifts images"] | None = None  # KL(p_0 ‖ p_s) in nats
     # Mean intersection over union with the classes or boxes moved along; None of other outputs.
     overlap: Float[Tensor, "shifts images"] | None = None
     # 1 − cos(f(T_s x), f(x)); it and the next are None but of features.
     cosine_distance: Float[Tensor, "shifts images"] | None = None
-    rank: Int[Tensor, "shifts images"] | None = None  # of f(x) among all images' by cosine to f(T_s x), from 1 on
+    rank: Int[Tensor, "shifts images"] | None = (
+        None  # of f(x) among all images' by cosine to f(T_s x), from 1 on
+    )
     num_values: int | None = None  # of a classifier for each image; None where it is not known
     calls: int = 0  # of the model
     seconds: float = 0.0  # wall time of the measurement
     forward_seconds: float = 0.0  # that within the model
-    epsilon: float = SINGLE_PRECISION  # the machine epsilon of the outputs, or of the images if theirs is larger
+    epsilon: float = (
+        SINGLE_PRECISION  # the machine epsilon of the outputs, or of the images if theirs is larger
+    )
 
     def __post_init__(self) -> None:
         check_name("output", self.output, OUTPUTS)
@@ -96,7 +112,9 @@ class Responses:
             raise wrong_value("axis", axis, f"one of {num_axes} spatial axes, counted from 0")
         axis %= num_axes
         shifts = enumerate(self.shifts)
-        return {shift[axis]: row for row, shift in shifts if not any(shift[:axis] + shift[axis + 1 :])}
+        return {
+            shift[axis]: row for row, shift in shifts if not any(shift[:axis] + shift[axis + 1 :])
+        }
 
     @property
     def complete(self) -> Bool[Tensor, " shifts"]:
@@ -106,7 +124,11 @@ class Responses:
     @cached_property
     def correct(self) -> Bool[Tensor, "shifts images"] | None:
         """Whether each answer is correct, which −1 never is; None without labels or logits."""
-        return None if self.predictions is None or self.labels is None else self.predictions == self.labels
+        return (
+            None
+            if self.predictions is None or self.labels is None
+            else self.predictions == self.labels
+        )
 
     @cached_property
     def agreement(self) -> Bool[Tensor, "shifts images"] | None:
@@ -119,7 +141,9 @@ class Responses:
         return None if self.rank is None else self.rank == 1
 
     @property
-    def errors(self) -> tuple[Float[Tensor, "shifts images"], Float[Tensor, "shifts images"]] | None:
+    def errors(
+        self,
+    ) -> tuple[Float[Tensor, "shifts images"], Float[Tensor, "shifts images"]] | None:
         """‖f(T_s x) − T_s f(x)‖² and ‖T_s f(x)‖² of each image; None where an error has no norm to be compared with."""
         error, norm = self.error_squared.to(torch.float64), self.norm_squared.to(torch.float64)
         is_empty = norm.sum(dim=1) == 0
@@ -149,25 +173,36 @@ class Responses:
         """The responses at the shifts that are complete."""
         complete = self.complete
         if not complete[self.zero]:
-            raise wrong_value("responses", "not complete at the zero shift", "every image at the zero shift")
+            raise wrong_value(
+                "responses", "not complete at the zero shift", "every image at the zero shift"
+            )
         if complete.all():
             return self
         shifts = tuple(itertools.compress(self.shifts, complete))
-        tables = {name: table[complete] for name in _TABLES if (table := getattr(self, name)) is not None}
+        tables = {
+            name: table[complete] for name in _TABLES if (table := getattr(self, name)) is not None
+        }
         return replace(self, shifts=shifts, **tables)
 
     def take_images(self, chosen: Bool[Tensor, " images"]) -> "Responses":
         """The responses to some of the images."""
-        tables = {name: table[:, chosen] for name in _TABLES if (table := getattr(self, name)) is not None}
+        tables = {
+            name: table[:, chosen] for name in _TABLES if (table := getattr(self, name)) is not None
+        }
         return replace(self, labels=None if self.labels is None else self.labels[chosen], **tables)
 
     def join(self, other: "Responses") -> "Responses":
         """The responses to these images and then to others, moved alike."""
         pairs = {name: (getattr(self, name), getattr(other, name)) for name in _TABLES}
-        joined = {name: torch.cat(pair, dim=1) for name, pair in pairs.items() if pair[0] is not None}
+        joined = {
+            name: torch.cat(pair, dim=1) for name, pair in pairs.items() if pair[0] is not None
+        }
         if self.labels is not None and other.labels is not None:
             joined["labels"] = torch.cat([self.labels, other.labels])
-        spent = {name: getattr(self, name) + getattr(other, name) for name in ("calls", "seconds", "forward_seconds")}
+        spent = {
+            name: getattr(self, name) + getattr(other, name)
+            for name in ("calls", "seconds", "forward_seconds")
+        }
         return replace(self, **joined, **spent)
 
     def relative_error(self) -> Float[Tensor, "shifts images"]:
@@ -178,7 +213,10 @@ class Responses:
 def take_common(responses: Sequence[Responses]) -> list[Responses]:
     """The responses of several models to the same images at the shifts that are complete for all of them."""
     complete = torch.stack([each.complete for each in responses]).all(dim=0)
-    return [replace(each, evaluated=each.evaluated & complete[:, None]).take_complete() for each in responses]
+    return [
+        replace(each, evaluated=each.evaluated & complete[:, None]).take_complete()
+        for each in responses
+    ]
 
 
 def check_same_images(argument: str, first: Responses, other: Responses) -> None:
@@ -186,7 +224,13 @@ def check_same_images(argument: str, first: Responses, other: Responses) -> None
     for name in ("movement", "shifts", "num_images"):
         mine, expected = getattr(other, name), getattr(first, name)
         if mine != expected:
-            raise wrong_value(f"{argument}.{name}", mine, f"that of the first responses, {expected!r}")
+            raise wrong_value(
+                f"{argument}.{name}", mine, f"that of the first responses, {expected!r}"
+            )
     labels = [each.labels.to(torch.int64) for each in (first, other) if each.labels is not None]
     if len(labels) == 2 and not torch.equal(*labels):
-        raise wrong_value(f"{argument}.labels", "others", "those of the first responses: the same images in one order")
+        raise wrong_value(
+            f"{argument}.labels",
+            "others",
+            "those of the first responses: the same images in one order",
+        )

@@ -49,7 +49,9 @@ class WorstShift:
     @property
     def words(self) -> str:
         """What was found, in sentences."""
-        where = f"({', '.join(f'{step:+g}' if step else '0' for step in self.shift)})".replace("-", "−")
+        where = f"({', '.join(f'{step:+g}' if step else '0' for step in self.shift)})".replace(
+            "-", "−"
+        )
         sure, rest = f"{100 * self.confidence:g} %", len(self.candidates) - 1
         if rest:
             doubt = f"With a confidence of {sure} it is this one or one of {rest} more that are not told apart from it"
@@ -111,7 +113,9 @@ def find_worst_shift(
         check_callable("progress", progress)
     if labels is None:
         raise wrong_value("labels", None, "the class of each image")
-    measurement = Measurement(function, images, shifts, movement, labels, "auto", None, device, batch_size, CLASSIFIERS)
+    measurement = Measurement(
+        function, images, shifts, movement, labels, "auto", None, device, batch_size, CLASSIFIERS
+    )
     search = _Search(measurement, batch_size, share, (1 - confidence) / 2, seed, progress)
     while search.grow():
         search.drop()
@@ -122,11 +126,22 @@ class _Search:
     """Which shifts are left, by their rank, and what was answered of the first images in random order."""
 
     def __init__(
-        self, measurement: Measurement, batch_size: int, share: float, tail: float, seed: int, progress: Progress | None
+        self,
+        measurement: Measurement,
+        batch_size: int,
+        share: float,
+        tail: float,
+        seed: int,
+        progress: Progress | None,
     ) -> None:
         self._measurement, self._batch_size, self._progress = measurement, batch_size, progress
-        self._num_images, self._num_shifts = measurement.moved.num_images, len(measurement.moved.shifts)
-        self._order = torch.randperm(self._num_images, generator=torch.Generator().manual_seed(int(seed)))
+        self._num_images, self._num_shifts = (
+            measurement.moved.num_images,
+            len(measurement.moved.shifts),
+        )
+        self._order = torch.randperm(
+            self._num_images, generator=torch.Generator().manual_seed(int(seed))
+        )
         self._left = torch.arange(self._num_shifts)
         self._wrong = torch.zeros(self._num_shifts, self._num_images, dtype=torch.bool)
         rounds = 1 + max(0, math.ceil(math.log2(self._num_images / FIRST_IMAGES)))
@@ -139,7 +154,11 @@ class _Search:
         more = min(max(FIRST_IMAGES, 2 * self._seen), self._num_images)
         # With those that are then still to be asked for at the shift that is found.
         entries = len(self._left) * (more - self._seen) + self._num_images - more
-        if len(self._left) == 1 or more == self._seen or (self._seen and self._asked + entries > self._allowed):
+        if (
+            len(self._left) == 1
+            or more == self._seen
+            or (self._seen and self._asked + entries > self._allowed)
+        ):
             return False
         self._ask(self._left, self._order[self._seen : more])
         self._seen = more
@@ -152,7 +171,9 @@ class _Search:
         only_worst, only_other = (worst & ~wrong).sum(dim=1), (wrong & ~worst).sum(dim=1)
         together = only_worst + only_other
         # P[X ≤ n₂] of X ~ B(n, ½): so few images that only this shift is wrong of.
-        p_values = torch.from_numpy(scipy_special().bdtr(only_other.double().numpy(), together.numpy(), 0.5))
+        p_values = torch.from_numpy(
+            scipy_special().bdtr(only_other.double().numpy(), together.numpy(), 0.5)
+        )
         self._left = self._left[(p_values > self._level) | (together == 0)]
 
     def result(self, confidence: float) -> WorstShift:
@@ -166,12 +187,18 @@ class _Search:
         self._ask(found[None], self._order[self._seen :])
         accuracy = 1 - float(self._wrong[found].double().mean())
         # All images were asked for at every shift that is left.
-        floor = accuracy if self._seen == self._num_images or len(self._left) == 1 else min(floor, accuracy)
+        floor = (
+            accuracy
+            if self._seen == self._num_images or len(self._left) == 1
+            else min(floor, accuracy)
+        )
         moved, measurement = self._measurement.moved, self._measurement
         candidates = tuple(moved.shifts[rank] for rank in self._left.tolist())
         share = measurement.noted / len(moved)
         sizes = self._num_images, self._num_shifts
-        return WorstShift(moved.shifts[found], accuracy, floor, candidates, confidence, share, *sizes)
+        return WorstShift(
+            moved.shifts[found], accuracy, floor, candidates, confidence, share, *sizes
+        )
 
     def _ask(self, ranks: Int[Tensor, " shifts"], images: Int[Tensor, " images"]) -> None:
         chosen = torch.zeros(self._num_images, dtype=torch.bool)

@@ -44,7 +44,9 @@ def _table(result: ChangeResult) -> tuple[list[str], list[tuple[str, list[str]]]
     metrics, back = result.metrics, result.there_and_back
     shown = [(CURVES[name].label, metrics, name) for name in SHOWN if name in metrics.curves]
     if back is not None:
-        first = next(name for name in ("agreement", "overlap", "retrieval", "error") if name in back.curves)
+        first = next(
+            name for name in ("agreement", "overlap", "retrieval", "error") if name in back.curves
+        )
         shown.append((f"{BACK}: {CURVES[first].label}", back, first))
     write = CHANGES[metrics.movement.mode].write
     rows = [
@@ -60,10 +62,18 @@ def write_at(metrics: Metrics, curve: str, amount: tuple[int | float, ...]) -> s
     return write_number(curve, values[amount]) if amount in values else MISSING
 
 
-def _figures(reports: Sequence[AuditReport], found: dict[int, ChangeResult], name: str) -> list[dict[str, Any]]:
-    number = next(one for one in (*SHOWN[1:4], *SHOWN) if any(one in each.metrics.curves for each in found.values()))
+def _figures(
+    reports: Sequence[AuditReport], found: dict[int, ChangeResult], name: str
+) -> list[dict[str, Any]]:
+    number = next(
+        one
+        for one in (*SHOWN[1:4], *SHOWN)
+        if any(one in each.metrics.curves for each in found.values())
+    )
     lines = {
-        model: CurveLine(reports[model].name, line_style(model), curve_points(of.shifts, of.curves[number]))
+        model: CurveLine(
+            reports[model].name, line_style(model), curve_points(of.shifts, of.curves[number])
+        )
         for model, of in ((model, one.metrics) for model, one in found.items())
         if number in of.curves
     }
@@ -71,7 +81,9 @@ def _figures(reports: Sequence[AuditReport], found: dict[int, ChangeResult], nam
     if len(found) == 1:
         (back,) = [one.there_and_back for one in found.values()]
         if back is not None and number in back.curves:
-            drawn.append(CurveLine(BACK, line_style(1), curve_points(back.shifts, back.curves[number])))
+            drawn.append(
+                CurveLine(BACK, line_style(1), curve_points(back.shifts, back.curves[number]))
+            )
     chart = curve_chart(quantity_of(number), name, drawn, drawn)
     numbers = line_numbers(quantity_of(number), {name: drawn})
     named = [(line.name, swatch(line.style)) for line in drawn]
@@ -87,7 +99,9 @@ def change_sentence(result: ChangeResult) -> str:
     if "consistency" in numbers:
         said = f"{head}, the answer stays in {write_number('consistency', numbers['consistency'].value)} % of the cases"
         if back is not None:
-            said += f", and changed back in {write_number('consistency', back['consistency'].value)} %"
+            said += (
+                f", and changed back in {write_number('consistency', back['consistency'].value)} %"
+            )
         if "accuracy" in metrics.curves:
             values = metrics.curves["accuracy"].values
             lowest = values.index(min(values))

@@ -23,14 +23,21 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 WIDTH, DPI = 9.0, 200  # inches, and dots to each: twice the 900 pixels of a page
-NEAREST_ERROR = 0.02  # error in % at which the scale of accuracies ends, as that of no errors is at infinity
+NEAREST_ERROR = (
+    0.02  # error in % at which the scale of accuracies ends, as that of no errors is at infinity
+)
 MARGIN = 0.05
 TICKS = ((0, 50, 90, 99, 99.9), (80, 95, 98, 99.5, 99.8), (20, 40, 60, 70, 85, 96, 97), range(100))
 FEWEST_TICKS = 3
 CHARACTERS = 24  # longest line of a label; longer names are wrapped
-LINE_HEIGHT, GAP = 0.062, 0.012  # of a label's line, and between labels, as shares of the height of a usual panel
+LINE_HEIGHT, GAP = (
+    0.062,
+    0.012,
+)  # of a label's line, and between labels, as shares of the height of a usual panel
 TOP = 1.03  # highest place for a label's upper edge, as a share of a panel's height
-LegendPlace = Literal["outside upper left", "outside lower left", "outside lower center", "outside right upper"]
+LegendPlace = Literal[
+    "outside upper left", "outside lower left", "outside lower center", "outside right upper"
+]
 Numbers = Sequence[float | int] | np.ndarray
 
 
@@ -43,7 +50,9 @@ class ShareCurve:
     band: Mapping[int, tuple[float | int, float | int]] = field(default_factory=dict)
 
 
-def make_figure(width: float | int, height: float | int, dpi: int = DPI) -> "matplotlib.figure.Figure":
+def make_figure(
+    width: float | int, height: float | int, dpi: int = DPI
+) -> "matplotlib.figure.Figure":
     """A white figure of so many inches that belongs to no window and no global state."""
     require("matplotlib", "reports need", "teka[report]")
     from matplotlib.figure import Figure
@@ -51,7 +60,9 @@ def make_figure(width: float | int, height: float | int, dpi: int = DPI) -> "mat
     return Figure(figsize=(width, height), dpi=dpi, layout="constrained", facecolor="white")
 
 
-def make_panels(figure: "matplotlib.figure.Figure", count: int, beside: int) -> "list[matplotlib.axes.Axes]":
+def make_panels(
+    figure: "matplotlib.figure.Figure", count: int, beside: int
+) -> "list[matplotlib.axes.Axes]":
     """Panels in rows of so many, which share their vertical axes."""
     places = list(figure.subplots(-(-count // beside), beside, squeeze=False, sharey=True).flat)
     for place in places[count:]:
@@ -66,7 +77,9 @@ def encode_png(figure: "matplotlib.figure.Figure") -> bytes:
     return buffer.getvalue()
 
 
-def dress_panel(panel: "matplotlib.axes.Axes", title: str, grid: Literal["", "x", "y", "both"]) -> None:
+def dress_panel(
+    panel: "matplotlib.axes.Axes", title: str, grid: Literal["", "x", "y", "both"]
+) -> None:
     """Title, quiet spines, and grid lines along one axis or both."""
     panel.set_title(title, loc="left", fontsize=10, color=INK, parse_math=False)
     if grid:
@@ -131,8 +144,12 @@ def tick_decades(axis: "matplotlib.axis.Axis") -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = axis.get_view_interval()
-    axis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 1000 else (1.0, 2.0, 5.0), numticks=20))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}" if value < 1 else f"{value:,.0f}"))
+    axis.set_major_locator(
+        LogLocator(subs=(1.0,) if high / low > 1000 else (1.0, 2.0, 5.0), numticks=20)
+    )
+    axis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:,g}" if value < 1 else f"{value:,.0f}")
+    )
     axis.set_minor_formatter(NullFormatter())
 
 
@@ -142,7 +159,9 @@ def draw_curves(panels: Mapping[str, Sequence[ShareCurve]]) -> "matplotlib.figur
     stretch = stretch_for([curve.name for curve in last if curve.values])
     figure = make_figure(2.0 + 4.0 * len(panels), 4.0 * stretch, dpi=150)
     places = make_panels(figure, len(panels), len(panels))
-    lowest = min(value for curves in panels.values() for curve in curves for value in curve.values.values())
+    lowest = min(
+        value for curves in panels.values() for curve in curves for value in curve.values.values()
+    )
     for panel, (title, curves) in zip(places, panels.items(), strict=True):
         steps = sorted({step for curve in curves for step in curve.values})
         share = min(1.0, max(0.5, 9 / len(steps)))
@@ -151,8 +170,19 @@ def draw_curves(panels: Mapping[str, Sequence[ShareCurve]]) -> "matplotlib.figur
             above, style = min(len(curves) - 1 - index, 4), line_style(index)
             low, high = ([100 * limits[end] for limits in curve.band.values()] for end in (0, 1))
             percents = [100 * value for value in curve.values.values()]
-            options = {"width": 1.6 + 0.6 * above, "size": share * (5 + 1.5 * above), "label": curve.name}
-            draw_line(panel, style, list(curve.values), percents, band=(low, high) if low else None, **options)
+            options = {
+                "width": 1.6 + 0.6 * above,
+                "size": share * (5 + 1.5 * above),
+                "label": curve.name,
+            }
+            draw_line(
+                panel,
+                style,
+                list(curve.values),
+                percents,
+                band=(low, high) if low else None,
+                **options,
+            )
         ticks = [steps[at] for at in chosen_ticks(steps)]
         panel.set_xticks(ticks, [write_step(step) for step in ticks])
         dress_panel(panel, "", "y")
@@ -162,7 +192,9 @@ def draw_curves(panels: Mapping[str, Sequence[ShareCurve]]) -> "matplotlib.figur
         panel.set_yticks([tick for tick in panel.get_yticks() if bottom <= tick <= 100])
     places[0].set_ylabel("accuracy (%)", color=INK)
     labels = [
-        LineLabel(curve.name, line_style(at).colour, end := max(curve.values), 100 * curve.values[end])
+        LineLabel(
+            curve.name, line_style(at).colour, end := max(curve.values), 100 * curve.values[end]
+        )
         for at, curve in enumerate(last)
         if curve.values
     ]
@@ -184,10 +216,14 @@ def set_accuracy_scale(
     margin = MARGIN * max(high - low, 0.05)
     low, high = max(low - margin, float(_height(np.zeros(1))[0])), high + margin
     places = _choose_ticks(low, high, ticks)
-    scale, limits = (panel.set_xscale, panel.set_xlim) if axis == "x" else (panel.set_yscale, panel.set_ylim)
+    scale, limits = (
+        (panel.set_xscale, panel.set_xlim) if axis == "x" else (panel.set_yscale, panel.set_ylim)
+    )
     scale("function", functions=(_height, _from_height))
     limits(*_from_height(np.array([low, high])))
-    (panel.set_xticks if axis == "x" else panel.set_yticks)(places, [f"{place:g}" for place in places])
+    (panel.set_xticks if axis == "x" else panel.set_yticks)(
+        places, [f"{place:g}" for place in places]
+    )
 
 
 def _height(percents: Real[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
@@ -206,14 +242,18 @@ def _choose_ticks(low: float, high: float, count: int) -> list[float]:
         fine = np.round(np.arange(first, last, 10.0**-decimals), decimals).tolist()
         for place in [*(tick for round_ in TICKS for tick in round_), *(fine if decimals else [])]:
             height = float(_height(np.array([place]))[0])
-            if low <= height <= high and all(abs(height - other) >= (high - low) / count for other, _ in chosen):
+            if low <= height <= high and all(
+                abs(height - other) >= (high - low) / count for other, _ in chosen
+            ):
                 chosen.append((height, float(place)))
         if len(chosen) >= FEWEST_TICKS:
             break
     return [place for _, place in sorted(chosen)]
 
 
-def spread(heights: Sequence[float], sizes: Sequence[float], low: float, high: float) -> list[float]:
+def spread(
+    heights: Sequence[float], sizes: Sequence[float], low: float, high: float
+) -> list[float]:
     """Where the middle of each label goes so that none overlaps, moved as little as their order needs.
 
     Heights and sizes are of the labels as they would like to be; they run over at `low` if they do not fit.
@@ -244,15 +284,27 @@ def stretch_for(names: Sequence[str]) -> float:
     return max(1.0, sum(_size(textwrap.fill(name, CHARACTERS)) for name in names) / TOP)
 
 
-def label_lines(panel: "matplotlib.axes.Axes", labels: Sequence[LineLabel], stretch: float = 1.0) -> None:
+def label_lines(
+    panel: "matplotlib.axes.Axes", labels: Sequence[LineLabel], stretch: float = 1.0
+) -> None:
     """Write each line's name to the right of its end, in a panel with its limits, `stretch` times as high as usual."""
     texts = [textwrap.fill(label.name, CHARACTERS) for label in labels]
     sizes = [_size(text) / stretch for text in texts]
     to_fraction = panel.transData + panel.transAxes.inverted()
-    heights = spread([float(to_fraction.transform((label.x, label.y))[1]) for label in labels], sizes, 0.0, TOP)
+    heights = spread(
+        [float(to_fraction.transform((label.x, label.y))[1]) for label in labels], sizes, 0.0, TOP
+    )
     for label, text, height in zip(labels, texts, heights, strict=True):
-        tie = {"arrowstyle": "-", "color": label.colour, "linewidth": 1.2, "relpos": (0, 0.5), "shrinkB": 5}
-        tie["patchA"] = None  # not cut off at the text's frame, where a steep line would end beside another name
+        tie = {
+            "arrowstyle": "-",
+            "color": label.colour,
+            "linewidth": 1.2,
+            "relpos": (0, 0.5),
+            "shrinkB": 5,
+        }
+        tie["patchA"] = (
+            None  # not cut off at the text's frame, where a steep line would end beside another name
+        )
         panel.annotate(
             text, xy=(label.x, label.y), xytext=(1.06, height), textcoords="axes fraction", va="center", ha="left",
             fontsize=9, color=INK, annotation_clip=False, parse_math=False, arrowprops=tie,

@@ -4,7 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from teka.audit.page.curves import curve_figure, difference_of
-from teka.audit.page.notation import MISSING, is_share, listed, missing_intervals, write_difference, write_p_value
+from teka.audit.page.notation import (
+    MISSING,
+    is_share,
+    listed,
+    missing_intervals,
+    write_difference,
+    write_p_value,
+)
 from teka.audit.report import AuditReport
 from teka.audit.statistics.comparison import COMPARED_NUMBERS, Comparison, Difference
 from teka.audit.statistics.estimate import has_interval
@@ -17,7 +24,9 @@ DECISIVE = ("worst_shift_accuracy", "consistency", "overlap", "mean_error")
 
 def valid_pairs(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> list[Pair]:
     """Return the pairs whose two models both have valid results. Only these are compared."""
-    return [pair for pair in pairs if not (reports[pair.first].invalid or reports[pair.second].invalid)]
+    return [
+        pair for pair in pairs if not (reports[pair.first].invalid or reports[pair.second].invalid)
+    ]
 
 
 def excluded(reports: Sequence[AuditReport]) -> list[str]:
@@ -29,7 +38,9 @@ def excluded(reports: Sequence[AuditReport]) -> list[str]:
     ]
 
 
-def winner(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> tuple[str, list[tuple[str, str]]]:
+def winner(
+    pairs: Sequence[Pair], reports: Sequence[AuditReport]
+) -> tuple[str, list[tuple[str, str]]]:
     """Return which of the models wins in the mode of the pairs, and the evidence: each number with a sentence.
 
     Models with invalid results do not compete. A model that lacks a number does not compete by that number.
@@ -43,21 +54,33 @@ def winner(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> tuple[str, 
     leads = find_leads(valid_pairs(pairs, reports))
     decisive = [lead for number in DECISIVE for lead in leads if lead.number == number]
     if not leads:
-        return f"In mode {mode} no number is defined for two models, so that none can be compared.", out
+        return (
+            f"In mode {mode} no number is defined for two models, so that none can be compared.",
+            out,
+        )
     # The number that most models have decides; of several, the first of `DECISIVE`.
     found = max(decisive or leads, key=lambda lead: len(lead.over))
     number = NUMBERS[found.number]
     if lacking := [names[at] for at in competing if at != found.best and at not in found.over]:
-        out.append(("", f"Not ranked, because their outputs do not define that number: {listed(lacking)}."))
+        out.append(
+            ("", f"Not ranked, because their outputs do not define that number: {listed(lacking)}.")
+        )
     by = f"In mode {mode}, by {'the ' + number.meaning if number.is_share else number.label},"
     tied = [names[at] for at in (found.best, *found.tied)]
-    headline = f"{by} nobody wins: {listed(tied)} are not told apart." if found.tied else f"{by} {tied[0]} wins."
+    headline = (
+        f"{by} nobody wins: {listed(tied)} are not told apart."
+        if found.tied
+        else f"{by} {tied[0]} wins."
+    )
     return headline, [*((lead.number, _evidence(lead, names)) for lead in leads), *out]
 
 
 def _evidence(lead: Lead, names: Sequence[str]) -> str:
     number, best = NUMBERS[lead.number], names[lead.best]
-    way, label = "above" if number.is_share else "below", f"{number.label[:1].upper()}{number.label[1:]}"
+    way, label = (
+        "above" if number.is_share else "below",
+        f"{number.label[:1].upper()}{number.label[1:]}",
+    )
     parts = []
     if lead.tied:
         apart = f"{listed([best, *(names[at] for at in lead.tied)])} are not told apart"
@@ -65,14 +88,21 @@ def _evidence(lead: Lead, names: Sequence[str]) -> str:
         parts.append(f"{apart} ({best} less {names[last]}: {_lead_words(lead, last)})")
     if lead.beaten:
         nearest, *more = lead.beaten
-        further = f"; {len(more)} more {'lie' if len(more) > 1 else 'lies'} further behind" if more else ""
+        further = (
+            f"; {len(more)} more {'lie' if len(more) > 1 else 'lies'} further behind"
+            if more
+            else ""
+        )
         parts.append(f"{best} lies {way} {names[nearest]} by {_lead_words(lead, nearest)}{further}")
     return f"{label}: {'; '.join(parts)}."
 
 
 def _lead_words(lead: Lead, over: int) -> str:
     one = lead.over[over]
-    sizes = [write_difference(lead.number, value).removeprefix("+") for value in (one.value, one.lower, one.upper)]
+    sizes = [
+        write_difference(lead.number, value).removeprefix("+")
+        for value in (one.value, one.lower, one.upper)
+    ]
     unit = " points" if is_share(lead.number) else ""
     ends = f"{sizes[1]} to {sizes[2]}" if has_interval(one.method) else "no interval"
     return f"{sizes[0]}{unit} ({ends}, {write_p_value(one.p_value)})"
@@ -98,16 +128,25 @@ def reference_of(pairs: Sequence[Pair]) -> int:
     return min((pair.first for pair in pairs), default=0)
 
 
-def comparison_sections(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
+def comparison_sections(
+    pairs: Sequence[Pair], reports: Sequence[AuditReport]
+) -> list[dict[str, Any]]:
     """A section for each mode: winner, evidence, a row of differences for each valid pair, and their curves."""
     names, sections = [report.name for report in reports], []
     for mode in dict.fromkeys(pair.comparison.movement.mode for pair in pairs):
         of_mode = [pair for pair in pairs if pair.comparison.movement.mode == mode]
         headline, evidence = winner(of_mode, reports)
         valid = valid_pairs(of_mode, reports)
-        numbers = [name for name in COMPARED_NUMBERS if any(name in pair.comparison.numbers for pair in valid)]
+        numbers = [
+            name
+            for name in COMPARED_NUMBERS
+            if any(name in pair.comparison.numbers for pair in valid)
+        ]
         base = reference_of(valid)
-        rows = [(pair.first, pair.second, _cells(pair, numbers), differing(pair.comparison)) for pair in valid]
+        rows = [
+            (pair.first, pair.second, _cells(pair, numbers), differing(pair.comparison))
+            for pair in valid
+        ]
         with_base = [pair for pair in valid if pair.first == base]
         lines = {
             pair.second: (pair.comparison.shifts, found.curve if found is not None else None)
@@ -124,7 +163,11 @@ def comparison_sections(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -
             "base": names[base],
             "rows": [row for row in rows if row[0] == base],
             "more_rows": [row for row in rows if row[0] != base],
-            "curves": [figure for figure in [curve_figure(names, lines, quantity, quantity.label)] if figure],
+            "curves": [
+                figure
+                for figure in [curve_figure(names, lines, quantity, quantity.label)]
+                if figure
+            ],
             "confidence": f"{100 * of_mode[0].comparison.confidence:g} %",
             "missing": missing_intervals(methods),
         }
@@ -136,6 +179,7 @@ def _cells(pair: Pair, numbers: Sequence[str]) -> list[tuple[str, str, str] | No
     """Difference, interval and p-value of each number, None where it is not defined."""
     found = [(name, pair.comparison.numbers.get(name)) for name in numbers]
     return [
-        one and (write_difference(name, one.value), write_ends(name, one), write_p_value(one.p_value))
+        one
+        and (write_difference(name, one.value), write_ends(name, one), write_p_value(one.p_value))
         for name, one in found
     ]

@@ -6,7 +6,13 @@ from typing import Any, NamedTuple
 
 from teka.audit.changes import CHANGES
 from teka.audit.page import svg
-from teka.audit.page.notation import is_share, write_difference, write_number, write_size, write_step
+from teka.audit.page.notation import (
+    is_share,
+    write_difference,
+    write_number,
+    write_size,
+    write_step,
+)
 from teka.audit.page.style import GRID, SOFT, LineStyle, chosen_ticks, line_style
 from teka.audit.page.tables import csv_text
 from teka.audit.shifts import CheckedShifts
@@ -54,15 +60,26 @@ class Quantity(NamedTuple):
 def quantity_of(curve: str) -> Quantity:
     """A curve of `metrics.CURVES` as it is drawn."""
     shares = is_share(curve)
-    scale, ends, tick = (svg.share_scale, (0,), _percent) if shares else (svg.size_scale, (1,), write_size)
+    scale, ends, tick = (
+        (svg.share_scale, (0,), _percent) if shares else (svg.size_scale, (1,), write_size)
+    )
     factor = 100.0 if shares else 1.0
-    return Quantity(CURVES[curve].label, scale, ends, tick, lambda value: write_number(curve, value), factor)
+    return Quantity(
+        CURVES[curve].label, scale, ends, tick, lambda value: write_number(curve, value), factor
+    )
 
 
 def difference_of(curve: str, reference: str) -> Quantity:
     """The difference of a share of `metrics.CURVES` from that of a reference, in points."""
     label = f"{CURVES[curve].label.removesuffix(' (%)')}, less {reference} (points)"
-    return Quantity(label, svg.signed_scale, (0, 1), _percent, lambda value: write_difference(curve, value), 100.0)
+    return Quantity(
+        label,
+        svg.signed_scale,
+        (0, 1),
+        _percent,
+        lambda value: write_difference(curve, value),
+        100.0,
+    )
 
 
 def _percent(share: float) -> str:
@@ -70,7 +87,10 @@ def _percent(share: float) -> str:
 
 
 def curve_figure(
-    names: Sequence[str], curves: Mapping[int, tuple[CheckedShifts, Curve | None]], quantity: Quantity, title: str
+    names: Sequence[str],
+    curves: Mapping[int, tuple[CheckedShifts, Curve | None]],
+    quantity: Quantity,
+    title: str,
 ) -> dict[str, Any]:
     """A drawing of a curve for each axis, the models that are drawn by their places, the numbers; empty without any."""
     lines: dict[str, dict[int, CurveLine]] = {axis: {} for axis in SHIFT_AXES}
@@ -79,9 +99,15 @@ def curve_figure(
             if len(points := curve_along(shifts, curve, axis)) > 1:
                 of_axis[at] = CurveLine(names[at], line_style(at), points)
     every = [line for of_axis in lines.values() for line in of_axis.values()]
-    charts = tuple(curve_chart(quantity, axis, list(found.values()), every) for axis, found in lines.items() if found)
+    charts = tuple(
+        curve_chart(quantity, axis, list(found.values()), every)
+        for axis, found in lines.items()
+        if found
+    )
     models = tuple(at for at in curves if any(at in of_axis for of_axis in lines.values()))
-    numbers = line_numbers(quantity, {axis: list(of_axis.values()) for axis, of_axis in lines.items()})
+    numbers = line_numbers(
+        quantity, {axis: list(of_axis.values()) for axis, of_axis in lines.items()}
+    )
     return {"name": title, "charts": charts, "models": models, "numbers": numbers} if charts else {}
 
 
@@ -89,7 +115,16 @@ def line_numbers(quantity: Quantity, lines: Mapping[str, Sequence[CurveLine]]) -
     """Every point of the lines of each axis, as comma-separated values."""
     units = dict.fromkeys(AXES[axis][1] for axis in lines)
     return csv_text(
-        ("model", "axis", "/".join(units), quantity.label, "lower", "upper", "lower of band", "upper of band"),
+        (
+            "model",
+            "axis",
+            "/".join(units),
+            quantity.label,
+            "lower",
+            "upper",
+            "lower of band",
+            "upper of band",
+        ),
         (
             (line.name, axis, *_numbers(point, quantity.factor))
             for axis, of_axis in lines.items()
@@ -119,18 +154,25 @@ def curve_points(shifts: CheckedShifts, curve: Curve, at: int = 0) -> tuple[Curv
     if has_interval(curve.method):
         ends = [(curve.lower[row], curve.upper[row]) for row in rows]
         bands = [(curve.band_lower[row], curve.band_upper[row]) for row in rows]
-        points = [one._replace(interval=own, band=all_) for one, own, all_ in zip(points, ends, bands, strict=True)]
+        points = [
+            one._replace(interval=own, band=all_)
+            for one, own, all_ in zip(points, ends, bands, strict=True)
+        ]
     return tuple(sorted(points))
 
 
-def curve_chart(quantity: Quantity, axis: str, lines: Sequence[CurveLine], all_lines: Sequence[CurveLine]) -> str:
+def curve_chart(
+    quantity: Quantity, axis: str, lines: Sequence[CurveLine], all_lines: Sequence[CurveLine]
+) -> str:
     """Draw a number against shifts along one axis, on the scale of the lines of all axes; bands of few lines alone."""
     steps = sorted({point.step for line in lines for point in line.points})
     across = svg.Scale(steps[0], steps[-1], LEFT + 6, RIGHT - 6)
     banded = len(lines) <= MOST_BANDS
     numbers = [point.value for line in all_lines for point in line.points]
     if banded:
-        bands = (point.band for line in all_lines for point in line.points if point.band is not None)
+        bands = (
+            point.band for line in all_lines for point in line.points if point.band is not None
+        )
         numbers += [band[end] for band in bands for end in quantity.ends]
     up = quantity.scale(numbers, BOTTOM, TOP)
     parts, ticks = [], [(tick, up.place(tick)) for tick in up.ticks(5)]
@@ -145,11 +187,17 @@ def curve_chart(quantity: Quantity, axis: str, lines: Sequence[CurveLine], all_l
     for line in lines if banded else ():
         bands = []
         for read, opacity in ((attrgetter("band"), 0.13), (attrgetter("interval"), 0.15)):
-            found = [(across.place(one.step), read(one)) for one in line.points if read(one) is not None]
+            found = [
+                (across.place(one.step), read(one)) for one in line.points if read(one) is not None
+            ]
             low, high = ([(x, up.place(ends[at])) for x, ends in found] for at in (0, 1))
             if found:
                 path = f"{svg.polygon([*high, *low[::-1]])}z"
-                bands.append(svg.element("path", {"d": path, "fill": line.style.colour, "fill-opacity": opacity}))
+                bands.append(
+                    svg.element(
+                        "path", {"d": path, "fill": line.style.colour, "fill-opacity": opacity}
+                    )
+                )
         parts.append(svg.line(line.name, *bands))
     for at, line in enumerate(lines):
         # Earlier lines are wider, so that curves that lie on one another are all seen; less so where there are many.
@@ -157,10 +205,16 @@ def curve_chart(quantity: Quantity, axis: str, lines: Sequence[CurveLine], all_l
         size = min(1.0, max(0.45, 17 / len(line.points))) * (4 + 0.8 * above)
         points = []
         for one in line.points:
-            ends = "" if one.interval is None else f" ({' to '.join(map(quantity.write, one.interval))})"
+            ends = (
+                ""
+                if one.interval is None
+                else f" ({' to '.join(map(quantity.write, one.interval))})"
+            )
             words = f"{line.name}, {axis} {write_step(one.step)}: {quantity.write(one.value)}{ends}"
             points.append((across.place(one.step), up.place(one.value), words))
-        path = svg.styled_line(line.style, svg.polygon([point[:2] for point in points]), 1.8 + 0.7 * above)
+        path = svg.styled_line(
+            line.style, svg.polygon([point[:2] for point in points]), 1.8 + 0.7 * above
+        )
         parts.append(svg.line(line.name, path, svg.styled_points(line.style, points, size)))
     left = (svg.label(quantity.tick(tick), LEFT - 6, y + 4, anchor="end") for tick, y in ticks)
     below = (svg.label(write_step(step), x, BOTTOM + 18) for step, x in named)
@@ -168,7 +222,11 @@ def curve_chart(quantity: Quantity, axis: str, lines: Sequence[CurveLine], all_l
     said = []
     for line in lines:
         ends = sorted(line.points, key=lambda point: point.value)
-        low, high = (f"{quantity.write(end.value)} at {write_step(end.step)}" for end in (ends[0], ends[-1]))
+        low, high = (
+            f"{quantity.write(end.value)} at {write_step(end.step)}" for end in (ends[0], ends[-1])
+        )
         said.append(f"{line.name} lies between {low} and {high}")
-    description = f"Line chart of {quantity.label} against {axis} in {AXES[axis][1]}: {'; '.join(said)}."
+    description = (
+        f"Line chart of {quantity.label} against {axis} in {AXES[axis][1]}: {'; '.join(said)}."
+    )
     return svg.drawing(WIDTH, HEIGHT, description, *parts)

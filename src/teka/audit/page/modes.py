@@ -7,7 +7,14 @@ from typing import Any
 
 from teka.audit.movement import MODES, Movement
 from teka.audit.page.curves import MOST_BANDS, curve_figure, quantity_of
-from teka.audit.page.notation import is_share, listed, missing_intervals, write_number, write_shift, write_step
+from teka.audit.page.notation import (
+    is_share,
+    listed,
+    missing_intervals,
+    write_number,
+    write_shift,
+    write_step,
+)
 from teka.audit.page.style import HEAT_LEVELS, INK, chosen_ticks, heat_colour, ink_on
 from teka.audit.page.svg import Scale, drawing, element, label, share_scale, ticks
 from teka.audit.page.tables import csv_text
@@ -19,7 +26,10 @@ from teka.audit.statistics.phase import PhaseTable
 Pair = tuple[int | float, ...]
 WIDTH, LEFT, TOP, SIDE = 360.0, 46.0, 10.0, 306.0
 MOST_WRITTEN = 8  # up to so many cells along an axis have their number written in them
-LEAST_HIGH = {"sensitivity": 1.0, "error": 0.01}  # at least the end of a scale: rounding does not look like much
+LEAST_HIGH = {
+    "sensitivity": 1.0,
+    "error": 0.01,
+}  # at least the end of a scale: rounding does not look like much
 NOT_EVALUATED = "#e3e7ec"
 
 
@@ -56,7 +66,10 @@ class HeatMap:
 
     def table(self) -> list[tuple[str, list[str]]]:
         """For each dy, how it is written and the number at each dx."""
-        return [(self.write_place(down), [self.write((down, right)) for right in self.columns]) for down in self.rows]
+        return [
+            (self.write_place(down), [self.write((down, right)) for right in self.columns])
+            for down in self.rows
+        ]
 
     def numbers(self, label: str) -> str:
         """Every pair and its number, as comma-separated values."""
@@ -79,26 +92,51 @@ def heat_map_chart(heat_map: HeatMap, scale: Scale, description: str) -> str:
     side = min(SIDE / len(columns), SIDE / len(rows), 60.0)
     width, height = side * len(columns), side * len(rows)
     left = LEFT + (SIDE - width) / 2
-    places = {one: (left + columns.index(one[1]) * side, TOP + rows.index(one[0]) * side) for one in heat_map.values}
+    places = {
+        one: (left + columns.index(one[1]) * side, TOP + rows.index(one[0]) * side)
+        for one in heat_map.values
+    }
     parts = [_cells(heat_map, scale, left, side)]
     if max(len(rows), len(columns)) <= MOST_WRITTEN:
         longest = max(len(heat_map.write(pair)) for pair in places)
         size = min(12.0, side / 2.9, 1.5 * side / longest)  # so that it stays within its cell
         for pair, (x, y) in places.items():
             colour = ink_on(heat_colour(scale.place(heat_map.values[pair])))
-            parts.append(label(heat_map.write(pair), x + side / 2, y + side / 2 + size / 3, size=size, colour=colour))
+            parts.append(
+                label(
+                    heat_map.write(pair),
+                    x + side / 2,
+                    y + side / 2 + size / 3,
+                    size=size,
+                    colour=colour,
+                )
+            )
     # A frame around the unshifted image and a bold one around the worst.
     for pair, strokes in {(0, 0): (2.6, 1.0), heat_map.worst: (4.4, 2.2)}.items():
         for colour, stroke in zip(("#fff", INK), strokes, strict=True) if pair in places else ():
-            box = {"x": places[pair][0], "y": places[pair][1], "width": side, "height": side, "fill": "none"}
+            box = {
+                "x": places[pair][0],
+                "y": places[pair][1],
+                "width": side,
+                "height": side,
+                "fill": "none",
+            }
             parts.append(element("rect", {**box, "stroke": colour, "stroke-width": stroke}))
-    beside = ((heat_map.write_place(rows[at]), left - 6, TOP + (at + 0.5) * side + 4) for at in chosen_ticks(rows))
-    below = ((heat_map.write_place(columns[at]), left + (at + 0.5) * side) for at in chosen_ticks(columns))
+    beside = (
+        (heat_map.write_place(rows[at]), left - 6, TOP + (at + 0.5) * side + 4)
+        for at in chosen_ticks(rows)
+    )
+    below = (
+        (heat_map.write_place(columns[at]), left + (at + 0.5) * side)
+        for at in chosen_ticks(columns)
+    )
     parts.append(ticks("left", *(label(*one, anchor="end") for one in beside)))
     parts.append(ticks("below", *(label(*one, TOP + height + 15) for one in below)))
     parts.append(label(heat_map.across, left + width / 2, TOP + height + 32))
     x, y = left - 36, TOP + height / 2
-    parts.append(element("g", {"transform": f"rotate(-90 {x:.1f} {y:.1f})"}, label(heat_map.down, x, y + 4)))
+    parts.append(
+        element("g", {"transform": f"rotate(-90 {x:.1f} {y:.1f})"}, label(heat_map.down, x, y + 4))
+    )
     parts.append(_legend(heat_map, scale, TOP + height + 44))
     return drawing(WIDTH, TOP + height + 78, description, *parts)
 
@@ -111,9 +149,17 @@ def _cells(heat_map: HeatMap, scale: Scale, left: float, side: float) -> str:
             value = heat_map.values.get((down, right))
             colour = NOT_EVALUATED if value is None else heat_colour(scale.place(value))
             paths[colour] = paths.get(colour, "") + f"M{column} {row}h1v1h-1z"
-    place = {"transform": f"translate({left:.2f} {TOP}) scale({side:.4f})", "shape-rendering": "crispEdges"}
+    place = {
+        "transform": f"translate({left:.2f} {TOP}) scale({side:.4f})",
+        "shape-rendering": "crispEdges",
+    }
     drawn = [element("path", {"d": path, "fill": colour}) for colour, path in paths.items()]
-    ground = {"class": "cells", "width": len(heat_map.columns), "height": len(heat_map.rows), "fill": "#fff"}
+    ground = {
+        "class": "cells",
+        "width": len(heat_map.columns),
+        "height": len(heat_map.rows),
+        "fill": "#fff",
+    }
     return element("g", place, element("rect", ground), *drawn)
 
 
@@ -122,13 +168,23 @@ def _legend(heat_map: HeatMap, scale: Scale, top: float) -> str:
     levels = enumerate(heat_colour(at / (HEAT_LEVELS - 1)) for at in range(HEAT_LEVELS))
     move = f"translate({left} {top:.2f}) scale({width / HEAT_LEVELS} 9)"
     place = {"transform": move, "shape-rendering": "crispEdges"}
-    parts = [element("g", place, *(element("path", {"d": f"M{at} 0h1.1v1h-1.1z", "fill": one}) for at, one in levels))]
+    parts = [
+        element(
+            "g",
+            place,
+            *(element("path", {"d": f"M{at} 0h1.1v1h-1.1z", "fill": one}) for at, one in levels),
+        )
+    ]
     shares = is_share(heat_map.number)
     good, bad = (scale.high, scale.low) if shares else (scale.low, scale.high)
     for at, value, anchor in ((left - 6, good, "end"), (left + width + 6, bad, "start")):
-        parts.append(label(write_number(heat_map.number, value) + " %" * shares, at, top + 9, anchor=anchor))
+        parts.append(
+            label(write_number(heat_map.number, value) + " %" * shares, at, top + 9, anchor=anchor)
+        )
     if len(heat_map.rows) * len(heat_map.columns) > len(heat_map.values):
-        parts.append(element("rect", {"x": 264, "y": top, "width": 9, "height": 9, "fill": NOT_EVALUATED}))
+        parts.append(
+            element("rect", {"x": 264, "y": top, "width": 9, "height": 9, "fill": NOT_EVALUATED})
+        )
         parts.append(label("not evaluated", 277.0, top + 9, anchor="start"))
     return "".join(parts)
 
@@ -136,7 +192,11 @@ def _legend(heat_map: HeatMap, scale: Scale, top: float) -> str:
 # Shown at once; the others are folded away, unless there is none of these.
 FIRST_CURVES = ("accuracy", "agreement", "overlap", "retrieval")
 MAP_NUMBERS = (*FIRST_CURVES, "error")  # of these the first that is defined is drawn as a map
-MAP_KINDS = {"shifts": "At every shift: {}", "sensitivity": "Translation sensitivity", "phase": "By phase: {}"}
+MAP_KINDS = {
+    "shifts": "At every shift: {}",
+    "sensitivity": "Translation sensitivity",
+    "phase": "By phase: {}",
+}
 """The maps, and what each is called; braces stand for the number."""
 
 
@@ -159,16 +219,22 @@ def mode_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
         }
         drawn = {curve: figure for curve, figure in figures.items() if figure}
         first = [curve for curve in FIRST_CURVES if curve in drawn] or list(drawn)[:1]
-        darker = f"The darker band is the {confidences(chosen.values())} interval of each shift alone"
+        darker = (
+            f"The darker band is the {confidences(chosen.values())} interval of each shift alone"
+        )
         paler = f"{darker}, the paler one holds at all shifts together."
         # What follows a semicolon says how wide the band is.
         found = {curve.method for metrics in chosen.values() for curve in metrics.curves.values()}
-        methods = sorted({one.split(";")[0].replace("wilson", "Wilson") for one in found if has_interval(one)})
+        methods = sorted(
+            {one.split(";")[0].replace("wilson", "Wilson") for one in found if has_interval(one)}
+        )
         if len(chosen) > MOST_BANDS:
             paler = f"Bands of more than {MOST_BANDS} models would hide each other: point at a mark for its interval."
         section = {
             "mode": mode,
-            "words": list(dict.fromkeys(mode_words(metrics.movement) for metrics in chosen.values())),
+            "words": list(
+                dict.fromkeys(mode_words(metrics.movement) for metrics in chosen.values())
+            ),
             "curves": [drawn[curve] for curve in first],
             "more_curves": [figure for curve, figure in drawn.items() if curve not in first],
             "bands": f"{paler} Intervals: {listed(methods) or 'none'}. {missing_intervals(found)}".strip(),
@@ -180,7 +246,9 @@ def mode_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
 
 def confidences(metrics: Iterable[Metrics]) -> str:
     """Every confidence that intervals have, as written."""
-    return listed([f"{100 * confidence:g} %" for confidence in sorted({one.confidence for one in metrics})])
+    return listed(
+        [f"{100 * confidence:g} %" for confidence in sorted({one.confidence for one in metrics})]
+    )
 
 
 def mode_words(movement: Movement) -> str:
@@ -213,9 +281,19 @@ def _map_figures(
         unit = " %" if is_share(one.number) else ""
         words = _map_words(kind, one, unit)
         # Maps of one kind and number are compared, so they share a scale.
-        scale = heat_scale([map_ for _, other, map_ in found if (other, map_.number) == (kind, one.number)])
-        chart = heat_map_chart(one, scale, f"{reports[model].name}, mode {mode}. {head}, a heat map. {words}")
-        figure = {"key": f"{kind}-{model}-{mode}", "model": model, "name": head, "chart": chart, "words": words}
+        scale = heat_scale(
+            [map_ for _, other, map_ in found if (other, map_.number) == (kind, one.number)]
+        )
+        chart = heat_map_chart(
+            one, scale, f"{reports[model].name}, mode {mode}. {head}, a heat map. {words}"
+        )
+        figure = {
+            "key": f"{kind}-{model}-{mode}",
+            "model": model,
+            "name": head,
+            "chart": chart,
+            "words": words,
+        }
         columns = list(map(one.write_place, one.columns))
         table = {"corner": f"{one.down} \\ {one.across}", "columns": columns, "rows": one.table()}
         place = figures["maps" if kind == "shifts" else "more_maps"]
@@ -228,11 +306,17 @@ def _maps(report: AuditReport, metrics: Metrics, mode: str) -> dict[str, HeatMap
     maps: dict[str, HeatMap] = {}
     number = next((name for name in MAP_NUMBERS if name in metrics.curves), None)
     if number is not None:
-        maps["shifts"] = HeatMap(number, dict(zip(metrics.shifts, metrics.curves[number].values, strict=True)))
+        maps["shifts"] = HeatMap(
+            number, dict(zip(metrics.shifts, metrics.curves[number].values, strict=True))
+        )
     if sensitivity := report.sensitivity.get(mode):
-        maps["sensitivity"] = HeatMap("sensitivity", dict(zip(sensitivity.shifts, sensitivity.values, strict=True)))
+        maps["sensitivity"] = HeatMap(
+            "sensitivity", dict(zip(sensitivity.shifts, sensitivity.values, strict=True))
+        )
     # Where no shift moves both axes at once, two curves show as much.
-    maps = {kind: one for kind, one in maps.items() if any(down and right for down, right in one.values)}
+    maps = {
+        kind: one for kind, one in maps.items() if any(down and right for down, right in one.values)
+    }
     phases = phase_map(report.phases[mode]) if mode in report.phases else None
     return maps if phases is None else {**maps, "phase": phases}
 
@@ -256,7 +340,9 @@ def _map_words(kind: str, heat_map: HeatMap, unit: str) -> str:
         extreme = "Lowest" if unit else "Highest"
         words = f"{extreme}: {heat_map.write(worst)}{unit} at {at} (bold frame)."
     if kind == "sensitivity":
-        return f"{words} How far the answers move on the mean; 1 is as far as those to another image."
+        return (
+            f"{words} How far the answers move on the mean; 1 is as far as those to another image."
+        )
     if kind == "phase" and (0, 0) in heat_map.values:
         return f"{words} At multiples of the stride: {heat_map.write((0, 0))}{unit}."
     return words

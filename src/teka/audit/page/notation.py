@@ -57,12 +57,18 @@ def write_p_value(p_value: float) -> str:
 
 def write_interval(name: str, lower: float, upper: float, method: str) -> str:
     """The ends of an interval of a number of an audit, "–" where its method says that there is none."""
-    return f"{write_number(name, lower)}–{write_number(name, upper)}" if has_interval(method) else MISSING
+    return (
+        f"{write_number(name, lower)}–{write_number(name, upper)}"
+        if has_interval(method)
+        else MISSING
+    )
 
 
 def missing_intervals(methods: Iterable[str]) -> str:
     """What "–" stands for in place of intervals of some methods, a sentence; "" if none is missing."""
-    reasons = dict.fromkeys(method.removeprefix("none, ") for method in methods if not has_interval(method))
+    reasons = dict.fromkeys(
+        method.removeprefix("none, ") for method in methods if not has_interval(method)
+    )
     return f"{MISSING}: no interval, {'; or '.join(reasons)}." if reasons else ""
 
 

@@ -24,7 +24,14 @@ from teka.audit.statistics.ranking import Pair
 from teka.errors import printable_lines, require, wrong_value
 from teka.files import write_bytes
 
-FIRST_NUMBERS = ("consistency", "accuracy", "worst_shift_accuracy", "overlap", "minimum_overlap", "retrieval")
+FIRST_NUMBERS = (
+    "consistency",
+    "accuracy",
+    "worst_shift_accuracy",
+    "overlap",
+    "minimum_overlap",
+    "retrieval",
+)
 FIRST_NUMBERS += ("mean_error", "maximum_error")
 MOST_NAMED = 2  # models whose names stand in the title
 SCRIPTS = ("audit.js", "figures.js")
@@ -41,7 +48,9 @@ class AuditRow(NamedTuple):
     cells: tuple[tuple[str, str] | None, ...]
 
 
-def audit_columns(reports: Sequence[AuditReport], numbers: Sequence[str] = tuple(NUMBERS)) -> list[str]:
+def audit_columns(
+    reports: Sequence[AuditReport], numbers: Sequence[str] = tuple(NUMBERS)
+) -> list[str]:
     """Those of the numbers that any mode of any report has, in their order."""
     found = {name for report in reports for metrics in report.metrics for name in metrics.numbers}
     return [name for name in numbers if name in found]
@@ -63,14 +72,23 @@ def audit_rows(reports: Sequence[AuditReport], columns: Sequence[str]) -> list[A
 
 
 def _write_estimate(name: str, found: Estimate) -> tuple[str, str]:
-    return write_number(name, found.value), write_interval(name, found.lower, found.upper, found.method)
+    return write_number(name, found.value), write_interval(
+        name, found.lower, found.upper, found.method
+    )
 
 
 def interval_note(reports: Sequence[AuditReport], columns: Sequence[str]) -> str:
     """What stands below each number of some columns, and why an interval is missing, if one is."""
     every = [metrics for report in reports for metrics in report.metrics]
-    methods = [metrics.numbers[name].method for metrics in every for name in columns if name in metrics.numbers]
-    return f"Below each number its {confidences(every)} interval. {missing_intervals(methods)}".strip()
+    methods = [
+        metrics.numbers[name].method
+        for metrics in every
+        for name in columns
+        if name in metrics.numbers
+    ]
+    return (
+        f"Below each number its {confidences(every)} interval. {missing_intervals(methods)}".strip()
+    )
 
 
 def sorted_caveats(caveats: Sequence[Caveat]) -> list[Caveat]:
@@ -80,31 +98,54 @@ def sorted_caveats(caveats: Sequence[Caveat]) -> list[Caveat]:
 
 def caveat_models(reports: Sequence[AuditReport]) -> dict[Caveat, str]:
     """Every caveat once, the gravest first, with the models that it is of."""
-    of = {caveat: [] for caveat in sorted_caveats([caveat for report in reports for caveat in report.caveats])}
+    of = {
+        caveat: []
+        for caveat in sorted_caveats([caveat for report in reports for caveat in report.caveats])
+    }
     for report in reports:
         for caveat in dict.fromkeys(report.caveats):
             of[caveat].append(report.name)
-    return {caveat: "all models" if len(names) == len(reports) > 1 else listed(names) for caveat, names in of.items()}
+    return {
+        caveat: "all models" if len(names) == len(reports) > 1 else listed(names)
+        for caveat, names in of.items()
+    }
 
 
 def preset_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
     """A section for each procedure that any report has, with the models that it was done with."""
     sections = []
     for name in dict.fromkeys(preset.name for report in reports for preset in report.presets):
-        found = {at: preset for at, report in enumerate(reports) for preset in report.presets if preset.name == name}
-        numbers = [(at, number, one) for at, preset in found.items() for number, one in preset.numbers.items()]
-        counts = dict.fromkeys(f"{what}: {n:,}" for preset in found.values() for what, n in preset.counts.items())
+        found = {
+            at: preset
+            for at, report in enumerate(reports)
+            for preset in report.presets
+            if preset.name == name
+        }
+        numbers = [
+            (at, number, one)
+            for at, preset in found.items()
+            for number, one in preset.numbers.items()
+        ]
+        counts = dict.fromkeys(
+            f"{what}: {n:,}" for preset in found.values() for what, n in preset.counts.items()
+        )
         names, figures = [report.name for report in reports], []
         for group in dict.fromkeys(group for preset in found.values() for group in preset.metrics):
-            moved = {at: preset.metrics[group] for at, preset in found.items() if group in preset.metrics}
+            moved = {
+                at: preset.metrics[group] for at, preset in found.items() if group in preset.metrics
+            }
             curves = {at: (one.shifts, one.curves.get("accuracy")) for at, one in moved.items()}
-            figures.append(curve_figure(names, curves, quantity_of("accuracy"), f"{group}: correct (%)"))
+            figures.append(
+                curve_figure(names, curves, quantity_of("accuracy"), f"{group}: correct (%)")
+            )
         first = next(iter(found.values()))
         section = {
             "name": name,
             "procedure": first.procedure,
             "source": first.source,
-            "rows": [(at, number, *_write_estimate("accuracy", one)) for at, number, one in numbers],
+            "rows": [
+                (at, number, *_write_estimate("accuracy", one)) for at, number, one in numbers
+            ],
             "counts": "; ".join(counts),
             "curves": [figure for figure in figures if figure],
         }
@@ -121,13 +162,20 @@ def name_setting(name: str) -> str:
 def write_setting(value: object) -> str:
     """The value of a setting, of which a long list is shortened."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {write_setting(inner)}" for name, inner in value.items()) or "none"
+        return (
+            ", ".join(f"{name}: {write_setting(inner)}" for name, inner in value.items()) or "none"
+        )
     if isinstance(value, list | tuple):
         lists = all(isinstance(one, list | tuple) for one in value)
         if len(value) > LONGEST and lists and len(set(map(len, value))) == 1:
-            low, high = (write_setting(tuple(map(end, zip(*value, strict=True)))) for end in (min, max))
+            low, high = (
+                write_setting(tuple(map(end, zip(*value, strict=True)))) for end in (min, max)
+            )
             return f"{len(value):,}, from ({low}) to ({high})"
-        words = [f"({write_setting(one)})" if isinstance(one, list | tuple) else write_setting(one) for one in value]
+        words = [
+            f"({write_setting(one)})" if isinstance(one, list | tuple) else write_setting(one)
+            for one in value
+        ]
         more = f", … ({len(value):,} in all)" if len(value) > LONGEST else ""
         return ", ".join(words[:LONGEST]) + more or "none"
     if isinstance(value, bool):
@@ -141,7 +189,11 @@ def write_setting(value: object) -> str:
 def write_examples(reports: Sequence[AuditReport]) -> str:
     """The examples as JSON for the page's script; an image that two reports move in the same mode becomes one."""
     models = [
-        {"name": report.name, "colour": line_style(at).colour, "classes": report.data.get("class_names")}
+        {
+            "name": report.name,
+            "colour": line_style(at).colour,
+            "classes": report.data.get("class_names"),
+        }
         for at, report in enumerate(reports)
     ]
     # Each is numbered in the order of first appearance, and named by its number.
@@ -156,18 +208,28 @@ def write_examples(reports: Sequence[AuditReport]) -> str:
             movement = json.dumps(_movement(moved[example.mode], picture[1:]))
             place = movements.setdefault(movement, len(movements))
             levels = pixels.setdefault(picture, len(pixels))
-            image = {"movement": place, "pixels": levels, "index": example.index, "label": example.label, "answers": []}
+            image = {
+                "movement": place,
+                "pixels": levels,
+                "index": example.index,
+                "label": example.label,
+                "answers": [],
+            }
             images.setdefault((place, example.index, levels), image)["answers"].append(
                 {
                     "model": model,
                     "shifts": shifts.setdefault(example.shifts, len(shifts)),
                     "classes": list(example.predictions),
-                    "probabilities": [round(probability, 4) for probability in example.probabilities],
+                    "probabilities": [
+                        round(probability, 4) for probability in example.probabilities
+                    ],
                 }
             )
     content = {
         "models": models,
-        "pixels": [dict(zip(("levels", "height", "width", "channels"), one, strict=True)) for one in pixels],
+        "pixels": [
+            dict(zip(("levels", "height", "width", "channels"), one, strict=True)) for one in pixels
+        ],
         "shifts": [list(map(list, steps)) for steps in shifts],
         "movements": [json.loads(movement) for movement in movements],
         "images": sorted(images.values(), key=lambda image: image["movement"]),
@@ -180,13 +242,23 @@ def write_examples(reports: Sequence[AuditReport]) -> str:
 def _movement(movement: Movement, sizes: tuple[int, int, int]) -> dict[str, object]:
     """Mode, background as levels for each channel, and the size of what the model sees of the placed image."""
     height, width, channels = sizes
-    background = movement.background if isinstance(movement.background, tuple) else (movement.background,) * channels
+    background = (
+        movement.background
+        if isinstance(movement.background, tuple)
+        else (movement.background,) * channels
+    )
     seen = (height, width) if movement.crop_size is None else movement.crop_size
     levels = [min(max(round(255 * value), 0), 255) for value in background]
-    return {"mode": movement.mode, "background": levels, "seen": [seen] * 2 if isinstance(seen, int) else list(seen)}
+    return {
+        "mode": movement.mode,
+        "background": levels,
+        "seen": [seen] * 2 if isinstance(seen, int) else list(seen),
+    }
 
 
-def write_audit_page(reports: Sequence[AuditReport], path: str | Path, pairs: Sequence[Pair] = ()) -> Path:
+def write_audit_page(
+    reports: Sequence[AuditReport], path: str | Path, pairs: Sequence[Pair] = ()
+) -> Path:
     """Write the page of one or more audits, whole or not at all; several models are shown side by side.
 
     Of several, `teka.audit.statistics.ranking.compare_every_two` makes the pairs, in any number of modes, from which
@@ -202,7 +274,9 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()
         raise wrong_value("reports", list(reports), "one or more reports")
     folder = files("teka.audit.page")
     columns, styles = audit_columns(reports), [line_style(at) for at in range(len(reports))]
-    data = dict.fromkeys(str(report.data.get("used", report.data.get("name", "images"))) for report in reports)
+    data = dict.fromkeys(
+        str(report.data.get("used", report.data.get("name", "images"))) for report in reports
+    )
     content = {
         "audit_style": (folder / "audit.css").read_text(encoding="utf-8"),
         "script": "\n".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS),
@@ -222,13 +296,18 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()
         "modes": mode_sections(reports),
         "changes": change_sections(reports),
         "examples": write_examples(reports) if any(report.examples for report in reports) else "",
-        "has_labels": any(example.label is not None for report in reports for example in report.examples),
+        "has_labels": any(
+            example.label is not None for report in reports for example in report.examples
+        ),
         "layers": layers,
         "notation": notation,
         "presets": preset_sections(reports),
         "name_setting": name_setting,
         "write_setting": write_setting,
-        "version": next((str(report.provenance["teka"]) for report in reports if "teka" in report.provenance), ""),
+        "version": next(
+            (str(report.provenance["teka"]) for report in reports if "teka" in report.provenance),
+            "",
+        ),
     }
     return render_page("teka.audit.page", "audit.html.j2", content)
 
@@ -237,11 +316,20 @@ def _first_numbers(reports: Sequence[AuditReport]) -> list[tuple[NumberMetric, t
     """The three numbers of a valid model that a reader sees first, in its first mode; none of several models."""
     columns = audit_columns(reports, FIRST_NUMBERS)[:3]
     rows = audit_rows(reports, columns) if len(reports) == 1 and not reports[0].invalid else []
-    return [(NUMBERS[name], cell) for row in rows[:1] for name, cell in zip(columns, row.cells, strict=True) if cell]
+    return [
+        (NUMBERS[name], cell)
+        for row in rows[:1]
+        for name, cell in zip(columns, row.cells, strict=True)
+        if cell
+    ]
 
 
 def _named(reports: Sequence[AuditReport]) -> str:
-    return listed([report.name for report in reports]) if len(reports) <= MOST_NAMED else f"{len(reports)} models"
+    return (
+        listed([report.name for report in reports])
+        if len(reports) <= MOST_NAMED
+        else f"{len(reports)} models"
+    )
 
 
 def render_page(package: str, template: str, content: Mapping[str, object]) -> str:
@@ -252,7 +340,9 @@ def render_page(package: str, template: str, content: Mapping[str, object]) -> s
 
     def read(name: str) -> str:
         # The frame of every page and its style lie here.
-        return (files(package if name == template else "teka.audit.page") / name).read_text(encoding="utf-8")
+        return (files(package if name == template else "teka.audit.page") / name).read_text(
+            encoding="utf-8"
+        )
 
     environment = Environment(
         loader=FunctionLoader(read),

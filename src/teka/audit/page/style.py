@@ -17,7 +17,14 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h", "*", ">")
 DASHES = (
     (), (), (3, 2), (1, 1.2), (5, 1, 1, 1, 1, 1), (8, 2), (4, 1.5), (5, 1, 1, 1), (2, 1), (8, 1, 2, 1),
 )  # fmt: skip
-HEAT = ("#fff8ec", "#fddba6", "#fca55d", "#e8602c", "#b32413", "#5f0a07")  # from pale, good, to dark, bad
+HEAT = (
+    "#fff8ec",
+    "#fddba6",
+    "#fca55d",
+    "#e8602c",
+    "#b32413",
+    "#5f0a07",
+)  # from pale, good, to dark, bad
 HEAT_LEVELS = 40  # number of colours that are used, so that cells of one colour can be drawn as one
 MOST_TICKS = 9
 
@@ -51,9 +58,13 @@ def level_styles(levels: Iterable[str], reference: str | None = None) -> dict[st
 
 def heat_colour(share: float) -> str:
     """The colour, "#rrggbb", for a share of the way from good to bad; beyond [0, 1] that of the nearer end."""
-    place = round(min(max(share, 0.0), 1.0) * (HEAT_LEVELS - 1)) / (HEAT_LEVELS - 1) * (len(HEAT) - 1)
+    place = (
+        round(min(max(share, 0.0), 1.0) * (HEAT_LEVELS - 1)) / (HEAT_LEVELS - 1) * (len(HEAT) - 1)
+    )
     channels = zip(*map(_channels, HEAT), strict=True)
-    return "#" + "".join(f"{round(float(np.interp(place, range(len(HEAT)), one))):02x}" for one in channels)
+    return "#" + "".join(
+        f"{round(float(np.interp(place, range(len(HEAT)), one))):02x}" for one in channels
+    )
 
 
 def contrast(first: str, second: str) -> float:
@@ -80,5 +91,7 @@ def _channels(colour: str) -> list[int]:
 
 def _luminance(colour: str) -> float:
     shares = [channel / 255 for channel in _channels(colour)]
-    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    linear = [
+        share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares
+    ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

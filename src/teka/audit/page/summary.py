@@ -18,15 +18,24 @@ BADGE_WORDS = "shift-consistency"
 # The lowest share of each colour, on which white is read: green, amber, red.
 BADGE_COLOURS = ((0.99, "#14692f"), (0.9, "#8a5200"), (0.0, "#a31f10"))
 UNKNOWN = "#4a5565"
-HEIGHT, MARGIN, CHARACTER = 20.0, 7.0, 6.6  # a character's width at 11 pixels, to which the text is fitted
+HEIGHT, MARGIN, CHARACTER = (
+    20.0,
+    7.0,
+    6.6,
+)  # a character's width at 11 pixels, to which the text is fitted
 
 
 def summary_markdown(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()) -> str:
     """Verdicts, the main numbers with their intervals, and what could mislead; of several models who wins."""
     parts = []
     for mode in dict.fromkeys(pair.comparison.movement.mode for pair in pairs):
-        headline, evidence = winner([pair for pair in pairs if pair.comparison.movement.mode == mode], reports)
-        parts += [f"**{markdown_text(headline)}**", "\n".join(f"- {markdown_text(words)}" for _, words in evidence)]
+        headline, evidence = winner(
+            [pair for pair in pairs if pair.comparison.movement.mode == mode], reports
+        )
+        parts += [
+            f"**{markdown_text(headline)}**",
+            "\n".join(f"- {markdown_text(words)}" for _, words in evidence),
+        ]
     for report in reports:
         parts.append(f"**{markdown_text(report.name)}.** {markdown_text(report.verdict[0])}")
     columns = audit_columns(reports, SUMMARY_NUMBERS)
@@ -52,7 +61,9 @@ def badge_svg(report: AuditReport) -> str:
 
     It is not known of a model without answers, and of one whose numbers a caveat makes void.
     """
-    found = [(one.numbers["consistency"], one) for one in report.metrics if "consistency" in one.numbers]
+    found = [
+        (one.numbers["consistency"], one) for one in report.metrics if "consistency" in one.numbers
+    ]
     words, colour, why = MISSING, UNKNOWN, ", ".join(report.invalid) or "no answers to compare"
     if found and not report.invalid:
         lowest, metrics = min(found, key=lambda pair: pair[0].value)
@@ -66,11 +77,20 @@ def badge_svg(report: AuditReport) -> str:
     parts = [
         title(f"{report.name}: {BADGE_WORDS} {words} ({why})"),
         element("rect", {**box, "x": 0.0, "width": width, "rx": 3.0, "fill": colour}),
-        element("path", {"d": f"M3 0H{edge:.1f}V{HEIGHT:.0f}H3A3 3 0 0 1 0 17V3A3 3 0 0 1 3 0z", "fill": "#333b46"}),
+        element(
+            "path",
+            {
+                "d": f"M3 0H{edge:.1f}V{HEIGHT:.0f}H3A3 3 0 0 1 0 17V3A3 3 0 0 1 3 0z",
+                "fill": "#333b46",
+            },
+        ),
     ]
     for text, size, start in ((BADGE_WORDS, sizes[0], MARGIN), (words, sizes[1], edge + MARGIN)):
         place = {"x": start, "y": 14.0, "textLength": size, "lengthAdjust": "spacingAndGlyphs"}
         parts.append(element("text", {**place, "fill": "#fff"}, escape(text)))
     frame = {"xmlns": "http://www.w3.org/2000/svg", "width": width, "height": HEIGHT, "role": "img"}
-    said = {"aria-label": f"{BADGE_WORDS} {words}", "font-family": "Verdana,Geneva,DejaVu Sans,sans-serif"}
+    said = {
+        "aria-label": f"{BADGE_WORDS} {words}",
+        "font-family": "Verdana,Geneva,DejaVu Sans,sans-serif",
+    }
     return element("svg", {**frame, **said, "font-size": 11.0}, *parts)

@@ -25,7 +25,9 @@ POINTS = {
 LABEL = {"text-anchor": "middle", "font-size": 12.0, "fill": SOFT, "font-weight": 400}
 """How the words of a drawing look unless they say otherwise."""
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
-DECADES_FOR_LOGARITHM = 2.5  # numbers that span more powers of ten than this are drawn on a logarithmic scale
+DECADES_FOR_LOGARITHM = (
+    2.5  # numbers that span more powers of ten than this are drawn on a logarithmic scale
+)
 
 
 def escape(words: str) -> str:
@@ -44,7 +46,14 @@ def _written(value: object) -> str:
 
 
 def label(
-    words: str, x: float, y: float, *, anchor: str = "middle", size: float = 12.0, colour: str = SOFT, weight: int = 400
+    words: str,
+    x: float,
+    y: float,
+    *,
+    anchor: str = "middle",
+    size: float = 12.0,
+    colour: str = SOFT,
+    weight: int = 400,
 ) -> str:
     """Text on a base line, anchored at its "start", "middle" or "end"; a weight of 700 is bold."""
     look = {"text-anchor": anchor, "font-size": size, "fill": colour, "font-weight": weight}
@@ -81,14 +90,30 @@ def polygon(corners: Sequence[tuple[float, float]]) -> str:
 def drawing(width: float, height: float, description: str, *content: str) -> str:
     """A drawing of a size in its own units, as wide as its place allows, described for those who do not see it."""
     size = (_written(float(width)), _written(float(height)))
-    frame = {"viewBox": f"0 0 {size[0]} {size[1]}", "role": "img", "aria-label": description, "class": "drawing"}
-    return element("svg", {**frame, "style": f"aspect-ratio: {size[0]} / {size[1]}", **LABEL}, *content)
+    frame = {
+        "viewBox": f"0 0 {size[0]} {size[1]}",
+        "role": "img",
+        "aria-label": description,
+        "class": "drawing",
+    }
+    return element(
+        "svg", {**frame, "style": f"aspect-ratio: {size[0]} / {size[1]}", **LABEL}, *content
+    )
 
 
 def styled_line(style: LineStyle, path: str, width: float) -> str:
     """A line of a style along a path."""
-    dashes = {"stroke-dasharray": " ".join(f"{width * part:.1f}" for part in style.dashes)} if style.dashes else {}
-    line = {"fill": "none", "stroke": style.colour, "stroke-width": width, "stroke-linejoin": "round"}
+    dashes = (
+        {"stroke-dasharray": " ".join(f"{width * part:.1f}" for part in style.dashes)}
+        if style.dashes
+        else {}
+    )
+    line = {
+        "fill": "none",
+        "stroke": style.colour,
+        "stroke-width": width,
+        "stroke-linejoin": "round",
+    }
     return element("path", {"d": path, **line, **dashes})
 
 
@@ -96,7 +121,10 @@ def styled_points(style: LineStyle, points: Iterable[tuple[float, float, str]], 
     """The marker of a style at places, each with the words that are shown when one points at it, if any."""
     drawn = []
     for x, y, words in points:
-        place = {"d": POINTS[style.marker], "transform": f"translate({x:.1f} {y:.1f}) scale({size:.2f})"}
+        place = {
+            "d": POINTS[style.marker],
+            "transform": f"translate({x:.1f} {y:.1f}) scale({size:.2f})",
+        }
         drawn.append(element("path", place, *([title(words)] if words else ())))
     edge = {"fill": style.colour, "stroke": "#fff", "stroke-width": 0.6 / size}
     return element("g", {"class": "points", **edge}, *drawn)
@@ -109,8 +137,19 @@ def line(name: str, *content: str) -> str:
 
 def swatch(style: LineStyle) -> str:
     """A short piece of a line with its marker for a legend, where its name stands beside it."""
-    frame = {"viewBox": "0 0 34 12", "width": 34, "height": 12, "aria-hidden": "true", "class": "swatch"}
-    return element("svg", frame, styled_line(style, "M1 6H33", 2.0), styled_points(style, [(17.0, 6.0, "")], 4.0))
+    frame = {
+        "viewBox": "0 0 34 12",
+        "width": 34,
+        "height": 12,
+        "aria-hidden": "true",
+        "class": "swatch",
+    }
+    return element(
+        "svg",
+        frame,
+        styled_line(style, "M1 6H33", 2.0),
+        styled_points(style, [(17.0, 6.0, "")], 4.0),
+    )
 
 
 @dataclass(frozen=True)
@@ -135,8 +174,14 @@ class Scale:
     def ticks(self, most: int = 6) -> list[float]:
         """Round numbers within the scale, at most about so many."""
         if self.is_logarithmic:
-            first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
-            return [10.0**power for power in range(first, last + 1, max(1, -(-(last - first + 1) // most)))]
+            first, last = (
+                math.ceil(math.log10(self.low) - 1e-9),
+                math.floor(math.log10(self.high) + 1e-9),
+            )
+            return [
+                10.0**power
+                for power in range(first, last + 1, max(1, -(-(last - first + 1) // most)))
+            ]
         step = round_step((self.high - self.low) / most)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [index * step for index in range(first, last + 1)]
@@ -165,7 +210,12 @@ def signed_scale(values: Sequence[float], start: float, end: float) -> Scale:
     """A scale for differences, with 0 on it: between round numbers around them."""
     low, high = min(0.0, *values), max(0.0, *values)
     step = round_step(max((high - low) / 4, 0.0025))
-    return Scale(step * math.floor(low / step + 1e-9), step * max(1, math.ceil(high / step - 1e-9)), start, end)
+    return Scale(
+        step * math.floor(low / step + 1e-9),
+        step * max(1, math.ceil(high / step - 1e-9)),
+        start,
+        end,
+    )
 
 
 def size_scale(values: Sequence[float], start: float, end: float) -> Scale:

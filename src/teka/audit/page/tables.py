@@ -34,13 +34,23 @@ class Table:
 
     def plain(self, width: int = WIDTH, *, narrowest: int = 40) -> str:
         """Aligned text: long names are wrapped, to a narrowest column, then columns that do not fit continue below."""
-        self = replace(self, title=printable(self.title), heads=_clean(self.heads), rows=tuple(map(_clean, self.rows)))
+        self = replace(
+            self,
+            title=printable(self.title),
+            heads=_clean(self.heads),
+            rows=tuple(map(_clean, self.rows)),
+        )
         columns = list(zip(self.heads, *self.rows, strict=True))
-        sizes = [max(len(line) for cell in column for line in cell.split("\n")) for column in columns]
+        sizes = [
+            max(len(line) for cell in column for line in cell.split("\n")) for column in columns
+        ]
         sizes[0] = min(sizes[0], max(narrowest, width - sum(size + GAP for size in sizes[1:])))
         blocks: list[list[int]] = [[0]]
         for at in range(1, len(columns)):
-            if len(blocks[-1]) > 1 and sum(sizes[one] + GAP for one in (*blocks[-1], at)) - GAP > width:
+            if (
+                len(blocks[-1]) > 1
+                and sum(sizes[one] + GAP for one in (*blocks[-1], at)) - GAP > width
+            ):
                 blocks.append([0])
             blocks[-1].append(at)
         texts = [self._block(chosen, sizes) for chosen in blocks]
@@ -54,21 +64,34 @@ class Table:
         from rich.text import Text
 
         rule = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
-        grid = Grid(box=rule, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style=None)
+        grid = Grid(
+            box=rule, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style=None
+        )
         for at in columns:
             justify = "right" if at and self.heads[at] not in self.words else "left"
-            grid.add_column(Text(self.heads[at]), justify=justify, width=sizes[at], no_wrap=at > 0, overflow="fold")
+            grid.add_column(
+                Text(self.heads[at]),
+                justify=justify,
+                width=sizes[at],
+                no_wrap=at > 0,
+                overflow="fold",
+            )
         for row in self.rows:
             grid.add_row(*(Text(row[at]) for at in columns))
         text = io.StringIO()
-        Console(file=text, width=sum(sizes) + GAP * len(sizes), color_system=None, legacy_windows=False).print(grid)
+        Console(
+            file=text, width=sum(sizes) + GAP * len(sizes), color_system=None, legacy_windows=False
+        ).print(grid)
         return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
     def markdown(self) -> str:
         """A Markdown table, its title above it as a heading of the third level."""
         rules = ("---", *["--:"] * (len(self.heads) - 1))
         lines = [
-            ["<br>".join(markdown_text(part, LONGEST_CELL) for part in cell.split("\n")) for cell in line]
+            [
+                "<br>".join(markdown_text(part, LONGEST_CELL) for part in cell.split("\n"))
+                for cell in line
+            ]
             for line in (self.heads, *self.rows)
         ]
         body = "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], rules, *lines[1:]))
@@ -77,7 +100,10 @@ class Table:
 
 def _clean(cells: tuple[str, ...]) -> tuple[str, ...]:
     """Return cells whose lines are printable and not too long."""
-    return tuple("\n".join(shorten(printable(part), LONGEST_CELL) for part in cell.split("\n")) for cell in cells)
+    return tuple(
+        "\n".join(shorten(printable(part), LONGEST_CELL) for part in cell.split("\n"))
+        for cell in cells
+    )
 
 
 def markdown_text(text: str, most: int = LONGEST_TEXT) -> str:
@@ -96,9 +122,17 @@ def csv_text(heads: Sequence[str], rows: Iterable[Sequence[str | float | int | N
     text = io.StringIO()
 
     def write(cell: str | float | int | None) -> str | int | None:
-        return f"{cell:.6g}" if isinstance(cell, float) else csv_words(cell) if isinstance(cell, str) else cell
+        return (
+            f"{cell:.6g}"
+            if isinstance(cell, float)
+            else csv_words(cell)
+            if isinstance(cell, str)
+            else cell
+        )
 
-    csv.writer(text, lineterminator="\n").writerows([write(cell) for cell in row] for row in (heads, *rows))
+    csv.writer(text, lineterminator="\n").writerows(
+        [write(cell) for cell in row] for row in (heads, *rows)
+    )
     return text.getvalue()
 
 
@@ -110,7 +144,10 @@ class Written(NamedTuple):
 
 
 def write_files(
-    folder: Path, contents: Mapping[str, str | bytes], tables: Sequence[Table] = (), notes: Sequence[str] = ()
+    folder: Path,
+    contents: Mapping[str, str | bytes],
+    tables: Sequence[Table] = (),
+    notes: Sequence[str] = (),
 ) -> Written:
     """Write the files of a folder, all of whose contents are ready, by their names."""
     for name, content in contents.items():

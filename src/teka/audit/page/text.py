@@ -17,7 +17,13 @@ from teka.errors import one_line, wrong_value
 
 WIDTH = 100  # columns of a terminal that the text fits into
 INVALID = "Rows marked invalid are for diagnosis only"
-TERMINAL_NUMBERS = ("accuracy", "minimum_accuracy", "worst_shift_accuracy", "consistency", "flip_rate")
+TERMINAL_NUMBERS = (
+    "accuracy",
+    "minimum_accuracy",
+    "worst_shift_accuracy",
+    "consistency",
+    "flip_rate",
+)
 TERMINAL_NUMBERS += ("overlap", "minimum_overlap", "retrieval", "cosine_distance", "maximum_error")
 """The numbers that a terminal has room for."""
 
@@ -33,7 +39,9 @@ def audit_text(reports: Sequence[AuditReport]) -> str:
         for sentence in report.verdict:
             lines += _wrap(sentence)
         for caveat in sorted_caveats(report.caveats):
-            lines += _wrap(f"{SEVERITIES[caveat.severity]}, {caveat.name}: {caveat.message}", "  ! ")
+            lines += _wrap(
+                f"{SEVERITIES[caveat.severity]}, {caveat.name}: {caveat.message}", "  ! "
+            )
         for role, name, words in blamed_layers(report.layers):
             lines += _wrap(f"{role}: {name} ({words})", "  > ")
         for failure in report.failures:
@@ -48,8 +56,16 @@ def _numbers(reports: Sequence[AuditReport], several: bool) -> str:
     named = [f"{reports[row.model].name}\n{row.mode}" if several else row.mode for row in found]
     cells = [["–" if cell is None else "\n".join(cell) for cell in row.cells] for row in found]
     rows = tuple((name, row.images, *of) for name, row, of in zip(named, found, cells, strict=True))
-    heads = ("model\nmode" if several else "mode", "images", *(NUMBERS[name].label for name in columns))
-    notes = [f"{INVALID}: {', '.join(report.invalid)} ({report.name})." for report in reports if report.invalid]
+    heads = (
+        "model\nmode" if several else "mode",
+        "images",
+        *(NUMBERS[name].label for name in columns),
+    )
+    notes = [
+        f"{INVALID}: {', '.join(report.invalid)} ({report.name})."
+        for report in reports
+        if report.invalid
+    ]
     notes += [interval_note(reports, columns)] if rows else []
     counts = dict.fromkeys(row.shifts for row in found)
     if len(counts) > 1:
@@ -65,18 +81,30 @@ def _numbers(reports: Sequence[AuditReport], several: bool) -> str:
 
 def _wrap(words: str, first: str = "") -> list[str]:
     words = one_line(words, LONGEST_TEXT)
-    return textwrap.wrap(words, WIDTH, initial_indent=first, subsequent_indent=" " * len(first), break_on_hyphens=False)
+    return textwrap.wrap(
+        words,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=" " * len(first),
+        break_on_hyphens=False,
+    )
 
 
 def comparison_text(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> str:
     """Who wins in the mode of the pairs and by what, and the differences of the first valid model from each other."""
     headline, evidence = winner(pairs, reports)
-    texts = ["\n".join([*_wrap(headline), *(line for _, one in evidence for line in _wrap(one, "  "))])]
+    texts = [
+        "\n".join([*_wrap(headline), *(line for _, one in evidence for line in _wrap(one, "  "))])
+    ]
     pairs = valid_pairs(pairs, reports)
     for pair in pairs:
         if pair.first == reference_of(pairs):
-            texts.append(_differences(pair.comparison, reports[pair.first].name, reports[pair.second].name))
-    if missing := missing_intervals(one.method for pair in pairs for one in pair.comparison.numbers.values()):
+            texts.append(
+                _differences(pair.comparison, reports[pair.first].name, reports[pair.second].name)
+            )
+    if missing := missing_intervals(
+        one.method for pair in pairs for one in pair.comparison.numbers.values()
+    ):
         texts.append(missing)
     return "\n\n".join(texts)
 
@@ -86,7 +114,14 @@ def _differences(comparison: Comparison, first: str, second: str) -> str:
     for name in COMPARED_NUMBERS:
         if (number := comparison.numbers.get(name)) is not None:
             value = f"{write_difference(name, number.value)}{' points' if is_share(name) else ''}"
-            rows.append((NUMBERS[name].label, value, write_ends(name, number), write_p_value(number.p_value)))
+            rows.append(
+                (
+                    NUMBERS[name].label,
+                    value,
+                    write_ends(name, number),
+                    write_p_value(number.p_value),
+                )
+            )
     title = (
         f"{first} less {second}, mode {comparison.movement.mode}, {len(comparison.shifts)} shifts, the same "
         f"{comparison.num_images:,} images"

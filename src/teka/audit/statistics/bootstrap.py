@@ -26,7 +26,11 @@ class ImageResamples:
             rows = min(_CHUNK, settings.num_resamples - start)
             drawn = torch.randint(num_images, (rows, num_images), generator=generator)
             drawn += num_images * torch.arange(rows)[:, None]
-            counts.append(torch.bincount(drawn.flatten(), minlength=rows * num_images).view(rows, -1).to(torch.int16))
+            counts.append(
+                torch.bincount(drawn.flatten(), minlength=rows * num_images)
+                .view(rows, -1)
+                .to(torch.int16)
+            )
         self.counts = torch.cat(counts)
 
     def means(self, values: RowsOfImages) -> Float[Tensor, "resamples rows"]:
@@ -66,7 +70,9 @@ class ImageAverage:
 
 
 def average(
-    values: Shaped[Tensor, "rows images"], resamples: ImageResamples, norms: RowsOfImages | None = None
+    values: Shaped[Tensor, "rows images"],
+    resamples: ImageResamples,
+    norms: RowsOfImages | None = None,
 ) -> ImageAverage:
     """Means; with norms b ≥ 0 ratios of sums, q = Σ_i a_i / Σ_i b_i, as which resamples with Σ b = 0 count too."""
     values = values.to(torch.float64)
@@ -81,7 +87,10 @@ def average(
     influence = influence.masked_fill((largest <= _ROUNDING * means.abs())[:, None], 0.0)
     # Deviations are resampled, not values, so that float32 has all its digits for the spread.
     largest = largest.clamp(min=torch.finfo(torch.float64).tiny)
-    deviation = resamples.means((influence / largest[:, None]).to(torch.float32)).to(torch.float64) * largest
+    deviation = (
+        resamples.means((influence / largest[:, None]).to(torch.float32)).to(torch.float64)
+        * largest
+    )
     if norms is not None:
         weight = resamples.means((norms / scale[:, None]).to(torch.float32)).to(torch.float64)
         deviation = torch.where(weight > 0, deviation / weight, 0.0)
@@ -119,7 +128,9 @@ def bca_interval(average: ImageAverage, confidence: float) -> tuple[Rows, Rows]:
     return ends[0], ends[1]
 
 
-def logarithmic_critical_values(average: ImageAverage, images: ImageResamples, confidence: float) -> tuple[Rows, float]:
+def logarithmic_critical_values(
+    average: ImageAverage, images: ImageResamples, confidence: float
+) -> tuple[Rows, float]:
     """Quantiles of |t*| = |log θ*_s − log θ_s| / (σ*_s / θ*_s), of each row and of the largest over all rows.
 
     σ*_s is the standard error within the resample (bootstrap-t, Hall 1988). Draws of 0 do not count; without spread the
@@ -157,7 +168,9 @@ def simultaneous_critical_value(
         for start in range(0, settings.num_resamples, _CHUNK):
             size = min(_CHUNK, settings.num_resamples - start)
             multipliers = torch.randn(size, influence.shape[1], generator=generator)
-            largest[start : start + size] = (multipliers @ columns).abs().amax(dim=1).to(torch.float64)
+            largest[start : start + size] = (
+                (multipliers @ columns).abs().amax(dim=1).to(torch.float64)
+            )
     if num_constant := int((norm == 0).sum()) - (known is not None):
         # The largest of n independent |z| is below t with probability (2 Φ(t) − 1)^n.
         uniform = torch.rand(settings.num_resamples, generator=generator, dtype=torch.float64)

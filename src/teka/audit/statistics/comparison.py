@@ -10,13 +10,20 @@ from torch import Tensor
 from teka.audit.measure.responses import Responses, check_same_images, take_common
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts
-from teka.audit.statistics.bootstrap import ImageAverage, ImageResamples, average, simultaneous_critical_value
+from teka.audit.statistics.bootstrap import (
+    ImageAverage,
+    ImageResamples,
+    average,
+    simultaneous_critical_value,
+)
 from teka.audit.statistics.estimate import MOST_RESAMPLES, BootstrapSettings, Curve, scipy_special
 from teka.audit.statistics.intervals import MINIMUM_IMAGES, Outcomes, estimate_mean, make_curve
 from teka.audit.statistics.metrics import CURVES, NUMBERS
 from teka.checks import check_class, check_sizes
 
-COMPARED_NUMBERS = tuple(name for name, metric in NUMBERS.items() if metric.over in ("zero", "every", "mean"))
+COMPARED_NUMBERS = tuple(
+    name for name, metric in NUMBERS.items() if metric.over in ("zero", "every", "mean")
+)
 BONETT_PRICE = "bonett-price"
 BONETT_PRICE_IMAGES = "bonett-price, an image one trial"
 OfImages = Float[Tensor, " images"]
@@ -88,7 +95,9 @@ def compare_responses(
     pair = take_common((first, second))
     defined = {name: metric for name, metric in CURVES.items() if all(map(metric.table, pair))}
     curves = {
-        name: _compare_shares(metric.of(pair[0]), metric.of(pair[1]), settings, metric.known(pair[0]))
+        name: _compare_shares(
+            metric.of(pair[0]), metric.of(pair[1]), settings, metric.known(pair[0])
+        )
         for name, metric in defined.items()
         if metric.is_share and metric.of(pair[0]).dtype == torch.bool
     }
@@ -103,11 +112,15 @@ def compare_responses(
             means[name] = _mean_root_difference(pair, resamples)
             continue
         whole = metric.over == "every" and first.is_decided and second.is_decided
-        values, others = (metric.of_images(each)[0] for each in ((first, second) if whole else pair))
+        values, others = (
+            metric.of_images(each)[0] for each in ((first, second) if whole else pair)
+        )
         if values.dtype == torch.bool:
             found = _compare_shares(values[None], others[None], settings)
             ends = found.curve.values[0], found.curve.lower[0], found.curve.upper[0]
-            numbers[name] = Difference(*ends, confidence, found.p_values[0], BONETT_PRICE, "exact mcnemar")
+            numbers[name] = Difference(
+                *ends, confidence, found.p_values[0], BONETT_PRICE, "exact mcnemar"
+            )
         else:
             means[name] = average((values - others)[None], resamples), values - others
     if means:
@@ -130,25 +143,35 @@ def _mean_root_difference(pair: Pair, resamples: ImageResamples) -> tuple[ImageA
     one, other = roots
     total = (one.values + other.values)[:, None]
     share = torch.where(total > 0, (parts[0] - parts[1]) / total, 0.0)
-    apart = ImageAverage(one.values - other.values, one.influence - other.influence, one.draws - other.draws)
+    apart = ImageAverage(
+        one.values - other.values, one.influence - other.influence, one.draws - other.draws
+    )
     weights = torch.full((1, len(moved)), 1 / len(moved), dtype=torch.float64)
     return apart.combine(weights), share.mean(dim=0)
 
 
 def _compare_mean(
-    is_share: bool, mean: ImageAverage, differences: OfImages, p_value: float, settings: BootstrapSettings
+    is_share: bool,
+    mean: ImageAverage,
+    differences: OfImages,
+    p_value: float,
+    settings: BootstrapSettings,
 ) -> Difference:
     value, num_images = mean.values.item(), len(differences)
     apart = num_images - int(differences.unique(return_counts=True)[1].max())
     if is_share and apart < MINIMUM_IMAGES:
         # A difference of shares is at most 1: an image that differs is counted as if it differed at every shift.
         sides = (differences > 0).sum()[None], (differences < 0).sum()[None]
-        lower, upper = (end.item() for end in paired_interval(*sides, num_images, settings.normal_quantile))
+        lower, upper = (
+            end.item() for end in paired_interval(*sides, num_images, settings.normal_quantile)
+        )
         lower, upper, method = min(value, lower), max(value, upper), BONETT_PRICE_IMAGES
     else:
         found = estimate_mean(mean, settings.confidence)
         lower, upper, method = found.lower, found.upper, found.method
-    return Difference(value, lower, upper, settings.confidence, p_value, method, "sign flips of images")
+    return Difference(
+        value, lower, upper, settings.confidence, p_value, method, "sign flips of images"
+    )
 
 
 def _compare_shares(
@@ -168,13 +191,17 @@ def _compare_shares(
     return DifferenceCurve(curve, tuple(p_values.tolist()), tuple(holm_adjust(p_values).tolist()))
 
 
-def paired_interval(only_first: Counts, only_second: Counts, num_images: int, quantile: float) -> tuple[Shares, Shares]:
+def paired_interval(
+    only_first: Counts, only_second: Counts, num_images: int, quantile: float
+) -> tuple[Shares, Shares]:
     """Bonett's and Price's interval (2012) for the difference of two shares of the same N images, with a quantile z.
 
     d ± z √((a + b − d²) / (N + 2)), within [−1, 1], with a = (n₁ + 1) / (N + 2), b = (n₂ + 1) / (N + 2), d = a − b, for
     n₁ images that succeed for the first only, n₂ for the second only.
     """
-    first, second = ((count.to(torch.float64) + 1) / (num_images + 2) for count in (only_first, only_second))
+    first, second = (
+        (count.to(torch.float64) + 1) / (num_images + 2) for count in (only_first, only_second)
+    )
     difference = first - second
     half = quantile * ((first + second - difference.square()) / (num_images + 2)).sqrt()
     # With a small quantile, the images added could push the interval past what was observed.
@@ -197,7 +224,9 @@ def holm_adjust(p_values: Float[Tensor, " tests"]) -> Float[Tensor, " tests"]:
     return torch.empty_like(p_values).scatter(0, order, adjusted)
 
 
-def sign_flip_test(differences: Differences, *, num_flips: int, seed: int) -> Float[Tensor, " numbers"]:
+def sign_flip_test(
+    differences: Differences, *, num_flips: int, seed: int
+) -> Float[Tensor, " numbers"]:
     """Two-sided p-values that the means of paired differences are zero; all numbers are flipped together.
 
     p = (1 + the number of random flips of the images' signs with |mean| at least as large) / (1 + flips), after Fisher
@@ -210,6 +239,8 @@ def sign_flip_test(differences: Differences, *, num_flips: int, seed: int) -> Fl
     count = torch.zeros(len(differences), dtype=torch.int64)
     for start in range(0, num_flips, _CHUNK):
         size = min(_CHUNK, num_flips - start)
-        heads = torch.randint(2, (size, differences.shape[1]), generator=generator, dtype=torch.int8)
+        heads = torch.randint(
+            2, (size, differences.shape[1]), generator=generator, dtype=torch.int8
+        )
         count += (((2 * heads.to(torch.float64) - 1) @ columns).abs() >= observed).sum(dim=0)
     return (1 + count.to(torch.float64)) / (1 + num_flips)

@@ -9,7 +9,9 @@ from types import ModuleType
 from teka.checks import check_number, check_sizes
 from teka.errors import require, wrong_value
 
-MOST_RESAMPLES = 100_000  # of a bootstrap, flips of a test or permutations: more would fill the memory
+MOST_RESAMPLES = (
+    100_000  # of a bootstrap, flips of a test or permutations: more would fill the memory
+)
 
 
 def has_interval(method: str) -> bool:
@@ -70,7 +72,9 @@ class BootstrapSettings:
         check_sizes({"seed": self.seed}, least=0)
         needed = round(2 / (1 - self.confidence))
         if self.num_resamples < needed:
-            raise wrong_value("num_resamples", self.num_resamples, f"at least 2 / (1 − confidence) = {needed}")
+            raise wrong_value(
+                "num_resamples", self.num_resamples, f"at least 2 / (1 − confidence) = {needed}"
+            )
 
     @property
     def normal_quantile(self) -> float:
@@ -96,7 +100,9 @@ def mean_over_seeds(values: Sequence[float], confidence: float = 0.95) -> Estima
 
 def check_confidence(confidence: float) -> None:
     """Check that a confidence lies between 0 and 1."""
-    check_number("confidence", confidence, "a number between 0 and 1", low=0, high=1, exclude=(0, 1))
+    check_number(
+        "confidence", confidence, "a number between 0 and 1", low=0, high=1, exclude=(0, 1)
+    )
 
 
 def scipy_special() -> ModuleType:

@@ -30,7 +30,9 @@ from teka.errors import wrong_shape, wrong_value
 
 # Images that a bootstrap needs; and images that must stand apart from the commonest value of an average of shares.
 MINIMUM_IMAGES = 10
-MINIMUM_SEEDS = 3  # With two seeds the quantile of Student's t is 12.7: an interval that says nothing
+MINIMUM_SEEDS = (
+    3  # With two seeds the quantile of Student's t is 12.7: an interval that says nothing
+)
 LARGEST = sys.float_info.max
 Outcomes = Bool[Tensor, "shifts images"]
 Counts = Int[Tensor, "..."]
@@ -49,7 +51,9 @@ def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> Fl
 def wilson_interval(successes: Counts, trials: int | Counts, confidence: float = 0.95) -> Ends: ...
 @overload
 def wilson_interval(successes: int, trials: Counts, confidence: float = 0.95) -> Ends: ...
-def wilson_interval(successes: int | Counts, trials: int | Counts, confidence: float = 0.95) -> FloatEnds | Ends:
+def wilson_interval(
+    successes: int | Counts, trials: int | Counts, confidence: float = 0.95
+) -> FloatEnds | Ends:
     """Wilson's score interval for the probability of success, from k successes in n trials.
 
     The ends are the roots π of (k/n − π)² = z² π (1 − π) / n, with the normal quantile z at (1 + confidence) / 2:
@@ -69,12 +73,18 @@ def wilson_interval(successes: int | Counts, trials: int | Counts, confidence: f
             check_kind(argument, counts, (*WHOLE, *FLOATING))
         else:
             check_number(argument, counts, "a number or a tensor of numbers")
-    device = next((given.device for given in (successes, trials) if isinstance(given, Tensor)), None)
-    count, total = (torch.as_tensor(given, dtype=torch.float64, device=device) for given in (successes, trials))
+    device = next(
+        (given.device for given in (successes, trials) if isinstance(given, Tensor)), None
+    )
+    count, total = (
+        torch.as_tensor(given, dtype=torch.float64, device=device) for given in (successes, trials)
+    )
     try:
         count, total = torch.broadcast_tensors(count, total)
     except RuntimeError as error:
-        raise wrong_shape("trials", total.shape, f"one that broadcasts with successes, {tuple(count.shape)}") from error
+        raise wrong_shape(
+            "trials", total.shape, f"one that broadcasts with successes, {tuple(count.shape)}"
+        ) from error
     if not (total >= 1).all():
         raise wrong_value("trials", trials, "at least 1")
     if not ((count >= 0) & (count <= total)).all():
@@ -110,7 +120,9 @@ def estimate_magnitudes(
     method = BOOTSTRAP if has_interval(curve.method) else curve.method
     methods = [method if differ else NO_SPREAD for differ in average.influence.any(dim=1).tolist()]
     rows = zip(curve.values, curve.lower, curve.upper, methods, strict=True)
-    return tuple(Estimate(value, low, high, confidence, method) for value, low, high, method in rows)
+    return tuple(
+        Estimate(value, low, high, confidence, method) for value, low, high, method in rows
+    )
 
 
 def estimate_mean(average: ImageAverage, confidence: float) -> Estimate:
@@ -119,7 +131,9 @@ def estimate_mean(average: ImageAverage, confidence: float) -> Estimate:
     if few or not average.influence.any():
         return Estimate(value, value, value, confidence, NO_INTERVAL if few else NO_SPREAD)
     lower, upper = bca_interval(average, confidence)
-    return Estimate(value, min(value, lower.item()), max(value, upper.item()), confidence, BOOTSTRAP)
+    return Estimate(
+        value, min(value, lower.item()), max(value, upper.item()), confidence, BOOTSTRAP
+    )
 
 
 def estimate_mean_share(average: ImageAverage, confidence: float) -> Estimate:
@@ -144,12 +158,16 @@ def wilson_of_mean(mean: float, num_images: int, confidence: float) -> FloatEnds
     return lower[0].item(), upper[1].item()
 
 
-def share_curve(outcomes: Outcomes, settings: BootstrapSettings, *, known: int | None = None) -> Curve:
+def share_curve(
+    outcomes: Outcomes, settings: BootstrapSettings, *, known: int | None = None
+) -> Curve:
     """The share of images that succeed at each shift, with Wilson's intervals; at the shift `known`, all of them."""
     num_images = outcomes.shape[1]
     count = outcomes.sum(dim=1)
     shares = count.to(torch.float64) / num_images
-    critical = simultaneous_critical_value(outcomes.to(torch.float64) - shares[:, None], settings, known)
+    critical = simultaneous_critical_value(
+        outcomes.to(torch.float64) - shares[:, None], settings, known
+    )
     lower, upper = wilson_interval(count, num_images, settings.confidence)
     # The band has the confidence of so many standard errors of a normal variable, and a width where all succeed.
     band_lower, band_upper = exact_interval(count, num_images, 2 * NormalDist().cdf(critical) - 1)
@@ -161,7 +179,11 @@ def share_curve(outcomes: Outcomes, settings: BootstrapSettings, *, known: int |
 
 
 def magnitude_curve(
-    average: ImageAverage, resamples: ImageResamples, confidence: float, power: float = 1.0, largest: float = LARGEST
+    average: ImageAverage,
+    resamples: ImageResamples,
+    confidence: float,
+    power: float = 1.0,
+    largest: float = LARGEST,
 ) -> Curve:
     """Averages θ_s of at most `largest`, with the ends θ_s · exp(± c σ_s / θ_s) of bootstrap-t, to a power."""
     values = average.values.pow(power)
@@ -204,7 +226,11 @@ def extreme_of(curve: Curve, over: str, confidence: float) -> Estimate:
 
 
 def two_level_curve(
-    seeds: Sequence[ImageAverage], settings: BootstrapSettings, *, largest: float = LARGEST, known: int | None = None
+    seeds: Sequence[ImageAverage],
+    settings: BootstrapSettings,
+    *,
+    largest: float = LARGEST,
+    known: int | None = None,
 ) -> Curve:
     """Averages over seeds, with intervals for other seeds and other images, and a band for all rows together.
 
@@ -224,7 +250,11 @@ def two_level_curve(
         apart = (values - mean) / math.sqrt(num_seeds * (num_seeds - 1))
         from_seeds = apart.square().sum(dim=0)
         generator = torch.Generator().manual_seed(settings.seed)
-        deviation = deviation + torch.randn(len(deviation), num_seeds, generator=generator, dtype=torch.float64) @ apart
+        deviation = (
+            deviation
+            + torch.randn(len(deviation), num_seeds, generator=generator, dtype=torch.float64)
+            @ apart
+        )
     error = (from_images + from_seeds).sqrt()
     # Deviations of rounding are none.
     error = torch.where(error > 1e-9 * mean.abs(), error, 0.0)
@@ -244,7 +274,9 @@ def two_level_curve(
         of_band = 2 * NormalDist().cdf(critical) - 1
         for row in (error == 0).nonzero().flatten().tolist():
             if row != known:
-                ends[0][row], ends[1][row] = wilson_of_mean(mean[row].item(), num_images, settings.confidence)
+                ends[0][row], ends[1][row] = wilson_of_mean(
+                    mean[row].item(), num_images, settings.confidence
+                )
                 ends[2][row], ends[3][row] = wilson_of_mean(mean[row].item(), num_images, of_band)
         if not bool(error.any()):
             method = WILSON_IMAGES

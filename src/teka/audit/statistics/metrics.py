@@ -24,7 +24,9 @@ class CurveMetric:
     """A number at every shift: a mean over images, or the root of a ratio of sums over images."""
 
     label: str
-    of: Callable[[Responses], Any]  # value of each image at each shift, (S, N), both tables of a ratio, or None
+    of: Callable[
+        [Responses], Any
+    ]  # value of each image at each shift, (S, N), both tables of a ratio, or None
     is_share: bool = False  # within [0, 1], the higher the better, and written in percent; of booleans one of images
     is_ratio: bool = False
     known_at_zero: bool = False  # to be 1, by definition
@@ -50,7 +52,9 @@ class CurveMetric:
         if table is None:
             return None
         sums = table[0].to(torch.float64).sum(dim=1)
-        return (sums / (responses.num_images if table[1] is None else table[1].sum(dim=1))) ** self.power
+        return (
+            sums / (responses.num_images if table[1] is None else table[1].sum(dim=1))
+        ) ** self.power
 
 
 @dataclass(frozen=True)
@@ -80,11 +84,15 @@ class NumberMetric:
     def has_cases(self, responses: Responses) -> bool:
         """Whether there are shifts and images for it among the responses, of which some define its curve."""
         correct = responses.correct
-        if self.over == "mean of correct" and (correct is None or not correct[responses.zero].any()):
+        if self.over == "mean of correct" and (
+            correct is None or not correct[responses.zero].any()
+        ):
             return False
         return bool(responses.moved) or self.over in ("zero", "lowest", "every")
 
-    def of_images(self, responses: Responses) -> tuple[Shaped[Tensor, " images"], Float[Tensor, " images"] | None]:
+    def of_images(
+        self, responses: Responses
+    ) -> tuple[Shaped[Tensor, " images"], Float[Tensor, " images"] | None]:
         """The value of each image, of which the number is the mean unless it is extreme; and some numbers' weights."""
         if self.over == "every":
             everywhere = responses.correct_at_every_shift
@@ -100,7 +108,9 @@ class NumberMetric:
         return 1 - mean if self.over == "rest" else mean, None
 
 
-_PROBABILITY = "change of the probability of the class answered for the unshifted image, |pₛ(c) − p₀(c)|"
+_PROBABILITY = (
+    "change of the probability of the class answered for the unshifted image, |pₛ(c) − p₀(c)|"
+)
 _DIVERGENCE = "Kullback–Leibler divergence KL(p₀ ‖ pₛ) of the answers, in nats"
 _OVERLAP = "intersection over union with the classes or boxes moved along"
 _ERROR = "‖f(Tₛx) − Tₛf(x)‖ / ‖Tₛf(x)‖, with norms over all images; for classes Tₛf(x) = f(x)"
@@ -108,11 +118,17 @@ _ERROR = "‖f(Tₛx) − Tₛf(x)‖ / ‖Tₛf(x)‖, with norms over all imag
 CURVES = {
     "accuracy": CurveMetric("correct (%)", lambda r: r.correct, True, largest=1.0),
     "loss": CurveMetric("cross-entropy (nats)", lambda r: r.loss),
-    "agreement": CurveMetric("answered as unshifted (%)", lambda r: r.agreement, True, largest=1.0, known_at_zero=True),
-    "probability_change": CurveMetric("mean |Δp| of the class answered", lambda r: r.probability_change, largest=1.0),
+    "agreement": CurveMetric(
+        "answered as unshifted (%)", lambda r: r.agreement, True, largest=1.0, known_at_zero=True
+    ),
+    "probability_change": CurveMetric(
+        "mean |Δp| of the class answered", lambda r: r.probability_change, largest=1.0
+    ),
     "divergence": CurveMetric("KL(p₀ ‖ pₛ) (nats)", lambda r: r.divergence),
     "overlap": CurveMetric("IoU (%)", lambda r: r.overlap, True, largest=1.0, known_at_zero=True),
-    "retrieval": CurveMetric("found again (%)", lambda r: r.retrieved, True, largest=1.0, known_at_zero=True),
+    "retrieval": CurveMetric(
+        "found again (%)", lambda r: r.retrieved, True, largest=1.0, known_at_zero=True
+    ),
     "cosine_distance": CurveMetric("1 − cosine", lambda r: r.cosine_distance),
     "rank": CurveMetric("rank of itself", lambda r: r.rank),
     "error": CurveMetric("relative error", lambda r: r.errors, is_ratio=True),
@@ -120,13 +136,23 @@ CURVES = {
 """The numbers at every shift, by the name under which they are saved."""
 
 NUMBERS = {
-    "accuracy": NumberMetric("unshifted", "share of the images answered correctly, unshifted", "accuracy", "zero"),
-    "minimum_accuracy": NumberMetric(
-        "worst shift", "share answered correctly at the one shift where it is lowest", "accuracy", "lowest"
+    "accuracy": NumberMetric(
+        "unshifted", "share of the images answered correctly, unshifted", "accuracy", "zero"
     ),
-    "worst_shift_accuracy": NumberMetric("every shift", "share answered correctly at every shift", "accuracy", "every"),
+    "minimum_accuracy": NumberMetric(
+        "worst shift",
+        "share answered correctly at the one shift where it is lowest",
+        "accuracy",
+        "lowest",
+    ),
+    "worst_shift_accuracy": NumberMetric(
+        "every shift", "share answered correctly at every shift", "accuracy", "every"
+    ),
     "consistency": NumberMetric(
-        "consistency", "share of images and shifts, but zero, answered as the unshifted image", "agreement", "mean"
+        "consistency",
+        "share of images and shifts, but zero, answered as the unshifted image",
+        "agreement",
+        "mean",
     ),
     "consistency_when_right": NumberMetric(
         "consistency when correct",
@@ -135,15 +161,25 @@ NUMBERS = {
         "mean of correct",
     ),
     "flip_rate": NumberMetric(
-        "flip rate", "share of images and shifts answered otherwise: 1 − consistency", "agreement", "rest"
+        "flip rate",
+        "share of images and shifts answered otherwise: 1 − consistency",
+        "agreement",
+        "rest",
     ),
     "probability_change": NumberMetric(
         "mean |Δp|", f"mean over the shifts of the {_PROBABILITY}", "probability_change", "mean"
     ),
-    "divergence": NumberMetric("KL (nats)", f"mean over the shifts of the {_DIVERGENCE}", "divergence", "mean"),
-    "overlap": NumberMetric("mean IoU", f"mean over the shifts of the {_OVERLAP}", "overlap", "mean"),
+    "divergence": NumberMetric(
+        "KL (nats)", f"mean over the shifts of the {_DIVERGENCE}", "divergence", "mean"
+    ),
+    "overlap": NumberMetric(
+        "mean IoU", f"mean over the shifts of the {_OVERLAP}", "overlap", "mean"
+    ),
     "minimum_overlap": NumberMetric(
-        "IoU at the worst shift", f"lowest mean over images of the {_OVERLAP}, at one shift", "overlap", "lowest"
+        "IoU at the worst shift",
+        f"lowest mean over images of the {_OVERLAP}, at one shift",
+        "overlap",
+        "lowest",
     ),
     "retrieval": NumberMetric(
         "found again",
@@ -152,13 +188,21 @@ NUMBERS = {
         "mean",
     ),
     "rank": NumberMetric(
-        "rank of itself", "mean rank of the image unshifted among all images, by cosine, 1 the nearest", "rank", "mean"
+        "rank of itself",
+        "mean rank of the image unshifted among all images, by cosine, 1 the nearest",
+        "rank",
+        "mean",
     ),
     "cosine_distance": NumberMetric(
-        "1 − cosine", "mean over the shifts of 1 − the cosine to the features unshifted", "cosine_distance", "mean"
+        "1 − cosine",
+        "mean over the shifts of 1 − the cosine to the features unshifted",
+        "cosine_distance",
+        "mean",
     ),
     "mean_error": NumberMetric("mean error", f"mean over the shifts of {_ERROR}", "error", "mean"),
-    "maximum_error": NumberMetric("largest error", "the same at the shift where it is largest", "error", "highest"),
+    "maximum_error": NumberMetric(
+        "largest error", "the same at the shift where it is largest", "error", "highest"
+    ),
 }
 """The numbers of a set of shifts, by the name under which they are saved; means are over all shifts but zero."""
 
@@ -186,7 +230,11 @@ class Metrics:
     def is_within_noise(self, repeat: float) -> bool:
         """Return True if two calls on the same images differ by more than rounding, and shifts hardly by more."""
         largest = self.numbers.get("maximum_error")
-        return largest is not None and repeat > rounding_bound(self.epsilon) and largest.value <= NOISE_FACTOR * repeat
+        return (
+            largest is not None
+            and repeat > rounding_bound(self.epsilon)
+            and largest.value <= NOISE_FACTOR * repeat
+        )
 
 
 @dataclass(frozen=True)

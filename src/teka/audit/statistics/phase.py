@@ -15,14 +15,24 @@ from teka.audit.statistics.bootstrap import ImageAverage, ImageResamples, averag
 from teka.audit.statistics.estimate import MOST_RESAMPLES, BootstrapSettings, Estimate
 from teka.audit.statistics.intervals import estimate_magnitudes, estimate_mean_share
 from teka.audit.statistics.metrics import CURVES
-from teka.checks import LARGEST, check_class, check_name, check_sequence, check_sizes, check_stride, is_whole
+from teka.checks import (
+    LARGEST,
+    check_class,
+    check_name,
+    check_sequence,
+    check_sizes,
+    check_stride,
+    is_whole,
+)
 from teka.errors import wrong_value
 
 Strides = Sequence[int]
 Members = Float[Tensor, "phases shifts"]
 # Curves of which the values are told apart by phase.
 PHASE_VALUES = ("error", "accuracy", "agreement", "overlap", "retrieval")
-_NEARLY = 0.9  # strides that explain nearly as much as the best are multiples of what is sought, or it
+_NEARLY = (
+    0.9  # strides that explain nearly as much as the best are multiples of what is sought, or it
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,12 @@ class StrideChoice:
 
 
 def error_by_phase(
-    responses: Responses, stride: Size, *, confidence: float = 0.95, num_resamples: int = 1000, seed: int = 0
+    responses: Responses,
+    stride: Size,
+    *,
+    confidence: float = 0.95,
+    num_resamples: int = 1000,
+    seed: int = 0,
 ) -> PhaseTable:
     """Means of error, accuracy and agreement over the shifts of each phase, (dy mod stride, dx mod stride).
 
@@ -64,7 +79,9 @@ def error_by_phase(
     shifts = [complete.shifts[row] for row in complete.moved]
     strides = check_stride(stride, len(complete.shifts[0]))
     if not shifts:
-        raise wrong_value("responses", "complete at the zero shift only", "other shifts, to be sorted by phase")
+        raise wrong_value(
+            "responses", "complete at the zero shift only", "other shifts, to be sorted by phase"
+        )
     phases, members = sort_by_phase(shifts, strides)
     weights = members / members.sum(dim=1, keepdim=True)
     resamples = ImageResamples(complete.num_images, settings)
@@ -75,25 +92,39 @@ def error_by_phase(
             continue
         found = table[0][complete.moved].to(torch.float64)
         if table[1] is not None:
-            by_phase = average(found, resamples, table[1][complete.moved]).square_root().combine(weights)
+            by_phase = (
+                average(found, resamples, table[1][complete.moved]).square_root().combine(weights)
+            )
         else:
             by_phase = average(weights @ found, resamples)
         if CURVES[name].is_share:
-            rows = zip(by_phase.values[:, None], by_phase.influence[:, None], by_phase.draws.T[..., None], strict=True)
-            values[name] = tuple(estimate_mean_share(ImageAverage(*row), confidence) for row in rows)
+            rows = zip(
+                by_phase.values[:, None],
+                by_phase.influence[:, None],
+                by_phase.draws.T[..., None],
+                strict=True,
+            )
+            values[name] = tuple(
+                estimate_mean_share(ImageAverage(*row), confidence) for row in rows
+            )
         else:
             values[name] = estimate_magnitudes(by_phase, resamples, confidence)
     return PhaseTable(strides, phases, tuple(int(count) for count in members.sum(dim=1)), values)
 
 
-def sort_by_phase(shifts: Sequence[CheckedShift], strides: tuple[int, ...]) -> tuple[CheckedShifts, Members]:
+def sort_by_phase(
+    shifts: Sequence[CheckedShift], strides: tuple[int, ...]
+) -> tuple[CheckedShifts, Members]:
     """The phases (dy mod stride, dx mod stride) in ascending order; and 1 where a shift has a phase, else 0."""
 
     def phase(step: int | float, stride: int) -> int | float:
         # Fractions such as 0.1 and 1.1 have one phase, but for rounding.
         return step % stride if isinstance(step, int) else round(step % stride, 9) % stride
 
-    of_shifts = [tuple(phase(step, stride) for step, stride in zip(shift, strides, strict=True)) for shift in shifts]
+    of_shifts = [
+        tuple(phase(step, stride) for step, stride in zip(shift, strides, strict=True))
+        for shift in shifts
+    ]
     phases = tuple(sorted(set(of_shifts)))
     members = torch.zeros(len(phases), len(shifts), dtype=torch.float64)
     for column, each in enumerate(of_shifts):
@@ -102,7 +133,12 @@ def sort_by_phase(shifts: Sequence[CheckedShift], strides: tuple[int, ...]) -> t
 
 
 def best_stride(
-    responses: Responses, candidates: Strides, *, number: str = "error", num_permutations: int = 999, seed: int = 0
+    responses: Responses,
+    candidates: Strides,
+    *,
+    number: str = "error",
+    num_permutations: int = 999,
+    seed: int = 0,
 ) -> StrideChoice:
     """Find the stride, of candidates from 2, whose phases explain most of how a number varies over the shifts.
 
@@ -117,7 +153,9 @@ def best_stride(
     check_class("responses", responses, Responses)
     expected = "strides of at least 2 pixels"
     candidates = check_sequence("candidates", candidates, expected)
-    if not candidates or not all(is_whole(stride) and 2 <= stride <= LARGEST for stride in candidates):
+    if not candidates or not all(
+        is_whole(stride) and 2 <= stride <= LARGEST for stride in candidates
+    ):
         raise wrong_value("candidates", candidates, expected)
     check_sizes({"num_permutations": num_permutations}, most=MOST_RESAMPLES)
     check_sizes({"seed": seed}, least=0)
@@ -133,13 +171,19 @@ def best_stride(
         return nothing
     steps = torch.tensor(shifts, dtype=torch.float64)
     scaled = steps / steps.abs().amax().clamp(min=1.0)
-    trend = _basis(torch.cat([torch.ones(len(steps), 1, dtype=torch.float64), scaled.abs(), scaled.square()], dim=1))
+    trend = _basis(
+        torch.cat(
+            [torch.ones(len(steps), 1, dtype=torch.float64), scaled.abs(), scaled.square()], dim=1
+        )
+    )
     left = values - trend @ (trend.T @ values)
     # Rounding of the measured values, in float32, is no variation.
     if left.norm() <= 1e-6 * values.norm():
         return nothing
     generator = torch.Generator().manual_seed(int(seed))
-    orders = torch.stack([torch.randperm(len(left), generator=generator) for _ in range(num_permutations)])
+    orders = torch.stack(
+        [torch.randperm(len(left), generator=generator) for _ in range(num_permutations)]
+    )
     permuted = left[orders].T
     columns = torch.cat([left[:, None], permuted - trend @ (trend.T @ permuted)], dim=1)
     total = columns.square().sum(dim=0)
@@ -158,7 +202,9 @@ def best_stride(
     observed = {stride: share[0].item() for stride, share in shares.items()}
     if largest[0] <= 0:
         return StrideChoice(None, 0.0, p_value, number, observed)
-    stride = next(stride for stride, share in observed.items() if share >= _NEARLY * largest[0].item())
+    stride = next(
+        stride for stride, share in observed.items() if share >= _NEARLY * largest[0].item()
+    )
     return StrideChoice(stride, observed[stride], p_value, number, observed)
 
 

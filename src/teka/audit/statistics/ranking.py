@@ -11,7 +11,13 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from teka.audit.measure.responses import Responses, take_common
-from teka.audit.statistics.comparison import COMPARED_NUMBERS, Comparison, Difference, compare_responses, holm_adjust
+from teka.audit.statistics.comparison import (
+    COMPARED_NUMBERS,
+    Comparison,
+    Difference,
+    compare_responses,
+    holm_adjust,
+)
 from teka.audit.statistics.metrics import NUMBERS
 
 
@@ -47,12 +53,19 @@ class Lead:
 
 
 def compare_every_two(
-    responses: Sequence[Responses], *, confidence: float = 0.95, num_resamples: int = 1000, seed: int = 0
+    responses: Sequence[Responses],
+    *,
+    confidence: float = 0.95,
+    num_resamples: int = 1000,
+    seed: int = 0,
 ) -> tuple[Pair, ...]:
     """Compare every model with every later one, as `compare_responses` does and with its arguments."""
     how: Any = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed}
     places = itertools.combinations(range(len(responses)), 2)
-    return tuple(Pair(one, other, compare_responses(responses[one], responses[other], **how)) for one, other in places)
+    return tuple(
+        Pair(one, other, compare_responses(responses[one], responses[other], **how))
+        for one, other in places
+    )
 
 
 def find_leads(pairs: Sequence[Pair]) -> list[Lead]:
@@ -67,7 +80,9 @@ def find_leads(pairs: Sequence[Pair]) -> list[Lead]:
         models = sorted({model for both in known for model in both})
         if not known or len(known) < math.comb(len(models), 2):
             continue
-        adjusted = holm_adjust(torch.tensor([one.p_value for one in known.values()], dtype=torch.float64)).tolist()
+        adjusted = holm_adjust(
+            torch.tensor([one.p_value for one in known.values()], dtype=torch.float64)
+        ).tolist()
         better: dict[tuple[int, int], Difference] = {}
         for ((first, second), one), p_value in zip(known.items(), adjusted, strict=True):
             one = replace(one, p_value=p_value)
@@ -75,7 +90,10 @@ def find_leads(pairs: Sequence[Pair]) -> list[Lead]:
             # Shares are the better the higher, all else the lower.
             ahead = (one, other) if NUMBERS[number].is_share else (other, one)
             better |= {(first, second): ahead[0], (second, first): ahead[1]}
-        best = max(models, key=lambda one: sum(better[one, other].value for other in models if other != one))
+        best = max(
+            models,
+            key=lambda one: sum(better[one, other].value for other in models if other != one),
+        )
         over = {other: better[best, other] for other in models if other != best}
         leads.append(Lead(number, best, dict(sorted(over.items(), key=lambda item: item[1].value))))
     return leads

@@ -16,7 +16,9 @@ from teka.checks import check_class, check_sequence
 from teka.errors import wrong_value
 
 
-def summarize(responses: Responses, *, confidence: float = 0.95, num_resamples: int = 1000, seed: int = 0) -> Metrics:
+def summarize(
+    responses: Responses, *, confidence: float = 0.95, num_resamples: int = 1000, seed: int = 0
+) -> Metrics:
     """Every number that the responses define, with intervals and bands of a confidence; `Metrics` says what each is.
 
     Shares of images at one shift have Wilson's interval; shares over images and shifts the BCa interval and magnitudes
@@ -40,17 +42,24 @@ def summarize(responses: Responses, *, confidence: float = 0.95, num_resamples: 
         if table[0].dtype == torch.bool:
             curves[name] = intervals.share_curve(table[0], settings, known=metric.known(complete))
         elif metric.is_share:
-            curves[name] = intervals.mean_share_curve(average(1 - table[0], resamples), resamples, confidence)
+            curves[name] = intervals.mean_share_curve(
+                average(1 - table[0], resamples), resamples, confidence
+            )
         else:
             found = average(table[0], resamples, table[1])
-            curves[name] = intervals.magnitude_curve(found, resamples, confidence, metric.power, metric.largest)
+            curves[name] = intervals.magnitude_curve(
+                found, resamples, confidence, metric.power, metric.largest
+            )
             averages[name] = found.square_root() if metric.is_ratio else found
 
     def estimated(metric: NumberMetric) -> Estimate:
         if metric.is_extreme:
             return intervals.extreme_of(curves[metric.curve], metric.over, confidence)
         if not metric.is_share:
-            mean, largest = _mean_over_shifts(complete, averages[metric.curve]), CURVES[metric.curve].largest
+            mean, largest = (
+                _mean_over_shifts(complete, averages[metric.curve]),
+                CURVES[metric.curve].largest,
+            )
             return intervals.estimate_magnitudes(mean, resamples, confidence, largest)[0]
         values, weights = metric.of_images(responses if metric.over == "every" else complete)
         if values.dtype == torch.bool:
@@ -61,13 +70,21 @@ def summarize(responses: Responses, *, confidence: float = 0.95, num_resamples: 
         drawn = resamples if weights is None else ImageResamples(len(chosen), settings)
         return intervals.estimate_mean_share(average(chosen[None], drawn), confidence)
 
-    defined = {name: one for name, one in NUMBERS.items() if one.curve in curves and one.has_cases(complete)}
+    defined = {
+        name: one
+        for name, one in NUMBERS.items()
+        if one.curve in curves and one.has_cases(complete)
+    }
     numbers = {name: estimated(metric) for name, metric in defined.items()}
     return _metrics(responses, complete, curves, numbers, confidence)
 
 
 def summarize_seeds(
-    responses: Sequence[Responses], *, confidence: float = 0.95, num_resamples: int = 1000, seed: int = 0
+    responses: Sequence[Responses],
+    *,
+    confidence: float = 0.95,
+    num_resamples: int = 1000,
+    seed: int = 0,
 ) -> SeedMetrics:
     """Average every number over seeds, with intervals for what other seeds and other images would give.
 
@@ -86,7 +103,11 @@ def summarize_seeds(
     for index, other in enumerate(responses):
         check_same_images(f"responses[{index}]", responses[0], other)
         if other.output != responses[0].output:
-            raise wrong_value(f"responses[{index}].output", other.output, f"that of the first, {responses[0].output!r}")
+            raise wrong_value(
+                f"responses[{index}].output",
+                other.output,
+                f"that of the first, {responses[0].output!r}",
+            )
     common = take_common(responses)
     resamples = ImageResamples(common[0].num_images, settings)
     curves: dict[str, Curve] = {}
@@ -95,9 +116,13 @@ def summarize_seeds(
         tables = [table for each in common if (table := metric.table(each)) is not None]
         if len(tables) == len(common):
             found = [average(values, resamples, norms) for values, norms in tables]
-            averages[name] = found = [each.square_root() for each in found] if metric.is_ratio else found
+            averages[name] = found = (
+                [each.square_root() for each in found] if metric.is_ratio else found
+            )
             known = metric.known(common[0])
-            curves[name] = intervals.two_level_curve(found, settings, largest=metric.largest, known=known)
+            curves[name] = intervals.two_level_curve(
+                found, settings, largest=metric.largest, known=known
+            )
     numbers: dict[str, Estimate] = {}
     by_seed: dict[str, tuple[float, ...]] = {}
     for name, metric in NUMBERS.items():
@@ -105,20 +130,32 @@ def summarize_seeds(
             pairs = zip(common, averages[metric.curve], strict=True)
             found = [average_of(metric, each, resamples, curve) for each, curve in pairs]
             line = intervals.two_level_curve(found, settings, largest=CURVES[metric.curve].largest)
-            numbers[name] = Estimate(line.values[0], line.lower[0], line.upper[0], confidence, line.method)
+            numbers[name] = Estimate(
+                line.values[0], line.lower[0], line.upper[0], confidence, line.method
+            )
             by_seed[name] = tuple(each.values.item() for each in found)
     deviations = {name: stdev(values) for name, values in by_seed.items() if len(values) > 1}
     few = f"{len(responses)} of at least {MINIMUM_SEEDS} seeds: intervals are for these seeds and other images"
     metrics = _metrics(responses[0], common[0], curves, numbers, confidence)
-    return SeedMetrics(len(responses), metrics, by_seed, deviations, few if len(responses) < MINIMUM_SEEDS else None)
+    return SeedMetrics(
+        len(responses),
+        metrics,
+        by_seed,
+        deviations,
+        few if len(responses) < MINIMUM_SEEDS else None,
+    )
 
 
-def average_of(metric: NumberMetric, responses: Responses, drawn: ImageResamples, curve: ImageAverage) -> ImageAverage:
+def average_of(
+    metric: NumberMetric, responses: Responses, drawn: ImageResamples, curve: ImageAverage
+) -> ImageAverage:
     """A number that the responses define, of one row, with its draws; `curve` is the average that it is made of."""
     if metric.is_extreme:
         end = torch.min if metric.over == "lowest" else torch.max
         value, row = end(curve.values[None], dim=1)
-        return ImageAverage(value, curve.influence[row], end(curve.draws, dim=1, keepdim=True).values)
+        return ImageAverage(
+            value, curve.influence[row], end(curve.draws, dim=1, keepdim=True).values
+        )
     if not metric.is_share:
         return _mean_over_shifts(responses, curve)
     values, weights = metric.of_images(responses)

@@ -14,7 +14,7 @@ from teka.audit.statistics.estimate import mean_over_seeds
 from teka.checks import check_name, check_sizes, is_positive
 from teka.errors import wrong_value
 from teka.functional import PROJECTIONS, Kernel, Softmax, draw_projection
-from teka.functional.kernel import RANDOM_KERNELS
+from teka.functional.kernels import RANDOM_KERNELS
 from teka.provenance import provenance
 
 FILE = "approximation.json"
@@ -65,7 +65,10 @@ class Approximation:
 
 
 def approximate(
-    settings: Approximation, *, command: str = "", progress: Callable[[int, int], None] = lambda done, total: None
+    settings: Approximation,
+    *,
+    command: str = "",
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """The errors of every kernel, way of drawing and number of features, with 95 % intervals over draws, for JSON.
 
@@ -77,7 +80,10 @@ def approximate(
     Source: Choromanski et al. 2021, Figure 4 and Theorem 4, of normalised attention.
     """
     rows: dict[str, list[dict[str, Any]]] = {"output": [], "ball": [], "of_mean": []}
-    kinds = [*(("output", size) for size in settings.sizes), *(("ball", radius) for radius in settings.radii)]
+    kinds = [
+        *(("output", size) for size in settings.sizes),
+        *(("ball", radius) for radius in settings.radii),
+    ]
     ways = list(itertools.product(settings.kernels, settings.projections, settings.num_features))
     done, total = 0, len(kinds) * len(ways)
     for kind, size in kinds:
@@ -96,9 +102,19 @@ def approximate(
                 else:
                     errors.append(float((weights - truth).abs().sum(dim=-1).max()) / 2)
             found = mean_over_seeds(errors)
-            row = {"kernel": kernel, "projection": projection, "num_features": num_features, "size": size}
+            row = {
+                "kernel": kernel,
+                "projection": projection,
+                "num_features": num_features,
+                "size": size,
+            }
             square = sum(error**2 for error in errors) / len(errors)
-            errors_of = {"error": found.value, "lower": found.lower, "upper": found.upper, "mean_square": square}
+            errors_of = {
+                "error": found.value,
+                "lower": found.lower,
+                "upper": found.upper,
+                "mean_square": square,
+            }
             rows[kind].append({**row, **errors_of})
             done += 1
             progress(done, total)
@@ -115,11 +131,16 @@ def draw_tokens(kind: str, size: float, settings: Approximation) -> list[Tensor]
     lengths = torch.rand(2, 1, 1, settings.tokens, 1, dtype=torch.float64, generator=generator)
     lengths[..., 0, :] = 1.0  # one on the sphere itself
     radius = size * settings.dim**0.25
-    query, key = (radius * length * normalize(one, dim=-1) for one, length in zip((query, key), lengths, strict=True))
+    query, key = (
+        radius * length * normalize(one, dim=-1)
+        for one, length in zip((query, key), lengths, strict=True)
+    )
     return [query, key, value]
 
 
-def draw_kernels(kernel: str, projection: str, num_features: int, settings: Approximation) -> Iterator[Kernel]:
+def draw_kernels(
+    kernel: str, projection: str, num_features: int, settings: Approximation
+) -> Iterator[Kernel]:
     """The kernel with each of its draws, of m features in all: two a draw make half as many draws."""
     kind = RANDOM_KERNELS[kernel]
     for draw in range(settings.draws):

@@ -9,14 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from teka.audit.page.charts import add_legend, draw_line, dress_panel, encode_png, make_figure, tick_decades
+from teka.audit.page.charts import (
+    add_legend,
+    draw_line,
+    dress_panel,
+    encode_png,
+    make_figure,
+    tick_decades,
+)
 from teka.audit.page.pages import data_uri, render_page
 from teka.audit.page.style import INK, SOFT, level_styles
 from teka.audit.page.tables import Table, Written, write_files
 from teka.codec import encode
 from teka.experiments.approximate.approximate import FILE
 from teka.functional import PROJECTIONS
-from teka.functional.kernel import RANDOM_KERNELS
+from teka.functional.kernels import RANDOM_KERNELS
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -39,13 +46,23 @@ def write_approximation(result: Result, folder: str | Path) -> Written:
         "version": result["teka"],
         "description": "Softmax attention estimated with random features, against the exact one in float64.",
         "tables": tables,
-        "figures": [(TITLE, data_uri(picture), "Errors against the number of features. The tables have the numbers.")],
+        "figures": [
+            (
+                TITLE,
+                data_uri(picture),
+                "Errors against the number of features. The tables have the numbers.",
+            )
+        ],
         "figure_note": notes[0],
         "notes": notes,
         "commands": [result["command"]] if result["command"] else [],
     }
     page = render_page("teka.experiments", "report.html.j2", said)
-    contents: dict[str, str | bytes] = {FILE: json.dumps(encode(result), indent=1) + "\n", PICTURE: picture, PAGE: page}
+    contents: dict[str, str | bytes] = {
+        FILE: json.dumps(encode(result), indent=1) + "\n",
+        PICTURE: picture,
+        PAGE: page,
+    }
     return write_files(Path(folder), contents, tables, notes)
 
 
@@ -63,20 +80,38 @@ def error_tables(result: Result) -> list[Table]:
         rows = []
         for kernel in settings["kernels"]:
             for projection in settings["projections"]:
-                lines = [chosen(result[kind], kernel=kernel, projection=projection, size=size) for size in sizes]
+                lines = [
+                    chosen(result[kind], kernel=kernel, projection=projection, size=size)
+                    for size in sizes
+                ]
                 ends = [(line[-1]["error"], line[-1]["upper"]) for line in lines]
-                cells = [f"{error:.3g} ± {float(f'{upper - error:.1g}'):g}" for error, upper in ends]
+                cells = [
+                    f"{error:.3g} ± {float(f'{upper - error:.1g}'):g}" for error, upper in ends
+                ]
                 slopes = [slope_of(line) for line in lines]
                 rows.append(
-                    (f"{kernel}, {projection}", *cells, *("–" if one is None else f"{one:.2f}" for one in slopes))
+                    (
+                        f"{kernel}, {projection}",
+                        *cells,
+                        *("–" if one is None else f"{one:.2f}" for one in slopes),
+                    )
                 )
         if kind == "output":
             means = [f"{row['error']:.3g}" for row in result["of_mean"]]
             rows.append(("the mean of the values", *means, *[""] * len(sizes)))
-        what = "Error of the output, ‖ÂV − AV‖ / ‖AV‖," if kind == "output" else "Largest total variation in a ball,"
+        what = (
+            "Error of the output, ‖ÂV − AV‖ / ‖AV‖,"
+            if kind == "output"
+            else "Largest total variation in a ball,"
+        )
         name = "size" if kind == "output" else "radius"
-        heads = (*(f"{name} {size:g}" for size in sizes), *(f"m^, {name} {size:g}" for size in sizes))
-        tables.append(Table(f"{what} with {most:,} features", ("kernel, draws", *heads), tuple(rows)))
+        heads = (
+            *(f"{name} {size:g}" for size in sizes),
+            *(f"m^, {name} {size:g}" for size in sizes),
+        )
+        tables.append(
+            Table(f"{what} with {most:,} features", ("kernel, draws", *heads), tuple(rows))
+        )
     return tables
 
 
@@ -100,13 +135,25 @@ def drawing_table(result: Result) -> Table:
             cells = []
             for size in settings["sizes"]:
                 mine, independent = (
-                    chosen(result["output"], kernel=kernel, projection=one, size=size, num_features=number)
+                    chosen(
+                        result["output"],
+                        kernel=kernel,
+                        projection=one,
+                        size=size,
+                        num_features=number,
+                    )
                     for one in (projection, "independent")
                 )
-                cells.append(f"{mine[0]['mean_square'] / independent[0]['mean_square']:.2f}" if independent else "–")
+                cells.append(
+                    f"{mine[0]['mean_square'] / independent[0]['mean_square']:.2f}"
+                    if independent
+                    else "–"
+                )
             rows.append((f"{kernel}, {projection}", *cells))
     title = f"Mean square of the output's error over that of independent draws, {number:,} features"
-    return Table(title, ("kernel, draws", *(f"size {size:g}" for size in settings["sizes"])), tuple(rows))
+    return Table(
+        title, ("kernel, draws", *(f"size {size:g}" for size in settings["sizes"])), tuple(rows)
+    )
 
 
 def notes_of(result: Result) -> list[str]:
@@ -130,30 +177,54 @@ def draw_approximation(result: Result) -> "matplotlib.figure.Figure":
     columns = max(len(settings["sizes"]), len(settings["radii"]))
     figure = make_figure(3.6 * columns + 2.2, 9.6, dpi=150)
     grid = figure.subplots(3, columns, squeeze=False, sharey="row")
-    by_kernel = [(kernel, {"kernel": kernel, "projection": usual}) for kernel in settings["kernels"]]
+    by_kernel = [
+        (kernel, {"kernel": kernel, "projection": usual}) for kernel in settings["kernels"]
+    ]
     by_draws = [(name, {"kernel": first, "projection": name}) for name in settings["projections"]]
-    parts = (("output", "sizes", by_kernel), ("output", "sizes", by_draws), ("ball", "radii", by_kernel))
+    parts = (
+        ("output", "sizes", by_kernel),
+        ("output", "sizes", by_draws),
+        ("ball", "radii", by_kernel),
+    )
     for panels, (kind, names, lines) in zip(grid, parts, strict=True):
         for panel, size in zip_longest(panels, settings[names]):
             if size is None:
                 panel.set_visible(False)
                 continue
             title = KINDS[kind].format(size) + (f", {first}" if lines is by_draws else "")
-            _draw_panel(panel, title, [(name, chosen(result[kind], size=size, **levels)) for name, levels in lines])
+            _draw_panel(
+                panel,
+                title,
+                [(name, chosen(result[kind], size=size, **levels)) for name, levels in lines],
+            )
             if kind == "output":
                 of_mean = next(row["error"] for row in result["of_mean"] if row["size"] == size)
                 panel.axhline(of_mean, color=SOFT, linewidth=1.0, linestyle=(0, (1, 1.2)))
         panels[0].set_ylabel("error" if kind == "output" else "total variation", color=INK)
-    shown = {name: panel for panel, lines in ((grid[0][0], by_kernel), (grid[1][0], by_draws)) for name, _ in lines}
-    handles = [next(line for line in panel.get_lines() if line.get_label() == name) for name, panel in shown.items()]
-    names = [f"{name}, {usual} draws" if name in RANDOM_KERNELS else f"{first}, {name} draws" for name in shown]
+    shown = {
+        name: panel
+        for panel, lines in ((grid[0][0], by_kernel), (grid[1][0], by_draws))
+        for name, _ in lines
+    }
+    handles = [
+        next(line for line in panel.get_lines() if line.get_label() == name)
+        for name, panel in shown.items()
+    ]
+    names = [
+        f"{name}, {usual} draws" if name in RANDOM_KERNELS else f"{first}, {name} draws"
+        for name in shown
+    ]
     add_legend(figure, handles, names, place="outside right upper", handle_length=3.0)
     for panel in grid[-1]:
-        panel.set_xlabel("features m; dotted above: the mean of the values", color=INK, fontsize=8.5)
+        panel.set_xlabel(
+            "features m; dotted above: the mean of the values", color=INK, fontsize=8.5
+        )
     return figure
 
 
-def _draw_panel(panel: "matplotlib.axes.Axes", title: str, lines: Sequence[tuple[str, Sequence[Row]]]) -> None:
+def _draw_panel(
+    panel: "matplotlib.axes.Axes", title: str, lines: Sequence[tuple[str, Sequence[Row]]]
+) -> None:
     for name, rows in lines:
         places, errors, lower, upper = (
             [row[column] for row in rows] for column in ("num_features", "error", "lower", "upper")

@@ -95,13 +95,25 @@ def bench(
         ImportError: matplotlib is missing, or performer-pytorch is and its layer is not left out.
     """
     budget, sizes = Budget(budget_seconds), (dim, heads, batch, repeats, warmup, threads)
-    settings = Settings(lengths, direction, precision, *sizes, layers, device, max_bytes, max_seconds, budget_seconds)
+    settings = Settings(
+        lengths,
+        direction,
+        precision,
+        *sizes,
+        layers,
+        device,
+        max_bytes,
+        max_seconds,
+        budget_seconds,
+    )
     folder = make_directory("out", out)
     require("matplotlib", "reports need", "teka[report]")
     result: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
-        stack.enter_context(torch.random.fork_rng(range(torch.cuda.device_count()) if device == "cuda" else ()))
+        stack.enter_context(
+            torch.random.fork_rng(range(torch.cuda.device_count()) if device == "cuda" else ())
+        )
         torch.set_num_threads(threads)
         torch.manual_seed(settings.seed)
         for result in _measure(settings, budget, command, progress):
@@ -146,7 +158,9 @@ def _measure(
 def _check_max_bytes(baseline: Case, settings: Settings) -> None:
     """Check that the four matrix products fit at every size, before anything is timed."""
     length = settings.lengths[-1]
-    unset = torch.empty(settings.batch, length, settings.dim, device=settings.device, requires_grad=True)
+    unset = torch.empty(
+        settings.batch, length, settings.dim, device=settings.device, requires_grad=True
+    )
     peak_bytes = estimate_peak_memory(baseline.step(unset, settings))
     if peak_bytes is not None and peak_bytes > settings.max_bytes:
         expected = f"at least the {peak_bytes} bytes of the four matrix products at {length} tokens"

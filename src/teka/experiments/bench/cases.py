@@ -32,7 +32,13 @@ class Case:
 
     def step(self, tokens: Tokens, settings: Settings) -> Step:
         """A pass of this layer over some tokens."""
-        return Step(self.module, tokens, self.layer.grid(tokens.shape[1]), settings.direction, settings.precision)
+        return Step(
+            self.module,
+            tokens,
+            self.layer.grid(tokens.shape[1]),
+            settings.direction,
+            settings.precision,
+        )
 
 
 def make_case(layer: Layer, settings: Settings) -> Case:
@@ -43,11 +49,17 @@ def make_case(layer: Layer, settings: Settings) -> Case:
             # Parameters that begin at 0, such as distance embeddings, would hide errors from the comparison.
             if not parameter.any():
                 parameter.normal_()
-    found = measure.disagreement(Step(module, make_tokens(CHECKED_TOKENS, settings), layer.grid(CHECKED_TOKENS)))
+    found = measure.disagreement(
+        Step(module, make_tokens(CHECKED_TOKENS, settings), layer.grid(CHECKED_TOKENS))
+    )
     if found is None or found[1] <= BAND:
         return Case(layer, module, None)
     what, error = found
-    return Case(layer, module, f"error: differs from its dense twin by {error:.2g} of the dense one's size ({what})")
+    return Case(
+        layer,
+        module,
+        f"error: differs from its dense twin by {error:.2g} of the dense one's size ({what})",
+    )
 
 
 def make_tokens(num_tokens: int, settings: Settings) -> Tokens:
@@ -94,11 +106,18 @@ def try_out(cases: Sequence[Case], num_tokens: int, settings: Settings) -> None:
 
 
 def measure_size(
-    cases: Sequence[Case], lengths: Sequence[int], settings: Settings, budget: Budget, progress: Progress
+    cases: Sequence[Case],
+    lengths: Sequence[int],
+    settings: Settings,
+    budget: Budget,
+    progress: Progress,
 ) -> tuple[list[Row], list[Row]]:
     """Rows of all layers, the baseline first, at the first of the sizes to come, and why some were not timed."""
     tokens = make_tokens(lengths[0], settings)
-    reasons = {case.layer: f"no time left of budget_seconds = {settings.budget_seconds:g}" for case in cases}
+    reasons = {
+        case.layer: f"no time left of budget_seconds = {settings.budget_seconds:g}"
+        for case in cases
+    }
     needed: list[tuple[Case, float]] = []
     for case in cases if budget.left() > 0 else ():
         progress(f"{case.layer.name} ({case.layer.backend}): estimating its cost")
@@ -114,14 +133,18 @@ def measure_size(
             costs.append(measure_cost(case.step(tokens, settings)))
             timed.append(case)
         except torch.OutOfMemoryError:
-            reasons[case.layer] = f"a step runs out of the GPU's memory, with max_bytes = {settings.max_bytes:.3g}"
+            reasons[case.layer] = (
+                f"a step runs out of the GPU's memory, with max_bytes = {settings.max_bytes:.3g}"
+            )
     if timed and timed[0].layer.name != BASELINE:
         missing = "the four matrix products, which all else is compared with, are not timed"
         reasons |= {case.layer: missing for case in timed}
         timed = []
     untimed = [case.layer for case in cases if case not in timed]
     left_out = [{**_place(layer, lengths[0]), "reason": reasons[layer]} for layer in untimed]
-    rows = _rows(timed, costs, tokens, settings, budget.deadline(lengths), progress) if timed else []
+    rows = (
+        _rows(timed, costs, tokens, settings, budget.deadline(lengths), progress) if timed else []
+    )
     return rows, left_out
 
 
@@ -134,10 +157,15 @@ def _estimate(case: Case, tokens: Tokens, settings: Settings) -> float | str:
     if needed > settings.max_seconds:
         return f"a step would take about {needed:.2g} s, more than max_seconds = {settings.max_seconds:g}"
     # To go through shapes calls every operation of a step, which takes its time: only where memory may be short.
-    bounds = [cost.peak_bytes * (num_tokens / size) ** LARGEST_POWER for size, cost in case.known.items()]
+    bounds = [
+        cost.peak_bytes * (num_tokens / size) ** LARGEST_POWER for size, cost in case.known.items()
+    ]
     if not bounds or bounds[-1] > settings.max_bytes:
         # Kernels that are compiled on a GPU cannot be gone through, and what they take is measured with theirs.
-        peak_bytes, about = None if tokens.is_cuda else estimate_peak_memory(case.step(tokens, settings)), ""
+        peak_bytes, about = (
+            None if tokens.is_cuda else estimate_peak_memory(case.step(tokens, settings)),
+            "",
+        )
         if peak_bytes is None:
             peak_bytes, about = extrapolate(case.known, num_tokens, "peak_bytes"), "about "
         if peak_bytes > settings.max_bytes:

@@ -63,9 +63,12 @@ class FusedSoftmax(FourGemms):
 
     def forward(self, tokens: Tokens, grid: Grid) -> Tokens:
         query, key, value = (
-            projection(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2) for projection in self.projections
+            projection(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for projection in self.projections
         )
-        return self.output(scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
+        return self.output(
+            scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+        )
 
 
 class Multihead(nn.Module):
@@ -86,8 +89,14 @@ class PerformerPytorch(nn.Module):
         super().__init__()
         with warnings.catch_warnings():
             # It compares torch's version by way of distutils while it is imported.
-            warnings.filterwarnings("ignore", "distutils Version classes are deprecated", DeprecationWarning)
-            peer = require("performer_pytorch", f"the layer {PEER!r} needs", "teka[bench], or leave that layer out")
+            warnings.filterwarnings(
+                "ignore", "distutils Version classes are deprecated", DeprecationWarning
+            )
+            peer = require(
+                "performer_pytorch",
+                f"the layer {PEER!r} needs",
+                "teka[bench], or leave that layer out",
+            )
         self.attention = peer.SelfAttention(dim, heads=heads, causal=False, dim_head=dim // heads)
 
     def forward(self, tokens: Tokens, grid: Grid) -> Tokens:
@@ -98,8 +107,12 @@ class FlashLinear(FourGemms):
     """Causal `fla.ops.linear_attn.chunk_linear_attn` of squared relus between the four projections, on a GPU."""
 
     def forward(self, tokens: Tokens, grid: Grid) -> Tokens:
-        operators = require("fla.ops.linear_attn", f"the layer {FLASH!r} needs", "flash-linear-attention")
-        query, key, value = (linear(tokens).unflatten(-1, (self.heads, -1)) for linear in self.projections)
+        operators = require(
+            "fla.ops.linear_attn", f"the layer {FLASH!r} needs", "flash-linear-attention"
+        )
+        query, key, value = (
+            linear(tokens).unflatten(-1, (self.heads, -1)) for linear in self.projections
+        )
         mixed, _ = operators.chunk_linear_attn(query.relu().square(), key.relu().square(), value)
         return self.output(mixed.flatten(2))
 
@@ -111,13 +124,20 @@ class FlashBidirectional(FourGemms):
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__(dim, heads)
-        frequencies = torch.randn(heads, dim // heads // 2, 2, generator=torch.Generator().manual_seed(0))
+        frequencies = torch.randn(
+            heads, dim // heads // 2, 2, generator=torch.Generator().manual_seed(0)
+        )
         self.register_buffer("frequencies", frequencies)
 
     def forward(self, tokens: Tokens, grid: Grid) -> Tokens:
         name = "flash_bla.ops.linear_attn.decoupled"
-        operators = require(name, f"the layer {FLASH_TWO_SIDED!r} needs", "flash-bidirectional-linear-attention")
-        heads = (linear(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2) for linear in self.projections)
+        operators = require(
+            name, f"the layer {FLASH_TWO_SIDED!r} needs", "flash-bidirectional-linear-attention"
+        )
+        heads = (
+            linear(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for linear in self.projections
+        )
         query, key, value = heads
         query, key = query.relu().square(), key.relu().square()
         rotary, places = Rotary(self.frequencies), grid.positions(device=tokens.device)
@@ -142,7 +162,9 @@ class Layer:
     @property
     def is_known(self) -> bool:
         """Whether it runs here, if it needs a GPU."""
-        return self.gpu_package is None or (torch.cuda.is_available() and find_spec(self.gpu_package) is not None)
+        return self.gpu_package is None or (
+            torch.cuda.is_available() and find_spec(self.gpu_package) is not None
+        )
 
     def grid(self, num_tokens: int) -> Grid:
         """The grid of this many tokens, a square number."""
@@ -151,9 +173,16 @@ class Layer:
 
 def _attention(kernel: str, relative: str | None, backend: str, *, causal: bool = False) -> Layer:
     num_axes = 1 if causal else 2
-    options: dict[str, Any] = {"kernel": kernel, "relative": relative, "causal": causal, "backend": backend}
+    options: dict[str, Any] = {
+        "kernel": kernel,
+        "relative": relative,
+        "causal": causal,
+        "backend": backend,
+    }
     name = "-".join(part for part in (kernel, relative, "causal" if causal else None) if part)
-    return Layer(name, backend, functools.partial(Attention, **options, num_axes=num_axes), num_axes)
+    return Layer(
+        name, backend, functools.partial(Attention, **options, num_axes=num_axes), num_axes
+    )
 
 
 ALL_LAYERS: tuple[Layer, ...] = (
@@ -254,7 +283,11 @@ class Settings:
         check_sizes({"threads": self.threads}, most=MOST_THREADS)
         if self.dim % self.heads:
             raise wrong_value("heads", self.heads, f"a divisor of dim = {self.dim}")
-        for argument, unit in (("max_bytes", "bytes"), ("max_seconds", "seconds"), ("budget_seconds", "seconds")):
+        for argument, unit in (
+            ("max_bytes", "bytes"),
+            ("max_seconds", "seconds"),
+            ("budget_seconds", "seconds"),
+        ):
             if not getattr(self, argument) > 0:
                 raise wrong_value(argument, getattr(self, argument), f"a positive number of {unit}")
         check_name("device", self.device, DEVICES)
@@ -262,7 +295,11 @@ class Settings:
             raise wrong_value("device", self.device, "'cpu': torch finds no GPU here")
         known = layer_names()
         if isinstance(self.layers, str) or (self.layers is not None and not self.layers):
-            raise wrong_value("layers", self.layers, f"None or a list of names out of {', '.join(map(repr, known))}")
+            raise wrong_value(
+                "layers",
+                self.layers,
+                f"None or a list of names out of {', '.join(map(repr, known))}",
+            )
         for name in self.layers or ():
             check_name("layers", name, known)
         names = known if self.layers is None else tuple(dict.fromkeys((BASELINE, *self.layers)))
@@ -277,11 +314,23 @@ class Settings:
 def _checked_lengths(lengths: object) -> tuple[int, ...]:
     """The lengths in ascending order."""
     given = tuple(lengths) if isinstance(lengths, Sequence) else ()
-    if not given or any(not is_whole(length) or length < 1 for length in given) or len(set(given)) < len(given):
-        raise wrong_value("lengths", lengths, "one or more different numbers of tokens, each a whole number from 1 on")
+    if (
+        not given
+        or any(not is_whole(length) or length < 1 for length in given)
+        or len(set(given)) < len(given)
+    ):
+        raise wrong_value(
+            "lengths",
+            lengths,
+            "one or more different numbers of tokens, each a whole number from 1 on",
+        )
     for length in given:
         side = math.isqrt(length)
         if side**2 != length:
             nearest = f"{side**2} or {(side + 1) ** 2}"
-            raise wrong_value("lengths", length, f"the cells of a square grid: {nearest}, not a number between squares")
+            raise wrong_value(
+                "lengths",
+                length,
+                f"the cells of a square grid: {nearest}, not a number between squares",
+            )
     return tuple(sorted(given))

@@ -152,7 +152,9 @@ def time_in_rounds(
                 progress(f"warm-up {index + 1} of {warmup}")
                 for step in steps:
                     seconds(step)
-        while len(rounds) < (repeats if time.perf_counter() < deadline else min(repeats, FEWEST_ROUNDS)):
+        while len(rounds) < (
+            repeats if time.perf_counter() < deadline else min(repeats, FEWEST_ROUNDS)
+        ):
             progress(f"round {len(rounds) + 1} of {repeats}")
             rounds.append([seconds(step) for step in steps])
     finally:
@@ -178,14 +180,18 @@ def _outcome(step: Step) -> dict[str, Tensor]:
     parameters = dict(step.module.named_parameters())
     inputs = [step.tokens, *parameters.values()]
     # A parameter that the output does not depend on has a gradient of 0, and the twin must say so too.
-    gradients = torch.autograd.grad(output, inputs, step.tokens.detach(), allow_unused=True, materialize_grads=True)
+    gradients = torch.autograd.grad(
+        output, inputs, step.tokens.detach(), allow_unused=True, materialize_grads=True
+    )
     names = ["gradient of tokens", *(f"gradient of {name}" for name in parameters)]
     return {"output": output.detach(), **dict(zip(names, gradients, strict=True))}
 
 
 def _relative_error(fast: Tensor, dense: Tensor) -> float:
     """‖fast − dense‖ / ‖dense‖; 0 if both are 0."""
-    difference, size = (float(tensor.double().norm()) for tensor in (fast.double() - dense.double(), dense))
+    difference, size = (
+        float(tensor.double().norm()) for tensor in (fast.double() - dense.double(), dense)
+    )
     if size == 0:
         return 0.0 if difference == 0 else math.inf if difference == difference else math.nan
     return difference / size

@@ -26,7 +26,12 @@ SCALING_HEADS = ("layer", "time ~ L^", "memory ~ L^", "faster than SDPA from")
 NOTHING = "–"
 # Okabe and Ito's colours, which colour-blind readers tell apart, and two dark ones, one for each kind of position.
 COLOURS = {"": "#0072B2", "rotation": "#D55E00", "rotation_joint": "#D55E00"}
-COLOURS |= {"clipped": "#009E73", "clipped_features": "#009E73", "fourier": "#CC79A7", "rotary": "#56B4E9"}
+COLOURS |= {
+    "clipped": "#009E73",
+    "clipped_features": "#009E73",
+    "fourier": "#CC79A7",
+    "rotary": "#56B4E9",
+}
 COLOURS |= {"quadratic": "#E69F00", "generalized_quadratic": "#7A4B00", "causal": "#3B2F8F"}
 COLOURS |= {"rotary-causal": "#6A5FC1"}
 MARKERS = {"squared_relu": "o", "softmax": "s", "positive": "^", "taylor2": "P", "constant": "h"}
@@ -38,7 +43,11 @@ Row = Mapping[str, Any]
 
 def log_log_slope(tokens: Sequence[int], values: Sequence[float]) -> dict[str, float] | None:
     """Least-squares slope of log value against log L ≥ log 1,024 and its standard error; None below three sizes."""
-    kept = [(length, value) for length, value in zip(tokens, values, strict=True) if length >= FIRST_TOKENS]
+    kept = [
+        (length, value)
+        for length, value in zip(tokens, values, strict=True)
+        if length >= FIRST_TOKENS
+    ]
     if len(kept) < FEWEST_SIZES:
         return None
     slopes, covariance = np.polyfit(*np.log(kept).T, deg=1, cov=True)
@@ -71,13 +80,26 @@ def scaling(rows: Sequence[Row]) -> list[dict[str, object]]:
     """Slopes of time and memory and the crossover with `scaled_dot_product_attention`, for every layer of the rows."""
     found = []
     lines = _lines(rows)
-    seconds = {place: {row["tokens"]: float(row["seconds"]) for row in own} for place, own in lines.items()}
+    seconds = {
+        place: {row["tokens"]: float(row["seconds"]) for row in own} for place, own in lines.items()
+    }
     sdpa = next((seconds[place] for place in lines if place[0] == SDPA), {})
     for (layer, backend), own in lines.items():
         tokens = [row["tokens"] for row in own]
-        time, memory = (log_log_slope(tokens, [float(row[name]) for row in own]) for name in ("seconds", "peak_bytes"))
+        time, memory = (
+            log_log_slope(tokens, [float(row[name]) for row in own])
+            for name in ("seconds", "peak_bytes")
+        )
         compared = None if layer in (BASELINE, SDPA) else crossover(seconds[layer, backend], sdpa)
-        found.append({"layer": layer, "backend": backend, "time": time, "memory": memory, "crossover": compared})
+        found.append(
+            {
+                "layer": layer,
+                "backend": backend,
+                "time": time,
+                "memory": memory,
+                "crossover": compared,
+            }
+        )
     return found
 
 
@@ -175,7 +197,9 @@ def draw_bench(result: Row) -> "matplotlib.figure.Figure":
     ):
         for place, rows in lines.items():
             tokens, values = ([row[name] for row in rows] for name in ("tokens", quantity))
-            draw_line(panel, line_style(*place), tokens, [factor * value for value in values], size=6.5)
+            draw_line(
+                panel, line_style(*place), tokens, [factor * value for value in values], size=6.5
+            )
         dress_panel(panel, title, "y")
         panel.set_xscale("log")
         panel.set_yscale("log")
@@ -187,11 +211,18 @@ def draw_bench(result: Row) -> "matplotlib.figure.Figure":
     ends = {place: rows[-1] for place, rows in lines.items()}
     order = sorted(ends, key=lambda place: (-ends[place]["tokens"], -ends[place]["seconds"]))
     names = [
-        place_name(*place) + ("" if ends[place]["tokens"] == last else f"\nup to {ends[place]['tokens']:,} tokens")
+        place_name(*place)
+        + ("" if ends[place]["tokens"] == last else f"\nup to {ends[place]['tokens']:,} tokens")
         for place in order
     ]
     handles = dict(zip(lines, times.get_lines(), strict=True))
-    add_legend(figure, [handles[place] for place in order], names, place="outside right upper", handle_length=3.2)
+    add_legend(
+        figure,
+        [handles[place] for place in order],
+        names,
+        place="outside right upper",
+        handle_length=3.2,
+    )
     key = "Colour: position; marker: content kernel; black and grey: not teka; dashed: every pair of tokens."
     caption = "\n".join(["tokens", "", key, *textwrap.wrap(conditions(result), 110)])
     memory.set_xlabel(caption, color=INK, fontsize=9.5, parse_math=False)
@@ -202,4 +233,6 @@ def line_style(layer: str, backend: str) -> LineStyle:
     """Colour by position, marker by content kernel, dashed where all pairs of tokens are computed."""
     kernel, _, relative = layer.partition("-")
     colour = PALE if kernel == BASELINE else BLACK if kernel in OTHERS else COLOURS[relative]
-    return LineStyle(colour, MARKERS[kernel], (4, 2) if backend == "dense" or kernel in QUADRATIC else ())
+    return LineStyle(
+        colour, MARKERS[kernel], (4, 2) if backend == "dense" or kernel in QUADRATIC else ()
+    )

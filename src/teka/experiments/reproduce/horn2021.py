@@ -29,7 +29,10 @@ AT_A_GLANCE = (
     "Performer (squared relu × rotary)", "Performer (strategy 1)", "Performer (no position)", "ResNet-18",
     "Performer (absolute)",
 )  # fmt: skip
-OTHER_DISTANCES = ("with k = 2)", "with k = 4)")  # strategy 2 beyond the paper's k = 6: in the tables alone
+OTHER_DISTANCES = (
+    "with k = 2)",
+    "with k = 4)",
+)  # strategy 2 beyond the paper's k = 6: in the tables alone
 Curves = list[tuple[int, dict[tuple[int, int], float]]]
 """Of every seed the images that were shifted, and the accuracy on them for each shift (dy, dx)."""
 Panels = dict[str, tuple[str, list[ShareCurve]]]
@@ -44,15 +47,23 @@ def accuracy_table(study: StudyResults) -> Table:
         row = table1().get(paper_row(model))
         cells = [model]
         for name in data:
-            cells += [f"{row.accuracy[name]:g}" if row else NOTHING, accuracy_cell(_group(study, model, name))]
+            cells += [
+                f"{row.accuracy[name]:g}" if row else NOTHING,
+                accuracy_cell(_group(study, model, name)),
+            ]
         results = [result for result in study.results if result.labels["model"] == model]
         # Data sets with one channel need fewer parameters than one with three.
         parameters = sorted({result.parameters for result in results})
         flops = sorted({result.forward_flops for result in results})
-        cells += [row.parameters if row else NOTHING, _range([f"{count:,}" for count in parameters])]
+        cells += [
+            row.parameters if row else NOTHING,
+            _range([f"{count:,}" for count in parameters]),
+        ]
         rows.append((*cells, _range([significant(count / 1e6) for count in flops])))
     best = [f"{max(row.accuracy[name] for row in table1().values()):g}" for name in data]
-    rows.append(("best of the paper", *(cell for share in best for cell in (share, "")), "", "", ""))
+    rows.append(
+        ("best of the paper", *(cell for share in best for cell in (share, "")), "", "", "")
+    )
     return Table("Test accuracy in %", (*heads, "parameters: paper", "ours", "MFLOPs"), tuple(rows))
 
 
@@ -61,7 +72,10 @@ def effort_table(study: StudyResults) -> Table:
     data, models = ordered_data(study), ordered_models(study)
     columns = [(f"{DATA_NAMES[name]}: seeds", "epochs", "images", "seconds") for name in data]
     heads = ["model", *(head for names in columns for head in names)]
-    rows = tuple((model, *(cell for name in data for cell in _effort(study, model, name))) for model in models)
+    rows = tuple(
+        (model, *(cell for name in data for cell in _effort(study, model, name)))
+        for model in models
+    )
     return Table("Training", tuple(heads), rows)
 
 
@@ -89,11 +103,32 @@ def stability_table(study: StudyResults) -> Table:
         kept = [result.stability for result in group.results if result.stability] if group else []
         for mode in kept[0] if kept else ():
             found = [by_mode[mode] for by_mode in kept if mode in by_mode]
-            counts = (_range([f"{getattr(one, name):,}" for one in found]) for name in ("images", "shifts"))
-            shares = (min(getattr(one, name) for one in found) for name in ("consistency", "unchanged"))
-            rows.append((f"{DATA_NAMES[data]}, {model}", mode, *counts, *(f"{100 * share:.2f}" for share in shares)))
-    heads = ("data and model", "mode", "images", "shifts", "answers that stay", "images that never change")
-    return Table("Answers that stay where images move, in %, of the seed with the fewest", heads, tuple(rows))
+            counts = (
+                _range([f"{getattr(one, name):,}" for one in found])
+                for name in ("images", "shifts")
+            )
+            shares = (
+                min(getattr(one, name) for one in found) for name in ("consistency", "unchanged")
+            )
+            rows.append(
+                (
+                    f"{DATA_NAMES[data]}, {model}",
+                    mode,
+                    *counts,
+                    *(f"{100 * share:.2f}" for share in shares),
+                )
+            )
+    heads = (
+        "data and model",
+        "mode",
+        "images",
+        "shifts",
+        "answers that stay",
+        "images that never change",
+    )
+    return Table(
+        "Answers that stay where images move, in %, of the seed with the fewest", heads, tuple(rows)
+    )
 
 
 def _group(study: StudyResults, model: str, data: str) -> StudyGroup | None:
@@ -142,13 +177,26 @@ def draw_figure1(study: StudyResults, *, of_class: int | None) -> "matplotlib.fi
     models = _drawn(study)
     panels = _panels(study, models, of_class)
     figure = draw_curves({title: curves for title, (_, curves) in panels.items()})
-    colours = {paper_row(model): line_style(at).colour for at, model in reversed(list(enumerate(models)))}
+    colours = {
+        paper_row(model): line_style(at).colour for at, model in reversed(list(enumerate(models)))
+    }
     for panel, (data, _) in zip(figure.axes, panels.values(), strict=True):
         for curve in figure1() if of_class == CLASS else ():
             if curve.data == data:
-                scale = _image_size([one for one in _performers(study) if one.labels["data"] == data]) / PIXELS
-                places, colour = [scale * shift for shift in curve.accuracy], colours.get(curve.model, PALE)
-                look = {"linestyle": (0, (1, 1.6)), "color": colour, "label": f"paper: {curve.model}", "zorder": 1}
+                scale = (
+                    _image_size([one for one in _performers(study) if one.labels["data"] == data])
+                    / PIXELS
+                )
+                places, colour = (
+                    [scale * shift for shift in curve.accuracy],
+                    colours.get(curve.model, PALE),
+                )
+                look = {
+                    "linestyle": (0, (1, 1.6)),
+                    "color": colour,
+                    "label": f"paper: {curve.model}",
+                    "zorder": 1,
+                }
                 panel.plot(places, list(curve.accuracy.values()), **look)
     return figure
 
@@ -156,9 +204,13 @@ def draw_figure1(study: StudyResults, *, of_class: int | None) -> "matplotlib.fi
 def draw_glance(study: StudyResults) -> "matplotlib.figure.Figure":
     """Draw at most five models' accuracy against shift for each data set, all classes, means over seeds."""
     models = ordered_models(study)
-    chosen = models if len(models) <= MOST_LINES else [model for model in AT_A_GLANCE if model in models]
+    chosen = (
+        models if len(models) <= MOST_LINES else [model for model in AT_A_GLANCE if model in models]
+    )
     panels = _panels(study, chosen, None)
-    return draw_curves({title: [replace(one, band={}) for one in curves] for title, (_, curves) in panels.items()})
+    return draw_curves(
+        {title: [replace(one, band={}) for one in curves] for title, (_, curves) in panels.items()}
+    )
 
 
 def _panels(study: StudyResults, models: Sequence[str], of_class: int | None) -> Panels:
@@ -167,7 +219,9 @@ def _panels(study: StudyResults, models: Sequence[str], of_class: int | None) ->
     for data in ordered_data(study):
         found = {model: _curves(study, model, data, of_class) for model in models}
         if any(found.values()):
-            what = CLASS_NAMES.get(data, f"class {of_class}") if of_class == CLASS else "all classes"
+            what = (
+                CLASS_NAMES.get(data, f"class {of_class}") if of_class == CLASS else "all classes"
+            )
             title = f"{DATA_NAMES[data]}, {what}: shift dx (pixels)"
             panels[title] = data, [_share_curve(model, curves) for model, curves in found.items()]
     return panels
@@ -206,7 +260,10 @@ def shift_table(study: StudyResults) -> Table:
                     over_seeds(still),
                     over_seeds(lowest),
                     over_seeds([result.worst_shift_accuracy or 0.0 for result in results]),
-                    over_seeds([low - middle for low, middle in zip(lowest, still, strict=True)], signed=True),
+                    over_seeds(
+                        [low - middle for low, middle in zip(lowest, still, strict=True)],
+                        signed=True,
+                    ),
                 )
             )
     heads = (
@@ -252,16 +309,30 @@ def _image_size(results: Sequence[CellResult]) -> int:
 
 def _performers(study: StudyResults) -> list[CellResult]:
     models = _models(study)
-    return [result for result in study.results if result.labels["model"] in models and result.shifted_images]
+    return [
+        result
+        for result in study.results
+        if result.labels["model"] in models and result.shifted_images
+    ]
 
 
 def figure1_note(study: StudyResults) -> str:
     """What the figure shows, in some sentences."""
     largest, size = (of(_performers(study)) for of in (_largest_shift, _image_size))
-    scaled = f" They are of {PIXELS} pixels, and drawn at the same share of the width." if size != PIXELS else ""
-    left_out = " Of strategy 2 only k = 6 is drawn; all are in the table." if _drawn(study) != _models(study) else ""
+    scaled = (
+        f" They are of {PIXELS} pixels, and drawn at the same share of the width."
+        if size != PIXELS
+        else ""
+    )
+    left_out = (
+        " Of strategy 2 only k = 6 is drawn; all are in the table."
+        if _drawn(study) != _models(study)
+        else ""
+    )
     return (
         f"Shifts along x by up to {largest} of {size} pixels, of the test images that lose nothing by any of them. "
         "Lines: mean over seeds; bands, if any: lowest to highest seed, of one seed the 95 % Wilson interval; dotted, "
-        "if any: the paper's curves, in the colour of our model, grey without one." + scaled + left_out
+        "if any: the paper's curves, in the colour of our model, grey without one."
+        + scaled
+        + left_out
     )

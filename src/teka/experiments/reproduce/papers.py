@@ -39,7 +39,9 @@ class PaperCurve(NamedTuple):
 def table1() -> dict[str, PaperRow]:
     """The rows of Table 1, by the name of the model."""
     return {
-        row["model"]: PaperRow({data: float(row[column]) for column, data in DATA_COLUMNS.items()}, row["parameters"])
+        row["model"]: PaperRow(
+            {data: float(row[column]) for column, data in DATA_COLUMNS.items()}, row["parameters"]
+        )
         for row in _read("horn2021_table1.csv")
     }
 
@@ -50,7 +52,10 @@ def figure1() -> list[PaperCurve]:
     for row in _read("horn2021_figure1.csv"):
         curve = curves.setdefault((row["dataset"], row["position"]), {})
         curve[int(row["shift_px"])] = float(row["accuracy_percent"])
-    return [PaperCurve(data, ROWS_OF_CURVES[position], accuracy) for (data, position), accuracy in curves.items()]
+    return [
+        PaperCurve(data, ROWS_OF_CURVES[position], accuracy)
+        for (data, position), accuracy in curves.items()
+    ]
 
 
 def paper_row(model: str) -> str:

@@ -28,7 +28,10 @@ FIGURES = {
         "Figure 1: class 1, with the paper's curves",
         partial(horn2021.draw_figure1, of_class=horn2021.CLASS),
     ),
-    "figure1_all_classes.png": ("The same for all classes", partial(horn2021.draw_figure1, of_class=None)),
+    "figure1_all_classes.png": (
+        "The same for all classes",
+        partial(horn2021.draw_figure1, of_class=None),
+    ),
 }
 ALTERNATIVE = "Accuracy against shift for each data set, one line for each model. The table above has the numbers."
 
@@ -51,7 +54,11 @@ def target_levels(study: Study, target: str) -> dict[str, list[str]]:
         return {}
     shown = {curve.data for curve in figure1()}
     data = [level for level in study.factors["data"] if level in shown]
-    models = [level for level, run in study.factors["model"].items() if run.get("model", "performer") == "performer"]
+    models = [
+        level
+        for level, run in study.factors["model"].items()
+        if run.get("model", "performer") == "performer"
+    ]
     return {"data": data, "model": models}
 
 
@@ -90,11 +97,18 @@ def reproduce(
         if unneeded and unneeded[0] in study.factors.get(factor, {}):
             raise unknown_name(f"only {factor} of {target}", unneeded[0], needed)
         chosen[factor] = levels
-    options: dict[str, Any] = {"data_dir": data_dir, "processes": processes, "parallel": parallel, "only": chosen}
+    options: dict[str, Any] = {
+        "data_dir": data_dir,
+        "processes": processes,
+        "parallel": parallel,
+        "only": chosen,
+    }
     return run_study(study, out, **options, command=command, progress=progress)
 
 
-def write_reproduction(folder: str | Path, *, description: str = "", planned: int | None = None) -> Written:
+def write_reproduction(
+    folder: str | Path, *, description: str = "", planned: int | None = None
+) -> Written:
     """Write `table1.md`, `table1.csv`, `reproduction.html` and the pictures of `FIGURES`.
 
     Every file is written whole or not at all, none if the results cannot be read, and no figure where no Performer was
@@ -120,12 +134,19 @@ def write_reproduction(folder: str | Path, *, description: str = "", planned: in
         "version": __version__,
         "description": description,
         "tables": tables,
-        "figures": [(heading, data_uri(pictures[name]), ALTERNATIVE) for name, (heading, _) in shown.items()],
+        "figures": [
+            (heading, data_uri(pictures[name]), ALTERNATIVE) for name, (heading, _) in shown.items()
+        ],
         "figure_note": horn2021.figure1_note(study) if shown else "",
         "notes": notes,
         "commands": sorted({result.command for result in study.results}),
     }
-    parts = [f"# {TITLE}", description, *(table.markdown() for table in tables), *map(markdown_text, notes)]
+    parts = [
+        f"# {TITLE}",
+        description,
+        *(table.markdown() for table in tables),
+        *map(markdown_text, notes),
+    ]
     contents: dict[str, str | bytes] = {
         "table1.md": "\n\n".join(part for part in parts if part) + "\n",
         "table1.csv": horn2021.table1_csv(study),

@@ -124,7 +124,10 @@ class CellResult(SavedCell):
             raise wrong_value("learning_curve", list(steps), "steps that increase")
         if list(seconds) != sorted(seconds):
             raise wrong_value("learning_curve", list(seconds), "process_seconds that never fall")
-        for values in (self.accuracy_by_shift, *(one.accuracy_by_shift for one in self.classes.values())):
+        for values in (
+            self.accuracy_by_shift,
+            *(one.accuracy_by_shift for one in self.classes.values()),
+        ):
             if len(values) != len(self.shifts):
                 expected = f"a list of {len(self.shifts)}, one for each shift"
                 raise wrong_value("accuracy_by_shift", list(values), expected)
@@ -259,7 +262,9 @@ def pack_study(folder: str | Path) -> list[Path]:
     """
     packed = [path for stage in STAGES if (path := _pack(Path(folder) / stage))]
     if not packed:
-        raise wrong_value("folder", str(folder), f"a study's folder, with one cell or more in {CELLS}")
+        raise wrong_value(
+            "folder", str(folder), f"a study's folder, with one cell or more in {CELLS}"
+        )
     return packed
 
 
@@ -270,7 +275,9 @@ def _pack(folder: Path) -> Path | None:
         cells = list(list_cells(folder))
         if not cells:
             return None
-        lines = [json.dumps({"name": name, **content}, ensure_ascii=False) for name, content, _ in cells]
+        lines = [
+            json.dumps({"name": name, **content}, ensure_ascii=False) for name, content, _ in cells
+        ]
         packed = io.BytesIO()
         with gzip.GzipFile("", "wb", 9, packed, mtime=0) as file:
             file.write("".join(f"{line}\n" for line in lines).encode())

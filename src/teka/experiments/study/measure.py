@@ -45,12 +45,15 @@ def measure_model(model: nn.Module, dataset: Dataset, measure: Measure) -> dict[
         "stability": {
             mode: found
             for mode, asked in measure.stability.items()
-            if (found := _stability(model, mode, asked, _some(test, asked.images), device)) is not None
+            if (found := _stability(model, mode, asked, _some(test, asked.images), device))
+            is not None
         },
     }
 
 
-def _stability(model: nn.Module, mode: str, asked: Stability, split: Split, device: torch.device) -> Stable | None:
+def _stability(
+    model: nn.Module, mode: str, asked: Stability, split: Split, device: torch.device
+) -> Stable | None:
     """How many answers stay where images move; None of a model that does not take the size that the mode shows it."""
     size = tuple(split.images.shape[2:])
     movement = Movement(mode, crop_size=asked.crop_size)
@@ -59,27 +62,51 @@ def _stability(model: nn.Module, mode: str, asked: Stability, split: Split, devi
     shifts = ((0.0, 0.0), *(asked.shifts or everywhere))
     if not can_see(model, seen, size):
         return None
-    options = {"labels": split.labels, "output": "logits", "batch_size": EVALUATION_BATCH, "device": device}
+    options = {
+        "labels": split.labels,
+        "output": "logits",
+        "batch_size": EVALUATION_BATCH,
+        "device": device,
+    }
     with seeing(model, seen):
         moved = measure_responses(model, split.images, shifts, movement, **options)
     assert moved.agreement is not None
     same = moved.agreement[moved.moved]
-    return Stable(len(split), len(same), same.double().mean().item(), same.all(dim=0).double().mean().item())
+    return Stable(
+        len(split), len(same), same.double().mean().item(), same.all(dim=0).double().mean().item()
+    )
 
 
-def _under_shifts(model: nn.Module, test: Split, measure: Measure, device: torch.device) -> dict[str, Any]:
+def _under_shifts(
+    model: nn.Module, test: Split, measure: Measure, device: torch.device
+) -> dict[str, Any]:
     shifted = _shifted(test, measure)
     if not len(shifted):
         nothing = {"minimum_accuracy": None, "worst_shift_accuracy": None}
-        return {"mode": measure.mode, "shifts": (), "shifted_images": 0, "accuracy_by_shift": (), **nothing}
-    options = {"labels": shifted.labels, "output": "logits", "batch_size": EVALUATION_BATCH, "device": device}
-    moved = measure_responses(model, shifted.images, measure.shifts, Movement(measure.mode), **options)
+        return {
+            "mode": measure.mode,
+            "shifts": (),
+            "shifted_images": 0,
+            "accuracy_by_shift": (),
+            **nothing,
+        }
+    options = {
+        "labels": shifted.labels,
+        "output": "logits",
+        "batch_size": EVALUATION_BATCH,
+        "device": device,
+    }
+    moved = measure_responses(
+        model, shifted.images, measure.shifts, Movement(measure.mode), **options
+    )
     classes = {}
     for label in measure.classes:
         of_class = shifted.labels == label
         if of_class.any():
             chosen = moved.take_images(of_class)
-            classes[label] = ShiftedClass(chosen.num_images, accuracies(chosen)["accuracy_by_shift"])
+            classes[label] = ShiftedClass(
+                chosen.num_images, accuracies(chosen)["accuracy_by_shift"]
+            )
     return {
         "mode": measure.mode,
         "shifts": moved.shifts,
@@ -110,7 +137,9 @@ def _shifted(test: Split, measure: Measure) -> Split:
     return Split(test.images[: measure.shifted_images], test.labels[: measure.shifted_images])
 
 
-def _equivariance(model: nn.Module, split: Split, measure: Measure, device: torch.device) -> dict[str, Any]:
+def _equivariance(
+    model: nn.Module, split: Split, measure: Measure, device: torch.device
+) -> dict[str, Any]:
     """Largest relative change of the logits under the shifts, and two floors below which it says nothing."""
     images = split.images[:EQUIVARIANCE_IMAGES].to(device)
     error = equivariance_error(model, images, measure.shifts, mode=measure.mode)
@@ -143,14 +172,22 @@ def measure_heads(moments: Sequence[Moment], chance: Sequence[HeadGrid]) -> dict
     Kept are "center" and "precision" of Gaussians, Σ⁻¹ as its entries yy, yx and xx, and "mean" and "covariance" of
     other heads; "offset" and "weight"; and of the layer "grid", the fields of `HeadGrid`, as for "chance".
     """
-    return {"start": _layers(moments[0]), "end": _layers(moments[-1]), "chance": [_fields(grid) for grid in chance]}
+    return {
+        "start": _layers(moments[0]),
+        "end": _layers(moments[-1]),
+        "chance": [_fields(grid) for grid in chance],
+    }
 
 
 def _layers(moment: Moment) -> list[dict[str, object]]:
     layers: list[dict[str, object]] = []
     for layer, grid in enumerate(moment.grids):
         heads = moment.heads.of_layer(layer)
-        shape = ("center", "precision") if torch.isfinite(heads.center).all() else ("mean", "covariance")
+        shape = (
+            ("center", "precision")
+            if torch.isfinite(heads.center).all()
+            else ("mean", "covariance")
+        )
         numbers = {name: _numbers(getattr(heads, name)) for name in (*shape, "weight")}
         layers.append({**numbers, "offset": heads.offset.tolist(), "grid": _fields(grid)})
     return layers

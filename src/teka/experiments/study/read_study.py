@@ -30,18 +30,29 @@ def read_study(path: str | Path) -> Study:
         }
         for factor, levels in _mapping("factors", fields["factors"]).items()
     }
-    fields |= {"name": str(fields["name"]), "description": str(fields.get("description", "")).strip()}
+    fields |= {
+        "name": str(fields["name"]),
+        "description": str(fields.get("description", "")).strip(),
+    }
     fields["base"] = _run_fields("base", fields.get("base"))
-    fields["reference"] = {key: str(level) for key, level in _mapping("reference", fields.get("reference")).items()}
+    fields["reference"] = {
+        key: str(level) for key, level in _mapping("reference", fields.get("reference")).items()
+    }
     fields["leave_out"] = [
-        {factor: list(map(str, _several(levels))) for factor, levels in _mapping("leave_out", exclusion).items()}
+        {
+            factor: list(map(str, _several(levels)))
+            for factor, levels in _mapping("leave_out", exclusion).items()
+        }
         for exclusion in _several(fields.get("leave_out") or [])
     ]
     fields["measure"] = _mapping("measure", fields.get("measure"))
     if fields.get("tune") is not None:
         tune = _mapping("tune", fields["tune"])
         places = [_mapping("tune.at", place) for place in _several(tune.get("at", {}))]
-        fields["tune"] = {**tune, "at": [{factor: str(level) for factor, level in at.items()} for at in places]}
+        fields["tune"] = {
+            **tune,
+            "at": [{factor: str(level) for factor, level in at.items()} for at in places],
+        }
     return decode(Study, fields, "study")
 
 

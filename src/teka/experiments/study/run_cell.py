@@ -45,15 +45,26 @@ from teka.training.trained_run import TrainedRun, evaluate, export
 
 WEIGHT_FILES = {"last": LAST, "best": BEST}
 # The numbers that only the run decides; times are the machine's.
-COMPARED = ("accuracy", "minimum_accuracy", "worst_shift_accuracy", "steps", "parameters", "forward_flops")
+COMPARED = (
+    "accuracy",
+    "minimum_accuracy",
+    "worst_shift_accuracy",
+    "steps",
+    "parameters",
+    "forward_flops",
+)
 
 
 def share_of_cores(processes: int) -> int:
     """Threads of each of so many processes side by side, at least 1."""
     # Fewer than the machine's where a scheduler or `taskset` gave this process some of them; macOS does not say.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     if not 1 <= processes <= 16 * cores:
-        raise wrong_value("processes", processes, f"at least 1 and at most {16 * cores}, 16 for each core")
+        raise wrong_value(
+            "processes", processes, f"at least 1 and at most {16 * cores}, 16 for each core"
+        )
     return max(1, cores // processes)
 
 
@@ -83,12 +94,19 @@ class LearningCurve(Callback):
         self.process_seconds = 0.0
         self._since = (0.0, 0.0)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int
+    ) -> None:
         """Start both clocks."""
         self._since = (time.perf_counter(), time.process_time())
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: object, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: object,
+        batch_idx: int,
     ) -> None:
         """Stop the clocks, and measure if it is time to."""
         if pl_module.device.type == "cuda":
@@ -101,7 +119,11 @@ class LearningCurve(Callback):
     def state_dict(self) -> dict[str, object]:
         """The curve so far."""
         points = [dataclasses.asdict(point) for point in self.points]
-        return {"points": points, "seconds_of_steps": self.seconds, "process_seconds": self.process_seconds}
+        return {
+            "points": points,
+            "seconds_of_steps": self.seconds,
+            "process_seconds": self.process_seconds,
+        }
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Resume a curve."""
@@ -113,7 +135,9 @@ class LearningCurve(Callback):
         if self.num_points is None:
             return trainer.is_last_batch
         total, step = int(trainer.estimated_stepping_batches), trainer.global_step
-        return step * self.num_points // total > (step - 1) * self.num_points // total  # first at or after a share
+        return (
+            step * self.num_points // total > (step - 1) * self.num_points // total
+        )  # first at or after a share
 
     def _measure(self, module: LightningModule, step: int) -> CurvePoint:
         module.eval()
@@ -130,14 +154,20 @@ class LearningCurve(Callback):
         )
 
 
-def run_cell(cell: Cell, measure: Measure, folder: Path, *, data_dir: str | None, command: str) -> None:
+def run_cell(
+    cell: Cell, measure: Measure, folder: Path, *, data_dir: str | None, command: str
+) -> None:
     """Train a cell, on from its last epoch if it was cut off, measure it, or keep why it "failed", in its file."""
     place = training_folder(folder, cell.name)
     dataset = load_cell_data(cell.run, data_dir)
     if not len(dataset.validation):
-        raise wrong_value("validation_size", 0, "1 or more: the learning curve is that of held-out images")
+        raise wrong_value(
+            "validation_size", 0, "1 or more: the learning curve is that of held-out images"
+        )
     # The last step of a run that may stop early is not known before.
-    curve = LearningCurve(dataset.validation, num_points=measure.curve_points if cell.run.patience is None else None)
+    curve = LearningCurve(
+        dataset.validation, num_points=measure.curve_points if cell.run.patience is None else None
+    )
     about: dict[str, Any] = {
         "labels": cell.labels,
         "seed": cell.run.seed,
@@ -147,18 +177,30 @@ def run_cell(cell: Cell, measure: Measure, folder: Path, *, data_dir: str | None
     }
     try:
         run, more = cell.run.replace(data_dir=data_dir), [curve]
-        trained = train(run, place, resume=True, dataset=dataset, callbacks=more, progress_bar=False, throughput=False)
+        trained = train(
+            run,
+            place,
+            resume=True,
+            dataset=dataset,
+            callbacks=more,
+            progress_bar=False,
+            throughput=False,
+        )
     except FloatingPointError as error:
         result: CellResult | FailedCell = FailedCell(**about, failed=str(error))
     else:
         if not curve.points:  # trained to its end before, and cut off in what comes now
-            curve.load_state_dict(callback_state(place / CHECKPOINTS / LAST, LearningCurve.__name__))
+            curve.load_state_dict(
+                callback_state(place / CHECKPOINTS / LAST, LearningCurve.__name__)
+            )
         model = run_model(cell, dataset, place, measure)
         measured = measure_model(model, dataset, measure)
         kept = callback_state(place / CHECKPOINTS / LAST, HeadRecorder.__name__).get("moments")
         if isinstance(model, SelfAttentionNetwork) and isinstance(kept, list):
             moments = [Moment.from_dict(one) for one in kept]
-            measured["heads"] = measure_heads(moments, chance_head_grids(cell.run, moments[0].heads.layers, model.grid))
+            measured["heads"] = measure_heads(
+                moments, chance_head_grids(cell.run, moments[0].heads.layers, model.grid)
+            )
         measured |= {name: trained[name] for name in ("parameters", "epochs")}
         result = CellResult(
             **about,
@@ -217,7 +259,9 @@ def repeat_cell(
         raise unknown_name("repeat", name, [other for other, *_ in list_cells(cells)])
     labels, fields, threads = stored.get("labels"), stored.get("run"), stored.get("threads")
     if not (isinstance(labels, dict) and isinstance(fields, dict) and isinstance(threads, int)):
-        raise ValueError(f"{cells / name}.json lacks labels, run or threads, expected the file of a cell")
+        raise ValueError(
+            f"{cells / name}.json lacks labels, run or threads, expected the file of a cell"
+        )
     # Sums parted among other numbers of threads round otherwise.
     with torch_threads(threads), tempfile.TemporaryDirectory(prefix="teka-") as elsewhere:
         place = Path(elsewhere) / CELLS

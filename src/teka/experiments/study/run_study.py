@@ -79,9 +79,13 @@ def run_study(
     """
     share_of_cores(processes)
     places = study.places(only or {})
-    folder = resolve_path("out", make_directory("out", out))  # a cluster's workers may work elsewhere
+    folder = resolve_path(
+        "out", make_directory("out", out)
+    )  # a cluster's workers may work elsewhere
     data_dir = None if data_dir is None else str(resolve_path("data_dir", data_dir))
-    train = functools.partial(_train, measure=study.measure, data_dir=data_dir, command=command, processes=processes)
+    train = functools.partial(
+        _train, measure=study.measure, data_dir=data_dir, command=command, processes=processes
+    )
     groups = study.tuning_cells(places)
     tuning = [cell for cells in groups.values() for cell in cells]
     with engine(parallel, processes):
@@ -91,7 +95,9 @@ def run_study(
     return folder
 
 
-def _run_cells(cells: Sequence[Cell], train: Train, folder: Path, progress: Callable[[Progress], None]) -> None:
+def _run_cells(
+    cells: Sequence[Cell], train: Train, folder: Path, progress: Callable[[Progress], None]
+) -> None:
     """Train the cells that have no file in the folder yet, and wait for those that others train."""
     stage = folder.name
     waiting = [cell for cell in cells if not is_done(folder, cell)]
@@ -121,7 +127,13 @@ def _finished(train: Train, cells: Sequence[Cell], folder: Path) -> Iterable[Cel
 
 
 def _train(
-    cell: Cell, folder: Path, *, measure: Measure, data_dir: str | None, command: str, processes: int
+    cell: Cell,
+    folder: Path,
+    *,
+    measure: Measure,
+    data_dir: str | None,
+    command: str,
+    processes: int,
 ) -> tuple[Cell, bool]:
     """Train a cell, if nobody else does, and say whether it has its file now."""
     lightning = logging.getLogger("lightning.pytorch")
@@ -129,7 +141,12 @@ def _train(
     # Of many trainings side by side, one line each would hide the progress.
     lightning.setLevel(logging.ERROR)
     try:
-        with TRAINING, without_launcher(), torch_threads(share_of_cores(processes)), claimed(folder, cell.name) as mine:
+        with (
+            TRAINING,
+            without_launcher(),
+            torch_threads(share_of_cores(processes)),
+            claimed(folder, cell.name) as mine,
+        ):
             if mine and not is_done(folder, cell):
                 run_cell(cell, measure, folder, data_dir=data_dir, command=command)
             return cell, mine
@@ -150,7 +167,11 @@ def is_done(folder: Path, cell: Cell) -> bool:
     wanted, came = _decided(cell.run), {} if run is None else _decided(run)
     if came != wanted:
         fields = ", ".join(key for key in wanted if came.get(key) != wanted[key])
-        raise wrong_value("out", str(folder.parent), f"a folder of this study; {cell.name}.json differs in {fields}")
+        raise wrong_value(
+            "out",
+            str(folder.parent),
+            f"a folder of this study; {cell.name}.json differs in {fields}",
+        )
     return True
 
 
@@ -158,7 +179,10 @@ def _decided(run: Run) -> dict[str, object]:
     """The fields of a run, with what its model has by itself where they leave that open."""
     fields = run.to_dict()
     own = inspect.signature(MODELS[run.model]).parameters
-    return {name: own[name].default if value is None and name in own else value for name, value in fields.items()}
+    return {
+        name: own[name].default if value is None and name in own else value
+        for name, value in fields.items()
+    }
 
 
 def _best(cells: Sequence[Cell], folder: Path) -> object:
@@ -187,9 +211,13 @@ def engine(parallel: str, processes: int) -> Iterator[None]:
             try:
                 _reach(name, address, processes, stack)
             except ImportError as error:
-                raise ImportError(f"--parallel {name} needs {error.name}; pip install {PACKAGES[name]}") from error
+                raise ImportError(
+                    f"--parallel {name} needs {error.name}; pip install {PACKAGES[name]}"
+                ) from error
             except (OSError, ValueError, RuntimeError) as error:
-                raise wrong_value("parallel", parallel, f"a cluster that answers ({error})") from error
+                raise wrong_value(
+                    "parallel", parallel, f"a cluster that answers ({error})"
+                ) from error
         stack.enter_context(joblib.parallel_config(name, **options))
         yield
 
@@ -201,7 +229,11 @@ def _reach(name: str, address: str, processes: int, stack: contextlib.ExitStack)
         from distributed import Client
 
         here = not address and config.get("scheduler-address", None) is None
-        started = {"n_workers": processes, "threads_per_worker": 1, "dashboard_address": None} if here else {}
+        started = (
+            {"n_workers": processes, "threads_per_worker": 1, "dashboard_address": None}
+            if here
+            else {}
+        )
         stack.enter_context(Client(address or None, timeout=ANSWER, **started))
     else:
         import ray  # pyright: ignore[reportMissingImports]

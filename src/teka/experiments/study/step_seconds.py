@@ -50,7 +50,9 @@ class StepSeconds:
     steps_a_round: int | None = None
     models: tuple[ModelSeconds, ...]
 
-    def time(self, cells: Iterable[CellResult | FailedCell]) -> tuple[CellResult | FailedCell, ...] | None:
+    def time(
+        self, cells: Iterable[CellResult | FailedCell]
+    ) -> tuple[CellResult | FailedCell, ...] | None:
         """The cells, their CPU seconds steps times those of one; None where a finished one's model was not timed."""
         seconds = {frozenset(model.labels.items()): model.seconds for model in self.models}
         timed = []
@@ -59,7 +61,10 @@ class StepSeconds:
                 one = seconds.get(frozenset(cell.labels.items()))
                 if one is None:
                     return None
-                curve = tuple(replace(point, process_seconds=one * point.step) for point in cell.learning_curve)
+                curve = tuple(
+                    replace(point, process_seconds=one * point.step)
+                    for point in cell.learning_curve
+                )
                 cell = replace(cell, process_seconds=one * cell.steps, learning_curve=curve)
             timed.append(cell)
         return tuple(timed)
@@ -83,21 +88,29 @@ class StepTimer:
         run = cell.run
         self.cell = cell
         self.model = run.make_model(**dataset.sizes)
-        self.optimizer = make_optimizer(self.model, run, fused=True if is_large_on_cpu(self.model) else None)
+        self.optimizer = make_optimizer(
+            self.model, run, fused=True if is_large_on_cpu(self.model) else None
+        )
         self.augmentations = make_augmentations(run)
         self.images = dataset.train.images[: run.batch_size]
         self.labels = dataset.train.labels[: run.batch_size]
 
     def take(self, count: int) -> float:
         """Take steps, and give the processor seconds of one."""
-        run, dtype, start = self.cell.run, getattr(torch, self.cell.run.precision), time.process_time()
+        run, dtype, start = (
+            self.cell.run,
+            getattr(torch, self.cell.run.precision),
+            time.process_time(),
+        )
         for _ in range(count):
             images = self.images
             for augmentation in self.augmentations:
                 images = augmentation(images, Generator().manual_seed(run.seed))
             self.optimizer.zero_grad()
             with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
-                loss = cross_entropy(self.model(images), self.labels, label_smoothing=run.label_smoothing)
+                loss = cross_entropy(
+                    self.model(images), self.labels, label_smoothing=run.label_smoothing
+                )
             loss.backward()
             if run.gradient_clip:
                 torch.nn.utils.clip_grad_norm_(self.model.parameters(), run.gradient_clip)
@@ -154,8 +167,14 @@ def measure_step_seconds(
         models = []
         for timer, found in timers.items():
             median, low, high = (round(of(found), 6) for of in (statistics.median, min, max))
-            models.append(ModelSeconds(labels=timer.cell.labels, seconds=median, lowest=low, highest=high))
+            models.append(
+                ModelSeconds(labels=timer.cell.labels, seconds=median, lowest=low, highest=high)
+            )
         measured = StepSeconds(
-            **provenance(command), threads=threads, rounds=ROUNDS, steps_a_round=STEPS, models=tuple(models)
+            **provenance(command),
+            threads=threads,
+            rounds=ROUNDS,
+            steps_a_round=STEPS,
+            models=tuple(models),
         )
     return write_json(folder / STEP_SECONDS, encode(measured))

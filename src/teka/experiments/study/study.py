@@ -25,7 +25,9 @@ class Cell:
     @property
     def name(self) -> str:
         """The levels and the seed, fit for a file's name."""
-        return "--".join([*(slug(level) for level in self.labels.values()), f"seed-{self.run.seed}"])
+        return "--".join(
+            [*(slug(level) for level in self.labels.values()), f"seed-{self.run.seed}"]
+        )
 
 
 def slug(words: str) -> str:
@@ -102,12 +104,18 @@ class Measure:
             Movement(mode, crop_size=asked.crop_size)
             fractions = [shift for shift in asked.shifts if any(step % 1 for step in shift)]
             if fractions and not MODES[mode].takes_fractions:
-                raise wrong_value("measure.stability", fractions[0], f"whole pixels, by which mode {mode!r} moves")
+                raise wrong_value(
+                    "measure.stability", fractions[0], f"whole pixels, by which mode {mode!r} moves"
+                )
         shifts = tuple((dy, dx) for dy, dx in self.shifts)
-        object.__setattr__(self, "shifts", ((0, 0), *(shift for shift in shifts if shift != (0, 0))))
+        object.__setattr__(
+            self, "shifts", ((0, 0), *(shift for shift in shifts if shift != (0, 0)))
+        )
         if self.save is not None:
             check_name("measure.save", self.save, DTYPES)
-        check_sizes({f"measure.classes[{at}]": label for at, label in enumerate(self.classes)}, least=0)
+        check_sizes(
+            {f"measure.classes[{at}]": label for at, label in enumerate(self.classes)}, least=0
+        )
 
 
 @dataclass(frozen=True)
@@ -203,9 +211,13 @@ class Study:
             self._check_tune(self.tune)
         longest = "--".join(max(map(slug, levels), key=len) for levels in self.factors.values())
         if len(longest.encode()) > LONGEST_NAME:
-            raise wrong_value("factors", longest, f"levels whose names make at most {LONGEST_NAME} bytes together")
+            raise wrong_value(
+                "factors", longest, f"levels whose names make at most {LONGEST_NAME} bytes together"
+            )
         if not [self.make_cell(labels, self.seeds[0]) for labels in self.combinations()]:
-            raise wrong_value("leave_out", list(self.leave_out), "combinations that leave some cell")
+            raise wrong_value(
+                "leave_out", list(self.leave_out), "combinations that leave some cell"
+            )
 
     def combinations(self) -> Iterator[dict[str, str]]:
         """The level of every factor, for every combination that is not left out, the last factor fastest."""
@@ -214,7 +226,9 @@ class Study:
             if not self._is_left_out(labels):
                 yield labels
 
-    def make_cell(self, labels: Mapping[str, str], seed: int, chosen: Mapping[str, object] | None = None) -> Cell:
+    def make_cell(
+        self, labels: Mapping[str, str], seed: int, chosen: Mapping[str, object] | None = None
+    ) -> Cell:
         """The cell at some levels; the chosen, tuned fields go before all others."""
         fields = dict(self.base)
         for factor, level in labels.items():
@@ -236,19 +250,32 @@ class Study:
             (labels, seed)
             for seed in self.seeds
             for labels in self.combinations()
-            if all({**labels, "seed": str(seed)}[factor] in levels for factor, levels in only.items())
+            if all(
+                {**labels, "seed": str(seed)}[factor] in levels for factor, levels in only.items()
+            )
         ]
         if not places:
-            raise wrong_value("only", {factor: list(levels) for factor, levels in only.items()}, "levels of some cell")
+            raise wrong_value(
+                "only",
+                {factor: list(levels) for factor, levels in only.items()},
+                "levels of some cell",
+            )
         return places
 
     def cells(
-        self, places: Iterable[tuple[Mapping[str, str], int]], chosen: Mapping[tuple[str, ...], object]
+        self,
+        places: Iterable[tuple[Mapping[str, str], int]],
+        chosen: Mapping[tuple[str, ...], object],
     ) -> list[Cell]:
         """The cells at some places, with the tuned value by the levels of `tune.per`."""
-        return [self.make_cell(labels, seed, self._chosen_field(labels, chosen)) for labels, seed in places]
+        return [
+            self.make_cell(labels, seed, self._chosen_field(labels, chosen))
+            for labels, seed in places
+        ]
 
-    def tuning_cells(self, places: Iterable[tuple[Mapping[str, str], int]]) -> dict[tuple[str, ...], list[Cell]]:
+    def tuning_cells(
+        self, places: Iterable[tuple[Mapping[str, str], int]]
+    ) -> dict[tuple[str, ...], list[Cell]]:
         """The cells that are compared to tune a field, by the levels of `tune.per`; none without a field to tune."""
         if self.tune is None:
             return {}
@@ -258,19 +285,28 @@ class Study:
             levels = tuple(place[factor] for factor in self.tune.per)
             if levels not in groups:
                 groups[levels] = [
-                    Cell({**labels, field: str(value)}, self.make_cell(labels, seed, {field: value}).run)
+                    Cell(
+                        {**labels, field: str(value)},
+                        self.make_cell(labels, seed, {field: value}).run,
+                    )
                     for at in self.tune.at
-                    if not self._is_left_out(labels := {factor: at.get(factor, place[factor]) for factor in place})
+                    if not self._is_left_out(
+                        labels := {factor: at.get(factor, place[factor]) for factor in place}
+                    )
                     for value in self.tune.values
                 ]
         return {levels: cells for levels, cells in groups.items() if cells}
 
-    def _chosen_field(self, labels: Mapping[str, str], chosen: Mapping[tuple[str, ...], object]) -> dict[str, object]:
+    def _chosen_field(
+        self, labels: Mapping[str, str], chosen: Mapping[tuple[str, ...], object]
+    ) -> dict[str, object]:
         if self.tune is None:
             return {}
         levels = tuple(labels[factor] for factor in self.tune.per)
         if levels not in chosen:
-            where = ", ".join(f"{factor} {level!r}" for factor, level in zip(self.tune.per, levels, strict=True))
+            where = ", ".join(
+                f"{factor} {level!r}" for factor, level in zip(self.tune.per, levels, strict=True)
+            )
             places = [dict(at) for at in self.tune.at]
             raise ValueError(f"tune.at is {places}, which is left out for {where}, expected a cell")
         return {self.tune.field: chosen[levels]}
@@ -282,12 +318,17 @@ class Study:
             for factor, level in at.items():
                 self._check_level("tune.at", factor, level)
             if set(at) != set(self.factors) - set(tune.per):
-                raise wrong_value("tune.at", dict(at), f"a level of every factor that is not in {list(tune.per)}")
+                raise wrong_value(
+                    "tune.at", dict(at), f"a level of every factor that is not in {list(tune.per)}"
+                )
         check_name("tune.field", tune.field, Run().to_dict())
         _check_names("tune.values", [str(value) for value in tune.values])
 
     def _is_left_out(self, labels: Mapping[str, str]) -> bool:
-        return any(all(labels[factor] in levels for factor, levels in out.items()) for out in self.leave_out)
+        return any(
+            all(labels[factor] in levels for factor, levels in out.items())
+            for out in self.leave_out
+        )
 
     def _check_level(self, argument: str, factor: str, level: str) -> None:
         check_name(f"{argument} factor", factor, self.factors)
@@ -302,5 +343,7 @@ def _check_names(argument: str, names: Iterable[str]) -> None:
         if not part:
             raise wrong_value(argument, name, "a name with a letter or a digit")
         if part in found:
-            raise wrong_value(argument, name, f"a name that differs from {found[part]!r} in letters or digits")
+            raise wrong_value(
+                argument, name, f"a name that differs from {found[part]!r} in letters or digits"
+            )
         found[part] = name

@@ -3,7 +3,7 @@
 from torch import Generator
 
 from teka.errors import unknown_name, wrong_value
-from teka.functional.kernel.base import Kernel
+from teka.functional.kernels.base import Kernel
 from teka.functional.relative.base import Relative
 from teka.functional.relative.biases import T5, Alibi, Decay, Kerple
 from teka.functional.relative.clipped import Clipped, ClippedFeatures
@@ -32,13 +32,19 @@ _OTHERS = (
 RELATIVES: dict[str, type[Relative]] = {kind.name: kind for kind in (*_OF_THE_PAPER, *_OTHERS)}
 
 
-def make_relative(relative: str | Relative, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> Relative:
+def make_relative(
+    relative: str | Relative, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
+) -> Relative:
     """The relative kernel, or the one of that name with random parameters drawn with seed 0."""
     if isinstance(relative, Relative):
         return relative
     if not isinstance(relative, str):
-        raise wrong_value("relative", relative, "None, a name or an instance of teka.functional.relative.Relative")
+        raise wrong_value(
+            "relative", relative, "None, a name or an instance of teka.functional.relative.Relative"
+        )
     if relative not in RELATIVES:
         raise unknown_name("relative", relative, RELATIVES)
     generator = Generator().manual_seed(0)
-    return RELATIVES[relative].draw(generator, heads=heads, dim=dim, num_axes=num_axes, kernel=kernel)
+    return RELATIVES[relative].draw(
+        generator, heads=heads, dim=dim, num_axes=num_axes, kernel=kernel
+    )

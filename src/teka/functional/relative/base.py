@@ -6,24 +6,35 @@ from typing import ClassVar, Literal
 from torch import Generator, Tensor
 from torch.nn.functional import pad
 
-from teka.functional.backend import Cost, Featured, Sums, with_ones
-from teka.functional.backend.dense import fused_softmax, matrix_attention
-from teka.functional.backend.flex import flex, flex_fits
-from teka.functional.backend.fused.position_maps import PositionMap
-from teka.functional.backend.linear import DecodingState, Sizes, causal_step, left_by
-from teka.functional.backend.sums import plain_sums
-from teka.functional.kernel.base import FeatureKernel, Kernel, Pairwise
+from teka.functional.backends import Cost, FeatureInputs, WeightedSums, with_ones
+from teka.functional.backends.dense import fused_softmax, matrix_attention
+from teka.functional.backends.feature_sums import plain_sums
+from teka.functional.backends.flex import flex, flex_fits
+from teka.functional.backends.fused.position_maps import PositionMap
+from teka.functional.backends.linear import DecodingState, Sizes, causal_step, left_by
+from teka.functional.kernels.base import FeatureKernel, Kernel, Pairwise
 from teka.functional.positions import Positions
-from teka.functional.shapes import Keys, LogRelative, LogRows, Offsets, Outputs, PairTerm, Queries, TwoVectors
+from teka.functional.shapes import (
+    Keys,
+    LogRelative,
+    LogRows,
+    Offsets,
+    Outputs,
+    PairTerm,
+    Queries,
+    TwoVectors,
+)
 
 
-def plain_step(tokens: Featured, state: DecodingState | None, *waves: Tensor) -> tuple[Sums, DecodingState]:
+def plain_step(
+    tokens: FeatureInputs, state: DecodingState | None, *waves: Tensor
+) -> tuple[WeightedSums, DecodingState]:
     """The sums of one more token of causal attention, likewise, and what it leaves."""
     num_waves = waves[0].shape[-1] if waves else 1
     total = left_by(state, "total", tokens.key_features, tokens.value, num_waves)
     features = (tokens.query_features, tokens.key_features, tokens.log_scale)
     sums, total = causal_step(*features, with_ones(tokens.value), total, *waves)
-    return Sums.of_channels(sums), DecodingState(0, total)
+    return WeightedSums.of_channels(sums), DecodingState(0, total)
 
 
 class Relative(ABC):
@@ -50,13 +61,21 @@ class Relative(ABC):
     equivariance: ClassVar[Literal["exact", "in expectation"]] = "exact"
     is_shared: ClassVar[bool] = False  # whether c is the same for all samples at the same places
     joins: ClassVar[bool] = False  # whether it lengthens queries and keys and is nothing more
-    decodes: ClassVar[bool] = False  # whether it has a state of fixed size for decoding token by token
-    state_adds: ClassVar[bool] = False  # whether that of several tokens is the sum of what each leaves
+    decodes: ClassVar[bool] = (
+        False  # whether it has a state of fixed size for decoding token by token
+    )
+    state_adds: ClassVar[bool] = (
+        False  # whether that of several tokens is the sum of what each leaves
+    )
     divides: ClassVar[bool] = False  # whether several processes may add their linear sums over keys
-    follows_tokens: ClassVar[bool] = False  # whether the tokens are then at one distance from each other
+    follows_tokens: ClassVar[bool] = (
+        False  # whether the tokens are then at one distance from each other
+    )
 
     @classmethod
-    def draw(cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> "Relative":
+    def draw(
+        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
+    ) -> "Relative":
         """An example with random parameters in float64, large enough that each matters; of kernels with a name."""
         raise NotImplementedError(f"{cls.__name__} has no example")
 
@@ -81,7 +100,9 @@ class Relative(ABC):
         """By how much it lengthens queries and keys, if it `joins`."""
         return 0
 
-    def softmax_vectors(self, query: Queries, key: Keys, positions: Positions, *, scale: float) -> TwoVectors | None:
+    def softmax_vectors(
+        self, query: Queries, key: Keys, positions: Positions, *, scale: float
+    ) -> TwoVectors | None:
         """Vectors of all queries and keys whose inner product is scale · qᵀk + log c, or None where there are none."""
         return None
 
@@ -89,7 +110,9 @@ class Relative(ABC):
         """By how much these are longer than queries and keys."""
         return None
 
-    def position_map(self, positions: Positions, like: Tensor, num_features: int) -> PositionMap | None:
+    def position_map(
+        self, positions: Positions, like: Tensor, num_features: int
+    ) -> PositionMap | None:
         """What positions make of so many features, for the fused linear backend; None where it has no such form."""
         return None
 
@@ -117,15 +140,19 @@ class Relative(ABC):
         """Costs of the backends beside the dense one that can compute it between these positions, none by default."""
         return {}
 
-    def sums(self, backend: str, tokens: Featured, positions: Positions) -> Sums:
+    def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
         """The sums of tokens that are all somewhere, by one of those backends."""
         raise NotImplementedError(f"{self.name} needs every pair")
 
-    def unplaced_sums(self, query_features: Tensor, key_features: Tensor, value: Tensor) -> Sums:
+    def unplaced_sums(
+        self, query_features: Tensor, key_features: Tensor, value: Tensor
+    ) -> WeightedSums:
         """The sums of pairs of which one is nowhere."""
-        return plain_sums(Featured(query_features, query_features, key_features, value))
+        return plain_sums(FeatureInputs(query_features, query_features, key_features, value))
 
-    def step(self, tokens: Featured, state: DecodingState | None, positions: Positions) -> tuple[Sums, DecodingState]:
+    def step(
+        self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
+    ) -> tuple[WeightedSums, DecodingState]:
         """The sums of one more token of causal attention, and what it leaves, if the kernel `decodes`."""
         raise NotImplementedError(f"{self.name} needs every pair")
 
@@ -163,13 +190,19 @@ class FactorRelative(Relative):
             sums = self.tiled_sums(pairs, kernel.features, positions)
             if sums is not None:
                 return sums.divide(nonnegative=kernel.features.nonnegative)
-        return matrix_attention(pairs, lambda query, rows: self.log_rows(query, positions, rows, scale=scale))
+        return matrix_attention(
+            pairs, lambda query, rows: self.log_rows(query, positions, rows, scale=scale)
+        )
 
-    def tiled_sums(self, pairs: Pairwise, kernel: FeatureKernel, positions: Positions) -> Sums | None:
+    def tiled_sums(
+        self, pairs: Pairwise, kernel: FeatureKernel, positions: Positions
+    ) -> WeightedSums | None:
         """The sums over every pair from tiles of the matrix of weights, where that is worth it."""
         return None
 
-    def log_rows(self, query: Queries, positions: Positions, rows: slice, *, scale: float) -> LogRows:
+    def log_rows(
+        self, query: Queries, positions: Positions, rows: slice, *, scale: float
+    ) -> LogRows:
         """log c of some rows of the matrix; 0 for every pair that holds a prefix token."""
         first = positions.num_prefix_tokens
         placed = slice(max(rows.start - first, 0), max(rows.stop - first, 0))
@@ -177,6 +210,8 @@ class FactorRelative(Relative):
         log_relative = self.log_placed_rows(query[:, :, first:], positions, placed, scale=scale)
         return pad(log_relative, (first, 0, num_unplaced, 0)) if first else log_relative
 
-    def log_placed_rows(self, query: Queries, positions: Positions, rows: slice, *, scale: float) -> LogRows:
+    def log_placed_rows(
+        self, query: Queries, positions: Positions, rows: slice, *, scale: float
+    ) -> LogRows:
         """log c of some queries that are somewhere with every such key."""
         return self.log_kernel(query[:, :, rows], positions.offsets_like(query, rows), scale=scale)

@@ -10,12 +10,25 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from teka._compat import precise, replace
-from teka.checks import POSITIVE, check_name, check_nonnegative, check_sizes, check_tensor, is_positive
+from teka.checks import (
+    POSITIVE,
+    check_name,
+    check_nonnegative,
+    check_sizes,
+    check_tensor,
+    is_positive,
+)
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.backend import Cost, Featured, Sums
-from teka.functional.backend.linear import DecodingState, Sizes
-from teka.functional.backend.scans import causal_decay, decay_cost, decay_step, grid_decay, line_decay
-from teka.functional.kernel.base import Kernel
+from teka.functional.backends import Cost, FeatureInputs, WeightedSums
+from teka.functional.backends.decay_scan import (
+    causal_decay,
+    decay_cost,
+    decay_step,
+    grid_decay,
+    line_decay,
+)
+from teka.functional.backends.linear import DecodingState, Sizes
+from teka.functional.kernels.base import Kernel
 from teka.functional.positions import Positions, check_heads_and_axes, whole_steps
 from teka.functional.relative.stationary import SeparableRelative
 from teka.functional.shapes import AxisOffsets, HeadPairs
@@ -42,24 +55,37 @@ class DecayRelative(SeparableRelative):
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
         """Of scans along every axis of one grid, of which none is periodic; causally, along a line."""
         grid = positions.shared_grid
-        fits = grid is not None and not any(grid.periodic) and (grid.num_axes == 1 or not sizes.is_causal)
+        fits = (
+            grid is not None
+            and not any(grid.periodic)
+            and (grid.num_axes == 1 or not sizes.is_causal)
+        )
         scans = {"linear": decay_cost(sizes, grid)} if grid is not None and fits else {}
         return {**scans, **super().costs(sizes, positions)}
 
-    def sums(self, backend: str, tokens: Featured, positions: Positions) -> Sums:
+    def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
         if backend != "linear":
             return super().sums(backend, tokens, positions)
         grid = positions.shared_grid
         assert grid is not None
-        rates = [self.axis_rate(axis).to(tokens.value) * grid.spacing[axis] for axis in range(grid.num_axes)]
+        rates = [
+            self.axis_rate(axis).to(tokens.value) * grid.spacing[axis]
+            for axis in range(grid.num_axes)
+        ]
         if tokens.is_causal:
             return causal_decay(tokens, rates[0])
-        sums = line_decay(tokens, rates[0]) if grid.num_axes == 1 else grid_decay(tokens, rates, grid)
+        sums = (
+            line_decay(tokens, rates[0]) if grid.num_axes == 1 else grid_decay(tokens, rates, grid)
+        )
         # The largest c of a row is that of the token itself, 1.
         sums = replace(sums, log_peak=torch.zeros_like(sums.denominator))
-        return sums.without_underflow(tokens, lambda rows: self.log_at(positions.offsets_like(tokens.value, rows)))
+        return sums.without_underflow(
+            tokens, lambda rows: self.log_at(positions.offsets_like(tokens.value, rows))
+        )
 
-    def step(self, tokens: Featured, state: DecodingState | None, positions: Positions) -> tuple[Sums, DecodingState]:
+    def step(
+        self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
+    ) -> tuple[WeightedSums, DecodingState]:
         return decay_step(tokens, state, self.axis_rate(0).to(tokens.value))
 
 
@@ -89,9 +115,13 @@ class Decay(DecayRelative):
         check_nonnegative("rate", self.rate)
 
     @classmethod
-    def draw(cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> "Decay":
+    def draw(
+        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
+    ) -> "Decay":
         """Rates from 0.1 to 0.6."""
-        return cls(0.1 + 0.5 * torch.rand(heads, num_axes, generator=generator, dtype=torch.float64))
+        return cls(
+            0.1 + 0.5 * torch.rand(heads, num_axes, generator=generator, dtype=torch.float64)
+        )
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
         check_heads_and_axes("rate", self.rate, heads, num_axes)
@@ -135,7 +165,9 @@ class Alibi(DecayRelative):
         return cls(2.0 ** -torch.tensor(exponents))
 
     @classmethod
-    def draw(cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> "Alibi":
+    def draw(
+        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
+    ) -> "Alibi":
         """The paper's slopes."""
         return cls(cls.of_heads(heads).slope.double())
 
@@ -180,9 +212,13 @@ class Kerple(SeparableRelative):
             check_nonnegative(argument, given)
 
     @classmethod
-    def draw(cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> "Kerple":
+    def draw(
+        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
+    ) -> "Kerple":
         """Weights and bends from 0.5 to 1.5."""
-        weight, bend = 0.5 + torch.rand(2, heads, num_axes, generator=generator, dtype=torch.float64)
+        weight, bend = 0.5 + torch.rand(
+            2, heads, num_axes, generator=generator, dtype=torch.float64
+        )
         return cls(weight, bend)
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
@@ -230,14 +266,22 @@ class T5(SeparableRelative):
         if buckets == 0 or buckets % 4:
             raise wrong_shape("tables", self.tables.shape, "(heads, axes, a multiple of 4 buckets)")
         if not (is_positive(self.farthest) and self.farthest > buckets // 4):
-            raise wrong_value("farthest", self.farthest, f"a finite number above {buckets // 4}, where ratios begin")
+            raise wrong_value(
+                "farthest",
+                self.farthest,
+                f"a finite number above {buckets // 4}, where ratios begin",
+            )
         if not is_positive(self.unit):
             raise wrong_value("unit", self.unit, POSITIVE)
 
     @classmethod
-    def draw(cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> "T5":
+    def draw(
+        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
+    ) -> "T5":
         """Entries ~ N(0, 1) of 12 buckets up to a distance of 6."""
-        return cls(torch.randn(heads, num_axes, 12, generator=generator, dtype=torch.float64), farthest=6.0)
+        return cls(
+            torch.randn(heads, num_axes, 12, generator=generator, dtype=torch.float64), farthest=6.0
+        )
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
         check_heads_and_axes("tables", self.tables, heads, num_axes, "buckets")
@@ -254,9 +298,13 @@ class T5(SeparableRelative):
 
     def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> HeadPairs:
         table = self.tables[:, axis].to(offsets)
-        return table.index_select(1, self.bucket(offsets).reshape(-1)).reshape(len(table), *offsets.shape)
+        return table.index_select(1, self.bucket(offsets).reshape(-1)).reshape(
+            len(table), *offsets.shape
+        )
 
 
-def per_head(parameter: Float[Tensor, "heads"], offsets: AxisOffsets) -> Float[Tensor, "heads *ones"]:
+def per_head(
+    parameter: Float[Tensor, "heads"], offsets: AxisOffsets
+) -> Float[Tensor, "heads *ones"]:
     """One number a head, to meet offsets of any shape."""
     return parameter.to(offsets).reshape(-1, *(1,) * offsets.ndim)

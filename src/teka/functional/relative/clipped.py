@@ -11,13 +11,13 @@ from torch.nn.functional import pad
 
 from teka.checks import POSITIVE, check_tensor, is_positive
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.backend import Cost, Featured, Sums, with_ones
-from teka.functional.backend.flex import offset_numbers
-from teka.functional.backend.linear import DecodingState, Sizes, causal_rings, causal_step, left_by
-from teka.functional.backend.rings import rings, rings_cost
-from teka.functional.kernel.base import LOWEST_EXPONENT, Kernel
-from teka.functional.kernel.projection import default_num_features, draw_projection
-from teka.functional.kernel.random import Positive
+from teka.functional.backends import Cost, FeatureInputs, WeightedSums, with_ones
+from teka.functional.backends.flex import offset_numbers
+from teka.functional.backends.linear import DecodingState, Sizes, causal_rings, causal_step, left_by
+from teka.functional.backends.rings import rings, rings_cost
+from teka.functional.kernels.base import LOWEST_EXPONENT, Kernel
+from teka.functional.kernels.projection import default_num_features, draw_projection
+from teka.functional.kernels.random import Positive
 from teka.functional.positions import Positions, whole_steps
 from teka.functional.relative.base import FactorRelative
 from teka.functional.shapes import LogRelative, Offsets, PairTerm, Queries
@@ -46,7 +46,9 @@ class RingRelative(FactorRelative):
         """The ring of every offset."""
 
     @abstractmethod
-    def log_rings(self, query: Queries, *, scale: float) -> Float[Tensor, "batch heads queries rings"]:
+    def log_rings(
+        self, query: Queries, *, scale: float
+    ) -> Float[Tensor, "batch heads queries rings"]:
         """log c of every ring for every query."""
 
     def log_kernel(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
@@ -65,9 +67,14 @@ class RingRelative(FactorRelative):
         if numbers is None:
             return None
         offsets, query_code, key_code = numbers
-        last, ring = len(offsets), pad(self.ring(offsets).int(), (0, 1), value=self.max_distance + 1)
+        last, ring = (
+            len(offsets),
+            pad(self.ring(offsets).int(), (0, 1), value=self.max_distance + 1),
+        )
         log_rings = pad(self.log_rings(query, scale=scale), (0, 1))
-        return lambda b, h, i, j: log_rings[b, h, i, ring[torch.clamp_max(query_code[i] - key_code[j], last)]]
+        return lambda b, h, i, j: log_rings[
+            b, h, i, ring[torch.clamp_max(query_code[i] - key_code[j], last)]
+        ]
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
         """Of ring sums on one grid; causally, on a line whose keys follow one another."""
@@ -78,19 +85,23 @@ class RingRelative(FactorRelative):
             return {}
         return {"rings": rings_cost(grid, sizes.num_features, sizes.dim_value, self.max_distance)}
 
-    def sums(self, backend: str, tokens: Featured, positions: Positions) -> Sums:
+    def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
         grid = positions.shared_grid
         assert grid is not None
         log_rings = self.log_rings(tokens.query, scale=tokens.scale)
         return (causal_rings if tokens.is_causal else rings)(log_rings, tokens, grid)
 
-    def step(self, tokens: Featured, state: DecodingState | None, positions: Positions) -> tuple[Sums, DecodingState]:
+    def step(
+        self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
+    ) -> tuple[WeightedSums, DecodingState]:
         return ring_step(self.log_rings(tokens.query, scale=tokens.scale), tokens, state)
 
 
 def ring_step(
-    log_rings: Float[Tensor, "batch heads 1 rings"], tokens: Featured, state: DecodingState | None
-) -> tuple[Sums, DecodingState]:
+    log_rings: Float[Tensor, "batch heads 1 rings"],
+    tokens: FeatureInputs,
+    state: DecodingState | None,
+) -> tuple[WeightedSums, DecodingState]:
     """The sums of one more token, whose rings are of 0, 1, … and at least k tokens before it, and what it leaves."""
     value = with_ones(tokens.value)
     total = left_by(state, "total", tokens.key_features, tokens.value)
@@ -106,7 +117,7 @@ def ring_step(
     for log_factor, (features, _, values) in zip(log_factors[:-1], recent, strict=True):
         weight = torch.exp(log_factor - peak) * (tokens.query_features * features).sum(dim=-1)
         sums = sums + weight[..., None] * values
-    return Sums.of_channels(sums), DecodingState(0, total, recent=tuple(recent))
+    return WeightedSums.of_channels(sums), DecodingState(0, total, recent=tuple(recent))
 
 
 @dataclass(frozen=True)
@@ -135,12 +146,18 @@ class Clipped(RingRelative):
     def __post_init__(self) -> None:
         check_tensor("distance_embedding", self.distance_embedding, "k + 1", "dim")
         if self.distance_embedding.shape[0] < 2:
-            raise wrong_shape("distance_embedding", self.distance_embedding.shape, "(k + 1, dim) with k of at least 1")
+            raise wrong_shape(
+                "distance_embedding",
+                self.distance_embedding.shape,
+                "(k + 1, dim) with k of at least 1",
+            )
         if not is_positive(self.ring_width):
             raise wrong_value("ring_width", self.ring_width, POSITIVE)
 
     @classmethod
-    def draw(cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> "Clipped":
+    def draw(
+        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
+    ) -> "Clipped":
         """Embeddings ~ N(0, 1) up to the paper's distance."""
         return cls(torch.randn(MAX_DISTANCE + 1, dim, generator=generator, dtype=torch.float64))
 
@@ -151,19 +168,27 @@ class Clipped(RingRelative):
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
         if self.distance_embedding.shape[-1] != dim:
             expected = f"({self.max_distance + 1}, {dim}) for queries of size {dim}"
-            raise wrong_shape("relative.distance_embedding", self.distance_embedding.shape, expected)
+            raise wrong_shape(
+                "relative.distance_embedding", self.distance_embedding.shape, expected
+            )
 
     def rings_fit(self, grid: Grid) -> bool:
         """Whether cells are one ring width apart and no ring below k meets itself round a periodic axis."""
         axes = range(grid.num_axes)
-        apart = all(abs(grid.spacing[axis] - self.ring_width) < 1e-9 * self.ring_width for axis in axes)
-        return apart and all(2 * (self.max_distance - 1) < grid.shape[axis] for axis in axes if grid.periodic[axis])
+        apart = all(
+            abs(grid.spacing[axis] - self.ring_width) < 1e-9 * self.ring_width for axis in axes
+        )
+        return apart and all(
+            2 * (self.max_distance - 1) < grid.shape[axis] for axis in axes if grid.periodic[axis]
+        )
 
     def ring(self, offsets: Float[Tensor, "*batch axes"]) -> Int[Tensor, "*batch"]:
         distance = whole_steps(offsets.abs().sum(dim=-1), self.ring_width)
         return distance.clamp_max(self.max_distance).long()
 
-    def log_rings(self, query: Queries, *, scale: float) -> Float[Tensor, "batch heads queries rings"]:
+    def log_rings(
+        self, query: Queries, *, scale: float
+    ) -> Float[Tensor, "batch heads queries rings"]:
         return scale * (query @ self.distance_embedding.to(query).T)
 
 
@@ -196,16 +221,25 @@ class ClippedFeatures(Clipped):
         check_tensor("projection", self.projection, "features", self.distance_embedding.shape[-1])
 
     @classmethod
-    def draw(cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> "Clipped":
+    def draw(
+        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
+    ) -> "Clipped":
         """Embeddings ~ N(0, 1) up to the paper's distance, and an orthogonal projection."""
         embedding = torch.randn(MAX_DISTANCE + 1, dim, generator=generator, dtype=torch.float64)
-        return cls(embedding, projection=draw_projection(default_num_features(dim), dim, generator=generator))
+        return cls(
+            embedding,
+            projection=draw_projection(default_num_features(dim), dim, generator=generator),
+        )
 
-    def log_rings(self, query: Queries, *, scale: float) -> Float[Tensor, "batch heads queries rings"]:
+    def log_rings(
+        self, query: Queries, *, scale: float
+    ) -> Float[Tensor, "batch heads queries rings"]:
         assert self.projection is not None
         features = Positive(self.projection)
         query_exponent = features.query_exponent(query, scale=scale)
-        ring_exponent = features.key_exponent(self.distance_embedding.to(query)[None, None], scale=scale)
+        ring_exponent = features.key_exponent(
+            self.distance_embedding.to(query)[None, None], scale=scale
+        )
         query_peak = query_exponent.amax(dim=-1, keepdim=True)
         ring_peak = ring_exponent.amax(dim=(-2, -1), keepdim=True)
         query_features = torch.exp((query_exponent - query_peak).clamp_min(LOWEST_EXPONENT))

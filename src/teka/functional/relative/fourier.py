@@ -12,17 +12,19 @@ from torch.nn.functional import pad
 from teka._compat import replace
 from teka.checks import check_nonnegative, check_tensor, may_be_read
 from teka.errors import wrong_value
-from teka.functional.backend import Cost, Featured, Sums
-from teka.functional.backend.fused.position_maps import PositionMap, WaveMap
-from teka.functional.backend.linear import DecodingState, Sizes, linear_cost
-from teka.functional.backend.sums import plain_sums
-from teka.functional.kernel.base import Kernel, least_number
+from teka.functional.backends import Cost, FeatureInputs, WeightedSums
+from teka.functional.backends.feature_sums import plain_sums
+from teka.functional.backends.fused.position_maps import PositionMap, WaveMap
+from teka.functional.backends.linear import DecodingState, Sizes, linear_cost
+from teka.functional.kernels.base import Kernel, least_number
 from teka.functional.positions import Positions, check_heads_and_axes
 from teka.functional.relative.base import plain_step
 from teka.functional.relative.stationary import StationaryRelative
 from teka.functional.shapes import AnyOffsets, HeadPairs, KeyWaves, PairTerm, Queries, QueryWaves
 
-NUM_FOURIER_WAVES = 4  # with the constant, 9 products of features: the layer stays near the cost of its projections
+NUM_FOURIER_WAVES = (
+    4  # with the constant, 9 products of features: the layer stays near the cost of its projections
+)
 
 
 class WaveRelative(StationaryRelative):
@@ -41,7 +43,9 @@ class WaveRelative(StationaryRelative):
     def waves(self, positions: Positions, like: Tensor) -> tuple[QueryWaves, KeyWaves]:
         """a(x_i) and b(x_j) with c = Σ_w a_w(x_i) b_w(x_j), from all digits that positions have."""
 
-    def position_map(self, positions: Positions, like: Tensor, num_features: int) -> PositionMap | None:
+    def position_map(
+        self, positions: Positions, like: Tensor, num_features: int
+    ) -> PositionMap | None:
         # With the tokens last in memory, as features have them.
         return WaveMap(tuple(one.mT.contiguous().mT for one in self.waves(positions, like)))
 
@@ -54,7 +58,12 @@ class WaveRelative(StationaryRelative):
         for of_tokens in self.waves(positions, query):
             of_batch = of_tokens.expand(query.shape[0], *of_tokens.shape[-3:])
             # A tensor for each wave: gradients reach a table that is read at one place only.
-            waves.append([wave.contiguous() for wave in pad(of_batch, (0, 0, first, 0), value=1.0).unbind(dim=-1)])
+            waves.append(
+                [
+                    wave.contiguous()
+                    for wave in pad(of_batch, (0, 0, first, 0), value=1.0).unbind(dim=-1)
+                ]
+            )
         pairs = list(zip(*waves, strict=True))
         summed: PairTerm = lambda b, h, i, j: torch.log(  # noqa: E731
             torch.maximum(sum((a[b, h, i] * c[b, h, j] for a, c in pairs), tiny), tiny)
@@ -67,12 +76,14 @@ class WaveRelative(StationaryRelative):
         """Of products of features and waves too, at any positions."""
         return {"linear": linear_cost(sizes, self.num_waves), **super().costs(sizes, positions)}
 
-    def sums(self, backend: str, tokens: Featured, positions: Positions) -> Sums:
+    def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
         if backend == "fft":
             return super().sums(backend, tokens, positions)
         return plain_sums(tokens, *self.waves(positions, tokens.value))
 
-    def step(self, tokens: Featured, state: DecodingState | None, positions: Positions) -> tuple[Sums, DecodingState]:
+    def step(
+        self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
+    ) -> tuple[WeightedSums, DecodingState]:
         return plain_step(tokens, state, *self.waves(positions, tokens.value))
 
 
@@ -113,22 +124,34 @@ class Fourier(WaveRelative):
         check_tensor("constant_weight", self.constant_weight, heads)
         check_tensor("amplitude", self.amplitude, heads, waves)
         check_tensor("phase", self.phase, heads, waves)
-        for argument, weight in (("constant_weight", self.constant_weight), ("amplitude", self.amplitude)):
+        for argument, weight in (
+            ("constant_weight", self.constant_weight),
+            ("amplitude", self.amplitude),
+        ):
             check_nonnegative(argument, weight)
         if may_be_read(self.constant_weight) and may_be_read(self.amplitude):
             total = self.constant_weight.detach() + self.amplitude.detach().sum(dim=1)
             if not bool((total > 0).all()):
                 expected = "at least one weight above 0 in every head"
-                raise wrong_value("the sum of constant_weight and amplitude", total.tolist(), expected)
+                raise wrong_value(
+                    "the sum of constant_weight and amplitude", total.tolist(), expected
+                )
 
     @classmethod
-    def draw(cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> "Fourier":
+    def draw(
+        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
+    ) -> "Fourier":
         """Amplitudes from 0 to 1 over a constant from 0.1 to 0.6, frequencies ~ N(0, 1), phases ~ N(0, 1)."""
         size = (heads, NUM_FOURIER_WAVES)
         constant = 0.1 + 0.5 * torch.rand(heads, generator=generator, dtype=torch.float64)
         amplitude = torch.rand(size, generator=generator, dtype=torch.float64)
         frequency = torch.randn(*size, num_axes, generator=generator, dtype=torch.float64)
-        return cls(constant, amplitude, frequency, torch.randn(size, generator=generator, dtype=torch.float64))
+        return cls(
+            constant,
+            amplitude,
+            frequency,
+            torch.randn(size, generator=generator, dtype=torch.float64),
+        )
 
     def pair_passes(self, num_axes: int) -> int:
         """A cosine a wave."""
@@ -149,17 +172,25 @@ class Fourier(WaveRelative):
         heads, waves = self.amplitude.shape
         angle = torch.einsum("hwn,...n->hw...", self.frequency.to(offsets), offsets)
         angle = angle + self.phase.to(offsets).reshape(heads, waves, *(1,) * (offsets.ndim - 1))
-        swell = torch.einsum("hw,hw...->h...", 2 * self.amplitude.to(offsets), torch.cos(angle / 2).square())
-        return torch.log(swell + self.constant_weight.to(offsets).reshape(heads, *(1,) * (offsets.ndim - 1)))
+        swell = torch.einsum(
+            "hw,hw...->h...", 2 * self.amplitude.to(offsets), torch.cos(angle / 2).square()
+        )
+        return torch.log(
+            swell + self.constant_weight.to(offsets).reshape(heads, *(1,) * (offsets.ndim - 1))
+        )
 
     def waves(self, positions: Positions, like: Tensor) -> tuple[QueryWaves, KeyWaves]:
         """[a_0 + Σ_f a_f, a_f cos(ω_f·x + θ_f), a_f sin(ω_f·x + θ_f)] of queries, [1, cos ω_f·x, sin ω_f·x] of keys."""
         angle, key_angle = positions.angles(self.frequency, like)
         angle = angle + self.phase.to(angle)[:, None]
         amplitude = self.amplitude.to(angle)[:, None]
-        constant = self.constant_weight.to(angle)[:, None, None] + amplitude.sum(dim=-1, keepdim=True)
+        constant = self.constant_weight.to(angle)[:, None, None] + amplitude.sum(
+            dim=-1, keepdim=True
+        )
         constant = constant.expand(*angle.shape[:-1], 1)
-        of_query = torch.cat([constant, amplitude * torch.cos(angle), amplitude * torch.sin(angle)], dim=-1)
+        of_query = torch.cat(
+            [constant, amplitude * torch.cos(angle), amplitude * torch.sin(angle)], dim=-1
+        )
         ones = torch.ones_like(key_angle[..., :1])
         of_key = torch.cat([ones, torch.cos(key_angle), torch.sin(key_angle)], dim=-1)
         query_waves, key_waves = (one if one.ndim == 4 else one[None] for one in (of_query, of_key))

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from teka._compat import replace
 from teka.checks import check_nonnegative, check_tensor
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.kernel.base import Kernel
+from teka.functional.kernels.base import Kernel
 from teka.functional.positions import Positions, check_heads_and_axes
 from teka.functional.relative.stationary import SeparableRelative, StationaryRelative
 from teka.functional.shapes import AnyOffsets, AxisOffsets, HeadPairs
@@ -69,7 +69,9 @@ class Quadratic(CentredRelative, SeparableRelative):
         check_nonnegative("precision", self.precision)
 
     @classmethod
-    def draw(cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> "Quadratic":
+    def draw(
+        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
+    ) -> "Quadratic":
         """Centres within ±2 along every axis, precisions from 0.1 to 0.4."""
         center = 4 * torch.rand(heads, num_axes, generator=generator, dtype=torch.float64) - 2
         return cls(center, 0.1 + 0.3 * torch.rand(heads, generator=generator, dtype=torch.float64))
@@ -124,10 +126,19 @@ class GeneralizedQuadratic(CentredRelative):
 
     def log_at(self, offsets: AnyOffsets) -> HeadPairs:
         heads, num_axes = self.center.shape
-        away = offsets + self.center.to(offsets).reshape(heads, *(1,) * (offsets.ndim - 1), num_axes)
+        away = offsets + self.center.to(offsets).reshape(
+            heads, *(1,) * (offsets.ndim - 1), num_axes
+        )
         if self.periods is not None:
-            away = torch.stack([wrap(away[..., axis], self.periods[axis]) for axis in range(num_axes)], dim=-1)
-        return torch.einsum("hmn,h...n->h...m", self.precision_factor.to(offsets), away).square().sum(dim=-1) / -2
+            away = torch.stack(
+                [wrap(away[..., axis], self.periods[axis]) for axis in range(num_axes)], dim=-1
+            )
+        return (
+            torch.einsum("hmn,h...n->h...m", self.precision_factor.to(offsets), away)
+            .square()
+            .sum(dim=-1)
+            / -2
+        )
 
 
 @dataclass(frozen=True)
@@ -164,7 +175,9 @@ class Table(SeparableRelative):
         return self.tables.shape[-1] // 2
 
     @classmethod
-    def draw(cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> "Table":
+    def draw(
+        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
+    ) -> "Table":
         """Entries ~ N(0, 1) for up to 3 cells."""
         return cls(torch.randn(heads, num_axes, 7, generator=generator, dtype=torch.float64))
 
@@ -177,11 +190,16 @@ class Table(SeparableRelative):
             expected = "a grid, not bare positions, with relative='table', which counts cells"
             raise wrong_value("grid" if positions.grid is None else "key_grid", None, expected)
         query, key = positions.grids
-        return Table(self.tables, tuple(_cell_width(query, key, axis) for axis in range(query.num_axes)))
+        return Table(
+            self.tables, tuple(_cell_width(query, key, axis) for axis in range(query.num_axes))
+        )
 
     def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> HeadPairs:
         spacing = 1.0 if self.spacing is None else self.spacing[axis]
-        entry = torch.round(offsets / spacing).clamp(-self.max_offset, self.max_offset).long() + self.max_offset
+        entry = (
+            torch.round(offsets / spacing).clamp(-self.max_offset, self.max_offset).long()
+            + self.max_offset
+        )
         table = self.tables[:, axis].to(offsets)
         return table.index_select(1, entry.reshape(-1)).reshape(len(table), *offsets.shape)
 
@@ -189,7 +207,9 @@ class Table(SeparableRelative):
 def _cell_width(query: Grid, key: Grid, axis: int) -> float:
     """Width of which the offset of every query's cell from every key's is a multiple."""
     # The spacing of a single cell separates nothing.
-    steps = [grid.spacing[axis] for grid in (query, key) if grid.shape[axis] > 1] or [query.spacing[axis]]
+    steps = [grid.spacing[axis] for grid in (query, key) if grid.shape[axis] > 1] or [
+        query.spacing[axis]
+    ]
     width = min(steps)
     for distance in (*steps, query.origin[axis] - key.origin[axis]):
         if abs(distance / width - round(distance / width)) > MISALIGNMENT:

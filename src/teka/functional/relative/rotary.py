@@ -12,13 +12,20 @@ from torch import Generator, Tensor
 from teka._compat import has_tangent, records_graph, replace
 from teka.checks import check_name, check_tensor, is_number
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.backend import Cost, Featured, Sums, with_ones
-from teka.functional.backend.dense import fused_softmax, products_with_prefix
-from teka.functional.backend.fused.position_maps import PositionMap, RotationMap
-from teka.functional.backend.linear import DecodingState, Sizes, causal_step, left_by, linear, linear_cost
-from teka.functional.backend.sums import plain_sums
-from teka.functional.kernel import make_kernel
-from teka.functional.kernel.base import Kernel, Pairwise, apply_log_factor
+from teka.functional.backends import Cost, FeatureInputs, WeightedSums, with_ones
+from teka.functional.backends.dense import fused_softmax, products_with_prefix
+from teka.functional.backends.feature_sums import plain_sums
+from teka.functional.backends.fused.position_maps import PositionMap, RotationMap
+from teka.functional.backends.linear import (
+    DecodingState,
+    Sizes,
+    causal_step,
+    left_by,
+    linear,
+    linear_cost,
+)
+from teka.functional.kernels import make_kernel
+from teka.functional.kernels.base import Kernel, Pairwise, apply_log_factor
 from teka.functional.positions import Positions, check_heads_and_axes, phases
 from teka.functional.relative.base import Relative
 from teka.functional.shapes import Keys, Outputs, Places, Queries, Tokens, TwoVectors
@@ -92,10 +99,14 @@ class Rotary(Relative):
         check_tensor("frequency", self.frequency, "heads", "pairs", "axes")
 
     @classmethod
-    def draw(cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> "Rotary":
+    def draw(
+        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
+    ) -> "Rotary":
         """Frequencies ~ N(0, 1) for every pair of features of the content kernel, which has at least one."""
         num_pairs = num_rotated_features(make_kernel(kernel, dim), dim) // 2
-        return cls(torch.randn(heads, num_pairs, num_axes, generator=generator, dtype=torch.float64))
+        return cls(
+            torch.randn(heads, num_pairs, num_axes, generator=generator, dtype=torch.float64)
+        )
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
         check_heads_and_axes("frequency", self.frequency, heads, "pairs", num_axes)
@@ -104,13 +115,17 @@ class Rotary(Relative):
             raise wrong_value("kernel", kernel.name, expected)
         size = num_rotated_features(kernel, dim)
         if 2 * self.frequency.shape[1] > size:
-            expected = f"at most {size // 2} pairs for the {size} features of kernel={kernel.name!r}"
+            expected = (
+                f"at most {size // 2} pairs for the {size} features of kernel={kernel.name!r}"
+            )
             raise wrong_shape("relative.frequency", self.frequency.shape, expected)
 
     def for_kernel(self, kernel: Kernel) -> "Rotary":
         """With a kernel whose features may give negative weights "lengths": those have no place in a denominator."""
         signed = kernel.features is not None and not kernel.features.nonnegative
-        return replace(self, normalizer="lengths") if signed and self.normalizer == "mixed" else self
+        return (
+            replace(self, normalizer="lengths") if signed and self.normalizer == "mixed" else self
+        )
 
     def bound_with(self, kernel: Kernel) -> float | None:
         """What the table above says of features; where untouched pairs may be negative, only "nonnegative" has one."""
@@ -129,7 +144,9 @@ class Rotary(Relative):
         """0: they are rotated."""
         return 0
 
-    def softmax_vectors(self, query: Queries, key: Keys, positions: Positions, *, scale: float) -> TwoVectors | None:
+    def softmax_vectors(
+        self, query: Queries, key: Keys, positions: Positions, *, scale: float
+    ) -> TwoVectors | None:
         if positions.num_prefix_tokens:
             return None
         phasor, key_phasor = self._phasors(positions, query)
@@ -152,10 +169,15 @@ class Rotary(Relative):
         phasor, key_phasor = self._phasors(positions, pairs.query)
 
         def products(vectors: Placing) -> Tensor:
-            left, right = vectors(of_query[:, :, first:], phasor), vectors(of_key[:, :, first:], key_phasor)
+            left, right = (
+                vectors(of_query[:, :, first:], phasor),
+                vectors(of_key[:, :, first:], key_phasor),
+            )
             pairs = left @ right.transpose(-2, -1)
             if first:
-                pairs = products_with_prefix(vectors(of_query, None), vectors(of_key, None), pairs, first)
+                pairs = products_with_prefix(
+                    vectors(of_query, None), vectors(of_key, None), pairs, first
+                )
             return pairs
 
         weights = products(self.rotated if features is None else self.weighing)
@@ -163,41 +185,70 @@ class Rotary(Relative):
         empty = None if keep is None else ~keep.any(dim=-1, keepdim=True)
         keep = None if keep is None or empty is None else keep | empty
         if features is None:
-            output = kernel.dense_weights(weights, log_relative=None, log_scale=None, keep=keep) @ value
+            output = (
+                kernel.dense_weights(weights, log_relative=None, log_scale=None, keep=keep) @ value
+            )
             return output if empty is None else output.masked_fill(empty, 0.0)
         totals = weights
         if not self.sums_weights:
             totals = products(lambda one, phasor: self.normalizing(one, placed=phasor is not None))
-        totals, weights = (apply_log_factor(part, None, log_scale, keep) for part in (totals, weights))
-        output = Sums(weights @ value, totals.sum(dim=-1)).divide(nonnegative=features.nonnegative)
+        totals, weights = (
+            apply_log_factor(part, None, log_scale, keep) for part in (totals, weights)
+        )
+        output = WeightedSums(weights @ value, totals.sum(dim=-1)).divide(
+            nonnegative=features.nonnegative
+        )
         return output if empty is None else output.masked_fill(empty, 0.0)
 
-    def position_map(self, positions: Positions, like: Tensor, num_features: int) -> PositionMap | None:
-        if self.sums_weights or 2 * self.frequency.shape[1] != num_features or self.pairing != "adjacent":
+    def position_map(
+        self, positions: Positions, like: Tensor, num_features: int
+    ) -> PositionMap | None:
+        if (
+            self.sums_weights
+            or 2 * self.frequency.shape[1] != num_features
+            or self.pairing != "adjacent"
+        ):
             return None
         places = [one for one in (positions.points, positions.of_keys.points) if one is not None]
-        if any((one.requires_grad and torch.is_grad_enabled()) or has_tangent(one) for one in places):
+        if any(
+            (one.requires_grad and torch.is_grad_enabled()) or has_tangent(one) for one in places
+        ):
             return None  # the map has gradients of frequencies alone
         share = self.share_of_lengths
 
-        def plain(tokens: Featured, frequency: Tensor) -> Sums:
+        def plain(tokens: FeatureInputs, frequency: Tensor) -> WeightedSums:
             return replace(self, frequency=frequency).sums("linear", tokens, positions)
 
-        return RotationMap((self.frequency,), positions=positions, dtype=like.dtype, length_share=share, plain=plain)
+        return RotationMap(
+            (self.frequency,),
+            positions=positions,
+            dtype=like.dtype,
+            length_share=share,
+            plain=plain,
+        )
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
         return {"linear": linear_cost(sizes)}
 
-    def sums(self, backend: str, tokens: Featured, positions: Positions) -> Sums:
+    def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
         """The numerator from rotated features, the denominator from what no rotation changes or from the same."""
         return self.sums_at(tokens, *self._phasors(positions, tokens.value))
 
-    def unplaced_sums(self, query_features: Tensor, key_features: Tensor, value: Tensor) -> Sums:
-        return self.sums_at(Featured(query_features, query_features, key_features, value), None, None)
+    def unplaced_sums(
+        self, query_features: Tensor, key_features: Tensor, value: Tensor
+    ) -> WeightedSums:
+        return self.sums_at(
+            FeatureInputs(query_features, query_features, key_features, value), None, None
+        )
 
-    def sums_at(self, tokens: Featured, phasor: Phasor | None, key_phasor: Phasor | None) -> Sums:
+    def sums_at(
+        self, tokens: FeatureInputs, phasor: Phasor | None, key_phasor: Phasor | None
+    ) -> WeightedSums:
         """Σ_j w_ij v_j from the vectors of the weights, and D_i from its own, where these are others."""
-        left, right = self.weighing(tokens.query_features, phasor), self.weighing(tokens.key_features, key_phasor)
+        left, right = (
+            self.weighing(tokens.query_features, phasor),
+            self.weighing(tokens.key_features, key_phasor),
+        )
         sums = plain_sums(replace(tokens, query_features=left, key_features=right))
         if self.sums_weights:
             return sums
@@ -205,25 +256,39 @@ class Rotary(Relative):
         nothing, features = tokens.value[..., :0], (tokens.query_features, tokens.key_features)
         if tokens.is_causal or tokens.group is not None or not 0 < share < 1:
             left, right = (self.normalizing(one, placed=phasor is not None) for one in features)
-            totals = plain_sums(replace(tokens, query_features=left, key_features=right, value=nothing))
-            return Sums(sums.numerator, totals.denominator)
+            totals = plain_sums(
+                replace(tokens, query_features=left, key_features=right, value=nothing)
+            )
+            return WeightedSums(sums.numerator, totals.denominator)
         # Apart from each other features and lengths need not be kept for the sum.
-        of_features, of_lengths = (linear(*those, nothing) for those in (features, map(self.lengths, features)))
-        return Sums(sums.numerator, (1 - share) * of_features.denominator + share * of_lengths.denominator)
+        of_features, of_lengths = (
+            linear(*those, nothing) for those in (features, map(self.lengths, features))
+        )
+        return WeightedSums(
+            sums.numerator, (1 - share) * of_features.denominator + share * of_lengths.denominator
+        )
 
-    def step(self, tokens: Featured, state: DecodingState | None, positions: Positions) -> tuple[Sums, DecodingState]:
+    def step(
+        self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
+    ) -> tuple[WeightedSums, DecodingState]:
         """Rotated features for the numerator; for the denominator, where it is not of the same, a state of its own."""
         phasor, _ = self._phasors(positions, tokens.value)
-        left, right = self.weighing(tokens.query_features, phasor), self.weighing(tokens.key_features, phasor)
+        left, right = (
+            self.weighing(tokens.query_features, phasor),
+            self.weighing(tokens.key_features, phasor),
+        )
         value = with_ones(tokens.value)
         total = left_by(state, "total", right, tokens.value)
         above, total = causal_step(left, right, tokens.log_scale, value, total)
         if self.sums_weights:
-            return Sums.of_channels(above), DecodingState(0, total)
-        left, right = (self.normalizing(one, placed=True) for one in (tokens.query_features, tokens.key_features))
+            return WeightedSums.of_channels(above), DecodingState(0, total)
+        left, right = (
+            self.normalizing(one, placed=True)
+            for one in (tokens.query_features, tokens.key_features)
+        )
         unrotated = left_by(state, "unrotated", right, tokens.value[..., :0])
         totals, unrotated = causal_step(left, right, tokens.log_scale, value[..., -1:], unrotated)
-        return Sums(above[..., :-1], totals[..., -1]), DecodingState(0, total, unrotated)
+        return WeightedSums(above[..., :-1], totals[..., -1]), DecodingState(0, total, unrotated)
 
     @property
     def sums_weights(self) -> bool:
@@ -235,7 +300,9 @@ class Rotary(Relative):
         """The weight of lengths in a denominator that is not made of the weights, features having the rest."""
         return {"mixed": self.length_share, "lengths": 1.0}.get(self.normalizer, 0.0)
 
-    def weighing(self, features: Tokens, phasor: Phasor | None) -> Float[Tensor, "batch heads tokens weighing"]:
+    def weighing(
+        self, features: Tokens, phasor: Phasor | None
+    ) -> Float[Tensor, "batch heads tokens weighing"]:
         """Vectors whose inner products are the weights: R(x) φ, or with "nonnegative" [√(1 + δ) ψ, R(x) φ] / √2."""
         rotated = self.rotated(features, phasor)
         if not self.sums_weights:
@@ -243,7 +310,9 @@ class Rotary(Relative):
         lengths = self.lengths(features) * math.sqrt((1 + LEAST_WEIGHT) / 2)
         return torch.cat([lengths, rotated * math.sqrt(0.5)], dim=-1)
 
-    def normalizing(self, features: Tokens, *, placed: bool) -> Float[Tensor, "batch heads tokens normalizing"]:
+    def normalizing(
+        self, features: Tokens, *, placed: bool
+    ) -> Float[Tensor, "batch heads tokens normalizing"]:
         """Vectors of D, of pairs both somewhere or not: φ, or [√(1 − λ) φ, √λ ψ], which is ψ with λ = 1."""
         share = self.share_of_lengths if placed else 0.0
         if share == 0:

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from teka._compat import widest
 from teka.checks import check_tensor, is_number
 from teka.errors import wrong_value
-from teka.functional.kernel.base import Kernel
+from teka.functional.kernels.base import Kernel
 from teka.functional.positions import Positions, check_heads_and_axes
 from teka.functional.relative.stationary import SeparableRelative
 from teka.functional.shapes import AxisOffsets, HeadPairs, Keys, Places, Queries, TwoVectors
@@ -74,7 +74,9 @@ class Rotation(SeparableRelative):
             raise wrong_value("scale", self.scale, "a finite number of at least 0")
 
     @classmethod
-    def draw(cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> "Rotation":
+    def draw(
+        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
+    ) -> "Rotation":
         """Weights ~ N(0, 1), with the paper's frequencies and scale."""
         shape = (2, heads, num_axes, NUM_FREQUENCIES)
         cosine_weight, sine_weight = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -82,12 +84,16 @@ class Rotation(SeparableRelative):
         return cls(initial_frequency(NUM_FREQUENCIES), cosine_weight, sine_weight, scale)
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        check_heads_and_axes("cosine_weight", self.cosine_weight, heads, num_axes, str(len(self.frequency)))
+        check_heads_and_axes(
+            "cosine_weight", self.cosine_weight, heads, num_axes, str(len(self.frequency))
+        )
 
     def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> HeadPairs:
         phase = offsets[..., None] * self.frequency.to(offsets)
         waves = torch.cat([torch.cos(phase), torch.sin(phase)], dim=-1)
-        weight = torch.cat([self.cosine_weight[:, axis], self.sine_weight[:, axis]], dim=-1).to(offsets)
+        weight = torch.cat([self.cosine_weight[:, axis], self.sine_weight[:, axis]], dim=-1).to(
+            offsets
+        )
         return self.scale * torch.einsum("hs,...s->h...", weight, waves)
 
     def softmax_size(self, positions: Positions) -> int | None:
@@ -95,19 +101,31 @@ class Rotation(SeparableRelative):
         is_lemma = type(self).axis_log_kernel is Rotation.axis_log_kernel
         return None if any(positions.periods) or not is_lemma else 2 * self.cosine_weight[0].numel()
 
-    def softmax_vectors(self, query: Queries, key: Keys, positions: Positions, *, scale: float) -> TwoVectors | None:
-        return None if self.softmax_size(positions) is None else self.concatenate(query, key, positions, scale=scale)
+    def softmax_vectors(
+        self, query: Queries, key: Keys, positions: Positions, *, scale: float
+    ) -> TwoVectors | None:
+        return (
+            None
+            if self.softmax_size(positions) is None
+            else self.concatenate(query, key, positions, scale=scale)
+        )
 
-    def concatenate(self, query: Queries, key: Keys, positions: Positions, *, scale: float) -> TwoVectors:
+    def concatenate(
+        self, query: Queries, key: Keys, positions: Positions, *, scale: float
+    ) -> TwoVectors:
         """√scale · q and √scale · k with waves of their positions, 0 for none: the product is scale · qᵀk + log c."""
-        alpha, beta = (weight.to(query)[:, None] for weight in (self.cosine_weight, self.sine_weight))
+        alpha, beta = (
+            weight.to(query)[:, None] for weight in (self.cosine_weight, self.sine_weight)
+        )
         sine, cosine = at_key = self._waves(positions.places(query.device), query.dtype)
         if positions.key is not None:
             at_key = self._waves(positions.key.places(key.device), key.dtype)
         rotated = torch.cat([alpha * sine - beta * cosine, beta * sine + alpha * cosine], dim=-1)
         joined = []
         for vectors, waves in ((query, rotated), (key, torch.cat(at_key, dim=-1))):
-            waves = pad(waves.flatten(-2) * math.sqrt(self.scale), (0, 0, positions.num_prefix_tokens, 0))
+            waves = pad(
+                waves.flatten(-2) * math.sqrt(self.scale), (0, 0, positions.num_prefix_tokens, 0)
+            )
             waves = waves.expand(*vectors.shape[:-1], waves.shape[-1])
             joined.append(torch.cat([vectors * math.sqrt(scale), waves], dim=-1))
         return joined[0], joined[1]

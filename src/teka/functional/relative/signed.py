@@ -11,11 +11,11 @@ from torch.nn.functional import pad
 from teka._compat import replace
 from teka.checks import POSITIVE, check_tensor, is_positive
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.backend import Cost, Featured, Sums
-from teka.functional.backend.bins import bin_sums, bins_cost, line_sums
-from teka.functional.backend.flex import offset_numbers
-from teka.functional.backend.linear import DecodingState, Sizes, causal_rings
-from teka.functional.kernel.base import Kernel
+from teka.functional.backends import Cost, FeatureInputs, WeightedSums
+from teka.functional.backends.clipped_offsets import bin_sums, bins_cost, line_sums
+from teka.functional.backends.flex import offset_numbers
+from teka.functional.backends.linear import DecodingState, Sizes, causal_rings
+from teka.functional.kernels.base import Kernel
 from teka.functional.positions import Positions, check_heads_and_axes, whole_steps, wrong_axes
 from teka.functional.relative.base import FactorRelative
 from teka.functional.relative.clipped import ring_step
@@ -58,7 +58,9 @@ class Shaw(FactorRelative):
             raise wrong_value("unit", self.unit, POSITIVE)
 
     @classmethod
-    def draw(cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> "Shaw":
+    def draw(
+        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
+    ) -> "Shaw":
         """Embeddings ~ N(0, 1) of up to 2 cells."""
         return cls(torch.randn(num_axes, 5, dim, generator=generator, dtype=torch.float64))
 
@@ -75,7 +77,9 @@ class Shaw(FactorRelative):
             expected = f"({num_axes}, entries, {dim}) for queries of size {dim}"
             raise wrong_shape("relative.embedding", self.embedding.shape, expected)
 
-    def log_entries(self, query: Queries, *, scale: float) -> Float[Tensor, "batch heads queries axes entries"]:
+    def log_entries(
+        self, query: Queries, *, scale: float
+    ) -> Float[Tensor, "batch heads queries axes entries"]:
         """scale · qᵀw of every entry of every axis."""
         return scale * torch.einsum("bhqd,aed->bhqae", query, self.embedding.to(query))
 
@@ -88,7 +92,9 @@ class Shaw(FactorRelative):
         entries = self.entry(offsets)
         entries = entries[:, None] if entries.ndim == 4 else entries
         axes = zip(self.log_entries(query, scale=scale).unbind(-2), entries.unbind(-1), strict=True)
-        terms = [log_axis.gather(-1, entry.expand(*log_axis.shape[:-1], -1)) for log_axis, entry in axes]
+        terms = [
+            log_axis.gather(-1, entry.expand(*log_axis.shape[:-1], -1)) for log_axis, entry in axes
+        ]
         return sum(terms[1:], terms[0])
 
     def pair_passes(self, num_axes: int) -> int:
@@ -103,10 +109,15 @@ class Shaw(FactorRelative):
         offsets, query_code, key_code = numbers
         last, nothing = len(offsets), self.embedding.shape[1]
         entries = pad(self.entry(offsets).int().T, (0, 1), value=nothing)
-        axes = list(zip(pad(self.log_entries(query, scale=scale), (0, 1)).unbind(-2), entries, strict=True))
+        axes = list(
+            zip(pad(self.log_entries(query, scale=scale), (0, 1)).unbind(-2), entries, strict=True)
+        )
         zero = query.new_zeros(())
         return lambda b, h, i, j: sum(
-            (log_axis[b, h, i, entry[torch.clamp_max(query_code[i] - key_code[j], last)]] for log_axis, entry in axes),
+            (
+                log_axis[b, h, i, entry[torch.clamp_max(query_code[i] - key_code[j], last)]]
+                for log_axis, entry in axes
+            ),
             zero,
         )
 
@@ -119,19 +130,25 @@ class Shaw(FactorRelative):
             return {}
         return {"rings": bins_cost(grid, sizes.num_features, sizes.dim_value, self.max_distance)}
 
-    def sums(self, backend: str, tokens: Featured, positions: Positions) -> Sums:
+    def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
         grid = positions.shared_grid
         assert grid is not None
         if tokens.is_causal:
             return causal_rings(self._log_past(tokens), tokens, grid)
         log_entries = self.log_entries(tokens.query, scale=tokens.scale)
         on_a_line = grid.num_axes == 1 and not grid.periodic[0]
-        return line_sums(log_entries[..., 0, :], tokens, grid) if on_a_line else bin_sums(log_entries, tokens, grid)
+        return (
+            line_sums(log_entries[..., 0, :], tokens, grid)
+            if on_a_line
+            else bin_sums(log_entries, tokens, grid)
+        )
 
-    def step(self, tokens: Featured, state: DecodingState | None, positions: Positions) -> tuple[Sums, DecodingState]:
+    def step(
+        self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
+    ) -> tuple[WeightedSums, DecodingState]:
         return ring_step(self._log_past(tokens), tokens, state)
 
-    def _log_past(self, tokens: Featured) -> Float[Tensor, "batch heads queries rings"]:
+    def _log_past(self, tokens: FeatureInputs) -> Float[Tensor, "batch heads queries rings"]:
         """log c of 0 … k tokens before the query, which on a line are rings."""
         return self.log_entries(tokens.query, scale=tokens.scale)[..., 0, self.max_distance :]
 
@@ -182,7 +199,10 @@ class TransformerXL(FactorRelative):
     ) -> "TransformerXL":
         """Weights ~ N(0, 1/2), and frequencies of 1, 1/4 and 1/16."""
         frequency = 4.0 ** -torch.arange(3, dtype=torch.float64)[:, None].expand(3, num_axes)
-        weight = torch.randn(heads, 6, num_axes, dim + 1, generator=generator, dtype=torch.float64) * 0.5**0.5
+        weight = (
+            torch.randn(heads, 6, num_axes, dim + 1, generator=generator, dtype=torch.float64)
+            * 0.5**0.5
+        )
         return cls(frequency, weight[..., :-1].contiguous(), weight[..., -1].contiguous())
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
@@ -218,25 +238,35 @@ class TransformerXL(FactorRelative):
             return None
         offsets, query_code, key_code = numbers
         angle, last = (offsets[:, None] * self.frequency.to(offsets)).flatten(1), len(offsets)
-        amplitudes = torch.cat([one.flatten(-2) for one in self.amplitudes(query, scale=scale)], dim=-1)
+        amplitudes = torch.cat(
+            [one.flatten(-2) for one in self.amplitudes(query, scale=scale)], dim=-1
+        )
         waves = pad(torch.cat([torch.cos(angle), torch.sin(angle)], dim=-1), (0, 0, 0, 1))
         # A tensor for each wave: gradients reach a table that is read at one place only.
         parts = ([one.contiguous() for one in every.unbind(-1)] for every in (amplitudes, waves))
         pairs, zero = list(zip(*parts, strict=True)), query.new_zeros(())
         return lambda b, h, i, j: sum(
-            (a[b, h, i] * wave[torch.clamp_max(query_code[i] - key_code[j], last)] for a, wave in pairs), zero
+            (
+                a[b, h, i] * wave[torch.clamp_max(query_code[i] - key_code[j], last)]
+                for a, wave in pairs
+            ),
+            zero,
         )
 
     def softmax_size(self, positions: Positions) -> int:
         return 2 * self.frequency.numel()
 
-    def softmax_vectors(self, query: Queries, key: Keys, positions: Positions, *, scale: float) -> TwoVectors:
+    def softmax_vectors(
+        self, query: Queries, key: Keys, positions: Positions, *, scale: float
+    ) -> TwoVectors:
         """[scale · q, α cos ωx + β sin ωx, α sin ωx − β cos ωx] and [k, cos ωy, sin ωy]."""
         scales, num_axes = self.frequency.shape
         waves = torch.diag_embed(self.frequency).reshape(1, scales * num_axes, num_axes)
         here, there = positions.angles(waves, query)
         first = positions.num_prefix_tokens
-        cosine, sine = (one.flatten(-2) for one in self.amplitudes(query[:, :, first:], scale=scale))
+        cosine, sine = (
+            one.flatten(-2) for one in self.amplitudes(query[:, :, first:], scale=scale)
+        )
         of_query = [
             cosine * torch.cos(here) + sine * torch.sin(here),
             cosine * torch.sin(here) - sine * torch.cos(here),

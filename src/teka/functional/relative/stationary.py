@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from teka._compat import in_float64, records_graph, widest
-from teka.functional.backend import Cost, Featured, Sums, add_prefix
-from teka.functional.backend.dense import TileForm, tiles_fit
-from teka.functional.backend.fft import fft, fft_cost, fft_fits
-from teka.functional.backend.flex import offset_numbers
-from teka.functional.backend.linear import Sizes
-from teka.functional.backend.toeplitz import toeplitz, toeplitz_cost
-from teka.functional.kernel.base import FeatureKernel, Pairwise
+from teka.functional.backends import Cost, FeatureInputs, WeightedSums, add_prefix
+from teka.functional.backends.dense import TileForm, tiles_fit
+from teka.functional.backends.fft import fft, fft_cost, fft_fits
+from teka.functional.backends.flex import offset_numbers
+from teka.functional.backends.linear import Sizes
+from teka.functional.backends.toeplitz import toeplitz, toeplitz_cost
+from teka.functional.kernels.base import FeatureKernel, Pairwise
 from teka.functional.positions import Positions
 from teka.functional.relative.base import FactorRelative
 from teka.functional.shapes import (
@@ -62,10 +62,15 @@ class StationaryRelative(FactorRelative):
             return {}
         return {"fft": fft_cost(*grids, sizes.num_features, sizes.dim_value)}
 
-    def sums(self, backend: str, tokens: Featured, positions: Positions) -> Sums:
+    def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
         assert positions.grids is not None
         wide = in_float64(tokens.value.new_empty(0))
-        return fft(tokens, positions.grids, self.log_at, lambda rows: self.log_at(positions.offsets_like(wide, rows)))
+        return fft(
+            tokens,
+            positions.grids,
+            self.log_at,
+            lambda rows: self.log_at(positions.offsets_like(wide, rows)),
+        )
 
 
 class SeparableRelative(StationaryRelative):
@@ -76,7 +81,9 @@ class SeparableRelative(StationaryRelative):
         """One axis' term of log c, at offsets along that axis."""
 
     def log_at(self, offsets: AnyOffsets) -> HeadPairs:
-        terms = [self.axis_log_kernel(axis, offsets[..., axis]) for axis in range(offsets.shape[-1])]
+        terms = [
+            self.axis_log_kernel(axis, offsets[..., axis]) for axis in range(offsets.shape[-1])
+        ]
         return sum(terms[1:], terms[0])
 
     def separates(self, positions: Positions) -> bool:
@@ -89,8 +96,12 @@ class SeparableRelative(StationaryRelative):
         if query.spacing[axis] != key.spacing[axis]:
             return self.axis_log_kernel(axis, positions.axis_offsets_like(axis, like))
         side = key.shape[axis]
-        steps = torch.arange(1 - side, query.shape[axis], dtype=widest(like.device), device=like.device)
-        offsets = query.wrap_axis(axis, steps * query.spacing[axis] + (query.origin[axis] - key.origin[axis]))
+        steps = torch.arange(
+            1 - side, query.shape[axis], dtype=widest(like.device), device=like.device
+        )
+        offsets = query.wrap_axis(
+            axis, steps * query.spacing[axis] + (query.origin[axis] - key.origin[axis])
+        )
         # Entry (i, j) is that of step i − j.
         return self.axis_log_kernel(axis, offsets.to(like)).unfold(-1, side, 1).flip(-1)
 
@@ -104,11 +115,17 @@ class SeparableRelative(StationaryRelative):
             row_peak = log_matrix.detach().amax(dim=-1)
             log_matrix = log_matrix - row_peak[..., None]
             # Numbers below the smallest normal one have lost their digits, and a CPU multiplies them many times slower.
-            matrices.append(log_matrix.masked_fill(log_matrix < math.log(torch.finfo(like.dtype).tiny), -math.inf))
+            matrices.append(
+                log_matrix.masked_fill(
+                    log_matrix < math.log(torch.finfo(like.dtype).tiny), -math.inf
+                )
+            )
             log_peak = log_peak[..., None] + row_peak.reshape(-1, *[1] * axis, log_matrix.shape[-2])
         return matrices, log_peak.flatten(1)[None]
 
-    def log_placed_rows(self, query: Queries, positions: Positions, rows: slice, *, scale: float) -> LogRows:
+    def log_placed_rows(
+        self, query: Queries, positions: Positions, rows: slice, *, scale: float
+    ) -> LogRows:
         """log c of some rows from one small matrix an axis, so that sines are not taken of every pair."""
         if positions.grids is None:
             return super().log_placed_rows(query, positions, rows, scale=scale)
@@ -119,19 +136,36 @@ class SeparableRelative(StationaryRelative):
             part = self.axis_log_matrix(axis, positions, query)[:, cells % shape[axis]]
             cells = torch.div(cells, shape[axis], rounding_mode="floor")
             # Keys in row-major order: each earlier axis stands before those that are done.
-            log_relative = (part[..., None] + log_relative[..., None, :]).flatten(-2) if log_relative.ndim else part
+            log_relative = (
+                (part[..., None] + log_relative[..., None, :]).flatten(-2)
+                if log_relative.ndim
+                else part
+            )
         return log_relative[None]
 
-    def tiled_sums(self, pairs: Pairwise, kernel: FeatureKernel, positions: Positions) -> Sums | None:
+    def tiled_sums(
+        self, pairs: Pairwise, kernel: FeatureKernel, positions: Positions
+    ) -> WeightedSums | None:
         """From tiles that stay in a CPU's cache, with a backward pass of their own, where the pairs are many."""
-        if positions.grids is None or kernel.counts_keys or not tiles_fit(*positions.grids, pairs.query):
+        if (
+            positions.grids is None
+            or kernel.counts_keys
+            or not tiles_fit(*positions.grids, pairs.query)
+        ):
             return None
         query, scale, first = pairs.query, pairs.scale, positions.num_prefix_tokens
-        features = kernel.query_features(query, scale=scale), kernel.key_features(pairs.key, scale=scale)
-        tokens = Featured(query, *features, pairs.value)
+        features = (
+            kernel.query_features(query, scale=scale),
+            kernel.key_features(pairs.key, scale=scale),
+        )
+        tokens = FeatureInputs(query, *features, pairs.value)
         log_matrices, log_peak = self.axis_log_matrices(positions, pairs.value)
-        sums = TileForm().of(*(tensor[:, :, first:] for tensor in (*features, pairs.value)), *log_matrices)
-        return add_prefix(Sums.of_channels(sums, log_peak), tokens, first, self.unplaced_sums)
+        sums = TileForm().of(
+            *(tensor[:, :, first:] for tensor in (*features, pairs.value)), *log_matrices
+        )
+        return add_prefix(
+            WeightedSums.of_channels(sums, log_peak), tokens, first, self.unplaced_sums
+        )
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
         if sizes.is_causal or positions.grids is None:
@@ -139,8 +173,10 @@ class SeparableRelative(StationaryRelative):
         cost = toeplitz_cost(*positions.grids, sizes.num_features, sizes.dim_value)
         return {"toeplitz": cost, **super().costs(sizes, positions)}
 
-    def sums(self, backend: str, tokens: Featured, positions: Positions) -> Sums:
+    def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
         if backend == "fft":
             return super().sums(backend, tokens, positions)
         matrices = self.axis_log_matrices(positions, tokens.value)
-        return toeplitz(tokens, *matrices, lambda rows: self.log_at(positions.offsets_like(tokens.value, rows)))
+        return toeplitz(
+            tokens, *matrices, lambda rows: self.log_at(positions.offsets_like(tokens.value, rows))
+        )

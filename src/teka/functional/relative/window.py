@@ -11,11 +11,11 @@ from torch.nn.functional import pad
 from teka._compat import replace
 from teka.checks import POSITIVE, check_kind, is_positive
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.backend import Cost
-from teka.functional.backend.dense import matrix_attention
-from teka.functional.backend.linear import Sizes
-from teka.functional.backend.windows import Tiling, window_attention, window_cost
-from teka.functional.kernel.base import Kernel, Pairwise
+from teka.functional.backends import Cost
+from teka.functional.backends.dense import matrix_attention
+from teka.functional.backends.linear import Sizes
+from teka.functional.backends.local_window import Tiling, window_attention, window_cost
+from teka.functional.kernels.base import Kernel, Pairwise
 from teka.functional.positions import Positions, whole_steps, wrong_axes
 from teka.functional.relative.stationary import StationaryRelative
 from teka.functional.shapes import AnyOffsets, HeadPairs, LogRows, Outputs, Queries
@@ -50,12 +50,18 @@ class Window(StationaryRelative):
         check_kind("bias", self.bias)
         sides = set(map(int, self.bias.shape[1:]))
         if len(sides) != 1 or min(sides) < 3 or min(sides) % 2 == 0:
-            raise wrong_shape("bias", self.bias.shape, "(heads, 2 reach + 1, …), one for each axis, reach at least 1")
+            raise wrong_shape(
+                "bias",
+                self.bias.shape,
+                "(heads, 2 reach + 1, …), one for each axis, reach at least 1",
+            )
         if not is_positive(self.unit):
             raise wrong_value("unit", self.unit, POSITIVE)
 
     @classmethod
-    def draw(cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel) -> "Window":
+    def draw(
+        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
+    ) -> "Window":
         """b ~ N(0, 1) of a reach of 2 cells."""
         return cls(torch.randn(heads, *[5] * num_axes, generator=generator, dtype=torch.float64))
 
@@ -68,7 +74,9 @@ class Window(StationaryRelative):
         if self.bias.ndim != 1 + num_axes:
             raise wrong_axes("bias", self.bias, self.bias.ndim - 1, num_axes)
         if self.bias.shape[0] != heads:
-            raise wrong_shape("relative.bias", self.bias.shape, f"({heads}, 2 reach + 1, …) for {heads} heads")
+            raise wrong_shape(
+                "relative.bias", self.bias.shape, f"({heads}, 2 reach + 1, …) for {heads} heads"
+            )
 
     def within(self, offsets: AnyOffsets) -> Bool[Tensor, "*pairs"]:
         """Whether offsets are within the window."""
@@ -76,7 +84,9 @@ class Window(StationaryRelative):
 
     def bias_at(self, offsets: AnyOffsets) -> HeadPairs:
         """b at offsets, beyond the window that at its edge."""
-        entries = (whole_steps(offsets, self.unit).clamp(-self.reach, self.reach) + self.reach).long()
+        entries = (
+            whole_steps(offsets, self.unit).clamp(-self.reach, self.reach) + self.reach
+        ).long()
         place = entries[..., 0]
         for axis in range(1, offsets.shape[-1]):
             place = place * self.bias.shape[-1] + entries[..., axis]
@@ -92,12 +102,19 @@ class Window(StationaryRelative):
 
     def dense(self, pairs: Pairwise, positions: Positions) -> Outputs:
         """From the matrix of weights, of which those beyond the window are dropped as those of masked keys are."""
-        first, within = positions.num_prefix_tokens, self.within(positions.offsets_like(pairs.query))
+        first, within = (
+            positions.num_prefix_tokens,
+            self.within(positions.offsets_like(pairs.query)),
+        )
         within = pad(within, (first, 0, first, 0), value=True)
         pairs = replace(pairs, within=within[None, None] if within.ndim == 2 else within[:, None])
-        return matrix_attention(pairs, lambda query, rows: self.log_rows(query, positions, rows, scale=pairs.scale))
+        return matrix_attention(
+            pairs, lambda query, rows: self.log_rows(query, positions, rows, scale=pairs.scale)
+        )
 
-    def log_placed_rows(self, query: Queries, positions: Positions, rows: slice, *, scale: float) -> LogRows:
+    def log_placed_rows(
+        self, query: Queries, positions: Positions, rows: slice, *, scale: float
+    ) -> LogRows:
         bias = self.bias_at(positions.offsets_like(query, rows))
         return bias.transpose(0, 1) if bias.ndim == 4 else bias[None]
 
@@ -110,7 +127,9 @@ class Window(StationaryRelative):
         grid = positions.shared_grid
         if grid is None or any(abs(step - self.unit) > 1e-9 * self.unit for step in grid.spacing):
             return None
-        wrapped = [side for side, is_periodic in zip(grid.shape, grid.periodic, strict=True) if is_periodic]
+        wrapped = [
+            side for side, is_periodic in zip(grid.shape, grid.periodic, strict=True) if is_periodic
+        ]
         if wrapped and min(wrapped) <= 2 * self.reach:
             return None
         return window_cost(Tiling(grid, self.reach), dense_size, dim_value)

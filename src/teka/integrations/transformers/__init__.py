@@ -16,7 +16,13 @@ from teka.integrations.transformers.models import (  # noqa: E402
     register_models,
 )
 
-__all__ = ["StateCache", "TekaConfig", "TekaForImageClassification", "TekaImageProcessor", "register"]
+__all__ = [
+    "StateCache",
+    "TekaConfig",
+    "TekaForImageClassification",
+    "TekaImageProcessor",
+    "register",
+]
 
 
 def register() -> None:

@@ -9,11 +9,15 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, bidirectional_mask_function, causal_mask_function
+from transformers.masking_utils import (
+    AttentionMaskInterface,
+    bidirectional_mask_function,
+    causal_mask_function,
+)
 
 from teka._compat import is_recorded
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.kernel import DETERMINISTIC_KERNELS, RANDOM_KERNELS
+from teka.functional.kernels import DETERMINISTIC_KERNELS, RANDOM_KERNELS
 from teka.grid import Grid, present_grid
 from teka.integrations.transformers.cache import StateLayer
 from teka.nn import AttentionHeads
@@ -56,7 +60,9 @@ UNSUPPORTED = ("block_indices", "indices", "position_bias", "s_aux", "sinks", "s
 DROPPED = -1e4  # additive masks drop a key by this value or less, down to −∞
 
 # Heads by attention layer, for the kernels of a name. They are not parameters of the model.
-_heads: "weakref.WeakKeyDictionary[nn.Module, dict[tuple, AttentionHeads]]" = weakref.WeakKeyDictionary()
+_heads: "weakref.WeakKeyDictionary[nn.Module, dict[tuple, AttentionHeads]]" = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def register_attention() -> None:
@@ -75,7 +81,10 @@ def _implementations() -> dict[str, tuple[str, str | None]]:
                 _make_heads(8, 2, 1, (kernel, relative))
             except ValueError:
                 continue
-            names[f"{NAME}:{kernel}" + ("" if relative is None else f"-{relative}")] = (kernel, relative)
+            names[f"{NAME}:{kernel}" + ("" if relative is None else f"-{relative}")] = (
+                kernel,
+                relative,
+            )
     return names
 
 
@@ -119,12 +128,19 @@ def attend(
             raise wrong_value(f"{name} of {type(module).__name__}", "given", expected)
     causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
     state_layer = getattr(key, "state_layer", None)
-    key_mask = None if attention_mask is None else _key_mask(attention_mask, query.shape[2], key.shape[2], causal)
+    key_mask = (
+        None
+        if attention_mask is None
+        else _key_mask(attention_mask, query.shape[2], key.shape[2], causal)
+    )
     if key_mask is not None and causal:
         key, value = (
             tensor[:, :, : key_mask.shape[1]] for tensor in (key, value)
         )  # without a static cache's empty slots
-    key, value = (tensor.repeat_interleave(query.shape[1] // tensor.shape[1], dim=1) for tensor in (key, value))
+    key, value = (
+        tensor.repeat_interleave(query.shape[1] // tensor.shape[1], dim=1)
+        for tensor in (key, value)
+    )
     heads = getattr(module, OWN_HEADS, None) if pair is None else None
     grid, prefix = None, 0
     if isinstance(heads, AttentionHeads):
@@ -136,7 +152,9 @@ def attend(
             grid, prefix = _grid_of(module, query.shape[2], key.shape[2])
         heads = _heads_of(module, query, grid, pair)
     if isinstance(state_layer, StateLayer):
-        output, state_layer.state = heads.step(query, key, value, state_layer.state, key_mask, scale=scaling)
+        output, state_layer.state = heads.step(
+            query, key, value, state_layer.state, key_mask, scale=scaling
+        )
     else:
         output = heads(query, key, value, grid, key_mask, prefix, is_causal=causal, scale=scaling)
     return nn.functional.dropout(output.transpose(1, 2), dropout, module.training), None
@@ -175,7 +193,11 @@ def padding_mask(
     """
     if mask_function not in (causal_mask_function, bidirectional_mask_function):
         expected = "causal or bidirectional attention with padding, without sliding windows, chunks or packed sequences"
-        raise wrong_value("the model's attention mask", getattr(mask_function, "__qualname__", mask_function), expected)
+        raise wrong_value(
+            "the model's attention mask",
+            getattr(mask_function, "__qualname__", mask_function),
+            expected,
+        )
     stop = kv_offset + kv_length
     if mask_function is causal_mask_function:
         if cache_position is not None:
@@ -184,14 +206,20 @@ def padding_mask(
             stop = int(q_offset) + q_length
     num_keys = stop - kv_offset
     if attention_mask is None:
-        return None if num_keys == kv_length else torch.ones(batch_size, num_keys, dtype=torch.bool, device=device)
+        return (
+            None
+            if num_keys == kv_length
+            else torch.ones(batch_size, num_keys, dtype=torch.bool, device=device)
+        )
     keep = attention_mask[:, kv_offset:stop]
     keep = nn.functional.pad(keep, (0, num_keys - keep.shape[1]), value=False)
     # A recorded graph cannot read the mask, so that it keeps a mask of ones.
     return None if num_keys == kv_length and not is_recorded(keep) and keep.all() else keep
 
 
-def _key_mask(mask: Shaped[Tensor, "..."], num_queries: int, num_keys: int, causal: bool) -> Bool[Tensor, "batch keys"]:
+def _key_mask(
+    mask: Shaped[Tensor, "..."], num_queries: int, num_keys: int, causal: bool
+) -> Bool[Tensor, "batch keys"]:
     """Return one flag per key for a mask of keys or of pairs; it ends at the last key that a causal query attends to.
 
     Masks of keys are True or not 0 for a key that is kept. Masks of pairs are True or 0 for it.
@@ -199,10 +227,18 @@ def _key_mask(mask: Shaped[Tensor, "..."], num_queries: int, num_keys: int, caus
     if mask.ndim == 2:
         return (mask != 0)[:, -num_keys:]
     if mask.ndim != 4:
-        raise wrong_shape("attention_mask", mask.shape, "(batch, keys) or (batch, heads, queries, keys)")
+        raise wrong_shape(
+            "attention_mask", mask.shape, "(batch, keys) or (batch, heads, queries, keys)"
+        )
     keep = mask if mask.dtype == torch.bool else mask == 0
-    if mask.dtype != torch.bool and (mask.requires_grad or not bool((keep | (mask <= DROPPED)).all())):
-        raise wrong_value("attention_mask", "additive", "0 or −∞ for each pair: no bias can be added to the weights")
+    if mask.dtype != torch.bool and (
+        mask.requires_grad or not bool((keep | (mask <= DROPPED)).all())
+    ):
+        raise wrong_value(
+            "attention_mask",
+            "additive",
+            "0 or −∞ for each pair: no bias can be added to the weights",
+        )
     keep = keep[..., -num_keys:].expand(-1, -1, num_queries, -1)
     if causal and num_keys > num_queries:
         attended = keep.flatten(0, 2).any(dim=0).nonzero()
@@ -212,9 +248,15 @@ def _key_mask(mask: Shaped[Tensor, "..."], num_queries: int, num_keys: int, caus
     pairs = of_keys[:, None].expand(-1, num_queries, -1)
     pairs = pairs.tril(num_keys - num_queries) if causal else pairs
     # What a query attends to does not matter if the query is padding itself.
-    real = of_keys[:, -num_queries:] if num_queries <= num_keys and causal else of_keys.new_ones(len(keep), num_queries)
+    real = (
+        of_keys[:, -num_queries:]
+        if num_queries <= num_keys and causal
+        else of_keys.new_ones(len(keep), num_queries)
+    )
     if not bool(((keep == pairs[:, None]) | ~real[:, None, :, None]).all()):
-        raise wrong_value("attention_mask", "a mask of pairs", "padding, and with causal attention all later keys")
+        raise wrong_value(
+            "attention_mask", "a mask of pairs", "padding, and with causal attention all later keys"
+        )
     return of_keys
 
 
@@ -231,12 +273,18 @@ def patch_grid(config: object) -> Grid | None:
     image = _sides(config, "image_size") or _sides(config, "crop_size")
     tubelet = getattr(config, "tubelet_size", None)
     frames = getattr(config, "num_frames", None) or getattr(config, "frames_per_clip", None)
-    if isinstance(tubelet, Sequence) and len(tubelet) == 3:  # along time and both sides of the image
+    if (
+        isinstance(tubelet, Sequence) and len(tubelet) == 3
+    ):  # along time and both sides of the image
         tubelet, patch = tubelet[0], tuple(tubelet[1:])
     if image is None or patch is None:
         return None
     shape = tuple(side // step for side, step in zip(image, patch, strict=True))
-    return Grid((frames // tubelet, *shape) if isinstance(frames, int) and isinstance(tubelet, int) else shape)
+    return Grid(
+        (frames // tubelet, *shape)
+        if isinstance(frames, int) and isinstance(tubelet, int)
+        else shape
+    )
 
 
 def _sides(config: object, name: str) -> tuple[int, ...] | None:
@@ -260,7 +308,9 @@ def num_prefix_tokens(config: object) -> int:
 def _grid_of(module: nn.Module, num_queries: int, num_keys: int) -> tuple[Grid | None, int]:
     """Return the grid of a layer's tokens and its prefix: that of `teka.on`, or of the config, or None for a row."""
     # Layers of decoders that are not causal attend to the encoder's tokens.
-    if num_queries != num_keys or getattr(module, "is_cross_attention", getattr(module, "is_decoder", False)):
+    if num_queries != num_keys or getattr(
+        module, "is_cross_attention", getattr(module, "is_decoder", False)
+    ):
         expected = "self-attention: the positions of other tokens are not known; choose a kernel without positions"
         raise wrong_value(type(module).__name__, "attention to other tokens than its own", expected)
     present, config = present_grid(), getattr(module, "config", None)
@@ -272,11 +322,15 @@ def _grid_of(module: nn.Module, num_queries: int, num_keys: int) -> tuple[Grid |
         sides = " × ".join(map(str, grid.shape))
         expected = f"{prefix + grid.num_tokens} for the config's images, {sides} patches after {prefix} other tokens"
         error = wrong_value("the number of tokens", num_keys, expected)
-        raise ValueError(f"{error}; for another grid call the model within teka.on(grid, num_prefix_tokens)")
+        raise ValueError(
+            f"{error}; for another grid call the model within teka.on(grid, num_prefix_tokens)"
+        )
     return grid, prefix
 
 
-def _heads_of(module: nn.Module, query: Tensor, grid: Grid | None, pair: tuple[str, str | None]) -> AttentionHeads:
+def _heads_of(
+    module: nn.Module, query: Tensor, grid: Grid | None, pair: tuple[str, str | None]
+) -> AttentionHeads:
     """Return the heads of a pair of kernels for a layer's queries, which are made once."""
     _, heads, _, dim_head = query.shape
     sizes = (dim_head, heads, 1 if grid is None else grid.num_axes)
@@ -287,7 +341,9 @@ def _heads_of(module: nn.Module, query: Tensor, grid: Grid | None, pair: tuple[s
     return made[name]
 
 
-def _make_heads(dim_head: int, heads: int, num_axes: int, pair: tuple[str, str | None]) -> AttentionHeads:
+def _make_heads(
+    dim_head: int, heads: int, num_axes: int, pair: tuple[str, str | None]
+) -> AttentionHeads:
     """Make heads whose kernels are drawn with seed 0, so that they are the same in every process, and stay fixed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -28,7 +28,9 @@ class StateLayer(CacheLayerMixin):
         """Nothing is kept before the first state."""
         self.is_initialized = True
 
-    def update(self, key_states: Heads, value_states: Heads, *_: object, **__: object) -> tuple[Heads, Heads]:
+    def update(
+        self, key_states: Heads, value_states: Heads, *_: object, **__: object
+    ) -> tuple[Heads, Heads]:
         """Count new tokens, and hand their keys and values on; a ValueError if those before have left no state."""
         if self.num_tokens and self.state is None:
             expected = "'teka' or a variant with a StateCache"
@@ -41,7 +43,9 @@ class StateLayer(CacheLayerMixin):
 
     def get_mask_sizes(self, query_length: int | Int[Tensor, "queries"]) -> tuple[int, int]:
         """Of how many keys a mask is, and where it begins; until 5.x transformers gives the queries' places."""
-        return self.num_tokens + (query_length if isinstance(query_length, int) else len(query_length)), 0
+        return self.num_tokens + (
+            query_length if isinstance(query_length, int) else len(query_length)
+        ), 0
 
     def get_seq_length(self) -> int:
         """Tokens so far."""
@@ -92,5 +96,8 @@ def _of_samples(state: T, samples: Int[Tensor, "rows"]) -> T:
     if isinstance(state, tuple):
         return tuple(_of_samples(one, samples) for one in state)  # pyright: ignore[reportReturnType]
     if is_dataclass(state) and not isinstance(state, type):
-        return replace(state, **{one.name: _of_samples(getattr(state, one.name), samples) for one in fields(state)})
+        return replace(
+            state,
+            **{one.name: _of_samples(getattr(state, one.name), samples) for one in fields(state)},
+        )
     return state

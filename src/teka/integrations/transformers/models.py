@@ -33,11 +33,23 @@ from teka.prediction.pictures import read_images
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-SAVED = ("model", "image_size", "in_channels", "options", "pictures")  # what a config of transformers has not already
+SAVED = (
+    "model",
+    "image_size",
+    "in_channels",
+    "options",
+    "pictures",
+)  # what a config of transformers has not already
 BLOCKS = (TransformerBlock, PreNormBlock, PostNormBlock)
 # Keys that transformers writes into files without an attribute of every config.
 CONFIG_KEYS = frozenset(
-    {"attn_implementation", "auto_map", "experts_implementation", "quantization_config", "use_cache"}
+    {
+        "attn_implementation",
+        "auto_map",
+        "experts_implementation",
+        "quantization_config",
+        "use_cache",
+    }
 )
 PROCESSOR_KEYS = {"auto_map", "feature_extractor_type", "image_processor_type", "processor_class"}
 
@@ -81,7 +93,11 @@ class TekaConfig(PretrainedConfig):
             if name.startswith("_") or name in _config_keys():
                 continue
             if name in options_class(model).__dataclass_fields__:
-                raise wrong_value(name, kwargs[name], f"an entry of options, options={{{name!r}: {kwargs[name]!r}}}")
+                raise wrong_value(
+                    name,
+                    kwargs[name],
+                    f"an entry of options, options={{{name!r}: {kwargs[name]!r}}}",
+                )
             known = (*SAVED, "num_channels", "num_labels", "id2label", "label2id")
             raise unknown_name("argument of TekaConfig", name, known)
         self.model, self.image_size, self.in_channels = model, _both_sides(image_size), in_channels
@@ -94,7 +110,10 @@ class TekaConfig(PretrainedConfig):
     def of(cls, config: ModelConfig) -> "TekaConfig":
         """The config of a teka model."""
         names = config.class_names or tuple(map(str, range(config.num_classes)))
-        labels = {"id2label": dict(enumerate(names)), "label2id": {name: label for label, name in enumerate(names)}}
+        labels = {
+            "id2label": dict(enumerate(names)),
+            "label2id": {name: label for label, name in enumerate(names)},
+        }
         given = encode(config)
         return cls(**{name: given[name] for name in SAVED}, **labels)
 
@@ -106,7 +125,9 @@ class TekaConfig(PretrainedConfig):
         if sorted(labels) != list(range(len(labels))):
             raise wrong_value("id2label", labels, "a name for each class, with keys 0, 1, 2, …")
         names = [labels[label] for label in range(len(labels))]
-        return decode(ModelConfig, {**given, "num_classes": len(labels), "class_names": names}, "config")
+        return decode(
+            ModelConfig, {**given, "num_classes": len(labels), "class_names": names}, "config"
+        )
 
 
 class TekaForImageClassification(PreTrainedModel):
@@ -130,7 +151,9 @@ class TekaForImageClassification(PreTrainedModel):
         super().__init__(config)
         # While it makes a model, `from_pretrained(dtype=...)` has this as the default.
         self.model = config.model_config.make_model().to(torch.get_default_dtype())
-        self.supports_gradient_checkpointing = any(isinstance(module, BLOCKS) for module in self.model.modules())
+        self.supports_gradient_checkpointing = any(
+            isinstance(module, BLOCKS) for module in self.model.modules()
+        )
         self.post_init()
         self.is_made = True
 
@@ -155,7 +178,10 @@ class TekaForImageClassification(PreTrainedModel):
         return output if return_dict else output.to_tuple()
 
     def _set_gradient_checkpointing(
-        self, enable: bool = True, gradient_checkpointing_func: Callable = checkpoint, every_n_layers: int = 1
+        self,
+        enable: bool = True,
+        gradient_checkpointing_func: Callable = checkpoint,
+        every_n_layers: int = 1,
     ) -> None:
         blocks = [module for module in self.model.modules() if isinstance(module, BLOCKS)]
         for index, block in enumerate(blocks):
@@ -173,7 +199,11 @@ class TekaForImageClassification(PreTrainedModel):
         if not self.is_made:
             return
         state = self.model.state_dict(keep_vars=True)
-        missing = {name: one for name, one in state.items() if not getattr(one, "_is_hf_initialized", False)}
+        missing = {
+            name: one
+            for name, one in state.items()
+            if not getattr(one, "_is_hf_initialized", False)
+        }
         if missing:
             new = self.config.model_config.make_model().state_dict()
             for name, one in missing.items():
@@ -190,12 +220,16 @@ def _forward_block(block: Any, *args: object, **kwargs: object) -> object:
 @cache
 def _config_keys() -> frozenset[str]:
     """Return the keyword arguments that every config of transformers takes."""
-    return frozenset(CONFIG_KEYS).union(vars(PretrainedConfig()), vars(PretrainedConfig), ("num_labels", "torch_dtype"))
+    return frozenset(CONFIG_KEYS).union(
+        vars(PretrainedConfig()), vars(PretrainedConfig), ("num_labels", "torch_dtype")
+    )
 
 
 def _both_sides(image_size: object) -> list[int]:
     """Return one side as height and width, and other sizes as they are."""
-    sides: list[Any] = list(image_size) if isinstance(image_size, Sequence) else [image_size, image_size]
+    sides: list[Any] = (
+        list(image_size) if isinstance(image_size, Sequence) else [image_size, image_size]
+    )
     check_sizes({f"image_size[{axis}]": side for axis, side in enumerate(sides)})
     return sides
 
@@ -232,7 +266,11 @@ class TekaImageProcessor(BaseImageProcessor):
     ) -> None:
         for name in kwargs:
             if not name.startswith("_") and name not in PROCESSOR_KEYS:
-                raise unknown_name("argument of TekaImageProcessor", name, ("image_size", "in_channels", "pictures"))
+                raise unknown_name(
+                    "argument of TekaImageProcessor",
+                    name,
+                    ("image_size", "in_channels", "pictures"),
+                )
         super().__init__(**kwargs)
         self.image_size, self.in_channels = _both_sides(image_size), in_channels
         self.pictures = None if pictures is None else dict(pictures)
@@ -261,4 +299,6 @@ def register_models() -> None:
     """Make the Auto classes know "teka"."""
     AutoConfig.register(TekaConfig.model_type, TekaConfig, exist_ok=True)
     AutoModelForImageClassification.register(TekaConfig, TekaForImageClassification, exist_ok=True)
-    AutoImageProcessor.register(TekaConfig, slow_image_processor_class=TekaImageProcessor, exist_ok=True)
+    AutoImageProcessor.register(
+        TekaConfig, slow_image_processor_class=TekaImageProcessor, exist_ok=True
+    )

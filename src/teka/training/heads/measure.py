@@ -74,7 +74,9 @@ def look(relative: Relative, grid: Grid) -> Heads:
     if grid.num_axes != 2:
         raise wrong_value("grid", grid, "a grid of two axes")
     if not isinstance(relative, StationaryRelative):
-        raise wrong_value("relative", relative.name, "a kernel of the offset alone, such as 'quadratic'")
+        raise wrong_value(
+            "relative", relative.name, "a kernel of the offset alone, such as 'quadratic'"
+        )
     positions = Positions(grid)
     spacing = torch.tensor(grid.spacing, dtype=torch.float64)
     row, column = middle_query(grid)
@@ -163,12 +165,16 @@ def _chance(run: Run, heads: int, grid: Grid) -> HeadGrid:
             **{name: torch.cat([getattr(one, name) for one in drawn]) for name in tensors},
         )
         numbers = _by_draw(look(joined, grid), CHANCE_DRAWS)
-    return HeadGrid(heads, **{name: values.double().mean().item() for name, values in numbers.items()})
+    return HeadGrid(
+        heads, **{name: values.double().mean().item() for name, values in numbers.items()}
+    )
 
 
 def _by_draw(heads: Heads, draws: int) -> dict[str, Shaped[Tensor, "draws"]]:
     """The other fields of `HeadGrid` for each of some layers of equally many heads."""
-    offset, weight, mean = (tensor.unflatten(0, (draws, -1)) for tensor in (heads.offset, heads.weight, heads.mean))
+    offset, weight, mean = (
+        tensor.unflatten(0, (draws, -1)) for tensor in (heads.offset, heads.weight, heads.mean)
+    )
     (down, _), (oblique, right) = heads.covariance.permute(1, 2, 0).unflatten(2, (draws, -1))
     # The larger eigenvalue in closed form: a factorisation would raise at NaN, and a record must not end a training.
     widest = ((down + right) / 2 + torch.hypot((down - right) / 2, oblique)).sqrt()
@@ -184,21 +190,31 @@ def _by_draw(heads: Heads, draws: int) -> dict[str, Shaped[Tensor, "draws"]]:
     }
 
 
-def _count(offset: Int[Tensor, "draws heads 2"], chosen: Bool[Tensor, "draws heads"]) -> Int[Tensor, "draws"]:
+def _count(
+    offset: Int[Tensor, "draws heads 2"], chosen: Bool[Tensor, "draws heads"]
+) -> Int[Tensor, "draws"]:
     """How many different offsets some of the heads have."""
-    return torch.tensor([len(one[these].unique(dim=0)) for one, these in zip(offset, chosen, strict=True)])
+    return torch.tensor(
+        [len(one[these].unique(dim=0)) for one, these in zip(offset, chosen, strict=True)]
+    )
 
 
 def attention_maps(
-    model: SelfAttentionNetwork, images: Float[Tensor, "batch channels height width"], query: tuple[int, int]
+    model: SelfAttentionNetwork,
+    images: Float[Tensor, "batch channels height width"],
+    query: tuple[int, int],
 ) -> tuple[NDArray, ...]:
     """The weights that a token (row, column) gives to all tokens, for each layer (heads, rows, columns), of sum 1 each.
 
     Where content enters they are the mean over the images; without it one is looked at.
     """
     sides = model.grid.shape
-    if len(query) != 2 or not all(0 <= place < side for place, side in zip(query, sides, strict=True)):
-        expected = f"a row from 0 to {sides[0] - 1} and a column from 0 to {sides[1] - 1}, in tokens"
+    if len(query) != 2 or not all(
+        0 <= place < side for place, side in zip(query, sides, strict=True)
+    ):
+        expected = (
+            f"a row from 0 to {sides[0] - 1} and a column from 0 to {sides[1] - 1}, in tokens"
+        )
         raise wrong_value("query", query, expected)
     if not len(images):
         raise wrong_value("images", 0, "one image or more")
@@ -208,7 +224,9 @@ def attention_maps(
     sums: dict[Attention, Tensor] = {}
 
     def add(layer: Attention, inputs: tuple) -> None:
-        weights = attention_weights(layer, inputs[0], model.grid)[:, :, query[0] * sides[1] + query[1]]
+        weights = attention_weights(layer, inputs[0], model.grid)[
+            :, :, query[0] * sides[1] + query[1]
+        ]
         sums[layer] = sums.get(layer, 0) + weights.double().sum(dim=0)
 
     with torch.inference_mode(), contextlib.ExitStack() as hooks:

@@ -116,7 +116,9 @@ def write_heads(
         "record": record,
         "which": which,
         "ellipses": ellipses,
-        "by": f"with content, mean of {num_images:,} test images" if record.content else "by position alone",
+        "by": f"with content, mean of {num_images:,} test images"
+        if record.content
+        else "by position alone",
         "frames": list(zip(map(record.when, moments), map(data_uri, stills), strict=True)),
         "pictures": {file: data_uri(picture) for file, picture in pictures.items()},
         "query": query,
@@ -125,5 +127,11 @@ def write_heads(
         "settings": settings,
     }
     page = render_page("teka.training.heads", "heads.html.j2", content)
-    files = {"heads.html": page.encode(), **pictures, "heads.gif": draw.encode_frames(frames, "GIF")}
-    return write_files(make_directory("out", folder), files, [Table("", tuple(COLUMNS), tuple(rows))])
+    files = {
+        "heads.html": page.encode(),
+        **pictures,
+        "heads.gif": draw.encode_frames(frames, "GIF"),
+    }
+    return write_files(
+        make_directory("out", folder), files, [Table("", tuple(COLUMNS), tuple(rows))]
+    )

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from teka.audit.page.charts import LineLabel, draw_line, dress_panel, label_lines, make_figure, stretch_for
+from teka.audit.page.charts import (
+    LineLabel,
+    draw_line,
+    dress_panel,
+    label_lines,
+    make_figure,
+    stretch_for,
+)
 from teka.audit.page.style import GRID, INK, PALE, line_style
 from teka.errors import require
 from teka.training.heads.record import HeadRecord
@@ -46,7 +53,9 @@ def draw_head_centers(record: HeadRecord, moments: Sequence[int]) -> "matplotlib
     columns = min(record.num_layers, COLUMNS)
     lines = math.ceil(record.num_layers / columns)
     height, width = record.grid
-    figure = make_figure(PANEL * columns + 0.1, (PANEL * height / width + 0.3) * lines * len(moments) + 0.1)
+    figure = make_figure(
+        PANEL * columns + 0.1, (PANEL * height / width + 0.3) * lines * len(moments) + 0.1
+    )
     panels = figure.subplots(lines * len(moments), columns, squeeze=False).reshape(len(moments), -1)
     for moment, own in zip(moments, panels, strict=True):
         for layer, panel in enumerate(own):
@@ -57,7 +66,9 @@ def draw_head_centers(record: HeadRecord, moments: Sequence[int]) -> "matplotlib
     return figure
 
 
-def ellipse(center: NDArray[np.floating], covariance: NDArray[np.floating], share: float) -> NDArray[np.floating]:
+def ellipse(
+    center: NDArray[np.floating], covariance: NDArray[np.floating], share: float
+) -> NDArray[np.floating]:
     """Points of the ellipse that holds a share of a Gaussian: {Δ + √(−2 ln(1 − share)) Σ^½ u : ‖u‖ = 1}."""
     angles = np.linspace(0, 2 * np.pi, 121)
     values, vectors = np.linalg.eigh(covariance)
@@ -76,7 +87,9 @@ def _draw_layer(panel: "matplotlib.axes.Axes", record: HeadRecord, moment: int, 
     panel.set(xlim=(left, right), ylim=(bottom, top), aspect="equal")
     panel.vlines(np.arange(low[1], high[1] + 1), low[0], high[0], color=GRID, linewidth=0.5)
     panel.hlines(np.arange(low[0], high[0] + 1), low[1], high[1], color=GRID, linewidth=0.5)
-    panel.add_patch(Rectangle((low[1], low[0]), columns, rows, fill=False, edgecolor=PALE, linewidth=0.9))
+    panel.add_patch(
+        Rectangle((low[1], low[0]), columns, rows, fill=False, edgecolor=PALE, linewidth=0.9)
+    )
     panel.add_patch(Rectangle((-0.5, -0.5), 1, 1, color="black", linewidth=0, zorder=3))
     chosen = record.layer == layer
     path, shapes = record.middles[: moment + 1, chosen], record.shapes(moment)[chosen]
@@ -85,7 +98,9 @@ def _draw_layer(panel: "matplotlib.axes.Axes", record: HeadRecord, moment: int, 
         colour, center = line_style(head).colour, places[-1]
         for share, dashes, linewidth in SHARES:
             points = ellipse(center, covariance, share)
-            panel.plot(points[:, 1], points[:, 0], color=colour, linestyle=dashes, linewidth=linewidth)
+            panel.plot(
+                points[:, 1], points[:, 0], color=colour, linestyle=dashes, linewidth=linewidth
+            )
         panel.plot(places[:, 1], places[:, 0], color=colour, linewidth=0.8, alpha=0.7)
         if (center < low - margin).any() or (center > high + margin).any():
             outside += 1
@@ -95,13 +110,17 @@ def _draw_layer(panel: "matplotlib.axes.Axes", record: HeadRecord, moment: int, 
             path_effects=[withStroke(linewidth=2.0, foreground="white")], zorder=5,
         )  # fmt: skip
     if outside:
-        panel.set_xlabel(f"{outside} {'center' if outside == 1 else 'centers'} outside", fontsize=8, color=INK)
+        panel.set_xlabel(
+            f"{outside} {'center' if outside == 1 else 'centers'} outside", fontsize=8, color=INK
+        )
     panel.set_title(f"layer {layer + 1}, {record.when(moment)}", fontsize=9, color=INK)
     panel.set(xticks=[], yticks=[])
     panel.spines[:].set_visible(False)
 
 
-def draw_attention_maps(maps: Sequence[NDArray[np.floating]], query: tuple[int, int]) -> "matplotlib.figure.Figure":
+def draw_attention_maps(
+    maps: Sequence[NDArray[np.floating]], query: tuple[int, int]
+) -> "matplotlib.figure.Figure":
     """Draw the weights that a token gives to all tokens, by layer and head (Cordonnier et al. 2020, Figure 6)."""
     most = max(len(layer) for layer in maps)
     _, rows, columns = maps[0].shape
@@ -116,25 +135,43 @@ def draw_attention_maps(maps: Sequence[NDArray[np.floating]], query: tuple[int, 
             if head >= len(weights):
                 panel.set_axis_off()
                 continue
-            panel.imshow(weights[head], cmap=shades, vmin=0, vmax=weights[head].max(), interpolation="nearest")
-            square = Rectangle((query[1] - 0.5, query[0] - 0.5), 1, 1, fill=False, edgecolor="black", linewidth=1.4)
+            panel.imshow(
+                weights[head],
+                cmap=shades,
+                vmin=0,
+                vmax=weights[head].max(),
+                interpolation="nearest",
+            )
+            square = Rectangle(
+                (query[1] - 0.5, query[0] - 0.5), 1, 1, fill=False, edgecolor="black", linewidth=1.4
+            )
             panel.add_patch(square)
             panel.set(xticks=[], yticks=[])
             panel.spines[:].set_color("#c3c9d1")
             panel.set_xlabel(f"{weights[head].max():.2f}", fontsize=7, color=INK, labelpad=1.5)
             if layer == 0 or len(maps[layer - 1]) <= head:
-                panel.set_title(str(head + 1), fontsize=8, color=line_style(head).colour, fontweight="bold", pad=3)
+                panel.set_title(
+                    str(head + 1),
+                    fontsize=8,
+                    color=line_style(head).colour,
+                    fontweight="bold",
+                    pad=3,
+                )
         line[0].set_ylabel(f"layer {layer + 1}", fontsize=8.5, color=INK)
     return figure
 
 
-def draw_head_accuracy(record: HeadRecord, before: HeadRecord | None = None) -> "matplotlib.figure.Figure | None":
+def draw_head_accuracy(
+    record: HeadRecord, before: HeadRecord | None = None
+) -> "matplotlib.figure.Figure | None":
     """Draw accuracy against epochs, where it was measured, after that before pruning, if any.
 
     Source: Cordonnier et al. 2020, Figures 4 and 8.
     """
     pruned_at = 0.0 if before is None else float(before.epoch[-1])
-    curves = {name: curve for name, key in ACCURACIES if np.isfinite(curve := getattr(record, key)).any()}
+    curves = {
+        name: curve for name, key in ACCURACIES if np.isfinite(curve := getattr(record, key)).any()
+    }
     if not curves:
         return None
     figure = make_figure(6.4, 3.0)
@@ -151,7 +188,14 @@ def draw_head_accuracy(record: HeadRecord, before: HeadRecord | None = None) -> 
             _draw_line(panel, before.epoch[known], 100 * earlier[known], index)
     if before is not None:
         panel.axvline(pruned_at, color=PALE, linestyle=(0, (2, 2)), linewidth=1.2)
-        panel.annotate("pruned", (pruned_at, 4), xytext=(4, 0), textcoords="offset points", fontsize=8, color=INK)
+        panel.annotate(
+            "pruned",
+            (pruned_at, 4),
+            xytext=(4, 0),
+            textcoords="offset points",
+            fontsize=8,
+            color=INK,
+        )
     panel.set_ylim(0, 102)
     panel.set_ylabel("accuracy (%)", fontsize=9, color=INK)
     _dress(panel, "")
@@ -163,7 +207,10 @@ def draw_head_progress(record: HeadRecord) -> "matplotlib.figure.Figure":
     """Draw against epochs how near the heads of each layer are to a window of a convolution; chance is grey."""
     end, last = float(record.epoch[-1]), PANELS[-1][0]
     ends = enumerate(record.numbers[last][-1].tolist())
-    labels = [LineLabel(f"layer {layer + 1}", line_style(layer).colour, end, value) for layer, value in ends]
+    labels = [
+        LineLabel(f"layer {layer + 1}", line_style(layer).colour, end, value)
+        for layer, value in ends
+    ]
     labels.append(LineLabel("random start", PALE, end, float(record.chance[last].mean())))
     stretch = stretch_for([label.name for label in labels])
     figure = make_figure(9.6, 2.9 * stretch)
@@ -171,7 +218,9 @@ def draw_head_progress(record: HeadRecord) -> "matplotlib.figure.Figure":
     for panel, (name, title) in zip(panels, PANELS, strict=True):
         for layer, line in enumerate(record.numbers[name].T):
             _draw_line(panel, record.epoch, line, layer)
-        panel.axhline(float(record.chance[name].mean()), color=PALE, linestyle=(0, (2, 2)), linewidth=1.2)
+        panel.axhline(
+            float(record.chance[name].mean()), color=PALE, linestyle=(0, (2, 2)), linewidth=1.2
+        )
         top = {"window_3": 9.0, "local": float(record.numbers["heads"].max())}.get(name)
         panel.set_ylim(0, None if top is None else 1.04 * top)
         _dress(panel, title)
@@ -179,9 +228,13 @@ def draw_head_progress(record: HeadRecord) -> "matplotlib.figure.Figure":
     return figure
 
 
-def _draw_line(panel: "matplotlib.axes.Axes", epochs: np.ndarray, values: np.ndarray, index: int) -> None:
+def _draw_line(
+    panel: "matplotlib.axes.Axes", epochs: np.ndarray, values: np.ndarray, index: int
+) -> None:
     style = line_style(index)
-    draw_line(panel, style if len(epochs) <= MARKED else style._replace(marker=""), epochs, values, size=4)
+    draw_line(
+        panel, style if len(epochs) <= MARKED else style._replace(marker=""), epochs, values, size=4
+    )
 
 
 def _dress(panel: "matplotlib.axes.Axes", title: str) -> None:

@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 from teka.errors import wrong_shape, wrong_value
 from teka.files import check_unpacked, write_bytes
 from teka.models import SelfAttentionNetwork
-from teka.training.heads.measure import HeadGrid, Heads, chance_head_grids, head_grids, heads_of, middle_query
+from teka.training.heads.measure import (
+    HeadGrid,
+    Heads,
+    chance_head_grids,
+    head_grids,
+    heads_of,
+    middle_query,
+)
 from teka.training.run import Run
 
 HEADS_FILE = "heads.npz"
@@ -59,7 +66,12 @@ class Moment:
     def to_dict(self) -> dict[str, object]:
         """Plain containers and tensors, which a checkpoint may hold."""
         grids = [vars(one) for one in self.grids]
-        return {**vars(self), "accuracy": dict(self.accuracy), "heads": self.heads._asdict(), "grids": grids}
+        return {
+            **vars(self),
+            "accuracy": dict(self.accuracy),
+            "heads": self.heads._asdict(),
+            "grids": grids,
+        }
 
     @classmethod
     def from_dict(cls, fields: Mapping) -> "Moment":
@@ -94,7 +106,9 @@ class HeadRecorder(Callback):
         accuracy = {name: float(metrics[name]) for name in ACCURACIES if name in metrics}
         self.moments.append(Moment(epoch, accuracy, heads, head_grids(heads)))
         if trainer.is_global_zero:
-            self._chance = self._chance or chance_head_grids(self.run, heads.layers, self.model.grid)
+            self._chance = self._chance or chance_head_grids(
+                self.run, heads.layers, self.model.grid
+            )
             content = io.BytesIO()
             np.savez_compressed(content, **self._arrays())
             write_bytes(self.folder / HEADS_FILE, content.getbuffer())
@@ -107,10 +121,19 @@ class HeadRecorder(Callback):
             "grid": self.model.grid.shape,
             "query": middle_query(self.model.grid),
             "epoch": [moment.epoch for moment in moments],
-            **{name: [moment.accuracy.get(name, np.nan) for moment in moments] for name in ACCURACIES},
-            **{name: np.stack([getattr(moment.heads, name).numpy() for moment in moments]) for name in Heads._fields},
+            **{
+                name: [moment.accuracy.get(name, np.nan) for moment in moments]
+                for name in ACCURACIES
+            },
+            **{
+                name: np.stack([getattr(moment.heads, name).numpy() for moment in moments])
+                for name in Heads._fields
+            },
             "layer": moments[0].heads.layer.numpy(),
-            **{name: [[getattr(one, name) for one in moment.grids] for moment in moments] for name in NUMBERS},
+            **{
+                name: [[getattr(one, name) for one in moment.grids] for moment in moments]
+                for name in NUMBERS
+            },
             **{f"chance_{name}": [getattr(one, name) for one in self._chance] for name in NUMBERS},
         }
 
@@ -156,7 +179,9 @@ class HeadRecord:
         if not self.is_gaussian:
             return self.covariance[moment]
         values, vectors = np.linalg.eigh(self.precision[moment])
-        return np.einsum("hak,hk,hbk->hab", vectors, 1 / np.maximum(values, LEAST_PRECISION), vectors)
+        return np.einsum(
+            "hak,hk,hbk->hab", vectors, 1 / np.maximum(values, LEAST_PRECISION), vectors
+        )
 
     def when(self, moment: int) -> str:
         """When a moment was: "start", or "epoch 7"."""
@@ -169,8 +194,12 @@ def load_head_record(path: str | Path) -> HeadRecord:
     arrays: dict[str, Any] = _read_arrays(Path(path))
     layer = arrays["layer"].tolist()
     if set(layer) != set(range(len(arrays["chance_heads"]))):
-        raise wrong_value(f"{path}: layer", layer, "heads of layers from 0, as many as there are counts of")
-    numbers, chance = ({name: arrays.pop(prefix + name) for name in NUMBERS} for prefix in ("", "chance_"))
+        raise wrong_value(
+            f"{path}: layer", layer, "heads of layers from 0, as many as there are counts of"
+        )
+    numbers, chance = (
+        {name: arrays.pop(prefix + name) for name in NUMBERS} for prefix in ("", "chance_")
+    )
     for name, (kinds, _) in LAYOUT.items():
         if kinds == "U":
             arrays[name] = str(arrays[name])
@@ -182,7 +211,9 @@ def load_head_record(path: str | Path) -> HeadRecord:
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of `LAYOUT`, of its kinds and shapes; a size with a name is at least 1 and ever the same."""
     if not path.is_file():
-        raise ValueError(f"{path} is not a file, expected the heads.npz of a run of model 'self_attention'")
+        raise ValueError(
+            f"{path} is not a file, expected the heads.npz of a run of model 'self_attention'"
+        )
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path} is not an .npz archive")
     try:
@@ -201,11 +232,18 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _check(name: str, array: np.ndarray, kinds: str, shape: Sequence[int | str], sizes: dict[str, int]) -> None:
+def _check(
+    name: str, array: np.ndarray, kinds: str, shape: Sequence[int | str], sizes: dict[str, int]
+) -> None:
     if array.dtype.kind not in kinds:
         raise wrong_value(name, f"{array.dtype} of shape {array.shape}", KINDS[kinds])
     pairs = zip(shape, array.shape, strict=False)
-    known = tuple(sizes.setdefault(wanted, size) if isinstance(wanted, str) else wanted for wanted, size in pairs)
+    known = tuple(
+        sizes.setdefault(wanted, size) if isinstance(wanted, str) else wanted
+        for wanted, size in pairs
+    )
     if array.shape != known or array.ndim != len(shape) or 0 in known:
-        words = ", ".join(f"{size} = {sizes[size]}" if size in sizes else str(size) for size in shape)
+        words = ", ".join(
+            f"{size} = {sizes[size]}" if size in sizes else str(size) for size in shape
+        )
         raise wrong_shape(name, array.shape, f"({words}), none of them 0")

@@ -62,7 +62,9 @@ class ShiftSettings:
             return split
         keep = lossless_selection(split.images, split.labels, class_index=FIGURE1_CLASS, margin=8)
         if not keep.any():
-            raise wrong_value("selection", self.selection, "images of class 1 with 8 blank columns on both sides")
+            raise wrong_value(
+                "selection", self.selection, "images of class 1 with 8 blank columns on both sides"
+            )
         return Split(split.images[keep], split.labels[keep])
 
     def movement(self, trained: TrainedRun) -> Movement:
@@ -78,12 +80,23 @@ def measure(
     trained: TrainedRun, settings: ShiftSettings, progress: Callable[[int, int], None] | None = None
 ) -> Responses:
     """What a run answers at every shift; progress is called with the number of answers so far and their total."""
-    split, movement, model = settings.images(trained.dataset.test), settings.movement(trained), trained.model
+    split, movement, model = (
+        settings.images(trained.dataset.test),
+        settings.movement(trained),
+        trained.model,
+    )
     seen = movement.seen_size(trained.dataset.image_size)
     if not can_see(model, seen, trained.dataset.image_size):
-        raise wrong_value("mode", settings.mode, f"another: model={trained.run.model!r} takes no {seen} pixels")
+        raise wrong_value(
+            "mode", settings.mode, f"another: model={trained.run.model!r} takes no {seen} pixels"
+        )
     show = None if progress is None else lambda done, total, _: progress(done, total)
-    options = {"labels": split.labels, "output": "logits", "batch_size": settings.batch_size, "progress": show}
+    options = {
+        "labels": split.labels,
+        "output": "logits",
+        "batch_size": settings.batch_size,
+        "progress": show,
+    }
     with seeing(model, seen):
         return measure_responses(model, split.images, settings.shifts, movement, **options)
 
@@ -109,7 +122,11 @@ def seeing(model: nn.Module, size: Sequence[int]) -> Iterator[None]:
 
 def backend_of(model: nn.Module, batch: int) -> str:
     """The backends that a model's layers choose for so many images at once; "torch" of one without such layers."""
-    return ", ".join(model.chosen_backends(batch)) if isinstance(model, Performer | SelfAttentionNetwork) else "torch"
+    return (
+        ", ".join(model.chosen_backends(batch))
+        if isinstance(model, Performer | SelfAttentionNetwork)
+        else "torch"
+    )
 
 
 def accuracies(responses: Responses) -> dict[str, Any]:
@@ -118,14 +135,25 @@ def accuracies(responses: Responses) -> dict[str, Any]:
     assert correct is not None
     by_shift = tuple(correct.double().mean(dim=1).tolist())
     always = correct.all(dim=0).double().mean().item()
-    return {"accuracy_by_shift": by_shift, "minimum_accuracy": min(by_shift), "worst_shift_accuracy": always}
+    return {
+        "accuracy_by_shift": by_shift,
+        "minimum_accuracy": min(by_shift),
+        "worst_shift_accuracy": always,
+    }
 
 
 def model_result(trained: TrainedRun, responses: Responses) -> ModelResult:
     """What a run's answers are worth along each axis and at their worst."""
-    run, model, correct, found = trained.run, trained.model, responses.correct, accuracies(responses)
+    run, model, correct, found = (
+        trained.run,
+        trained.model,
+        responses.correct,
+        accuracies(responses),
+    )
     assert correct is not None
-    low, high = (ends.tolist() for ends in wilson_interval(correct.sum(dim=1), responses.num_images))
+    low, high = (
+        ends.tolist() for ends in wilson_interval(correct.sum(dim=1), responses.num_images)
+    )
     by_shift = found.pop("accuracy_by_shift")
     accuracy: dict[str, dict[int, float]] = {axis: {} for axis in AXES}
     intervals: dict[str, dict[int, tuple[float, float]]] = {axis: {} for axis in AXES}
@@ -152,7 +180,10 @@ def model_result(trained: TrainedRun, responses: Responses) -> ModelResult:
 
 
 def make_report(
-    runs: Sequence[TrainedRun], responses: Sequence[Responses], settings: ShiftSettings, command: str
+    runs: Sequence[TrainedRun],
+    responses: Sequence[Responses],
+    settings: ShiftSettings,
+    command: str,
 ) -> ShiftReport:
     """The report of runs on the same data and what `measure` gave for each."""
     check_same_data(runs)
@@ -163,15 +194,21 @@ def make_report(
 
 def check_same_data(runs: Sequence[TrainedRun]) -> None:
     """Check that runs have the same data and image size, and can be compared."""
-    for run, (argument, name) in itertools.product(runs[1:], {"data": "name", "image_size": "image_size"}.items()):
+    for run, (argument, name) in itertools.product(
+        runs[1:], {"data": "name", "image_size": "image_size"}.items()
+    ):
         mine, first = getattr(run.dataset, name), getattr(runs[0].dataset, name)
         if mine != first:
-            raise wrong_value(f"{argument} of {run.folder}", mine, f"{first!r} as in {runs[0].folder}")
+            raise wrong_value(
+                f"{argument} of {run.folder}", mine, f"{first!r} as in {runs[0].folder}"
+            )
     for second, first in itertools.combinations(reversed(runs), 2):
         if second.name != first.name:
             continue
         if second.run.seed == first.run.seed:
-            expected = f"one for each model, but {first.folder} is {first.name!r} with this seed too"
+            expected = (
+                f"one for each model, but {first.folder} is {first.name!r} with this seed too"
+            )
             raise wrong_value(f"seed of {second.folder}", second.run.seed, expected)
         sizes = [sum(map(torch.numel, run.model.parameters())) for run in (second, first)]
         if sizes[0] != sizes[1]:
@@ -179,7 +216,9 @@ def check_same_data(runs: Sequence[TrainedRun]) -> None:
             raise wrong_value(f"parameters of {second.folder}", sizes[0], expected)
 
 
-def make_examples(runs: Sequence[TrainedRun], responses: Sequence[Responses], settings: ShiftSettings) -> Examples:
+def make_examples(
+    runs: Sequence[TrainedRun], responses: Sequence[Responses], settings: ShiftSettings
+) -> Examples:
     """One image of each class as the models of the first seed saw it, at some shifts along dx and dy."""
     split, movement = settings.images(runs[0].dataset.test), settings.movement(runs[0])
     first = {int(label): index for index, label in reversed(list(enumerate(split.labels.tolist())))}

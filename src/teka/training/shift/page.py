@@ -37,7 +37,10 @@ class Examples(NamedTuple):
 
 def write_report(report: ShiftReport, examples: Examples, folder: Path) -> tuple[Path, ...]:
     """Write `report.json`, `shift_curve.png` and `report.html`, whose paths it gives, once all are made."""
-    drawn = {"shift_curve.png": encode_png(draw_shift_curve(report)), "report.html": render_html(report, examples)}
+    drawn = {
+        "shift_curve.png": encode_png(draw_shift_curve(report)),
+        "report.html": render_html(report, examples),
+    }
     return write_json(folder / "report.json", encode(report)), *write_files(folder, drawn).files
 
 
@@ -49,13 +52,20 @@ def draw_shift_curve(report: ShiftReport) -> "matplotlib.figure.Figure":
         for group in report.groups:
             found = group.accuracy(axis)
             bands = {shift: _limits(one) for shift, one in found.items()}
-            curves.append(ShareCurve(group.first.name, {shift: one.value for shift, one in found.items()}, bands))
+            curves.append(
+                ShareCurve(
+                    group.first.name, {shift: one.value for shift, one in found.items()}, bands
+                )
+            )
     return draw_curves(panels)
 
 
 def render_html(report: ShiftReport, examples: Examples) -> str:
     """One page that needs no other file and no network."""
-    lines = {axis: [_line(at, group, axis) for at, group in enumerate(report.groups)] for axis in report.axes}
+    lines = {
+        axis: [_line(at, group, axis) for at, group in enumerate(report.groups)]
+        for axis in report.axes
+    }
     every = [line for along in lines.values() for line in along]
     settings = {
         "Command": report.command,
@@ -69,8 +79,13 @@ def render_html(report: ShiftReport, examples: Examples) -> str:
     content = {
         "report": report,
         "finding": finding(report),
-        "legend": [(svg.swatch(line_style(at)), group.first.name) for at, group in enumerate(report.groups)],
-        "charts": [curve_chart(quantity_of("accuracy"), axis, along, every) for axis, along in lines.items()],
+        "legend": [
+            (svg.swatch(line_style(at)), group.first.name) for at, group in enumerate(report.groups)
+        ],
+        "charts": [
+            curve_chart(quantity_of("accuracy"), axis, along, every)
+            for axis, along in lines.items()
+        ],
         "shifts": [write_step(shift) for shift in report.shifts],
         "rows": table_rows(report),
         "note": table_note(report),

@@ -40,7 +40,9 @@ class ModelResult:
     worst_shift_accuracy: float
     minimum_accuracy: float
     test_images: int
-    sampling: str | None = None  # the stem that makes a token of several pixels; None for a token a pixel
+    sampling: str | None = (
+        None  # the stem that makes a token of several pixels; None for a token a pixel
+    )
 
 
 class Lowest(NamedTuple):
@@ -81,16 +83,25 @@ class SeedGroup:
         first = self.first.accuracy_by_shift[axis]
         if len(self.results) == 1:
             intervals = self.first.interval_by_shift[axis]
-            return {shift: Estimate(first[shift], *intervals[shift], CONFIDENCE, WILSON) for shift in sorted(first)}
+            return {
+                shift: Estimate(first[shift], *intervals[shift], CONFIDENCE, WILSON)
+                for shift in sorted(first)
+            }
         return {
-            shift: mean_over_seeds([one.accuracy_by_shift[axis][shift] for one in self.results], CONFIDENCE)
+            shift: mean_over_seeds(
+                [one.accuracy_by_shift[axis][shift] for one in self.results], CONFIDENCE
+            )
             for shift in sorted(first)
         }
 
     @cached_property
     def lowest(self) -> Lowest:
         """Lowest accuracy over both axes, of the means over seeds, and the shift nearest to none where it lies."""
-        found = [Lowest(one.value, axis, shift) for axis in AXES for shift, one in self.accuracy(axis).items()]
+        found = [
+            Lowest(one.value, axis, shift)
+            for axis in AXES
+            for shift, one in self.accuracy(axis).items()
+        ]
         return min(found, key=lambda at: (at.accuracy, abs(at.shift)))
 
     @property
@@ -129,7 +140,14 @@ class ShiftReport:
     @property
     def shifts(self) -> list[int]:
         """Every shift along either axis at which some model was measured, from the lowest to the highest."""
-        return sorted({shift for model in self.models for axis in AXES for shift in model.accuracy_by_shift[axis]})
+        return sorted(
+            {
+                shift
+                for model in self.models
+                for axis in AXES
+                for shift in model.accuracy_by_shift[axis]
+            }
+        )
 
     @property
     def averaged(self) -> str:
@@ -155,10 +173,19 @@ def table_rows(report: ShiftReport) -> list[TableRow]:
         axes = []
         for axis in report.axes:
             curve = group.accuracy(axis)
-            axes.append((axis, tuple(percent(curve[at].value) if at in curve else "–" for at in report.shifts)))
+            axes.append(
+                (
+                    axis,
+                    tuple(percent(curve[at].value) if at in curve else "–" for at in report.shifts),
+                )
+            )
         lowest = group.lowest.axis, report.shifts.index(group.lowest.shift)
         worst, seconds = percent(group.mean("worst_shift_accuracy")), f"{group.mean('seconds'):.0f}"
-        rows.append(TableRow(group.first.name, tuple(axes), lowest, worst, f"{group.first.parameters:,}", seconds))
+        rows.append(
+            TableRow(
+                group.first.name, tuple(axes), lowest, worst, f"{group.first.parameters:,}", seconds
+            )
+        )
     return rows
 
 
@@ -190,7 +217,10 @@ def finding(report: ShiftReport) -> str:
     told = ""
     if len(groups) > BEST_TOLD + WORST_TOLD:
         ranked = sorted(groups, key=lambda group: -group.lowest.accuracy)
-        groups, told = (*ranked[:BEST_TOLD], *ranked[-WORST_TOLD:]), f", the best and the worst of {len(groups)} models"
+        groups, told = (
+            (*ranked[:BEST_TOLD], *ranked[-WORST_TOLD:]),
+            f", the best and the worst of {len(groups)} models",
+        )
     reach = max(map(abs, report.shifts))
     by = f"up to {reach} {'pixel' if reach == 1 else 'pixels'}"
     models = "; ".join(f"{group.first.name} {_behaviour(group)}" for group in groups)

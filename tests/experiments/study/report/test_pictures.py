@@ -31,7 +31,9 @@ def test_learning_curves_are_three_panels_for_each_data_set_with_a_line_for_each
     assert all(len(panel.get_lines()) == 5 for panel in figure.axes)
     # Drawn from the worst to the best.
     group = matrix.at("mnist", matrix.rows[-1], "rotation")
-    steps, seconds, flops = (np.asarray(panel.get_lines()[0].get_xydata()) for panel in figure.axes[::2])
+    steps, seconds, flops = (
+        np.asarray(panel.get_lines()[0].get_xydata()) for panel in figure.axes[::2]
+    )
     assert steps[:, 0].tolist() == [point.step for point in group.curve]
     assert seconds[:, 0] == pytest.approx([point.process_seconds for point in group.curve])
     assert flops[-1, 0] == pytest.approx(group.results[0].training_flops * 64 * 625 / 1e9)
@@ -40,15 +42,22 @@ def test_learning_curves_are_three_panels_for_each_data_set_with_a_line_for_each
 
 
 @pytest.mark.parametrize(("factor", "scale"), [(2, "linear"), (4, "log")])
-def test_the_axes_of_a_row_are_logarithmic_where_one_data_set_s_runs_differ_much(study_of, study_cell, factor, scale):
+def test_the_axes_of_a_row_are_logarithmic_where_one_data_set_s_runs_differ_much(
+    study_of, study_cell, factor, scale
+):
     def cell(data, kernel, seconds):
-        curve = [{"step": s, "process_seconds": s * seconds, "accuracy": 0.5, "loss": 1.0} for s in (5, 10)]
+        curve = [
+            {"step": s, "process_seconds": s * seconds, "accuracy": 0.5, "loss": 1.0}
+            for s in (5, 10)
+        ]
         return study_cell(data, kernel, learning_curve=curve)
 
     cells = [cell("mnist", "softmax", 1.5), cell("mnist", "taylor 2", 1.0)]
     cells += [cell("fashion-mnist", "softmax", factor), cell("fashion-mnist", "taylor 2", 1.0)]
     figure = draw_learning_curves(StudyMatrix(study_of(*cells)), "rotation", REFERENCE)
-    assert [panel.get_xscale() for panel in figure.axes] == ["linear"] * 2 + [scale] * 2 + ["linear"] * 2
+    assert [panel.get_xscale() for panel in figure.axes] == ["linear"] * 2 + [scale] * 2 + [
+        "linear"
+    ] * 2
 
 
 def test_direct_labels_name_every_line_without_overlap(matrix):
@@ -56,19 +65,26 @@ def test_direct_labels_name_every_line_without_overlap(matrix):
     figure.savefig(io.BytesIO(), format="png")
     for panel in figure.axes[1::2]:
         assert sorted(texts_of(panel)) == sorted(matrix.rows)
-        boxes = sorted((Text.get_window_extent(text) for text in panel.texts), key=lambda box: -box.y0)
+        boxes = sorted(
+            (Text.get_window_extent(text) for text in panel.texts), key=lambda box: -box.y0
+        )
         assert all(above.y0 >= below.y1 for above, below in pairwise(boxes))
         assert all(box.x1 <= figure.bbox.x1 for box in boxes)
 
 
 def test_labels_of_thirty_lines_stay_beside_their_panel(study_of, study_cell):
     names = [f"variant {index} of thirty that has a long name" for index in range(30)]
-    cells = [study_cell(labels={"data": "mnist", "kernel": name, "position": "rotation"}) for name in names]
+    cells = [
+        study_cell(labels={"data": "mnist", "kernel": name, "position": "rotation"})
+        for name in names
+    ]
     figure = draw_learning_curves(StudyMatrix(study_of(*cells)), "rotation", REFERENCE)
     figure.savefig(io.BytesIO(), format="png")
     for panel in figure.axes:
         assert len(texts_of(panel)) == len(names)
-        boxes = sorted((Text.get_window_extent(text) for text in panel.texts), key=lambda box: -box.y0)
+        boxes = sorted(
+            (Text.get_window_extent(text) for text in panel.texts), key=lambda box: -box.y0
+        )
         assert all(above.y0 >= below.y1 for above, below in pairwise(boxes))
         assert boxes[-1].y0 >= panel.bbox.y0
         assert boxes[0].y1 <= panel.bbox.y1 + 0.03 * panel.bbox.height
@@ -90,7 +106,9 @@ def test_a_row_that_the_last_data_set_lacks_is_named_in_a_legend(study_of, study
         if (cell["labels"]["data"], cell["labels"]["kernel"]) != ("fashion-mnist", "taylor 2")
     ]
     figure = draw_learning_curves(StudyMatrix(study_of(*cells)), "rotation", REFERENCE)
-    assert [text.get_text().strip() for legend in figure.legends for text in legend.texts] == ["taylor 2"]
+    assert [text.get_text().strip() for legend in figure.legends for text in legend.texts] == [
+        "taylor 2"
+    ]
 
 
 def test_a_column_without_a_finished_cell_has_no_learning_curves(study_of, study_cell, failed_cell):
@@ -135,17 +153,33 @@ def test_shifts_have_a_panel_for_each_data_set_and_column(matrix):
     group = matrix.at("mnist", matrix.rows[0], "rotation")
     dots = [line for line in figure.axes[0].get_lines() if len(np.asarray(line.get_xdata())) == 1]
     assert [float(np.asarray(dot.get_xdata())[0]) for dot in dots[:3]] == pytest.approx(
-        [100 * group.estimate(q).value for q in ("unshifted_accuracy", "minimum_accuracy", "worst_shift_accuracy")]
+        [
+            100 * group.estimate(q).value
+            for q in ("unshifted_accuracy", "minimum_accuracy", "worst_shift_accuracy")
+        ]
     )
 
 
 @pytest.mark.parametrize("accuracy", [0.0, 1.0], ids=["none-right", "all-right"])
 def test_accuracies_at_the_ends_of_the_scale_are_drawn(study_of, study_cell, accuracy):
-    curve = [{"step": s, "process_seconds": s / 10, "accuracy": accuracy, "loss": 1.0} for s in (5, 10)]
-    shifts = {"accuracy_by_shift": [accuracy] * 4, "minimum_accuracy": accuracy, "worst_shift_accuracy": accuracy}
-    cells = [study_cell(kernel=k, accuracy=accuracy, learning_curve=curve, **shifts) for k in ("softmax", "taylor 2")]
+    curve = [
+        {"step": s, "process_seconds": s / 10, "accuracy": accuracy, "loss": 1.0} for s in (5, 10)
+    ]
+    shifts = {
+        "accuracy_by_shift": [accuracy] * 4,
+        "minimum_accuracy": accuracy,
+        "worst_shift_accuracy": accuracy,
+    }
+    cells = [
+        study_cell(kernel=k, accuracy=accuracy, learning_curve=curve, **shifts)
+        for k in ("softmax", "taylor 2")
+    ]
     matrix = StudyMatrix(study_of(*cells))
-    figures = (draw_learning_curves(matrix, "rotation", {}), draw_heat_map(matrix), draw_dot_plot(matrix, {}))
+    figures = (
+        draw_learning_curves(matrix, "rotation", {}),
+        draw_heat_map(matrix),
+        draw_dot_plot(matrix, {}),
+    )
     for figure in (*figures, draw_shift_plot(matrix)):
         figure.savefig(io.BytesIO(), format="png", dpi=50)
 
@@ -153,6 +187,10 @@ def test_accuracies_at_the_ends_of_the_scale_are_drawn(study_of, study_cell, acc
 def test_names_are_no_formulae(study_of, study_cell):
     labels = [{"data": name, "kernel": name, "position": name} for name in NAMES]
     matrix = StudyMatrix(study_of(*[study_cell(labels=one) for one in labels]))
-    figures = (draw_learning_curves(matrix, NAMES[2], {}), draw_heat_map(matrix), draw_dot_plot(matrix, {}))
+    figures = (
+        draw_learning_curves(matrix, NAMES[2], {}),
+        draw_heat_map(matrix),
+        draw_dot_plot(matrix, {}),
+    )
     for figure in (*figures, draw_shift_plot(matrix)):
         figure.savefig(io.BytesIO(), format="png", dpi=50)

@@ -4,7 +4,12 @@ import pytest
 
 from teka.audit.statistics.estimate import mean_over_seeds
 from teka.experiments.study.cells import decode_cell
-from teka.experiments.study.report.results import StudyMatrix, StudyResults, compare_with, read_study_results
+from teka.experiments.study.report.results import (
+    StudyMatrix,
+    StudyResults,
+    compare_with,
+    read_study_results,
+)
 
 
 def test_cells_are_gathered_over_seeds(study_of, study_cells):
@@ -36,17 +41,24 @@ def test_temporary_files_are_left_alone(study_folder, study_cell):
 
 
 def test_a_folder_without_cells_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"folder is .*, expected a study's folder, with one cell or more in cells"):
+    with pytest.raises(
+        ValueError, match=r"folder is .*, expected a study's folder, with one cell or more in cells"
+    ):
         read_study_results(tmp_path)
 
 
 def test_a_cell_that_is_there_twice_is_named(study_of, study_cell, failed_cell):
-    with pytest.raises(ValueError, match=r"001\.json: labels is .*, expected each cell once; another has seed 3 too"):
+    with pytest.raises(
+        ValueError,
+        match=r"001\.json: labels is .*, expected each cell once; another has seed 3 too",
+    ):
         study_of(study_cell(seed=3), failed_cell(seed=3))
 
 
 def test_cells_with_other_factors_are_named(study_of, study_cell):
-    with pytest.raises(ValueError, match=r"001\.json: labels is .*, expected the factors of the other cells"):
+    with pytest.raises(
+        ValueError, match=r"001\.json: labels is .*, expected the factors of the other cells"
+    ):
         study_of(study_cell(), study_cell(labels={"data": "mnist", "variant": "softmax"}))
 
 
@@ -58,16 +70,25 @@ def test_the_order_of_labels_does_not_matter(study_of, study_cell):
 
 def test_each_quantity_is_the_mean_over_seeds_with_its_interval(study_of, study_cell):
     values = (0.91, 0.94, 0.97)
-    (group,) = study_of(*[study_cell(seed=seed, accuracy=value) for seed, value in enumerate(values)]).groups
+    (group,) = study_of(
+        *[study_cell(seed=seed, accuracy=value) for seed, value in enumerate(values)]
+    ).groups
     assert group.estimate("accuracy") == mean_over_seeds(values)
-    assert group.estimate("process_seconds").value == fmean(result.process_seconds for result in group.results)
+    assert group.estimate("process_seconds").value == fmean(
+        result.process_seconds for result in group.results
+    )
 
 
 def test_the_curve_stands_at_every_step_that_all_seeds_reach(study_of, study_cell):
     def points(*steps):
-        return [{"step": s, "process_seconds": s / 10, "accuracy": s / 100, "loss": 1.0} for s in steps]
+        return [
+            {"step": s, "process_seconds": s / 10, "accuracy": s / 100, "loss": 1.0} for s in steps
+        ]
 
-    cells = [study_cell(seed=0, learning_curve=points(10, 30, 50)), study_cell(seed=1, learning_curve=points(20, 40))]
+    cells = [
+        study_cell(seed=0, learning_curve=points(10, 30, 50)),
+        study_cell(seed=1, learning_curve=points(20, 40)),
+    ]
     (group,) = study_of(*cells).groups
     assert [point.step for point in group.curve] == [20, 30, 40]
     assert [point.accuracy.value for point in group.curve] == pytest.approx([0.2, 0.3, 0.4])
@@ -83,7 +104,9 @@ def test_a_group_of_failed_cells_has_no_estimates(study_of, failed_cell):
 
 
 def test_errors_are_the_largest_over_seeds(study_of, study_cell):
-    (group,) = study_of(*[study_cell(seed=s, equivariance_error=e) for s, e in enumerate((2e-7, 5e-7, 3e-7))]).groups
+    (group,) = study_of(
+        *[study_cell(seed=s, equivariance_error=e) for s, e in enumerate((2e-7, 5e-7, 3e-7))]
+    ).groups
     assert group.largest("equivariance_error") == 5e-7
 
 
@@ -107,14 +130,20 @@ def pair(study_of, study_cell):
 
     def make(ours, reference, **further):
         cells = [
-            study_cell(kernel=kernel, seed=seed, learning_curve=points, accuracy=points[-1]["accuracy"], **further)
+            study_cell(
+                kernel=kernel,
+                seed=seed,
+                learning_curve=points,
+                accuracy=points[-1]["accuracy"],
+                **further,
+            )
             for kernel, curves in (("taylor 2", ours), ("softmax", reference))
             for seed, points in enumerate(curves)
         ]
         study = study_of(*cells)
-        return study.group({"data": "mnist", "kernel": "taylor 2", "position": "rotation"}), study.group(
-            {"data": "mnist", "kernel": "softmax", "position": "rotation"}
-        )
+        return study.group(
+            {"data": "mnist", "kernel": "taylor 2", "position": "rotation"}
+        ), study.group({"data": "mnist", "kernel": "softmax", "position": "rotation"})
 
     return make
 
@@ -158,8 +187,18 @@ def test_differences_are_paired_by_seed(pair):
 
 
 def test_a_longer_run_is_cut_off_at_equal_steps(study_of, study_cell):
-    long = study_cell(kernel="taylor 2", steps=20, learning_curve=curve((5, 2.0, 0.4), (20, 8.0, 0.7)), accuracy=0.7)
-    short = study_cell(kernel="softmax", steps=10, learning_curve=curve((5, 2.0, 0.4), (10, 4.0, 0.8)), accuracy=0.8)
+    long = study_cell(
+        kernel="taylor 2",
+        steps=20,
+        learning_curve=curve((5, 2.0, 0.4), (20, 8.0, 0.7)),
+        accuracy=0.7,
+    )
+    short = study_cell(
+        kernel="softmax",
+        steps=10,
+        learning_curve=curve((5, 2.0, 0.4), (10, 4.0, 0.8)),
+        accuracy=0.8,
+    )
     ours, reference = study_of(long, short).groups
     assert compared(ours, reference).equal_steps.value == pytest.approx(0.5 - 0.8)
     assert compared(reference, ours).equal_steps.value == pytest.approx(0.8 - 0.5)
@@ -182,7 +221,10 @@ def test_the_reference_has_the_same_levels_otherwise(study_of, study_cells):
 
 def test_an_unknown_factor_is_an_error(study_of, study_cell):
     study = study_of(study_cell())
-    with pytest.raises(ValueError, match=r"reference factor is 'kernels', expected one of .*; did you mean 'kernel'"):
+    with pytest.raises(
+        ValueError,
+        match=r"reference factor is 'kernels', expected one of .*; did you mean 'kernel'",
+    ):
         study.reference_of(study.groups[0], {"kernels": "softmax"})
 
 
@@ -194,10 +236,16 @@ def test_factors_find_their_places(failed_cell):
         ("data position", None, ("position",)),
         ("kernel depth", "depth", ("kernel",)),
         ("depth kernel", "depth", ("kernel",)),  # the kernel is never in columns
-        ("data kernel position depth", "position", ("kernel", "depth")),  # further ones join the rows
+        (
+            "data kernel position depth",
+            "position",
+            ("kernel", "depth"),
+        ),  # further ones join the rows
         ("data", None, ()),
     ):
-        cell = decode_cell(failed_cell(labels={factor: f"some {factor}" for factor in factors.split()}), factors)
+        cell = decode_cell(
+            failed_cell(labels={factor: f"some {factor}" for factor in factors.split()}), factors
+        )
         matrix = StudyMatrix(StudyResults((cell,), planned=1))
         assert (matrix.column_factor, matrix.row_factors) == (column, rows), factors
         (group,) = matrix.study.groups
@@ -207,7 +255,9 @@ def test_factors_find_their_places(failed_cell):
 
 
 def test_rows_and_columns_go_from_the_best_to_the_worst(study_of, study_cells):
-    matrix = StudyMatrix(study_of(*reversed(study_cells(kernels=("constant", "softmax", "taylor 2")))))
+    matrix = StudyMatrix(
+        study_of(*reversed(study_cells(kernels=("constant", "softmax", "taylor 2"))))
+    )
     assert matrix.rows == ["softmax", "taylor 2", "constant"]
     assert matrix.columns == ["rotation", "none"]
 
@@ -215,11 +265,17 @@ def test_rows_and_columns_go_from_the_best_to_the_worst(study_of, study_cells):
 def test_missing_cells_favour_no_row(study_of, study_cell):
     # "easy" is worse than "all" wherever both are, but is there only where accuracies are high.
     place = {("easy", "mnist"): 0.97, ("all", "mnist"): 0.98, ("all", "fashion-mnist"): 0.5}
-    cells = [study_cell(labels={"data": d, "kernel": k}, accuracy=value) for (k, d), value in place.items()]
+    cells = [
+        study_cell(labels={"data": d, "kernel": k}, accuracy=value)
+        for (k, d), value in place.items()
+    ]
     assert StudyMatrix(study_of(*cells)).rows == ["all", "easy"]
 
 
 def test_failed_groups_come_last(study_of, study_cell, failed_cell):
     matrix = StudyMatrix(study_of(failed_cell(kernel="softmax"), study_cell(kernel="constant")))
     assert matrix.rows == ["constant", "softmax"]
-    assert [group.labels["kernel"] for group in matrix.ranked_groups("mnist")] == ["constant", "softmax"]
+    assert [group.labels["kernel"] for group in matrix.ranked_groups("mnist")] == [
+        "constant",
+        "softmax",
+    ]

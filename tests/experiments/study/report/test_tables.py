@@ -2,7 +2,12 @@ import re
 
 import pytest
 
-from teka.experiments.study.report.tables import accuracy_tables, comparison_tables, over_seeds, shift_tables
+from teka.experiments.study.report.tables import (
+    accuracy_tables,
+    comparison_tables,
+    over_seeds,
+    shift_tables,
+)
 
 REFERENCE = {"kernel": "softmax"}
 
@@ -18,7 +23,10 @@ def test_the_matrix_holds_means_and_intervals_in_percent(study_of, study_cell):
     (table,) = accuracy_tables(study_of(*cells))
     assert table.heads == ("kernel", "rotation", "none")
     # 97 ± t s/√3 with s = 1 and t = 4.303.
-    assert table.rows == (("squared relu", "97.0 ± 2.5", "97.0 ± 2.5"), ("softmax", "95.0 ± 0.0", "95.0 ± 0.0"))
+    assert table.rows == (
+        ("squared relu", "97.0 ± 2.5", "97.0 ± 2.5"),
+        ("softmax", "95.0 ± 0.0", "95.0 ± 0.0"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -35,10 +43,16 @@ def test_a_narrow_interval_has_two_decimals(shares, signed, text):
 
 def test_failed_cells_are_counted_and_missing_ones_are_dashes(study_of, study_cell, failed_cell):
     cells = [failed_cell(kernel="taylor 2", seed=seed) for seed in range(3)]
-    cells += [failed_cell(kernel="softmax", seed=0), *(study_cell(seed=seed, accuracy=0.9) for seed in (1, 2))]
+    cells += [
+        failed_cell(kernel="softmax", seed=0),
+        *(study_cell(seed=seed, accuracy=0.9) for seed in (1, 2)),
+    ]
     cells += [study_cell(position="none", seed=0, accuracy=0.5)]
     (table,) = accuracy_tables(study_of(*cells))
-    assert table.rows == (("softmax", "90.0 ± 0.0\ndiverged (1 of 3)", "50.0"), ("taylor 2", "diverged (3 of 3)", "–"))
+    assert table.rows == (
+        ("softmax", "90.0 ± 0.0\ndiverged (1 of 3)", "50.0"),
+        ("taylor 2", "diverged (3 of 3)", "–"),
+    )
 
 
 def test_a_single_factor_has_no_matrix(study_of, study_cell):
@@ -57,12 +71,16 @@ def test_the_long_table_is_sorted_and_compares_with_the_reference(study_of, stud
 
 
 def test_without_a_reference_there_are_no_differences(study_of, study_cells):
-    heads = {head for table in comparison_tables(study_of(*study_cells()), {}) for head in table.heads}
+    heads = {
+        head for table in comparison_tables(study_of(*study_cells()), {}) for head in table.heads
+    }
     assert not any(head.startswith("at equal") for head in heads)
 
 
 def test_shifts_and_errors_have_their_columns(study_of, study_cell):
-    (table,) = shift_tables(study_of(study_cell(position="absolute", accuracy_by_shift=[0.9, 0.5, 0.6, 0.4])))
+    (table,) = shift_tables(
+        study_of(study_cell(position="absolute", accuracy_by_shift=[0.9, 0.5, 0.6, 0.4]))
+    )
     (row,) = table.rows
     assert row[0] == "softmax × absolute"
     assert row[1] == "90.0"

@@ -25,12 +25,20 @@ def test_tables_and_pictures_are_written_and_nothing_else(study_folder, study_ce
     curves = {"learning_curves_rotation.png", "learning_curves_none.png"}
     assert names(folder) == TABLES | SHARED | curves | {"heat_map.png"}
     assert {path.name for path in written.files} == names(folder)
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written.files if path.suffix == ".png")
+    assert all(
+        path.read_bytes().startswith(b"\x89PNG") for path in written.files if path.suffix == ".png"
+    )
     assert "softmax × rotation" in written.terminal
 
 
-def test_every_table_fits_a_terminal_of_120_columns(study_folder, study_cell, failed_cell, monkeypatch):
-    cells = [study_cell("mnist", kernel, seed=seed) for kernel in ("softmax", "constant") for seed in range(3)]
+def test_every_table_fits_a_terminal_of_120_columns(
+    study_folder, study_cell, failed_cell, monkeypatch
+):
+    cells = [
+        study_cell("mnist", kernel, seed=seed)
+        for kernel in ("softmax", "constant")
+        for seed in range(3)
+    ]
     folder = study_folder(*cells[1:], failed_cell("mnist", "softmax", seed=0))
     monkeypatch.setattr(write, "_pictures", lambda matrix, reference: {})
     for reference in ({}, REFERENCE, {"kernel": "not there yet"}):
@@ -58,7 +66,10 @@ def test_a_single_factor_has_a_simple_table_and_dots(study_folder, study_cell):
 
 
 def test_csv_and_json_hold_the_same_numbers(study_folder, study_cells, failed_cell):
-    cells = [*study_cells(data=("mnist",), kernels=("softmax", "taylor 2")), failed_cell("mnist", "constant", "none")]
+    cells = [
+        *study_cells(data=("mnist",), kernels=("softmax", "taylor 2")),
+        failed_cell("mnist", "constant", "none"),
+    ]
     folder = study_folder(*cells)
     write_study(folder, reference=REFERENCE, planned=19)
     rows = list(csv.DictReader(io.StringIO((folder / "summary.csv").read_text(encoding="utf-8"))))
@@ -84,9 +95,13 @@ def test_a_study_without_its_reference_yet_is_written(study_folder, study_cell):
     assert len(write_study(folder, reference=REFERENCE, planned=7).files) == 3 + 4
 
 
-@pytest.mark.parametrize("reference", [{"kernels": "softmax"}, REFERENCE], ids=["unknown-factor", "broken-cell"])
+@pytest.mark.parametrize(
+    "reference", [{"kernels": "softmax"}, REFERENCE], ids=["unknown-factor", "broken-cell"]
+)
 def test_nothing_is_written_from_what_is_wrong(study_folder, study_cell, reference):
-    folder = study_folder(study_cell(), study_cell(seed=1, accuracy=0.5 if "kernels" in reference else 95.3))
+    folder = study_folder(
+        study_cell(), study_cell(seed=1, accuracy=0.5 if "kernels" in reference else 95.3)
+    )
     with pytest.raises(ValueError, match="expected"):
         write_study(folder, reference=reference)
     assert names(folder) == set()

@@ -31,20 +31,32 @@ def _along(measure: str, group: StudyGroup, point: GroupPoint) -> float:
     if measure == "CPU seconds":
         return point.process_seconds
     first = group.results[0]
-    return float(point.step) * (1 if measure == "steps" else first.training_flops * first.batch_size)
+    return float(point.step) * (
+        1 if measure == "steps" else first.training_flops * first.batch_size
+    )
 
 
-def draw_learning_curves(matrix: StudyMatrix, column: str, reference: Mapping[str, str]) -> "matplotlib.figure.Figure":
+def draw_learning_curves(
+    matrix: StudyMatrix, column: str, reference: Mapping[str, str]
+) -> "matplotlib.figure.Figure":
     """Draw the learning curves of one column: means over seeds, shaded from the lowest seed to the highest."""
     curves = {
-        panel: {row: group for row in matrix.rows if (group := matrix.at(panel, row, column)) and group.curve}
+        panel: {
+            row: group
+            for row in matrix.rows
+            if (group := matrix.at(panel, row, column)) and group.curve
+        }
         for panel in matrix.panels
     }
     curves = {panel: groups for panel, groups in curves.items() if groups}
     if not curves:
         raise wrong_value("column", column, "one with a finished cell")
     styles = level_styles(matrix.rows, matrix.reference_row(reference))
-    width = max(charts.WIDTH, LABELS_WIDTH + 2.2 * len(curves)) if len(curves) > 1 else 0.75 * charts.WIDTH
+    width = (
+        max(charts.WIDTH, LABELS_WIDTH + 2.2 * len(curves))
+        if len(curves) > 1
+        else 0.75 * charts.WIDTH
+    )
     stretch = charts.stretch_for(list(list(curves.values())[-1]))
     figure = charts.make_figure(width, 0.4 + PANEL_HEIGHT * stretch * len(MEASURES))
     grid = figure.subplots(len(MEASURES), len(curves), squeeze=False)
@@ -68,7 +80,12 @@ def _is_wide(groups: Groups, measure: str) -> bool:
 
 
 def _draw_lines(
-    panel: "matplotlib.axes.Axes", groups: Groups, styles: Styles, measure: str, *, is_logarithmic: bool
+    panel: "matplotlib.axes.Axes",
+    groups: Groups,
+    styles: Styles,
+    measure: str,
+    *,
+    is_logarithmic: bool,
 ) -> None:
     longest = max(_along(measure, group, group.curve[-1]) for group in groups.values())
     factor, prefix = next((size, name) for size, name in PREFIXES if longest >= size or size == 1.0)
@@ -78,9 +95,14 @@ def _draw_lines(
     for row, group in reversed(list(groups.items())):
         style, curve = styles[row], group.curve
         places = [_along(measure, group, point) / factor for point in curve]
-        low, high = (charts.limit_percent([getattr(point, end) for point in curve]) for end in ("lowest", "highest"))
+        low, high = (
+            charts.limit_percent([getattr(point, end) for point in curve])
+            for end in ("lowest", "highest")
+        )
         values = charts.limit_percent([point.accuracy.value for point in curve])
-        charts.draw_line(panel, style, places, values, band=(low, high), opacity=alpha, width=1.5, size=3.6)
+        charts.draw_line(
+            panel, style, places, values, band=(low, high), opacity=alpha, width=1.5, size=3.6
+        )
     if is_logarithmic:
         panel.set_xscale("log")
         charts.tick_decades(panel.xaxis)
@@ -94,10 +116,14 @@ def _draw_lines(
 def _label(panel: "matplotlib.axes.Axes", groups: Groups, styles: Styles, stretch: float) -> None:
     lines = dict(zip(reversed(list(groups)), panel.get_lines(), strict=True))
     ends = {row: np.asarray(line.get_xydata())[-1].tolist() for row, line in lines.items()}
-    charts.label_lines(panel, [charts.LineLabel(row, styles[row].colour, *ends[row]) for row in groups], stretch)
+    charts.label_lines(
+        panel, [charts.LineLabel(row, styles[row].colour, *ends[row]) for row in groups], stretch
+    )
 
 
-def _name_further(figure: "matplotlib.figure.Figure", curves: Mapping[str, Groups], styles: Styles) -> None:
+def _name_further(
+    figure: "matplotlib.figure.Figure", curves: Mapping[str, Groups], styles: Styles
+) -> None:
     """A legend of the rows that the last panel, the one with direct labels, does not show."""
     from matplotlib.lines import Line2D
 
@@ -106,7 +132,13 @@ def _name_further(figure: "matplotlib.figure.Figure", curves: Mapping[str, Group
     if not names:
         return
     handles = [
-        Line2D([], [], color=styles[name].colour, marker=styles[name].marker, linestyle=styles[name].linestyle)
+        Line2D(
+            [],
+            [],
+            color=styles[name].colour,
+            marker=styles[name].marker,
+            linestyle=styles[name].linestyle,
+        )
         for name in names
     ]
     charts.add_legend(figure, handles, names, place="outside lower left", columns=3)

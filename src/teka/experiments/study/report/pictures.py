@@ -36,7 +36,9 @@ def draw_dot_plot(matrix: StudyMatrix, reference: Mapping[str, str]) -> "matplot
     beside = min(MOST_BESIDE, len(matrix.panels))
     rows = -(-len(matrix.panels) // beside)
     height = 0.75 + len(matrix.rows) * (DOTS_ROW_HEIGHT + DOT_HEIGHT * len(matrix.columns))
-    figure = charts.make_figure(charts.WIDTH if beside > 1 else 0.75 * charts.WIDTH, 0.35 + rows * height)
+    figure = charts.make_figure(
+        charts.WIDTH if beside > 1 else 0.75 * charts.WIDTH, 0.35 + rows * height
+    )
     places = charts.make_panels(figure, len(matrix.panels), beside)
     for place, name in zip(places, matrix.panels, strict=True):
         _draw_dots(place, matrix, name, reference)
@@ -46,7 +48,9 @@ def draw_dot_plot(matrix: StudyMatrix, reference: Mapping[str, str]) -> "matplot
     return figure
 
 
-def _draw_dots(panel: "matplotlib.axes.Axes", matrix: StudyMatrix, name: str, reference: Mapping[str, str]) -> None:
+def _draw_dots(
+    panel: "matplotlib.axes.Axes", matrix: StudyMatrix, name: str, reference: Mapping[str, str]
+) -> None:
     shown, upper = [], []
     count = len(matrix.columns)
     styles = [line_style(index) for index in range(count)]
@@ -63,7 +67,14 @@ def _draw_dots(panel: "matplotlib.axes.Axes", matrix: StudyMatrix, name: str, re
             if accuracy.half_width is not None:
                 upper.append(accuracy.upper)
                 ends = charts.limit_percent([accuracy.lower, accuracy.upper])
-                panel.plot(ends, [height] * 2, color=colour, linewidth=1.3, alpha=0.6, solid_capstyle="butt")
+                panel.plot(
+                    ends,
+                    [height] * 2,
+                    color=colour,
+                    linewidth=1.3,
+                    alpha=0.6,
+                    solid_capstyle="butt",
+                )
             panel.plot(
                 charts.limit_percent([accuracy.value]), [height], marker, color=colour, markersize=5.5,
                 markeredgecolor="white", markeredgewidth=0.5,
@@ -104,8 +115,12 @@ def draw_heat_map(matrix: StudyMatrix) -> "matplotlib.figure.Figure":
     panel_width = CELL_WIDTH * len(matrix.columns) + PANEL_GAP
     beside = max(1, min(len(matrix.panels), int((WIDEST - MAP_NAMES_WIDTH) / panel_width)))
     rows = -(-len(matrix.panels) // beside)
-    figure = charts.make_figure(MAP_NAMES_WIDTH + beside * panel_width, rows * (1.0 + CELL_HEIGHT * len(matrix.rows)))
-    for place, name in zip(charts.make_panels(figure, len(matrix.panels), beside), matrix.panels, strict=True):
+    figure = charts.make_figure(
+        MAP_NAMES_WIDTH + beside * panel_width, rows * (1.0 + CELL_HEIGHT * len(matrix.rows))
+    )
+    for place, name in zip(
+        charts.make_panels(figure, len(matrix.panels), beside), matrix.panels, strict=True
+    ):
         _draw_cells(place, matrix, name)
     return figure
 
@@ -120,19 +135,34 @@ def _draw_cells(panel: "matplotlib.axes.Axes", matrix: StudyMatrix, name: str) -
         for column, column_name in enumerate(matrix.columns)
         if (group := matrix.at(name, row_name, column_name))
     }
-    means = {place: found.value for place, group in groups.items() if (found := group.estimate("accuracy"))}
-    depths = {place: float(-np.log(100 - charts.limit_percent([mean])[0])) for place, mean in means.items()}
+    means = {
+        place: found.value
+        for place, group in groups.items()
+        if (found := group.estimate("accuracy"))
+    }
+    depths = {
+        place: float(-np.log(100 - charts.limit_percent([mean])[0]))
+        for place, mean in means.items()
+    }
     low, high = min(depths.values(), default=0.0), max(depths.values(), default=0.0)
     for place, group in groups.items():
         share = DARKEST * (depths[place] - low) / ((high - low) or 1.0) if place in depths else None
         row, column = place
         look = {"facecolor": "white", "edgecolor": GRID, "hatch": "////", "linewidth": 0.0}
         if share is not None:
-            look = {"facecolor": colormaps["Blues"](0.04 + share), "edgecolor": "white", "linewidth": 1.0}
+            look = {
+                "facecolor": colormaps["Blues"](0.04 + share),
+                "edgecolor": "white",
+                "linewidth": 1.0,
+            }
         panel.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, **look))
         is_best = place in means and means[place] == max(means.values())
-        _write_cell(panel, place, group, "white" if (share or 0.0) > WHITE_TEXT_FROM else INK, is_best)
-    columns = [textwrap.fill(column, NAME_CHARACTERS, break_long_words=False) for column in matrix.columns]
+        _write_cell(
+            panel, place, group, "white" if (share or 0.0) > WHITE_TEXT_FROM else INK, is_best
+        )
+    columns = [
+        textwrap.fill(column, NAME_CHARACTERS, break_long_words=False) for column in matrix.columns
+    ]
     panel.set_xlim(-0.5, len(columns) - 0.5)
     charts.dress_panel(panel, name, "")
     panel.spines["bottom"].set_visible(False)
@@ -143,7 +173,11 @@ def _draw_cells(panel: "matplotlib.axes.Axes", matrix: StudyMatrix, name: str) -
 
 
 def _write_cell(
-    panel: "matplotlib.axes.Axes", place: tuple[int, int], group: StudyGroup, ink: str, is_best: bool
+    panel: "matplotlib.axes.Axes",
+    place: tuple[int, int],
+    group: StudyGroup,
+    ink: str,
+    is_best: bool,
 ) -> None:
     row, column = place
     accuracy, total = group.estimate("accuracy"), len(group.failed) + len(group.results)
@@ -156,7 +190,16 @@ def _write_cell(
         lines += [(below, 0.22, 6.5, ink)] if below else []
     for text, shift, size, colour in lines:
         weight = "bold" if is_best and size > 8 else "normal"
-        panel.text(column, row + shift, text, ha="center", va="center", fontsize=size, color=colour, fontweight=weight)
+        panel.text(
+            column,
+            row + shift,
+            text,
+            ha="center",
+            va="center",
+            fontsize=size,
+            color=colour,
+            fontweight=weight,
+        )
 
 
 def draw_shift_plot(matrix: StudyMatrix) -> "matplotlib.figure.Figure":
@@ -165,12 +208,17 @@ def draw_shift_plot(matrix: StudyMatrix) -> "matplotlib.figure.Figure":
         places = [[(name, column) for column in matrix.columns] for name in matrix.panels]
     else:  # the data sets stand beside each other
         places = [[(name, "") for name in matrix.panels]]
-    width = max(charts.WIDTH if len(places[0]) > 1 else 0.75 * charts.WIDTH, NAMES_WIDTH + PANEL_WIDTH * len(places[0]))
+    width = max(
+        charts.WIDTH if len(places[0]) > 1 else 0.75 * charts.WIDTH,
+        NAMES_WIDTH + PANEL_WIDTH * len(places[0]),
+    )
     figure = charts.make_figure(width, 0.4 + len(places) * (0.75 + ROW_HEIGHT * len(matrix.rows)))
     grid = figure.subplots(len(places), len(places[0]), squeeze=False, sharey=True)
     for line, names in zip(grid, places, strict=True):
         shares = {
-            name: [share for group in matrix.ranked_groups(name) for share in _three(group).values()]
+            name: [
+                share for group in matrix.ranked_groups(name) for share in _three(group).values()
+            ]
             for name, _ in names
         }
         for panel, (name, column) in zip(line, names, strict=True):
@@ -182,8 +230,15 @@ def draw_shift_plot(matrix: StudyMatrix) -> "matplotlib.figure.Figure":
             panel.set_xlabel("accuracy (%)", color=INK, fontsize=9)
             charts.name_rows(panel, matrix.rows)
         if matrix.column_factor and names[0][0]:
-            line[0].set_ylabel(names[0][0], color=INK, fontsize=10, fontweight="bold", parse_math=False)
-    charts.add_legend(figure, grid[0][0].get_lines()[: len(MARKS)], [name for _, name, *_ in MARKS], columns=len(MARKS))
+            line[0].set_ylabel(
+                names[0][0], color=INK, fontsize=10, fontweight="bold", parse_math=False
+            )
+    charts.add_legend(
+        figure,
+        grid[0][0].get_lines()[: len(MARKS)],
+        [name for _, name, *_ in MARKS],
+        columns=len(MARKS),
+    )
     return figure
 
 
@@ -191,11 +246,16 @@ def _three(group: StudyGroup) -> dict[str, float]:
     return {quantity: found.value for quantity, *_ in MARKS if (found := group.estimate(quantity))}
 
 
-def _draw_shifts(panel: "matplotlib.axes.Axes", matrix: StudyMatrix, name: str, column: str) -> None:
+def _draw_shifts(
+    panel: "matplotlib.axes.Axes", matrix: StudyMatrix, name: str, column: str
+) -> None:
     looks: dict[str, dict[str, Any]] = {}
     for quantity, _, marker, fill, size in MARKS:
         look = {"marker": marker, "linestyle": "", "markerfacecolor": fill, "markersize": size}
-        edges = {"color": PALE if fill == "white" else fill, "markeredgewidth": 1.6 if marker == "|" else 1.1}
+        edges = {
+            "color": PALE if fill == "white" else fill,
+            "markeredgewidth": 1.6 if marker == "|" else 1.1,
+        }
         looks[quantity] = look | edges
         panel.plot([], [], **looks[quantity])  # for the legend
     for place, row in enumerate(matrix.rows):

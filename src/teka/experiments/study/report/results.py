@@ -47,12 +47,19 @@ class StudyGroup:
 
     def estimate(self, quantity: Quantity) -> Estimate | None:
         """Mean and interval over seeds of one measured quantity; None where nothing was measured."""
-        values = [float(value) for result in self.results if (value := getattr(result, quantity)) is not None]
+        values = [
+            float(value)
+            for result in self.results
+            if (value := getattr(result, quantity)) is not None
+        ]
         return mean_over_seeds(values) if values else None
 
     def largest(self, quantity: Literal["equivariance_error", "noise_floor"]) -> float | None:
         """The largest value over seeds; None where nothing was measured."""
-        return max((value for result in self.results if (value := getattr(result, quantity)) is not None), default=None)
+        return max(
+            (value for result in self.results if (value := getattr(result, quantity)) is not None),
+            default=None,
+        )
 
     @cached_property
     def curve(self) -> list[GroupPoint]:
@@ -60,12 +67,20 @@ class StudyGroup:
         points = []
         for step in sorted({step for result in self.results for step in result.along("step")}):
             accuracies, seconds = (
-                [value for result in self.results if (value := result.at(quantity, step)) is not None]
+                [
+                    value
+                    for result in self.results
+                    if (value := result.at(quantity, step)) is not None
+                ]
                 for quantity in ("accuracy", "process_seconds")
             )
             if len(accuracies) == len(self.results):
                 ends = min(accuracies), max(accuracies)
-                points.append(GroupPoint(step, sum(seconds) / len(seconds), mean_over_seeds(accuracies), *ends))
+                points.append(
+                    GroupPoint(
+                        step, sum(seconds) / len(seconds), mean_over_seeds(accuracies), *ends
+                    )
+                )
         return points
 
 
@@ -77,7 +92,10 @@ class StudyResults:
     """
 
     def __init__(
-        self, cells: Sequence[CellResult | FailedCell], planned: int | None = None, timing: StepSeconds | None = None
+        self,
+        cells: Sequence[CellResult | FailedCell],
+        planned: int | None = None,
+        timing: StepSeconds | None = None,
     ) -> None:
         self.cells, self.timing = cells, timing
         self.results = [cell for cell in cells if isinstance(cell, CellResult)]
@@ -96,7 +114,9 @@ class StudyResults:
         """The cells gathered over seeds."""
         gathered: dict[tuple[str, ...], list[CellResult | FailedCell]] = {}
         for cell in sorted(self.cells, key=lambda cell: cell.seed):
-            gathered.setdefault(tuple(cell.labels[factor] for factor in self.factors), []).append(cell)
+            gathered.setdefault(tuple(cell.labels[factor] for factor in self.factors), []).append(
+                cell
+            )
         return tuple(
             StudyGroup(
                 labels=dict(zip(self.factors, levels, strict=True)),
@@ -130,14 +150,18 @@ def read_study_results(folder: str | Path, *, planned: int | None = None) -> Stu
         cell = decode_cell(content, where)
         factors = factors or list(cell.labels)
         if set(cell.labels) != set(factors):
-            raise wrong_value(f"{where}: labels", dict(cell.labels), f"the factors of the other cells, {factors}")
+            raise wrong_value(
+                f"{where}: labels", dict(cell.labels), f"the factors of the other cells, {factors}"
+            )
         place = (*(cell.labels[factor] for factor in factors), cell.seed)
         if place in cells:
             expected = f"each cell once; another has seed {cell.seed} too"
             raise wrong_value(f"{where}: labels", dict(cell.labels), expected)
         cells[place] = cell
     if not cells:
-        raise wrong_value("folder", str(folder), f"a study's folder, with one cell or more in {CELLS}")
+        raise wrong_value(
+            "folder", str(folder), f"a study's folder, with one cell or more in {CELLS}"
+        )
     timing = read_step_seconds(Path(folder))
     timed = timing.time(cells.values()) if timing else None
     return StudyResults(timed or tuple(cells.values()), planned, timing if timed else None)
@@ -154,12 +178,16 @@ class StudyMatrix:
         self.study = study
         others = [factor for factor in study.factors if factor != PANEL]
         columns = [factor for factor in others if factor != ROW]
-        self.column_factor = None if len(others) < 2 else COLUMN if COLUMN in others else columns[-1]
+        self.column_factor = (
+            None if len(others) < 2 else COLUMN if COLUMN in others else columns[-1]
+        )
         self.row_factors = tuple(factor for factor in others if factor != self.column_factor)
         self.row_title = ", ".join(self.row_factors) or "model"
         self._groups = {self.place_of(group): group for group in study.groups}
         self._means = {
-            place: found.value for place, group in self._groups.items() if (found := group.estimate("accuracy"))
+            place: found.value
+            for place, group in self._groups.items()
+            if (found := group.estimate("accuracy"))
         }
         self.panels = list(dict.fromkeys(panel for panel, _, _ in self._groups))
         self.rows, self.columns = self._ranked(1), self._ranked(2)
@@ -167,7 +195,11 @@ class StudyMatrix:
     def place_of(self, group: StudyGroup) -> tuple[str, str, str]:
         """Panel, row and column of a group."""
         row = ", ".join(group.labels[factor] for factor in self.row_factors) or "all"
-        return group.labels.get(PANEL, ""), row, group.labels[self.column_factor] if self.column_factor else ""
+        return (
+            group.labels.get(PANEL, ""),
+            row,
+            group.labels[self.column_factor] if self.column_factor else "",
+        )
 
     def name_of(self, group: StudyGroup) -> str:
         """Row and column of a group: "squared relu × rotation"."""
@@ -186,7 +218,10 @@ class StudyMatrix:
     def ranked_groups(self, panel: str) -> list[StudyGroup]:
         """The groups of a panel, from the highest accuracy to the lowest, those without one last."""
         places = [place for place in self._groups if place[0] == panel]
-        return [self._groups[place] for place in sorted(places, key=lambda place: -self._means.get(place, -1.0))]
+        return [
+            self._groups[place]
+            for place in sorted(places, key=lambda place: -self._means.get(place, -1.0))
+        ]
 
     def _ranked(self, axis: int) -> list[str]:
         """Levels by their mean lead over the others at the same place, so that missing cells favour none."""
@@ -195,7 +230,9 @@ class StudyMatrix:
             fields.setdefault(place[:axis] + place[axis + 1 :], []).append(mean)
         leads: dict[str, list[float]] = {}
         for place, mean in self._means.items():
-            leads.setdefault(place[axis], []).append(mean - fmean(fields[place[:axis] + place[axis + 1 :]]))
+            leads.setdefault(place[axis], []).append(
+                mean - fmean(fields[place[:axis] + place[axis + 1 :]])
+            )
         levels = dict.fromkeys(place[axis] for place in self._groups)
         return sorted(levels, key=lambda level: -fmean(leads[level]) if level in leads else 1.0)
 
@@ -222,10 +259,15 @@ def compare_with(group: StudyGroup, reference: StudyGroup | None) -> Comparison 
     pairs = [(result, by_seed[result.seed]) for result in group.results if result.seed in by_seed]
     if not pairs:
         return None
-    timed = [(*_at_equal_time(result, other), other.learning_curve[-1].accuracy) for result, other in pairs]
+    timed = [
+        (*_at_equal_time(result, other), other.learning_curve[-1].accuracy)
+        for result, other in pairs
+    ]
     differences = [accuracy - last for accuracy, _, last in timed if accuracy is not None]
     return Comparison(
-        equal_steps=mean_over_seeds([_difference_at_equal_steps(result, other) for result, other in pairs]),
+        equal_steps=mean_over_seeds(
+            [_difference_at_equal_steps(result, other) for result, other in pairs]
+        ),
         equal_time=mean_over_seeds(differences) if differences else None,
         early=sum(is_early for _, is_early, _ in timed),
     )

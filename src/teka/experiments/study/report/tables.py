@@ -5,7 +5,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from teka.audit.page.notation import averaged, listed, percent, significant
 from teka.audit.page.tables import Table
 from teka.audit.statistics.estimate import Estimate, mean_over_seeds
-from teka.experiments.study.report.results import Quantity, StudyGroup, StudyMatrix, StudyResults, compare_with
+from teka.experiments.study.report.results import (
+    Quantity,
+    StudyGroup,
+    StudyMatrix,
+    StudyResults,
+    compare_with,
+)
 
 NOTHING = "–"
 DIFFERENCES = ("at equal\nsteps", "at equal\ntime")
@@ -61,7 +67,13 @@ def accuracy_tables(study: StudyResults) -> list[Table]:
 def comparison_tables(study: StudyResults, reference: Mapping[str, str]) -> list[Table]:
     """For each data set a row for each group, the best first: its accuracy, that less the reference's, its cost."""
     matrix = StudyMatrix(study)
-    heads = ("seeds", "accuracy\n%", *(DIFFERENCES if reference else ()), "MFLOPs\nan image", "CPU\nseconds")
+    heads = (
+        "seeds",
+        "accuracy\n%",
+        *(DIFFERENCES if reference else ()),
+        "MFLOPs\nan image",
+        "CPU\nseconds",
+    )
     words = "accuracy and cost"
     if reference:
         levels = listed([f"{factor} {level}" for factor, level in reference.items()])
@@ -86,38 +98,58 @@ def shift_tables(study: StudyResults) -> list[Table]:
 
 
 def _tables(
-    matrix: StudyMatrix, words: str, heads: tuple[str, ...], rows: Callable[[str], Iterable[tuple[str, ...]]]
+    matrix: StudyMatrix,
+    words: str,
+    heads: tuple[str, ...],
+    rows: Callable[[str], Iterable[tuple[str, ...]]],
 ) -> list[Table]:
     """A table for each data set, with its name in the title."""
-    return [Table(f"{panel}: {words}" if panel else words, heads, tuple(rows(panel))) for panel in matrix.panels]
+    return [
+        Table(f"{panel}: {words}" if panel else words, heads, tuple(rows(panel)))
+        for panel in matrix.panels
+    ]
 
 
 def _ranked_tables(
-    matrix: StudyMatrix, words: str, heads: tuple[str, ...], cells: Callable[[StudyGroup], tuple[str, ...]]
+    matrix: StudyMatrix,
+    words: str,
+    heads: tuple[str, ...],
+    cells: Callable[[StudyGroup], tuple[str, ...]],
 ) -> list[Table]:
     """Tables with a row for each group, the best first: its name, and how many of its runs diverged, then the cells."""
 
     def rows(panel: str) -> Iterator[tuple[str, ...]]:
         for group in matrix.ranked_groups(panel):
-            yield ", ".join(part for part in (matrix.name_of(group), diverged(group)) if part), *cells(group)
+            yield (
+                ", ".join(part for part in (matrix.name_of(group), diverged(group)) if part),
+                *cells(group),
+            )
 
     names = " × ".join(part for part in (matrix.row_title, matrix.column_factor) if part)
     return _tables(matrix, words, (names, *heads), rows)
 
 
-def _differences(study: StudyResults, group: StudyGroup, reference: Mapping[str, str]) -> tuple[str, str]:
+def _differences(
+    study: StudyResults, group: StudyGroup, reference: Mapping[str, str]
+) -> tuple[str, str]:
     other = study.reference_of(group, reference)
     if other is group:
         return "reference", "reference"
     comparison = compare_with(group, other)
     if comparison is None:
         return NOTHING, NOTHING
-    at_steps, at_time = (with_interval(one, signed=True) for one in (comparison.equal_steps, comparison.equal_time))
+    at_steps, at_time = (
+        with_interval(one, signed=True) for one in (comparison.equal_steps, comparison.equal_time)
+    )
     return at_steps, at_time + (EARLY if comparison.early else " ")
 
 
 def _under_shifts(group: StudyGroup) -> tuple[str, ...]:
-    shares: tuple[Quantity, ...] = ("unshifted_accuracy", "minimum_accuracy", "worst_shift_accuracy")
+    shares: tuple[Quantity, ...] = (
+        "unshifted_accuracy",
+        "minimum_accuracy",
+        "worst_shift_accuracy",
+    )
     errors = [group.largest("equivariance_error"), group.largest("noise_floor")]
     return (
         *(with_interval(group.estimate(share)) for share in shares),
@@ -130,7 +162,10 @@ def study_notes(study: StudyResults, reference: Mapping[str, str]) -> list[str]:
     counts = [len(group.results) for group in study.groups if group.results]
     notes = []
     if counts:
-        notes.append(f"Accuracy: {averaged(counts)}" + (", ± half of the 95 % interval." if max(counts) > 1 else "."))
+        notes.append(
+            f"Accuracy: {averaged(counts)}"
+            + (", ± half of the 95 % interval." if max(counts) > 1 else ".")
+        )
     if reference:
         notes.append(
             "Differences: accuracy less that of the reference, paired by seed, after as many steps and at the CPU time "
@@ -165,8 +200,14 @@ def how_far(study: StudyResults, words: str) -> str:
 
 def measured(study: StudyResults, *packages: str) -> str:
     """When the cells were measured, on what, and with which versions, in a sentence."""
-    days, machines = sorted({one.date[:10] for one in study.results}), sorted({one.hardware for one in study.results})
-    versions = [listed(sorted({f"{name} {getattr(one, name)}" for one in study.results})) for name in packages]
+    days, machines = (
+        sorted({one.date[:10] for one in study.results}),
+        sorted({one.hardware for one in study.results}),
+    )
+    versions = [
+        listed(sorted({f"{name} {getattr(one, name)}" for one in study.results}))
+        for name in packages
+    ]
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     return f"Measured {when} on {listed(machines)} with {' and '.join(versions)}."
 
@@ -179,5 +220,8 @@ def _conditions(study: StudyResults) -> str:
         "shifted images": {result.shifted_images for result in results},
         "shifts": {len(result.shifts) for result in results},
     }
-    sizes = [f"{listed([f'{number:,}' for number in sorted(numbers)])} {name}" for name, numbers in values.items()]
+    sizes = [
+        f"{listed([f'{number:,}' for number in sorted(numbers)])} {name}"
+        for name, numbers in values.items()
+    ]
     return f"{'; '.join(sizes)}. {measured(study, 'teka', 'torch')}"

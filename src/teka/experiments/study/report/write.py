@@ -20,7 +20,12 @@ from teka.experiments.study.report.results import (
     compare_with,
     read_study_results,
 )
-from teka.experiments.study.report.tables import accuracy_tables, comparison_tables, shift_tables, study_notes
+from teka.experiments.study.report.tables import (
+    accuracy_tables,
+    comparison_tables,
+    shift_tables,
+    study_notes,
+)
 from teka.experiments.study.study import slug
 
 QUANTITIES: tuple[BySeed, ...] = get_args(BySeed)
@@ -52,8 +57,12 @@ def group_row(study: StudyResults, group: StudyGroup, reference: Mapping[str, st
         row |= _named("difference_at_equal_steps", comparison and comparison.equal_steps)
         row |= _named("difference_at_equal_time", comparison and comparison.equal_time)
         row["ended_before_equal_time"] = comparison and comparison.early
-    measured_with = {name: sorted({getattr(one, name) for one in group.results}) for name in PROVENANCE}
-    return row | {name: listed(values) if values else None for name, values in measured_with.items()}
+    measured_with = {
+        name: sorted({getattr(one, name) for one in group.results}) for name in PROVENANCE
+    }
+    return row | {
+        name: listed(values) if values else None for name, values in measured_with.items()
+    }
 
 
 def _named(name: str, found: Estimate | None) -> dict[str, float | None]:
@@ -66,14 +75,19 @@ def as_csv(rows: Sequence[Mapping[str, object]]) -> str:
     import pandas as pd
 
     cells = [
-        {csv_words(name): csv_words(cell) if isinstance(cell, str) else cell for name, cell in row.items()}
+        {
+            csv_words(name): csv_words(cell) if isinstance(cell, str) else cell
+            for name, cell in row.items()
+        }
         for row in rows
     ]
     return pd.DataFrame(cells, dtype=object).to_csv(index=False, lineterminator="\n")
 
 
 def _summary(
-    study: StudyResults, rows: Sequence[tuple[StudyGroup, Mapping[str, object]]], reference: Mapping[str, str]
+    study: StudyResults,
+    rows: Sequence[tuple[StudyGroup, Mapping[str, object]]],
+    reference: Mapping[str, str],
 ) -> dict[str, object]:
     """The counts, the rows, and for each group its learning curve over seeds and its values by seed, ready for JSON."""
     groups = []
@@ -83,19 +97,31 @@ def _summary(
             accuracy = {"mean": point.accuracy.value, "half_width": point.accuracy.half_width}
             place = {"step": point.step, "process_seconds": point.process_seconds}
             curve.append({**place, **accuracy, "seeds": len(group.results)})
-        seeds = [{"seed": r.seed, **{quantity: getattr(r, quantity) for quantity in QUANTITIES}} for r in group.results]
+        seeds = [
+            {"seed": r.seed, **{quantity: getattr(r, quantity) for quantity in QUANTITIES}}
+            for r in group.results
+        ]
         groups.append({**row, "seeds": seeds, "learning_curve": curve})
-    counts = {"finished": len(study.results), "diverged": len(study.failed), "missing": study.missing}
+    counts = {
+        "finished": len(study.results),
+        "diverged": len(study.failed),
+        "missing": study.missing,
+    }
     return {
         "reference": dict(reference),
         "factors": list(study.factors),
         "cells": {"planned": study.planned, **counts},
-        "diverged": [{"labels": cell.labels, "seed": cell.seed, "message": cell.failed} for cell in study.failed],
+        "diverged": [
+            {"labels": cell.labels, "seed": cell.seed, "message": cell.failed}
+            for cell in study.failed
+        ],
         "groups": groups,
     }
 
 
-def write_study(folder: str | Path, *, reference: Mapping[str, str], planned: int | None = None) -> Written:
+def write_study(
+    folder: str | Path, *, reference: Mapping[str, str], planned: int | None = None
+) -> Written:
     """Write `summary.md`, `summary.csv`, `summary.json` and the pictures of the cells that are there, each file whole.
 
     Nothing is written if the cells cannot be read, and no picture without a finished one.
@@ -112,9 +138,14 @@ def write_study(folder: str | Path, *, reference: Mapping[str, str], planned: in
     rows = [(group, group_row(study, group, reference)) for group in ranked]
     tables = [*accuracy_tables(study), *comparison_tables(study, reference), *shift_tables(study)]
     notes = study_notes(study, reference)
-    summary = json.dumps(_summary(study, rows, reference), indent=2, ensure_ascii=False, allow_nan=False)
+    summary = json.dumps(
+        _summary(study, rows, reference), indent=2, ensure_ascii=False, allow_nan=False
+    )
     contents: dict[str, str | bytes] = {
-        "summary.md": "\n\n".join([*(table.markdown() for table in tables), *map(markdown_text, notes)]) + "\n",
+        "summary.md": "\n\n".join(
+            [*(table.markdown() for table in tables), *map(markdown_text, notes)]
+        )
+        + "\n",
         "summary.csv": as_csv([row for _, row in rows]),
         "summary.json": f"{summary}\n",
         **(_pictures(matrix, reference) if study.results else {}),
@@ -123,7 +154,10 @@ def write_study(folder: str | Path, *, reference: Mapping[str, str], planned: in
 
 
 def _pictures(matrix: StudyMatrix, reference: Mapping[str, str]) -> dict[str, bytes]:
-    figures = {"accuracy.png": draw_dot_plot(matrix, reference), "shifts.png": draw_shift_plot(matrix)}
+    figures = {
+        "accuracy.png": draw_dot_plot(matrix, reference),
+        "shifts.png": draw_shift_plot(matrix),
+    }
     if matrix.column_factor:
         figures["heat_map.png"] = draw_heat_map(matrix)
     for column in matrix.columns:

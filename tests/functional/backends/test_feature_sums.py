@@ -1,0 +1,103 @@
+import torch
+from tests.contracts.cases import draw_inputs, relative_change
+from torch import Tensor
+
+from teka import Grid
+from teka.functional import Quadratic, Shaw, attention
+from teka.functional.backends import FeatureInputs, WeightedSums, add_prefix, checkpointed
+from teka.functional.backends.linear import linear
+
+
+def sums(seed: int, log_peak: float | None) -> WeightedSums:
+    generator = torch.Generator().manual_seed(seed)
+    numerator = torch.rand(2, 3, 5, 4, dtype=torch.float64, generator=generator)
+    denominator = torch.rand(2, 3, 5, dtype=torch.float64, generator=generator)
+    return WeightedSums(
+        numerator,
+        denominator,
+        None if log_peak is None else torch.full((1, 3, 5), log_peak).double(),
+    )
+
+
+def test_sums_over_two_sets_of_keys_add_whatever_was_taken_out_of_each():
+    for peaks in ((None, None), (2.0, None), (None, -3.0), (2.0, -3.0)):
+        one, other = (sums(seed, peak) for seed, peak in enumerate(peaks))
+        factors = [torch.tensor(0.0 if peak is None else peak).double().exp() for peak in peaks]
+        expected = (one.numerator * factors[0] + other.numerator * factors[1]) / (
+            one.denominator * factors[0] + other.denominator * factors[1]
+        )[..., None]
+        assert torch.allclose((one + other).divide(nonnegative=True), expected, rtol=1e-12)
+
+
+def test_peaks_beyond_the_range_of_exp_add_without_overflow():
+    total = sums(0, 1e4) + sums(1, -1e4)
+    assert torch.allclose(total.divide(nonnegative=True), sums(0, 1e4).divide(nonnegative=True))
+
+
+def test_a_row_without_weight_is_zero_where_no_weight_is_negative():
+    empty = WeightedSums(torch.zeros(1, 1, 2, 3), torch.zeros(1, 1, 2))
+    assert torch.equal(empty.divide(nonnegative=True), torch.zeros(1, 1, 2, 3))
+
+
+def test_where_no_key_counts_nothing_is_taken_from_other_sums():
+    query, key, value = draw_inputs(13, dim=8)
+    keep = torch.arange(13).expand(2, -1) >= 7
+    shaw = Shaw(torch.randn(1, 5, 8, dtype=torch.float64))
+    far = Quadratic(torch.full((3, 1), 40.0).double(), torch.full((3,), 0.3).double())
+    for relative, first, backend in ((shaw, 0, "rings"), (far, 1, "toeplitz"), (far, 2, "fft")):
+        placement = {
+            "relative": relative,
+            "grid": Grid(13 - first),
+            "num_prefix_tokens": first,
+            "key_mask": keep,
+        }
+        options = {"kernel": "squared_relu", **placement}
+        found = [
+            attention(1000 * query, key, value, **options, backend=one)
+            for one in ("dense", backend)
+        ]
+        assert relative_change(found[1], found[0]) <= 1e-10, relative.name
+
+
+def test_with_a_kernel_of_one_it_is_linear_attention_over_all_tokens():
+    query, key, value = (tensor.abs() for tensor in draw_inputs(11))
+    placed = linear(query[:, :, 2:], key[:, :, 2:], value[:, :, 2:])
+    tokens = FeatureInputs(query, query, key, value)
+    found, expected = add_prefix(placed, tokens, 2, linear), linear(query, key, value)
+    assert (
+        relative_change(found.divide(nonnegative=True), expected.divide(nonnegative=True)) < 1e-14
+    )
+
+
+def test_without_such_tokens_nothing_is_added():
+    query, key, value = draw_inputs(5)
+    placed = linear(query, key, value)
+    assert add_prefix(placed, FeatureInputs(query, query, key, value), 0, linear) is placed
+
+
+def test_it_runs_a_second_time_for_a_gradient_and_once_without():
+    calls = []
+
+    def square(numbers: Tensor) -> Tensor:
+        calls.append(len(numbers))
+        return numbers.square()
+
+    numbers = torch.arange(3.0, requires_grad=True)
+    checkpointed(square, numbers).sum().backward()
+    assert torch.equal(numbers.grad, 2 * numbers.detach())  # pyright: ignore[reportArgumentType]
+    assert len(calls) == 2
+    with torch.no_grad():
+        checkpointed(square, numbers)
+    assert len(calls) == 3
+
+
+def test_transforms_of_torch_func_go_through():
+    numbers = torch.arange(3.0)
+    gradient = torch.func.grad(lambda one: checkpointed(torch.square, one).sum())(numbers)
+    assert torch.equal(gradient, 2 * numbers)
+
+
+def test_a_mean_over_the_count_of_keys_takes_both_peaks_into_account():
+    above, below = sums(0, 3.0), sums(1, -1.0)
+    expected = above.numerator * torch.tensor(4.0).double().exp() / below.denominator[..., None]
+    assert torch.allclose(above.over(below).divide(nonnegative=True), expected, rtol=1e-12)

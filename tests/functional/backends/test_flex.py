@@ -1,0 +1,233 @@
+from dataclasses import replace
+from importlib import import_module
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.contracts.cases import (
+    averages,
+    build_kernel,
+    build_relative,
+    draw_inputs,
+    draw_mask,
+    flex_formula,
+    relative_change,
+    with_leaves,
+)
+from torch import Tensor
+from torch.nn.attention import flex_attention as torch_flex
+
+from teka import Grid
+from teka.functional import KERNELS, RELATIVES, FeatureKernel, RotationJoint
+from teka.functional.backends.flex import flex, flex_fits, offset_numbers
+from teka.functional.kernels import make_kernel
+from teka.functional.kernels.base import Pairwise
+from teka.functional.positions import Positions
+from teka.functional.relative.base import FactorRelative
+
+# The joint form becomes part of queries and keys before it comes here.
+FACTORS = [
+    name
+    for name, kind in RELATIVES.items()
+    if issubclass(kind, FactorRelative) and not issubclass(kind, RotationJoint)
+]
+BANDS = {torch.float64: 1e-10, torch.float32: 1e-4}
+
+
+PLACES = {
+    "line": Positions(Grid(13, spacing=0.5)),
+    "image with prefix": Positions(Grid((3, 5)), num_prefix_tokens=2),
+    "periodic": Positions(Grid((5, 3), periodic=(True, False))),
+    "volume": Positions(Grid((2, 3, 2)), num_prefix_tokens=1),
+    "finer keys": Positions(Grid((3, 2), spacing=2.0, origin=1.0), key=Positions(Grid((5, 3)))),
+    "two to three": Positions(Grid(7, spacing=1.0), key=Positions(Grid(5, spacing=1.5))),
+}
+
+
+@pytest.fixture(autouse=True)
+def gradients_on_a_cpu(monkeypatch: pytest.MonkeyPatch):
+    # torch refuses gradients on a CPU because its fused CPU kernel has none; the unfused evaluation has them.
+    monkeypatch.setattr(torch_flex, "_validate_device", lambda *tensors: None, raising=False)
+
+
+@pytest.fixture
+def by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute FlexAttention by its formula. FlexAttention itself compiles its arguments in each call."""
+    monkeypatch.setattr(
+        import_module("teka.functional.backends.flex"), "flex_attention", flex_formula
+    )
+
+
+def compare(
+    kernel_name: str,
+    relative_name: str,
+    placement: Positions,
+    *,
+    dtype: torch.dtype = torch.float64,
+    masked: bool = False,
+    is_causal: bool = False,
+) -> None:
+    """Values and all gradients of `flex` against those of `dense`."""
+    num_queries, num_keys = (
+        placement.num_prefix_tokens + (s.num_placed or 0) for s in (placement, placement.of_keys)
+    )
+    relative = build_relative(
+        relative_name,
+        heads=3,
+        dim=5,
+        num_axes=placement.num_axes,
+        kernel=kernel_name,
+        max_distance=3,
+    )
+    assert relative is not None
+    relative, leaves = with_leaves(relative, dtype)
+    kernel = build_kernel(kernel_name, None, 5)
+    query = draw_inputs(num_queries, seed=1, dtype=dtype)[0].requires_grad_()
+    key, value = (
+        tensor.requires_grad_() for tensor in draw_inputs(num_keys, seed=2, dtype=dtype)[1:]
+    )
+    mask = draw_mask(2, num_keys) if masked else None
+    if isinstance(kernel, FeatureKernel) and not is_causal:
+        kernel = kernel.fitted(query, key, scale=0.4, query_mask=None, key_mask=mask)
+    placed = relative.on(placement)
+    assert isinstance(placed, FactorRelative)
+    assert flex_fits(query, value, kernel)
+    term = placed.pair_term(query, placement, scale=0.4)
+    assert term is not None
+    inputs = [query, key, value, *leaves.values()]
+    results: list[list[Tensor]] = []
+    pairs = Pairwise(query, key, value, kernel, scale=0.4, key_mask=mask, is_causal=is_causal)
+    for output in (flex(pairs, term), placed.dense(pairs, placement)):
+        gradients = torch.autograd.grad(
+            output.square().sum(), inputs, allow_unused=True, retain_graph=True
+        )
+        results.append([output, *(torch.zeros(1) if one is None else one for one in gradients)])
+    assert max(relative_change(one, two) for one, two in zip(*results, strict=True)) <= BANDS[dtype]
+
+
+@pytest.mark.parametrize("relative", FACTORS)
+def test_softmax_with_every_factor_equals_dense(relative: str, request: pytest.FixtureRequest):
+    compare("softmax", relative, list(PLACES.values())[FACTORS.index(relative) % 5])
+    request.getfixturevalue("by_formula")
+    for name, place in PLACES.items():
+        if (relative, name) != (
+            "table",
+            "two to three",
+        ):  # a table counts cells, which those grids do not share
+            compare("softmax", relative, place)
+
+
+@pytest.mark.parametrize(
+    "kernel", [name for name in KERNELS if name != "trigonometric" and averages(name)]
+)
+def test_every_nonnegative_kernel_equals_dense(kernel: str, request: pytest.FixtureRequest):
+    if kernel not in ("softmax", "squared_relu", "positive"):
+        request.getfixturevalue("by_formula")
+    compare(kernel, "quadratic", PLACES["image with prefix"], masked=True)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "relative"),
+    [
+        ("softmax", "clipped"),
+        ("softmax", "fourier"),
+        ("squared_relu", "fourier"),
+        ("positive", "clipped"),
+        ("taylor2", "fourier"),
+    ],
+)
+def test_causality_equals_dense(kernel: str, relative: str):
+    compare(kernel, relative, PLACES["line"], is_causal=True)
+
+
+@pytest.mark.parametrize("kernel", ["softmax", "squared_relu", "clipped"])
+def test_float32_stays_within_its_band(kernel: str):
+    name, relative = ("softmax", kernel) if kernel == "clipped" else (kernel, "rotation")
+    compare(name, relative, PLACES["image with prefix"], dtype=torch.float32, masked=True)
+
+
+def test_a_causal_query_without_keys_gets_zero():
+    query, key, value = draw_inputs(13)
+    mask = torch.ones(2, 13, dtype=torch.bool)
+    mask[0, :3] = False
+    relative = build_relative("quadratic", heads=3, dim=5, num_axes=1)
+    assert isinstance(relative, FactorRelative)
+    term = relative.pair_term(query, PLACES["line"], scale=0.4)
+    assert term is not None
+    pairs = Pairwise(
+        query, key, value, make_kernel("softmax", 5), scale=0.4, key_mask=mask, is_causal=True
+    )
+    output, expected = flex(pairs, term), relative.dense(pairs, PLACES["line"])
+    assert torch.equal(output[0, :, :3], torch.zeros(3, 3, 4, dtype=torch.float64))
+    assert relative_change(output, expected) <= BANDS[torch.float64]
+
+
+def positions(num_tokens: int, seed: int, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return 4 * torch.rand(*shape, num_tokens, 2, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("shape", [(), (2,)], ids=["shared", "one a sample"])
+def test_waves_of_bare_positions_equal_dense(
+    shape: tuple[int, ...], request: pytest.FixtureRequest
+):
+    sites = Positions(points=positions(11, 1, *shape))
+    compare("softmax", "fourier", replace(sites, num_prefix_tokens=2))
+    request.getfixturevalue("by_formula")
+    compare(
+        "squared_relu",
+        "fourier",
+        replace(sites, key=Positions(points=positions(7, 2, *shape))),
+        masked=True,
+    )
+
+
+def test_it_says_no_to_what_it_cannot_compute():
+    query, _, value = draw_inputs(6)
+    softmax = make_kernel("softmax", 5)
+    assert flex_fits(query, value, softmax)
+    assert not flex_fits(query[:0], value[:0], softmax)
+    assert not flex_fits(query, value, make_kernel("trigonometric", 5))
+    assert not flex_fits(query, value.expand(-1, -1, -1, 4).repeat(1, 1, 1, 65), softmax)
+    inside = []
+    torch.func.vmap(lambda one: inside.append(flex_fits(query, value, softmax)) or one)(query)
+    assert inside == [False]
+
+
+def test_tables_are_small_or_there_are_none():
+    query, _, _ = draw_inputs(6)
+    here = Positions(Grid((2, 3)))
+    bare, odd = (
+        Positions(points=positions(6, 1)),
+        replace(here, key=Positions(Grid((2, 3), spacing=0.5**0.5))),
+    )
+    for name, found in (
+        ("fourier", [True] * 3),
+        ("quadratic", [True, False, False]),
+        ("clipped", [True, False, False]),
+    ):
+        relative = build_relative(name, heads=3, dim=5, num_axes=2)
+        assert isinstance(relative, FactorRelative)
+        terms = [relative.pair_term(query, place, scale=0.4) for place in (here, bare, odd)]
+        assert [term is not None for term in terms] == found
+
+
+@given(
+    sides=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    periodic=st.tuples(st.booleans(), st.booleans()),
+    coarse=st.integers(1, 3),
+)
+@settings(max_examples=40, deadline=None)
+def test_every_pair_of_cells_finds_its_own_offset(
+    sides: tuple[int, int], periodic: tuple[bool, bool], coarse: int
+):
+    query = Grid(sides, periodic=periodic, origin=0.25)
+    key = query if any(periodic) else Grid(sides[::-1], spacing=float(coarse))
+    placement = Positions(query, key=Positions(key))
+    like = torch.zeros((), dtype=torch.float64)
+    numbers = offset_numbers(placement, like)
+    assert numbers is not None
+    offsets, query_code, key_code = numbers
+    found = offsets[query_code[:, None] - key_code[None, :]]
+    assert torch.allclose(found, placement.offsets_like(like), atol=1e-12)

@@ -1,0 +1,64 @@
+"""Kernels as attention uses them: drawn, and fitted to the queries and keys."""
+
+import torch
+from torch import Generator, Tensor
+
+from teka.functional import FeatureKernel, Kernel, Softmax, Taylor2
+from teka.functional.kernels import make_kernel
+
+# Every kernel by name, and the modes that are not the default.
+OTHER_MODES: dict[str, Kernel] = {"taylor2-mean": Taylor2("mean")}
+
+
+def build(name: str, dim: int) -> Kernel:
+    return OTHER_MODES.get(name) or make_kernel(name, dim)
+
+
+def fit(
+    kernel: Kernel,
+    query: Tensor,
+    key: Tensor,
+    *,
+    scale: float,
+    key_mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+) -> Kernel:
+    if not isinstance(kernel, FeatureKernel):
+        return kernel
+    return kernel.fitted(query, key, scale=scale, query_mask=query_mask, key_mask=key_mask)
+
+
+def attention_matrix(
+    kernel: Kernel,
+    query: Tensor,
+    key: Tensor,
+    *,
+    scale: float,
+    key_mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+) -> Tensor:
+    """Weights of the fitted kernel, normalised over the keys unless they are counted."""
+    fitted = fit(kernel, query, key, scale=scale, key_mask=key_mask, query_mask=query_mask)
+    weights = fitted.weights(query, key, scale=scale, key_mask=key_mask)
+    return weights if kernel.counts_keys else weights / weights.sum(dim=-1, keepdim=True)
+
+
+def softmax_error(kernel: Kernel, query: Tensor, key: Tensor, *, scale: float) -> float:
+    """Mean over the rows of the L1 distance between the kernel's attention matrix and that of softmax."""
+    found = attention_matrix(kernel, query, key, scale=scale)
+    truth = attention_matrix(Softmax(), query, key, scale=scale)
+    return float((found - truth).abs().sum(dim=-1).mean())
+
+
+def draw_vectors(
+    *size: int,
+    seed: int,
+    deviation: float = 1.0,
+    mean: float = 0.0,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """Vectors ~ N(mean, deviation²)."""
+    generator = Generator().manual_seed(seed)
+    return (mean + deviation * torch.randn(size, generator=generator, dtype=torch.float64)).to(
+        dtype
+    )

@@ -1,0 +1,187 @@
+import math
+from typing import Any
+
+import pytest
+import torch
+from tests.contracts.cases import draw_inputs, draw_mask, relative_change
+from tests.functional.kernels.fitted_kernels import OTHER_MODES, attention_matrix, build, fit
+
+from teka.functional import KERNELS, Elu, FeatureKernel, Positive, SquaredRelu, default_num_features
+from teka.functional.kernels import (
+    DETERMINISTIC_KERNELS,
+    LEARNED_KERNELS,
+    RANDOM_KERNELS,
+    make_kernel,
+    with_floor,
+)
+
+ALL_MODES = (*KERNELS, *OTHER_MODES)
+FEATURE_KERNELS = [name for name in KERNELS if isinstance(make_kernel(name, 5), FeatureKernel)]
+
+
+def test_a_name_makes_the_kernel_of_that_name():
+    assert all(make_kernel(name, 5).name == name for name in KERNELS)
+
+
+def test_the_registries_hold_what_the_design_names():
+    assert set(RANDOM_KERNELS) == {"positive", "trigonometric", "hyperbolic", "optimal"}
+    expected = {"softmax", "squared_relu", "constant", "taylor2", "relu", "elu", "focused"}
+    assert set(DETERMINISTIC_KERNELS) == expected | {"gaussian", "dot_product", "concatenation"}
+    assert set(LEARNED_KERNELS) == {"hedgehog"}
+
+
+def test_an_instance_is_itself():
+    kernel = SquaredRelu(0.1)
+    assert make_kernel(kernel, 5) is kernel
+
+
+def test_random_features_by_name_have_the_default_number_and_the_same_draw_every_time():
+    for name, kind in RANDOM_KERNELS.items():
+        one, other = make_kernel(name, 8), make_kernel(name, 8)
+        assert isinstance(one, kind)
+        assert isinstance(other, kind)
+        assert one.projection.shape == (16, 8)
+        assert torch.equal(one.projection, other.projection)
+
+
+def test_the_default_number_of_features_is_d_ln_d_rounded_down_and_at_least_one():
+    assert [default_num_features(dim) for dim in (1, 2, 32, 48)] == [1, 1, 110, 185]
+    assert default_num_features(64) == math.floor(64 * math.log(64))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        ("squared-relu", "did you mean 'squared_relu'"),
+        (None, "a name or an instance"),
+        (Positive, "a name or an inst"),
+    ],
+)
+def test_what_is_no_kernel_is_refused(kernel: Any, message: str, as_users_run_it: None):
+    with pytest.raises(ValueError, match=message):
+        make_kernel(kernel, 5)
+
+
+@pytest.mark.parametrize("name", FEATURE_KERNELS)
+def test_it_has_as_many_features_and_as_negative_weights_as_it_says(name: str):
+    query, key, _ = draw_inputs(50, scale=2.0)
+    kernel = make_kernel(name, 5)
+    assert isinstance(kernel, FeatureKernel)
+    features, key_features = (
+        kernel.query_features(query, scale=0.4),
+        kernel.key_features(key, scale=0.4),
+    )
+    assert features.shape == key_features.shape == (2, 3, 50, kernel.num_features(5))
+    assert bool((features @ key_features.transpose(-2, -1) >= 0).all()) == kernel.nonnegative
+
+
+def test_a_kernel_that_does_not_say_whether_weights_may_be_negative_is_an_error():
+    class Open(FeatureKernel):
+        """Some methods are abstract: it may leave that to its subclasses."""
+
+    methods = {
+        name: getattr(Elu, name) for name in ("num_features", "query_features", "key_features")
+    }
+    message = r"Silent does not declare `nonnegative: .*True if no weight .*False if one can be"
+    with pytest.raises(TypeError, match=message):
+        type("Silent", (Open,), methods)
+    assert type("Outspoken", (Open,), {**methods, "nonnegative": False})().num_features(5) == 5
+
+
+@pytest.mark.parametrize("name", ALL_MODES)
+def test_a_sample_does_not_depend_on_its_batch_mates_nor_a_head_on_another(name: str):
+    query, key, _ = draw_inputs(6)
+    kernel = build(name, 5)
+    together = attention_matrix(kernel, query, key, scale=0.4)
+    changed = [20 * tensor.roll(1, 0) for tensor in (query, key)]
+    for tensor, own in zip(changed, (query, key), strict=True):
+        tensor[0, 1] = own[0, 1]
+    assert torch.equal(attention_matrix(kernel, *changed, scale=0.4)[0, 1], together[0, 1])
+
+
+@pytest.mark.parametrize("name", ALL_MODES)
+def test_what_is_masked_counts_neither_as_a_weight_nor_in_a_statistic(name: str):
+    query, key, _ = draw_inputs(6)
+    mask, query_mask, kernel = draw_mask(2, 6), draw_mask(2, 6, seed=1), build(name, 5)
+    masks = {"key_mask": mask, "query_mask": query_mask}
+    before = attention_matrix(kernel, query, key, scale=0.4, **masks)
+    assert (before.transpose(-2, -1).transpose(1, 2)[~mask] == 0).all()
+    query = torch.where(query_mask[:, None, :, None], query, 50.0)
+    key = torch.where(mask[:, None, :, None], key, -50.0)
+    after = attention_matrix(kernel, query, key, scale=0.4, **masks)
+    kept = query_mask[:, None, :, None].expand_as(after)
+    assert relative_change(after[kept], before[kept]) < 1e-12
+
+
+@pytest.mark.parametrize("name", FEATURE_KERNELS)
+def test_the_causal_features_of_a_key_do_not_depend_on_other_keys(name: str):
+    _, key, _ = draw_inputs(6)
+    kernel = make_kernel(name, 5)
+    assert isinstance(kernel, FeatureKernel)
+    features, log_scale = kernel.causal_key_features(key, scale=0.4)
+    changed = 20 * key
+    changed[:, :, 3] = key[:, :, 3]
+    other_features, other_log_scale = kernel.causal_key_features(changed, scale=0.4)
+    assert torch.equal(other_features[:, :, 3], features[:, :, 3])
+    # None is a logarithm of 0 for every key.
+    one, other = (
+        torch.zeros_like(key[..., 0]) if given is None else given
+        for given in (log_scale, other_log_scale)
+    )
+    assert torch.equal(other[:, :, 3], one[:, :, 3])
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_causal_weights_are_the_others_up_to_each_query_s_own_place(name: str):
+    query, key, _ = draw_inputs(6)
+    mask, kernel = draw_mask(2, 6), make_kernel(name, 5)
+    mask[:, :3] = torch.tensor([[True, True, False], [False, False, True]])
+    causal = kernel.weights(query, key, scale=0.4, key_mask=mask, is_causal=True)
+    expected = kernel.weights(query, key, scale=0.4, key_mask=mask).tril()
+    assert causal[1, :, :2].count_nonzero() == 0  # without keys
+    if not kernel.counts_keys:
+        causal, expected = (
+            torch.nn.functional.normalize(weights, p=1.0, dim=-1) for weights in (causal, expected)
+        )
+    assert relative_change(causal, expected) < 1e-10
+
+
+@pytest.mark.parametrize("name", ALL_MODES)
+def test_weights_and_gradients_are_finite_in_float32_at_unit_scale_and_at_thirty_times_it(
+    name: str,
+):
+    for factor in (1.0, 30.0):
+        query, key, _ = (
+            tensor.requires_grad_() for tensor in draw_inputs(7, scale=factor, dtype=torch.float32)
+        )
+        weights = fit(build(name, 5), query, key, scale=0.4).weights(query, key, scale=0.4)
+        assert weights.isfinite().all(), factor
+        attended = (weights @ key).sum()
+        for gradient in torch.autograd.grad(attended, (query, key), allow_unused=True):
+            assert gradient is None or gradient.isfinite().all(), factor
+
+
+@pytest.mark.parametrize("name", ALL_MODES)
+def test_gradients_are_finite_where_queries_and_keys_are_zero(name: str):
+    query, key, _ = draw_inputs(7)
+    query[:, :, 2], key[:, :, 3] = 0.0, 0.0
+    query.requires_grad_()
+    key.requires_grad_()
+    weights = fit(build(name, 5), query, key, scale=0.4).weights(query, key, scale=0.4)
+    for gradient in torch.autograd.grad((weights @ key).sum(), (query, key), allow_unused=True):
+        assert gradient is None or gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["squared_relu", "focused", "relu"])
+def test_a_rectified_kernel_takes_a_floor(name: str):
+    assert with_floor(name, 0.25) == DETERMINISTIC_KERNELS[name](epsilon=0.25)  # pyright: ignore[reportCallIssue]
+
+
+@pytest.mark.parametrize(
+    "kernel", ["softmax", "positive", "hedgehog", "no such", SquaredRelu()], ids=str
+)
+def test_a_kernel_without_a_floor_is_refused(kernel: Any):
+    with pytest.raises(
+        ValueError, match=r"epsilon is 0\.25, expected None with kernel=.*'squared_relu'"
+    ):
+        with_floor(kernel, 0.25)

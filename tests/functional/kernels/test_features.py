@@ -1,0 +1,419 @@
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.contracts.cases import (
+    build_relative,
+    draw_inputs,
+    draw_mask,
+    explicit_attention,
+    relative_change,
+    with_leaves,
+)
+from tests.functional.kernels.fitted_kernels import (
+    attention_matrix,
+    draw_vectors,
+    fit,
+    softmax_error,
+)
+from torch import Tensor
+
+from teka import Grid
+from teka.functional import (
+    Constant,
+    Elu,
+    Hedgehog,
+    Relative,
+    Rotary,
+    Softmax,
+    Taylor2,
+    attention,
+    decode,
+)
+from teka.functional.kernels import make_kernel
+from teka.functional.kernels.base import LOWEST_EXPONENT
+from teka.functional.kernels.features import second_order_features
+from teka.functional.positions import Positions
+
+
+def test_its_weights_are_the_formula_in_loops():
+    query, key, _ = draw_inputs(6)
+    log_relative = torch.randn(
+        2, 3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
+    mask = draw_mask(2, 6)
+    weights = Softmax().weights(query, key, scale=0.4, log_relative=log_relative, key_mask=mask)
+    for batch in range(2):
+        for head in range(3):
+            for i in range(6):
+                row = [
+                    math.exp(
+                        0.4 * float(query[batch, head, i] @ key[batch, head, j])
+                        + float(log_relative[batch, head, i, j])
+                    )
+                    if mask[batch, j]
+                    else 0.0
+                    for j in range(6)
+                ]
+                expected = torch.tensor(row, dtype=torch.float64) / sum(row)
+                assert relative_change(weights[batch, head, i], expected) < 1e-12
+
+
+def test_it_has_no_overflow():
+    query, key, _ = draw_inputs(6, scale=1e4)
+    assert torch.isfinite(Softmax().weights(query, key, scale=1.0)).all()
+
+
+@pytest.mark.parametrize("key_shift", ["none", "mean"])
+def test_its_weights_are_the_formula_in_loops_of_taylor2(key_shift: Any):
+    query, key, _ = draw_inputs(6)
+    mask = draw_mask(2, 6)
+    kernel = fit(Taylor2(key_shift), query, key, scale=0.4, key_mask=mask)
+    weights = kernel.weights(query, key, scale=0.4, key_mask=mask)
+    for batch in range(2):
+        for head in range(3):
+            mean = key[batch, head, mask[batch]].mean(dim=0) if key_shift == "mean" else 0.0
+            for i in range(6):
+                for j in range(6):
+                    t = 0.4 * float(query[batch, head, i] @ (key[batch, head, j] - mean))
+                    expected = 1 + t + t**2 / 2 if mask[batch, j] else 0.0
+                    assert float(weights[batch, head, i, j]) == pytest.approx(expected, rel=1e-12)
+
+
+@given(dim=st.integers(1, 9), tokens=st.integers(1, 5), seed=st.integers(0, 2**32))
+def test_products_of_features_are_the_weights(dim: int, tokens: int, seed: int):
+    query, key = draw_vectors(2, 2, 3, tokens, dim, seed=seed)
+    kernel = Taylor2()
+    products = kernel.query_features(query, scale=0.4) @ kernel.key_features(
+        key, scale=0.4
+    ).transpose(-2, -1)
+    assert products.shape[-1] == tokens
+    assert relative_change(products, kernel.weights(query, key, scale=0.4)) < 1e-12
+
+
+@pytest.mark.parametrize("entries", [[2.0], [2.0, 3.0], [2.0, 3.0, 5.0, 7.0, 11.0]])
+def test_features_are_the_product_of_every_pair_once(entries: list[float]):
+    pairs = itertools.combinations([1.0, *entries], 2)
+    expected = [
+        1.0,
+        *(entry**2 / math.sqrt(2) for entry in entries),
+        *(one * other for one, other in pairs),
+    ]
+    features = second_order_features(torch.tensor(entries, dtype=torch.float64))
+    assert sorted(features.tolist()) == pytest.approx(sorted(expected), rel=1e-12)
+
+
+def test_it_has_one_and_d_and_d_times_d_plus_one_half_features_but_dense_vectors_of_size_d():
+    assert Taylor2().num_features(16) == 153
+    assert Taylor2().dense_size(16) == 16
+
+
+@given(seed=st.integers(0, 2**32), deviation=st.floats(0.01, 30.0))
+def test_no_weight_is_below_one_half(seed: int, deviation: float):
+    query, key = draw_vectors(2, 2, 3, 6, 5, seed=seed, deviation=deviation)
+    assert Taylor2().weights(query, key, scale=0.4).min() >= 0.5
+
+
+def test_with_its_mean_taken_out_a_vector_added_to_all_keys_changes_nothing():
+    query, key, _ = draw_inputs(6)
+    kernel = Taylor2("mean")
+    moved = attention_matrix(kernel, query, key + 3.0, scale=0.4)
+    assert relative_change(moved, attention_matrix(kernel, query, key, scale=0.4)) < 1e-12
+    plain = attention_matrix(Taylor2(), query, key, scale=0.4)
+    assert relative_change(attention_matrix(Taylor2(), query, key + 3.0, scale=0.4), plain) > 1e-3
+
+
+def test_taking_the_mean_out_brings_it_nearer_to_softmax():
+    query, key = (draw_vectors(1, 2, 64, 16, seed=seed, deviation=0.7, mean=0.5) for seed in (1, 2))
+    centred = softmax_error(Taylor2("mean"), query, key, scale=0.25)
+    assert centred < 0.5 * softmax_error(Taylor2(), query, key, scale=0.25)
+
+
+def test_its_error_to_softmax_is_the_known_one():
+    query, key = (draw_vectors(1, 8, 256, 16, seed=seed) for seed in (1, 2))
+    assert softmax_error(Taylor2(), query, key, scale=0.25) == pytest.approx(0.2, rel=0.08)
+
+
+def test_gradients_pass_through_the_mean():
+    query, key, _ = draw_inputs(4, batch=1, heads=2, dim=3)
+
+    def weights(key: torch.Tensor) -> torch.Tensor:
+        return fit(Taylor2("mean"), query, key, scale=0.4).weights(query, key, scale=0.4)
+
+    assert torch.autograd.gradcheck(weights, key.requires_grad_())
+
+
+def test_a_mean_is_refused_where_it_would_hold_later_keys_or_was_not_taken():
+    query, key, _ = draw_inputs(6)
+    kernel = Taylor2("mean")
+    fitted = kernel.fitted(query, key, scale=0.4, query_mask=None, key_mask=None)
+    for causal in (kernel, fitted):
+        with pytest.raises(
+            ValueError, match="key_shift is 'mean', expected 'none' in causal attention"
+        ):
+            causal.causal_key_features(key, scale=0.4)
+        with pytest.raises(ValueError, match="in causal attention"):
+            causal.weights(query, key, scale=0.4, is_causal=True)
+    with pytest.raises(ValueError, match="key_mean is None, expected the mean of the keys"):
+        kernel.key_features(key, scale=0.4)
+
+
+def test_an_unknown_shift_is_refused(as_users_run_it: None):
+    unknown: Any = "means"
+    with pytest.raises(
+        ValueError, match=r"key_shift is 'means', expected one of .*; did you mean 'mean'"
+    ):
+        Taylor2(unknown)
+
+
+HEADS, DIM, MAPS = 3, 5, 7
+TENSORS = [field.name for field in dataclasses.fields(Hedgehog)]
+
+
+def build_learned(heads: int = HEADS) -> Hedgehog:
+    """A kernel whose every number is another."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = [(heads, MAPS, DIM)] * 2 + [(heads, MAPS)] * 2
+    return Hedgehog(
+        *(torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    )
+
+
+def test_its_weights_are_the_formula_in_loops_of_hedgehog():
+    query, key, _ = draw_inputs(6)
+    mask, kernel = draw_mask(2, 6), build_learned()
+    weights = kernel.weights(query, key, scale=DIM**-0.5, key_mask=mask)
+
+    def features(vector: Tensor, weight: Tensor, bias: Tensor) -> list[float]:
+        mapped = [float(row @ vector + one) for row, one in zip(weight, bias, strict=True)]
+        exponentials = [math.exp(one) for one in (*mapped, *(-one for one in mapped))]
+        return [one / sum(exponentials) for one in exponentials]
+
+    for batch in range(2):
+        for head in range(HEADS):
+            for i in range(6):
+                of_query = features(
+                    query[batch, head, i], kernel.query_weight[head], kernel.query_bias[head]
+                )
+                for j in range(6):
+                    of_key = features(
+                        key[batch, head, j], kernel.key_weight[head], kernel.key_bias[head]
+                    )
+                    expected = sum(one * other for one, other in zip(of_query, of_key, strict=True))
+                    found = float(weights[batch, head, i, j])
+                    assert found == pytest.approx(expected if mask[batch, j] else 0.0, rel=1e-12)
+
+
+def test_the_scale_is_as_if_queries_and_keys_were_longer_and_its_default_changes_nothing():
+    query, _, _ = draw_inputs(6)
+    kernel = build_learned()
+    longer = kernel.query_features(1.7 * query, scale=DIM**-0.5)
+    assert relative_change(kernel.query_features(query, scale=1.7**2 * DIM**-0.5), longer) < 1e-12
+
+
+@pytest.mark.parametrize("factor", [0.0, 1.0, 1e4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_features_are_positive_and_add_up_to_one_for_vectors_of_any_size(
+    factor: float, dtype: torch.dtype
+):
+    query, key, _ = (factor * tensor for tensor in draw_inputs(6, dtype=dtype))
+    kernel = build_learned()
+    for features in (kernel.query_features(query, scale=0.4), kernel.key_features(key, scale=0.4)):
+        assert features.dtype == dtype
+        assert (features > 0).all()
+        assert (features.sum(dim=-1) - 1).abs().max() < 1e-5
+
+
+def test_by_name_it_is_the_identity_in_every_head():
+    kernel = make_kernel("hedgehog", 4)
+    assert isinstance(kernel, Hedgehog)
+    assert torch.equal(kernel.query_weight, torch.eye(4)[None])
+    assert torch.equal(kernel.key_weight, torch.eye(4)[None])
+    assert kernel.num_features(4) == 8
+    query = draw_inputs(6, dim=4)[0]
+    expected = torch.softmax(torch.cat([query, -query], dim=-1), dim=-1)
+    assert relative_change(kernel.query_features(query, scale=0.5), expected) < 1e-12
+
+
+def test_one_map_for_all_heads_is_the_same_map_in_each():
+    query = draw_inputs(6)[0]
+    one = build_learned(heads=1)
+    many = Hedgehog(*(getattr(one, name).repeat_interleave(HEADS, dim=0) for name in TENSORS))
+    features = [kernel.query_features(query, scale=0.4) for kernel in (one, many)]
+    assert relative_change(*features) < 1e-14
+
+
+# Every evaluation with a backward pass of its own, and those by autograd: in tiles, in chunks, on wrapped axes.
+EVALUATIONS = [
+    pytest.param(None, "dense", Grid(11), 0, id="every pair"),
+    pytest.param(None, "linear", Grid(11), 0, id="sums over keys"),
+    pytest.param("fourier", "linear", Grid((3, 5)), 0, id="sums of waves"),
+    pytest.param("fourier", "linear", Grid((3, 5)), 2, id="sums of waves and a prefix"),
+    pytest.param("rotary", "linear", Grid((3, 5)), 1, id="rotated features"),
+    pytest.param("rotation", "toeplitz", Grid((3, 5)), 1, id="a matrix an axis"),
+    pytest.param("rotation", "dense", Grid((15, 19)), 1, id="tiles of every pair"),
+    pytest.param("generalized_quadratic", "fft", Grid((3, 5)), 1, id="transforms"),
+    pytest.param("clipped", "rings", Grid((7, 5)), 1, id="rings"),
+    pytest.param("clipped", "rings", Grid((13, 11), periodic=True), 0, id="rings on a torus"),
+    pytest.param("clipped", "rings", Grid((5, 3, 4)), 0, id="rings in space"),
+]
+
+
+def build(relative: str | None, num_axes: int) -> Relative | None:
+    """A relative kernel for queries and keys, or for the features, which are not as many as the identity's."""
+    if relative == "rotary":
+        generator = torch.Generator().manual_seed(5)
+        return Rotary.draw(
+            generator, heads=HEADS, dim=DIM, num_axes=num_axes, kernel=build_learned()
+        )
+    return build_relative(relative, heads=HEADS, dim=DIM, num_axes=num_axes, max_distance=2)
+
+
+def gradients(output: Tensor, leaves: dict[str, Tensor]) -> list[Tensor]:
+    """Gradients of the output times fixed numbers."""
+    cotangent = torch.cos(torch.arange(output.numel(), dtype=torch.float64)).reshape(output.shape)
+    return list(torch.autograd.grad((output * cotangent).sum(), list(leaves.values())))
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["all keys", "some keys"])
+@pytest.mark.parametrize(("relative", "backend", "grid", "num_prefix_tokens"), EVALUATIONS)
+def test_what_each_head_learns_is_the_equations_gradient_by_every_evaluation(
+    relative: str | None, backend: str, grid: Grid, num_prefix_tokens: int, masked: bool
+):
+    num_tokens = num_prefix_tokens + grid.num_tokens
+    inputs = draw_inputs(num_tokens, heads=HEADS, dim=DIM)
+    mask = draw_mask(2, num_tokens) if masked else None
+    kernel, leaves = with_leaves(build_learned())
+    built = build(relative, grid.num_axes)
+    output = attention(
+        *inputs,
+        kernel=kernel,
+        relative=built,
+        grid=grid,
+        key_mask=mask,
+        backend=backend,
+        num_prefix_tokens=num_prefix_tokens,
+    )
+    positions = Positions(grid, num_prefix_tokens=num_prefix_tokens)
+    keep = None if mask is None else mask[:, None]
+    expected = explicit_attention(inputs, kernel, built, positions, scale=DIM**-0.5, keep=keep)
+    for one, other in zip(gradients(output, leaves), gradients(expected, leaves), strict=True):
+        assert (other.flatten(1).norm(dim=-1) > 1e-4).all()
+        assert relative_change(one, other) < 1e-10
+
+
+@pytest.mark.parametrize("relative", [None, "clipped", "fourier"])
+def test_what_each_head_learns_from_a_sequence_is_the_same_in_chunks_and_token_by_token(
+    relative: str | None,
+):
+    num_tokens = 139  # more than a chunk
+    inputs = draw_inputs(num_tokens, heads=HEADS, dim=DIM)
+    kernel, leaves = with_leaves(build_learned())
+    built = build(relative, 1)
+    found = []
+    for backend in ("dense", "rings" if relative == "clipped" else "linear"):
+        output = attention(
+            *inputs,
+            kernel=kernel,
+            relative=built,
+            grid=Grid(num_tokens),
+            is_causal=True,
+            backend=backend,
+        )
+        found.append([output, *gradients(output, leaves)])
+    steps, state = [], None
+    for token in range(num_tokens):
+        query, key, value = (one[:, :, token : token + 1] for one in inputs)
+        output, state = decode(query, key, value, state, kernel=kernel, relative=built)
+        steps.append(output)
+    together = torch.cat(steps, dim=2)
+    found.append([together, *gradients(together, leaves)])
+    for other in found[1:]:
+        assert max(relative_change(*pair) for pair in zip(other, found[0], strict=True)) < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"query_weight": torch.ones(MAPS, DIM)}, "query_weight has shape"),
+        ({"key_weight": torch.ones(HEADS, MAPS, DIM + 1)}, "key_weight has shape"),
+        ({"query_bias": torch.ones(1, MAPS)}, "query_bias has shape"),
+        ({"key_bias": torch.ones(HEADS, MAPS + 1)}, "key_bias has shape"),
+    ],
+)
+def test_tensors_that_do_not_fit_each_other_are_refused(
+    changed: dict[str, Tensor], message: str, as_users_run_it: None
+):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(build_learned(), **changed)
+
+
+@pytest.mark.parametrize(
+    ("heads", "dim"), [(HEADS + 1, DIM), (HEADS, DIM + 1)], ids=["more heads", "a larger size"]
+)
+def test_queries_that_do_not_fit_it_are_refused(heads: int, dim: int, as_users_run_it: None):
+    inputs = draw_inputs(6, heads=heads, dim=dim)
+    with pytest.raises(ValueError, match="query_weight has shape"):
+        attention(*inputs, kernel=build_learned())
+
+
+def test_its_weights_are_the_formula_in_loops_of_elu():
+    query, key, _ = draw_inputs(6)
+    mask = draw_mask(2, 6)
+    weights = Elu().weights(query, key, scale=0.4, key_mask=mask)
+    for batch in range(2):
+        for head in range(3):
+            for i in range(6):
+                for j in range(6):
+                    expected = 0.0
+                    pairs = zip(
+                        query[batch, head, i].tolist(), key[batch, head, j].tolist(), strict=True
+                    )
+                    for pair in pairs if mask[batch, j] else ():
+                        x, y = (math.sqrt(0.4) * entry for entry in pair)
+                        expected += (1 + x if x > 0 else math.exp(x)) * (
+                            1 + y if y > 0 else math.exp(y)
+                        )
+                    assert float(weights[batch, head, i, j]) == pytest.approx(expected, rel=1e-12)
+
+
+def test_it_is_elu_plus_one_and_so_is_its_gradient():
+    vectors = draw_inputs(6)[0]
+    vectors[..., 0] = 0.0
+    one, other = (vectors.clone().requires_grad_() for _ in range(2))
+    features, expected = Elu().query_features(one, scale=1.0), torch.nn.functional.elu(other) + 1
+    assert relative_change(features, expected) < 1e-12
+    gradients = [
+        torch.autograd.grad(of.square().sum(), by)[0]
+        for of, by in ((features, one), (expected, other))
+    ]
+    assert relative_change(*gradients) < 1e-12
+
+
+def test_small_features_keep_their_digits_and_none_is_zero():
+    query = torch.tensor([-20.0, -30.0, -1e4]).reshape(1, 1, 1, 3)
+    features = Elu().query_features(query, scale=1.0)
+    expected = torch.tensor([math.exp(-20), math.exp(-30), math.exp(LOWEST_EXPONENT)])
+    assert (features[0, 0, 0] / expected - 1).abs().max() < 1e-5
+
+
+def test_its_features_are_one_and_zero_where_masked():
+    query, key, _ = draw_inputs(6)
+    mask = draw_mask(2, 6)
+    assert torch.equal(
+        Constant().query_features(query, scale=0.4), torch.ones(2, 3, 6, 1, dtype=torch.float64)
+    )
+    masked = Constant().key_features(key, scale=0.4, key_mask=mask)
+    assert torch.equal(masked, mask[:, None, :, None].double().expand(2, 3, 6, 1))
+    assert Constant().num_features(5) == 1
+
+
+def test_alone_it_gives_the_mean_of_the_values():
+    query, key, value = draw_inputs(6)
+    output = attention(query, key, value, kernel="constant")
+    assert relative_change(output, value.mean(dim=2, keepdim=True).expand_as(output)) < 1e-12

@@ -1,0 +1,388 @@
+import itertools
+import math
+from typing import TypeVar
+
+import pytest
+import torch
+from tests.contracts.cases import draw_inputs, draw_mask, relative_change
+from tests.functional.kernels.fitted_kernels import (
+    attention_matrix,
+    draw_vectors,
+    fit,
+    softmax_error,
+)
+from torch import Generator, Tensor
+
+from teka.functional import Hyperbolic, Optimal, Positive, Trigonometric, draw_projection
+from teka.functional.kernels.base import LOWEST_EXPONENT, kept_mean
+from teka.functional.kernels.random import Exponential, RandomKernel, optimal_coefficient
+
+
+def test_it_is_the_mean_of_each_batch_and_head_over_the_kept_tokens():
+    vectors, mask = draw_inputs(6)[0], draw_mask(2, 6)
+    mean = kept_mean(vectors, mask)
+    for batch in range(2):
+        expected = vectors[batch][:, mask[batch]].mean(dim=1, keepdim=True)
+        assert relative_change(mean[batch], expected) < 1e-12
+
+
+def test_without_a_mask_it_is_the_mean():
+    vectors = draw_inputs(6)[0]
+    assert (
+        relative_change(
+            kept_mean(vectors, None), kept_mean(vectors, torch.ones(2, 6, dtype=torch.bool))
+        )
+        < 1e-12
+    )
+
+
+def test_what_is_dropped_may_be_nan_and_a_mean_of_nothing_is_zero():
+    vectors, mask = draw_inputs(6)[0], draw_mask(2, 6)
+    mask[1] = False
+    dropped = torch.where(mask[:, None, :, None], vectors, torch.nan)
+    assert torch.equal(kept_mean(dropped, mask), kept_mean(vectors, mask))
+    assert (kept_mean(dropped, mask)[1] == 0).all()
+
+
+Kind = TypeVar("Kind", bound=RandomKernel)
+
+
+def build(
+    kind: type[Kind],
+    num_features: int = 7,
+    dim: int = 5,
+    projection: str = "orthogonal",
+    seed: int = 0,
+) -> Kind:
+    return kind(
+        draw_projection(
+            num_features, dim, generator=Generator().manual_seed(seed), projection=projection
+        )
+    )
+
+
+def positive(x: Tensor, y: Tensor, w: Tensor) -> float:
+    return math.exp(float(w @ x) - float(x @ x) / 2) * math.exp(float(w @ y) - float(y @ y) / 2)
+
+
+def hyperbolic(x: Tensor, y: Tensor, w: Tensor) -> float:
+    return math.exp(-float(x @ x + y @ y) / 2) * 2 * math.cosh(float(w @ (x + y)))
+
+
+def optimal(x: Tensor, y: Tensor, w: Tensor) -> float:
+    s = 2 * 5 * SCALE
+    ratio = 10 / (math.sqrt((2 * s + 5) ** 2 + 40 * s) + 2 * s + 5)
+    a = (1 - 1 / ratio) / 8
+    return math.exp(float(2 * a * w @ w + math.sqrt(1 - 4 * a) * w @ (x + y) - (x @ x + y @ y) / 2))
+
+
+def trigonometric(x: Tensor, y: Tensor, w: Tensor) -> float:
+    waves = math.sin(float(w @ x)) * math.sin(float(w @ y)) + math.cos(float(w @ x)) * math.cos(
+        float(w @ y)
+    )
+    return math.exp(float(x @ x) / 2 + float(y @ y) / 2) * waves
+
+
+SCALE = 0.4
+FORMULAS = {
+    Positive: (positive, 1e-12),
+    Hyperbolic: (hyperbolic, 1e-12),
+    Optimal: (optimal, 1e-12),
+    Trigonometric: (trigonometric, 1e-10),
+}
+
+
+@pytest.mark.parametrize("kind", FORMULAS)
+def test_its_weights_are_the_formula_in_loops_up_to_one_factor_a_row(kind: type[RandomKernel]):
+    query, key, _ = draw_inputs(6)
+    mask, kernel, (term, tolerance) = draw_mask(2, 6), build(kind), FORMULAS[kind]
+    weights = kernel.weights(query, key, scale=SCALE, key_mask=mask)
+    weights = weights / weights.sum(dim=-1, keepdim=True)
+    for batch, head, i in itertools.product(range(2), range(3), range(6)):
+        x = query[batch, head, i] * SCALE**0.5
+        vectors = [key[batch, head, j] * SCALE**0.5 for j in range(6)]
+        row = [sum(term(x, y, w) for w in kernel.projection) for y in vectors]
+        expected = torch.tensor(row, dtype=torch.float64) * mask[batch]
+        assert relative_change(weights[batch, head, i], expected / expected.sum()) < tolerance
+
+
+@pytest.mark.parametrize("kind", FORMULAS)
+def test_a_projection_of_another_size_is_refused(kind: type[RandomKernel], as_users_run_it: None):
+    for size in ((7, 4), (7,), (1, 7, 5)):
+        with pytest.raises(ValueError, match="projection has shape"):
+            kind(torch.zeros(size)).num_features(5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "projection", "num_features", "expected"),
+    [
+        (Positive, "orthogonal", 64, 0.785),
+        (Positive, "orthogonal", 256, 0.615),
+        (Positive, "fixed_norm", 64, 0.59),
+        (Positive, "fixed_norm", 256, 0.435),
+        (Hyperbolic, "orthogonal", 64, 0.73),
+        (Hyperbolic, "orthogonal", 256, 0.605),
+        (Optimal, "orthogonal", 64, 0.74),
+        (Optimal, "orthogonal", 256, 0.515),
+    ],
+)
+def test_its_error_to_softmax_is_the_known_one(
+    kind: type[RandomKernel], projection: str, num_features: int, expected: float
+):
+    query, key = (draw_vectors(1, 2, 256, 16, seed=seed) for seed in (1, 2))
+    num_draws = num_features // kind.features_per_draw
+    kernels = [build(kind, num_draws, 16, projection, seed) for seed in range(8)]
+    errors = [softmax_error(kernel, query, key, scale=0.25) for kernel in kernels]
+    assert sum(errors) / len(errors) == pytest.approx(expected, rel=0.12)
+
+
+def estimate(kernel: Exponential, query: Tensor, key: Tensor, *, scale: float) -> Tensor:
+    """φ(q)ᵀφ(k) with no factor left out but that of the query once it is fitted."""
+    left, right = (
+        kernel.query_exponent(query, scale=scale).exp(),
+        kernel.key_exponent(key, scale=scale).exp(),
+    )
+    factor = 1.0
+    if isinstance(kernel, Optimal):
+        coefficient = optimal_coefficient(kernel.mean_square, query.shape[-1], scale=scale)
+        factor = (1 - 4 * coefficient) ** (query.shape[-1] / 2)
+    return factor * (left @ right.transpose(-2, -1)) / left.shape[-1]
+
+
+@pytest.mark.parametrize("projection", ["orthogonal", "independent"])
+@pytest.mark.parametrize("kind", ["hyperbolic", "optimal", "fitted"])
+def test_it_is_unbiased_and_its_error_falls_as_one_over_the_root_of_the_number_of_draws(
+    kind: str, projection: str
+):
+    mean = 0.0 if kind == "hyperbolic" else 0.2
+    query, key = (draw_vectors(1, 1, 5, 6, seed=seed, deviation=0.35, mean=mean) for seed in (1, 2))
+    # A fitted kernel leaves out the factor exp(xᵀȳ) of the query.
+    left_out = (
+        key.mean(dim=-2, keepdim=True)
+        if kind == "fitted"
+        else torch.zeros(1, 1, 1, 6, dtype=torch.float64)
+    )
+    truth = torch.exp(0.6 * query @ (key - left_out).transpose(-2, -1))
+    errors = []
+    for num_draws in (12, 192):
+        found = []
+        for seed in range(150):
+            kernel = build(
+                Hyperbolic if kind == "hyperbolic" else Optimal, num_draws, 6, projection, seed
+            )
+            kernel = (
+                fitted(kernel, query, key, scale=0.6)
+                if isinstance(kernel, Optimal) and kind == "fitted"
+                else kernel
+            )
+            found.append(estimate(kernel, query, key, scale=0.6))
+        found = torch.stack(found)
+        standard_error = found.std(dim=0) / math.sqrt(len(found))
+        assert ((found.mean(dim=0) - truth) / standard_error).abs().max() < 5
+        errors.append(float((found - truth).square().mean().sqrt()))
+    assert errors[0] / errors[1] == pytest.approx(4, rel=0.25)
+
+
+@pytest.mark.parametrize("kind", [Hyperbolic, Optimal])
+def test_orthogonal_draws_have_no_larger_variance_than_independent_ones(kind: type[Exponential]):
+    query, key = (draw_vectors(1, 1, 5, 6, seed=seed, deviation=0.5) for seed in (1, 2))
+    spread = {}
+    for projection in ("orthogonal", "independent"):
+        kernels = [build(kind, 6, 6, projection, seed) for seed in range(400)]
+        found = [estimate(kernel, query, key, scale=0.6) for kernel in kernels]
+        spread[projection] = float(torch.stack(found).var(dim=0).mean())
+    assert spread["orthogonal"] <= spread["independent"]
+
+
+def test_no_feature_is_above_one_or_zero_but_where_masked():
+    query, key, _ = draw_inputs(6, scale=30.0)
+    mask, kernel = draw_mask(2, 6), build(Positive)
+    kept = kernel.key_features(key, scale=1.0, key_mask=mask).transpose(1, 2)[mask]
+    for features in (kernel.query_features(query, scale=1.0), kept):
+        assert features.min() >= math.exp(LOWEST_EXPONENT) * (1 - 1e-12)
+        assert features.max() == 1
+    dropped = kernel.key_features(key, scale=1.0, key_mask=mask).transpose(1, 2)[~mask]
+    assert (dropped == 0).all()
+
+
+def test_the_product_of_two_features_at_the_floor_is_a_normal_float32():
+    assert math.exp(2 * LOWEST_EXPONENT) > torch.finfo(torch.float32).tiny
+
+
+def test_causal_features_times_their_scale_are_the_features():
+    _, key, _ = draw_inputs(6)
+    kernel = build(Positive)
+    features, log_scale = kernel.causal_key_features(key, scale=0.4)
+    assert log_scale is not None
+    assert (
+        relative_change(
+            features * log_scale.exp()[..., None], kernel.key_exponent(key, scale=0.4).exp()
+        )
+        < 1e-12
+    )
+
+
+def test_it_has_two_features_a_draw():
+    assert build(Hyperbolic, 7, 5).num_features(5) == 14
+
+
+def test_the_same_draws_turned_round_give_the_same_kernel():
+    query, key, _ = draw_inputs(6)
+    kernel = build(Hyperbolic)
+    rotated = Hyperbolic(-kernel.projection)
+    difference = kernel.weights(query, key, scale=0.4) - rotated.weights(query, key, scale=0.4)
+    assert difference.abs().max() < 1e-12
+
+
+def test_its_variance_is_the_stated_fraction_of_the_positive_features():
+    query, key = (draw_vectors(1, 1, 2, 3, seed=seed, deviation=0.4) for seed in (1, 2))
+    variances = []
+    for kind in (Hyperbolic, Positive):
+        kernel = kind(
+            draw_projection(
+                200_000, 3, generator=Generator().manual_seed(0), projection="independent"
+            )
+        )
+        left, right = (kernel.query_exponent(vectors, scale=1.0).exp() for vectors in (query, key))
+        products = left[..., :, None, :] * right[..., None, :, :]
+        variances.append(products.unflatten(-1, (-1, 200_000)).mean(dim=-2).var(dim=-1))
+    square = (query[..., :, None, :] + key[..., None, :, :]).square().sum(dim=-1)
+    expected = (1 - torch.exp(-square)) / 2
+    assert relative_change(variances[0] / variances[1] / expected, torch.ones_like(expected)) < 0.1
+
+
+def fitted(kernel: Optimal, query: Tensor, key: Tensor, *, scale: float) -> Optimal:
+    found = fit(kernel, query, key, scale=scale)
+    assert isinstance(found, Optimal)
+    return found
+
+
+def second_moment(query: Tensor, key: Tensor, coefficient: float) -> float:
+    """Mean over the pairs of log(E[κ̂²] / κ²) for one draw, as the docstring gives it."""
+    dim = query.shape[-1]
+    ratio = 1 / (1 - 8 * coefficient)
+    square = (query[:, None] + key[None, :]).square().sum(dim=-1).mean()
+    return dim * math.log((1 + ratio) / 2) - dim / 2 * math.log(ratio) + ratio * float(square)
+
+
+def test_its_second_moment_is_the_stated_one():
+    query, key = (draw_vectors(1, 1, 2, 3, seed=seed, deviation=0.5) for seed in (1, 2))
+    kernel = build(Optimal, 200_000, 3, "independent")
+    coefficient = optimal_coefficient(None, 3, scale=1.0)
+    assert isinstance(coefficient, float)
+    left, right = (kernel.query_exponent(vectors, scale=1.0).exp() for vectors in (query, key))
+    products = (1 - 4 * coefficient) ** 1.5 * left[..., :, None, :] * right[..., None, :, :]
+    found = (products.square().mean(dim=-1).log() - 2 * query @ key.transpose(-2, -1)).mean()
+    assert float(found) == pytest.approx(
+        second_moment(query[0, 0], key[0, 0], coefficient), abs=0.02
+    )
+
+
+@pytest.mark.parametrize(("deviation", "mean"), [(0.1, 0.0), (1.0, 0.0), (0.5, 0.7), (3.0, 1.0)])
+def test_the_coefficient_minimises_the_second_moment_and_the_shift_lowers_it(
+    deviation: float, mean: float
+):
+    query, key = (draw_vectors(11, 7, seed=seed, deviation=deviation, mean=mean) for seed in (1, 2))
+    square = (query[:, None] + key[None, :]).square().sum(dim=-1).mean()
+    best = float(optimal_coefficient(square.reshape(1, 1, 1, 1), 7, scale=1.0))
+    least = second_moment(query, key, best)
+    assert best <= 0
+    for other in (0.0, 0.9 * best, 1.1 * best, 2 * best):
+        assert least <= second_moment(query, key, other) + 1e-12
+    shift = query.mean(dim=0) + key.mean(dim=0)
+    centred = fitted(build(Optimal, 7, 7), query[None, None], key[None, None], scale=1.0)
+    assert centred.mean_square is not None
+    expected = (query[:, None] + (key - shift)[None, :]).square().sum(dim=-1).mean()
+    assert float(centred.mean_square) == pytest.approx(float(expected), rel=1e-12)
+    after = float(optimal_coefficient(centred.mean_square, 7, scale=1.0))
+    least_after = second_moment(query, key - shift, after)
+    assert least_after <= least
+    for factor in (0.9, 1.1):
+        assert least_after <= second_moment(query, key - factor * shift, after)
+
+
+def test_a_coefficient_of_zero_spread_is_zero():
+    nothing = torch.zeros(1, 1, 1, 1, dtype=torch.float64)
+    assert float(optimal_coefficient(nothing, 5, scale=1.0)) == 0
+
+
+def test_adding_one_vector_to_all_keys_and_one_to_all_queries_changes_the_draw_as_it_changes_softmax():
+    query, key, _ = draw_inputs(6)
+    kernel = build(Optimal)
+    moved = attention_matrix(kernel, query, key + 3.0, scale=0.4)
+    assert relative_change(moved, attention_matrix(kernel, query, key, scale=0.4)) < 1e-12
+
+
+def test_statistics_are_those_of_the_kept_and_take_no_gradient():
+    query, key, _ = (tensor.requires_grad_() for tensor in draw_inputs(6))
+    mask, query_mask = draw_mask(2, 6), draw_mask(2, 6, seed=1)
+    kernel = build(Optimal).fitted(query, key, scale=0.4, query_mask=query_mask, key_mask=mask)
+    for statistic in (kernel.mean_square, kernel.query_mean, kernel.key_mean):
+        assert statistic is not None
+        assert not statistic.requires_grad
+    assert kernel.mean_square is not None
+    for batch in range(2):
+        for head in range(3):
+            x = query[batch, head, query_mask[batch]].detach() * math.sqrt(0.4)
+            y = key[batch, head, mask[batch]].detach() * math.sqrt(0.4)
+            spread = sum(float((z - z.mean(dim=0)).square().sum(dim=-1).mean()) for z in (x, y))
+            assert float(kernel.mean_square[batch, head]) == pytest.approx(spread, rel=1e-12)
+
+
+def test_the_gradient_is_unbiased_although_the_statistics_are_detached():
+    query, key, _ = draw_inputs(3, batch=1, heads=1, scale=0.4)
+    query.requires_grad_()
+    gradients = []
+    for seed in range(300):
+        kernel = fitted(build(Optimal, 8, 5, seed=seed), query, key, scale=0.6)
+        gradients.append(
+            torch.autograd.grad(estimate(kernel, query, key, scale=0.6).sum(), query)[0]
+        )
+    truth = torch.exp(0.6 * query @ (key - key.mean(dim=-2, keepdim=True)).transpose(-2, -1)).sum()
+    expected = torch.autograd.grad(truth, query)[0]
+    found = torch.stack(gradients)
+    deviations = (found.mean(dim=0) - expected) / (found.std(dim=0) / math.sqrt(len(found)))
+    assert deviations.abs().max() < 4.5
+
+
+@pytest.mark.parametrize(("deviation", "mean"), [(0.7, 0.0), (1.0, 0.0), (0.7, 0.5)])
+def test_its_error_to_softmax_is_no_larger_than_that_of_positive_features(
+    deviation: float, mean: float
+):
+    query, key = (
+        draw_vectors(1, 2, 128, 16, seed=seed, deviation=deviation, mean=mean) for seed in (1, 2)
+    )
+    errors = {Optimal: 0.0, Positive: 0.0}
+    for seed in range(10):
+        for kind in errors:
+            kernel = kind(build(Optimal, 128, 16, seed=seed).projection)
+            errors[kind] += softmax_error(kernel, query, key, scale=0.25)
+    assert errors[Optimal] < errors[Positive]
+
+
+def test_means_far_from_zero_do_not_spoil_the_estimate():
+    query, key = (draw_vectors(1, 2, 64, 16, seed=seed, mean=8.0, deviation=0.4) for seed in (1, 2))
+    kernel = build(Optimal, 256, 16)
+    assert softmax_error(kernel, query, key, scale=0.25) < 0.1
+    assert softmax_error(Positive(kernel.projection), query, key, scale=0.25) > 1
+
+
+def test_it_has_two_features_a_draw_and_both_signs():
+    query, _, _ = draw_inputs(6)
+    features = build(Trigonometric).query_features(query, scale=1.0)
+    assert features.shape[-1] == build(Trigonometric).num_features(5) == 14
+    assert features.min() < 0 < features.max()
+    assert not Trigonometric.nonnegative
+
+
+def test_causal_features_times_their_scale_are_the_features_of_trigonometric():
+    _, key, _ = draw_inputs(6)
+    mask, kernel = draw_mask(2, 6), build(Trigonometric)
+    features, log_scale = kernel.causal_key_features(key, scale=0.4, key_mask=mask)
+    assert log_scale is not None
+    assert log_scale.isfinite().all()
+    scaled = math.sqrt(0.4) * key
+    assert relative_change(log_scale, scaled.square().sum(dim=-1) / 2) < 1e-12
+    peak = torch.where(mask[:, None], log_scale, -math.inf).amax(dim=-1, keepdim=True)
+    found = features * (log_scale - peak).exp()[..., None]
+    assert relative_change(found, kernel.key_features(key, scale=0.4, key_mask=mask)) < 1e-12

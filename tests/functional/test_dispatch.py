@@ -1,0 +1,201 @@
+import itertools
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from teka import Grid
+from teka.functional import (
+    BACKENDS,
+    Clipped,
+    Elu,
+    Kernel,
+    Relative,
+    Rotation,
+    Softmax,
+    SquaredRelu,
+    attention,
+    dispatch,
+)
+from teka.functional.backends import Cost
+from teka.functional.dispatch import Workload, backend_costs, select_backend
+from teka.functional.plan import Plan
+from teka.functional.positions import Positions
+from teka.functional.relative import make_relative
+
+
+def costs(
+    kernel: Kernel,
+    relative: Relative | None,
+    grid: Grid | None,
+    *,
+    num_tokens: int,
+    dim: int,
+    is_causal: bool = False,
+    key_grid: Grid | None = None,
+    batch: int = 1,
+) -> dict[str, Cost]:
+    positions = Positions(grid, key=None if key_grid is None else Positions(key_grid))
+    num_keys = num_tokens if key_grid is None else key_grid.num_tokens
+    sizes = (num_tokens, num_keys, dim, dim, is_causal, 2, batch)
+    return backend_costs(Workload(kernel, relative, positions, *sizes))
+
+
+def rotation() -> Rotation:
+    relative = make_relative("rotation", heads=1, dim=16, num_axes=2, kernel="squared_relu")
+    assert isinstance(relative, Rotation)
+    return relative
+
+
+def test_softmax_has_the_dense_backend_only():
+    assert set(costs(Softmax(), None, None, num_tokens=4096, dim=16)) == {"dense"}
+
+
+@pytest.mark.parametrize(("side", "expected"), [(8, "dense"), (64, "toeplitz")])
+def test_rotation_on_a_large_grid_goes_by_toeplitz_and_on_a_small_one_by_pairs(
+    side: int, expected: str
+):
+    found = costs(SquaredRelu(), rotation(), Grid((side, side)), num_tokens=side**2, dim=16)
+    assert set(found) == {"dense", "toeplitz", "fft"}
+    assert select_backend("auto", found) == expected
+
+
+@pytest.mark.parametrize(("side", "expected"), [(16, "dense"), (64, "toeplitz")])
+def test_rotation_goes_by_what_was_faster_when_measured_with_heads_of_32(side: int, expected: str):
+    found = costs(SquaredRelu(), rotation(), Grid((side, side)), num_tokens=side**2, dim=32)
+    assert select_backend("auto", found) == expected
+
+
+@pytest.mark.parametrize(("num_tokens", "expected"), [(4, "dense"), (1000, "linear")])
+def test_without_position_many_tokens_go_linearly(num_tokens: int, expected: str):
+    assert (
+        select_backend("auto", costs(SquaredRelu(), None, None, num_tokens=num_tokens, dim=16))
+        == expected
+    )
+
+
+def test_many_samples_share_what_a_call_costs_and_what_the_places_of_pairs_cost():
+    # Measured with 8 heads of 32 samples, forward and backward: 0.7 and 0.6 times the time of the other.
+    waves = make_relative("fourier", heads=2, dim=32, num_axes=2, kernel="squared_relu")
+    for relative, side, alone, together in (
+        (None, 8, "dense", "linear"),
+        (waves, 12, "linear", "dense"),
+    ):
+        for batch, expected in ((1, alone), (32, together)):
+            found = costs(
+                SquaredRelu(), relative, Grid((side, side)), num_tokens=side**2, dim=32, batch=batch
+            )
+            assert select_backend("auto", found) == expected
+
+
+def test_rings_are_offered_where_they_fit():
+    relative = Clipped(torch.zeros(4, 16))
+    for grid, expected in (
+        (Grid((9, 9)), {"dense", "rings"}),
+        (Grid((9, 9), 2.0), {"dense"}),
+        (Grid((4, 9), periodic=True), {"dense"}),
+        (None, {"dense"}),
+    ):
+        assert set(costs(SquaredRelu(), relative, grid, num_tokens=81, dim=16)) == expected
+
+
+@pytest.mark.parametrize("relative", [None, rotation(), Clipped(torch.zeros(7, 16))])
+def test_the_cost_of_a_fast_backend_grows_more_slowly_than_that_of_pairs(relative: Relative | None):
+    small, large = (
+        costs(SquaredRelu(), relative, Grid((side, side)), num_tokens=side**2, dim=16)
+        for side in (32, 64)
+    )
+    growth = {name: large[name].multiply_adds / small[name].multiply_adds for name in small}
+    assert growth.pop("dense") == pytest.approx(16)
+    # Linear in tokens, times the sides for one matrix an axis.
+    assert all(factor <= 8 for factor in growth.values())
+
+
+def test_bytes_weigh_more_where_arithmetic_is_ahead_of_memory():
+    cost = Cost(1000, 100)
+    assert cost.work("dense", "cuda") == cost.work("linear", "xpu") == 1000 + 20 * 100
+    assert cost.work("dense") != cost.work("linear")
+
+
+def test_causality_leaves_what_needs_every_key_to_pairs():
+    sizes = {"num_tokens": 81, "dim": 16, "is_causal": True}
+    assert set(costs(SquaredRelu(), None, None, **sizes)) == {"dense", "linear"}
+    assert set(costs(SquaredRelu(), rotation(), Grid((9, 9)), **sizes)) == {"dense"}
+    assert set(costs(SquaredRelu(), Clipped(torch.zeros(4, 16)), Grid((9, 9)), **sizes)) == {
+        "dense"
+    }
+    assert set(costs(SquaredRelu(), Clipped(torch.zeros(4, 16)), Grid(81), **sizes)) == {
+        "dense",
+        "rings",
+    }
+
+
+def test_between_two_grids_go_the_backends_that_need_no_shared_one():
+    fine, coarse = Grid((8, 8)), Grid((4, 4), spacing=2.0, origin=0.5)
+    found = costs(SquaredRelu(), rotation(), coarse, num_tokens=16, dim=16, key_grid=fine)
+    assert set(found) == {"dense", "toeplitz"}
+    found = costs(
+        SquaredRelu(), rotation(), Grid((4, 4), origin=2.0), num_tokens=16, dim=16, key_grid=fine
+    )
+    assert set(found) == {"dense", "toeplitz", "fft"}
+
+
+def test_a_choice_is_remembered_for_all_that_it_depends_on_and_not_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(dispatch, "_choices", {})
+    monkeypatch.setattr(dispatch, "MOST_CHOICES", 30)
+    sizes = {
+        "num_queries": 4096,
+        "num_keys": 4096,
+        "dim": 16,
+        "dim_value": 16,
+        "heads": 2,
+        "batch": 1,
+    }
+    grids = (Grid((64, 64)), Grid((64, 64), periodic=True))
+    wide, near = Clipped(torch.zeros(40, 16)), Clipped(torch.zeros(4, 16))
+    pairs: list[tuple[Kernel, Relative | None]]
+    pairs = [(Softmax(), None), (Elu(), None), (Elu(), rotation()), (Elu(), wide), (Elu(), near)]
+    found = set()
+    for grid, is_causal, backend, (kernel, relative) in itertools.product(
+        grids, (False, True), ("auto", "dense"), pairs
+    ):
+        work = Workload(kernel, relative, Positions(grid), is_causal=is_causal, **sizes)
+        expected = select_backend(backend, backend_costs(work))
+        made = Plan(kernel, relative, Positions(grid), 1.0, is_causal)
+        assert made.computed_by(backend, **sizes, device_type="cpu").backend == expected
+        assert 0 < len(dispatch._choices) <= 30
+        found.add(expected)
+    assert found == {"dense", "linear", "toeplitz", "rings"}
+
+
+@pytest.mark.parametrize("name", [name for name in BACKENDS if name != "auto"])
+def test_a_backend_asked_for_is_taken_if_it_can_and_refused_if_it_cannot(name: str):
+    assert select_backend(name, {"dense": Cost(1, 0), name: Cost(2, 0)}) == name
+    with pytest.raises(
+        ValueError, match=f"backend is '{name}', expected one of 'auto', 'other' for this kernel"
+    ):
+        select_backend(name, {"other": Cost(1, 0)})
+
+
+def test_an_unknown_name_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match="did you mean 'toeplitz'"):
+        select_backend("toplitz", {"dense": Cost(1, 0)})
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted(Clipped):
+    """A kernel whose settings are not in its `__dict__`."""
+
+
+def test_a_choice_for_one_setting_is_not_that_of_another_where_settings_are_in_slots():
+    query, options = (
+        torch.randn(1, 1, 256, 4),
+        {"kernel": "relu", "grid": Grid((16, 16), periodic=True)},
+    )
+    attention(query, query, query, relative=Slotted(torch.randn(3, 4)), backend="rings", **options)
+    with pytest.raises(ValueError, match="backend is 'rings'"):
+        attention(
+            query, query, query, relative=Slotted(torch.randn(12, 4)), backend="rings", **options
+        )
