@@ -275,6 +275,7 @@ def test_dtype_and_mode_are_those_of_the_convolution():
         ),
         ({"precision": 0.0}, "precision is 0.0, expected a positive number"),
         ({"precision": math.nan}, "precision is nan"),
+        ({"precision": 10**400}, "precision is 1"),
         ({"tolerance": 0.0}, "tolerance is 0.0, expected a number above 0 and below 2"),
         ({"dim_head": 0}, "dim_head is 0, expected at least 1"),
         ({"spacing": (1.0, 2.0, 3.0)}, "spacing is"),

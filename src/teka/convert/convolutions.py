@@ -3,14 +3,13 @@
 import copy
 import math
 from collections.abc import Sequence
-from numbers import Real
 from operator import attrgetter
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from teka.checks import check_sizes, is_number, is_positive
+from teka.checks import check_number, check_sizes, is_number, is_positive
 from teka.errors import wrong_value
 from teka.grid import Grid
 from teka.nn.additions import CONVOLUTION_MODULES
@@ -126,9 +125,11 @@ def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution
 
 
 def check_precision(precision: float) -> None:
-    """Check that a precision is a number above 0."""
-    if not isinstance(precision, Real) or not precision > 0:
-        raise wrong_value("precision", precision, "a positive number, or math.inf")
+    """Check that a precision is a positive number that a float can hold, or math.inf."""
+    if isinstance(precision, float) and precision == math.inf:
+        return
+    expected = "a positive number, or math.inf"
+    check_number("precision", precision, expected, low=0.0, exclude=(0.0,))
 
 
 def hard_precision(spacing: Sequence[float]) -> float:
