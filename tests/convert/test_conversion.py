@@ -288,7 +288,7 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message
 
 def test_a_precision_that_no_float_can_hold_is_refused(as_users_run_it):
     with pytest.raises(ValueError, match="precision"):
-        attention_from_convolution(nn.Conv1d(2, 2, 3), precision=10**400)
+        attention_from_convolution(nn.Conv1d(2, 2, 3, padding=1), precision=10**400)
 
 
 def test_a_precision_that_the_dtype_cannot_hold_is_refused():
