@@ -39,13 +39,13 @@ def test_fractions_need_a_whole_pixel_of_room():
     [
         ("modes", (), "modes is"),
         ("modes", ("zero", "zero"), "each once"),
-        ("preset", "horn", "did you mean 'horn2021'"),
-        ("parts", ("layer",), "did you mean 'layers'"),
+        ("preset", "horn", "Did you mean 'horn2021'"),
+        ("parts", ("layer",), "Did you mean 'layers'"),
         ("output", "maps", "output is 'maps'"),
         ("batch_size", 0, "batch_size is 0"),
         ("budget_seconds", 0, "budget_seconds is 0"),
         ("confidence", 1.0, "confidence is 1.0"),
-        ("num_resamples", 39, "num_resamples is 39, expected at least .* = 40"),
+        ("num_resamples", 39, "num_resamples must be at least .* = 40.*got 39"),
         ("num_examples", -1, "num_examples is -1"),
     ],
 )

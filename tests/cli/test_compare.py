@@ -164,7 +164,7 @@ def test_bad_input_is_one_line(here, fails):
         ("large", "models.py:up: (16, 16), models.py:large: (20, 20)"),
         (
             "down",
-            "the order of the classes of models.py:down is 'another', expected that of models.py:up",
+            "the order of the classes of models.py:down must be that of models.py:up.*got another",
         ),
     ):
         assert said in fails(

@@ -85,10 +85,7 @@ class Entry:
     def is_clear(self, error: ValueError) -> bool:
         """Whether teka raised it, and it names an argument, what came and what was expected."""
         ours = traceback.extract_tb(error.__traceback__)[-1].filename.startswith(PACKAGE)
-        says = (
-            re.search(r"\b(is|has|have|holds?|keeps)\b.*\bexpected\b", str(error), re.DOTALL)
-            is not None
-        )
+        says = re.search(r"\bmust\b.*\bgot\b", str(error), re.DOTALL) is not None
         names = (
             self.takes
             if self.made_by is None

@@ -41,7 +41,7 @@ def test_dropout_acts_after_the_attention_the_gelu_and_the_mlp():
 
 
 def test_an_mlp_without_width_is_an_error():
-    with pytest.raises(ValueError, match=r"mlp_ratio is 0.1, expected at least 1 / dim = 1 / 6"):
+    with pytest.raises(ValueError, match=r"mlp_ratio must be at least 1 / dim = 1 / 6.*got 0.1"):
         PreNormBlock(nn.Identity(), 6, mlp_ratio=0.1)
 
 
@@ -85,5 +85,5 @@ def test_dropout_acts_in_training_on_what_each_part_adds():
 
 
 def test_post_norm_block_an_mlp_without_width_is_an_error():
-    with pytest.raises(ValueError, match=r"mlp_ratio is 0.01, expected at least 1 / dim = 1 / 8"):
+    with pytest.raises(ValueError, match=r"mlp_ratio must be at least 1 / dim = 1 / 8.*got 0.01"):
         make(mlp_ratio=0.01)

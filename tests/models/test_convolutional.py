@@ -139,7 +139,7 @@ def test_the_form_for_small_images_has_the_parameters_and_operations_of_cordonni
 
 
 def test_an_unknown_stem_is_an_error():
-    with pytest.raises(ValueError, match="resnet_stem is '5x5', expected one of"):
+    with pytest.raises(ValueError, match=r"resnet_stem must be one of.*got '5x5'"):
         ResNet18(32, 3, 10, resnet_stem="5x5")
 
 

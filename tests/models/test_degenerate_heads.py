@@ -115,7 +115,7 @@ def test_the_table_counts_the_heads_of_every_layer():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"position": "table"}, "relative kernel is 'EmbeddedTable'"),
+        ({"position": "table"}, r"relative kernel must be .*got 'EmbeddedTable'"),
         ({"content": "softmax"}, "heads attend by position alone"),
     ],
 )

@@ -125,15 +125,15 @@ def test_content_is_a_factor_of_the_weights():
     [
         (
             {"downsampling": 8},
-            r"image_size is \(12, 20\), expected height and width, multiples of downsampling = 8",
+            r"image_size must be height and width, multiples of downsampling = 8.*got \(12, 20\)",
         ),
-        ({"position": "rotary"}, "position is 'rotary', expected one of"),
-        ({"content": "softmx"}, "kernel is 'softmx', .*did you mean 'softmax'"),
+        ({"position": "rotary"}, "position must be one of.*got 'rotary'"),
+        ({"content": "softmx"}, r"kernel must be .*got 'softmx'.*Did you mean 'softmax'"),
         (
             {"position": "generalized_quadratic", "backend": "toeplitz"},
-            "backend is 'toeplitz', expected one of",
+            "backend must be one of.*got 'toeplitz'",
         ),
-        ({"content": "softmax", "backend": "toeplitz"}, "backend is 'toeplitz', expected one of"),
+        ({"content": "softmax", "backend": "toeplitz"}, "backend must be one of.*got 'toeplitz'"),
     ],
 )
 def test_what_does_not_fit_is_an_error(options, message):
@@ -186,7 +186,7 @@ def test_without_heads_it_has_the_papers_parameters():
 
 @pytest.mark.parametrize("heads", [0, (3,), (3, 0), (3, 3, 3)], ids=str)
 def test_numbers_of_heads_that_do_not_fit_are_an_error(heads):
-    with pytest.raises(ValueError, match=r"heads is .* one for each of depth = 2 blocks"):
+    with pytest.raises(ValueError, match=r"heads must be .* one for each of depth = 2 blocks"):
         build(heads=heads)
 
 
@@ -227,5 +227,7 @@ def test_a_table_has_an_entry_for_every_offset_on_the_grid():
 
 
 def test_an_unknown_position_is_an_error_that_offers_the_nearest():
-    with pytest.raises(ValueError, match=r"position is 'quadratc', .*did you mean 'quadratic'"):
+    with pytest.raises(
+        ValueError, match=r"position must be .*got 'quadratc'.*Did you mean 'quadratic'"
+    ):
         make_gaussian_or_table("quadratc", heads=2, sides=(4, 6), embedding_dim=8)

@@ -44,7 +44,7 @@ def test_signatures_show_them_with_their_defaults(kind: type, keywords: Any, own
     ],
 )
 def test_a_keyword_that_is_none_of_them_is_refused_by_name(make: Any, name: str):
-    with pytest.raises(TypeError, match=f"got an unknown keyword {name!r}; it takes .*dim"):
+    with pytest.raises(TypeError, match=rf"got an unknown keyword {name!r}; it takes .*dim"):
         make(**{name: 1})
 
 

@@ -192,7 +192,7 @@ def test_without_a_head_to_remove_it_is_a_copy():
 
 def test_a_head_that_is_not_there_is_an_error_and_all_heads_are_never_removed():
     for heads in ([5], [-1], [0, True]):
-        with pytest.raises(ValueError, match=r"heads is .* expected whole numbers from 0 to 4"):
+        with pytest.raises(ValueError, match=r"heads must be whole numbers from 0 to 4"):
             prune_heads(build(), heads)
     with pytest.raises(ValueError, match="fewer than all 5 heads"):
         prune_heads(build(), range(5))
@@ -203,7 +203,7 @@ def test_a_relative_kernel_of_ones_own_is_an_error_as_its_parameters_are_not_kno
         pass
 
     layer = build(relative=Twisted(2, HEADS), kernel="constant")
-    with pytest.raises(ValueError, match="relative kernel is 'Twisted'"):
+    with pytest.raises(ValueError, match=r"relative kernel must be .*got 'Twisted'"):
         prune_heads(layer, [0])
     mixed = build(relative=Twisted(2, 2), kernel="softmax", position_heads=2)
     assert prune_heads(mixed, [0]).heads == 4

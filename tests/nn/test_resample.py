@@ -85,15 +85,14 @@ def test_half_precision_around_it_changes_no_choice():
 @pytest.mark.parametrize("factor", [0, 1.5, (2, 2, 2), True])
 def test_a_factor_that_is_no_number_of_fractions_is_refused(factor, as_users_run_it: None):
     with pytest.raises(
-        ValueError,
-        match=r"factor is .*, expected a whole number of at least 1, or one for each of 2",
+        ValueError, match=r"factor must be a whole number of at least 1, or one for each of 2"
     ):
         SubpixelAlignment(factor)
 
 
 def test_another_number_of_axes_is_refused(as_users_run_it: None):
     with pytest.raises(
-        ValueError, match=r"inputs has shape \(2, 3, 7\), expected \(batch, channels, side, side\)"
+        ValueError, match=r"inputs must have shape \(batch, channels, side, side\).*got \(2, 3, 7\)"
     ):
         SubpixelAlignment(2)(torch.zeros(2, 3, 7))
 
@@ -101,11 +100,15 @@ def test_another_number_of_axes_is_refused(as_users_run_it: None):
 @pytest.mark.parametrize(
     ("argument", "changed", "message"),
     [
-        (0, torch.zeros(2, 5, 2), r"inputs has shape \(2, 5, 2\), expected \(batch, 4, side\)"),
-        (1, torch.tensor([0]), r"offset has shape \(1,\), expected \(2,\)"),
-        (1, torch.tensor([0.0, 1.0]), "offset is torch.float32, expected a dtype of whole numbers"),
-        (1, torch.tensor([0, 2]), "offset is 2, expected from 0 to 1"),
-        (2, torch.zeros(2, 3, 5), r"fine has shape \(2, 3, 5\), expected \(2, 3, 4\)"),
+        (0, torch.zeros(2, 5, 2), r"inputs must have shape \(batch, 4, side\).*got \(2, 5, 2\)"),
+        (1, torch.tensor([0]), r"offset must have shape \(2,\).*got \(1,\)"),
+        (
+            1,
+            torch.tensor([0.0, 1.0]),
+            "offset must be of a dtype of whole numbers.*got torch.float32",
+        ),
+        (1, torch.tensor([0, 2]), "offset must be from 0 to 1.*got 2"),
+        (2, torch.zeros(2, 3, 5), r"fine must have shape \(2, 3, 4\).*got \(2, 3, 5\)"),
     ],
 )
 def test_what_is_not_of_the_finer_grid_is_refused(
@@ -120,7 +123,7 @@ def test_what_is_not_of_the_finer_grid_is_refused(
 def test_cells_of_other_channels_are_refused(as_users_run_it: None):
     down = AttentionDownsample(3, 4, 2, sampling=PolyphaseDownsample(2, num_axes=1))
     with pytest.raises(
-        ValueError, match=r"cells has shape \(2, 4, 6\), expected \(batch, 3, side\)"
+        ValueError, match=r"cells must have shape \(batch, 3, side\).*got \(2, 4, 6\)"
     ):
         down(torch.zeros(2, 4, 6))
 

@@ -60,7 +60,7 @@ def test_dropout_acts_in_training_only():
 
 
 def test_an_mlp_without_width_is_refused():
-    with pytest.raises(ValueError, match=r"mlp_ratio is 0\.1, expected at least 1 / dim"):
+    with pytest.raises(ValueError, match=r"mlp_ratio must be at least 1 / dim.*got 0\.1"):
         build(mlp_ratio=0.1)
 
 

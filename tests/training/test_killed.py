@@ -164,7 +164,7 @@ def test_of_two_damaged_checkpoints_the_error_names_the_file(stopping, whole, tm
     (folder / "result.json").unlink()
     (folder / "checkpoints" / "last.ckpt").write_bytes(b"PK")
     with pytest.raises(
-        ValueError, match=r"checkpoint is .*last\.ckpt', expected a whole checkpoint"
+        ValueError, match=r"checkpoint must be a whole checkpoint.*got .*last\.ckpt'"
     ):
         trained(stopping, folder, resume=True)
 

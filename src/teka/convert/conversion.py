@@ -30,7 +30,7 @@ from teka.convert.convolutions import (
     precision_for_tolerance,
     window_reach,
 )
-from teka.errors import wrong_value
+from teka.errors import wrong_argument, wrong_value
 from teka.functional import Constant
 from teka.functional.positions import Positions
 from teka.functional.relative.stationary import StationaryRelative
@@ -170,7 +170,7 @@ def attention_from_convolution(
     num_out, num_in, sides = convolution.out_channels, convolution.in_channels, weight.shape[2:]
     spacing = cell_spacing(spacing, len(sides))
     if precision is not None and tolerance is not None:
-        raise wrong_value("precision and tolerance", "both", "at most one of the two")
+        raise wrong_argument("precision and tolerance", "both", "at most one of the two")
     if tolerance is not None:
         precision = precision_for_tolerance(tolerance, spacing)
     precision = math.inf if precision is None else precision
@@ -243,7 +243,7 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
         raise wrong_value(
             "attention.position_heads",
             attention.position_heads,
-            "0: a relative kernel in every head",
+            "0, for a relative kernel in every head",
         )
     relative = None if attention.relative is None else attention.relative()
     if not isinstance(relative, StationaryRelative):

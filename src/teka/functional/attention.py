@@ -102,7 +102,7 @@ def attention(
     if cu_seqlens is not None:
         if num_keys != num_queries:
             raise wrong_shape(
-                "key", key.shape, f"{num_queries} tokens, as many as the query's, with cu_seqlens"
+                "key", key.shape, f"{num_queries} tokens, the same number as query, with cu_seqlens"
             )
         excluded = {
             "key_mask": key_mask,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from teka._compat import replace, without_autocast
 from teka.checks import BOOLEAN, check_kind, check_tensor
-from teka.errors import wrong_shape, wrong_type, wrong_value
+from teka.errors import wrong_argument, wrong_shape, wrong_type, wrong_value
 from teka.functional.backends import LOWEST_LOG_SCALE
 from teka.functional.backends.feature_sums import featured
 from teka.functional.backends.fused.position_maps import PositionMap
@@ -59,7 +59,7 @@ def decode(
     check_inputs(query, key, value)
     batch, heads, num_tokens, dim = query.shape
     if state is not None and not isinstance(state, DecodingState):
-        raise wrong_type("state", state, "None or the DecodingState that the token before has left")
+        raise wrong_type("state", state, "None or the DecodingState of the previous token")
     if key_mask is not None:
         check_tensor("key_mask", key_mask, batch, num_tokens, dtypes=BOOLEAN)
     first = 0 if state is None else state.num_tokens
@@ -67,7 +67,7 @@ def decode(
     kind = relative if isinstance(relative, Relative) else named
     if kind is not None and not kind.decodes:
         names = [repr(name) for name, other in sorted(RELATIVES.items()) if other.decodes]
-        expected = f"None, {', '.join(names[:-1])} or {names[-1]}: others need every pair"
+        expected = f"None, {', '.join(names[:-1])} or {names[-1]}; others need every pair of tokens"
         raise wrong_value("relative", kind.name, expected)
     positions = _positions(query, first, position, kind)
     plan = Plan.of_kernels(
@@ -75,11 +75,15 @@ def decode(
     )
     if plan.kernel.features is None:
         raise wrong_value(
-            "kernel", plan.kernel.name, "a kernel with a feature map, whose state does not grow"
+            "kernel",
+            plan.kernel.name,
+            "a kernel with a feature map; only its state has a fixed size",
         )
     kernels = (plan.kernel.features.name, None if plan.relative is None else plan.relative.name)
     if state is not None and state.kernels != kernels:
-        raise wrong_value("state.kernels", state.kernels, f"{kernels}, those of the next token")
+        raise wrong_value(
+            "state.kernels", state.kernels, f"{kernels}, the kernels of the next token"
+        )
     at_once = state is None and (kind is None or kind.state_adds)
     if num_tokens == 1 or at_once:
         output, state = _advance(plan, query, key, value, state, positions, key_mask)
@@ -107,8 +111,8 @@ def _positions(
     batch, _, num_tokens, _ = query.shape
     if kind is not None and kind.follows_tokens:
         if position is not None:
-            raise wrong_value(
-                "position", "given", f"None with {kind.name!r}, whose tokens follow at one distance"
+            raise wrong_argument(
+                "position", "a value", f"None with {kind.name!r}; its tokens have a spacing of 1"
             )
         return Positions(Grid(num_tokens))
     if position is None:
@@ -121,7 +125,7 @@ def _positions(
         )
     check_kind("position", position)
     if num_tokens > 1:
-        raise wrong_value("position", "given", "None for several tokens")
+        raise wrong_argument("position", "a value", "None for several tokens")
     if (
         position.ndim == 0
         or position.shape[-1] == 0

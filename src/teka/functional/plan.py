@@ -72,7 +72,7 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
     check_tensor("value", value, batch, heads, key.shape[2], "dim")
     for argument, tensor in (("key", key), ("value", value)):
         if tensor.dtype != query.dtype:
-            raise wrong_value(argument, tensor.dtype, f"{query.dtype}, as query is")
+            raise wrong_value(argument, tensor.dtype, f"of {query.dtype}, like query")
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,9 @@ class Plan:
         """The attention of tokens by a backend, or by the cheapest for them with "auto"."""
         sizes = {"num_queries": query.shape[2], "num_keys": key.shape[2]}
         if self.is_causal and sizes["num_keys"] != sizes["num_queries"]:
-            expected = f"{sizes['num_queries']} tokens, as many as the query's, with is_causal"
+            expected = (
+                f"{sizes['num_queries']} tokens, the same number as query, with is_causal=True"
+            )
             raise wrong_shape("key", key.shape, expected)
         sizes = {
             **sizes,

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.linalg import svdvals
 
-from teka.errors import wrong_value
+from teka.errors import wrong_argument, wrong_value
 from teka.models.self_attention_network import SelfAttentionNetwork
 from teka.nn import GeneralizedQuadratic, Quadratic
 from teka.nn.waves import RelativeModule
@@ -73,7 +73,7 @@ def degenerate_heads(
     layers = []
     for attention in model.attentions():
         if attention.query is not None:
-            raise wrong_value(
+            raise wrong_argument(
                 "model", "one with content", "a network whose heads attend by position alone"
             )
         eigenvalues = _eigenvalues(attention.relative)

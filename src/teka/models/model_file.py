@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from teka.checks import check_name
 from teka.codec import decode, encode
-from teka.errors import require, wrong_shape, wrong_value
+from teka.errors import require, wrong_argument, wrong_shape, wrong_value
 from teka.files import expand_user, new_folder, read_json, resolve_path, write_bytes, write_json
 from teka.models.model_config import MODELS, ModelConfig
 
@@ -161,7 +161,7 @@ def pack(model: nn.Module, dtype: str) -> bytes:
         kept = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         state[name] = kept.to(DTYPES[dtype]) if kept.is_floating_point() else kept
         if not torch.isfinite(state[name]).all():
-            raise wrong_value(
+            raise wrong_argument(
                 f"{name} of the model", "not finite", f"finite numbers that {dtype} can hold"
             )
     return library.save(state)
@@ -201,7 +201,7 @@ def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -
                 place, str(came.dtype), f"{expected.dtype}, as the config's model has it"
             )
         if not torch.isfinite(came).all():
-            raise wrong_value(place, "not finite", "finite numbers")
+            raise wrong_argument(place, "not finite", "finite numbers")
     model.load_state_dict(dict(tensors))
 
 

@@ -93,7 +93,7 @@ class RoutingAttention(nn.Module):
         )
         if dim % heads or dim == heads:
             raise wrong_value(
-                "heads", heads, f"a divisor of dim = {dim} below it: one number has no direction"
+                "heads", heads, f"a divisor of dim = {dim} below it; one number has no direction"
             )
         if not 0 <= decay <= 1:
             raise wrong_value("decay", decay, "between 0 and 1")

@@ -9,7 +9,7 @@ from typing_extensions import Unpack
 
 from teka._compat import ProcessGroup, is_plain_eager_on_cpu, replace
 from teka.checks import check_sizes, check_tensor_sizes
-from teka.errors import wrong_value
+from teka.errors import wrong_argument, wrong_value
 from teka.functional import Constant, DecodingState, Kernel, Relative, decode
 from teka.functional.backends.triton import IS_INTERPRETED
 from teka.functional.dispatch import select_backend
@@ -118,7 +118,7 @@ class Attention(nn.Module):
             raise wrong_value(
                 "query_key",
                 chosen.query_key,
-                "'plain' or 'normalized': the mean cancels in the softmax",
+                "'plain' or 'normalized'; the mean cancels in the softmax",
             )
         key_bias = (
             chosen.qkv_bias
@@ -384,8 +384,8 @@ class Attention(nn.Module):
             }
             for argument, given in others.items():
                 if given is not None:
-                    raise wrong_value(
-                        argument, "given", "None for a layer with a value convolution"
+                    raise wrong_argument(
+                        argument, "a value", "None for a layer with a value convolution"
                     )
         if num_queries is not None and (
             self.relative is not None or context is not None or self.causal

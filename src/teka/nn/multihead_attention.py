@@ -18,7 +18,7 @@ from teka.checks import (
     check_tensor_sizes,
     is_number,
 )
-from teka.errors import wrong_shape, wrong_value
+from teka.errors import wrong_argument, wrong_shape, wrong_value
 from teka.grid import Grid
 from teka.nn.attention_heads import AttentionHeads
 from teka.nn.options import PlacedKeywords, takes
@@ -229,15 +229,13 @@ def is_causal_mask(mask: Shaped[Tensor, "*matrices queries keys"] | None) -> boo
         return False
     check_kind("attn_mask", mask, FLAGS)
     if mask.ndim < 2 or mask.shape[-1] != mask.shape[-2]:
-        raise wrong_shape(
-            "attn_mask", mask.shape, "None, or a causal mask, as many queries as keys"
-        )
+        raise wrong_shape("attn_mask", mask.shape, "the shape (tokens, tokens) of a causal mask")
     keep = kept_keys("attn_mask", mask)
     if not is_recorded(keep) and not bool((keep == torch.ones_like(keep).tril()).all()):
         came = f"{int((~keep).sum())} of {keep.numel()} pairs dropped"
-        raise wrong_value(
+        raise wrong_argument(
             "attn_mask",
             came,
-            "the causal mask, of later keys and nothing else: no sum keeps another",
+            "the causal mask, which drops later keys and nothing else; sums over keys cannot apply another",
         )
     return True

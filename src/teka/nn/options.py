@@ -128,10 +128,10 @@ class AttentionOptions:
         if not (is_number(self.dropout) and 0 <= self.dropout < 1):
             raise wrong_value("dropout", self.dropout, "a probability of at least 0 and below 1")
         if self.value_convolution is not None and self.causal:
-            expected = "None with causal=True: it sees later tokens"
+            expected = "None with causal=True; it sees later tokens"
             raise wrong_value("value_convolution", self.value_convolution, expected)
         if self.query_key == "centred" and self.causal:
-            expected = "'plain' or 'normalized' with causal=True: a mean sees later keys"
+            expected = "'plain' or 'normalized' with causal=True; a mean sees later keys"
             raise wrong_value("query_key", self.query_key, expected)
 
 

@@ -20,7 +20,7 @@ from teka.checks import (
     check_tensor,
     check_tensor_sizes,
 )
-from teka.errors import wrong_shape, wrong_value
+from teka.errors import wrong_argument, wrong_shape, wrong_value
 from teka.functional import length_mask
 from teka.functional.positions import Positions, check_mask, make_positions, packed_lengths
 from teka.functional.shapes import KeyMask, QueryMask
@@ -57,7 +57,7 @@ def check_tokens(argument: str, tokens: Tensor, *sizes: str | int, first: nn.Mod
     if dtypes[0] == dtypes[1]:
         return
     if torch.float64 in dtypes or not torch.is_autocast_enabled(tokens.device.type):
-        raise wrong_value(argument, tokens.dtype, f"{dtypes[1]}, as the layer's weights are")
+        raise wrong_value(argument, tokens.dtype, f"of {dtypes[1]}, like the layer's weights")
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,9 @@ def make_inputs(
             ("context", context),
         ):
             if given is not None:
-                raise wrong_value(argument, "given", "None where tokens are divided over processes")
+                raise wrong_argument(
+                    argument, "a value", "None where tokens are divided over processes"
+                )
         if grid is not None:
             where = Positions(grid.part(group.rank(), group.size()))
     if context is None:
@@ -115,7 +117,7 @@ def make_inputs(
             ("context_positions", context_positions),
         ):
             if given is not None:
-                raise wrong_value(argument, "given", "None without a context")
+                raise wrong_argument(argument, "a value", "None without a context")
         if dims[1] != dims[0]:
             raise wrong_value("context", None, f"tokens of size context_dim = {dims[1]}")
     else:
@@ -130,7 +132,7 @@ def make_inputs(
     where.check(**counts, key="context_", is_needed=needs_places)
     if lengths is not None:
         if key_mask is not None:
-            raise wrong_value("key_mask and lengths", "both", "at most one of the two")
+            raise wrong_argument("key_mask", "both", "None with lengths")
         check_tensor("lengths", lengths, tokens.shape[0], dtypes=WHOLE)
         key_mask = length_mask(lengths, attended_to.shape[1])
         query_mask = key_mask[:, :num_queries] if context is None else None
@@ -200,7 +202,7 @@ class AbsolutePosition(nn.Module):
             raise wrong_value("grid", grid, "a teka.Grid")
         if grid.num_axes != self.num_axes or tokens.shape[1] != grid.num_tokens:
             raise wrong_value(
-                "grid", grid.shape, f"{self.num_axes} axes and {tokens.shape[1]} tokens"
+                "grid", grid.shape, f"a grid of {self.num_axes} axes and {tokens.shape[1]} tokens"
             )
         dtype = torch.promote_types(
             self.frequency.dtype, torch.float32

@@ -327,12 +327,12 @@ def test_layers_are_looked_into_in_inference_mode_too():
 def test_bad_input_is_refused_with_a_message():
     model = network(circular(2, 4), nn.ReLU())
     for message, change in (
-        ("did you mean '1'", {"layers": ["11"]}),
+        ("Did you mean '1'", {"layers": ["11"]}),
         ("layers is 'stem'", {"layers": ["stem"]}),
         ("shifts", {"shifts": [(0, 0)]}),
         ("shifts is", {"shifts": [(0, 99)]}),
         (
-            "mode is 'rotation', expected one that shifts",
+            "mode must be one that shifts.*got 'rotation'",
             {"movement": Movement("rotation"), "shifts": [5]},
         ),
         ("threshold", {"threshold": 0.0}),

@@ -108,7 +108,7 @@ def test_shifts_with_a_counterpart_are_passed():
 
 def test_maps_that_do_not_cover_the_images_are_refused_with_circular_edges():
     with pytest.raises(
-        ValueError, match=r"stride is \(1, 1\), expected \(12, 18\) over \(10, 16\)"
+        ValueError, match=r"stride must be \(12, 18\) over \(10, 16\).*got \(1, 1\)"
     ):
         check_dense_shifts(((1, 1),), (10, 16), (1, 1), (HEIGHT, WIDTH), Movement("circular"))
 

@@ -173,7 +173,8 @@ def test_what_cannot_be_reproduced_is_an_error(tiny, tmp_path, target, only, mes
 
 def test_an_unknown_scale_is_an_error():
     with pytest.raises(
-        ValueError, match="scale is 'huge', expected one of 'full', 'full-cpu', 'one-stem', 'small'"
+        ValueError,
+        match=r"scale must be one of 'full', 'full-cpu', 'one-stem', 'small'.*got 'huge'",
     ):
         read_reproduction("huge")
 
@@ -204,6 +205,6 @@ def test_without_shifted_images_there_is_no_figure(study_folder, study_cell):
 
 
 def test_without_any_result_nothing_is_written(tmp_path):
-    with pytest.raises(ValueError, match="expected a study's folder"):
+    with pytest.raises(ValueError, match="a study's folder"):
         write_reproduction(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -195,7 +195,7 @@ def test_the_gradient_by_hand_is_that_of_the_formula(kernel: LocalKernel):
 @pytest.mark.parametrize("kind", FLOORED)
 def test_an_epsilon_that_is_not_positive_is_refused(kind: type[FlooredRelu]):
     for epsilon in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="epsilon is"):
+        with pytest.raises(ValueError, match="epsilon must be"):
             kind(epsilon)
 
 

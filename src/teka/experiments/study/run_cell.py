@@ -162,7 +162,7 @@ def run_cell(
     dataset = load_cell_data(cell.run, data_dir)
     if not len(dataset.validation):
         raise wrong_value(
-            "validation_size", 0, "1 or more: the learning curve is that of held-out images"
+            "validation_size", 0, "1 or more; the learning curve is that of held-out images"
         )
     # The last step of a run that may stop early is not known before.
     curve = LearningCurve(

@@ -193,7 +193,7 @@ class Taylor2(FusedKernel):
             raise wrong_value(
                 "key_shift",
                 self.key_shift,
-                "'none' in causal attention: a mean would hold later keys",
+                "'none' in causal attention; a mean would include later keys",
             )
 
     def _shifted(self, key: Keys) -> Keys:
@@ -201,7 +201,7 @@ class Taylor2(FusedKernel):
             return key
         if self.key_mean is None:
             raise wrong_value(
-                "key_mean", None, "the mean of the keys with key_shift='mean': call `fitted` first"
+                "key_mean", None, "the mean of the keys with key_shift='mean'; call `fitted` first"
             )
         return key - self.key_mean
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from teka.checks import check_sizes
-from teka.errors import wrong_type, wrong_value
+from teka.errors import wrong_argument, wrong_type, wrong_value
 from teka.functional.backends import ELSEWHERE, Cost
 from teka.functional.dispatch import select_backend
 from teka.grid import Grid
@@ -89,7 +89,7 @@ def explain(
     if not isinstance(layer, Attention):
         raise wrong_value("layer", type(layer).__name__, "a teka.nn.Attention")
     if grid is not None and num_tokens is not None:
-        raise wrong_value("grid and num_tokens", "both", "exactly one of the two")
+        raise wrong_argument("num_tokens", "both", "None with a grid")
     if grid is None and (num_tokens is None or layer.relative is not None):
         expected = "a teka.Grid" + ("" if layer.relative is not None else ", or num_tokens")
         raise wrong_value("grid", grid, expected)
