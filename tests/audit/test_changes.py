@@ -97,7 +97,7 @@ def test_a_report_has_each_change_with_what_interpolation_alone_does(tmp_path):
     ("movement", "amounts", "message"),
     [
         (Movement("flip"), [(0,), (4,)], "shifts must be one of.*got 4"),
-        (Movement("scale"), [(0,), (-100,)], "shifts is -100"),
+        (Movement("scale"), [(0,), (-100,)], r"shifts must be .*got -100"),
         (Movement("turn"), [(0,), (1,)], "as high as wide"),
     ],
 )

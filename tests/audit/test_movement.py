@@ -133,7 +133,7 @@ def test_integer_images_are_refused_by_sub_pixel_modes():
 
 def test_images_without_spatial_axes_or_cells_are_refused():
     for shape in [(5,), (5, 7), (2, 0, 7), (2, 3, 0)]:
-        with raises_for(shape, ValueError, match="images has shape"):
+        with raises_for(shape, ValueError, match="images must have"):
             translate(torch.zeros(shape), 1, mode="circular")
 
 
@@ -209,9 +209,9 @@ def test_the_size_seen_is_that_of_the_canvas_the_window_or_the_image():
     assert Movement("canvas", canvas_size=20).seen_size((9, 11)) == (20, 20)
     assert movement("crop").seen_size((9, 11)) == (5, 7)
     assert Movement("crop", crop_size=5).seen_size((9, 11)) == (5, 5)
-    with pytest.raises(ValueError, match="canvas_size is"):
+    with pytest.raises(ValueError, match="canvas_size must be"):
         movement("canvas").seen_size((16, 11))
-    with pytest.raises(ValueError, match="crop_size is"):
+    with pytest.raises(ValueError, match="crop_size must be"):
         movement("crop").seen_size((4, 11))
 
 
@@ -223,10 +223,10 @@ def test_the_size_seen_is_that_of_the_canvas_the_window_or_the_image():
             "canvas_size must be the size of the canvas for mode 'canvas'.*got None",
         ),
         ({"mode": "crop"}, "crop_size must be the size of the crop for mode 'crop'.*got None"),
-        ({"mode": "zero", "canvas_size": 9}, "canvas_size is 9, .*'zero' has no canvas"),
+        ({"mode": "zero", "canvas_size": 9}, r"canvas_size must be .*'zero' has no canvas.*got 9"),
         (
             {"mode": "canvas", "canvas_size": 9, "crop_size": 5},
-            "crop_size is 5, .*'canvas' has no crop",
+            r"crop_size must be .*'canvas' has no crop.*got 5",
         ),
     ],
 )

@@ -67,7 +67,7 @@ def test_horn_counts_a_margin_of_eight_but_one_columns_and_its_accuracies_are_th
             torch.ones(2, dtype=torch.int64),
             r", 32, 32\).*\(2, 1, 28, 28\)",
         ),
-        (bars(15, 2), None, "labels is None"),
+        (bars(15, 2), None, r"labels must be .*got None"),
         (
             bars(15, 2),
             torch.zeros(2, dtype=torch.int64),

@@ -63,7 +63,7 @@ def test_a_shift_may_be_as_long_as_the_canvas_but_not_longer():
     assert check_shifts((5, 7), [(-5, 7), (-5, 6.75)]) == ((-5, 7), (-5, 6.75))
     for shift in ((6, 0), (5.25, 0)):
         with raises_for(
-            shift, ValueError, match=rf"shifts must be .*got \({shift[0]}, 0\).*\(5, 7\)"
+            shift, ValueError, match=rf"shifts must be .*\(5, 7\), got \({shift[0]}, 0\)"
         ):
             check_shifts((5, 7), [shift])
 
@@ -76,7 +76,7 @@ def test_an_empty_set_is_refused():
 def test_a_shift_needs_a_finite_number_for_each_axis():
     for shift in [(0.5,), (1, 2, 3), (0.0, float("nan")), (0.0, float("inf")), ("a", "b")]:
         # Past the annotations, as a caller without a type checker would come.
-        with raises_for(shift, ValueError, match=r"shifts must be .*got .*a finite number"):
+        with raises_for(shift, ValueError, match=r"shifts must be .*a finite number"):
             inspect.unwrap(check_shifts)((5, 7), [shift])
 
 

@@ -255,7 +255,7 @@ def test_bad_input_is_one_line_before_anything_is_measured(here, fails):
     (here / "taken").mkdir()
     good = ("audit", "models.py:place", "--data", "data.npz")
     assert "one of" in fails("audit", "nothing", "--data", "data.npz")
-    assert "it has" in fails("audit", "models.py:plaice", "--data", "data.npz")
+    assert "It has" in fails("audit", "models.py:plaice", "--data", "data.npz")
     assert "Did you mean 'digits'" in fails("audit", "digits", "--data", "digitz")
     assert "Did you mean 'circular'" in fails(*good, "--mode", "circulr", *FAST)
     assert "metric" in fails(*good, "--metric", "flip_rate")
@@ -263,11 +263,11 @@ def test_bad_input_is_one_line_before_anything_is_measured(here, fails):
     assert "skip" in fails(*good, "--skip", "noises")
     assert "preset" in fails(*good, "--preset", "horn2022")
     assert "a directory" in fails(*good, "--html", here / "taken")
-    assert "images is -1" in fails(*good, "--images", "-1")
+    assert "got -1" in fails(*good, "--images", "-1")
     assert "a multiple of the step" in fails(*good, "--max-shift", "1", "--step", "0.3")
     assert "device" in fails(*good, "--device", "warp")
     layered = ("audit", "models.py:layered", *good[2:])
-    said = "layers must be one of 'model', 'model.head'.*got 'model.hed'.*Did you mean 'model.head'"
+    said = "layers must be one of 'model', 'model.head', got 'model.hed'. Did you mean 'model.head'"
     assert said in fails(*layered, "--layers", "model.hed")
     assert "KeyError" in fails(
         "audit", "models.py:raises", "--data", "data.npz", *FAST, "--max-shift", "1"
@@ -293,19 +293,19 @@ def test_sets_of_shifts(name, largest, step, expected):
     ("name", "largest", "step", "said"),
     [
         # A square of ±157 has 99,225 shifts, and one of ±158 has 100,489.
-        ("square", 158, 1, "max_shift must be at most 157 for --shifts square.*got 158"),
-        ("axes", 501, 1, "max_shift must be at most 500 for --shifts axes.*got 501"),
+        ("square", 158, 1, "max_shift must be at most 157 for --shifts square, got 158"),
+        ("axes", 501, 1, "max_shift must be at most 500 for --shifts axes, got 501"),
         (
             "square",
             8,
             0.001,
-            "step must be at least 0.0510: --shifts square takes at most 157 steps.*got 0.001",
+            "step must be at least 0.0510: --shifts square takes at most 157 steps, got 0.001",
         ),
         (
             "dx",
             8,
             0.001,
-            "step must be at least 0.0160: --shifts dx takes at most 500 steps.*got 0.001",
+            "step must be at least 0.0160: --shifts dx takes at most 500 steps, got 0.001",
         ),
     ],
 )
@@ -352,7 +352,7 @@ def test_the_worst_shift_alone_is_found_and_makes_no_report(
     )
     assert main([*asked]) == 0
     shown = capsys.readouterr().out
-    assert "The worst of 25 shifts is (dy, dx) = (" in shown
+    assert r"The worst of 25 shifts is (dy, dx) = (" in shown
     for unused, said in (
         (("--json", str(tmp_path / "report.json"), "--change", "flip"), "json, changes"),
         (
@@ -362,11 +362,9 @@ def test_the_worst_shift_alone_is_found_and_makes_no_report(
         (("--preset", "chaman2021", "--resume", str(tmp_path / "state")), "preset, resume"),
         (("--mode", "zero", "circular"), "several modes"),
     ):
-        assert f"find_worst must be None with {said}: it looks for one.*got 0.9" in fails(
-            *asked, *unused
-        )
+        assert f"find_worst must be None with {said}: it looks for one" in fails(*asked, *unused)
     assert not (tmp_path / "state").exists()
-    assert "find_worst must be None without labels.*got 0.9" in fails(*asked, "--ignore-labels")
+    assert "find_worst must be None without labels" in fails(*asked, "--ignore-labels")
 
 
 @pytest.mark.parametrize("overwritten", ["code.py", "images.npz"])

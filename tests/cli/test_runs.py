@@ -363,11 +363,11 @@ def test_the_query_and_the_folder_can_be_chosen(network_folder, tmp_path):
 
 def test_bad_input_of_heads_is_one_line(network_folder, trained_folder, tmp_path, fails):
     message = fails("heads", network_folder, "--query", "4", "0", "--out", tmp_path / "out")
-    assert "query must be a row from 0 to 3 and a column from 0 to 3.*got (4, 0)" in message
-    assert not (tmp_path / "out").exists()
-    assert "a run of model 'self_attention'.*Its model is 'performer'" in fails(
-        "heads", trained_folder
+    assert (
+        "query must be a row from 0 to 3 and a column from 0 to 3, in tokens, got (4, 0)" in message
     )
+    assert not (tmp_path / "out").exists()
+    assert r"Its model is 'performer'" in fails("heads", trained_folder)
     assert "run.json" in fails("heads", tmp_path)
 
 

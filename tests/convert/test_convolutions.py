@@ -37,9 +37,9 @@ class Doubled(nn.Conv2d):
             nn.Linear(3, 3),
             "convolution must be a torch.nn.Conv1d, Conv2d or Conv3d itself.*got 'Linear'",
         ),
-        (nn.ConvTranspose2d(3, 3, 3, padding=1), "convolution is 'ConvTranspose2d'"),
-        (nn.LazyConv2d(3, 3, padding=1), "convolution is 'LazyConv2d'"),
-        (Doubled(3, 3, 3, padding=1), "convolution is 'Doubled'"),
+        (nn.ConvTranspose2d(3, 3, 3, padding=1), r"convolution must be .*got 'ConvTranspose2d'"),
+        (nn.LazyConv2d(3, 3, padding=1), r"convolution must be .*got 'LazyConv2d'"),
+        (Doubled(3, 3, 3, padding=1), r"convolution must be .*got 'Doubled'"),
         (nn.Conv2d(3, 3, (3, 4), padding="same"), r"kernel_size must be odd sizes.*got \(3, 4\)"),
         (
             nn.Conv1d(3, 3, 3, padding=1, dtype=torch.complex64),
@@ -228,13 +228,13 @@ def test_the_rounding_floor_is_that_of_the_dtype():
 
 @pytest.mark.parametrize("largest_input", [-1.0, math.inf, math.nan])
 def test_a_largest_input_that_is_none_is_refused(largest_input: float):
-    with pytest.raises(ValueError, match="largest_input is"):
+    with pytest.raises(ValueError, match="largest_input must be"):
         conversion_error_bound(draw_convolution(1, 3), precision=1.0, largest_input=largest_input)
 
 
 @pytest.mark.parametrize("tolerance", [0.0, 2.0, math.nan])
 def test_a_tolerance_that_no_precision_or_any_keeps_is_refused(tolerance: float):
-    with pytest.raises(ValueError, match="tolerance is"):
+    with pytest.raises(ValueError, match="tolerance must be"):
         precision_for_tolerance(tolerance, (1.0,))
 
 
@@ -256,7 +256,7 @@ def test_a_spacing_that_is_none_is_refused(spacing, as_users_run_it: None):
 def test_a_number_that_is_none_is_refused(number, as_users_run_it: None):
     for argument in ("precision", "largest_input"):
         given = {"precision": 1.0, "largest_input": 1.0, argument: number}
-        with pytest.raises(ValueError, match=f"{argument} is"):
+        with pytest.raises(ValueError, match=f"{argument} must be"):
             conversion_error_bound(draw_convolution(2, 3), **given)
     with pytest.raises(ValueError, match=r"tolerance must be a number above 0"):
         precision_for_tolerance(number, (1.0,))

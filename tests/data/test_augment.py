@@ -146,13 +146,13 @@ def test_images_of_another_rank_are_an_error():
 
 def test_arguments_out_of_range_are_an_error(as_users_run_it):
     for make, message in [
-        (lambda: RandomShift(-1), "max_shift is -1"),
-        (lambda: RandomShift((1, -2)), r"max_shift is \(1, -2\)"),
+        (lambda: RandomShift(-1), r"max_shift must be .*got -1"),
+        (lambda: RandomShift((1, -2)), r"max_shift must be .*got \(1, -2\)"),
         (lambda: RandomShift(1, "circlar"), "Did you mean 'circular'"),
-        (lambda: RandomCrop(0), "size is 0"),
-        (lambda: RandomCrop(3, padding=-1), "padding is -1"),
-        (lambda: HorizontalFlip(1.5), r"probability is 1\.5"),
-        (lambda: HorizontalFlip(float("nan")), "probability is nan"),
+        (lambda: RandomCrop(0), r"size must be .*got 0"),
+        (lambda: RandomCrop(3, padding=-1), r"padding must be .*got -1"),
+        (lambda: HorizontalFlip(1.5), r"probability must be .*got 1\.5"),
+        (lambda: HorizontalFlip(float("nan")), r"probability must be .*got nan"),
     ]:
         with pytest.raises(ValueError, match=message):
             make()
@@ -200,11 +200,11 @@ def test_the_type_and_the_argument_stay():
 
 def test_malformed_numbers_are_an_error():
     for mean, deviation, message in [
-        ((0.0, 0.0), (1.0,), "deviation is"),
-        ((), (), "deviation is"),
-        ((0.0,), (0.0,), "deviation is"),
-        ((0.0,), (float("inf"),), "deviation is"),
-        ((float("nan"),), (1.0,), "mean is"),
+        ((0.0, 0.0), (1.0,), "deviation must be"),
+        ((), (), "deviation must be"),
+        ((0.0,), (0.0,), "deviation must be"),
+        ((0.0,), (float("inf"),), "deviation must be"),
+        ((float("nan"),), (1.0,), "mean must be"),
     ]:
         with pytest.raises(ValueError, match=message):
             Normalize(mean, deviation)
@@ -221,7 +221,7 @@ def test_malformed_images_are_an_error():
         Normalize.of(COLOURED.byte())
     with pytest.raises(ValueError, match=r"images must have .*got \(0, 3, 5, 7\)"):
         Normalize.of(COLOURED[:0])
-    with pytest.raises(ValueError, match="deviation is"):
+    with pytest.raises(ValueError, match="deviation must be"):
         Normalize.of(torch.ones(2, 1, 3, 5))
 
 

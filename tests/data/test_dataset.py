@@ -36,10 +36,10 @@ def test_a_malformed_split_is_an_error():
             r"images must have shape \(batch, channels.*got \(5, 3, 7\)",
         ),
         (torch.zeros(5, 2, 3, 7), torch.arange(4), r"labels must have shape \(5,\).*got \(4,\)"),
-        (torch.zeros(5, 2, 3, 7), torch.zeros(5, 1).long(), r"labels has shape \(5, 1\)"),
-        (torch.zeros(5, 2, 3, 7).byte(), torch.arange(5), r"images is torch\.uint8"),
-        (torch.zeros(5, 2, 3, 7), torch.zeros(5), r"labels is torch\.float32"),
-        (torch.zeros(5, 2, 3, 7), torch.zeros(5).bool(), r"labels is torch\.bool"),
+        (torch.zeros(5, 2, 3, 7), torch.zeros(5, 1).long(), r"labels must have .*got \(5, 1\)"),
+        (torch.zeros(5, 2, 3, 7).byte(), torch.arange(5), r"images must be .*got torch\.uint8"),
+        (torch.zeros(5, 2, 3, 7), torch.zeros(5), r"labels must be .*got torch\.float32"),
+        (torch.zeros(5, 2, 3, 7), torch.zeros(5).bool(), r"labels must be .*got torch\.bool"),
         (torch.full((5, 2, 3, 7), 1.5), torch.arange(5), "intensities from 0 to 1"),
         (torch.full((5, 2, 3, 7), -0.5), torch.arange(5), "intensities from 0 to 1"),
         (torch.full((5, 2, 3, 7), torch.nan), torch.arange(5), "intensities from 0 to 1"),
@@ -66,7 +66,7 @@ def test_a_label_that_is_no_class_is_an_error_that_names_the_part():
         for label in [-1, 5]:
             split = Split(torch.zeros(2, 2, 3, 7), torch.tensor([0, label]))
             with pytest.raises(
-                ValueError, match=rf"{part}\.labels must be .*got .*{label}.*classes from 0 to 4"
+                ValueError, match=rf"{part}\.labels must be classes from 0 to 4, got .*{label}"
             ):
                 make_dataset(**{part: split})
 

@@ -94,7 +94,9 @@ def test_resizing_resizes_every_part(synthetic, synthetic_mnist):
 
 
 def test_an_unknown_name_is_an_error_that_offers_the_nearest():
-    expected = "one of 'cifar10', 'digits', 'fashion-mnist', 'mnist'; Did you mean 'mnist'"
+    expected = (
+        "one of 'cifar10', 'digits', 'fashion-mnist', 'mnist', got 'mnits'. Did you mean 'mnist'"
+    )
     with pytest.raises(ValueError, match=f"{expected}"):
         load("mnits")
 
@@ -169,9 +171,9 @@ def test_files_that_are_not_the_published_ones_are_an_error(synthetic, tmp_path:
 
 def test_a_size_that_does_not_fit_is_an_error():
     for options, message in [
-        ({"image_size": 7}, "image_size is 7, .*each at least 8 pixels"),
-        ({"image_size": (16, 7)}, r"image_size is \(16, 7\), .*each at least 8 pixels"),
-        ({"image_size": (16, 16, 16)}, r"image_size is \(16, 16, 16\)"),
+        ({"image_size": 7}, r"image_size must be .*each at least 8 pixels.*got 7"),
+        ({"image_size": (16, 7)}, r"image_size must be .*each at least 8 pixels.*got \(16, 7\)"),
+        ({"image_size": (16, 16, 16)}, r"image_size must be .*got \(16, 16, 16\)"),
         ({"validation_size": -1}, "validation_size must be at least 0.*got -1"),
         ({"validation_size": 1437}, "validation_size must be a whole number up to 1436.*got 1437"),
         ({"train_size": 0}, "train_size must be at least 1.*got 0"),
@@ -210,7 +212,7 @@ def test_the_name_of_a_data_set_is_not_a_path(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "digits").mkdir()
     monkeypatch.chdir(tmp_path)
     assert load("digits").num_classes == 10
-    with pytest.raises(ValueError, match=r"the classes of digits must be .*got none"):
+    with pytest.raises(ValueError, match=r"the classes of digits must be .*got 'none'"):
         load("./digits")
 
 

@@ -128,7 +128,7 @@ def test_every_parameter_that_learns_has_a_gradient(name: str):
         ({"dim": (8, 16), "depth": (1, 1, 1)}, r"dim must be one number, or one for each of 3 stages.*got \(8, 16\)"),
         ({"dim": (8, 16), "pool": "class"}, "pool must be 'mean' or 'attention' with several stages.*got 'class'"),
         ({"dim": (8, 16, 32)}, r"image_size must be .* multiples of patch_size = 4 × 4 for 3 stages"),
-        ({"head": "dense"}, "pool must be to be left out with head='dense'.*got 'mean'"),
+        ({"head": "dense"}, "pool must be left out with head='dense'.*got 'mean'"),
         ({"head": "dense", "pool": "class", "stem": "patch"}, "patch_size must be 1 with head='dense'.*got 4"),
     ],
 )  # fmt: skip

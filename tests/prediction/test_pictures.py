@@ -128,14 +128,14 @@ def test_the_settings_of_a_data_set_are_read_back_from_json():
 
 
 WRONG: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"fit": "inc"}, "fit is 'inc', .*Did you mean 'ink'"),
-    ({"fit": "ink", "canvas": [28, 28]}, "box is None"),
-    ({"fit": "ink", "canvas": [28, 28], "box": [20]}, "pictures.box is"),
+    ({"fit": "inc"}, r"fit must be .*got 'inc'.*Did you mean 'ink'"),
+    ({"fit": "ink", "canvas": [28, 28]}, r"box must be .*got None"),
+    ({"fit": "ink", "canvas": [28, 28], "box": [20]}, "pictures.box must be"),
     ({"fit": "ink", "canvas": [0, 28], "box": [20, 20]}, r"canvas\[0\] must be at least 1.*got 0"),
-    ({"fit": "ink", "canvas": [28, 28], "box": [20, 29]}, "box is .* fits the canvas"),
-    ({"fit": "ink", "canvas": [28, 28], "box": [20, 20], "stroke": -1}, "stroke is -1"),
-    ({"fit": "whole", "box": [20, 20]}, "box is .* None with fit='whole'"),
-    ({"fitt": "ink"}, "pictures is .*no field 'fitt': .*Did you mean 'fit'"),
+    ({"fit": "ink", "canvas": [28, 28], "box": [20, 29]}, r"box must be .* fits the canvas"),
+    ({"fit": "ink", "canvas": [28, 28], "box": [20, 20], "stroke": -1}, r"stroke must be .*got -1"),
+    ({"fit": "whole", "box": [20, 20]}, r"box must be None with fit='whole'"),
+    ({"fitt": "ink"}, r"pictures must be .*no field 'fitt': .*Did you mean 'fit'"),
 )
 
 

@@ -215,11 +215,7 @@ def test_lightning_neither_saves_nor_requeues_a_job_by_itself(started):
 @pytest.mark.parametrize(
     ("variables", "asked", "message"),
     [
-        (
-            TORCHRUN,
-            (2, None),
-            "devices must be 3, as torchrun started them, or to be left out.*got 2",
-        ),
+        (TORCHRUN, (2, None), "devices must be 3, as torchrun started them, or left out.*got 2"),
         (SRUN, (None, 1), "num_nodes must be 2, as srun started them.*got 1"),
         (
             {**SRUN, "SLURM_NTASKS": "7"},

@@ -105,7 +105,7 @@ def test_without_degenerate_heads_to_spare_nothing_is_written_and_the_thresholds
 ):
     folder, _ = pruned
     with pytest.raises(
-        ValueError, match=r"degenerate heads to spare; the smallest .* condition number"
+        ValueError, match=r"degenerate heads to spare, .*The smallest .* condition number"
     ):
         prune(restore(folder), tmp_path / "again", condition_number=1e12)
     assert not any(tmp_path.iterdir())
@@ -134,7 +134,7 @@ def test_a_run_of_another_model_is_an_error(trained, tmp_path):
 def test_a_folder_with_something_in_it_is_left_alone(with_degenerate_heads, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     for out in (tmp_path, tmp_path / "notes.txt"):
-        with pytest.raises(ValueError, match=r"out must be .*got .* empty"):
+        with pytest.raises(ValueError, match=r"out must be a folder that is empty"):
             prune(with_degenerate_heads, out)
 
 

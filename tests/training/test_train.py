@@ -80,10 +80,10 @@ def test_a_folder_of_a_run_or_of_another_run_and_a_file_are_not_written_over(
 ):
     with pytest.raises(ValueError, match="a folder without a run"):
         train(tiny, trained.folder)
-    with pytest.raises(ValueError, match="it differs in learning_rate"):
+    with pytest.raises(ValueError, match="It differs in learning_rate"):
         train(tiny.replace(learning_rate=0.5), trained.folder, resume=True)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="out is"):
+    with pytest.raises(ValueError, match="out must be"):
         train(tiny, tmp_path / "file")
 
 

@@ -61,7 +61,7 @@ def find_parts(folder: Path) -> dict[str, Path]:
     if "train" not in parts or len(parts) < 2:
         return {}
     if others:
-        expected = f"only parts (train, val, test) or only classes; not {others}"
+        expected = f"only parts (train, val, test) or only classes, not {others}"
         raise wrong_value(f"the sub-folders of {folder}", names, expected)
     if "test" not in parts:
         parts["test"] = parts.pop("validation")

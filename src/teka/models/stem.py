@@ -320,7 +320,7 @@ def check_halvings(
         raise wrong_value("select", select, "'norm' with stem='strided', which chooses nothing")
     if head == "dense":
         if pool != "class":
-            raise wrong_value("pool", pool, "to be left out with head='dense', which pools nothing")
+            raise wrong_value("pool", pool, "left out with head='dense', which pools nothing")
         if patch_size > 1 and stem not in ("polyphase", "strided"):
             raise wrong_value(
                 "patch_size", patch_size, "1 with head='dense', or stem='polyphase' or 'strided'"

@@ -107,9 +107,7 @@ class Processes(NamedTuple):
             number = getattr(started, argument)
             if asked is not None and asked != number:
                 raise wrong_value(
-                    argument,
-                    asked,
-                    f"{number}, as {started.launcher} started them, or to be left out",
+                    argument, asked, f"{number}, as {started.launcher} started them, or left out"
                 )
         return started
 

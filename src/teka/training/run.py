@@ -152,7 +152,7 @@ class ModelOptions:
         for one in dataclasses.fields(self)[1:]:
             default = _default_position(self.model) if one.name == "position" else one.default
             if getattr(self, one.name) != default and one.name not in _options_of(self.model):
-                expected = f"{default!r} with model={self.model!r}, without it"
+                expected = f"{default!r} with model={self.model!r}"
                 raise wrong_value(one.name, getattr(self, one.name), expected)
 
     @property
@@ -278,9 +278,7 @@ def _renamed(fields: Mapping[str, object]) -> dict[str, object]:
         return renamed
     if not has_it or renamed.get("position") not in (None, "rotary"):
         raise wrong_value(
-            "encoding",
-            encoding,
-            "to be left out beside position, or without model='self_attention'",
+            "encoding", encoding, "left out beside position, or without model='self_attention'"
         )
     return {**renamed, "position": encoding}
 

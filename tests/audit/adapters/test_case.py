@@ -274,7 +274,7 @@ def test_of_fewer_images_than_asked_for_all_are_taken():
 
 @pytest.mark.parametrize(("number", "seed", "said"), [(0, 0, "images"), (5, -1, "seed")])
 def test_no_images_and_a_negative_seed_are_refused(number, seed, said):
-    with pytest.raises(ValueError, match=f"{said} is"):
+    with pytest.raises(ValueError, match=f"{said} must be"):
         load_images("digits", Preprocessing(), num_images=number, seed=seed)
 
 

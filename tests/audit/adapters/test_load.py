@@ -65,9 +65,9 @@ def test_further_loaders_are_asked_first_and_the_number_of_classes_is_held(file)
     made = Subject("seven", "mine", lambda images: images, num_classes=7)
     loader = Loader("a number", str.isdigit, lambda spec, reading: made)
     assert load("7", Reading(num_classes=7), loaders=[loader]) is made
-    with pytest.raises(ValueError, match="a model of 4 classes; it has 7"):
+    with pytest.raises(ValueError, match=r"a model of 4 classes, .*It has 7"):
         load("7", Reading(num_classes=4), loaders=[loader])
-    with pytest.raises(ValueError, match="one of: a number;") as caught:
+    with pytest.raises(ValueError, match=r"one of: a number [|]") as caught:
         load("seven", loaders=[loader])
     assert all(form in str(caught.value) for form in FORMS)
 
@@ -109,7 +109,7 @@ def test_a_callable_and_a_subject_will_do(file):
     [
         ("number", "not int"),
         ("fails", "raised KeyError"),
-        ("netwrok", "it has .*network"),
+        ("netwrok", "It has .*network"),
         ("", "path/module.py:function"),
     ],
 )

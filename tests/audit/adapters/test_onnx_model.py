@@ -148,7 +148,7 @@ def test_what_cannot_be_run_is_one_line(tmp_path):
         ("broken", "that onnxruntime can run"),
         ("two", "one of images"),
         ("flat", "one of images"),
-        ("absent", "there is none"),
+        ("absent", r"There is none"),
     ):
         with pytest.raises(ValueError, match=said) as caught:
             load_onnx(tmp_path / f"{name}.onnx")

@@ -53,7 +53,7 @@ def test_an_exported_program_answers_as_its_model_in_batches_of_any_size(
 def test_what_is_no_program_of_images_is_one_line(tmp_path: Path):
     torch.save(network().state_dict(), tmp_path / "weights.pt")
     with pytest.raises(
-        ValueError, match=r"a file of weights alone does not say which; name the model"
+        ValueError, match=r"A file of weights alone does not say which, so name the model"
     ):
         load(str(tmp_path / "weights.pt"))
     (tmp_path / "bad.pt2").write_bytes(b"PK")

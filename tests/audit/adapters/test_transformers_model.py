@@ -256,8 +256,8 @@ def test_levels_that_are_not_rescaled_are_levels_to_the_model():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"size": {"longest_edge": 9}}, "size is"),
-        ({"size": 9, "resample": 7}, "resample is 7"),
+        ({"size": {"longest_edge": 9}}, "size must be"),
+        ({"size": 9, "resample": 7}, r"resample must be .*got 7"),
         ({"size": 9, "do_pad": True}, "do_pad"),
         ({"size": 9, "image_mean": [0.1, 0.2], "image_std": [1, 1]}, "image_mean"),
         ({"size": 9, "image_mean": [0.1], "image_std": [0]}, "deviation"),
@@ -433,9 +433,7 @@ def test_what_is_no_model_of_images_is_refused_by_its_architecture(vit_folder, t
     (folder / "config.json").write_text(
         json.dumps({**config, "architectures": ["ViTForDepthEstimation"]})
     )
-    with pytest.raises(
-        ValueError, match="'ViTForDepthEstimation', expected one of …ForImageClassification"
-    ):
+    with pytest.raises(ValueError, match="must be one of …ForImageClassification"):
         load_transformers(str(folder))
 
 

@@ -37,7 +37,7 @@ def test_other_images_are_refused(plain):
         ("shifts", {"shifts": ((0, 0), (1, 0), (0, 1))}),
         ("labels", {"labels": torch.tensor([0, 0, 0, 0])}),
     ]:
-        with raises_for(name, ValueError, match=rf"^second\.{name} is"):
+        with raises_for(name, ValueError, match=rf"^second\.{name} must be"):
             check_same_images("second", plain, dataclasses.replace(plain, **changes))
         check_same_images("second", plain, dataclasses.replace(plain, labels=None))
 

@@ -103,7 +103,7 @@ def test_phases_that_only_the_zero_shift_has_are_not_there():
 
 def test_a_stride_that_does_not_fit_is_refused():
     for stride in [0, -2, (2,), (2, 0), (2, 2, 2)]:
-        with raises_for(stride, ValueError, match=r"^stride is"):
+        with raises_for(stride, ValueError, match=r"^stride must be"):
             error_by_phase(responses_of(lambda dy, dx: 1.0), stride)
 
 

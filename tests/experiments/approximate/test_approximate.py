@@ -107,10 +107,10 @@ def test_the_report_has_every_number_and_its_files_are_whole(result, tmp_path):
         ({"sizes": ()}, "sizes must be one value or more, each once"),
         ({"radii": (1.0, -1.0)}, "radii must be finite numbers above 0"),
         ({"num_features": (1,)}, "num_features must be at least 2.*got 1"),
-        ({"kernels": ("softmax",)}, "kernels is 'softmax'"),
+        ({"kernels": ("softmax",)}, r"kernels must be .*got 'softmax'"),
         (
             {"projections": ("orthgonal",)},
-            "projections is 'orthgonal', .*Did you mean 'orthogonal'",
+            r"projections must be .*got 'orthgonal'.*Did you mean 'orthogonal'",
         ),
         ({"draws": 1}, "draws must be at least 2.*got 1"),
     ],

@@ -261,7 +261,7 @@ def test_a_missing_performer_is_an_error_unless_its_layer_is_left_out(tmp_path: 
 
 def test_an_output_folder_that_is_a_file_is_an_error(tmp_path: Path):
     (tmp_path / "file").write_text("kept")
-    with pytest.raises(ValueError, match="out is"):
+    with pytest.raises(ValueError, match="out must be"):
         bench((9,), **TINY, out=tmp_path / "file")
     assert (tmp_path / "file").read_text() == "kept"
 

@@ -202,31 +202,31 @@ def test_a_name_stands_for_all_its_backends_and_the_baseline_is_always_there():
 @pytest.mark.parametrize(
     ("argument", "value", "message"),
     [
-        ("lengths", (), "lengths is"),
-        ("lengths", (4, 0), "lengths is"),
+        ("lengths", (), "lengths must be"),
+        ("lengths", (4, 0), "lengths must be"),
         ("lengths", (4, 4), "different numbers of tokens"),
-        ("lengths", 16, "lengths is 16"),
+        ("lengths", 16, r"lengths must be .*got 16"),
         ("lengths", (2.5,), "whole number"),
         ("lengths", (4, 1000), "lengths must be the cells of a square grid: 961 or 1024.*got 1000"),
         ("direction", "backward", "one of 'forward', 'forward_backward'"),
-        ("precision", "bf16", "precision is 'bf16'"),
-        ("dim", 0, "dim is 0"),
+        ("precision", "bf16", r"precision must be .*got 'bf16'"),
+        ("dim", 0, r"dim must be .*got 0"),
         ("heads", 1, "heads must be at least 2.*got 1"),
         ("heads", 3, "a divisor of dim = 8"),
-        ("batch", 0, "batch is 0"),
-        ("batch", True, "batch is True"),
-        ("repeats", 0, "repeats is 0"),
-        ("warmup", -1, "warmup is -1"),
-        ("threads", 0, "threads is 0"),
-        ("threads", 1.5, "threads is 1.5"),
-        ("layers", (), "layers is"),
+        ("batch", 0, r"batch must be .*got 0"),
+        ("batch", True, r"batch must be .*got True"),
+        ("repeats", 0, r"repeats must be .*got 0"),
+        ("warmup", -1, r"warmup must be .*got -1"),
+        ("threads", 0, r"threads must be .*got 0"),
+        ("threads", 1.5, r"threads must be .*got 1.5"),
+        ("layers", (), "layers must be"),
         ("layers", "softmax", "list of names"),
         ("layers", ("softmx",), "Did you mean 'softmax'"),
-        ("device", "gpu", "device is 'gpu'"),
-        ("max_bytes", 0.0, "max_bytes is 0.0"),
-        ("max_bytes", float("nan"), "max_bytes is nan"),
+        ("device", "gpu", r"device must be .*got 'gpu'"),
+        ("max_bytes", 0.0, r"max_bytes must be .*got 0.0"),
+        ("max_bytes", float("nan"), r"max_bytes must be .*got nan"),
         ("max_seconds", -1.0, "max_seconds must be a positive number of seconds.*got -1.0"),
-        ("budget_seconds", 0.0, "budget_seconds is 0.0"),
+        ("budget_seconds", 0.0, r"budget_seconds must be .*got 0.0"),
     ],
 )
 @pytest.mark.usefixtures("as_users_run_it")
@@ -237,5 +237,5 @@ def test_a_wrong_setting_is_an_error_that_names_it(argument: str, value: object,
 
 def test_a_gpu_that_is_not_there_is_an_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="torch finds no GPU"):
+    with pytest.raises(ValueError, match="Torch finds no GPU"):
         Settings(**{**GOOD, "device": "cuda"})

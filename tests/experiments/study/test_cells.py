@@ -207,7 +207,7 @@ def test_what_cannot_be_packed_or_read_is_an_error(study_folder, study_cell, tmp
     for damaged in (whole[:-9], b"{}", gzip.compress(b"[1]\n"), gzip.compress(b"{}\n")):
         (folder / "cells.jsonl.gz").write_bytes(damaged)
         with pytest.raises(
-            ValueError, match=r"cells\.jsonl\.gz must be the packed cells of a study"
+            ValueError, match=r"cells\.jsonl\.gz is .*, expected the packed cells of a study"
         ):
             read_study_results(folder)
     (folder / "cells.jsonl.gz").write_bytes(gzip.compress(b'{"name": "one"}\n'))

@@ -118,7 +118,7 @@ def test_pickled_objects_are_refused(save):
 
 def test_a_record_that_is_missing_is_named(tmp_path):
     with pytest.raises(
-        ValueError, match=re.escape("heads.npz must be the heads.npz of a run.*got not a file")
+        ValueError, match=re.escape("heads.npz is not a file, expected the heads.npz of a run")
     ):
         load_head_record(tmp_path / "heads.npz")
 

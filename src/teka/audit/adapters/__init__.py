@@ -201,9 +201,9 @@ def load(
     known = (*loaders, *LOADERS)
     loader = next((one for one in known if one.fits(spec)), None)
     if loader is None:
-        expected = f"one of: {'; '.join(one.form for one in known)}"
+        expected = f"one of: {' | '.join(one.form for one in known)}"
         if Path(spec).suffix in _WEIGHTS:
-            expected = "a model: a file of weights alone does not say which; name the model, and this as its weights"
+            expected = "a model; a file of weights alone does not say which, so name the model, and this as its weights"
         raise wrong_value("model", spec, expected)
     if reading.weights is not None and not loader.takes_weights:
         raise wrong_value(

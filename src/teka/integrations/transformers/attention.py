@@ -323,10 +323,8 @@ def _grid_of(module: nn.Module, num_queries: int, num_keys: int) -> tuple[Grid |
     if num_keys != prefix + grid.num_tokens:
         sides = " × ".join(map(str, grid.shape))
         expected = f"{prefix + grid.num_tokens} for the config's images, {sides} patches after {prefix} other tokens"
-        error = wrong_value("the number of tokens", num_keys, expected)
-        raise ValueError(
-            f"{error}; for another grid call the model within teka.on(grid, num_prefix_tokens)"
-        )
+        hint = "for another grid call the model within teka.on(grid, num_prefix_tokens)"
+        raise wrong_value("the number of tokens", num_keys, f"{expected}; {hint}")
     return grid, prefix
 
 
