@@ -253,7 +253,9 @@ def test_nested_checkpoints_and_contexts_within_them_are_recomputed_as_they_were
     torch.testing.assert_close(tokens.grad, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("options", [{"grid": (3, 4)}, {"grid": Grid(3), "num_prefix_tokens": -1}])
-def test_on_takes_a_grid_and_a_number_of_tokens(options: dict, as_users_run_it: None):
+@pytest.mark.parametrize("options", [{"grid": (3, 0)}, {"grid": Grid(3), "num_prefix_tokens": -1}])
+def test_on_refuses_a_bad_grid_and_a_negative_number_of_tokens(
+    options: dict, as_users_run_it: None
+):
     with pytest.raises(ValueError, match=f"{[*options][-1]} must be"), teka.on(**options):
         pass

@@ -67,6 +67,14 @@ def test_queries_and_keys_may_differ_in_number_without_a_relative_kernel(kernel:
     assert attention(query, key, value, kernel=kernel).shape == (2, 3, 4, 4)
 
 
+def test_a_grid_may_be_given_by_its_shape():
+    inputs = draw_inputs(15)
+    output = attention(*inputs, relative="rotation", grid=Grid((3, 5)))
+    assert torch.equal(attention(*inputs, relative="rotation", grid=(3, 5)), output)
+    line = attention(*inputs, relative="rotation", grid=Grid(15))
+    assert torch.equal(attention(*inputs, relative="rotation", grid=15, key_grid=15), line)
+
+
 def test_a_grid_is_its_positions():
     inputs = draw_inputs(15)
     grid = Grid((3, 5), (0.5, 2.0))
@@ -167,9 +175,9 @@ BAD = {
         {"query": ZEROS[:, :, :14], "relative": "rotation", "grid": GRID},
         r"the sequence must have 0 prefix \+ 15 tokens of the grid \(3, 5\).*got 14 tokens",
     ),
-    "a tuple for a grid": (
-        {"grid": (3, 5), "relative": "rotation"},
-        r"grid must be a teka.Grid.*got \(3, 5\)",
+    "a word for a grid": (
+        {"grid": "wide", "relative": "rotation"},
+        r"grid must be a teka.Grid, its shape or its length, got 'wide'",
     ),
     "a grid of another length": (
         {"grid": Grid((3, 4)), "relative": "rotation"},

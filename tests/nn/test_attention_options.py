@@ -120,7 +120,7 @@ def test_bad_input_is_an_error_that_names_it(as_users_run_it: None):
         ((2, 15), (GRID,), r"tokens must have shape \(batch, tokens, 8\).*got \(2, 15\)"),
         ((2, 15, 9), (GRID,), r"tokens must have shape \(batch, tokens, 8\).*got \(2, 15, 9\)"),
         ((2, 14, 8), (GRID,), "the sequence must have 0 prefix.*got 14 tokens"),
-        ((2, 15, 8), (None,), "grid and positions is 'neither'"),
+        ((2, 15, 8), (None,), "grid or positions must be given, .*got neither"),
         ((2, 15, 8), (GRID, torch.ones(2, 14, dtype=torch.bool)), r"key_mask has shape \(2, 14\)"),
         (
             (2, 15, 8),
@@ -147,14 +147,14 @@ UNFIT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"context": TOKENS.double(), "context_grid": GRID},
         r"context must be of torch.float32.*got torch.float64",
     ),
-    ({}, {"context": TOKENS, "context_grid": 15}, "context_grid must be a teka.Grid.*got 15"),
+    ({}, {"context": TOKENS, "context_grid": 1.5}, "context_grid must be a teka.Grid.*got 1.5"),
     (
         {},
         {"lengths": torch.ones(3, dtype=torch.long)},
         r"lengths must have shape \(2,\).*got \(3,\)",
     ),
     ({"relative": None}, {"grid": Grid((3, 4))}, "the sequence must have 0 prefix.*got 15 tokens"),
-    ({"relative": None}, {"grid": (3, 5)}, r"grid must be a teka.Grid.*got \(3, 5\)"),
+    ({"relative": None}, {"grid": "wide"}, "grid must be a teka.Grid.*got 'wide'"),
     ({"relative": None}, {"num_prefix_tokens": -1}, "num_prefix_tokens must be at least 0.*got -1"),
     (
         {"relative": "rotation_joint", "kernel": "positive"},

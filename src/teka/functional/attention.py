@@ -14,7 +14,7 @@ from teka.functional.plan import Plan, check_inputs
 from teka.functional.positions import Positions, check_mask, make_positions, packed_lengths
 from teka.functional.relative.base import Relative
 from teka.functional.shapes import Keys, Queries, Values
-from teka.grid import Grid
+from teka.grid import GridLike
 
 # An estimate has collapsed when it varies about the mean of the values less than this share of what the truth does.
 COLLAPSED_SPREAD = 0.1
@@ -29,9 +29,9 @@ def attention(
     *,
     kernel: str | Kernel = "softmax",
     relative: str | Relative | None = None,
-    grid: Grid | None = None,
+    grid: GridLike | None = None,
     positions: Float[Tensor, "*batch placed axes"] | None = None,
-    key_grid: Grid | None = None,
+    key_grid: GridLike | None = None,
     key_positions: Float[Tensor, "*key_batch placed_keys axes"] | None = None,
     key_mask: Bool[Tensor, "batch keys"] | None = None,
     query_mask: Bool[Tensor, "batch queries"] | None = None,
@@ -57,7 +57,7 @@ def attention(
         value: Values, shape (B, H, L_k, d_v).
         kernel: Content kernel κ, a name of `teka.functional.KERNELS` (random features with seed 0) or an instance.
         relative: Relative kernel c, a name of `teka.functional.RELATIVES` (with seed 0) or an instance; None for c = 1.
-        grid: The grid whose cells the tokens are, in row-major order.
+        grid: The grid whose cells are the tokens in row-major order: a `Grid`, its shape or its length.
         positions: Instead of a grid, positions in physical units, shape (L_q, n) or (B, L_q, n).
         key_grid: The grid of the keys, where it is not that of the queries.
         key_positions: Instead of a grid, positions of the keys, where they are not those of the queries.

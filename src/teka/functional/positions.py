@@ -15,7 +15,7 @@ from teka._compat import is_batched, is_recorded, keeps_tensors, precise, widest
 from teka.checks import BOOLEAN, WHOLE, check_kind, check_sizes, check_tensor
 from teka.errors import wrong_argument, wrong_shape, wrong_value
 from teka.functional.shapes import Angles, Offsets, Places
-from teka.grid import Grid
+from teka.grid import Grid, GridLike, as_grid
 
 
 @dataclass(frozen=True)
@@ -242,10 +242,10 @@ def packed_lengths(
     return lengths
 
 
-def make_positions(argument: str, grid: Grid | None, points: Tensor | None) -> Positions:
-    """Where the tokens of one sequence are, by arguments, named with "key_" before say, of the right types."""
-    if grid is not None and not isinstance(grid, Grid):
-        raise wrong_value(f"{argument}grid", grid, "a teka.Grid")
+def make_positions(argument: str, grid: GridLike | None, points: Tensor | None) -> Positions:
+    """Return the positions of one sequence; `argument` is the prefix of the arguments' names, "" or "key_"."""
+    if grid is not None:
+        grid = as_grid(f"{argument}grid", grid)
     if points is not None:
         check_kind(f"{argument}positions", points)
     return Positions(grid, points)
