@@ -11,7 +11,6 @@ from teka.errors import wrong_value
 from teka.functional.backends import BACKENDS, Cost
 from teka.functional.backends.dense import dense_cost
 from teka.functional.backends.linear import Sizes, linear_cost
-from teka.functional.backends.toeplitz import axis_matrices_bytes
 from teka.functional.kernels.base import Kernel
 from teka.functional.positions import Positions
 from teka.functional.relative.base import Relative
@@ -74,23 +73,19 @@ def _costs_of_a_head(work: Workload) -> dict[str, Cost]:
 
 
 def _dense_cost(work: Workload) -> Cost:
-    """Cost of the dense backend by the way it takes: fused, in tiles with c by axes, or plain."""
+    """Cost of the dense backend by the way it takes: fused or plain."""
     kernel, relative, positions = work.kernel, work.relative, work.positions
     size = kernel.dense_size(work.dim)
-    passes, more = 3 if relative is None else relative.dense_passes(positions.num_axes), 0
+    passes = 3 if relative is None else relative.dense_passes(positions.num_axes)
     if relative is not None and relative.is_shared and positions.grid is not None:
         passes = 3 + math.ceil((passes - 3) / work.batch)
     if kernel.is_softmax:
         longer = 0 if relative is None else relative.softmax_size(positions)
         if longer is not None:
             passes, size = 1, size + longer
-    elif relative is not None and relative.separates(positions) and not work.is_causal:
-        assert positions.grids is not None
-        passes, more = 1, axis_matrices_bytes(*positions.grids)
     else:
         passes += kernel.weight_passes
-    cost = dense_cost(work.num_queries, work.num_keys, size, work.dim_value, passes=passes)
-    return Cost(cost.multiply_adds, cost.bytes + more)
+    return dense_cost(work.num_queries, work.num_keys, size, work.dim_value, passes=passes)
 
 
 def select_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu") -> str:

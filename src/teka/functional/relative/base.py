@@ -12,7 +12,7 @@ from teka.functional.backends.feature_sums import plain_sums
 from teka.functional.backends.flex import flex, flex_fits
 from teka.functional.backends.fused.position_maps import PositionMap
 from teka.functional.backends.linear import DecodingState, Sizes, causal_step, left_by
-from teka.functional.kernels.base import FeatureKernel, Kernel, Pairwise
+from teka.functional.kernels.base import Kernel, Pairwise
 from teka.functional.positions import Positions
 from teka.functional.shapes import (
     Keys,
@@ -120,10 +120,6 @@ class Relative(ABC):
     def dense_passes(self, num_axes: int) -> int:
         """Passes over all pairs of the dense backend."""
 
-    def separates(self, positions: Positions) -> bool:
-        """Whether c is a product of small matrices, one an axis."""
-        return False
-
     @abstractmethod
     def dense(self, pairs: Pairwise, positions: Positions) -> Outputs:
         """Attention from every pair."""
@@ -176,7 +172,7 @@ class FactorRelative(Relative):
         """log c of a pair by its indices, 0 for one that holds a prefix token; None where there is no small table."""
 
     def dense(self, pairs: Pairwise, positions: Positions) -> Outputs:
-        """By a fused kernel where there is one, in tiles, or from the matrix of weights."""
+        """By a fused kernel where there is one, or from the matrix of weights."""
         query, kernel, scale = pairs.query, pairs.kernel, pairs.scale
         if kernel.is_softmax:
             vectors = self.softmax_vectors(query, pairs.key, positions, scale=scale)
@@ -186,19 +182,9 @@ class FactorRelative(Relative):
             term = self.pair_term(query, positions, scale=scale)
             if term is not None:
                 return flex(pairs, term)
-        if pairs.key_mask is None and not pairs.is_causal and kernel.features is not None:
-            sums = self.tiled_sums(pairs, kernel.features, positions)
-            if sums is not None:
-                return sums.divide(nonnegative=kernel.features.nonnegative)
         return matrix_attention(
             pairs, lambda query, rows: self.log_rows(query, positions, rows, scale=scale)
         )
-
-    def tiled_sums(
-        self, pairs: Pairwise, kernel: FeatureKernel, positions: Positions
-    ) -> WeightedSums | None:
-        """The sums over every pair from tiles of the matrix of weights, where that is worth it."""
-        return None
 
     def log_rows(
         self, query: Queries, positions: Positions, rows: slice, *, scale: float

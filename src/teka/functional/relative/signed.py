@@ -136,12 +136,9 @@ class Shaw(FactorRelative):
         if tokens.is_causal:
             return causal_rings(self._log_past(tokens), tokens, grid)
         log_entries = self.log_entries(tokens.query, scale=tokens.scale)
-        on_a_line = grid.num_axes == 1 and not grid.periodic[0]
-        return (
-            line_sums(log_entries[..., 0, :], tokens, grid)
-            if on_a_line
-            else bin_sums(log_entries, tokens, grid)
-        )
+        if grid.num_axes == 1 and not grid.periodic[0]:
+            return line_sums(log_entries[..., 0, :], tokens, grid)
+        return bin_sums(log_entries, tokens, grid)
 
     def step(
         self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
