@@ -11,9 +11,8 @@ from teka.checks import BOOLEAN, check_kind, check_tensor
 from teka.errors import wrong_argument, wrong_shape, wrong_type, wrong_value
 from teka.functional.backends import LOWEST_LOG_SCALE
 from teka.functional.backends.feature_sums import featured
-from teka.functional.backends.fused.position_maps import PositionMap
 from teka.functional.backends.linear import DecodingState
-from teka.functional.backends.triton import MADE_WITHIN
+from teka.functional.backends.triton import MADE_WITHIN, FeaturePositions
 from teka.functional.kernels.base import FeatureKernel, Kernel, mask_features
 from teka.functional.plan import Plan, check_inputs
 from teka.functional.positions import Positions
@@ -195,7 +194,7 @@ def _triton_map(
     key: Keys,
     value: Values,
     state: DecodingState | None,
-) -> PositionMap | None:
+) -> FeaturePositions | None:
     """What the position makes of features, for Triton's kernel of one token; None else, and where gradients are."""
     if query.shape[2] > 1:
         return None

@@ -12,8 +12,6 @@ from torch import Tensor
 from teka._compat import (
     ProcessGroup,
     has_numbers,
-    is_compiled,
-    is_plain_eager_on_cpu,
     is_rehearsed,
     is_transformed,
     records_graph,
@@ -23,45 +21,19 @@ from teka._compat import (
 from teka.checks import POSITIVE, check_tensor, is_positive
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backends import FeatureInputs, WeightedSums, add_prefix
-from teka.functional.backends.custom_ops import MAPS, by_hand
 from teka.functional.backends.dense import fused_softmax, matrix_attention
 from teka.functional.backends.feature_sums import featured, plain_sums
-from teka.functional.backends.fused.causal import fused_causal
-from teka.functional.backends.fused.position_maps import PositionMap, PrefixMap
-from teka.functional.backends.fused.two_sided import MeansByHand, fused_linear
-from teka.functional.backends.triton import LARGEST_SIZE, MADE_WITHIN, triton_fits
+from teka.functional.backends.triton import LARGEST_SIZE, MADE_WITHIN, FeaturePositions, triton_fits
 from teka.functional.dispatch import Workload, chosen
 from teka.functional.kernels import make_kernel
-from teka.functional.kernels.base import FeatureKernel, FusedKernel, Kernel, Pairwise, mask_features
-from teka.functional.kernels.features import Taylor2
-from teka.functional.kernels.rectified import LocalKernel
+from teka.functional.kernels.base import Kernel, Pairwise, mask_features
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
 from teka.functional.relative.base import Relative
 from teka.functional.shapes import KeyMask, Keys, Outputs, Queries, QueryMask, Values
 
-# Tokens of all samples from which sums in blocks of tokens are the faster way, by what positions make of features, and
-# if causal: on one thread, and for each of several, measured on two.
-LEAST_IN_BLOCKS = {
-    "none": (128, 128),
-    "fourier": (1, 1),
-    "rotary": (128, 128),
-    "causal": (1024, 2048),
-}
-
-
 # Larger queries, keys or values are computed in float64, in which the products of four of them do not overflow.
 LARGEST_IN_FLOAT32 = 1e4
-
-# Kernels of so many features that a compiled graph, which holds those of all tokens, is slower than blocks of them.
-OUTGROWING: dict[type[Kernel], str] = {Taylor2: Taylor2.name}
-MAPS[Taylor2.name] = MeansByHand(Taylor2())
-
-
-def is_node_of_graph(kernel: Kernel, relative: object, *, is_causal: bool) -> bool:
-    """Whether torch.compile now records sums in blocks as one node, of a kernel of scale · qᵀk and no relative one."""
-    is_there = relative is None and not is_causal and type(kernel) in OUTGROWING
-    return is_there and is_compiled() and isinstance(kernel, FusedKernel) and kernel.is_fused
 
 
 def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -239,7 +211,7 @@ class Plan:
         *,
         key_mask: KeyMask,
         query_mask: QueryMask,
-        placed: PositionMap | None = None,
+        placed: FeaturePositions | None = None,
     ) -> Outputs:
         """Attend in the dtype of the tokens, in which what is dropped is 0."""
         with without_autocast(query.device.type):
@@ -261,7 +233,7 @@ class Plan:
                 attend = partial(by_triton, positions=placed)
             return attend(plan, query, key, value, key_mask=key_mask)
 
-    def triton_map(self, query: Queries, key: Keys, value: Values) -> PositionMap | None:
+    def triton_map(self, query: Queries, key: Keys, value: Values) -> FeaturePositions | None:
         """What positions make of features, for Triton's kernels, which widen numbers themselves; None without them."""
         kernel = self.kernel.features
         if (
@@ -279,11 +251,11 @@ class Plan:
         if is_transformed(query, key, value):
             return None
         if self.relative is None:
-            return PositionMap()
+            return FeaturePositions()
         if self.positions.num_prefix_tokens:
             return None
         like = query.new_empty((), dtype=torch.float32)
-        placed = self.relative.position_map(self.positions, like, num_features)
+        placed = self.relative.triton_positions(self.positions, like, num_features)
         if placed is None or placed.num_waves > LARGEST_SIZE:
             return None
         return None if is_transformed(*placed.tensors) else placed
@@ -314,7 +286,7 @@ def by_triton(
     value: Values,
     *,
     key_mask: KeyMask,
-    positions: PositionMap,
+    positions: FeaturePositions,
 ) -> Outputs:
     """A plan by Triton's kernels, which are imported when they are first needed."""
     from teka.functional.backends.triton.operators import triton_linear
@@ -326,55 +298,16 @@ def by_triton(
 
 
 def fast(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask) -> Outputs:
-    """A plan by a backend other than dense, of a kernel with features."""
+    """Compute the attention by sums over keys of products of features."""
     kernel = plan.kernel.features
     assert kernel is not None
-    options = {"scale": plan.scale, "key_mask": key_mask}
-    is_node = plan.backend == "linear" and is_node_of_graph(
-        kernel, plan.relative, is_causal=plan.is_causal
-    )
-    if (
-        is_node
-        and plan.group is None
-        and query.is_cpu
-        and query.shape[2] >= LEAST_IN_BLOCKS["none"][0]
-    ):
-        tensors = (plan.scale * query, key, value, *(() if key_mask is None else (key_mask,)))
-        return by_hand(OUTGROWING[type(kernel)], tensors)
-    placed = _position_map(plan, kernel, query, key, value, key_mask=key_mask)
-    if placed is not None and not plan.is_causal and isinstance(kernel, FusedKernel):
-        return fused_linear(query, key, value, kernel=kernel, positions=placed, **options)
-    if placed is None or not isinstance(kernel, LocalKernel):
-        return _by_sums(plan, kernel, query, key, value, **options)
-    large = kernel.too_large(key)
-    if large is None:
-        return fused_causal(query, key, value, kernel=kernel, positions=placed, **options)
-    # What was before such a key stays as it would be without it.
-    others = key.masked_fill(large[..., None], 0.0)
-    output = fused_causal(query, others, value, kernel=kernel, positions=placed, **options)
-    return torch.where(
-        large.cumsum(dim=-1)[..., None] > 0,
-        _by_sums(plan, kernel, query, key, value, **options),
-        output,
-    )
-
-
-def _by_sums(
-    plan: Plan,
-    kernel: FeatureKernel,
-    query: Queries,
-    key: Keys,
-    value: Values,
-    *,
-    scale: float,
-    key_mask: KeyMask,
-) -> Outputs:
+    # Elementwise operations are faster on contiguous memory. Projections give transposed heads.
     tokens = featured(
         kernel,
-        query,
-        key,
+        query.contiguous(),
+        key.contiguous(),
         value,
-        scale=scale,
+        scale=plan.scale,
         key_mask=key_mask,
         is_causal=plan.is_causal,
         group=plan.group,
@@ -390,44 +323,6 @@ def _by_sums(
         )
         sums = sums.over(_sums_of(plan, counted))
     return sums.divide(nonnegative=kernel.nonnegative or kernel.counts_keys)
-
-
-def _position_map(
-    plan: Plan,
-    kernel: FeatureKernel,
-    query: Queries,
-    key: Keys,
-    value: Values,
-    *,
-    key_mask: KeyMask,
-) -> PositionMap | None:
-    """What positions make of features, for sums in blocks that stay in a CPU's cache; None where there are no such."""
-    # A denominator is taken to be positive.
-    if plan.backend != "linear" or plan.group is not None or not kernel.nonnegative:
-        return None
-    if not is_plain_eager_on_cpu(query, key, value) or not kernel.is_fused:
-        return None
-    placed, first = PositionMap(), plan.positions.num_prefix_tokens
-    if plan.relative is not None:
-        placed = plan.relative.position_map(
-            plan.positions, query, kernel.num_features(query.shape[-1])
-        )
-    if placed is None or not is_plain_eager_on_cpu(*placed.tensors):
-        return None
-    threads, (alone, each) = (
-        torch.get_num_threads(),
-        LEAST_IN_BLOCKS["causal" if plan.is_causal else placed.form],
-    )
-    if query.shape[0] * query.shape[2] < (alone if threads == 1 else each * threads):
-        return None
-    # Nothing that decides how the past is computed may be of the future.
-    if plan.is_causal and not (
-        isinstance(kernel, LocalKernel)
-        and not placed.num_waves
-        and kernel.starts_in_range(key, key_mask)
-    ):
-        return None
-    return PrefixMap(placed.tensors, placed=placed, first=first) if first else placed
 
 
 def _sums_of(plan: Plan, tokens: FeatureInputs) -> WeightedSums:

@@ -7,13 +7,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from teka._compat import ProcessGroup, is_plain_eager_on_cpu, replace
+from teka._compat import ProcessGroup
 from teka.checks import check_sizes, check_tensor_sizes
 from teka.errors import wrong_argument, wrong_value
-from teka.functional import Constant, DecodingState, Kernel, Relative, decode
-from teka.functional.backends.triton import IS_INTERPRETED
+from teka.functional import Constant, DecodingState, Kernel, decode
 from teka.functional.dispatch import select_backend
-from teka.functional.plan import is_node_of_graph
 from teka.functional.shapes import KeyMask
 from teka.grid import Grid, present_grid
 from teka.nn.additions import Gate, ValueConvolution, make_query_key
@@ -21,7 +19,7 @@ from teka.nn.diagnostics.warnings import warn_of_collapse, warn_of_large_output
 from teka.nn.features import RandomFeatures
 from teka.nn.heads import HeadGroup, count_position_heads, make_kernels
 from teka.nn.options import AttentionKeywords, AttentionOptions, takes, without_relative
-from teka.nn.projections import is_plain, join_heads, project_all
+from teka.nn.projections import join_heads, project_heads
 from teka.nn.tokens import (
     AllKeys,
     AllQueries,
@@ -179,27 +177,18 @@ class Attention(nn.Module):
         )
 
     def project(
-        self,
-        tokens: Tokens,
-        context: Context | None = None,
-        key_mask: KeyMask = None,
-        *,
-        by_halves: bool = False,
+        self, tokens: Tokens, context: Context | None = None, key_mask: KeyMask = None
     ) -> tuple[AllQueries | None, AllKeys | None, AllValues]:
-        """Queries, keys and values; None where the layer has none, and keys of the content heads only.
-
-        With `by_halves` queries and keys have all first entries of their pairs before all second ones.
-        """
+        """Return queries, keys of the content heads, and values; None for what the layer does not have."""
         context = tokens if context is None else context
-        kernel = self._present_kernel()
-        is_node = tokens.is_cpu and is_node_of_graph(kernel, self.relative, is_causal=self.causal)
-        first = kernel.reads_heads_first and (is_plain_eager_on_cpu(tokens, context) or is_node)
-        maps = (
-            (self.query, tokens, by_halves),
-            (self.key, context, by_halves),
-            (self.value, context, False),
+        query, key, value = (
+            None if projection is None else project_heads(projection, source, self.dim_head)
+            for projection, source in (
+                (self.query, tokens),
+                (self.key, context),
+                (self.value, context),
+            )
         )
-        query, key, value = project_all(maps, self.dim_head, heads_first=first)
         if query is not None and key is not None and self.query_key.acts:
             by_content, key = self.query_key(query[:, : key.shape[1]], key, key_mask)
             query = torch.cat([by_content, query[:, key.shape[1] :]], dim=1)
@@ -258,13 +247,8 @@ class Attention(nn.Module):
             group=None if self.token_group is None else self.token_group.group,
             cu_seqlens=cu_seqlens,
         )
-        by_halves = self._rotary_by_halves(scene.tokens)
-        query, key, value = self.project(
-            scene.tokens, scene.context, scene.key_mask, by_halves=by_halves is not None
-        )
+        query, key, value = self.project(scene.tokens, scene.context, scene.key_mask)
         groups = self.head_groups()
-        if by_halves is not None:
-            groups = tuple(replace(group, relative=by_halves) for group in groups)
         parts = [group.part_of(query, key, value, scene.tokens.shape[1]) for group in groups]
         mixed = [group.attend(*part, scene) for group, part in zip(groups, parts, strict=True)]
         if isinstance(self.kernel, RandomFeatures) and scene.sequences is None:
@@ -301,19 +285,6 @@ class Attention(nn.Module):
             return grid, num_prefix_tokens
         present, prefix = present_grid()
         return present, num_prefix_tokens or prefix
-
-    def _rotary_by_halves(self, tokens: Tokens) -> Relative | None:
-        """Rotary as a compiler of a CPU is to see it, or None: what lies two and two it reads one by one."""
-        # Kernels of a GPU, which their interpreter runs on a CPU, take pairs as they are.
-        is_seen = torch.compiler.is_compiling() and tokens.is_cpu and not IS_INTERPRETED
-        if self.relative is None or not is_seen:
-            return None
-        plain = is_plain(self.query) and is_plain(self.key) and not self.query_key.acts
-        return (
-            self.relative.by_halves(self.dim_head)
-            if plain and self._present_kernel().goes_by_entry
-            else None
-        )
 
     def step(
         self,

@@ -10,7 +10,6 @@ from torch.autograd import Function
 from torch.nn import Parameter
 
 from teka._compat import by_hand, is_plain_eager_on_cpu
-from teka.functional.backends.fused.parts import ALIGNED_TOKENS, has_rows_apart
 from teka.functional.shapes import Outputs
 from teka.nn.tokens import Tokens
 
@@ -23,6 +22,9 @@ HOOKS = (
 # Rows must not be so many numbers of float32 apart, or a multiple: they would share few places of the cache, and matrix
 # products take up to a quarter longer. By how much they are moved apart then.
 ALIASED, APART = 512, 48
+
+# Elements of float32 in a cache line.
+ALIGNED_TOKENS = 16
 
 Columns = Float[Tensor, "size rows"]
 Heads = Float[Tensor, "batch heads tokens dim_head"]
@@ -91,6 +93,13 @@ def project_all(
                 linear, tokens, dim_head, heads_first=heads_first, by_halves=by_halves
             )
     return found
+
+
+def has_rows_apart(tensor: Tensor) -> bool:
+    """Return True if the tokens of each entry of (batch, heads, tokens, size) are contiguous, perhaps with a gap."""
+    batch, _, num_tokens, size = tensor.shape
+    apart = tensor.stride(3)
+    return tensor.stride() == (num_tokens, size * apart, 1, apart) and apart >= batch * num_tokens
 
 
 def _heads_of(columns: Columns, tokens: Tokens, dim_head: int) -> Heads:

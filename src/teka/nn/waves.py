@@ -11,7 +11,6 @@ from torch.nn import Parameter
 from torch.nn.functional import normalize, softplus
 
 from teka import functional as kernels
-from teka._compat import replace
 from teka.checks import POSITIVE, check_tensor, check_tensor_sizes, is_number, is_positive
 from teka.errors import wrong_type, wrong_value
 from teka.functional import Relative
@@ -47,13 +46,6 @@ class RelativeModule(nn.Module):
     @abstractmethod
     def forward(self) -> Relative:
         """The kernel with the present parameters."""
-
-    def by_halves(self, size: int) -> Relative | None:
-        """The kernel for vectors of a size in whose halves the first and the second features of all pairs are, if any.
-
-        It rotates pairs, and all features are in one.
-        """
-        return None
 
 
 class Rotation(RelativeModule):
@@ -240,9 +232,6 @@ class Rotary(RelativeModule):
 
     def forward(self) -> kernels.Rotary:
         return kernels.Rotary(self.frequency, self.normalizer, self.length_share)
-
-    def by_halves(self, size: int) -> kernels.Rotary | None:
-        return replace(self(), pairing="halves") if 2 * self.frequency.shape[1] == size else None
 
 
 def inverse_softplus(value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -197,14 +197,6 @@ def test_lengths_can_be_derived_twice():
     )
 
 
-def test_a_kernel_says_for_itself_whether_the_order_of_entries_matters():
-    class Weighted(SquaredRelu):
-        """A kernel whose features count by their place."""
-
-    assert SquaredRelu.goes_by_entry
-    assert not Weighted.goes_by_entry
-
-
 @pytest.mark.parametrize("normalizer", ROTARY_NORMALIZERS)
 @pytest.mark.parametrize("recorded", [False, True])
 def test_pairs_by_halves_are_those_side_by_side_in_another_order(

@@ -10,8 +10,8 @@ from teka.functional.backends import Cost, FeatureInputs, WeightedSums, with_one
 from teka.functional.backends.dense import fused_softmax, matrix_attention
 from teka.functional.backends.feature_sums import plain_sums
 from teka.functional.backends.flex import flex, flex_fits
-from teka.functional.backends.fused.position_maps import PositionMap
 from teka.functional.backends.linear import DecodingState, Sizes, causal_step, left_by
+from teka.functional.backends.triton import FeaturePositions
 from teka.functional.kernels.base import Kernel, Pairwise
 from teka.functional.positions import Positions
 from teka.functional.shapes import (
@@ -110,10 +110,10 @@ class Relative(ABC):
         """By how much these are longer than queries and keys."""
         return None
 
-    def position_map(
+    def triton_positions(
         self, positions: Positions, like: Tensor, num_features: int
-    ) -> PositionMap | None:
-        """What positions make of so many features, for the fused linear backend; None where it has no such form."""
+    ) -> FeaturePositions | None:
+        """Return what the Triton kernels need to know of the positions, or None if they cannot compute this."""
         return None
 
     @abstractmethod

@@ -9,21 +9,14 @@ import torch
 from jaxtyping import Complex, Float
 from torch import Generator, Tensor
 
-from teka._compat import has_tangent, records_graph, replace
+from teka._compat import records_graph, replace
 from teka.checks import check_name, check_tensor, is_number
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backends import Cost, FeatureInputs, WeightedSums, with_ones
 from teka.functional.backends.dense import fused_softmax, products_with_prefix
-from teka.functional.backends.feature_sums import plain_sums
-from teka.functional.backends.fused.position_maps import PositionMap, RotationMap
-from teka.functional.backends.linear import (
-    DecodingState,
-    Sizes,
-    causal_step,
-    left_by,
-    linear,
-    linear_cost,
-)
+from teka.functional.backends.feature_sums import LinearFeatures, linear_sums
+from teka.functional.backends.linear import DecodingState, Sizes, causal_step, left_by, linear_cost
+from teka.functional.backends.triton import FeaturePositions
 from teka.functional.kernels import make_kernel
 from teka.functional.kernels.base import Kernel, Pairwise, apply_log_factor
 from teka.functional.positions import Positions, check_heads_and_axes, phases
@@ -200,32 +193,15 @@ class Rotary(Relative):
         )
         return output if empty is None else output.masked_fill(empty, 0.0)
 
-    def position_map(
+    def triton_positions(
         self, positions: Positions, like: Tensor, num_features: int
-    ) -> PositionMap | None:
-        if (
-            self.sums_weights
-            or 2 * self.frequency.shape[1] != num_features
-            or self.pairing != "adjacent"
-        ):
+    ) -> FeaturePositions | None:
+        is_supported = self.pairing == "adjacent" and not self.sums_weights
+        if not is_supported or 2 * self.frequency.shape[1] != num_features:
             return None
-        places = [one for one in (positions.points, positions.of_keys.points) if one is not None]
-        if any(
-            (one.requires_grad and torch.is_grad_enabled()) or has_tangent(one) for one in places
-        ):
-            return None  # the map has gradients of frequencies alone
-        share = self.share_of_lengths
-
-        def plain(tokens: FeatureInputs, frequency: Tensor) -> WeightedSums:
-            return replace(self, frequency=frequency).sums("linear", tokens, positions)
-
-        return RotationMap(
-            (self.frequency,),
-            positions=positions,
-            dtype=like.dtype,
-            length_share=share,
-            plain=plain,
-        )
+        angles = positions.angles(self.frequency, like)
+        query, key = (angle if angle.ndim == 4 else angle[None] for angle in angles)
+        return FeaturePositions("rotary", query, key, self.share_of_lengths)
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
         return {"linear": linear_cost(sizes)}
@@ -244,29 +220,25 @@ class Rotary(Relative):
     def sums_at(
         self, tokens: FeatureInputs, phasor: Phasor | None, key_phasor: Phasor | None
     ) -> WeightedSums:
-        """Σ_j w_ij v_j from the vectors of the weights, and D_i from its own, where these are others."""
-        left, right = (
-            self.weighing(tokens.query_features, phasor),
-            self.weighing(tokens.key_features, key_phasor),
+        """Return Σ_j w_ij v_j and D_i for rotated tokens, or for tokens without a position (no phasor)."""
+        return linear_sums(
+            tokens,
+            self.linear_features(tokens.query_features, phasor),
+            self.linear_features(tokens.key_features, key_phasor),
         )
-        sums = plain_sums(replace(tokens, query_features=left, key_features=right))
+
+    def linear_features(self, features: Tokens, phasor: Phasor | None) -> LinearFeatures:
+        """Return the vectors of the numerator, and those of the denominator with their weights."""
+        numerator = self.weighing(features, phasor)
         if self.sums_weights:
-            return sums
+            return LinearFeatures(numerator)
         share = 0.0 if phasor is None else self.share_of_lengths
-        nothing, features = tokens.value[..., :0], (tokens.query_features, tokens.key_features)
-        if tokens.is_causal or tokens.group is not None or not 0 < share < 1:
-            left, right = (self.normalizing(one, placed=phasor is not None) for one in features)
-            totals = plain_sums(
-                replace(tokens, query_features=left, key_features=right, value=nothing)
-            )
-            return WeightedSums(sums.numerator, totals.denominator)
-        # Apart from each other features and lengths need not be kept for the sum.
-        of_features, of_lengths = (
-            linear(*those, nothing) for those in (features, map(self.lengths, features))
-        )
-        return WeightedSums(
-            sums.numerator, (1 - share) * of_features.denominator + share * of_lengths.denominator
-        )
+        terms = []
+        if share < 1:
+            terms.append((1 - share, features))
+        if share > 0:
+            terms.append((share, self.lengths(features)))
+        return LinearFeatures(numerator, tuple(terms))
 
     def step(
         self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions

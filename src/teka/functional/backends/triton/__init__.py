@@ -1,6 +1,7 @@
 """Sums of features by Triton kernels on a GPU; this file decides where they run and imports none of Triton."""
 
 import os
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 import torch
@@ -18,6 +19,33 @@ LARGEST_SIZE = 64
 # Kernels whose features are made in registers; those of all others are made before.
 MADE_WITHIN = (SquaredRelu, Relu, Focused, Elu)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class FeaturePositions:
+    """Effect of positions on features in a Triton kernel.
+
+    Args:
+        form: "none", "rotary" for rotations by angles, or "fourier" for products with sinusoids.
+        query: Angles or sinusoids of the queries, shape (#batch, heads, tokens, angles).
+        key: Angles or sinusoids of the keys.
+        length_share: λ of "rotary", the weight of the pair norms in the denominator.
+    """
+
+    form: str = "none"
+    query: Tensor | None = None
+    key: Tensor | None = None
+    length_share: float = 0.0
+
+    @property
+    def num_waves(self) -> int:
+        """Number of sinusoids that multiply every feature."""
+        return 0 if self.query is None or self.form != "fourier" else self.query.shape[-1]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Tensors of queries and keys, if any."""
+        return tuple(tensor for tensor in (self.query, self.key) if tensor is not None)
 
 
 def triton_fits(query: Tensor, value: Tensor, num_features: int) -> bool:

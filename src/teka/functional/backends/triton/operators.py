@@ -10,8 +10,7 @@ from torch.library import custom_op
 from teka._compat import replace
 from teka.functional.backends import LOWEST_LOG_SCALE
 from teka.functional.backends.feature_sums import featured, plain_sums
-from teka.functional.backends.fused.position_maps import PositionMap
-from teka.functional.backends.triton import MADE_WITHIN
+from teka.functional.backends.triton import MADE_WITHIN, FeaturePositions
 from teka.functional.backends.triton.bidirectional import two_sided, two_sided_gradients
 from teka.functional.backends.triton.causal import causal
 from teka.functional.backends.triton.causal_gradients import causal_gradients
@@ -47,7 +46,7 @@ def triton_linear(
     value: Values,
     *,
     kernel: FeatureKernel,
-    positions: PositionMap,
+    positions: FeaturePositions,
     scale: float,
     key_mask: KeyMask,
     is_causal: bool,
@@ -81,7 +80,7 @@ def triton_linear(
                 key * torch.exp(log_scale - log_scale.detach())[..., None]
             )  # 1, with the gradient that exp(s) has
     options = name, positions.form, scale, epsilon, positions.length_share, is_causal
-    places = positions.places(query.new_empty((), dtype=torch.float32))
+    places = positions.query, positions.key
     return feature_attention(query, key, value, key_mask, exponents, *places, *options)[0]
 
 

@@ -8,8 +8,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import custom_op
 
-from teka.functional.backends.fused.position_maps import PositionMap
 from teka.functional.backends.linear import DecodingState, LinearState, left_by
+from teka.functional.backends.triton import FeaturePositions
 from teka.functional.backends.triton.block_ops import load_places
 from teka.functional.backends.triton.feature_maps import (
     TINY,
@@ -34,7 +34,7 @@ def triton_step(
     state: DecodingState | None,
     *,
     kernel: FeatureKernel,
-    positions: PositionMap,
+    positions: FeaturePositions,
     scale: float,
 ) -> tuple[Outputs, DecodingState]:
     """The output of one token and the state after it, e^(M − M') S + e^(s − M') φ̃(k) [v, 1]ᵀ with M' = max(M, s)."""
@@ -49,7 +49,7 @@ def triton_step(
         ).total
     epsilon = kernel.epsilon if isinstance(kernel, FlooredRelu) else 0.0
     options = kernel.name, positions.form, scale, epsilon, share
-    places = positions.places(query)
+    places = positions.query, positions.key
     output, total, peak, others = feature_step(
         query, key, value, left.total, left.log_peak, unrotated, *places, *options
     )
