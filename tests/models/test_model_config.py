@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from teka.codec import decode, encode
-from teka.models import ModelConfig, SelfAttentionNetwork
-from teka.models.model_config import MODELS, options_class
+from teka.experiments.baselines import SelfAttentionNetwork
+from teka.models import ModelConfig
+from teka.models.model_config import MODELS, model_class, options_class
 
 PERFORMER: dict[str, Any] = {
     "model": "performer",
@@ -53,7 +54,7 @@ def test_the_options_of_every_model_are_one_dataclass_that_is_encoded(model: str
     required = {"dim": 8, "depth": 2, "heads": 2} if model == "performer" else {}
     options = decode(options_class(model), required)
     assert decode(options_class(model), encode(options)) == options
-    assert options_class(model).__doc__ == MODELS[model].__doc__
+    assert options_class(model).__doc__ == model_class(model).__doc__
 
 
 def test_a_model_is_made_without_a_trace_in_torchs_random_state():

@@ -15,7 +15,7 @@ import teka.models
 from teka.errors import wrong_value
 from teka.files import read_json, write_json
 from teka.models import ModelConfig, load, read_config, save
-from teka.models.model_config import MODELS
+from teka.models.model_config import MODELS, model_class
 from teka.models.model_file import CONFIG_FILE, PRETRAINED, WEIGHTS_FILE
 from teka.models.performer import POSITIONS
 
@@ -64,7 +64,7 @@ def make(
     torch.manual_seed(5)
     options = {**(TINY if model == "performer" else {}), **options}
     config = ModelConfig(model, image_size, in_channels, 3, options, facts={"seed": 5})
-    made = MODELS[model](image_size, in_channels, 3, **options)
+    made = model_class(model)(image_size, in_channels, 3, **options)
     with torch.no_grad():
         made.train()(torch.rand(4, in_channels, *image_size))  # statistics and centroids move
     return made.eval(), config
@@ -232,7 +232,7 @@ def test_weights_that_are_cut_off_changed_or_of_another_config_are_an_error(
     with pytest.raises(ValueError, match="SHA-256"):
         load(folder)
     torch.manual_seed(6)
-    save(MODELS["performer"](SIZE, 2, 3, **TINY), tmp_path / "other", read_config(folder))
+    save(model_class("performer")(SIZE, 2, 3, **TINY), tmp_path / "other", read_config(folder))
     (folder / WEIGHTS_FILE).write_bytes((tmp_path / "other" / WEIGHTS_FILE).read_bytes())
     with pytest.raises(ValueError, match="SHA-256"):
         load(folder)

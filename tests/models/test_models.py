@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from teka.models.model_config import MODELS
+from teka.models.model_config import MODELS, model_class
 
 PAGE = (Path(__file__).parents[2] / "docs" / "baselines.md").read_text(encoding="utf-8")
 TRANSFORMER = {"dim": 8, "depth": 2, "heads": 2}
@@ -35,7 +35,7 @@ def build(
     **options: Any,
 ) -> nn.Module:
     torch.manual_seed(seed)
-    return MODELS[name](image_size, in_channels, 5, **{**SMALL[name], **options})
+    return model_class(name)(image_size, in_channels, 5, **{**SMALL[name], **options})
 
 
 def draw_images(batch: int = 4, channels: int = 3, height: int = 32, width: int = 32) -> Tensor:
@@ -140,7 +140,7 @@ def test_sizes_that_are_not_positive_are_an_error(name: str):
         ("num_classes", (32, 3, 0)),
     ):
         with pytest.raises(ValueError, match=rf"{argument} must be .*got 0"):
-            MODELS[name](*sizes, **SMALL[name])
+            model_class(name)(*sizes, **SMALL[name])
     for argument, size in SMALL[name].items():
         if isinstance(size, int):
             with pytest.raises(ValueError, match=rf"{argument} must be .*got 0"):

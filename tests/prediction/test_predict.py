@@ -6,8 +6,8 @@ import torch
 from PIL import Image
 
 from teka.data import load as load_data
+from teka.experiments.baselines.convolutional import ResNet18
 from teka.models import ModelConfig, read_config, save
-from teka.models.convolutional import ResNet18
 from teka.prediction import predict
 from teka.prediction.pictures import read_images
 

@@ -4,7 +4,8 @@ import json
 import pytest
 import torch
 
-from teka.models import SelfAttentionNetwork, load
+from teka.experiments.baselines import SelfAttentionNetwork
+from teka.models import load
 from teka.nn import GeneralizedQuadratic
 from teka.training import Run, evaluate, export, prune, restore, train
 from teka.training.checkpoint import CHECKPOINTS, LAST, load_weights

@@ -14,7 +14,7 @@ from teka.checks import check_name
 from teka.codec import decode, encode
 from teka.errors import require, wrong_argument, wrong_shape, wrong_value
 from teka.files import expand_user, new_folder, read_json, resolve_path, write_bytes, write_json
-from teka.models.model_config import MODELS, ModelConfig
+from teka.models.model_config import ModelConfig, model_class
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -207,8 +207,9 @@ def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -
 
 def check_same_logits(model: nn.Module, config: ModelConfig) -> None:
     """Check that a config's model, given a model's weights, is the same function of images."""
-    if type(model) is not MODELS[config.model]:
-        expected = f"{config.model!r}, a {MODELS[config.model].__name__}, as the config says"
+    kind = model_class(config.model)
+    if type(model) is not kind:
+        expected = f"{config.model!r}, a {kind.__name__}, as the config says"
         raise wrong_value("model", type(model).__name__, expected)
     given = copy.deepcopy(model).to("cpu", torch.float32).eval()
     rebuilt = config.make_model()

@@ -14,7 +14,7 @@ from teka.checks import LARGEST, check_name, check_sizes, is_whole
 from teka.codec import decode
 from teka.errors import unknown_name, wrong_value
 from teka.files import read_json, write_json
-from teka.models.model_config import MODELS, options_class
+from teka.models.model_config import MODELS, model_class, options_class
 from teka.training.recipe import Recipe
 
 RUN_FILE = "run.json"
@@ -245,9 +245,8 @@ class Run:
         self, *, image_size: tuple[int, int], in_channels: int, num_classes: int
     ) -> nn.Module:
         """The model of this run, with new weights from torch's global generator."""
-        return MODELS[self.network.model](
-            image_size, in_channels, num_classes, **self.network.keywords()
-        )
+        make = model_class(self.network.model)
+        return make(image_size, in_channels, num_classes, **self.network.keywords())
 
 
 _PARTS: dict[str, type[Any]] = {"images": DataOptions, "network": ModelOptions, "recipe": Recipe}

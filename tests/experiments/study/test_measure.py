@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from teka.data import Dataset, Split
+from teka.experiments.baselines import SelfAttentionNetwork
 from teka.experiments.study import Measure
 from teka.experiments.study.cells import ShiftedClass, Stable
 from teka.experiments.study.measure import measure_heads, measure_model
 from teka.experiments.study.study import Stability
-from teka.models import Performer, SelfAttentionNetwork
+from teka.models import Performer
 from teka.nn import Quadratic
 from teka.training.heads.measure import head_grids, heads_of
 from teka.training.heads.record import Moment

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from teka import Grid
+from teka.experiments.baselines import SelfAttentionNetwork
+from teka.experiments.baselines.self_attention_network import POSITIONS
 from teka.functional import relative
 from teka.functional.positions import Positions
-from teka.models import SelfAttentionNetwork
-from teka.models.self_attention_network import POSITIONS
 from teka.nn import EmbeddedTable, Quadratic
 from teka.training import Run
 from teka.training.heads.measure import (

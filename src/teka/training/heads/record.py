@@ -15,8 +15,8 @@ from lightning.pytorch.callbacks import Callback
 from numpy.typing import NDArray
 
 from teka.errors import wrong_argument, wrong_shape, wrong_value
+from teka.experiments.baselines import SelfAttentionNetwork
 from teka.files import check_unpacked, write_bytes
-from teka.models import SelfAttentionNetwork
 from teka.training.heads.measure import (
     HeadGrid,
     Heads,

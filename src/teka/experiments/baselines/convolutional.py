@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from teka.checks import check_name, check_sizes
-from teka.models.blocks import ImageClassifier, ImageSize
+from teka.experiments.baselines.blocks import ImageClassifier, ImageSize
 
 # AlexNet: with a smaller side nothing is left for the last pooling: 29 → 8 → 4 → 2 → 1, 28 → 7 → 3 → 1.
 SMALLEST_SIDE = 29
@@ -34,7 +34,7 @@ class AlexNet(ImageClassifier):
     their notebook CNN/CIFAR10.ipynb.
 
     >>> import torch, teka
-    >>> model = teka.models.AlexNet(32, in_channels=3, num_classes=10)
+    >>> model = teka.experiments.baselines.AlexNet(32, in_channels=3, num_classes=10)
     >>> sum(weights.numel() for weights in model.parameters()), model(torch.zeros(2, 3, 32, 32)).shape
     (2472266, torch.Size([2, 10]))
 
@@ -90,7 +90,7 @@ class VGG16(ImageClassifier):
     al. 2021, Table 1.
 
     >>> import torch, teka
-    >>> model = teka.models.VGG16((32, 48), in_channels=1, num_classes=10, width=4, hidden=16)  # a sixteenth as wide
+    >>> model = teka.experiments.baselines.VGG16((32, 48), in_channels=1, num_classes=10, width=4, hidden=16)  # a sixteenth as wide
     >>> model(torch.zeros(2, 1, 32, 48)).shape
     torch.Size([2, 10])
 
@@ -187,7 +187,7 @@ class ResNet18(ImageClassifier):
 
     >>> import torch, teka
     >>> images, sizes = torch.zeros(2, 3, 32, 32), {"image_size": 32, "in_channels": 3, "num_classes": 10, "width": 8}
-    >>> large, small = (teka.models.ResNet18(**sizes, resnet_stem=stem) for stem in ("7x7", "3x3"))
+    >>> large, small = (teka.experiments.baselines.ResNet18(**sizes, resnet_stem=stem) for stem in ("7x7", "3x3"))
     >>> large(images).shape, [tuple(model.blocks(model.stem(images)).shape[2:]) for model in (large, small)]
     (torch.Size([2, 10]), [(1, 1), (4, 4)])
 

@@ -5,9 +5,9 @@ import torch
 from tests.contracts.cases import relative_change
 from torch import Tensor
 
+from teka.experiments.baselines import RoutingTransformer
+from teka.experiments.baselines.routing_transformer import RoutingAttention, routed_attention
 from teka.flops import flop_counter
-from teka.models import RoutingTransformer
-from teka.models.routing_transformer import RoutingAttention, routed_attention
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.linalg import svdvals
 
 from teka.errors import wrong_argument, wrong_value
-from teka.models.self_attention_network import SelfAttentionNetwork
+from teka.experiments.baselines.self_attention_network import SelfAttentionNetwork
 from teka.nn import GeneralizedQuadratic, Quadratic
 from teka.nn.waves import RelativeModule
 

@@ -5,9 +5,9 @@ import torch
 from tests.contracts.cases import relative_change
 from torch import Tensor, nn
 
+from teka.experiments.baselines import Linformer
+from teka.experiments.baselines.linformer import LinformerAttention
 from teka.flops import flop_counter
-from teka.models import Linformer
-from teka.models.linformer import LinformerAttention
 
 FEWER, MORE = (
     pytest.param(5, id="fewer keys than tokens"),

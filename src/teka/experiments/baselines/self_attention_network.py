@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from teka.checks import MOST_BLOCKS, check_name, check_sizes
 from teka.errors import wrong_value
+from teka.experiments.baselines.blocks import ImageClassifier, ImageSize, PostNormBlock
 from teka.grid import Grid
-from teka.models.blocks import ImageClassifier, ImageSize, PostNormBlock
 from teka.nn import (
     Attention,
     EmbeddedTable,
@@ -78,7 +78,7 @@ class SelfAttentionNetwork(ImageClassifier):
 
     >>> import torch, teka
     >>> sizes = {"image_size": 8, "in_channels": 3, "num_classes": 10, "dim": 16, "depth": 1}
-    >>> model = teka.models.SelfAttentionNetwork(**sizes, heads=9, periodic=True).eval()
+    >>> model = teka.experiments.baselines.SelfAttentionNetwork(**sizes, heads=9, periodic=True).eval()
     >>> image = torch.rand(1, 3, 8, 8)
     >>> torch.allclose(model(image.roll(2, 3)), model(image), atol=1e-5)  # by a token, which is 2 × 2 pixels
     True

@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
 from teka.audit import equivariance_error
+from teka.experiments.baselines import SelfAttentionNetwork
+from teka.experiments.baselines.self_attention_network import POSITIONS, make_gaussian_or_table
 from teka.functional import relative
 from teka.functional.relative.stationary import StationaryRelative
-from teka.models import SelfAttentionNetwork
-from teka.models.self_attention_network import POSITIONS, make_gaussian_or_table
 from teka.nn import Attention, Quadratic
 
-PAGE = (Path(__file__).parents[2] / "docs" / "self_attention_network.md").read_text(
+PAGE = (Path(__file__).parents[3] / "docs" / "self_attention_network.md").read_text(
     encoding="utf-8"
 )
 

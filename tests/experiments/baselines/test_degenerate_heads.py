@@ -6,8 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from teka.models import SelfAttentionNetwork
-from teka.models.degenerate_heads import DegenerateHeads, degenerate_heads, heads_table
+from teka.experiments.baselines import SelfAttentionNetwork
+from teka.experiments.baselines.degenerate_heads import (
+    DegenerateHeads,
+    degenerate_heads,
+    heads_table,
+)
 from teka.nn import GeneralizedQuadratic, Quadratic
 from teka.nn.waves import inverse_softplus
 

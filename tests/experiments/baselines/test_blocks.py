@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm
 
 from teka import Grid
-from teka.models.blocks import PostNormBlock, PreNormBlock
+from teka.experiments.baselines.blocks import PostNormBlock, PreNormBlock
 from teka.nn import Attention, TransformerBlock
 
 

@@ -12,8 +12,8 @@ from torch.nn.functional import layer_norm, scaled_dot_product_attention
 from teka._compat import without_autocast
 from teka.checks import check_sizes
 from teka.errors import wrong_value
+from teka.experiments.baselines.blocks import ImageClassifier, ImageSize, pre_norm_blocks
 from teka.functional.shapes import Keys, Outputs, Queries, Values
-from teka.models.blocks import ImageClassifier, ImageSize, pre_norm_blocks
 from teka.nn.projections import join_heads, project_heads
 
 Centroids = Float[Tensor, "heads clusters dim_head"]
@@ -159,7 +159,7 @@ class RoutingTransformer(ImageClassifier):
     Source: Roy et al. 2021; Horn et al. 2021, Table 1.
 
     >>> import torch, teka
-    >>> model = teka.models.RoutingTransformer(8, in_channels=3, num_classes=10, dim=16, depth=1, heads=2).eval()
+    >>> model = teka.experiments.baselines.RoutingTransformer(8, in_channels=3, num_classes=10, dim=16, depth=1, heads=2).eval()
     >>> images = torch.rand(4, 3, 8, 8)
     >>> torch.allclose(model(images)[:1], model(images[:1]), atol=1e-5)
     True

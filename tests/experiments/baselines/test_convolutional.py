@@ -8,9 +8,9 @@ from tests.contracts.cases import relative_change
 from tests.cordonnier2020 import paper_models
 from torch import nn
 
+from teka.experiments.baselines import VGG16, AlexNet, ResNet18
+from teka.experiments.baselines.convolutional import ResidualBlock
 from teka.flops import flop_counter
-from teka.models import VGG16, AlexNet, ResNet18
-from teka.models.convolutional import ResidualBlock
 
 
 def test_it_has_the_parameters_of_the_form_that_horn_et_al_trained():

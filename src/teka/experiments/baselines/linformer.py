@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from teka.checks import check_name, check_sizes
 from teka.errors import wrong_shape, wrong_value
-from teka.models.blocks import ImageClassifier, ImageSize, pre_norm_blocks
+from teka.experiments.baselines.blocks import ImageClassifier, ImageSize, pre_norm_blocks
 from teka.nn.projections import join_heads, project_heads
 
 TOKENS = ("pixel", "image")
@@ -98,7 +98,7 @@ class Linformer(ImageClassifier):
 
     >>> import torch, teka
     >>> sizes = {"image_size": 8, "in_channels": 3, "num_classes": 10, "dim": 16, "depth": 1, "heads": 2}
-    >>> model = teka.models.Linformer(**sizes, tokens="pixel", num_projected=4)  # 65 tokens attend to 4 keys
+    >>> model = teka.experiments.baselines.Linformer(**sizes, tokens="pixel", num_projected=4)  # 65 tokens attend to 4 keys
     >>> model(torch.zeros(2, 3, 8, 8)).shape
     torch.Size([2, 10])
 
