@@ -22,7 +22,7 @@ from teka.functional.kernels import DETERMINISTIC_KERNELS
 from teka.functional.kernels.rectified import FlooredRelu
 from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 from teka.models.model_config import MODELS
-from teka.models.performer import POOLS, POSITIONS, STEMS
+from teka.models.performer_config import POOLS, POSITIONS, STEMS
 from teka.nn.additions import QUERY_KEYS
 from teka.nn.options import VALUES
 from teka.training.recipe import OPTIMIZERS, SCHEDULES

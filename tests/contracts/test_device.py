@@ -38,7 +38,7 @@ from teka.functional.kernels.base import Kernel
 from teka.functional.relative.base import Relative
 from teka.functional.relative.biases import DecayRelative
 from teka.models import Performer
-from teka.models.performer import POOLS, POSITIONS
+from teka.models.performer_config import POOLS, POSITIONS
 from teka.nn import Attention
 
 AWAY = "meta"

@@ -17,7 +17,7 @@ from teka.files import read_json, write_json
 from teka.models import ModelConfig, load, read_config, save
 from teka.models.model_config import MODELS, model_class
 from teka.models.model_file import CONFIG_FILE, PRETRAINED, WEIGHTS_FILE
-from teka.models.performer import POSITIONS
+from teka.models.performer_config import POSITIONS
 
 TINY = {"dim": 8, "depth": 2, "heads": 2}
 # Options of a Performer, each of which changes the function or the tensors.

@@ -12,8 +12,7 @@ from torch import nn
 
 from teka.functional import KERNELS, RELATIVES, Focused, SquaredRelu
 from teka.functional.relative.rotary import ROTARY_NORMALIZERS
-from teka.models.performer import POOLS
-from teka.models.positions import POSITIONS
+from teka.models.performer_config import POOLS, POSITIONS
 from teka.nn import Fourier, Rotary, Rotation, redraw_projections
 
 pytestmark = pytest.mark.usefixtures("as_users_run_this_file")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from teka.audit import translate
 from teka.models import Performer
-from teka.nn.alias_free import blurred
+from teka.nn.sampling.filters import low_pass
 
 SIZES = {
     "signals": ((24,), (5,)),
@@ -92,7 +92,7 @@ def test_an_ordinary_stride_is_changed_by_it():
 
 def test_ideal_low_passes_leave_little_that_half_a_pixel_could_change():
     torch.manual_seed(3)
-    smooth = blurred(torch.rand(4, 3, 16, 16, dtype=torch.float64), 5, (2, 2), True)
+    smooth = low_pass(torch.rand(4, 3, 16, 16, dtype=torch.float64), 5, (2, 2), True)
     changes = []
     for blur in (None, 5, "ideal"):
         model = build((16, 16), **SMALL | {"patch_size": 2, "blur": blur}).double().eval()

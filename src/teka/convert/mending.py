@@ -18,7 +18,7 @@ from teka.audit.layers.fixes import FIXES, place_axes
 from teka.audit.layers.recogniser import pair
 from teka.checks import check_module, check_names
 from teka.errors import wrong_type, wrong_value
-from teka.nn.polyphase import PolyphaseDownsample
+from teka.nn.sampling.polyphase import PolyphaseDownsample
 
 Maps = Float[Tensor, "batch channels height width"]
 Made = Float[Tensor, "batch out_channels out_height out_width"]

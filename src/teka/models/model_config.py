@@ -5,7 +5,7 @@ import json
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from functools import cache
 from typing import Any
 
@@ -16,6 +16,7 @@ from teka.checks import LARGEST, check_name, check_sizes
 from teka.codec import decode
 from teka.errors import first_line, require, wrong_value
 from teka.memory import LARGEST_IMAGE, TooManyNumbersError, count_numbers, memory_bytes
+from teka.models.performer_config import PerformerConfig
 
 # The class of each model by name, imported at first use because baselines belong to the experiments.
 # Every class takes (image_size, in_channels, num_classes) and its own options by name.
@@ -49,16 +50,22 @@ def model_class(name: str) -> type[nn.Module]:
 
 @cache
 def options_class(model: str) -> type[Any]:
-    """The options of a model of `MODELS` as a frozen dataclass, made of the model's own keywords and docstring."""
+    """Return a frozen dataclass of the options of a model, without its sizes."""
     kind = model_class(model)
+    if model == "performer":
+        options = [(one.name, one.type, one.default) for one in fields(PerformerConfig)]
+    else:
+        parameters = inspect.signature(kind).parameters.values()
+        options = [(one.name, one.annotation, one.default) for one in parameters]
     declared = []
-    for name, keyword in inspect.signature(kind).parameters.items():
+    for name, annotation, default in options:
         if name not in SIZES:
-            default = {} if keyword.default is keyword.empty else {"default": keyword.default}
-            declared.append((name, keyword.annotation, field(**default)))
-    made = make_dataclass(f"{kind.__name__}Options", declared, frozen=True, kw_only=True)
-    made.__doc__ = kind.__doc__
-    return made
+            is_required = default in (MISSING, inspect.Parameter.empty)
+            declared.append((name, annotation, field() if is_required else field(default=default)))
+    name = f"{kind.__name__}Options"
+    options_type = make_dataclass(name, declared, frozen=True, kw_only=True)
+    options_type.__doc__ = kind.__doc__
+    return options_type
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from teka.nn.distance import T5, Alibi, Decay, Kerple, Shaw, TransformerXL, Wind
 from teka.nn.features import LearnedFeatures, RandomFeatures, redraw_projections
 from teka.nn.multihead_attention import MultiheadAttention
 from teka.nn.options import AttentionOptions
-from teka.nn.polyphase import PolyphaseDownsample, PolyphasePatchEmbedding, PolyphaseUpsample
 from teka.nn.prune_heads import prune_heads
 from teka.nn.relative import (
     Clipped,
@@ -20,7 +19,13 @@ from teka.nn.relative import (
     Quadratic,
     Table,
 )
-from teka.nn.resample import AttentionDownsample, AttentionUpsample
+from teka.nn.sampling import (
+    AttentionDownsample,
+    AttentionUpsample,
+    PolyphaseDownsample,
+    PolyphasePatchEmbedding,
+    PolyphaseUpsample,
+)
 from teka.nn.sequence_parallel import divide_tokens
 from teka.nn.tokens import AbsolutePosition, AbsoluteTable, AttentionPool, SpaceToDepth
 from teka.nn.transformer_block import TransformerBlock

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from teka.audit import translate
 from teka.nn import AttentionDownsample, AttentionOptions, AttentionUpsample, PolyphaseDownsample
-from teka.nn.resample import SubpixelAlignment
+from teka.nn.sampling import SubpixelAlignment
 
 SIDES = ((13,), (7, 8), (4, 5, 3))
 

@@ -3,11 +3,11 @@
 import math
 
 import torch
-from tests.nn.test_polyphase import draw
+from tests.nn.sampling.test_polyphase import draw
 from torch import nn
 
 from teka.nn import PolyphaseDownsample
-from teka.nn.alias_free import OversampledGELU
+from teka.nn.sampling.filters import OversampledGELU
 
 
 def test_a_low_pass_at_the_new_nyquist_leaves_nothing_that_a_fractional_shift_could_change():
