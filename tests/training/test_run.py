@@ -8,7 +8,7 @@ from torch import nn
 
 from teka.experiments.baselines import ResNet18, SelfAttentionNetwork
 from teka.functional import SquaredRelu
-from teka.models import Performer
+from teka.models import PerformerConfig
 from teka.models.model_config import MODELS, model_class
 from teka.training import Recipe, Run
 from teka.training.run import DataOptions, ModelOptions
@@ -183,7 +183,7 @@ def test_the_options_of_a_layer_reach_the_model():
 
 def test_the_models_options_have_the_models_defaults():
     run = vars(ModelOptions())
-    model = inspect.signature(Performer).parameters
+    model = inspect.signature(PerformerConfig).parameters
     shared = {
         name
         for name in run.keys() & model.keys()

@@ -25,6 +25,12 @@ class OversampledGELU(nn.Module):
 
     Source: Karras et al. 2021 (StyleGAN3); Michaeli et al. 2023; Michaeli & Soudry 2025
     (arXiv 2510.22673).
+
+    >>> import torch
+    >>> from teka.nn.sampling import OversampledGELU
+    >>> activation, inputs = OversampledGELU(), torch.randn(1, 2, 8, 8)
+    >>> torch.allclose(activation(inputs.roll(3, 2)), activation(inputs).roll(3, 2), atol=1e-5)
+    True
     """
 
     def forward(

@@ -132,10 +132,11 @@ class PolyphaseDownsample(nn.Module):
         filtered = low_pass(inputs, self.blur, steps, self.periodic)
         if offset is not None:
             check_tensor("offset", offset, inputs.shape[0], dtypes=WHOLE)
-        elif self.select == "fixed":
-            offset = inputs.new_zeros(inputs.shape[0], dtype=torch.long)
+            return take_coset(filtered, offset, self.stride), offset
+        if self.select == "fixed":
+            chosen = inputs.new_zeros(inputs.shape[0], dtype=torch.long)
         elif self.score is None:
-            offset = self._offset_by_norm(inputs)
+            chosen = self._offset_by_norm(inputs)
         else:
             # Score the inputs before the filter. After the filter, the cosets of a small grid
             # differ only by rounding.
@@ -144,8 +145,8 @@ class PolyphaseDownsample(nn.Module):
                 choice = gumbel_softmax(scores, hard=True)
                 cosets = split_cosets(filtered, self.stride)
                 return torch.einsum("bk,bk...->b...", choice, cosets), choice.argmax(1)
-            offset = scores.argmax(1)
-        return take_coset(filtered, offset, self.stride), offset
+            chosen = scores.argmax(1)
+        return take_coset(filtered, chosen, self.stride), chosen
 
     def _offset_by_norm(self, inputs: Tensor) -> Int[Tensor, "batch"]:
         # After an ideal filter all cosets have the same norm, so that rounding would decide. The
