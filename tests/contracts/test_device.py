@@ -14,7 +14,6 @@ import torch
 from tests.contracts import cases
 from tests.contracts.cases import (
     CAUSAL,
-    CROSSED_KERNELS,
     EXHAUSTIVE,
     FAST_CAUSAL,
     POSSIBLE,
@@ -47,7 +46,7 @@ APART = [
     case
     for case in POSSIBLE
     if EXHAUSTIVE
-    or case.kernel not in CROSSED_KERNELS[2:]
+    or case.kernel == "squared_relu"
     or case.relative in (None, "rotary", "rotation_joint", "clipped")
 ]
 EVERY_PAIR = [case for case in CAUSAL if case.kernel == "softmax"]
