@@ -27,6 +27,7 @@ from teka.functional.backends.triton import LARGEST_SIZE, MADE_WITHIN, FeaturePo
 from teka.functional.dispatch import Workload, chosen
 from teka.functional.kernels import make_kernel
 from teka.functional.kernels.base import Kernel, Pairwise, mask_features
+from teka.functional.long_inputs import LongAttention
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
 from teka.functional.relative.base import Relative
@@ -301,6 +302,10 @@ def fast(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: KeyM
     """Compute the attention by sums over keys of products of features."""
     kernel = plan.kernel.features
     assert kernel is not None
+    if plan.backend == "linear" and plan.group is None:
+        long = LongAttention(kernel, plan.relative, plan.positions, plan.scale, plan.is_causal)
+        if long.is_needed(query):
+            return long.attend(query, key, value, key_mask)
     # Elementwise operations are faster on contiguous memory. Projections give transposed heads.
     tokens = featured(
         kernel,

@@ -4,6 +4,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 import torch
 from jaxtyping import Float
@@ -32,6 +33,8 @@ from teka.functional.shapes import (
     RowTerm,
     Values,
 )
+
+T = TypeVar("T")
 
 BACKENDS = ("auto", "dense", "linear", "toeplitz", "rings", "fft", "windows")
 BYTES = 4  # of a number, float32
@@ -319,16 +322,16 @@ class _DualForm(_Form):
         return ctx.form.tangent(ctx.saved_tensors, grad_inputs[1:])
 
 
-def checkpointed(function: Callable[..., Tensor], *arguments: object) -> Tensor:
-    """function(*arguments), made again in a backward pass; under torch.func's transforms everything is kept.
+def checkpointed(function: Callable[..., T], *arguments: object) -> T:
+    """Return function(*arguments), and compute it again in the backward pass instead of keeping its tensors.
 
-    Nothing random may be in it: the state of the generators is not kept.
+    Under the transforms of torch.func everything is kept. The function must not draw random numbers, because the state
+    of the generators is not restored.
     """
     if not torch.is_grad_enabled() or is_transformed():
         return function(*arguments)
     output = checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
-    assert isinstance(output, Tensor)
-    return output
+    return cast(T, output)
 
 
 def transposed(tokens: Float[Tensor, "tokens channels"]) -> Float[Tensor, "channels tokens"]:

@@ -8,7 +8,7 @@ from torch.nn.functional import pad
 
 from teka.functional.backends import Cost, FeatureInputs, WeightedSums, with_ones
 from teka.functional.backends.dense import fused_softmax, matrix_attention
-from teka.functional.backends.feature_sums import plain_sums
+from teka.functional.backends.feature_sums import LinearFeatures, plain_sums
 from teka.functional.backends.flex import flex, flex_fits
 from teka.functional.backends.linear import DecodingState, Sizes, causal_step, left_by
 from teka.functional.backends.triton import FeaturePositions
@@ -138,6 +138,12 @@ class Relative(ABC):
 
     def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
         """The sums of tokens that are all somewhere, by one of those backends."""
+        raise NotImplementedError(f"{self.name} needs every pair")
+
+    def linear_features(
+        self, features: Tensor, positions: Positions, *, is_key: bool
+    ) -> LinearFeatures:
+        """Return vectors whose inner products are the weights, if the kernel `divides`."""
         raise NotImplementedError(f"{self.name} needs every pair")
 
     def unplaced_sums(

@@ -13,8 +13,8 @@ from teka._compat import replace
 from teka.checks import check_nonnegative, check_tensor, may_be_read
 from teka.errors import wrong_value
 from teka.functional.backends import Cost, FeatureInputs, WeightedSums
-from teka.functional.backends.feature_sums import plain_sums
-from teka.functional.backends.linear import DecodingState, Sizes, linear_cost
+from teka.functional.backends.feature_sums import LinearFeatures, plain_sums
+from teka.functional.backends.linear import DecodingState, Sizes, linear_cost, product_features
 from teka.functional.backends.triton import FeaturePositions
 from teka.functional.kernels.base import Kernel, least_number
 from teka.functional.positions import Positions, check_heads_and_axes
@@ -79,6 +79,12 @@ class WaveRelative(StationaryRelative):
         if backend == "fft":
             return super().sums(backend, tokens, positions)
         return plain_sums(tokens, *self.waves(positions, tokens.value))
+
+    def linear_features(
+        self, features: Tensor, positions: Positions, *, is_key: bool
+    ) -> LinearFeatures:
+        waves = self.waves(positions, features)[1 if is_key else 0]
+        return LinearFeatures(product_features(features, waves))
 
     def step(
         self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions

@@ -223,11 +223,17 @@ class Rotary(Relative):
         """Return Σ_j w_ij v_j and D_i for rotated tokens, or for tokens without a position (no phasor)."""
         return linear_sums(
             tokens,
-            self.linear_features(tokens.query_features, phasor),
-            self.linear_features(tokens.key_features, key_phasor),
+            self.rotated_features(tokens.query_features, phasor),
+            self.rotated_features(tokens.key_features, key_phasor),
         )
 
-    def linear_features(self, features: Tokens, phasor: Phasor | None) -> LinearFeatures:
+    def linear_features(
+        self, features: Tensor, positions: Positions, *, is_key: bool
+    ) -> LinearFeatures:
+        angle = phases(self.frequency, positions.places(features.device), features.dtype)
+        return self.rotated_features(features, phasor_of(angle))
+
+    def rotated_features(self, features: Tokens, phasor: Phasor | None) -> LinearFeatures:
         """Return the vectors of the numerator, and those of the denominator with their weights."""
         numerator = self.weighing(features, phasor)
         if self.sums_weights:
