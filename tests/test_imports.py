@@ -10,7 +10,8 @@ import teka
 PACKAGE = Path(teka.__file__).parent
 # A module imports from its own group and from groups before it.
 ORDER = (
-    ("_compat",),
+    ("_compat", "_checkpoint"),
+    ("execution_mode", "precision"),
     ("checks", "codec", "errors", "files", "flops", "grid", "memory", "provenance"),
     ("data",),
     ("audit",),

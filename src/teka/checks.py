@@ -16,7 +16,6 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from teka._compat import is_recorded
 from teka.errors import (
     first_line,
     unknown_name,
@@ -25,6 +24,7 @@ from teka.errors import (
     wrong_type,
     wrong_value,
 )
+from teka.execution_mode import is_readable
 from teka.memory import LARGEST_IMAGE
 
 PRECISIONS = ("float32", "bfloat16", "float16")  # of products, in training and benchmarks
@@ -93,7 +93,7 @@ def check_nonnegative(argument: str, tensor: Tensor) -> None:
 
 def may_be_read(tensor: Tensor) -> bool:
     """Return True if the elements of a parameter can be checked: they exist, on the CPU, and are nobody's output."""
-    return not is_recorded(tensor) and tensor.is_cpu and tensor.grad_fn is None
+    return is_readable(tensor) and tensor.is_cpu and tensor.grad_fn is None
 
 
 def is_number(number: object) -> TypeGuard[float]:

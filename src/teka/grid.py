@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka._compat import restore_in_recomputation, without_tensors
+from teka._checkpoint import restore_in_recomputation
+from teka._compat import register_constant
 from teka.checks import (
     LARGEST,
     check_kind,
@@ -232,7 +233,7 @@ def as_grid(argument: str, grid: GridLike) -> Grid:
         raise wrong_value(argument, grid, "a teka.Grid, its shape or its length") from error
 
 
-without_tensors(Grid, asdict, lambda held: Grid(**held))
+register_constant(Grid, asdict, lambda held: Grid(**held))
 
 
 class _Entered(threading.local):

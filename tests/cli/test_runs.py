@@ -9,10 +9,10 @@ import pytest
 import torch
 import yaml
 
-from teka._compat import process_rank
 from teka.cli import main
 from teka.models import load
 from teka.training import Run, restore, train
+from teka.training.execution import process_rank
 
 OPTIONS = (
     "--image-size=8",

@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from teka import Grid, _compat
-from teka.functional import KERNELS, RELATIVES, RotationJoint, attention
+from teka import Grid, precision
+from teka.functional import KERNELS, RELATIVES, RotationJoint, attention, positions
 from teka.functional.kernels.base import Kernel
 from teka.functional.relative.base import Relative
 from teka.functional.relative.biases import DecayRelative
@@ -110,7 +110,9 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rehearsal]:
 @pytest.fixture
 def without_float64(monkeypatch: pytest.MonkeyPatch, elsewhere: Rehearsal) -> None:
     """As on Apple's GPUs."""
-    monkeypatch.setattr(_compat, "WITHOUT_FLOAT64", {AWAY})
+    monkeypatch.setattr(precision, "WITHOUT_FLOAT64", {AWAY})
+    for cached in (positions._kept_places, positions._kept_axis_places):
+        cached.cache_clear()
     elsewhere.has_float64 = False
 
 

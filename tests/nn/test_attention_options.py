@@ -121,11 +121,15 @@ def test_bad_input_is_an_error_that_names_it(as_users_run_it: None):
         ((2, 15, 9), (GRID,), r"tokens must have shape \(batch, tokens, 8\).*got \(2, 15, 9\)"),
         ((2, 14, 8), (GRID,), "the sequence must have 0 prefix.*got 14 tokens"),
         ((2, 15, 8), (None,), "grid or positions must be given, .*got neither"),
-        ((2, 15, 8), (GRID, torch.ones(2, 14, dtype=torch.bool)), r"key_mask has shape \(2, 14\)"),
+        (
+            (2, 15, 8),
+            (GRID, torch.ones(2, 14, dtype=torch.bool)),
+            r"key_mask must have .*got \(2, 14\)",
+        ),
         (
             (2, 15, 8),
             (Grid((15,)),),
-            "number of axes of grid or positions must be 2, .* made with num_axes=1.*got 1",
+            "number of axes of grid or positions must be 2, .*got 1. Make the layer with num_axes=1",
         ),
     ):
         with pytest.raises(ValueError, match=message):

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, conv2d, max_pool2d, pad
 
-from teka._compat import restore_in_recomputation
+from teka._checkpoint import restore_in_recomputation
 from teka.audit.layers.blame import LayerFindings
 from teka.audit.layers.fixes import FIXES, place_axes
 from teka.audit.layers.recogniser import pair

@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from teka._compat import precise
 from teka.checks import check_flags, check_sizes
 from teka.errors import wrong_shape
 from teka.functional.kernels.base import FeatureKernel, Kernel
@@ -15,6 +14,7 @@ from teka.functional.positions import Positions, check_mask, make_positions, pac
 from teka.functional.relative.base import Relative
 from teka.functional.shapes import Keys, Queries, Values
 from teka.grid import GridLike
+from teka.precision import precise
 
 # An estimate has collapsed when it varies about the mean of the values less than this share of what the truth does.
 COLLAPSED_SPREAD = 0.1

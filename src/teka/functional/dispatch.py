@@ -3,11 +3,13 @@
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from teka._compat import is_dynamic, is_plain_eager, records_graph, replace
+from teka._compat import replace
 from teka.checks import check_name
 from teka.errors import wrong_value
+from teka.execution_mode import ExecutionMode, execution_mode, is_dynamic
 from teka.functional.backends import BACKENDS, Cost
 from teka.functional.backends.dense import dense_cost
 from teka.functional.backends.linear import Sizes, linear_cost
@@ -93,7 +95,7 @@ def select_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu
     check_name("backend", backend, BACKENDS)
     if backend == "auto":
         # Nor can vmap read numbers. In two steps, for torch.compile knows no `min` with a key.
-        names = [name for name in costs if name != "fft" or is_plain_eager()]
+        names = [name for name in costs if name != "fft" or execution_mode() is ExecutionMode.EAGER]
         work = [costs[name].work(name, device_type) for name in names]
         return names[work.index(min(work))]
     if backend not in costs:
@@ -107,10 +109,10 @@ def chosen(backend: str, work: Workload, device_type: str) -> str:
     check_name("backend", backend, BACKENDS)
     if is_dynamic(work.num_queries, work.num_keys):
         work = replace(work, num_queries=DYNAMIC_TOKENS, num_keys=DYNAMIC_TOKENS)
-    signature = None if records_graph() else _signature(work)
+    signature = None if torch.compiler.is_compiling() else _signature(work)
     if signature is None:
         return select_backend(backend, backend_costs(work), device_type)
-    signature = (backend, device_type, is_plain_eager(), *signature)
+    signature = (backend, device_type, execution_mode() is ExecutionMode.EAGER, *signature)
     choice = _choices.get(signature)
     if choice is None:
         if len(_choices) >= MOST_CHOICES:

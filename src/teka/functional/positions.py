@@ -11,11 +11,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from teka._compat import is_batched, is_recorded, keeps_tensors, precise, widest
 from teka.checks import BOOLEAN, WHOLE, check_kind, check_sizes, check_tensor
 from teka.errors import wrong_argument, wrong_shape, wrong_value
+from teka.execution_mode import is_readable, may_cache
 from teka.functional.shapes import Angles, Offsets, Places
 from teka.grid import Grid, GridLike, as_grid
+from teka.precision import precise, widest
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Positions:
     def places(self, device: torch.device) -> Places:
         """The queries' positions in float64, or in float32 on a device that has none: far from 0 they need digits."""
         if self.grid is not None:
-            make = _kept_places if keeps_tensors(device) else _grid_places
+            make = _kept_places if may_cache(device) else _grid_places
             return make(self.grid, device)
         assert self.points is not None
         return self.points.to(device=device, dtype=widest(device))
@@ -65,7 +66,7 @@ class Positions:
     def axis_places(self, device: torch.device) -> Places:
         """Every row of the grid's first axis, then of every further one, 0 along the others; digits as of `places`."""
         assert self.grid is not None
-        make = _kept_axis_places if keeps_tensors(device) else _grid_axis_places
+        make = _kept_axis_places if may_cache(device) else _grid_axis_places
         return make(self.grid, device)
 
     @property
@@ -194,7 +195,7 @@ class Positions:
                 points.shape,
                 f"({length}, axes) or ({batch}, {length}, axes)",
             )
-        if not is_recorded(points) and not points.isfinite().all():
+        if is_readable(points) and not points.isfinite().all():
             raise wrong_argument(f"{argument}positions", "NaN or infinity", "finite")
 
 
@@ -224,12 +225,6 @@ def packed_lengths(
         if given is not None:
             raise wrong_argument(argument, "a value", "None with cu_seqlens")
     check_tensor("cu_seqlens", cu_seqlens, "sequences", dtypes=WHOLE)
-    if is_batched(cu_seqlens):
-        raise wrong_argument(
-            "cu_seqlens",
-            "mapped by torch.func.vmap",
-            "the same for all samples, because its values are read",
-        )
     places = cu_seqlens.tolist()
     lengths = tuple(stop - start for start, stop in itertools.pairwise(places))
     if not lengths or places[0] != 0 or places[-1] != num_tokens or min(lengths) < 1:
@@ -306,6 +301,6 @@ def length_mask(lengths: Tensor, num_tokens: int) -> Bool[Tensor, "batch tokens"
     check_tensor("lengths", lengths, "batch", dtypes=WHOLE)
     check_sizes({"num_tokens": num_tokens})
     lengths = lengths.long()  # num_tokens may be beyond a small dtype
-    if not is_recorded(lengths) and not ((lengths >= 0) & (lengths <= num_tokens)).all():
+    if is_readable(lengths) and not ((lengths >= 0) & (lengths <= num_tokens)).all():
         raise wrong_value("lengths", lengths.tolist(), f"whole numbers from 0 to {num_tokens}")
     return torch.arange(num_tokens, device=lengths.device) < lengths[:, None]

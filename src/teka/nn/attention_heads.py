@@ -8,14 +8,15 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from typing_extensions import Unpack
 
-from teka._compat import is_dynamic, widest
 from teka.checks import check_sizes, check_tensor
 from teka.errors import wrong_value
+from teka.execution_mode import is_dynamic
 from teka.functional import DecodingState, Kernel, attention, decode
 from teka.functional.relative.base import Relative
 from teka.grid import Grid, present_grid
 from teka.nn.heads import make_kernels, pair_name
 from teka.nn.options import AttentionOptions, PlacedKeywords, takes
+from teka.precision import widest
 
 
 class AttentionHeads(nn.Module):

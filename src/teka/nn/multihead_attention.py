@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from typing_extensions import Unpack
 
-from teka._compat import is_recorded
 from teka.checks import (
     FLAGS,
     check_flags,
@@ -19,6 +18,7 @@ from teka.checks import (
     is_number,
 )
 from teka.errors import wrong_argument, wrong_shape, wrong_value
+from teka.execution_mode import is_readable
 from teka.grid import Grid
 from teka.nn.attention_heads import AttentionHeads
 from teka.nn.options import PlacedKeywords, takes
@@ -214,7 +214,7 @@ def kept_keys(argument: str, mask: Shaped[Tensor, "*shape"]) -> Bool[Tensor, "*s
     if mask.dtype == torch.bool:
         return ~mask
     keep = mask == 0
-    if not is_recorded(keep) and not bool((keep | (mask == -torch.inf)).all()):
+    if is_readable(keep) and not bool((keep | (mask == -torch.inf)).all()):
         raise wrong_value(
             argument,
             mask.unique()[:3].tolist(),
@@ -231,7 +231,7 @@ def is_causal_mask(mask: Shaped[Tensor, "*matrices queries keys"] | None) -> boo
     if mask.ndim < 2 or mask.shape[-1] != mask.shape[-2]:
         raise wrong_shape("attn_mask", mask.shape, "the shape (tokens, tokens) of a causal mask")
     keep = kept_keys("attn_mask", mask)
-    if not is_recorded(keep) and not bool((keep == torch.ones_like(keep).tril()).all()):
+    if is_readable(keep) and not bool((keep == torch.ones_like(keep).tril()).all()):
         came = f"{int((~keep).sum())} of {keep.numel()} pairs dropped"
         raise wrong_argument(
             "attn_mask",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from teka import functional
-from teka._compat import ProcessGroup, records_graph, replace
+from teka._compat import ProcessGroup, replace
 from teka.checks import (
     WHOLE,
     check_flags,
@@ -49,7 +49,7 @@ def check_tokens(argument: str, tokens: Tensor, *sizes: str | int, first: nn.Mod
             nn.Conv2d,
             nn.Conv3d,
         )
-        or records_graph()
+        or torch.compiler.is_compiling()
     ):
         return
     assert isinstance(first.weight, Tensor)

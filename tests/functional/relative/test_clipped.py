@@ -102,9 +102,9 @@ def test_the_ring_backend_fits_where_ring_and_cells_agree(grid: Grid, fits: bool
     ("size", "width", "message"),
     [
         ((1, 5), 1.0, r"distance_embedding must have shape \(k \+ 1, dim\).*got \(1, 5\)"),
-        ((5,), 1.0, "distance_embedding has shape"),
-        ((4, 5), 0.0, "ring_width is 0.0"),
-        ((4, 5), math.nan, "ring_width is nan"),
+        ((5,), 1.0, "distance_embedding must have shape"),
+        ((4, 5), 0.0, "ring_width must be .*got 0.0"),
+        ((4, 5), math.nan, "ring_width must be .*got nan"),
     ],
 )
 def test_bad_input_is_an_error_that_names_it(

@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from teka._compat import precise
 from teka.audit.changes import compared_after
 from teka.audit.measure.boxes import box_overlap
 from teka.audit.model_output import (
@@ -20,6 +19,7 @@ from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShift, CheckedShifts
 from teka.checks import WHOLE, check_kind, check_plain
 from teka.errors import wrong_argument, wrong_shape, wrong_value
+from teka.precision import precise
 
 Maps = Float[Tensor, "batch channels *cells"]
 Compared = Float[Tensor, "batch channels *compared"]

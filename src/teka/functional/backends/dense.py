@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from teka._compat import has_numbers, is_dynamic, is_transformed
+from teka.execution_mode import ExecutionMode, execution_mode, is_dynamic, is_readable
 from teka.functional.backends import BYTES, Cost, WeightedSums, checkpointed, with_ones
 from teka.functional.kernels.base import Pairwise, apply_log_factor, without_keys
 from teka.functional.shapes import Outputs, Queries
@@ -88,7 +88,8 @@ def fused_softmax(pairs: Pairwise) -> Outputs:
         assert keep is not None
         empty = without_keys(keep)
         mask = keep | empty
-    is_fused = not is_transformed(query, key, value) and not _loses_digits(query, key, pairs.scale)
+    is_transformed = execution_mode(query, key, value) is ExecutionMode.TRANSFORMED
+    is_fused = not is_transformed and not _loses_digits(query, key, pairs.scale)
     options = {
         "attn_mask": mask,
         "is_causal": pairs.is_causal and mask is None,
@@ -101,7 +102,7 @@ def fused_softmax(pairs: Pairwise) -> Outputs:
 
 def _loses_digits(query: Tensor, key: Tensor, scale: float) -> bool:
     """Return True if float64 scores may be so large that the fused backward pass, which makes them again, overflows."""
-    if query.dtype != torch.float64 or not query.is_cpu or not has_numbers(query):
+    if query.dtype != torch.float64 or not query.is_cpu or not is_readable(query):
         return False
     return bool(
         scale * torch.linalg.vector_norm(query.detach()) * torch.linalg.vector_norm(key.detach())

@@ -7,11 +7,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka._compat import in_float64, replace
+from teka._compat import replace
 from teka.functional.backends import BYTES, Cost, FeatureInputs, WeightedSums, rows_of, with_ones
 from teka.functional.backends.feature_chunks import sum_over_features
 from teka.functional.shapes import KeyChannels, KeyFeatures, QueryChannels, QueryFeatures, RowTerm
 from teka.grid import Grid
+from teka.precision import in_float64
 
 # Largest relative rounding error of a row's sum. Rows that may exceed it are recomputed from all pairs.
 TOLERANCE = {torch.float32: 1e-7, torch.float64: 1e-11}

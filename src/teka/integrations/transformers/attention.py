@@ -15,8 +15,8 @@ from transformers.masking_utils import (
     causal_mask_function,
 )
 
-from teka._compat import is_recorded
 from teka.errors import wrong_argument, wrong_shape, wrong_value
+from teka.execution_mode import is_readable
 from teka.functional.kernels import DETERMINISTIC_KERNELS, RANDOM_KERNELS
 from teka.grid import Grid, present_grid
 from teka.integrations.transformers.cache import StateLayer
@@ -214,7 +214,7 @@ def padding_mask(
     keep = attention_mask[:, kv_offset:stop]
     keep = nn.functional.pad(keep, (0, num_keys - keep.shape[1]), value=False)
     # A recorded graph cannot read the mask, so that it keeps a mask of ones.
-    return None if num_keys == kv_length and not is_recorded(keep) and keep.all() else keep
+    return None if num_keys == kv_length and is_readable(keep) and keep.all() else keep
 
 
 def _key_mask(

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from teka import functional
-from teka._compat import widest
 from teka.audit.function import check_evaluation_mode
 from teka.checks import check_tensor
 from teka.errors import wrong_value
@@ -35,6 +34,7 @@ from teka.nn.diagnostics.report import Diagnosis, EstimatorFindings, GroupFindin
 from teka.nn.diagnostics.warnings import times_the_values
 from teka.nn.features import RandomFeatures
 from teka.nn.heads import HeadGroup, pair_name
+from teka.precision import widest
 
 # Every pair of at most so many tokens of a sample is computed, and samples of so many tokens in all are measured.
 MEASURED_TOKENS = 1024

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka._compat import has_numbers
+from teka.execution_mode import is_readable
 from teka.functional import Relative
 from teka.functional.attention import estimator_report
 from teka.functional.kernels.base import mask_features
@@ -58,7 +58,7 @@ def warn_of_collapse(
     key_mask: KeyMask,
 ) -> None:
     """Compare a new draw of random features with the truth, once there are numbers, and warn of a collapse."""
-    if not has_numbers(query) or not random_features.is_fresh:
+    if not is_readable(query) or not random_features.is_fresh:
         return
     random_features.is_fresh = False
     placed = None
@@ -99,7 +99,7 @@ def warn_of_large_output(
     group: HeadGroup, output: Outputs, value: Values, *, key_mask: KeyMask
 ) -> bool:
     """Warn of outputs over `LARGE_OUTPUT` times the largest kept value of the same sample and head; whether it did."""
-    if not has_numbers(output):
+    if not is_readable(output):
         return False
     times = times_the_values(output.detach(), mask_features(value.detach(), key_mask))
     large = times[times > LARGE_OUTPUT]
