@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka._compat import records_graph
 from teka.functional.backends import checkpointed
 from teka.functional.shapes import KeyChannels, KeyFeatures, QueryChannels, QueryFeatures
 
@@ -35,7 +35,7 @@ def sum_over_features(
     """
     num_features = key_features.shape[-1]
     # A recorded graph serves any batch size, so its number of chunks must not depend on it.
-    num_samples = 1 if records_graph() else value.shape[0]
+    num_samples = 1 if torch.compiler.is_compiling() else value.shape[0]
     num_elements = num_samples * value.shape[1:].numel() * num_features * copies
     if num_elements <= CHUNK_ELEMENTS:
         return function(query_features, key_features, value, *arguments)

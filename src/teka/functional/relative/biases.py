@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from teka._compat import precise, replace
+from teka._compat import replace
 from teka.checks import (
     POSITIVE,
     check_name,
@@ -32,6 +32,7 @@ from teka.functional.kernels.base import Kernel
 from teka.functional.positions import Positions, check_heads_and_axes, whole_steps
 from teka.functional.relative.stationary import SeparableRelative
 from teka.functional.shapes import AxisOffsets, HeadPairs
+from teka.precision import precise
 
 NUM_BUCKETS = 32  # Raffel et al. 2020, and so is the distance from which all is in the last one
 FARTHEST = 128.0

@@ -9,13 +9,13 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 from torch.nn.functional import pad
 
-from teka._compat import widest
 from teka.checks import check_tensor, is_number
 from teka.errors import wrong_value
 from teka.functional.kernels.base import Kernel
 from teka.functional.positions import Positions, check_heads_and_axes
 from teka.functional.relative.stationary import SeparableRelative
 from teka.functional.shapes import AxisOffsets, HeadPairs, Keys, Places, Queries, TwoVectors
+from teka.precision import widest
 
 NUM_FREQUENCIES = 4  # Horn et al. 2021, appendix A.2
 

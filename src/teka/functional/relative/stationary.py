@@ -9,7 +9,6 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from teka._compat import in_float64, records_graph, widest
 from teka.functional.backends import Cost, FeatureInputs, WeightedSums
 from teka.functional.backends.fft import fft, fft_cost, fft_fits
 from teka.functional.backends.flex import offset_numbers
@@ -28,6 +27,7 @@ from teka.functional.shapes import (
     PairTerm,
     Queries,
 )
+from teka.precision import in_float64, widest
 
 
 class StationaryRelative(FactorRelative):
@@ -56,7 +56,12 @@ class StationaryRelative(FactorRelative):
         """Of the transform, between grids of one spacing."""
         # Which rows to compute again is read from the numbers, which a compiled graph cannot do.
         grids = positions.grids
-        if sizes.is_causal or grids is None or not fft_fits(*grids) or records_graph():
+        if (
+            sizes.is_causal
+            or grids is None
+            or not fft_fits(*grids)
+            or torch.compiler.is_compiling()
+        ):
             return {}
         return {"fft": fft_cost(*grids, sizes.num_features, sizes.dim_value)}
 
