@@ -18,8 +18,8 @@ class ExecutionMode(Enum):
 
     EAGER = "eager"
     RECORDING = "recording"  # torch.compile, torch.export or torch.onnx.export builds a graph
-    TRANSFORMED = "transformed"  # torch.func (vmap, grad, jvp, …) or forward-mode differentiation
-    SHAPES_ONLY = "shapes only"  # tensors without readable elements: meta, fake, other subclasses
+    TRANSFORMED = "transformed"  # torch.func, forward-mode differentiation or a Tensor subclass
+    SHAPES_ONLY = "shapes only"  # meta or fake tensors, which have no elements
 
 
 def execution_mode(*tensors: Tensor) -> ExecutionMode:
@@ -40,8 +40,10 @@ def execution_mode(*tensors: Tensor) -> ExecutionMode:
         if unpack_dual(tensor).tangent is not None:
             return ExecutionMode.TRANSFORMED
     for tensor in tensors:
-        if tensor.is_meta or type(tensor) not in (Tensor, Parameter):
+        if tensor.is_meta or hasattr(tensor, "fake_mode"):
             return ExecutionMode.SHAPES_ONLY
+        if type(tensor) not in (Tensor, Parameter):
+            return ExecutionMode.TRANSFORMED
     return ExecutionMode.EAGER
 
 

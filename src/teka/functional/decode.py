@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from teka._compat import replace, without_autocast
+from teka._compat import replace
 from teka.checks import BOOLEAN, check_kind, check_tensor
 from teka.errors import wrong_argument, wrong_shape, wrong_type, wrong_value
 from teka.functional.backends import LOWEST_LOG_SCALE
@@ -20,6 +20,7 @@ from teka.functional.relative import RELATIVES
 from teka.functional.relative.base import Relative, plain_step
 from teka.functional.shapes import KeyMask, Keys, Outputs, Queries, Values
 from teka.grid import Grid
+from teka.precision import without_autocast
 
 
 def decode(

@@ -9,17 +9,10 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from teka._compat import (
-    ProcessGroup,
-    has_numbers,
-    is_rehearsed,
-    is_transformed,
-    records_graph,
-    replace,
-    without_autocast,
-)
+from teka._compat import ProcessGroup, replace
 from teka.checks import POSITIVE, check_tensor, is_positive
 from teka.errors import wrong_shape, wrong_value
+from teka.execution_mode import ExecutionMode, execution_mode, is_readable
 from teka.functional.backends import FeatureInputs, WeightedSums, add_prefix
 from teka.functional.backends.dense import fused_softmax, matrix_attention
 from teka.functional.backends.feature_sums import featured, plain_sums
@@ -32,6 +25,7 @@ from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
 from teka.functional.relative.base import Relative
 from teka.functional.shapes import KeyMask, Keys, Outputs, Queries, QueryMask, Values
+from teka.precision import without_autocast
 
 # Larger queries, keys or values are computed in float64, in which the products of four of them do not overflow.
 LARGEST_IN_FLOAT32 = 1e4
@@ -120,7 +114,7 @@ class Plan:
             "dim_value": value.shape[-1],
             "heads": query.shape[1],
         }
-        if not records_graph():  # a compiled graph may be of any number of samples
+        if not torch.compiler.is_compiling():  # a compiled graph may be of any number of samples
             sizes["batch"] = max(1, query.shape[0])  # there may be none
         plan = self.computed_by(backend, device_type=query.device.type, **sizes)
         return plan.evaluate(query, key, value, key_mask=key_mask, query_mask=query_mask)
@@ -249,7 +243,7 @@ class Plan:
         num_features = kernel.num_features(query.shape[-1])
         if not triton_fits(query, value, num_features):
             return None
-        if is_transformed(query, key, value):
+        if execution_mode(query, key, value) is ExecutionMode.TRANSFORMED:
             return None
         if self.relative is None:
             return FeaturePositions()
@@ -259,7 +253,7 @@ class Plan:
         placed = self.relative.triton_positions(self.positions, like, num_features)
         if placed is None or placed.num_waves > LARGEST_SIZE:
             return None
-        return None if is_transformed(*placed.tensors) else placed
+        return None if execution_mode(*placed.tensors) is ExecutionMode.TRANSFORMED else placed
 
 
 def dense(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask) -> Outputs:
@@ -340,7 +334,7 @@ def _sums_of(plan: Plan, tokens: FeatureInputs) -> WeightedSums:
 
 def is_large_float32(tensor: Tensor) -> bool:
     """Return True if products of these elements may overflow in float32; read in eager mode on a CPU only."""
-    if tensor.dtype != torch.float32 or not tensor.is_cpu or not has_numbers(tensor):
+    if tensor.dtype != torch.float32 or not tensor.is_cpu or not is_readable(tensor):
         return False
     tensor = tensor.detach()
     # The norm is an upper bound and four times faster than the largest absolute value.
@@ -358,8 +352,8 @@ def _without_broken(
     query: Queries, key: Keys, value: Values, *, is_causal: bool
 ) -> tuple[Queries, Keys, Values, Bool[Tensor, "batch heads queries"] | None]:
     """Inputs with 0 for what is NaN or infinite and need not reach all outputs, and those that it reaches, or None."""
-    if is_rehearsed(query) or (
-        query.is_cpu and has_numbers(query) and _all_finite(query, key, value)
+    if execution_mode(query) is ExecutionMode.SHAPES_ONLY or (
+        query.is_cpu and is_readable(query) and _all_finite(query, key, value)
     ):
         return query, key, value, None
     sizes = (one.detach().abs().amax(dim=-1) for one in (query, key, value))

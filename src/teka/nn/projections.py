@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import Parameter
 
-from teka._compat import by_hand, is_plain_eager_on_cpu
+from teka.execution_mode import ExecutionMode, execution_mode
 from teka.functional.shapes import Outputs
 from teka.nn.tokens import Tokens
+from teka.precision import in_given_dtypes
 
 HOOKS = (
     "_forward_hooks",
@@ -30,6 +31,12 @@ Columns = Float[Tensor, "size rows"]
 Heads = Float[Tensor, "batch heads tokens dim_head"]
 # A map, or none, its tokens, (batch, tokens, dim) with as many as it likes, and whether its pairs are taken by halves.
 Map = tuple[nn.Module | None, Float[Tensor, "batch _ _"], bool]
+
+
+def _is_eager_on_cpu(*tensors: Tensor) -> bool:
+    return (
+        all(tensor.is_cpu for tensor in tensors) and execution_mode(*tensors) is ExecutionMode.EAGER
+    )
 
 
 def project_heads(
@@ -126,7 +133,7 @@ def join_heads(linear: nn.Module, heads: Outputs) -> Tokens:
     batch, _, num_tokens, _ = heads.shape
     rows = heads.permute(1, 3, 0, 2)
     if num_tokens > 1 and (
-        rows.is_contiguous() or (is_plain_eager_on_cpu(heads) and has_rows_apart(heads))
+        rows.is_contiguous() or (_is_eager_on_cpu(heads) and has_rows_apart(heads))
     ):
         columns = rows.flatten(0, 1).flatten(1)
         if _is_by_hand(linear, columns.t()):
@@ -151,14 +158,14 @@ def _new_columns(size: int, num_tokens: int, like: Tensor) -> Columns:
 
 def _is_by_hand(linear: nn.Module, given: Tensor) -> TypeGuard[nn.Linear]:
     """Whether a plain map of as many tokens has its gradient written out: where that is worth it, of mere numbers."""
-    if not is_plain_eager_on_cpu(given) or not is_plain(linear) or torch.is_autocast_enabled("cpu"):
+    if not _is_eager_on_cpu(given) or not is_plain(linear) or torch.is_autocast_enabled("cpu"):
         return False
     tensors = [given, *linear.parameters()]
     are_numbers = all(
         type(one) in (Tensor, Parameter) and one.dtype == given.dtype for one in tensors
     )
     is_worth_it = given.shape[:-1].numel() >= ALIASED
-    return are_numbers and is_worth_it and is_plain_eager_on_cpu(*tensors)
+    return are_numbers and is_worth_it and _is_eager_on_cpu(*tensors)
 
 
 class _ToColumns(Function):
@@ -177,7 +184,7 @@ class _ToColumns(Function):
         return tuple(mapped)
 
     @staticmethod
-    @by_hand
+    @in_given_dtypes
     def backward(ctx, *grad_outputs):
         (tokens, *weights), (needs_tokens, *needs) = ctx.saved_tensors, ctx.needs_input_grad
         of_tokens, of_maps = None, []
@@ -201,7 +208,7 @@ class _FromColumns(Function):
         return nn.functional.linear(columns.t(), weight, bias)
 
     @staticmethod
-    @by_hand
+    @in_given_dtypes
     def backward(ctx, *grad_outputs):
         (gradient,), (columns, weight) = grad_outputs, ctx.saved_tensors
         needs_columns, needs_weight, needs_bias = ctx.needs_input_grad

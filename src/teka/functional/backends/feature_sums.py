@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, distributed
 from torch.autograd import Function
 
-from teka._compat import ProcessGroup, by_hand, is_dynamic, replace
+from teka._compat import ProcessGroup, replace
+from teka.execution_mode import is_dynamic
 from teka.functional.backends import LOWEST_LOG_SCALE, FeatureInputs, WeightedSums, with_ones
 from teka.functional.backends.linear import (
     LinearState,
@@ -19,6 +20,7 @@ from teka.functional.backends.linear import (
 )
 from teka.functional.kernels.base import FeatureKernel
 from teka.functional.shapes import KeyMask, Keys, Queries, Values
+from teka.precision import in_given_dtypes
 
 
 def featured(
@@ -152,6 +154,6 @@ class _SumOverProcesses(Function):
         return total
 
     @staticmethod
-    @by_hand
+    @in_given_dtypes
     def backward(ctx, *grad_outputs):
         return _SumOverProcesses.apply(grad_outputs[0], ctx.group), None

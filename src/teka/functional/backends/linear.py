@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from teka._compat import is_dynamic, records_graph
 from teka.errors import wrong_value
+from teka.execution_mode import is_dynamic
 from teka.functional.backends import (
     BYTES,
     LOWEST_LOG_SCALE,
@@ -77,7 +77,8 @@ def linear(
             value_sums(query_features, key_features, value, is_causal=False),
             weight_sums(query_features, key_features, is_causal=False),
         )
-    if records_graph():  # a short graph; what to keep for gradients is the compiler's choice
+    # A short graph: the compiler decides what to keep for the gradients.
+    if torch.compiler.is_compiling():
         return linear(
             product_features(query_features, query_waves),
             product_features(key_features, key_waves),
@@ -383,7 +384,7 @@ def causal_step(
 
 def running_maximum(numbers: Float[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens"]:
     """The largest number so far."""
-    if not records_graph():
+    if not torch.compiler.is_compiling():
         return numbers.cummax(dim=-1).values
     # ONNX has no such function: the largest of the last 1, 2, 4, … numbers.
     steps = 1

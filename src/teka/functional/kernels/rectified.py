@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from teka._compat import has_numbers, is_rehearsed
 from teka.checks import POSITIVE, is_positive
 from teka.errors import wrong_value
+from teka.execution_mode import ExecutionMode, execution_mode, is_readable
 from teka.functional.kernels.base import FeatureKernel, mask_features
 from teka.functional.shapes import (
     CausalFeatures,
@@ -55,7 +55,9 @@ def _range_factor(vectors: Tensor, dims: tuple[int, ...]) -> Tensor | None:
     peak = torch.maximum(
         vectors.amax(dim=dims, keepdim=True), -vectors.amin(dim=dims, keepdim=True)
     )
-    if is_rehearsed(peak) or (has_numbers(peak) and peak.is_cpu and _is_in_range(peak)):
+    if execution_mode(peak) is ExecutionMode.SHAPES_ONLY or (
+        is_readable(peak) and peak.is_cpu and _is_in_range(peak)
+    ):
         return None
     # Coarse steps let vectors of similar size share one factor. Powers of 2 lose no digits.
     tiny = torch.finfo(vectors.dtype).tiny

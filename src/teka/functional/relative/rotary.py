@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Complex, Float
 from torch import Generator, Tensor
 
-from teka._compat import records_graph, replace
+from teka._compat import replace
 from teka.checks import check_name, check_tensor, is_number
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backends import Cost, FeatureInputs, WeightedSums, with_ones
@@ -330,7 +330,7 @@ class Rotary(Relative):
     def lengths(self, features: Tokens) -> Float[Tensor, "batch heads tokens lengths"]:
         """ψ: the lengths √(f² + g²) of the rotated pairs, with a gradient of 0 where they are 0; |φ| of the others."""
         others = self._others(features).abs()
-        if not records_graph():
+        if not torch.compiler.is_compiling():
             return _joined(self._complex_pairs(features).abs(), others)
         # ONNX has no complex numbers; a compiler makes one pass of this. Over the largest of a token no square
         # underflows that would be seen, and the root has a gradient at 0.
@@ -375,7 +375,7 @@ def check_normalizer(normalizer: str, length_share: float) -> None:
 def phasor_of(angle: Float[Tensor, "*shared heads tokens pairs"]) -> Phasor:
     """Phasors of angles in radians."""
     cosine, sine = torch.cos(angle), torch.sin(angle)
-    return (cosine, sine) if records_graph() else torch.complex(cosine, sine)
+    return (cosine, sine) if torch.compiler.is_compiling() else torch.complex(cosine, sine)
 
 
 def num_rotated_features(kernel: Kernel, dim: int) -> int:
