@@ -8,7 +8,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import gumbel_softmax, pad
 
-from teka._compat import precise
 from teka.checks import (
     WHOLE,
     check_flags,
@@ -22,6 +21,7 @@ from teka.checks import (
 from teka.errors import wrong_shape, wrong_value
 from teka.nn.additions import CONVOLUTION_MODULES, CONVOLUTIONS
 from teka.nn.sampling.filters import at_least_float32, check_blur, low_pass
+from teka.precision import precise
 
 SELECTIONS = ("norm", "learned", "fixed")
 SCORE_CHANNELS = 16

@@ -9,7 +9,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from teka._compat import without_autocast
 from teka.checks import WHOLE, check_tensor
 from teka.errors import wrong_value
 from teka.grid import Grid
@@ -17,6 +16,7 @@ from teka.nn.attention import Attention
 from teka.nn.options import AttentionOptions
 from teka.nn.sampling.filters import apply_along_axis, interpolation_matrix
 from teka.nn.sampling.polyphase import PolyphaseDownsample, check_axes, largest_coset, take_coset
+from teka.precision import without_autocast
 
 
 class AttentionDownsample(nn.Module):
