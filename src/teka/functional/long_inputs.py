@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from teka._compat import records_graph
 from teka.functional.backends import LOWEST_LOG_SCALE, FeatureInputs, WeightedSums, checkpointed
 from teka.functional.backends.feature_sums import LinearFeatures, linear_sums
 from teka.functional.backends.linear import running_maximum
@@ -34,7 +33,7 @@ class LongAttention:
 
     def is_needed(self, query: Queries) -> bool:
         """Return True if the input is long and the kernels allow chunks."""
-        if records_graph() or query.numel() < LONG_ELEMENTS:
+        if torch.compiler.is_compiling() or query.numel() < LONG_ELEMENTS:
             return False
         kernel = self.kernel
         if kernel.counts_keys or self.positions.num_prefix_tokens:
