@@ -7,6 +7,7 @@ import re
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,15 @@ from torch import Tensor, nn
 
 import teka
 from teka import Grid, explain
-from teka.functional import KERNELS, RELATIVES, attention, decode, draw_projection, length_mask
+from teka.functional import (
+    KERNELS,
+    RELATIVES,
+    Relative,
+    attention,
+    decode,
+    draw_projection,
+    length_mask,
+)
 from teka.models import Performer
 from teka.nn import (
     AbsolutePosition,
@@ -29,11 +38,11 @@ from teka.nn import (
     LearnedFeatures,
     MultiheadAttention,
     RandomFeatures,
+    RelativeKernel,
     SpaceToDepth,
     TransformerBlock,
     prune_heads,
 )
-from teka.nn.relative import RELATIVE_MODULES
 
 PACKAGE = str(Path(teka.__file__).parent)
 GRID = Grid((2, 3))
@@ -114,6 +123,14 @@ def constructor(kind: type, **given: object) -> Entry:
     return Entry(build, good | given, kind)
 
 
+def initial_options(kind: type[Relative]) -> dict[str, object]:
+    """Return valid arguments of the initial values of a relative kernel."""
+    return {
+        name: GIVEN.get(name) if parameter.default is parameter.empty else parameter.default
+        for name, parameter in inspect.signature(kind.initial).parameters.items()
+    }
+
+
 def kernel(one: object, argument: str, **options: object) -> Entry:
     """A functional kernel by its fields, and attention by it."""
     assert dataclasses.is_dataclass(one)
@@ -149,8 +166,10 @@ ENTRIES = {
     },
     **{f"relative {name}": one for name, one in zip(RELATIVES, RELATIVE_ENTRIES, strict=True)},
     **{
-        f"nn.{kind.__name__}": constructor(kind)
-        for kind in (*RELATIVE_MODULES.values(), EmbeddedTable)
+        f"initial {name}": Entry(
+            partial(RelativeKernel, name), initial_options(RELATIVES[name]), RelativeKernel
+        )
+        for name in RELATIVES
     },
     **{
         kind.__name__: constructor(kind)
@@ -160,6 +179,7 @@ ENTRIES = {
         kind.__name__: constructor(kind)
         for kind in (AbsolutePosition, SpaceToDepth, MultiheadAttention)
     },
+    "EmbeddedTable": constructor(EmbeddedTable),
     "RandomFeatures": constructor(RandomFeatures, kernel="positive"),
     "LearnedFeatures": constructor(LearnedFeatures, kernel="hedgehog"),
     "layer": Entry(LAYER.forward, {"tokens": TOKENS, "grid": GRID}, Attention),

@@ -25,8 +25,8 @@ from teka.convert import (
     precision_for_tolerance,
 )
 from teka.convert.conversion import BorderedAttention
-from teka.nn import Attention, Quadratic, Table
-from teka.nn.waves import RelativeModule, inverse_softplus
+from teka.nn import Attention, RelativeKernel
+from teka.nn.relative import RelativeModule, inverse_softplus
 
 # Of the largest output. Measured: up to 3.6e-7 and 7e-16.
 ROUNDING = {torch.float32: 2e-6, torch.float64: 5e-15}
@@ -395,8 +395,8 @@ def build_by_position(relative: str | RelativeModule, heads: int = 2, **options:
     return Attention(6, heads, **options)
 
 
-def quadratic(centers: list[list[float]], precision: float) -> Quadratic:
-    module = Quadratic(len(centers[0]), len(centers))
+def quadratic(centers: list[list[float]], precision: float) -> RelativeKernel:
+    module = RelativeKernel("quadratic", num_axes=len(centers[0]), heads=len(centers))
     with torch.no_grad():
         module.center.copy_(torch.tensor(centers))
         module.raw_precision.copy_(inverse_softplus(torch.full((len(centers),), precision)))
@@ -428,7 +428,7 @@ def test_offsets_are_counted_in_cells(spacing: float | tuple[float, ...]):
 
 
 def test_it_reads_any_relative_kernel_of_the_offset_alone():
-    table = Table(2, 2, max_offset=3)
+    table = RelativeKernel("table", num_axes=2, heads=2, max_offset=3)
     with torch.no_grad():
         table.tables.zero_()
         # Entry 3 + Δ with Δ = query less key: a key 2 cells below the query and 1 to its left.

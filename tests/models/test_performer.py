@@ -13,7 +13,7 @@ from torch import nn
 from teka.functional import KERNELS, RELATIVES, Focused, SquaredRelu
 from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 from teka.models.performer_config import POOLS, POSITIONS
-from teka.nn import Fourier, Rotary, Rotation, redraw_projections
+from teka.nn import RelativeKernel, redraw_projections
 
 pytestmark = pytest.mark.usefixtures("as_users_run_this_file")
 
@@ -389,7 +389,7 @@ def test_frequencies_of_rotation_are_shared_by_the_layers(position: str):
 def test_options_of_waves_reach_every_block_that_has_them():
     model = build(position="fourier", num_waves=7, longest_wave=3.0, wave_weight=2.0, pool="mean")
     for layer in layers(model):
-        assert isinstance(layer.relative, Fourier)
+        assert isinstance(layer.relative, RelativeKernel)
         kernel = layer.relative()
         assert kernel.frequency.shape == (2, 7, 2)
         assert float(kernel.frequency.detach().norm(dim=-1).min()) > 6.28 / 3.0 - 1e-3
@@ -402,7 +402,7 @@ def test_the_scale_of_rotations_weights_reaches_every_block_that_has_them():
     placed = [layer.relative for layer in layers(model) if layer.relative is not None]
     assert len(placed) == 2
     for relative in placed:
-        assert isinstance(relative, Rotation)
+        assert isinstance(relative, RelativeKernel)
         assert (relative.cosine_weight == 0).all()
 
 
@@ -417,7 +417,7 @@ def test_the_normalizer_of_rotary_reaches_every_block_that_has_one_and_changes_n
     placed = [layer.relative for layer in layers(lengths) if layer.relative is not None]
     assert len(placed) == (2 if pool == "class" else 3)
     for relative in placed:
-        assert isinstance(relative, Rotary)
+        assert isinstance(relative, RelativeKernel)
         assert relative().normalizer == "lengths"
     for name, tensor in default.state_dict().items():
         assert torch.equal(lengths.state_dict()[name], tensor)

@@ -8,7 +8,7 @@ from tests.nn.test_attention import build, draw_tokens
 
 from teka import Grid
 from teka.functional import SquaredRelu
-from teka.nn import Clipped, RandomFeatures, Rotation, TransformerBlock
+from teka.nn import RandomFeatures, RelativeKernel, TransformerBlock
 
 GRID = Grid((3, 5))
 
@@ -55,13 +55,13 @@ def test_a_backend_asked_for_computes_what_the_dense_one_does(backend: str, rela
 
 
 def test_instances_are_taken_for_names():
-    kernel, relative = SquaredRelu(0.1), Rotation(2, 2, 4)
+    kernel, relative = SquaredRelu(0.1), RelativeKernel("rotation", num_axes=2, heads=2, dim_head=4)
     layer = build(kernel=kernel, relative=relative)
     assert layer.kernel is kernel
     assert layer.relative is relative
     features = RandomFeatures("positive", 4)
     assert build(kernel=features).kernel is features
-    assert build(relative=Clipped(4, max_distance=2)).content_heads == 1
+    assert build(relative=RelativeKernel("clipped", dim_head=4, max_distance=2)).content_heads == 1
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

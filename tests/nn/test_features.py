@@ -11,7 +11,7 @@ import teka
 from teka import Grid
 from teka.functional import RELATIVES, Hedgehog, Positive, Trigonometric, default_num_features
 from teka.models import Performer
-from teka.nn import Attention, ClippedFeatures, LearnedFeatures, RandomFeatures, redraw_projections
+from teka.nn import Attention, LearnedFeatures, RandomFeatures, RelativeKernel, redraw_projections
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_every_projection_of_a_model_is_redrawn_those_of_position_heads_too():
 
 
 def test_the_position_heads_compute_with_the_new_draw():
-    relative = ClippedFeatures(4, num_features=7)
+    relative = RelativeKernel("clipped_features", dim_head=4, num_features=7)
     nn.init.normal_(relative.distance_embedding)
     query = torch.randn(1, 1, 3, 4)
     before = relative().log_rings(query, scale=0.5)

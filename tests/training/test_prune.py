@@ -6,7 +6,7 @@ import torch
 
 from teka.experiments.baselines import SelfAttentionNetwork
 from teka.models import load
-from teka.nn import GeneralizedQuadratic
+from teka.nn import RelativeKernel
 from teka.training import Run, evaluate, export, prune, restore, train
 from teka.training.checkpoint import CHECKPOINTS, LAST, load_weights
 from teka.training.prune import PRUNING_FILE, beginning_with
@@ -26,8 +26,8 @@ def with_degenerate_heads(tmp_path_factory):
     trained = restore(folder)
     assert isinstance(trained.model, SelfAttentionNetwork)
     first, second = (attention.relative for attention in trained.model.attentions())
-    assert isinstance(first, GeneralizedQuadratic)
-    assert isinstance(second, GeneralizedQuadratic)
+    assert isinstance(first, RelativeKernel)
+    assert isinstance(second, RelativeKernel)
     with torch.no_grad():
         first.precision_factor[1] *= 1e-4
         second.precision_factor.copy_(

@@ -35,9 +35,9 @@ from teka.functional import Constant
 from teka.functional.positions import Positions
 from teka.functional.relative.stationary import StationaryRelative
 from teka.grid import Grid
-from teka.nn import Attention, Quadratic
+from teka.nn import Attention, RelativeKernel
 from teka.nn.additions import CONVOLUTION_MODULES
-from teka.nn.waves import inverse_softplus
+from teka.nn.relative import inverse_softplus
 
 # Share of a cell by which a grid's spacing may differ from the one that the heads' centres were made for.
 SPACING_TOLERANCE = 1e-6
@@ -182,7 +182,7 @@ def attention_from_convolution(
     )
 
     heads, width = values.shape[:2]
-    relative = Quadratic(len(sides), heads)
+    relative = RelativeKernel("quadratic", num_axes=len(sides), heads=heads)
     options = {"dim_head": dim_head, "context_dim": num_in, "qkv_bias": False}
     attention = Attention(num_out, heads, kernel="constant", relative=relative, **options).to(
         weight

@@ -1,6 +1,5 @@
 """Performer: a transformer with linear attention for signals, images and volumes."""
 
-import inspect
 import itertools
 import math
 import warnings
@@ -25,18 +24,16 @@ from teka.nn import (
     AbsolutePosition,
     AbsoluteTable,
     AttentionPool,
-    Rotation,
-    RotationJoint,
+    RelativeKernel,
     TransformerBlock,
 )
 from teka.nn.additions import CONVOLUTION_MODULES
 from teka.nn.heads import count_position_heads
 from teka.nn.options import without_relative
-from teka.nn.relative import RELATIVE_MODULES
+from teka.nn.relative import RelativeModule, from_known_options
 from teka.nn.sampling import SubpixelAlignment
 from teka.nn.tokens import check_tokens
 from teka.nn.transformer_block import count_window_heads
-from teka.nn.waves import RelativeModule
 
 RELATIVE_OPTIONS = (
     "num_waves",
@@ -322,13 +319,12 @@ def _make_relative(
     }
     if position in ("rotation", "rotation_joint"):
         scale = 1.0 if config.rotation_weight_scale is None else config.rotation_weight_scale
-        module = Rotation if position == "rotation" else RotationJoint
-        return module(**sizes, frequency=shared_frequency, weight_scale=scale)
+        return RelativeKernel(
+            position, **sizes, frequency=shared_frequency, weight_scale=scale
+        )
     options = {name: getattr(config, name) for name in RELATIVE_OPTIONS}
     options = {name: value for name, value in options.items() if value is not None}
     if not options:
         return relative
-    module = RELATIVE_MODULES[position]
     options |= sizes | {"num_features": config.num_features}
-    accepted = inspect.signature(module).parameters
-    return module(**{name: value for name, value in options.items() if name in accepted})
+    return from_known_options(RELATIVES[position], **options)

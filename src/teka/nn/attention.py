@@ -106,11 +106,11 @@ class Attention(nn.Module):
         """The linear maps, of which a layer has those whose numbers something looks at."""
         present, width = self._present_kernel(), self.dim_head
         key_heads = query_heads = self.content_heads if present.uses_content else 0
-        if self.relative is not None and self.relative.uses_query:
+        if self.relative is not None and self.relative.kernel_class.uses_query:
             query_heads = key_heads + self.position_heads if self.position_heads else self.heads
         self.query_key = make_query_key(chosen.query_key, key_heads, width)
         # What is added to all keys cancels in the softmax, unless they are rotated by their positions.
-        is_rotated = self.relative is not None and self.relative.rotates
+        is_rotated = self.relative is not None and self.relative.kernel_class.rotates
         cancels = present.is_softmax and not is_rotated
         if cancels and self.query_key.removes_bias:
             raise wrong_value(
@@ -152,7 +152,7 @@ class Attention(nn.Module):
         """The heads by what computes them, the ones with the relative kernel last."""
         kernel, backend = self._present_kernel(), self.backend
         relative = None if self.relative is None else self.relative()
-        uses_query = self.relative is not None and self.relative.uses_query
+        uses_query = self.relative is not None and self.relative.kernel_class.uses_query
         sizes = (self.dim_head, self.dim_value, self.causal)
         content = slice(0, self.content_heads)
         keys = content if kernel.uses_content else None

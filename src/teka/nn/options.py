@@ -11,7 +11,7 @@ from teka.errors import wrong_value
 from teka.functional import BACKENDS, PROJECTIONS
 from teka.nn.additions import QUERY_KEYS
 from teka.nn.features import ContentKernel
-from teka.nn.waves import RelativeModule
+from teka.nn.relative import RelativeModule
 
 VALUES = ("projected", "tokens")
 F = TypeVar("F", bound=Callable[..., None])
@@ -73,7 +73,7 @@ class AttentionOptions:
     Args:
         dim_head: Size of a head, dim / heads by default.
         kernel: Content kernel, a name of `teka.functional.KERNELS`, an instance, `RandomFeatures` or `LearnedFeatures`.
-        relative: Relative kernel, a name of `teka.functional.RELATIVES`, a module such as `teka.nn.Rotation`, or None.
+        relative: Relative kernel, a name of `teka.functional.RELATIVES`, a `teka.nn.RelativeKernel`, or None.
         num_features: Number of random features m, ⌊d ln d⌋ by default; only for kernels that have them.
         projection: How random features are drawn: "orthogonal" (the default), "independent" or "fixed_norm"; likewise.
         causal: Whether no token sees a later one, by their order.

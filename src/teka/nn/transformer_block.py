@@ -11,8 +11,8 @@ from teka.errors import wrong_value
 from teka.functional import length_mask
 from teka.grid import Grid
 from teka.nn.attention import Attention
-from teka.nn.distance import Window
 from teka.nn.options import AttentionOptions, BlockKeywords, takes
+from teka.nn.relative import RelativeKernel
 from teka.nn.tokens import check_tokens
 
 
@@ -94,7 +94,9 @@ class TransformerBlock(nn.Module):
                 dim,
                 near,
                 kernel="softmax",
-                relative=Window(chosen.num_axes, near, max_distance=window_reach),
+                relative=RelativeKernel(
+                    "window", num_axes=chosen.num_axes, heads=near, max_distance=window_reach
+                ),
                 dim_head=self.attention.dim_head,
                 causal=chosen.causal,
                 qkv_bias=chosen.qkv_bias,

@@ -12,8 +12,8 @@ from teka.experiments.baselines.degenerate_heads import (
     degenerate_heads,
     heads_table,
 )
-from teka.nn import GeneralizedQuadratic, Quadratic
-from teka.nn.waves import inverse_softplus
+from teka.nn import RelativeKernel
+from teka.nn.relative import inverse_softplus
 
 
 def build(**options: Any) -> SelfAttentionNetwork:
@@ -33,7 +33,7 @@ def set_eigenvalues(
 ) -> None:
     """Give a head's Σ⁻¹ these eigenvalues, along oblique axes."""
     relative = model.attentions()[layer].relative
-    assert isinstance(relative, GeneralizedQuadratic)
+    assert isinstance(relative, RelativeKernel)
     left, right = (torch.linalg.qr(torch.randn(2, 2).double()).Q for _ in range(2))
     factor = left @ torch.tensor(eigenvalues).double().sqrt().diag() @ right
     with torch.no_grad():
@@ -76,7 +76,7 @@ def test_thresholds_are_arguments():
 def test_of_round_gaussians_the_first_rule_alone_holds():
     model = build(position="quadratic").double()
     relative = model.attentions()[1].relative
-    assert isinstance(relative, Quadratic)
+    assert isinstance(relative, RelativeKernel)
     with torch.no_grad():
         relative.raw_precision[2:4] = inverse_softplus(torch.tensor([4.9e-6, 5.1e-6]).double())
     _, second = degenerate_heads(model, condition_number=1.0)
@@ -88,7 +88,7 @@ def test_a_singular_matrix_has_an_infinite_condition_number_and_a_matrix_of_zero
     model = build().double()
     set_eigenvalues(model, 0, 0, 0.0, 0.0)
     relative = model.attentions()[0].relative
-    assert isinstance(relative, GeneralizedQuadratic)
+    assert isinstance(relative, RelativeKernel)
     with torch.no_grad():
         relative.precision_factor[1] = torch.tensor([[2.0, 0.0], [0.0, 0.0]])
     first, _ = degenerate_heads(model)
@@ -119,7 +119,7 @@ def test_the_table_counts_the_heads_of_every_layer():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"position": "table"}, r"relative kernel must be .*got 'EmbeddedTable'"),
+        ({"position": "table"}, r"relative kernel must be .*got 'table'"),
         ({"content": "softmax"}, "heads attend by position alone"),
     ],
 )

@@ -14,7 +14,7 @@ from teka.experiments.baselines import SelfAttentionNetwork
 from teka.experiments.baselines.self_attention_network import POSITIONS, make_gaussian_or_table
 from teka.functional import relative
 from teka.functional.relative.stationary import StationaryRelative
-from teka.nn import Attention, Quadratic
+from teka.nn import Attention, RelativeKernel
 
 PAGE = (Path(__file__).parents[3] / "docs" / "self_attention_network.md").read_text(
     encoding="utf-8"
@@ -87,7 +87,7 @@ def test_it_has_the_papers_parameters(position, row):
 def test_heads_that_attend_to_single_pixels_are_a_convolution():
     model = build(heads=9, depth=1, downsampling=1, periodic=True)
     attention = first_attention(model)
-    assert isinstance(attention.relative, Quadratic)
+    assert isinstance(attention.relative, RelativeKernel)
     with torch.no_grad():
         attention.relative.center.copy_(torch.cartesian_prod(*[torch.arange(-1.0, 2.0)] * 2))
         attention.relative.raw_precision.fill_(60.0)

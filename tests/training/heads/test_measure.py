@@ -10,7 +10,7 @@ from teka.experiments.baselines import SelfAttentionNetwork
 from teka.experiments.baselines.self_attention_network import POSITIONS
 from teka.functional import relative
 from teka.functional.positions import Positions
-from teka.nn import EmbeddedTable, Quadratic
+from teka.nn import EmbeddedTable, RelativeKernel
 from teka.training import Run
 from teka.training.heads.measure import (
     HeadGrid,
@@ -122,7 +122,7 @@ def test_layers_may_have_different_numbers_of_heads():
     assert heads.layer.tolist() == [0, 0, 0, 1, 1]
     second = heads.of_layer(1)
     parameters = model.attentions()[1].relative
-    assert isinstance(parameters, Quadratic)
+    assert isinstance(parameters, RelativeKernel)
     torch.testing.assert_close(second.center, parameters.center.detach().double())
     assert math.prod(model.grid.shape) == 35
 

@@ -11,8 +11,8 @@ from torch.linalg import svdvals
 
 from teka.errors import wrong_argument, wrong_value
 from teka.experiments.baselines.self_attention_network import SelfAttentionNetwork
-from teka.nn import GeneralizedQuadratic, Quadratic
-from teka.nn.waves import RelativeModule
+from teka.functional import GeneralizedQuadratic, Quadratic
+from teka.nn.relative import RelativeModule
 
 LARGEST_PRECISION = 1e-5
 CONDITION_NUMBER = 1e5
@@ -110,13 +110,12 @@ def heads_table(layers: Sequence[DegenerateHeads]) -> str:
 def _eigenvalues(relative: RelativeModule | None) -> Float[Tensor, "heads axes"]:
     """Those of Σ⁻¹, in double precision."""
     with torch.no_grad():
-        if isinstance(relative, GeneralizedQuadratic):
-            # Singular values of L, squared: of LᵀL itself small eigenvalues would drown in rounding.
-            return svdvals(relative.precision_factor.detach().cpu().double()).square()
-        if isinstance(relative, Quadratic):
-            alpha = relative().precision.cpu().double()
-            return (2 * alpha)[:, None].expand(-1, relative.center.shape[1])
-    name = type(relative).__name__
-    raise wrong_value(
-        "the model's relative kernel", name, "Quadratic or GeneralizedQuadratic, a Gaussian a head"
-    )
+        kernel = None if relative is None else relative()
+        if isinstance(kernel, GeneralizedQuadratic):
+            # Squared singular values of L keep small eigenvalues, which rounding of LᵀL would lose.
+            return svdvals(kernel.precision_factor.cpu().double()).square()
+        if isinstance(kernel, Quadratic):
+            alpha = kernel.precision.cpu().double()
+            return (2 * alpha)[:, None].expand(-1, kernel.center.shape[1])
+    name = None if kernel is None else kernel.name
+    raise wrong_value("the model's relative kernel", name, "'quadratic' or 'generalized_quadratic'")

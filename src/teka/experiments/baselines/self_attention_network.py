@@ -11,16 +11,9 @@ from teka.checks import MOST_BLOCKS, check_name, check_sizes
 from teka.errors import wrong_value
 from teka.experiments.baselines.blocks import ImageClassifier, ImageSize, PostNormBlock
 from teka.grid import Grid
-from teka.nn import (
-    Attention,
-    EmbeddedTable,
-    GeneralizedQuadratic,
-    Quadratic,
-    SpaceToDepth,
-    prune_heads,
-)
+from teka.nn import Attention, EmbeddedTable, RelativeKernel, SpaceToDepth, prune_heads
 from teka.nn.options import AttentionKeywords
-from teka.nn.waves import RelativeModule, inverse_softplus
+from teka.nn.relative import RelativeModule, inverse_softplus
 
 POSITIONS = ("quadratic", "generalized_quadratic", "table")
 INITIAL_PRECISION = (
@@ -47,12 +40,12 @@ def make_gaussian_or_table(
         )
     with torch.no_grad():
         if position == "quadratic":
-            quadratic = Quadratic(num_axes, heads)
+            quadratic = RelativeKernel("quadratic", num_axes=num_axes, heads=heads)
             quadratic.raw_precision.copy_(
                 inverse_softplus(torch.full_like(quadratic.raw_precision, INITIAL_PRECISION))
             )
             return quadratic
-        generalized = GeneralizedQuadratic(num_axes, heads)
+        generalized = RelativeKernel("generalized_quadratic", num_axes=num_axes, heads=heads)
         generalized.precision_factor.add_(
             PRECISION_NOISE * torch.randn_like(generalized.precision_factor)
         )

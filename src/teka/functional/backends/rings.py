@@ -32,8 +32,8 @@ def rings(log_rings: RingWeights, tokens: FeatureInputs, grid: Grid) -> Weighted
     else:
         counts = key_mask[:, None, :, None].to(tokens.value)
     max_distance = log_rings.shape[-1] - 1
-    counts = torch.cat(ring_sums(counts.unflatten(2, grid.shape), max_distance, grid), dim=-1)
-    is_filled = counts.flatten(2, 1 + grid.num_axes) > 0.5
+    rings_of_counts = ring_sums(counts.unflatten(2, grid.shape), max_distance, grid)
+    is_filled = torch.cat(rings_of_counts, dim=-1).flatten(2, 1 + grid.num_axes) > 0.5
     log_peak = log_rings.detach().masked_fill(~is_filled, -torch.inf).amax(dim=-1)
     log_peak = log_peak.masked_fill(~is_filled.any(dim=-1), 0.0)
     weights = torch.exp((log_rings - log_peak[..., None]).masked_fill(~is_filled, -torch.inf))

@@ -1,10 +1,13 @@
 """What every relative kernel c(x_i − x_j; q_i) offers: what it is, and how each backend that it has evaluates it."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
+import torch
+from jaxtyping import Float
 from torch import Generator, Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import normalize, pad
 
 from teka.functional.backends import Cost, FeatureInputs, WeightedSums, with_ones
 from teka.functional.backends.dense import fused_softmax, matrix_attention
@@ -37,6 +40,13 @@ def plain_step(
     return WeightedSums.of_channels(sums), DecodingState(0, total)
 
 
+def random_directions(
+    heads: int, num_directions: int, num_axes: int
+) -> Float[Tensor, "heads directions axes"]:
+    """Return unit vectors in uniformly distributed directions."""
+    return normalize(torch.randn(heads, num_directions, num_axes), dim=-1)
+
+
 class Relative(ABC):
     """How much a query attends to a key for where the key lies, seen from the query. Wrong shapes are a ValueError.
 
@@ -67,6 +77,15 @@ class Relative(ABC):
     state_adds: ClassVar[bool] = (
         False  # whether that of several tokens is the sum of what each leaves
     )
+    # Declarations for layers that learn the kernel.
+    fixed: ClassVar[tuple[str, ...]] = ()  # tensors that are not learned
+    shared_by_heads: ClassVar[tuple[str, ...]] = ()  # tensors without a dimension for heads
+    has_own_heads: ClassVar[bool] = (
+        False  # half of the heads attend by this kernel alone by default
+    )
+    needs_content: ClassVar[bool] = False  # acts inside the content kernel, never alone
+    uses_query: ClassVar[bool] = False  # depends on the query
+    rotates: ClassVar[bool] = False  # rotates keys, so that a bias of keys does not cancel
     divides: ClassVar[bool] = False  # whether several processes may add their linear sums over keys
     follows_tokens: ClassVar[bool] = (
         False  # whether the tokens are then at one distance from each other
@@ -78,6 +97,19 @@ class Relative(ABC):
     ) -> "Relative":
         """An example with random parameters in float64, large enough that each matters; of kernels with a name."""
         raise NotImplementedError(f"{cls.__name__} has no example")
+
+    @classmethod
+    def initial(cls, **options: Any) -> "Relative":
+        """Return the kernel with the values that training starts from; `teka.nn.RelativeKernel` learns its tensors.
+
+        Sizes such as `num_axes`, `heads` and `dim_head` and the options are those of the kernel.
+        """
+        raise NotImplementedError(f"{cls.__name__} has no initial values to learn from")
+
+    @property
+    def constraints(self) -> Mapping[str, str]:
+        """Tensors that are learned under a constraint: "positive", or "below 2" for values between 0 and 2."""
+        return {}
 
     @abstractmethod
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:

@@ -10,7 +10,14 @@ from jaxtyping import Complex, Float
 from torch import Generator, Tensor
 
 from teka._compat import replace
-from teka.checks import check_name, check_tensor, is_number
+from teka.checks import (
+    POSITIVE,
+    check_name,
+    check_tensor,
+    check_tensor_sizes,
+    is_number,
+    is_positive,
+)
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backends import Cost, FeatureInputs, WeightedSums, with_ones
 from teka.functional.backends.dense import fused_softmax, products_with_prefix
@@ -20,7 +27,7 @@ from teka.functional.backends.triton import FeaturePositions
 from teka.functional.kernels import make_kernel
 from teka.functional.kernels.base import Kernel, Pairwise, apply_log_factor
 from teka.functional.positions import Positions, check_heads_and_axes, phases
-from teka.functional.relative.base import Relative
+from teka.functional.relative.base import Relative, random_directions
 from teka.functional.shapes import Keys, Outputs, Places, Queries, Tokens, TwoVectors
 
 ROTARY_NORMALIZERS = ("mixed", "nonnegative", "lengths", "features")
@@ -77,6 +84,8 @@ class Rotary(Relative):
     """
 
     name: ClassVar[str] = "rotary"
+    needs_content: ClassVar[bool] = True
+    rotates: ClassVar[bool] = True
     decodes: ClassVar[bool] = True
     state_adds: ClassVar[bool] = True
     divides: ClassVar[bool] = True
@@ -87,9 +96,39 @@ class Rotary(Relative):
     pairing: str = PAIRINGS[0]
 
     def __post_init__(self) -> None:
-        check_normalizer(self.normalizer, self.length_share)
+        check_name("normalizer", self.normalizer, ROTARY_NORMALIZERS)
+        if not (is_number(self.length_share) and 0 < self.length_share <= 1):
+            raise wrong_value("length_share", self.length_share, "above 0 and at most 1")
         check_name("pairing", self.pairing, PAIRINGS)
         check_tensor("frequency", self.frequency, "heads", "pairs", "axes")
+
+    @classmethod
+    def initial(
+        cls,
+        *,
+        num_axes: int,
+        heads: int,
+        num_pairs: int,
+        base: float = 10.0,
+        normalizer: str = ROTARY_NORMALIZERS[0],
+        length_share: float = LENGTH_SHARE,
+    ) -> "Rotary":
+        """Frequencies of length base^(−p / pairs) in random directions.
+
+        Args:
+            num_axes: Number of axes of the grid.
+            heads: Number of heads.
+            num_pairs: Number of pairs of features that are rotated.
+            base: About the ratio of the longest wave to the shortest: 10 in Heo et al. 2024, 10,000 in Su et al. 2021.
+            normalizer: See the class.
+            length_share: See the class.
+        """
+        check_tensor_sizes({"num_axes": num_axes, "heads": heads, "num_pairs": num_pairs})
+        if not is_positive(base):
+            raise wrong_value("base", base, POSITIVE)
+        length = base ** -(torch.arange(num_pairs) / num_pairs)
+        frequency = length[:, None] * random_directions(heads, num_pairs, num_axes)
+        return cls(frequency, normalizer, length_share)
 
     @classmethod
     def draw(
@@ -363,13 +402,6 @@ class Rotary(Relative):
 
 def _joined(of_pairs: Tensor, others: Tensor) -> Tensor:
     return of_pairs if others.shape[-1] == 0 else torch.cat([of_pairs, others], dim=-1)
-
-
-def check_normalizer(normalizer: str, length_share: float) -> None:
-    """Check that a denominator of `Rotary` is known, and λ a share."""
-    check_name("normalizer", normalizer, ROTARY_NORMALIZERS)
-    if not (is_number(length_share) and 0 < length_share <= 1):
-        raise wrong_value("length_share", length_share, "above 0 and at most 1")
 
 
 def phasor_of(angle: Float[Tensor, "*shared heads tokens pairs"]) -> Phasor:
