@@ -210,7 +210,9 @@ def make_relative_module(
         if value is not None and relative != name:
             expected = f"None with relative={relative!r}; {name!r} by name takes it"
             raise wrong_value(argument, value, expected)
-    if kind is None or isinstance(relative, RelativeModule):
+    if kind is None:
+        return None
+    if isinstance(relative, RelativeModule):
         return relative
     if relative == "rotary" and features < 2:
         expected = "at least 2 with relative='rotary', which rotates pairs of them"

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +18,28 @@ from teka.nn.features import RandomFeatures
 
 
 class RelativeModule(nn.Module):
-    """Base class of modules that return a relative kernel with their present parameters."""
+    """Base class of modules that return a relative kernel with their present parameters.
+
+    >>> import torch, teka
+    >>> class Decay(teka.nn.RelativeModule):
+    ...     kernel_class, head_parameters = teka.functional.Decay, ("log_rate",)
+    ...     def __init__(self, num_axes, heads):
+    ...         super().__init__()
+    ...         self.log_rate = torch.nn.Parameter(torch.zeros(heads, num_axes))
+    ...     def forward(self):
+    ...         return teka.functional.Decay(self.log_rate.exp())
+    >>> layer = teka.nn.Attention(16, 2, relative=Decay(1, 2), num_axes=1)
+    >>> layer(torch.randn(1, 9, 16), 9).shape
+    torch.Size([1, 9, 16])
+    """
 
     kernel_class: type[Relative] = Relative
     # Names of the parameters whose first dimension is that of the heads; None if not known.
     head_parameters: tuple[str, ...] | None = None
+
+    if TYPE_CHECKING:  # parameters are named after the fields of the kernel
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def forward(self) -> Relative:
         """Return the kernel with the present parameters."""
@@ -101,13 +118,13 @@ class RelativeKernel(RelativeModule):
         return repr(self.kernel_class.name)
 
     def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *arguments: Any
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
         """Load a state dict; earlier ones hold the frequencies of "transformer_xl" once for all axes."""
         saved = state_dict.get(prefix + "frequency")
         if isinstance(saved, Tensor) and saved.ndim == 1 and self.frequency.ndim == 2:
             state_dict[prefix + "frequency"] = saved[:, None].expand_as(self.frequency)
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
 class EmbeddedTable(RelativeModule):
@@ -132,7 +149,7 @@ class EmbeddedTable(RelativeModule):
     """
 
     kernel_class = kernels.Table
-    head_parameters: ClassVar[tuple[str, ...]] = ("head_vectors",)
+    head_parameters = ("head_vectors",)
 
     def __init__(self, num_axes: int, heads: int, *, max_offset: int, embedding_dim: int) -> None:
         super().__init__()

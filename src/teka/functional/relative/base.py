@@ -99,7 +99,7 @@ class Relative(ABC):
         raise NotImplementedError(f"{cls.__name__} has no example")
 
     @classmethod
-    def initial(cls, **options: Any) -> "Relative":
+    def initial(cls, *args: Any, **kwargs: Any) -> "Relative":
         """Return the kernel with the values that training starts from; `teka.nn.RelativeKernel` learns its tensors.
 
         Sizes such as `num_axes`, `heads` and `dim_head` and the options are those of the kernel.
