@@ -48,9 +48,11 @@ def _weighted_rings(
     query_features: Features, key_features: Features, value: Channels, weights: Tensor, grid: Grid
 ) -> Channels:
     maps = outer_product(key_features, value).unflatten(2, grid.shape)
-    weights = weights.unflatten(2, grid.shape)[..., None].unbind(-2)
+    ring_weights = weights.unflatten(2, grid.shape)[..., None].unbind(-2)
     total = torch.zeros_like(maps)
-    for weight, ring in zip(weights, ring_sums(maps, len(weights) - 1, grid), strict=True):
+    for weight, ring in zip(
+        ring_weights, ring_sums(maps, len(ring_weights) - 1, grid), strict=True
+    ):
         total = total + weight * ring
     return contract(query_features, total.flatten(2, 1 + grid.num_axes))
 
