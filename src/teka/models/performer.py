@@ -20,13 +20,7 @@ from teka.grid import Grid
 from teka.memory import LARGEST_IMAGE
 from teka.models.performer_config import PerformerConfig, Stage
 from teka.models.stem import DenseHead, HalvingStem, Resampling, make_stem
-from teka.nn import (
-    AbsolutePosition,
-    AbsoluteTable,
-    AttentionPool,
-    RelativeKernel,
-    TransformerBlock,
-)
+from teka.nn import AbsolutePosition, AbsoluteTable, AttentionPool, RelativeKernel, TransformerBlock
 from teka.nn.additions import CONVOLUTION_MODULES
 from teka.nn.heads import count_position_heads
 from teka.nn.options import without_relative
@@ -319,9 +313,7 @@ def _make_relative(
     }
     if position in ("rotation", "rotation_joint"):
         scale = 1.0 if config.rotation_weight_scale is None else config.rotation_weight_scale
-        return RelativeKernel(
-            position, **sizes, frequency=shared_frequency, weight_scale=scale
-        )
+        return RelativeKernel(position, **sizes, frequency=shared_frequency, weight_scale=scale)
     options = {name: getattr(config, name) for name in RELATIVE_OPTIONS}
     options = {name: value for name, value in options.items() if value is not None}
     if not options:
