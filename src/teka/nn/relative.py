@@ -29,7 +29,7 @@ class RelativeModule(nn.Module):
     ...     def forward(self):
     ...         return teka.functional.Decay(self.log_rate.exp())
     >>> layer = teka.nn.Attention(16, 2, relative=Decay(1, 2), num_axes=1)
-    >>> layer(torch.randn(1, 9, 16), 9).shape
+    >>> layer(torch.randn(1, 9, 16), teka.Grid(9)).shape
     torch.Size([1, 9, 16])
     """
 
