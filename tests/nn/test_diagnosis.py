@@ -17,7 +17,7 @@ from teka.functional.attention import estimator_report
 from teka.functional.relative.rotary import LENGTH_SHARE
 from teka.nn import Attention, RandomFeatures
 from teka.nn.diagnostics.diagnose import MEASURED_TOKENS
-from teka.nn.diagnostics.recommendations import features_for
+from teka.nn.diagnostics.report import features_for
 
 
 def build(seed: int = 0, **options: Any) -> Attention:
@@ -445,3 +445,33 @@ def test_a_batch_of_nothing_is_an_error(as_users_run_it: None):
         ValueError, match=r"tokens must have shape \(samples, tokens, 8\).*got \(0, 15, 8\)"
     ):
         teka.diagnose(build(), draw_tokens(15)[:0])
+
+
+def test_every_attention_layer_of_a_model_is_diagnosed_and_explained_on_its_inputs():
+    torch.manual_seed(0)
+    model = teka.models.Performer((6, 8), 2, 3, dim=8, depth=2, heads=2, window_reach=1).eval()
+    images = torch.randn(2, 2, 6, 8)
+    names = ["blocks.0.attention", "blocks.0.window_attention", "blocks.1.attention"]
+    diagnoses, explanations = teka.diagnose(model, images), teka.explain(model, images)
+    assert list(diagnoses) == list(explanations) == names
+    block = model.blocks[0]
+    assert isinstance(block, teka.nn.TransformerBlock)
+    tokens = []
+    block.attention.register_forward_pre_hook(lambda _, inputs: tokens.append(inputs[0]))
+    with torch.no_grad():
+        model(images)
+    alone = teka.diagnose(block.attention, tokens[0], model.grid, num_prefix_tokens=1)
+    assert diagnoses[names[0]] == alone
+    assert explanations[names[0]] == teka.explain(
+        block.attention, model.grid, num_prefix_tokens=1, batch=2
+    )
+    assert names[2] in str(diagnoses)
+    assert names[2] in str(explanations)
+
+
+def test_layers_that_attend_to_a_context_are_skipped_with_the_reason():
+    torch.manual_seed(0)
+    down = teka.nn.AttentionDownsample(4, 8, 2, sampling=teka.nn.PolyphaseDownsample(2)).eval()
+    diagnoses = teka.diagnose(down, torch.randn(1, 4, 6, 6))
+    assert not diagnoses
+    assert "context" in diagnoses.skipped["attend.attention"]

@@ -12,6 +12,7 @@ from teka.functional.attention import estimator_report
 from teka.functional.kernels.base import mask_features
 from teka.functional.positions import Positions
 from teka.functional.shapes import KeyMask, Keys, Outputs, Queries, Values
+from teka.nn.diagnostics.report import bounded_instead
 from teka.nn.features import RandomFeatures
 from teka.nn.heads import HeadGroup
 
@@ -123,10 +124,3 @@ def times_the_values(output: Outputs, value: Values) -> Float[Tensor, "batch hea
         for one in (output, value)
     )
     return largest / of_values.clamp_min(torch.finfo(precise).tiny)
-
-
-def bounded_instead(relative: str | None) -> str:
-    """What to give a layer, whose heads with this relative kernel have no bound, so that denominators bound weights."""
-    if relative == "rotary":
-        return "rotary_normalizer='nonnegative', or 'mixed' (the default) with a kernel without negative weights"
-    return "kernel='squared_relu' or 'positive'"
