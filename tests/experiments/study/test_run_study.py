@@ -11,7 +11,6 @@ import pytest
 from dask.config import set as set_dask_config
 from joblib.externals.loky import get_reusable_executor
 from tests.campaign.kills import is_running
-from tests.training.processes import PRELOADED
 
 from teka.experiments.study import read_study, run_study
 from teka.experiments.study.run_study import Progress
@@ -197,7 +196,9 @@ def test_several_calls_share_the_cells_and_give_the_same_numbers(
 def test_the_workers_of_a_dask_cluster_give_the_same_numbers(finished, tiny_study, tmp_path):
     importlib.import_module("distributed")  # whose settings have their defaults then
     # Both workers are forks of one process that has imported what they need.
-    multiprocessing.set_forkserver_preload(PRELOADED)
+    multiprocessing.set_forkserver_preload(
+        ["lightning.pytorch", "teka.training", "teka.experiments.study"]
+    )
     with set_dask_config({"distributed.worker.multiprocessing-method": "forkserver"}):
         out = run_study(
             read_study(tiny_study), tmp_path / "out", processes=2, parallel="dask", only=HALF
