@@ -173,7 +173,7 @@ def lengths(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Tensor], Tensor]:
     """ψ of three pairs, by complex numbers and by what stands for them in a graph."""
-    monkeypatch.setattr(rotary, "records_graph", lambda: request.param)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: request.param)
     return Rotary(torch.ones(1, 3, 1)).lengths
 
 
@@ -202,7 +202,7 @@ def test_lengths_can_be_derived_twice():
 def test_pairs_by_halves_are_those_side_by_side_in_another_order(
     normalizer: str, recorded: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(rotary, "records_graph", lambda: recorded)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: recorded)
     order, frequency = torch.tensor([0, 2, 1, 3, 4]), build().frequency
     inputs = [one.requires_grad_() for one in (*draw_inputs(7), frequency)]
     adjacent, halves = (
