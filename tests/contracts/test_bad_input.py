@@ -19,7 +19,7 @@ from tests.contracts.cases import build_kernel, build_relative, draw_inputs, eac
 from torch import Tensor, nn
 
 import teka
-from teka import Grid, explain
+from teka import Grid
 from teka.functional import (
     KERNELS,
     RELATIVES,
@@ -29,7 +29,7 @@ from teka.functional import (
     draw_projection,
     length_mask,
 )
-from teka.models import Performer
+from teka.models import Performer, PerformerConfig
 from teka.nn import (
     AbsolutePosition,
     Attention,
@@ -43,6 +43,7 @@ from teka.nn import (
     TransformerBlock,
     prune_heads,
 )
+from teka.nn.diagnostics.explain import _explain_layer
 
 PACKAGE = str(Path(teka.__file__).parent)
 GRID = Grid((2, 3))
@@ -173,12 +174,17 @@ ENTRIES = {
     },
     **{
         kind.__name__: constructor(kind)
-        for kind in (Grid, Attention, TransformerBlock, AttentionPool, Performer)
+        for kind in (Grid, Attention, TransformerBlock, AttentionPool)
     },
     **{
         kind.__name__: constructor(kind)
         for kind in (AbsolutePosition, SpaceToDepth, MultiheadAttention)
     },
+    "Performer": Entry(
+        lambda **options: Performer(PerformerConfig(**options)),
+        constructor(PerformerConfig).good,
+        PerformerConfig,
+    ),
     "EmbeddedTable": constructor(EmbeddedTable),
     "RandomFeatures": constructor(RandomFeatures, kernel="positive"),
     "LearnedFeatures": constructor(LearnedFeatures, kernel="hedgehog"),
@@ -190,7 +196,7 @@ ENTRIES = {
     ),
     "step": Entry(CAUSAL.step, {"token": TOKENS[:, 0], "state": STATES}, Attention),
     "chosen_backend": Entry(LAYER.chosen_backend, {"grid": GRID}, Attention),
-    "explain": Entry(explain, {"layer": LAYER, "grid": GRID}, Attention),
+    "explain": Entry(partial(_explain_layer, LAYER), {"grid": GRID}, Attention),
     "prune_heads": Entry(prune_heads, {"attention": LAYER, "heads": [0]}),
     "positions": Entry(AbsolutePosition(8).forward, {"tokens": TOKENS, "grid": GRID}),
     "pool": Entry(AttentionPool(8, 2).forward, {"tokens": TOKENS, "key_mask": MASK}),
