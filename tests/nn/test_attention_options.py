@@ -8,7 +8,7 @@ from tests.nn.test_attention import build, draw_tokens
 
 from teka import Grid
 from teka.functional import SquaredRelu
-from teka.nn import RandomFeatures, RelativeKernel, TransformerBlock
+from teka.nn import Attention, AttentionHeads, RandomFeatures, RelativeKernel, TransformerBlock
 
 GRID = Grid((3, 5))
 
@@ -124,7 +124,7 @@ def test_bad_input_is_an_error_that_names_it(as_users_run_it: None):
         (
             (2, 15, 8),
             (GRID, torch.ones(2, 14, dtype=torch.bool)),
-            r"key_mask must have .*got \(2, 14\)",
+            r"key_mask must have shape \(2, 15\), got \(2, 14\)",
         ),
         (
             (2, 15, 8),
@@ -204,3 +204,15 @@ def test_a_number_of_queries_that_cannot_be_is_refused():
     for relative, num_queries, expected in cases:
         with pytest.raises(ValueError, match=rf"num_queries must be {expected}.*got {num_queries}"):
             build(relative=relative)(draw_tokens(15), GRID, None, 0, num_queries)
+
+
+@pytest.mark.parametrize(("shape", "num_axes"), [((3, 4), 2), (12, 1)])
+def test_layers_accept_a_shape_or_a_length_as_a_grid(shape: Any, num_axes: int):
+    grid = Grid(shape)
+    tokens = torch.randn(2, 12, 8)
+    layer = Attention(8, 2, num_axes=num_axes, value_convolution=3)
+    assert torch.equal(layer(tokens, shape), layer(tokens, grid))
+    block = TransformerBlock(8, 2, num_axes=num_axes).eval()
+    assert torch.equal(block(tokens, shape), block(tokens, grid))
+    heads = AttentionHeads(4, 2, grid=shape)
+    assert heads.grid == grid

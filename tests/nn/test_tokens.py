@@ -69,7 +69,7 @@ def test_a_table_adds_the_vector_of_each_cell_and_takes_no_other_grid():
     added = module(tokens, Grid((3, 5), spacing=0.1)) - tokens
     torch.testing.assert_close(added, module.table.expand(2, -1, -1))
     assert module.table.std() < 0.1
-    with pytest.raises(ValueError, match=r"a teka.Grid of \(3, 5\) cells"):
+    with pytest.raises(ValueError, match=r"a teka.Grid of shape \(3, 5\)"):
         module(tokens, Grid((5, 3)))
 
 

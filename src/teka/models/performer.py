@@ -23,10 +23,10 @@ from teka.models.stem import DenseHead, HalvingStem, Resampling, make_stem
 from teka.nn import AbsolutePosition, AbsoluteTable, AttentionPool, RelativeKernel, TransformerBlock
 from teka.nn.additions import CONVOLUTION_MODULES
 from teka.nn.heads import count_position_heads
+from teka.nn.inputs import check_tokens
 from teka.nn.options import without_relative
 from teka.nn.relative import RelativeModule, from_known_options
 from teka.nn.sampling import SubpixelAlignment
-from teka.nn.tokens import check_tokens
 from teka.nn.transformer_block import count_window_heads
 
 RELATIVE_OPTIONS = (

@@ -9,6 +9,8 @@ from teka.nn.diagnostics.warnings import CollapseWarning, LargeOutputWarning
 from teka.nn.features import LearnedFeatures, RandomFeatures, redraw_projections
 from teka.nn.multihead_attention import MultiheadAttention
 from teka.nn.options import AttentionOptions
+from teka.nn.pooling import AttentionPool, SpaceToDepth
+from teka.nn.position_embedding import AbsolutePosition, AbsoluteTable
 from teka.nn.prune_heads import prune_heads
 from teka.nn.relative import EmbeddedTable, RelativeKernel, RelativeModule
 from teka.nn.sampling import (
@@ -19,7 +21,6 @@ from teka.nn.sampling import (
     PolyphaseUpsample,
 )
 from teka.nn.sequence_parallel import divide_tokens
-from teka.nn.tokens import AbsolutePosition, AbsoluteTable, AttentionPool, SpaceToDepth
 from teka.nn.transformer_block import TransformerBlock
 
 __all__ = [

@@ -13,14 +13,12 @@ from teka.errors import wrong_argument, wrong_value
 from teka.functional import Constant, DecodingState, Kernel, decode
 from teka.functional.dispatch import select_backend
 from teka.functional.shapes import KeyMask
-from teka.grid import Grid, present_grid
+from teka.grid import Grid, GridLike, as_grid, present_grid
 from teka.nn.additions import Gate, ValueConvolution, make_query_key
 from teka.nn.diagnostics.warnings import warn_of_collapse, warn_of_large_output
 from teka.nn.features import RandomFeatures
 from teka.nn.heads import HeadGroup, count_position_heads, make_kernels
-from teka.nn.options import AttentionKeywords, AttentionOptions, takes, without_relative
-from teka.nn.projections import join_heads, project_heads
-from teka.nn.tokens import (
+from teka.nn.inputs import (
     AllKeys,
     AllQueries,
     AllValues,
@@ -29,6 +27,8 @@ from teka.nn.tokens import (
     check_tokens,
     make_inputs,
 )
+from teka.nn.options import AttentionKeywords, AttentionOptions, takes, without_relative
+from teka.nn.projections import join_heads, project_heads
 
 Token = Float[Tensor, "batch dim"]
 States = tuple[DecodingState, ...]
@@ -201,7 +201,7 @@ class Attention(nn.Module):
     def forward(
         self,
         tokens: Float[Tensor, "batch tokens dim"],
-        grid: Grid | None = None,
+        grid: GridLike | None = None,
         key_mask: Bool[Tensor, "batch keys"] | None = None,
         num_prefix_tokens: int = 0,
         num_queries: int | None = None,
@@ -210,7 +210,7 @@ class Attention(nn.Module):
         lengths: Int[Tensor, "batch"] | None = None,
         cu_seqlens: Int[Tensor, "sequences"] | None = None,
         context: Float[Tensor, "batch keys context_dim"] | None = None,
-        context_grid: Grid | None = None,
+        context_grid: GridLike | None = None,
         context_positions: Float[Tensor, "*key_batch placed_keys axes"] | None = None,
     ) -> Float[Tensor, "batch queries dim"]:
         """Attend; a ValueError for shapes that do not fit.
@@ -220,8 +220,8 @@ class Attention(nn.Module):
 
         Args:
             tokens: Tokens that attend, shape (B, L, dim).
-            grid: The grid whose cells they are, after the prefix; with a relative kernel, this, `positions` or, around
-                the call, `teka.on`.
+            grid: Grid of the tokens after the prefix: a `Grid`, a shape or a length. A layer with a relative kernel
+                needs this argument, `positions` or a surrounding `teka.on`.
             key_mask: True where a token may be attended to, shape (B, L), or of the context's length.
             num_prefix_tokens: Number of first tokens without a position, such as a class token.
             num_queries: Number of first tokens that attend, if not all; without relative kernel, context, causality.
@@ -279,10 +279,14 @@ class Attention(nn.Module):
             else output.masked_fill(~scene.query_mask[..., None], 0.0)
         )
 
-    def present_places(self, grid: Grid | None, num_prefix_tokens: int) -> tuple[Grid | None, int]:
-        """The grid of a call and its prefix: what it says, or where the layer needs one that of `teka.on`."""
-        if grid is not None or (self.relative is None and self.value_convolution is None):
-            return grid, num_prefix_tokens
+    def present_places(
+        self, grid: GridLike | None, num_prefix_tokens: int
+    ) -> tuple[Grid | None, int]:
+        """Return the grid and the prefix of a call, or those of `teka.on` if the layer needs a grid and has none."""
+        if grid is not None:
+            return as_grid("grid", grid), num_prefix_tokens
+        if self.relative is None and self.value_convolution is None:
+            return None, num_prefix_tokens
         present, prefix = present_grid()
         return present, num_prefix_tokens or prefix
 

@@ -16,9 +16,9 @@ from teka.functional.relative.rotation import NUM_FREQUENCIES
 from teka.functional.shapes import Keys, Outputs, Queries, Values
 from teka.grid import Grid
 from teka.nn.features import ContentKernel, LearnedFeatures, RandomFeatures
+from teka.nn.inputs import AllKeys, AllQueries, AllValues, AttentionInputs
 from teka.nn.options import AttentionOptions
 from teka.nn.relative import RelativeModule, from_known_options, relative_class
-from teka.nn.tokens import AllKeys, AllQueries, AllValues, AttentionInputs
 
 
 @dataclass(frozen=True)

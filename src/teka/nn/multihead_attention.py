@@ -19,10 +19,10 @@ from teka.checks import (
 )
 from teka.errors import wrong_argument, wrong_shape, wrong_value
 from teka.execution_mode import is_readable
-from teka.grid import Grid
+from teka.grid import GridLike
 from teka.nn.attention_heads import AttentionHeads
+from teka.nn.inputs import check_tokens
 from teka.nn.options import PlacedKeywords, takes
-from teka.nn.tokens import check_tokens
 
 # Tokens as torch takes them: (L, B, E), with `batch_first` (B, L, E), or of one sample (L, E).
 Asking = Float[Tensor, "*query_tokens embed_dim"]
@@ -80,7 +80,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        grid: Grid | None = None,
+        grid: GridLike | None = None,
         num_prefix_tokens: int = 0,
         **options: Unpack[PlacedKeywords],
     ) -> None:
