@@ -12,8 +12,7 @@ from teka.errors import wrong_argument, wrong_shape, wrong_type, wrong_value
 from teka.functional.backends import LOWEST_LOG_SCALE
 from teka.functional.backends.feature_sums import featured
 from teka.functional.backends.linear import DecodingState
-from teka.functional.backends.triton import MADE_WITHIN, FeaturePositions
-from teka.functional.kernels.base import FeatureKernel, Kernel, mask_features
+from teka.functional.kernels.base import Kernel, mask_features
 from teka.functional.plan import Plan, check_inputs
 from teka.functional.positions import Positions
 from teka.functional.relative import RELATIVES
@@ -152,16 +151,6 @@ def _advance(
     key, value = mask_features(key, key_mask), mask_features(value, key_mask)
     with without_autocast(query.device.type):
         plan, query, key = plan.joined(query, key)
-        placed = (
-            None if key_mask is not None else _triton_map(plan, features, query, key, value, state)
-        )
-        if placed is not None:
-            from teka.functional.backends.triton.recurrent import triton_step
-
-            output, after = triton_step(
-                query, key, value, state, kernel=features, positions=placed, scale=plan.scale
-            )
-            return output.to(dtype), after
         tokens = featured(
             features, query, key, value, scale=plan.scale, key_mask=key_mask, is_causal=True
         )
@@ -186,25 +175,3 @@ def _advance(
             sums, after = sums.over(count), replace(after, count=left)
         output = sums.divide(nonnegative=features.nonnegative or features.counts_keys)
     return output.to(dtype), after
-
-
-def _triton_map(
-    plan: Plan,
-    features: FeatureKernel,
-    query: Queries,
-    key: Keys,
-    value: Values,
-    state: DecodingState | None,
-) -> FeaturePositions | None:
-    """What the position makes of features, for Triton's kernel of one token; None else, and where gradients are."""
-    if query.shape[2] > 1:
-        return None
-    placed = (
-        replace(plan, backend="linear").triton_map(query, key, value)
-        if type(features) in MADE_WITHIN
-        else None
-    )
-    if placed is None or not torch.is_grad_enabled():
-        return placed
-    learned = query, key, value, *placed.tensors, *(() if state is None else (state.total.total,))
-    return None if any(one.requires_grad for one in learned) else placed

@@ -16,7 +16,7 @@ from teka.execution_mode import ExecutionMode, execution_mode, is_readable
 from teka.functional.backends import FeatureInputs, WeightedSums, add_prefix
 from teka.functional.backends.dense import fused_softmax, matrix_attention
 from teka.functional.backends.feature_sums import featured, plain_sums
-from teka.functional.backends.triton import LARGEST_SIZE, MADE_WITHIN, FeaturePositions, triton_fits
+from teka.functional.backends.triton import TritonPositions, can_use_triton
 from teka.functional.dispatch import Workload, chosen
 from teka.functional.kernels import make_kernel
 from teka.functional.kernels.base import Kernel, Pairwise, mask_features
@@ -156,26 +156,32 @@ class Plan:
         """The attention of these tokens, in float32 at least and returned in their own dtype."""
         dtype = query.dtype
         with without_autocast(query.device.type):
-            placed = self.triton_map(query, key, value)
-        is_made_within = placed is not None and type(self.kernel.features) in MADE_WITHIN
-        if dtype in (torch.float16, torch.bfloat16) and not is_made_within:
+            triton_positions = self.triton_positions(query, key, value)
+        use_triton = triton_positions is not None
+        if dtype in (torch.float16, torch.bfloat16) and not use_triton:
             query, key, value = query.float(), key.float(), value.float()
         # What is dropped is 0 from here on, so that not even a NaN there reaches an output or a gradient.
         query, broken = mask_features(query, query_mask), None
         key, value = mask_features(key, key_mask), mask_features(value, key_mask)
         is_large = (
-            placed is None
+            not use_triton
             and self.group is None
             and any(map(is_large_float32, (query, key, value)))
         )
-        # Causally the kernels of a GPU see to it themselves.
-        if self.group is None and (placed is None if self.is_causal else key_mask is not None):
+        # The causal Triton kernels handle non-finite inputs themselves.
+        is_checked = not use_triton if self.is_causal else key_mask is not None
+        if self.group is None and is_checked:
             query, key, value, broken = _without_broken(query, key, value, is_causal=self.is_causal)
         if is_large:
             output = self._in_float64(query, key, value, key_mask=key_mask, query_mask=query_mask)
         else:
             output = self._attend(
-                query, key, value, key_mask=key_mask, query_mask=query_mask, placed=placed
+                query,
+                key,
+                value,
+                key_mask=key_mask,
+                query_mask=query_mask,
+                triton_positions=triton_positions,
             )
         if broken is not None:
             output = output.masked_fill(broken[..., None], torch.nan)
@@ -206,7 +212,7 @@ class Plan:
         *,
         key_mask: KeyMask,
         query_mask: QueryMask,
-        placed: FeaturePositions | None = None,
+        triton_positions: TritonPositions | None = None,
     ) -> Outputs:
         """Attend in the dtype of the tokens, in which what is dropped is 0."""
         with without_autocast(query.device.type):
@@ -224,36 +230,28 @@ class Plan:
                 )
                 plan = plan if fitted is features else replace(plan, kernel=fitted)
             attend = {"dense": dense, "windows": windowed}.get(plan.backend, fast)
-            if placed is not None:
-                attend = partial(by_triton, positions=placed)
+            if triton_positions is not None:
+                attend = partial(by_triton, positions=triton_positions)
             return attend(plan, query, key, value, key_mask=key_mask)
 
-    def triton_map(self, query: Queries, key: Keys, value: Values) -> FeaturePositions | None:
-        """What positions make of features, for Triton's kernels, which widen numbers themselves; None without them."""
+    def triton_positions(self, query: Queries, key: Keys, value: Values) -> TritonPositions | None:
+        """Return the rotary angles for the Triton kernels, or None if these cannot compute the attention."""
         kernel = self.kernel.features
-        if (
-            self.backend != "linear"
-            or kernel is None
-            or not kernel.nonnegative
-            or kernel.counts_keys
-        ):
+        if self.backend != "linear" or self.group is not None or kernel is None:
             return None
-        if self.group is not None or (self.relative is not None and self.relative.joins):
-            return None
-        num_features = kernel.num_features(query.shape[-1])
-        if not triton_fits(query, value, num_features):
+        if not can_use_triton(kernel, query, value):
             return None
         if execution_mode(query, key, value) is ExecutionMode.TRANSFORMED:
             return None
         if self.relative is None:
-            return FeaturePositions()
+            return TritonPositions()
         if self.positions.num_prefix_tokens:
             return None
         like = query.new_empty((), dtype=torch.float32)
-        placed = self.relative.triton_positions(self.positions, like, num_features)
-        if placed is None or placed.num_waves > LARGEST_SIZE:
+        positions = self.relative.triton_positions(self.positions, like, query.shape[-1])
+        if positions is None or execution_mode(*positions.tensors) is ExecutionMode.TRANSFORMED:
             return None
-        return None if execution_mode(*placed.tensors) is ExecutionMode.TRANSFORMED else placed
+        return positions
 
 
 def dense(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask) -> Outputs:
@@ -281,15 +279,15 @@ def by_triton(
     value: Values,
     *,
     key_mask: KeyMask,
-    positions: FeaturePositions,
+    positions: TritonPositions,
 ) -> Outputs:
-    """A plan by Triton's kernels, which are imported when they are first needed."""
-    from teka.functional.backends.triton.operators import triton_linear
+    """Compute the attention by the Triton kernels, which are imported when they are first used."""
+    from teka.functional.backends.triton.operators import triton_attention
 
     kernel = plan.kernel.features
     assert kernel is not None
     options = {"scale": plan.scale, "key_mask": key_mask, "is_causal": plan.is_causal}
-    return triton_linear(query, key, value, kernel=kernel, positions=positions, **options)
+    return triton_attention(query, key, value, kernel=kernel, positions=positions, **options)
 
 
 def fast(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask) -> Outputs:

@@ -79,9 +79,11 @@ class RelativeKernel(RelativeModule):
         initial = self.kernel_class.initial(**options)
         self.constraints = dict(initial.constraints)
         self.options: dict[str, Any] = {}
+        # torch.compile cannot follow `fields` of a class.
+        self.field_names = tuple(field.name for field in fields(initial))  # pyright: ignore[reportArgumentType]
         head_parameters = []
-        for field in fields(initial):  # pyright: ignore[reportArgumentType]
-            name, value = field.name, getattr(initial, field.name)
+        for name in self.field_names:
+            value = getattr(initial, name)
             stored_name = f"raw_{name}" if name in self.constraints else name
             if not isinstance(value, Tensor):
                 self.options[name] = value
@@ -103,8 +105,7 @@ class RelativeKernel(RelativeModule):
 
     def forward(self) -> Relative:
         values = dict(self.options)
-        for field in fields(self.kernel_class):  # pyright: ignore[reportArgumentType]
-            name = field.name
+        for name in self.field_names:
             if name in self.constraints:
                 constrain, _ = CONSTRAINTS[self.constraints[name]]
                 values[name] = constrain(getattr(self, f"raw_{name}"))

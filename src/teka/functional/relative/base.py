@@ -14,7 +14,7 @@ from teka.functional.backends.dense import fused_softmax, matrix_attention
 from teka.functional.backends.feature_sums import LinearFeatures, plain_sums
 from teka.functional.backends.flex import flex, flex_fits
 from teka.functional.backends.linear import DecodingState, Sizes, causal_step, left_by
-from teka.functional.backends.triton import FeaturePositions
+from teka.functional.backends.triton import TritonPositions
 from teka.functional.kernels.base import Kernel, Pairwise
 from teka.functional.positions import Positions
 from teka.functional.shapes import (
@@ -144,8 +144,8 @@ class Relative(ABC):
 
     def triton_positions(
         self, positions: Positions, like: Tensor, num_features: int
-    ) -> FeaturePositions | None:
-        """Return what the Triton kernels need to know of the positions, or None if they cannot compute this."""
+    ) -> TritonPositions | None:
+        """Return the rotary angles for the Triton kernels, or None if these cannot compute this kernel."""
         return None
 
     @abstractmethod

@@ -24,7 +24,6 @@ from teka.errors import wrong_value
 from teka.functional.backends import Cost, FeatureInputs, WeightedSums
 from teka.functional.backends.feature_sums import LinearFeatures, plain_sums
 from teka.functional.backends.linear import DecodingState, Sizes, linear_cost, product_features
-from teka.functional.backends.triton import FeaturePositions
 from teka.functional.kernels.base import Kernel, least_number
 from teka.functional.positions import Positions, check_heads_and_axes
 from teka.functional.relative.base import plain_step, random_directions
@@ -55,11 +54,6 @@ class WaveRelative(StationaryRelative):
     @abstractmethod
     def waves(self, positions: Positions, like: Tensor) -> tuple[QueryWaves, KeyWaves]:
         """a(x_i) and b(x_j) with c = Σ_w a_w(x_i) b_w(x_j), from all digits that positions have."""
-
-    def triton_positions(
-        self, positions: Positions, like: Tensor, num_features: int
-    ) -> FeaturePositions:
-        return FeaturePositions("fourier", *self.waves(positions, like))
 
     def pair_term(self, query: Queries, positions: Positions, *, scale: float) -> PairTerm:
         """From a table, or where the positions are on no lattice log Σ_w a_w(x_i) b_w(x_j)."""

@@ -23,7 +23,7 @@ from teka.functional.backends import Cost, FeatureInputs, WeightedSums, with_one
 from teka.functional.backends.dense import fused_softmax, products_with_prefix
 from teka.functional.backends.feature_sums import LinearFeatures, linear_sums
 from teka.functional.backends.linear import DecodingState, Sizes, causal_step, left_by, linear_cost
-from teka.functional.backends.triton import FeaturePositions
+from teka.functional.backends.triton import TritonPositions
 from teka.functional.kernels import make_kernel
 from teka.functional.kernels.base import Kernel, Pairwise, apply_log_factor
 from teka.functional.positions import Positions, check_heads_and_axes, phases
@@ -234,13 +234,13 @@ class Rotary(Relative):
 
     def triton_positions(
         self, positions: Positions, like: Tensor, num_features: int
-    ) -> FeaturePositions | None:
+    ) -> TritonPositions | None:
         is_supported = self.pairing == "adjacent" and not self.sums_weights
         if not is_supported or 2 * self.frequency.shape[1] != num_features:
             return None
         angles = positions.angles(self.frequency, like)
         query, key = (angle if angle.ndim == 4 else angle[None] for angle in angles)
-        return FeaturePositions("rotary", query, key, self.share_of_lengths)
+        return TritonPositions(query, key, self.share_of_lengths)
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
         return {"linear": linear_cost(sizes)}
