@@ -28,7 +28,8 @@ from teka.functional import FeatureKernel, Rotary, SquaredRelu, attention, decod
 from teka.functional.positions import Positions
 from teka.functional.relative.rotary import LENGTH_SHARE
 from teka.models import Performer
-from teka.nn import Attention, RelativeKernel
+from teka.nn import Attention
+from teka.nn import Rotary as RotaryModule
 
 TOLERANCE = 1e-10
 SCALE = 0.4
@@ -345,14 +346,7 @@ def build_layer(normalizer: str, **options: Any) -> Attention:
     torch.manual_seed(0)
     axes = options.get("num_axes", 2)
     return (
-        Attention(
-            8,
-            2,
-            relative=RelativeKernel(
-                "rotary", num_axes=axes, heads=2, num_pairs=2, normalizer=normalizer
-            ),
-            **options,
-        )
+        Attention(8, 2, relative=RotaryModule(axes, 2, 2, normalizer=normalizer), **options)
         .double()
         .eval()
     )
