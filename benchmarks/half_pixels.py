@@ -15,7 +15,7 @@ from teka.audit import translate
 from teka.data import load
 from teka.models import Performer
 from teka.models import load as load_model
-from teka.nn.resample import SubpixelAlignment
+from teka.nn.sampling import SubpixelAlignment
 
 IMAGES, SEEDS, PASSES, MOVED_IMAGES = 64, 3, 30, 1000
 HALVES = ((0.5, 0), (0, 0.5), (0.5, 0.5))

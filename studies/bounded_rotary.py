@@ -28,7 +28,7 @@ from torch.nn.functional import cross_entropy
 from teka.data import load
 from teka.functional import attention
 from teka.models import Performer
-from teka.nn import Attention, Rotary
+from teka.nn import Attention, RelativeKernel
 
 OUT = Path(__file__).with_name("bounded_rotary.jsonl.gz")
 NEW = OUT.with_suffix("")  # cells that have been trained since, until all are there
@@ -109,9 +109,9 @@ def build(
         epsilon=options.get("epsilon"),
     )
     for layer in model.modules():
-        if isinstance(layer, Rotary) and "normalizer" in options:
-            layer.normalizer = str(options["normalizer"])
-            layer.length_share = float(options.get("length_share", 1.0))
+        if isinstance(layer, RelativeKernel) and "normalizer" in options:
+            layer.options["normalizer"] = str(options["normalizer"])
+            layer.options["length_share"] = float(options.get("length_share", 1.0))
     return model
 
 

@@ -39,7 +39,7 @@ from teka.functional.positions import Positions
 from teka.functional.relative.base import Relative
 from teka.models import Performer
 from teka.nn import Attention, RandomFeatures
-from teka.nn.waves import RelativeModule
+from teka.nn.relative import RelativeModule
 
 OUT = Path(__file__).with_suffix(".json")
 SIDE, CYCLE, DRAWS = (

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from teka.experiments.baselines import SelfAttentionNetwork
+from teka.experiments.baselines.degenerate_heads import degenerate_heads
 from teka.experiments.study import read_study
 from teka.files import write_json
-from teka.models import SelfAttentionNetwork
-from teka.models.degenerate_heads import degenerate_heads
 from teka.training import TrainedRun, prune, restore, train
 
 STUDY = Path(__file__).parent / "cordonnier2020_small.yaml"

@@ -1,8 +1,9 @@
 """How the tests check annotations: what jaxtyping's import hook puts on every function of teka, at less cost.
 
 Its checks bind the arguments and check them twice, whether or not there is an array, and are written and compiled anew
-whenever a function is defined. That was 30 of 68 s of one file of contracts. Checks depend on types and shapes, and
-what has come once is not checked again.
+whenever a function is defined. Here a check is compiled at the first call of its function. It depends on types and
+shapes alone, so that arguments of the same types and shapes are not checked again, and it ends after some calls: most
+functions are called thousands of times, and an annotation that is wrong shows in the first calls of some test.
 """
 
 import contextlib
@@ -20,6 +21,9 @@ from jaxtyping import _import_hook
 from torch import Tensor
 
 check_arrays = jaxtyping.jaxtyped
+# A process checks the first calls of each function, until so many calls or different types and shapes of arguments.
+MAX_CALLS = 1000
+MAX_KINDS = 20
 
 
 class Loader(_import_hook._JaxtypingLoader):
@@ -60,11 +64,12 @@ def check(*, typechecker: Callable[[Callable], Callable]) -> Callable[[Callable]
 def checked_when_called(
     definition: Callable, typechecker: Callable[[Callable], Callable]
 ) -> Callable:
-    """The function with its checks, which are made at the first call, or the bare one while checks are off.
+    """Return the function with checks in its first calls, except while checks are off.
 
-    So is it for arguments of types and shapes that came before, whose result is taken to be of the same kind again.
+    Arguments whose types and shapes were checked before are not checked again.
     """
-    came: set[Hashable] = set()
+    checked_kinds: set[Hashable] = set()
+    num_calls = 0
 
     @functools.cache
     def checked() -> Callable:
@@ -74,13 +79,17 @@ def checked_when_called(
 
     @functools.wraps(definition)
     def either(*arguments: object, **options: object) -> object:
-        if jaxtyping.config.jaxtyping_disable:
+        nonlocal num_calls
+        if num_calls >= MAX_CALLS or jaxtyping.config.jaxtyping_disable:
             return definition(*arguments, **options)
+        num_calls += 1
         kinds = (*map(kind, arguments), *options, *map(kind, options.values()))
-        if kinds in came:
+        if kinds in checked_kinds:
             return definition(*arguments, **options)
         result = checked()(*arguments, **options)
-        came.add(kinds)
+        checked_kinds.add(kinds)
+        if len(checked_kinds) >= MAX_KINDS:
+            num_calls = MAX_CALLS
         return result
 
     return either

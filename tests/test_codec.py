@@ -61,24 +61,24 @@ WHOLE = {"name": "a", "points": {}, "corners": [{"place": [1]}, {"place": []}]}
 
 def test_an_error_names_the_place():
     for change, message in [
-        ({"name": 3}, "drawing.name is 3, expected a string"),
+        ({"name": 3}, "drawing.name must be a string.*got 3"),
         (
             {"points": {"p": {"place": [True]}}},
-            "drawing.points.p.place.0. is True, expected a whole",
+            "drawing.points.p.place.0. must be a whole.*got True",
         ),
-        ({"points": []}, "drawing.points is .., expected a dictionary"),
-        ({"corners": [{"place": [1]}]}, "drawing.corners is .*, expected a list of 2"),
+        ({"points": []}, "drawing.points must be a dictionary.*got .."),
+        ({"corners": [{"place": [1]}]}, "drawing.corners must be a list of 2"),
         (
             {"corners": [{"place": [1], "weight": "w"}, {}]},
-            "drawing.corners.0..weight is 'w', expected a number",
+            "drawing.corners.0..weight must be a number.*got 'w'",
         ),
         ({"corners": [{}, {}]}, "drawing.corners.0..place is missing"),
-        ({"kind": "round"}, "drawing.kind is 'round', expected one of 'open', 'closed'"),
+        ({"kind": "round"}, "drawing.kind must be one of 'open', 'closed'.*got 'round'"),
         (
             {"corners": [{"place": [1], "weight": 10**400}, {}]},
-            "weight is 10+, expected a number up to",
+            "weight must be a number up to.*got 10+",
         ),
-        ({"size": 3}, "expected no field 'size': there are name, points"),
+        ({"size": 3}, "no field 'size': there are name, points"),
     ]:
         with pytest.raises(ValueError, match=message):
             decode(Drawing, {**WHOLE, **change}, "drawing")

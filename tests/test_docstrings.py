@@ -15,14 +15,14 @@ import torch
 
 import teka
 from teka.checks import PRECISIONS
+from teka.experiments.baselines.self_attention_network import POSITIONS as ENCODINGS
 from teka.functional import BACKENDS, KERNELS, PROJECTIONS, RELATIVES
 from teka.functional.backends import triton as triton_backend
 from teka.functional.kernels import DETERMINISTIC_KERNELS
 from teka.functional.kernels.rectified import FlooredRelu
 from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 from teka.models.model_config import MODELS
-from teka.models.performer import POOLS, POSITIONS, STEMS
-from teka.models.self_attention_network import POSITIONS as ENCODINGS
+from teka.models.performer_config import POOLS, POSITIONS, STEMS
 from teka.nn.additions import QUERY_KEYS
 from teka.nn.options import VALUES
 from teka.training.recipe import OPTIMIZERS, SCHEDULES

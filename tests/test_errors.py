@@ -12,46 +12,46 @@ from teka.errors import (
 )
 
 
-def test_an_unknown_name_comes_with_all_known_ones_and_the_nearest():
+def test_unknown_name_lists_all_known_names_and_suggests_the_closest():
     error = unknown_name("kernel", "sofmax", ["positive", "softmax", "constant"])
     assert isinstance(error, ValueError)
     assert (
         str(error)
-        == "kernel is 'sofmax', expected one of 'constant', 'positive', 'softmax'; did you mean 'softmax'?"
+        == "kernel must be one of 'constant', 'positive', 'softmax', got 'sofmax'. Did you mean 'softmax'?"
     )
 
 
 @pytest.mark.parametrize("name", ["zzz", 7, None])
-def test_a_name_near_to_none_comes_without_a_guess(name: object):
+def test_unknown_name_without_a_close_match_has_no_suggestion(name: object):
     message = str(unknown_name("kernel", name, ["positive", "softmax"]))
-    assert message == f"kernel is {name!r}, expected one of 'positive', 'softmax'"
+    assert message == f"kernel must be one of 'positive', 'softmax', got {name!r}."
 
 
-def test_a_wrong_value_is_named_with_what_came_and_what_was_expected():
+def test_wrong_value_states_the_argument_the_expectation_and_the_value():
     error = wrong_value("scale", -1.0, "a positive number")
     assert isinstance(error, ValueError)
-    assert str(error) == "scale is -1.0, expected a positive number"
+    assert str(error) == "scale must be a positive number, got -1.0."
 
 
-@pytest.mark.parametrize(("came", "named"), [([1.0], "of type list"), (None, "None")])
-def test_a_wrong_type_is_named_and_not_the_value(came: object, named: str):
-    error = wrong_type("query", came, "a tensor")
+@pytest.mark.parametrize(("value", "kind"), [([1.0], "an object of type list"), (None, "None")])
+def test_wrong_type_states_the_type_and_not_the_value(value: object, kind: str):
+    error = wrong_type("query", value, "a tensor")
     assert isinstance(error, ValueError)
-    assert str(error) == f"query is {named}, expected a tensor"
+    assert str(error) == f"query must be a tensor, got {kind}."
 
 
-def test_a_wrong_shape_is_named_with_what_came_and_what_was_expected():
+def test_wrong_shape_states_the_expected_and_the_actual_shape():
     error = wrong_shape("query", [2, 3], "(batch, heads, tokens, dim)")
     assert isinstance(error, ValueError)
-    assert str(error) == "query has shape (2, 3), expected (batch, heads, tokens, dim)"
+    assert str(error) == "query must have shape (batch, heads, tokens, dim), got (2, 3)."
 
 
-def test_the_reason_of_an_error_is_its_first_line_or_its_class():
+def test_first_line_of_an_error_falls_back_to_its_class_name():
     assert first_line(RuntimeError("no such key\nat line 3")) == "no such key"
     assert first_line(AssertionError()) == "AssertionError"
 
 
-def test_a_message_from_elsewhere_is_one_short_printable_line():
+def test_message_of_returns_one_short_printable_line():
     error = RuntimeError("first\nsecond \x1b[2J\u202e" + "x" * 1000)
     assert message_of(error).startswith(r"first second \x1b[2J\u202exxx")
     assert len(message_of(error)) == 300
@@ -60,7 +60,7 @@ def test_a_message_from_elsewhere_is_one_short_printable_line():
     assert printable("naïve 👩\u200d🔬 a\u00a0b") == "naïve 👩\u200d🔬 a\u00a0b"
 
 
-def test_a_message_that_cannot_be_made_is_the_name_of_its_class():
+def test_error_without_a_printable_message_gives_its_class_name():
     class BrokenError(Exception):
         def __str__(self) -> str:
             raise TypeError("no words")
@@ -69,9 +69,9 @@ def test_a_message_that_cannot_be_made_is_the_name_of_its_class():
     assert not is_out_of_memory(BrokenError())
 
 
-def test_of_many_names_the_nearest_are_listed():
+def test_unknown_name_among_many_lists_only_the_closest():
     names = [f"blocks.{index}.norm" for index in range(40)]
     assert str(unknown_name("layers", "blocks.7.nrm", names)) == (
-        "layers is 'blocks.7.nrm', expected one of 40 names; did you mean 'blocks.7.norm', 'blocks.37.norm' or "
+        "layers must be one of 40 names, got 'blocks.7.nrm'. Did you mean 'blocks.7.norm', 'blocks.37.norm' or "
         "'blocks.27.norm'?"
     )

@@ -54,7 +54,7 @@ def test_a_loop_of_symbolic_links_is_an_error_that_names_the_argument(tmp_path: 
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     for use in (resolve_path, check_output, make_directory):
-        with pytest.raises(ValueError, match=r"out is .*loop"):
+        with pytest.raises(ValueError, match=r"out must be .*got .*loop"):
             use("out", loop)
     assert loop.is_symlink()
 
@@ -122,8 +122,7 @@ def test_a_folder_that_is_a_file_or_below_one_is_refused_by_its_argument(tmp_pat
     for below in ["file", "file/folder"]:
         (tmp_path / "file").write_text("", encoding="utf-8")
         with pytest.raises(
-            ValueError,
-            match=r"out is .* expected a folder that can be written to.*(exists|directory)",
+            ValueError, match=r"out must be a folder that can be written to.*(exists|directory)"
         ):
             make_directory("out", tmp_path / below)
 
@@ -167,9 +166,7 @@ def test_of_a_link_the_file_is_replaced_that_it_points_to(tmp_path: Path):
 
 def test_an_output_that_cannot_be_written_is_refused_by_its_argument(tmp_path: Path):
     for path in ["", ".", "none/file", "a" * 300, "/proc/file", "/dev/full/file"]:
-        with pytest.raises(
-            ValueError, match=r"html is .*, expected a file that can be written \(.+\)"
-        ):
+        with pytest.raises(ValueError, match=r"html must be a file that can be written \(.+\)"):
             check_output("html", tmp_path / path)
         assert list(tmp_path.iterdir()) == []
 

@@ -131,19 +131,19 @@ def test_positions_and_offsets_take_a_dtype_and_default_to_the_default_one():
 
 def test_a_shape_that_is_none_is_refused(as_users_run_it: None):
     for shape in [(), (0,), (3, -1), (2.5,), (True, 3), 0, 2.5, None]:
-        with pytest.raises(ValueError, match="shape is"):
+        with pytest.raises(ValueError, match="shape must be"):
             Grid(shape)
 
 
 def test_a_spacing_that_is_not_positive_or_not_one_an_axis_is_refused(as_users_run_it: None):
     for spacing in [0.0, -1.0, math.inf, math.nan, (1.0,), (1.0, 2.0, 3.0), (1.0, 0.0)]:
-        with pytest.raises(ValueError, match="spacing is"):
+        with pytest.raises(ValueError, match="spacing must be"):
             Grid((3, 5), spacing)
 
 
 def test_a_periodicity_that_is_no_flag_or_not_one_an_axis_is_refused(as_users_run_it: None):
     for periodic in [(True,), (True, False, True), 1, (True, 0)]:
-        with pytest.raises(ValueError, match="periodic is"):
+        with pytest.raises(ValueError, match="periodic must be"):
             Grid((3, 5), 1.0, periodic)
 
 
@@ -155,23 +155,19 @@ def test_a_tensor_that_does_not_lie_on_the_grid_is_refused(size: tuple[int, ...]
         assert grid.flatten(tensor).shape == (2, 15, 3)
         return
     for function in (grid.flatten, lambda tensor: grid.roll(tensor, (1, 1))):
-        with pytest.raises(
-            ValueError, match=r"tensor has shape .* expected \(batch, channels, 3, 5\)"
-        ):
+        with pytest.raises(ValueError, match=r"tensor must have shape \(batch, channels, 3, 5\)"):
             function(tensor)
 
 
 def test_tokens_that_are_not_the_grids_are_refused():
     for size in [(2, 14, 3), (2, 15), (2, 3, 15, 1)]:
-        with pytest.raises(
-            ValueError, match=r"tokens has shape .* expected \(batch, 15, channels\)"
-        ):
+        with pytest.raises(ValueError, match=r"tokens must have shape \(batch, 15, channels\)"):
             Grid((3, 5)).unflatten(torch.zeros(size))
 
 
 def test_a_shift_that_is_not_one_whole_number_an_axis_is_refused(as_users_run_it: None):
     for shift in [(1,), (1, 2, 3), (1.0, 2), 0.5, "ab", None]:
-        with pytest.raises(ValueError, match="shift is"):
+        with pytest.raises(ValueError, match="shift must be"):
             Grid((3, 5)).roll(torch.zeros(1, 1, 3, 5), shift)
 
 
@@ -257,7 +253,9 @@ def test_nested_checkpoints_and_contexts_within_them_are_recomputed_as_they_were
     torch.testing.assert_close(tokens.grad, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("options", [{"grid": (3, 4)}, {"grid": Grid(3), "num_prefix_tokens": -1}])
-def test_on_takes_a_grid_and_a_number_of_tokens(options: dict, as_users_run_it: None):
-    with pytest.raises(ValueError, match=f"{[*options][-1]} is"), teka.on(**options):
+@pytest.mark.parametrize("options", [{"grid": (3, 0)}, {"grid": Grid(3), "num_prefix_tokens": -1}])
+def test_on_refuses_a_bad_grid_and_a_negative_number_of_tokens(
+    options: dict, as_users_run_it: None
+):
+    with pytest.raises(ValueError, match=f"{[*options][-1]} must be"), teka.on(**options):
         pass

@@ -10,13 +10,15 @@ import teka
 PACKAGE = Path(teka.__file__).parent
 # A module imports from its own group and from groups before it.
 ORDER = (
-    ("_compat",),
+    ("_compat", "_checkpoint"),
+    ("execution_mode", "precision"),
     ("checks", "codec", "errors", "files", "flops", "grid", "memory", "provenance"),
     ("data",),
     ("audit",),
     ("functional",),
     ("nn",),
     ("models",),
+    ("experiments.baselines",),
     ("prediction",),
     ("integrations",),
     ("convert",),
@@ -49,7 +51,7 @@ NOT_IMPORTED = (
     "huggingface_hub",
     "triton",
 )
-MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
+MODULES = sorted(path.relative_to(PACKAGE).with_suffix("") for path in PACKAGE.rglob("*.py"))
 
 
 def imported_parts(source: str, package: tuple[str, ...] = ()) -> set[str]:
@@ -71,17 +73,20 @@ def imported_parts(source: str, package: tuple[str, ...] = ()) -> set[str]:
             names = [f"{base}.{alias.name}" for alias in node.names] if base == "teka" else [base]
         else:
             continue
-        parts |= {name.split(".")[1] for name in names if name.startswith("teka.")}
+        parts |= {part_of((*name.split(".")[1:],)) for name in names if name.startswith("teka.")}
     return parts & set(LEVELS)
 
 
-@pytest.mark.parametrize(
-    "part", sorted({module.parts[0].removesuffix(".py") for module in MODULES} - {"__init__"})
-)
+def part_of(names: tuple[str, ...]) -> str:
+    """The part of teka that a module belongs to, by the names below teka; baselines are a part of their own."""
+    return ".".join(names[:2]) if names[:2] == ("experiments", "baselines") else names[0]
+
+
+@pytest.mark.parametrize("part", sorted({part_of(path.parts) for path in MODULES} - {"__init__"}))
 def test_a_part_imports_only_from_parts_to_its_left(part: str):
     assert part in LEVELS, f"{part} belongs to no group of the one-way order"
-    for module in (module for module in MODULES if module.parts[0].removesuffix(".py") == part):
-        source = (PACKAGE / module).read_text(encoding="utf-8")
+    for module in (path for path in MODULES if part_of(path.parts) == part):
+        source = (PACKAGE / module).with_suffix(".py").read_text(encoding="utf-8")
         late = {
             found
             for found in imported_parts(source, module.parts[:-1])
@@ -97,6 +102,8 @@ def test_the_reader_of_imports_finds_every_form():
         ("from teka.models import Performer", (), {"models"}),
         ("from ..models import Performer", ("nn",), {"models"}),
         ("from .. import models", ("nn",), {"models"}),
+        ("from teka.experiments.baselines import blocks", (), {"experiments.baselines"}),
+        ("from teka.experiments import study", (), {"experiments"}),
         ("from .attention import Attention", ("nn",), {"nn"}),
         ("def late():\n    from teka.cli import main", (), {"cli"}),
         ("import torch.nn\nfrom torch import nn", (), set()),

@@ -16,8 +16,15 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from teka._compat import is_recorded
-from teka.errors import first_line, unknown_name, wrong_shape, wrong_type, wrong_value
+from teka.errors import (
+    first_line,
+    unknown_name,
+    wrong_argument,
+    wrong_shape,
+    wrong_type,
+    wrong_value,
+)
+from teka.execution_mode import is_readable
 from teka.memory import LARGEST_IMAGE
 
 PRECISIONS = ("float32", "bfloat16", "float16")  # of products, in training and benchmarks
@@ -34,8 +41,8 @@ FLAGS = (*BOOLEAN, *FLOATING)  # of a mask as torch takes it
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 KINDS = {
     FLOATING: "a floating dtype",
-    BOOLEAN: "torch.bool",
-    FLAGS: "torch.bool or a floating dtype",
+    BOOLEAN: "dtype torch.bool",
+    FLAGS: "dtype torch.bool or a floating dtype",
     WHOLE: "a dtype of whole numbers",
     None: "any dtype",
 }
@@ -46,12 +53,12 @@ def check_kind(argument: str, tensor: object, dtypes: Dtypes = FLOATING) -> None
     if not isinstance(tensor, Tensor):
         raise wrong_type(argument, tensor, f"a tensor of {KINDS[dtypes]}")
     if tensor.is_nested:
-        hint = "a padded one, with the lengths in a mask (or `lengths` where there is one)"
-        raise wrong_value(
-            argument, "a nested tensor", f"{hint}: torch.nested.to_padded_tensor(tensor, 0.0)"
+        hint = "a padded one, with the lengths in a mask (or in `lengths`)"
+        raise wrong_argument(
+            argument, "a nested tensor", f"{hint}; use torch.nested.to_padded_tensor(tensor, 0.0)"
         )
     if dtypes is not None and tensor.dtype not in dtypes:
-        raise wrong_value(argument, tensor.dtype, KINDS[dtypes])
+        raise wrong_value(argument, tensor.dtype, f"of {KINDS[dtypes]}")
 
 
 def check_tensor(
@@ -81,12 +88,12 @@ def check_nonnegative(argument: str, tensor: Tensor) -> None:
         return
     least = tensor.min().item()
     if least < 0:
-        raise wrong_value(f"the least number of {argument}", least, "at least 0")
+        raise wrong_value(f"the smallest element of {argument}", least, "at least 0")
 
 
 def may_be_read(tensor: Tensor) -> bool:
     """Return True if the elements of a parameter can be checked: they exist, on the CPU, and are nobody's output."""
-    return not is_recorded(tensor) and tensor.is_cpu and tensor.grad_fn is None
+    return is_readable(tensor) and tensor.is_cpu and tensor.grad_fn is None
 
 
 def is_number(number: object) -> TypeGuard[float]:
@@ -223,7 +230,7 @@ def check_plain(argument: str, tensor: object) -> None:
     if not isinstance(tensor, Tensor):
         raise wrong_type(argument, tensor, "a tensor")
     if tensor.is_nested or tensor.layout != torch.strided:
-        raise wrong_value(f"{argument}.layout", tensor.layout, "a dense tensor, torch.strided")
+        raise wrong_value(f"{argument}.layout", tensor.layout, "torch.strided, a dense tensor")
     if tensor.is_quantized or tensor.dtype in UNUSUAL:
         raise wrong_value(
             f"{argument}.dtype", tensor.dtype, "an ordinary dtype such as torch.float32"
@@ -241,7 +248,7 @@ def check_sequence(argument: str, values: object, expected: str) -> list[Any]:
     except TypeError as error:  # of a tensor or an array without axes
         raise wrong_value(argument, values, expected) from error
     if len(found) > MOST_VALUES:
-        raise wrong_value(argument, f"more than {MOST_VALUES:,} values", expected)
+        raise wrong_argument(argument, f"more than {MOST_VALUES:,} values", expected)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Messages for bad input, in one voice: the argument, what came, what was expected."""
+"""Error messages of one form: "<argument> must be <expected>, got <value>."."""
 
 import difflib
 import unicodedata
@@ -13,37 +13,59 @@ FOREIGN = (Exception, SystemExit)  # what another's code may raise; only an inte
 
 
 def unknown_name(argument: str, name: object, known: Iterable[str]) -> ValueError:
-    """Return an error for a name that is not one of the known ones. It lists them, or of many the nearest."""
+    """Return an error for an unknown name. It lists the known names, or the closest ones if there are many."""
     names = sorted(known)
     if len(names) > MOST_NAMES:
         first, *others = difflib.get_close_matches(str(name), names, n=3, cutoff=0.0)
         close = f"{first!r}, {', '.join(map(repr, others[:-1]))} or {others[-1]!r}"
         return wrong_value(argument, name, f"one of {len(names)} names; did you mean {close}?")
-    return ValueError(
-        f"{argument} is {name!r}, expected one of {', '.join(map(repr, names))}{nearest(name, names)}"
+    return wrong_value(
+        argument, name, f"one of {', '.join(map(repr, names))}{nearest(name, names)}"
     )
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """The question, at the end of a message, whether one of the known names was meant; empty if none is near."""
-    found = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
-    return f"; did you mean {found[0]!r}?" if found else ""
+    """Return the hint "; did you mean …?" with the closest known name, or "" if no name is close."""
+    matches = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
-def wrong_value(argument: str, came: object, expected: str) -> ValueError:
-    """Error for a value that the argument does not take; `expected` says in words what would have been right."""
-    return ValueError(f"{argument} is {came!r}, expected {expected}")
+def wrong_value(argument: str, value: object, expected: str) -> ValueError:
+    """Return an error that reads "<argument> must be <expected>, got <value>.".
+
+    A hint after "; " in `expected` becomes a sentence of its own.
+
+    >>> wrong_value("size", 0, "a whole number of at least 1; leave it out for the default")
+    ValueError('size must be a whole number of at least 1, got 0. Leave it out for the default.')
+    """
+    return _error(argument, "be", expected, repr(value))
 
 
-def wrong_type(argument: str, came: object, expected: str) -> ValueError:
-    """Error for something of another kind altogether, of which the type says more than the value."""
-    kind = None if came is None else f"of type {type(came).__name__}"
-    return ValueError(f"{argument} is {kind}, expected {expected}")
+def wrong_argument(argument: str, described: str, expected: str) -> ValueError:
+    """Return the same error as `wrong_value` for a value that `described` describes in words."""
+    return _error(argument, "be", expected, described)
 
 
-def wrong_shape(argument: str, came: Iterable[int], expected: str) -> ValueError:
-    """Error for a tensor of the wrong shape; `expected` in words or symbols."""
-    return ValueError(f"{argument} has shape {tuple(came)}, expected {expected}")
+def wrong_type(argument: str, value: object, expected: str) -> ValueError:
+    """Return an error for an argument of the wrong type. It states the type, not the value."""
+    kind = "None" if value is None else f"an object of type {type(value).__name__}"
+    return _error(argument, "be", expected, kind)
+
+
+def wrong_shape(argument: str, shape: Iterable[int], expected: str) -> ValueError:
+    """Return an error for a tensor of the wrong shape; `expected` is a shape in parentheses or a description."""
+    if expected.startswith("("):
+        return _error(argument, "have shape", expected, str(tuple(shape)))
+    return _error(argument, "have", expected, f"shape {tuple(shape)}")
+
+
+def _error(argument: str, verb: str, expected: str, value: str) -> ValueError:
+    expected, _, hint = expected.partition("; ")
+    if hint:
+        first_word = hint.split()[0]
+        hint = f" {hint[0].upper() if first_word.isalpha() else hint[0]}{hint[1:]}"
+        hint += "" if hint.endswith(("?", ".")) else "."
+    return ValueError(f"{argument} must {verb} {expected}, got {value}.{hint}")
 
 
 def require(package: str, needed: str, install: str) -> ModuleType:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from teka.errors import wrong_value
+from teka.errors import wrong_argument, wrong_value
 from teka.memory import check_memory
 
 LARGEST_YAML, DEEPEST_YAML = 100_000, 30
@@ -156,7 +156,7 @@ def check_unpacked(archive: zipfile.ZipFile, path: object) -> None:
     size, packed = sum(file.file_size for file in files), sum(file.compress_size for file in files)
     if size > max(LARGEST_UNPACKED, LARGEST_RATIO * packed):
         expected = f"at most {LARGEST_RATIO} times the {packed:,} bytes that it takes"
-        raise wrong_value(f"the unpacked size of {path}", f"{size:,} bytes", expected)
+        raise wrong_argument(f"the unpacked size of {path}", f"{size:,} bytes", expected)
     check_memory(f"the unpacked size of {path}", size, size, "arrays")
 
 

@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka._compat import restore_in_recomputation, without_tensors
+from teka._checkpoint import restore_in_recomputation
+from teka._compat import register_constant
 from teka.checks import (
     LARGEST,
     check_kind,
@@ -208,7 +209,31 @@ class Grid:
         check_tensor("tensor", tensor, "batch", "channels", *self.shape, dtypes=None)
 
 
-without_tensors(Grid, asdict, lambda held: Grid(**held))
+GridLike: TypeAlias = Grid | Sequence[int] | int
+
+
+def as_grid(argument: str, grid: GridLike) -> Grid:
+    """Return a grid given as a `Grid`, as its shape or as the length of its only axis.
+
+    >>> as_grid("grid", (3, 5)) == Grid((3, 5)), as_grid("grid", 7) == Grid(7)
+    (True, True)
+
+    Args:
+        argument: Name of the argument, for the error message.
+        grid: A grid, a sequence of sizes or one size.
+
+    Raises:
+        ValueError: `grid` is something else.
+    """
+    if isinstance(grid, Grid):
+        return grid
+    try:
+        return Grid(grid)
+    except ValueError as error:
+        raise wrong_value(argument, grid, "a teka.Grid, its shape or its length") from error
+
+
+register_constant(Grid, asdict, lambda held: Grid(**held))
 
 
 class _Entered(threading.local):
@@ -222,7 +247,7 @@ _entered = _Entered()
 
 
 @contextmanager
-def on(grid: Grid, num_prefix_tokens: int = 0) -> Iterator[None]:
+def on(grid: GridLike, num_prefix_tokens: int = 0) -> Iterator[None]:
     """Set the grid of the tokens for every layer that is called within this context without a grid or positions.
 
     Layers then need no argument for the grid, so that they work in `nn.Sequential` and in models of other libraries.
@@ -232,7 +257,7 @@ def on(grid: Grid, num_prefix_tokens: int = 0) -> Iterator[None]:
     Other implementations of activation checkpointing do not: enter the context inside the checkpointed function.
 
     Raises:
-        ValueError: `grid` is not a `Grid`, or a layer is called with another number of tokens.
+        ValueError: `grid` is not a grid, or a layer is called with another number of tokens.
 
     >>> import torch, teka
     >>> layers = torch.nn.Sequential(teka.nn.TransformerBlock(16, 2), teka.nn.TransformerBlock(16, 2))
@@ -248,8 +273,7 @@ def on(grid: Grid, num_prefix_tokens: int = 0) -> Iterator[None]:
         warnings.warn(
             "checkpoints of this version of PyTorch forget the grid of teka.on", stacklevel=3
         )
-    if not isinstance(grid, Grid):
-        raise wrong_value("grid", grid, "a teka.Grid")
+    grid = as_grid("grid", grid)
     check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
     _entered.grids.append((grid, num_prefix_tokens))
     try:

@@ -36,7 +36,7 @@ def responses(predictions: Tensor, labels: Tensor | None) -> Responses:
 
 def test_an_unknown_severity_is_refused():
     with pytest.raises(
-        ValueError, match=r"severity is 'limit', expected one of .*; did you mean 'limits'"
+        ValueError, match=r"severity must be one of .*got 'limit'.*Did you mean 'limits'"
     ):
         Caveat("resize", "limit", "one pixel is two")
 
@@ -175,7 +175,7 @@ def test_responses_without_classes_are_refused():
         zeros,
         zeros + 1,
     )
-    with pytest.raises(ValueError, match="'dense', expected 'logits'"):
+    with pytest.raises(ValueError, match="must be 'logits', got 'dense'"):
         list(collapse(dense))
 
 

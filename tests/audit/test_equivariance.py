@@ -235,11 +235,11 @@ def test_outputs_that_cannot_be_compared_are_refused():
         (lambda images: images * 0, "norm zero"),
         (lambda images: images / 0, "NaN or infinity"),
         (lambda images: images * torch.nan, "NaN or infinity"),
-        (lambda images: (images, images), "is 'tuple', expected a tensor"),
+        (lambda images: (images, images), "must be a tensor.*got 'tuple'"),
         (lambda images: images.argmax(-1), "torch.int64"),
-        (lambda images: images.mean(), r"shape \(\), expected \(3, …\)"),
-        (lambda images: images[:2], r"shape \(2, 2, 5, 7\), expected \(3, …\)"),
-        (growing_output(), r"shape \(3, 2, 6\), expected \(3, 2, 7\)"),
+        (lambda images: images.mean(), r"shape \(3, …\).*got \(\)"),
+        (lambda images: images[:2], r"shape \(3, …\).*got \(2, 2, 5, 7\)"),
+        (growing_output(), r"shape \(3, 2, 7\).*got \(3, 2, 6\)"),
         (nn.Dropout(), r"call \.eval\(\)"),
     ]:
         with raises_for(message, ValueError, match=message):
@@ -249,23 +249,23 @@ def test_outputs_that_cannot_be_compared_are_refused():
 def test_arguments_that_make_no_sense_are_refused(as_users_run_it):
     for arguments, message in [
         ({"shifts": []}, "at least one shift"),
-        ({"shifts": [8]}, "shifts is"),
-        ({"shifts": [(1, 2, 3)]}, "shifts is"),
-        ({"mode": "circulr"}, "did you mean 'circular'"),
-        ({"output": "dens"}, "did you mean 'dense'"),
-        ({"border": -1}, "border is -1"),
-        ({"border": 3}, "border is 3"),
-        ({"border": 1, "output": "invariant"}, "border is 1, expected 0"),
-        ({"inputs": torch.ones(5, 7)}, "inputs has shape"),
-        ({"inputs": torch.ones(0, 2, 5, 7)}, "inputs has shape"),
+        ({"shifts": [8]}, "shifts must be"),
+        ({"shifts": [(1, 2, 3)]}, "shifts must be"),
+        ({"mode": "circulr"}, "Did you mean 'circular'"),
+        ({"output": "dens"}, "Did you mean 'dense'"),
+        ({"border": -1}, r"border must be .*got -1"),
+        ({"border": 3}, r"border must be .*got 3"),
+        ({"border": 1, "output": "invariant"}, "border must be 0.*got 1"),
+        ({"inputs": torch.ones(5, 7)}, "inputs must have"),
+        ({"inputs": torch.ones(0, 2, 5, 7)}, "inputs must have"),
         (
             {"inputs": torch.ones(1, 2, 5, 7).numpy()},
-            "inputs is of type ndarray, expected a tensor",
+            "inputs must be a tensor.*got an object of type ndarray",
         ),
         ({"mode": "lossless"}, "lose pixels"),
         (
             {"function": lambda images: images.mean(-1), "output": "dense"},
-            r"shape \(3, 2, 5\).*if dense",
+            r"if dense, got \(3, 2, 5\)",
         ),
     ]:
         given_arguments = {
@@ -280,7 +280,7 @@ def test_arguments_that_make_no_sense_are_refused(as_users_run_it):
 
 def test_a_tolerance_that_makes_no_sense_is_refused():
     for tolerance in [-1e-3, math.nan, math.inf]:
-        with raises_for(tolerance, ValueError, match="tolerance is"):
+        with raises_for(tolerance, ValueError, match="tolerance must be"):
             assert_translation_equivariant(
                 lambda images: images, noise(5, 7), [1], tolerance=tolerance
             )

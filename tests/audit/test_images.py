@@ -64,7 +64,7 @@ def test_the_error_names_every_axis_and_how_many_images_lose_pixels():
 
 def test_a_background_that_fits_no_channel_or_is_not_finite_is_refused():
     for background in [(0.0, 1.0, 2.0), float("nan"), float("inf")]:
-        with raises_for(background, ValueError, match="background is"):
+        with raises_for(background, ValueError, match="background must be"):
             background_value(torch.zeros(1, 2, 5), background)
 
 
@@ -80,7 +80,7 @@ def test_margins_of_what_is_no_batch_of_images_are_refused():
         torch.zeros(2, 1, 0),
         torch.zeros(2, 1, 5, dtype=torch.complex64),
     ]:
-        with raises_for(images.shape, ValueError, match=r"images(\.dtype)? (is|has)"):
+        with raises_for(images.shape, ValueError, match=r"images(\.dtype)? must"):
             blank_margins(images)
 
 
@@ -107,7 +107,7 @@ def test_the_image_lies_in_the_middle_of_its_canvas():
 
 def test_a_canvas_that_does_not_hold_the_images_is_refused():
     for canvas_size in [(4, 9), (9, 6), (9, 9, 9), 6]:
-        with raises_for(canvas_size, ValueError, match="canvas_size is"):
+        with raises_for(canvas_size, ValueError, match="canvas_size must be"):
             paste_on_canvas(ramp(5, 7), canvas_size)
 
 
@@ -144,7 +144,7 @@ def test_a_window_that_would_leave_the_image_is_refused():
 
 def test_a_window_that_does_not_fit_is_refused():
     for crop_size in [9, (5,), (5, 14), (0, 5)]:
-        with raises_for(crop_size, ValueError, match="crop_size is"):
+        with raises_for(crop_size, ValueError, match="crop_size must be"):
             window_size("crop_size", (8, 13), crop_size)
 
 

@@ -163,17 +163,17 @@ def test_a_function_that_writes_into_its_input_is_measured_all_the_same():
         ({"function": nn.Dropout()}, r"call \.eval\(\)"),
         (
             {"function": lambda tokens: tokens[:, :4], "output": "dense"},
-            r"\(2, 4, 8\), expected \(2, 15, dim\)",
+            r"\(2, 15, dim\).*got \(2, 4, 8\)",
         ),
         ({"function": lambda tokens: tokens * 0}, "norm zero"),
-        ({"output": "dens"}, "did you mean 'dense'"),
-        ({"tokens": torch.ones(2, 0, 8)}, "tokens has shape"),
-        ({"permutations": [range(14)]}, "expected every whole number from 0 to 14 once"),
+        ({"output": "dens"}, "Did you mean 'dense'"),
+        ({"tokens": torch.ones(2, 0, 8)}, "tokens must have"),
+        ({"permutations": [range(14)]}, "every whole number from 0 to 14 once"),
         (
             {"permutations": [range(15), [0] * 15]},
-            r"permutations is \[0, 0.*, expected every whole number from 0 to 14 once",
+            r"permutations must be every whole number from 0 to 14 once.*got \[0, 0.*",
         ),
-        ({"permutations": []}, "expected at least one permutation"),
+        ({"permutations": []}, "at least one permutation"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, Any], message: str):
@@ -190,7 +190,7 @@ def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, Any], mes
 
 
 def test_a_tolerance_that_makes_no_sense_is_refused():
-    with pytest.raises(ValueError, match="tolerance is -1"):
+    with pytest.raises(ValueError, match=r"tolerance must be .*got -1"):
         assert_permutation_equivariant(lambda tokens: tokens, draw_tokens(), ORDERS, tolerance=-1.0)
 
 
@@ -206,7 +206,8 @@ def test_they_are_permutations_that_move_something_and_the_seed_decides_which():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [((1,), "num_tokens is 1"), ((5, 0), "number is 0")]
+    ("arguments", "message"),
+    [((1,), r"num_tokens must be .*got 1"), ((5, 0), r"number must be .*got 0")],
 )
 def test_numbers_that_make_no_sense_are_refused(arguments: tuple[int, ...], message: str):
     with pytest.raises(ValueError, match=message):

@@ -170,7 +170,7 @@ def test_one_of_several_outputs_is_chosen_by_its_name(here, fails):
         2 / 6
     )
     assert "is a dict of 'constant' (torch.float32 of shape" in fails(*asked)
-    assert "did you mean 'place'" in fails(*asked, "--output-name", "plac")
+    assert "Did you mean 'place'" in fails(*asked, "--output-name", "plac")
 
 
 def test_several_modes_may_be_said_either_way(here, capsys):
@@ -255,19 +255,19 @@ def test_bad_input_is_one_line_before_anything_is_measured(here, fails):
     (here / "taken").mkdir()
     good = ("audit", "models.py:place", "--data", "data.npz")
     assert "one of" in fails("audit", "nothing", "--data", "data.npz")
-    assert "it has" in fails("audit", "models.py:plaice", "--data", "data.npz")
-    assert "did you mean 'digits'" in fails("audit", "digits", "--data", "digitz")
-    assert "did you mean 'circular'" in fails(*good, "--mode", "circulr", *FAST)
+    assert "It has" in fails("audit", "models.py:plaice", "--data", "data.npz")
+    assert "Did you mean 'digits'" in fails("audit", "digits", "--data", "digitz")
+    assert "Did you mean 'circular'" in fails(*good, "--mode", "circulr", *FAST)
     assert "metric" in fails(*good, "--metric", "flip_rate")
     assert "fail_under" in fails(*good, "--fail-under", "95")
     assert "skip" in fails(*good, "--skip", "noises")
     assert "preset" in fails(*good, "--preset", "horn2022")
     assert "a directory" in fails(*good, "--html", here / "taken")
-    assert "images is -1" in fails(*good, "--images", "-1")
+    assert "got -1" in fails(*good, "--images", "-1")
     assert "a multiple of the step" in fails(*good, "--max-shift", "1", "--step", "0.3")
     assert "device" in fails(*good, "--device", "warp")
     layered = ("audit", "models.py:layered", *good[2:])
-    said = "layers is 'model.hed', expected one of 'model', 'model.head'; did you mean 'model.head'"
+    said = "layers must be one of 'model', 'model.head', got 'model.hed'. Did you mean 'model.head'"
     assert said in fails(*layered, "--layers", "model.hed")
     assert "KeyError" in fails(
         "audit", "models.py:raises", "--data", "data.npz", *FAST, "--max-shift", "1"
@@ -293,19 +293,19 @@ def test_sets_of_shifts(name, largest, step, expected):
     ("name", "largest", "step", "said"),
     [
         # A square of ±157 has 99,225 shifts, and one of ±158 has 100,489.
-        ("square", 158, 1, "max_shift is 158, expected at most 157 for --shifts square"),
-        ("axes", 501, 1, "max_shift is 501, expected at most 500 for --shifts axes"),
+        ("square", 158, 1, "max_shift must be at most 157 for --shifts square, got 158"),
+        ("axes", 501, 1, "max_shift must be at most 500 for --shifts axes, got 501"),
         (
             "square",
             8,
             0.001,
-            "step is 0.001, expected at least 0.0510: --shifts square takes at most 157 steps",
+            "step must be at least 0.0510: --shifts square takes at most 157 steps, got 0.001",
         ),
         (
             "dx",
             8,
             0.001,
-            "step is 0.001, expected at least 0.0160: --shifts dx takes at most 500 steps",
+            "step must be at least 0.0160: --shifts dx takes at most 500 steps, got 0.001",
         ),
     ],
 )
@@ -352,7 +352,7 @@ def test_the_worst_shift_alone_is_found_and_makes_no_report(
     )
     assert main([*asked]) == 0
     shown = capsys.readouterr().out
-    assert "The worst of 25 shifts is (dy, dx) = (" in shown
+    assert r"The worst of 25 shifts is (dy, dx) = (" in shown
     for unused, said in (
         (("--json", str(tmp_path / "report.json"), "--change", "flip"), "json, changes"),
         (
@@ -362,11 +362,9 @@ def test_the_worst_shift_alone_is_found_and_makes_no_report(
         (("--preset", "chaman2021", "--resume", str(tmp_path / "state")), "preset, resume"),
         (("--mode", "zero", "circular"), "several modes"),
     ):
-        assert f"find_worst is 0.9, expected None with {said}: it looks for one" in fails(
-            *asked, *unused
-        )
+        assert f"find_worst must be None with {said}: it looks for one" in fails(*asked, *unused)
     assert not (tmp_path / "state").exists()
-    assert "find_worst is 0.9, expected None without labels" in fails(*asked, "--ignore-labels")
+    assert "find_worst must be None without labels" in fails(*asked, "--ignore-labels")
 
 
 @pytest.mark.parametrize("overwritten", ["code.py", "images.npz"])
@@ -381,7 +379,7 @@ def test_a_result_does_not_overwrite_the_model_or_the_data(
     for inputs in ({"model": "code.py:make"}, {"models": ["digits", "code.py"]}):
         for path in (overwritten, f"./{overwritten}", "link"):
             with pytest.raises(
-                ValueError, match=f"{argument} is .*, expected another file than that of a model or"
+                ValueError, match=f"{argument} must be another file than that of a model or"
             ):
                 check_files(
                     Namespace(**{**results, **inputs, "data": "images.npz", argument: path})

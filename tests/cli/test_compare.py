@@ -162,10 +162,7 @@ def test_bad_input_is_one_line(here, fails):
     assert "one of" in fails("compare", "models.py:right", "nothing", *OPTIONS)
     for other, said in (
         ("large", "models.py:up: (16, 16), models.py:large: (20, 20)"),
-        (
-            "down",
-            "the order of the classes of models.py:down is 'another', expected that of models.py:up",
-        ),
+        ("down", "the order of the classes of models.py:down must be that of models.py:up"),
     ):
         assert said in fails(
             "compare", "models.py:up", f"models.py:{other}", "--data", "digits", "--images", "5"

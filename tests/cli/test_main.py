@@ -23,7 +23,7 @@ def test_the_version_is_printed(capsys):
 
 
 def test_an_unknown_command_is_an_error_that_names_the_nearest(fails):
-    assert "did you mean 'train'" in fails("trian")
+    assert "Did you mean 'train'" in fails("trian")
 
 
 def test_an_unknown_option_is_an_error_that_names_the_nearest_and_no_option_is_cut_short(fails):

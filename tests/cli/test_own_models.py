@@ -53,7 +53,7 @@ def test_a_packaged_model_goes_before_a_folder_of_its_name(tmp_path, monkeypatch
 @pytest.mark.parametrize("size", [16, (16, 16)])
 def test_the_size_that_a_model_was_made_for_may_be_said_and_another_is_refused(size):
     assert load("digits", Reading(input_size=size), loaders=OWN_LOADERS).input_size == (16, 16)
-    with pytest.raises(ValueError, match=r"input_size is 20, expected \(16, 16\)"):
+    with pytest.raises(ValueError, match=r"input_size must be \(16, 16\).*got 20"):
         load("digits", Reading(input_size=20), loaders=OWN_LOADERS)
 
 

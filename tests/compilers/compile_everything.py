@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from teka import Grid
 from teka.functional import KERNELS, Kernel, Taylor2, attention
 from teka.models import Performer
-from teka.nn import Attention, Rotary
+from teka.nn import Attention, RelativeKernel
 
 # Float32, eager against compiled: kernels may add in another order.
 BAND = 3e-5
@@ -70,8 +70,9 @@ def across(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
 def periodic(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
     """A torus; rotary has its other denominator there."""
     layer = Attention(DIM, 2, kernel=pair.kernel, relative=pair.relative)
-    if isinstance(layer.relative, Rotary):
-        layer.relative.normalizer = "lengths"
+    if pair.relative == "rotary":
+        assert isinstance(layer.relative, RelativeKernel)
+        layer.relative.options["normalizer"] = "lengths"
     return Placed(layer, PERIODIC), torch.randn(batch, PERIODIC.num_tokens, DIM)
 
 

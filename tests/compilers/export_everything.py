@@ -1,8 +1,8 @@
-"""Export the layers that `compile_everything` compiles, and a model; to ONNX some; trace some; tell what went wrong.
+"""Export the layers that `compile_everything` compiles, and a model; some to ONNX; report what went wrong.
 
 Run in a process of its own: the checks of annotations that the tests switch on cannot be exported. Every setting's
-diagonal of kernels × relative kernels is exported as it stands; the first setting's also with a batch of any size, of
-which traces are too. In the ONNX graphs of linear layers no tensor has as many numbers as there are pairs of tokens.
+diagonal of kernels × relative kernels is exported as it stands; the first setting's also with a batch of any size.
+In the ONNX graphs of linear layers no tensor has as many numbers as there are pairs of tokens.
 A sample is exported for sequences of any length and for batches of any size up to thousands, in float64.
 """
 
@@ -15,16 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from tests.compilers.compile_everything import (
-    BAND,
-    DIM,
-    Placed,
-    change,
-    diagonal,
-    jobs,
-    met,
-    report,
-)
+from tests.compilers.compile_everything import BAND, DIM, Placed, change, jobs, met, report
 from tests.contracts.cases import Case
 from torch import Tensor, nn
 from torch.fx.experimental import symbolic_shapes
@@ -64,14 +55,6 @@ def change_with_a_grid() -> float:
         program(tokens, Grid((3, 5)))
         return math.inf
     return change([layer(tokens[:1], grid)], [program(tokens[:1], grid)])
-
-
-def traced_change(model: nn.Module, *batches: Tensor) -> float:
-    """The same of a model that `torch.jit.trace` has followed with the first of some batches, as users call it."""
-    with warnings.catch_warnings(), torch.enable_grad():
-        warnings.simplefilter("ignore")
-        trace: Any = torch.jit.trace(model, batches[0], check_trace=False)
-    return max(change([model(one)], [trace(one)]) for one in batches)
 
 
 # Pairs whose sums are those of features, and whether they are causal.
@@ -252,7 +235,7 @@ def onnx_change_of_lengths(model: nn.Module, *calls: tuple[Tensor, ...]) -> floa
 
 
 def main(form: str) -> dict[str, object]:
-    """What was exported as a program, to ONNX or traced, and what went wrong."""
+    """Return what was exported as a program or to ONNX, and what went wrong."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
@@ -276,19 +259,6 @@ def main(form: str) -> dict[str, object]:
             calls = (padded_row(*sizes, torch.float32) for sizes in ((3, 10), (2, 70)))
             encoder = Encoder(pair.kernel, pair.relative)
             yield f"any length-{pair}", pair, partial(onnx_change_of_lengths, encoder, *calls)
-
-    def traces() -> Iterator[tuple[str, Case | None, Callable[[], float]]]:
-        for pair in diagonal(0):
-            model, batches = any_batch(pair)
-            yield f"traced-{pair}", pair, partial(traced_change, model, *batches)
-        larger = tuple(
-            torch.randn(batch, 2, 12, 10) for batch in (3, 1, 5)
-        )  # which eager layers see in blocks
-        for options in ({}, {"stem": "polyphase", "patch_size": 2, "periodic": True}):
-            performer = Performer(
-                (12, 10), 2, 3, dim=DIM, depth=1, heads=2, pool="mean", **options
-            ).eval()
-            yield f"Performer {options}", None, partial(traced_change, performer, *larger)
 
     def dynamic_sizes() -> Iterator[tuple[str, Case | None, Callable[[], float]]]:
         export = torch.export.Dim
@@ -347,4 +317,4 @@ def main(form: str) -> dict[str, object]:
 
     if form == "dynamic sizes":
         return report(dynamic_sizes(), 1e-10)
-    return report({"program": programs, "onnx": graphs, "trace": traces}[form](), BAND)
+    return report({"program": programs, "onnx": graphs}[form](), BAND)

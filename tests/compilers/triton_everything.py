@@ -1,8 +1,7 @@
-"""Run the kernels of a GPU against every pair of tokens, and tell by how much they differ.
+"""Compare the Triton kernels with the dense backend in float64, and print the differences as JSON.
 
-On a CPU in Triton's interpreter, with TEKA_DEVICE=cuda on a GPU. Run in a process of its own: Triton reads
-TRITON_INTERPRET while it is imported, and cannot run functions on which the checks of annotations are that the tests
-switch on.
+The kernels run on a CPU in Triton's interpreter, or on a GPU with TEKA_DEVICE=cuda. The script needs its own process:
+Triton reads TRITON_INTERPRET on import, and it cannot run functions with the type checks that the tests add.
 """
 
 import itertools
@@ -32,25 +31,24 @@ from torch.library import opcheck
 from torch.utils.checkpoint import checkpoint
 
 from teka import Grid
-from teka.functional import Fourier, Relative, Rotary, attention, decode
-from teka.functional.backends.triton import bidirectional, causal, launch, operators, recurrent
+from teka.functional import Relative, Rotary, attention
+from teka.functional.backends.triton import launch, operators
 from teka.nn import Attention
 
-BANDS = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-# Queries and keys of other places, of which blocks and segments are not whole numbers.
-ACROSS = {"grid": Grid((5, 7)), "key_grid": Grid((3, 11), spacing=0.5)}
+# Largest relative difference by dtype.
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+# Cross-attention. The numbers of tokens are no multiples of blocks and segments.
+CROSS_GRIDS = {"grid": Grid((5, 7)), "key_grid": Grid((3, 11), spacing=0.5)}
 LINE = {"grid": Grid(35)}
-DRAWN = torch.rand(2, 35, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-POINTS = {"positions": DRAWN.to(DEVICE) * 9}
+RANDOM_POINTS = torch.rand(2, 35, 2, generator=torch.Generator().manual_seed(0)).double()
+POINTS = {"positions": RANDOM_POINTS.to(DEVICE) * 9}
+CAUSAL_ROTARY: dict[str, Any] = {"kernel": "squared_relu", "relative": "rotary", "is_causal": True}
 
 
-def change(found: list[Tensor], truth: list[Tensor]) -> float:
-    """The `relative_change` of the tensor for which that is most; NaN if there is one."""
-    return float(
-        torch.tensor(
-            [relative_change(one, other) for one, other in zip(found, truth, strict=True)]
-        ).max()
-    )
+def largest_change(results: list[Tensor], references: list[Tensor]) -> float:
+    """Return the largest `relative_change` of all tensors, or NaN if one is NaN."""
+    pairs = zip(results, references, strict=True)
+    return float(torch.tensor([relative_change(*pair) for pair in pairs]).max())
 
 
 def difference(
@@ -60,80 +58,76 @@ def difference(
     *,
     dtype: torch.dtype = torch.float32,
     dim: int = 6,
-    sizes: tuple[float, ...] = (1.0,),
+    key_factors: tuple[float, ...] = (1.0,),
     is_causal: bool = False,
     num_queries: int = 35,
+    heads_first: bool = False,
+    drop_all_keys: bool = False,
 ) -> float:
-    """How far the output and every gradient are from those of every pair in float64, over what is allowed.
+    """Return the difference of outputs and all gradients from those of the dense backend, in units of the tolerance.
 
     Args:
         kernel: The content kernel.
         relative: The relative kernel.
-        places: Where queries and keys are.
-        dtype: Of queries, keys and values.
+        places: Arguments of `attention` for the positions of queries and keys.
+        dtype: Dtype of queries, keys and values.
         dim: Size of queries and keys.
-        sizes: Factors of the keys, one after another.
-        is_causal: Whether queries see no later keys.
-        num_queries: Of whom there are no fewer than keys.
+        key_factors: Factors that multiply the keys in turn.
+        is_causal: True for causal attention.
+        num_queries: Number of queries, not below the number of keys.
+        heads_first: True for contiguous inputs, False for the memory order (batch, tokens, heads).
+        drop_all_keys: True if the mask drops every key of the first sample.
     """
     num_keys = places["key_grid"].num_tokens if "key_grid" in places else num_queries
-    inputs = draw_inputs(
+    query, key, value = draw_inputs(
         num_queries,
         heads=1 if relative is None else 2,
         dim=dim,
         dim_value=4 if dim < 16 else dim - 1,
     )
-    query, key, value = (one.transpose(1, 2).contiguous().transpose(1, 2) for one in inputs)
-    key = key * torch.tensor(sizes, device=DEVICE).repeat(num_queries)[:num_queries, None]
-    leaves = [
-        one.to(dtype).double().requires_grad_()
-        for one in (query, key[:, :, :num_keys], value[:, :, :num_keys])
-    ]
-    axes = places["grid"].num_axes if "grid" in places else 2
-    made = (
-        build_relative(relative, heads=2, dim=dim, num_axes=axes)
-        if isinstance(relative, str)
-        else relative
-    )
-    options: dict[str, Any] = {
-        "kernel": kernel,
-        "key_mask": draw_mask(2, num_keys),
-        "is_causal": is_causal,
-    }
-    if made is not None:
-        made, parameters = with_leaves(made)
+    factors = torch.tensor(key_factors, device=DEVICE).repeat(num_queries)[:num_queries, None]
+    leaves = []
+    for tokens in (query, (key * factors)[:, :, :num_keys], value[:, :, :num_keys]):
+        ordered = tokens.contiguous()
+        if not heads_first:
+            ordered = tokens.transpose(1, 2).contiguous().transpose(1, 2)
+        leaves.append(ordered.to(dtype).double().requires_grad_())
+    num_axes = places["grid"].num_axes if "grid" in places else 2
+    if isinstance(relative, str):
+        relative = build_relative(relative, heads=2, dim=dim, num_axes=num_axes)
+    key_mask = draw_mask(2, num_keys)
+    if drop_all_keys:
+        key_mask[0] = False
+    options: dict[str, Any] = {"kernel": kernel, "key_mask": key_mask, "is_causal": is_causal}
+    if relative is not None:
+        relative, parameters = with_leaves(relative)
         leaves += parameters.values()
-        options |= {"relative": made, **places}
+        options |= {"relative": relative, **places}
     results = []
-    for backend, kind in (("linear", dtype), ("dense", torch.float64)):
-        output = attention(*(one.to(kind) for one in leaves[:3]), backend=backend, **options)
-        cotangent = torch.cos(
-            torch.arange(output.numel(), dtype=torch.float64, device=DEVICE)
-        ).reshape(output.shape)
-        results.append([output, *grad((output * cotangent).sum(), leaves)])
-    return change(*results) / BANDS[dtype]
+    for backend, backend_dtype in (("linear", dtype), ("dense", torch.float64)):
+        tokens = (leaf.to(backend_dtype) for leaf in leaves[:3])
+        output = attention(*tokens, backend=backend, **options)
+        numbers = torch.arange(output.numel(), dtype=torch.float64, device=DEVICE)
+        loss = (output * torch.cos(numbers).reshape(output.shape)).sum()
+        results.append([output, *grad(loss, leaves)])
+    return largest_change(*results) / TOLERANCES[dtype]
 
 
-def second_difference() -> float:
-    """The same of gradients of gradients, which the plain evaluation gives."""
-    leaves = [one.float().requires_grad_() for one in draw_inputs(9, heads=2, dim=4)]
+def second_derivative_difference() -> float:
+    """Return the difference of second derivatives, which plain PyTorch computes."""
+    leaves = [tokens.float().requires_grad_() for tokens in draw_inputs(9, heads=2, dim=4)]
 
-    def second(backend: str) -> list[Tensor]:
-        options = {
-            "kernel": "squared_relu",
-            "relative": "rotary",
-            "grid": Grid(9),
-            "is_causal": True,
-        }
-        output = attention(*leaves, **options, backend=backend)
+    def second_derivatives(backend: str) -> list[Tensor]:
+        output = attention(*leaves, **CAUSAL_ROTARY, grid=Grid(9), backend=backend)
         first = grad(output.square().sum(), leaves, create_graph=True)
         return [*grad(torch.stack([one.square().sum() for one in first]).sum(), leaves)]
 
-    return change(second("linear"), second("dense")) / BANDS[torch.float32]
+    change = largest_change(second_derivatives("linear"), second_derivatives("dense"))
+    return change / TOLERANCES[torch.float32]
 
 
-class Placed(nn.Module):
-    """A causal layer on a line, as compilers and exports take it."""
+class CausalLayer(nn.Module):
+    """A causal layer on a line of nine tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,211 +137,232 @@ class Placed(nn.Module):
         return self.layer(tokens, Grid(9))
 
 
-def recorded_difference() -> float:
-    """The same of a compiled and of an exported layer; infinite unless the export has exactly one node of ours."""
+def layer_and_tokens() -> tuple[CausalLayer, Tensor]:
+    """Return a causal layer and its input."""
     torch.manual_seed(0)
-    model, tokens = Placed().to(DEVICE), torch.randn(2, 9, 8, device=DEVICE, requires_grad=True)
-    program = torch.export.export(
-        model.eval(), (tokens,), dynamic_shapes=({0: torch.export.Dim("batch", max=64)},)
-    )
+    return CausalLayer().to(DEVICE), torch.randn(2, 9, 8, device=DEVICE, requires_grad=True)
+
+
+def layer_difference(
+    changed: Callable[[Tensor], Tensor], layer: CausalLayer, tokens: Tensor
+) -> float:
+    """Return the difference of outputs and gradients of two ways to call a layer."""
+    results = []
+    for call in (changed, layer):
+        output = call(tokens)
+        results.append([output, *grad(output.square().sum(), [tokens, *layer.parameters()])])
+    return largest_change(*results) / TOLERANCES[torch.float32]
+
+
+def compiled_difference() -> float:
+    """Return the difference of a compiled layer."""
+    layer, tokens = layer_and_tokens()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    return layer_difference(compiled, layer, tokens)
+
+
+def exported_difference() -> float:
+    """Return the difference of an exported layer, or infinity if its graph has not exactly one of our operators."""
+    layer, tokens = layer_and_tokens()
+    dynamic_shapes = ({0: torch.export.Dim("batch", max=64)},)
+    program = torch.export.export(layer.eval(), (tokens,), dynamic_shapes=dynamic_shapes)
     if sum("teka" in str(node.target) for node in program.graph.nodes) != 1:
         return float("inf")
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    outputs = [one(tokens) for one in (compiled, model)]
-    found, truth = (
-        [one, *grad(one.square().sum(), [tokens, *model.parameters()])] for one in outputs
-    )
-    return (
-        max(change(found, truth), change([program.module()(tokens[:1])], [model(tokens[:1])]))
-        / BANDS[torch.float32]
-    )
+    first = tokens[:1]
+    change = largest_change([program.module()(first)], [layer(first)])
+    return change / TOLERANCES[torch.float32]
 
 
-def recomputed_difference() -> float:
-    """The same of a layer whose activations are computed again for the gradients."""
-    model, tokens = Placed().to(DEVICE), torch.randn(2, 9, 8, device=DEVICE, requires_grad=True)
-    outputs = [partial(checkpoint, model, use_reentrant=False)(tokens), model(tokens)]
-    found, truth = (
-        [one, *grad(one.square().sum(), [tokens, *model.parameters()])] for one in outputs
-    )
-    return change(found, truth) / BANDS[torch.float32]
+def checkpointed_difference() -> float:
+    """Return the difference of a layer whose activations are recomputed in the backward pass."""
+    layer, tokens = layer_and_tokens()
+    return layer_difference(partial(checkpoint, layer, use_reentrant=False), layer, tokens)
 
 
-def change_before(place: int) -> float:
-    """1 for every number of a causal output that a key after it changed."""
-    query, key, value = (one.float() for one in draw_inputs(35, heads=2, dim=4))
-    options: dict[str, Any] = {
-        "kernel": "squared_relu",
-        "relative": "rotary",
-        **LINE,
-        "is_causal": True,
-    }
-    before = attention(query, key, value, backend="linear", **options)
-    key[:, :, place:] *= 1e9
-    after = attention(query, key, value, backend="linear", **options)
+def changes_before_a_large_key(token: int) -> float:
+    """Return the number of causal outputs before a token that change if later keys do."""
+    query, key, value = (tokens.float() for tokens in draw_inputs(35, heads=2, dim=4))
+    before = attention(query, key, value, backend="linear", **CAUSAL_ROTARY, **LINE)
+    key[:, :, token:] *= 1e9
+    after = attention(query, key, value, backend="linear", **CAUSAL_ROTARY, **LINE)
     assert not torch.equal(after, before)
-    return float((after != before)[:, :, :place].sum())
+    return float((after != before)[:, :, :token].sum())
 
 
-def spoiled_by(what: str, token: int) -> float:
-    """1 for every number that one NaN, or one infinity, changes of a causal output before it, or fails to spoil after.
+def errors_of_non_finite_input(name: str, token: int) -> float:
+    """Return the number of wrong outputs of causal attention with one NaN or infinity.
 
-    The gradients of what is before are checked too: they are those without it, and 0 from there on.
+    A query makes its own output NaN. A key or value makes its own output and all later ones NaN. Other outputs, and
+    the gradients of outputs before the token, stay the same.
     """
-    options: dict[str, Any] = {
-        "kernel": "squared_relu",
-        "relative": "rotary",
-        **LINE,
-        "is_causal": True,
-    }
     results = []
-    for number in (0.0, float("inf") if what == "value" else float("nan")):
-        inputs = [one.float() for one in draw_inputs(35, heads=2, dim=4)]
-        inputs[("query", "key", "value").index(what)][:, 1, token, 2] = number
-        leaves = [one.requires_grad_() for one in inputs]
-        output = attention(*leaves, backend="linear", **options)
-        first = output[:, 1, :token].square().sum()
-        results.append([output.detach(), *grad(first, leaves)])
-    (sound, *gradients), (output, *others) = results
-    spoiled = output.isnan()
-    expected = torch.zeros_like(spoiled)
-    expected[:, 1, token : token + 1 if what == "query" else None] = True
-    wrong = (spoiled != expected).sum() + (output != sound)[:, 1, :token].sum()
-    return float(wrong) + change(others, gradients) / BANDS[torch.float32]
+    for number in (0.0, float("inf") if name == "value" else float("nan")):
+        inputs = [tokens.float() for tokens in draw_inputs(35, heads=2, dim=4)]
+        inputs[("query", "key", "value").index(name)][:, 1, token, 2] = number
+        leaves = [tokens.requires_grad_() for tokens in inputs]
+        output = attention(*leaves, backend="linear", **CAUSAL_ROTARY, **LINE)
+        loss = output[:, 1, :token].square().sum()
+        results.append([output.detach(), *grad(loss, leaves)])
+    (finite_output, *finite_gradients), (output, *gradients) = results
+    is_nan = output.isnan()
+    expected = torch.zeros_like(is_nan)
+    expected[:, 1, token : token + 1 if name == "query" else None] = True
+    num_wrong = (is_nan != expected).sum() + (output != finite_output)[:, 1, :token].sum()
+    change = largest_change(gradients, finite_gradients)
+    return float(num_wrong) + change / TOLERANCES[torch.float32]
 
 
-def stepwise_difference(relative: Relative | None) -> float:
-    """The same of outputs token by token, of keys of very different sizes."""
-    query, key, value = (one.float() for one in draw_inputs(9, heads=2, dim=6))
-    key *= torch.tensor([1e-3, 1.0, 1e4], device=DEVICE).repeat(3)[:, None]
-    placed = (
-        {} if relative is None else {"relative": relative, "positions": POINTS["positions"][:, :9]}
+def errors_of_nan(kernel: str, name: str) -> float:
+    """Return the number of wrong outputs of bidirectional attention with one NaN.
+
+    A query makes its own output NaN. A key or value makes all outputs of its head NaN.
+    """
+    inputs = [tokens.float() for tokens in draw_inputs(35, heads=2, dim=4)]
+    inputs[("query", "key", "value").index(name)][:, 1, 30, 2] = float("nan")
+    options = {**CAUSAL_ROTARY, "kernel": kernel, "is_causal": False}
+    is_nan = attention(*inputs, backend="linear", **options, **LINE).isnan().any(dim=-1)
+    expected = torch.zeros_like(is_nan)
+    expected[:, 1, 30 if name == "query" else slice(None)] = True
+    return float((is_nan != expected).sum())
+
+
+def empty_batch_errors() -> float:
+    """Return 0 if a batch of no samples gives outputs and gradients of the right shapes."""
+    for is_causal in (False, True):
+        leaves = [tokens[:0].float().requires_grad_() for tokens in draw_inputs(35, heads=2, dim=4)]
+        options = {**CAUSAL_ROTARY, "is_causal": is_causal}
+        output = attention(*leaves, backend="linear", **options, **LINE)
+        gradients = grad(output.sum(), leaves)
+        assert output.shape == leaves[2].shape
+        assert [one.shape for one in gradients] == [leaf.shape for leaf in leaves]
+    return 0.0
+
+
+def default_device_difference() -> float:
+    """Return the difference if another device is the default for new tensors."""
+    leaves = [tokens.float().requires_grad_() for tokens in draw_inputs(35, heads=2, dim=4)]
+    relative = build_relative("rotary", heads=2, dim=4, num_axes=1)
+    results = []
+    for device in ("meta", DEVICE):
+        with torch.device(device):
+            output = attention(
+                *leaves, backend="linear", **{**CAUSAL_ROTARY, "relative": relative}, **LINE
+            )
+        results.append([output, *grad(output.square().sum(), leaves)])
+    return largest_change(*results)
+
+
+def operator_registration() -> float:
+    """Return 0 if the operator is registered correctly; otherwise `opcheck` raises."""
+    query, key, value = (
+        tokens.float().requires_grad_() for tokens in draw_inputs(5, heads=2, dim=4)
     )
-    options: dict[str, Any] = {
-        "kernel": "squared_relu",
-        "is_causal": True,
-        "backend": "dense",
-        **placed,
-    }
-    truth, outputs, state = (
-        attention(query.double(), key.double(), value.double(), **options),
-        [],
-        None,
-    )
-    for token in range(9):
-        place = None if relative is None else POINTS["positions"][:, token]
-        here = slice(token, token + 1)
-        those = query[:, :, here], key[:, :, here], value[:, :, here]
-        output, state = decode(
-            *those, state, kernel="squared_relu", relative=relative, position=place
-        )
-        outputs.append(output)
-    return change([torch.cat(outputs, dim=2)], [truth]) / BANDS[torch.float32]
-
-
-def check_operator() -> float:
-    """0 if torch finds nothing wrong with how the operator is registered; it raises otherwise."""
-    query, key, value = (one.float().requires_grad_() for one in draw_inputs(5, heads=2, dim=4))
     angles = torch.rand(1, 2, 5, 2, device=DEVICE, requires_grad=True)
-    given = query, key, value, None, None, angles, angles, "relu", "rotary", 1.0, 1e-6, 0.3, False
     utilities = "test_schema", "test_autograd_registration", "test_faketensor"
-    opcheck(operators.feature_attention, given, test_utils=utilities)
+    for is_causal in (False, True):
+        arguments = query, key, value, None, angles, angles, "relu", 1.0, 1e-6, 0.3, is_causal
+        opcheck(operators.feature_attention, arguments, test_utils=utilities)
     return 0.0
 
 
 def cases() -> Iterator[tuple[str, Callable[[], float]]]:
-    """Names of all that is compared, and how."""
-    frequency = torch.randn(
-        2, 3, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64
-    ).to(DEVICE)
-    weights = torch.tensor([0.3, 0.1]), torch.tensor([[0.7], [0.2]]), torch.ones(2, 1)
-    constant, amplitude, phase = (one.to(DEVICE) for one in weights)
-    wave = Fourier(constant, amplitude, frequency[:, :1], phase)
-    yield "squared relu across grids", lambda: difference("squared_relu", None, ACROSS)
-    growing = (1.0, 1e3, 1e-2, 0.0) * 8 + (
-        1e6,
-    ) * 3  # the largest keys are those of the last segment
-    yield (
-        "keys of very different sizes",
-        lambda: difference("squared_relu", None, {}, sizes=growing),
-    )
-    yield "keys of size 0", lambda: difference("relu", None, {}, sizes=(0.0,))
-    yield "features made before", lambda: difference("hedgehog", None, ACROSS)
-    yield (
-        "features made before of both together",
-        lambda: difference("optimal", None, ACROSS, dtype=torch.bfloat16),
-    )
-    yield "rotary across grids", lambda: difference("squared_relu", "rotary", ACROSS)
-    yield "rotary, lengths", lambda: difference("elu", Rotary(frequency, "lengths"), POINTS)
+    """Yield the name of each comparison and a function that returns its difference."""
+    frequency = torch.randn(2, 3, 2, generator=torch.Generator().manual_seed(1)).double().to(DEVICE)
+    by_lengths = Rotary(frequency, "lengths")
+    by_features = Rotary(frequency, "features")
+    both = partial(difference, "squared_relu")
+    causal = partial(difference, is_causal=True)
+    # The largest keys belong to the last segment.
+    growing = (1.0, 1e3, 1e-2, 0.0) * 8 + (1e6,) * 3
+    yield "squared relu across grids", partial(both, None, CROSS_GRIDS)
+    yield "contiguous inputs", partial(both, "rotary", LINE, heads_first=True)
+    yield "keys of very different lengths", partial(both, None, {}, key_factors=growing)
+    yield "keys of 0", partial(difference, "relu", None, {}, key_factors=(0.0,))
+    yield "all keys dropped", partial(both, "rotary", LINE, drop_all_keys=True)
+    yield "rotary across grids", partial(both, "rotary", CROSS_GRIDS)
+    yield "rotary, lengths", partial(difference, "elu", by_lengths, POINTS)
     yield (
         "rotary, features",
-        lambda: difference("relu", Rotary(frequency, "features"), ACROSS, dtype=torch.bfloat16),
+        partial(difference, "relu", by_features, CROSS_GRIDS, dtype=torch.bfloat16),
     )
-    yield "focused fourier", lambda: difference("focused", wave, ACROSS, dim=5)
-    later = partial(difference, is_causal=True)
-    yield "causal", lambda: later("focused", None, {}, dtype=torch.float16)
+    for kernel, name in itertools.product(("squared_relu", "elu"), ("query", "key", "value")):
+        yield f"{kernel}, NaN in a {name}", partial(errors_of_nan, kernel, name)
+    yield "causal", partial(causal, "relu", None, {}, dtype=torch.float16)
     yield (
-        "causal, keys of very different sizes",
-        lambda: later("squared_relu", None, {}, sizes=(1e-3, 1.0, 0.0, 1e4)),
+        "causal, keys of very different lengths",
+        partial(causal, "squared_relu", None, {}, key_factors=(1e-3, 1.0, 0.0, 1e4)),
     )
-    yield "causal, features made before", lambda: later("positive", None, {})
-    yield "causal, rotary", lambda: later("squared_relu", "rotary", LINE)
+    yield "causal, rotary", partial(causal, "squared_relu", "rotary", LINE)
+    yield (
+        "causal, contiguous inputs, all keys dropped",
+        partial(causal, "squared_relu", "rotary", LINE, heads_first=True, drop_all_keys=True),
+    )
     yield (
         "causal, rotary, lengths",
-        lambda: later("elu", Rotary(frequency, "lengths"), POINTS, dtype=torch.bfloat16),
+        partial(causal, "elu", by_lengths, POINTS, dtype=torch.bfloat16),
     )
-    yield "causal, fourier", lambda: later("relu", wave, POINTS)
-    yield "causal, nothing sees what is later", lambda: change_before(20)
-    for what, token in (("query", 3), ("key", 20), ("value", 33), ("key", 0)):
-        yield f"causal, NaN or an infinity in a {what} at {token}", partial(spoiled_by, what, token)
+    yield "causal, outputs before a large key", partial(changes_before_a_large_key, 20)
+    for name, token in (("query", 3), ("key", 20), ("value", 33), ("key", 0)):
+        yield (
+            f"causal, non-finite {name} at {token}",
+            partial(errors_of_non_finite_input, name, token),
+        )
     if DEVICE != "cpu":
         yield from large_cases()
-    yield "token by token", lambda: stepwise_difference(None)
-    yield "token by token, rotary", lambda: stepwise_difference(Rotary(frequency))
-    yield "token by token, fourier", lambda: stepwise_difference(wave)
-    yield "second derivatives", second_difference
-    yield "compiled and exported", recorded_difference
-    yield "computed again", recomputed_difference
-    yield "registration", check_operator
+    yield "empty batch", empty_batch_errors
+    yield "default device", default_device_difference
+    yield "second derivatives", second_derivative_difference
+    yield "compiled", compiled_difference
+    yield "exported", exported_difference
+    yield "checkpointed", checkpointed_difference
+    yield "registration", operator_registration
 
 
 def large_cases() -> Iterator[tuple[str, Callable[[], float]]]:
-    """Heads of many features and tokens, with blocks, segments and warps as they are used: for a GPU alone."""
-    place = {"grid": Grid((29, 53))}, {"grid": Grid(1537)}
-    for is_causal, dtype, dim in itertools.product((False, True), BANDS, (24, 32, 64)):
-        for relative in (None, "rotary", "fourier"):
-            name = f"{'causal ' if is_causal else ''}{relative} of {dim} features in {str(dtype)[6:]}, 1,537 tokens"
-            yield name, partial(
-                difference, "squared_relu", relative, place[is_causal], dtype=dtype, dim=dim, is_causal=is_causal,
-                sizes=(1.0, 1e2, 1e-2), num_queries=1537,
-            )  # fmt: skip
+    """Yield comparisons with the sizes of real heads, which only a GPU computes in reasonable time."""
+    for is_causal, dtype, dim in itertools.product((False, True), TOLERANCES, (24, 32, 64)):
+        places = {"grid": Grid(1537)} if is_causal else {"grid": Grid((29, 53))}
+        for relative in (None, "rotary"):
+            name = f"{dim} features, {relative}, {str(dtype)[6:]}, causal={is_causal}, 1,537 tokens"
+            yield (
+                name,
+                partial(
+                    difference,
+                    "squared_relu",
+                    relative,
+                    places,
+                    dtype=dtype,
+                    dim=dim,
+                    is_causal=is_causal,
+                    key_factors=(1.0, 1e2, 1e-2),
+                    num_queries=1537,
+                ),
+            )
 
 
-def main(part: int, parts: int) -> None:
-    """Print as JSON, by name, what every so-manieth difference is of what is allowed, and how many kernels were run."""
+def main(part: int, num_parts: int) -> None:
+    """Print the difference and the number of kernel launches of every case of a part, by name, as JSON."""
     torch.set_num_threads(1)
-    kernels: list[object] = []
+    launches: list[object] = []
+    run = launch.run
 
-    def noted(
-        compute: object, *given: Any, run: Callable[..., None] = launch.run, **compiled: Any
-    ) -> None:
-        kernels.append(compute)
-        run(compute, *given, **compiled)
+    def counted_run(function: object, *arguments: Any, **options: Any) -> None:
+        launches.append(function)
+        run(function, *arguments, **options)
 
-    found: dict[str, tuple[float, int]] = {}
+    results: dict[str, tuple[float, int]] = {}
     with pytest.MonkeyPatch.context() as patched:
         if DEVICE == "cpu":
             patched.setattr(launch, "SEGMENT_TOKENS", 32)
-        for module in (launch, causal, recurrent, bidirectional):
-            patched.setattr(module, "run", noted)
-        for name, measure in itertools.islice(cases(), part, None, parts):
-            kernels.clear()
+        patched.setattr(launch, "run", counted_run)
+        for name, measure in itertools.islice(cases(), part, None, num_parts):
+            launches.clear()
             try:
-                found[name] = measure(), len(kernels)
+                results[name] = measure(), len(launches)
             except Exception as error:
                 print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
-                found[name] = float("inf"), len(kernels)
-    print(json.dumps(found))
+                results[name] = float("inf"), len(launches)
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Content kernel × relative kernel × backend, from the registries: what is added later is covered by its name.
 
-The kernels with paths of their own meet every relative kernel, or one of each path, on every backend. The others,
-features like any to a backend, meet two relative kernels each, and every second factor (dtype, mask, size) is met in
-turn. `make test-exhaustive` (TEKA_TESTS=exhaustive) crosses everything with everything.
+The default kernel meets every relative kernel, the kernels with paths of their own one relative kernel of each path, and
+the others, whose features are like any to a backend, two relative kernels each, always on every backend. Every second
+factor (dtype, mask, size) is met in turn. `make test-exhaustive` (TEKA_TESTS=exhaustive) crosses everything with
+everything.
 """
 
 import dataclasses
@@ -64,13 +65,15 @@ DEVICE = os.environ.get("TEKA_DEVICE", "cpu")
 EXHAUSTIVE = os.environ.get("TEKA_TESTS") == "exhaustive"
 # Those whose paths differ: no features; the default, fused; positive; of both signs; many exact features.
 CROSSED_KERNELS = ("softmax", "squared_relu", "positive", "trigonometric", "taylor2")
-# Features of both signs and many features meet one relative kernel of each way of computing; the others meet all.
+# One relative kernel of each way of computing, for the kernels with paths of their own.
 RELATIVES_OF_EACH_PATH = (
     *(None, "rotation", "rotation_joint", "clipped", "clipped_features", "generalized_quadratic"),
     *("fourier", "rotary", "decay", "shaw", "transformer_xl", "window"),
 )
 # To a backend learned features are features like others: they meet one relative kernel of each kind, and each backend.
 RELATIVES_OF_LEARNED = (None, "rotation", "clipped", "fourier", "rotary")
+# So do features of both signs and many features, and besides those that change the features.
+RELATIVES_OF_MANY = (*RELATIVES_OF_LEARNED, "rotation_joint", "decay")
 Parametrised = TypeVar("Parametrised", Kernel, Relative)
 # By name the first argument of a test, and further ones.
 Runs = dict[str, tuple[Any, dict[str, Any]]]
@@ -171,10 +174,12 @@ def met_relatives(kernel: str) -> list[str | None]:
         for name in RELATIVE_NAMES
         if kernel not in LEARNED_KERNELS or name in RELATIVES_OF_LEARNED
     ]
-    if EXHAUSTIVE or kernel in CROSSED_KERNELS[:3]:
+    if EXHAUSTIVE or kernel == "squared_relu":
         return known
     if kernel in CROSSED_KERNELS:
-        return [name for name in known if name in RELATIVES_OF_EACH_PATH]
+        has_own_path = kernel in ("softmax", "positive")
+        chosen = RELATIVES_OF_EACH_PATH if has_own_path else RELATIVES_OF_MANY
+        return [name for name in known if name in chosen]
     possible = [name for name in known if pair_exists(kernel, name)]
     first = 2 * list(KERNELS).index(kernel)
     return [possible[(first + step) % len(possible)] for step in (0, 5)]

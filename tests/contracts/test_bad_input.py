@@ -7,6 +7,7 @@ import re
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,17 @@ from tests.contracts.cases import build_kernel, build_relative, draw_inputs, eac
 from torch import Tensor, nn
 
 import teka
-from teka import Grid, explain
-from teka.functional import KERNELS, RELATIVES, attention, decode, draw_projection, length_mask
-from teka.models import Performer
+from teka import Grid
+from teka.functional import (
+    KERNELS,
+    RELATIVES,
+    Relative,
+    attention,
+    decode,
+    draw_projection,
+    length_mask,
+)
+from teka.models import Performer, PerformerConfig
 from teka.nn import (
     AbsolutePosition,
     Attention,
@@ -29,11 +38,12 @@ from teka.nn import (
     LearnedFeatures,
     MultiheadAttention,
     RandomFeatures,
+    RelativeKernel,
     SpaceToDepth,
     TransformerBlock,
     prune_heads,
 )
-from teka.nn.relative import RELATIVE_MODULES
+from teka.nn.diagnostics.explain import _explain_layer
 
 PACKAGE = str(Path(teka.__file__).parent)
 GRID = Grid((2, 3))
@@ -85,10 +95,7 @@ class Entry:
     def is_clear(self, error: ValueError) -> bool:
         """Whether teka raised it, and it names an argument, what came and what was expected."""
         ours = traceback.extract_tb(error.__traceback__)[-1].filename.startswith(PACKAGE)
-        says = (
-            re.search(r"\b(is|has|have|holds?|keeps)\b.*\bexpected\b", str(error), re.DOTALL)
-            is not None
-        )
+        says = re.search(r"\bmust\b.*\bgot\b", str(error), re.DOTALL) is not None
         names = (
             self.takes
             if self.made_by is None
@@ -115,6 +122,14 @@ def constructor(kind: type, **given: object) -> Entry:
     }
     good.pop("device", None)  # a machine's, refused by torch
     return Entry(build, good | given, kind)
+
+
+def initial_options(kind: type[Relative]) -> dict[str, object]:
+    """Return valid arguments of the initial values of a relative kernel."""
+    return {
+        name: GIVEN.get(name) if parameter.default is parameter.empty else parameter.default
+        for name, parameter in inspect.signature(kind.initial).parameters.items()
+    }
 
 
 def kernel(one: object, argument: str, **options: object) -> Entry:
@@ -152,17 +167,25 @@ ENTRIES = {
     },
     **{f"relative {name}": one for name, one in zip(RELATIVES, RELATIVE_ENTRIES, strict=True)},
     **{
-        f"nn.{kind.__name__}": constructor(kind)
-        for kind in (*RELATIVE_MODULES.values(), EmbeddedTable)
+        f"initial {name}": Entry(
+            partial(RelativeKernel, name), initial_options(RELATIVES[name]), RelativeKernel
+        )
+        for name in RELATIVES
     },
     **{
         kind.__name__: constructor(kind)
-        for kind in (Grid, Attention, TransformerBlock, AttentionPool, Performer)
+        for kind in (Grid, Attention, TransformerBlock, AttentionPool)
     },
     **{
         kind.__name__: constructor(kind)
         for kind in (AbsolutePosition, SpaceToDepth, MultiheadAttention)
     },
+    "Performer": Entry(
+        lambda **options: Performer(PerformerConfig(**options)),
+        constructor(PerformerConfig).good,
+        PerformerConfig,
+    ),
+    "EmbeddedTable": constructor(EmbeddedTable),
     "RandomFeatures": constructor(RandomFeatures, kernel="positive"),
     "LearnedFeatures": constructor(LearnedFeatures, kernel="hedgehog"),
     "layer": Entry(LAYER.forward, {"tokens": TOKENS, "grid": GRID}, Attention),
@@ -173,7 +196,7 @@ ENTRIES = {
     ),
     "step": Entry(CAUSAL.step, {"token": TOKENS[:, 0], "state": STATES}, Attention),
     "chosen_backend": Entry(LAYER.chosen_backend, {"grid": GRID}, Attention),
-    "explain": Entry(explain, {"layer": LAYER, "grid": GRID}, Attention),
+    "explain": Entry(partial(_explain_layer, LAYER), {"grid": GRID}, Attention),
     "prune_heads": Entry(prune_heads, {"attention": LAYER, "heads": [0]}),
     "positions": Entry(AbsolutePosition(8).forward, {"tokens": TOKENS, "grid": GRID}),
     "pool": Entry(AttentionPool(8, 2).forward, {"tokens": TOKENS, "key_mask": MASK}),

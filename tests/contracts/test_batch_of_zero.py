@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from teka import Grid
 from teka.functional import RELATIVES, attention, decode
 from teka.models import Performer
-from teka.models.performer import POOLS, POSITIONS
+from teka.models.performer_config import POOLS, POSITIONS
 from teka.nn import AbsolutePosition, Attention, AttentionPool, SpaceToDepth, TransformerBlock
 
 # What can be decoded token by token.

@@ -373,37 +373,37 @@ def call(**changed: Any) -> Tensor:
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "other axes": (
         {"key_grid": Grid(60)},
-        r"key_grid or key_positions is '1 axes for the keys', expected 2 axes",
+        r"key_grid or key_positions must be of 2 axes.*got 1 axes",
     ),
     "other axes of positions": (
         {"key_grid": None, "key_positions": torch.zeros(60, 3)},
-        r"key_grid or key_positions is '3 axes for the keys', expected 2 axes",
+        r"key_grid or key_positions must be of 2 axes.*got 3 axes",
     ),
     "a torus among planes": (
         {"key_grid": Grid((6, 10), periodic=True)},
-        r"expected periods \(None, None\), as grid has",
+        r"periods \(None, None\) of `grid`",
     ),
     "another period": (
         {
             "grid": Grid((3, 5), spacing=2.0, periodic=True),
             "key_grid": Grid((5, 12), periodic=True),
         },
-        r"expected periods \(6.0, 10.0\), as grid has",
+        r"periods \(6.0, 10.0\) of `grid`",
     ),
-    "a prefix": ({"num_prefix_tokens": 1}, r"num_prefix_tokens|expected 1 prefix"),
-    "no place of the keys": ({"key_grid": None}, r"expected 0 prefix \+ 15 tokens|has 60 tokens"),
-    "no place of the queries": ({"grid": None}, r"grid and positions is 'neither'"),
+    "a prefix": ({"num_prefix_tokens": 1}, r"num_prefix_tokens|must have 1 prefix"),
+    "no place of the keys": ({"key_grid": None}, r"0 prefix \+ 15 tokens|got 60 tokens"),
+    "no place of the queries": ({"grid": None}, r"grid or positions must be given.*got neither"),
     "two places of the keys": (
         {"key_positions": torch.zeros(60, 2)},
-        r"key_grid and key_positions is 'both'",
+        r"key_grid or key_positions must be given.*got both",
     ),
     "a key grid of another length": (
         {"key_grid": Grid((6, 9))},
-        r"has 60 tokens, expected 0 prefix \+ 54 tokens",
+        r"must have 0 prefix \+ 54 tokens.*got 60 tokens",
     ),
     "causality": (
         {"is_causal": True},
-        r"key has shape .* expected 15 tokens, as many as the query's, with is_causal",
+        r"key must have 15 tokens, the same number as query, with is_causal.*got shape .*",
     ),
     "a table of misaligned grids": (
         {"relative": "table"},
@@ -411,15 +411,15 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a table of positions": (
         {"relative": "table", "key_grid": None, "key_positions": torch.zeros(60, 2)},
-        r"key_grid is None, expected a grid, not bare positions, with relative='table'",
+        r"key_grid must be a grid, not bare positions, with relative='table'.*got None",
     ),
     "rings": (
         {"relative": "clipped", "backend": "rings"},
-        r"backend is 'rings', expected one of 'auto', 'dense'",
+        r"backend must be one of 'auto', 'dense'.*got 'rings'",
     ),
     "fft of two spacings": (
         {"relative": "quadratic", "backend": "fft"},
-        r"backend is 'fft', expected one of 'auto', 'dense', 'toeplitz'",
+        r"backend must be one of 'auto', 'dense', 'toeplitz'.*got 'fft'",
     ),
     "the joint form on a torus": (
         {
@@ -443,8 +443,7 @@ def test_what_cannot_be_is_an_error_that_names_it(fault: tuple[dict[str, Any], s
 def test_a_prefix_where_queries_and_keys_are_not_the_same_tokens_is_an_error():
     inputs = draw_cross_inputs(16, 61)
     with pytest.raises(
-        ValueError,
-        match="num_prefix_tokens is 1, expected 0 where the keys have places of their own",
+        ValueError, match=r"num_prefix_tokens must be 0 if the keys have their own positions.*got 1"
     ):
         attention(*inputs, relative="fourier", grid=COARSE, key_grid=FINE, num_prefix_tokens=1)
 
@@ -452,24 +451,27 @@ def test_a_prefix_where_queries_and_keys_are_not_the_same_tokens_is_an_error():
 BAD_CONTEXTS: dict[str, tuple[dict[str, Any], str]] = {
     "a grid without a context": (
         {"context_grid": FINE},
-        "context_grid is 'given', expected None without a context",
+        "context_grid must be None without a context.*got a value",
     ),
     "positions without a context": (
         {"context_positions": torch.zeros(60, 2)},
-        "context_positions is 'given', expected None without a context",
+        "context_positions must be None without a context.*got a value",
     ),
-    "no context where one is due": ({}, "context is None, expected tokens of size context_dim = 6"),
+    r"no context where one is due": (
+        {},
+        "context must be tokens of size context_dim = 6.*got None",
+    ),
     "a context of another size": (
         {"context": torch.zeros(2, 60, 8), "context_grid": FINE},
-        r"context has shape \(2, 60, 8\), expected \(2, tokens, 6\)",
+        r"context must have shape \(2, tokens, 6\).*got \(2, 60, 8\)",
     ),
     "a context of another batch": (
         {"context": torch.zeros(1, 60, 6)},
-        r"context has shape \(1, 60, 6\)",
+        r"context must have .*got \(1, 60, 6\)",
     ),
     "a number of queries": (
         {"context": torch.zeros(2, 60, 6), "context_grid": FINE, "num_queries": 3},
-        "num_queries is 3, expected None with a relative kernel, a context or causality",
+        "num_queries must be None with a relative kernel, a context or causality.*got 3",
     ),
 }
 
@@ -483,5 +485,5 @@ def test_a_bad_context_is_an_error_that_names_it(fault: tuple[dict[str, Any], st
 
 def test_a_causal_layer_has_no_context_of_another_length():
     layer = Attention(8, 2, relative="fourier", context_dim=6, causal=True)
-    with pytest.raises(ValueError, match="as many as the query's, with is_causal"):
+    with pytest.raises(ValueError, match="the same number as query, with is_causal"):
         layer(torch.zeros(2, 15, 8), COARSE, context=torch.zeros(2, 60, 6), context_grid=FINE)

@@ -14,7 +14,6 @@ import torch
 from tests.contracts import cases
 from tests.contracts.cases import (
     CAUSAL,
-    CROSSED_KERNELS,
     EXHAUSTIVE,
     FAST_CAUSAL,
     POSSIBLE,
@@ -32,13 +31,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from teka import Grid, _compat
-from teka.functional import KERNELS, RELATIVES, RotationJoint, attention
+from teka import Grid, precision
+from teka.functional import KERNELS, RELATIVES, RotationJoint, attention, positions
 from teka.functional.kernels.base import Kernel
 from teka.functional.relative.base import Relative
 from teka.functional.relative.biases import DecayRelative
 from teka.models import Performer
-from teka.models.performer import POOLS, POSITIONS
+from teka.models.performer_config import POOLS, POSITIONS
 from teka.nn import Attention
 
 AWAY = "meta"
@@ -47,7 +46,7 @@ APART = [
     case
     for case in POSSIBLE
     if EXHAUSTIVE
-    or case.kernel not in CROSSED_KERNELS[2:]
+    or case.kernel == "squared_relu"
     or case.relative in (None, "rotary", "rotation_joint", "clipped")
 ]
 EVERY_PAIR = [case for case in CAUSAL if case.kernel == "softmax"]
@@ -111,7 +110,9 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rehearsal]:
 @pytest.fixture
 def without_float64(monkeypatch: pytest.MonkeyPatch, elsewhere: Rehearsal) -> None:
     """As on Apple's GPUs."""
-    monkeypatch.setattr(_compat, "WITHOUT_FLOAT64", {AWAY})
+    monkeypatch.setattr(precision, "WITHOUT_FLOAT64", {AWAY})
+    for cached in (positions._kept_places, positions._kept_axis_places):
+        cached.cache_clear()
     elsewhere.has_float64 = False
 
 

@@ -1,6 +1,5 @@
 import itertools
 from dataclasses import dataclass
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -26,13 +25,11 @@ from teka import Grid
 from teka._compat import replace
 from teka.functional import BACKENDS, RELATIVES, Fourier, Relative, RotationJoint, Window, attention
 from teka.functional.kernels import RANDOM_KERNELS
-from teka.functional.plan import LEAST_IN_BLOCKS
 from teka.functional.relative import make_relative
 from teka.functional.relative.biases import DecayRelative
 from teka.functional.relative.clipped import RingRelative
 
 TOLERANCE = 1e-10
-ALWAYS = dict.fromkeys(LEAST_IN_BLOCKS, (0, 0))  # in blocks, however few the tokens are
 # Float32 against the dense float64 truth, relative to the largest number: measured up to 3.3e-6, and for features of
 # both signs, where a denominator comes near 0 and magnifies rounding, up to 4.5e-4.
 FLOAT32_BAND = 1e-5
@@ -52,9 +49,6 @@ class Size:
     masked: bool
     max_distance: int
     seed: int
-    in_blocks: bool = (
-        False  # whether sums over all keys go block by block, however few the tokens are
-    )
 
 
 @st.composite
@@ -70,7 +64,6 @@ def sizes(draw: st.DrawFn) -> Size:
         masked=draw(st.booleans()),
         max_distance=draw(st.integers(1, 4)),
         seed=draw(st.integers(0, 2**16)),
-        in_blocks=draw(st.booleans()),
     )
 
 
@@ -103,8 +96,7 @@ def attend(
         "grid": grid,
         "num_prefix_tokens": size.num_prefix_tokens,
     }
-    with patch.dict(LEAST_IN_BLOCKS, ALWAYS if size.in_blocks else {}):
-        output = attention(query, key, value, key_mask=key_mask, backend=backend, **options)
+    output = attention(query, key, value, key_mask=key_mask, backend=backend, **options)
     assert output.dtype == dtype
     # The output times fixed numbers, so that no gradient vanishes by symmetry.
     cotangent = (
@@ -151,7 +143,9 @@ def test_values_and_every_gradient_are_those_of_the_dense_backend(case: Case, si
     elif case.relative == "rotary" and case.kernel in RANDOM_KERNELS:
         size = replace(size, dim=max(size.dim, 3))  # for which there are ⌊3 ln 3⌋ = 3 draws
     if not fits_a_torus(case, size):
-        with pytest.raises(ValueError, match=r"grid is Grid|backend is|no periodic"):
+        with pytest.raises(
+            ValueError, match=r"grid must be .*got Grid|backend must be|no periodic"
+        ):
             attend(case, size, case.backend)
         return
     truth, fast = attend(case, size, "dense"), attend(case, size, case.backend)
@@ -172,14 +166,10 @@ def test_float32_stays_within_its_band_of_the_float64_truth(case: Case, shape: t
         seed=0,
     )
     truth = attend(case, size, "dense")
-    for in_blocks in (False, True) if case.backend == "linear" else (False,):
-        single = attend(case, replace(size, in_blocks=in_blocks), case.backend, torch.float32)
-        for name, expected in truth.items():
-            change = relative_change(single[name].double(), expected)
-            assert change <= (FLOAT32_SIGNED_BAND if is_signed(case) else FLOAT32_BAND), (
-                name,
-                in_blocks,
-            )
+    single = attend(case, size, case.backend, torch.float32)
+    for name, expected in truth.items():
+        change = relative_change(single[name].double(), expected)
+        assert change <= (FLOAT32_SIGNED_BAND if is_signed(case) else FLOAT32_BAND), name
 
 
 @together([case for case in FAST if not is_signed(case)])
@@ -204,11 +194,6 @@ def test_large_queries_and_keys_cost_a_fast_path_no_accuracy(case: Case):
     for factor, dtype, band in ((3, torch.float32, 1e-5), (30, torch.float64, 1e-8)):
         truth, fast = attend(factor, torch.float64, "dense"), attend(factor, dtype, case.backend)
         assert relative_change(fast, truth) <= band, (factor, dtype)
-        with patch.dict(LEAST_IN_BLOCKS, ALWAYS):
-            assert relative_change(attend(factor, dtype, case.backend), truth) <= band, (
-                factor,
-                dtype,
-            )
 
 
 def boundary_parameters(relative: Relative) -> list[dict[str, Tensor]]:

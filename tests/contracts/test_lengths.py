@@ -112,31 +112,31 @@ def test_a_twin_that_does_not_look_at_lengths_fails():
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "negative": (
         {"lengths": torch.tensor([11, -1, 6])},
-        r"lengths is \[11, -1, 6\], expected numbers from 0 to 11",
+        r"lengths must be whole numbers from 0 to 11.*got \[11, -1, 6\]",
     ),
     "too many": (
         {"lengths": torch.tensor([11, 12, 6])},
-        r"lengths is \[11, 12, 6\], expected numbers from 0 to 11",
+        r"lengths must be whole numbers from 0 to 11.*got \[11, 12, 6\]",
     ),
     "of another batch": (
         {"lengths": torch.tensor([11, 6])},
-        r"lengths has shape \(2,\), expected \(3,\)",
+        r"lengths must have shape \(3,\).*got \(2,\)",
     ),
     "no whole numbers": (
         {"lengths": torch.tensor([11.0, 1.0, 6.0])},
-        r"lengths is torch.float32, expected a dtype of whole numbers",
+        r"lengths must be of a dtype of whole numbers.*got torch.float32",
     ),
     "flags": (
         {"lengths": torch.ones(3, dtype=torch.bool)},
-        r"lengths is torch.bool, expected a dtype of whole",
+        r"lengths must be of a dtype of whole.*got torch.bool",
     ),
     "of a token each": (
         {"lengths": torch.ones(3, 11, dtype=torch.long)},
-        r"lengths has shape \(3, 11\), expected \(3,\)",
+        r"lengths must have shape \(3,\).*got \(3, 11\)",
     ),
     "with a mask": (
         {"lengths": torch.tensor(LENGTHS), "key_mask": torch.ones(3, 11, dtype=torch.bool)},
-        "key_mask and lengths is 'both', expected at most one of the two",
+        "key_mask must be None with lengths, got both",
     ),
 }
 
@@ -189,15 +189,11 @@ def test_sequences_packed_one_after_another_are_each_by_itself(options: dict[str
 @pytest.mark.parametrize(
     ("starts", "options", "message"),
     [
-        (
-            [0, 5, 5, 21],
-            {},
-            "cu_seqlens is .*, expected places that grow from 0 to the number of tokens, 21",
-        ),
-        ([0, 5, 20], {}, "cu_seqlens is .*, expected places that grow"),
-        ([0, 21], {"grid": Grid(21)}, "grid is .*, expected positions"),
-        ([0, 21], {"num_prefix_tokens": 1}, "num_prefix_tokens is 'given'"),
-        ([0, 21], {"key_mask": torch.ones(1, 21).bool()}, "key_mask is 'given'"),
+        ([0, 5, 5, 21], {}, "cu_seqlens must be increasing from 0 to the number of tokens, 21"),
+        ([0, 5, 20], {}, "cu_seqlens must be increasing"),
+        ([0, 21], {"grid": Grid(21)}, "grid must be None with cu_seqlens.*Give positions"),
+        ([0, 21], {"num_prefix_tokens": 1}, r"num_prefix_tokens must be .*got a value"),
+        ([0, 21], {"key_mask": torch.ones(1, 21).bool()}, r"key_mask must be .*got a value"),
     ],
 )
 def test_what_does_not_fit_packed_sequences_is_an_error(

@@ -23,7 +23,7 @@ from teka.functional import Positive, SquaredRelu, attention, draw_projection, r
 from teka.functional.attention import estimator_report
 from teka.functional.positions import Positions
 from teka.models import Performer
-from teka.nn import Attention, ClippedFeatures, redraw_projections
+from teka.nn import Attention, RelativeKernel, redraw_projections
 
 HERE = Path(__file__).read_text(encoding="utf-8")
 SOURCES = [
@@ -129,24 +129,23 @@ def test_a_joint_estimate_worse_than_the_mean_is_reported():
 # Strategy 2
 
 
-class NeverRedrawn(ClippedFeatures):
+class NeverRedrawn(RelativeKernel):
     """A twin whose draw is a plain buffer."""
 
     def __init__(self, dim_head: int) -> None:
-        super().__init__(dim_head)
+        super().__init__("clipped_features", dim_head=dim_head)
         self.register_buffer("draw", self.random_features.projection.clone())
 
     def forward(self) -> relative.ClippedFeatures:
-        return relative.ClippedFeatures(
-            self.distance_embedding, self.ring_width, self.get_buffer("draw")
-        )
+        return relative.ClippedFeatures(self.distance_embedding, projection=self.get_buffer("draw"))
 
 
-@pytest.mark.parametrize(("kind", "sound"), [(ClippedFeatures, True), (NeverRedrawn, False)])
-def test_position_heads_are_redrawn(kind: type[ClippedFeatures], sound: bool):
+@pytest.mark.parametrize(("is_redrawn", "sound"), [(True, True), (False, False)])
+def test_position_heads_are_redrawn(is_redrawn: bool, sound: bool):
     torch.manual_seed(0)
-    layer = Attention(8, 2, relative=kind(4)).eval()
-    assert isinstance(layer.relative, ClippedFeatures)
+    relative = RelativeKernel("clipped_features", dim_head=4) if is_redrawn else NeverRedrawn(4)
+    layer = Attention(8, 2, relative=relative).eval()
+    assert isinstance(layer.relative, RelativeKernel)
     nn.init.normal_(layer.relative.distance_embedding)
     tokens = torch.randn(2, 15, 8)
     before = layer(tokens, Grid((3, 5)))

@@ -28,8 +28,7 @@ from teka.functional import FeatureKernel, Rotary, SquaredRelu, attention, decod
 from teka.functional.positions import Positions
 from teka.functional.relative.rotary import LENGTH_SHARE
 from teka.models import Performer
-from teka.nn import Attention
-from teka.nn import Rotary as RotaryModule
+from teka.nn import Attention, RelativeKernel
 
 TOLERANCE = 1e-10
 SCALE = 0.4
@@ -346,7 +345,14 @@ def build_layer(normalizer: str, **options: Any) -> Attention:
     torch.manual_seed(0)
     axes = options.get("num_axes", 2)
     return (
-        Attention(8, 2, relative=RotaryModule(axes, 2, 2, normalizer=normalizer), **options)
+        Attention(
+            8,
+            2,
+            relative=RelativeKernel(
+                "rotary", num_axes=axes, heads=2, num_pairs=2, normalizer=normalizer
+            ),
+            **options,
+        )
         .double()
         .eval()
     )

@@ -1,6 +1,5 @@
 """Kernels of one's own: every backend is the one equation, if a kernel declares whether its weights may be negative."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,19 +22,11 @@ from teka import Grid
 from teka.functional import FeatureKernel, attention, decode
 from teka.functional.dispatch import Workload, backend_costs
 from teka.functional.kernels.base import mask_features
-from teka.functional.kernels.rectified import LocalKernel
-from teka.functional.plan import LEAST_IN_BLOCKS
+from teka.functional.kernels.rectified import PointwiseKernel
 from teka.functional.positions import Positions
 
 DIM, SCALE = 6, 0.4
 WITHOUT_SOFTMAX = [name for name in RELATIVE_NAMES if name != "rotation_joint"]
-
-
-@pytest.fixture(autouse=True)
-def blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums over all keys block by block, however few the tokens are."""
-    for form in ("none", "fourier", "rotary"):
-        monkeypatch.setitem(LEAST_IN_BLOCKS, form, (0, 0))
 
 
 @dataclass(frozen=True)
@@ -64,7 +55,7 @@ class Sines(FeatureKernel):
 
 
 @dataclass(frozen=True)
-class Shifted(LocalKernel):
+class Shifted(PointwiseKernel):
     """φ(x) = x + 0.5."""
 
     name: ClassVar[str] = "shifted"
@@ -78,17 +69,9 @@ class Shifted(LocalKernel):
     ) -> Float[Tensor, "*batch features"]:
         return vectors + 0.5
 
-    def feature_map_pullback(
-        self, vectors: Float[Tensor, "*batch dim"], *, scale: float
-    ) -> tuple[Float[Tensor, "*batch features"], Callable[[Tensor, Tensor], None]]:
-        def pull(gradient: Tensor, out: Tensor) -> None:
-            out.copy_(gradient)
-
-        return vectors + 0.5, pull
-
 
 @dataclass(frozen=True)
-class Raised(LocalKernel):
+class Raised(PointwiseKernel):
     """φ(x) = x² + 0.5, of whose features none is 0, not even those of what is masked."""
 
     name: ClassVar[str] = "raised"
@@ -101,14 +84,6 @@ class Raised(LocalKernel):
         self, vectors: Float[Tensor, "*batch dim"], *, scale: float
     ) -> Float[Tensor, "*batch features"]:
         return vectors.square() + 0.5
-
-    def feature_map_pullback(
-        self, vectors: Float[Tensor, "*batch dim"], *, scale: float
-    ) -> tuple[Float[Tensor, "*batch features"], Callable[[Tensor, Tensor], None]]:
-        def pull(gradient: Tensor, out: Tensor) -> None:
-            torch.mul(gradient, 2 * vectors, out=out)
-
-        return self.feature_map(vectors, scale=scale), pull
 
 
 class SaidToBePositive(Sines):

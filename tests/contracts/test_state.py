@@ -24,7 +24,7 @@ from teka import Grid
 from teka.functional import attention, decode
 from teka.functional.kernels import RANDOM_KERNELS
 from teka.models import Performer
-from teka.models.performer import POOLS, POSITIONS
+from teka.models.performer_config import POOLS, POSITIONS
 from teka.nn import Attention, RandomFeatures, redraw_projections
 
 GRID = Grid((3, 5))

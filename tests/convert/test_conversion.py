@@ -25,8 +25,8 @@ from teka.convert import (
     precision_for_tolerance,
 )
 from teka.convert.conversion import BorderedAttention
-from teka.nn import Attention, Quadratic, Table
-from teka.nn.waves import RelativeModule, inverse_softplus
+from teka.nn import Attention, RelativeKernel
+from teka.nn.relative import RelativeModule, inverse_softplus
 
 # Of the largest output. Measured: up to 3.6e-7 and 7e-16.
 ROUNDING = {torch.float32: 2e-6, torch.float64: 5e-15}
@@ -167,7 +167,7 @@ def test_a_torus_that_the_stride_does_not_divide_is_refused():
         ValueError, match=r"sides that are multiples of the stride \(2,\), around a torus"
     ):
         layer(torch.zeros(2, 11, 3).double(), grid)
-    with pytest.raises(ValueError, match="expected a grid that is periodic"):
+    with pytest.raises(ValueError, match="a grid that is periodic"):
         layer(torch.zeros(2, 12, 3).double(), Grid(12))
 
 
@@ -210,7 +210,7 @@ def test_heads_of_d_h_numbers_express_every_convolution_of_d_h_output_channels_w
         assert largest_difference(apply(layer, images), convolution(images)) <= 1e-14
         convolution.weight[4:5] = 1
     with pytest.raises(
-        ValueError, match=r"dim_head is 4, expected at least 5, the rank.*low_rank_convolution"
+        ValueError, match=r"dim_head must be at least 5, the rank.*got 4.*low_rank_convolution"
     ):
         attention_from_convolution(convolution, dim_head=4)
 
@@ -271,14 +271,14 @@ def test_dtype_and_mode_are_those_of_the_convolution():
     [
         (
             {"precision": 1.0, "tolerance": 0.1},
-            "precision and tolerance is 'both', expected at most one",
+            "precision and tolerance must be at most one.*got both",
         ),
-        ({"precision": 0.0}, "precision is 0.0, expected a positive number"),
-        ({"precision": math.nan}, "precision is nan"),
-        ({"tolerance": 0.0}, "tolerance is 0.0, expected a number above 0 and below 2"),
-        ({"dim_head": 0}, "dim_head is 0, expected at least 1"),
-        ({"spacing": (1.0, 2.0, 3.0)}, "spacing is"),
-        ({"spacing": -1.0}, "spacing is -1.0, expected positive"),
+        ({"precision": 0.0}, "precision must be a positive number.*got 0.0"),
+        ({"precision": math.nan}, r"precision must be .*got nan"),
+        ({"tolerance": 0.0}, "tolerance must be a number above 0 and below 2.*got 0.0"),
+        ({"dim_head": 0}, "dim_head must be at least 1.*got 0"),
+        ({"spacing": (1.0, 2.0, 3.0)}, "spacing must be"),
+        ({"spacing": -1.0}, "spacing must be positive.*got -1.0"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str):
@@ -293,9 +293,7 @@ def test_a_precision_that_no_float_can_hold_is_refused(as_users_run_it):
 
 def test_a_precision_that_the_dtype_cannot_hold_is_refused():
     convolution = CLASSES[1](2, 2, 3, padding=1, dtype=torch.float16)
-    with pytest.raises(
-        ValueError, match=r"precision is .*, expected a number that torch.float16 can hold"
-    ):
+    with pytest.raises(ValueError, match=r"precision must be a number that torch.float16 can hold"):
         attention_from_convolution(convolution, spacing=0.01)
 
 
@@ -344,11 +342,11 @@ def test_its_state_is_that_of_the_layer_and_its_border_is_printed():
             build(kernel="softmax"),
             (1, 1),
             (1.0, 1.0),
-            "attention.kernel is .*, expected one that looks at no content",
+            "attention.kernel must be one that looks at no content",
         ),
-        (build(), (1, -1), (1.0, 1.0), r"border is \(1, -1\)"),
-        (build(), (1, 0.5), (1.0, 1.0), r"border is \(1, 0.5\)"),
-        (build(), (1, 1), (1.0, 1.0, 1.0), "spacing is"),
+        (build(), (1, -1), (1.0, 1.0), r"border must be .*got \(1, -1\)"),
+        (build(), (1, 0.5), (1.0, 1.0), r"border must be .*got \(1, 0.5\)"),
+        (build(), (1, 1), (1.0, 1.0, 1.0), "spacing must be"),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -368,21 +366,21 @@ def test_what_does_not_fit_is_refused(
         (
             torch.ones(2, 35, 5).double(),
             Grid((5, 7)),
-            r"tokens has shape \(2, 35, 5\), expected \(batch, tokens, 4\)",
+            r"tokens must have shape \(batch, tokens, 4\).*got \(2, 35, 5\)",
         ),
         (
             torch.ones(2, 34, 4).double(),
             Grid((5, 7)),
-            r"tokens has shape \(2, 34, 4\), expected \(batch, 35",
+            r"tokens must have shape \(batch, 35.*got \(2, 34, 4\)",
         ),
         (
             torch.ones(2, 35, 4).double(),
             Grid((5, 7), 2.0),
-            r"expected a grid with edges and a spacing of \(1.0, 1.0\)",
+            r"a grid with edges and a spacing of \(1.0, 1.0\)",
         ),
-        (torch.ones(2, 35, 4).double(), Grid((5, 7), periodic=True), "expected a grid with edges"),
-        (torch.ones(2, 35, 4).double(), Grid((5, 7, 1)), "expected a grid with edges"),
-        (torch.ones(2, 35, 4).double(), None, "grid is None, expected a grid with edges"),
+        (torch.ones(2, 35, 4).double(), Grid((5, 7), periodic=True), "a grid with edges"),
+        (torch.ones(2, 35, 4).double(), Grid((5, 7, 1)), "a grid with edges"),
+        (torch.ones(2, 35, 4).double(), None, "grid must be a grid with edges.*got None"),
     ],
 )
 def test_other_tokens_and_grids_are_refused(
@@ -397,8 +395,8 @@ def build_by_position(relative: str | RelativeModule, heads: int = 2, **options:
     return Attention(6, heads, **options)
 
 
-def quadratic(centers: list[list[float]], precision: float) -> Quadratic:
-    module = Quadratic(len(centers[0]), len(centers))
+def quadratic(centers: list[list[float]], precision: float) -> RelativeKernel:
+    module = RelativeKernel("quadratic", num_axes=len(centers[0]), heads=len(centers))
     with torch.no_grad():
         module.center.copy_(torch.tensor(centers))
         module.raw_precision.copy_(inverse_softplus(torch.full((len(centers),), precision)))
@@ -430,7 +428,7 @@ def test_offsets_are_counted_in_cells(spacing: float | tuple[float, ...]):
 
 
 def test_it_reads_any_relative_kernel_of_the_offset_alone():
-    table = Table(2, 2, max_offset=3)
+    table = RelativeKernel("table", num_axes=2, heads=2, max_offset=3)
     with torch.no_grad():
         table.tables.zero_()
         # Entry 3 + Δ with Δ = query less key: a key 2 cells below the query and 1 to its left.
@@ -449,7 +447,7 @@ def test_it_reads_any_relative_kernel_of_the_offset_alone():
         (
             build_by_position("quadratic", kernel="softmax"),
             Grid((5, 6)),
-            "2 heads that look at content.*expected attention by pos",
+            "must be attention by pos.*got .*2 heads that look at content",
         ),
         (
             build_by_position("clipped", position_heads=0),
@@ -459,17 +457,17 @@ def test_it_reads_any_relative_kernel_of_the_offset_alone():
         (
             build_by_position("quadratic", position_heads=1),
             Grid((5, 6)),
-            "attention.position_heads is 1, expected 0",
+            "attention.position_heads must be 0.*got 1",
         ),
         (
             Attention(6, 2, kernel="constant", relative=None),
             Grid((5, 6)),
-            "attention.relative is None",
+            r"attention.relative must be .*got None",
         ),
         (
             build_by_position("quadratic"),
             Grid(5),
-            "number of axes of grid or positions is 1, expected 2",
+            "number of axes of grid or positions must be 2.*got 1",
         ),
     ],
 )
@@ -555,7 +553,7 @@ def test_attention_that_is_soft_comes_back_where_that_is_asked_for():
     precision = precision_for_tolerance(0.2, (1.0,))
     layer = attention_from_convolution(convolution, precision=precision)
     with pytest.raises(
-        ValueError, match=r"the share of head 0 is 0\.9\d*, expected at least 0.99 at one offset"
+        ValueError, match=r"the share of head 0 must be at least 0.99 at one offset.*got 0\.9\d*"
     ):
         convolution_from_attention(layer, Grid(9))
     back = convolution_from_attention(layer, Grid(9), least_share=0.9)
@@ -574,7 +572,7 @@ def test_back_on_a_grid_of_another_spacing_the_cells_are_counted():
     assert torch.equal(
         convolution_from_attention(layer, Grid((5, 6), (0.3, 2.0))).weight, convolution.weight
     )
-    with pytest.raises(ValueError, match=r"the share of head 0 is 0.\d+, expected at least 0.99"):
+    with pytest.raises(ValueError, match=r"the share of head 0 must be at least 0.99.*got 0.\d+"):
         convolution_from_attention(
             attention_from_convolution(convolution, precision=2.0),
             Grid((5, 6), (0.3, 2.0)),
@@ -588,43 +586,43 @@ def test_back_on_a_grid_of_another_spacing_the_cells_are_counted():
         (
             build_by_position(quadratic([[0.0, 1.0], [0.5, 0.0]], 90.0)),
             {},
-            r"the share of head 1 is 0.5, expected at least 0.99 at one offset; its largest is at \((0|1), 0\)",
+            r"the share of head 1 must be at least 0.99 at one offset.*got 0.5.*Its largest is at \((0|1), 0\)",
         ),
         (
             build_by_position(quadratic([[0.0, 1.0], [0.0, 40.0]], 90.0)),
             {},
-            r"the offset of head 1 is \(0, 6\), expected one between two cells of \(5, 6\)",
+            r"the offset of head 1 must be one between two cells of \(5, 6\).*got \(0, 6\)",
         ),
         (
             build_by_position("quadratic", kernel="squared_relu"),
             {},
-            "expected attention by position alone, kernel='constant'",
+            "attention by position alone, kernel='constant'",
         ),
         (
             build_by_position("quadratic", causal=True),
             {},
-            "attention.causal is True, expected a layer without it",
+            "attention.causal must be a layer without it.*got True",
         ),
-        (build_by_position("quadratic", gate=True), {}, "attention.gate is True"),
+        (build_by_position("quadratic", gate=True), {}, r"attention.gate must be .*got True"),
         (
             build_by_position("quadratic", value_convolution=3),
             {},
-            "attention.value_convolution is True",
+            r"attention.value_convolution must be .*got True",
         ),
         (
             build_by_position("quadratic"),
             {"least_share": 0.5},
-            "least_share is 0.5, expected above 0.5",
+            "least_share must be above 0.5.*got 0.5",
         ),
         (
             build_by_position("quadratic"),
             {"grid": None},
-            "grid is None, expected a teka.Grid of one to three axes",
+            "grid must be a teka.Grid of one to three axes.*got None",
         ),
         (
             build_by_position("quadratic"),
             {"grid": Grid((2, 2, 2, 2))},
-            "expected a teka.Grid of one to three axes",
+            "a teka.Grid of one to three axes",
         ),
     ],
 )

@@ -96,9 +96,9 @@ def test_a_layer_that_stands_at_two_places_is_replaced_at_both():
         (
             nn.Linear(2, 2),
             {},
-            "model is 'Linear', expected a model with attention that can be replaced",
+            "model must be a model with attention that can be replaced.*got 'Linear'",
         ),
-        (encoder(), {"kernel": "square"}, "kernel is 'square', expected one of"),
+        (encoder(), {"kernel": "square"}, "kernel must be one of.*got 'square'"),
     ],
 )
 def test_what_cannot_be_replaced_stays_as_it_is(model: nn.Module, options: dict, message: str):
@@ -145,7 +145,7 @@ def test_distillation_of_kernels_that_learn_nothing_is_an_error():
     model = encoder()
     replace_attention(model, relative=None)
     with pytest.raises(
-        ValueError, match="2 AttentionHeads without parameters', expected kernels that learn"
+        ValueError, match=r"kernels that learn.*got 2 AttentionHeads without parameters"
     ):
         distill_attention(model, [tokens()])
 
@@ -196,6 +196,6 @@ def test_attention_to_tokens_of_other_positions_is_refused_when_called():
     )
     replace_attention(model)
     with pytest.raises(
-        ValueError, match=r"key has shape \(2, 5, 16\), expected the shape of query, \(2, 12, 16\)"
+        ValueError, match=r"key must have the shape of query, \(2, 12, 16\).*got shape \(2, 5, 16\)"
     ):
         model["attention"](tokens(), tokens()[:, :5], value=tokens()[:, :5])

@@ -93,7 +93,7 @@ def test_a_background_must_be_a_value_of_the_images_dtype():
     generator, levels = torch.Generator(), torch.zeros(2, 1, 4, 4, dtype=torch.uint8)
     assert data.RandomShift(4, background=255.0)(levels, generator).max() == 255
     for background in (256.0, -1.0):
-        with pytest.raises(ValueError, match="background is"):
+        with pytest.raises(ValueError, match="background must be"):
             data.RandomShift(1, background=background)(levels, generator)
-    with pytest.raises(ValueError, match="background is"):
+    with pytest.raises(ValueError, match="background must be"):
         data.RandomShift(1, background=1e5)(levels.half(), generator)

@@ -60,7 +60,7 @@ def test_the_highest_level_is_reached():
 
 def test_a_canvas_that_cannot_hold_them_is_an_error():
     for canvas_size in [7, 0, -8, (8, 7), (7, 8), (8,), (8, 8, 8)]:
-        with pytest.raises(ValueError, match=r"canvas_size is .* each at least 8"):
+        with pytest.raises(ValueError, match=r"canvas_size must be .* each at least 8"):
             read_digits(canvas_size)
 
 

@@ -33,13 +33,13 @@ def test_a_malformed_split_is_an_error():
         (
             torch.zeros(5, 3, 7),
             torch.arange(5),
-            r"images has shape \(5, 3, 7\), expected \(batch, channels",
+            r"images must have shape \(batch, channels.*got \(5, 3, 7\)",
         ),
-        (torch.zeros(5, 2, 3, 7), torch.arange(4), r"labels has shape \(4,\), expected \(5,\)"),
-        (torch.zeros(5, 2, 3, 7), torch.zeros(5, 1).long(), r"labels has shape \(5, 1\)"),
-        (torch.zeros(5, 2, 3, 7).byte(), torch.arange(5), r"images is torch\.uint8"),
-        (torch.zeros(5, 2, 3, 7), torch.zeros(5), r"labels is torch\.float32"),
-        (torch.zeros(5, 2, 3, 7), torch.zeros(5).bool(), r"labels is torch\.bool"),
+        (torch.zeros(5, 2, 3, 7), torch.arange(4), r"labels must have shape \(5,\).*got \(4,\)"),
+        (torch.zeros(5, 2, 3, 7), torch.zeros(5, 1).long(), r"labels must have .*got \(5, 1\)"),
+        (torch.zeros(5, 2, 3, 7).byte(), torch.arange(5), r"images must be .*got torch\.uint8"),
+        (torch.zeros(5, 2, 3, 7), torch.zeros(5), r"labels must be .*got torch\.float32"),
+        (torch.zeros(5, 2, 3, 7), torch.zeros(5).bool(), r"labels must be .*got torch\.bool"),
         (torch.full((5, 2, 3, 7), 1.5), torch.arange(5), "intensities from 0 to 1"),
         (torch.full((5, 2, 3, 7), -0.5), torch.arange(5), "intensities from 0 to 1"),
         (torch.full((5, 2, 3, 7), torch.nan), torch.arange(5), "intensities from 0 to 1"),
@@ -56,7 +56,7 @@ def test_a_part_of_another_size_is_an_error_that_names_it():
             make_split(0, width=8),
         ):
             with pytest.raises(
-                ValueError, match=rf"{part}\.images has shape .* expected \(batch, 2, 3, 7\)"
+                ValueError, match=rf"{part}\.images must have shape \(batch, 2, 3, 7\)"
             ):
                 make_dataset(**{part: other})
 
@@ -66,7 +66,7 @@ def test_a_label_that_is_no_class_is_an_error_that_names_the_part():
         for label in [-1, 5]:
             split = Split(torch.zeros(2, 2, 3, 7), torch.tensor([0, label]))
             with pytest.raises(
-                ValueError, match=rf"{part}\.labels is .*{label}.*classes from 0 to 4"
+                ValueError, match=rf"{part}\.labels must be classes from 0 to 4, got .*{label}"
             ):
                 make_dataset(**{part: split})
 
@@ -99,5 +99,5 @@ def test_the_last_fifth_of_an_order_that_stays_is_held_out():
 
 
 def test_too_few_images_are_an_error():
-    with pytest.raises(ValueError, match="images is '4 in all', expected at least 5"):
+    with pytest.raises(ValueError, match=r"images must be at least 5.*got 4 in all"):
         hold_out_test(4)

@@ -185,9 +185,9 @@ def test_without_pooch_the_error_says_how_to_get_it(
 
 def test_patience_out_of_range_is_an_error():
     for options, message in [
-        ({"timeout": 0.0}, r"timeout is 0\.0"),
-        ({"timeout": float("nan")}, "timeout is nan"),
-        ({"attempts": 0}, "attempts is 0"),
+        ({"timeout": 0.0}, r"timeout must be .*got 0\.0"),
+        ({"timeout": float("nan")}, r"timeout must be .*got nan"),
+        ({"attempts": 0}, r"attempts must be .*got 0"),
     ]:
         with pytest.raises(ValueError, match=message):
             Fetcher(**options)

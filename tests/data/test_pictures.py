@@ -41,7 +41,7 @@ def test_of_several_frames_the_first_is_taken(tmp_path: Path):
 def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(side: int, tmp_path: Path):
     Image.new("1", (side, side)).save(tmp_path / "large.png")
     with pytest.raises(
-        ValueError, match=r"the size of .*large\.png is .*, expected at most 50,000,000 pixels"
+        ValueError, match=r"the size of .*large\.png must be at most 50,000,000 pixels"
     ):
         open_picture(tmp_path / "large.png")
 
@@ -109,7 +109,7 @@ def test_pictures_are_opened_in_one_place():
 
 @pytest.mark.parametrize("name", ["none.png", "."], ids=["no file", "a folder"])
 def test_what_is_no_file_is_an_error(name: str, tmp_path: Path):
-    with pytest.raises(ValueError, match=r"picture is '.*', expected an existing file"):
+    with pytest.raises(ValueError, match=r"picture must be an existing file.*got '.*'"):
         open_picture(tmp_path / name)
 
 
@@ -146,7 +146,9 @@ def test_deep_levels_are_rounded_to_bytes(tmp_path: Path):
             tmp_path, Image.fromarray((GREY * (top / 255)).astype(np.float32)), "picture.tif"
         )
         assert torch.equal(read_picture(floating)[0], torch.from_numpy(GREY))
-    with pytest.raises(ValueError, match=r"the levels of .*picture\.tif is 'from -1 to 1'"):
+    with pytest.raises(
+        ValueError, match=r"the levels of .*picture\.tif must be .*got from -1 to 1"
+    ):
         read_picture(
             put(tmp_path, Image.fromarray(np.array([[-1, 1]], dtype=np.float32)), "picture.tif")
         )
@@ -174,11 +176,11 @@ def test_what_is_transparent_shows_a_ground_that_the_visible_stands_out_from(
 
 def test_pixels_channels_and_grounds_that_are_none_are_an_error(tmp_path: Path):
     path = put(tmp_path, Image.new("LAB", (7, 5)), "picture.tif")
-    with pytest.raises(ValueError, match=r"the pixel type of .*picture\.tif is 'LAB'"):
+    with pytest.raises(ValueError, match=r"the pixel type of .*picture\.tif must be .*got 'LAB'"):
         read_picture(path)
-    with pytest.raises(ValueError, match="in_channels is 2, expected 1 or 3"):
+    with pytest.raises(ValueError, match=r"in_channels must be 1 or 3.*got 2"):
         read_picture(tmp_path, in_channels=2)
-    with pytest.raises(ValueError, match=r"ground is 'drak', .*did you mean 'dark'"):
+    with pytest.raises(ValueError, match=r"ground must be .*got 'drak'.*Did you mean 'dark'"):
         read_picture(tmp_path, ground="drak")
 
 
@@ -239,12 +241,12 @@ def test_the_same_size_changes_nothing_one_number_is_a_square_and_no_images_stay
 
 def test_a_size_that_is_none_is_an_error():
     for image_size in [0, -1, (5, 0), (5,), (5, 5, 5)]:
-        with pytest.raises(ValueError, match="image_size is"):
+        with pytest.raises(ValueError, match="image_size must be"):
             resize_bilinear(make_images(7, 11), image_size)
 
 
 def test_images_of_another_rank_or_type_are_an_error():
-    with pytest.raises(ValueError, match=r"images has shape \(1, 7, 11\)"):
+    with pytest.raises(ValueError, match=r"images must have .*got \(1, 7, 11\)"):
         resize_bilinear(make_images(7, 11)[0], 13)
-    with pytest.raises(ValueError, match=r"images\.dtype is torch\.float32, expected torch\.uint8"):
+    with pytest.raises(ValueError, match=r"images\.dtype must be torch\.uint8.*got torch\.float32"):
         resize_bilinear(make_images(7, 11).float(), 13)

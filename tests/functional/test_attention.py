@@ -67,6 +67,14 @@ def test_queries_and_keys_may_differ_in_number_without_a_relative_kernel(kernel:
     assert attention(query, key, value, kernel=kernel).shape == (2, 3, 4, 4)
 
 
+def test_a_grid_may_be_given_by_its_shape():
+    inputs = draw_inputs(15)
+    output = attention(*inputs, relative="rotation", grid=Grid((3, 5)))
+    assert torch.equal(attention(*inputs, relative="rotation", grid=(3, 5)), output)
+    line = attention(*inputs, relative="rotation", grid=Grid(15))
+    assert torch.equal(attention(*inputs, relative="rotation", grid=15, key_grid=15), line)
+
+
 def test_a_grid_is_its_positions():
     inputs = draw_inputs(15)
     grid = Grid((3, 5), (0.5, 2.0))
@@ -125,143 +133,152 @@ NAN_POSITIONS = torch.full((15, 2), math.nan)
 BAD = {
     "query of rank 3": (
         {"query": ZEROS[0]},
-        r"query has shape \(3, 15, 5\), expected \(batch, heads, tokens, dim\)",
+        r"query must have shape \(batch, heads, tokens, dim\).*got \(3, 15, 5\)",
     ),
-    "key of rank 5": ({"key": ZEROS[None]}, r"key has shape \(1, 2, 3, 15, 5\)"),
-    "value of rank 2": ({"value": ZEROS[0, 0]}, r"value has shape \(15, 5\)"),
+    "key of rank 5": ({"key": ZEROS[None]}, r"key must have shape .*got \(1, 2, 3, 15, 5\)"),
+    "value of rank 2": ({"value": ZEROS[0, 0]}, r"value must have shape .*got \(15, 5\)"),
     "key of another batch": (
         {"key": ZEROS[:1]},
-        r"key has shape \(1, 3, 15, 5\), expected \(2, 3, tokens, 5\)",
+        r"key must have shape \(2, 3, tokens, 5\).*got \(1, 3, 15, 5\)",
     ),
-    "key of other heads": ({"key": ZEROS[:, :1]}, r"key has shape \(2, 1, 15, 5\)"),
-    "key of another size": ({"key": ZEROS[..., :4]}, r"key has shape \(2, 3, 15, 4\)"),
+    "key of other heads": ({"key": ZEROS[:, :1]}, r"key must have shape .*got \(2, 1, 15, 5\)"),
+    "key of another size": ({"key": ZEROS[..., :4]}, r"key must have shape .*got \(2, 3, 15, 4\)"),
     "no tokens": (
         {"query": ZEROS[:, :, :0], "key": ZEROS[:, :, :0]},
-        r"query has shape \(2, 3, 0, 5\), expected .* only batch may be 0",
+        r"query must have .* only batch may be 0.*got \(2, 3, 0, 5\)",
     ),
     "value of another length": (
         {"value": ZEROS[:, :, :14]},
-        r"value has shape \(2, 3, 14, 5\), expected \(2, 3, 15, dim\)",
+        r"value must have shape \(2, 3, 15, dim\).*got \(2, 3, 14, 5\)",
     ),
     "key of another dtype": (
         {"key": ZEROS.float()},
-        r"key is torch.float32, expected .*torch.float64",
+        r"key must be .*torch.float64.*got torch.float32",
     ),
     "a list": (
         {"query": ZEROS.tolist()},
-        r"query is of type list, expected a tensor of a floating dtype",
+        r"query must be a tensor of a floating dtype.*got an object of type list",
     ),
-    "an array": ({"value": ZEROS.numpy()}, r"value is of type ndarray, expected a tensor"),
+    "an array": (
+        {"value": ZEROS.numpy()},
+        r"value must be a tensor.*got an object of type ndarray",
+    ),
     "complex numbers": (
         {"key": ZEROS.to(torch.complex64)},
-        r"key is torch.complex64, expected a floating dtype",
+        r"key must be of a floating dtype.*got torch.complex64",
     ),
-    "whole numbers": ({"query": ZEROS.long()}, r"query is torch.int64, expected a floating dtype"),
+    "whole numbers": (
+        {"query": ZEROS.long()},
+        r"query must be of a floating dtype.*got torch.int64",
+    ),
     "other lengths with positions": (
         {"query": ZEROS[:, :, :14], "relative": "rotation", "grid": GRID},
-        r"the sequence has 14 tokens, expected 0 prefix \+ 15 tokens of the grid \(3, 5\)",
+        r"the sequence must have 0 prefix \+ 15 tokens of the grid \(3, 5\).*got 14 tokens",
     ),
-    "a tuple for a grid": (
-        {"grid": (3, 5), "relative": "rotation"},
-        r"grid is \(3, 5\), expected a teka.Grid",
+    "a word for a grid": (
+        {"grid": "wide", "relative": "rotation"},
+        r"grid must be a teka.Grid, its shape or its length, got 'wide'",
     ),
     "a grid of another length": (
         {"grid": Grid((3, 4)), "relative": "rotation"},
-        r"has 15 tokens, expected .* 12",
+        r"must have .* 12.*got 15 tokens",
     ),
     "a grid that leaves out the prefix": (
         {"grid": GRID, "relative": "rotation", "num_prefix_tokens": 1},
-        r"has 15 tokens, expected 1 prefix \+ 15",
+        r"must have 1 prefix \+ 15.*got 15 tokens",
     ),
     "fewer than no prefix": (
         {"grid": GRID, "relative": "rotation", "num_prefix_tokens": -1},
-        r"num_prefix_tokens is -1",
+        r"num_prefix_tokens must be .*got -1",
     ),
-    "a prefix and no position": ({"num_prefix_tokens": -1}, r"num_prefix_tokens is -1"),
-    "neither grid nor positions": ({"relative": "rotation"}, r"grid and positions is 'neither'"),
+    "a prefix and no position": ({"num_prefix_tokens": -1}, r"num_prefix_tokens must be .*got -1"),
+    "neither grid nor positions": (
+        {"relative": "rotation"},
+        r"grid or positions must be given, .*got neither",
+    ),
     "both grid and positions": (
         {"relative": "rotation", "grid": GRID, "positions": GRID.positions()},
-        r"grid and positions is 'both'",
+        r"grid or positions must be given, .*got both",
     ),
     "positions of another length": (
         {"relative": "rotation", "positions": GRID.positions()[:14]},
-        r"positions has shape \(14, 2\), expected \(15, axes\) or \(2, 15, axes\)",
+        r"positions must have shape \(15, axes\) or \(2, 15, axes\).*got \(14, 2\)",
     ),
     "positions of another batch": (
         {"relative": "rotation", "positions": GRID.positions().expand(3, -1, -1)},
-        r"positions has shape \(3, 15, 2\)",
+        r"positions must have shape .*got \(3, 15, 2\)",
     ),
     "positions without axes": (
         {"relative": "rotation", "positions": torch.zeros(15)},
-        r"positions has shape \(15,\)",
+        r"positions must have shape .*got \(15,\)",
     ),
     "positions in a list": (
         {"relative": "rotation", "positions": [[0.0, 1.0]]},
-        r"positions is of type list",
+        r"positions must be .*got an object of type list",
     ),
     "a fraction of a prefix": (
         {"num_prefix_tokens": 1.5},
-        r"num_prefix_tokens is 1.5, expected a whole number",
+        r"num_prefix_tokens must be a whole number.*got 1.5",
     ),
     "a grid that does not fit, of no use": (
         {"relative": None, "grid": Grid((3, 4))},
-        r"has 15 tokens, expected .* 12",
+        r"must have .* 12.*got 15 tokens",
     ),
-    "causality in words": ({"is_causal": "yes"}, r"is_causal is 'yes', expected True or False"),
+    "causality in words": ({"is_causal": "yes"}, r"is_causal must be True or False.*got 'yes'"),
     "positions with NaN": (
         {"relative": "rotation", "positions": NAN_POSITIONS},
-        r"positions hold NaN or infinity",
+        r"positions must be finite, got NaN or infinity",
     ),
     "an unknown kernel": (
         {"kernel": "sofmax"},
-        r"kernel is 'sofmax', expected one of .*; did you mean 'softmax'\?",
+        r"kernel must be one of .*got 'sofmax'.*Did you mean 'softmax'\?",
     ),
-    "a kernel that is none": ({"kernel": 3}, r"kernel is 3, expected a name or an instance"),
+    "a kernel that is none": ({"kernel": 3}, r"kernel must be a name or an instance.*got 3"),
     "an unknown relative kernel": (
         {"relative": "rotations", "grid": GRID},
-        r"relative is 'rotations', expected one of .*; did you mean 'rotation'\?",
+        r"relative must be one of .*got 'rotations'.*Did you mean 'rotation'\?",
     ),
     "a relative kernel that is none": (
         {"relative": 3, "grid": GRID},
-        r"relative is 3, expected None, a name or",
+        r"relative must be None, a name or.*got 3",
     ),
     "an unknown backend": (
         {"backend": "liner"},
-        r"backend is 'liner', expected one of .*; did you mean 'linear'\?",
+        r"backend must be one of .*got 'liner'.*Did you mean 'linear'\?",
     ),
     "a backend that cannot": (
         {"backend": "rings", "relative": "rotation", "grid": GRID, "kernel": "constant"},
-        r"backend is 'rings', expected one of 'auto', 'dense', 'toeplitz', 'fft' for this kernel",
+        r"backend must be one of 'auto', 'dense', 'toeplitz', 'fft' for this kernel.*got 'rings'",
     ),
     "a mask of another shape": (
         {"key_mask": torch.ones(2, 14, dtype=torch.bool)},
-        r"key_mask has shape \(2, 14\), expected \(2, 15\)",
+        r"key_mask must have shape \(2, 15\).*got \(2, 14\)",
     ),
     "a mask for each query": (
         {"key_mask": torch.ones(2, 15, 15, dtype=torch.bool)},
-        r"key_mask has shape",
+        r"key_mask must have shape",
     ),
     "a mask in an array": (
         {"key_mask": np.ones((2, 15), dtype=bool)},
-        r"key_mask is of type ndarray, expected a tensor",
+        r"key_mask must be a tensor.*got an object of type ndarray",
     ),
     "a mask of numbers": (
         {"key_mask": torch.ones(2, 15)},
-        r"key_mask is torch.float32, expected torch.bool",
+        r"key_mask must be of dtype torch.bool.*got torch.float32",
     ),
-    "a negative scale": ({"scale": -1.0}, r"scale is -1.0, expected a positive finite number"),
+    "a negative scale": ({"scale": -1.0}, r"scale must be a positive finite number.*got -1.0"),
     "a scale in words": (
         {"scale": "large"},
-        r"scale is 'large', expected a positive finite number",
+        r"scale must be a positive finite number.*got 'large'",
     ),
-    "an infinite scale": ({"scale": math.inf}, r"scale is inf"),
+    "an infinite scale": ({"scale": math.inf}, r"scale must be .*got inf"),
     "a projection of another size": (
         {"kernel": Positive(torch.zeros(7, 4))},
-        r"projection has shape \(7, 4\), expected \(features, 5\)",
+        r"projection must have shape \(features, 5\).*got \(7, 4\)",
     ),
     "embeddings of another size": (
         {"relative": Clipped(torch.zeros(4, 6)), "grid": GRID},
-        r"relative.distance_embedding has shape \(4, 6\), expected \(4, 5\)",
+        r"relative.distance_embedding must have shape \(4, 5\).*got \(4, 6\)",
     ),
 }
 

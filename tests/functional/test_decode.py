@@ -273,20 +273,20 @@ def test_a_state_may_be_continued_twice():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"kernel": "softmax"}, "kernel is 'softmax', expected a kernel with a feature map"),
-        ({"kernel": "squard_relu"}, "kernel is 'squard_relu'"),
+        ({"kernel": "softmax"}, "kernel must be a kernel with a feature map.*got 'softmax'"),
+        ({"kernel": "squard_relu"}, r"kernel must be .*got 'squard_relu'"),
         (
             {"relative": "rotation"},
-            "relative is 'rotation', expected None, 'alibi'.*: others need every pair",
+            "relative must be None, 'alibi'.*got 'rotation'.*Others need every pair",
         ),
-        ({"relative": "quadratic"}, "relative is 'quadratic', expected None, 'alibi'"),
+        ({"relative": "quadratic"}, "relative must be None, 'alibi'.*got 'quadratic'"),
         (
             {"relative": "clipped", "position": torch.zeros(1)},
-            "position is 'given', expected None with 'clipped'",
+            "position must be None with 'clipped'.*got a value",
         ),
         (
             {"relative": "rotation_joint"},
-            "kernel is 'squared_relu', expected softmax or random features",
+            "kernel must be softmax or random features.*got 'squared_relu'",
         ),
     ],
 )
@@ -301,33 +301,33 @@ def test_what_cannot_be_decoded_is_an_error_that_names_it(arguments: dict[str, A
 def test_shapes_that_do_not_fit_are_errors(place: int, argument: str, as_users_run_it: None):
     inputs = draw_inputs(1)
     inputs[place] = torch.cat([inputs[place]] * 2, dim=2)
-    with pytest.raises(ValueError, match=f"{argument} has shape .*, expected .* [12], "):
+    with pytest.raises(ValueError, match=rf"{argument} must have shape .* [12], .*got"):
         decode(inputs[0], inputs[1], inputs[2], None, kernel="squared_relu")
 
 
 FOREIGN = {
     "another kernel's": (
         {"kernel": "relu"},
-        r"state.kernels is \('relu', None\), expected \('squared_relu', 'rotary'\)",
+        r"state.kernels must be \('squared_relu', 'rotary'\).*got \('relu', None\)",
     ),
     "another relative kernel's": (
         {"relative": "fourier"},
-        r"state.kernels is .*'fourier'\), expected .*'rotary'",
+        r"state.kernels must be .*'rotary'.*got .*'fourier'\)",
     ),
     "another denominator's": (
         {"relative": Rotary(torch.ones(3, 2, 1), "nonnegative")},
-        r"state.total is \(\(2, 3, 8, 5\), torch.float64\), expected \(\(2, 3, 5, 5\), torch.float64\)",
+        r"state.total must be \(\(2, 3, 5, 5\), torch.float64\).*got \(\(2, 3, 8, 5\), torch.float64\)",
     ),
     "another batch's": (
         {"batch": 1},
-        r"state.total is \(\(1, 3, 5, 5\), .*expected \(\(2, 3, 5, 5\)",
+        r"state.total must be \(\(2, 3, 5, 5\).*got \(\(1, 3, 5, 5\)",
     ),
-    "another number of heads": ({"heads": 2}, r"state.total is \(\(2, 2, 5, 5\)"),
+    "another number of heads": ({"heads": 2}, r"state.total must be .*got \(\(2, 2, 5, 5\)"),
     "another dtype's": (
         {"dtype": torch.float32},
-        r"state.total is .* torch.float32\), expected .* torch.float64",
+        r"state.total must be .* torch.float64.*got .* torch.float32\)",
     ),
-    "none": (None, r"state is of type tuple, expected None or the DecodingState"),
+    "none": (None, r"state must be None or the DecodingState.*got an object of type tuple"),
 }
 
 
@@ -354,7 +354,7 @@ def test_a_position_that_does_not_fit_is_refused(position: Any, as_users_run_it:
     query, key, value = draw_inputs(1)
     with pytest.raises(
         ValueError,
-        match=r"position (has shape .*, expected \(axes,\) or \(2, axes\)|is of type list)",
+        match=r"position must (have shape \(axes,\) or \(2, axes\)|be a tensor.*type list)",
     ):
         decode(query, key, value, None, kernel="squared_relu", relative="rotary", position=position)
 

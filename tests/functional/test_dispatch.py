@@ -174,13 +174,13 @@ def test_a_choice_is_remembered_for_all_that_it_depends_on_and_not_without_end(
 def test_a_backend_asked_for_is_taken_if_it_can_and_refused_if_it_cannot(name: str):
     assert select_backend(name, {"dense": Cost(1, 0), name: Cost(2, 0)}) == name
     with pytest.raises(
-        ValueError, match=f"backend is '{name}', expected one of 'auto', 'other' for this kernel"
+        ValueError, match=rf"backend must be one of 'auto', 'other' for this kernel.*got '{name}'"
     ):
         select_backend(name, {"other": Cost(1, 0)})
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():
-    with pytest.raises(ValueError, match="did you mean 'toeplitz'"):
+    with pytest.raises(ValueError, match="Did you mean 'toeplitz'"):
         select_backend("toplitz", {"dense": Cost(1, 0)})
 
 
@@ -195,7 +195,7 @@ def test_a_choice_for_one_setting_is_not_that_of_another_where_settings_are_in_s
         {"kernel": "relu", "grid": Grid((16, 16), periodic=True)},
     )
     attention(query, query, query, relative=Slotted(torch.randn(3, 4)), backend="rings", **options)
-    with pytest.raises(ValueError, match="backend is 'rings'"):
+    with pytest.raises(ValueError, match=r"backend must be .*got 'rings'"):
         attention(
             query, query, query, relative=Slotted(torch.randn(12, 4)), backend="rings", **options
         )

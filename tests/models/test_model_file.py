@@ -15,9 +15,9 @@ import teka.models
 from teka.errors import wrong_value
 from teka.files import read_json, write_json
 from teka.models import ModelConfig, load, read_config, save
-from teka.models.model_config import MODELS
+from teka.models.model_config import MODELS, model_class
 from teka.models.model_file import CONFIG_FILE, PRETRAINED, WEIGHTS_FILE
-from teka.models.performer import POSITIONS
+from teka.models.performer_config import POSITIONS
 
 TINY = {"dim": 8, "depth": 2, "heads": 2}
 # Options of a Performer, each of which changes the function or the tensors.
@@ -64,7 +64,7 @@ def make(
     torch.manual_seed(5)
     options = {**(TINY if model == "performer" else {}), **options}
     config = ModelConfig(model, image_size, in_channels, 3, options, facts={"seed": 5})
-    made = MODELS[model](image_size, in_channels, 3, **options)
+    made = model_class(model)(image_size, in_channels, 3, **options)
     with torch.no_grad():
         made.train()(torch.rand(4, in_channels, *image_size))  # statistics and centroids move
     return made.eval(), config
@@ -187,29 +187,26 @@ def test_a_file_of_the_first_version_has_the_default_stem_of_then(tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format_version": 3}, "format_version is 3, expected 1 or 2"),
-        ({"format_version": None}, "format_version is None"),
-        ({"weights": None}, "weights is None"),
-        ({"weights": {"sha256": 3, "bytes": 3}}, "weights is"),
-        ({"model": "performr"}, "did you mean 'performer'"),
-        (
-            {"options": {**TINY, "widht": 3}},
-            "options of performer is .*, expected no field 'widht'",
-        ),
-        ({"options": {**TINY, "kernel": "sofmax"}}, "did you mean 'softmax'"),
-        ({"options": {**TINY, "dim": 16}}, r"has shape \(8,\), expected \(16,\)"),
-        ({"options": {**TINY, "depth": 1, "pool": "mean"}}, "it has no "),
+        ({"format_version": 3}, "format_version must be 1 or 2.*got 3"),
+        ({"format_version": None}, r"format_version must be .*got None"),
+        ({"weights": None}, r"weights must be .*got None"),
+        ({"weights": {"sha256": 3, "bytes": 3}}, "weights must be"),
+        ({"model": "performr"}, "Did you mean 'performer'"),
+        ({"options": {**TINY, "widht": 3}}, "options of performer must be no field 'widht'"),
+        ({"options": {**TINY, "kernel": "sofmax"}}, "Did you mean 'softmax'"),
+        ({"options": {**TINY, "dim": 16}}, r"must have shape \(16,\).*got \(8,\)"),
+        ({"options": {**TINY, "depth": 1, "pool": "mean"}}, "It has no "),
         ({"options": {**TINY, "depth": 3}}, "is missing"),
         (
             {"options": {**TINY, "depth": 10**9}},
-            "depth is 1000000000, expected a whole number up to 10000",
+            "depth must be a whole number up to 10000.*got 1000000000",
         ),
         ({"options": {**TINY, "depth": 10**4}}, "size of the model"),
         ({"options": {**TINY, "dim": 40_000, "heads": 1}}, "size of the model"),
-        ({"image_size": [10**9, 10**9]}, "image_size is .* expected at most 50,000,000 pixels"),
-        ({"in_channels": 10**30}, "in_channels is"),
-        ({"options": {"dim": [], "depth": 2, "heads": 2}}, "dim is"),
-        ({"num_classes": 4}, r"head.bias of .* has shape \(3,\), expected \(4,\)"),
+        ({"image_size": [10**9, 10**9]}, "image_size must be at most 50,000,000 pixels"),
+        ({"in_channels": 10**30}, "in_channels must be"),
+        ({"options": {"dim": [], "depth": 2, "heads": 2}}, "dim must be"),
+        ({"num_classes": 4}, r"head.bias of .* must have shape \(4,\).*got \(3,\)"),
     ],
     ids=str,
 )
@@ -228,14 +225,14 @@ def test_weights_that_are_cut_off_changed_or_of_another_config_are_an_error(
     (folder / WEIGHTS_FILE).write_bytes(whole[:-100])
     with pytest.raises(
         ValueError,
-        match=f"number of bytes of .*{WEIGHTS_FILE} is {len(whole) - 100}, expected .*cut off",
+        match=rf"number of bytes of .*{WEIGHTS_FILE} must be .*cut off.*got {len(whole) - 100}",
     ):
         load(folder)
     (folder / WEIGHTS_FILE).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(ValueError, match="SHA-256"):
         load(folder)
     torch.manual_seed(6)
-    save(MODELS["performer"](SIZE, 2, 3, **TINY), tmp_path / "other", read_config(folder))
+    save(model_class("performer")(SIZE, 2, 3, **TINY), tmp_path / "other", read_config(folder))
     (folder / WEIGHTS_FILE).write_bytes((tmp_path / "other" / WEIGHTS_FILE).read_bytes())
     with pytest.raises(ValueError, match="SHA-256"):
         load(folder)
@@ -246,7 +243,7 @@ def test_weights_that_are_cut_off_changed_or_of_another_config_are_an_error(
 )
 def test_weights_that_are_no_safetensors_are_an_error(content: bytes, folder: Path):
     put_weights(folder, content)
-    with pytest.raises(ValueError, match="expected a whole safetensors file"):
+    with pytest.raises(ValueError, match="a whole safetensors file"):
         load(folder)
 
 
@@ -256,7 +253,7 @@ def test_weights_that_are_not_finite_are_an_error(number: float, folder: Path):
     state["head.weight"][1, 2] = number
     put_weights(folder, pack_tensors(state))
     with pytest.raises(
-        ValueError, match=r"head\.weight of .* is 'not finite', expected finite numbers"
+        ValueError, match=r"head\.weight of .* must be finite numbers.*got not finite"
     ):
         load(folder)
 
@@ -266,15 +263,13 @@ def test_whole_numbers_in_place_of_floating_point_are_an_error(folder: Path):
         folder,
         pack_tensors({name: t.to(torch.int32) for name, t in load(folder).state_dict().items()}),
     )
-    with pytest.raises(ValueError, match=r"is 'torch.int32', expected torch.float32"):
+    with pytest.raises(ValueError, match=r"must be torch.float32.*got 'torch.int32'"):
         load(folder)
 
 
 def test_a_folder_or_file_that_is_missing_or_not_json_is_an_error(folder: Path, tmp_path: Path):
     for path in (tmp_path / "none", folder / CONFIG_FILE):
-        with pytest.raises(
-            ValueError, match="expected the folder of a model file, or one of digits, mnist"
-        ):
+        with pytest.raises(ValueError, match="the folder of a model file, or one of digits, mnist"):
             load(path)
     (folder / WEIGHTS_FILE).unlink()
     with pytest.raises(ValueError, match=f"a folder that holds {WEIGHTS_FILE}"):
@@ -283,7 +278,7 @@ def test_a_folder_or_file_that_is_missing_or_not_json_is_an_error(folder: Path, 
     with pytest.raises(ValueError, match="is not JSON"):
         load(folder)
     (folder / CONFIG_FILE).unlink()
-    with pytest.raises(ValueError, match="is missing, expected a JSON file"):
+    with pytest.raises(ValueError, match=r"is missing, expected a JSON file"):
         read_config(folder)
 
 
@@ -300,7 +295,7 @@ def test_a_config_that_forgets_an_option_is_not_saved(tmp_path: Path):
     forgetful = ModelConfig(config.model, config.image_size, 2, 3, {**TINY, "pool": "mean"})
     with pytest.raises(ValueError, match="what the model was made with"):
         save(model, tmp_path / "model", forgetful)
-    with pytest.raises(ValueError, match="model is 'Sequential', expected 'performer'"):
+    with pytest.raises(ValueError, match=r"model must be 'performer'.*got 'Sequential'"):
         save(nn.Sequential(model), tmp_path / "model", config)
     assert list(tmp_path.iterdir()) == []
 
@@ -312,7 +307,7 @@ def test_weights_that_cannot_be_stored_are_an_error(number: float, dtype: str, t
         model.get_parameter("head.bias")[1] = number
     with pytest.raises(ValueError, match=r"not finite|logits"):
         save(model, tmp_path / "model", config, dtype=dtype)
-    with pytest.raises(ValueError, match="dtype is 'float8'"):
+    with pytest.raises(ValueError, match=r"dtype must be .*got 'float8'"):
         save(make()[0], tmp_path / "model", config, dtype="float8")
     assert list(tmp_path.iterdir()) == []
 
@@ -325,7 +320,7 @@ def test_only_a_model_file_is_replaced(folder: Path, tmp_path: Path):
     (tmp_path / "else").mkdir()
     (tmp_path / "else" / "notes.txt").write_text("keep")
     for place in ("file", "else"):
-        with pytest.raises(ValueError, match="path is"):
+        with pytest.raises(ValueError, match="path must be"):
             save(model, tmp_path / place, config)
     assert (tmp_path / "else" / "notes.txt").read_text() == "keep"
     assert {path.name for path in tmp_path.iterdir()} == {"model", "file", "else"}

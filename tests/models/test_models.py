@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from teka.models.model_config import MODELS
+from teka.models.model_config import MODELS, model_class
 
 PAGE = (Path(__file__).parents[2] / "docs" / "baselines.md").read_text(encoding="utf-8")
 TRANSFORMER = {"dim": 8, "depth": 2, "heads": 2}
@@ -35,7 +35,7 @@ def build(
     **options: Any,
 ) -> nn.Module:
     torch.manual_seed(seed)
-    return MODELS[name](image_size, in_channels, 5, **{**SMALL[name], **options})
+    return model_class(name)(image_size, in_channels, 5, **{**SMALL[name], **options})
 
 
 def draw_images(batch: int = 4, channels: int = 3, height: int = 32, width: int = 32) -> Tensor:
@@ -58,7 +58,7 @@ def test_images_of_every_size_that_the_poolings_allow_become_logits(name: str):
                 if min(size) < smallest
                 else f"multiples of .* = {block}"
             )
-            with pytest.raises(ValueError, match=f"image_size is .*, expected .* {expected}"):
+            with pytest.raises(ValueError, match=rf"image_size must be .* {expected}"):
                 build(name, size, channels)
         else:
             assert build(name, size, channels)(draw_images(2, channels, *size)).shape == (2, 5), (
@@ -128,7 +128,7 @@ def test_under_autocast_logits_and_gradients_stay_finite(name: str):
 def test_images_of_another_shape_are_an_error(name: str):
     model = build(name)
     for shape in ((2, 1, 32, 32), (2, 3, 33, 32), (2, 3, 32, 31)):
-        with pytest.raises(ValueError, match=r"images has shape .*, expected \(batch, 3, 32, 32\)"):
+        with pytest.raises(ValueError, match=r"images must have shape \(batch, 3, 32, 32\)"):
             model(torch.zeros(shape))
 
 
@@ -139,11 +139,11 @@ def test_sizes_that_are_not_positive_are_an_error(name: str):
         ("in_channels", (32, 0, 5)),
         ("num_classes", (32, 3, 0)),
     ):
-        with pytest.raises(ValueError, match=f"{argument} is 0"):
-            MODELS[name](*sizes, **SMALL[name])
+        with pytest.raises(ValueError, match=rf"{argument} must be .*got 0"):
+            model_class(name)(*sizes, **SMALL[name])
     for argument, size in SMALL[name].items():
         if isinstance(size, int):
-            with pytest.raises(ValueError, match=f"{argument} is 0"):
+            with pytest.raises(ValueError, match=rf"{argument} must be .*got 0"):
                 build(name, **{argument: 0})
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from teka.audit import translate
 from teka.models import Performer
-from teka.nn.alias_free import blurred
+from teka.nn.sampling.filters import low_pass
 
 SIZES = {
     "signals": ((24,), (5,)),
@@ -92,7 +92,7 @@ def test_an_ordinary_stride_is_changed_by_it():
 
 def test_ideal_low_passes_leave_little_that_half_a_pixel_could_change():
     torch.manual_seed(3)
-    smooth = blurred(torch.rand(4, 3, 16, 16, dtype=torch.float64), 5, (2, 2), True)
+    smooth = low_pass(torch.rand(4, 3, 16, 16, dtype=torch.float64), 5, (2, 2), True)
     changes = []
     for blur in (None, 5, "ideal"):
         model = build((16, 16), **SMALL | {"patch_size": 2, "blur": blur}).double().eval()
@@ -115,21 +115,21 @@ def test_every_parameter_that_learns_has_a_gradient(name: str):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"patch_size": 3}, "patch_size is 3, expected a power of 2 with stem='polyphase'"),
-        ({"subpixels": 2, "periodic": False}, "subpixels is 2, expected 1 without periodic=True"),
-        ({"subpixels": 2, "head": "dense", "pool": "class"}, "subpixels is 2, expected 1 without periodic"),
-        ({"subpixels": 0}, "subpixels is 0, expected at least 1"),
-        ({"select": "first"}, "select is 'first', expected one of 'learned', 'norm'"),
-        ({"select": "learned", "stem": "strided"}, "select is 'learned', expected 'norm' with stem='strided'"),
-        ({"blur": 3, "stem": "patch"}, "blur is 3, expected its default without a halving"),
-        ({"stem_depth": (1, 1)}, "stem_depth is \\(1, 1\\), expected one number, or one for each of 3 levels"),
-        ({"stem_depth": 1, "stem": "convolution"}, "stem_depth is 1, expected 0 but with stem='polyphase'"),
-        ({"blur": 2}, "blur is 2, expected None, an odd number"),
-        ({"dim": (8, 16), "depth": (1, 1, 1)}, "dim is \\(8, 16\\), expected one number, or one for each of 3 stages"),
-        ({"dim": (8, 16), "pool": "class"}, "pool is 'class', expected 'mean' or 'attention' with several stages"),
-        ({"dim": (8, 16, 32)}, "image_size is .* multiples of patch_size = 4 × 4 for 3 stages"),
-        ({"head": "dense"}, "pool is 'mean', expected to be left out with head='dense'"),
-        ({"head": "dense", "pool": "class", "stem": "patch"}, "patch_size is 4, expected 1 with head='dense'"),
+        ({"patch_size": 3}, "patch_size must be a power of 2 with stem='polyphase'.*got 3"),
+        ({"subpixels": 2, "periodic": False}, "subpixels must be 1 without periodic=True.*got 2"),
+        ({"subpixels": 2, "head": "dense", "pool": "class"}, "subpixels must be 1 without periodic.*got 2"),
+        ({"subpixels": 0}, "subpixels must be at least 1.*got 0"),
+        ({"select": "first"}, "select must be one of 'learned', 'norm'.*got 'first'"),
+        ({"select": "learned", "stem": "strided"}, "select must be 'norm' with stem='strided'.*got 'learned'"),
+        ({"blur": 3, "stem": "patch"}, "blur must be its default without a halving.*got 3"),
+        ({"stem_depth": (1, 1)}, r"stem_depth must be one number, or one for each of 3 levels.*got \(1, 1\)"),
+        ({"stem_depth": 1, "stem": "convolution"}, "stem_depth must be 0 but with stem='polyphase'.*got 1"),
+        ({"blur": 2}, "blur must be None, an odd number.*got 2"),
+        ({"dim": (8, 16), "depth": (1, 1, 1)}, r"dim must be one number, or one for each of 3 stages.*got \(8, 16\)"),
+        ({"dim": (8, 16), "pool": "class"}, "pool must be 'mean' or 'attention' with several stages.*got 'class'"),
+        ({"dim": (8, 16, 32)}, r"image_size must be .* multiples of patch_size = 4 × 4 for 3 stages"),
+        ({"head": "dense"}, "pool must be left out with head='dense'.*got 'mean'"),
+        ({"head": "dense", "pool": "class", "stem": "patch"}, "patch_size must be 1 with head='dense'.*got 4"),
     ],
 )  # fmt: skip
 def test_a_bad_option_is_an_error_that_names_it(options: dict[str, Any], message: str):

@@ -184,23 +184,23 @@ def test_queries_of_heads_by_position_stay_as_they_are():
     [
         (
             {"query_key": "normalised"},
-            "query_key is 'normalised', expected .*; did you mean 'normalized'",
+            "query_key must be .*got 'normalised'.*Did you mean 'normalized'",
         ),
         (
             {"query_key": "centred", "causal": True},
-            "query_key is 'centred', expected 'plain' or 'normalized' with causal",
+            "query_key must be 'plain' or 'normalized' with causal.*got 'centred'",
         ),
         (
             {"query_key": "centred", "kernel": "softmax"},
-            "query_key is 'centred', .* the mean cancels in the softmax",
+            r"query_key must be .*got 'centred'. The mean cancels in the softmax",
         ),
         (
             {"query_key": "centred", "kernel": "constant"},
-            "query_key is 'centred', expected 'plain' with a kernel",
+            "query_key must be 'plain' with a kernel.*got 'centred'",
         ),
         (
             {"query_key": "normalized", "kernel": "constant"},
-            "query_key is 'normalized', expected 'plain' with a kernel",
+            "query_key must be 'plain' with a kernel.*got 'normalized'",
         ),
     ],
     ids=str,
@@ -215,7 +215,7 @@ def test_what_would_have_no_effect_or_see_later_keys_is_refused(
 def test_a_mask_of_another_shape_is_refused(as_users_run_it: None):
     tokens, mask = torch.randn(2, 15, 12, dtype=torch.float64), torch.ones(2, 14, dtype=torch.bool)
     for layer in (build(query_key="centred"), build(value_convolution=3)):
-        with pytest.raises(ValueError, match=r"key_mask has shape \(2, 14\), expected \(2, 15\)"):
+        with pytest.raises(ValueError, match=r"key_mask must have shape \(2, 15\).*got \(2, 14\)"):
             layer(tokens, Grid((3, 5)), mask)
 
 
@@ -306,13 +306,13 @@ def test_a_layer_adds_it_to_what_its_heads_give_before_the_output():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"value_convolution": 2}, "value_convolution is 2, expected None or an odd number"),
-        ({"value_convolution": 0}, "value_convolution is 0, expected None or an odd number"),
-        ({"value_convolution": -3}, "value_convolution is -3, expected None or an odd number"),
-        ({"value_convolution": 3, "num_axes": 4}, "num_axes is 4, expected 1, 2 or 3"),
+        ({"value_convolution": 2}, "value_convolution must be None or an odd number.*got 2"),
+        ({"value_convolution": 0}, "value_convolution must be None or an odd number.*got 0"),
+        ({"value_convolution": -3}, "value_convolution must be None or an odd number.*got -3"),
+        ({"value_convolution": 3, "num_axes": 4}, "num_axes must be 1, 2 or 3.*got 4"),
         (
             {"value_convolution": 3, "causal": True},
-            "value_convolution is 3, expected None with causal=True",
+            "value_convolution must be None with causal=True.*got 3",
         ),
     ],
     ids=str,
@@ -326,26 +326,26 @@ def test_an_option_that_cannot_be_is_refused(options: dict[str, Any], message: s
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        pytest.param({}, "grid is None, expected a grid of 2 axes", id="no grid"),
+        pytest.param({}, "grid must be a grid of 2 axes.*got None", id="no grid"),
         pytest.param(
-            {"grid": Grid(15)}, "grid is .*, expected a grid of 2 axes", id="another number of axes"
+            {"grid": Grid(15)}, "grid must be a grid of 2 axes", id="another number of axes"
         ),
         pytest.param(
             {"grid": Grid((3, 4))},
-            "the sequence has 15 tokens, expected 0 prefix",
+            "the sequence must have 0 prefix.*got 15 tokens",
             id="another size",
         ),
         pytest.param(
             {"grid": Grid((3, 5)), "num_queries": 3},
-            "num_queries is 'given', expected None",
+            "num_queries must be None.*got a value",
             id="queries",
         ),
         pytest.param(
-            {"positions": torch.zeros(15, 2)}, "positions is 'given', expected None", id="positions"
+            {"positions": torch.zeros(15, 2)}, "positions must be None.*got a value", id="positions"
         ),
         pytest.param(
             {"grid": Grid((3, 5)), "context": torch.zeros(2, 4, 12)},
-            "context is 'given'",
+            r"context must be .*got a value",
             id="a context",
         ),
     ],

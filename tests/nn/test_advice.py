@@ -5,8 +5,14 @@ import pytest
 import torch
 
 from teka.functional.attention import EstimatorReport
-from teka.nn.diagnostics.recommendations import advise, features_for
-from teka.nn.diagnostics.report import EstimatorFindings, GroupFindings, ShiftFindings, SizeFindings
+from teka.nn.diagnostics.report import (
+    EstimatorFindings,
+    GroupFindings,
+    ShiftFindings,
+    SizeFindings,
+    advise,
+    features_for,
+)
 
 SOUND = EstimatorReport(error=0.05, error_of_mean=0.4, spread=1.0)
 SIZE = SizeFindings(
@@ -69,12 +75,12 @@ def test_the_number_of_features_follows_from_the_root_law():
     assert features_for(0.3, 64) == 576
     assert features_for(0.1, 64) == 64
     sentences = advice(estimator=estimator(0.3))
-    assert "errs by 30 % with 64 features;" in sentences[0]
+    assert "errs by 30 % with 64 features." in sentences[0]
     assert "10 % takes 576 or more (num_features)." in sentences[0]
-    assert "more than there are tokens" not in sentences[0]
+    assert "more features than there are tokens" not in sentences[1]
     assert (
         "kernel='softmax' is exact and costs less at 500"
-        in advice(estimator=estimator(0.3), num_tokens=500)[0]
+        in advice(estimator=estimator(0.3), num_tokens=500)[1]
     )
     assert (
         "more than predicting the mean of the values would" in advice(estimator=estimator(0.6))[0]
@@ -150,7 +156,7 @@ def test_little_room_in_float16_is_named_with_its_tensor_and_a_remedy():
     assert advice(largest={"queries": 6e3, "values": 1.0}) == []
     (queries,) = advice(largest={"queries": 4e4, "values": 1.0})
     assert (
-        "queries of 4e+04 leave room for 1.6 times as much only: compute in bfloat16, or normalise"
+        "queries of 4e+04 leave room for 1.6 times as much only: compute in bfloat16, or normalize"
         in queries
     )
     outputs = {"queries": 4e4, "heads' outputs": 7e4}

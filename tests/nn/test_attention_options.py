@@ -8,7 +8,7 @@ from tests.nn.test_attention import build, draw_tokens
 
 from teka import Grid
 from teka.functional import SquaredRelu
-from teka.nn import Clipped, RandomFeatures, Rotation, TransformerBlock
+from teka.nn import Attention, AttentionHeads, RandomFeatures, RelativeKernel, TransformerBlock
 
 GRID = Grid((3, 5))
 
@@ -55,60 +55,57 @@ def test_a_backend_asked_for_computes_what_the_dense_one_does(backend: str, rela
 
 
 def test_instances_are_taken_for_names():
-    kernel, relative = SquaredRelu(0.1), Rotation(2, 2, 4)
+    kernel, relative = SquaredRelu(0.1), RelativeKernel("rotation", num_axes=2, heads=2, dim_head=4)
     layer = build(kernel=kernel, relative=relative)
     assert layer.kernel is kernel
     assert layer.relative is relative
     features = RandomFeatures("positive", 4)
     assert build(kernel=features).kernel is features
-    assert build(relative=Clipped(4, max_distance=2)).content_heads == 1
+    assert build(relative=RelativeKernel("clipped", dim_head=4, max_distance=2)).content_heads == 1
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"dim": 0}, "dim is 0, expected at least 1"),
-    ({"heads": 0}, "heads is 0, expected at least 1"),
-    ({"heads": 3}, "heads is 3, expected a divisor of dim = 8"),
-    ({"dim_head": 0}, "dim_head is 0, expected at least 1"),
-    ({"dim_head": -1}, "dim_head is -1, expected at least 1"),
-    ({"dim": 8.0}, r"dim is 8.0, expected a whole number"),
-    ({"heads": True}, "heads is True, expected a whole number"),
-    ({"causal": "no"}, "causal is 'no', expected True or False"),
-    ({"dropout": math.nan}, "dropout is nan, expected a probability"),
-    ({"position_heads": "1"}, "position_heads is '1', expected a whole number"),
+    ({"dim": 0}, "dim must be at least 1.*got 0"),
+    ({"heads": 0}, "heads must be at least 1.*got 0"),
+    ({"heads": 3}, "heads must be a divisor of dim = 8.*got 3"),
+    ({"dim_head": 0}, "dim_head must be at least 1.*got 0"),
+    ({"dim_head": -1}, "dim_head must be at least 1.*got -1"),
+    ({"dim": 8.0}, r"dim must be a whole number.*got 8.0"),
+    ({"heads": True}, "heads must be a whole number.*got True"),
+    ({"causal": "no"}, "causal must be True or False.*got 'no'"),
+    ({"dropout": math.nan}, "dropout must be a probability.*got nan"),
+    ({"position_heads": "1"}, "position_heads must be a whole number.*got '1'"),
     (
         {"kernel": "dot_product", "relative": "rotary"},
-        "relative is 'rotary', expected one that does not rotate, or None",
+        "relative must be one that does not rotate, or None.*got 'rotary'",
     ),
     (
         {"rotary_normalizer": "length", "relative": "rotary"},
-        "rotary_normalizer is 'length', .*did you mean 'lengths'",
+        r"rotary_normalizer must be .*got 'length'.*Did you mean 'lengths'",
     ),
-    ({"dropout": 1.0}, "dropout is 1.0, expected a probability"),
-    ({"dropout": -0.1}, "dropout is -0.1, expected a probability"),
-    ({"backend": "linaer"}, "backend is 'linaer', expected .*; did you mean 'linear'"),
-    (
-        {"kernel": "squard_relu"},
-        "kernel is 'squard_relu', expected .*; did you mean 'squared_relu'",
-    ),
-    ({"kernel": 3}, "kernel is 3"),
-    ({"relative": "rotatoin"}, "relative is 'rotatoin', expected .*; did you mean 'rotation'"),
-    ({"relative": 3}, "relative is 3, expected None, a name or a module"),
+    ({"dropout": 1.0}, "dropout must be a probability.*got 1.0"),
+    ({"dropout": -0.1}, "dropout must be a probability.*got -0.1"),
+    ({"backend": "linaer"}, "backend must be .*got 'linaer'.*Did you mean 'linear'"),
+    ({"kernel": "squard_relu"}, "kernel must be .*got 'squard_relu'.*Did you mean 'squared_relu'"),
+    ({"kernel": 3}, r"kernel must be .*got 3"),
+    ({"relative": "rotatoin"}, "relative must be .*got 'rotatoin'.*Did you mean 'rotation'"),
+    ({"relative": 3}, "relative must be None, a name or a module.*got 3"),
     (
         {"relative": "clipped", "heads": 1},
-        "heads is 1, expected at least 2 with relative='clipped'",
+        "heads must be at least 2 with relative='clipped'.*got 1",
     ),
-    ({"relative": "rotation", "num_axes": 0}, "num_axes is 0, expected at least 1"),
-    ({"num_features": 7}, "num_features is 7, expected None with kernel='squared_relu'"),
-    ({"num_features": 7, "kernel": SquaredRelu()}, "num_features is 7, expected None with kernel="),
+    ({"relative": "rotation", "num_axes": 0}, "num_axes must be at least 1.*got 0"),
+    ({"num_features": 7}, "num_features must be None with kernel='squared_relu'.*got 7"),
+    ({"num_features": 7, "kernel": SquaredRelu()}, "num_features must be None with kernel=.*got 7"),
     (
         {"num_features": 7, "kernel": RandomFeatures("positive", 4)},
-        "num_features is 7, expected None with kernel=",
+        "num_features must be None with kernel=.*got 7",
     ),
     (
         {"num_features": 7, "kernel": "softmax", "relative": "clipped"},
-        "num_features is 7, expected None",
+        "num_features must be None.*got 7",
     ),
-    ({"num_features": 0, "kernel": "positive"}, "num_features is 0, expected at least 1"),
+    ({"num_features": 0, "kernel": "positive"}, "num_features must be at least 1.*got 0"),
 ]
 
 
@@ -120,15 +117,19 @@ def test_a_bad_option_is_an_error_that_names_it(as_users_run_it: None):
 
 def test_bad_input_is_an_error_that_names_it(as_users_run_it: None):
     for size, arguments, message in (
-        ((2, 15), (GRID,), r"tokens has shape \(2, 15\), expected \(batch, tokens, 8\)"),
-        ((2, 15, 9), (GRID,), r"tokens has shape \(2, 15, 9\), expected \(batch, tokens, 8\)"),
-        ((2, 14, 8), (GRID,), "the sequence has 14 tokens, expected 0 prefix"),
-        ((2, 15, 8), (None,), "grid and positions is 'neither'"),
-        ((2, 15, 8), (GRID, torch.ones(2, 14, dtype=torch.bool)), r"key_mask has shape \(2, 14\)"),
+        ((2, 15), (GRID,), r"tokens must have shape \(batch, tokens, 8\).*got \(2, 15\)"),
+        ((2, 15, 9), (GRID,), r"tokens must have shape \(batch, tokens, 8\).*got \(2, 15, 9\)"),
+        ((2, 14, 8), (GRID,), "the sequence must have 0 prefix.*got 14 tokens"),
+        ((2, 15, 8), (None,), "grid or positions must be given, .*got neither"),
+        (
+            (2, 15, 8),
+            (GRID, torch.ones(2, 14, dtype=torch.bool)),
+            r"key_mask must have shape \(2, 15\), got \(2, 14\)",
+        ),
         (
             (2, 15, 8),
             (Grid((15,)),),
-            "number of axes of grid or positions is 1, expected 2, .* made with num_axes=1",
+            "number of axes of grid or positions must be 2, .*got 1. Make the layer with num_axes=1",
         ),
     ):
         with pytest.raises(ValueError, match=message):
@@ -137,32 +138,32 @@ def test_bad_input_is_an_error_that_names_it(as_users_run_it: None):
 
 TOKENS = torch.zeros(2, 15, 8)
 UNFIT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({}, {"tokens": TOKENS.long()}, "tokens is torch.int64, expected a floating dtype"),
+    ({}, {"tokens": TOKENS.long()}, "tokens must be of a floating dtype.*got torch.int64"),
     (
         {},
         {"tokens": TOKENS.double()},
-        r"tokens is torch.float64, expected torch.float32, as the layer's weights are",
+        r"tokens must be of torch.float32, like the layer's weights, got torch.float64",
     ),
-    ({}, {"tokens": TOKENS.tolist()}, "tokens is of type list, expected a tensor"),
-    ({}, {"tokens": TOKENS.numpy()}, "tokens is of type ndarray, expected a tensor"),
+    ({}, {"tokens": TOKENS.tolist()}, "tokens must be a tensor.*got an object of type list"),
+    ({}, {"tokens": TOKENS.numpy()}, "tokens must be a tensor.*got an object of type ndarray"),
     (
         {},
         {"context": TOKENS.double(), "context_grid": GRID},
-        r"context is torch.float64, expected torch.float32",
+        r"context must be of torch.float32.*got torch.float64",
     ),
-    ({}, {"context": TOKENS, "context_grid": 15}, "context_grid is 15, expected a teka.Grid"),
+    ({}, {"context": TOKENS, "context_grid": 1.5}, "context_grid must be a teka.Grid.*got 1.5"),
     (
         {},
         {"lengths": torch.ones(3, dtype=torch.long)},
-        r"lengths has shape \(3,\), expected \(2,\)",
+        r"lengths must have shape \(2,\).*got \(3,\)",
     ),
-    ({"relative": None}, {"grid": Grid((3, 4))}, "the sequence has 15 tokens, expected 0 prefix"),
-    ({"relative": None}, {"grid": (3, 5)}, r"grid is \(3, 5\), expected a teka.Grid"),
-    ({"relative": None}, {"num_prefix_tokens": -1}, "num_prefix_tokens is -1, expected at least 0"),
+    ({"relative": None}, {"grid": Grid((3, 4))}, "the sequence must have 0 prefix.*got 15 tokens"),
+    ({"relative": None}, {"grid": "wide"}, "grid must be a teka.Grid.*got 'wide'"),
+    ({"relative": None}, {"num_prefix_tokens": -1}, "num_prefix_tokens must be at least 0.*got -1"),
     (
         {"relative": "rotation_joint", "kernel": "positive"},
         {"grid": None},
-        "grid and positions is 'neither'",
+        r"grid or positions must be given.*got neither",
     ),
 ]
 
@@ -179,7 +180,7 @@ def test_what_a_layer_cannot_take_is_an_error_that_names_it(as_users_run_it: Non
 def test_in_mixed_precision_tokens_may_have_another_dtype_than_weights():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert build()(TOKENS.bfloat16(), GRID).dtype == torch.bfloat16
-        with pytest.raises(ValueError, match=r"tokens is torch.float64, expected torch.float32"):
+        with pytest.raises(ValueError, match=r"tokens must be of torch.float32.*got torch.float64"):
             build()(TOKENS.double(), GRID)
 
 
@@ -189,7 +190,7 @@ def test_a_step_takes_the_states_of_the_last_and_no_others(as_users_run_it: None
     others: list[Any] = [(), right * 2, [None], 3]
     for given in others:
         with pytest.raises(
-            ValueError, match=r"state is .*, expected None, or the tuple of 1 that the last step"
+            ValueError, match=r"state must be None, or the tuple of 1 that the last step"
         ):
             layer.step(TOKENS[:, 0], given)
     layer.step(TOKENS[:, 0], right)
@@ -201,5 +202,17 @@ def test_a_number_of_queries_that_cannot_be_is_refused():
         ("rotation", 3, alone), ("clipped", 15, alone), (None, 0, "at least 1"), (None, 16, "a whole number up to 15"),
     )  # fmt: skip
     for relative, num_queries, expected in cases:
-        with pytest.raises(ValueError, match=f"num_queries is {num_queries}, expected {expected}"):
+        with pytest.raises(ValueError, match=rf"num_queries must be {expected}.*got {num_queries}"):
             build(relative=relative)(draw_tokens(15), GRID, None, 0, num_queries)
+
+
+@pytest.mark.parametrize(("shape", "num_axes"), [((3, 4), 2), (12, 1)])
+def test_layers_accept_a_shape_or_a_length_as_a_grid(shape: Any, num_axes: int):
+    grid = Grid(shape)
+    tokens = torch.randn(2, 12, 8)
+    layer = Attention(8, 2, num_axes=num_axes, value_convolution=3)
+    assert torch.equal(layer(tokens, shape), layer(tokens, grid))
+    block = TransformerBlock(8, 2, num_axes=num_axes).eval()
+    assert torch.equal(block(tokens, shape), block(tokens, grid))
+    heads = AttentionHeads(4, 2, grid=shape)
+    assert heads.grid == grid

@@ -94,5 +94,5 @@ def test_its_costs_are_those_of_whole_tokens():
 
 
 def test_an_unknown_name_is_an_error_that_offers_the_nearest():
-    with pytest.raises(ValueError, match=r"values is 'token', .*did you mean 'tokens'"):
+    with pytest.raises(ValueError, match=r"values must be .*got 'token'.*Did you mean 'tokens'"):
         build(values="token")

@@ -17,7 +17,7 @@ from teka.functional.attention import estimator_report
 from teka.functional.relative.rotary import LENGTH_SHARE
 from teka.nn import Attention, RandomFeatures
 from teka.nn.diagnostics.diagnose import MEASURED_TOKENS
-from teka.nn.diagnostics.recommendations import features_for
+from teka.nn.diagnostics.report import features_for
 
 
 def build(seed: int = 0, **options: Any) -> Attention:
@@ -114,7 +114,7 @@ def test_a_causal_layer_moves_along_bounded_axes_only():
     assert mixed.without_rounding < 1e-12
     torus = Grid((5, 7), periodic=True)
     assert teka.diagnose(layer, draw_tokens(35), torus).shift is None
-    with pytest.raises(ValueError, match="expected 0 along periodic axes"):
+    with pytest.raises(ValueError, match="0 along periodic axes"):
         teka.diagnose(layer, draw_tokens(35), torus, shifts=[(0, 1)])
 
 
@@ -408,12 +408,12 @@ def test_bad_arguments_are_errors_that_name_them(as_users_run_it: None):
     bad: list[tuple[dict[str, Any], str]] = [
         (
             {"shifts": [(1, 2, 3)]},
-            r"shift is \(1, 2, 3\), expected a whole number for each of the 2 axes",
+            r"shift must be a whole number for each of the 2 axes.*got \(1, 2, 3\)",
         ),
-        ({"shifts": [(0.5, 1)]}, "shift is .*, expected a whole number"),
-        ({"shifts": []}, r"shifts is \[\], expected at least one shift"),
-        ({"num_prefix_tokens": 1}, "the sequence has 15 tokens, expected 1 prefix"),
-        ({"key_mask": torch.ones(2, 14, dtype=torch.bool)}, r"key_mask has shape \(2, 14\)"),
+        ({"shifts": [(0.5, 1)]}, "shift must be a whole number"),
+        ({"shifts": []}, r"shifts must be at least one shift.*got \[\]"),
+        ({"num_prefix_tokens": 1}, "the sequence must have 1 prefix.*got 15 tokens"),
+        ({"key_mask": torch.ones(2, 14, dtype=torch.bool)}, r"key_mask must have .*got \(2, 14\)"),
     ]
     for arguments, message in bad:
         with pytest.raises(ValueError, match=message):
@@ -424,9 +424,9 @@ def test_a_layer_that_trains_and_what_is_no_layer_are_refused(as_users_run_it: N
     with pytest.raises(ValueError, match="layer is a Attention and it is in training mode"):
         teka.diagnose(build(dropout=0.1).train(), draw_tokens(15))
     not_a_layer: Any = torch.nn.Linear(8, 8)
-    with pytest.raises(ValueError, match=r"layer is 'Linear', expected a teka\.nn\.Attention"):
+    with pytest.raises(ValueError, match=r"layer must be a teka\.nn\.Attention.*got 'Linear'"):
         teka.diagnose(not_a_layer, draw_tokens(15))
-    with pytest.raises(ValueError, match="expected 2 numbers each"):
+    with pytest.raises(ValueError, match="2 numbers each"):
         teka.diagnose(
             build(relative="quadratic"), draw_tokens(15), positions=torch.rand(15, 2), shifts=[1.0]
         )
@@ -442,6 +442,36 @@ def test_it_finds_the_grid_that_is_said_around_it():
 
 def test_a_batch_of_nothing_is_an_error(as_users_run_it: None):
     with pytest.raises(
-        ValueError, match=r"tokens has shape \(0, 15, 8\), expected \(samples, tokens, 8\)"
+        ValueError, match=r"tokens must have shape \(samples, tokens, 8\).*got \(0, 15, 8\)"
     ):
         teka.diagnose(build(), draw_tokens(15)[:0])
+
+
+def test_every_attention_layer_of_a_model_is_diagnosed_and_explained_on_its_inputs():
+    torch.manual_seed(0)
+    model = teka.models.Performer((6, 8), 2, 3, dim=8, depth=2, heads=2, window_reach=1).eval()
+    images = torch.randn(2, 2, 6, 8)
+    names = ["blocks.0.attention", "blocks.0.window_attention", "blocks.1.attention"]
+    diagnoses, explanations = teka.diagnose(model, images), teka.explain(model, images)
+    assert list(diagnoses) == list(explanations) == names
+    block = model.blocks[0]
+    assert isinstance(block, teka.nn.TransformerBlock)
+    tokens = []
+    block.attention.register_forward_pre_hook(lambda _, inputs: tokens.append(inputs[0]))
+    with torch.no_grad():
+        model(images)
+    alone = teka.diagnose(block.attention, tokens[0], model.grid, num_prefix_tokens=1)
+    assert diagnoses[names[0]] == alone
+    assert explanations[names[0]] == teka.explain(
+        block.attention, model.grid, num_prefix_tokens=1, batch=2
+    )
+    assert names[2] in str(diagnoses)
+    assert names[2] in str(explanations)
+
+
+def test_layers_that_attend_to_a_context_are_skipped_with_the_reason():
+    torch.manual_seed(0)
+    down = teka.nn.AttentionDownsample(4, 8, 2, sampling=teka.nn.PolyphaseDownsample(2)).eval()
+    diagnoses = teka.diagnose(down, torch.randn(1, 4, 6, 6))
+    assert not diagnoses
+    assert "context" in diagnoses.skipped["attend.attention"]

@@ -181,20 +181,26 @@ def test_bad_arguments_are_errors_that_name_them(as_users_run_it: None):
     for call, message in (
         (
             lambda: explain(not_a_layer, Grid(3)),
-            r"layer is 'Linear', expected a teka\.nn\.Attention",
+            r"layer must be a teka\.nn\.Attention.*got 'Linear'",
         ),
-        (lambda: explain(plain), r"grid is None, expected a teka\.Grid, or num_tokens"),
-        (lambda: explain(placed, num_tokens=9), r"grid is None, expected a teka\.Grid$"),
-        (lambda: explain(plain, Grid(3), num_tokens=3), "grid and num_tokens is 'both'"),
-        (lambda: explain(plain, num_tokens=0), "num_tokens is 0, expected at least 1"),
-        (lambda: explain(plain, Grid(3), num_prefix_tokens=-1), "num_prefix_tokens is -1"),
+        (lambda: explain(plain), r"grid must be a teka\.Grid, or num_tokens.*got None"),
+        (lambda: explain(placed, num_tokens=9), r"grid must be a teka\.Grid, got None."),
+        (
+            lambda: explain(plain, Grid(3), num_tokens=3),
+            r"num_tokens must be None with a grid, got both",
+        ),
+        (lambda: explain(plain, num_tokens=0), "num_tokens must be at least 1.*got 0"),
+        (
+            lambda: explain(plain, Grid(3), num_prefix_tokens=-1),
+            r"num_prefix_tokens must be .*got -1",
+        ),
         (
             lambda: explain(plain, Grid(3), num_prefix_tokens=1, context_grid=Grid(4)),
-            "context_grid is",
+            "context_grid must be",
         ),
         (
             lambda: explain(build(relative="rotation", backend="linear"), Grid((3, 5))),
-            "backend is 'linear'",
+            r"backend must be .*got 'linear'",
         ),
     ):
         with pytest.raises(ValueError, match=message):

@@ -11,7 +11,7 @@ import teka
 from teka import Grid
 from teka.functional import RELATIVES, Hedgehog, Positive, Trigonometric, default_num_features
 from teka.models import Performer
-from teka.nn import Attention, ClippedFeatures, LearnedFeatures, RandomFeatures, redraw_projections
+from teka.nn import Attention, LearnedFeatures, RandomFeatures, RelativeKernel, redraw_projections
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_every_projection_of_a_model_is_redrawn_those_of_position_heads_too():
 
 
 def test_the_position_heads_compute_with_the_new_draw():
-    relative = ClippedFeatures(4, num_features=7)
+    relative = RelativeKernel("clipped_features", dim_head=4, num_features=7)
     nn.init.normal_(relative.distance_embedding)
     query = torch.randn(1, 1, 3, 4)
     before = relative().log_rings(query, scale=0.5)
@@ -107,17 +107,17 @@ def test_a_redraw_keeps_dtype_and_projections_learn_nothing():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"kernel": "positiv"}, "kernel is 'positiv', expected .*; did you mean 'positive'"),
+        ({"kernel": "positiv"}, "kernel must be .*got 'positiv'.*Did you mean 'positive'"),
         (
             {"kernel": "softmax"},
-            "kernel is 'softmax', expected one of 'hyperbolic', 'optimal', 'positive', 'trigonometric'",
+            "kernel must be one of 'hyperbolic', 'optimal', 'positive', 'trigonometric'.*got 'softmax'",
         ),
         (
             {"projection": "orthogonl"},
-            "projection is 'orthogonl', expected .*; did you mean 'orthogonal'",
+            "projection must be .*got 'orthogonl'.*Did you mean 'orthogonal'",
         ),
-        ({"num_features": 0}, "num_features is 0, expected at least 1"),
-        ({"dim": 0}, "dim is 0, expected at least 1"),
+        ({"num_features": 0}, "num_features must be at least 1.*got 0"),
+        ({"dim": 0}, "dim must be at least 1.*got 0"),
     ],
 )
 def test_bad_input_is_an_error_that_names_it(arguments: dict[str, Any], message: str):
@@ -198,10 +198,10 @@ def test_dropout_acts_in_training_only():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"kernel": "hedgehogs"}, "kernel is 'hedgehogs', expected .*; did you mean 'hedgehog'"),
-        ({"kernel": "positive"}, "kernel is 'positive', expected one of 'hedgehog'"),
-        ({"dim": 0}, "dim is 0, expected at least 1"),
-        ({"heads": 0}, "heads is 0, expected at least 1"),
+        ({"kernel": "hedgehogs"}, "kernel must be .*got 'hedgehogs'.*Did you mean 'hedgehog'"),
+        ({"kernel": "positive"}, "kernel must be one of 'hedgehog'.*got 'positive'"),
+        ({"dim": 0}, "dim must be at least 1.*got 0"),
+        ({"heads": 0}, "heads must be at least 1.*got 0"),
     ],
 )
 def test_learned_features_bad_input_is_an_error_that_names_it(
@@ -214,15 +214,12 @@ def test_learned_features_bad_input_is_an_error_that_names_it(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"kernel": LearnedFeatures("hedgehog", 5, 2)}, "heads=2.*expected dim=5 and heads=3"),
-        ({"kernel": LearnedFeatures("hedgehog", 4, 3)}, "dim=4.*expected dim=5 and heads=3"),
-        (
-            {"kernel": LearnedFeatures("hedgehog", 5, 3), "relative": "clipped"},
-            "expected dim=5 and heads=2",
-        ),
+        ({"kernel": LearnedFeatures("hedgehog", 5, 2)}, "must be dim=5 and heads=3.*heads=2"),
+        ({"kernel": LearnedFeatures("hedgehog", 4, 3)}, "must be dim=5 and heads=3.*dim=4"),
+        ({"kernel": LearnedFeatures("hedgehog", 5, 3), "relative": "clipped"}, "dim=5 and heads=2"),
         (
             {"kernel": "hedgehog", "num_features": 7},
-            "num_features is 7, expected None with kernel='hedgehog'",
+            "num_features must be None with kernel='hedgehog'.*got 7",
         ),
     ],
 )
@@ -234,5 +231,5 @@ def test_a_layer_refuses_what_does_not_fit_it(arguments: dict[str, Any], message
 
 def test_the_joint_form_is_refused_for_it_estimates_no_exponential():
     layer = Attention(15, 3, kernel="hedgehog", relative="rotation_joint")
-    with pytest.raises(ValueError, match="kernel is 'hedgehog'"):
+    with pytest.raises(ValueError, match=r"kernel must be .*got 'hedgehog'"):
         layer(torch.randn(2, GRID.num_tokens, 15), GRID)

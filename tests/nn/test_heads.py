@@ -6,9 +6,8 @@ from torch import Tensor, nn
 
 from teka import Grid
 from teka.functional import RELATIVES
-from teka.nn import Attention, Clipped, Rotary, Rotation
+from teka.nn import Attention, RelativeKernel
 from teka.nn.heads import count_position_heads
-from teka.nn.relative import RELATIVE_MODULES
 
 GRID = Grid((3, 5))
 BY_POSITION = [name for name in RELATIVES if name not in ("rotary", "rotation_joint")]
@@ -49,7 +48,7 @@ def test_the_last_heads_see_position_and_the_others_content(relative: str):
 
 
 @pytest.mark.parametrize(
-    "relative", [name for name in BY_POSITION if not RELATIVE_MODULES[name].uses_query]
+    "relative", [name for name in BY_POSITION if not RELATIVES[name].uses_query]
 )
 def test_heads_by_position_are_a_fixed_average_of_the_values_and_the_others_are_not(relative: str):
     layer, one, other = (
@@ -93,11 +92,14 @@ def test_a_kernel_made_by_name_has_parameters_for_the_heads_that_use_it():
 
 
 def test_a_module_is_taken_with_as_many_heads_as_use_it():
-    fits, too_many = Rotation(2, 2, 4), Rotation(2, 3, 4)
+    fits, too_many = (
+        RelativeKernel("rotation", num_axes=2, heads=2, dim_head=4),
+        RelativeKernel("rotation", num_axes=2, heads=3, dim_head=4),
+    )
     tokens = draw_tokens(12)
     assert build(relative=fits, position_heads=2)(tokens, GRID).shape == tokens.shape
     layer = build(relative=too_many, position_heads=2)
-    with pytest.raises(ValueError, match=r"relative\.cosine_weight has shape \(3, 2, 4\)"):
+    with pytest.raises(ValueError, match=r"relative\.cosine_weight must have .*got \(3, 2, 4\)"):
         layer(tokens, GRID)
 
 
@@ -136,13 +138,17 @@ def test_a_backend_asked_for_computes_the_heads_by_position(
 
 def test_a_number_that_cannot_be_is_refused(as_users_run_it: None):
     bad: list[tuple[int, Any, str]] = [
-        (1, None, "position_heads is 1, expected None or 0 without a relative kernel"),
-        (1, "rotary", "position_heads is 1, expected None or 0 with relative='rotary'"),
-        (1, Rotary(2, 3, 2), "position_heads is 1, expected None or 0 with relative=Rotary"),
-        (2, "rotation_joint", "position_heads is 2, expected None or 0 with relative="),
-        (3, "fourier", "position_heads is 3, expected 0 to 2, fewer than heads = 3"),
-        (-1, Clipped(4), "position_heads is -1, expected at least 0"),
-        (0, "fuorier", "did you mean 'fourier'"),
+        (1, None, "position_heads must be None or 0 without a relative kernel.*got 1"),
+        (1, "rotary", "position_heads must be None or 0 with relative='rotary'.*got 1"),
+        (
+            1,
+            RelativeKernel("rotary", num_axes=2, heads=3, num_pairs=2),
+            "position_heads must be None or 0 with relative=RelativeKernel.*got 1",
+        ),
+        (2, "rotation_joint", "position_heads must be None or 0 with relative=.*got 2"),
+        (3, "fourier", "position_heads must be 0 to 2, fewer than heads = 3.*got 3"),
+        (-1, RelativeKernel("clipped", dim_head=4), "position_heads must be at least 0.*got -1"),
+        (0, "fuorier", "Did you mean 'fourier'"),
     ]
     for position_heads, relative, message in bad:
         with pytest.raises(ValueError, match=message):

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 from tests.contracts.cases import relative_change
-from torch import Tensor
+from torch import Tensor, nn
 
 from teka import Grid, functional
 from teka.flops import flop_counter
-from teka.functional import KERNELS
-from teka.nn import Attention, Clipped, EmbeddedTable, LearnedFeatures, Quadratic, prune_heads
-from teka.nn.relative import RELATIVE_MODULES
+from teka.functional import KERNELS, RELATIVES, Quadratic
+from teka.nn import Attention, EmbeddedTable, LearnedFeatures, RelativeKernel, prune_heads
+from teka.nn.relative import RelativeModule
 
 GRID = Grid((3, 5))
 DIM, HEADS, WIDTH = 8, 5, 4
@@ -55,7 +55,7 @@ def check(layer: Attention, heads: list[int], **arguments: Any) -> Attention:
 
 
 @pytest.mark.parametrize(
-    "relative", [*(name for name in RELATIVE_MODULES if name != "rotation_joint"), None]
+    "relative", [*(name for name in RELATIVES if name != "rotation_joint"), None]
 )
 def test_with_every_relative_kernel_it_is_the_layer_with_the_heads_contribution_at_zero(relative):
     for values, heads in itertools.product(("projected", "tokens"), ([4, 1], [0, 2, 3, 4])):
@@ -111,10 +111,14 @@ def test_without_heads_by_position_the_others_need_no_backend_of_theirs():
 @pytest.mark.parametrize(
     "options",
     [
-        {"relative": Quadratic(2, HEADS), "kernel": "constant"},
+        {"relative": RelativeKernel("quadratic", num_axes=2, heads=HEADS), "kernel": "constant"},
         {"relative": EmbeddedTable(2, HEADS, max_offset=4, embedding_dim=7), "kernel": "constant"},
         {"relative": None, "kernel": LearnedFeatures("hedgehog", WIDTH, HEADS)},
-        {"relative": Clipped(WIDTH), "kernel": "squared_relu", "position_heads": 3},
+        {
+            "relative": RelativeKernel("clipped", dim_head=WIDTH),
+            "kernel": "squared_relu",
+            "position_heads": 3,
+        },
     ],
     ids=["quadratic", "embedded table", "learned features", "clipped"],
 )
@@ -192,18 +196,25 @@ def test_without_a_head_to_remove_it_is_a_copy():
 
 def test_a_head_that_is_not_there_is_an_error_and_all_heads_are_never_removed():
     for heads in ([5], [-1], [0, True]):
-        with pytest.raises(ValueError, match=r"heads is .* expected whole numbers from 0 to 4"):
+        with pytest.raises(ValueError, match=r"heads must be whole numbers from 0 to 4"):
             prune_heads(build(), heads)
     with pytest.raises(ValueError, match="fewer than all 5 heads"):
         prune_heads(build(), range(5))
 
 
-def test_a_relative_kernel_of_ones_own_is_an_error_as_its_parameters_are_not_known():
-    class Twisted(Quadratic):
-        pass
+def test_a_module_that_does_not_declare_its_head_parameters_is_refused():
+    class Twisted(RelativeModule):
+        kernel_class = Quadratic
 
-    layer = build(relative=Twisted(2, HEADS), kernel="constant")
-    with pytest.raises(ValueError, match="relative kernel is 'Twisted'"):
+        def __init__(self, heads: int) -> None:
+            super().__init__()
+            self.center = nn.Parameter(torch.zeros(heads, 2))
+
+        def forward(self) -> Quadratic:
+            return Quadratic(self.center, torch.ones(len(self.center)))
+
+    layer = build(relative=Twisted(HEADS), kernel="constant")
+    with pytest.raises(ValueError, match=r"relative kernel must be .*got 'Twisted'"):
         prune_heads(layer, [0])
-    mixed = build(relative=Twisted(2, 2), kernel="softmax", position_heads=2)
+    mixed = build(relative=Twisted(2), kernel="softmax", position_heads=2)
     assert prune_heads(mixed, [0]).heads == 4

@@ -54,13 +54,13 @@ def test_its_frequencies_learn():
 
 @pytest.mark.parametrize(("dim", "num_axes"), [(6, 2), (8, 3)])
 def test_a_size_that_the_axes_do_not_divide_is_refused(dim: int, num_axes: int):
-    with pytest.raises(ValueError, match=f"dim is {dim}, expected a multiple of"):
+    with pytest.raises(ValueError, match=rf"dim must be a multiple of.*got {dim}"):
         AbsolutePosition(dim, num_axes)
 
 
 @pytest.mark.parametrize("grid", [Grid((15,)), Grid((3, 4))])
 def test_a_grid_that_is_not_the_tokens_is_refused(grid: Grid):
-    with pytest.raises(ValueError, match="expected 2 axes and 15 tokens"):
+    with pytest.raises(ValueError, match="2 axes and 15 tokens"):
         AbsolutePosition(8)(torch.zeros(1, 15, 8), grid)
 
 
@@ -69,7 +69,7 @@ def test_a_table_adds_the_vector_of_each_cell_and_takes_no_other_grid():
     added = module(tokens, Grid((3, 5), spacing=0.1)) - tokens
     torch.testing.assert_close(added, module.table.expand(2, -1, -1))
     assert module.table.std() < 0.1
-    with pytest.raises(ValueError, match=r"expected a teka.Grid of \(3, 5\) cells"):
+    with pytest.raises(ValueError, match=r"a teka.Grid of shape \(3, 5\)"):
         module(tokens, Grid((5, 3)))
 
 
@@ -119,10 +119,10 @@ def test_bias_is_an_option():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((0, 1, 1), "dim is 0"),
-        ((6, 0, 1), "heads is 0"),
-        ((6, 4, 1), "heads is 4, expected a divisor of dim = 6"),
-        ((6, 2, 0), "num_queries is 0"),
+        ((0, 1, 1), r"dim must be .*got 0"),
+        ((6, 0, 1), r"heads must be .*got 0"),
+        ((6, 4, 1), "heads must be a divisor of dim = 6.*got 4"),
+        ((6, 2, 0), r"num_queries must be .*got 0"),
     ],
 )
 def test_a_bad_size_is_an_error_that_names_it(arguments: tuple[int, int, int], message: str):
@@ -133,7 +133,7 @@ def test_a_bad_size_is_an_error_that_names_it(arguments: tuple[int, int, int], m
 
 @pytest.mark.parametrize("size", [(2, 6), (2, 7, 5), (2, 7, 6, 1)])
 def test_tokens_of_a_wrong_shape_are_refused(size: tuple[int, ...], as_users_run_it: None):
-    with pytest.raises(ValueError, match=r"tokens has shape .* expected \(batch, tokens, 6\)"):
+    with pytest.raises(ValueError, match=r"tokens must have shape \(batch, tokens, 6\)"):
         build()(torch.zeros(size, dtype=torch.float64))
 
 
@@ -177,11 +177,8 @@ def test_a_shift_by_a_block_is_one_by_a_cell():
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        (
-            (2, 3, 5, 6),
-            r"maps has shape \(2, 3, 5, 6\), expected .* 2 sides, multiples of factor = 2",
-        ),
-        ((2, 3, 6), r"maps has shape \(2, 3, 6\)"),
+        ((2, 3, 5, 6), r"maps must have .* 2 sides, multiples of factor = 2.*got \(2, 3, 5, 6\)"),
+        ((2, 3, 6), r"maps must have .*got \(2, 3, 6\)"),
     ],
 )
 def test_maps_that_have_no_whole_blocks_are_an_error(shape: tuple[int, ...], message: str):
@@ -195,7 +192,10 @@ def test_maps_that_came_from_no_blocks_are_an_error(shape: tuple[int, ...]):
         SpaceToDepth().inverse(torch.zeros(shape))
 
 
-@pytest.mark.parametrize(("sizes", "message"), [((0, 2), "factor is 0"), ((2, 0), "num_axes is 0")])
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [((0, 2), r"factor must be .*got 0"), ((2, 0), r"num_axes must be .*got 0")],
+)
 def test_a_size_below_one_is_refused(sizes: tuple[int, int], message: str):
     with pytest.raises(ValueError, match=message):
         SpaceToDepth(*sizes)

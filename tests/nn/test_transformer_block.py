@@ -60,7 +60,7 @@ def test_dropout_acts_in_training_only():
 
 
 def test_an_mlp_without_width_is_refused():
-    with pytest.raises(ValueError, match=r"mlp_ratio is 0\.1, expected at least 1 / dim"):
+    with pytest.raises(ValueError, match=r"mlp_ratio must be at least 1 / dim.*got 0\.1"):
         build(mlp_ratio=0.1)
 
 
@@ -109,3 +109,20 @@ def test_blocks_in_a_row_find_the_grid_that_is_said_around_them():
     assert torch.equal(elsewhere, first(tokens, Grid((4, 3)), None, 1))
     with pytest.raises(ValueError, match="grid"):
         blocks(tokens)
+
+
+def test_steps_equal_a_full_causal_pass():
+    block = build(relative="rotary", causal=True, num_axes=1).double().eval()
+    tokens = torch.randn(2, 6, 8, dtype=torch.float64)
+    state = None
+    outputs = []
+    for token in tokens.unbind(1):
+        output, state = block.step(token, state)
+        outputs.append(output)
+    assert torch.allclose(torch.stack(outputs, 1), block(tokens, Grid(6)), atol=1e-12)
+
+
+def test_a_block_with_window_heads_cannot_decode_step_by_step():
+    block = build(causal=True, window_reach=1, num_axes=1)
+    with pytest.raises(ValueError, match="window_reach must be None"):
+        block.step(torch.randn(2, 8))

@@ -82,9 +82,9 @@ def test_a_checkpoint_without_a_part_is_an_error_that_names_the_file(unfinished,
     whole = torch.load(path, weights_only=True)
     for part in PARTS:
         torch.save({name: value for name, value in whole.items() if name != part}, path)
-        with pytest.raises(ValueError, match=r"checkpoint is .*last\.ckpt"):
+        with pytest.raises(ValueError, match=r"checkpoint must be .*got .*last\.ckpt"):
             find_checkpoint(unfinished, tiny)
-    with pytest.raises(ValueError, match=r"checkpoint is .*last\.ckpt"):
+    with pytest.raises(ValueError, match=r"checkpoint must be .*got .*last\.ckpt"):
         train(tiny, unfinished, resume=True)
 
 
@@ -99,7 +99,7 @@ def test_a_checkpoint_with_other_weights_is_an_error_that_names_the_file(unfinis
     if change == "extra":
         weights["model.more"] = weight
     torch.save(content, path)
-    with pytest.raises(ValueError, match=r"checkpoint is .*last\.ckpt"):
+    with pytest.raises(ValueError, match=r"checkpoint must be .*got .*last\.ckpt"):
         train(tiny, unfinished, resume=True)
 
 
@@ -117,11 +117,11 @@ def test_a_result_that_no_training_wrote_is_an_error(unfinished, tiny):
     for content in ({}, {"parameters": "many"}, {"parameters": 3, "epochs": None, "seconds": 1}):
         (unfinished / "result.json").write_text(json.dumps(content))
         with pytest.raises(
-            ValueError, match=r"(parameters|epochs) of .*result\.json is .*, expected a number"
+            ValueError, match=r"(parameters|epochs) of .*result\.json must be a number"
         ):
             train(tiny, unfinished, resume=True)
         with pytest.raises(
-            ValueError, match=r"(parameters|epochs) of .*result\.json is .*, expected a number"
+            ValueError, match=r"(parameters|epochs) of .*result\.json must be a number"
         ):
             restore(unfinished)
 

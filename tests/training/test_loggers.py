@@ -197,7 +197,7 @@ def test_a_service_that_refuses_is_an_error_that_names_it(tiny, tmp_path, wandb_
     monkeypatch.setattr(sys.modules["wandb"], "init", refuse)
     with pytest.raises(
         ValueError,
-        match=r"^loggers is 'wandb', expected a service that takes the run \(no API key\)$",
+        match=r"^loggers must be a service that takes the run \(no API key\), got 'wandb'.",
     ):
         train(tiny, tmp_path / "run", loggers=["wandb"])
 
@@ -208,13 +208,13 @@ def test_a_service_that_is_not_installed_is_an_error_with_the_command_that_insta
 ):
     monkeypatch.setattr("teka.training.loggers.find_spec", lambda name: None)
     with pytest.raises(
-        ValueError, match=f"loggers is '{name}', expected an installed one; pip install {package}"
+        ValueError, match=rf"loggers must be an installed one.*got '{name}'.*Pip install {package}"
     ):
         train(tiny, tmp_path / "run", loggers=[name])
     assert not (tmp_path / "run").exists()
 
 
 def test_an_unknown_service_is_an_error_that_offers_the_nearest(tiny, tmp_path):
-    with pytest.raises(ValueError, match="did you mean 'wandb'"):
+    with pytest.raises(ValueError, match="Did you mean 'wandb'"):
         train(tiny, tmp_path / "run", loggers=["wandbb"])
     assert not (tmp_path / "run").exists()

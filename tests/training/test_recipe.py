@@ -46,10 +46,10 @@ def test_a_recipe_of_ones_own_is_read_from_its_file(tmp_path):
 
 def test_a_file_that_is_no_recipe_is_an_error(tmp_path):
     for content, message in {
-        "optimizer: adam\n": "expected every field; without epochs, batch_size, learning_rate",
-        "optimiser: adam\n": "did you mean 'optimizer'",
-        "- adam\n": "expected a YAML file of fields and values",
-        "a: [\n": "expected a YAML file",
+        "optimizer: adam\n": "every field.*Without epochs, batch_size, learning_rate",
+        "optimiser: adam\n": "Did you mean 'optimizer'",
+        "- adam\n": "a YAML file of fields and values",
+        "a: [\n": "a YAML file",
     }.items():
         (tmp_path / "own.yaml").write_text(content, encoding="utf-8")
         with pytest.raises(ValueError, match=message):
@@ -57,14 +57,12 @@ def test_a_file_that_is_no_recipe_is_an_error(tmp_path):
 
 
 def test_an_unknown_recipe_is_an_error_that_offers_the_nearest(tmp_path):
-    with pytest.raises(ValueError, match="did you mean 'horn2021'"):
+    with pytest.raises(ValueError, match="Did you mean 'horn2021'"):
         read_recipe("horn2012")
-    with pytest.raises(
-        ValueError, match="expected a YAML file, or one of cordonnier2020, horn2021"
-    ):
+    with pytest.raises(ValueError, match="a YAML file, or one of cordonnier2020, horn2021"):
         read_recipe(tmp_path / "none.yaml")
 
 
 def test_a_value_that_no_recipe_takes_is_an_error():
-    with pytest.raises(ValueError, match="epochs is 0"):
+    with pytest.raises(ValueError, match=r"epochs must be .*got 0"):
         Recipe(epochs=0)

@@ -78,12 +78,12 @@ def test_resuming_a_finished_run_changes_nothing(trained, tiny):
 def test_a_folder_of_a_run_or_of_another_run_and_a_file_are_not_written_over(
     trained, tiny, tmp_path
 ):
-    with pytest.raises(ValueError, match="expected a folder without a run"):
+    with pytest.raises(ValueError, match="a folder without a run"):
         train(tiny, trained.folder)
-    with pytest.raises(ValueError, match="it differs in learning_rate"):
+    with pytest.raises(ValueError, match="It differs in learning_rate"):
         train(tiny.replace(learning_rate=0.5), trained.folder, resume=True)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="out is"):
+    with pytest.raises(ValueError, match="out must be"):
         train(tiny, tmp_path / "file")
 
 
@@ -156,13 +156,13 @@ def test_options_that_do_not_fit_the_images_or_the_machine_leave_no_run(tiny, tm
         (
             tiny.replace(random_shift=9),
             None,
-            r"random_shift is 9, expected at most a side of the images, \(8, 8\)",
+            r"random_shift must be at most a side of the images, \(8, 8\).*got 9",
         ),
-        (tiny, parts, "accumulate × processes is 33, expected at most batch_size = 32"),
+        (tiny, parts, "accumulate × processes must be at most batch_size = 32.*got 33"),
         *(
             []
             if torch.cuda.is_available()
-            else [(tiny, gpu, "accelerator is 'gpu', expected one that this machine")]
+            else [(tiny, gpu, "accelerator must be one that this machine.*got 'gpu'")]
         ),
     ]
     for run, execution, message in asked:
@@ -186,7 +186,7 @@ def test_a_run_on_data_of_ones_own_is_restored_with_them_alone(tiny, tmp_path):
     mine = from_arrays(images, labels, name="noise")
     train(tiny.replace(epochs=1), tmp_path / "run", dataset=mine)
     with pytest.raises(
-        ValueError, match="dataset is 'digits', expected 'noise', on which the run was trained"
+        ValueError, match=r"dataset must be 'noise', on which the run was trained.*got 'digits'"
     ):
         restore(tmp_path / "run")
     trained = restore(tmp_path / "run", dataset=mine)

@@ -43,7 +43,7 @@ def test_a_model_of_ours_does_what_timm_asks_of_models(name: str):
     assert (
         model(IMAGES).shape == (2, 16, 5) == make(name, num_classes=5, global_pool="")(IMAGES).shape
     )
-    with pytest.raises(ValueError, match="global_pool is 'token', expected 'avg', '' or None"):
+    with pytest.raises(ValueError, match=r"global_pool must be 'avg', '' or None.*got 'token'"):
         model.reset_classifier(5, "token")
     assert resolve_model_data_config(model)["mean"] == (0.485, 0.456, 0.406)
     features = make(name, features_only=True, in_chans=1, out_indices=(0, 1))
@@ -75,7 +75,7 @@ def test_with_the_softmax_a_model_of_timm_stays_as_it_was(name: str):
 
 def test_attention_that_rotates_by_itself_is_left_alone():
     with pytest.raises(
-        ValueError, match="model is 'Eva', expected a model with attention that can be replaced"
+        ValueError, match=r"model must be a model with attention that can be replaced.*got 'Eva'"
     ):
         replace_attention(timm.create_model("vit_small_patch16_dinov3", depth=1))
 

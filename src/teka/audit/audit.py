@@ -31,7 +31,7 @@ from teka.checks import (
     check_sequence,
     check_tensor,
 )
-from teka.errors import wrong_type, wrong_value
+from teka.errors import wrong_argument, wrong_type, wrong_value
 from teka.provenance import provenance
 
 PLACES = {
@@ -171,7 +171,7 @@ def _check_layers(model: object, settings: AuditSettings) -> None:
         raise wrong_value(
             "layers",
             list(settings.layers),
-            f"None: the model is a {type(module).__name__}, no module",
+            f"None; the model is a {type(module).__name__}, no module",
         )
     check_names("layers", settings.layers, [name for name, _ in module.named_modules() if name])
 
@@ -180,7 +180,7 @@ def _check_data(images: Tensor, labels: Tensor | None, class_names: Sequence[str
     check_plain("images", images)
     check_tensor("images", images, "images", "channels", "height", "width")
     if not images.isfinite().all():
-        raise wrong_value("images", "NaN or infinity", "finite values")
+        raise wrong_argument("images", "NaN or infinity", "finite values")
     if labels is not None:
         labels = check_labels(labels, len(images))
     if class_names is not None:

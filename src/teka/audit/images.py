@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from teka._compat import widest
 from teka.checks import check_number, check_plain, check_sequence, is_number, is_whole
 from teka.errors import wrong_shape, wrong_value
 from teka.memory import LARGEST_IMAGE
+from teka.precision import widest
 
 Images = Shaped[Tensor, "batch channels *sizes"]
 RealImages = Float[Tensor, "batch channels *sizes"]

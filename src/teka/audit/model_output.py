@@ -19,9 +19,9 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from teka._compat import precise
 from teka.checks import check_stride
 from teka.errors import nearest, wrong_value
+from teka.precision import precise
 
 Images = Float[Tensor, "batch channels *sizes"]
 Boxes = Float[Tensor, "batch boxes numbers"]

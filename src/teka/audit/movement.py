@@ -28,7 +28,7 @@ from teka.audit.images import (
 )
 from teka.audit.shifts import CheckedShift, SubpixelShift, SubpixelShifts, check_shifts, read_steps
 from teka.checks import check_flags, check_name, check_sequence
-from teka.errors import wrong_value
+from teka.errors import wrong_argument, wrong_value
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def check_amounts(
 ) -> tuple[tuple, ...]:
     """The amounts of a change as tuples of one number, in the order given; repeats count once."""
     if len(sizes) != 2:
-        raise wrong_value("images", f"{len(sizes)} spatial axes", f"two, for mode {mode!r}")
+        raise wrong_argument("images", f"{len(sizes)} spatial axes", f"two, for mode {mode!r}")
     checked: dict[tuple[int | float], None] = {}
     for given in read_steps(argument, amounts):
         if isinstance(given, list) and len(given) != 1:

@@ -264,7 +264,7 @@ def is_precise(responses: Responses, settings: AuditSettings) -> bool:
     number = numbers.get("consistency", numbers.get("overlap"))
     if number is None:
         raise wrong_value(
-            "precision", settings.precision, "None: this output has no consistency and no mean IoU"
+            "precision", settings.precision, "None; this output has no consistency and no mean IoU"
         )
     return number.half_width is not None and 100 * number.half_width <= settings.precision
 

@@ -22,7 +22,7 @@ from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.summarize import summarize
 from teka.checks import check_sizes, check_tensor
 from teka.data import lossless_selection
-from teka.errors import wrong_value
+from teka.errors import wrong_argument, wrong_value
 
 Images = Float[Tensor, "images channels height width"]
 Labels = Int[Tensor, " images"] | None
@@ -64,7 +64,7 @@ def horn2021(
         keep = lossless_selection(images, labels, class_index, HORN_MARGIN)
         counts[f"images, {name}"] = int(keep.sum())
         if not keep.any():
-            raise wrong_value(
+            raise wrong_argument(
                 "images", f"none of {name} with margins of {HORN_MARGIN} columns", "at least one"
             )
         given = function, images[keep], shifts, Movement("lossless")

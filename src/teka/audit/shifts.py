@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from teka.checks import check_number, check_plain, check_sizes
-from teka.errors import wrong_value
+from teka.errors import wrong_argument, wrong_value
 
 MOST_STEPS = 500  # of a set of shifts along an axis, in each direction
 MOST_SHIFTS = 100_000  # of a set
@@ -85,7 +85,7 @@ def read_steps(argument: str, shifts: object) -> list[list[float] | float]:
     found: list[list[float] | float] = []
     for shift in shifts:
         if len(found) == MOST_SHIFTS:
-            raise wrong_value(
+            raise wrong_argument(
                 argument, f"more than {MOST_SHIFTS:,} shifts", f"at most {MOST_SHIFTS:,}"
             )
         if isinstance(shift, (Tensor, np.ndarray)):
@@ -114,7 +114,7 @@ def check_shifts(
             )
         checked[given] = None
     if not checked:
-        raise wrong_value(argument, "empty", "at least one shift")
+        raise wrong_argument(argument, "empty", "at least one shift")
     return tuple(checked)
 
 

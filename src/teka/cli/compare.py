@@ -28,7 +28,7 @@ from teka.cli.audit import (
 )
 from teka.cli.parser import Option, command
 from teka.codec import encode
-from teka.errors import one_line, wrong_value
+from teka.errors import one_line, wrong_argument, wrong_value
 from teka.files import make_directory
 
 
@@ -138,7 +138,7 @@ def check_comparable(cases: Sequence[AuditCase]) -> None:
             expected = (
                 f"that of {labelled[0][0]}: answers are compared by the numbers of their classes"
             )
-            raise wrong_value(f"the order of the classes of {name}", "another", expected)
+            raise wrong_argument(f"the order of the classes of {name}", "another", expected)
 
 
 def share_examples(

@@ -10,9 +10,9 @@ from teka import training
 from teka.audit.page.tables import Table
 from teka.cli.parser import Option, Parser, command, fields_of, progress_bar
 from teka.errors import wrong_value
+from teka.experiments.baselines import SelfAttentionNetwork
+from teka.experiments.baselines.degenerate_heads import heads_table
 from teka.files import read_yaml, resolve_path
-from teka.models import SelfAttentionNetwork
-from teka.models.degenerate_heads import heads_table
 from teka.models.model_file import WEIGHTS_FILE
 from teka.training import Execution, Run, restore
 from teka.training.checkpoint import CHECKPOINTS, LAST, load_weights

@@ -30,14 +30,14 @@ from teka.convert.convolutions import (
     precision_for_tolerance,
     window_reach,
 )
-from teka.errors import wrong_value
+from teka.errors import wrong_argument, wrong_value
 from teka.functional import Constant
 from teka.functional.positions import Positions
 from teka.functional.relative.stationary import StationaryRelative
 from teka.grid import Grid
-from teka.nn import Attention, Quadratic
+from teka.nn import Attention, RelativeKernel
 from teka.nn.additions import CONVOLUTION_MODULES
-from teka.nn.waves import inverse_softplus
+from teka.nn.relative import inverse_softplus
 
 # Share of a cell by which a grid's spacing may differ from the one that the heads' centres were made for.
 SPACING_TOLERANCE = 1e-6
@@ -170,7 +170,7 @@ def attention_from_convolution(
     num_out, num_in, sides = convolution.out_channels, convolution.in_channels, weight.shape[2:]
     spacing = cell_spacing(spacing, len(sides))
     if precision is not None and tolerance is not None:
-        raise wrong_value("precision and tolerance", "both", "at most one of the two")
+        raise wrong_argument("precision and tolerance", "both", "at most one of the two")
     if tolerance is not None:
         precision = precision_for_tolerance(tolerance, spacing)
     precision = math.inf if precision is None else precision
@@ -182,7 +182,7 @@ def attention_from_convolution(
     )
 
     heads, width = values.shape[:2]
-    relative = Quadratic(len(sides), heads)
+    relative = RelativeKernel("quadratic", num_axes=len(sides), heads=heads)
     options = {"dim_head": dim_head, "context_dim": num_in, "qkv_bias": False}
     attention = Attention(num_out, heads, kernel="constant", relative=relative, **options).to(
         weight
@@ -243,7 +243,7 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
         raise wrong_value(
             "attention.position_heads",
             attention.position_heads,
-            "0: a relative kernel in every head",
+            "0, for a relative kernel in every head",
         )
     relative = None if attention.relative is None else attention.relative()
     if not isinstance(relative, StationaryRelative):

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from teka.checks import POSITIVE, check_module, is_positive
-from teka.errors import FOREIGN, message_of, wrong_type, wrong_value
+from teka.errors import FOREIGN, message_of, wrong_argument, wrong_type, wrong_value
 from teka.functional import attention
 from teka.nn import AttentionHeads
 
@@ -49,7 +49,7 @@ def distill_attention(
     layers = [module for module in model.modules() if isinstance(module, AttentionHeads)]
     learned = [parameter for layer in layers for parameter in layer.parameters()]
     if not learned:
-        raise wrong_value(
+        raise wrong_argument(
             "model",
             f"{len(layers)} AttentionHeads without parameters",
             "kernels that learn: 'hedgehog'",

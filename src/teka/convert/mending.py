@@ -12,13 +12,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, conv2d, max_pool2d, pad
 
-from teka._compat import restore_in_recomputation
+from teka._checkpoint import restore_in_recomputation
 from teka.audit.layers.blame import LayerFindings
 from teka.audit.layers.fixes import FIXES, place_axes
 from teka.audit.layers.recogniser import pair
 from teka.checks import check_module, check_names
 from teka.errors import wrong_type, wrong_value
-from teka.nn.polyphase import PolyphaseDownsample
+from teka.nn.sampling.polyphase import PolyphaseDownsample
 
 Maps = Float[Tensor, "batch channels height width"]
 Made = Float[Tensor, "batch out_channels out_height out_width"]

@@ -22,7 +22,7 @@ from teka.checks import (
     height_and_width,
     is_number,
 )
-from teka.errors import wrong_value
+from teka.errors import wrong_argument, wrong_value
 
 SHIFT_MODES = ("zero", "circular")
 
@@ -225,7 +225,7 @@ class Normalize:
         check_plain("images", images)
         check_tensor("images", images, "images", "channels", "height", "width")
         if not images.isfinite().all():
-            raise wrong_value("images", "NaN or infinity", "finite values")
+            raise wrong_argument("images", "NaN or infinity", "finite values")
         deviation, mean = torch.std_mean(images.double(), dim=(0, 2, 3), correction=0)
         return cls(tuple(mean.tolist()), tuple(deviation.tolist()))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from teka.checks import WHOLE, check_class, check_plain, check_sizes, check_tensor, height_and_width
 from teka.data.pictures import resize_bilinear, to_intensities
-from teka.errors import wrong_value
+from teka.errors import wrong_argument, wrong_value
 from teka.memory import check_memory
 
 Side: TypeAlias = int | Sequence[int]  # of square images, or (height, width)
@@ -47,7 +47,7 @@ class Split:
             lowest, highest = (bound.item() for bound in torch.aminmax(self.images))
             # Written so that NaN, for which every comparison is false, fails too.
             if not (lowest >= 0 and highest <= 1):
-                raise wrong_value(
+                raise wrong_argument(
                     "images", f"from {lowest} to {highest}", "intensities from 0 to 1"
                 )
 
@@ -59,7 +59,7 @@ class Split:
         check_plain("indices", indices)
         check_tensor("indices", indices, "batch", dtypes=WHOLE)
         if len(indices) and not -len(self) <= int(indices.min()) <= int(indices.max()) < len(self):
-            raise wrong_value(
+            raise wrong_argument(
                 "indices",
                 f"from {indices.min()} to {indices.max()}",
                 f"indices of {len(self)} images",
@@ -71,7 +71,7 @@ class Split:
         """Itself: intensities are not resized, `Levels` are."""
         if image_size is not None:
             raise wrong_value(
-                "image_size", image_size, "None: images of floating point are not resized"
+                "image_size", image_size, "None; images of floating point are not resized"
             )
         return self
 
@@ -142,7 +142,7 @@ class Dataset:
 def hold_out_test(num_images: int) -> tuple[Int[Tensor, " train"], Int[Tensor, " test"]]:
     """Indices for training and for test, a fifth of `numpy.random.default_rng(0).permutation(N)` at its end."""
     if num_images < TEST_SHARE:
-        raise wrong_value(
+        raise wrong_argument(
             "images", f"{num_images} in all", f"at least {TEST_SHARE}, a fifth of them for test"
         )
     order = torch.from_numpy(np.random.default_rng(TEST_SEED).permutation(num_images))
@@ -197,11 +197,11 @@ def assemble(
             raise wrong_value(
                 "validation_size",
                 validation_size,
-                "None: the validation images are of another kind",
+                "None; the validation images are of another kind",
             )
         train, validation = _join(train, validation), None
     if not (len(train) and len(test)):
-        raise wrong_value(
+        raise wrong_argument(
             "images", f"{len(train)} for training and {len(test)} for test", "at least one of each"
         )
     if validation is not None:

@@ -74,7 +74,7 @@ def load(
         if path is None:
             looked = " or ".join(dict.fromkeys(map(str, _places(name, data_dir))))
             raise ValueError(
-                f"{unknown_name('name', name, NAMES)}; no folder of images or .npz file is at {looked}"
+                f"{unknown_name('name', name, NAMES)} No folder of images or .npz file is at {looked}."
             )
         parts = read_image_folder(path, image_size=image_size) if path.is_dir() else read_npz(path)
     return assemble(name, parts, image_size, validation_size, train_size, seed)

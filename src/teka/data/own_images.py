@@ -13,7 +13,7 @@ from torch import Tensor
 from teka.checks import LARGEST, check_name, check_plain, height_and_width
 from teka.data.dataset import Levels, Parts, Side, Split
 from teka.data.pictures import read_picture, resize_bilinear
-from teka.errors import first_line, wrong_shape, wrong_value
+from teka.errors import first_line, wrong_argument, wrong_shape, wrong_value
 from teka.files import check_unpacked
 from teka.memory import check_memory
 
@@ -61,7 +61,7 @@ def find_parts(folder: Path) -> dict[str, Path]:
     if "train" not in parts or len(parts) < 2:
         return {}
     if others:
-        expected = f"only parts (train, val, test) or only classes; not {others}"
+        expected = f"only parts (train, val, test) or only classes, not {others}"
         raise wrong_value(f"the sub-folders of {folder}", names, expected)
     if "test" not in parts:
         parts["test"] = parts.pop("validation")
@@ -109,9 +109,9 @@ def find_pictures(folder: Path) -> tuple[dict[str, list[tuple[Path, int]]], list
         found: list[tuple[Path, int]] = []
         for place in filter(Path.is_dir, _visible(top)):
             if not (paths := _visible(place)):
-                raise wrong_value(f"the pictures in {place}", "none", "at least one")
+                raise wrong_argument(f"the pictures in {place}", "none", "at least one")
             for path in filter(Path.is_dir, paths):
-                raise wrong_value(
+                raise wrong_argument(
                     f"the pictures in {place}", f"the folder {path.name}", "files only"
                 )
             if place.name not in classes:
@@ -279,7 +279,7 @@ def _part(argument: str, images: Array, labels: Array, axes: str) -> Levels | Sp
     if labels.dtype.kind not in "iu":
         raise wrong_value(f"{labels_argument}.dtype", str(labels.dtype), "a whole number type")
     if labels.size and not 0 <= labels.min() <= labels.max() <= LARGEST:
-        raise wrong_value(
+        raise wrong_argument(
             labels_argument,
             f"from {labels.min()} to {labels.max()}",
             f"classes from 0 to {LARGEST}",
@@ -299,7 +299,7 @@ def _part(argument: str, images: Array, labels: Array, axes: str) -> Levels | Sp
     intensities = np.array(ordered, dtype=np.float32, order="C")
     lowest, highest = (intensities.min(), intensities.max()) if intensities.size else (0, 0)
     if not (lowest >= 0 and highest <= 1):
-        raise wrong_value(
+        raise wrong_argument(
             argument, f"from {lowest} to {highest}", "intensities from 0 to 1, or uint8 levels"
         )
     return Split(torch.from_numpy(intensities), classes)

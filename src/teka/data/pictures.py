@@ -13,7 +13,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from teka.checks import check_name, check_plain, height_and_width, is_whole
-from teka.errors import require, wrong_shape, wrong_type, wrong_value
+from teka.errors import require, wrong_argument, wrong_shape, wrong_type, wrong_value
 from teka.memory import LARGEST_IMAGE
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _reading(path: "str | Path") -> Iterator[None]:
             )  # the limit here is lower
             yield
     except Image.DecompressionBombError as error:
-        raise wrong_value(
+        raise wrong_argument(
             f"the size of {path}", "a bomb", f"at most {LARGEST_IMAGE:,} pixels ({error})"
         ) from error
     except Image.UnidentifiedImageError as error:
@@ -131,7 +131,7 @@ def read_picture(
     check_name("ground", ground, GROUNDS)
     if in_channels is not None and (not is_whole(in_channels) or in_channels not in _CHANNELS):
         raise wrong_value(
-            "in_channels", in_channels, "1 or 3: a picture is gray or has three colors"
+            "in_channels", in_channels, "1 or 3; a picture is gray or has three colors"
         )
     picture = open_picture(path)
     if in_channels is None:
@@ -155,7 +155,7 @@ def _to_bytes(levels: np.ndarray, path: object) -> np.ndarray:
     lowest, highest = float(levels.min()), float(levels.max())
     top = 65535.0 if levels.dtype.kind != "f" else 1.0 if highest <= 1 else 255.0
     if not (lowest >= 0 and highest <= top):
-        raise wrong_value(
+        raise wrong_argument(
             f"the levels of {path}", f"from {lowest:g} to {highest:g}", f"levels from 0 to {top:g}"
         )
     return np.rint(levels.astype(np.float64) * (255 / top)).astype(np.uint8)

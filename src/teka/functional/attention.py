@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from teka._compat import precise
 from teka.checks import check_flags, check_sizes
 from teka.errors import wrong_shape
 from teka.functional.kernels.base import FeatureKernel, Kernel
@@ -14,7 +13,8 @@ from teka.functional.plan import Plan, check_inputs
 from teka.functional.positions import Positions, check_mask, make_positions, packed_lengths
 from teka.functional.relative.base import Relative
 from teka.functional.shapes import Keys, Queries, Values
-from teka.grid import Grid
+from teka.grid import GridLike
+from teka.precision import precise
 
 # An estimate has collapsed when it varies about the mean of the values less than this share of what the truth does.
 COLLAPSED_SPREAD = 0.1
@@ -29,9 +29,9 @@ def attention(
     *,
     kernel: str | Kernel = "softmax",
     relative: str | Relative | None = None,
-    grid: Grid | None = None,
+    grid: GridLike | None = None,
     positions: Float[Tensor, "*batch placed axes"] | None = None,
-    key_grid: Grid | None = None,
+    key_grid: GridLike | None = None,
     key_positions: Float[Tensor, "*key_batch placed_keys axes"] | None = None,
     key_mask: Bool[Tensor, "batch keys"] | None = None,
     query_mask: Bool[Tensor, "batch queries"] | None = None,
@@ -57,7 +57,7 @@ def attention(
         value: Values, shape (B, H, L_k, d_v).
         kernel: Content kernel κ, a name of `teka.functional.KERNELS` (random features with seed 0) or an instance.
         relative: Relative kernel c, a name of `teka.functional.RELATIVES` (with seed 0) or an instance; None for c = 1.
-        grid: The grid whose cells the tokens are, in row-major order.
+        grid: The grid whose cells are the tokens in row-major order: a `Grid`, its shape or its length.
         positions: Instead of a grid, positions in physical units, shape (L_q, n) or (B, L_q, n).
         key_grid: The grid of the keys, where it is not that of the queries.
         key_positions: Instead of a grid, positions of the keys, where they are not those of the queries.
@@ -102,7 +102,7 @@ def attention(
     if cu_seqlens is not None:
         if num_keys != num_queries:
             raise wrong_shape(
-                "key", key.shape, f"{num_queries} tokens, as many as the query's, with cu_seqlens"
+                "key", key.shape, f"{num_queries} tokens, the same number as query, with cu_seqlens"
             )
         excluded = {
             "key_mask": key_mask,

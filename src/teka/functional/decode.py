@@ -6,21 +6,20 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from teka._compat import replace, without_autocast
+from teka._compat import replace
 from teka.checks import BOOLEAN, check_kind, check_tensor
-from teka.errors import wrong_shape, wrong_type, wrong_value
+from teka.errors import wrong_argument, wrong_shape, wrong_type, wrong_value
 from teka.functional.backends import LOWEST_LOG_SCALE
 from teka.functional.backends.feature_sums import featured
-from teka.functional.backends.fused.position_maps import PositionMap
 from teka.functional.backends.linear import DecodingState
-from teka.functional.backends.triton import MADE_WITHIN
-from teka.functional.kernels.base import FeatureKernel, Kernel, mask_features
+from teka.functional.kernels.base import Kernel, mask_features
 from teka.functional.plan import Plan, check_inputs
 from teka.functional.positions import Positions
 from teka.functional.relative import RELATIVES
 from teka.functional.relative.base import Relative, plain_step
 from teka.functional.shapes import KeyMask, Keys, Outputs, Queries, Values
 from teka.grid import Grid
+from teka.precision import without_autocast
 
 
 def decode(
@@ -59,7 +58,7 @@ def decode(
     check_inputs(query, key, value)
     batch, heads, num_tokens, dim = query.shape
     if state is not None and not isinstance(state, DecodingState):
-        raise wrong_type("state", state, "None or the DecodingState that the token before has left")
+        raise wrong_type("state", state, "None or the DecodingState of the previous token")
     if key_mask is not None:
         check_tensor("key_mask", key_mask, batch, num_tokens, dtypes=BOOLEAN)
     first = 0 if state is None else state.num_tokens
@@ -67,7 +66,7 @@ def decode(
     kind = relative if isinstance(relative, Relative) else named
     if kind is not None and not kind.decodes:
         names = [repr(name) for name, other in sorted(RELATIVES.items()) if other.decodes]
-        expected = f"None, {', '.join(names[:-1])} or {names[-1]}: others need every pair"
+        expected = f"None, {', '.join(names[:-1])} or {names[-1]}; others need every pair of tokens"
         raise wrong_value("relative", kind.name, expected)
     positions = _positions(query, first, position, kind)
     plan = Plan.of_kernels(
@@ -75,11 +74,15 @@ def decode(
     )
     if plan.kernel.features is None:
         raise wrong_value(
-            "kernel", plan.kernel.name, "a kernel with a feature map, whose state does not grow"
+            "kernel",
+            plan.kernel.name,
+            "a kernel with a feature map; only its state has a fixed size",
         )
     kernels = (plan.kernel.features.name, None if plan.relative is None else plan.relative.name)
     if state is not None and state.kernels != kernels:
-        raise wrong_value("state.kernels", state.kernels, f"{kernels}, those of the next token")
+        raise wrong_value(
+            "state.kernels", state.kernels, f"{kernels}, the kernels of the next token"
+        )
     at_once = state is None and (kind is None or kind.state_adds)
     if num_tokens == 1 or at_once:
         output, state = _advance(plan, query, key, value, state, positions, key_mask)
@@ -107,8 +110,8 @@ def _positions(
     batch, _, num_tokens, _ = query.shape
     if kind is not None and kind.follows_tokens:
         if position is not None:
-            raise wrong_value(
-                "position", "given", f"None with {kind.name!r}, whose tokens follow at one distance"
+            raise wrong_argument(
+                "position", "a value", f"None with {kind.name!r}; its tokens have a spacing of 1"
             )
         return Positions(Grid(num_tokens))
     if position is None:
@@ -121,7 +124,7 @@ def _positions(
         )
     check_kind("position", position)
     if num_tokens > 1:
-        raise wrong_value("position", "given", "None for several tokens")
+        raise wrong_argument("position", "a value", "None for several tokens")
     if (
         position.ndim == 0
         or position.shape[-1] == 0
@@ -148,16 +151,6 @@ def _advance(
     key, value = mask_features(key, key_mask), mask_features(value, key_mask)
     with without_autocast(query.device.type):
         plan, query, key = plan.joined(query, key)
-        placed = (
-            None if key_mask is not None else _triton_map(plan, features, query, key, value, state)
-        )
-        if placed is not None:
-            from teka.functional.backends.triton.recurrent import triton_step
-
-            output, after = triton_step(
-                query, key, value, state, kernel=features, positions=placed, scale=plan.scale
-            )
-            return output.to(dtype), after
         tokens = featured(
             features, query, key, value, scale=plan.scale, key_mask=key_mask, is_causal=True
         )
@@ -182,25 +175,3 @@ def _advance(
             sums, after = sums.over(count), replace(after, count=left)
         output = sums.divide(nonnegative=features.nonnegative or features.counts_keys)
     return output.to(dtype), after
-
-
-def _triton_map(
-    plan: Plan,
-    features: FeatureKernel,
-    query: Queries,
-    key: Keys,
-    value: Values,
-    state: DecodingState | None,
-) -> PositionMap | None:
-    """What the position makes of features, for Triton's kernel of one token; None else, and where gradients are."""
-    if query.shape[2] > 1:
-        return None
-    placed = (
-        replace(plan, backend="linear").triton_map(query, key, value)
-        if type(features) in MADE_WITHIN
-        else None
-    )
-    if placed is None or not torch.is_grad_enabled():
-        return placed
-    learned = query, key, value, *placed.tensors, *(() if state is None else (state.total.total,))
-    return None if any(one.requires_grad for one in learned) else placed

@@ -3,15 +3,16 @@
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from teka._compat import is_dynamic, is_plain_eager, records_graph, replace
+from teka._compat import replace
 from teka.checks import check_name
 from teka.errors import wrong_value
+from teka.execution_mode import ExecutionMode, execution_mode, is_dynamic
 from teka.functional.backends import BACKENDS, Cost
 from teka.functional.backends.dense import dense_cost
 from teka.functional.backends.linear import Sizes, linear_cost
-from teka.functional.backends.toeplitz import axis_matrices_bytes
 from teka.functional.kernels.base import Kernel
 from teka.functional.positions import Positions
 from teka.functional.relative.base import Relative
@@ -74,23 +75,19 @@ def _costs_of_a_head(work: Workload) -> dict[str, Cost]:
 
 
 def _dense_cost(work: Workload) -> Cost:
-    """Cost of the dense backend by the way it takes: fused, in tiles with c by axes, or plain."""
+    """Cost of the dense backend by the way it takes: fused or plain."""
     kernel, relative, positions = work.kernel, work.relative, work.positions
     size = kernel.dense_size(work.dim)
-    passes, more = 3 if relative is None else relative.dense_passes(positions.num_axes), 0
+    passes = 3 if relative is None else relative.dense_passes(positions.num_axes)
     if relative is not None and relative.is_shared and positions.grid is not None:
         passes = 3 + math.ceil((passes - 3) / work.batch)
     if kernel.is_softmax:
         longer = 0 if relative is None else relative.softmax_size(positions)
         if longer is not None:
             passes, size = 1, size + longer
-    elif relative is not None and relative.separates(positions) and not work.is_causal:
-        assert positions.grids is not None
-        passes, more = 1, axis_matrices_bytes(*positions.grids)
     else:
         passes += kernel.weight_passes
-    cost = dense_cost(work.num_queries, work.num_keys, size, work.dim_value, passes=passes)
-    return Cost(cost.multiply_adds, cost.bytes + more)
+    return dense_cost(work.num_queries, work.num_keys, size, work.dim_value, passes=passes)
 
 
 def select_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu") -> str:
@@ -98,7 +95,7 @@ def select_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu
     check_name("backend", backend, BACKENDS)
     if backend == "auto":
         # Nor can vmap read numbers. In two steps, for torch.compile knows no `min` with a key.
-        names = [name for name in costs if name != "fft" or is_plain_eager()]
+        names = [name for name in costs if name != "fft" or execution_mode() is ExecutionMode.EAGER]
         work = [costs[name].work(name, device_type) for name in names]
         return names[work.index(min(work))]
     if backend not in costs:
@@ -112,10 +109,10 @@ def chosen(backend: str, work: Workload, device_type: str) -> str:
     check_name("backend", backend, BACKENDS)
     if is_dynamic(work.num_queries, work.num_keys):
         work = replace(work, num_queries=DYNAMIC_TOKENS, num_keys=DYNAMIC_TOKENS)
-    signature = None if records_graph() else _signature(work)
+    signature = None if torch.compiler.is_compiling() else _signature(work)
     if signature is None:
         return select_backend(backend, backend_costs(work), device_type)
-    signature = (backend, device_type, is_plain_eager(), *signature)
+    signature = (backend, device_type, execution_mode() is ExecutionMode.EAGER, *signature)
     choice = _choices.get(signature)
     if choice is None:
         if len(_choices) >= MOST_CHOICES:

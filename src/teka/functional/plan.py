@@ -9,59 +9,26 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from teka._compat import (
-    ProcessGroup,
-    has_numbers,
-    is_compiled,
-    is_plain_eager_on_cpu,
-    is_rehearsed,
-    is_transformed,
-    records_graph,
-    replace,
-    without_autocast,
-)
+from teka._compat import ProcessGroup, replace
 from teka.checks import POSITIVE, check_tensor, is_positive
 from teka.errors import wrong_shape, wrong_value
+from teka.execution_mode import ExecutionMode, execution_mode, is_readable
 from teka.functional.backends import FeatureInputs, WeightedSums, add_prefix
-from teka.functional.backends.custom_ops import MAPS, by_hand
 from teka.functional.backends.dense import fused_softmax, matrix_attention
 from teka.functional.backends.feature_sums import featured, plain_sums
-from teka.functional.backends.fused.causal import fused_causal
-from teka.functional.backends.fused.position_maps import PositionMap, PrefixMap
-from teka.functional.backends.fused.two_sided import MeansByHand, fused_linear
-from teka.functional.backends.triton import LARGEST_SIZE, MADE_WITHIN, triton_fits
+from teka.functional.backends.triton import TritonPositions, can_use_triton
 from teka.functional.dispatch import Workload, chosen
 from teka.functional.kernels import make_kernel
-from teka.functional.kernels.base import FeatureKernel, FusedKernel, Kernel, Pairwise, mask_features
-from teka.functional.kernels.features import Taylor2
-from teka.functional.kernels.rectified import LocalKernel
+from teka.functional.kernels.base import Kernel, Pairwise, mask_features
+from teka.functional.long_inputs import LongAttention
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
 from teka.functional.relative.base import Relative
 from teka.functional.shapes import KeyMask, Keys, Outputs, Queries, QueryMask, Values
-
-# Tokens of all samples from which sums in blocks of tokens are the faster way, by what positions make of features, and
-# if causal: on one thread, and for each of several, measured on two.
-LEAST_IN_BLOCKS = {
-    "none": (128, 128),
-    "fourier": (1, 1),
-    "rotary": (128, 128),
-    "causal": (1024, 2048),
-}
-
+from teka.precision import without_autocast
 
 # Larger queries, keys or values are computed in float64, in which the products of four of them do not overflow.
 LARGEST_IN_FLOAT32 = 1e4
-
-# Kernels of so many features that a compiled graph, which holds those of all tokens, is slower than blocks of them.
-OUTGROWING: dict[type[Kernel], str] = {Taylor2: Taylor2.name}
-MAPS[Taylor2.name] = MeansByHand(Taylor2())
-
-
-def is_node_of_graph(kernel: Kernel, relative: object, *, is_causal: bool) -> bool:
-    """Whether torch.compile now records sums in blocks as one node, of a kernel of scale · qᵀk and no relative one."""
-    is_there = relative is None and not is_causal and type(kernel) in OUTGROWING
-    return is_there and is_compiled() and isinstance(kernel, FusedKernel) and kernel.is_fused
 
 
 def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -72,7 +39,7 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
     check_tensor("value", value, batch, heads, key.shape[2], "dim")
     for argument, tensor in (("key", key), ("value", value)):
         if tensor.dtype != query.dtype:
-            raise wrong_value(argument, tensor.dtype, f"{query.dtype}, as query is")
+            raise wrong_value(argument, tensor.dtype, f"of {query.dtype}, like query")
 
 
 @dataclass(frozen=True)
@@ -137,7 +104,9 @@ class Plan:
         """The attention of tokens by a backend, or by the cheapest for them with "auto"."""
         sizes = {"num_queries": query.shape[2], "num_keys": key.shape[2]}
         if self.is_causal and sizes["num_keys"] != sizes["num_queries"]:
-            expected = f"{sizes['num_queries']} tokens, as many as the query's, with is_causal"
+            expected = (
+                f"{sizes['num_queries']} tokens, the same number as query, with is_causal=True"
+            )
             raise wrong_shape("key", key.shape, expected)
         sizes = {
             **sizes,
@@ -145,7 +114,7 @@ class Plan:
             "dim_value": value.shape[-1],
             "heads": query.shape[1],
         }
-        if not records_graph():  # a compiled graph may be of any number of samples
+        if not torch.compiler.is_compiling():  # a compiled graph may be of any number of samples
             sizes["batch"] = max(1, query.shape[0])  # there may be none
         plan = self.computed_by(backend, device_type=query.device.type, **sizes)
         return plan.evaluate(query, key, value, key_mask=key_mask, query_mask=query_mask)
@@ -187,26 +156,32 @@ class Plan:
         """The attention of these tokens, in float32 at least and returned in their own dtype."""
         dtype = query.dtype
         with without_autocast(query.device.type):
-            placed = self.triton_map(query, key, value)
-        is_made_within = placed is not None and type(self.kernel.features) in MADE_WITHIN
-        if dtype in (torch.float16, torch.bfloat16) and not is_made_within:
+            triton_positions = self.triton_positions(query, key, value)
+        use_triton = triton_positions is not None
+        if dtype in (torch.float16, torch.bfloat16) and not use_triton:
             query, key, value = query.float(), key.float(), value.float()
         # What is dropped is 0 from here on, so that not even a NaN there reaches an output or a gradient.
         query, broken = mask_features(query, query_mask), None
         key, value = mask_features(key, key_mask), mask_features(value, key_mask)
         is_large = (
-            placed is None
+            not use_triton
             and self.group is None
             and any(map(is_large_float32, (query, key, value)))
         )
-        # Causally the kernels of a GPU see to it themselves.
-        if self.group is None and (placed is None if self.is_causal else key_mask is not None):
+        # The causal Triton kernels handle non-finite inputs themselves.
+        is_checked = not use_triton if self.is_causal else key_mask is not None
+        if self.group is None and is_checked:
             query, key, value, broken = _without_broken(query, key, value, is_causal=self.is_causal)
         if is_large:
             output = self._in_float64(query, key, value, key_mask=key_mask, query_mask=query_mask)
         else:
             output = self._attend(
-                query, key, value, key_mask=key_mask, query_mask=query_mask, placed=placed
+                query,
+                key,
+                value,
+                key_mask=key_mask,
+                query_mask=query_mask,
+                triton_positions=triton_positions,
             )
         if broken is not None:
             output = output.masked_fill(broken[..., None], torch.nan)
@@ -237,7 +212,7 @@ class Plan:
         *,
         key_mask: KeyMask,
         query_mask: QueryMask,
-        placed: PositionMap | None = None,
+        triton_positions: TritonPositions | None = None,
     ) -> Outputs:
         """Attend in the dtype of the tokens, in which what is dropped is 0."""
         with without_autocast(query.device.type):
@@ -255,36 +230,28 @@ class Plan:
                 )
                 plan = plan if fitted is features else replace(plan, kernel=fitted)
             attend = {"dense": dense, "windows": windowed}.get(plan.backend, fast)
-            if placed is not None:
-                attend = partial(by_triton, positions=placed)
+            if triton_positions is not None:
+                attend = partial(by_triton, positions=triton_positions)
             return attend(plan, query, key, value, key_mask=key_mask)
 
-    def triton_map(self, query: Queries, key: Keys, value: Values) -> PositionMap | None:
-        """What positions make of features, for Triton's kernels, which widen numbers themselves; None without them."""
+    def triton_positions(self, query: Queries, key: Keys, value: Values) -> TritonPositions | None:
+        """Return the rotary angles for the Triton kernels, or None if these cannot compute the attention."""
         kernel = self.kernel.features
-        if (
-            self.backend != "linear"
-            or kernel is None
-            or not kernel.nonnegative
-            or kernel.counts_keys
-        ):
+        if self.backend != "linear" or self.group is not None or kernel is None:
             return None
-        if self.group is not None or (self.relative is not None and self.relative.joins):
+        if not can_use_triton(kernel, query, value):
             return None
-        num_features = kernel.num_features(query.shape[-1])
-        if not triton_fits(query, value, num_features):
-            return None
-        if is_transformed(query, key, value):
+        if execution_mode(query, key, value) is ExecutionMode.TRANSFORMED:
             return None
         if self.relative is None:
-            return PositionMap()
+            return TritonPositions()
         if self.positions.num_prefix_tokens:
             return None
         like = query.new_empty((), dtype=torch.float32)
-        placed = self.relative.position_map(self.positions, like, num_features)
-        if placed is None or placed.num_waves > LARGEST_SIZE:
+        positions = self.relative.triton_positions(self.positions, like, query.shape[-1])
+        if positions is None or execution_mode(*positions.tensors) is ExecutionMode.TRANSFORMED:
             return None
-        return None if is_transformed(*placed.tensors) else placed
+        return positions
 
 
 def dense(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask) -> Outputs:
@@ -312,67 +279,32 @@ def by_triton(
     value: Values,
     *,
     key_mask: KeyMask,
-    positions: PositionMap,
+    positions: TritonPositions,
 ) -> Outputs:
-    """A plan by Triton's kernels, which are imported when they are first needed."""
-    from teka.functional.backends.triton.operators import triton_linear
+    """Compute the attention by the Triton kernels, which are imported when they are first used."""
+    from teka.functional.backends.triton.operators import triton_attention
 
     kernel = plan.kernel.features
     assert kernel is not None
     options = {"scale": plan.scale, "key_mask": key_mask, "is_causal": plan.is_causal}
-    return triton_linear(query, key, value, kernel=kernel, positions=positions, **options)
+    return triton_attention(query, key, value, kernel=kernel, positions=positions, **options)
 
 
 def fast(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask) -> Outputs:
-    """A plan by a backend other than dense, of a kernel with features."""
+    """Compute the attention by sums over keys of products of features."""
     kernel = plan.kernel.features
     assert kernel is not None
-    options = {"scale": plan.scale, "key_mask": key_mask}
-    is_node = plan.backend == "linear" and is_node_of_graph(
-        kernel, plan.relative, is_causal=plan.is_causal
-    )
-    if (
-        is_node
-        and plan.group is None
-        and query.is_cpu
-        and query.shape[2] >= LEAST_IN_BLOCKS["none"][0]
-    ):
-        tensors = (plan.scale * query, key, value, *(() if key_mask is None else (key_mask,)))
-        return by_hand(OUTGROWING[type(kernel)], tensors)
-    placed = _position_map(plan, kernel, query, key, value, key_mask=key_mask)
-    if placed is not None and not plan.is_causal and isinstance(kernel, FusedKernel):
-        return fused_linear(query, key, value, kernel=kernel, positions=placed, **options)
-    if placed is None or not isinstance(kernel, LocalKernel):
-        return _by_sums(plan, kernel, query, key, value, **options)
-    large = kernel.too_large(key)
-    if large is None:
-        return fused_causal(query, key, value, kernel=kernel, positions=placed, **options)
-    # What was before such a key stays as it would be without it.
-    others = key.masked_fill(large[..., None], 0.0)
-    output = fused_causal(query, others, value, kernel=kernel, positions=placed, **options)
-    return torch.where(
-        large.cumsum(dim=-1)[..., None] > 0,
-        _by_sums(plan, kernel, query, key, value, **options),
-        output,
-    )
-
-
-def _by_sums(
-    plan: Plan,
-    kernel: FeatureKernel,
-    query: Queries,
-    key: Keys,
-    value: Values,
-    *,
-    scale: float,
-    key_mask: KeyMask,
-) -> Outputs:
+    if plan.backend == "linear" and plan.group is None:
+        long = LongAttention(kernel, plan.relative, plan.positions, plan.scale, plan.is_causal)
+        if long.is_needed(query):
+            return long.attend(query, key, value, key_mask)
+    # Elementwise operations are faster on contiguous memory. Projections give transposed heads.
     tokens = featured(
         kernel,
-        query,
-        key,
+        query.contiguous(),
+        key.contiguous(),
         value,
-        scale=scale,
+        scale=plan.scale,
         key_mask=key_mask,
         is_causal=plan.is_causal,
         group=plan.group,
@@ -390,44 +322,6 @@ def _by_sums(
     return sums.divide(nonnegative=kernel.nonnegative or kernel.counts_keys)
 
 
-def _position_map(
-    plan: Plan,
-    kernel: FeatureKernel,
-    query: Queries,
-    key: Keys,
-    value: Values,
-    *,
-    key_mask: KeyMask,
-) -> PositionMap | None:
-    """What positions make of features, for sums in blocks that stay in a CPU's cache; None where there are no such."""
-    # A denominator is taken to be positive.
-    if plan.backend != "linear" or plan.group is not None or not kernel.nonnegative:
-        return None
-    if not is_plain_eager_on_cpu(query, key, value) or not kernel.is_fused:
-        return None
-    placed, first = PositionMap(), plan.positions.num_prefix_tokens
-    if plan.relative is not None:
-        placed = plan.relative.position_map(
-            plan.positions, query, kernel.num_features(query.shape[-1])
-        )
-    if placed is None or not is_plain_eager_on_cpu(*placed.tensors):
-        return None
-    threads, (alone, each) = (
-        torch.get_num_threads(),
-        LEAST_IN_BLOCKS["causal" if plan.is_causal else placed.form],
-    )
-    if query.shape[0] * query.shape[2] < (alone if threads == 1 else each * threads):
-        return None
-    # Nothing that decides how the past is computed may be of the future.
-    if plan.is_causal and not (
-        isinstance(kernel, LocalKernel)
-        and not placed.num_waves
-        and kernel.starts_in_range(key, key_mask)
-    ):
-        return None
-    return PrefixMap(placed.tensors, placed=placed, first=first) if first else placed
-
-
 def _sums_of(plan: Plan, tokens: FeatureInputs) -> WeightedSums:
     relative, first = plan.relative, plan.positions.num_prefix_tokens
     if relative is None:
@@ -438,7 +332,7 @@ def _sums_of(plan: Plan, tokens: FeatureInputs) -> WeightedSums:
 
 def is_large_float32(tensor: Tensor) -> bool:
     """Return True if products of these elements may overflow in float32; read in eager mode on a CPU only."""
-    if tensor.dtype != torch.float32 or not tensor.is_cpu or not has_numbers(tensor):
+    if tensor.dtype != torch.float32 or not tensor.is_cpu or not is_readable(tensor):
         return False
     tensor = tensor.detach()
     # The norm is an upper bound and four times faster than the largest absolute value.
@@ -456,8 +350,8 @@ def _without_broken(
     query: Queries, key: Keys, value: Values, *, is_causal: bool
 ) -> tuple[Queries, Keys, Values, Bool[Tensor, "batch heads queries"] | None]:
     """Inputs with 0 for what is NaN or infinite and need not reach all outputs, and those that it reaches, or None."""
-    if is_rehearsed(query) or (
-        query.is_cpu and has_numbers(query) and _all_finite(query, key, value)
+    if execution_mode(query) is ExecutionMode.SHAPES_ONLY or (
+        query.is_cpu and is_readable(query) and _all_finite(query, key, value)
     ):
         return query, key, value, None
     sizes = (one.detach().abs().amax(dim=-1) for one in (query, key, value))

@@ -11,11 +11,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from teka._compat import is_batched, is_recorded, keeps_tensors, precise, widest
 from teka.checks import BOOLEAN, WHOLE, check_kind, check_sizes, check_tensor
-from teka.errors import wrong_shape, wrong_value
+from teka.errors import wrong_argument, wrong_shape, wrong_value
+from teka.execution_mode import is_readable, may_cache
 from teka.functional.shapes import Angles, Offsets, Places
-from teka.grid import Grid
+from teka.grid import Grid, GridLike, as_grid
+from teka.precision import precise, widest
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Positions:
     def places(self, device: torch.device) -> Places:
         """The queries' positions in float64, or in float32 on a device that has none: far from 0 they need digits."""
         if self.grid is not None:
-            make = _kept_places if keeps_tensors(device) else _grid_places
+            make = _kept_places if may_cache(device) else _grid_places
             return make(self.grid, device)
         assert self.points is not None
         return self.points.to(device=device, dtype=widest(device))
@@ -65,7 +66,7 @@ class Positions:
     def axis_places(self, device: torch.device) -> Places:
         """Every row of the grid's first axis, then of every further one, 0 along the others; digits as of `places`."""
         assert self.grid is not None
-        make = _kept_axis_places if keeps_tensors(device) else _grid_axis_places
+        make = _kept_axis_places if may_cache(device) else _grid_axis_places
         return make(self.grid, device)
 
     @property
@@ -142,9 +143,7 @@ class Positions:
         """Check that places fit sequences and each other, unneeded ones if known; `key` begins the keys' arguments."""
         prefix = self.num_prefix_tokens
         if prefix and self.key is not None and is_needed:
-            raise wrong_value(
-                "num_prefix_tokens", prefix, "0 where the keys have places of their own"
-            )
+            raise wrong_value("num_prefix_tokens", prefix, "0 if the keys have their own positions")
         for argument, positions, num_tokens in (
             ("", self, num_queries),
             (key, self.of_keys, num_keys),
@@ -157,9 +156,9 @@ class Positions:
         if self.key is None or not is_needed:
             return
         if self.key.num_axes != self.num_axes:
-            came = f"{self.key.num_axes} axes for the keys"
-            raise wrong_value(
-                f"{key}grid or {key}positions", came, f"{self.num_axes} axes, as the queries have"
+            came = f"{self.key.num_axes} axes"
+            raise wrong_argument(
+                f"{key}grid or {key}positions", came, f"of {self.num_axes} axes, like the queries"
             )
         if self.grids is not None:
             periods = self.periods
@@ -167,23 +166,25 @@ class Positions:
                 (one is None) != (two is None) or abs((one or 0) - (two or 0)) > 1e-9
                 for one, two in zip(periods, self.key.periods, strict=True)
             ):
-                raise wrong_value(f"{key}grid", self.key.grid, f"periods {periods}, as grid has")
+                raise wrong_value(
+                    f"{key}grid", self.key.grid, f"a grid with the periods {periods} of `grid`"
+                )
 
     def check_tokens(self, argument: str, prefix: int, *, batch: int, num_tokens: int) -> None:
         """Check that the queries' positions fit a sequence; names of arguments begin with nothing, or "key_" say."""
         grid, points = self.grid, self.points
         if (grid is None) == (points is None):
             came = "neither" if grid is None else "both"
-            raise wrong_value(
-                f"{argument}grid and {argument}positions", came, "exactly one of the two"
+            raise wrong_argument(
+                f"{argument}grid or {argument}positions", came, "given, and not both"
             )
         if grid is not None:
             if num_tokens != prefix + grid.num_tokens:
                 expected = (
                     f"{prefix} prefix + {grid.num_tokens} tokens of the {argument}grid {grid.shape}"
                 )
-                sequence = f"{argument.replace('_', ' ')}sequence"
-                raise ValueError(f"the {sequence} has {num_tokens} tokens, expected {expected}")
+                sequence = f"the {argument.replace('_', ' ')}sequence"
+                raise ValueError(f"{sequence} must have {expected}, got {num_tokens} tokens.")
             return
         assert points is not None
         length = num_tokens - prefix
@@ -194,8 +195,8 @@ class Positions:
                 points.shape,
                 f"({length}, axes) or ({batch}, {length}, axes)",
             )
-        if not is_recorded(points) and not points.isfinite().all():
-            raise ValueError(f"{argument}positions hold NaN or infinity, expected finite numbers")
+        if is_readable(points) and not points.isfinite().all():
+            raise wrong_argument(f"{argument}positions", "NaN or infinity", "finite")
 
 
 def _grid_places(grid: Grid, device: torch.device) -> Float[Tensor, "tokens axes"]:
@@ -222,30 +223,24 @@ def packed_lengths(
     """
     for argument, given in excluded.items():
         if given is not None:
-            raise wrong_value(argument, "given", "None with cu_seqlens")
+            raise wrong_argument(argument, "a value", "None with cu_seqlens")
     check_tensor("cu_seqlens", cu_seqlens, "sequences", dtypes=WHOLE)
-    if is_batched(cu_seqlens):
-        raise wrong_value(
-            "cu_seqlens",
-            "mapped by torch.func.vmap",
-            "the same for all samples, because its values are read",
-        )
     places = cu_seqlens.tolist()
     lengths = tuple(stop - start for start, stop in itertools.pairwise(places))
     if not lengths or places[0] != 0 or places[-1] != num_tokens or min(lengths) < 1:
-        expected = f"places that grow from 0 to the number of tokens, {num_tokens}"
+        expected = f"increasing from 0 to the number of tokens, {num_tokens}"
         raise wrong_value(
             "cu_seqlens", places if len(places) <= 8 else f"{places[:8]} and so on", expected
         )
     if positions.grid is not None:
-        raise wrong_value("grid", positions.grid, "positions, one for every token, with cu_seqlens")
+        raise wrong_value("grid", positions.grid, "None with cu_seqlens; give positions instead")
     return lengths
 
 
-def make_positions(argument: str, grid: Grid | None, points: Tensor | None) -> Positions:
-    """Where the tokens of one sequence are, by arguments, named with "key_" before say, of the right types."""
-    if grid is not None and not isinstance(grid, Grid):
-        raise wrong_value(f"{argument}grid", grid, "a teka.Grid")
+def make_positions(argument: str, grid: GridLike | None, points: Tensor | None) -> Positions:
+    """Return the positions of one sequence; `argument` is the prefix of the arguments' names, "" or "key_"."""
+    if grid is not None:
+        grid = as_grid(f"{argument}grid", grid)
     if points is not None:
         check_kind(f"{argument}positions", points)
     return Positions(grid, points)
@@ -288,9 +283,9 @@ def check_heads_and_axes(argument: str, tensor: Tensor, *sizes: int | str) -> No
 
 def wrong_axes(argument: str, tensor: Tensor, made_for: int, num_axes: int) -> ValueError:
     """Error for positions of another number of axes than a parameter of a relative kernel is made for."""
-    expected = f"{made_for}, as relative.{argument} has, of shape {tuple(tensor.shape)}"
-    advice = f"a layer for {num_axes} is made with num_axes={num_axes}"
-    return wrong_value("number of axes of grid or positions", num_axes, f"{expected}; {advice}")
+    expected = f"{made_for}, because relative.{argument} has shape {tuple(tensor.shape)}"
+    advice = f"make the layer with num_axes={num_axes}"
+    return wrong_value("the number of axes of grid or positions", num_axes, f"{expected}; {advice}")
 
 
 def check_mask(argument: str, mask: Tensor, *, batch: int, num_tokens: int) -> None:
@@ -306,6 +301,6 @@ def length_mask(lengths: Tensor, num_tokens: int) -> Bool[Tensor, "batch tokens"
     check_tensor("lengths", lengths, "batch", dtypes=WHOLE)
     check_sizes({"num_tokens": num_tokens})
     lengths = lengths.long()  # num_tokens may be beyond a small dtype
-    if not is_recorded(lengths) and not ((lengths >= 0) & (lengths <= num_tokens)).all():
-        raise wrong_value("lengths", lengths.tolist(), f"numbers from 0 to {num_tokens}")
+    if is_readable(lengths) and not ((lengths >= 0) & (lengths <= num_tokens)).all():
+        raise wrong_value("lengths", lengths.tolist(), f"whole numbers from 0 to {num_tokens}")
     return torch.arange(num_tokens, device=lengths.device) < lengths[:, None]

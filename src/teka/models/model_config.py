@@ -5,7 +5,7 @@ import json
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from functools import cache
 from typing import Any
 
@@ -14,23 +14,21 @@ from torch import nn
 
 from teka.checks import LARGEST, check_name, check_sizes
 from teka.codec import decode
-from teka.errors import first_line, wrong_value
+from teka.errors import first_line, require, wrong_value
 from teka.memory import LARGEST_IMAGE, TooManyNumbersError, count_numbers, memory_bytes
-from teka.models.convolutional import VGG16, AlexNet, ResNet18
-from teka.models.linformer import Linformer
-from teka.models.performer import Performer
-from teka.models.routing_transformer import RoutingTransformer
-from teka.models.self_attention_network import SelfAttentionNetwork
+from teka.models.performer_config import PerformerConfig
 
-# The models by name. Every one takes (image_size, in_channels, num_classes) and its own options by name.
-MODELS: dict[str, type[nn.Module]] = {
-    "performer": Performer,
-    "alexnet": AlexNet,
-    "vgg16": VGG16,
-    "resnet18": ResNet18,
-    "linformer": Linformer,
-    "routing_transformer": RoutingTransformer,
-    "self_attention": SelfAttentionNetwork,
+# The class of each model by name, imported at first use because baselines belong to the experiments.
+# Every class takes (image_size, in_channels, num_classes) and its own options by name.
+_BASELINES = "teka.experiments.baselines"
+MODELS = {
+    "performer": ("teka.models.performer", "Performer"),
+    "alexnet": (_BASELINES, "AlexNet"),
+    "vgg16": (_BASELINES, "VGG16"),
+    "resnet18": (_BASELINES, "ResNet18"),
+    "linformer": (_BASELINES, "Linformer"),
+    "routing_transformer": (_BASELINES, "RoutingTransformer"),
+    "self_attention": (_BASELINES, "SelfAttentionNetwork"),
 }
 SIZES = ("image_size", "in_channels", "num_classes")
 OLD_NAMES = {
@@ -38,18 +36,36 @@ OLD_NAMES = {
 }  # options that files of an older teka have by another name
 
 
+def model_class(name: str) -> type[nn.Module]:
+    """Return the class of a model of `MODELS`.
+
+    Raises:
+        ValueError: An unknown name.
+        ImportError: The module of the model is not installed.
+    """
+    check_name("model", name, MODELS)
+    module, attribute = MODELS[name]
+    return getattr(require(module, f"the model {name!r} needs", "teka"), attribute)
+
+
 @cache
 def options_class(model: str) -> type[Any]:
-    """The options of a model of `MODELS` as a frozen dataclass, made of the model's own keywords and docstring."""
-    check_name("model", model, MODELS)
+    """Return a frozen dataclass of the options of a model, without its sizes."""
+    kind = model_class(model)
+    if model == "performer":
+        options = [(one.name, one.type, one.default) for one in fields(PerformerConfig)]
+    else:
+        parameters = inspect.signature(kind).parameters.values()
+        options = [(one.name, one.annotation, one.default) for one in parameters]
     declared = []
-    for name, keyword in inspect.signature(MODELS[model]).parameters.items():
+    for name, annotation, default in options:
         if name not in SIZES:
-            default = {} if keyword.default is keyword.empty else {"default": keyword.default}
-            declared.append((name, keyword.annotation, field(**default)))
-    made = make_dataclass(f"{MODELS[model].__name__}Options", declared, frozen=True, kw_only=True)
-    made.__doc__ = MODELS[model].__doc__
-    return made
+            is_required = default in (MISSING, inspect.Parameter.empty)
+            declared.append((name, annotation, field() if is_required else field(default=default)))
+    name = f"{kind.__name__}Options"
+    options_type = make_dataclass(name, declared, frozen=True, kw_only=True)
+    options_type.__doc__ = kind.__doc__
+    return options_type
 
 
 @dataclass(frozen=True)
@@ -133,9 +149,8 @@ class ModelConfig:
         }
 
         def make() -> nn.Module:
-            return MODELS[self.model](
-                self.image_size, self.in_channels, self.num_classes, **options
-            )
+            kind = model_class(self.model)
+            return kind(self.image_size, self.in_channels, self.num_classes, **options)
 
         with torch.random.fork_rng(devices=[]), torch.device("cpu"), warnings.catch_warnings():
             warnings.simplefilter(

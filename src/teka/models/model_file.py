@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from teka.checks import check_name
 from teka.codec import decode, encode
-from teka.errors import require, wrong_shape, wrong_value
+from teka.errors import require, wrong_argument, wrong_shape, wrong_value
 from teka.files import expand_user, new_folder, read_json, resolve_path, write_bytes, write_json
-from teka.models.model_config import MODELS, ModelConfig
+from teka.models.model_config import ModelConfig, model_class
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -161,7 +161,7 @@ def pack(model: nn.Module, dtype: str) -> bytes:
         kept = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         state[name] = kept.to(DTYPES[dtype]) if kept.is_floating_point() else kept
         if not torch.isfinite(state[name]).all():
-            raise wrong_value(
+            raise wrong_argument(
                 f"{name} of the model", "not finite", f"finite numbers that {dtype} can hold"
             )
     return library.save(state)
@@ -201,14 +201,15 @@ def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -
                 place, str(came.dtype), f"{expected.dtype}, as the config's model has it"
             )
         if not torch.isfinite(came).all():
-            raise wrong_value(place, "not finite", "finite numbers")
+            raise wrong_argument(place, "not finite", "finite numbers")
     model.load_state_dict(dict(tensors))
 
 
 def check_same_logits(model: nn.Module, config: ModelConfig) -> None:
     """Check that a config's model, given a model's weights, is the same function of images."""
-    if type(model) is not MODELS[config.model]:
-        expected = f"{config.model!r}, a {MODELS[config.model].__name__}, as the config says"
+    kind = model_class(config.model)
+    if type(model) is not kind:
+        expected = f"{config.model!r}, a {kind.__name__}, as the config says"
         raise wrong_value("model", type(model).__name__, expected)
     given = copy.deepcopy(model).to("cpu", torch.float32).eval()
     rebuilt = config.make_model()

@@ -1,16 +1,16 @@
-"""From images to tokens, between stages of tokens, and from tokens back to every pixel."""
+"""Layers of a Performer that change the resolution: its stem, the layers between stages, and a dense head."""
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from teka.checks import LARGEST, MOST_BLOCKS, check_name, check_sizes
 from teka.errors import wrong_value
+from teka.models.performer_config import HALVING_STEMS, PerformerConfig, Stage
 from teka.nn import (
     AttentionDownsample,
     AttentionOptions,
@@ -20,42 +20,49 @@ from teka.nn import (
     PolyphaseUpsample,
 )
 from teka.nn.additions import CONVOLUTION_MODULES
-from teka.nn.alias_free import OversampledGELU, check_blur
+from teka.nn.sampling import OversampledGELU
 
-RESAMPLINGS = ("convolution", "attention")
-STEMS = ("patch", "convolution", "polyphase_patch", "polyphase", "strided")
 BATCH_NORM = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How a model halves its grids, by the options of `teka.nn.PolyphaseDownsample`."""
+class Resampling:
+    """Factory of the layers that halve a grid or undo a halving."""
 
     num_axes: int
     periodic: bool
-    select: str = "norm"
-    blur: int | str | None = None
-    attention: AttentionOptions | None = (
-        None  # of cells between the grids of two stages, None for convolutions
-    )
+    select: str
+    blur: int | str | None
+    attention: AttentionOptions | None  # Options of attention between grids, None for convolutions.
 
-    def merge(self, before: "Stage", after: "Stage") -> "Merge | AttentionDownsample":
-        """What makes the cells of a stage of those of the one before, and says which coset they are."""
+    @classmethod
+    def of(cls, config: PerformerConfig, num_axes: int) -> "Resampling":
+        """Return the factory with the options of a model."""
+        select = "fixed" if config.stem_layer == "strided" else config.select
+        attention = None
+        if config.resampling == "attention":
+            attention = replace(config.attention_options(), value_convolution=None)
+        return cls(num_axes, config.periodic, select, config.blur, attention)
+
+    def between_stages(self, before: Stage, after: Stage) -> "PatchMerging | AttentionDownsample":
+        """Return the layer between two stages. It returns the coarse cells and their offset."""
         if self.attention is None:
-            return Merge(before.dim, after.dim, self)
+            return PatchMerging(before.dim, after.dim, self)
         return AttentionDownsample(
             before.dim,
             after.dim,
             after.heads,
-            sampling=self.halve(before.dim),
+            sampling=self.downsample(before.dim),
             options=self.attention,
         )
 
-    def widen(self, coarse_dim: int, dim: int, dim_head: int) -> "Widen | AttentionUpsample":
-        """What makes fine cells of coarse ones, of the number of the coset that these are, and of what was there."""
+    def upsample(
+        self, coarse_dim: int, dim: int, dim_head: int
+    ) -> "SkipUpsample | AttentionUpsample":
+        """Return a layer from coarse cells, their offset and the cells before the halving to fine cells."""
         if self.attention is None:
-            return Widen(coarse_dim, dim, self)
-        upsample = AttentionUpsample(
+            return SkipUpsample(coarse_dim, dim, self)
+        layer = AttentionUpsample(
             coarse_dim,
             dim,
             max(1, dim // dim_head),
@@ -64,11 +71,13 @@ class Sampling:
             periodic=self.periodic,
             options=replace(self.attention, dim_head=min(dim, dim_head)),
         )
-        upsample.query.requires_grad_(False)  # what was there asks in its place
-        return upsample
+        layer.query.requires_grad_(False)  # The fine cells are the queries instead.
+        return layer
 
-    def patches(self, in_channels: int, dim: int, patch_size: int) -> PolyphasePatchEmbedding:
-        """Tokens of patches from an offset that the content chooses."""
+    def patch_embedding(
+        self, in_channels: int, dim: int, patch_size: int
+    ) -> PolyphasePatchEmbedding:
+        """Return a patch embedding whose offset depends on the content."""
         options: dict[str, Any] = {
             "select": self.select,
             "blur": self.blur,
@@ -78,8 +87,8 @@ class Sampling:
             in_channels, dim, patch_size, num_axes=self.num_axes, **options
         )
 
-    def halve(self, channels: int) -> PolyphaseDownsample:
-        """A layer that keeps every second cell of each axis."""
+    def downsample(self, channels: int) -> PolyphaseDownsample:
+        """Return a layer that keeps every second cell of each axis."""
         return PolyphaseDownsample(
             2,
             num_axes=self.num_axes,
@@ -90,25 +99,30 @@ class Sampling:
         )
 
     def convolution(self, in_channels: int, width: int) -> nn.Sequential:
-        """3 cells a side around every cell, batch normalisation and GELU."""
+        """Return a convolution of 3 cells a side, batch normalization and a GELU."""
         mode = "circular" if self.periodic else "zeros"
-        mapped = CONVOLUTION_MODULES[self.num_axes](
+        convolution = CONVOLUTION_MODULES[self.num_axes](
             in_channels, width, 3, padding=1, padding_mode=mode, bias=False
         )
-        return nn.Sequential(mapped, BATCH_NORM[self.num_axes](width), self.activation())
+        return nn.Sequential(convolution, BATCH_NORM[self.num_axes](width), self.activation())
 
     def activation(self) -> nn.Module:
-        """GELU, which before an ideal low pass makes no frequencies that would fold down."""
+        """Return a GELU, oversampled before an ideal filter so that it does not alias."""
         return OversampledGELU() if self.blur == "ideal" else nn.GELU()
 
 
 class ResidualConvolutions(nn.Module):
-    """x + two convolutions of x, then GELU. Source: He et al. 2016 (the basic block)."""
+    """Residual block of two convolutions.
 
-    def __init__(self, width: int, sampling: Sampling) -> None:
+    Source: He et al. 2016 (the basic block).
+    """
+
+    def __init__(self, width: int, resampling: Resampling) -> None:
         super().__init__()
-        first, second = (sampling.convolution(width, width) for _ in range(2))
-        self.convolutions, self.activation = nn.Sequential(first, second[:2]), sampling.activation()
+        first = resampling.convolution(width, width)
+        second = resampling.convolution(width, width)
+        self.convolutions = nn.Sequential(first, second[:2])
+        self.activation = resampling.activation()
 
     def forward(
         self, cells: Float[Tensor, "batch width *sides"]
@@ -116,11 +130,12 @@ class ResidualConvolutions(nn.Module):
         return self.activation(cells + self.convolutions(cells))
 
 
-class SampledStem(nn.Module):
-    """Convolutions, the first on every pixel, and a halving after each but the last: (B, C, *S) to (B, dim, *S / p).
+class HalvingStem(nn.Module):
+    """Convolutions with a downsampling by 2 between them: (B, C, *S) to (B, dim, *S / p).
 
-    The first has dim / p channels, with p = 2^halvings the patch size, and every halving doubles them. After each come
-    `depths` residual blocks, one number for all of these halvings + 1 levels or one for each, the finest first.
+    The first convolution sees every pixel and has dim / p channels. Each of the log2(p)
+    downsamplings doubles the channels. After each convolution come the residual blocks of that
+    resolution.
     """
 
     def __init__(
@@ -128,28 +143,28 @@ class SampledStem(nn.Module):
         in_channels: int,
         dim: int,
         patch_size: int,
-        sampling: Sampling,
-        depths: int | tuple[int, ...] = 0,
+        resampling: Resampling,
+        depths: int | Sequence[int] = 0,
     ) -> None:
         super().__init__()
-        halvings = patch_size.bit_length() - 1
-        if 2**halvings != patch_size:
-            raise wrong_value(
-                "patch_size", patch_size, "a power of 2 with stem='polyphase' or 'strided'"
-            )
-        self.widths = [max(1, dim >> step) for step in range(halvings, -1, -1)]
-        self.convolutions = nn.ModuleList(
-            map(sampling.convolution, [in_channels, *self.widths], self.widths)
-        )
-        given = depths if isinstance(depths, Sequence) else (depths,) * len(self.widths)
-        if len(given) != len(self.widths):
-            raise wrong_value(
-                "stem_depth", depths, f"one number, or one for each of {len(self.widths)} levels"
-            )
-        for width, count, convolution in zip(self.widths, given, self.convolutions, strict=True):
-            assert isinstance(convolution, nn.Sequential)
-            convolution.extend(ResidualConvolutions(width, sampling) for _ in range(count))
-        self.samplings = nn.ModuleList(map(sampling.halve, self.widths[:-1]))
+        num_halvings = patch_size.bit_length() - 1
+        if 2**num_halvings != patch_size:
+            expected = "a power of 2 with stem='polyphase' or 'strided'"
+            raise wrong_value("patch_size", patch_size, expected)
+        self.widths = [max(1, dim >> level) for level in range(num_halvings, -1, -1)]
+        num_levels = len(self.widths)
+        level_depths = depths if isinstance(depths, Sequence) else (depths,) * num_levels
+        if len(level_depths) != num_levels:
+            expected = f"one number, or one for each of {num_levels} levels"
+            raise wrong_value("stem_depth", depths, expected)
+        self.convolutions = nn.ModuleList()
+        for channels, width, depth in zip(
+            [in_channels, *self.widths], self.widths, level_depths, strict=False
+        ):
+            level = resampling.convolution(channels, width)
+            level.extend(ResidualConvolutions(width, resampling) for _ in range(depth))
+            self.convolutions.append(level)
+        self.samplings = nn.ModuleList(map(resampling.downsample, self.widths[:-1]))
 
     def forward(
         self, images: Float[Tensor, "batch channels *sides"]
@@ -159,40 +174,41 @@ class SampledStem(nn.Module):
     def encode(
         self, images: Float[Tensor, "batch channels *sides"]
     ) -> tuple[Float[Tensor, "batch dim *coarse"], list[tuple[Tensor, Tensor]]]:
-        """The tokens on their grid; and of every halving what went in and the number of the coset that came out."""
+        """Return the tokens, and the cells before each downsampling with the offset it chose."""
         levels = []
+        cells = images
         for convolution, sampling in zip(self.convolutions, self.samplings, strict=False):
             assert isinstance(sampling, PolyphaseDownsample)
-            fine = convolution(images)
-            images, offset = sampling.sample(fine)
+            fine = convolution(cells)
+            cells, offset = sampling.sample(fine)
             levels.append((fine, offset))
-        return self.convolutions[-1](images), levels
+        return self.convolutions[-1](cells), levels
 
 
-class Merge(nn.Module):
-    """Between two stages: a linear map of every 2 cells a side at every offset, of which the content chooses one."""
+class PatchMerging(nn.Module):
+    """Norm and linear projection of every 2 cells a side, from an offset that depends on the content."""
 
-    def __init__(self, dim: int, next_dim: int, sampling: Sampling) -> None:
+    def __init__(self, dim: int, next_dim: int, resampling: Resampling) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(dim)
-        self.patches = sampling.patches(dim, next_dim, 2)
+        self.patches = resampling.patch_embedding(dim, next_dim, 2)
 
     def forward(
         self, cells: Float[Tensor, "batch dim *sides"]
-    ) -> tuple[Float[Tensor, "batch next_dim *coarse"], Tensor]:
-        """The coarse cells and the number of the coset they are."""
+    ) -> tuple[Float[Tensor, "batch next_dim *coarse"], Int[Tensor, "batch"]]:
+        """Return the coarse cells and the index of their offset."""
         return self.patches.sample(self.norm(cells.movedim(1, -1)).movedim(-1, 1))
 
 
-class Widen(nn.Module):
-    """A convolution of coarse cells, put back to where a halving took them, beside the fine cells that went into it."""
+class SkipUpsample(nn.Module):
+    """Polyphase upsampling, then a convolution of the result and the cells before the downsampling."""
 
-    def __init__(self, coarse_dim: int, dim: int, sampling: Sampling) -> None:
+    def __init__(self, coarse_dim: int, dim: int, resampling: Resampling) -> None:
         super().__init__()
         self.upsampling = PolyphaseUpsample(
-            2, num_axes=sampling.num_axes, periodic=sampling.periodic
+            2, num_axes=resampling.num_axes, periodic=resampling.periodic
         )
-        self.convolution = sampling.convolution(coarse_dim + dim, dim)
+        self.convolution = resampling.convolution(coarse_dim + dim, dim)
 
     def forward(
         self,
@@ -204,130 +220,53 @@ class Widen(nn.Module):
 
 
 class DenseHead(nn.Module):
-    """Logits of every pixel: each halving is undone, with what went into it."""
+    """Logits of every pixel: upsampling layers that undo each downsampling, and a projection."""
 
     def __init__(
-        self, widths: Sequence[int], num_classes: int, sampling: Sampling, dim_head: int
+        self, widths: Sequence[int], num_classes: int, resampling: Resampling, dim_head: int
     ) -> None:
         super().__init__()
-        finest_last = itertools.pairwise(reversed(widths))
         self.widenings = nn.ModuleList(
-            sampling.widen(coarse, fine, dim_head) for coarse, fine in finest_last
+            resampling.upsample(coarse, fine, dim_head)
+            for coarse, fine in itertools.pairwise(reversed(widths))
         )
-        self.logits = CONVOLUTION_MODULES[sampling.num_axes](widths[0], num_classes, 1)
+        self.logits = CONVOLUTION_MODULES[resampling.num_axes](widths[0], num_classes, 1)
 
     def forward(
         self, cells: Float[Tensor, "batch dim *coarse"], levels: Sequence[tuple[Tensor, Tensor]]
     ) -> Float[Tensor, "batch classes *sides"]:
-        """The logits, from the coarsest cells and what `SampledStem.encode` and `Merge` said of every halving."""
-        for widen, (fine, offset) in zip(self.widenings, reversed(levels), strict=True):
-            cells = widen(cells, offset, fine)
+        """Return the logits.
+
+        Args:
+            cells: The coarsest cells.
+            levels: The cells before each downsampling and the offset it chose, finest first.
+        """
+        for upsample, (fine, offset) in zip(self.widenings, reversed(levels), strict=True):
+            cells = upsample(cells, offset, fine)
         return self.logits(cells)
 
 
-def make_stem(
-    stem: str | nn.Module,
-    in_channels: int,
-    dim: int,
-    patch_size: int,
-    sampling: Sampling,
-    depths: int | tuple[int, ...],
-) -> nn.Module:
-    """The stem of that name, or the one given."""
+def make_stem(config: PerformerConfig, dim: int, resampling: Resampling) -> nn.Module:
+    """Return the stem of a model, from images to cells with `dim` channels."""
+    stem, in_channels, patch_size = config.stem_layer, config.in_channels, config.patch_size
     if isinstance(stem, nn.Module):
         return stem
-    kind, mode = (
-        CONVOLUTION_MODULES[sampling.num_axes],
-        "circular" if sampling.periodic else "zeros",
-    )
+    convolution = CONVOLUTION_MODULES[resampling.num_axes]
     if stem == "patch":
-        return kind(in_channels, dim, patch_size, patch_size)
+        return convolution(in_channels, dim, patch_size, patch_size)
     if stem == "polyphase_patch":
-        return sampling.patches(in_channels, dim, patch_size)
-    if stem in ("polyphase", "strided"):
-        return SampledStem(in_channels, dim, patch_size, sampling, depths)
+        return resampling.patch_embedding(in_channels, dim, patch_size)
+    if stem in HALVING_STEMS:
+        return HalvingStem(in_channels, dim, patch_size, resampling, config.stem_depth)
     hidden = max(1, dim // 2)
-    # A bounded image is taken to go on as zeros, the background, before the first convolution and not after its bias:
-    # content at the edge then looks as it does inside.
-    first, second = (1, 1) if sampling.periodic else (2, 0)
+    # Pad a bounded image with zeros before the first convolution only. Zeros after its bias would
+    # make content at the edge look different from the same content inside.
+    first_padding, second_padding = (1, 1) if config.periodic else (2, 0)
+    mode = "circular" if config.periodic else "zeros"
     return nn.Sequential(
-        kind(in_channels, hidden, 3, padding=first, padding_mode=mode),
+        convolution(in_channels, hidden, 3, padding=first_padding, padding_mode=mode),
         nn.GELU(),
-        kind(hidden, dim, patch_size + 2, patch_size, padding=second, padding_mode=mode),
+        convolution(
+            hidden, dim, patch_size + 2, patch_size, padding=second_padding, padding_mode=mode
+        ),
     )
-
-
-class Stage(NamedTuple):
-    """The sizes of a stage."""
-
-    dim: int
-    depth: int
-    heads: int
-
-
-def stage_sizes(sizes: dict[str, int | tuple[int, ...]]) -> list[Stage]:
-    """The sizes of each stage."""
-    given = {
-        name: tuple(size) if isinstance(size, Sequence) else (size,) for name, size in sizes.items()
-    }
-    count = max(map(len, given.values()))
-    for name, numbers in given.items():
-        if len(numbers) not in (1, count):
-            raise wrong_value(name, sizes[name], f"one number, or one for each of {count} stages")
-        for number in numbers or (None,):
-            check_sizes({name: number}, most=MOST_BLOCKS if name == "depth" else LARGEST)
-    return [
-        Stage(*(numbers[stage % len(numbers)] for numbers in given.values()))
-        for stage in range(count)
-    ]
-
-
-def check_halvings(
-    stem: str | nn.Module,
-    stem_depth: int | tuple[int, ...],
-    num_stages: int,
-    patch_size: int,
-    pool: str,
-    head: str,
-    select: str,
-    blur: int | str | None,
-    periodic: bool,
-    resampling: str,
-) -> None:
-    """Check that the options of halvings and of what is made of the last tokens have an effect, and work together."""
-    check_name("select", select, ("norm", "learned"))
-    check_blur(blur, periodic)
-    check_name("resampling", resampling, RESAMPLINGS)
-    if resampling == "attention" and num_stages == 1 and head != "dense":
-        raise wrong_value(
-            "resampling",
-            resampling,
-            "'convolution' with one stage and head='pooled', where nothing is",
-        )
-    halves = num_stages > 1 or (
-        stem in ("polyphase_patch", "polyphase", "strided") and patch_size > 1
-    )
-    if not halves and (select, blur) != ("norm", None):
-        argument, value = ("blur", blur) if select == "norm" else ("select", select)
-        raise wrong_value(
-            argument, value, "its default without a halving: with one stage, and no stem with one"
-        )
-    for count in stem_depth if isinstance(stem_depth, tuple | list) else (stem_depth,):
-        check_sizes({"stem_depth": count}, 0, most=MOST_BLOCKS)
-    if stem_depth != 0 and stem not in ("polyphase", "strided"):
-        raise wrong_value("stem_depth", stem_depth, "0 but with stem='polyphase' or 'strided'")
-    if stem == "strided" and select != "norm":
-        raise wrong_value("select", select, "'norm' with stem='strided', which chooses nothing")
-    if head == "dense":
-        if pool != "class":
-            raise wrong_value("pool", pool, "to be left out with head='dense', which pools nothing")
-        if patch_size > 1 and stem not in ("polyphase", "strided"):
-            raise wrong_value(
-                "patch_size", patch_size, "1 with head='dense', or stem='polyphase' or 'strided'"
-            )
-    elif pool == "class" and num_stages > 1:
-        raise wrong_value(
-            "pool",
-            pool,
-            "'mean' or 'attention' with several stages, which a class token does not pass",
-        )

@@ -7,22 +7,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from teka._compat import ProcessGroup, is_plain_eager_on_cpu, replace
+from teka._compat import ProcessGroup
 from teka.checks import check_sizes, check_tensor_sizes
-from teka.errors import wrong_value
-from teka.functional import Constant, DecodingState, Kernel, Relative, decode
-from teka.functional.backends.triton import IS_INTERPRETED
+from teka.errors import wrong_argument, wrong_value
+from teka.functional import Constant, DecodingState, Kernel, decode
 from teka.functional.dispatch import select_backend
-from teka.functional.plan import is_node_of_graph
 from teka.functional.shapes import KeyMask
-from teka.grid import Grid, present_grid
+from teka.grid import Grid, GridLike, as_grid, present_grid
 from teka.nn.additions import Gate, ValueConvolution, make_query_key
 from teka.nn.diagnostics.warnings import warn_of_collapse, warn_of_large_output
 from teka.nn.features import RandomFeatures
 from teka.nn.heads import HeadGroup, count_position_heads, make_kernels
-from teka.nn.options import AttentionKeywords, AttentionOptions, takes, without_relative
-from teka.nn.projections import is_plain, join_heads, project_all
-from teka.nn.tokens import (
+from teka.nn.inputs import (
     AllKeys,
     AllQueries,
     AllValues,
@@ -31,6 +27,8 @@ from teka.nn.tokens import (
     check_tokens,
     make_inputs,
 )
+from teka.nn.options import AttentionKeywords, AttentionOptions, takes, without_relative
+from teka.nn.projections import join_heads, project_heads
 
 Token = Float[Tensor, "batch dim"]
 States = tuple[DecodingState, ...]
@@ -108,17 +106,17 @@ class Attention(nn.Module):
         """The linear maps, of which a layer has those whose numbers something looks at."""
         present, width = self._present_kernel(), self.dim_head
         key_heads = query_heads = self.content_heads if present.uses_content else 0
-        if self.relative is not None and self.relative.uses_query:
+        if self.relative is not None and self.relative.kernel_class.uses_query:
             query_heads = key_heads + self.position_heads if self.position_heads else self.heads
         self.query_key = make_query_key(chosen.query_key, key_heads, width)
         # What is added to all keys cancels in the softmax, unless they are rotated by their positions.
-        is_rotated = self.relative is not None and self.relative.rotates
+        is_rotated = self.relative is not None and self.relative.kernel_class.rotates
         cancels = present.is_softmax and not is_rotated
         if cancels and self.query_key.removes_bias:
             raise wrong_value(
                 "query_key",
                 chosen.query_key,
-                "'plain' or 'normalized': the mean cancels in the softmax",
+                "'plain' or 'normalized'; the mean cancels in the softmax",
             )
         key_bias = (
             chosen.qkv_bias
@@ -154,7 +152,7 @@ class Attention(nn.Module):
         """The heads by what computes them, the ones with the relative kernel last."""
         kernel, backend = self._present_kernel(), self.backend
         relative = None if self.relative is None else self.relative()
-        uses_query = self.relative is not None and self.relative.uses_query
+        uses_query = self.relative is not None and self.relative.kernel_class.uses_query
         sizes = (self.dim_head, self.dim_value, self.causal)
         content = slice(0, self.content_heads)
         keys = content if kernel.uses_content else None
@@ -179,27 +177,18 @@ class Attention(nn.Module):
         )
 
     def project(
-        self,
-        tokens: Tokens,
-        context: Context | None = None,
-        key_mask: KeyMask = None,
-        *,
-        by_halves: bool = False,
+        self, tokens: Tokens, context: Context | None = None, key_mask: KeyMask = None
     ) -> tuple[AllQueries | None, AllKeys | None, AllValues]:
-        """Queries, keys and values; None where the layer has none, and keys of the content heads only.
-
-        With `by_halves` queries and keys have all first entries of their pairs before all second ones.
-        """
+        """Return queries, keys of the content heads, and values; None for what the layer does not have."""
         context = tokens if context is None else context
-        kernel = self._present_kernel()
-        is_node = tokens.is_cpu and is_node_of_graph(kernel, self.relative, is_causal=self.causal)
-        first = kernel.reads_heads_first and (is_plain_eager_on_cpu(tokens, context) or is_node)
-        maps = (
-            (self.query, tokens, by_halves),
-            (self.key, context, by_halves),
-            (self.value, context, False),
+        query, key, value = (
+            None if projection is None else project_heads(projection, source, self.dim_head)
+            for projection, source in (
+                (self.query, tokens),
+                (self.key, context),
+                (self.value, context),
+            )
         )
-        query, key, value = project_all(maps, self.dim_head, heads_first=first)
         if query is not None and key is not None and self.query_key.acts:
             by_content, key = self.query_key(query[:, : key.shape[1]], key, key_mask)
             query = torch.cat([by_content, query[:, key.shape[1] :]], dim=1)
@@ -212,7 +201,7 @@ class Attention(nn.Module):
     def forward(
         self,
         tokens: Float[Tensor, "batch tokens dim"],
-        grid: Grid | None = None,
+        grid: GridLike | None = None,
         key_mask: Bool[Tensor, "batch keys"] | None = None,
         num_prefix_tokens: int = 0,
         num_queries: int | None = None,
@@ -221,7 +210,7 @@ class Attention(nn.Module):
         lengths: Int[Tensor, "batch"] | None = None,
         cu_seqlens: Int[Tensor, "sequences"] | None = None,
         context: Float[Tensor, "batch keys context_dim"] | None = None,
-        context_grid: Grid | None = None,
+        context_grid: GridLike | None = None,
         context_positions: Float[Tensor, "*key_batch placed_keys axes"] | None = None,
     ) -> Float[Tensor, "batch queries dim"]:
         """Attend; a ValueError for shapes that do not fit.
@@ -231,8 +220,8 @@ class Attention(nn.Module):
 
         Args:
             tokens: Tokens that attend, shape (B, L, dim).
-            grid: The grid whose cells they are, after the prefix; with a relative kernel, this, `positions` or, around
-                the call, `teka.on`.
+            grid: Grid of the tokens after the prefix: a `Grid`, a shape or a length. A layer with a relative kernel
+                needs this argument, `positions` or a surrounding `teka.on`.
             key_mask: True where a token may be attended to, shape (B, L), or of the context's length.
             num_prefix_tokens: Number of first tokens without a position, such as a class token.
             num_queries: Number of first tokens that attend, if not all; without relative kernel, context, causality.
@@ -258,13 +247,8 @@ class Attention(nn.Module):
             group=None if self.token_group is None else self.token_group.group,
             cu_seqlens=cu_seqlens,
         )
-        by_halves = self._rotary_by_halves(scene.tokens)
-        query, key, value = self.project(
-            scene.tokens, scene.context, scene.key_mask, by_halves=by_halves is not None
-        )
+        query, key, value = self.project(scene.tokens, scene.context, scene.key_mask)
         groups = self.head_groups()
-        if by_halves is not None:
-            groups = tuple(replace(group, relative=by_halves) for group in groups)
         parts = [group.part_of(query, key, value, scene.tokens.shape[1]) for group in groups]
         mixed = [group.attend(*part, scene) for group, part in zip(groups, parts, strict=True)]
         if isinstance(self.kernel, RandomFeatures) and scene.sequences is None:
@@ -295,25 +279,16 @@ class Attention(nn.Module):
             else output.masked_fill(~scene.query_mask[..., None], 0.0)
         )
 
-    def present_places(self, grid: Grid | None, num_prefix_tokens: int) -> tuple[Grid | None, int]:
-        """The grid of a call and its prefix: what it says, or where the layer needs one that of `teka.on`."""
-        if grid is not None or (self.relative is None and self.value_convolution is None):
-            return grid, num_prefix_tokens
+    def present_places(
+        self, grid: GridLike | None, num_prefix_tokens: int
+    ) -> tuple[Grid | None, int]:
+        """Return the grid and the prefix of a call, or those of `teka.on` if the layer needs a grid and has none."""
+        if grid is not None:
+            return as_grid("grid", grid), num_prefix_tokens
+        if self.relative is None and self.value_convolution is None:
+            return None, num_prefix_tokens
         present, prefix = present_grid()
         return present, num_prefix_tokens or prefix
-
-    def _rotary_by_halves(self, tokens: Tokens) -> Relative | None:
-        """Rotary as a compiler of a CPU is to see it, or None: what lies two and two it reads one by one."""
-        # Kernels of a GPU, which their interpreter runs on a CPU, take pairs as they are.
-        is_seen = torch.compiler.is_compiling() and tokens.is_cpu and not IS_INTERPRETED
-        if self.relative is None or not is_seen:
-            return None
-        plain = is_plain(self.query) and is_plain(self.key) and not self.query_key.acts
-        return (
-            self.relative.by_halves(self.dim_head)
-            if plain and self._present_kernel().goes_by_entry
-            else None
-        )
 
     def step(
         self,
@@ -384,8 +359,8 @@ class Attention(nn.Module):
             }
             for argument, given in others.items():
                 if given is not None:
-                    raise wrong_value(
-                        argument, "given", "None for a layer with a value convolution"
+                    raise wrong_argument(
+                        argument, "a value", "None for a layer with a value convolution"
                     )
         if num_queries is not None and (
             self.relative is not None or context is not None or self.causal

@@ -8,14 +8,15 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from typing_extensions import Unpack
 
-from teka._compat import is_dynamic, widest
 from teka.checks import check_sizes, check_tensor
 from teka.errors import wrong_value
+from teka.execution_mode import is_dynamic
 from teka.functional import DecodingState, Kernel, attention, decode
 from teka.functional.relative.base import Relative
-from teka.grid import Grid, present_grid
+from teka.grid import Grid, GridLike, as_grid, present_grid
 from teka.nn.heads import make_kernels, pair_name
 from teka.nn.options import AttentionOptions, PlacedKeywords, takes
+from teka.precision import widest
 
 
 class AttentionHeads(nn.Module):
@@ -46,15 +47,15 @@ class AttentionHeads(nn.Module):
         dim_head: int,
         heads: int,
         *,
-        grid: Grid | None = None,
+        grid: GridLike | None = None,
         num_prefix_tokens: int = 0,
         **options: Unpack[PlacedKeywords],
     ) -> None:
         super().__init__()
         check_sizes({"dim_head": dim_head, "heads": heads})
         check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
-        if grid is not None and not isinstance(grid, Grid):
-            raise wrong_value("grid", grid, "a teka.Grid, or None")
+        if grid is not None:
+            grid = as_grid("grid", grid)
         chosen = AttentionOptions(**{"num_axes": 1 if grid is None else grid.num_axes, **options})
         self.dim_head, self.heads = dim_head, heads
         self.grid, self.num_prefix_tokens, self.backend = grid, num_prefix_tokens, chosen.backend
@@ -71,7 +72,7 @@ class AttentionHeads(nn.Module):
         query: Float[Tensor, "batch heads queries dim"],
         key: Float[Tensor, "batch heads keys dim"],
         value: Float[Tensor, "batch heads keys dim_value"],
-        grid: Grid | None = None,
+        grid: GridLike | None = None,
         key_mask: Bool[Tensor, "batch keys"] | None = None,
         num_prefix_tokens: int = 0,
         *,
@@ -144,7 +145,7 @@ class AttentionHeads(nn.Module):
         )
 
     def _places(
-        self, grid: Grid | None, num_prefix_tokens: int, num_tokens: int, device: torch.device
+        self, grid: GridLike | None, num_prefix_tokens: int, num_tokens: int, device: torch.device
     ) -> dict[str, Any]:
         """Return the arguments of `attention` that place tokens, with their prefix.
 
@@ -153,7 +154,10 @@ class AttentionHeads(nn.Module):
         """
         for one, prefix in ((grid, 0), present_grid(), (self.grid, self.num_prefix_tokens)):
             if one is not None:
-                return {"grid": one, "num_prefix_tokens": num_prefix_tokens or prefix}
+                return {
+                    "grid": as_grid("grid", one),
+                    "num_prefix_tokens": num_prefix_tokens or prefix,
+                }
         if self.num_axes > 1:
             raise wrong_value(
                 "grid",

@@ -5,20 +5,20 @@ from dataclasses import dataclass
 from teka._compat import replace
 from teka.checks import check_name, check_sizes
 from teka.errors import wrong_value
-from teka.functional import KERNELS, Kernel, Relative
+from teka.functional import KERNELS, ClippedFeatures, Kernel, Relative
 from teka.functional.backends import Cost
 from teka.functional.dispatch import Workload, backend_costs
 from teka.functional.kernels import DETERMINISTIC_KERNELS, LEARNED_KERNELS, RANDOM_KERNELS
 from teka.functional.plan import Plan
 from teka.functional.positions import Positions, make_positions
+from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 from teka.functional.relative.rotation import NUM_FREQUENCIES
 from teka.functional.shapes import Keys, Outputs, Queries, Values
 from teka.grid import Grid
 from teka.nn.features import ContentKernel, LearnedFeatures, RandomFeatures
+from teka.nn.inputs import AllKeys, AllQueries, AllValues, AttentionInputs
 from teka.nn.options import AttentionOptions
-from teka.nn.relative import ClippedFeatures, make_relative_module, relative_class
-from teka.nn.tokens import AllKeys, AllQueries, AllValues, AttentionInputs
-from teka.nn.waves import RelativeModule
+from teka.nn.relative import RelativeModule, from_known_options, relative_class
 
 
 @dataclass(frozen=True)
@@ -195,6 +195,42 @@ def make_content_kernel(options: AttentionOptions, heads: int, dim_head: int) ->
     return DETERMINISTIC_KERNELS[kernel]()
 
 
+def make_relative_module(
+    options: AttentionOptions, heads: int, dim_head: int, features: int
+) -> RelativeModule | None:
+    """Return the relative kernel of the options: the given module, or a new one of that name.
+
+    Raises:
+        ValueError: If an option belongs to another relative kernel.
+    """
+    relative, rotary_normalizer = options.relative, options.rotary_normalizer
+    kind = relative_class(relative)
+    for argument, name in (("num_waves", "fourier"), ("rotary_normalizer", "rotary")):
+        value = getattr(options, argument)
+        if value is not None and relative != name:
+            expected = f"None with relative={relative!r}; {name!r} by name takes it"
+            raise wrong_value(argument, value, expected)
+    if kind is None:
+        return None
+    if isinstance(relative, RelativeModule):
+        return relative
+    if relative == "rotary" and features < 2:
+        expected = "at least 2 with relative='rotary', which rotates pairs of them"
+        raise wrong_value("the number of features of kernel", features, expected)
+    if rotary_normalizer is not None:
+        check_name("rotary_normalizer", rotary_normalizer, ROTARY_NORMALIZERS)
+    return from_known_options(
+        kind,
+        num_axes=options.num_axes,
+        heads=heads,
+        dim_head=dim_head,
+        num_features=options.num_features,
+        num_waves=options.num_waves,
+        normalizer=rotary_normalizer,
+        num_pairs=features // 2,
+    )
+
+
 def make_kernels(
     options: AttentionOptions, heads: int, dim_head: int, position_heads: int = 0
 ) -> tuple[ContentKernel, RelativeModule | None]:
@@ -204,7 +240,7 @@ def make_kernels(
     rotated = present.features if options.relative == "rotary" else None
     num_features = dim_head if rotated is None else rotated.num_features(dim_head)
     relative = make_relative_module(options, position_heads or heads, dim_head, num_features)
-    if present.counts_keys and relative is not None and relative.rotates:
+    if present.counts_keys and relative is not None and relative.kernel_class.rotates:
         expected = f"one that does not rotate, or None, with kernel={present.name!r}, which counts keys by c"
         raise wrong_value("relative", options.relative, expected)
     if options.rotary_normalizer is not None and rotated is None:

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from typing_extensions import Unpack
 
-from teka._compat import is_recorded
 from teka.checks import (
     FLAGS,
     check_flags,
@@ -18,11 +17,12 @@ from teka.checks import (
     check_tensor_sizes,
     is_number,
 )
-from teka.errors import wrong_shape, wrong_value
-from teka.grid import Grid
+from teka.errors import wrong_argument, wrong_shape, wrong_value
+from teka.execution_mode import is_readable
+from teka.grid import GridLike
 from teka.nn.attention_heads import AttentionHeads
+from teka.nn.inputs import check_tokens
 from teka.nn.options import PlacedKeywords, takes
-from teka.nn.tokens import check_tokens
 
 # Tokens as torch takes them: (L, B, E), with `batch_first` (B, L, E), or of one sample (L, E).
 Asking = Float[Tensor, "*query_tokens embed_dim"]
@@ -80,7 +80,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        grid: Grid | None = None,
+        grid: GridLike | None = None,
         num_prefix_tokens: int = 0,
         **options: Unpack[PlacedKeywords],
     ) -> None:
@@ -214,7 +214,7 @@ def kept_keys(argument: str, mask: Shaped[Tensor, "*shape"]) -> Bool[Tensor, "*s
     if mask.dtype == torch.bool:
         return ~mask
     keep = mask == 0
-    if not is_recorded(keep) and not bool((keep | (mask == -torch.inf)).all()):
+    if is_readable(keep) and not bool((keep | (mask == -torch.inf)).all()):
         raise wrong_value(
             argument,
             mask.unique()[:3].tolist(),
@@ -229,15 +229,13 @@ def is_causal_mask(mask: Shaped[Tensor, "*matrices queries keys"] | None) -> boo
         return False
     check_kind("attn_mask", mask, FLAGS)
     if mask.ndim < 2 or mask.shape[-1] != mask.shape[-2]:
-        raise wrong_shape(
-            "attn_mask", mask.shape, "None, or a causal mask, as many queries as keys"
-        )
+        raise wrong_shape("attn_mask", mask.shape, "the shape (tokens, tokens) of a causal mask")
     keep = kept_keys("attn_mask", mask)
-    if not is_recorded(keep) and not bool((keep == torch.ones_like(keep).tril()).all()):
+    if is_readable(keep) and not bool((keep == torch.ones_like(keep).tril()).all()):
         came = f"{int((~keep).sum())} of {keep.numel()} pairs dropped"
-        raise wrong_value(
+        raise wrong_argument(
             "attn_mask",
             came,
-            "the causal mask, of later keys and nothing else: no sum keeps another",
+            "the causal mask, which drops later keys and nothing else; sums over keys cannot apply another",
         )
     return True

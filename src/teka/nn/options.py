@@ -11,7 +11,7 @@ from teka.errors import wrong_value
 from teka.functional import BACKENDS, PROJECTIONS
 from teka.nn.additions import QUERY_KEYS
 from teka.nn.features import ContentKernel
-from teka.nn.waves import RelativeModule
+from teka.nn.relative import RelativeModule
 
 VALUES = ("projected", "tokens")
 F = TypeVar("F", bound=Callable[..., None])
@@ -73,7 +73,7 @@ class AttentionOptions:
     Args:
         dim_head: Size of a head, dim / heads by default.
         kernel: Content kernel, a name of `teka.functional.KERNELS`, an instance, `RandomFeatures` or `LearnedFeatures`.
-        relative: Relative kernel, a name of `teka.functional.RELATIVES`, a module such as `teka.nn.Rotation`, or None.
+        relative: Relative kernel, a name of `teka.functional.RELATIVES`, a `teka.nn.RelativeKernel`, or None.
         num_features: Number of random features m, ⌊d ln d⌋ by default; only for kernels that have them.
         projection: How random features are drawn: "orthogonal" (the default), "independent" or "fixed_norm"; likewise.
         causal: Whether no token sees a later one, by their order.
@@ -128,10 +128,10 @@ class AttentionOptions:
         if not (is_number(self.dropout) and 0 <= self.dropout < 1):
             raise wrong_value("dropout", self.dropout, "a probability of at least 0 and below 1")
         if self.value_convolution is not None and self.causal:
-            expected = "None with causal=True: it sees later tokens"
+            expected = "None with causal=True; it sees later tokens"
             raise wrong_value("value_convolution", self.value_convolution, expected)
         if self.query_key == "centred" and self.causal:
-            expected = "'plain' or 'normalized' with causal=True: a mean sees later keys"
+            expected = "'plain' or 'normalized' with causal=True; a mean sees later keys"
             raise wrong_value("query_key", self.query_key, expected)
 
 

@@ -15,8 +15,7 @@ from teka.nn.additions import PlainQueryKey
 from teka.nn.attention import Attention
 from teka.nn.features import LearnedFeatures
 from teka.nn.options import without_relative
-from teka.nn.relative import RELATIVE_MODULES
-from teka.nn.waves import RelativeModule
+from teka.nn.relative import RelativeModule
 
 
 def prune_heads(attention: Attention, heads: Iterable[int]) -> Attention:
@@ -122,12 +121,9 @@ def _without_rows(linear: nn.Linear | None, kept: Sequence[int], size: int) -> n
 def _prune_relative(relative: RelativeModule | None, kept: Sequence[int], heads: int) -> None:
     if relative is None or len(kept) == heads:
         return
-    own = vars(type(relative)).get(
-        "head_parameters"
-    )  # a class derived from another may have more of them
+    own = relative.head_parameters
     if own is None:
-        known = ", ".join(sorted(kind.__name__ for kind in RELATIVE_MODULES.values()))
-        expected = f"one that declares `head_parameters`, its numbers of every head, as {known} do"
+        expected = "a module that declares `head_parameters`, such as teka.nn.RelativeKernel"
         raise wrong_value("the relative kernel", type(relative).__name__, expected)
     for name in own:
         found = getattr(relative, name)

@@ -1,176 +1,161 @@
-"""Relative kernels with learned parameters by name, and those that are not made of waves."""
+"""Relative kernels with learned parameters."""
 
 import inspect
-from typing import Any
+from collections.abc import Callable
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.functional import softplus
 
 from teka import functional as kernels
-from teka.checks import POSITIVE, check_name, check_tensor_sizes, is_positive
+from teka.checks import check_tensor_sizes
 from teka.errors import unknown_name, wrong_value
-from teka.functional.relative.clipped import MAX_DISTANCE
-from teka.functional.relative.rotary import ROTARY_NORMALIZERS
-from teka.nn.distance import T5, Alibi, Decay, Kerple, Shaw, TransformerXL, Window
+from teka.functional import RELATIVES, Relative
 from teka.nn.features import RandomFeatures
-from teka.nn.options import AttentionOptions
-from teka.nn.waves import Fourier, RelativeModule, Rotary, Rotation, RotationJoint, inverse_softplus
-
-MAX_OFFSET = 7  # a window of 15 cells along every axis
 
 
-class Clipped(RelativeModule):
-    """`teka.functional.Clipped` with learned embeddings, in half of the heads, by position alone (Horn et al. 2021).
-
-    The embeddings, one a ring up to `max_distance`, are shared by the heads of a layer and begin at 0.
+class RelativeModule(nn.Module):
+    """Base class of modules that return a relative kernel with their present parameters.
 
     >>> import torch, teka
-    >>> layer = teka.nn.Attention(16, 4, relative=teka.nn.Clipped(4, max_distance=2), num_axes=1)
-    >>> (layer.content_heads, layer.position_heads), layer.relative.distance_embedding.shape
-    ((2, 2), torch.Size([3, 4]))
+    >>> class Decay(teka.nn.RelativeModule):
+    ...     kernel_class, head_parameters = teka.functional.Decay, ("log_rate",)
+    ...     def __init__(self, num_axes, heads):
+    ...         super().__init__()
+    ...         self.log_rate = torch.nn.Parameter(torch.zeros(heads, num_axes))
+    ...     def forward(self):
+    ...         return teka.functional.Decay(self.log_rate.exp())
+    >>> layer = teka.nn.Attention(16, 2, relative=Decay(1, 2), num_axes=1)
+    >>> layer(torch.randn(1, 9, 16), teka.Grid(9)).shape
+    torch.Size([1, 9, 16])
     """
 
-    has_own_heads = True
-    uses_query = True
-    head_parameters = ()
+    kernel_class: type[Relative] = Relative
+    # Names of the parameters whose first dimension is that of the heads; None if not known.
+    head_parameters: tuple[str, ...] | None = None
 
-    def __init__(
-        self, dim_head: int, *, max_distance: int = MAX_DISTANCE, ring_width: float = 1.0
-    ) -> None:
-        super().__init__()
-        check_tensor_sizes({"dim_head": dim_head, "max_distance": max_distance})
-        if not is_positive(ring_width):
-            raise wrong_value("ring_width", ring_width, POSITIVE)
-        self.distance_embedding = Parameter(torch.zeros(max_distance + 1, dim_head))
-        self.ring_width = ring_width
+    if TYPE_CHECKING:  # parameters are named after the fields of the kernel
 
-    def forward(self) -> kernels.Clipped:
-        return kernels.Clipped(self.distance_embedding, self.ring_width)
+        def __getattr__(self, name: str) -> Any: ...
 
+    def forward(self) -> Relative:
+        """Return the kernel with the present parameters."""
+        raise NotImplementedError
 
-class ClippedFeatures(Clipped):
-    """`teka.functional.ClippedFeatures` with what `Clipped` learns, of ⌊d ln d⌋ random features by default.
-
-    >>> import torch, teka
-    >>> relative = teka.nn.ClippedFeatures(8, max_distance=2)
-    >>> relative().projection.shape, relative.distance_embedding.shape
-    (torch.Size([16, 8]), torch.Size([3, 8]))
-    """
-
-    head_parameters = ()
-
-    def __init__(
-        self,
-        dim_head: int,
-        *,
-        max_distance: int = MAX_DISTANCE,
-        ring_width: float = 1.0,
-        num_features: int | None = None,
-    ) -> None:
-        super().__init__(dim_head, max_distance=max_distance, ring_width=ring_width)
-        self.random_features = RandomFeatures("positive", dim_head, num_features=num_features)
-
-    def forward(self) -> kernels.ClippedFeatures:
-        projection = self.random_features.projection
-        return kernels.ClippedFeatures(self.distance_embedding, self.ring_width, projection)
+    @property
+    def num_position_features(self) -> int:
+        """Number of features that the kernel adds to queries and keys."""
+        return self().num_position_features if self.kernel_class.joins else 0
 
 
-class Quadratic(RelativeModule):
-    """`teka.functional.Quadratic`, Δ_h ~ N(0, 2²), α = softplus(`raw_precision`) = 1 (Cordonnier et al. 2020).
+class RelativeKernel(RelativeModule):
+    """A relative kernel whose tensors are learned.
+
+    The tensors start from `initial` of the kernel's class and are parameters of the same name. A tensor x with a
+    constraint is learned as a parameter `raw_x`; a positive tensor is softplus(`raw_x`). Fixed tensors are buffers.
 
     >>> import torch, teka
-    >>> relative = teka.nn.Quadratic(num_axes=2, heads=9)
+    >>> relative = teka.nn.RelativeKernel("quadratic", num_axes=2, heads=9)
+    >>> {name: tuple(parameter.shape) for name, parameter in relative.named_parameters()}
+    {'center': (9, 2), 'raw_precision': (9,)}
     >>> relative.center.data = teka.Grid((3, 3), origin=-1.0).positions()  # the offsets of a 3 × 3 convolution
     >>> relative().log_at(torch.tensor([[-1.0, 1.0]])).argmax().item()  # the head that looks down and to the left
     6
+
+    Args:
+        kernel: A name of `teka.functional.RELATIVES`, or a class such as `teka.functional.Rotary`.
+        **options: Arguments of `initial` of that class, such as `num_axes`, `heads` and `dim_head`.
+
+    Raises:
+        ValueError: If the name is unknown, or an option is out of range.
     """
 
-    head_parameters = ("center", "raw_precision")
-
-    def __init__(self, num_axes: int, heads: int) -> None:
+    def __init__(self, kernel: str | type[Relative], **options: Any) -> None:
         super().__init__()
-        check_tensor_sizes({"num_axes": num_axes, "heads": heads})
-        self.center = Parameter(2 * torch.randn(heads, num_axes))
-        self.raw_precision = Parameter(inverse_softplus(torch.ones(heads)))
+        self.kernel_class = _kernel_class(kernel)
+        initial = self.kernel_class.initial(**options)
+        self.constraints = dict(initial.constraints)
+        self.options: dict[str, Any] = {}
+        # torch.compile cannot follow `fields` of a class.
+        self.field_names = tuple(field.name for field in fields(initial))  # pyright: ignore[reportArgumentType]
+        head_parameters = []
+        for name in self.field_names:
+            value = getattr(initial, name)
+            stored_name = f"raw_{name}" if name in self.constraints else name
+            if not isinstance(value, Tensor):
+                self.options[name] = value
+                continue
+            if name not in self.kernel_class.shared_by_heads:
+                head_parameters.append(stored_name)
+            if name == "projection":
+                num_features, dim = value.shape
+                self.random_features = RandomFeatures("positive", dim, num_features=num_features)
+            elif name in self.kernel_class.fixed:
+                self.register_buffer(name, value)
+            elif name in self.constraints:
+                _, inverse = CONSTRAINTS[self.constraints[name]]
+                self.register_parameter(stored_name, Parameter(inverse(value)))
+            else:
+                is_parameter = isinstance(value, Parameter)
+                self.register_parameter(name, value if is_parameter else Parameter(value))
+        self.head_parameters = tuple(head_parameters)
 
-    def forward(self) -> kernels.Quadratic:
-        return kernels.Quadratic(self.center, softplus(self.raw_precision))
+    def forward(self) -> Relative:
+        values = dict(self.options)
+        for name in self.field_names:
+            if name in self.constraints:
+                constrain, _ = CONSTRAINTS[self.constraints[name]]
+                values[name] = constrain(getattr(self, f"raw_{name}"))
+            elif name == "projection":
+                values[name] = self.random_features.projection
+            elif name not in values:
+                values[name] = getattr(self, name)
+        return self.kernel_class(**values)
 
+    def extra_repr(self) -> str:
+        return repr(self.kernel_class.name)
 
-class GeneralizedQuadratic(RelativeModule):
-    """`teka.functional.GeneralizedQuadratic` with learned Δ_h ~ N(0, 2²) and L, the identity at first.
-
-    Σ⁻¹ = LᵀL is positive semi-definite for any L (Cordonnier et al. 2020).
-
-    >>> import torch, teka
-    >>> relative, offsets = teka.nn.GeneralizedQuadratic(num_axes=2, heads=3), torch.randn(5, 2)
-    >>> round_ = teka.functional.Quadratic(relative.center, precision=torch.full((3,), 0.5))
-    >>> torch.allclose(relative().log_at(offsets), round_.log_at(offsets), rtol=1e-4)
-    True
-    """
-
-    head_parameters = ("center", "precision_factor")
-
-    def __init__(self, num_axes: int, heads: int) -> None:
-        super().__init__()
-        check_tensor_sizes({"num_axes": num_axes, "heads": heads})
-        check_tensor_sizes({"num_axes": num_axes}, num_axes**2)
-        check_tensor_sizes({"num_axes": num_axes, "heads": heads}, heads * num_axes**2)
-        self.center = Parameter(2 * torch.randn(heads, num_axes))
-        self.precision_factor = Parameter(torch.eye(num_axes).repeat(heads, 1, 1))
-
-    def forward(self) -> kernels.GeneralizedQuadratic:
-        return kernels.GeneralizedQuadratic(self.center, self.precision_factor)
-
-
-class Table(RelativeModule):
-    """`teka.functional.Table` with learned entries, 0 at first, for offsets of up to `max_offset` cells.
-
-    >>> import torch, teka
-    >>> relative = teka.nn.Table(num_axes=2, heads=3, max_offset=4)
-    >>> relative.tables.shape, relative().log_at(torch.tensor([[9.0, -2.0]])).exp().flatten().tolist()
-    (torch.Size([3, 2, 9]), [1.0, 1.0, 1.0])
-    """
-
-    head_parameters = ("tables",)
-
-    def __init__(self, num_axes: int, heads: int, *, max_offset: int = MAX_OFFSET) -> None:
-        super().__init__()
-        check_tensor_sizes({"num_axes": num_axes, "heads": heads, "max_offset": max_offset})
-        self.tables = Parameter(torch.zeros(heads, num_axes, 2 * max_offset + 1))
-
-    def forward(self) -> kernels.Table:
-        return kernels.Table(self.tables)
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """Load a state dict; earlier ones hold the frequencies of "transformer_xl" once for all axes."""
+        saved = state_dict.get(prefix + "frequency")
+        if isinstance(saved, Tensor) and saved.ndim == 1 and self.frequency.ndim == 2:
+            state_dict[prefix + "frequency"] = saved[:, None].expand_as(self.frequency)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
 class EmbeddedTable(RelativeModule):
-    """`teka.functional.Table` with t_axis[Δ] = v_axisᵀ r_axis[Δ]: an embedding of every offset, and a vector a head.
+    """`teka.functional.Table` with entries t_axis[Δ] = v_axisᵀ r_axis[Δ] of learned embeddings.
 
-    The embeddings r, of size D_p = `embedding_dim`, which the heads share, begin as N(0, 1), and the heads' vectors v
-    as PyTorch's linear maps, so that an entry begins with variance 1/3 and the heads begin unlike one another. What can
-    be learned is what `Table` can learn, but steps of one size move an entry about D_p times as far.
+    The heads share the embeddings r ~ N(0, 1). Each head has vectors v that start as in `torch.nn.Linear`, so that an
+    entry has variance 1/3. The module can learn the same tables as "table", but a step of the same size moves an entry
+    about `embedding_dim` times as far.
 
-    Source: Ramachandran et al. 2019; Cordonnier et al. 2020, §4.3, without their queries, and with D_p = 400.
+    Source: Ramachandran et al. 2019; Cordonnier et al. 2020, §4.3, without their queries, and with 400 for the size.
 
     >>> import torch, teka
     >>> relative = teka.nn.EmbeddedTable(num_axes=2, heads=3, max_offset=4, embedding_dim=400)
     >>> relative().tables.shape, relative.embeddings[0].weight.shape, relative.head_vectors[0].weight.shape
     (torch.Size([3, 2, 9]), torch.Size([9, 400]), torch.Size([3, 400]))
+
+    Args:
+        num_axes: Number of axes of the grid.
+        heads: Number of heads.
+        max_offset: Largest offset in cells with an entry of its own.
+        embedding_dim: Size of an embedding.
     """
 
+    kernel_class = kernels.Table
     head_parameters = ("head_vectors",)
 
     def __init__(self, num_axes: int, heads: int, *, max_offset: int, embedding_dim: int) -> None:
         super().__init__()
-        sizes = {
-            "num_axes": num_axes,
-            "heads": heads,
-            "max_offset": max_offset,
-            "embedding_dim": embedding_dim,
-        }
-        check_tensor_sizes(sizes)
+        sizes = {"num_axes": num_axes, "heads": heads}
+        check_tensor_sizes({**sizes, "max_offset": max_offset, "embedding_dim": embedding_dim})
         self.embeddings = nn.ModuleList(
             nn.Embedding(2 * max_offset + 1, embedding_dim) for _ in range(num_axes)
         )
@@ -180,67 +165,46 @@ class EmbeddedTable(RelativeModule):
 
     def forward(self) -> kernels.Table:
         axes = zip(self.head_vectors, self.embeddings, strict=True)
-        return kernels.Table(
-            torch.stack([vectors(embedding.weight).T for vectors, embedding in axes], dim=1)
-        )
+        tables = [vectors(embedding.weight).T for vectors, embedding in axes]
+        return kernels.Table(torch.stack(tables, dim=1))
 
 
-RELATIVE_MODULES: dict[str, type[RelativeModule]] = {
-    "rotation": Rotation,
-    "rotation_joint": RotationJoint,
-    "clipped": Clipped,
-    "clipped_features": ClippedFeatures,
-    "quadratic": Quadratic,
-    "generalized_quadratic": GeneralizedQuadratic,
-    "table": Table,
-    "fourier": Fourier,
-    "rotary": Rotary,
-    "decay": Decay,
-    "alibi": Alibi,
-    "t5": T5,
-    "kerple": Kerple,
-    "shaw": Shaw,
-    "transformer_xl": TransformerXL,
-    "window": Window,
+def inverse_softplus(value: Tensor) -> Tensor:
+    """Return the number whose softplus is the positive `value`: log(eˣ − 1)."""
+    return value + torch.log(-torch.expm1(-value))
+
+
+# From a parameter to the constrained value, and back.
+CONSTRAINTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "positive": (softplus, inverse_softplus),
+    "below 2": (lambda raw: 2 * torch.sigmoid(raw), lambda value: torch.logit(value / 2)),
 }
 
 
-def relative_class(relative: str | RelativeModule | None) -> type[RelativeModule] | None:
-    """The class of a relative kernel, a name, a module or None; a ValueError for anything else."""
+def _kernel_class(kernel: str | type[Relative]) -> type[Relative]:
+    if isinstance(kernel, type) and issubclass(kernel, Relative):
+        return kernel
+    if not isinstance(kernel, str):
+        raise wrong_value("kernel", kernel, "a name or a class of teka.functional.Relative")
+    if kernel not in RELATIVES:
+        raise unknown_name("kernel", kernel, RELATIVES)
+    return RELATIVES[kernel]
+
+
+def relative_class(relative: str | RelativeModule | None) -> type[Relative] | None:
+    """Return the class of the relative kernel that a name or a module stands for, or None for None."""
     if relative is None or isinstance(relative, RelativeModule):
-        return None if relative is None else type(relative)
+        return None if relative is None else relative.kernel_class
     if not isinstance(relative, str):
-        raise wrong_value("relative", relative, "None, a name or a module such as teka.nn.Rotation")
-    if relative not in RELATIVE_MODULES:
-        raise unknown_name("relative", relative, RELATIVE_MODULES)
-    return RELATIVE_MODULES[relative]
+        expected = "None, a name or a module such as teka.nn.RelativeKernel"
+        raise wrong_value("relative", relative, expected)
+    if relative not in RELATIVES:
+        raise unknown_name("relative", relative, RELATIVES)
+    return RELATIVES[relative]
 
 
-def make_relative_module(
-    options: AttentionOptions, heads: int, dim_head: int, features: int
-) -> RelativeModule | None:
-    """The relative kernel, or a new one of that name for so many heads; an option of another kernel is a ValueError."""
-    relative, rotary_normalizer = options.relative, options.rotary_normalizer
-    kind = relative_class(relative)
-    for argument, name in (("num_waves", "fourier"), ("rotary_normalizer", "rotary")):
-        given = getattr(options, argument)
-        if given is not None and relative != name:
-            raise wrong_value(
-                argument, given, f"None with relative={relative!r}; {name!r} by name takes it"
-            )
-    if kind is None:
-        return None
-    if isinstance(relative, RelativeModule):
-        return relative
-    if relative == "rotary" and features < 2:
-        expected = "at least 2 with relative='rotary', which rotates pairs of them"
-        raise wrong_value("the number of features of kernel", features, expected)
-    if rotary_normalizer is not None:
-        check_name("rotary_normalizer", rotary_normalizer, ROTARY_NORMALIZERS)
-    known: dict[str, Any] = {"num_axes": options.num_axes, "heads": heads, "dim_head": dim_head}
-    known |= {"num_features": options.num_features, "num_waves": options.num_waves}
-    known |= {"normalizer": rotary_normalizer, "num_pairs": features // 2}
-    taken = inspect.signature(kind).parameters
-    return kind(
-        **{name: value for name, value in known.items() if name in taken and value is not None}
-    )
+def from_known_options(kernel: type[Relative], **options: Any) -> RelativeKernel:
+    """Return a module of the kernel with those options that it has and that are not None."""
+    known = inspect.signature(kernel.initial).parameters
+    own = {name: value for name, value in options.items() if name in known and value is not None}
+    return RelativeKernel(kernel, **own)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, TypeVar
 from torch import nn
 
 from teka._compat import ProcessGroup
-from teka.errors import wrong_type, wrong_value
+from teka.errors import wrong_argument, wrong_type, wrong_value
 from teka.functional import FeatureKernel
 from teka.nn.attention import Attention, TokenGroup
 
@@ -55,9 +55,8 @@ def divide_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
     for name, layer in layers.items():
         reason = None if group is None else why_not_divided(layer)
         if reason:
-            raise ValueError(
-                f"attention {name or 'itself'} is {reason}, expected one whose sums processes can add"
-            )
+            expected = "a layer with sums that processes can add"
+            raise wrong_argument(f"attention {name or 'itself'}", reason, expected)
     for layer in layers.values():
         layer.token_group = None if group is None else TokenGroup(group)
     return model

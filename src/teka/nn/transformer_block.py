@@ -7,13 +7,13 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from teka.checks import LARGEST, WHOLE, check_sizes, check_tensor, is_number
-from teka.errors import wrong_value
+from teka.errors import wrong_argument, wrong_value
 from teka.functional import length_mask
-from teka.grid import Grid
-from teka.nn.attention import Attention
-from teka.nn.distance import Window
+from teka.grid import GridLike
+from teka.nn.attention import Attention, States, Token
+from teka.nn.inputs import check_tokens
 from teka.nn.options import AttentionOptions, BlockKeywords, takes
-from teka.nn.tokens import check_tokens
+from teka.nn.relative import RelativeKernel
 
 
 def hidden_size(dim: int, mlp_ratio: float, whole: Callable[[float], int] = int) -> int:
@@ -94,7 +94,9 @@ class TransformerBlock(nn.Module):
                 dim,
                 near,
                 kernel="softmax",
-                relative=Window(chosen.num_axes, near, max_distance=window_reach),
+                relative=RelativeKernel(
+                    "window", num_axes=chosen.num_axes, heads=near, max_distance=window_reach
+                ),
                 dim_head=self.attention.dim_head,
                 causal=chosen.causal,
                 qkv_bias=chosen.qkv_bias,
@@ -106,7 +108,7 @@ class TransformerBlock(nn.Module):
     def forward(
         self,
         tokens: Float[Tensor, "batch tokens dim"],
-        grid: Grid | None = None,
+        grid: GridLike | None = None,
         key_mask: Bool[Tensor, "batch tokens"] | None = None,
         num_prefix_tokens: int = 0,
         num_queries: int | None = None,
@@ -133,3 +135,34 @@ class TransformerBlock(nn.Module):
             attended = attended + near[:, :num_queries]
         tokens = tokens[:, :num_queries] + attended
         return tokens + self.mlp(self.mlp_norm(tokens))
+
+    def step(
+        self,
+        token: Token,
+        state: States | None = None,
+        *,
+        position: Float[Tensor, "*batch axes"] | None = None,
+    ) -> tuple[Token, States]:
+        """Transform the next token of a causal sequence, given the state of the earlier tokens.
+
+        The cost does not grow with the number of earlier tokens. Arguments and errors are those of `Attention.step`.
+
+        Args:
+            token: The next token of each sample, shape (B, dim).
+            state: The state that the previous step returned, or None for the first token.
+            position: Position of the token in physical units, shape (n,) or (B, n). By default, token t is at t.
+
+        Returns:
+            The transformed token, shape (B, dim), and the new state.
+
+        Raises:
+            ValueError: The block is not causal, has window heads, or has a kernel without a recurrent state.
+        """
+        if self.window_attention is not None:
+            raise wrong_argument(
+                "window_reach", "a value", "None for a block that decodes step by step"
+            )
+        check_tokens("token", token, "batch", self.attention.dim, first=self.attention.output)
+        attended, state = self.attention.step(self.attention_norm(token), state, position=position)
+        token = token + attended
+        return token + self.mlp(self.mlp_norm(token)), state

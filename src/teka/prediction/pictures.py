@@ -15,7 +15,7 @@ from teka.checks import check_name, check_number, check_sizes
 from teka.codec import decode
 from teka.data import resize_bilinear
 from teka.data.pictures import GROUNDS, read_picture, to_intensities
-from teka.errors import wrong_value
+from teka.errors import wrong_argument, wrong_value
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -146,7 +146,7 @@ def fit_ink(
         raise wrong_value("settings.fit", settings.fit, "'ink'")
     ink = _ink(levels.numpy().astype(np.float64), ground)
     if not ink.any():
-        raise wrong_value(
+        raise wrong_argument(
             "ink",
             "none",
             "something that stands out from the ground; ground='dark' or 'light' may help",

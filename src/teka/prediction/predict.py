@@ -79,7 +79,7 @@ def predict(
             logits = loaded(images)
         if logits.ndim != 2:
             raise wrong_value(
-                "model", str(model), "one of whole pictures: it says the class of every pixel"
+                "model", str(model), "one of whole pictures; it says the class of every pixel"
             )
         probabilities = logits.softmax(dim=1)
         for picture, highest, classes in zip(

@@ -15,7 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from teka.data import HorizontalFlip, RandomShift
 from teka.nn import redraw_projections
-from teka.nn.waves import RelativeModule
+from teka.nn.relative import RelativeModule
 from teka.training.batches import TrainBatch
 from teka.training.run import Run
 

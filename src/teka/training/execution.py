@@ -13,10 +13,10 @@ from lightning.fabric.plugins.environments.cluster_environment import ClusterEnv
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from teka._compat import process_rank
 from teka.checks import check_name, check_sizes
 from teka.errors import wrong_value
 from teka.nn import TransformerBlock
@@ -107,9 +107,7 @@ class Processes(NamedTuple):
             number = getattr(started, argument)
             if asked is not None and asked != number:
                 raise wrong_value(
-                    argument,
-                    asked,
-                    f"{number}, as {started.launcher} started them, or to be left out",
+                    argument, asked, f"{number}, as {started.launcher} started them, or left out"
                 )
         return started
 
@@ -123,6 +121,14 @@ class Processes(NamedTuple):
                 LightningEnvironment()
             ]  # a job's own shell: the job's other tasks are not this training's
         return []
+
+
+def process_rank(new: int | None = None) -> int:
+    """Return the rank of this process among those that Lightning started, 0 if it is the only one; set `new` if given."""
+    rank = getattr(rank_zero_only, "rank", 0)
+    if new is not None:
+        setattr(rank_zero_only, "rank", new)  # noqa: B010, Lightning does not declare it
+    return rank
 
 
 def is_first_process() -> bool:

@@ -38,7 +38,9 @@ def check_loggers(names: Sequence[str]) -> None:
         if (
             found is None or found.origin is None
         ):  # a folder "wandb" beside the program is no package
-            raise wrong_value("loggers", name, f"an installed one; pip install {SERVICES[name]}")
+            raise wrong_value(
+                "loggers", name, f"an installed one; run pip install {SERVICES[name]}"
+            )
 
 
 @contextlib.contextmanager

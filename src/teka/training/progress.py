@@ -4,12 +4,14 @@ import copy
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
+from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.types import STEP_OUTPUT
@@ -26,7 +28,6 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.benchmark import Timer
 
-from teka._compat import makers_flops
 from teka.flops import flop_counter
 from teka.training.run import Run
 
@@ -194,13 +195,20 @@ def peak(device: torch.device, dtype: torch.dtype) -> Peak:
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         if "H100 NVL" not in name and (
-            known := makers_flops(device, dtype)
+            known := _makers_flops(device, dtype)
         ):  # which is a pair of cards in the table
             return Peak(known, f"Lightning's table for {name}, {_name(dtype)}")
     return _measured(device, dtype, torch.get_num_threads())
 
 
 @cache
+def _makers_flops(device: torch.device, dtype: torch.dtype) -> int | None:
+    """Return the peak operations per second from Lightning's table of GPUs, None for other devices."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*(FLOPs not found|does not support).*")
+        return get_available_flops(device, dtype)
+
+
 def _measured(device: torch.device, dtype: torch.dtype, num_threads: int) -> Peak:
     """The fastest of several products of square matrices."""
     side = SIDE_ON_CPU if device.type == "cpu" else SIDE

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from teka.data import Dataset
 from teka.errors import wrong_value
-from teka.files import new_folder, resolve_path, write_json
-from teka.flops import flop_counter
-from teka.models import SelfAttentionNetwork
-from teka.models.degenerate_heads import (
+from teka.experiments.baselines import SelfAttentionNetwork
+from teka.experiments.baselines.degenerate_heads import (
     CONDITION_NUMBER,
     LARGEST_PRECISION,
     DegenerateHeads,
     degenerate_heads,
 )
+from teka.files import new_folder, resolve_path, write_json
+from teka.flops import flop_counter
 from teka.provenance import provenance
 from teka.training.checkpoint import BEST, CHECKPOINTS, load_weights
 from teka.training.heads.record import BEFORE_PRUNING_FILE, HEADS_FILE

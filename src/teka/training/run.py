@@ -14,7 +14,7 @@ from teka.checks import LARGEST, check_name, check_sizes, is_whole
 from teka.codec import decode
 from teka.errors import unknown_name, wrong_value
 from teka.files import read_json, write_json
-from teka.models.model_config import MODELS, options_class
+from teka.models.model_config import MODELS, model_class, options_class
 from teka.training.recipe import Recipe
 
 RUN_FILE = "run.json"
@@ -152,7 +152,7 @@ class ModelOptions:
         for one in dataclasses.fields(self)[1:]:
             default = _default_position(self.model) if one.name == "position" else one.default
             if getattr(self, one.name) != default and one.name not in _options_of(self.model):
-                expected = f"{default!r} with model={self.model!r}, without it"
+                expected = f"{default!r} with model={self.model!r}"
                 raise wrong_value(one.name, getattr(self, one.name), expected)
 
     @property
@@ -245,9 +245,8 @@ class Run:
         self, *, image_size: tuple[int, int], in_channels: int, num_classes: int
     ) -> nn.Module:
         """The model of this run, with new weights from torch's global generator."""
-        return MODELS[self.network.model](
-            image_size, in_channels, num_classes, **self.network.keywords()
-        )
+        make = model_class(self.network.model)
+        return make(image_size, in_channels, num_classes, **self.network.keywords())
 
 
 _PARTS: dict[str, type[Any]] = {"images": DataOptions, "network": ModelOptions, "recipe": Recipe}
@@ -278,9 +277,7 @@ def _renamed(fields: Mapping[str, object]) -> dict[str, object]:
         return renamed
     if not has_it or renamed.get("position") not in (None, "rotary"):
         raise wrong_value(
-            "encoding",
-            encoding,
-            "to be left out beside position, or without model='self_attention'",
+            "encoding", encoding, "left out beside position, or without model='self_attention'"
         )
     return {**renamed, "position": encoding}
 

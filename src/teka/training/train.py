@@ -18,9 +18,9 @@ from torch import nn
 from teka import data
 from teka.data import Dataset
 from teka.errors import first_line, is_out_of_memory, wrong_value
+from teka.experiments.baselines import SelfAttentionNetwork
 from teka.files import make_directory, read_json, write_json
 from teka.memory import TooManyNumbersError, count_numbers, memory_bytes
-from teka.models import SelfAttentionNetwork
 from teka.provenance import provenance
 from teka.training.batches import BatchSource
 from teka.training.checkpoint import (

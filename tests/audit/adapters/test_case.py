@@ -118,7 +118,7 @@ def test_labels_are_the_models_or_left_out(arrays):
         make_case(model_of(Preprocessing(), None, 9), arrays, SETTINGS, labelled=False).labels
         is None
     )
-    with pytest.raises(ValueError, match="classes is 4, expected 9"):
+    with pytest.raises(ValueError, match=r"classes must be 9.*got 4"):
         make_case(model_of(Preprocessing(), None, 9), arrays, SETTINGS)
 
 
@@ -274,12 +274,12 @@ def test_of_fewer_images_than_asked_for_all_are_taken():
 
 @pytest.mark.parametrize(("number", "seed", "said"), [(0, 0, "images"), (5, -1, "seed")])
 def test_no_images_and_a_negative_seed_are_refused(number, seed, said):
-    with pytest.raises(ValueError, match=f"{said} is"):
+    with pytest.raises(ValueError, match=f"{said} must be"):
         load_images("digits", Preprocessing(), num_images=number, seed=seed)
 
 
 def test_data_that_are_not_there_are_named():
-    with pytest.raises(ValueError, match="did you mean 'digits'"):
+    with pytest.raises(ValueError, match="Did you mean 'digits'"):
         load_images("digitz", Preprocessing())
 
 
@@ -323,7 +323,7 @@ def test_each_picture_is_resized_from_its_own_size(tmp_path):
 def test_several_sizes_that_nothing_resizes_are_an_error(tmp_path):
     write_pictures(tmp_path, ("a", "b"), sizes=((9, 7), (5, 6)))
     files = sorted(tmp_path.rglob("*.png"))
-    with pytest.raises(ValueError, match=r"size of .*1\.png is \(5, 6\)"):
+    with pytest.raises(ValueError, match=r"size of .*1\.png must be .*got \(5, 6\)"):
         read_pictures(files, Preprocessing())
     assert read_pictures(files, Preprocessing(), 4)[1] == (4, 4)
 
@@ -332,7 +332,7 @@ def test_a_picture_that_cannot_be_looked_at_is_left_to_be_read(tmp_path, monkeyp
     write_pictures(tmp_path, ("a", "b"))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     assert usual_mode(str(tmp_path))[0] == "circular"
-    with pytest.raises(ValueError, match=r"the size of .*png is 'a bomb'"):
+    with pytest.raises(ValueError, match=r"the size of .*png must be .*got a bomb"):
         load_images(str(tmp_path), Preprocessing())
 
 

@@ -65,16 +65,16 @@ def test_further_loaders_are_asked_first_and_the_number_of_classes_is_held(file)
     made = Subject("seven", "mine", lambda images: images, num_classes=7)
     loader = Loader("a number", str.isdigit, lambda spec, reading: made)
     assert load("7", Reading(num_classes=7), loaders=[loader]) is made
-    with pytest.raises(ValueError, match="a model of 4 classes; it has 7"):
+    with pytest.raises(ValueError, match=r"a model of 4 classes, .*It has 7"):
         load("7", Reading(num_classes=4), loaders=[loader])
-    with pytest.raises(ValueError, match="one of: a number;") as caught:
+    with pytest.raises(ValueError, match=r"one of: a number [|]") as caught:
         load("seven", loaders=[loader])
     assert all(form in str(caught.value) for form in FORMS)
 
 
 def test_an_impossible_device_is_one_line(file):
     for device in ("warp", "cuda:99", "meta"):
-        with pytest.raises(ValueError, match=f"device is '{device}'") as caught:
+        with pytest.raises(ValueError, match=rf"device must be .*got '{device}'") as caught:
             load("mine.py:function", Reading(device=device))
         assert "\n" not in str(caught.value)
 
@@ -109,7 +109,7 @@ def test_a_callable_and_a_subject_will_do(file):
     [
         ("number", "not int"),
         ("fails", "raised KeyError"),
-        ("netwrok", "it has .*network"),
+        ("netwrok", "It has .*network"),
         ("", "path/module.py:function"),
     ],
 )
@@ -197,7 +197,7 @@ def test_objects_cannot_be_unpickled_whatever_a_library_asks_for(tmp_path, monke
     with tensors_only("timm:a", "a model"):
         assert torch.load(tmp_path / "tensors.pt", weights_only=False)["weights"].sum() == 2
     with (
-        pytest.raises(ValueError, match=r"model is 'timm:a', expected a model .*[Ww]eights"),
+        pytest.raises(ValueError, match=r"model must be a model .*[Ww]eights.*got 'timm:a'"),
         tensors_only("timm:a", "a model"),
     ):
         torch.load(tmp_path / "objects.pt", weights_only=False)

@@ -36,7 +36,7 @@ def test_a_transform_that_differs_by_a_level_or_a_pixel_is_refused_with_the_diff
     for other in (replace(READ, normalization=brighter), replace(READ, resampling="lanczos")):
         with pytest.raises(
             ValueError,
-            match=r"model is 'm', expected .* its transform .* levels of 255 in the mean",
+            match=r"model must be .* its transform .* levels of 255 in the mean.*got 'm'",
         ):
             match_library(transform_of(other), READ, "m", "its transform")
     monkeypatch.setitem(

@@ -82,7 +82,7 @@ def test_grey_becomes_colour_and_colour_grey_by_luminance():
     assert with_channels(primary, 1).flatten().tolist() == pytest.approx(
         [0.299, 0.587, 0.114], abs=1e-5
     )
-    with pytest.raises(ValueError, match="channels of the images is 2"):
+    with pytest.raises(ValueError, match=r"channels of the images must be .*got 2"):
         with_channels(random_images(1, 2, 3, 3), 3)
 
 
@@ -95,7 +95,7 @@ def test_normalising_follows_the_order_of_the_channels():
         [images[:, 2] - 0.1, (images[:, 1] - 0.2) / 2, (images[:, 0] - 0.3) / 4], dim=1
     )
     torch.testing.assert_close(transform.normalize(images), expected)
-    with pytest.raises(ValueError, match=r"expected \(images, 3"):
+    with pytest.raises(ValueError, match=r"\(images, 3"):
         transform.normalize(images[:, :1])
 
 
@@ -172,7 +172,7 @@ def test_it_has_gradients_of_black_too(factor: int):
 
 def test_bad_input_is_named():
     images = random_images(1, 1, 5, 5)
-    with pytest.raises(ValueError, match="did you mean 'bicubic'"):
+    with pytest.raises(ValueError, match="Did you mean 'bicubic'"):
         resample(images, 3, "bicubik")
     with pytest.raises(ValueError, match="a floating dtype"):
         resample(images.to(torch.uint8), 3)

@@ -53,22 +53,22 @@ def test_an_exported_program_answers_as_its_model_in_batches_of_any_size(
 def test_what_is_no_program_of_images_is_one_line(tmp_path: Path):
     torch.save(network().state_dict(), tmp_path / "weights.pt")
     with pytest.raises(
-        ValueError, match=r"a file of weights alone does not say which; name the model"
+        ValueError, match=r"A file of weights alone does not say which, so name the model"
     ):
         load(str(tmp_path / "weights.pt"))
     (tmp_path / "bad.pt2").write_bytes(b"PK")
     with pytest.raises(
-        ValueError, match=r"model is '.*bad.pt2', expected a program of torch.export"
+        ValueError, match=r"model must be a program of torch.export.*got '.*bad.pt2'"
     ):
         load(str(tmp_path / "bad.pt2"), trust=True)
     torch.export.save(
         torch.export.export(nn.Linear(3, 2), (torch.zeros(4, 3),)), tmp_path / "flat.pt2"
     )
     with pytest.raises(
-        ValueError, match=r"the inputs of .*flat.pt2 is \[\(4, 3\)\], expected one of images"
+        ValueError, match=r"the inputs of .*flat.pt2 must be one of images.*got \[\(4, 3\)\]"
     ):
         load(str(tmp_path / "flat.pt2"), trust=True)
-    with pytest.raises(ValueError, match="weights is 'random', expected None for a"):
+    with pytest.raises(ValueError, match=r"weights must be None for a.*got 'random'"):
         load(str(tmp_path / "flat.pt2"), Reading(weights="random"))
 
 
@@ -114,6 +114,6 @@ def test_a_damaged_program_is_an_error_without_a_log(
     with zipfile.ZipFile(tmp_path / "bad.pt", "w") as archive:
         archive.writestr("bad/code/model.py", "junk")
     for name in ("bad.pt2", "bad.pt"):
-        with pytest.raises(ValueError, match=f"model is '.*{name}', expected a program of"):
+        with pytest.raises(ValueError, match=rf"model must be a program of.*got '.*{name}'"):
             load(str(tmp_path / name), trust=True)
     assert capfd.readouterr() == ("", "")

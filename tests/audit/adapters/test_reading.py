@@ -46,14 +46,14 @@ def test_weights_of_a_file_are_the_models(tmp_path: Path, form: str):
 def test_weights_of_another_model_or_none_are_one_line(tmp_path: Path):
     file = written(tmp_path, "plain", nn.Linear(3, 2))
     with pytest.raises(
-        ValueError, match=r"weights is '.*', expected the weights of a Sequential \(.*[Mm]iss"
+        ValueError, match=r"weights must be the weights of a Sequential \(.*[Mm]iss.*got '.*'"
     ):
         Reading(weights=file).fill(network())
     torch.save([1, 2], file)
     with pytest.raises(ValueError, match="it holds list, expected tensors by name"):
         Reading(weights=file).fill(network())
     with pytest.raises(
-        ValueError, match="weights is 'absent', expected an existing file, or 'random'"
+        ValueError, match=r"weights must be an existing file, or 'random'.*got 'absent'"
     ):
         Reading(weights="absent")
 
@@ -83,17 +83,17 @@ def test_normalisation_and_order_of_channels_that_are_said_take_the_place_of_the
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"mean": (0.5,)}, "deviation is None, expected given"),
-        ({"deviation": (0.5,)}, "mean is None, expected given"),
+        ({"mean": (0.5,)}, "deviation must be given, for the other"),
+        ({"deviation": (0.5,)}, "mean must be given, for the other"),
         (
             {"mean": (0.5,), "deviation": (0.0,)},
-            "deviation is (0.0,), expected positive finite numbers",
+            "deviation must be positive finite numbers, got (0.0,)",
         ),
         (
             {"mean": (0.5, 0.5), "deviation": (0.5, 0.5)},
-            "mean is (0.5, 0.5), expected one number, or one for",
+            "mean must be one number, or one for each of 3 channels, got (0.5, 0.5)",
         ),
-        ({"num_classes": 0}, "num_classes is 0, expected at least 1"),
+        ({"num_classes": 0}, "num_classes must be at least 1, got 0"),
     ],
 )
 def test_numbers_that_do_not_fit_are_errors(said: dict, message: str):
@@ -103,6 +103,6 @@ def test_numbers_that_do_not_fit_are_errors(said: dict, message: str):
 
 def test_a_grey_colour_of_unknown_channels_is_asked_for_all_of_them():
     with pytest.raises(
-        ValueError, match=r"mean is \(0.5,\), expected one number for each channel, for the model"
+        ValueError, match=r"mean must be one number for each channel, for the model.*got \(0.5,\)"
     ):
         Reading(mean=(0.5,), deviation=(0.5,)).fit(Preprocessing())

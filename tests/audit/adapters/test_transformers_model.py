@@ -63,7 +63,7 @@ def test_a_truncated_file_is_an_error(vit_folder, tmp_path):
     shutil.copytree(vit_folder, folder)
     content = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
-    with pytest.raises(ValueError, match="expected an image classifier"):
+    with pytest.raises(ValueError, match="an image classifier"):
         load_transformers(str(folder))
 
 
@@ -78,7 +78,7 @@ def test_code_of_a_repository_is_never_run(vit_folder, tmp_path):
         "AutoModelForImageClassification": "own.Model",
     }
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="expected a vision model"):
+    with pytest.raises(ValueError, match="a vision model"):
         load_transformers(str(folder))
     assert not (tmp_path / "ran").exists()
 
@@ -92,7 +92,7 @@ def test_an_attention_kernel_of_the_hub_is_refused(vit_folder, tmp_path, reading
         json.dumps({**config, "attn_implementation": "owner/kernel"})
     )
     with pytest.raises(
-        ValueError, match="attn_implementation is 'owner/kernel', expected one that comes with"
+        ValueError, match=r"attn_implementation must be one that comes with.*got 'owner/kernel'"
     ):
         load_transformers(str(folder), reading)
 
@@ -256,8 +256,8 @@ def test_levels_that_are_not_rescaled_are_levels_to_the_model():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"size": {"longest_edge": 9}}, "size is"),
-        ({"size": 9, "resample": 7}, "resample is 7"),
+        ({"size": {"longest_edge": 9}}, "size must be"),
+        ({"size": 9, "resample": 7}, r"resample must be .*got 7"),
         ({"size": 9, "do_pad": True}, "do_pad"),
         ({"size": 9, "image_mean": [0.1, 0.2], "image_std": [1, 1]}, "image_mean"),
         ({"size": 9, "image_mean": [0.1], "image_std": [0]}, "deviation"),
@@ -266,7 +266,7 @@ def test_levels_that_are_not_rescaled_are_levels_to_the_model():
     ],
 )
 def test_settings_that_are_not_known_are_an_error_that_names_their_source(settings, said):
-    with pytest.raises(ValueError, match=f"it cannot be read as preprocessing: .*{said}"):
+    with pytest.raises(ValueError, match=rf"it cannot be read as preprocessing: .*{said}"):
         read_processor(settings, 3, "it")
 
 
@@ -433,9 +433,7 @@ def test_what_is_no_model_of_images_is_refused_by_its_architecture(vit_folder, t
     (folder / "config.json").write_text(
         json.dumps({**config, "architectures": ["ViTForDepthEstimation"]})
     )
-    with pytest.raises(
-        ValueError, match="'ViTForDepthEstimation', expected one of …ForImageClassification"
-    ):
+    with pytest.raises(ValueError, match="must be one of …ForImageClassification"):
         load_transformers(str(folder))
 
 
@@ -446,6 +444,6 @@ def test_an_output_is_chosen_by_its_name(vit_folder):
     torch.testing.assert_close(subject.function(images), load(str(vit_folder)).function(images))
     with pytest.raises(
         ValueError,
-        match="output_name is 'pooler_output', expected one of the model's outputs: 'logits'",
+        match=r"output_name must be one of the model's outputs: 'logits'.*got 'pooler_output'",
     ):
         load(str(vit_folder), Reading(output_name="pooler_output")).function(images)

@@ -327,18 +327,18 @@ def test_layers_are_looked_into_in_inference_mode_too():
 def test_bad_input_is_refused_with_a_message():
     model = network(circular(2, 4), nn.ReLU())
     for message, change in (
-        ("did you mean '1'", {"layers": ["11"]}),
-        ("layers is 'stem'", {"layers": ["stem"]}),
+        ("Did you mean '1'", {"layers": ["11"]}),
+        (r"layers must be .*got 'stem'", {"layers": ["stem"]}),
         ("shifts", {"shifts": [(0, 0)]}),
-        ("shifts is", {"shifts": [(0, 99)]}),
+        ("shifts must be", {"shifts": [(0, 99)]}),
         (
-            "mode is 'rotation', expected one that shifts",
+            "mode must be one that shifts.*got 'rotation'",
             {"movement": Movement("rotation"), "shifts": [5]},
         ),
         ("threshold", {"threshold": 0.0}),
         ("num_images", {"num_images": 0}),
-        ("images has shape", {"images": images()[0]}),
-        ("images has shape", {"images": images()[:0]}),
+        ("images must have", {"images": images()[0]}),
+        ("images must have", {"images": images()[:0]}),
     ):
         arguments = {"images": images(), "shifts": SHIFTS, "movement": CIRCULAR} | change
         with raises_for(message, ValueError, match=message):

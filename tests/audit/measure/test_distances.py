@@ -209,9 +209,9 @@ def test_outputs_that_are_all_the_same_give_no_scale():
 
 
 def test_bad_input_is_refused():
-    with pytest.raises(ValueError, match="images is '1 images', expected at least two"):
+    with pytest.raises(ValueError, match=r"images must be at least two.*got 1 images"):
         sensitivity_map(lambda batch: batch.mean((2, 3)), noise(1), [0], Movement("circular"))
-    with pytest.raises(ValueError, match="batch_size is 0"):
+    with pytest.raises(ValueError, match=r"batch_size must be .*got 0"):
         sensitivity_map(
             lambda batch: batch.mean((2, 3)), noise(), [0], Movement("circular"), batch_size=0
         )

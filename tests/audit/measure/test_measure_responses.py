@@ -215,18 +215,18 @@ def test_a_model_that_raises_at_once_leaves_nothing():
 
 def test_bad_input_is_refused(as_users_run_it):
     for changes, message in [
-        ({"images": IMAGES[:0]}, r"images has shape \(0, 2, 11, 13\)"),
+        ({"images": IMAGES[:0]}, r"images must have .*got \(0, 2, 11, 13\)"),
         ({"shifts": [(0, 1)]}, "with the zero shift"),
-        ({"shifts": [(0, 0), (12, 0)]}, r"shifts is \(12, 0\)"),
-        ({"labels": LABELS[:4]}, r"labels has shape \(4,\), expected \(5,\)"),
-        ({"labels": LABELS.double()}, "labels is torch.float64"),
-        ({"labels": LABELS - 1}, "labels is -1"),
-        ({"labels": LABELS + 1}, "labels is 3, expected classes below 3"),
-        ({"output": "logit"}, "output is 'logit'.*did you mean 'logits'"),
-        ({"output": "dense"}, "since it is said to be 'dense'"),
-        ({"stride": 0}, "stride is 0"),
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"budget_seconds": 0.0}, "budget_seconds is 0.0"),
+        ({"shifts": [(0, 0), (12, 0)]}, r"shifts must be .*got \(12, 0\)"),
+        ({"labels": LABELS[:4]}, r"labels must have shape \(5,\).*got \(4,\)"),
+        ({"labels": LABELS.double()}, r"labels must be .*got torch.float64"),
+        ({"labels": LABELS - 1}, r"labels must be .*got -1"),
+        ({"labels": LABELS + 1}, "labels must be classes below 3.*got 3"),
+        ({"output": "logit"}, r"output must be .*got 'logit'.*Did you mean 'logits'"),
+        ({"output": "dense"}, r"since it is said to be 'dense'"),
+        ({"stride": 0}, r"stride must be .*got 0"),
+        ({"batch_size": 0}, r"batch_size must be .*got 0"),
+        ({"budget_seconds": 0.0}, r"budget_seconds must be .*got 0.0"),
         ({"function": nn.Dropout()}, "training mode"),
     ]:
         given = {
@@ -354,9 +354,9 @@ def test_what_cannot_be_searched_is_refused():
             {"function": lambda images: images},
             r"\(45, 2, 11, 13\), expected the output of a classifier",
         ),
-        ({"labels": LABELS + 1}, "labels is 3, expected classes below 3"),
-        ({"labels": None}, "labels is None, expected the class of each image"),
-        ({"batch_size": 0}, "batch_size is 0"),
+        ({"labels": LABELS + 1}, "labels must be classes below 3.*got 3"),
+        ({"labels": None}, "labels must be the class of each image.*got None"),
+        ({"batch_size": 0}, r"batch_size must be .*got 0"),
         ({"shifts": [(0, 1)]}, "with the zero shift"),
     ]:
         given = {
@@ -395,5 +395,5 @@ def test_a_budget_ends():
 
 def test_a_budget_that_is_not_positive_is_refused():
     for budget in [0, -1.0, float("nan")]:
-        with raises_for(budget, ValueError, match="budget_seconds is"):
+        with raises_for(budget, ValueError, match="budget_seconds must be"):
             Deadline(budget)

@@ -125,7 +125,7 @@ def test_another_function_is_known_by_its_answers(tmp_path):
     path = tmp_path / "state.safetensors"
     measure_responses(linear, IMAGES, SHIFTS, ZERO, checkpoint=path)
     with pytest.raises(
-        ValueError, match=r"the state of this model; its answers .* differ by 0\.01 of their norm"
+        ValueError, match=r"the state of this model, .*Its answers .* differ by 0\.01 of their norm"
     ):
         measure_responses(
             lambda images: 1.01 * linear(images), IMAGES, SHIFTS, ZERO, checkpoint=path
@@ -148,7 +148,7 @@ def test_a_bit_that_has_changed_is_refused(tmp_path):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1  # the last byte of the last tensor
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="it is damaged"):
+    with pytest.raises(ValueError, match=r"It is damaged"):
         measure_responses(linear, IMAGES, SHIFTS, ZERO, checkpoint=path)
 
 

@@ -87,7 +87,7 @@ def test_half_precision_and_large_outputs_are_summed_without_overflow():
 
 def test_shifts_without_a_counterpart_are_refused():
     for mode, shift, stride, message in [
-        ("circular", (0, 1), (2, 3), r"\(0, 1\).*multiples of the stride \(2, 3\).*'circular'"),
+        ("circular", (0, 1), (2, 3), r"multiples of the stride \(2, 3\).*'circular'.*\(0, 1\)"),
         ("zero", (3, 0), (2, 3), "multiples of the stride"),
         ("bilinear", (0.5, 0), (2, 3), "multiples of the stride"),
         ("zero", (12, 0), (2, 3), r"leave some of the model's \(6, 6\) cells"),
@@ -108,7 +108,7 @@ def test_shifts_with_a_counterpart_are_passed():
 
 def test_maps_that_do_not_cover_the_images_are_refused_with_circular_edges():
     with pytest.raises(
-        ValueError, match=r"stride is \(1, 1\), expected \(12, 18\) over \(10, 16\)"
+        ValueError, match=r"stride must be \(12, 18\) over \(10, 16\).*got \(1, 1\)"
     ):
         check_dense_shifts(((1, 1),), (10, 16), (1, 1), (HEIGHT, WIDTH), Movement("circular"))
 

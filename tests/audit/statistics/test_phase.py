@@ -103,7 +103,7 @@ def test_phases_that_only_the_zero_shift_has_are_not_there():
 
 def test_a_stride_that_does_not_fit_is_refused():
     for stride in [0, -2, (2,), (2, 0), (2, 2, 2)]:
-        with raises_for(stride, ValueError, match=r"^stride is"):
+        with raises_for(stride, ValueError, match=r"^stride must be"):
             error_by_phase(responses_of(lambda dy, dx: 1.0), stride)
 
 
@@ -191,15 +191,15 @@ def test_accuracy_and_agreement_can_be_asked_about(respond):
 
 def test_what_makes_no_sense_is_refused(respond, with_error):
     responses = with_error(lambda dy, dx: 1.0)
-    with pytest.raises(ValueError, match=r"^candidates is \[1, 2\]"):
+    with pytest.raises(ValueError, match=r"^candidates must be .*got \[1, 2\]"):
         best_stride(responses, (1, 2))
     with pytest.raises(ValueError, match=r"^candidates"):
         best_stride(responses, ())
-    with pytest.raises(ValueError, match="did you mean 'error'"):
+    with pytest.raises(ValueError, match="Did you mean 'error'"):
         best_stride(responses, (2,), number="errors")
-    with pytest.raises(ValueError, match=r"^number is 'accuracy'"):
+    with pytest.raises(ValueError, match=r"^number must be .*got 'accuracy'"):
         best_stride(responses, (2,), number="accuracy")
-    with pytest.raises(ValueError, match=r"^num_permutations is 0"):
+    with pytest.raises(ValueError, match=r"^num_permutations must be .*got 0"):
         best_stride(responses, (2,), num_permutations=0)
 
 

@@ -301,11 +301,11 @@ def test_only_shifts_that_all_seeds_finished_count(seeds):
 
 
 def test_no_seed_and_other_images_are_refused(seeds):
-    with pytest.raises(ValueError, match=r"^responses is 'no seed'"):
+    with pytest.raises(ValueError, match=r"^responses must be .*got no seed"):
         summarize_seeds([])
     with pytest.raises(ValueError, match=r"^responses\[1\]\.labels"):
         summarize_seeds([seeds[0], dataclasses.replace(seeds[1], labels=3 - seeds[1].labels)])
-    with pytest.raises(ValueError, match=r"^responses\[2\]\.output is 'features'"):
+    with pytest.raises(ValueError, match=r"^responses\[2\]\.output must be .*got 'features'"):
         summarize_seeds([*seeds[:2], dataclasses.replace(seeds[2], output="features")])
 
 

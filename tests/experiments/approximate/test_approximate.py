@@ -104,15 +104,15 @@ def test_the_report_has_every_number_and_its_files_are_whole(result, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sizes": ()}, "sizes is .*expected one value or more, each once"),
-        ({"radii": (1.0, -1.0)}, "radii is .*expected finite numbers above 0"),
-        ({"num_features": (1,)}, "num_features is 1, expected at least 2"),
-        ({"kernels": ("softmax",)}, "kernels is 'softmax'"),
+        ({"sizes": ()}, "sizes must be one value or more, each once"),
+        ({"radii": (1.0, -1.0)}, "radii must be finite numbers above 0"),
+        ({"num_features": (1,)}, "num_features must be at least 2.*got 1"),
+        ({"kernels": ("softmax",)}, r"kernels must be .*got 'softmax'"),
         (
             {"projections": ("orthgonal",)},
-            "projections is 'orthgonal', .*did you mean 'orthogonal'",
+            r"projections must be .*got 'orthgonal'.*Did you mean 'orthogonal'",
         ),
-        ({"draws": 1}, "draws is 1, expected at least 2"),
+        ({"draws": 1}, "draws must be at least 2.*got 1"),
     ],
 )
 def test_a_bad_setting_is_an_error_that_names_it(options: dict[str, Any], message: str):

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from teka.data import Dataset, Split
+from teka.experiments.baselines import SelfAttentionNetwork
 from teka.experiments.study import Measure
 from teka.experiments.study.cells import ShiftedClass, Stable
 from teka.experiments.study.measure import measure_heads, measure_model
 from teka.experiments.study.study import Stability
-from teka.models import Performer, SelfAttentionNetwork
-from teka.nn import Quadratic
+from teka.models import Performer
+from teka.nn import RelativeKernel
 from teka.training.heads.measure import head_grids, heads_of
 from teka.training.heads.record import Moment
 
@@ -163,7 +164,7 @@ def test_heads_of_a_table_keep_their_attention():
 def test_what_is_no_number_is_none():
     model = SelfAttentionNetwork((10, 14), 1, 3, dim=4, depth=1, heads=2)
     relative = model.attentions()[0].relative
-    assert isinstance(relative, Quadratic)
+    assert isinstance(relative, RelativeKernel)
     with torch.no_grad():
         relative.raw_precision[0] = math.nan
     heads = heads_of(model)

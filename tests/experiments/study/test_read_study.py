@@ -39,72 +39,76 @@ def test_a_field_to_tune_is_read(tiny_fields, write):
     [
         pytest.param({"colour": 1}, "no field 'colour'", id="an unknown key"),
         pytest.param(
-            {"factors": [1]}, "factors is \\[1\\], expected a mapping", id="factors that are a list"
+            {"factors": [1]}, r"factors must be a mapping.*got \[1\]", id="factors that are a list"
         ),
-        pytest.param({"factors": {}}, "factors is {}, expected one factor or more", id="no factor"),
+        pytest.param({"factors": {}}, "factors must be one factor or more.*got {}", id="no factor"),
         pytest.param(
             {"factors": {"kernel": {}}},
-            "factors.kernel is {}, expected one level",
+            "factors.kernel must be one level.*got {}",
             id="a factor without levels",
         ),
         pytest.param(
             {"factors": {"kernel": {"a": {"kernels": "elu"}}}, "leave_out": [], "reference": {}},
-            "cell of kernel 'a' is no run: run key is 'kernels'",
+            r"cell of kernel 'a' is no run: run key must be .*got 'kernels'",
             id="a level with an unknown field",
         ),
         pytest.param(
-            {"seeds": 3}, "study.seeds is 3, expected a list", id="seeds that are a number"
+            {"seeds": 3}, "study.seeds must be a list.*got 3", id="seeds that are a number"
         ),
         pytest.param(
             {"seeds": ["a"]},
-            "seeds\\[0\\] is 'a', expected a whole number",
-            id="a seed that is a word",
+            r"seeds\[0\] must be a whole number.*got 'a'",
+            id=r"a seed that is a word",
         ),
         pytest.param(
             {"seeds": [1, 1]},
-            "seeds is \\[1, 1\\], expected one seed or more, each once",
+            r"seeds must be one seed or more, each once.*got \[1, 1\]",
             id="a seed twice",
         ),
         pytest.param(
             {"reference": {"kernel": "elu"}},
-            "reference level of kernel is 'elu'",
+            r"reference level of kernel must be .*got 'elu'",
             id="an unknown reference",
         ),
         pytest.param(
             {"leave_out": [{"colour": "red"}]},
-            "leave_out factor is 'colour'",
+            r"leave_out factor must be .*got 'colour'",
             id="an unknown factor left out",
         ),
         pytest.param(
             {"leave_out": [{"kernel": ["softmax", "squared relu"]}]},
-            "expected combinations that leave",
+            "combinations that leave",
             id="nothing left",
         ),
         pytest.param(
             {"measure": {"shifts": [[1]]}},
-            "measure.shifts\\[0\\] is \\[1\\], expected a list of 2",
+            r"measure.shifts\[0\] must be a list of 2.*got \[1\]",
             id="half a shift",
         ),
         pytest.param(
             {"measure": {"mode": "canvas"}},
-            "measure.mode is 'canvas'",
+            r"measure.mode must be .*got 'canvas'",
             id="a mode that asks for a canvas",
         ),
-        pytest.param({"measure": {"images": 0}}, "measure.images is 0", id="no images"),
+        pytest.param({"measure": {"images": 0}}, r"measure.images must be .*got 0", id="no images"),
         pytest.param(
-            {"measure": {"weights": "first"}}, "measure.weights is 'first'", id="unknown weights"
+            {"measure": {"weights": "first"}},
+            r"measure.weights must be .*got 'first'",
+            id="unknown weights",
         ),
         pytest.param(
-            {"measure": {"classes": [-1]}}, "measure.classes\\[0\\] is -1", id="a negative class"
+            {"measure": {"classes": [-1]}},
+            "measure.classes\\[0\\] must be .*got -1",
+            id="a negative class",
         ),
         pytest.param(
             {"measure": {"image": 3}},
-            "study.measure is .* no field 'image'.*did you mean 'images'",
+            r"study.measure must be no field 'image'.*Did you mean 'images'",
             id="an unknown key of measure",
         ),
         pytest.param(
             {"tune": {"field": "learning_rate"}},
-            "study.tune.values is missing",
+            r"study.tune.values is missing",
             id="tune without values",
         ),
         pytest.param(
@@ -116,12 +120,12 @@ def test_a_field_to_tune_is_read(tiny_fields, write):
                     "at": {"position": "none"},
                 }
             },
-            "tune.field is 'rate'",
+            r"tune.field must be .*got 'rate'",
             id="an unknown field to tune",
         ),
         pytest.param(
             {"tune": {"field": "learning_rate", "values": [1], "per": ["kernel"], "at": {}}},
-            "tune.at is {}, expected a level of every factor",
+            "tune.at must be a level of every factor.*got {}",
             id="tuning nowhere",
         ),
     ],
@@ -132,14 +136,14 @@ def test_a_wrong_file_is_an_error_that_says_what_is_wrong(tiny_fields, write, ch
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="expected a YAML file"):
+    with pytest.raises(ValueError, match="a YAML file"):
         read_study(tmp_path / "none.yaml")
 
 
 def test_a_file_that_is_no_yaml_is_an_error(tmp_path):
     path = tmp_path / "broken.yaml"
     path.write_text("a: [1", encoding="utf-8")
-    with pytest.raises(ValueError, match="expected a YAML file"):
+    with pytest.raises(ValueError, match="a YAML file"):
         read_study(path)
 
 
@@ -156,5 +160,5 @@ def test_a_recipe_stands_for_its_fields_and_those_beside_it_go_before(tiny_field
 
 def test_an_unknown_recipe_is_an_error(tiny_fields, write):
     tiny_fields["base"]["recipe"] = "grandmother"
-    with pytest.raises(ValueError, match="recipe is 'grandmother', expected one of"):
+    with pytest.raises(ValueError, match=r"recipe must be one of.*got 'grandmother'"):
         read_study(write(tiny_fields))

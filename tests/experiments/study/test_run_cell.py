@@ -80,7 +80,7 @@ def test_without_held_out_images_there_is_no_curve_and_that_is_an_error(
     tiny_fields["base"]["validation_size"] = 0
     study = read_study(write(tiny_fields))
     cell = study.make_cell({"kernel": "softmax", "position": "none"}, 0)
-    with pytest.raises(ValueError, match="validation_size is 0, expected 1 or more"):
+    with pytest.raises(ValueError, match=r"validation_size must be 1 or more.*got 0"):
         run_cell(cell, study.measure, tmp_path / "cells", data_dir=None, command="")
 
 
@@ -142,7 +142,7 @@ def test_a_number_that_is_not_the_cell_s_is_seen(finished, tiny_study, tmp_path)
 
 
 def test_a_cell_that_is_not_there_is_an_error_that_offers_the_nearest(finished, tiny_study):
-    with pytest.raises(ValueError, match=f"did you mean '{NAME}'"):
+    with pytest.raises(ValueError, match=f"Did you mean '{NAME}'"):
         repeat_cell(read_study(tiny_study), finished, "squared-relu--none--seed-4")
 
 

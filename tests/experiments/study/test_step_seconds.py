@@ -65,7 +65,7 @@ def test_a_timed_step_is_a_step_of_training(tiny_study, monkeypatch):
 
 
 def test_no_process_is_an_error(tiny_study, tmp_path):
-    with pytest.raises(ValueError, match="processes is 0, expected at least 1"):
+    with pytest.raises(ValueError, match=r"processes must be at least 1.*got 0"):
         measure_step_seconds(read_study(tiny_study), tmp_path / "out", processes=0)
     assert not (tmp_path / "out").exists()
 
@@ -129,6 +129,6 @@ def test_a_file_that_is_not_what_it_should_be_is_named(study_folder, study_cell)
     assert read_step_seconds(folder) is None
     write_seconds(folder, {"softmax": -1})
     with pytest.raises(
-        ValueError, match=r"step_seconds\.json: step_seconds\.models\[0\]\.seconds is -1"
+        ValueError, match=r"step_seconds\.json: step_seconds\.models\[0\]\.seconds must be .*got -1"
     ):
         read_study_results(folder)

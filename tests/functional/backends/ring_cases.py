@@ -1,4 +1,4 @@
-"""Grids whose sides differ, and rings about a token by looking at every pair of cells."""
+"""Grids with different sides, and a brute-force definition of their rings."""
 
 import torch
 from torch import Generator, Tensor
@@ -18,18 +18,18 @@ GRIDS = [
 MAX_DISTANCE = 4
 
 
-def noise(grid: Grid, channels: int, seed: int = 0) -> Tensor:
-    """Tokens of 2 samples and 3 heads, ~ N(0, 1)."""
-    generator = Generator().manual_seed(seed)
+def random_cells(grid: Grid, channels: int) -> Tensor:
+    """Return normal random values of 2 samples and 3 heads."""
+    generator = Generator().manual_seed(0)
     return torch.randn(2, 3, grid.num_tokens, channels, dtype=torch.float64, generator=generator)
 
 
-def distances(grid: Grid) -> Tensor:
-    """Manhattan distance in cells of every pair."""
+def manhattan_distances(grid: Grid) -> Tensor:
+    """Return the Manhattan distance of every pair of cells."""
     return grid.offsets(dtype=torch.float64).abs().sum(dim=-1).round().long()
 
 
-def members(grid: Grid) -> Tensor:
-    """1 where token j is in ring r = 0 … MAX_DISTANCE about token i, the last holding all that is farther."""
-    ring = distances(grid).clamp_max(MAX_DISTANCE)
-    return (ring == torch.arange(MAX_DISTANCE + 1)[:, None, None]).double()
+def ring_members(grid: Grid, max_distance: int) -> Tensor:
+    """Return 1 where cell j is in ring r = 0, …, k around cell i; ring k holds all cells at distance k or more."""
+    ring = manhattan_distances(grid).clamp_max(max_distance)
+    return (ring == torch.arange(max_distance + 1)[:, None, None]).double()

@@ -1,7 +1,5 @@
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.contracts.cases import (
     build_relative,
     draw_inputs,
@@ -9,14 +7,11 @@ from tests.contracts.cases import (
     relative_change,
     with_leaves,
 )
-from tests.functional.backends.test_separable import SIDES, draw
-from tests.functional.backends.test_toeplitz import plain_tile
 from torch import Tensor
 
 from teka import Grid
 from teka.functional import FeatureKernel, Kernel, Softmax, SquaredRelu
 from teka.functional.backends import dense
-from teka.functional.backends.dense import tile_sums, tile_sums_gradients
 from teka.functional.kernels.base import Pairwise
 from teka.functional.positions import Positions
 from teka.functional.relative.stationary import SeparableRelative
@@ -58,7 +53,7 @@ def test_it_is_the_normalised_product_of_content_and_relative_weights(
 
 
 def gradients(grid: Grid, key_grid: Grid, num_prefix_tokens: int) -> list[Tensor]:
-    """The output and the gradient of everything that went in."""
+    """Return the output and the gradients of all inputs."""
     num_queries, num_keys = (num_prefix_tokens + one.num_tokens for one in (grid, key_grid))
     query, key, value = draw_inputs(max(num_queries, num_keys))
     query, key, value = (
@@ -74,96 +69,9 @@ def gradients(grid: Grid, key_grid: Grid, num_prefix_tokens: int) -> list[Tensor
     return [output, *torch.autograd.grad(output.sin().sum(), [query, key, value, *leaves.values()])]
 
 
-@pytest.mark.parametrize("num_prefix_tokens", [0, 2])
-@pytest.mark.parametrize("shape", [(13,), (5, 7), (2, 3, 5)])
-def test_tiles_in_the_cache_change_neither_values_nor_gradients(
-    shape: tuple[int, ...], num_prefix_tokens: int, monkeypatch: pytest.MonkeyPatch
-):
-    grid = Grid(shape, periodic=(True, *[False] * (len(shape) - 1)))
-    plain = gradients(grid, grid, num_prefix_tokens)
-    monkeypatch.setattr(dense, "LEAST_TILED_PAIRS", 1)
-    for found, expected in zip(gradients(grid, grid, num_prefix_tokens), plain, strict=True):
-        assert relative_change(found, expected) < 1e-12
-
-
-def test_tiles_in_the_cache_between_two_grids(monkeypatch: pytest.MonkeyPatch):
-    grids = Grid((5, 7)), Grid((3, 4), spacing=2.0, origin=0.5)
-    plain = gradients(*grids, 0)
-    monkeypatch.setattr(dense, "LEAST_TILED_PAIRS", 1)
-    for found, expected in zip(gradients(*grids, 0), plain, strict=True):
-        assert relative_change(found, expected) < 1e-12
-
-
-def test_rows_at_a_time_change_neither_values_nor_gradients(monkeypatch: pytest.MonkeyPatch):
+def test_chunks_of_rows_change_neither_outputs_nor_gradients(monkeypatch: pytest.MonkeyPatch):
     grid = Grid((5, 7))
     whole = gradients(grid, grid, 1)
     monkeypatch.setattr(dense, "MATRIX_ELEMENTS", 500)
-    for found, expected in zip(gradients(grid, grid, 1), whole, strict=True):
-        assert relative_change(found, expected) < 1e-12
-
-
-def check(inputs: list[Tensor]) -> None:
-    """Check that values and gradients are those of the plain form."""
-    expected = plain_tile(*inputs)
-    gradient = torch.cos(torch.arange(expected.numel(), dtype=torch.float64)).reshape(
-        expected.shape
-    )
-    truths = [expected, *torch.autograd.grad(expected, inputs, gradient)]
-    query_features, key_features, value, *log_matrices = (tensor.detach() for tensor in inputs)
-    arguments = (query_features, key_features, value, [torch.exp(one) for one in log_matrices])
-    found = [
-        tile_sums(*arguments),
-        *tile_sums_gradients(gradient, arguments[:3], arguments[3], [True] * len(inputs)),
-    ]
-    for one, truth in zip(found, truths, strict=True):
-        assert one is not None
-        assert relative_change(one, truth) < 1e-13
-
-
-@pytest.mark.parametrize("sides", SIDES)
-def test_values_and_gradients_are_those_of_the_plain_sums_whatever_the_tiles(
-    sides: tuple[tuple[int, ...], tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
-):
-    for elements, rows in ((1, 1), (1, 3), (100, 2), (2**17, 64)):
-        monkeypatch.setattr(dense, "TILE_ELEMENTS", elements)
-        monkeypatch.setattr(dense, "LEAST_ROWS", rows)
-        check(draw(*sides))
-
-
-@given(
-    sides=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=3),
-    num_features=st.integers(1, 5),
-    seed=st.integers(0, 2**16),
-)
-def test_any_two_grids_will_do(sides: list[tuple[int, int]], num_features: int, seed: int):
-    query_sides, key_sides = zip(*sides, strict=True)
-    check(draw(query_sides, key_sides, num_features, seed))
-
-
-def test_factors_that_underflow_give_finite_gradients():
-    inputs = draw((5, 7), (3, 4))
-    query_features, key_features, value, *log_matrices = (
-        tensor.detach().float() for tensor in inputs
-    )
-    matrices = [torch.exp(200 * one.clamp_max(0.0)) for one in log_matrices]
-    arguments = (query_features, key_features, value, matrices)
-    assert any((matrix == 0).any() for matrix in matrices)
-    gradient = torch.ones_like(tile_sums(*arguments))
-    for one in tile_sums_gradients(gradient, arguments[:3], arguments[3], [True] * len(inputs)):
-        assert one is not None
-        assert torch.isfinite(one).all()
-
-
-def test_only_the_gradients_asked_for_are_made():
-    query_features, key_features, value, *log_matrices = (
-        tensor.detach() for tensor in draw((5, 7), (3, 4))
-    )
-    arguments = (query_features, key_features, value, [torch.exp(one) for one in log_matrices])
-    gradient = torch.ones_like(tile_sums(*arguments))
-    whole = tile_sums_gradients(gradient, arguments[:3], arguments[3], [True] * 5)
-    for place in range(5):
-        flags = [place == other for other in range(5)]
-        found = tile_sums_gradients(gradient, arguments[:3], arguments[3], flags)
-        for one, truth, asked in zip(found, whole, flags, strict=True):
-            assert (one is not None) == asked
-            assert one is None or (truth is not None and relative_change(one, truth) < 1e-13)
+    for result, expected in zip(gradients(grid, grid, 1), whole, strict=True):
+        assert relative_change(result, expected) < 1e-12

@@ -17,6 +17,7 @@ from torch.autograd import grad
 
 from teka import Grid
 from teka.functional import GeneralizedQuadratic, attention
+from teka.functional.backends import feature_chunks
 from teka.functional.backends.fft import fast_length, fft, fft_fits
 from teka.functional.relative.stationary import StationaryRelative
 
@@ -169,7 +170,7 @@ def test_gradients_of_repaired_rows_are_those_of_every_pair(relative: Generalize
 
 
 def test_gradients_in_chunks_of_features_are_those_of_every_pair(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(FFT, "CHUNK_ELEMENTS", 2**11)
+    monkeypatch.setattr(feature_chunks, "CHUNK_ELEMENTS", 2**11)
     check_gradients(build("quadratic", 2), Grid((5, 7)), 35)
 
 

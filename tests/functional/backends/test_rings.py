@@ -1,24 +1,50 @@
 import pytest
 import torch
 from tests.contracts.cases import draw_inputs, draw_mask, relative_change
+from tests.functional.backends.ring_cases import (
+    GRIDS,
+    MAX_DISTANCE,
+    manhattan_distances,
+    random_cells,
+    ring_members,
+)
 from torch import Tensor
 
 from teka import Grid
-from teka.experiments.bench.measure import Allocations
 from teka.functional import Clipped, attention
-from teka.functional.backends import Cost, rings
-from teka.functional.backends.rings import (
-    FarSums,
-    ProductRings,
-    RingForm,
-    ring_mix,
-    ring_read,
-    rings_cost,
-)
+from teka.functional.backends import Cost, feature_chunks
+from teka.functional.backends.rings import ring_sums, rings_cost
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("max_distance", [1, 2, MAX_DISTANCE])
+def test_ring_sums_equal_the_sums_over_all_pairs(grid: Grid, max_distance: int):
+    cells = random_cells(grid, 4)
+    sums = ring_sums(cells.unflatten(2, grid.shape), max_distance, grid)
+    assert len(sums) == max_distance + 1
+    for ring, members in zip(sums, ring_members(grid, max_distance), strict=True):
+        assert relative_change(ring.flatten(2, -2), members @ cells) < 1e-12
+
+
+def test_a_single_cell_is_counted_once_by_every_cell_of_its_ring():
+    cells = torch.zeros(1, 1, 7, 7, 1)
+    cells[0, 0, 3, 3] = 1
+    sums = ring_sums(cells, 4, Grid((7, 7)))
+    assert [int(ring.sum()) for ring in sums] == [1, 4, 8, 12, 24]
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_a_huge_near_value_does_not_change_the_sum_of_distant_cells(grid: Grid):
+    cells = torch.ones(1, 1, grid.num_tokens, 1, dtype=torch.float64)
+    counts = ring_sums(cells.unflatten(2, grid.shape), MAX_DISTANCE, grid)[-1].flatten()
+    cells[:, :, 0] = 1e30
+    sums = ring_sums(cells.unflatten(2, grid.shape), MAX_DISTANCE, grid)[-1].flatten()
+    is_near = manhattan_distances(grid)[:, 0] < MAX_DISTANCE
+    assert torch.equal(sums[is_near], counts[is_near])
 
 
 def run(kernel: str) -> list[Tensor]:
-    """The output and the gradients of query, key, value and embeddings."""
+    """Return the output and the gradients of query, key, value and embeddings."""
     embedding = torch.randn(
         4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     ).requires_grad_()
@@ -37,14 +63,14 @@ def run(kernel: str) -> list[Tensor]:
     return [output, *torch.autograd.grad(output.sin().sum(), [*inputs, embedding])]
 
 
-@pytest.mark.parametrize("elements", [1, 2000, 5000])
+@pytest.mark.parametrize("num_elements", [1, 2000, 5000])
 def test_chunks_of_features_change_neither_values_nor_gradients(
-    elements: int, monkeypatch: pytest.MonkeyPatch
+    num_elements: int, monkeypatch: pytest.MonkeyPatch
 ):
     whole = run("squared_relu")
-    monkeypatch.setattr(rings, "CHUNK_ELEMENTS", elements)
-    for found, expected in zip(run("squared_relu"), whole, strict=True):
-        assert relative_change(found, expected) < 1e-12
+    monkeypatch.setattr(feature_chunks, "CHUNK_ELEMENTS", num_elements)
+    for result, expected in zip(run("squared_relu"), whole, strict=True):
+        assert relative_change(result, expected) < 1e-12
 
 
 def test_a_ring_without_kept_keys_cannot_push_the_others_out_of_range():
@@ -75,95 +101,3 @@ def test_the_cost_is_linear_in_tokens_and_grows_with_rings_and_axes(num_features
     )
     assert rings_cost(Grid((8, 8)), num_features, 32, 7).multiply_adds > cost.multiply_adds
     assert rings_cost(Grid((4, 4, 4)), num_features, 32, 6).multiply_adds > cost.multiply_adds
-
-
-GRID = Grid((2, 3), periodic=(False, True))
-
-
-def mix(weights: Tensor, tokens: Tensor) -> Tensor:
-    return ring_mix(weights, tokens, GRID)
-
-
-def spread(weights: Tensor, tokens: Tensor) -> Tensor:
-    return RingForm("spread", weights.shape[-1] - 1, GRID).of(weights, tokens)
-
-
-def read(tokens: Tensor, others: Tensor) -> Tensor:
-    return ring_read(tokens, others, 2, GRID)
-
-
-def far(tokens: Tensor) -> Tensor:
-    return FarSums(2, GRID).of(tokens)
-
-
-def product(weights: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return ProductRings(GRID).of(weights, query, key, value)
-
-
-FORMS = {
-    "mix": (mix, (3, 2)),
-    "spread": (spread, (3, 2)),
-    "read": (read, (2, 2)),
-    "far": (far, (2,)),
-}
-ALL = {**FORMS, "product": (product, (3, 2, 2, 2))}
-
-
-def leaves(sizes: tuple[int, ...], *batch: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    shape = (*batch, 1, 1, GRID.num_tokens)
-    return [
-        torch.randn(*shape, size, dtype=torch.float64, generator=generator).requires_grad_()
-        for size in sizes
-    ]
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_derivatives_are_those_of_differences_forward_and_backward(name: str):
-    function, sizes = ALL[name]
-    assert torch.autograd.gradcheck(function, leaves(sizes), check_forward_ad=True, fast_mode=True)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_second_derivatives_are_those_of_differences(name: str):
-    function, sizes = ALL[name]
-    assert torch.autograd.gradgradcheck(function, leaves(sizes), fast_mode=True)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_vmap_maps_over_any_dimension_of_any_argument(name: str):
-    function, sizes = ALL[name]
-    first, *others = (tensor.detach() for tensor in leaves(sizes, 3))
-    others = [other[0] for other in others]
-    found = torch.func.vmap(function, in_dims=(2, *[None] * len(others)))(
-        first.movedim(0, 2), *others
-    )
-    expected = torch.stack([function(one, *others) for one in first])
-    assert relative_change(found, expected) < 1e-12
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_jacobians_forward_and_backward_agree(name: str):
-    function, sizes = ALL[name]
-    inputs = [tensor.detach() for tensor in leaves(sizes)]
-    forward, backward = torch.func.jacfwd(function)(*inputs), torch.func.jacrev(function)(*inputs)
-    assert relative_change(forward, backward) < 1e-12
-
-
-@pytest.mark.parametrize("name", ["mix", "product"])
-def test_memory_does_not_grow_with_the_number_of_rings(name: str):
-    sizes = {"mix": (16,), "product": (4, 4, 16)}[name]
-    grid, peaks = Grid((16, 17)), []
-    for num_rings in (3, 9):
-        weights, *tensors = (
-            torch.randn(2, 3, grid.num_tokens, size, requires_grad=True)
-            for size in (num_rings, *sizes)
-        )
-        with Allocations() as allocations:
-            if name == "product":
-                output = ProductRings(grid).of(weights, *tensors)
-            else:
-                output = ring_mix(weights, tensors[0], grid)
-            output.sum().backward()
-        peaks.append(allocations.peak - 3 * weights.nbytes)
-    assert peaks[1] < 1.3 * peaks[0]

@@ -1,24 +1,31 @@
 import math
-import sys
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from tests.contracts.cases import relative_change
+from tests.contracts.cases import (
+    build_relative,
+    draw_inputs,
+    draw_mask,
+    relative_change,
+    with_leaves,
+)
 from torch import Generator, Tensor
+from torch.autograd import gradcheck, gradgradcheck
 
-from teka.functional.backends.separable import axis_sums, axis_sums_gradients
-from teka.functional.backends.toeplitz import plain_axis_sums
+from teka import Grid
+from teka.functional import Positive, Quadratic, Rotation, attention, draw_projection
+from teka.functional.backends import feature_chunks
+from teka.functional.backends.separable import axis_sums
+from teka.functional.positions import Positions
 
 SIDES = [((11,), (7,)), ((5, 7), (3, 4)), ((2, 3, 5), (4, 2, 3)), ((1, 6), (5, 1))]
 
 
 def draw(
-    query_sides: tuple[int, ...], key_sides: tuple[int, ...], num_features: int = 13, seed: int = 0
+    query_sides: tuple[int, ...], key_sides: tuple[int, ...], num_features: int
 ) -> list[Tensor]:
-    """φ(q), φ(k), values, and a matrix an axis; sizes that are all different."""
-    generator = Generator().manual_seed(seed)
+    """Return φ(q), φ(k), values, and one matrix per axis."""
+    generator = Generator().manual_seed(0)
     num_queries, num_keys = math.prod(query_sides), math.prod(key_sides)
     shapes = [
         (2, 3, num_queries, num_features),
@@ -26,69 +33,110 @@ def draw(
         (2, 3, num_keys, 4),
     ]
     shapes += [(3, *sides) for sides in zip(query_sides, key_sides, strict=True)]
-    return [
-        torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
-        for shape in shapes
-    ]
-
-
-def check(inputs: list[Tensor]) -> None:
-    """Check that values and gradients are those of the plain form."""
-    expected = plain_axis_sums(*inputs)
-    gradient = torch.cos(torch.arange(expected.numel(), dtype=torch.float64)).reshape(
-        expected.shape
-    )
-    truths = [expected, *torch.autograd.grad(expected, inputs, gradient)]
-    query_features, key_features, value, *matrices = (tensor.detach() for tensor in inputs)
-    arguments = (query_features, key_features, value, matrices)
-    found = [
-        axis_sums(*arguments),
-        *axis_sums_gradients(gradient, [*arguments[:3], *matrices], [True] * len(inputs)),
-    ]
-    for one, truth in zip(found, truths, strict=True):
-        assert one is not None
-        assert relative_change(one, truth) < 1e-13
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
 
 
 @pytest.mark.parametrize("sides", SIDES)
-def test_values_and_gradients_are_those_of_the_plain_sums_whatever_the_chunks(
-    sides: tuple[tuple[int, ...], tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+def test_axis_sums_equal_the_sums_over_all_pairs(sides: tuple[tuple[int, ...], tuple[int, ...]]):
+    query_features, key_features, value, *matrices = draw(*sides, num_features=13)
+    pairs = matrices[0]
+    for matrix in matrices[1:]:
+        pairs = torch.einsum("hab,hcd->hacbd", pairs, matrix).flatten(3, 4).flatten(1, 2)
+    expected = (query_features @ key_features.mT * pairs) @ value
+    assert (
+        relative_change(axis_sums(query_features, key_features, value, *matrices), expected) < 1e-13
+    )
+
+
+def test_axis_sums_have_first_second_and_forward_derivatives():
+    tensors = draw((2, 3), (3, 2), num_features=2)
+    tensors = [tensor[:1, :1] if tensor.ndim == 4 else tensor[:1] for tensor in tensors]
+    leaves = [tensor.requires_grad_() for tensor in tensors]
+    assert gradcheck(axis_sums, leaves, check_forward_ad=True)
+    assert gradgradcheck(axis_sums, leaves)
+
+
+def run(shape: tuple[int, ...], name: str = "rotation") -> list[Tensor]:
+    """Return the output and the gradients of all inputs."""
+    grid = Grid(shape)
+    inputs = [tensor.requires_grad_() for tensor in draw_inputs(grid.num_tokens)]
+    query, key, value = inputs
+    relative = build_relative(name, heads=3, dim=5, num_axes=len(shape))
+    assert relative is not None
+    relative, leaves = with_leaves(relative)
+    output = attention(
+        query,
+        key,
+        value,
+        kernel=Positive(draw_projection(13, 5, generator=Generator().manual_seed(0))),
+        relative=relative,
+        grid=grid,
+        key_mask=draw_mask(2, grid.num_tokens),
+        backend="toeplitz",
+    )
+    return [output, *torch.autograd.grad(output.sin().sum(), [*inputs, *leaves.values()])]
+
+
+@pytest.mark.parametrize("num_elements", [1, 2000, 5000])
+@pytest.mark.parametrize("shape", [(11,), (5, 7), (2, 3, 5)])
+def test_chunks_of_features_change_neither_outputs_nor_gradients(
+    shape: tuple[int, ...], num_elements: int, monkeypatch: pytest.MonkeyPatch
 ):
-    for elements in (1, 40, 100, 2**20):
-        monkeypatch.setattr(sys.modules[axis_sums.__module__], "CACHED_ELEMENTS", elements)
-        check(draw(*sides))
+    expected = run(shape)
+    monkeypatch.setattr(feature_chunks, "CHUNK_ELEMENTS", num_elements)
+    for result, reference in zip(run(shape), expected, strict=True):
+        assert relative_change(result, reference) < 1e-12
 
 
-@given(
-    sides=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=3),
-    num_features=st.integers(1, 11),
-    seed=st.integers(0, 2**16),
-)
-def test_any_two_grids_will_do(sides: list[tuple[int, int]], num_features: int, seed: int):
-    query_sides, key_sides = zip(*sides, strict=True)
-    check(draw(query_sides, key_sides, num_features, seed))
-
-
-def test_only_the_gradients_asked_for_are_made():
-    query_features, key_features, value, *matrices = (
-        tensor.detach() for tensor in draw((5, 7), (3, 4))
+def test_large_weights_stay_in_range():
+    relative = Rotation(
+        torch.tensor([1.0]), torch.full((3, 2, 1), 60.0), torch.full((3, 2, 1), -60.0)
     )
-    arguments = (query_features, key_features, value, matrices)
-    gradient = torch.ones_like(axis_sums(*arguments))
-    whole = axis_sums_gradients(gradient, [*arguments[:3], *matrices], [True] * 5)
-    for place in range(5):
-        flags = [place == other for other in range(5)]
-        found = axis_sums_gradients(gradient, [*arguments[:3], *matrices], flags)
-        for one, truth, asked in zip(found, whole, flags, strict=True):
-            assert (one is not None) == asked
-            assert one is None or (truth is not None and relative_change(one, truth) < 1e-13)
+    query, key, value = draw_inputs(35, dtype=torch.float32)
+    outputs = [
+        attention(
+            query,
+            key,
+            value,
+            kernel="squared_relu",
+            relative=relative,
+            grid=Grid((5, 7)),
+            backend=backend,
+        )
+        for backend in ("toeplitz", "dense")
+    ]
+    assert relative_change(*outputs) < 1e-4
 
 
-def test_inputs_that_lie_scattered_in_memory_give_the_same():
-    check([tensor.detach().mT.contiguous().mT.requires_grad_() for tensor in draw((5, 7), (3, 4))])
-    check(
-        [
-            tensor.detach()[..., :1].expand(tensor.shape).requires_grad_()
-            for tensor in draw((5, 7), (3, 4))
-        ]
+def test_rows_that_underflow_are_recomputed_for_features_of_both_signs():
+    # This kernel is so sharp that a query whose own key is masked underflows.
+    relative = Quadratic(torch.zeros(1, 1).double(), torch.full((1,), 800.0).double())
+    inputs, mask = draw_inputs(53, batch=1, heads=1, scale=3.0), torch.arange(53)[None] % 3 != 0
+    outputs = [
+        attention(
+            *inputs,
+            kernel="trigonometric",
+            relative=relative,
+            grid=Grid(53),
+            key_mask=mask,
+            backend=backend,
+        )
+        for backend in ("toeplitz", "dense")
+    ]
+    assert relative_change(*outputs) < 1e-10
+
+
+def test_the_product_of_the_axis_matrices_is_the_dense_kernel():
+    query = Grid((3, 4, 2), (1.0, 0.5, 2.0), (True, False, False))
+    key = Grid((6, 2, 5), (0.5, 1.0, 0.5), (True, False, False), origin=(0.0, 0.25, 0.1))
+    positions = Positions(query, key=Positions(key))
+    relative = build_relative("rotation", heads=3, dim=5, num_axes=3)
+    assert isinstance(relative, Rotation)
+    log_matrices, log_peak = relative.axis_log_matrices(
+        positions, torch.zeros((), dtype=torch.float64)
     )
+    product = torch.einsum("hab,hcd,hef->hacebdf", *map(torch.exp, log_matrices)).reshape(3, 24, 60)
+    tokens = draw_inputs(24)[0]
+    dense = relative.log_kernel(tokens, positions.offsets_like(tokens), scale=1.0)[0]
+    assert relative_change(product * torch.exp(log_peak[0])[..., None], dense.exp()) < 1e-12
+    assert all((matrix.amax(dim=-1) == 0).all() for matrix in log_matrices)

@@ -52,7 +52,7 @@ def test_the_default_number_of_features_is_d_ln_d_rounded_down_and_at_least_one(
 @pytest.mark.parametrize(
     ("kernel", "message"),
     [
-        ("squared-relu", "did you mean 'squared_relu'"),
+        ("squared-relu", "Did you mean 'squared_relu'"),
         (None, "a name or an instance"),
         (Positive, "a name or an inst"),
     ],
@@ -182,6 +182,6 @@ def test_a_rectified_kernel_takes_a_floor(name: str):
 )
 def test_a_kernel_without_a_floor_is_refused(kernel: Any):
     with pytest.raises(
-        ValueError, match=r"epsilon is 0\.25, expected None with kernel=.*'squared_relu'"
+        ValueError, match=r"epsilon must be None with kernel=.*got 0\.25\. kernel='squared_relu'"
     ):
         with_floor(kernel, 0.25)

@@ -92,11 +92,11 @@ def test_a_generator_moves_on_from_draw_to_draw():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((0, 5, "orthogonal"), "num_features is 0, expected at least 1"),
-        ((5, 0, "independent"), "dim is 0, expected at least 1"),
+        ((0, 5, "orthogonal"), "num_features must be at least 1.*got 0"),
+        ((5, 0, "independent"), "dim must be at least 1.*got 0"),
         (
             (5, 5, "ortogonal"),
-            "projection is 'ortogonal', expected one of .*; did you mean 'orthogonal'",
+            "projection must be one of .*got 'ortogonal'.*Did you mean 'orthogonal'",
         ),
     ],
 )

@@ -34,7 +34,7 @@ def test_equivariance_is_declared_in_one_of_two_words(name: str):
 
 @pytest.mark.parametrize(
     ("relative", "message"),
-    [("cliped", "did you mean 'clipped'"), (3, "None, a name or an instance")],
+    [("cliped", "Did you mean 'clipped'"), (3, "None, a name or an instance")],
 )
 def test_what_is_no_relative_kernel_is_refused(relative: Any, message: str, as_users_run_it: None):
     with pytest.raises(ValueError, match=message):
@@ -47,9 +47,9 @@ def test_other_numbers_of_axes_and_heads_are_refused(name: str):
     made = make_relative(name, heads=3, dim=5, num_axes=2, kernel="positive")
     made.check(heads=3, dim=5, num_axes=2, kernel=kernel)
     if name not in BY_DISTANCE:
-        message = r"grid or positions is 3, expected 2, as relative\.\w+ has, of shape .*; .* made with num_axes=3"
+        message = r"grid or positions must be 2, because relative\.\w+ has shape .*got 3\. Make the layer with num_axes=3"
         with pytest.raises(ValueError, match=message):
             made.check(heads=3, dim=5, num_axes=3, kernel=kernel)
     if name not in SHARED:
-        with pytest.raises(ValueError, match=r"relative\.\w+ has shape \(3,.*\), expected \(2,"):
+        with pytest.raises(ValueError, match=r"relative\.\w+ must have shape \(2,.*got \(3,.*\)"):
             made.check(heads=2, dim=5, num_axes=2, kernel=kernel)

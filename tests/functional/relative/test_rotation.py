@@ -122,15 +122,15 @@ def test_the_initial_frequencies_and_the_scale_are_the_papers():
 @pytest.mark.parametrize(
     ("frequency", "cosine", "sine", "message"),
     [
-        ((2, 1), (3, 2, 2), (3, 2, 2), "frequency has shape"),
+        ((2, 1), (3, 2, 2), (3, 2, 2), "frequency must have"),
         (
             (2,),
             (3, 2, 4),
             (3, 2, 4),
-            r"cosine_weight has shape \(3, 2, 4\), expected \(heads, axes, 2\)",
+            r"cosine_weight must have shape \(heads, axes, 2\).*got \(3, 2, 4\)",
         ),
-        ((2,), (3, 2), (3, 2), "cosine_weight has shape"),
-        ((2,), (3, 2, 2), (3, 1, 2), "sine_weight has shape"),
+        ((2,), (3, 2), (3, 2), "cosine_weight must have"),
+        ((2,), (3, 2, 2), (3, 1, 2), "sine_weight must have"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(
@@ -224,7 +224,7 @@ def test_its_default_scale_is_that_of_the_concatenated_size():
 def test_a_kernel_that_does_not_estimate_softmax_is_refused(kernel: str):
     query, key, value = draw_inputs(15)
     with pytest.raises(
-        ValueError, match=f"kernel is '{kernel}', expected softmax or random features of it"
+        ValueError, match=rf"kernel must be softmax or random features of it.*got '{kernel}'"
     ):
         attention(query, key, value, kernel=kernel, relative="rotation_joint", grid=Grid((3, 5)))
 

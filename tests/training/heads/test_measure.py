@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from teka import Grid
+from teka.experiments.baselines import SelfAttentionNetwork
+from teka.experiments.baselines.self_attention_network import POSITIONS
 from teka.functional import relative
 from teka.functional.positions import Positions
-from teka.models import SelfAttentionNetwork
-from teka.models.self_attention_network import POSITIONS
-from teka.nn import EmbeddedTable, Quadratic
+from teka.nn import EmbeddedTable, RelativeKernel
 from teka.training import Run
 from teka.training.heads.measure import (
     HeadGrid,
@@ -122,17 +122,17 @@ def test_layers_may_have_different_numbers_of_heads():
     assert heads.layer.tolist() == [0, 0, 0, 1, 1]
     second = heads.of_layer(1)
     parameters = model.attentions()[1].relative
-    assert isinstance(parameters, Quadratic)
+    assert isinstance(parameters, RelativeKernel)
     torch.testing.assert_close(second.center, parameters.center.detach().double())
     assert math.prod(model.grid.shape) == 35
 
 
 def test_what_has_no_picture_is_refused():
-    with pytest.raises(ValueError, match=r"grid is .* expected a grid of two axes"):
+    with pytest.raises(ValueError, match=r"grid must be a grid of two axes"):
         look(sharp((0.0, 0.0)), Grid(7))
     rings = relative.Clipped(torch.zeros(3, 4))
     with pytest.raises(
-        ValueError, match="relative is 'clipped', expected a kernel of the offset alone"
+        ValueError, match=r"relative must be a kernel of the offset alone.*got 'clipped'"
     ):
         look(rings, GRID)
 
@@ -254,11 +254,11 @@ def test_the_model_is_left_without_hooks(images):
 @pytest.mark.parametrize("query", [(5, 0), (0, 7), (-1, 0)])
 def test_a_query_off_the_grid_is_refused(images, query):
     with pytest.raises(
-        ValueError, match=r"query is .* expected a row from 0 to 4 and a column from 0 to 6"
+        ValueError, match=r"query must be a row from 0 to 4 and a column from 0 to 6"
     ):
         attention_maps(network(), images, query)
 
 
 def test_no_image_is_refused(images):
-    with pytest.raises(ValueError, match="images is 0"):
+    with pytest.raises(ValueError, match=r"images must be .*got 0"):
         attention_maps(network(), images[:0], (0, 0))

@@ -72,7 +72,7 @@ def test_one_moment_has_no_slider_and_no_accuracy_no_picture(make, tmp_path):
 def test_a_file_is_no_folder(make, tmp_path):
     record = make()
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="out is"):
+    with pytest.raises(ValueError, match="out must be"):
         write_heads(record, maps(record), tmp_path / "file", query=(1, 2), num_images=1, name="x")
 
 

@@ -81,13 +81,12 @@ def test_models_that_a_report_would_refuse_are_refused_before_they_are_measured(
     twin = dataclasses.replace(trained, folder=tmp_path)
     with pytest.raises(
         ValueError,
-        match=f"seed of {tmp_path} is 0, expected one for each model, but .* is 'rotary, posi",
+        match=rf"seed of {tmp_path} must be one for each model, but .* is 'rotary, posi.*got 0",
     ):
         check_same_data([trained, twin])
     wider = trained.run.replace(seed=1, dim=16).make_model(**trained.dataset.sizes)
     with pytest.raises(
-        ValueError,
-        match=f"parameters of {tmp_path} is .*, expected .* as in .*, which is 'rotary, posi",
+        ValueError, match=rf"parameters of {tmp_path} must be .* as in .*, which is 'rotary, posi"
     ):
         check_same_data(
             [trained, dataclasses.replace(twin, run=trained.run.replace(seed=1), model=wider)]

@@ -31,7 +31,7 @@ from teka.audit.adapters.transformers_model import load_transformers
 from teka.audit.function import calling
 from teka.audit.model_output import num_classes_of
 from teka.data import Normalize
-from teka.errors import FOREIGN, first_line, message_of, require, wrong_value
+from teka.errors import FOREIGN, first_line, message_of, require, wrong_argument, wrong_value
 from teka.files import expand_user
 
 __all__ = ["Loader", "Preprocessing", "Reading", "Subject", "load"]
@@ -112,7 +112,7 @@ def read_data_config(config: dict[str, Any]) -> Preprocessing:
     enlarged = (math.floor(height / share), math.floor(width / share))
     mode = config.get("crop_mode") or "center"
     if mode == "border" or (mode == "center" and enlarged[0] != enlarged[1]):
-        raise wrong_value(
+        raise wrong_argument(
             "crop_mode", f"{mode}, {height} × {width}", "'squash', or 'center' of a square"
         )
     resize = enlarged[0] if mode == "center" else enlarged
@@ -201,9 +201,9 @@ def load(
     known = (*loaders, *LOADERS)
     loader = next((one for one in known if one.fits(spec)), None)
     if loader is None:
-        expected = f"one of: {'; '.join(one.form for one in known)}"
+        expected = f"one of: {' | '.join(one.form for one in known)}"
         if Path(spec).suffix in _WEIGHTS:
-            expected = "a model: a file of weights alone does not say which; name the model, and this as its weights"
+            expected = "a model; a file of weights alone does not say which, so name the model, and this as its weights"
         raise wrong_value("model", spec, expected)
     if reading.weights is not None and not loader.takes_weights:
         raise wrong_value(
@@ -268,7 +268,7 @@ def _make(file: Path, name: str) -> object:
     defined = [
         one for one, value in vars(module).items() if callable(value) and not one.startswith("_")
     ]
-    raise wrong_value(
+    raise wrong_argument(
         "model", f"{file}:{name}", f"a function of the file; it has {', '.join(defined) or 'none'}"
     )
 

@@ -25,7 +25,7 @@ from teka.data.dataset import hold_out_test
 from teka.data.load import NAMES, class_names, find_path
 from teka.data.own_images import find_pictures, read_npz
 from teka.data.pictures import GRAY, read_header, read_picture, to_intensities
-from teka.errors import wrong_value
+from teka.errors import wrong_argument, wrong_value
 
 _IMAGES_AT_ONCE = 256
 
@@ -90,7 +90,7 @@ def load_images(
         part = "test" if read.test is not None else "held out" if held_out else "all"
         test = read.train if part == "all" else read.with_test().test
         if test is None or not len(test):
-            raise wrong_value(f"the test images of {data}", "none", "at least one")
+            raise wrong_argument(f"the test images of {data}", "none", "at least one")
         test = test.to_split(image_size)
         num_classes, names = read.num_classes, None
     else:

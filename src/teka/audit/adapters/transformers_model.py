@@ -111,7 +111,7 @@ def _sizes(settings: Mapping[str, object]) -> tuple[Resize | None, tuple[int, in
         cropped = _resize(settings.get("crop_size", settings.get("size")))
         crop = (cropped, cropped) if isinstance(cropped, int) else cropped
     if settings.get("do_pad"):
-        raise wrong_value("do_pad", True, "False: padding to a common size is not read")
+        raise wrong_value("do_pad", True, "False; padding to a common size is not read")
     return resize, crop
 
 

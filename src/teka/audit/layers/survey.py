@@ -1,8 +1,9 @@
 """The first pass over a model: which tensors it makes, how they lie, how noisy they are, how far the edge is felt."""
 
+import sys
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, is_dataclass
 from functools import partial
 
@@ -10,7 +11,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from teka._compat import uncompiled
 from teka.audit.function import Model, ModelError, calling
 from teka.audit.images import RealImages
 from teka.audit.layers.recogniser import Layout, Recogniser, pads_edge
@@ -21,6 +21,13 @@ COPIES = 4  # images as they are, once more, and with the edge overwritten: top 
 # than FELT_AT_MOST of it, which rounding in half precision may reach.
 FELT_ROUNDINGS = 64
 FELT_AT_MOST = 1e-2
+
+
+def _eager() -> AbstractContextManager[object]:
+    """Return a context in which compiled modules run eagerly, so that their hooks are called."""
+    # Nothing is compiled before this module, which is slow to import, has been loaded.
+    is_loaded = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if is_loaded else nullcontext()
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class Trace(ExitStack):
         self._calls = dict.fromkeys(self._modules, 0)
         self._running: list[tuple[str, int]] = []
         try:
-            with calling(), uncompiled():
+            with calling(), _eager():
                 self._model(batch)
         except FOREIGN as error:
             raise ModelError(

@@ -18,7 +18,7 @@ from teka.audit.images import ImageSet, check_images
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShift, CheckedShifts, SubpixelShifts, read_steps
 from teka.checks import check_callable, check_class, check_flags, check_sizes
-from teka.errors import FOREIGN, wrong_value
+from teka.errors import FOREIGN, wrong_argument
 
 # The scale is taken from the pairs of at most so many images, the first ones, and of so many numbers of their outputs.
 SCALE_IMAGES = 1000
@@ -122,7 +122,7 @@ def sensitivity_map(
     check_images(images)
     check_class("movement", movement, Movement)
     if len(images) < 2:
-        raise wrong_value(
+        raise wrong_argument(
             "images",
             f"{len(images)} images",
             "at least two, to compare the outputs of different ones",

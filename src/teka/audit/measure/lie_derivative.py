@@ -10,11 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from teka._compat import widest
 from teka.audit.function import Model, calling, check_evaluation_mode, evaluate_model, output_of
 from teka.audit.images import ImageSet, check_images, fourier_shift
 from teka.checks import check_callable, check_kind, check_sizes, is_whole
 from teka.errors import FOREIGN, message_of, wrong_value
+from teka.precision import widest
 
 STEP = (
     1 / 32

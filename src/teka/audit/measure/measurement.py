@@ -26,7 +26,7 @@ from teka.audit.model_output import (
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts, SubpixelShifts, read_steps, shift_order
 from teka.checks import check_callable, check_class, check_device, check_name, check_stride
-from teka.errors import wrong_value
+from teka.errors import wrong_argument, wrong_value
 from teka.memory import check_memory
 
 # Up to this size, what belongs to all images (they themselves, their outputs) stays on the device.
@@ -203,7 +203,7 @@ class Measurement:
         for name, tensor in self.tensors().items():
             stored = tensors.get(name)
             if stored is None or stored.shape != tensor.shape or stored.dtype != tensor.dtype:
-                raise wrong_value(
+                raise wrong_argument(
                     f"{name} of the checkpoint",
                     "missing or of another shape",
                     f"{tuple(tensor.shape)}",

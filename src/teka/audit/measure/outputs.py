@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from teka._compat import precise
 from teka.audit.changes import compared_after
 from teka.audit.measure.boxes import box_overlap
 from teka.audit.model_output import (
@@ -19,7 +18,8 @@ from teka.audit.model_output import (
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShift, CheckedShifts
 from teka.checks import WHOLE, check_kind, check_plain
-from teka.errors import wrong_shape, wrong_value
+from teka.errors import wrong_argument, wrong_shape, wrong_value
+from teka.precision import precise
 
 Maps = Float[Tensor, "batch channels *cells"]
 Compared = Float[Tensor, "batch channels *compared"]
@@ -43,7 +43,7 @@ def check_labels(labels: Tensor, num_images: int) -> Tensor:
         )
     if labels.ndim == 2:
         if not ((labels == 0) | (labels == 1)).all():
-            raise wrong_value(
+            raise wrong_argument(
                 "labels",
                 "other than 0 and 1",
                 f"0 or 1 for each label, of shape {tuple(labels.shape)}",
@@ -106,10 +106,10 @@ def check_dense_shifts(
                 and not (mode == "bilinear" and pixels == 1)
             ):
                 expected = f"whole multiples of the stride {tuple(stride)} of the model's dense output in mode {mode!r}"
-                raise wrong_value("shifts", f"a set with {tuple(shift)}", expected)
+                raise wrong_argument("shifts", f"a set with {tuple(shift)}", expected)
             if not movement.wraps and abs(step) >= cells * pixels:
                 expected = f"shifts that leave some of the model's {tuple(size)} cells in sight"
-                raise wrong_value("shifts", f"a set with {tuple(shift)}", expected)
+                raise wrong_argument("shifts", f"a set with {tuple(shift)}", expected)
 
 
 def compared_maps(

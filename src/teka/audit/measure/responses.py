@@ -13,7 +13,7 @@ from teka.audit.model_output import OUTPUTS
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts, read_steps
 from teka.checks import BOOLEAN, WHOLE, check_class, check_name, check_plain, check_tensor
-from teka.errors import wrong_value
+from teka.errors import wrong_argument, wrong_value
 
 WITH_ZERO = "a set with the zero shift, to which the others are compared"
 SINGLE_PRECISION = 2.0**-23
@@ -173,7 +173,7 @@ class Responses:
         """The responses at the shifts that are complete."""
         complete = self.complete
         if not complete[self.zero]:
-            raise wrong_value(
+            raise wrong_argument(
                 "responses", "not complete at the zero shift", "every image at the zero shift"
             )
         if complete.all():
@@ -229,7 +229,7 @@ def check_same_images(argument: str, first: Responses, other: Responses) -> None
             )
     labels = [each.labels.to(torch.int64) for each in (first, other) if each.labels is not None]
     if len(labels) == 2 and not torch.equal(*labels):
-        raise wrong_value(
+        raise wrong_argument(
             f"{argument}.labels",
             "others",
             "those of the first responses: the same images in one order",

@@ -24,7 +24,7 @@ from teka.checks import (
     check_stride,
     is_whole,
 )
-from teka.errors import wrong_value
+from teka.errors import wrong_argument, wrong_value
 
 Strides = Sequence[int]
 Members = Float[Tensor, "phases shifts"]
@@ -79,7 +79,7 @@ def error_by_phase(
     shifts = [complete.shifts[row] for row in complete.moved]
     strides = check_stride(stride, len(complete.shifts[0]))
     if not shifts:
-        raise wrong_value(
+        raise wrong_argument(
             "responses", "complete at the zero shift only", "other shifts, to be sorted by phase"
         )
     phases, members = sort_by_phase(shifts, strides)

@@ -13,7 +13,7 @@ from teka.audit.statistics.estimate import BootstrapSettings, Curve, Estimate
 from teka.audit.statistics.intervals import MINIMUM_SEEDS
 from teka.audit.statistics.metrics import CURVES, NUMBERS, Metrics, NumberMetric, SeedMetrics
 from teka.checks import check_class, check_sequence
-from teka.errors import wrong_value
+from teka.errors import wrong_argument, wrong_value
 
 
 def summarize(
@@ -97,7 +97,7 @@ def summarize_seeds(
     settings = BootstrapSettings(confidence, num_resamples, seed)
     responses = check_sequence("responses", responses, "a list of responses")
     if not responses:
-        raise wrong_value("responses", "no seed", "the responses of one seed or more")
+        raise wrong_argument("responses", "no seed", "the responses of one seed or more")
     for one in responses:
         check_class("responses", one, Responses)
     for index, other in enumerate(responses):

@@ -292,7 +292,7 @@ class Settings:
                 raise wrong_value(argument, getattr(self, argument), f"a positive number of {unit}")
         check_name("device", self.device, DEVICES)
         if self.device == "cuda" and not torch.cuda.is_available():
-            raise wrong_value("device", self.device, "'cpu': torch finds no GPU here")
+            raise wrong_value("device", self.device, "'cpu'; torch finds no GPU here")
         known = layer_names()
         if isinstance(self.layers, str) or (self.layers is not None and not self.layers):
             raise wrong_value(

@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.benchmark import timer
 
-from teka._compat import fake_tensors
 from teka.experiments.bench.layers import Step
 from teka.flops import flop_counter
 from teka.nn import Attention
@@ -33,8 +32,6 @@ class Allocations(TorchDispatchMode):
     nothing refers to it any more. What an operation takes and frees within itself is not seen: the tiles of torch's
     fused attention on a CPU, of constant size, and a Fourier transform's copy of its input.
     """
-
-    only_looks = True  # tensors that are made in it are ordinary ones, which may be kept
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +111,8 @@ def estimate_peak_memory(step: Step) -> int | None:
 
     A layer with random features must have run once, as it looks at its numbers the first time.
     """
-    torch_fakes = fake_tensors()
+    from torch._subclasses import fake_tensor as torch_fakes  # slow to import
+
     fake = torch_fakes.FakeTensorMode()
     with torch_fakes.FakeCopyMode(fake):
         twin = copy.deepcopy(step)

@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from teka.data import Dataset, Split
 from teka.errors import unknown_name, wrong_value
+from teka.experiments.baselines import SelfAttentionNetwork
 from teka.experiments.study.cells import (
     CELLS,
     MODELS,
@@ -33,7 +34,6 @@ from teka.experiments.study.cells import (
 )
 from teka.experiments.study.measure import EVALUATION_BATCH, measure_heads, measure_model
 from teka.experiments.study.study import Cell, Measure, Study
-from teka.models import SelfAttentionNetwork
 from teka.provenance import provenance
 from teka.training import Run
 from teka.training.checkpoint import BEST, CHECKPOINTS, LAST, callback_state, load_weights
@@ -162,7 +162,7 @@ def run_cell(
     dataset = load_cell_data(cell.run, data_dir)
     if not len(dataset.validation):
         raise wrong_value(
-            "validation_size", 0, "1 or more: the learning curve is that of held-out images"
+            "validation_size", 0, "1 or more; the learning curve is that of held-out images"
         )
     # The last step of a run that may stop early is not known before.
     curve = LearningCurve(

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import inspect
 import logging
 import os
 import signal
@@ -21,7 +20,7 @@ from teka.experiments.study.cells import CELLS, TUNING, claimed, find_cell
 from teka.experiments.study.run_cell import run_cell, share_of_cores, torch_threads
 from teka.experiments.study.study import Cell, Measure, Study
 from teka.files import make_directory, resolve_path
-from teka.models.model_config import MODELS
+from teka.models.model_config import options_class
 from teka.training import Run
 from teka.training.execution import without_launcher
 
@@ -178,7 +177,7 @@ def is_done(folder: Path, cell: Cell) -> bool:
 def _decided(run: Run) -> dict[str, object]:
     """The fields of a run, with what its model has by itself where they leave that open."""
     fields = run.to_dict()
-    own = inspect.signature(MODELS[run.model]).parameters
+    own = options_class(run.model).__dataclass_fields__
     return {
         name: own[name].default if value is None and name in own else value
         for name, value in fields.items()

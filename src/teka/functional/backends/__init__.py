@@ -1,9 +1,9 @@
 """What every backend has in common: its cost before, and its sums after."""
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 import torch
 from jaxtyping import Float
@@ -12,15 +12,8 @@ from torch.autograd import Function
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from teka._compat import (
-    ProcessGroup,
-    as_recorded,
-    by_hand,
-    is_plain_eager,
-    is_traced,
-    is_transformed,
-    replace,
-)
+from teka._compat import ProcessGroup, replace
+from teka.execution_mode import ExecutionMode, execution_mode
 from teka.functional.shapes import (
     KeyFeatures,
     KeyMask,
@@ -32,6 +25,9 @@ from teka.functional.shapes import (
     RowTerm,
     Values,
 )
+from teka.precision import in_given_dtypes
+
+T = TypeVar("T")
 
 BACKENDS = ("auto", "dense", "linear", "toeplitz", "rings", "fft", "windows")
 BYTES = 4  # of a number, float32
@@ -162,7 +158,8 @@ class WeightedSums:
 
         Where the keys near the largest c are masked, what is left of a sharp kernel may have underflowed.
         """
-        if not is_plain_eager(tokens.query_features, tokens.key_features, tokens.value):
+        mode = execution_mode(tokens.query_features, tokens.key_features, tokens.value)
+        if mode is not ExecutionMode.EAGER:
             return self
         with torch.no_grad():
             # Measured without the features' signs: a sum of both signs may be negative, and no row would lie below it.
@@ -261,19 +258,11 @@ class DifferentiableOp(ABC):
 
     def of(self, *tensors: Tensor) -> Tensor:
         """The map with its derivatives, as far as the caller can take them."""
-        # Asked here and not in a function, which might be compiled where this is not.
-        is_compiling = torch.compiler.is_compiling()
-        if not is_compiling and not is_traced():
+        if not torch.compiler.is_compiling():
             return _DualForm.apply(self, *tensors)
+        # torch.compile cannot trace a Function without gradients, or inside the gradients of another Function.
         has_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        if is_compiling:
-            # A compiler follows no Function where nothing is derived, and none within the gradients of another.
-            return _Form.apply(self, *tensors) if has_gradient else self.value(*tensors)
-        # torch.jit.trace cannot follow a Function.
-        if has_gradient:
-            said = "torch.jit.trace records no gradients of a relative kernel's sums; torch.compile does"
-            warnings.warn(said, RuntimeWarning, stacklevel=2)
-        return self.value(*(tensor.detach() for tensor in tensors))
+        return _Form.apply(self, *tensors) if has_gradient else self.value(*tensors)
 
 
 def stack_all(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -287,7 +276,7 @@ def stack_all(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor
 class _Form(Function):
     @staticmethod
     def forward(form, *tensors):
-        return as_recorded(form.value)(*tensors)
+        return form.value(*tensors)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -295,7 +284,7 @@ class _Form(Function):
         ctx.save_for_backward(*tensors)
 
     @staticmethod
-    @by_hand
+    @in_given_dtypes
     def backward(ctx, *grad_outputs):
         return None, *ctx.form.gradients(
             grad_outputs[0], ctx.saved_tensors, ctx.needs_input_grad[1:]
@@ -319,16 +308,16 @@ class _DualForm(_Form):
         return ctx.form.tangent(ctx.saved_tensors, grad_inputs[1:])
 
 
-def checkpointed(function: Callable[..., Tensor], *arguments: object) -> Tensor:
-    """function(*arguments), made again in a backward pass; under torch.func's transforms everything is kept.
+def checkpointed(function: Callable[..., T], *arguments: object) -> T:
+    """Return function(*arguments), and compute it again in the backward pass instead of keeping its tensors.
 
-    Nothing random may be in it: the state of the generators is not kept.
+    Under the transforms of torch.func everything is kept. The function must not draw random numbers, because the state
+    of the generators is not restored.
     """
-    if not torch.is_grad_enabled() or is_transformed():
+    if not torch.is_grad_enabled() or execution_mode() is ExecutionMode.TRANSFORMED:
         return function(*arguments)
     output = checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
-    assert isinstance(output, Tensor)
-    return output
+    return cast(T, output)
 
 
 def transposed(tokens: Float[Tensor, "tokens channels"]) -> Float[Tensor, "channels tokens"]:

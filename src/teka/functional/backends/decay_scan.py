@@ -1,4 +1,4 @@
-"""Sums that decay with the distance along every axis, by scans: each cell takes on what its neighbour has, times λ."""
+"""Sums that decay exponentially with the distance along every axis, by scans."""
 
 from collections.abc import Sequence
 
@@ -7,18 +7,17 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from teka._compat import records_graph, replace
+from teka._compat import replace
 from teka.functional.backends import (
     BYTES,
     LOWEST_LOG_SCALE,
     Cost,
     FeatureInputs,
     WeightedSums,
-    checkpointed,
     with_ones,
 )
+from teka.functional.backends.feature_chunks import contract, outer_product, sum_over_features
 from teka.functional.backends.linear import (
-    CHUNK_ELEMENTS,
     DecodingState,
     Sizes,
     causal_linear,
@@ -29,23 +28,25 @@ from teka.functional.backends.linear import (
 from teka.functional.shapes import Channels, Features
 from teka.grid import Grid
 
-BLOCK = 16  # cells of an axis that are summed by one matrix; between blocks their sums are scanned
-Rate = Float[Tensor, "heads"]  # of decay from a cell to the next
+# Cells of an axis that are summed by one matrix. A scan passes the sums from block to block.
+BLOCK = 16
+# Rate r of the decay exp(−r) from a cell to the next.
+Rate = Float[Tensor, "heads"]
 
 
 def decay_cost(sizes: Sizes, grid: Grid) -> Cost:
-    """Two causal passes along a line; on more axes φ ⊗ [v, 1] in blocks, read and written some times an axis."""
+    """Return the cost of one or two causal passes along a line, or of block products per axis over φ(k) ⊗ [v, 1]."""
     if grid.num_axes == 1:
         cost = linear_cost(replace(sizes, is_causal=True))
         passes = 1 if sizes.is_causal else 2
         return Cost(passes * cost.multiply_adds, passes * cost.bytes)
-    numbers = sizes.num_keys * sizes.num_features * (sizes.dim_value + 1)
-    multiply_adds = sum(min(side, 3 * BLOCK) for side in grid.shape) * numbers
-    return Cost(multiply_adds + 2 * numbers, 6 * grid.num_axes * numbers * BYTES)
+    num_elements = sizes.num_keys * sizes.num_features * (sizes.dim_value + 1)
+    multiply_adds = sum(min(side, 3 * BLOCK) for side in grid.shape) * num_elements
+    return Cost(multiply_adds + 2 * num_elements, 6 * grid.num_axes * num_elements * BYTES)
 
 
 def causal_decay(tokens: FeatureInputs, rate: Rate) -> WeightedSums:
-    """Σ_{j ≤ i} φ(q_i)ᵀφ(k_j) exp(s_j − r (i − j)) [v_j, 1] along a line (Sun et al. 2023, chunkwise form)."""
+    """Return Σ_{j ≤ i} φ(q_i)ᵀφ(k_j) exp(s_j − r (i − j)) [v_j, 1] along a line (Sun et al. 2023, chunkwise form)."""
     log_scale = tokens.log_scale
     if tokens.key_mask is not None:
         log_scale = torch.zeros_like(tokens.value[..., 0]) if log_scale is None else log_scale
@@ -58,7 +59,7 @@ def causal_decay(tokens: FeatureInputs, rate: Rate) -> WeightedSums:
 def decay_step(
     tokens: FeatureInputs, state: DecodingState | None, rate: Rate
 ) -> tuple[WeightedSums, DecodingState]:
-    """The sums of one more token, for which all that was has decayed once, and what it leaves."""
+    """Return the sums of the next token and the new state. The old state decays by one step."""
     total = left_by(state, "total", tokens.key_features, tokens.value)
     total = replace(total, log_peak=total.log_peak - rate)
     features = (tokens.query_features, tokens.key_features, tokens.log_scale)
@@ -67,69 +68,68 @@ def decay_step(
 
 
 def line_decay(tokens: FeatureInputs, rate: Rate) -> WeightedSums:
-    """Σ_j φ(q_i)ᵀφ(k_j) exp(−r |i − j|) [v_j, 1]: from the left, from the right, less the token itself."""
+    """Return Σ_j φ(q_i)ᵀφ(k_j) exp(−r |i − j|) [v_j, 1] along a line: both directions minus the token itself."""
     query, key, value = tokens.query_features, tokens.key_features, tokens.value
-    ahead = causal_linear(query, key, None, value, rate=rate)
-    behind = causal_linear(query.flip(2), key.flip(2), None, value.flip(2), rate=rate)
+    past = causal_linear(query, key, None, value, rate=rate)
+    future = causal_linear(query.flip(2), key.flip(2), None, value.flip(2), rate=rate)
     own = (query * key).sum(dim=-1)
-    numerator = ahead.numerator + behind.numerator.flip(2) - own[..., None] * value
-    return WeightedSums(numerator, ahead.denominator + behind.denominator.flip(2) - own)
+    numerator = past.numerator + future.numerator.flip(2) - own[..., None] * value
+    return WeightedSums(numerator, past.denominator + future.denominator.flip(2) - own)
 
 
 def grid_decay(tokens: FeatureInputs, rates: Sequence[Rate], grid: Grid) -> WeightedSums:
-    """Σ_j φ(q_i)ᵀφ(k_j) Π_a exp(−r_a |i_a − j_a|) [v_j, 1], with φ(k) ⊗ [v, 1] of a few features at a time."""
-    value, query, key = with_ones(tokens.value), tokens.query_features, tokens.key_features
-    # A graph that is recorded is for any number of samples.
-    num_samples = 1 if records_graph() else value.shape[0]
-    size = max(1, CHUNK_ELEMENTS // max(1, num_samples * value.shape[1:].numel()))
-    parts = zip(query.split(size, dim=-1), key.split(size, dim=-1), strict=True)
-    sums = [checkpointed(_scanned, *part, value, grid.shape, *rates) for part in parts]
-    return WeightedSums.of_channels(sum(sums[1:], sums[0]))
+    """Return Σ_j φ(q_i)ᵀφ(k_j) Π_a exp(−r_a |i_a − j_a|) [v_j, 1] on a grid."""
+    features = (tokens.query_features, tokens.key_features)
+    sums = sum_over_features(_scan_axes, *features, with_ones(tokens.value), grid.shape, *rates)
+    return WeightedSums.of_channels(sums)
 
 
-def _scanned(
-    query: Features, key: Features, value: Channels, shape: tuple[int, ...], *rates: Rate
+def _scan_axes(
+    query_features: Features,
+    key_features: Features,
+    value: Channels,
+    shape: tuple[int, ...],
+    *rates: Rate,
 ) -> Channels:
-    maps = (key[..., :, None] * value[..., None, :]).unflatten(2, shape)
+    maps = outer_product(key_features, value).unflatten(2, shape)
     for axis, rate in enumerate(rates):
         maps = scan(maps.movedim(2 + axis, 2), rate).movedim(2, 2 + axis)
-    maps = maps.flatten(2, 1 + len(shape))
-    return (query[..., None, :] @ maps)[..., 0, :]
+    return contract(query_features, maps.flatten(2, 1 + len(shape)))
 
 
 def scan(
     cells: Float[Tensor, "batch heads side *rest"], rate: Rate
 ) -> Float[Tensor, "batch heads side *rest"]:
-    """Σ_j exp(−r |i − j|) x_j along an axis."""
+    """Return Σ_j exp(−r |i − j|) x_j along the third dimension."""
     flat = cells.flatten(3)
     if flat.shape[2] <= 2 * BLOCK:
-        place = _places(flat.shape[2], rate)
-        matrix = torch.exp(-rate[:, None, None] * (place[:, None] - place).abs())
+        index = _indices(flat.shape[2], rate)
+        matrix = torch.exp(-rate[:, None, None] * (index[:, None] - index).abs())
         return (matrix @ flat).reshape(cells.shape)
-    arrived = _arrived(flat, rate) + _arrived(flat.flip(2), rate).flip(2)
-    return (flat + torch.exp(-rate)[:, None, None] * arrived).reshape(cells.shape)
+    before = _scan_before(flat, rate)
+    after = _scan_before(flat.flip(2), rate).flip(2)
+    return (flat + torch.exp(-rate)[:, None, None] * (before + after)).reshape(cells.shape)
 
 
-def _arrived(
+def _scan_before(
     cells: Float[Tensor, "batch heads side size"], rate: Rate
 ) -> Float[Tensor, "batch heads side size"]:
-    """Σ_{j<i} exp(−r (i − 1 − j)) x_j: by a matrix within blocks, and likewise from what every block leaves."""
+    """Return Σ_{j<i} exp(−r (i − 1 − j)) x_j: by a matrix within blocks, and recursively from block to block."""
     side = cells.shape[2]
     length = side if side <= 2 * BLOCK else BLOCK
-    place = _places(length, rate)
-    steps = (place[:, None] - place - 1).clamp_min(0.0)
+    index = _indices(length, rate)
+    steps = (index[:, None] - index - 1).clamp_min(0.0)
     matrix = torch.exp(-rate[:, None, None] * steps).tril(-1)
     if length == side:
         return matrix @ cells
     num_blocks = -(-side // BLOCK)
     blocks = pad(cells, (0, 0, 0, num_blocks * BLOCK - side)).unflatten(2, (num_blocks, BLOCK))
-    fading = torch.exp(-rate[:, None] * place)[:, None]
-    left = (fading.flip(-1)[:, None] @ blocks)[..., 0, :]
-    before = _arrived(left, rate * BLOCK)
-    return (matrix[:, None] @ blocks + fading.mT[:, None] * before[..., None, :]).flatten(2, 3)[
-        :, :, :side
-    ]
+    decay = torch.exp(-rate[:, None] * index)[:, None]
+    block_sums = (decay.flip(-1)[:, None] @ blocks)[..., 0, :]
+    from_blocks = _scan_before(block_sums, rate * BLOCK)
+    sums = matrix[:, None] @ blocks + decay.mT[:, None] * from_blocks[..., None, :]
+    return sums.flatten(2, 3)[:, :, :side]
 
 
-def _places(side: int, like: Tensor) -> Float[Tensor, "side"]:
-    return torch.arange(side, dtype=like.dtype, device=like.device)
+def _indices(length: int, like: Tensor) -> Float[Tensor, "length"]:
+    return torch.arange(length, dtype=like.dtype, device=like.device)

@@ -1,14 +1,26 @@
 """Sums of products of features over all keys, those of one process or those of several."""
 
+import math
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, distributed
 from torch.autograd import Function
 
-from teka._compat import ProcessGroup, by_hand
+from teka._compat import ProcessGroup, replace
+from teka.execution_mode import is_dynamic
 from teka.functional.backends import LOWEST_LOG_SCALE, FeatureInputs, WeightedSums, with_ones
-from teka.functional.backends.linear import LinearState, causal_linear, linear, product_features
+from teka.functional.backends.linear import (
+    LinearState,
+    causal_linear,
+    linear,
+    product_features,
+    value_sums,
+    weight_sums,
+)
 from teka.functional.kernels.base import FeatureKernel
 from teka.functional.shapes import KeyMask, Keys, Queries, Values
+from teka.precision import in_given_dtypes
 
 
 def featured(
@@ -40,6 +52,49 @@ def featured(
         group=group,
         **options,
     )
+
+
+@dataclass(frozen=True)
+class LinearFeatures:
+    """Vectors of queries or of keys whose inner products weigh the values.
+
+    Args:
+        numerator: Vectors whose inner products are the weights of the numerator.
+        denominator: Pairs of a weight and vectors: the denominator is the weighted sum of their inner products. Empty
+            if the denominator is the sum of the numerator's weights.
+    """
+
+    numerator: Tensor
+    denominator: tuple[tuple[float, Tensor], ...] = ()
+
+    def joined_denominator(self) -> Tensor:
+        """Return vectors whose inner products are the weighted sum of those of `denominator`."""
+        return torch.cat([math.sqrt(weight) * part for weight, part in self.denominator], dim=-1)
+
+
+def linear_sums(tokens: FeatureInputs, query: LinearFeatures, key: LinearFeatures) -> WeightedSums:
+    """Return the weighted sums of values over keys, and the denominators."""
+    numerator = replace(tokens, query_features=query.numerator, key_features=key.numerator)
+    if not query.denominator:
+        return plain_sums(numerator)
+    is_scaled = tokens.log_scale is not None or tokens.group is not None
+    if is_scaled or (tokens.is_causal and is_dynamic(tokens.value.shape[2])):
+        sums = plain_sums(numerator)
+        joined = replace(
+            tokens,
+            query_features=query.joined_denominator(),
+            key_features=key.joined_denominator(),
+            value=tokens.value[..., :0],
+        )
+        return WeightedSums(sums.numerator, plain_sums(joined).denominator)
+    is_causal = tokens.is_causal
+    values = value_sums(query.numerator, key.numerator, tokens.value, is_causal=is_causal)
+    pairs = zip(query.denominator, key.denominator, strict=True)
+    totals = [
+        weight * weight_sums(left, right, is_causal=is_causal)
+        for (weight, left), (_, right) in pairs
+    ]
+    return WeightedSums(values, sum(totals[1:], totals[0]))
 
 
 def plain_sums(tokens: FeatureInputs, *waves: Tensor) -> WeightedSums:
@@ -99,6 +154,6 @@ class _SumOverProcesses(Function):
         return total
 
     @staticmethod
-    @by_hand
+    @in_given_dtypes
     def backward(ctx, *grad_outputs):
         return _SumOverProcesses.apply(grad_outputs[0], ctx.group), None

@@ -1,4 +1,4 @@
-"""The FFT backend: any relative kernel that does not look at the query, between grids of one spacing."""
+"""The FFT backend: a convolution with any relative kernel of the offset, between grids of the same spacing."""
 
 import math
 from collections.abc import Callable
@@ -7,39 +7,33 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka._compat import in_float64, replace
-from teka.functional.backends import (
-    BYTES,
-    Cost,
-    FeatureInputs,
-    WeightedSums,
-    checkpointed,
-    rows_of,
-    with_ones,
-)
-from teka.functional.shapes import RowTerm
+from teka._compat import replace
+from teka.functional.backends import BYTES, Cost, FeatureInputs, WeightedSums, rows_of, with_ones
+from teka.functional.backends.feature_chunks import sum_over_features
+from teka.functional.shapes import KeyChannels, KeyFeatures, QueryChannels, QueryFeatures, RowTerm
 from teka.grid import Grid
+from teka.precision import in_float64
 
-# Numbers of φ ⊗ [v, 1] that are transformed at once: 64 MiB in float64, in which all of this is computed.
-CHUNK_ELEMENTS = 2**23
-# Share of a row's sum that rounding may make up; rows of which it may be more are computed again, pair by pair.
+# Largest relative rounding error of a row's sum. Rows that may exceed it are recomputed from all pairs.
 TOLERANCE = {torch.float32: 1e-7, torch.float64: 1e-11}
 
 
 def fft_cost(query: Grid, key: Grid, num_features: int, dim_value: int) -> Cost:
-    """A transform and its inverse of φ ⊗ [v, 1] in float64, about 2.5 n log₂ n multiply-adds each."""
-    axes = zip(query.shape, key.shape, query.periodic, strict=True)
-    sizes = [one if periodic else one + two - 1 for one, two, periodic in axes]
-    size = math.prod(sizes) * num_features * (dim_value + 1)
-    transforms = 2 * 2.5 * math.log2(max(2, math.prod(sizes)))
-    return Cost(int(2 * size * transforms), size * 2 * BYTES * (4 + 2 * len(sizes)))
+    """Return the cost of a transform of φ(k) ⊗ [v, 1] and its inverse: 2.5 n log₂ n multiply-adds each, in float64."""
+    sides = zip(query.shape, key.shape, query.periodic, strict=True)
+    sizes = [
+        query_side if periodic else query_side + key_side - 1
+        for query_side, key_side, periodic in sides
+    ]
+    num_elements = math.prod(sizes) * num_features * (dim_value + 1)
+    multiply_adds = 2 * num_elements * 2 * 2.5 * math.log2(max(2, math.prod(sizes)))
+    return Cost(int(multiply_adds), num_elements * 2 * BYTES * (4 + 2 * len(sizes)))
 
 
 def fft_fits(query: Grid, key: Grid) -> bool:
-    """Whether offsets between the two grids are those of one grid: both have one spacing along every axis."""
-    return all(
-        abs(one - two) <= 1e-9 * two for one, two in zip(query.spacing, key.spacing, strict=True)
-    )
+    """Return True if both grids have the same spacing along every axis, so that offsets lie on one grid."""
+    spacings = zip(query.spacing, key.spacing, strict=True)
+    return all(abs(query_step - key_step) <= 1e-9 * key_step for query_step, key_step in spacings)
 
 
 def fft(
@@ -48,45 +42,33 @@ def fft(
     log_at: Callable[[Tensor], Tensor],
     log_rows: RowTerm,
 ) -> WeightedSums:
-    """Σ_j φ(q_i)ᵀφ(k_j) c(x_i − x_j) [v_j, 1] as a convolution over the grid, O(L · log L · m · d) work.
+    """Return Σ_j φ(q_i)ᵀφ(k_j) c(x_i − x_j) [v_j, 1] as a convolution, in O(L · log L · m · d).
 
-    A transform errs by a share of the largest sum, and not of each: rows far from where c is large are found by their
-    denominators and made again from every pair, for which `log_rows` gives log c in float64.
+    The rounding error of a transform is relative to the largest sum. Rows with a small denominator, far from where c
+    is large, are therefore recomputed from every pair.
+
+    Args:
+        tokens: Features and values.
+        grids: Grids of queries and keys.
+        log_at: log c at offsets.
+        log_rows: log c of all pairs of some queries, in float64.
     """
     like = tokens.value
-    parts = ("query_features", "key_features", "value")
-    tokens = replace(tokens, **{name: in_float64(getattr(tokens, name)) for name in parts})
-    query_features, key_features, channels = (
-        tokens.query_features,
-        tokens.key_features,
-        with_ones(tokens.value),
-    )
-    log_table, sizes = _offset_table(log_at, *grids, channels)
+    names = ("query_features", "key_features", "value")
+    tokens = replace(tokens, **{name: in_float64(getattr(tokens, name)) for name in names})
+    query_features, key_features = tokens.query_features, tokens.key_features
+    value = with_ones(tokens.value)
+    log_table, sizes = _offset_table(log_at, *grids, value)
     log_peak = log_table.flatten(1).amax(dim=-1).detach()
     table = torch.exp(log_table - log_peak.reshape(-1, *[1] * len(sizes)))
     spectrum = torch.fft.rfftn(table, dim=tuple(range(1, table.ndim)))
-    shapes = (grids[0].shape, grids[1].shape)
-    num_features = key_features.shape[-1]
-    chunk = CHUNK_ELEMENTS // max(1, channels.numel() * math.prod(sizes) // math.prod(shapes[1]))
-    chunk = max(1, min(num_features, chunk))
-    convolved = channels.new_zeros(())
-    for start in range(0, num_features, chunk):
-        features = slice(start, start + chunk)
-        arguments = (
-            query_features[..., features],
-            key_features[..., features],
-            channels,
-            spectrum,
-            sizes,
-            shapes,
-        )
-        part = (
-            checkpointed(_convolve, *arguments) if chunk < num_features else _convolve(*arguments)
-        )
-        convolved = convolved + part
-    sums = WeightedSums.of_channels(convolved, log_peak[None, :, None])
+    padding = -(-math.prod(sizes) // grids[1].num_tokens)
+    sums = sum_over_features(
+        _convolve, query_features, key_features, value, spectrum, sizes, grids, copies=padding
+    )
+    sums = WeightedSums.of_channels(sums, log_peak[None, :, None])
     with torch.no_grad():
-        # Rounding of each row's denominator is at most ε log₂ n times the norms of what is convolved.
+        # The error of a denominator is at most ε log₂ n times the norms of both factors of the convolution.
         epsilon = torch.finfo(table.dtype).eps * max(1.0, math.log2(table[0].numel()))
         norms = key_features.norm(dim=2) * table.flatten(1).norm(dim=-1)[:, None]
         noise = epsilon * (query_features.abs() @ norms[..., None])[..., 0]
@@ -99,7 +81,7 @@ def fft(
 def _offset_table(
     log_at: Callable[[Tensor], Tensor], query: Grid, key: Grid, like: Tensor
 ) -> tuple[Float[Tensor, "heads *sizes"], list[int]]:
-    """log c at every offset between two cells, offset t of an axis at place t modulo its size; and the sizes."""
+    """Return log c at every offset between two cells, with offset t of an axis at index t modulo its size, and the sizes."""
     sizes, offsets, occurs = [], [], []
     for axis in range(query.num_axes):
         sides = query.shape[axis], key.shape[axis]
@@ -111,13 +93,13 @@ def _offset_table(
         occurs.append((steps < sides[0]) & (steps > -sides[1]))
         offsets.append(query.wrap_axis(axis, steps * query.spacing[axis] + shift))
     log_table = log_at(torch.stack(torch.meshgrid(*offsets, indexing="ij"), dim=-1))
-    # What the padding has beyond the offsets that occur must not count as the largest c.
-    every = torch.stack(torch.meshgrid(*occurs, indexing="ij")).all(dim=0)
-    return log_table.masked_fill(~every, -torch.inf), sizes
+    # Offsets that exist only in the padding must not determine the largest c.
+    occurs = torch.stack(torch.meshgrid(*occurs, indexing="ij")).all(dim=0)
+    return log_table.masked_fill(~occurs, -torch.inf), sizes
 
 
 def fast_length(least: int) -> int:
-    """The least such number without prime factors but 2, 3 and 5: other transforms take many times as long."""
+    """Return the smallest length of at least `least` with prime factors 2, 3 and 5 only, whose transforms are fast."""
     length = least
     while True:
         rest = length
@@ -130,22 +112,21 @@ def fast_length(least: int) -> int:
 
 
 def _convolve(
-    query_features: Tensor,
-    key_features: Tensor,
-    value: Tensor,
+    query_features: QueryFeatures,
+    key_features: KeyFeatures,
+    value: KeyChannels,
     spectrum: Tensor,
     sizes: list[int],
-    shapes: tuple[tuple[int, ...], tuple[int, ...]],
-) -> Float[Tensor, "batch heads queries channels"]:
-    tensor = (
-        (key_features[..., :, None] * value[..., None, :]).movedim(2, -1).unflatten(-1, shapes[1])
-    )
-    axes, batch = tuple(range(4, tensor.ndim)), len(tensor)
-    if batch == 0:  # which torch transforms not
-        tensor = torch.cat([tensor, tensor.new_zeros(1, *tensor.shape[1:])])
-    product = torch.fft.rfftn(tensor, s=sizes, dim=axes) * spectrum[:, None, None]
-    mixed = torch.fft.irfftn(product, s=sizes, dim=axes)[:batch]
-    for axis, side in zip(axes, shapes[0], strict=True):
-        mixed = mixed.narrow(axis, 0, side)
-    mixed = mixed.flatten(-len(sizes)).movedim(-1, 2)
-    return (query_features[..., None, :] @ mixed)[..., 0, :]
+    grids: tuple[Grid, Grid],
+) -> QueryChannels:
+    maps = key_features[..., :, None] * value[..., None, :]
+    maps = maps.movedim(2, -1).unflatten(-1, grids[1].shape)
+    dims, batch = tuple(range(4, maps.ndim)), len(maps)
+    if batch == 0:  # torch.fft refuses empty tensors
+        maps = maps.new_zeros(1, *maps.shape[1:])
+    product = torch.fft.rfftn(maps, s=sizes, dim=dims) * spectrum[:, None, None]
+    sums = torch.fft.irfftn(product, s=sizes, dim=dims)[:batch]
+    for dim, side in zip(dims, grids[0].shape, strict=True):
+        sums = sums.narrow(dim, 0, side)
+    sums = sums.flatten(-len(sizes)).movedim(-1, 2)
+    return (query_features[..., None, :] @ sums)[..., 0, :]

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.nn.functional import pad
 
-from teka._compat import is_transformed, keeps_tensors
+from teka.execution_mode import ExecutionMode, execution_mode, may_cache
 from teka.functional.kernels.base import Kernel, Pairwise
 from teka.functional.positions import Positions
 from teka.functional.shapes import KeyMask, LogScale, Outputs, PairTerm, Queries, Values
@@ -42,7 +42,10 @@ def flex_fits(query: Queries, value: Values, kernel: Kernel) -> bool:
         query.dtype == torch.float64 or torch.are_deterministic_algorithms_enabled()
     ):
         return False
-    return not is_transformed(query) and kernel.log_content(query) is not None
+    return (
+        execution_mode(query) is not ExecutionMode.TRANSFORMED
+        and kernel.log_content(query) is not None
+    )
 
 
 def flex(pairs: Pairwise, log_relative: PairTerm) -> Outputs:
@@ -57,7 +60,7 @@ def flex(pairs: Pairwise, log_relative: PairTerm) -> Outputs:
     log_content = pairs.kernel.log_content(query)
     assert log_content is not None
     score = _pair_score(log_content, log_relative, log_scale, pairs.key_mask)
-    blocks = _kept_causal_blocks if keeps_tensors(query.device) else _causal_blocks
+    blocks = _kept_causal_blocks if may_cache(query.device) else _causal_blocks
     block_mask = blocks(query.shape[2], query.device) if pairs.is_causal else None
     attend = _compiled() if query.is_cuda else flex_attention
     padded = [_padded(tensor) for tensor in (left, right, value)]

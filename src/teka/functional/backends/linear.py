@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from teka._compat import is_dynamic, records_graph
 from teka.errors import wrong_value
+from teka.execution_mode import is_dynamic
 from teka.functional.backends import (
     BYTES,
     LOWEST_LOG_SCALE,
@@ -35,6 +35,8 @@ from teka.grid import Grid
 CHUNK_ELEMENTS = 2**20
 # Tokens of one chunk where attention is causal: within it every pair is computed, between chunks there is the state.
 CHUNK_TOKENS = 64
+# Number of chunks up to which a product with a triangular matrix adds them up faster than a cumulative sum.
+MOST_CHUNKS_BY_MATRIX = 256
 # Chunks that are computed at once: more take more memory, fewer make longer graphs.
 BLOCK_CHUNKS = 16
 
@@ -65,14 +67,18 @@ def linear_cost(sizes: Sizes, num_waves: int = 1) -> Cost:
 def linear(
     query_features: QueryFeatures, key_features: KeyFeatures, value: Values, *waves: Tensor | None
 ) -> WeightedSums:
-    """φ(q_i)ᵀ (Σ_j φ(k_j) v_jᵀ), or of φ ⊗ waves in chunks, and so without v (Katharopoulos et al. 2020, eq. 5)."""
+    """Return φ(q_i)ᵀ (Σ_j φ(k_j) v_jᵀ) and φ(q_i)ᵀ Σ_j φ(k_j), or the same sums of φ ⊗ waves in chunks.
+
+    Source: Katharopoulos et al. 2020, equation 5.
+    """
     query_waves, key_waves = waves or (None, None)
     if query_waves is None or key_waves is None:
-        # So transposed that the features' gradients lie in memory as the features do.
-        state = (value.contiguous().transpose(-2, -1) @ key_features).transpose(-2, -1)
-        total = key_features.sum(dim=-2)
-        return WeightedSums(query_features @ state, (query_features @ total[..., None]).squeeze(-1))
-    if records_graph():  # a short graph; what to keep for gradients is the compiler's choice
+        return WeightedSums(
+            value_sums(query_features, key_features, value, is_causal=False),
+            weight_sums(query_features, key_features, is_causal=False),
+        )
+    # A short graph: the compiler decides what to keep for the gradients.
+    if torch.compiler.is_compiling():
         return linear(
             product_features(query_features, query_waves),
             product_features(key_features, key_waves),
@@ -84,6 +90,61 @@ def linear(
         state = state + checkpointed(_state, *part)
     sums = [checkpointed(_read, *part, state) for part in _chunks(query_features, query_waves)]
     return WeightedSums.of_channels(torch.cat(sums, dim=2))
+
+
+def value_sums(
+    query: QueryFeatures, key: KeyFeatures, value: Values, *, is_causal: bool
+) -> Float[Tensor, "batch heads queries dim"]:
+    """Return Σ_j (query_i · key_j) value_j, over j ≤ i if causal.
+
+    The causal sums take every pair within a chunk of tokens, and the state Σ_j key_j value_jᵀ of the chunks before.
+    """
+    if not is_causal:
+        return query @ (key.transpose(-2, -1) @ value)
+    num_tokens = value.shape[2]
+    query, key, value = _in_chunks(query, key, value)
+    within = (query @ key.transpose(-2, -1)).tril() @ value
+    before = _sums_before(key.transpose(-2, -1) @ value)
+    return (within + query @ before).flatten(2, 3)[:, :, :num_tokens]
+
+
+def weight_sums(
+    query: QueryFeatures, key: KeyFeatures, *, is_causal: bool
+) -> Float[Tensor, "batch heads queries"]:
+    """Return Σ_j query_i · key_j, over j ≤ i if causal."""
+    if not is_causal:
+        return (query @ key.sum(dim=-2)[..., None]).squeeze(-1)
+    num_tokens = key.shape[2]
+    query, key = _in_chunks(query, key)
+    size = key.shape[3]
+    # A product with a triangular matrix is several times faster than a cumulative sum along the tokens.
+    within = key.new_ones(size, size).tril() @ key
+    before = _sums_before(key.sum(dim=3, keepdim=True))
+    return (query * (within + before)).sum(dim=-1).flatten(2, 3)[:, :, :num_tokens]
+
+
+def _in_chunks(*tensors: Tensor) -> list[Tensor]:
+    """Split tokens into chunks, (batch, heads, chunks, tokens, size), with zeros after the last token."""
+    num_tokens = tensors[0].shape[2]
+    size = max(1, min(CHUNK_TOKENS, num_tokens))
+    chunks = []
+    for tensor in tensors:
+        if num_tokens % size:
+            tensor = pad(tensor, (0, 0, 0, size - num_tokens % size))
+        chunks.append(tensor.unflatten(2, (-1, size)))
+    return chunks
+
+
+def _sums_before(
+    chunks: Float[Tensor, "batch heads chunks rows columns"],
+) -> Float[Tensor, "batch heads chunks rows columns"]:
+    """Return for every chunk the sum of all chunks before it."""
+    num_chunks = chunks.shape[2]
+    if num_chunks <= MOST_CHUNKS_BY_MATRIX:
+        earlier = chunks.new_ones(num_chunks, num_chunks).tril(-1)
+        return (earlier @ chunks.flatten(3)).unflatten(3, chunks.shape[3:])
+    # Not the cumulative sum minus the chunk itself: rounding would let a later token change an earlier output.
+    return pad(chunks[:, :, :-1], (0, 0, 0, 0, 1, 0)).cumsum(dim=2)
 
 
 def product_features(
@@ -193,6 +254,12 @@ def causal_linear(
     r the terms decay by exp(−r (i − j)): s_j + r j stands for s_j, j counted from the middle of the chunk. The state is
     that of tokens before these, if there are any.
     """
+    is_plain = log_scale is None and rate is None and state is None and not waves
+    if is_plain and not is_dynamic(value.shape[2]):
+        return WeightedSums(
+            value_sums(query_features, key_features, value, is_causal=True),
+            weight_sums(query_features, key_features, is_causal=True),
+        )
     channels = with_ones(value)
     log_scale = torch.zeros_like(channels[..., 0]) if log_scale is None else log_scale
     if state is None:
@@ -317,7 +384,7 @@ def causal_step(
 
 def running_maximum(numbers: Float[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens"]:
     """The largest number so far."""
-    if not records_graph():
+    if not torch.compiler.is_compiling():
         return numbers.cummax(dim=-1).values
     # ONNX has no such function: the largest of the last 1, 2, 4, … numbers.
     steps = 1

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from teka._compat import has_tangent, replace
+from teka._compat import replace
 from teka.functional.shapes import (
     CausalFeatures,
     FeatureMaps,
@@ -20,7 +20,6 @@ from teka.functional.shapes import (
     LogFactors,
     LogRelative,
     LogScale,
-    MapFeatures,
     PairMask,
     Pairs,
     Queries,
@@ -28,14 +27,11 @@ from teka.functional.shapes import (
     QueryMask,
     TwoVectors,
     Values,
-    Vectors,
 )
 
 # Exponents are taken relative to the largest; below e^−40 of it a feature stays at e^−40, so that the product of two
 # features stays a normal float32 and a denominator can never be 0. Being relative, the floor cannot swamp the features.
 LOWEST_EXPONENT = -40.0
-# Writes the gradient of vectors to its second argument, from that of their features, which it may overwrite.
-Pullback = Callable[[Tensor, Tensor], None]
 
 
 class Kernel(ABC):
@@ -63,15 +59,6 @@ class Kernel(ABC):
     fitted_tensors: ClassVar[
         tuple[str, ...]
     ] = ()  # what `FeatureKernel.fitted` sets, with an entry for every sample
-    reads_heads_first: ClassVar[bool] = (
-        False  # whether one head at a time, in one piece of memory, is faster on a CPU
-    )
-    # Whether another order of the entries of q and k is one of the features'; every class says so for itself.
-    goes_by_entry: ClassVar[bool] = False
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        cls.goes_by_entry = vars(cls).get("goes_by_entry", False)
 
     def for_copies(self, number: int) -> "Kernel":
         """The kernel for batches in which every sample comes so many times in a row."""
@@ -230,11 +217,6 @@ class FeatureKernel(Kernel):
     def features(self) -> "FeatureKernel":
         return self
 
-    @property
-    def is_fused(self) -> bool:
-        """Whether the linear backend can make the features block by block in a CPU's cache; see `FusedKernel`."""
-        return False
-
     @abstractmethod
     def num_features(self, dim: int) -> int:
         """Length m of φ for vectors of size `dim`."""
@@ -290,59 +272,6 @@ class FeatureKernel(Kernel):
             return None
         tiny = least_number(like)
         return lambda product: torch.log(torch.maximum(product, tiny))
-
-
-# What makes features from vectors, and what has their gradients by hand.
-MAKES_FEATURES = (
-    "query_features",
-    "key_features",
-    "query_exponent",
-    "key_exponent",
-    "feature_map",
-    "features_of",
-)
-MAKES_GRADIENTS = ("key_block", "feature_map_pullback", "gradient_of")
-
-
-class FusedKernel(FeatureKernel):
-    """A kernel with the gradient of φ written out, for `backend.fused`, which makes φ of a block of tokens, and again.
-
-    Factors of a query, and of all keys of a batch and head, cancel, and are taken as fixed.
-    """
-
-    reads_heads_first: ClassVar[bool] = True
-    has_blocks: ClassVar[bool] = (
-        False  # of the features: not where a subclass of the class with blocks makes others
-    )
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if any(name in vars(cls) for name in MAKES_GRADIENTS):
-            cls.has_blocks = True
-        elif any(name in vars(cls) for name in MAKES_FEATURES):
-            cls.has_blocks = False
-
-    @property
-    def is_fused(self) -> bool:
-        """As of a `FeatureKernel`; not where something of φ is learned, of which there is no gradient by hand."""
-        tensors = [one for one in vars(self).values() if isinstance(one, Tensor)]
-        return self.has_blocks and not any(one.requires_grad or has_tangent(one) for one in tensors)
-
-    @abstractmethod
-    def key_range(
-        self, key: Keys, key_mask: KeyMask, *, scale: float
-    ) -> Float[Tensor, "batch heads 1 1"] | None:
-        """What brings φ of the kept keys of every batch and head into range, or None for nothing."""
-
-    @abstractmethod
-    def query_block(self, query: Vectors, *, scale: float) -> tuple[MapFeatures, Pullback]:
-        """φ(q) of one head, and the way back."""
-
-    @abstractmethod
-    def key_block(
-        self, key: Vectors, key_range: Float[Tensor, "*#batch 1"] | None, *, scale: float
-    ) -> tuple[MapFeatures, Pullback]:
-        """The same of keys."""
 
 
 def least_number(like: Tensor) -> Float[Tensor, ""]:

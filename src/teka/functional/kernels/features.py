@@ -14,15 +14,13 @@ from teka.errors import wrong_shape, wrong_value
 from teka.functional.kernels.base import (
     LOWEST_EXPONENT,
     FeatureKernel,
-    FusedKernel,
     Kernel,
-    Pullback,
     apply_log_factor,
     kept_mean,
     mask_features,
     mask_scores,
 )
-from teka.functional.kernels.rectified import LocalKernel, PointwiseKernel
+from teka.functional.kernels.rectified import PointwiseKernel
 from teka.functional.shapes import (
     CausalFeatures,
     FeatureMaps,
@@ -61,7 +59,6 @@ class Softmax(Kernel):
     name: ClassVar[str] = "softmax"
     estimates_softmax: ClassVar[bool] = True
     is_softmax: ClassVar[bool] = True
-    goes_by_entry: ClassVar[bool] = True
 
     @property
     def bound(self) -> float:
@@ -86,7 +83,7 @@ class Softmax(Kernel):
 
 
 @dataclass(frozen=True)
-class Taylor2(FusedKernel):
+class Taylor2(FeatureKernel):
     """κ(q, k) = 1 + t + t²/2 with t = scale · qᵀk: finite, exact, deterministic.
 
     φ(x) = [1, x_i²/√2, x, x_i x_j (i < j)] with x = √scale · q (or k), of length 1 + d + d(d+1)/2. κ = ((1 + t)² + 1)/2
@@ -134,39 +131,6 @@ class Taylor2(FusedKernel):
     def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask = None) -> KeyFeatures:
         return mask_features(second_order_features(self._shifted(key) * math.sqrt(scale)), key_mask)
 
-    @property
-    def is_fused(self) -> bool:
-        return self.has_blocks and self.key_shift == "none"
-
-    def key_range(self, key: Keys, key_mask: KeyMask, *, scale: float) -> None:
-        """None: a factor would not cancel."""
-
-    def query_block(self, query: Vectors, *, scale: float) -> tuple[MapFeatures, Pullback]:
-        return self.key_block(query, None, scale=scale)
-
-    def key_block(
-        self, key: Vectors, key_range: Tensor | None, *, scale: float
-    ) -> tuple[MapFeatures, Pullback]:
-        """φ with the tokens last in memory; ∂φᵀg/∂x_i = √2 x_i g_ii + Σ_{j ≠ i} x_j g_ij, with x_0 = 1."""
-        ring, size = ring_of(key.mT * math.sqrt(scale), dim=1), key.shape[-1] + 1
-        following = ring.unfold(1, size, 1).mT  # (heads, steps, entries, tokens)
-        # Without `out` torch would take another order in memory.
-        features = torch.mul(ring[:, None, :size], following, out=ring.new_empty(following.shape))
-        features[:, 0, 1:].mul_(math.sqrt(0.5))
-
-        def pull(gradient: Tensor, out: Tensor) -> None:
-            of_squares, *of_products = gradient.mT.split(size, dim=1)
-            of_ring = torch.zeros_like(ring)
-            of_ring[:, 1:size].addcmul_(of_squares[:, 1:], ring[:, 1:size], value=math.sqrt(2))
-            for step, of_product in enumerate(of_products, start=1):
-                one, other = (slice(start, start + of_product.shape[1]) for start in (0, step))
-                of_ring[:, one].addcmul_(of_product, ring[:, other])
-                of_ring[:, other].addcmul_(of_product, ring[:, one])
-            of_ring[:, : size // 2] += of_ring[:, size:]
-            torch.mul(of_ring[:, 1:size].mT, math.sqrt(scale), out=out)
-
-        return features.flatten(1, 2)[:, : self.num_features(size - 1)].mT, pull
-
     def causal_key_features(
         self, key: Keys, *, scale: float, key_mask: KeyMask = None
     ) -> CausalFeatures:
@@ -193,7 +157,7 @@ class Taylor2(FusedKernel):
             raise wrong_value(
                 "key_shift",
                 self.key_shift,
-                "'none' in causal attention: a mean would hold later keys",
+                "'none' in causal attention; a mean would include later keys",
             )
 
     def _shifted(self, key: Keys) -> Keys:
@@ -201,7 +165,7 @@ class Taylor2(FusedKernel):
             return key
         if self.key_mean is None:
             raise wrong_value(
-                "key_mean", None, "the mean of the keys with key_shift='mean': call `fitted` first"
+                "key_mean", None, "the mean of the keys with key_shift='mean'; call `fitted` first"
             )
         return key - self.key_mean
 
@@ -298,7 +262,7 @@ class Hedgehog(FeatureKernel):
 
 
 @dataclass(frozen=True)
-class Elu(LocalKernel):
+class Elu(PointwiseKernel):
     """φ(x) = elu(x) + 1 with x = √scale · q (or k), no less than exp(−40) (Katharopoulos et al. 2020, equation 7).
 
     >>> import torch
@@ -309,7 +273,6 @@ class Elu(LocalKernel):
 
     name: ClassVar[str] = "elu"
     nonnegative: ClassVar[bool] = True
-    goes_by_entry: ClassVar[bool] = True
 
     def num_features(self, dim: int) -> int:
         return dim
@@ -322,19 +285,6 @@ class Elu(LocalKernel):
             1 + scaled,
             torch.exp(scaled.masked_fill(is_positive, 0.0).clamp_min(LOWEST_EXPONENT)),
         )
-
-    def feature_map_pullback(
-        self, vectors: Vectors, *, scale: float
-    ) -> tuple[MapFeatures, Pullback]:
-        """φ(x) = max(1 + x, exp(min(x, 0))), and its slope min(φ, 1), which is 0 where φ no longer falls."""
-        scaled = vectors * math.sqrt(scale)
-        features = torch.maximum(scaled.clamp(LOWEST_EXPONENT, 0.0).exp_(), scaled + 1)
-
-        def pull(gradient: Tensor, out: Tensor) -> None:
-            falls = torch.gt(scaled, LOWEST_EXPONENT, out=torch.empty_like(scaled))
-            torch.mul(gradient.mul_(features.clamp_max(1.0)), falls.mul_(math.sqrt(scale)), out=out)
-
-        return features, pull
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Random features of the softmax kernel."""
 
-import itertools
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -10,31 +9,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka._compat import has_numbers
 from teka.checks import check_tensor
-from teka.functional.kernels.base import (
-    LOWEST_EXPONENT,
-    FeatureKernel,
-    FusedKernel,
-    Pullback,
-    kept_mean,
-    mask_features,
-)
+from teka.functional.kernels.base import LOWEST_EXPONENT, FeatureKernel, kept_mean, mask_features
 from teka.functional.shapes import (
     CausalFeatures,
     Draws,
     KeyFeatures,
     KeyMask,
     Keys,
-    MapFeatures,
     Queries,
     QueryFeatures,
     QueryMask,
-    Vectors,
 )
-
-# Keys of a head whose largest exponent is found at once.
-KEYS_AT_ONCE = 2048
 
 
 @dataclass(frozen=True)
@@ -109,78 +95,18 @@ def _raised(below: Tensor) -> Tensor:
     return torch.exp(below).clamp_min(math.exp(LOWEST_EXPONENT))
 
 
-class SlopedExponential(Exponential, FusedKernel):
-    """φ_r(x) ∝ exp(√scale s_rᵀx − scale ‖x‖²/2) for slopes s that are made of the draws."""
+class SlopedExponential(Exponential):
+    """Features φ_r(x) ∝ exp(√scale s_rᵀx − scale ‖x‖²/2) for slopes s made of the draws."""
 
     @property
     @abstractmethod
     def slopes(self) -> Draws:
-        """s, (features, d)."""
+        """Return s, shape (features, d)."""
 
     def query_exponent(self, query: Queries, *, scale: float) -> QueryFeatures:
         scaled = query * math.sqrt(scale)
         check_tensor("projection", self.projection, "features", scaled.shape[-1])
         return scaled @ self.slopes.to(scaled).T - scaled.square().sum(dim=-1, keepdim=True) / 2
-
-    def key_range(
-        self, key: Keys, key_mask: KeyMask, *, scale: float
-    ) -> Float[Tensor, "batch heads 1 1"]:
-        """The largest e(k) / ln 2 of the kept keys of every batch and head."""
-        batch, heads, num_keys, _ = key.shape
-        peak = key.new_full((batch, heads, 1, 1), -torch.inf)
-        size = max(1, KEYS_AT_ONCE // max(1, batch))
-        for head, start in itertools.product(range(heads), range(0, num_keys, size)):
-            keys = key.detach()[:, head, start : start + size]
-            largest = self._along_slopes(keys, scale).amax(dim=-1, keepdim=True) - _half_square(
-                keys, scale
-            )
-            if key_mask is not None:
-                largest = largest.masked_fill(~key_mask[:, start : start + size, None], -torch.inf)
-            peak[:, head] = torch.maximum(peak[:, head], largest.amax(dim=1, keepdim=True))
-        return peak
-
-    def query_block(self, query: Vectors, *, scale: float) -> tuple[MapFeatures, Pullback]:
-        """φ(q) over its largest entry, in which ‖q‖² cancels."""
-        along = self._along_slopes(query, scale)
-        return self._raise_block(along.sub_(along.amax(dim=-1, keepdim=True)), query, scale)
-
-    def key_block(
-        self, key: Vectors, key_range: Float[Tensor, "*#batch 1"] | None, *, scale: float
-    ) -> tuple[MapFeatures, Pullback]:
-        """φ(k) over that of `key_range`."""
-        assert key_range is not None
-        below = self._along_slopes(key, scale).sub_(_half_square(key, scale).add_(key_range))
-        return self._raise_block(below, key, scale)
-
-    def _along_slopes(self, vectors: Vectors, scale: float) -> MapFeatures:
-        """√scale s_rᵀx / ln 2 of one head, (batch, tokens, m), with the tokens last in memory."""
-        slopes = self.slopes.to(vectors) * (math.sqrt(scale) / math.log(2))
-        return (slopes.expand(len(vectors), -1, -1) @ vectors.mT).mT
-
-    def _raise_block(
-        self, below: MapFeatures, vectors: Vectors, scale: float
-    ) -> tuple[MapFeatures, Pullback]:
-        """φ = 2 to what is below the peak, which it overwrites; of a gradient g, Σ_r g_r φ_r (√scale s_r − scale x)."""
-        # A dropped key may be above the peak. Powers of 2 take a third of the time of those of e.
-        features = below.clamp_(LOWEST_EXPONENT / math.log(2), 0.0).exp2_()
-
-        def pull(gradient: Tensor, out: Tensor) -> None:
-            gradient.mul_(features)
-            floor = math.exp(LOWEST_EXPONENT) * (1 + 1e-6)
-            if has_numbers(features) and features.amin() <= floor:  # a constant has no gradient
-                gradient.masked_fill_(features <= floor, 0.0)
-            slopes = self.slopes.to(features).mT * math.sqrt(scale)
-            of_slopes = (slopes.expand(len(gradient), -1, -1) @ gradient.mT).mT
-            torch.addcmul(
-                of_slopes, vectors, gradient.sum(dim=-1, keepdim=True), value=-scale, out=out
-            )
-
-        return features, pull
-
-
-def _half_square(vectors: Vectors, scale: float) -> Float[Tensor, "*batch 1"]:
-    """scale ‖x‖² / (2 ln 2)."""
-    return vectors.square().sum(dim=-1, keepdim=True).mul_(scale / (2 * math.log(2)))
 
 
 @dataclass(frozen=True)

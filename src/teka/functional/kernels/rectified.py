@@ -1,4 +1,4 @@
-"""Kernels whose features are made by blocks of tokens, with their gradient: rectified vectors with a floor."""
+"""Kernels whose features are powers of rectified vectors: squared relu, relu and focused."""
 
 import math
 from abc import abstractmethod
@@ -8,12 +8,11 @@ from typing import ClassVar
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.autograd import Function
 
-from teka._compat import by_hand, has_numbers, is_plain_eager, is_rehearsed
 from teka.checks import POSITIVE, is_positive
 from teka.errors import wrong_value
-from teka.functional.kernels.base import FeatureKernel, FusedKernel, Pullback, mask_features
+from teka.execution_mode import ExecutionMode, execution_mode, is_readable
+from teka.functional.kernels.base import FeatureKernel, mask_features
 from teka.functional.shapes import (
     CausalFeatures,
     KeyFeatures,
@@ -25,21 +24,19 @@ from teka.functional.shapes import (
     Vectors,
 )
 
-# Vectors are brought into range by powers of 2 to this.
+# Vectors are scaled by powers of 2 with this step in the exponent.
 RANGE_BITS = 8.0
-# Features of the vector 0. Their products are normal float32 numbers, so that keys that are all 0 count evenly.
-# A key of 0 among others has no visible weight.
+# Features of the zero vector. Products of two of them are normal float32 numbers, so keys that are all zero count
+# evenly. A zero key among larger keys has no visible weight.
 LEAST_FEATURE = 1e-14
-# Keys up to this, beside a first one in range, leave sums of squares, their gradients among them, finite in float32.
-LARGEST_BESIDE_FIRST = 2.0**30
 
 
 class PointwiseKernel(FeatureKernel):
-    """A kernel whose φ is one map for queries and keys, of one vector at a time."""
+    """A kernel whose feature map φ is the same for queries and keys and acts on one vector at a time."""
 
     @abstractmethod
     def feature_map(self, vectors: Vectors, *, scale: float) -> MapFeatures:
-        """φ(x)."""
+        """Return φ(x)."""
 
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
         return self.feature_map(query, scale=scale)
@@ -48,158 +45,56 @@ class PointwiseKernel(FeatureKernel):
         return mask_features(self.feature_map(key, scale=scale), key_mask)
 
 
-class LocalKernel(PointwiseKernel, FusedKernel):
-    """A pointwise kernel that is fused.
-
-    Where φ(τx) = τ^degree φ(x) for every τ > 0, a factor of a query, and one of all keys of a batch and head, cancels:
-    vectors are brought into range before powers of them are taken, by factors taken as fixed.
-    """
-
-    degree: ClassVar[int | None] = None
-
-    @abstractmethod
-    def feature_map_pullback(
-        self, vectors: Vectors, *, scale: float
-    ) -> tuple[MapFeatures, Pullback]:
-        """φ(x), and a function of the gradient of φ(x), which it may overwrite, that writes that of x to its second."""
-
-    def key_range(
-        self, key: Keys, key_mask: KeyMask, *, scale: float
-    ) -> Float[Tensor, "batch heads 1 1"] | None:
-        return self.key_unit(key, key_mask)
-
-    def query_block(self, query: Vectors, *, scale: float) -> tuple[MapFeatures, Pullback]:
-        return self.key_block(query, self.query_unit(query), scale=scale)
-
-    def key_block(
-        self, key: Vectors, key_range: Float[Tensor, "*#batch 1"] | None, *, scale: float
-    ) -> tuple[MapFeatures, Pullback]:
-        features, pull = self.feature_map_pullback(times(key, key_range), scale=scale)
-        if key_range is None:
-            return features, pull
-
-        def pull_in_range(gradient: Tensor, out: Tensor) -> None:
-            pull(gradient, out)
-            out.mul_(key_range)
-
-        return features, pull_in_range
-
-    def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
-        return self._features(times(query, self.query_unit(query)), scale)
-
-    def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask = None) -> KeyFeatures:
-        return mask_features(
-            self._features(times(key, self.key_unit(key, key_mask)), scale), key_mask
-        )
-
-    def causal_key_features(
-        self, key: Keys, *, scale: float, key_mask: KeyMask = None
-    ) -> CausalFeatures:
-        """φ(k) of each key in its own range, and the logarithm of what that takes out."""
-        if self.degree is None:
-            return self.key_features(key, scale=scale, key_mask=key_mask), None
-        unit = _unit(key, (-1,))
-        features = mask_features(self._features(times(key, unit), scale), key_mask)
-        return features, None if unit is None else -self.degree * unit[..., 0].log()
-
-    def _features(self, vectors: Vectors, scale: float) -> MapFeatures:
-        """φ(x), with the gradient by hand where nothing else is asked of it."""
-        by_hand = is_plain_eager(vectors) and self.is_fused
-        return (
-            _Map.apply(vectors, self, scale) if by_hand else self.feature_map(vectors, scale=scale)
-        )
-
-    def starts_in_range(self, key: Keys, key_mask: KeyMask) -> bool:
-        """Whether the first kept key of every batch and head needs no factor, as then no later one of any size does."""
-        if self.degree is None:
-            return True
-        if key_mask is None:
-            return _unit(key[:, :, :1], (-1,)) is None
-        first = (
-            key_mask.int()
-            .argmax(dim=-1)[:, None, None, None]
-            .expand(*key.shape[:2], 1, key.shape[-1])
-        )
-        return _unit(key.gather(2, first), (-1,)) is None
-
-    def too_large(self, key: Keys) -> Bool[Tensor, "batch heads keys"] | None:
-        """Which keys are of no size after all, as sums of their features might not be finite; None for none."""
-        if self.degree is None or is_rehearsed(key):
-            return None
-        found = key.detach().abs().amax(dim=-1) > LARGEST_BESIDE_FIRST
-        return found if found.any() else None
-
-    def query_unit(self, query: Vectors) -> Float[Tensor, "*batch 1"] | None:
-        """A factor of every query that brings it into range, or None where it would not cancel."""
-        return None if self.degree is None else _unit(query, (-1,))
-
-    def key_unit(self, key: Keys, key_mask: KeyMask) -> Float[Tensor, "batch heads 1 1"] | None:
-        """A factor of the kept keys of every batch and head that brings them into range, or None likewise."""
-        return None if self.degree is None else _unit(mask_features(key, key_mask), (-2, -1))
+def _scaled(vectors: Vectors, factor: Float[Tensor, "*#batch 1"] | None) -> Vectors:
+    return vectors if factor is None else vectors * factor
 
 
-def times(vectors: Vectors, unit: Float[Tensor, "*#batch 1"] | None) -> Vectors:
-    """Vectors times a unit of theirs, if they have one."""
-    return vectors if unit is None else vectors * unit
-
-
-def _unit(vectors: Tensor, dims: tuple[int, ...]) -> Tensor | None:
-    """A power of 2⁸ that brings the largest entry to between 1/16 and 16; None where all are there already."""
-    # Torch's norm of this order takes twenty times as long, and absolute values are another map in memory.
+def _range_factor(vectors: Tensor, dims: tuple[int, ...]) -> Tensor | None:
+    """Return powers of 2⁸ that scale the largest entry to between 1/16 and 16, or None if all are in that range."""
     vectors = vectors.detach()
     peak = torch.maximum(
         vectors.amax(dim=dims, keepdim=True), -vectors.amin(dim=dims, keepdim=True)
     )
-    if is_rehearsed(peak) or (peak.is_cpu and has_numbers(peak) and _all_in_range(peak)):
+    if execution_mode(peak) is ExecutionMode.SHAPES_ONLY or (
+        is_readable(peak) and peak.is_cpu and _is_in_range(peak)
+    ):
         return None
-    # In coarse steps, so that vectors of about one size share one factor, and no digit is lost between them.
-    steps = torch.round(peak.clamp_min(torch.finfo(vectors.dtype).tiny).log2() / RANGE_BITS).clamp(
-        -15.0, 15.0
-    )
+    # Coarse steps let vectors of similar size share one factor. Powers of 2 lose no digits.
+    tiny = torch.finfo(vectors.dtype).tiny
+    steps = torch.round(peak.clamp_min(tiny).log2() / RANGE_BITS).clamp(-15.0, 15.0)
     return torch.exp2(-RANGE_BITS * steps)
 
 
-def _all_in_range(peak: Tensor) -> bool:
+def _is_in_range(peak: Tensor) -> bool:
     least, largest = torch.aminmax(peak)
     return float(least) >= 2 ** (-RANGE_BITS / 2) and float(largest) <= 2 ** (RANGE_BITS / 2)
 
 
-class _Map(Function):
-    """φ with the gradient that the kernel has by hand, which takes a third of the passes that autograd makes."""
-
-    @staticmethod
-    def forward(ctx, vectors, kernel, scale):
-        ctx.save_for_backward(vectors)
-        ctx.kernel, ctx.scale = kernel, scale
-        return kernel.feature_map(vectors, scale=scale)
-
-    @staticmethod
-    @by_hand
-    def backward(ctx, *grad_outputs):
-        (gradient,) = grad_outputs
-        (vectors,) = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradient is itself to be differentiated
-            features = ctx.kernel.feature_map(vectors, scale=ctx.scale)
-            return *torch.autograd.grad(features, vectors, gradient, create_graph=True), None, None
-        features, pull = ctx.kernel.feature_map_pullback(vectors, scale=ctx.scale)
-        of_vectors = torch.empty_like(vectors)
-        pull(
-            torch.empty_like(features).copy_(gradient), of_vectors
-        )  # in the order that vectors have in memory
-        return of_vectors, None, None
+def _first_kept(key: Keys, key_mask: KeyMask) -> Float[Tensor, "batch heads first dim"]:
+    """Return the first key of every batch and head that the mask keeps."""
+    if key_mask is None:
+        return key[:, :, :1]
+    first = key_mask.int().argmax(dim=-1)[:, None, None, None]
+    return key.gather(2, first.expand(*key.shape[:2], 1, key.shape[-1]))
 
 
 @dataclass(frozen=True)
-class FlooredRelu(LocalKernel):
-    """A kernel of r(x) = max(x, ε ‖x‖/√d), the same map for queries and keys, of d features; ε ≤ 0 is a ValueError.
+class FlooredRelu(PointwiseKernel):
+    """A kernel of r(x) = max(x, ε ‖x‖/√d), with d features.
 
-    The floor lets a query without a positive entry attend to the keys evenly, weighted by Σφ(k). It grows with x, r(τx)
-    = τ r(x) for τ > 0; of the vector 0 φ is 10⁻¹⁴. The scale of qᵀk, the size of a query and that of the largest key
-    cancel in the normaliser: keys may be 10⁹ times smaller than it in float32.
+    The floor lets a query without a positive entry attend to all keys evenly, weighted by Σφ(k). It grows with x:
+    r(τx) = τ r(x) for τ > 0. The features of the zero vector are 10⁻¹⁴.
+
+    Because φ(τx) = τ^degree φ(x), the size of a query and the common size of all keys cancel in the normalizer.
+    Vectors are therefore scaled into range before powers are taken, by factors without a gradient. Keys may be 10⁹
+    times smaller than the largest key in float32.
+
+    Raises:
+        ValueError: `epsilon` is not positive.
     """
 
     nonnegative: ClassVar[bool] = True
-    degree: ClassVar[int | None] = 1
+    degree: ClassVar[int] = 1
 
     epsilon: float = 1e-6
 
@@ -212,54 +107,40 @@ class FlooredRelu(LocalKernel):
 
     @abstractmethod
     def features_of(self, rectified: Vectors) -> MapFeatures:
-        """φ as a function of r."""
-
-    @abstractmethod
-    def gradient_of(self, rectified: Vectors, gradient: MapFeatures) -> Vectors:
-        """Gradient of r from that of φ; either may be overwritten."""
-
-    def _least_floor(self, vectors: Vectors) -> float:
-        """Return the floor of the vector 0."""
-        return LEAST_FEATURE ** (1 / (self.degree or 1))
-
-    def _floor(self, vectors: Vectors) -> Float[Tensor, "*batch 1"]:
-        # The sum is clamped so that the root has a gradient at the vector 0, where it is 0.
-        square = (
-            vectors.square().sum(dim=-1, keepdim=True).clamp_min(torch.finfo(vectors.dtype).tiny)
-        )
-        return (square.sqrt() * (self.epsilon / math.sqrt(vectors.shape[-1]))).clamp_min(
-            self._least_floor(vectors)
-        )
+        """Return φ as a function of r."""
 
     def feature_map(self, vectors: Vectors, *, scale: float) -> MapFeatures:
-        return self.features_of(torch.maximum(vectors, self._floor(vectors)))
+        length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+        floor = (length * (self.epsilon / math.sqrt(vectors.shape[-1]))).clamp_min(
+            self._least_floor(vectors)
+        )
+        # The same as torch.maximum(vectors, floor), whose gradient takes four times as long.
+        return self.features_of(torch.relu(vectors - floor) + floor)
 
-    def feature_map_pullback(
-        self, vectors: Vectors, *, scale: float
-    ) -> tuple[MapFeatures, Pullback]:
-        """φ(x), and the gradient of x: that of r where x is above the floor, and through ‖x‖ where it is not."""
-        floor = self._floor(vectors)
-        rectified = torch.maximum(vectors, floor)
+    def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
+        return self.feature_map(_scaled(query, _range_factor(query, (-1,))), scale=scale)
 
-        def pull(gradient: Tensor, out: Tensor) -> None:
-            gradient = self.gradient_of(rectified, gradient)
-            total = gradient.sum(dim=-1, keepdim=True)
-            # As numbers and not as truth values, by which torch selects thirty times as slowly; r is not needed again.
-            above = torch.ge(vectors, floor, out=rectified)
-            is_above_least = torch.gt(
-                floor, self._least_floor(vectors), out=torch.empty_like(floor)
-            )
-            gradient = gradient.mul_(above)
-            below = total.sub_(gradient.sum(dim=-1, keepdim=True)).mul_(is_above_least)
-            # The floor's gradient is ε² x / (d · floor).
-            torch.addcmul(
-                gradient,
-                vectors,
-                below.div_(floor).mul_(self.epsilon**2 / vectors.shape[-1]),
-                out=out,
-            )
+    def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask = None) -> KeyFeatures:
+        factor = _range_factor(mask_features(key, key_mask), (-2, -1))
+        return mask_features(self.feature_map(_scaled(key, factor), scale=scale), key_mask)
 
-        return self.features_of(rectified), pull
+    def causal_key_features(
+        self, key: Keys, *, scale: float, key_mask: KeyMask = None
+    ) -> CausalFeatures:
+        """Return φ(k) of each key scaled into its own range, and the logarithm of the factor that was taken out.
+
+        If the first kept keys are in range, no key is scaled: later keys must not decide how earlier outputs are
+        computed, and much smaller keys have no weight beside the first one.
+        """
+        factor = None
+        if _range_factor(_first_kept(key, key_mask), (-1,)) is not None:
+            factor = _range_factor(key, (-1,))
+        features = mask_features(self.feature_map(_scaled(key, factor), scale=scale), key_mask)
+        return features, None if factor is None else -self.degree * factor[..., 0].log()
+
+    def _least_floor(self, vectors: Vectors) -> float:
+        """Return the floor of the zero vector."""
+        return LEAST_FEATURE ** (1 / self.degree)
 
 
 @dataclass(frozen=True)
@@ -281,16 +162,12 @@ class SquaredRelu(FlooredRelu):
     """
 
     name: ClassVar[str] = "squared_relu"
-    goes_by_entry: ClassVar[bool] = True
-    degree: ClassVar[int | None] = 2
+    degree: ClassVar[int] = 2
 
     epsilon: float = 1e-3
 
     def features_of(self, rectified: Vectors) -> MapFeatures:
         return rectified.square()
-
-    def gradient_of(self, rectified: Vectors, gradient: MapFeatures) -> Vectors:
-        return gradient.mul_(rectified).mul_(2)
 
 
 @dataclass(frozen=True)
@@ -304,13 +181,9 @@ class Relu(FlooredRelu):
     """
 
     name: ClassVar[str] = "relu"
-    goes_by_entry: ClassVar[bool] = True
 
     def features_of(self, rectified: Vectors) -> MapFeatures:
         return rectified
-
-    def gradient_of(self, rectified: Vectors, gradient: MapFeatures) -> Vectors:
-        return gradient
 
 
 @dataclass(frozen=True)
@@ -329,19 +202,9 @@ class Focused(FlooredRelu):
     """
 
     name: ClassVar[str] = "focused"
-    goes_by_entry: ClassVar[bool] = True
 
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
         return super().query_features(_ones_for_zeros(query), scale=scale)
-
-    def query_block(self, query: Vectors, *, scale: float) -> tuple[MapFeatures, Pullback]:
-        features, pull = super().query_block(_ones_for_zeros(query), scale=scale)
-
-        def pull_nonzero(gradient: Tensor, out: Tensor) -> None:
-            pull(gradient, out)
-            out.masked_fill_(_is_zero(query), 0.0)
-
-        return features, pull_nonzero
 
     def _least_floor(self, vectors: Vectors) -> float:
         # The features of a key have entries down to (ε/√d)³, and a key of 0 must not count more than that. The second
@@ -354,17 +217,6 @@ class Focused(FlooredRelu):
         """φ = ‖r‖ · r³/‖r³‖: with u = r over its largest entry, ‖u‖ · u³/‖u³‖ times that entry."""
         peak, unit, length, cube_length = _parts(rectified)
         return unit.pow(3) * (peak * length / cube_length)
-
-    def gradient_of(self, rectified: Vectors, gradient: MapFeatures) -> Vectors:
-        """With n = ‖u‖, m = ‖u³‖ and s = gᵀu³: (n/m) 3u²g + (s/(n m)) u − (3 n s/m³) u⁵."""
-        _, unit, length, cube_length = _parts(rectified)
-        square = unit.square()
-        inner = (gradient * square * unit).sum(dim=-1, keepdim=True)
-        along = (
-            inner / (length * cube_length)
-            - 3 * length * inner / cube_length.pow(3) * square.square()
-        )
-        return gradient.mul_(square).mul_(3 * length / cube_length).addcmul_(unit, along)
 
 
 def _is_zero(vectors: Vectors) -> Bool[Tensor, "*batch 1"]:

@@ -1,18 +1,21 @@
 """What every relative kernel c(x_i − x_j; q_i) offers: what it is, and how each backend that it has evaluates it."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
+import torch
+from jaxtyping import Float
 from torch import Generator, Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import normalize, pad
 
 from teka.functional.backends import Cost, FeatureInputs, WeightedSums, with_ones
 from teka.functional.backends.dense import fused_softmax, matrix_attention
-from teka.functional.backends.feature_sums import plain_sums
+from teka.functional.backends.feature_sums import LinearFeatures, plain_sums
 from teka.functional.backends.flex import flex, flex_fits
-from teka.functional.backends.fused.position_maps import PositionMap
 from teka.functional.backends.linear import DecodingState, Sizes, causal_step, left_by
-from teka.functional.kernels.base import FeatureKernel, Kernel, Pairwise
+from teka.functional.backends.triton import TritonPositions
+from teka.functional.kernels.base import Kernel, Pairwise
 from teka.functional.positions import Positions
 from teka.functional.shapes import (
     Keys,
@@ -35,6 +38,13 @@ def plain_step(
     features = (tokens.query_features, tokens.key_features, tokens.log_scale)
     sums, total = causal_step(*features, with_ones(tokens.value), total, *waves)
     return WeightedSums.of_channels(sums), DecodingState(0, total)
+
+
+def random_directions(
+    heads: int, num_directions: int, num_axes: int
+) -> Float[Tensor, "heads directions axes"]:
+    """Return unit vectors in uniformly distributed directions."""
+    return normalize(torch.randn(heads, num_directions, num_axes), dim=-1)
 
 
 class Relative(ABC):
@@ -67,6 +77,15 @@ class Relative(ABC):
     state_adds: ClassVar[bool] = (
         False  # whether that of several tokens is the sum of what each leaves
     )
+    # Declarations for layers that learn the kernel.
+    fixed: ClassVar[tuple[str, ...]] = ()  # tensors that are not learned
+    shared_by_heads: ClassVar[tuple[str, ...]] = ()  # tensors without a dimension for heads
+    has_own_heads: ClassVar[bool] = (
+        False  # half of the heads attend by this kernel alone by default
+    )
+    needs_content: ClassVar[bool] = False  # acts inside the content kernel, never alone
+    uses_query: ClassVar[bool] = False  # depends on the query
+    rotates: ClassVar[bool] = False  # rotates keys, so that a bias of keys does not cancel
     divides: ClassVar[bool] = False  # whether several processes may add their linear sums over keys
     follows_tokens: ClassVar[bool] = (
         False  # whether the tokens are then at one distance from each other
@@ -78,6 +97,19 @@ class Relative(ABC):
     ) -> "Relative":
         """An example with random parameters in float64, large enough that each matters; of kernels with a name."""
         raise NotImplementedError(f"{cls.__name__} has no example")
+
+    @classmethod
+    def initial(cls, *args: Any, **kwargs: Any) -> "Relative":
+        """Return the kernel with the values that training starts from; `teka.nn.RelativeKernel` learns its tensors.
+
+        Sizes such as `num_axes`, `heads` and `dim_head` and the options are those of the kernel.
+        """
+        raise NotImplementedError(f"{cls.__name__} has no initial values to learn from")
+
+    @property
+    def constraints(self) -> Mapping[str, str]:
+        """Tensors that are learned under a constraint: "positive", or "below 2" for values between 0 and 2."""
+        return {}
 
     @abstractmethod
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
@@ -110,19 +142,15 @@ class Relative(ABC):
         """By how much these are longer than queries and keys."""
         return None
 
-    def position_map(
+    def triton_positions(
         self, positions: Positions, like: Tensor, num_features: int
-    ) -> PositionMap | None:
-        """What positions make of so many features, for the fused linear backend; None where it has no such form."""
+    ) -> TritonPositions | None:
+        """Return the rotary angles for the Triton kernels, or None if these cannot compute this kernel."""
         return None
 
     @abstractmethod
     def dense_passes(self, num_axes: int) -> int:
         """Passes over all pairs of the dense backend."""
-
-    def separates(self, positions: Positions) -> bool:
-        """Whether c is a product of small matrices, one an axis."""
-        return False
 
     @abstractmethod
     def dense(self, pairs: Pairwise, positions: Positions) -> Outputs:
@@ -142,6 +170,12 @@ class Relative(ABC):
 
     def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
         """The sums of tokens that are all somewhere, by one of those backends."""
+        raise NotImplementedError(f"{self.name} needs every pair")
+
+    def linear_features(
+        self, features: Tensor, positions: Positions, *, is_key: bool
+    ) -> LinearFeatures:
+        """Return vectors whose inner products are the weights, if the kernel `divides`."""
         raise NotImplementedError(f"{self.name} needs every pair")
 
     def unplaced_sums(
@@ -176,7 +210,7 @@ class FactorRelative(Relative):
         """log c of a pair by its indices, 0 for one that holds a prefix token; None where there is no small table."""
 
     def dense(self, pairs: Pairwise, positions: Positions) -> Outputs:
-        """By a fused kernel where there is one, in tiles, or from the matrix of weights."""
+        """By a fused kernel where there is one, or from the matrix of weights."""
         query, kernel, scale = pairs.query, pairs.kernel, pairs.scale
         if kernel.is_softmax:
             vectors = self.softmax_vectors(query, pairs.key, positions, scale=scale)
@@ -186,19 +220,9 @@ class FactorRelative(Relative):
             term = self.pair_term(query, positions, scale=scale)
             if term is not None:
                 return flex(pairs, term)
-        if pairs.key_mask is None and not pairs.is_causal and kernel.features is not None:
-            sums = self.tiled_sums(pairs, kernel.features, positions)
-            if sums is not None:
-                return sums.divide(nonnegative=kernel.features.nonnegative)
         return matrix_attention(
             pairs, lambda query, rows: self.log_rows(query, positions, rows, scale=scale)
         )
-
-    def tiled_sums(
-        self, pairs: Pairwise, kernel: FeatureKernel, positions: Positions
-    ) -> WeightedSums | None:
-        """The sums over every pair from tiles of the matrix of weights, where that is worth it."""
-        return None
 
     def log_rows(
         self, query: Queries, positions: Positions, rows: slice, *, scale: float

@@ -9,13 +9,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from teka._compat import precise, replace
+from teka._compat import replace
 from teka.checks import (
     POSITIVE,
     check_name,
     check_nonnegative,
     check_sizes,
     check_tensor,
+    check_tensor_sizes,
     is_positive,
 )
 from teka.errors import wrong_shape, wrong_value
@@ -32,6 +33,7 @@ from teka.functional.kernels.base import Kernel
 from teka.functional.positions import Positions, check_heads_and_axes, whole_steps
 from teka.functional.relative.stationary import SeparableRelative
 from teka.functional.shapes import AxisOffsets, HeadPairs
+from teka.precision import precise
 
 NUM_BUCKETS = 32  # Raffel et al. 2020, and so is the distance from which all is in the last one
 FARTHEST = 128.0
@@ -115,6 +117,16 @@ class Decay(DecayRelative):
         check_nonnegative("rate", self.rate)
 
     @classmethod
+    def initial(cls, *, num_axes: int, heads: int) -> "Decay":
+        """The slopes of `Alibi` as rates of every axis."""
+        check_tensor_sizes({"num_axes": num_axes, "heads": heads})
+        return cls(Alibi.of_heads(heads).slope[:, None].repeat(1, num_axes))
+
+    @property
+    def constraints(self) -> dict[str, str]:
+        return {"rate": "positive"}
+
+    @classmethod
     def draw(
         cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
     ) -> "Decay":
@@ -148,6 +160,7 @@ class Alibi(DecayRelative):
     """
 
     name: ClassVar[str] = "alibi"
+    fixed: ClassVar[tuple[str, ...]] = ("slope",)
 
     slope: Float[Tensor, "heads"]
 
@@ -163,6 +176,12 @@ class Alibi(DecayRelative):
         exponents = [8 * head / lower for head in range(1, lower + 1)]
         exponents += [4 * head / lower for head in range(1, 2 * (heads - lower), 2)]
         return cls(2.0 ** -torch.tensor(exponents))
+
+    @classmethod
+    def initial(cls, *, heads: int) -> "Alibi":
+        """The slopes of the paper, which are not learned."""
+        check_tensor_sizes({"heads": heads})
+        return cls.of_heads(heads)
 
     @classmethod
     def draw(
@@ -210,6 +229,19 @@ class Kerple(SeparableRelative):
         check_name("form", self.form, KERPLE_FORMS)
         for argument, given in (("weight", self.weight), ("bend", self.bend)):
             check_nonnegative(argument, given)
+
+    @classmethod
+    def initial(cls, *, num_axes: int, heads: int, form: str = KERPLE_FORMS[0]) -> "Kerple":
+        """Weights uniform in [0, 2) and bends uniform in [0, 1), as in the paper's code."""
+        check_tensor_sizes({"num_axes": num_axes, "heads": heads})
+        check_name("form", form, KERPLE_FORMS)
+        weight, bend = torch.rand(2, heads, num_axes).clamp_min(1e-2)
+        return cls(2 * weight, bend, form)
+
+    @property
+    def constraints(self) -> dict[str, str]:
+        """Bends of the power form stay below 2, where log c is conditionally positive definite."""
+        return {"weight": "positive", "bend": "below 2" if self.form == "power" else "positive"}
 
     @classmethod
     def draw(
@@ -273,6 +305,19 @@ class T5(SeparableRelative):
             )
         if not is_positive(self.unit):
             raise wrong_value("unit", self.unit, POSITIVE)
+
+    @classmethod
+    def initial(
+        cls,
+        *,
+        num_axes: int,
+        heads: int,
+        num_buckets: int = NUM_BUCKETS,
+        farthest: float = FARTHEST,
+    ) -> "T5":
+        """Entries of 0."""
+        check_tensor_sizes({"num_axes": num_axes, "heads": heads, "num_buckets": num_buckets})
+        return cls(torch.zeros(heads, num_axes, num_buckets), farthest)
 
     @classmethod
     def draw(

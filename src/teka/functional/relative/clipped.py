@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 from torch.nn.functional import pad
 
-from teka.checks import POSITIVE, check_tensor, is_positive
+from teka.checks import POSITIVE, check_sizes, check_tensor, check_tensor_sizes, is_positive
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backends import Cost, FeatureInputs, WeightedSums, with_ones
 from teka.functional.backends.flex import offset_numbers
@@ -139,6 +139,9 @@ class Clipped(RingRelative):
     """
 
     name: ClassVar[str] = "clipped"
+    has_own_heads: ClassVar[bool] = True
+    uses_query: ClassVar[bool] = True
+    shared_by_heads: ClassVar[tuple[str, ...]] = ("distance_embedding", "projection")
 
     distance_embedding: Float[Tensor, "rings dim"]
     ring_width: float = 1.0
@@ -153,6 +156,14 @@ class Clipped(RingRelative):
             )
         if not is_positive(self.ring_width):
             raise wrong_value("ring_width", self.ring_width, POSITIVE)
+
+    @classmethod
+    def initial(
+        cls, *, dim_head: int, max_distance: int = MAX_DISTANCE, ring_width: float = 1.0
+    ) -> "Clipped":
+        """Embeddings of 0."""
+        check_tensor_sizes({"dim_head": dim_head, "max_distance": max_distance})
+        return cls(torch.zeros(max_distance + 1, dim_head), ring_width)
 
     @classmethod
     def draw(
@@ -219,6 +230,22 @@ class ClippedFeatures(Clipped):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_tensor("projection", self.projection, "features", self.distance_embedding.shape[-1])
+
+    @classmethod
+    def initial(
+        cls,
+        *,
+        dim_head: int,
+        max_distance: int = MAX_DISTANCE,
+        ring_width: float = 1.0,
+        num_features: int | None = None,
+    ) -> "ClippedFeatures":
+        """Embeddings of 0, and a projection that `teka.nn.RandomFeatures` draws; ⌊d ln d⌋ features by default."""
+        check_tensor_sizes({"dim_head": dim_head, "max_distance": max_distance})
+        check_sizes({"num_features": num_features}, or_none=True)
+        num_features = default_num_features(dim_head) if num_features is None else num_features
+        embedding = torch.zeros(max_distance + 1, dim_head)
+        return cls(embedding, ring_width, torch.zeros(num_features, dim_head))
 
     @classmethod
     def draw(

@@ -1,5 +1,6 @@
 """Kernels of a few waves, and the Fourier kernel: a non-negative sum of them."""
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,21 +11,32 @@ from torch import Generator, Tensor
 from torch.nn.functional import pad
 
 from teka._compat import replace
-from teka.checks import check_nonnegative, check_tensor, may_be_read
+from teka.checks import (
+    POSITIVE,
+    check_nonnegative,
+    check_tensor,
+    check_tensor_sizes,
+    is_number,
+    is_positive,
+    may_be_read,
+)
 from teka.errors import wrong_value
 from teka.functional.backends import Cost, FeatureInputs, WeightedSums
-from teka.functional.backends.feature_sums import plain_sums
-from teka.functional.backends.fused.position_maps import PositionMap, WaveMap
-from teka.functional.backends.linear import DecodingState, Sizes, linear_cost
+from teka.functional.backends.feature_sums import LinearFeatures, plain_sums
+from teka.functional.backends.linear import DecodingState, Sizes, linear_cost, product_features
 from teka.functional.kernels.base import Kernel, least_number
 from teka.functional.positions import Positions, check_heads_and_axes
-from teka.functional.relative.base import plain_step
+from teka.functional.relative.base import plain_step, random_directions
 from teka.functional.relative.stationary import StationaryRelative
 from teka.functional.shapes import AnyOffsets, HeadPairs, KeyWaves, PairTerm, Queries, QueryWaves
 
 NUM_FOURIER_WAVES = (
     4  # with the constant, 9 products of features: the layer stays near the cost of its projections
 )
+
+# Initial wavelengths, in physical units.
+SHORTEST_WAVE = 2.0
+LONGEST_WAVE = 64.0
 
 
 class WaveRelative(StationaryRelative):
@@ -42,12 +54,6 @@ class WaveRelative(StationaryRelative):
     @abstractmethod
     def waves(self, positions: Positions, like: Tensor) -> tuple[QueryWaves, KeyWaves]:
         """a(x_i) and b(x_j) with c = Σ_w a_w(x_i) b_w(x_j), from all digits that positions have."""
-
-    def position_map(
-        self, positions: Positions, like: Tensor, num_features: int
-    ) -> PositionMap | None:
-        # With the tokens last in memory, as features have them.
-        return WaveMap(tuple(one.mT.contiguous().mT for one in self.waves(positions, like)))
 
     def pair_term(self, query: Queries, positions: Positions, *, scale: float) -> PairTerm:
         """From a table, or where the positions are on no lattice log Σ_w a_w(x_i) b_w(x_j)."""
@@ -80,6 +86,12 @@ class WaveRelative(StationaryRelative):
         if backend == "fft":
             return super().sums(backend, tokens, positions)
         return plain_sums(tokens, *self.waves(positions, tokens.value))
+
+    def linear_features(
+        self, features: Tensor, positions: Positions, *, is_key: bool
+    ) -> LinearFeatures:
+        waves = self.waves(positions, features)[1 if is_key else 0]
+        return LinearFeatures(product_features(features, waves))
 
     def step(
         self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
@@ -136,6 +148,46 @@ class Fourier(WaveRelative):
                 raise wrong_value(
                     "the sum of constant_weight and amplitude", total.tolist(), expected
                 )
+
+    @classmethod
+    def initial(
+        cls,
+        *,
+        num_axes: int,
+        heads: int,
+        num_waves: int = NUM_FOURIER_WAVES,
+        longest_wave: float = LONGEST_WAVE,
+        shortest_wave: float = SHORTEST_WAVE,
+        wave_weight: float = 1.0,
+    ) -> "Fourier":
+        """Random directions, log-uniform wavelengths, θ = 0, a_0 = 1 and a_f = A/F.
+
+        c is 1 + 2A at offset 0, and between 1 and 1 + 2A elsewhere.
+
+        Args:
+            num_axes: Number of axes of the grid.
+            heads: Number of heads.
+            num_waves: Number of waves F.
+            longest_wave: Longest initial wavelength, in physical units.
+            shortest_wave: Shortest initial wavelength.
+            wave_weight: A > 0, the sum of the amplitudes.
+        """
+        check_tensor_sizes({"num_axes": num_axes, "heads": heads, "num_waves": num_waves})
+        if not is_positive(shortest_wave):
+            raise wrong_value("shortest_wave", shortest_wave, POSITIVE)
+        if not (is_number(longest_wave) and longest_wave >= shortest_wave):
+            expected = f"finite and at least shortest_wave = {shortest_wave:g}"
+            raise wrong_value("longest_wave", longest_wave, expected)
+        if not is_positive(wave_weight):
+            raise wrong_value("wave_weight", wave_weight, POSITIVE)
+        length = shortest_wave * (longest_wave / shortest_wave) ** torch.rand(heads, num_waves, 1)
+        frequency = 2 * math.pi / length * random_directions(heads, num_waves, num_axes)
+        amplitude = torch.full((heads, num_waves), wave_weight / num_waves)
+        return cls(torch.ones(heads), amplitude, frequency, torch.zeros(heads, num_waves))
+
+    @property
+    def constraints(self) -> dict[str, str]:
+        return {"constant_weight": "positive", "amplitude": "positive"}
 
     @classmethod
     def draw(

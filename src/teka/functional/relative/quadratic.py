@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from teka._compat import replace
-from teka.checks import check_nonnegative, check_tensor
+from teka.checks import check_nonnegative, check_tensor, check_tensor_sizes
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.kernels.base import Kernel
 from teka.functional.positions import Positions, check_heads_and_axes
@@ -18,6 +18,7 @@ from teka.grid import Grid, wrap
 
 # Share of a cell by which two grids may miss each other.
 MISALIGNMENT = 1e-6
+MAX_OFFSET = 7  # a window of 15 cells along every axis
 
 Centred = TypeVar("Centred", bound="CentredRelative")
 
@@ -69,6 +70,16 @@ class Quadratic(CentredRelative, SeparableRelative):
         check_nonnegative("precision", self.precision)
 
     @classmethod
+    def initial(cls, *, num_axes: int, heads: int) -> "Quadratic":
+        """Centers Δ_h ~ N(0, 2²) and precisions of 1 (Cordonnier et al. 2020)."""
+        check_tensor_sizes({"num_axes": num_axes, "heads": heads})
+        return cls(2 * torch.randn(heads, num_axes), torch.ones(heads))
+
+    @property
+    def constraints(self) -> dict[str, str]:
+        return {"precision": "positive"}
+
+    @classmethod
     def draw(
         cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
     ) -> "Quadratic":
@@ -110,6 +121,15 @@ class GeneralizedQuadratic(CentredRelative):
         super().__post_init__()
         heads, num_axes = self.center.shape
         check_tensor("precision_factor", self.precision_factor, heads, num_axes, num_axes)
+
+    @classmethod
+    def initial(cls, *, num_axes: int, heads: int) -> "GeneralizedQuadratic":
+        """Centers Δ_h ~ N(0, 2²) and L = identity; Σ⁻¹ is positive semi-definite for any L."""
+        sizes = {"num_axes": num_axes, "heads": heads}
+        check_tensor_sizes(sizes)
+        check_tensor_sizes({"num_axes": num_axes}, num_axes**2)
+        check_tensor_sizes(sizes, heads * num_axes**2)
+        return cls(2 * torch.randn(heads, num_axes), torch.eye(num_axes).repeat(heads, 1, 1))
 
     @classmethod
     def draw(
@@ -173,6 +193,12 @@ class Table(SeparableRelative):
     def max_offset(self) -> int:
         """The last offset k in cells that has an entry of its own."""
         return self.tables.shape[-1] // 2
+
+    @classmethod
+    def initial(cls, *, num_axes: int, heads: int, max_offset: int = MAX_OFFSET) -> "Table":
+        """Entries of 0, for offsets of up to `max_offset` cells."""
+        check_tensor_sizes({"num_axes": num_axes, "heads": heads, "max_offset": max_offset})
+        return cls(torch.zeros(heads, num_axes, 2 * max_offset + 1))
 
     @classmethod
     def draw(

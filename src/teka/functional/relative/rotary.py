@@ -9,25 +9,25 @@ import torch
 from jaxtyping import Complex, Float
 from torch import Generator, Tensor
 
-from teka._compat import has_tangent, records_graph, replace
-from teka.checks import check_name, check_tensor, is_number
+from teka._compat import replace
+from teka.checks import (
+    POSITIVE,
+    check_name,
+    check_tensor,
+    check_tensor_sizes,
+    is_number,
+    is_positive,
+)
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backends import Cost, FeatureInputs, WeightedSums, with_ones
 from teka.functional.backends.dense import fused_softmax, products_with_prefix
-from teka.functional.backends.feature_sums import plain_sums
-from teka.functional.backends.fused.position_maps import PositionMap, RotationMap
-from teka.functional.backends.linear import (
-    DecodingState,
-    Sizes,
-    causal_step,
-    left_by,
-    linear,
-    linear_cost,
-)
+from teka.functional.backends.feature_sums import LinearFeatures, linear_sums
+from teka.functional.backends.linear import DecodingState, Sizes, causal_step, left_by, linear_cost
+from teka.functional.backends.triton import TritonPositions
 from teka.functional.kernels import make_kernel
 from teka.functional.kernels.base import Kernel, Pairwise, apply_log_factor
 from teka.functional.positions import Positions, check_heads_and_axes, phases
-from teka.functional.relative.base import Relative
+from teka.functional.relative.base import Relative, random_directions
 from teka.functional.shapes import Keys, Outputs, Places, Queries, Tokens, TwoVectors
 
 ROTARY_NORMALIZERS = ("mixed", "nonnegative", "lengths", "features")
@@ -84,6 +84,8 @@ class Rotary(Relative):
     """
 
     name: ClassVar[str] = "rotary"
+    needs_content: ClassVar[bool] = True
+    rotates: ClassVar[bool] = True
     decodes: ClassVar[bool] = True
     state_adds: ClassVar[bool] = True
     divides: ClassVar[bool] = True
@@ -94,9 +96,39 @@ class Rotary(Relative):
     pairing: str = PAIRINGS[0]
 
     def __post_init__(self) -> None:
-        check_normalizer(self.normalizer, self.length_share)
+        check_name("normalizer", self.normalizer, ROTARY_NORMALIZERS)
+        if not (is_number(self.length_share) and 0 < self.length_share <= 1):
+            raise wrong_value("length_share", self.length_share, "above 0 and at most 1")
         check_name("pairing", self.pairing, PAIRINGS)
         check_tensor("frequency", self.frequency, "heads", "pairs", "axes")
+
+    @classmethod
+    def initial(
+        cls,
+        *,
+        num_axes: int,
+        heads: int,
+        num_pairs: int,
+        base: float = 10.0,
+        normalizer: str = ROTARY_NORMALIZERS[0],
+        length_share: float = LENGTH_SHARE,
+    ) -> "Rotary":
+        """Frequencies of length base^(−p / pairs) in random directions.
+
+        Args:
+            num_axes: Number of axes of the grid.
+            heads: Number of heads.
+            num_pairs: Number of pairs of features that are rotated.
+            base: About the ratio of the longest wave to the shortest: 10 in Heo et al. 2024, 10,000 in Su et al. 2021.
+            normalizer: See the class.
+            length_share: See the class.
+        """
+        check_tensor_sizes({"num_axes": num_axes, "heads": heads, "num_pairs": num_pairs})
+        if not is_positive(base):
+            raise wrong_value("base", base, POSITIVE)
+        length = base ** -(torch.arange(num_pairs) / num_pairs)
+        frequency = length[:, None] * random_directions(heads, num_pairs, num_axes)
+        return cls(frequency, normalizer, length_share)
 
     @classmethod
     def draw(
@@ -200,32 +232,15 @@ class Rotary(Relative):
         )
         return output if empty is None else output.masked_fill(empty, 0.0)
 
-    def position_map(
+    def triton_positions(
         self, positions: Positions, like: Tensor, num_features: int
-    ) -> PositionMap | None:
-        if (
-            self.sums_weights
-            or 2 * self.frequency.shape[1] != num_features
-            or self.pairing != "adjacent"
-        ):
+    ) -> TritonPositions | None:
+        is_supported = self.pairing == "adjacent" and not self.sums_weights
+        if not is_supported or 2 * self.frequency.shape[1] != num_features:
             return None
-        places = [one for one in (positions.points, positions.of_keys.points) if one is not None]
-        if any(
-            (one.requires_grad and torch.is_grad_enabled()) or has_tangent(one) for one in places
-        ):
-            return None  # the map has gradients of frequencies alone
-        share = self.share_of_lengths
-
-        def plain(tokens: FeatureInputs, frequency: Tensor) -> WeightedSums:
-            return replace(self, frequency=frequency).sums("linear", tokens, positions)
-
-        return RotationMap(
-            (self.frequency,),
-            positions=positions,
-            dtype=like.dtype,
-            length_share=share,
-            plain=plain,
-        )
+        angles = positions.angles(self.frequency, like)
+        query, key = (angle if angle.ndim == 4 else angle[None] for angle in angles)
+        return TritonPositions(query, key, self.share_of_lengths)
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
         return {"linear": linear_cost(sizes)}
@@ -244,29 +259,31 @@ class Rotary(Relative):
     def sums_at(
         self, tokens: FeatureInputs, phasor: Phasor | None, key_phasor: Phasor | None
     ) -> WeightedSums:
-        """Σ_j w_ij v_j from the vectors of the weights, and D_i from its own, where these are others."""
-        left, right = (
-            self.weighing(tokens.query_features, phasor),
-            self.weighing(tokens.key_features, key_phasor),
+        """Return Σ_j w_ij v_j and D_i for rotated tokens, or for tokens without a position (no phasor)."""
+        return linear_sums(
+            tokens,
+            self.rotated_features(tokens.query_features, phasor),
+            self.rotated_features(tokens.key_features, key_phasor),
         )
-        sums = plain_sums(replace(tokens, query_features=left, key_features=right))
+
+    def linear_features(
+        self, features: Tensor, positions: Positions, *, is_key: bool
+    ) -> LinearFeatures:
+        angle = phases(self.frequency, positions.places(features.device), features.dtype)
+        return self.rotated_features(features, phasor_of(angle))
+
+    def rotated_features(self, features: Tokens, phasor: Phasor | None) -> LinearFeatures:
+        """Return the vectors of the numerator, and those of the denominator with their weights."""
+        numerator = self.weighing(features, phasor)
         if self.sums_weights:
-            return sums
+            return LinearFeatures(numerator)
         share = 0.0 if phasor is None else self.share_of_lengths
-        nothing, features = tokens.value[..., :0], (tokens.query_features, tokens.key_features)
-        if tokens.is_causal or tokens.group is not None or not 0 < share < 1:
-            left, right = (self.normalizing(one, placed=phasor is not None) for one in features)
-            totals = plain_sums(
-                replace(tokens, query_features=left, key_features=right, value=nothing)
-            )
-            return WeightedSums(sums.numerator, totals.denominator)
-        # Apart from each other features and lengths need not be kept for the sum.
-        of_features, of_lengths = (
-            linear(*those, nothing) for those in (features, map(self.lengths, features))
-        )
-        return WeightedSums(
-            sums.numerator, (1 - share) * of_features.denominator + share * of_lengths.denominator
-        )
+        terms = []
+        if share < 1:
+            terms.append((1 - share, features))
+        if share > 0:
+            terms.append((share, self.lengths(features)))
+        return LinearFeatures(numerator, tuple(terms))
 
     def step(
         self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
@@ -352,7 +369,7 @@ class Rotary(Relative):
     def lengths(self, features: Tokens) -> Float[Tensor, "batch heads tokens lengths"]:
         """ψ: the lengths √(f² + g²) of the rotated pairs, with a gradient of 0 where they are 0; |φ| of the others."""
         others = self._others(features).abs()
-        if not records_graph():
+        if not torch.compiler.is_compiling():
             return _joined(self._complex_pairs(features).abs(), others)
         # ONNX has no complex numbers; a compiler makes one pass of this. Over the largest of a token no square
         # underflows that would be seen, and the root has a gradient at 0.
@@ -387,17 +404,10 @@ def _joined(of_pairs: Tensor, others: Tensor) -> Tensor:
     return of_pairs if others.shape[-1] == 0 else torch.cat([of_pairs, others], dim=-1)
 
 
-def check_normalizer(normalizer: str, length_share: float) -> None:
-    """Check that a denominator of `Rotary` is known, and λ a share."""
-    check_name("normalizer", normalizer, ROTARY_NORMALIZERS)
-    if not (is_number(length_share) and 0 < length_share <= 1):
-        raise wrong_value("length_share", length_share, "above 0 and at most 1")
-
-
 def phasor_of(angle: Float[Tensor, "*shared heads tokens pairs"]) -> Phasor:
     """Phasors of angles in radians."""
     cosine, sine = torch.cos(angle), torch.sin(angle)
-    return (cosine, sine) if records_graph() else torch.complex(cosine, sine)
+    return (cosine, sine) if torch.compiler.is_compiling() else torch.complex(cosine, sine)
 
 
 def num_rotated_features(kernel: Kernel, dim: int) -> int:

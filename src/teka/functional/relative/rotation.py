@@ -9,13 +9,13 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 from torch.nn.functional import pad
 
-from teka._compat import widest
-from teka.checks import check_tensor, is_number
+from teka.checks import check_tensor, check_tensor_sizes, is_number
 from teka.errors import wrong_value
 from teka.functional.kernels.base import Kernel
 from teka.functional.positions import Positions, check_heads_and_axes
 from teka.functional.relative.stationary import SeparableRelative
 from teka.functional.shapes import AxisOffsets, HeadPairs, Keys, Places, Queries, TwoVectors
+from teka.precision import widest
 
 NUM_FREQUENCIES = 4  # Horn et al. 2021, appendix A.2
 
@@ -60,6 +60,7 @@ class Rotation(SeparableRelative):
     """
 
     name: ClassVar[str] = "rotation"
+    shared_by_heads: ClassVar[tuple[str, ...]] = ("frequency",)
 
     frequency: Float[Tensor, "scales"]
     cosine_weight: Float[Tensor, "heads axes scales"]
@@ -72,6 +73,40 @@ class Rotation(SeparableRelative):
         check_tensor("sine_weight", self.sine_weight, *self.cosine_weight.shape)
         if not (is_number(self.scale) and self.scale >= 0):
             raise wrong_value("scale", self.scale, "a finite number of at least 0")
+
+    @classmethod
+    def initial(
+        cls,
+        *,
+        num_axes: int,
+        heads: int,
+        dim_head: int,
+        num_frequencies: int = NUM_FREQUENCIES,
+        frequency: Tensor | None = None,
+        weight_scale: float = 1.0,
+    ) -> "Rotation":
+        """α, β ~ N(0, σ²) for every head, axis and scale, and ω = 8^(−s/2) (Horn et al. 2021).
+
+        Args:
+            num_axes: Number of axes of the grid.
+            heads: Number of heads.
+            dim_head: Size of queries and keys, which sets the scale 1/√(d + 2 · axes · scales).
+            num_frequencies: Number of scales.
+            frequency: ω, shape (scales,). Layers that get the same `torch.nn.Parameter` share it.
+            weight_scale: σ ≥ 0. With 0, attention starts without position.
+        """
+        sizes = {"num_axes": num_axes, "heads": heads, "dim_head": dim_head}
+        check_tensor_sizes({**sizes, "num_frequencies": num_frequencies})
+        if not (is_number(weight_scale) and weight_scale >= 0):
+            raise wrong_value("weight_scale", weight_scale, "a finite number of at least 0")
+        if frequency is None:
+            frequency = initial_frequency(num_frequencies).to(torch.get_default_dtype())
+        check_tensor("frequency", frequency, "scales")
+        shape = (heads, num_axes, len(frequency))
+        cosine_weight = weight_scale * torch.randn(shape)
+        sine_weight = weight_scale * torch.randn(shape)
+        scale = rotation_scale(dim_head, num_axes, len(frequency))
+        return cls(frequency, cosine_weight, sine_weight, scale)
 
     @classmethod
     def draw(
@@ -159,6 +194,7 @@ class RotationJoint(Rotation):
     name: ClassVar[str] = "rotation_joint"
     equivariance: ClassVar[Literal["exact", "in expectation"]] = "in expectation"
     joins: ClassVar[bool] = True
+    needs_content: ClassVar[bool] = True
     decodes: ClassVar[bool] = True
     state_adds: ClassVar[bool] = True
 

@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 from torch.nn.functional import pad
 
 from teka._compat import replace
-from teka.checks import POSITIVE, check_tensor, is_positive
+from teka.checks import POSITIVE, check_tensor, check_tensor_sizes, is_positive
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backends import Cost, FeatureInputs, WeightedSums
 from teka.functional.backends.clipped_offsets import bin_sums, bins_cost, line_sums
@@ -18,8 +18,11 @@ from teka.functional.backends.linear import DecodingState, Sizes, causal_rings
 from teka.functional.kernels.base import Kernel
 from teka.functional.positions import Positions, check_heads_and_axes, whole_steps, wrong_axes
 from teka.functional.relative.base import FactorRelative
-from teka.functional.relative.clipped import ring_step
+from teka.functional.relative.clipped import MAX_DISTANCE, ring_step
+from teka.functional.relative.rotation import NUM_FREQUENCIES
 from teka.functional.shapes import Keys, LogRelative, Offsets, PairTerm, Queries, TwoVectors
+
+WAVE_BASE = 10_000.0  # ratio of the longest wave to the shortest (Vaswani et al. 2017)
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class Shaw(FactorRelative):
     """
 
     name: ClassVar[str] = "shaw"
+    uses_query: ClassVar[bool] = True
+    shared_by_heads: ClassVar[tuple[str, ...]] = ("embedding",)
     decodes: ClassVar[bool] = True
     follows_tokens: ClassVar[bool] = True
 
@@ -56,6 +61,13 @@ class Shaw(FactorRelative):
             raise wrong_shape("embedding", self.embedding.shape, expected)
         if not is_positive(self.unit):
             raise wrong_value("unit", self.unit, POSITIVE)
+
+    @classmethod
+    def initial(cls, *, num_axes: int, dim_head: int, max_distance: int = MAX_DISTANCE) -> "Shaw":
+        """Embeddings of 0, shared by the heads."""
+        sizes = {"num_axes": num_axes, "dim_head": dim_head, "max_distance": max_distance}
+        check_tensor_sizes(sizes)
+        return cls(torch.zeros(num_axes, 2 * max_distance + 1, dim_head))
 
     @classmethod
     def draw(
@@ -136,12 +148,9 @@ class Shaw(FactorRelative):
         if tokens.is_causal:
             return causal_rings(self._log_past(tokens), tokens, grid)
         log_entries = self.log_entries(tokens.query, scale=tokens.scale)
-        on_a_line = grid.num_axes == 1 and not grid.periodic[0]
-        return (
-            line_sums(log_entries[..., 0, :], tokens, grid)
-            if on_a_line
-            else bin_sums(log_entries, tokens, grid)
-        )
+        if grid.num_axes == 1 and not grid.periodic[0]:
+            return line_sums(log_entries[..., 0, :], tokens, grid)
+        return bin_sums(log_entries, tokens, grid)
 
     def step(
         self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
@@ -182,6 +191,9 @@ class TransformerXL(FactorRelative):
     """
 
     name: ClassVar[str] = "transformer_xl"
+    uses_query: ClassVar[bool] = True
+    fixed: ClassVar[tuple[str, ...]] = ("frequency",)
+    shared_by_heads: ClassVar[tuple[str, ...]] = ("frequency",)
 
     frequency: Float[Tensor, "scales axes"]
     query_weight: Float[Tensor, "heads weights axes dim"]
@@ -192,6 +204,29 @@ class TransformerXL(FactorRelative):
         scales, num_axes = self.frequency.shape
         check_tensor("bias", self.bias, "heads", 2 * scales, num_axes)
         check_tensor("query_weight", self.query_weight, *self.bias.shape, "dim")
+
+    @classmethod
+    def initial(
+        cls, *, num_axes: int, heads: int, dim_head: int, frequency: Tensor | None = None
+    ) -> "TransformerXL":
+        """W as in `torch.nn.Linear`, b = 0, and fixed frequencies.
+
+        Args:
+            num_axes: Number of axes of the grid.
+            heads: Number of heads.
+            dim_head: Size of queries.
+            frequency: ω of all axes, shape (scales,), by default 10000^(−s/4) for s = 0, …, 3. With 8^(−s/2) this is
+                strategy 1 of Horn et al. 2021 with weights that depend on the query.
+        """
+        check_tensor_sizes({"num_axes": num_axes, "heads": heads, "dim_head": dim_head})
+        if frequency is None:
+            frequency = WAVE_BASE ** -(torch.arange(NUM_FREQUENCIES) / NUM_FREQUENCIES)
+        check_tensor("frequency", frequency, "scales")
+        shape = (heads, 2 * len(frequency), num_axes)
+        largest = dim_head**-0.5
+        weight = torch.nn.init.uniform_(torch.empty(*shape, dim_head), -largest, largest)
+        frequency = frequency.detach()[:, None].repeat(1, num_axes)
+        return cls(frequency, weight, torch.zeros(shape))
 
     @classmethod
     def draw(

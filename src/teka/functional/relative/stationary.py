@@ -9,14 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from teka._compat import in_float64, records_graph, widest
-from teka.functional.backends import Cost, FeatureInputs, WeightedSums, add_prefix
-from teka.functional.backends.dense import TileForm, tiles_fit
+from teka.functional.backends import Cost, FeatureInputs, WeightedSums
 from teka.functional.backends.fft import fft, fft_cost, fft_fits
 from teka.functional.backends.flex import offset_numbers
 from teka.functional.backends.linear import Sizes
-from teka.functional.backends.toeplitz import toeplitz, toeplitz_cost
-from teka.functional.kernels.base import FeatureKernel, Pairwise
+from teka.functional.backends.separable import separable_cost, separable_sums
 from teka.functional.positions import Positions
 from teka.functional.relative.base import FactorRelative
 from teka.functional.shapes import (
@@ -30,6 +27,7 @@ from teka.functional.shapes import (
     PairTerm,
     Queries,
 )
+from teka.precision import in_float64, widest
 
 
 class StationaryRelative(FactorRelative):
@@ -58,7 +56,12 @@ class StationaryRelative(FactorRelative):
         """Of the transform, between grids of one spacing."""
         # Which rows to compute again is read from the numbers, which a compiled graph cannot do.
         grids = positions.grids
-        if sizes.is_causal or grids is None or not fft_fits(*grids) or records_graph():
+        if (
+            sizes.is_causal
+            or grids is None
+            or not fft_fits(*grids)
+            or torch.compiler.is_compiling()
+        ):
             return {}
         return {"fft": fft_cost(*grids, sizes.num_features, sizes.dim_value)}
 
@@ -85,9 +88,6 @@ class SeparableRelative(StationaryRelative):
             self.axis_log_kernel(axis, offsets[..., axis]) for axis in range(offsets.shape[-1])
         ]
         return sum(terms[1:], terms[0])
-
-    def separates(self, positions: Positions) -> bool:
-        return positions.grids is not None
 
     def axis_log_matrix(self, axis: int, positions: Positions, like: Tensor) -> AxisMatrix:
         """log c_axis of every pair of rows, of as many sines as there are offsets where both grids have one spacing."""
@@ -143,40 +143,16 @@ class SeparableRelative(StationaryRelative):
             )
         return log_relative[None]
 
-    def tiled_sums(
-        self, pairs: Pairwise, kernel: FeatureKernel, positions: Positions
-    ) -> WeightedSums | None:
-        """From tiles that stay in a CPU's cache, with a backward pass of their own, where the pairs are many."""
-        if (
-            positions.grids is None
-            or kernel.counts_keys
-            or not tiles_fit(*positions.grids, pairs.query)
-        ):
-            return None
-        query, scale, first = pairs.query, pairs.scale, positions.num_prefix_tokens
-        features = (
-            kernel.query_features(query, scale=scale),
-            kernel.key_features(pairs.key, scale=scale),
-        )
-        tokens = FeatureInputs(query, *features, pairs.value)
-        log_matrices, log_peak = self.axis_log_matrices(positions, pairs.value)
-        sums = TileForm().of(
-            *(tensor[:, :, first:] for tensor in (*features, pairs.value)), *log_matrices
-        )
-        return add_prefix(
-            WeightedSums.of_channels(sums, log_peak), tokens, first, self.unplaced_sums
-        )
-
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
         if sizes.is_causal or positions.grids is None:
             return {}
-        cost = toeplitz_cost(*positions.grids, sizes.num_features, sizes.dim_value)
+        cost = separable_cost(*positions.grids, sizes.num_features, sizes.dim_value)
         return {"toeplitz": cost, **super().costs(sizes, positions)}
 
     def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
         if backend == "fft":
             return super().sums(backend, tokens, positions)
         matrices = self.axis_log_matrices(positions, tokens.value)
-        return toeplitz(
+        return separable_sums(
             tokens, *matrices, lambda rows: self.log_at(positions.offsets_like(tokens.value, rows))
         )

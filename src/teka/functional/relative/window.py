@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 from torch.nn.functional import pad
 
 from teka._compat import replace
-from teka.checks import POSITIVE, check_kind, is_positive
+from teka.checks import POSITIVE, check_kind, check_sizes, check_tensor_sizes, is_positive
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backends import Cost
 from teka.functional.backends.dense import matrix_attention
@@ -19,6 +19,9 @@ from teka.functional.kernels.base import Kernel, Pairwise
 from teka.functional.positions import Positions, whole_steps, wrong_axes
 from teka.functional.relative.stationary import StationaryRelative
 from teka.functional.shapes import AnyOffsets, HeadPairs, LogRows, Outputs, Queries
+
+MAX_DISTANCE = 3  # windows of 7 × 7 cells, as in Hassani et al. 2023
+MAX_AXES = 62  # a tensor of PyTorch has up to 64 dimensions
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,15 @@ class Window(StationaryRelative):
             )
         if not is_positive(self.unit):
             raise wrong_value("unit", self.unit, POSITIVE)
+
+    @classmethod
+    def initial(cls, *, num_axes: int, heads: int, max_distance: int = MAX_DISTANCE) -> "Window":
+        """A bias of 0 for a reach of `max_distance` cells."""
+        sizes = {"num_axes": num_axes, "heads": heads, "max_distance": max_distance}
+        check_sizes(sizes)
+        check_sizes({"num_axes": num_axes}, most=MAX_AXES)
+        check_tensor_sizes(sizes, heads * (2 * max_distance + 1) ** num_axes)
+        return cls(torch.zeros(heads, *[2 * max_distance + 1] * num_axes))
 
     @classmethod
     def draw(

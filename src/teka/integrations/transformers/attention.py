@@ -15,8 +15,8 @@ from transformers.masking_utils import (
     causal_mask_function,
 )
 
-from teka._compat import is_recorded
-from teka.errors import wrong_shape, wrong_value
+from teka.errors import wrong_argument, wrong_shape, wrong_value
+from teka.execution_mode import is_readable
 from teka.functional.kernels import DETERMINISTIC_KERNELS, RANDOM_KERNELS
 from teka.grid import Grid, present_grid
 from teka.integrations.transformers.cache import StateLayer
@@ -125,7 +125,7 @@ def attend(
     for name in UNSUPPORTED:
         if options.get(name) is not None:
             expected = "a model without it: teka's kernels cannot add it to the attention weights"
-            raise wrong_value(f"{name} of {type(module).__name__}", "given", expected)
+            raise wrong_argument(f"{name} of {type(module).__name__}", "a value", expected)
     causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
     state_layer = getattr(key, "state_layer", None)
     key_mask = (
@@ -214,7 +214,7 @@ def padding_mask(
     keep = attention_mask[:, kv_offset:stop]
     keep = nn.functional.pad(keep, (0, num_keys - keep.shape[1]), value=False)
     # A recorded graph cannot read the mask, so that it keeps a mask of ones.
-    return None if num_keys == kv_length and not is_recorded(keep) and keep.all() else keep
+    return None if num_keys == kv_length and is_readable(keep) and keep.all() else keep
 
 
 def _key_mask(
@@ -234,10 +234,10 @@ def _key_mask(
     if mask.dtype != torch.bool and (
         mask.requires_grad or not bool((keep | (mask <= DROPPED)).all())
     ):
-        raise wrong_value(
+        raise wrong_argument(
             "attention_mask",
             "additive",
-            "0 or −∞ for each pair: no bias can be added to the weights",
+            "0 or −∞ for each pair; no bias can be added to the weights",
         )
     keep = keep[..., -num_keys:].expand(-1, -1, num_queries, -1)
     if causal and num_keys > num_queries:
@@ -254,7 +254,7 @@ def _key_mask(
         else of_keys.new_ones(len(keep), num_queries)
     )
     if not bool(((keep == pairs[:, None]) | ~real[:, None, :, None]).all()):
-        raise wrong_value(
+        raise wrong_argument(
             "attention_mask", "a mask of pairs", "padding, and with causal attention all later keys"
         )
     return of_keys
@@ -312,7 +312,9 @@ def _grid_of(module: nn.Module, num_queries: int, num_keys: int) -> tuple[Grid |
         module, "is_cross_attention", getattr(module, "is_decoder", False)
     ):
         expected = "self-attention: the positions of other tokens are not known; choose a kernel without positions"
-        raise wrong_value(type(module).__name__, "attention to other tokens than its own", expected)
+        raise wrong_argument(
+            type(module).__name__, "attention to other tokens than its own", expected
+        )
     present, config = present_grid(), getattr(module, "config", None)
     grid = patch_grid(config)
     if present[0] is not None or grid is None:
@@ -321,10 +323,8 @@ def _grid_of(module: nn.Module, num_queries: int, num_keys: int) -> tuple[Grid |
     if num_keys != prefix + grid.num_tokens:
         sides = " × ".join(map(str, grid.shape))
         expected = f"{prefix + grid.num_tokens} for the config's images, {sides} patches after {prefix} other tokens"
-        error = wrong_value("the number of tokens", num_keys, expected)
-        raise ValueError(
-            f"{error}; for another grid call the model within teka.on(grid, num_prefix_tokens)"
-        )
+        hint = "for another grid call the model within teka.on(grid, num_prefix_tokens)"
+        raise wrong_value("the number of tokens", num_keys, f"{expected}; {hint}")
     return grid, prefix
 
 

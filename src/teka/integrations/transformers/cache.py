@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from teka.errors import wrong_value
+from teka.errors import wrong_argument
 from teka.functional import DecodingState
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class StateLayer(CacheLayerMixin):
         """Count new tokens, and hand their keys and values on; a ValueError if those before have left no state."""
         if self.num_tokens and self.state is None:
             expected = "'teka' or a variant with a StateCache"
-            raise wrong_value("the model's attn_implementation", "another's", expected)
+            raise wrong_argument("the model's attn_implementation", "another's", expected)
         self.lazy_initialization(key_states, value_states)
         self.num_tokens += key_states.shape[2]
         key_states = key_states.view_as(key_states)

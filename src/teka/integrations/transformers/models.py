@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import Float, Shaped
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import (
     AutoConfig,
@@ -25,9 +25,7 @@ from teka.checks import check_sizes
 from teka.codec import decode, encode
 from teka.errors import unknown_name, wrong_value
 from teka.models import ModelConfig, load, read_config
-from teka.models.blocks import PostNormBlock, PreNormBlock
 from teka.models.model_config import options_class
-from teka.nn import TransformerBlock
 from teka.prediction.pictures import read_images
 
 if TYPE_CHECKING:
@@ -40,7 +38,6 @@ SAVED = (
     "options",
     "pictures",
 )  # what a config of transformers has not already
-BLOCKS = (TransformerBlock, PreNormBlock, PostNormBlock)
 # Keys that transformers writes into files without an attribute of every config.
 CONFIG_KEYS = frozenset(
     {
@@ -151,9 +148,7 @@ class TekaForImageClassification(PreTrainedModel):
         super().__init__(config)
         # While it makes a model, `from_pretrained(dtype=...)` has this as the default.
         self.model = config.model_config.make_model().to(torch.get_default_dtype())
-        self.supports_gradient_checkpointing = any(
-            isinstance(module, BLOCKS) for module in self.model.modules()
-        )
+        self.supports_gradient_checkpointing = bool(_transformer_blocks(self.model))
         self.post_init()
         self.is_made = True
 
@@ -183,7 +178,7 @@ class TekaForImageClassification(PreTrainedModel):
         gradient_checkpointing_func: Callable = checkpoint,
         every_n_layers: int = 1,
     ) -> None:
-        blocks = [module for module in self.model.modules() if isinstance(module, BLOCKS)]
+        blocks = _transformer_blocks(self.model)
         for index, block in enumerate(blocks):
             attributes: dict[str, Any] = vars(block)
             for name in ("gradient_checkpointing", "_gradient_checkpointing_func", "forward"):
@@ -215,6 +210,11 @@ def _forward_block(block: Any, *args: object, **kwargs: object) -> object:
     if block.training and torch.is_grad_enabled():
         return block._gradient_checkpointing_func(partial(forward, **kwargs), *args)
     return forward(*args, **kwargs)
+
+
+def _transformer_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the blocks of a model that have an MLP: those that can be recomputed in the backward pass."""
+    return [block for block in getattr(model, "blocks", ()) if hasattr(block, "mlp")]
 
 
 @cache

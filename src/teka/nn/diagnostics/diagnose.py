@@ -3,15 +3,14 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from teka import functional
-from teka._compat import widest
 from teka.audit.function import check_evaluation_mode
 from teka.checks import check_tensor
-from teka.errors import wrong_value
 from teka.functional import (
     Clipped,
     ClippedFeatures,
@@ -30,11 +29,19 @@ from teka.functional.positions import Positions
 from teka.grid import Grid
 from teka.nn.attention import Attention
 from teka.nn.diagnostics.equivariance import Excerpt, LayerShift, shift_findings
-from teka.nn.diagnostics.recommendations import advise
-from teka.nn.diagnostics.report import Diagnosis, EstimatorFindings, GroupFindings, SizeFindings
+from teka.nn.diagnostics.explain import record_calls
+from teka.nn.diagnostics.report import (
+    Diagnosis,
+    EstimatorFindings,
+    GroupFindings,
+    LayerReports,
+    SizeFindings,
+    advise,
+)
 from teka.nn.diagnostics.warnings import times_the_values
 from teka.nn.features import RandomFeatures
 from teka.nn.heads import HeadGroup, pair_name
+from teka.precision import widest
 
 # Every pair of at most so many tokens of a sample is computed, and samples of so many tokens in all are measured.
 MEASURED_TOKENS = 1024
@@ -43,7 +50,77 @@ GAIN_KEYS = 512  # weights of so many keys are held at a time
 GAIN_ROUNDING = 1e-6  # how far above 1 rounding takes the gain of a mean
 
 
+@overload
+def diagnose(  # pyright: ignore[reportOverlappingOverload]
+    layer: Attention,
+    tokens: Tensor,
+    grid: Grid | None = None,
+    *,
+    num_prefix_tokens: int = 0,
+    key_mask: Tensor | None = None,
+    positions: Tensor | None = None,
+    shifts: Sequence[LayerShift] | None = None,
+) -> Diagnosis: ...
+
+
+@overload
 def diagnose(
+    layer: nn.Module, *inputs: object, shifts: Sequence[LayerShift] | None = None, **keywords: Any
+) -> LayerReports[Diagnosis]: ...
+
+
+def diagnose(
+    layer: nn.Module, *inputs: Any, shifts: Sequence[LayerShift] | None = None, **keywords: Any
+) -> Diagnosis | LayerReports[Diagnosis]:
+    """Measure how well an attention layer, or every attention layer of a model, works on given inputs.
+
+    The report contains:
+
+    - the errors of random features against the kernels that they estimate, and whether the output
+      has collapsed to the mean of the values;
+    - the sizes of the outputs, and the room that float16 leaves;
+    - the rounding differences of all backends;
+    - the changes of the output under shifts;
+    - recommendations.
+
+    A copy of the layer computes in float64, so that the layer stays as it is. Nothing is random.
+    Long inputs are measured on their first samples and on a block of their tokens.
+
+    Args:
+        layer: An `Attention`, or a block or model that contains some.
+        inputs: For an `Attention` its `tokens` and `grid`, as in `Attention.forward`. For another
+            module the inputs of a call. The call is run, and each layer is diagnosed on its inputs
+            of its first call.
+        shifts: Shifts to measure, in cells on a grid and else in physical units.
+        keywords: For an `Attention`, `num_prefix_tokens`, `key_mask` and `positions`. For another
+            module, keyword arguments of the call.
+
+    Raises:
+        ValueError: A model in training mode or without attention layers, or inputs that do not fit.
+
+    >>> import torch, teka
+    >>> block = teka.nn.TransformerBlock(16, 2).eval()
+    >>> diagnoses = teka.diagnose(block, torch.randn(1, 12, 16), teka.Grid((3, 4)))
+    >>> diagnoses["attention"].collapsed
+    False
+    """
+    if isinstance(layer, Attention):
+        return _diagnose_layer(layer, *inputs, shifts=shifts, **keywords)
+    reports: LayerReports[Diagnosis] = LayerReports()
+    for name, call in record_calls(layer, inputs, keywords, reports.skipped).items():
+        reports[name] = _diagnose_layer(
+            call.layer,
+            call.tokens,
+            call.grid,
+            num_prefix_tokens=call.num_prefix_tokens,
+            key_mask=call.key_mask,
+            positions=call.positions,
+            shifts=shifts,
+        )
+    return reports
+
+
+def _diagnose_layer(
     layer: Attention,
     tokens: Tensor,
     grid: Grid | None = None,
@@ -53,21 +130,6 @@ def diagnose(
     positions: Tensor | None = None,
     shifts: Sequence[LayerShift] | None = None,
 ) -> Diagnosis:
-    """Measure an attention layer on tokens of your own, and say what to do about what is found.
-
-    - The error of random features against what they estimate, in float64, head by head, and whether the output has
-      collapsed to the mean of the values.
-    - The size of the outputs over that of the values, the gains of the queries, and the room that float16 leaves.
-    - The difference of every other backend from the dense one.
-    - The change of the output under shifts, which only rounding should make, and its noise floor.
-
-    All but the shifts are measured on at most `MEASURED_TOKENS` tokens of a sample, and all on the first samples, of
-    about `MEASURED_IN_ALL` tokens together. Nothing is random, and the layer, in evaluation, stays as it is: a copy
-    computes. Tokens, shape (B, L, dim), places and mask are as in `Attention.forward`; shifts to try are in cells on a
-    grid and else in physical units, a few by default.
-    """
-    if not isinstance(layer, Attention):
-        raise wrong_value("layer", type(layer).__name__, "a teka.nn.Attention")
     if layer.dropout.p > 0:  # without it a layer computes the same in training
         check_evaluation_mode("layer", layer)
     check_tensor("tokens", tokens, "samples", "tokens", layer.dim)

@@ -134,7 +134,7 @@ def _position_shifts(positions: Tensor, shifts: Sequence[LayerShift] | None) -> 
     for shift, vector in zip(shifts, vectors, strict=True):
         if len(vector) != num_axes:
             raise wrong_value(
-                "shifts", shift, f"{num_axes} numbers each, one for each axis of the positions"
+                "shifts", shift, f"of {num_axes} numbers each, one for each axis of the positions"
             )
     return vectors
 

@@ -1,15 +1,23 @@
-"""Why a layer is computed the way it is: the cost of every backend that could."""
+"""Costs of all backends for the attention layers of a model."""
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, overload
 
+import torch
+from torch import Tensor, nn
+
+from teka.audit.function import check_evaluation_mode
 from teka.checks import check_sizes
-from teka.errors import wrong_type, wrong_value
+from teka.errors import wrong_argument, wrong_type, wrong_value
+from teka.functional import length_mask
 from teka.functional.backends import ELSEWHERE, Cost
 from teka.functional.dispatch import select_backend
 from teka.grid import Grid
 from teka.nn.attention import Attention
+from teka.nn.diagnostics.report import LayerReports
 from teka.nn.heads import HeadGroup
 
 LONGEST = 2**24  # tokens up to which a crossover is looked for
@@ -68,7 +76,136 @@ class Explanation:
         return "\n".join(lines)
 
 
+@overload
+def explain(  # pyright: ignore[reportOverlappingOverload]
+    layer: Attention,
+    grid: Grid | None = None,
+    *,
+    num_prefix_tokens: int = 0,
+    context_grid: Grid | None = None,
+    num_tokens: int | None = None,
+    batch: int = 1,
+    device_type: str | None = None,
+) -> Explanation: ...
+
+
+@overload
 def explain(
+    layer: nn.Module, *inputs: object, device_type: str | None = None, **keywords: Any
+) -> LayerReports[Explanation]: ...
+
+
+def explain(
+    layer: nn.Module, *inputs: Any, device_type: str | None = None, **keywords: Any
+) -> Explanation | LayerReports[Explanation]:
+    """Compare the costs of all backends for a layer, or for all attention layers of a model.
+
+    The cost of a backend is a count of multiply-adds and of bytes moved, at the rates of that
+    backend. backend="auto" takes the backend with the lowest cost.
+
+    Args:
+        layer: An `Attention`, or a block or model that contains some.
+        inputs: For an `Attention` its `grid`, as in `Attention.forward`. For another module the
+            inputs of a call. The call is run, and each layer is explained for its first input.
+        device_type: Device that the costs are for, "cpu" or "cuda". By default that of the layer.
+        keywords: For an `Attention`, `num_prefix_tokens`, `context_grid`, `batch` (number of
+            samples, 1 by default) and, without a relative kernel, `num_tokens` instead of a grid.
+            For another module, keyword arguments of the call.
+
+    Raises:
+        ValueError: A backend that cannot compute the layer, or a model without attention layers.
+
+    >>> import torch, teka
+    >>> block = teka.nn.TransformerBlock(16, 2).eval()
+    >>> explanations = teka.explain(block, torch.zeros(1, 12, 16), teka.Grid((3, 4)))
+    >>> explanations["attention"].groups[0].backend in ("dense", "linear")
+    True
+    """
+    if isinstance(layer, Attention):
+        return _explain_layer(layer, *inputs, device_type=device_type, **keywords)
+    reports: LayerReports[Explanation] = LayerReports()
+    for name, call in record_calls(layer, inputs, keywords, reports.skipped).items():
+        if call.positions is not None and call.layer.relative is not None:
+            reports.skipped[name] = "its tokens have positions but no grid"
+            continue
+        reports[name] = _explain_layer(
+            call.layer,
+            call.grid,
+            num_prefix_tokens=call.num_prefix_tokens,
+            num_tokens=call.tokens.shape[1] if call.grid is None else None,
+            batch=call.tokens.shape[0],
+            device_type=device_type,
+        )
+    return reports
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """Arguments of a call of a self-attention layer."""
+
+    layer: Attention
+    tokens: Tensor
+    grid: Any
+    key_mask: Tensor | None
+    num_prefix_tokens: int
+    positions: Tensor | None
+
+
+def record_calls(
+    module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], skipped: dict[str, str]
+) -> dict[str, LayerCall]:
+    """Run a module and return the first call of each of its attention layers by name.
+
+    Layers that attend to other tokens than their own, or to packed sequences, are added to
+    `skipped` with the reason.
+    """
+    layers = {name: one for name, one in module.named_modules() if isinstance(one, Attention)}
+    if not layers:
+        expected = "a teka.nn.Attention, or a module that contains some"
+        raise wrong_value("layer", type(module).__name__, expected)
+    check_evaluation_mode("layer", module)
+    calls: dict[str, LayerCall] = {}
+    forward = inspect.signature(Attention.forward)
+
+    def record(name: str, layer: Attention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if name in calls or name in skipped:
+            return
+        call = forward.bind(layer, *args, **kwargs)
+        call.apply_defaults()
+        arguments = call.arguments
+        if arguments["context"] is not None or arguments["cu_seqlens"] is not None:
+            skipped[name] = "it attends to a context or to packed sequences"
+            return
+        tokens, key_mask = arguments["tokens"], arguments["key_mask"]
+        if arguments["lengths"] is not None:
+            key_mask = length_mask(arguments["lengths"], tokens.shape[1])
+        grid, prefix = arguments["grid"], arguments["num_prefix_tokens"]
+        if arguments["positions"] is None:
+            grid, prefix = layer.present_places(grid, prefix)
+        calls[name] = LayerCall(
+            layer, tokens.detach(), grid, key_mask, prefix, arguments["positions"]
+        )
+
+    handles = []
+    for name, layer in layers.items():
+
+        def hook(
+            layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], name: str = name
+        ) -> None:
+            assert isinstance(layer, Attention)
+            record(name, layer, args, kwargs)
+
+        handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
+    try:
+        with torch.no_grad():
+            module(*inputs, **keywords)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {name: calls[name] for name in layers if name in calls}
+
+
+def _explain_layer(
     layer: Attention,
     grid: Grid | None = None,
     *,
@@ -78,18 +215,8 @@ def explain(
     batch: int = 1,
     device_type: str | None = None,
 ) -> Explanation:
-    """What each backend would cost for a layer on a grid, which of them computes it, and from how many tokens on.
-
-    The cost is a count of multiply-adds and of bytes moved; "auto" takes the backend for which both together, at the
-    rates of each backend, are least. A backend that cannot compute the layer is a ValueError.
-    Grids and prefix are those of `Attention.forward`; without a relative kernel `num_tokens` may stand for a grid. The
-    samples of a `batch` share what a call costs and, at the same places, what the places of pairs cost. All is weighed
-    for a device, "cpu" or "cuda" say, by default the one that the layer is on.
-    """
-    if not isinstance(layer, Attention):
-        raise wrong_value("layer", type(layer).__name__, "a teka.nn.Attention")
     if grid is not None and num_tokens is not None:
-        raise wrong_value("grid and num_tokens", "both", "exactly one of the two")
+        raise wrong_argument("num_tokens", "both", "None with a grid")
     if grid is None and (num_tokens is None or layer.relative is not None):
         expected = "a teka.Grid" + ("" if layer.relative is not None else ", or num_tokens")
         raise wrong_value("grid", grid, expected)

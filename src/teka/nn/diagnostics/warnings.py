@@ -6,12 +6,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka._compat import has_numbers
+from teka.execution_mode import is_readable
 from teka.functional import Relative
 from teka.functional.attention import estimator_report
 from teka.functional.kernels.base import mask_features
 from teka.functional.positions import Positions
 from teka.functional.shapes import KeyMask, Keys, Outputs, Queries, Values
+from teka.nn.diagnostics.report import bounded_instead
 from teka.nn.features import RandomFeatures
 from teka.nn.heads import HeadGroup
 
@@ -58,7 +59,7 @@ def warn_of_collapse(
     key_mask: KeyMask,
 ) -> None:
     """Compare a new draw of random features with the truth, once there are numbers, and warn of a collapse."""
-    if not has_numbers(query) or not random_features.is_fresh:
+    if not is_readable(query) or not random_features.is_fresh:
         return
     random_features.is_fresh = False
     placed = None
@@ -99,7 +100,7 @@ def warn_of_large_output(
     group: HeadGroup, output: Outputs, value: Values, *, key_mask: KeyMask
 ) -> bool:
     """Warn of outputs over `LARGE_OUTPUT` times the largest kept value of the same sample and head; whether it did."""
-    if not has_numbers(output):
+    if not is_readable(output):
         return False
     times = times_the_values(output.detach(), mask_features(value.detach(), key_mask))
     large = times[times > LARGE_OUTPUT]
@@ -123,10 +124,3 @@ def times_the_values(output: Outputs, value: Values) -> Float[Tensor, "batch hea
         for one in (output, value)
     )
     return largest / of_values.clamp_min(torch.finfo(precise).tiny)
-
-
-def bounded_instead(relative: str | None) -> str:
-    """What to give a layer, whose heads with this relative kernel have no bound, so that denominators bound weights."""
-    if relative == "rotary":
-        return "rotary_normalizer='nonnegative', or 'mixed' (the default) with a kernel without negative weights"
-    return "kernel='squared_relu' or 'positive'"

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from teka import functional
 from teka.errors import wrong_value
+from teka.experiments.baselines import SelfAttentionNetwork
+from teka.experiments.baselines.self_attention_network import make_gaussian_or_table
 from teka.functional import GeneralizedQuadratic, Quadratic, Relative
 from teka.functional.positions import Positions
 from teka.functional.relative.stationary import StationaryRelative
 from teka.grid import Grid
-from teka.models import SelfAttentionNetwork
-from teka.models.self_attention_network import make_gaussian_or_table
 from teka.nn import Attention
 from teka.training.run import Run
 

@@ -14,9 +14,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from numpy.typing import NDArray
 
-from teka.errors import wrong_shape, wrong_value
+from teka.errors import wrong_argument, wrong_shape, wrong_value
+from teka.experiments.baselines import SelfAttentionNetwork
 from teka.files import check_unpacked, write_bytes
-from teka.models import SelfAttentionNetwork
 from teka.training.heads.measure import (
     HeadGrid,
     Heads,
@@ -236,7 +236,7 @@ def _check(
     name: str, array: np.ndarray, kinds: str, shape: Sequence[int | str], sizes: dict[str, int]
 ) -> None:
     if array.dtype.kind not in kinds:
-        raise wrong_value(name, f"{array.dtype} of shape {array.shape}", KINDS[kinds])
+        raise wrong_argument(name, f"{array.dtype} of shape {array.shape}", KINDS[kinds])
     pairs = zip(shape, array.shape, strict=False)
     known = tuple(
         sizes.setdefault(wanted, size) if isinstance(wanted, str) else wanted

@@ -13,7 +13,8 @@ from teka.audit import Movement, Responses, axis_shifts, measure_responses, wils
 from teka.checks import check_name, check_sizes
 from teka.data import Split, lossless_selection
 from teka.errors import wrong_value
-from teka.models import Performer, SelfAttentionNetwork
+from teka.experiments.baselines import SelfAttentionNetwork
+from teka.models import Performer
 from teka.provenance import provenance
 from teka.training.shift.page import Examples
 from teka.training.shift.report import AXES, BUILT_IN, ModelResult, ShiftReport

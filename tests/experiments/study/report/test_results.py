@@ -42,22 +42,21 @@ def test_temporary_files_are_left_alone(study_folder, study_cell):
 
 def test_a_folder_without_cells_is_named(tmp_path):
     with pytest.raises(
-        ValueError, match=r"folder is .*, expected a study's folder, with one cell or more in cells"
+        ValueError, match=r"folder must be a study's folder, with one cell or more in cells"
     ):
         read_study_results(tmp_path)
 
 
 def test_a_cell_that_is_there_twice_is_named(study_of, study_cell, failed_cell):
     with pytest.raises(
-        ValueError,
-        match=r"001\.json: labels is .*, expected each cell once; another has seed 3 too",
+        ValueError, match=r"001\.json: labels must be each cell once.*Another has seed 3 too"
     ):
         study_of(study_cell(seed=3), failed_cell(seed=3))
 
 
 def test_cells_with_other_factors_are_named(study_of, study_cell):
     with pytest.raises(
-        ValueError, match=r"001\.json: labels is .*, expected the factors of the other cells"
+        ValueError, match=r"001\.json: labels must be the factors of the other cells"
     ):
         study_of(study_cell(), study_cell(labels={"data": "mnist", "variant": "softmax"}))
 
@@ -222,8 +221,7 @@ def test_the_reference_has_the_same_levels_otherwise(study_of, study_cells):
 def test_an_unknown_factor_is_an_error(study_of, study_cell):
     study = study_of(study_cell())
     with pytest.raises(
-        ValueError,
-        match=r"reference factor is 'kernels', expected one of .*; did you mean 'kernel'",
+        ValueError, match=r"reference factor must be one of .*got 'kernels'.*Did you mean 'kernel'"
     ):
         study.reference_of(study.groups[0], {"kernels": "softmax"})
 

@@ -102,7 +102,7 @@ def test_nothing_is_written_from_what_is_wrong(study_folder, study_cell, referen
     folder = study_folder(
         study_cell(), study_cell(seed=1, accuracy=0.5 if "kernels" in reference else 95.3)
     )
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises(ValueError, match="must be"):
         write_study(folder, reference=reference)
     assert names(folder) == set()
 

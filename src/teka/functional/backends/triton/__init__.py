@@ -1,37 +1,66 @@
-"""Sums of features by Triton kernels on a GPU; this file decides where they run and imports none of Triton."""
+"""Linear attention in Triton kernels on an NVIDIA GPU.
+
+This module decides where the kernels can run. Triton itself is imported when the kernels are first used.
+"""
 
 import os
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+from teka.functional.kernels.base import Kernel
 from teka.functional.kernels.features import Elu
-from teka.functional.kernels.rectified import Focused, Relu, SquaredRelu
+from teka.functional.kernels.rectified import Relu, SquaredRelu
 
 HAS_TRITON = find_spec("triton") is not None
-IS_WANTED = os.environ.get("TEKA_TRITON") != "0"
-# Triton's own switch: kernels then run on a CPU, slowly, by Python.
+IS_ENABLED = os.environ.get("TEKA_TRITON") != "0"
+# Triton's interpreter runs the kernels slowly on a CPU.
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-# Most features and channels of a head: compiled for more, programs need more memory within a core than many GPUs have.
-LARGEST_SIZE = 64
-# Kernels whose features are made in registers; those of all others are made before.
-MADE_WITHIN = (SquaredRelu, Relu, Focused, Elu)
+# Larger heads need more shared memory than many GPUs have.
+MAX_DIM_HEAD = 64
+# The kernels compute the features of these content kernels.
+CONTENT_KERNELS = (SquaredRelu, Relu, Elu)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def triton_fits(query: Tensor, value: Tensor, num_features: int) -> bool:
-    """Whether there are kernels for tensors of this dtype and device, and for so many features."""
-    is_there = IS_INTERPRETED or (query.is_cuda and IS_WANTED)
-    if not HAS_TRITON or not is_there or query.dtype not in DTYPES:
+@dataclass(frozen=True)
+class TritonPositions:
+    """Rotary angles of queries and keys for the Triton kernels.
+
+    Args:
+        query_angles: Angles of the queries, shape (#batch, heads, queries, pairs), or None without a rotation.
+        key_angles: Angles of the keys, shape (#batch, heads, keys, pairs), or None without a rotation.
+        length_share: Weight λ of the pair lengths in the denominator.
+    """
+
+    query_angles: Tensor | None = None
+    key_angles: Tensor | None = None
+    length_share: float = 0.0
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the angles, if any."""
+        if self.query_angles is None or self.key_angles is None:
+            return ()
+        return self.query_angles, self.key_angles
+
+
+def can_use_triton(kernel: Kernel, query: Tensor, value: Tensor) -> bool:
+    """Return True if the Triton kernels support this content kernel, dtype, head size and device."""
+    is_available = IS_INTERPRETED or (query.is_cuda and IS_ENABLED)
+    if not HAS_TRITON or not is_available or query.dtype not in DTYPES:
         return False
-    return max(num_features, value.shape[-1]) <= LARGEST_SIZE and (
-        IS_INTERPRETED or _is_recent(query.device)
-    )
+    if type(kernel) not in CONTENT_KERNELS:
+        return False
+    if max(query.shape[-1], value.shape[-1]) > MAX_DIM_HEAD:
+        return False
+    return IS_INTERPRETED or _is_supported_gpu(query.device)
 
 
-def _is_recent(device: torch.device) -> bool:
-    """Whether a device is NVIDIA's of compute capability 8.0 or more, which the kernels were compiled for."""
+def _is_supported_gpu(device: torch.device) -> bool:
+    """Return True for NVIDIA GPUs of compute capability 8.0 or higher."""
     if torch.version.cuda is None or not torch.cuda.is_available():
         return False
     return torch.cuda.get_device_properties(device).major >= 8

@@ -1,4 +1,13 @@
-"""What every Triton kernel does to a block of tokens in registers: features, their rotation, and the way back."""
+"""Loading tokens, feature maps and rotations within Triton kernels, and their gradients.
+
+A block holds the vectors of some tokens of one head in float32. In these functions:
+
+- `features` are φ(x) · 2^(−e), where 2^e brings the row into the range of float32 and e is the row's `exponent`.
+- `rotated` are the features of the numerator, rotated by the angle of the token's position.
+- `plain` and `lengths` are the features of the denominator: √(1 − λ) φ, and √λ times the lengths of the feature pairs.
+
+Without a rotation, `rotated` and `plain` are `features`, and there are no lengths.
+"""
 
 import triton
 import triton.language as tl
@@ -7,79 +16,78 @@ from teka.functional.kernels.base import LOWEST_EXPONENT
 from teka.functional.kernels.rectified import LEAST_FEATURE, RANGE_BITS
 
 TINY = tl.constexpr(2.0**-126)  # the smallest normal float32
-# In place of an exponent where there is no key: below every other, and finite, so that differences are no NaN.
+# The exponent of a missing key: below every other exponent and finite, so that differences are not NaN.
 NO_KEY = tl.constexpr(-1e30)
 LEAST = tl.constexpr(LEAST_FEATURE)
 LEAST_ROOT = tl.constexpr(LEAST_FEATURE**0.5)
 BITS = tl.constexpr(RANGE_BITS)
 LOWEST = tl.constexpr(LOWEST_EXPONENT)
-# π/2 in three float32 numbers, the first two with bits to spare.
-QUARTER, QUARTER_REST, QUARTER_LAST = map(
-    tl.constexpr, (1.5703125, 4.837512969970703e-4, 7.549789948768648e-8)
-)
+# tl.maximum drops NaN otherwise.
+KEEP_NAN = tl.constexpr(tl.PropagateNan.ALL)
 
 
 @triton.jit
-def row_of(pointer, row, heads, batch_stride, head_stride):
-    """Where the tokens of one head of one sample begin."""
-    return pointer + row // heads * batch_stride + row % heads * head_stride
+def token_rows(head, tokens, num_tokens, heads, heads_first: tl.constexpr):
+    """Return the rows of tokens in a tensor (batch, heads, tokens, dim) or (batch, tokens, heads, dim)."""
+    if heads_first:
+        rows = head * num_tokens + tokens
+    else:
+        rows = (head // heads * num_tokens + tokens) * heads + head % heads
+    return rows
 
 
 @triton.jit
-def within(columns, dim, whole: tl.constexpr):
-    """Which columns are within a head; told at once where all are, so that no number is compared or chosen."""
-    return tl.full((columns.shape[0],), True, tl.int1) if whole else columns < dim
+def load_block(pointer, rows, keep, dim: tl.constexpr, size: tl.constexpr):
+    """Load rows of `dim` elements as float32, padded to `size`. Rows that are not kept are 0."""
+    columns = tl.arange(0, size)
+    mask = keep[:, None] & (columns < dim)[None, :]
+    block = tl.load(pointer + rows[:, None] * dim + columns[None, :], mask=mask, other=0.0)
+    return block.to(tl.float32)
 
 
 @triton.jit
-def load_tokens(pointer, tokens, columns, token_stride, kept, inside):
-    """A block of (tokens, columns) in float32, 0 for what is not kept or not inside."""
-    places = pointer + tokens[:, None] * token_stride + columns[None, :]
-    return tl.load(places, mask=kept[:, None] & inside[None, :], other=0.0).to(tl.float32)
+def store_block(pointer, block, rows, keep, dim: tl.constexpr, size: tl.constexpr):
+    """Store the first `dim` columns of the rows that are kept, in the dtype of the tensor."""
+    columns = tl.arange(0, size)
+    mask = keep[:, None] & (columns < dim)[None, :]
+    block = block.to(pointer.dtype.element_ty)
+    tl.store(pointer + rows[:, None] * dim + columns[None, :], block, mask=mask)
 
 
 @triton.jit
-def store_tokens(pointer, block, tokens, columns, token_stride, kept, inside):
-    """A block of (tokens, columns) to where it belongs, in the type that is kept there."""
-    places = pointer + tokens[:, None] * token_stride + columns[None, :]
-    tl.store(places, block.to(pointer.dtype.element_ty), mask=kept[:, None] & inside[None, :])
+def clear_rows(block, poison):
+    """Replace the rows whose poison is NaN by 0."""
+    return tl.where((poison == poison)[:, None], block, 0.0)
 
 
 @triton.jit
-def kept_tokens(key_mask, sample, tokens, num_tokens, masked: tl.constexpr):
-    """Which tokens are there and count."""
-    kept = tokens < num_tokens
-    if masked:
-        kept = kept & (tl.load(key_mask + sample * num_tokens + tokens, mask=kept, other=0) != 0)
-    return kept
+def load_finite(
+    pointer, rows, keep, is_causal: tl.constexpr, dim: tl.constexpr, size: tl.constexpr
+):
+    """Load a block and its poison, which is NaN for rows with NaN or infinity and 0 for others.
+
+    A causal block has 0 in these rows, because they must not reach earlier outputs through the sums of the block.
+    """
+    block = load_block(pointer, rows, keep, dim, size)
+    poison = tl.sum(block * 0.0, axis=1)
+    if is_causal:
+        block = clear_rows(block, poison)
+    return block, poison
 
 
 @triton.jit
-def soundness(vectors):
-    """0 for every row, NaN for one that holds NaN or an infinity."""
-    return tl.sum(vectors * 0.0, axis=1)
+def kept_keys(key_mask, head, tokens, num_tokens, heads, is_masked: tl.constexpr):
+    """Return True for keys that exist and that the mask keeps."""
+    keep = tokens < num_tokens
+    if is_masked:
+        mask = tl.load(key_mask + head // heads * num_tokens + tokens, mask=keep, other=0)
+        keep = keep & (mask != 0)
+    return keep
 
 
 @triton.jit
-def where_sound(soundness, block):
-    """Rows of a block, 0 in place of those that are not sound."""
-    return tl.where((soundness == soundness)[:, None], block, 0.0)
-
-
-@triton.jit
-def known_exponents(exponents, row, tokens, num_tokens, kept, exponent, kernel: tl.constexpr):
-    """The exponents of features that were made before, or those that came of making them here."""
-    if kernel == "identity":
-        exponent = tl.load(exponents + row * num_tokens + tokens, mask=kept, other=0.0)
-        exponent = tl.where(
-            exponent * 0.0 == 0.0, exponent, 0.0
-        )  # those of keys that are not sound
-    return exponent
-
-
-@triton.jit
-def _rectified(vectors, floor_share, kernel: tl.constexpr):
-    """u·x, its floor and whether that grows with x, and k with u = 2^(−8k), which brings a row into range."""
+def _scale_and_floor(vectors, floor_share, kernel: tl.constexpr):
+    """Scale rows into range by 2^(−8 steps). Return them, their floors, where a floor grows with x, and the steps."""
     peak = tl.max(tl.abs(vectors), axis=1)
     steps = tl.floor(tl.log2(tl.maximum(peak, TINY)) / BITS + 0.5)
     steps = tl.minimum(tl.maximum(steps, -15.0), 15.0)
@@ -90,145 +98,171 @@ def _rectified(vectors, floor_share, kernel: tl.constexpr):
 
 
 @triton.jit
-def _focused_parts(rectified):
-    """The largest entry, u = r over it, ‖u‖ and ‖u³‖ of every row; see `Focused`."""
-    peak = tl.max(rectified, axis=1)
-    unit = rectified / peak[:, None]
-    square = unit * unit
-    length, cube_length = (
-        tl.sqrt(tl.sum(square, axis=1)),
-        tl.sqrt(tl.sum(square * square * square, axis=1)),
-    )
-    return peak, unit, length, cube_length
-
-
-@triton.jit
-def feature_map(vectors, inside, factor, floor_share, kernel: tl.constexpr):
-    """φ(x) · 2^(−e), 0 in columns that are not inside, and e, a whole number, of every row.
-
-    e is what bringing a row into range takes out of features that are powers of x. With "identity" x are features.
-    """
-    exponent = tl.zeros_like(tl.sum(vectors, axis=1))
-    if kernel == "identity":
-        features = vectors
-    elif kernel == "elu":
-        scaled = vectors * factor
-        features = tl.where(
-            scaled > 0, 1 + scaled, tl.exp(tl.minimum(tl.maximum(scaled, LOWEST), 0.0))
-        )
+def feature_map(
+    vectors, root_scale, floor_share, kernel: tl.constexpr, dim: tl.constexpr, size: tl.constexpr
+):
+    """Return φ(x) · 2^(−e), with 0 in padding columns, and the exponent e of each row."""
+    if kernel == "elu":
+        scaled = vectors * root_scale
+        negative = tl.exp(tl.maximum(tl.minimum(scaled, 0.0, KEEP_NAN), LOWEST, KEEP_NAN))
+        features = tl.where(scaled > 0, 1 + scaled, negative)
+        exponent = tl.zeros((vectors.shape[0],), tl.float32)
     else:
-        scaled, floor, _, steps = _rectified(vectors, floor_share, kernel)
-        features = tl.where(inside[None, :], tl.maximum(scaled, floor[:, None]), 0.0)
+        scaled, floor, _, steps = _scale_and_floor(vectors, floor_share, kernel)
+        features = tl.maximum(scaled, floor[:, None], KEEP_NAN)
         exponent = steps * BITS
         if kernel == "squared_relu":
-            features, exponent = features * features, 2 * exponent
-        elif kernel == "focused":
-            peak, unit, length, cube_length = _focused_parts(features)
-            features = unit * unit * unit * (peak * length / cube_length)[:, None]
-    return tl.where(inside[None, :], features, 0.0), exponent
+            features = features * features
+            exponent = 2 * exponent
+    return tl.where((tl.arange(0, size) < dim)[None, :], features, 0.0), exponent
 
 
 @triton.jit
-def feature_map_gradient(vectors, gradient, inside, factor, floor_share, kernel: tl.constexpr):
-    """The gradient of x from that of φ(x) · 2^(−e), with e taken as fixed."""
-    gradient = tl.where(inside[None, :], gradient, 0.0)
-    if kernel == "identity":
-        of_vectors = gradient
-    elif kernel == "elu":
-        scaled = vectors * factor
-        slope = tl.where(
-            scaled > 0, 1.0, tl.where(scaled < LOWEST, 0.0, tl.exp(tl.minimum(scaled, 0.0)))
-        )
-        of_vectors = gradient * slope * factor
+def feature_map_gradient(
+    vectors,
+    grad_features,
+    root_scale,
+    floor_share,
+    kernel: tl.constexpr,
+    dim: tl.constexpr,
+    size: tl.constexpr,
+):
+    """Return the gradient of x from that of φ(x) · 2^(−e), where e is a constant."""
+    grad_features = tl.where((tl.arange(0, size) < dim)[None, :], grad_features, 0.0)
+    if kernel == "elu":
+        scaled = vectors * root_scale
+        negative = tl.where(scaled < LOWEST, 0.0, tl.exp(tl.minimum(scaled, 0.0)))
+        grad_vectors = grad_features * tl.where(scaled > 0, 1.0, negative) * root_scale
     else:
-        scaled, floor, grows, steps = _rectified(vectors, floor_share, kernel)
-        rectified = tl.where(inside[None, :], tl.maximum(scaled, floor[:, None]), 0.0)
-        back = tl.exp2(steps * -BITS)
+        scaled, floor, floor_grows, steps = _scale_and_floor(vectors, floor_share, kernel)
+        factor = tl.exp2(steps * -BITS)
         if kernel == "squared_relu":
-            gradient, back = rectified * gradient, 2 * back
-        elif kernel == "focused":
-            _, unit, length, cube_length = _focused_parts(rectified)
-            square = unit * unit
-            inner = tl.sum(gradient * square * unit, axis=1)
-            cubic = 3 * length * inner / (cube_length * cube_length * cube_length)
-            along = (inner / (length * cube_length))[:, None] - cubic[:, None] * square * square
-            gradient = gradient * square * (3 * length / cube_length)[:, None] + unit * along
-        above = scaled >= floor[:, None]
-        below = tl.where(grows, tl.sum(tl.where(above, 0.0, gradient), axis=1), 0.0)
-        # The floor's gradient is ε² x / (d · floor).
-        through_floor = scaled * (below / floor * floor_share * floor_share)[:, None]
-        of_vectors = (tl.where(above, gradient, 0.0) + through_floor) * back[:, None]
-    return of_vectors
-
-
-@triton.jit
-def exact_cosine_and_sine(angle):
-    """cos θ and sin θ to rounding, from polynomials within π/4 of the nearest quarter turn (Cephes, `sinf`, `cosf`)."""
-    quarters = tl.floor(angle * (2 / 3.141592653589793) + 0.5)
-    rest = tl.fma(quarters, -QUARTER, angle)
-    rest = tl.fma(quarters, -QUARTER_REST, rest)
-    rest = tl.fma(quarters, -QUARTER_LAST, rest)
-    square = rest * rest
-    sine = (
-        (-1.9515295891e-4 * square + 8.3321608736e-3) * square - 1.6666654611e-1
-    ) * square * rest + rest
-    cosine = (2.443315711809948e-5 * square - 1.388731625493765e-3) * square + 4.166664568298827e-2
-    cosine = cosine * square * square - 0.5 * square + 1
-    turn = quarters.to(tl.int32) & 3
-    swapped = (turn & 1) == 1
-    of_cosine, of_sine = tl.where(swapped, sine, cosine), tl.where(swapped, cosine, sine)
-    return tl.where((turn == 1) | (turn == 2), -of_cosine, of_cosine), tl.where(
-        turn >= 2, -of_sine, of_sine
-    )
-
-
-@triton.jit
-def near_cosine_and_sine(angle):
-    """The same to 20 bits, by the unit that an NVIDIA GPU has for them, which takes angles within a turn."""
-    turns = tl.floor(angle * (0.5 / 3.141592653589793) + 0.5)
-    rest = tl.fma(turns, -4 * QUARTER, angle)
-    rest = tl.fma(turns, -4 * QUARTER_REST, rest)
-    cosine = tl.inline_asm_elementwise(
-        "cos.approx.f32 $0, $1;", "=f,f", [rest], tl.float32, is_pure=True, pack=1
-    )
-    sine = tl.inline_asm_elementwise(
-        "sin.approx.f32 $0, $1;", "=f,f", [rest], tl.float32, is_pure=True, pack=1
-    )
-    return cosine, sine
+            grad_features = 2 * tl.maximum(scaled, floor[:, None]) * grad_features
+        is_above = scaled >= floor[:, None]
+        grad_floor = tl.sum(tl.where(is_above, 0.0, grad_features), axis=1)
+        grad_floor = tl.where(floor_grows, grad_floor, 0.0)
+        # The gradient of floor = ε ‖x‖/√d is ε² x / (d · floor).
+        through_floor = scaled * (grad_floor / floor * floor_share * floor_share)[:, None]
+        grad_scaled = tl.where(is_above, grad_features, 0.0) + through_floor
+        grad_vectors = grad_scaled * factor[:, None]
+    return grad_vectors
 
 
 @triton.jit
 def _split_pairs(features, size: tl.constexpr):
-    """Features 2p, and features 2p + 1."""
+    """Return the features 2p and the features 2p + 1."""
     return tl.split(tl.reshape(features, (features.shape[0], size // 2, 2)))
 
 
 @triton.jit
-def rotated(features, cosine, sine, size: tl.constexpr):
-    """Features 2p and 2p + 1 rotated together by angle p; by its opposite with −sine."""
+def _join_pairs(first, second, size: tl.constexpr):
+    """Return features from those with indices 2p and 2p + 1."""
+    return tl.reshape(tl.join(first, second), (first.shape[0], size))
+
+
+@triton.jit
+def rotate(features, cosine, sine, size: tl.constexpr):
+    """Rotate features 2p and 2p + 1 by angle p. A negative sine gives the inverse rotation."""
     first, second = _split_pairs(features, size)
-    both = tl.join(first * cosine - second * sine, first * sine + second * cosine)
-    return tl.reshape(both, (features.shape[0], size))
+    return _join_pairs(first * cosine - second * sine, first * sine + second * cosine, size)
 
 
 @triton.jit
 def pair_lengths(features, size: tl.constexpr):
-    """ψ: √(φ_2p² + φ_2p+1²) of every pair."""
+    """Return √(φ_2p² + φ_2p+1²) of every pair."""
     first, second = _split_pairs(features, size)
     return tl.sqrt(first * first + second * second)
 
 
 @triton.jit
-def pair_lengths_gradient(features, gradient, size: tl.constexpr):
-    """The gradient of features from that of ψ: ∂ψ/∂φ = φ/ψ, 0 where ψ is."""
+def pair_lengths_gradient(features, grad_lengths, size: tl.constexpr):
+    """Return the gradient of features from that of the pair lengths; 0 for pairs of length 0."""
     lengths = pair_lengths(features, size)
-    ratio = tl.where(lengths > 0, gradient / tl.maximum(lengths, TINY), 0.0)
-    return features * tl.reshape(tl.join(ratio, ratio), (features.shape[0], size))
+    ratio = tl.where(lengths > 0, grad_lengths / tl.maximum(lengths, TINY), 0.0)
+    return features * _join_pairs(ratio, ratio, size)
 
 
 @triton.jit
-def angles_gradient(turned, of_turned, size: tl.constexpr):
-    """∂θ_p = t₁g₂ − t₂g₁ of turned pairs t with gradients g."""
-    first, second = _split_pairs(turned, size)
-    of_first, of_second = _split_pairs(of_turned, size)
-    return first * of_second - second * of_first
+def angles_gradient(rotated, grad_rotated, size: tl.constexpr):
+    """Return the gradient of the angles, r_2p g_2p+1 − r_2p+1 g_2p, for rotated features r with gradient g."""
+    first, second = _split_pairs(rotated, size)
+    grad_first, grad_second = _split_pairs(grad_rotated, size)
+    return first * grad_second - second * grad_first
+
+
+@triton.jit
+def load_features(
+    pointer,
+    cosine,
+    sine,
+    rows,
+    angle_rows,
+    keep,
+    root_scale,
+    floor_share,
+    plain_root,
+    length_root,
+    kernel: tl.constexpr,
+    rotary: tl.constexpr,
+    is_causal: tl.constexpr,
+    dim: tl.constexpr,
+    size: tl.constexpr,
+):
+    """Load the vectors of a block of tokens and compute their features; the prologue of every kernel.
+
+    Returns:
+        vectors, poison, features, exponent, rotated, plain, lengths, cosines, sines. Without a rotation the last three
+        are 0.
+    """
+    vectors, poison = load_finite(pointer, rows, keep, is_causal, dim, size)
+    features, exponent = feature_map(vectors, root_scale, floor_share, kernel, dim, size)
+    rotated = features
+    plain = features
+    lengths = tl.zeros((vectors.shape[0], size // 2), tl.float32)
+    cosines = lengths
+    sines = lengths
+    if rotary:
+        cosines = load_block(cosine, angle_rows, keep, dim // 2, size // 2)
+        sines = load_block(sine, angle_rows, keep, dim // 2, size // 2)
+        rotated = rotate(features, cosines, sines, size)
+        plain = plain_root * features
+        lengths = length_root * pair_lengths(features, size)
+    return vectors, poison, features, exponent, rotated, plain, lengths, cosines, sines
+
+
+@triton.jit
+def store_gradients(
+    grad_pointer,
+    grad_angles,
+    rows,
+    head_rows,
+    keep,
+    vectors,
+    features,
+    rotated,
+    cosines,
+    sines,
+    grad_rotated,
+    grad_plain,
+    grad_lengths,
+    root_scale,
+    floor_share,
+    plain_root,
+    length_root,
+    kernel: tl.constexpr,
+    rotary: tl.constexpr,
+    dim: tl.constexpr,
+    size: tl.constexpr,
+):
+    """Store the gradients of the vectors and angles of a block from those of its features."""
+    if rotary:
+        block = angles_gradient(rotated, grad_rotated, size)
+        store_block(grad_angles, block, head_rows, keep, dim // 2, size // 2)
+        grad_features = plain_root * grad_plain + rotate(grad_rotated, cosines, -sines, size)
+        grad_features += pair_lengths_gradient(features, length_root * grad_lengths, size)
+    else:
+        grad_features = grad_plain + grad_rotated
+    grad_vectors = feature_map_gradient(
+        vectors, grad_features, root_scale, floor_share, kernel, dim, size
+    )
+    store_block(grad_pointer, grad_vectors, rows, keep, dim, size)

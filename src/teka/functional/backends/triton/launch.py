@@ -1,60 +1,82 @@
-"""Triton kernels on tensors: what they are compiled for, sizes of blocks, and order in memory."""
+"""Launching the Triton kernels of linear attention: memory layouts, block sizes and outputs."""
 
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
+from torch.nn.functional import pad
 
-from teka.functional.backends.triton import IS_INTERPRETED
+from teka.functional.backends.triton import IS_INTERPRETED, kernels
+from teka.functional.backends.triton.feature_maps import NO_KEY
 
-# Tokens that a program goes through before it writes its sums, at least: of heads of 64 these are then an eighth of
-# what is read. Causally, that many; two-sided, more where that many programs would still fill a GPU.
+# Tokens of a segment, at least. The state of a head of 64 features then has an eighth of the size of its keys and
+# values. Bidirectional segments are longer if that still gives enough programs to fill a GPU.
 SEGMENT_TOKENS = 256
-PROGRAMS = 1024
-# How products of a type are taken: of bfloat16 with 11 bits, of others by three such products, which give float32's.
+NUM_PROGRAMS = 1024
+# Elements of a state that one program of the scan processes.
+SCAN_TILE = 256
+# tl.dot needs matrices of at least 16 x 16.
+MIN_SIZE = 16
+# Tensor cores multiply with 11 bits; three such products give the precision of float32.
 PRECISION = {
     torch.float32: "tf32x3",
     torch.float16: "tf32x3",
     torch.bfloat16: "ieee" if IS_INTERPRETED else "tf32",
 }
-# Tokens of a block and warps of a kernel, by its name, the type, and whether there are more than 32 numbers of a head;
-# of the others 4 warps and `Heads.block` tokens. Measured on an H200.
-TILES: dict[tuple[str, torch.dtype, bool], tuple[int, int]] = {
-    ("weighted_means", torch.bfloat16, False): (64, 8),
-    ("weighted_means", torch.bfloat16, True): (64, 8),
-    ("query_gradients", torch.bfloat16, True): (64, 8),
-}
-# The smallest matrix that is multiplied; half of it, lengths of pairs, must not be smaller.
-LEAST_SIZE = 16
+LARGE_SHARED_MEMORY = 2**17
 
 
 @dataclass(frozen=True)
-class Map:
-    """What kernels are compiled for, and numbers of it.
+class Options:
+    """Options of an attention for the Triton kernels.
 
     Args:
-        kernel: φ by its name, or "identity" for features that are made already.
-        form: What positions do: "none", "rotary" for rotations by angles, "fourier" for products with waves.
-        scale: Of φ of "elu".
-        epsilon: ε of the rectified ones.
-        share: λ of "rotary", the weight of lengths in the denominator.
-        is_causal: Whether queries see no later keys.
+        kernel: Name of the content kernel.
+        scale: Scale of the inner products, for "elu".
+        epsilon: ε of the floor, for "relu" and "squared_relu".
+        length_share: Weight λ of the pair lengths in the denominator.
+        is_causal: True if queries attend to no later keys.
     """
 
     kernel: str
-    form: str
     scale: float
     epsilon: float
-    share: float
+    length_share: float
     is_causal: bool
 
 
-class Heads:
-    """Queries, keys and values in an order in memory that kernels take, with the sizes that these are launched with."""
+class ForwardResult(NamedTuple):
+    """Outputs of an attention, and the tensors that its gradients need.
+
+    Args:
+        output: Weighted means of the values, shape (batch, heads, queries, dim_value).
+        inverse: 1 / denominator of every query, 0 for queries without keys.
+        states: The sums over all keys or, if causal, over the keys before every segment.
+        peaks: The largest exponent of all keys or, if causal, of the keys up to the end of every block.
+    """
+
+    output: Tensor
+    inverse: Tensor
+    states: Tensor
+    peaks: Tensor
+
+
+class Launch:
+    """The inputs of one attention in a memory layout that the kernels support, and the launches of its kernels.
+
+    Args:
+        query: Queries, shape (batch, heads, queries, dim).
+        key: Keys, shape (batch, heads, keys, dim).
+        value: Values, shape (batch, heads, keys, dim_value).
+        key_mask: True for keys that are kept, shape (batch, keys), or None.
+        query_angles: Rotary angles of the queries, shape (#batch, heads, queries, dim / 2), or None.
+        key_angles: Rotary angles of the keys, or None.
+        options: Options of the attention.
+    """
 
     def __init__(
         self,
@@ -62,127 +84,236 @@ class Heads:
         key: Tensor,
         value: Tensor,
         key_mask: Tensor | None,
-        exponents: Tensor | None,
-        query_places: Tensor | None,
-        key_places: Tensor | None,
-        map: Map,
+        query_angles: Tensor | None,
+        key_angles: Tensor | None,
+        options: Options,
     ) -> None:
-        self.query, self.key, self.value = (dense(one) for one in (query, key, value))
-        self.map, self.masked = map, key_mask is not None
-        self.key_mask = self.query if key_mask is None else key_mask.contiguous().view(torch.int8)
-        self.exponents = self.query if exponents is None else exponents.contiguous()
-        self.query_places, self.key_places = (
-            self.query[..., :0] if one is None else one.contiguous()
-            for one in (query_places, key_places)
-        )
-        self.rows = query.shape[0] * query.shape[1]
-        self.num_places = self.query_places.shape[-1]
-        self.num_waves = self.num_places if map.form == "fourier" else 1
-        is_rotary = map.form == "rotary"
-        self.size = max(triton.next_power_of_2(query.shape[-1]), LEAST_SIZE * (1 + is_rotary))
-        self.channels = max(triton.next_power_of_2(value.shape[-1]), LEAST_SIZE)
-        self.is_large = max(self.size, self.channels) > 32
-        # In 16 bits Triton 3.6 multiplies wrongly what was rotated if there are fewer than 32 tokens.
-        few = 16 if query.dtype == torch.float32 else 32
-        self.block = 64 if query.dtype == torch.bfloat16 and not map.is_causal else few
-        # Sums of all waves are too many for registers: causally they are not carried on from one block to the next.
-        self.segment = (
-            self.block
-            if map.is_causal and map.form == "fourier"
-            else max(SEGMENT_TOKENS, self.block)
-        )
-        self.length = self.size * (self.channels + 1) + self.size // 2 * is_rotary
+        self.heads_first = query.is_contiguous()
+        self.is_causal = options.is_causal
+        self.query = self.in_layout(query)
+        self.key = self.in_layout(key)
+        self.value = self.in_layout(value)
+        self.key_mask = query if key_mask is None else key_mask.contiguous().view(torch.int8)
+        self.query_angles = _angles(query_angles, query)
+        self.key_angles = _angles(key_angles, query)
+        self.num_heads = query.shape[0] * query.shape[1]  # of all samples
+        dim = query.shape[-1]
+        dim_value = value.shape[-1]
+        is_rotary = query_angles is not None
+        is_bfloat16 = query.dtype == torch.bfloat16
+        size = max(triton.next_power_of_2(dim), MIN_SIZE * (2 if is_rotary else 1))
+        channels = max(triton.next_power_of_2(dim_value), MIN_SIZE)
+        self.state_length = size * channels + size + size // 2
+        # With 16-bit inputs, Triton 3.6 computes wrong products of rotated blocks of fewer than 32 tokens.
+        self.block = 16 if query.dtype == torch.float32 else 32
+        if is_bfloat16 and not self.is_causal:
+            self.block = 64
+        self.segment = max(SEGMENT_TOKENS, self.block)
+        # Measured on an H200.
+        self.query_warps = 8 if is_bfloat16 and not self.is_causal else 4
+        self.gradient_warps = self.query_warps if max(size, channels) > 32 else 4
+        precision = PRECISION[query.dtype]
+        self.shared_arguments: dict[str, Any] = {
+            "heads": query.shape[1],
+            "num_query_angles": max(1, self.query_angles.shape[0] * query.shape[1]),
+            "num_key_angles": max(1, self.key_angles.shape[0] * query.shape[1]),
+            "root_scale": math.sqrt(options.scale),
+            "floor_share": options.epsilon / math.sqrt(dim),
+            "plain_root": math.sqrt(1 - options.length_share),
+            "length_root": math.sqrt(options.length_share),
+            "kernel": options.kernel,
+            "rotary": is_rotary,
+            "is_causal": self.is_causal,
+            "is_masked": key_mask is not None,
+            "heads_first": self.heads_first,
+            "precision": precision,
+            "block": self.block,
+            "dim": dim,
+            "dim_value": dim_value,
+            "size": size,
+            "channels": channels,
+            "length": self.state_length,
+            "num_stages": 2 if precision == "tf32x3" else _num_stages(query.device),
+        }
 
-    def launch(
-        self, compute: Any, grid: tuple[int, int, int], *given: object, **more: object
-    ) -> None:
-        """A kernel with a program for each place of a grid, compiled for these heads."""
-        precision = PRECISION[self.query.dtype]
-        block, num_warps = TILES.get(
-            (compute.__name__, self.query.dtype, self.is_large), (self.block, 4)
+    def in_layout(self, tokens: Tensor) -> Tensor:
+        """Return tokens whose memory has the order (batch, heads, tokens) or (batch, tokens, heads) of the queries."""
+        if self.heads_first:
+            return tokens.contiguous()
+        return tokens.transpose(1, 2).contiguous().transpose(1, 2)
+
+    def num_segments(self, tokens: Tensor) -> int:
+        """Return the number of programs for the tokens of one head; at least 1, which writes empty sums."""
+        return max(1, triton.cdiv(tokens.shape[2], self.segment_size(tokens)))
+
+    def segment_size(self, tokens: Tensor) -> int:
+        """Return the number of tokens of one program."""
+        if self.is_causal:
+            return self.segment
+        tokens_per_program = triton.cdiv(self.num_heads * tokens.shape[2], NUM_PROGRAMS)
+        return max(self.segment, triton.next_power_of_2(tokens_per_program))
+
+    def new_states(self, num_states: int) -> Tensor:
+        """Return memory for states of every head."""
+        return self.new_floats(num_states, self.state_length)
+
+    def new_floats(self, *shape: int) -> Tensor:
+        """Return memory for float32 elements of every head."""
+        return self.query.new_empty(self.num_heads, *shape, dtype=torch.float32)
+
+    def new_result(self) -> ForwardResult:
+        """Return memory for the result of the forward pass."""
+        batch, heads, num_queries, _ = self.query.shape
+        output = self.in_layout(
+            self.value.new_empty(batch, heads, num_queries, self.value.shape[-1])
         )
-        width = (
-            self.size // 2
-            if self.map.form == "rotary"
-            else triton.next_power_of_2(max(self.num_places, 16))
+        num_states = 1
+        num_peaks = 1
+        if self.is_causal:
+            num_states = max(1, -(-num_queries // self.segment))
+            num_peaks = max(1, -(-num_queries // self.block))
+        states = self.new_states(num_states)
+        return ForwardResult(
+            output, self.new_floats(num_queries), states, self.new_floats(num_peaks)
         )
+
+    def new_gradients(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return memory for the gradients of queries, keys, values and the angles of queries and keys."""
+        num_pairs = self.query_angles.shape[-1]
+        grad_query_angles, grad_key_angles = (
+            self.new_floats(tokens.shape[2], num_pairs).unflatten(0, tokens.shape[:2])
+            for tokens in (self.query, self.key)
+        )
+        grad_query, grad_key, grad_value = map(torch.empty_like, (self.query, self.key, self.value))
+        return grad_query, grad_key, grad_value, grad_query_angles, grad_key_angles
+
+    def run(self, function: Any, tokens: Tensor, *tensors: Tensor, num_warps: int = 4) -> None:
+        """Run a Triton function with one program for each segment of these tokens."""
         run(
-            compute,
-            grid,
-            *given,
-            **more,
-            kernel=self.map.kernel,
-            form=self.map.form,
-            precision=precision,
-            block=block,
-            size=self.size,
-            channels=self.channels,
-            width=width,
-            length=self.length,
-            whole=(self.size, self.channels) == (self.query.shape[-1], self.value.shape[-1]),
+            function,
+            (self.num_heads, self.num_segments(tokens)),
+            *tensors,
+            num_tokens=tokens.shape[2],
+            segment=self.segment_size(tokens),
             num_warps=num_warps,
-            num_stages=2 if precision == "tf32x3" else most_stages(self.query.device),
+            **self.shared_arguments,
         )
 
-    def numbers(self, tokens: Tensor) -> tuple[int | float, ...]:
-        """Sizes of a sequence and its heads, and what φ takes."""
-        dim, dim_value = self.query.shape[-1], self.value.shape[-1]
-        sizes = tokens.shape[1], tokens.shape[2], dim, dim_value, self.num_places, self.num_waves
-        return *sizes, math.sqrt(self.map.scale), self.map.epsilon / math.sqrt(dim)
-
-    def grid(self, tokens: Tensor, size: int, waves: int = 1) -> tuple[int, int, int]:
-        """One program for so many tokens of a head, and for each wave."""
-        return self.rows, triton.cdiv(tokens.shape[2], size), waves
-
-    def long_segment(self, tokens: Tensor) -> int:
-        """Tokens that a program goes through where any number will do."""
-        return max(
-            self.segment, triton.next_power_of_2(triton.cdiv(self.rows * tokens.shape[2], PROGRAMS))
+    def scan(self, states: Tensor, decays: Tensor, weights: Tensor, *, is_reversed: bool) -> None:
+        """Replace the states of segments, in place, by the states before them in the order of the scan."""
+        grid = self.num_heads, triton.cdiv(self.state_length, SCAN_TILE)
+        sizes = states.shape[1], self.state_length
+        run(
+            kernels.scan_segments,
+            grid,
+            states,
+            decays,
+            weights,
+            *sizes,
+            is_reversed=is_reversed,
+            tile=SCAN_TILE,
         )
 
-    def empty(self, *sizes: int) -> Tensor:
-        """Numbers in float32 for every head of every sample, yet to be written."""
-        return self.query.new_empty(self.rows, *sizes, dtype=torch.float32)
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """Return queries, keys, values, mask, and the cosines and sines of the angles."""
+        tables = [
+            function(angles)
+            for angles in (self.query_angles, self.key_angles)
+            for function in (torch.cos, torch.sin)
+        ]
+        return self.query, self.key, self.value, self.key_mask, *tables
 
-    def new_place_gradients(self) -> tuple[Tensor, Tensor]:
-        """Gradients of angles or waves of queries and keys, yet to be written, for every sample."""
-        batch, heads = self.query.shape[:2]
-        of_query, of_key = (
-            self.empty(one.shape[2], self.num_places).unflatten(0, (batch, heads))
-            for one in (self.query, self.key)
+    def forward(self) -> ForwardResult:
+        """Compute the outputs."""
+        result = self.new_result()
+        inputs = self.inputs
+        states = self.new_states(self.num_segments(self.key))
+        peaks = self.new_floats(states.shape[1])
+        self.run(kernels.sum_keys, self.key, *inputs[1:4], *inputs[6:], states, peaks)
+        if self.is_causal:
+            peaks_after = peaks.cummax(dim=-1).values
+            state_peaks = pad(peaks_after[:, :-1], (1, 0), value=NO_KEY.value)
+            # A peak of NaN marks a key that is not finite. Every later output is NaN, whatever the state.
+            decays = torch.exp2(state_peaks - peaks_after).nan_to_num(0.0)
+            weights = torch.exp2(peaks - peaks_after).nan_to_num(0.0)
+            self.scan(states, decays, weights, is_reversed=False)
+        else:
+            state_peaks = peaks.amax(dim=-1, keepdim=True)
+            weights = torch.exp2(peaks - state_peaks)[..., None]
+            states = (states * weights).sum(dim=1, keepdim=True)
+        self.run(
+            kernels.attend,
+            self.query,
+            *inputs,
+            states,
+            state_peaks,
+            result.output,
+            result.inverse,
+            result.peaks,
+            num_warps=self.query_warps,
         )
-        return of_query, of_key
+        peaks = result.peaks if self.is_causal else state_peaks
+        return ForwardResult(result.output, result.inverse, states, peaks)
+
+    def backward(self, gradient: Tensor, result: ForwardResult) -> tuple[Tensor, ...]:
+        """Compute the gradients of queries, keys, values and the angles of queries and keys."""
+        gradients = self.new_gradients()
+        grad_query, grad_key, grad_value, grad_query_angles, grad_key_angles = gradients
+        inputs = self.inputs
+        outputs = result.output, result.inverse, self.in_layout(gradient)
+        peaks = result.peaks
+        grad_states = self.new_states(self.num_segments(self.query))
+        self.run(
+            kernels.query_gradients,
+            self.query,
+            *inputs,
+            result.states,
+            peaks,
+            *outputs,
+            grad_query,
+            grad_query_angles,
+            grad_states,
+            num_warps=self.gradient_warps,
+        )
+        if self.is_causal:
+            blocks = self.segment // self.block
+            peaks_before = pad(peaks[:, blocks - 1 : -1 : blocks], (1, 0), value=NO_KEY.value)
+            peaks_after = torch.cat([peaks_before[:, 1:], peaks[:, -1:]], dim=-1)
+            decays = torch.exp2(peaks_before - peaks_after)
+            self.scan(grad_states, decays, torch.ones_like(decays), is_reversed=True)
+        else:
+            grad_states = grad_states.sum(dim=1, keepdim=True)
+        self.run(
+            kernels.key_gradients,
+            self.key,
+            *inputs,
+            grad_states,
+            peaks,
+            *outputs,
+            grad_key,
+            grad_value,
+            grad_key_angles,
+        )
+        return gradients
+
+
+def run(function: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """Run a Triton function on the device of its first argument."""
+    with torch.cuda.device_of(arguments[0]):
+        function[grid](*arguments, **options)
+
+
+def _angles(angles: Tensor | None, query: Tensor) -> Tensor:
+    """Return contiguous angles, or a tensor of no angles."""
+    return query.new_empty(1, 0, 0, 0) if angles is None else angles.contiguous()
 
 
 @functools.cache
-def most_stages(device: torch.device) -> int:
-    """How many steps of a loop are loaded ahead, for which a multiprocessor must have the memory."""
-    found = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
-    return 3 if getattr(found, "shared_memory_per_block_optin", 0) >= 2**17 else 2
-
-
-def run(compute: Any, grid: tuple[int, ...], *given: object, **compiled: object) -> None:
-    """A kernel with a program for each place of a grid."""
-    compute[grid](*given, **compiled)
-
-
-def dense(tokens: Tensor) -> Tensor:
-    """The tensor, or a copy where a token's numbers lie apart, or tokens share theirs."""
-    is_dense = tokens.stride(-1) == 1 and torch.empty_like(tokens).stride() == tokens.stride()
-    return tokens if is_dense else tokens.contiguous()
-
-
-def steps(tokens: Tensor) -> tuple[int, ...]:
-    """From one sample, head and token to the next."""
-    return tokens.stride()[:3]
-
-
-def place_steps(places: Tensor) -> tuple[int, int]:
-    """From one sample's and head's places to the next; those of all samples may be the same."""
-    return (places.stride(0) if places.shape[0] > 1 else 0), places.stride(1)
-
-
-def new_output(query: Tensor, value: Tensor) -> Tensor:
-    """A tensor for outputs, in memory as the queries are where it has their shape."""
-    shape = *query.shape[:3], value.shape[-1]
-    return torch.empty_like(query) if query.shape == shape else query.new_empty(shape)
+def _num_stages(device: torch.device) -> int:
+    """Return the number of pipeline stages of a loop, which depends on the shared memory of a multiprocessor."""
+    if device.type != "cuda":
+        return 2
+    properties = torch.cuda.get_device_properties(device)
+    memory = getattr(properties, "shared_memory_per_block_optin", 0)
+    return 3 if memory >= LARGE_SHARED_MEMORY else 2

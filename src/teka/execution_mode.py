@@ -1,0 +1,81 @@
+"""Execution modes of PyTorch, and what the code may do in each of them."""
+
+from enum import Enum
+
+import torch
+from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
+from torch.nn import Parameter
+
+from teka._compat import are_transforms_active, is_fake_mode_active
+
+
+class ExecutionMode(Enum):
+    """How PyTorch executes the present call.
+
+    Only in `EAGER` mode may code branch on the elements of a tensor.
+    """
+
+    EAGER = "eager"
+    RECORDING = "recording"  # torch.compile, torch.export or torch.onnx.export builds a graph
+    TRANSFORMED = "transformed"  # torch.func, forward-mode differentiation or a Tensor subclass
+    SHAPES_ONLY = "shapes only"  # meta or fake tensors, which have no elements
+
+
+def execution_mode(*tensors: Tensor) -> ExecutionMode:
+    """Return the execution mode of a call with these tensors.
+
+    Raises:
+        RuntimeError: `torch.jit.trace` records the call.
+    """
+    if torch.compiler.is_compiling():
+        return ExecutionMode.RECORDING
+    if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+        raise RuntimeError(
+            "teka does not support torch.jit.trace. Use torch.compile or torch.export."
+        )
+    if are_transforms_active():
+        return ExecutionMode.TRANSFORMED
+    for tensor in tensors:
+        if unpack_dual(tensor).tangent is not None:
+            return ExecutionMode.TRANSFORMED
+    for tensor in tensors:
+        if tensor.is_meta or hasattr(tensor, "fake_mode"):
+            return ExecutionMode.SHAPES_ONLY
+        if type(tensor) not in (Tensor, Parameter):
+            return ExecutionMode.TRANSFORMED
+    return ExecutionMode.EAGER
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Return True if the elements of a tensor exist and can be read now."""
+    if execution_mode(tensor) is not ExecutionMode.EAGER or tensor.numel() == 0:
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def may_cache(device: torch.device) -> bool:
+    """Return True if a tensor that is created now is an ordinary tensor, which later calls may use too."""
+    if execution_mode() is not ExecutionMode.EAGER or is_fake_mode_active():
+        return False
+    if torch.is_inference_mode_enabled():
+        return False
+    return not (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+
+
+def is_dynamic(*sizes: int) -> bool:
+    """Return True if one of these sizes may change in a graph that torch.export records, so that no branch may test it.
+
+    torch.compile may test a size: it compiles again for other sizes.
+    """
+    for size in sizes:
+        if isinstance(size, torch.SymInt):
+            return True
+    is_exporting = getattr(torch.compiler, "is_exporting", None)  # since PyTorch 2.7
+    if is_exporting is None or not is_exporting() or not torch.compiler.is_dynamo_compiling():
+        return False
+    # torch.export(strict=True) uses Dynamo, which shows every size as an int.
+    from torch.fx.experimental import symbolic_shapes
+
+    has_static_value = getattr(symbolic_shapes, "has_static_value", None)
+    return has_static_value is not None and not all(has_static_value(size) for size in sizes)

@@ -1,0 +1,65 @@
+"""Sums over features that are computed in chunks and recomputed in the backward pass, to bound memory."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from teka.functional.backends import checkpointed
+from teka.functional.shapes import KeyChannels, KeyFeatures, QueryChannels, QueryFeatures
+
+# Elements of φ(k) ⊗ [v, 1] that are held at once: 16 MiB in float32.
+CHUNK_ELEMENTS = 2**22
+
+
+def sum_over_features(
+    function: Callable[..., QueryChannels],
+    query_features: QueryFeatures,
+    key_features: KeyFeatures,
+    value: KeyChannels,
+    *arguments: object,
+    copies: int = 1,
+) -> QueryChannels:
+    """Return Σ_chunks function(φ(q) chunk, φ(k) chunk, value, *arguments).
+
+    A single chunk is computed as usual. Several chunks are recomputed in the backward pass.
+
+    Args:
+        function: A function that is linear in φ(q) and φ(k), and sums over their features.
+        query_features: φ(q).
+        key_features: φ(k), with the same number of features.
+        value: Values, with a column of ones.
+        *arguments: Further arguments of the function.
+        copies: Number of tensors of the size of φ(k) ⊗ [v, 1] that the function keeps.
+    """
+    num_features = key_features.shape[-1]
+    # A recorded graph serves any batch size, so its number of chunks must not depend on it.
+    num_samples = 1 if torch.compiler.is_compiling() else value.shape[0]
+    num_elements = num_samples * value.shape[1:].numel() * num_features * copies
+    if num_elements <= CHUNK_ELEMENTS:
+        return function(query_features, key_features, value, *arguments)
+    num_chunks = min(num_features, -(-num_elements // CHUNK_ELEMENTS))
+    chunk_size = -(-num_features // num_chunks)
+    chunks = zip(
+        query_features.split(chunk_size, dim=-1),
+        key_features.split(chunk_size, dim=-1),
+        strict=True,
+    )
+    sums = [checkpointed(function, *chunk, value, *arguments) for chunk in chunks]
+    return sum(sums[1:], sums[0])
+
+
+def outer_product(
+    key_features: KeyFeatures, value: KeyChannels
+) -> Float[Tensor, "batch heads keys products"]:
+    """Return φ(k) ⊗ v of every key, flattened to one dimension of features × channels."""
+    return (key_features[..., :, None] * value[..., None, :]).flatten(-2)
+
+
+def contract(
+    query_features: QueryFeatures, sums: Float[Tensor, "batch heads queries products"]
+) -> QueryChannels:
+    """Return φ(q)ᵀS of every query, for sums S of outer products that are flattened as by `outer_product`."""
+    sums = sums.unflatten(-1, (query_features.shape[-1], -1))
+    return (query_features[..., None, :] @ sums)[..., 0, :]

@@ -1,0 +1,306 @@
+"""Configuration of a Performer."""
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from teka.checks import (
+    LARGEST,
+    MOST_BLOCKS,
+    check_flags,
+    check_name,
+    check_sizes,
+    check_tensor_sizes,
+)
+from teka.errors import wrong_value
+from teka.functional import RELATIVES
+from teka.nn.features import ContentKernel
+from teka.nn.options import AttentionOptions
+from teka.nn.sampling.filters import check_blur
+
+POOLS = ("class", "mean", "attention")
+HEADS = ("pooled", "dense")
+RESAMPLINGS = ("convolution", "attention")
+STEMS = ("patch", "convolution", "polyphase_patch", "polyphase", "strided")
+HALVING_STEMS = ("polyphase", "strided")
+POSITIONS = ("none", "absolute", "absolute_table", *RELATIVES)
+# The positions that each of these options belongs to.
+POSITIONS_WITH = {
+    "num_waves": ("fourier",),
+    "longest_wave": ("fourier",),
+    "wave_weight": ("fourier",),
+    "rotation_weight_scale": ("rotation", "rotation_joint"),
+    "max_distance": ("clipped", "clipped_features", "shaw", "window"),
+    "rotary_normalizer": ("rotary",),
+}
+# Options that are passed on to the attention of every block.
+ATTENTION_OPTIONS = (
+    "dim_head",
+    "kernel",
+    "num_features",
+    "projection",
+    "qkv_bias",
+    "dropout",
+    "backend",
+    "position_heads",
+    "num_waves",
+    "rotary_normalizer",
+    "query_key",
+    "gate",
+    "value_convolution",
+)
+
+
+class Stage(NamedTuple):
+    """Sizes of a stage: blocks with the same grid."""
+
+    dim: int
+    depth: int
+    heads: int
+
+
+@dataclass(frozen=True)
+class PerformerConfig:
+    """Sizes and options of a `Performer`.
+
+    >>> import teka
+    >>> config = teka.models.PerformerConfig((8, 12), 3, 10, dim=16, depth=2, heads=2)
+    >>> model = teka.models.Performer(config)
+    >>> model.config.position
+    'rotary'
+
+    Args:
+        image_size: Pixels along each of one to three axes. One number stands for a square image.
+        in_channels: Number of channels of the images.
+        num_classes: Number of logits.
+        dim: Size of a token. `dim`, `depth` and `heads` are one number, or one for each stage. A
+            polyphase downsampling by 2 stands between two stages.
+        depth: Number of blocks.
+        heads: Number of heads.
+        position: Position encoding: "none", "absolute" (sinusoids added to the tokens),
+            "absolute_table" (a learned vector for each cell), or a
+            name of `teka.functional.RELATIVES`.
+        patch_size: Side of a token in pixels. A patch that does not move with the content limits
+            equivariance to shifts by multiples of this size.
+        stem: Layer that makes tokens of pixels, or a module from (B, C, H, W) to (B, dim, H/p, W/p):
+
+            - "convolution", the default where a token is a pixel: convolutions of 3 × 3 and
+              (p + 2) × (p + 2) pixels with a GELU between them. The second has stride p.
+            - "patch", the default of larger tokens: a linear projection of each patch, as in the
+              paper.
+            - "polyphase_patch": patches from an offset that depends on the image.
+            - "polyphase": convolutions with log2(p) polyphase downsamplings between them.
+            - "strided": the same with ordinary strides, for comparison.
+        stem_depth: Residual blocks at each of the log2(p) + 1 resolutions of a "polyphase" or
+            "strided" stem. One number, or one for each resolution, finest first.
+        periodic: Whether opposite edges of the image meet. If they do, a model with exact relative
+            positions, or without positions, is exactly invariant to rolling the image. On a
+            bounded image it is not, because a query near the edge has fewer keys on that side.
+        pool: Input of the classifier: "class" (a class token), "mean" (the mean of the tokens) or
+            "attention" (attention pooling with a learned query).
+        head: "pooled" for logits of the image, or "dense" for logits of every pixel. A dense head
+            undoes each downsampling and pools nothing.
+        select: Choice of the offset of a downsampling, "norm" or "learned". See
+            `teka.nn.PolyphaseDownsample`.
+        blur: Low-pass filter before a downsampling: None, an odd number of cells, or "ideal". With
+            "ideal" the GELUs of the stem are oversampled too (`teka.nn.sampling.OversampledGELU`).
+        resampling: Layer between stages and in a dense head: "convolution", or "attention" between
+            the two grids (`teka.nn.AttentionDownsample`).
+        subpixels: Factor k of `teka.nn.sampling.SubpixelAlignment`, which makes a periodic model
+            invariant to shifts by multiples of 1/k pixel. With 1 images are not aligned.
+        mlp_ratio: Width of the hidden layer of an MLP divided by `dim`.
+        longest_wave: Initial longest wavelength of position "fourier", in tokens.
+        wave_weight: Initial weight of the waves of position "fourier", relative to the constant.
+        rotation_weight_scale: Initial standard deviation of the weights of position "rotation".
+        max_distance: Distance in tokens beyond which positions "clipped", "clipped_features" and
+            "shaw" (by axis) do not distinguish offsets, 6 by default, or "window" has no weight,
+            3 by default.
+        window_reach: If given, half of the heads use softmax attention within a window of this
+            many cells to each side. See `teka.nn.TransformerBlock`.
+        epsilon: Floor of the rectified kernels "squared_relu", "focused" and "relu", relative to
+            the root mean square.
+        dim_head: As in `teka.nn.AttentionOptions`, like all options that follow.
+        kernel: Content kernel.
+        num_features: Number of random features.
+        projection: Distribution of random features.
+        qkv_bias: Whether queries, keys and values have a bias.
+        dropout: Dropout probability, in MLPs too.
+        backend: Backend of the attention.
+        position_heads: Number of heads that attend by position alone.
+        num_waves: Number of waves of position "fourier".
+        rotary_normalizer: Denominator of position "rotary".
+        query_key: Normalization of queries and keys.
+        gate: Whether the output of the heads is gated.
+        value_convolution: Side of a depthwise convolution of the values.
+
+    Raises:
+        ValueError: Sizes that do not fit, an unknown name, or an option without effect.
+    """
+
+    image_size: int | tuple[int, ...]
+    in_channels: int
+    num_classes: int
+    _: KW_ONLY
+    dim: int | tuple[int, ...]
+    depth: int | tuple[int, ...]
+    heads: int | tuple[int, ...]
+    position: str = "rotary"
+    patch_size: int = 1
+    stem: str | nn.Module | None = None
+    stem_depth: int | tuple[int, ...] = 0
+    periodic: bool = False
+    pool: str = "class"
+    head: str = "pooled"
+    select: str = "norm"
+    blur: int | str | None = None
+    resampling: str = "convolution"
+    subpixels: int = 1
+    mlp_ratio: float = 4.0
+    longest_wave: float | None = None
+    wave_weight: float | None = None
+    rotation_weight_scale: float | None = None
+    max_distance: int | None = None
+    window_reach: int | None = None
+    epsilon: float | None = None
+    dim_head: int | None = None
+    kernel: str | ContentKernel = "squared_relu"
+    num_features: int | None = None
+    projection: str | None = None
+    qkv_bias: bool = True
+    dropout: float = 0.0
+    backend: str = "auto"
+    position_heads: int | None = None
+    num_waves: int | None = None
+    rotary_normalizer: str | None = None
+    query_key: str = "plain"
+    gate: bool = False
+    value_convolution: int | None = None
+
+    def __post_init__(self) -> None:
+        sizes = ("in_channels", "num_classes", "patch_size", "subpixels")
+        check_sizes({name: getattr(self, name) for name in sizes})
+        if self.subpixels > 1 and not (self.periodic and self.head == "pooled"):
+            expected = "1 without periodic=True, or with head='dense'"
+            raise wrong_value("subpixels", self.subpixels, expected)
+        stages = self.stages
+        check_flags({"periodic": self.periodic})
+        check_name("position", self.position, POSITIONS)
+        check_name("pool", self.pool, POOLS)
+        check_name("head", self.head, HEADS)
+        check_name("select", self.select, ("norm", "learned"))
+        check_name("resampling", self.resampling, RESAMPLINGS)
+        if not isinstance(self.stem_layer, nn.Module):
+            check_name("stem", self.stem_layer, STEMS)
+        check_blur(self.blur, self.periodic)
+        for stage in stages:
+            check_tensor_sizes({"dim": stage.dim}, stage.dim**2)
+        num_axes = len(self.image_size) if isinstance(self.image_size, Sequence) else 2
+        first_dim = stages[0].dim
+        num_weights = self.in_channels * first_dim * self.patch_size**num_axes
+        check_tensor_sizes({"in_channels": self.in_channels, "dim": first_dim}, num_weights)
+        check_tensor_sizes({"num_classes": self.num_classes, "dim": stages[-1].dim})
+        self._check_downsampling()
+        self._check_head()
+        self.attention_options()  # Checks its values.
+        self._check_positions()
+
+    @property
+    def stages(self) -> list[Stage]:
+        """Sizes of each stage."""
+        options = {"dim": self.dim, "depth": self.depth, "heads": self.heads}
+        sizes = {
+            name: tuple(value) if isinstance(value, Sequence) else (value,)
+            for name, value in options.items()
+        }
+        num_stages = max(map(len, sizes.values()))
+        for name, values in sizes.items():
+            if len(values) not in (1, num_stages):
+                expected = f"one number, or one for each of {num_stages} stages"
+                raise wrong_value(name, options[name], expected)
+            for value in values or (None,):
+                check_sizes({name: value}, most=MOST_BLOCKS if name == "depth" else LARGEST)
+        columns = [values * num_stages if len(values) == 1 else values for values in sizes.values()]
+        return [Stage(*column) for column in zip(*columns, strict=True)]
+
+    @property
+    def stem_layer(self) -> str | nn.Module:
+        """The stem, with the default filled in."""
+        if self.stem is not None:
+            return self.stem
+        return "convolution" if self.patch_size == 1 else "patch"
+
+    @property
+    def num_placed(self) -> int:
+        """Number of blocks of the last stage whose positions can change the logits.
+
+        The last block before a class token is read is not among them, because the class token has
+        no position.
+        """
+        depth = self.stages[-1].depth
+        return depth - 1 if self.pool == "class" and self.head == "pooled" else depth
+
+    def attention_options(self) -> AttentionOptions:
+        """Return the options of the attention of every block."""
+        relative = self.position if self.position in RELATIVES else None
+        return AttentionOptions(**self.attention_keywords(), relative=relative)
+
+    def attention_keywords(self) -> dict[str, Any]:
+        """Return the options of the attention by name, except for its relative kernel."""
+        return {name: getattr(self, name) for name in ATTENTION_OPTIONS}
+
+    def _check_downsampling(self) -> None:
+        """Check that options of downsampling have an effect."""
+        stem = self.stem_layer
+        num_stages = len(self.stages)
+        if self.resampling == "attention" and num_stages == 1 and self.head != "dense":
+            expected = "'convolution' with one stage and head='pooled', where nothing is"
+            raise wrong_value("resampling", self.resampling, expected)
+        has_sampling_stem = stem in ("polyphase_patch", *HALVING_STEMS) and self.patch_size > 1
+        if num_stages == 1 and not has_sampling_stem:
+            expected = "its default without a halving: with one stage, and no stem with one"
+            if self.select != "norm":
+                raise wrong_value("select", self.select, expected)
+            if self.blur is not None:
+                raise wrong_value("blur", self.blur, expected)
+        depths = self.stem_depth if isinstance(self.stem_depth, Sequence) else (self.stem_depth,)
+        for depth in depths:
+            check_sizes({"stem_depth": depth}, 0, most=MOST_BLOCKS)
+        if self.stem_depth != 0 and stem not in HALVING_STEMS:
+            expected = "0 but with stem='polyphase' or 'strided'"
+            raise wrong_value("stem_depth", self.stem_depth, expected)
+        if stem == "strided" and self.select != "norm":
+            expected = "'norm' with stem='strided', which chooses nothing"
+            raise wrong_value("select", self.select, expected)
+
+    def _check_head(self) -> None:
+        """Check that the pooling, the patches and the number of stages fit the head."""
+        if self.head == "dense":
+            if self.pool != "class":
+                expected = "left out with head='dense', which pools nothing"
+                raise wrong_value("pool", self.pool, expected)
+            if self.patch_size > 1 and self.stem_layer not in HALVING_STEMS:
+                expected = "1 with head='dense', or stem='polyphase' or 'strided'"
+                raise wrong_value("patch_size", self.patch_size, expected)
+        elif self.pool == "class" and len(self.stages) > 1:
+            expected = (
+                "'mean' or 'attention' with several stages, which a class token does not pass"
+            )
+            raise wrong_value("pool", self.pool, expected)
+
+    def _check_positions(self) -> None:
+        """Check that options of positions have an effect."""
+        if self.num_placed == 0:
+            for option in ("value_convolution", "window_reach"):
+                if getattr(self, option) is not None:
+                    expected = (
+                        "None with depth=1 and pool='class', where it could not change the logits"
+                    )
+                    raise wrong_value(option, getattr(self, option), expected)
+        for option, positions in POSITIONS_WITH.items():
+            value = getattr(self, option)
+            if value is not None and self.position not in positions:
+                others = " or ".join(map(repr, positions))
+                expected = f"None with position={self.position!r}; position={others} takes it"
+                raise wrong_value(option, value, expected)

@@ -1,0 +1,122 @@
+"""Layers that reduce the number of tokens: attention pooling and space to depth."""
+
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from teka import functional
+from teka.checks import check_flags, check_kind, check_sizes, check_tensor_sizes
+from teka.errors import wrong_shape, wrong_value
+from teka.functional.positions import check_mask
+from teka.nn.inputs import check_tokens
+
+
+class AttentionPool(nn.Module):
+    """Softmax attention pooling with `num_queries` learned queries.
+
+    out = W_o · concat_h softmax(q_h Kᵀ / √d) V. The output is invariant to permutations of the tokens, and the cost is
+    O(L). `dim` must be a multiple of `heads`. `qkv_bias` adds a bias to the values only, because a bias of the keys
+    cancels in the softmax.
+
+    Source: attention with a learned query; Lee et al. 2019 (Set Transformer), §3.2.
+
+    >>> import torch, teka
+    >>> pool, tokens = teka.nn.AttentionPool(16, 4, num_queries=2), torch.randn(1, 7, 16)
+    >>> pool(tokens).shape, torch.allclose(pool(tokens.flip(1)), pool(tokens), atol=1e-6)
+    (torch.Size([1, 2, 16]), True)
+    """
+
+    equivariance: ClassVar[dict[str, str]] = {"permutation": "exact"}
+
+    def __init__(
+        self, dim: int, heads: int, *, num_queries: int = 1, qkv_bias: bool = True
+    ) -> None:
+        super().__init__()
+        check_sizes({"dim": dim, "heads": heads, "num_queries": num_queries})
+        check_tensor_sizes({"dim": dim}, dim**2)
+        check_tensor_sizes({"dim": dim, "num_queries": num_queries})
+        check_flags({"qkv_bias": qkv_bias})
+        if dim % heads:
+            raise wrong_value("heads", heads, f"a divisor of dim = {dim}")
+        self.dim, self.heads = dim, heads
+        self.query = Parameter(torch.randn(num_queries, dim))
+        self.key = nn.Linear(dim, dim, bias=False)
+        self.value = nn.Linear(dim, dim, bias=qkv_bias)
+        self.output = nn.Linear(dim, dim)
+
+    def forward(
+        self,
+        tokens: Float[Tensor, "batch tokens dim"],
+        key_mask: Bool[Tensor, "batch tokens"] | None = None,
+    ) -> Float[Tensor, "batch queries dim"]:
+        """Pool the tokens where `key_mask` is True. Heads of a sample without such tokens are 0."""
+        check_tokens("tokens", tokens, "batch", "tokens", self.dim, first=self.output)
+        if key_mask is not None:
+            check_mask("key_mask", key_mask, batch=tokens.shape[0], num_tokens=tokens.shape[1])
+            tokens = tokens.masked_fill(~key_mask[..., None], 0.0)
+        query = self.query.expand(tokens.shape[0], -1, -1)
+        parts = (query, self.key(tokens), self.value(tokens))
+        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        mixed = functional.attention(
+            query.to(key.dtype), key, value, kernel="softmax", key_mask=key_mask
+        )
+        return self.output(mixed.transpose(1, 2).flatten(2))
+
+
+class SpaceToDepth(nn.Module):
+    """Rearrange blocks of f × … × f cells into channels, with f = `factor`.
+
+        y[c fⁿ + (t_1, …, t_n), i] = x[c, f i + t],   t in {0, …, f − 1}ⁿ in row-major order
+
+    On n = 2 axes this is `torch.nn.PixelUnshuffle`. `inverse` restores the input exactly. A shift of the input by f
+    cells shifts the output by one cell; other shifts permute the channels too.
+
+    Source: Jacobsen et al. 2018 (i-RevNet), §3.1, after Shi et al. 2016; Cordonnier et al. 2020, §4.1, with f = 2.
+
+    >>> import torch, teka
+    >>> down, maps = teka.nn.SpaceToDepth(2), torch.randn(1, 3, 4, 6)
+    >>> down(maps).shape, torch.equal(down.inverse(down(maps)), maps)
+    (torch.Size([1, 12, 2, 3]), True)
+    """
+
+    def __init__(self, factor: int = 2, num_axes: int = 2) -> None:
+        super().__init__()
+        check_sizes({"factor": factor, "num_axes": num_axes})
+        self.factor, self.num_axes = factor, num_axes
+        self.cells_per_block = factor**num_axes
+
+    def forward(
+        self, maps: Float[Tensor, "batch channels *sides"]
+    ) -> Float[Tensor, "batch more_channels *fewer"]:
+        """(B, C, *S) to (B, C · fⁿ, *(S / f)); a ValueError for other axes, or a side that is no multiple of f."""
+        check_kind("maps", maps, None)
+        if maps.ndim != 2 + self.num_axes or any(side % self.factor for side in maps.shape[2:]):
+            expected = (
+                f"(batch, channels) and {self.num_axes} sides, multiples of factor = {self.factor}"
+            )
+            raise wrong_shape("maps", maps.shape, expected)
+        split = [size for side in maps.shape[2:] for size in (side // self.factor, self.factor)]
+        blocks, end = maps.reshape(*maps.shape[:2], *split), 2 + len(split)
+        within_first = blocks.permute(0, 1, *range(3, end, 2), *range(2, end, 2))
+        return within_first.flatten(1, 1 + self.num_axes)
+
+    def inverse(
+        self, maps: Float[Tensor, "batch more_channels *fewer"]
+    ) -> Float[Tensor, "batch channels *sides"]:
+        """Restore the input of `forward` from its output."""
+        check_kind("maps", maps, None)
+        if maps.ndim != 2 + self.num_axes or maps.shape[1] % self.cells_per_block:
+            expected = (
+                f"(batch, a multiple of {self.cells_per_block} channels) and {self.num_axes} sides"
+            )
+            raise wrong_shape("maps", maps.shape, expected)
+        axes = range(self.num_axes)
+        sides, channels = maps.shape[2:], maps.shape[1] // self.cells_per_block
+        within_first = maps.reshape(maps.shape[0], channels, *[self.factor] * self.num_axes, *sides)
+        blocks = within_first.permute(
+            0, 1, *(place for axis in axes for place in (2 + self.num_axes + axis, 2 + axis))
+        )
+        return blocks.reshape(maps.shape[0], channels, *(s * self.factor for s in sides))

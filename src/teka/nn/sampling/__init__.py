@@ -1,0 +1,19 @@
+"""Layers that change the resolution of a grid without breaking shift equivariance."""
+
+from teka.nn.sampling.filters import OversampledGELU
+from teka.nn.sampling.polyphase import (
+    PolyphaseDownsample,
+    PolyphasePatchEmbedding,
+    PolyphaseUpsample,
+)
+from teka.nn.sampling.resample import AttentionDownsample, AttentionUpsample, SubpixelAlignment
+
+__all__ = [
+    "AttentionDownsample",
+    "AttentionUpsample",
+    "OversampledGELU",
+    "PolyphaseDownsample",
+    "PolyphasePatchEmbedding",
+    "PolyphaseUpsample",
+    "SubpixelAlignment",
+]

@@ -1,0 +1,399 @@
+"""Polyphase sampling: downsampling whose grid moves with the content."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import gumbel_softmax, pad
+
+from teka.checks import (
+    WHOLE,
+    check_flags,
+    check_name,
+    check_sizes,
+    check_stride,
+    check_tensor,
+    check_tensor_sizes,
+    is_whole,
+)
+from teka.errors import wrong_shape, wrong_value
+from teka.nn.additions import CONVOLUTION_MODULES, CONVOLUTIONS
+from teka.nn.sampling.filters import at_least_float32, check_blur, low_pass
+from teka.precision import precise
+
+SELECTIONS = ("norm", "learned", "fixed")
+SCORE_CHANNELS = 16
+INTEGER_BITS = 62  # Norms are summed as integers of so many bits.
+SELECTION_BLUR = 5  # Width of the binomial filter before the choice, with blur="ideal".
+GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
+
+
+class PolyphaseDownsample(nn.Module):
+    """Keep every s-th cell of each axis, from an offset that depends on the content.
+
+        y[n] = x[s·n + ĉ]
+
+    A coset x_c[n] = x[s·n + c], with c ∈ {0, …, s − 1}ⁿ, holds every s-th cell. A shift of the
+    input permutes and rolls its cosets. The layer chooses the same coset before and after the
+    shift:
+
+    - "norm": the coset with the largest norm, ĉ = argmax_c ‖x_c‖².
+    - "learned": the coset with the largest score. A small convolutional network gives the scores.
+    - "fixed": always the first coset, which is an ordinary stride. It is equivariant only to
+      shifts by multiples of s.
+
+    So the output of a shifted input is the shifted output, y(T_τ x) = T_τ' y(x) with
+    τ' = (τ + c − c')/s. This is exact on periodic axes whose sides s divides. On a bounded grid,
+    content that enters or leaves at the edge can change the choice.
+
+    Note:
+        Norms are summed as integers, because the order of a floating-point sum could break ties.
+        If several cosets have the same norm, the layer compares Σ_n e[n]² Σ_t w_t e[n + t], where
+        e = Σ x² over the channels and all weights w_t differ. If an input equals its own shift,
+        the cosets are equal up to a roll.
+
+    Gradients go to the chosen cells. Scores of "learned" are trained with the straight-through
+    Gumbel softmax.
+
+    Source: Chaman & Dokmanić 2021 ("norm"); Rojas-Gomez et al. 2022 ("learned"); Zhang 2019
+    (blur; with "fixed" it is blur pooling); Michaeli et al. 2023 (blur="ideal"). Proof:
+    docs/maths/polyphase.md.
+
+    Args:
+        stride: s of each axis, or one number for all axes.
+        num_axes: Number of axes of the inputs: 1, 2 or 3.
+        select: "norm", "learned" or "fixed".
+        channels: Channels of the inputs. Required for "learned".
+        blur: Low-pass filter before sampling: None, the odd width of a binomial filter, or
+            "ideal", which keeps frequencies below half of the new Nyquist frequency.
+            "norm" chooses after the filter, "learned" before it.
+        periodic: Whether filters wrap around, or see zeros outside the grid.
+
+    >>> import torch
+    >>> from teka.nn import PolyphaseDownsample
+    >>> picture = torch.randn(1, 3, 8, 8)
+    >>> downsample = PolyphaseDownsample(2)
+    >>> cells = downsample(picture).flatten().sort().values
+    >>> shifted_cells = downsample(picture.roll((5, 3), (2, 3))).flatten().sort().values
+    >>> torch.equal(cells, shifted_cells)
+    True
+    """
+
+    def __init__(
+        self,
+        stride: int | Sequence[int],
+        *,
+        num_axes: int = 2,
+        select: str = "norm",
+        channels: int | None = None,
+        blur: int | str | None = None,
+        periodic: bool = True,
+    ) -> None:
+        super().__init__()
+        check_name("select", select, SELECTIONS)
+        check_flags({"periodic": periodic})
+        self.stride = check_axes("stride", stride, num_axes)
+        self.select = select
+        self.blur = check_blur(blur, periodic)
+        self.periodic = periodic
+        if (channels is None) == (select == "learned"):
+            expected = "the inputs' channels with select='learned', else None"
+            raise wrong_value("channels", channels, expected)
+        check_sizes({"channels": channels}, or_none=True)
+        self.score = None if channels is None else _Score(channels, num_axes)
+
+    def forward(
+        self, inputs: Float[Tensor, "batch channels *sides"]
+    ) -> Float[Tensor, "batch channels *coarse"]:
+        """Return the chosen coset."""
+        return self.sample(inputs)[0]
+
+    def sample(
+        self,
+        inputs: Float[Tensor, "batch channels *sides"],
+        offset: Int[Tensor, "batch"] | None = None,
+    ) -> tuple[Float[Tensor, "batch channels *coarse"], Int[Tensor, "batch"]]:
+        """Return the chosen coset and its index, which `PolyphaseUpsample` takes.
+
+        Args:
+            inputs: Cells, shape (B, C, *sides).
+            offset: Index of the coset of each sample. By default the layer chooses. Give the
+                offset of another branch if the outputs of both branches are added.
+
+        Raises:
+            ValueError: The stride does not divide the sides of the inputs.
+        """
+        self.check(inputs)
+        # A filter at half of the new Nyquist frequency leaves room for the frequencies that a
+        # square creates, so that the norms do not alias either.
+        steps = [2 * step if self.blur == "ideal" and step > 1 else step for step in self.stride]
+        filtered = low_pass(inputs, self.blur, steps, self.periodic)
+        if offset is not None:
+            check_tensor("offset", offset, inputs.shape[0], dtypes=WHOLE)
+            return take_coset(filtered, offset, self.stride), offset
+        if self.select == "fixed":
+            chosen = inputs.new_zeros(inputs.shape[0], dtype=torch.long)
+        elif self.score is None:
+            chosen = self._offset_by_norm(inputs)
+        else:
+            # Score the inputs before the filter. After the filter, the cosets of a small grid
+            # differ only by rounding.
+            scores = self.score(split_cosets(inputs, self.stride))
+            if self.training:
+                choice = gumbel_softmax(scores, hard=True)
+                cosets = split_cosets(filtered, self.stride)
+                return torch.einsum("bk,bk...->b...", choice, cosets), choice.argmax(1)
+            chosen = scores.argmax(1)
+        return take_coset(filtered, chosen, self.stride), chosen
+
+    def _offset_by_norm(self, inputs: Tensor) -> Int[Tensor, "batch"]:
+        # After an ideal filter all cosets have the same norm, so that rounding would decide. The
+        # same holds after a binomial filter along a side of two cells.
+        blur = SELECTION_BLUR if self.blur == "ideal" else self.blur
+        sides = inputs.shape[2:]
+        steps = [step if side > 2 else 1 for side, step in zip(sides, self.stride, strict=True)]
+        filtered = low_pass(inputs, blur, steps, self.periodic).detach()
+        return largest_coset(filtered, self.stride)
+
+    def check(self, inputs: Tensor) -> None:
+        """Check that the stride has an entry for each axis and divides all sides."""
+        check_tensor("inputs", inputs, "batch", "channels", *(("side",) * len(self.stride)))
+        if any(side % step for side, step in zip(inputs.shape[2:], self.stride, strict=True)):
+            expected = f"sides that are multiples of stride = {self.stride}"
+            raise wrong_shape("inputs", inputs.shape, expected)
+
+    def extra_repr(self) -> str:
+        return (
+            f"stride={self.stride}, select={self.select!r}, blur={self.blur!r}, "
+            f"periodic={self.periodic}"
+        )
+
+
+class PolyphaseUpsample(nn.Module):
+    """Put cells back where `PolyphaseDownsample` took them, with zeros between them.
+
+        x[s·n + ĉ] = y[n]
+
+    If a function f of the coarse grid is equivariant, then downsampling, f and upsampling
+    together are equivariant to every whole shift of the fine grid.
+
+    Source: Chaman & Dokmanić 2021 (arXiv 2105.04040).
+
+    >>> import torch
+    >>> from teka.nn import PolyphaseDownsample, PolyphaseUpsample
+    >>> inputs = torch.tensor([[[1.0, 7.0, 2.0, 8.0]]])
+    >>> cells, offset = PolyphaseDownsample(2, num_axes=1).sample(inputs)
+    >>> PolyphaseUpsample(2, num_axes=1)(cells, offset)
+    tensor([[[0., 7., 0., 8.]]])
+
+    Args:
+        stride: Stride of the `PolyphaseDownsample`.
+        num_axes: Number of axes of the inputs: 1, 2 or 3.
+        blur: Filter that spreads the cells, as in `PolyphaseDownsample`. None leaves the zeros.
+        periodic: Whether the filter wraps around.
+    """
+
+    def __init__(
+        self,
+        stride: int | Sequence[int],
+        *,
+        num_axes: int = 2,
+        blur: int | str | None = None,
+        periodic: bool = True,
+    ) -> None:
+        super().__init__()
+        self.stride = check_axes("stride", stride, num_axes)
+        self.blur = check_blur(blur, periodic)
+        self.periodic = periodic
+
+    def forward(
+        self, inputs: Float[Tensor, "batch channels *coarse"], offset: Int[Tensor, "batch"]
+    ) -> Float[Tensor, "batch channels *sides"]:
+        """Return the fine grid with the inputs at the coset of each sample's offset.
+
+        Raises:
+            ValueError: Another number of axes, or another number of offsets than samples.
+        """
+        check_tensor("inputs", inputs, "batch", "channels", *(("side",) * len(self.stride)))
+        check_tensor("offset", offset, inputs.shape[0], dtypes=WHOLE)
+        cells = put_coset(inputs, offset, self.stride)
+        if self.blur is None:
+            return cells
+        return math.prod(self.stride) * low_pass(cells, self.blur, self.stride, self.periodic)
+
+    def extra_repr(self) -> str:
+        return f"stride={self.stride}, blur={self.blur!r}, periodic={self.periodic}"
+
+
+class PolyphasePatchEmbedding(nn.Module):
+    """Embed patches of p cells a side, starting at an offset that depends on the content.
+
+        z[n] = W x[p·n + ĉ + {0, …, p − 1}ⁿ] + b
+
+    The layer computes W x for patches at every offset, which takes pⁿ times the work of an
+    ordinary patch embedding. `PolyphaseDownsample` with stride p then keeps one coset. So tokens
+    move with the content under every whole shift of a periodic grid, not only under multiples of p.
+
+    Source: Rojas-Gomez et al. 2023 (arXiv 2305.16316), adaptive tokenization and patch merging.
+
+    Args:
+        in_channels: Channels of the inputs.
+        dim: Size of a token.
+        patch_size: Side p of a patch in cells.
+        num_axes: Number of axes of the inputs: 1, 2 or 3.
+        select: "norm" or "learned", as in `PolyphaseDownsample`.
+        blur: Low-pass filter before the choice, as in `PolyphaseDownsample`.
+        periodic: Whether patches wrap around, or see zeros outside the grid.
+
+    >>> import torch
+    >>> from teka.nn import PolyphasePatchEmbedding
+    >>> embed, picture = PolyphasePatchEmbedding(3, 16, 4), torch.randn(1, 3, 8, 8)
+    >>> tokens, moved = embed(picture).flatten(2), embed(picture.roll(1, 3)).flatten(2)
+    >>> tuple(tokens.shape), torch.allclose(tokens.mean(2), moved.mean(2), atol=1e-6)
+    ((1, 16, 4), True)
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        dim: int,
+        patch_size: int,
+        *,
+        num_axes: int = 2,
+        select: str = "norm",
+        blur: int | str | None = None,
+        periodic: bool = True,
+    ) -> None:
+        super().__init__()
+        sizes = {"in_channels": in_channels, "dim": dim, "patch_size": patch_size}
+        check_sizes(sizes)
+        check_name("select", select, ("norm", "learned"))
+        self.sampling = PolyphaseDownsample(
+            patch_size,
+            num_axes=num_axes,
+            select=select,
+            channels=dim if select == "learned" else None,
+            blur=blur,
+            periodic=periodic,
+        )
+        check_tensor_sizes(sizes, in_channels * dim * patch_size**num_axes)
+        self.project = CONVOLUTION_MODULES[num_axes](in_channels, dim, patch_size)
+
+    def forward(
+        self, inputs: Float[Tensor, "batch channels *sides"]
+    ) -> Float[Tensor, "batch dim *coarse"]:
+        """Return the tokens on their grid; `sample` returns the offset too."""
+        return self.sample(inputs)[0]
+
+    def sample(
+        self, inputs: Float[Tensor, "batch channels *sides"]
+    ) -> tuple[Float[Tensor, "batch dim *coarse"], Int[Tensor, "batch"]]:
+        """Return the tokens, and the index of the offset at which their patches start."""
+        self.sampling.check(inputs)
+        margins = (0, self.project.kernel_size[0] - 1) * (inputs.ndim - 2)
+        mode = "circular" if self.sampling.periodic else "constant"
+        return self.sampling.sample(self.project(pad(inputs, margins, mode=mode)))
+
+
+def split_cosets(
+    inputs: Float[Tensor, "batch channels *sides"], stride: Sequence[int]
+) -> Float[Tensor, "batch cosets channels *coarse"]:
+    """Return all cosets x_c[n] = x[s·n + c], with c in row-major order."""
+    num_axes = len(stride)
+    shape = [*inputs.shape[:2]]
+    for side, step in zip(inputs.shape[2:], stride, strict=True):
+        shape += [side // step, step]
+    offset_axes = range(3, 3 + 2 * num_axes, 2)
+    cell_axes = range(2, 2 + 2 * num_axes, 2)
+    cosets = inputs.reshape(shape).permute(0, *offset_axes, 1, *cell_axes)
+    return cosets.flatten(1, num_axes)
+
+
+def _join_cosets(cosets: Tensor, stride: Sequence[int]) -> Tensor:
+    """Return the grid with these cosets; the inverse of `split_cosets`."""
+    num_axes = len(stride)
+    cosets = cosets.unflatten(1, tuple(stride))
+    order = [0, num_axes + 1]
+    for axis in range(num_axes):
+        order += [num_axes + 2 + axis, 1 + axis]
+    sides = [cosets.shape[num_axes + 2 + axis] * step for axis, step in enumerate(stride)]
+    return cosets.permute(order).reshape(len(cosets), cosets.shape[num_axes + 1], *sides)
+
+
+def take_coset(
+    inputs: Float[Tensor, "batch channels *sides"],
+    offset: Int[Tensor, "batch"],
+    stride: Sequence[int],
+) -> Float[Tensor, "batch channels *coarse"]:
+    """Return the coset of each sample's offset."""
+    cosets = split_cosets(inputs, stride)
+    return cosets.gather(1, _coset_index(offset, cosets[:, :1])).squeeze(1)
+
+
+def put_coset(
+    cells: Float[Tensor, "batch channels *coarse"],
+    offset: Int[Tensor, "batch"],
+    stride: Sequence[int],
+) -> Float[Tensor, "batch channels *sides"]:
+    """Return a grid of zeros with the cells at each sample's coset; `take_coset` transposed."""
+    cells = cells.unsqueeze(1)
+    zeros = torch.zeros_like(cells).expand(-1, math.prod(stride), *cells.shape[2:])
+    return _join_cosets(zeros.scatter(1, _coset_index(offset, cells), cells), stride)
+
+
+def _coset_index(offset: Tensor, coset: Tensor) -> Tensor:
+    """Return the offsets in the shape of a coset, (B, 1, C, *coarse), for gather and scatter."""
+    return offset.long().view(-1, *(1,) * (coset.ndim - 1)).expand(coset.shape)
+
+
+def largest_coset(inputs: Tensor, stride: Sequence[int]) -> Int[Tensor, "batch"]:
+    """Return the index of the coset with the largest norm of each sample.
+
+    The result does not depend on the order of the cosets and of the cells.
+    """
+    energy = precise(at_least_float32(inputs).square().sum(1))
+    maximum = energy.flatten(1).amax(1).clamp_min(torch.finfo(energy.dtype).tiny)
+    energy = energy / maximum.view(-1, *(1,) * len(stride))
+    # Compute Σ_t w_t e[n + t] over the whole grid with lags of 1, 2, 4, …, so that all weights
+    # differ.
+    neighborhood = energy
+    weight = 0.5
+    for axis, side in enumerate(inputs.shape[2:], 1):
+        for power in range(int(side - 1).bit_length()):
+            shifted = neighborhood.roll(-(2**power), axis)
+            neighborhood = (1 - weight) * neighborhood + weight * shifted
+            weight *= GOLDEN_RATIO
+    scores = torch.stack([energy, energy.square() * neighborhood], 1)
+    scores = split_cosets(scores, stride).flatten(3)
+    # Sums of these integers fit into 64 bits and do not depend on the order of summation.
+    unit = 2.0 ** (INTEGER_BITS - math.ceil(math.log2(int(scores.shape[3]))))
+    norm, tie_breaker = (scores * unit).round().long().sum(3).unbind(2)
+    return tie_breaker.masked_fill(norm < norm.amax(1, keepdim=True), -1).argmax(1)
+
+
+class _Score(nn.Module):
+    """Score each coset by the mean over its cells of a network of two small convolutions."""
+
+    def __init__(self, channels: int, num_axes: int) -> None:
+        super().__init__()
+        check_tensor_sizes({"channels": channels}, channels * SCORE_CHANNELS * 3**num_axes)
+        convolution = CONVOLUTION_MODULES[num_axes]
+        self.layers = nn.Sequential(
+            convolution(channels, SCORE_CHANNELS, 3, padding=1, padding_mode="circular"),
+            nn.ReLU(),
+            convolution(SCORE_CHANNELS, 1, 1),
+        )
+
+    def forward(
+        self, cosets: Float[Tensor, "batch cosets channels *coarse"]
+    ) -> Float[Tensor, "batch cosets"]:
+        return self.layers(cosets.flatten(0, 1)).flatten(1).mean(1).view(cosets.shape[:2])
+
+
+def check_axes(argument: str, steps: int | Sequence[int], num_axes: int) -> tuple[int, ...]:
+    """Return one whole number of at least 1 for each of 1 to 3 axes."""
+    if not is_whole(num_axes) or num_axes not in CONVOLUTIONS:
+        raise wrong_value("num_axes", num_axes, "1, 2 or 3")
+    return check_stride(steps, num_axes, argument)

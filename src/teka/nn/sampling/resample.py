@@ -1,0 +1,253 @@
+"""Attention between two grids, and alignment of inputs to a fraction of a cell."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from teka.checks import WHOLE, check_tensor
+from teka.errors import wrong_value
+from teka.grid import Grid
+from teka.nn.attention import Attention
+from teka.nn.options import AttentionOptions
+from teka.nn.sampling.filters import apply_along_axis, interpolation_matrix
+from teka.nn.sampling.polyphase import PolyphaseDownsample, check_axes, largest_coset, take_coset
+from teka.precision import without_autocast
+
+
+class AttentionDownsample(nn.Module):
+    """Downsample a grid by attention: every s-th cell attends to all fine cells.
+
+        z[n] = q[n] + Attention(norm q → norm x)[n],   q[n] = W x[s·n + ĉ]
+
+    `PolyphaseDownsample` chooses the offset ĉ. Coarse cells keep the positions of the fine cells
+    that they come from, so that the relative kernel gets the true distances. The layer is
+    therefore equivariant to the same shifts as `PolyphaseDownsample`.
+
+    Source: the general operator of the slides of Horn et al., whose queries have another size
+    than its input.
+
+    Args:
+        dim: Channels of the fine cells.
+        coarse_dim: Channels of the coarse cells.
+        heads: Number of heads.
+        sampling: Layer that chooses the cells that become queries.
+        options: Options of the attention, `AttentionOptions()` by default.
+
+    >>> import torch
+    >>> from teka.nn import AttentionDownsample, AttentionUpsample, PolyphaseDownsample
+    >>> down = AttentionDownsample(4, 8, 2, sampling=PolyphaseDownsample(2))
+    >>> up = AttentionUpsample(8, 4, 2, stride=2)
+    >>> picture = torch.randn(1, 4, 6, 8)
+    >>> moved = up(*down(picture.roll((1, 3), (2, 3))))
+    >>> torch.allclose(moved, up(*down(picture)).roll((1, 3), (2, 3)), atol=1e-5)
+    True
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        coarse_dim: int,
+        heads: int,
+        *,
+        sampling: PolyphaseDownsample,
+        options: AttentionOptions | None = None,
+    ) -> None:
+        super().__init__()
+        self.sampling = sampling
+        self.query = nn.Linear(dim, coarse_dim)
+        self.attend = _GridAttention(
+            coarse_dim, heads, dim, sampling.stride, sampling.periodic, options
+        )
+
+    def forward(
+        self, cells: Float[Tensor, "batch dim *sides"]
+    ) -> tuple[Float[Tensor, "batch coarse_dim *coarse"], Int[Tensor, "batch"]]:
+        """Return the coarse cells and the index of their offset.
+
+        Raises:
+            ValueError: Cells with another number of axes or channels.
+        """
+        sides = ("side",) * len(self.sampling.stride)
+        check_tensor("cells", cells, "batch", self.query.in_features, *sides)
+        sampled, offset = self.sampling.sample(cells)
+        query = self.query(sampled.movedim(1, -1)).movedim(-1, 1)
+        return self.attend(query, cells, offset), offset
+
+
+class AttentionUpsample(nn.Module):
+    """Upsample a grid by attention: every fine cell attends to the coarse cells at s·n + ĉ.
+
+        x[n] = f[n] + Attention(norm f → norm z)[n]
+
+    >>> import torch, teka
+    >>> up = teka.nn.AttentionUpsample(8, 4, 2, stride=(2, 3))
+    >>> coarse, offset = torch.randn(1, 8, 5, 5), torch.tensor([0])
+    >>> up(coarse, offset).shape
+    torch.Size([1, 4, 10, 15])
+    >>> up(coarse, offset, fine=torch.randn(1, 4, 10, 15)).shape
+    torch.Size([1, 4, 10, 15])
+
+    Args:
+        dim: Channels of the coarse cells.
+        fine_dim: Channels of the fine cells.
+        heads: Number of heads.
+        stride: s of each axis, or one number for all axes.
+        num_axes: Number of axes of the inputs: 1, 2 or 3.
+        periodic: Whether opposite edges meet.
+        options: Options of the attention, `AttentionOptions()` by default.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        fine_dim: int,
+        heads: int,
+        *,
+        stride: int | Sequence[int],
+        num_axes: int = 2,
+        periodic: bool = True,
+        options: AttentionOptions | None = None,
+    ) -> None:
+        super().__init__()
+        self.stride = check_axes("stride", stride, num_axes)
+        self.query = Parameter(torch.randn(fine_dim))
+        self.attend = _GridAttention(fine_dim, heads, dim, self.stride, periodic, options)
+
+    def forward(
+        self,
+        inputs: Float[Tensor, "batch dim *coarse"],
+        offset: Int[Tensor, "batch"],
+        fine: Float[Tensor, "batch fine_dim *sides"] | None = None,
+    ) -> Float[Tensor, "batch fine_dim *sides"]:
+        """Return the fine cells.
+
+        Args:
+            inputs: Coarse cells.
+            offset: Index of the offset of each sample, from `AttentionDownsample`.
+            fine: Cells f before the downsampling. By default f is one learned vector.
+
+        Raises:
+            ValueError: Shapes that do not fit, or an offset that is not below the product of the
+                strides.
+        """
+        sides = ("side",) * len(self.stride)
+        check_tensor("inputs", inputs, "batch", self.attend.attention.context_dim, *sides)
+        check_tensor("offset", offset, len(inputs), dtypes=WHOLE)
+        fine_sides = [side * step for side, step in zip(inputs.shape[2:], self.stride, strict=True)]
+        if fine is None:
+            query = self.query.to(inputs.dtype).view(1, -1, *(1,) * len(fine_sides))
+            fine = query.expand(len(inputs), -1, *fine_sides)
+        check_tensor("fine", fine, len(inputs), len(self.query), *fine_sides)
+        return self.attend(fine, inputs, offset)
+
+
+class _GridAttention(nn.Module):
+    """q + Attention(norm q → norm x) between a fine grid and a coarse grid.
+
+    The coarse grid of each sample starts at the offset of that sample.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        context_dim: int,
+        stride: tuple[int, ...],
+        periodic: bool,
+        options: AttentionOptions | None,
+    ) -> None:
+        super().__init__()
+        self.stride = stride
+        self.periodic = periodic
+        self.norm = nn.LayerNorm(dim)
+        self.context_norm = nn.LayerNorm(context_dim)
+        keywords: dict[str, Any] = {} if options is None else dict(vars(options))
+        keywords.update(context_dim=context_dim, num_axes=len(stride))
+        self.attention = Attention(dim, heads, **keywords)
+
+    def forward(
+        self,
+        query_cells: Float[Tensor, "batch dim *sides"],
+        key_cells: Float[Tensor, "batch context_dim *other_sides"],
+        offset: Int[Tensor, "batch"],
+    ) -> Float[Tensor, "batch dim *sides"]:
+        query_sides, key_sides = query_cells.shape[2:], key_cells.shape[2:]
+        query = self.norm(query_cells.flatten(2).mT)
+        context = self.context_norm(key_cells.flatten(2).mT)
+        outputs = torch.zeros_like(query)
+        for index in offset.unique().tolist():
+            samples = (offset == index).nonzero().flatten()
+            if query_sides.numel() > key_sides.numel():
+                query_grid = Grid(query_sides, periodic=self.periodic)
+                key_grid = self._coarse_grid(key_sides, index)
+            else:
+                query_grid = self._coarse_grid(query_sides, index)
+                key_grid = Grid(key_sides, periodic=self.periodic)
+            attended = self.attention(
+                query[samples], query_grid, context=context[samples], context_grid=key_grid
+            )
+            outputs = outputs.index_copy(0, samples, attended)
+        return query_cells + outputs.mT.unflatten(2, query_sides)
+
+    def _coarse_grid(self, sides: torch.Size, index: int) -> Grid:
+        num_cosets = math.prod(self.stride)
+        if not 0 <= index < num_cosets:
+            raise wrong_value("offset", index, f"from 0 to {num_cosets - 1}")
+        spacing = [float(step) for step in self.stride]
+        offset = torch.unravel_index(torch.tensor(index), self.stride)
+        return Grid(sides, spacing, self.periodic, [float(start) for start in offset])
+
+
+class SubpixelAlignment(nn.Module):
+    """Align inputs to a fraction of a cell that depends on their content.
+
+        z[n] = x̂[n + ĉ/k],   ĉ = argmax_c Σ_n (x̂[n + c/k] − mean)⁴
+
+    Here x̂ is the trigonometric interpolation of x. On a grid k times as fine, a shift by τ/k is a
+    whole shift, which permutes and rolls the cosets x̂[n + c/k]. So the outputs z of the moved
+    input are moved by whole cells. A model that is invariant to whole shifts becomes invariant to
+    shifts by multiples of 1/k. All axes must be periodic.
+
+    Note:
+        The choice uses fourth powers because the sums of squares of all cosets are equal, by
+        Parseval's theorem.
+
+    Source: the choice of Chaman & Dokmanić 2021 on an interpolated grid. Proof:
+    docs/maths/polyphase.md.
+
+    Args:
+        factor: k of each axis, or one number for all axes.
+        num_axes: Number of axes of the inputs: 1, 2 or 3.
+
+    >>> import torch
+    >>> from teka.audit import translate
+    >>> from teka.nn.sampling import SubpixelAlignment
+    >>> align, picture = SubpixelAlignment(2), torch.rand(1, 1, 7, 9)
+    >>> moved = align(translate(picture, (0.5, -1.5), mode="fourier"))
+    >>> torch.allclose(align(picture).pow(3).sum(), moved.pow(3).sum(), rtol=1e-4)
+    True
+    """
+
+    def __init__(self, factor: int = 2, *, num_axes: int = 2) -> None:
+        super().__init__()
+        self.factor = check_axes("factor", factor, num_axes)
+
+    def forward(
+        self, inputs: Float[Tensor, "batch channels *sides"]
+    ) -> Float[Tensor, "batch channels *sides"]:
+        """Return the aligned inputs; another number of axes is a ValueError."""
+        check_tensor("inputs", inputs, "batch", "channels", *(("side",) * len(self.factor)))
+        fine = inputs
+        # In half precision, rounding would decide which fraction is chosen.
+        with without_autocast(inputs.device.type):
+            for axis, factor in enumerate(self.factor, 2):
+                matrix = interpolation_matrix(inputs.shape[axis], factor).to(inputs)
+                fine = apply_along_axis(fine, matrix, axis)
+        deviation = fine - fine.mean(dim=tuple(range(2, fine.ndim)), keepdim=True)
+        offset = largest_coset(deviation.detach().square(), self.factor)
+        return take_coset(fine, offset, self.factor)

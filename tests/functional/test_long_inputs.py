@@ -1,0 +1,58 @@
+"""Chunks of long inputs give the values and the gradients of the whole input."""
+
+import pytest
+import torch
+from tests.contracts.cases import (
+    build_kernel,
+    build_relative,
+    draw_inputs,
+    draw_mask,
+    relative_change,
+)
+
+from teka import Grid
+from teka.functional import attention, long_inputs
+
+
+@pytest.fixture(autouse=True)
+def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Process all inputs in chunks of 16 tokens."""
+    monkeypatch.setattr(long_inputs, "CHUNK_TOKENS", 16)
+
+
+@pytest.mark.parametrize("relative_name", [None, "rotary", "fourier"])
+@pytest.mark.parametrize("kernel_name", ["squared_relu", "positive", "taylor2", "trigonometric"])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("size", [1.0, 1e6])
+def test_chunks_equal_the_whole_input(
+    kernel_name: str,
+    relative_name: str | None,
+    is_causal: bool,
+    size: float,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    if size > 1 and kernel_name != "squared_relu":
+        pytest.skip("other kernels depend on the size of their inputs")
+    relative = build_relative(relative_name, kernel=kernel_name, heads=3, dim=5, num_axes=1)
+    kernel = build_kernel(kernel_name, relative, 5)
+    mask = draw_mask(2, 61)
+    mask[0, :20] = False
+    results = []
+    for threshold in (10**9, 0):
+        monkeypatch.setattr(long_inputs, "LONG_ELEMENTS", threshold)
+        query, key, value = (tensor.requires_grad_() for tensor in draw_inputs(61))
+        output = attention(
+            query,
+            size * key,
+            value,
+            kernel=kernel,
+            relative=relative,
+            grid=Grid(61),
+            key_mask=mask,
+            is_causal=is_causal,
+            backend="linear",
+        )
+        gradients = torch.autograd.grad(output.sin().sum(), (query, key, value))
+        results.append((output, *gradients))
+    for whole, chunked in zip(*results, strict=True):
+        assert relative_change(chunked, whole) < 1e-9

@@ -1,0 +1,45 @@
+"""Trainings in processes of their own, which are forks of a server that has imported what they need."""
+
+import multiprocessing
+import os
+from collections.abc import Mapping
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch
+
+from teka.training import Execution, Run, train
+
+SERVER = multiprocessing.get_context("forkserver")
+# Importing takes longer than what the tests do. The server is shared with the workers of Dask.
+PRELOADED = ["lightning.pytorch", "teka.training", "teka.experiments.study"]
+
+
+def start_training(
+    run: Run,
+    folder: Path,
+    execution: Execution,
+    environment: Mapping[str, str] | None = None,
+    **options: bool,
+) -> BaseProcess:
+    """Start a training in another process.
+
+    A fork of this process may hang because it has threads. The server has none.
+    """
+    SERVER.set_forkserver_preload(PRELOADED)
+    arguments = (run, folder, execution, dict(environment or {}), options)
+    process = SERVER.Process(target=_train, args=arguments)
+    process.start()
+    return process
+
+
+def _train(
+    run: Run,
+    folder: Path,
+    execution: Execution,
+    environment: Mapping[str, str],
+    options: Mapping[str, bool],
+) -> None:
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    train(run, folder, execution=execution, **options)
