@@ -71,6 +71,11 @@ def checked_when_called(
     checked_kinds: set[Hashable] = set()
     num_calls = 0
 
+    def check_again() -> None:
+        nonlocal num_calls
+        checked_kinds.clear()
+        num_calls = 0
+
     @functools.cache
     def checked() -> Callable:
         return (typechecker if has_no_array(definition) else check_arrays(typechecker=typechecker))(
@@ -92,6 +97,7 @@ def checked_when_called(
             num_calls = MAX_CALLS
         return result
 
+    either.check_again = check_again  # pyright: ignore[reportAttributeAccessIssue]
     return either
 
 

@@ -1,6 +1,6 @@
 """The checks that run through all tests are there, and can be switched off."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -9,6 +9,13 @@ from tests.annotations import annotations_unchecked
 
 from teka import Grid
 from teka.functional import SquaredRelu, attention
+
+
+@pytest.fixture(autouse=True)
+def first_calls() -> None:
+    """Check the functions as in their first calls: the tests before may have used up the checked calls."""
+    for function in (attention, SquaredRelu.num_features):
+        cast(Any, function).check_again()
 
 
 def test_arrays_of_sizes_that_disagree_are_refused_by_their_annotations():

@@ -8,16 +8,16 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 
 def flop_counter() -> FlopCounterMode:
-    """A context that counts the operations of all matrix products in it, two for each multiply-add.
+    """Return a context that counts the operations of all matrix products in it, two for each multiply-add.
 
-    Triton's kernels are among them where they have run before, as they are imported when they first run.
+    Triton kernels are counted if they have run before, because they are imported when they first run.
     """
-    ours = {
+    triton = {
         getattr(torch.ops.teka, name): flops
-        for name, flops in OURS.items()
+        for name, flops in TRITON.items()
         if hasattr(torch.ops.teka, name)
     }
-    return FlopCounterMode(display=False, custom_mapping=UNCOUNTED | ours)
+    return FlopCounterMode(display=False, custom_mapping=UNCOUNTED | triton)
 
 
 def _fused_flops(*sizes: Any, **_: Any) -> int:
@@ -34,29 +34,51 @@ def _added_product_flops(
     return 2 * math.prod(left) * right[-1]
 
 
-def _feature_flops(peaks: torch.Size, *given: Any) -> tuple[int, int]:
-    """Forward, of sums over keys and their use by queries, and of what is causal within a block, without positions."""
-    query, key, value, _, _, places, _, _, form, *_, is_causal = given
-    heads, (tokens, size), channels = math.prod(query[:2]), query[2:], value[-1]
-    waves = places[-1] if form == "fourier" else 1
-    passes = 3 * tokens if is_causal else tokens + key[2]  # causally keys are summed up twice
-    pairs = tokens * -(-tokens // max(peaks[-1], 1)) if is_causal else 0
-    return 2 * heads * waves * passes * size * channels, 2 * heads * pairs * (size + channels)
+def _triton_flops(
+    num_blocks: int, query: torch.Size, key: torch.Size, value: torch.Size, is_causal: bool
+) -> tuple[int, int]:
+    """Return the forward operations of the sums over keys, and of the pairs within the blocks of a causal sum."""
+    batch, heads, num_queries, dim = query
+    dim_value = value[-1]
+    if not is_causal:
+        return 2 * batch * heads * (num_queries + key[2]) * dim * dim_value, 0
+    block = -(-num_queries // max(num_blocks, 1))
+    sums = 3 * num_queries * dim * dim_value  # the keys are summed twice
+    pairs = num_queries * block * (dim + dim_value)
+    return 2 * batch * heads * sums, 2 * batch * heads * pairs
 
 
-def _feature_attention_flops(*given: Any, out_shape: tuple[torch.Size, ...]) -> int:
-    return sum(_feature_flops(out_shape[3], *given))
+def _triton_forward_flops(
+    query: torch.Size,
+    key: torch.Size,
+    value: torch.Size,
+    *options: Any,
+    out_shape: tuple[torch.Size, ...],
+) -> int:
+    num_blocks = out_shape[3][-1]
+    return sum(_triton_flops(num_blocks, query, key, value, is_causal=options[-1]))
 
 
-def _feature_gradients_flops(*given: Any, **_: Any) -> int:
-    sums, pairs = _feature_flops(*given[4:])
+def _triton_backward_flops(
+    gradient: torch.Size,
+    output: torch.Size,
+    inverse: torch.Size,
+    states: torch.Size,
+    peaks: torch.Size,
+    query: torch.Size,
+    key: torch.Size,
+    value: torch.Size,
+    *options: Any,
+    **_: Any,
+) -> int:
+    sums, pairs = _triton_flops(peaks[-1], query, key, value, is_causal=options[-1])
     return 2 * sums + 3 * pairs
 
 
-# The operators that Triton's kernels are, docs/backends.md.
-OURS = {
-    "feature_attention": _feature_attention_flops,
-    "feature_attention_gradients": _feature_gradients_flops,
+# The operators of the Triton kernels, see docs/backends.md.
+TRITON = {
+    "feature_attention": _triton_forward_flops,
+    "feature_attention_gradients": _triton_backward_flops,
 }
 # What torch's counter does not know: fused attention on a CPU, and products that are added in place.
 UNCOUNTED = {

@@ -299,13 +299,13 @@ def test_sets_of_shifts(name, largest, step, expected):
             "square",
             8,
             0.001,
-            "step must be at least 0.0510: --shifts square takes at most 157 steps, got 0.001",
+            "step must be at least 0.0510: --shifts square takes at most 157 steps up to --max-shift, got 0.001",
         ),
         (
             "dx",
             8,
             0.001,
-            "step must be at least 0.0160: --shifts dx takes at most 500 steps, got 0.001",
+            "step must be at least 0.0160: --shifts dx takes at most 500 steps up to --max-shift, got 0.001",
         ),
     ],
 )

@@ -259,14 +259,26 @@ def test_the_list_names_every_model_data_set_and_seed(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        pytest.param(["figure2"], "target is 'figure2'", id="an unknown target"),
-        pytest.param(["table1", "--scale", "huge"], "scale is 'huge'", id="an unknown scale"),
+        pytest.param(
+            ["figure2"],
+            "target must be one of 'figure1', 'table1', got 'figure2'. Did you mean 'figure1'?",
+            id="an unknown target",
+        ),
+        pytest.param(
+            ["table1", "--scale", "huge"],
+            "scale must be one of 'full', 'full-cpu', 'one-stem', 'small', got 'huge'.",
+            id="an unknown scale",
+        ),
         pytest.param(
             ["figure1", "--only", "model=AlexNet"],
-            "only model of figure1 is 'AlexNet'",
+            "only model of figure1 must be one of 'Performer (absolute)', ",
             id="no Performer",
         ),
-        pytest.param(["table1", "--only", "model"], "only is 'model'", id="no level"),
+        pytest.param(
+            ["table1", "--only", "model"],
+            "only must be FACTOR=LEVEL or FACTOR=LEVEL,LEVEL, got 'model'.",
+            id="no level",
+        ),
         pytest.param(["table1", "--summary"], "a study's folder", id="nothing trained yet"),
     ],
 )

@@ -218,7 +218,7 @@ def test_the_name_of_a_data_set_is_not_a_path(tmp_path: Path, monkeypatch: pytes
 
 def test_a_path_to_nothing_is_an_error_that_names_every_place(tmp_path: Path):
     with pytest.raises(
-        ValueError, match=r"no folder of images or \.npz file is at .*/some/pictures or pictures"
+        ValueError, match=r"No folder of images or \.npz file is at .*/some/pictures or pictures"
     ):
         load("pictures", data_dir=tmp_path / "some")
 

@@ -208,7 +208,8 @@ def test_a_service_that_is_not_installed_is_an_error_with_the_command_that_insta
 ):
     monkeypatch.setattr("teka.training.loggers.find_spec", lambda name: None)
     with pytest.raises(
-        ValueError, match=rf"loggers must be an installed one.*got '{name}'.*Pip install {package}"
+        ValueError,
+        match=rf"^loggers must be an installed one, got '{name}'\. Run pip install {package}\.$",
     ):
         train(tiny, tmp_path / "run", loggers=[name])
     assert not (tmp_path / "run").exists()

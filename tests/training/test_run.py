@@ -177,7 +177,7 @@ def test_the_options_of_a_layer_reach_the_model():
     rotary = Run.of(rotary_normalizer="lengths", mlp_ratio=2.0).make_model(
         image_size=(6, 6), in_channels=1, num_classes=3
     )
-    assert rotary.get_submodule("blocks.0.attention.relative").normalizer == "lengths"
+    assert rotary.get_submodule("blocks.0.attention.relative")().normalizer == "lengths"
     assert rotary.get_parameter("blocks.0.mlp.0.weight").shape == (128, 64)
 
 

@@ -95,7 +95,9 @@ class TrainAgain(Callback):
 
     def on_train_epoch_end(self, trainer, pl_module):
         for resume in (False, True):
-            with pytest.raises(ValueError, match="out is") as error:
+            with pytest.raises(
+                ValueError, match="out must be a folder in which no other training is running"
+            ) as error:
                 train(self.run, self.folder, resume=resume)
             self.messages.append(str(error.value))
 
@@ -105,7 +107,6 @@ def test_a_second_training_in_the_same_folder_is_refused_while_the_first_one_run
     first = tiny.replace(epochs=1)
     result = train(first, tmp_path / "run", callbacks=[second])
     assert len(second.messages) == 2
-    assert all("no other training is running" in message for message in second.messages)
     assert Run.load(tmp_path / "run") == first
     assert train(first, tmp_path / "run", resume=True) == result  # the lock is free again
 

@@ -201,7 +201,6 @@ def peak(device: torch.device, dtype: torch.dtype) -> Peak:
     return _measured(device, dtype, torch.get_num_threads())
 
 
-@cache
 def _makers_flops(device: torch.device, dtype: torch.dtype) -> int | None:
     """Return the peak operations per second from Lightning's table of GPUs, None for other devices."""
     with warnings.catch_warnings():
@@ -209,6 +208,7 @@ def _makers_flops(device: torch.device, dtype: torch.dtype) -> int | None:
         return get_available_flops(device, dtype)
 
 
+@cache
 def _measured(device: torch.device, dtype: torch.dtype, num_threads: int) -> Peak:
     """The fastest of several products of square matrices."""
     side = SIDE_ON_CPU if device.type == "cpu" else SIDE

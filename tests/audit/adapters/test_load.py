@@ -81,7 +81,7 @@ def test_an_impossible_device_is_one_line(file):
 
 def test_a_file_of_weights_alone_is_refused_and_not_opened(tmp_path):
     torch.save({"weights": torch.ones(1)}, tmp_path / "model.pt")
-    with pytest.raises(ValueError, match="a file of weights alone"):
+    with pytest.raises(ValueError, match="A file of weights alone"):
         load(str(tmp_path / "model.pt"))
 
 
@@ -172,7 +172,7 @@ def test_torchvision_resizes_the_shorter_side_and_crops_the_middle():
     transform = read_preset(PRESET)
     assert (transform.resize, transform.crop, transform.resampling) == (232, (224, 224), "bicubic")
     assert transform.normalization == Normalize(RESNET50["mean"], RESNET50["std"])
-    with pytest.raises(ValueError, match="it has no resize_size"):
+    with pytest.raises(ValueError, match="It has no resize_size"):
         read_preset(SimpleNamespace())
 
 

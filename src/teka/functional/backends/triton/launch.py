@@ -37,7 +37,7 @@ class Options:
     Args:
         kernel: Name of the content kernel.
         scale: Scale of the inner products, for "elu".
-        epsilon: ε of the floor, for "relu" and "squared_relu".
+        epsilon: ε of the floor of the rectified kernels.
         length_share: Weight λ of the pair lengths in the denominator.
         is_causal: True if queries attend to no later keys.
     """
