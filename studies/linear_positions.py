@@ -34,7 +34,7 @@ from teka.files import write_json
 from teka.functional.backends import Cost, FeatureInputs, WeightedSums
 from teka.functional.backends.feature_sums import plain_sums
 from teka.functional.backends.linear import Sizes, linear_cost
-from teka.functional.kernels.base import Kernel, Pairwise
+from teka.functional.kernels.base import DenseInputs, Kernel
 from teka.functional.positions import Positions
 from teka.functional.relative.base import Relative
 from teka.models import Performer
@@ -85,7 +85,7 @@ class Permutation(Relative):
             .flatten(2, 3)
         )
 
-    def dense(self, pairs: Pairwise, positions: Positions) -> Tensor:
+    def dense(self, pairs: DenseInputs, positions: Positions) -> Tensor:
         query, key, _ = pairs.vectors()
         assert positions.grid is not None
         weights = self.permuted(query, positions.grid) @ self.permuted(key, positions.grid).mT
@@ -134,7 +134,7 @@ class Stochastic(Relative):
 
     name: ClassVar[str] = "stochastic"
     equivariance: ClassVar[Any] = "in expectation"
-    joins: ClassVar[bool] = True
+    appends_features: ClassVar[bool] = True
 
     def __init__(self, frequency: Tensor, phase: Tensor, gain: Tensor, noise: Tensor) -> None:
         self.frequency, self.phase, self.gain, self.noise = frequency, phase, gain, noise
@@ -163,7 +163,7 @@ class Stochastic(Relative):
 
         return carried(query, angle + self.phase[:, None]), carried(key, angle)
 
-    def dense(self, pairs: Pairwise, positions: Positions) -> Tensor:
+    def dense(self, pairs: DenseInputs, positions: Positions) -> Tensor:
         raise NotImplementedError(
             "it joins queries and keys, so that a plan has no relative kernel left"
         )

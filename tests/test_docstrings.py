@@ -50,7 +50,7 @@ TAKES = {
     "epsilon": [
         name for name, kind in DETERMINISTIC_KERNELS.items() if issubclass(kind, FlooredRelu)
     ],
-    "decode.relative": [name for name, kind in RELATIVES.items() if kind.decodes],
+    "decode.relative": [name for name, kind in RELATIVES.items() if kind.supports_decoding],
 }
 POINTER = re.compile(r"\bname of (?:`teka\.|a relative kernel)")
 ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", flags=re.MULTILINE)

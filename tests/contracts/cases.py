@@ -105,12 +105,12 @@ def pair_exists(kernel: str, relative: str | None) -> bool:
     if kind is not None and issubclass(kind, RotationJoint):
         return KERNEL_CLASSES[kernel].estimates_softmax
     is_rotary = kind is not None and issubclass(kind, Rotary)
-    return not (is_rotary and (kernel == "constant" or KERNEL_CLASSES[kernel].counts_keys))
+    return not (is_rotary and (kernel == "constant" or KERNEL_CLASSES[kernel].normalizes_by_count))
 
 
 def averages(kernel: str) -> bool:
     """Whether outputs are over the sum of their weights."""
-    return not KERNEL_CLASSES[kernel].counts_keys
+    return not KERNEL_CLASSES[kernel].normalizes_by_count
 
 
 def has_features(kernel: str) -> bool:
@@ -395,7 +395,7 @@ def explicit_attention(
     """
     query, key, value = inputs
     first = placement.num_prefix_tokens
-    relative = None if relative is None else relative.for_kernel(kernel).on(placement)
+    relative = None if relative is None else relative.for_kernel(kernel).for_positions(placement)
     if isinstance(relative, RotationJoint):
         query, key = relative.concatenate(query, key, placement, scale=scale)
         relative, scale = None, 1.0
@@ -433,7 +433,7 @@ def explicit_attention(
                     relative.length_share if normalizer == "mixed" else 1.0
                 )
                 below = (1 - share) * below + share * lengths
-    if kernel.counts_keys:
+    if kernel.normalizes_by_count:
         below = torch.ones_like(above)
     if isinstance(relative, FactorRelative):
         here, there = (sites.places(query.device) for sites in (placement, placement.of_keys))

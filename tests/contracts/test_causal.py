@@ -147,7 +147,7 @@ def test_the_backends_offered_are_the_documented_ones(pair: Case):
         kernel, relative = build_pair(pair, sites.num_axes)
         placement = replace(sites, num_prefix_tokens=num_prefix_tokens)
         on_torus = isinstance(relative, RotationJoint) and any(placement.periods)
-        placed = relative if relative is None or on_torus else relative.on(placement)
+        placed = relative if relative is None or on_torus else relative.for_positions(placement)
         sizes = (sites.num_placed or 0) + num_prefix_tokens
         return set(
             backend_costs(Workload(kernel, placed, placement, sizes, sizes, DIM, 4, is_causal=True))

@@ -69,7 +69,7 @@ def grids_for(pair: Case) -> dict[str, tuple[Grid, Grid]]:
 
 def offered(kernel: Kernel, relative: Relative | None, placement: Positions) -> set[str]:
     num_queries, num_keys = (sites.num_placed or 1 for sites in (placement, placement.of_keys))
-    placed = None if relative is None else relative.on(placement)
+    placed = None if relative is None else relative.for_positions(placement)
     return set(backend_costs(Workload(kernel, placed, placement, num_queries, num_keys, DIM, 4)))
 
 

@@ -253,7 +253,7 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
         )
     heads = attention.heads
     relative.check(heads=heads, dim=attention.dim_head, num_axes=grid.num_axes, kernel=Constant())
-    relative = relative.on(Positions(grid))
+    relative = relative.for_positions(Positions(grid))
     assert isinstance(relative, StationaryRelative)
     device = attention.output.weight.device
     # Offsets δ = x_j − x_i between cells are themselves a grid.

@@ -16,7 +16,7 @@ from teka.functional.kernels.base import Kernel, mask_features
 from teka.functional.plan import Plan, check_inputs
 from teka.functional.positions import Positions
 from teka.functional.relative import RELATIVES
-from teka.functional.relative.base import Relative, plain_step
+from teka.functional.relative.base import Relative, linear_step
 from teka.functional.shapes import KeyMask, Keys, Outputs, Queries, Values
 from teka.grid import Grid
 from teka.precision import without_autocast
@@ -64,8 +64,8 @@ def decode(
     first = 0 if state is None else state.num_tokens
     named = RELATIVES.get(relative) if isinstance(relative, str) else None
     kind = relative if isinstance(relative, Relative) else named
-    if kind is not None and not kind.decodes:
-        names = [repr(name) for name, other in sorted(RELATIVES.items()) if other.decodes]
+    if kind is not None and not kind.supports_decoding:
+        names = [repr(name) for name, other in sorted(RELATIVES.items()) if other.supports_decoding]
         expected = f"None, {', '.join(names[:-1])} or {names[-1]}; others need every pair of tokens"
         raise wrong_value("relative", kind.name, expected)
     positions = _positions(query, first, position, kind)
@@ -83,7 +83,7 @@ def decode(
         raise wrong_value(
             "state.kernels", state.kernels, f"{kernels}, the kernels of the next token"
         )
-    at_once = state is None and (kind is None or kind.state_adds)
+    at_once = state is None and (kind is None or not kind.requires_unit_steps)
     if num_tokens == 1 or at_once:
         output, state = _advance(plan, query, key, value, state, positions, key_mask)
         if num_tokens > 1:  # of several, what is left is right, and each saw them all
@@ -108,7 +108,7 @@ def _positions(
 ) -> Positions:
     """Where the next tokens are."""
     batch, _, num_tokens, _ = query.shape
-    if kind is not None and kind.follows_tokens:
+    if kind is not None and kind.requires_unit_steps:
         if position is not None:
             raise wrong_argument(
                 "position", "a value", f"None with {kind.name!r}; its tokens have a spacing of 1"
@@ -162,16 +162,16 @@ def _advance(
                 tokens, log_scale=nothing.masked_fill(~key_mask[:, None], LOWEST_LOG_SCALE)
             )
         step = (
-            plain_step
+            linear_step
             if plan.relative is None
             else partial(plan.relative.step, positions=positions)
         )
         sums, after = step(tokens, state)
-        if features.counts_keys:
+        if features.normalizes_by_count:
             ones = torch.ones_like(value[..., :1])
             kept = mask_features(ones, key_mask)
             counted = replace(tokens, query_features=ones, key_features=kept, value=ones)
             count, left = step(counted, None if state is None else state.count)
             sums, after = sums.over(count), replace(after, count=left)
-        output = sums.divide(nonnegative=features.nonnegative or features.counts_keys)
+        output = sums.divide(nonnegative=features.nonnegative or features.normalizes_by_count)
     return output.to(dtype), after

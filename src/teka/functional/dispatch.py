@@ -43,7 +43,7 @@ class Workload:
 
 def backend_costs(work: Workload) -> dict[str, Cost]:
     """Cost of every backend that can compute this attention exactly as defined; "dense" always can."""
-    if work.relative is not None and work.relative.joins:
+    if work.relative is not None and work.relative.appends_features:
         work = replace(work, relative=None, dim=work.dim + work.relative.num_position_features)
     return {
         name: replace(cost, heads=work.heads * work.batch)
@@ -79,14 +79,16 @@ def _dense_cost(work: Workload) -> Cost:
     kernel, relative, positions = work.kernel, work.relative, work.positions
     size = kernel.dense_size(work.dim)
     passes = 3 if relative is None else relative.dense_passes(positions.num_axes)
-    if relative is not None and relative.is_shared and positions.grid is not None:
+    depends_on_sample = relative is None or relative.uses_query or relative.rotates_features
+    if not depends_on_sample and positions.grid is not None:
+        # All samples share log c.
         passes = 3 + math.ceil((passes - 3) / work.batch)
     if kernel.is_softmax:
-        longer = 0 if relative is None else relative.softmax_size(positions)
+        longer = 0 if relative is None else relative.extra_softmax_dim(positions)
         if longer is not None:
             passes, size = 1, size + longer
     else:
-        passes += kernel.weight_passes
+        passes += kernel.extra_dense_passes
     return dense_cost(work.num_queries, work.num_keys, size, work.dim_value, passes=passes)
 
 

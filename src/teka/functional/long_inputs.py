@@ -36,11 +36,11 @@ class LongAttention:
         if torch.compiler.is_compiling() or query.numel() < LONG_ELEMENTS:
             return False
         kernel = self.kernel
-        if kernel.counts_keys or self.positions.num_prefix_tokens:
+        if kernel.normalizes_by_count or self.positions.num_prefix_tokens:
             return False
         if any(getattr(kernel, name) is not None for name in kernel.fitted_tensors):
             return False
-        return self.relative is None or self.relative.divides
+        return self.relative is None or self.relative.has_linear_features
 
     def attend(self, query: Queries, key: Keys, value: Values, key_mask: KeyMask) -> Outputs:
         """Return the outputs of all queries."""

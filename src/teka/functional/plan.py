@@ -19,7 +19,7 @@ from teka.functional.backends.feature_sums import featured, plain_sums
 from teka.functional.backends.triton import TritonPositions, can_use_triton
 from teka.functional.dispatch import Workload, chosen
 from teka.functional.kernels import make_kernel
-from teka.functional.kernels.base import Kernel, Pairwise, mask_features
+from teka.functional.kernels.base import DenseInputs, Kernel, mask_features
 from teka.functional.long_inputs import LongAttention
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
@@ -73,12 +73,12 @@ class Plan:
                 relative = make_relative(
                     relative, heads=heads, dim=dim, num_axes=positions.num_axes, kernel=kernel
                 )
-            longer = relative.num_position_features if relative.joins else 0
+            longer = relative.num_position_features if relative.appends_features else 0
         if not isinstance(kernel, Kernel):
             kernel = make_kernel(kernel, dim + longer)
         if relative is not None:
             relative.check(heads=heads, dim=dim, num_axes=positions.num_axes, kernel=kernel)
-            relative = relative.for_kernel(kernel).on(positions)
+            relative = relative.for_kernel(kernel).for_positions(positions)
         if scale is not None and not is_positive(scale):
             raise wrong_value("scale", scale, POSITIVE)
         factor = float((dim + longer) ** -0.5 if scale is None else scale)
@@ -142,7 +142,7 @@ class Plan:
     def joined(self, query: Queries, key: Keys) -> tuple["Plan", Tensor, Tensor]:
         """The plan without a relative kernel that only lengthens queries and keys, and these."""
         vectors = None
-        if self.relative is not None and self.relative.joins:
+        if self.relative is not None and self.relative.appends_features:
             vectors = self.relative.softmax_vectors(query, key, self.positions, scale=self.scale)
         return (
             (self, query, key)
@@ -256,7 +256,7 @@ class Plan:
 
 def dense(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask) -> Outputs:
     """A plan from every pair: the truth for the other backends."""
-    pairs = Pairwise(query, key, value, plan.kernel, plan.scale, key_mask, plan.is_causal)
+    pairs = DenseInputs(query, key, value, plan.kernel, plan.scale, key_mask, plan.is_causal)
     if plan.relative is not None:
         return plan.relative.dense(pairs, plan.positions)
     vectors = plan.kernel.softmax_vectors(query, key)
@@ -268,8 +268,8 @@ def dense(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: Key
 def windowed(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask) -> Outputs:
     """A plan whose queries see near keys alone, by tiles of their grid."""
     assert plan.relative is not None
-    pairs = Pairwise(query, key, value, plan.kernel, plan.scale, key_mask, plan.is_causal)
-    return plan.relative.windowed(pairs, plan.positions)
+    pairs = DenseInputs(query, key, value, plan.kernel, plan.scale, key_mask, plan.is_causal)
+    return plan.relative.local_attention(pairs, plan.positions)
 
 
 def by_triton(
@@ -310,7 +310,7 @@ def fast(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: KeyM
         group=plan.group,
     )
     sums = _sums_of(plan, tokens)
-    if kernel.counts_keys:
+    if kernel.normalizes_by_count:
         ones = (
             torch.ones_like(query[..., :1]),
             mask_features(torch.ones_like(key[..., :1]), key_mask),
@@ -319,7 +319,7 @@ def fast(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: KeyM
             tokens, query_features=ones[0], key_features=ones[1], value=value[..., :1]
         )
         sums = sums.over(_sums_of(plan, counted))
-    return sums.divide(nonnegative=kernel.nonnegative or kernel.counts_keys)
+    return sums.divide(nonnegative=kernel.nonnegative or kernel.normalizes_by_count)
 
 
 def _sums_of(plan: Plan, tokens: FeatureInputs) -> WeightedSums:
@@ -327,7 +327,7 @@ def _sums_of(plan: Plan, tokens: FeatureInputs) -> WeightedSums:
     if relative is None:
         return plain_sums(tokens)
     sums = relative.sums(plan.backend, tokens.after(first), plan.positions)
-    return add_prefix(sums, tokens, first, relative.unplaced_sums)
+    return add_prefix(sums, tokens, first, relative.sums_without_positions)
 
 
 def is_large_float32(tensor: Tensor) -> bool:

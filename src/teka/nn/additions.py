@@ -10,7 +10,7 @@ from torch.nn.functional import conv1d, conv2d, conv3d, pad, rms_norm
 
 from teka.checks import check_tensor_sizes, is_whole
 from teka.errors import wrong_value
-from teka.functional.kernels.base import kept_mean, mask_features
+from teka.functional.kernels.base import mask_features, masked_mean
 from teka.functional.plan import is_large_float32
 from teka.functional.shapes import KeyMask, Keys, Queries, Values
 from teka.grid import Grid
@@ -67,7 +67,7 @@ class CentredQueryKey(PlainQueryKey):
     removes_bias = True
 
     def forward(self, query: Queries, key: Keys, key_mask: KeyMask) -> tuple[Queries, Keys]:
-        return query, key - kept_mean(key, key_mask)
+        return query, key - masked_mean(key, key_mask)
 
 
 QUERY_KEYS = ("plain", "normalized", "centred")

@@ -110,7 +110,7 @@ class Attention(nn.Module):
             query_heads = key_heads + self.position_heads if self.position_heads else self.heads
         self.query_key = make_query_key(chosen.query_key, key_heads, width)
         # What is added to all keys cancels in the softmax, unless they are rotated by their positions.
-        is_rotated = self.relative is not None and self.relative.kernel_class.rotates
+        is_rotated = self.relative is not None and self.relative.kernel_class.rotates_features
         cancels = present.is_softmax and not is_rotated
         if cancels and self.query_key.removes_bias:
             raise wrong_value(

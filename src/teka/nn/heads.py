@@ -82,7 +82,7 @@ class HeadGroup:
                 return plan.attend_packed(query, key, value, scene.sequences, backend=self.backend)
             return plan.attend(query, key, value, backend=self.backend, **masks)
         # A part of a torus has the frequencies of the whole.
-        relative = None if self.relative is None else self.relative.on(scene.whole)
+        relative = None if self.relative is None else self.relative.for_positions(scene.whole)
         plan = Plan.of_kernels(
             self.kernel, relative, scene.positions, **sizes, is_causal=self.is_causal
         )
@@ -121,7 +121,7 @@ class HeadGroup:
             relative.check(
                 heads=self.num_heads, dim=self.dim, num_axes=positions.num_axes, kernel=self.kernel
             )
-            relative = relative.on(positions)
+            relative = relative.for_positions(positions)
         sizes = (
             num_queries,
             num_keys,
@@ -146,7 +146,7 @@ def count_position_heads(
     kind = relative_class(relative)
     check_sizes({"position_heads": position_heads}, 0, or_none=True)
     if position_heads is None:
-        if kind is None or not kind.has_own_heads:
+        if kind is None or not kind.has_position_heads:
             return 0
         if heads < 2:
             raise wrong_value(
@@ -155,7 +155,8 @@ def count_position_heads(
         return heads // 2
     if kind is None and position_heads != 0:
         raise wrong_value("position_heads", position_heads, "None or 0 without a relative kernel")
-    if kind is not None and kind.needs_content and position_heads != 0:
+    is_inside = kind is not None and (kind.rotates_features or kind.appends_features)
+    if is_inside and position_heads != 0:
         expected = f"None or 0 with relative={relative!r}, which acts inside the content kernel"
         raise wrong_value("position_heads", position_heads, expected)
     if position_heads >= heads:
@@ -240,7 +241,11 @@ def make_kernels(
     rotated = present.features if options.relative == "rotary" else None
     num_features = dim_head if rotated is None else rotated.num_features(dim_head)
     relative = make_relative_module(options, position_heads or heads, dim_head, num_features)
-    if present.counts_keys and relative is not None and relative.kernel_class.rotates:
+    if (
+        present.normalizes_by_count
+        and relative is not None
+        and relative.kernel_class.rotates_features
+    ):
         expected = f"one that does not rotate, or None, with kernel={present.name!r}, which counts keys by c"
         raise wrong_value("relative", options.relative, expected)
     if options.rotary_normalizer is not None and rotated is None:

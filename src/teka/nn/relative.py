@@ -48,7 +48,7 @@ class RelativeModule(nn.Module):
     @property
     def num_position_features(self) -> int:
         """Number of features that the kernel adds to queries and keys."""
-        return self().num_position_features if self.kernel_class.joins else 0
+        return self().num_position_features if self.kernel_class.appends_features else 0
 
 
 class RelativeKernel(RelativeModule):
@@ -93,7 +93,7 @@ class RelativeKernel(RelativeModule):
             if name == "projection":
                 num_features, dim = value.shape
                 self.random_features = RandomFeatures("positive", dim, num_features=num_features)
-            elif name in self.kernel_class.fixed:
+            elif name in self.kernel_class.fixed_tensors:
                 self.register_buffer(name, value)
             elif name in self.constraints:
                 _, inverse = CONSTRAINTS[self.constraints[name]]

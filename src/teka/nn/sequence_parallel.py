@@ -74,7 +74,7 @@ def why_not_divided(layer: Attention) -> str | None:
             return f"with kernel={kernel.name!r}, which has no features"
         if type(kernel).fitted is not FeatureKernel.fitted and not layer.causal:
             return f"with kernel={kernel.name!r}, which is fitted to all tokens"
-        if relative is not None and not relative.divides:
+        if relative is not None and not relative.has_linear_features:
             return f"with relative={relative.name!r}, whose sums are not those of features"
         if group.backend not in ("auto", "linear"):
             return f"with backend={group.backend!r}"

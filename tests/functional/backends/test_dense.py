@@ -12,7 +12,7 @@ from torch import Tensor
 from teka import Grid
 from teka.functional import FeatureKernel, Kernel, Softmax, SquaredRelu
 from teka.functional.backends import dense
-from teka.functional.kernels.base import Pairwise
+from teka.functional.kernels.base import DenseInputs
 from teka.functional.positions import Positions
 from teka.functional.relative.stationary import SeparableRelative
 
@@ -34,10 +34,10 @@ def test_it_is_the_normalised_product_of_content_and_relative_weights(
     relative = build_relative(name, heads=3, dim=5, num_axes=2)
     assert isinstance(relative, SeparableRelative)
     positions = placed(grid, 1)
-    pairs = Pairwise(
+    pairs = DenseInputs(
         query, key, value, kernel, scale=0.4, key_mask=mask if masked else None, is_causal=is_causal
     )
-    output = relative.on(positions).dense(pairs, positions)
+    output = relative.for_positions(positions).dense(pairs, positions)
     if isinstance(kernel, FeatureKernel):
         content = kernel.query_features(query, scale=0.4) @ kernel.key_features(key, scale=0.4).mT
     else:
@@ -64,7 +64,7 @@ def gradients(grid: Grid, key_grid: Grid, num_prefix_tokens: int) -> list[Tensor
     assert relative is not None
     relative, leaves = with_leaves(relative)
     positions = Positions(grid, key=Positions(key_grid), num_prefix_tokens=num_prefix_tokens)
-    pairs = Pairwise(query, key, value, SquaredRelu(), scale=0.4, key_mask=None, is_causal=False)
+    pairs = DenseInputs(query, key, value, SquaredRelu(), scale=0.4, key_mask=None, is_causal=False)
     output = relative.dense(pairs, positions)
     return [output, *torch.autograd.grad(output.sin().sum(), [query, key, value, *leaves.values()])]
 

@@ -22,7 +22,7 @@ from teka import Grid
 from teka.functional import KERNELS, RELATIVES, FeatureKernel, RotationJoint
 from teka.functional.backends.flex import flex, flex_fits, offset_numbers
 from teka.functional.kernels import make_kernel
-from teka.functional.kernels.base import Pairwise
+from teka.functional.kernels.base import DenseInputs
 from teka.functional.positions import Positions
 from teka.functional.relative.base import FactorRelative
 
@@ -90,14 +90,14 @@ def compare(
     mask = draw_mask(2, num_keys) if masked else None
     if isinstance(kernel, FeatureKernel) and not is_causal:
         kernel = kernel.fitted(query, key, scale=0.4, query_mask=None, key_mask=mask)
-    placed = relative.on(placement)
+    placed = relative.for_positions(placement)
     assert isinstance(placed, FactorRelative)
     assert flex_fits(query, value, kernel)
     term = placed.pair_term(query, placement, scale=0.4)
     assert term is not None
     inputs = [query, key, value, *leaves.values()]
     results: list[list[Tensor]] = []
-    pairs = Pairwise(query, key, value, kernel, scale=0.4, key_mask=mask, is_causal=is_causal)
+    pairs = DenseInputs(query, key, value, kernel, scale=0.4, key_mask=mask, is_causal=is_causal)
     for output in (flex(pairs, term), placed.dense(pairs, placement)):
         gradients = torch.autograd.grad(
             output.square().sum(), inputs, allow_unused=True, retain_graph=True
@@ -155,7 +155,7 @@ def test_a_causal_query_without_keys_gets_zero():
     assert isinstance(relative, FactorRelative)
     term = relative.pair_term(query, PLACES["line"], scale=0.4)
     assert term is not None
-    pairs = Pairwise(
+    pairs = DenseInputs(
         query, key, value, make_kernel("softmax", 5), scale=0.4, key_mask=mask, is_causal=True
     )
     output, expected = flex(pairs, term), relative.dense(pairs, PLACES["line"])

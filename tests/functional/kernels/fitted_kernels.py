@@ -40,7 +40,7 @@ def attention_matrix(
     """Weights of the fitted kernel, normalised over the keys unless they are counted."""
     fitted = fit(kernel, query, key, scale=scale, key_mask=key_mask, query_mask=query_mask)
     weights = fitted.weights(query, key, scale=scale, key_mask=key_mask)
-    return weights if kernel.counts_keys else weights / weights.sum(dim=-1, keepdim=True)
+    return weights if kernel.normalizes_by_count else weights / weights.sum(dim=-1, keepdim=True)
 
 
 def softmax_error(kernel: Kernel, query: Tensor, key: Tensor, *, scale: float) -> float:

@@ -139,7 +139,7 @@ def test_causal_weights_are_the_others_up_to_each_query_s_own_place(name: str):
     causal = kernel.weights(query, key, scale=0.4, key_mask=mask, is_causal=True)
     expected = kernel.weights(query, key, scale=0.4, key_mask=mask).tril()
     assert causal[1, :, :2].count_nonzero() == 0  # without keys
-    if not kernel.counts_keys:
+    if not kernel.normalizes_by_count:
         causal, expected = (
             torch.nn.functional.normalize(weights, p=1.0, dim=-1) for weights in (causal, expected)
         )

@@ -82,7 +82,7 @@ def test_in_float32_it_is_as_exact_at_coordinates_of_a_million(shift: float):
 @given(turns=st.tuples(st.integers(-3, 3), st.integers(-3, 3)), spacing=st.floats(0.2, 3))
 def test_on_a_torus_whole_turns_change_nothing(turns: tuple[int, int], spacing: float):
     sites = Positions(Grid((5, 7), spacing, periodic=True))
-    relative, offsets = build().on(sites), places(11, 2)
+    relative, offsets = build().for_positions(sites), places(11, 2)
     moved = offsets + spacing * torch.tensor([5.0 * turns[0], 7.0 * turns[1]], dtype=torch.float64)
     assert torch.allclose(relative.log_at(moved), relative.log_at(offsets), atol=1e-9)
     assert (
@@ -93,9 +93,9 @@ def test_on_a_torus_whole_turns_change_nothing(turns: tuple[int, int], spacing: 
 
 def test_off_a_torus_frequencies_stay_and_on_it_they_are_the_nearest_that_fit():
     bare = Positions(points=places(7, 2))
-    assert torch.equal(build().on(bare).frequency, build().frequency)
+    assert torch.equal(build().for_positions(bare).frequency, build().frequency)
     sites = Positions(Grid((50, 7), periodic=(True, False)))
-    change = build().on(sites).frequency - build().frequency
+    change = build().for_positions(sites).frequency - build().frequency
     assert 0 < float(change[..., 0].abs().max()) <= math.pi / 50 + 1e-12
     assert torch.count_nonzero(change[..., 1]) == 0
 
@@ -115,7 +115,7 @@ def test_every_parameter_has_a_gradient_through_kernel_and_waves(periodic: bool)
         lambda relative: product(relative, *TWO),
     ):
         relative, leaves = with_leaves(build())
-        evaluate(relative.on(sites)).square().sum().backward()
+        evaluate(relative.for_positions(sites)).square().sum().backward()
         assert set(leaves) == {"constant_weight", "amplitude", "frequency", "phase"}
         for leaf in leaves.values():
             assert leaf.grad is not None

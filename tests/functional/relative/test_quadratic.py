@@ -61,14 +61,14 @@ def test_it_is_the_papers_inner_product_up_to_a_factor_of_the_query():
 @given(turns=st.tuples(st.integers(-3, 3), st.integers(-3, 3)), spacing=st.floats(0.2, 3))
 def test_on_a_torus_whole_turns_change_nothing(turns: tuple[int, int], spacing: float):
     sites = Positions(Grid((5, 7), spacing, periodic=True))
-    relative, offsets = build().on(sites), offsets_of()
+    relative, offsets = build().for_positions(sites), offsets_of()
     moved = offsets + spacing * torch.tensor([5.0 * turns[0], 7.0 * turns[1]], dtype=torch.float64)
     assert torch.allclose(relative.log_at(moved), relative.log_at(offsets), atol=1e-11)
 
 
 def test_on_a_torus_the_distance_to_the_centre_is_the_shorter_one():
     sites = Positions(Grid((10, 10), periodic=(True, False)))
-    relative = Quadratic(torch.tensor([[4.0, 4.0]]), torch.ones(1)).on(sites)
+    relative = Quadratic(torch.tensor([[4.0, 4.0]]), torch.ones(1)).for_positions(sites)
     # From 0 to the key 4 cells up is 8 cells from the centre, or 2 round the torus; along the other axis it is 8.
     assert relative.axis_log_kernel(0, torch.tensor([4.0])).tolist() == [[-4.0]]
     assert relative.axis_log_kernel(1, torch.tensor([4.0])).tolist() == [[-64.0]]
@@ -164,7 +164,7 @@ def test_on_a_torus_whole_turns_change_nothing_of_generalized_quadratic(
 ):
     sites = Positions(Grid((5, 7), spacing, periodic=True))
     relative, offsets = (
-        build_of_generalized_quadratic().on(sites),
+        build_of_generalized_quadratic().for_positions(sites),
         offsets_of_of_generalized_quadratic(11),
     )
     moved = offsets + spacing * torch.tensor([5.0 * turns[0], 7.0 * turns[1]], dtype=torch.float64)
@@ -216,7 +216,7 @@ def between(query: Grid, key: Grid | None = None) -> Positions:
 @pytest.mark.parametrize("spacing", [(1.0, 1.0), (0.1, 3.7)])
 def test_it_is_row_plus_column_of_the_offset_in_cells(spacing: tuple[float, float]):
     grid = Grid((5, 7), spacing)
-    relative = build_of_table().on(between(grid))
+    relative = build_of_table().for_positions(between(grid))
     found = relative.log_at(grid.offsets(dtype=torch.float64))
     for i in range(35):
         for j in range(35):
@@ -235,7 +235,10 @@ def test_a_table_of_one_entry_is_a_constant():
 @given(turns=st.integers(-3, 3), spacing=st.floats(0.2, 3))
 def test_on_a_torus_rolling_the_cells_changes_nothing(turns: int, spacing: float):
     grid = Grid((4, 7), spacing, periodic=(False, True))
-    relative, offsets = build_of_table().on(between(grid)), grid.offsets(dtype=torch.float64)
+    relative, offsets = (
+        build_of_table().for_positions(between(grid)),
+        grid.offsets(dtype=torch.float64),
+    )
     positions = grid.positions(dtype=torch.float64)
     rolled = positions + torch.tensor([0.0, turns * grid.spacing[1]], dtype=torch.float64)
     moved = grid.wrap(rolled[:, None] - rolled[None, :])
@@ -253,7 +256,7 @@ def test_on_a_torus_rolling_the_cells_changes_nothing(turns: int, spacing: float
     ],
 )
 def test_between_two_grids_a_cell_is_the_finer_ones(query: Grid, key: Grid, width: float):
-    assert build_of_table(1).on(between(query, key)).spacing == (width,)
+    assert build_of_table(1).for_positions(between(query, key)).spacing == (width,)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +272,7 @@ def test_grids_whose_cells_do_not_align_are_refused(query: Grid, key: Grid):
     with pytest.raises(
         ValueError, match=r"key_grid must be cells that lie a whole number of cells from those"
     ):
-        build_of_table(query.num_axes).on(between(query, key))
+        build_of_table(query.num_axes).for_positions(between(query, key))
 
 
 def test_bare_positions_are_refused():
@@ -278,7 +281,7 @@ def test_bare_positions_are_refused():
         with pytest.raises(
             ValueError, match=rf"^{argument} must be a grid, not bare positions, with.*got None"
         ):
-            build_of_table().on(placement)
+            build_of_table().for_positions(placement)
 
 
 def test_every_entry_that_occurs_has_a_gradient():

@@ -86,7 +86,7 @@ def test_in_float32_it_is_as_exact_at_coordinates_of_a_million(shift: float):
 @given(turns=st.tuples(st.integers(-3, 3), st.integers(-3, 3)), spacing=st.floats(0.2, 3))
 def test_on_a_torus_whole_turns_change_nothing(turns: tuple[int, int], spacing: float):
     sites = Positions(Grid((5, 7), spacing, periodic=True))
-    relative, positions, features = build().on(sites), places(7, 2), draw_inputs(7)[0]
+    relative, positions, features = build().for_positions(sites), places(7, 2), draw_inputs(7)[0]
     moved = positions + spacing * torch.tensor(
         [5.0 * turns[0], 7.0 * turns[1]], dtype=torch.float64
     )
@@ -226,7 +226,7 @@ def test_frequencies_have_gradients(periodic: bool):
         build().frequency.requires_grad_(),
         Positions(Grid((5, 7), periodic=periodic)),
     )
-    products(Rotary(frequency).on(sites), places(7, 2)).square().sum().backward()
+    products(Rotary(frequency).for_positions(sites), places(7, 2)).square().sum().backward()
     assert frequency.grad is not None
     assert torch.count_nonzero(frequency.grad) == (0 if periodic else frequency.numel())
 

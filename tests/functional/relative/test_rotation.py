@@ -232,8 +232,8 @@ def test_a_kernel_that_does_not_estimate_softmax_is_refused(kernel: str):
 def test_a_periodic_axis_is_refused():
     placement = itself(Positions(Grid((3, 5), periodic=(False, True))))
     with pytest.raises(ValueError, match="no periodic axis with relative='rotation_joint'"):
-        build().on(placement)
-    assert isinstance(build().on(itself(Positions(Grid((3, 5))))), RotationJoint)
+        build().for_positions(placement)
+    assert isinstance(build().for_positions(itself(Positions(Grid((3, 5))))), RotationJoint)
 
 
 def test_it_declares_that_it_is_equivariant_in_expectation_only():

@@ -10,7 +10,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from teka.execution_mode import ExecutionMode, execution_mode, is_dynamic, is_readable
 from teka.functional.backends import BYTES, Cost, WeightedSums, checkpointed, with_ones
-from teka.functional.kernels.base import Pairwise, apply_log_factor, without_keys
+from teka.functional.kernels.base import DenseInputs, apply_log_factor, has_no_key
 from teka.functional.shapes import Outputs, Queries
 
 # Numbers of the matrix of weights that are held at once: 32 MiB in float32. Of a larger one rows are made again.
@@ -28,18 +28,18 @@ def dense_cost(
 
 
 def matrix_attention(
-    pairs: Pairwise, log_rows: Callable[[Queries, slice], Tensor] | None
+    pairs: DenseInputs, log_rows: Callable[[Queries, slice], Tensor] | None
 ) -> Outputs:
     """From the matrix of weights κ(q_i, k_j) c(x_i − x_j; q_i), some rows at a time; `log_rows` is None for c = 1."""
     query, value, kernel = pairs.query, pairs.value, pairs.kernel
     left, right, log_scale = pairs.vectors()
-    keep, empty = pairs.keep(), None
-    if keep is not None and (pairs.within is not None or pairs.key_mask is not None):
+    keep, empty = pairs.mask(), None
+    if keep is not None and (pairs.window_mask is not None or pairs.key_mask is not None):
         # A query all of whose keys are dropped: it is given every key here, and 0 in the end.
-        empty = without_keys(keep)
+        empty = has_no_key(keep)
         keep = keep | empty
     features = kernel.features
-    if features is not None and not kernel.counts_keys:
+    if features is not None and not kernel.normalizes_by_count:
         # A column of ones sums the weights in the same product: one pass fewer over the matrix.
         value = with_ones(value)
 
@@ -49,7 +49,7 @@ def matrix_attention(
         products = left[:, :, rows] @ right.transpose(-2, -1)
         factors = {"log_relative": log_relative, "log_scale": log_scale, "keep": part}
         mixed = kernel.dense_weights(products, **factors) @ value
-        if not kernel.counts_keys:
+        if not kernel.normalizes_by_count:
             return mixed
         shares = apply_log_factor(torch.ones_like(products), *factors.values())
         return torch.cat([mixed, shares.sum(dim=-1, keepdim=True)], dim=-1)
@@ -71,22 +71,22 @@ def matrix_attention(
         output = torch.cat(
             [checkpointed(attend, rows, query, left, right, value) for rows in parts], dim=2
         )
-    if features is not None or kernel.counts_keys:
-        nonnegative = kernel.counts_keys or (features is not None and features.nonnegative)
+    if features is not None or kernel.normalizes_by_count:
+        nonnegative = kernel.normalizes_by_count or (features is not None and features.nonnegative)
         output = WeightedSums.of_channels(output).divide(nonnegative=nonnegative)
     return output if empty is None else output.masked_fill(empty, 0.0)
 
 
-def fused_softmax(pairs: Pairwise) -> Outputs:
+def fused_softmax(pairs: DenseInputs) -> Outputs:
     """Softmax attention by torch's fused kernel, which holds no L × L matrix; under transforms, unfused."""
     query, key, value, mask, empty = pairs.query, pairs.key, pairs.value, None, None
     size = value.shape[-1]
     if query.shape[-1] > size:
         value = pad(value, (0, query.shape[-1] - size))
     if pairs.key_mask is not None:
-        keep = pairs.keep()
+        keep = pairs.mask()
         assert keep is not None
-        empty = without_keys(keep)
+        empty = has_no_key(keep)
         mask = keep | empty
     is_transformed = execution_mode(query, key, value) is ExecutionMode.TRANSFORMED
     is_fused = not is_transformed and not _loses_digits(query, key, pairs.scale)

@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from torch.nn.functional import pad
 
 from teka.execution_mode import ExecutionMode, execution_mode, may_cache
-from teka.functional.kernels.base import Kernel, Pairwise
+from teka.functional.kernels.base import DenseInputs, Kernel
 from teka.functional.positions import Positions
 from teka.functional.shapes import KeyMask, LogScale, Outputs, PairTerm, Queries, Values
 
@@ -48,7 +48,7 @@ def flex_fits(query: Queries, value: Values, kernel: Kernel) -> bool:
     )
 
 
-def flex(pairs: Pairwise, log_relative: PairTerm) -> Outputs:
+def flex(pairs: DenseInputs, log_relative: PairTerm) -> Outputs:
     """softmax_j(log κ(q_i, k_j) + log c(x_i − x_j; q_i)) v_j, with log c from tables of O(L) numbers; 0 without a key.
 
     Gradients reach the tables by atomic additions on a GPU (torch ≥ 2.6), where the compiled kernel runs; elsewhere

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from teka._compat import replace
 from teka.functional.backends import BYTES, Cost
 from teka.functional.backends.dense import dense_cost, matrix_attention
-from teka.functional.kernels.base import Pairwise
+from teka.functional.kernels.base import DenseInputs
 from teka.functional.shapes import KeyMask, Outputs
 from teka.grid import Grid
 
@@ -122,7 +122,7 @@ def window_cost(tiling: Tiling, dense_size: int, dim_value: int) -> Cost:
 
 
 def window_attention(
-    pairs: Pairwise,
+    pairs: DenseInputs,
     tiling: Tiling,
     first: int,
     log_relative: Float[Tensor, "heads cells seen"],
@@ -157,9 +157,9 @@ def window_attention(
         "key": seen_keys,
         "value": seen_values,
         "key_mask": kept,
-        "within": within[None, None],
+        "window_mask": within[None, None],
     }
-    tiles = replace(pairs, kernel=pairs.kernel.for_copies(num_tiles), **given)
+    tiles = replace(pairs, kernel=pairs.kernel.repeat_samples(num_tiles), **given)
     output = tiling.join(matrix_attention(tiles, lambda _, rows: log_relative[None, :, rows]))
     if not first:
         return output

@@ -50,17 +50,17 @@ class Kernel(ABC):
     is_softmax: ClassVar[bool] = (
         False  # whether `dense_weights` are the softmax of inner products, which torch fuses
     )
-    counts_keys: ClassVar[bool] = (
+    normalizes_by_count: ClassVar[bool] = (
         False  # whether the sum is over how many keys there are, Σ c, and not over Σ κ c
     )
-    weight_passes: ClassVar[int] = (
+    extra_dense_passes: ClassVar[int] = (
         0  # over all pairs, in the time that `dense_weights` takes beyond what others do
     )
     fitted_tensors: ClassVar[
         tuple[str, ...]
     ] = ()  # what `FeatureKernel.fitted` sets, with an entry for every sample
 
-    def for_copies(self, number: int) -> "Kernel":
+    def repeat_samples(self, number: int) -> "Kernel":
         """The kernel for batches in which every sample comes so many times in a row."""
         fitted = {name: getattr(self, name) for name in self.fitted_tensors}
         copied = {
@@ -107,12 +107,12 @@ class Kernel(ABC):
         is_causal: bool = False,
     ) -> Pairs:
         """Weights κ(q_i, k_j) · c_ij of every pair, up to a factor a row; 0 in one without keys: the dense truth."""
-        pairs = Pairwise(query, key, key, self, scale, key_mask, is_causal)
+        pairs = DenseInputs(query, key, key, self, scale, key_mask, is_causal)
         left, right, log_scale = pairs.vectors()
         products = left @ right.transpose(-2, -1)
-        keep, empty = pairs.keep(), None
+        keep, empty = pairs.mask(), None
         if keep is not None:
-            empty = without_keys(keep)
+            empty = has_no_key(keep)
             keep = keep | empty  # a softmax of nothing would be NaN
         weights = self.dense_weights(
             products, log_relative=log_relative, log_scale=log_scale, keep=keep
@@ -129,7 +129,7 @@ class Kernel(ABC):
 
 
 @dataclass(frozen=True)
-class Pairwise:
+class DenseInputs:
     """Queries, keys and values of which every pair is weighed, and how."""
 
     query: Queries
@@ -139,16 +139,16 @@ class Pairwise:
     scale: float
     key_mask: KeyMask
     is_causal: bool
-    within: PairMask = None  # which pairs count for where they are, None for all
+    window_mask: PairMask = None  # which pairs count for where they are, None for all
 
     def vectors(self) -> FeatureMaps:
         """The kernel's `dense_vectors` of queries and keys, and s."""
         options = {"scale": self.scale, "key_mask": self.key_mask, "is_causal": self.is_causal}
         return self.kernel.dense_vectors(self.query, self.key, **options)
 
-    def keep(self) -> PairMask:
+    def mask(self) -> PairMask:
         """Which pairs count: keys that are kept and, if causal, not after the query, the last of which sees all."""
-        keep = self.within
+        keep = self.window_mask
         if self.key_mask is not None:
             kept = self.key_mask[:, None, None, :]
             keep = kept if keep is None else keep & kept
@@ -160,12 +160,12 @@ class Pairwise:
             keep = past[None, None] if keep is None else keep & past
         return keep
 
-    def between(self, query: Queries, key: Keys) -> "Pairwise":
+    def with_vectors(self, query: Queries, key: Keys) -> "DenseInputs":
         """The same of other vectors, whose inner products are those that count."""
         return replace(self, query=query, key=key, scale=1.0)
 
 
-def without_keys(keep: Bool[Tensor, "batch 1 queries keys"]) -> Bool[Tensor, "batch 1 queries 1"]:
+def has_no_key(keep: Bool[Tensor, "batch 1 queries keys"]) -> Bool[Tensor, "batch 1 queries 1"]:
     """The queries that keep no key."""
     # A sum: for `any` Inductor of PyTorch 2.6 writes C++ that does not compile.
     return keep.sum(dim=-1, keepdim=True) == 0
@@ -174,7 +174,7 @@ def without_keys(keep: Bool[Tensor, "batch 1 queries keys"]) -> Bool[Tensor, "ba
 class FeatureKernel(Kernel):
     """A content kernel with a feature map, κ(q, k) = φ(q)ᵀφ(k), so that sums over keys cost O(L).
 
-    One that `counts_keys` has no factor of a query or of all keys to spare, as nothing takes it out again.
+    One that `normalizes_by_count` has no factor of a query or of all keys to spare, as nothing takes it out again.
 
     Every kernel declares `nonnegative`, or is a TypeError: True if κ(q, k) ≥ 0 for all vectors and every draw. A
     denominator below the smallest normal number is then that of a row without weights, and log κ may be taken. False is
@@ -211,7 +211,7 @@ class FeatureKernel(Kernel):
 
     @property
     def bound(self) -> float | None:
-        return 1.0 if self.nonnegative and not self.counts_keys else None
+        return 1.0 if self.nonnegative and not self.normalizes_by_count else None
 
     @property
     def features(self) -> "FeatureKernel":
@@ -270,11 +270,11 @@ class FeatureKernel(Kernel):
         """log of the product, of the least number whose logarithm has a finite gradient where it is smaller."""
         if not self.nonnegative:
             return None
-        tiny = least_number(like)
+        tiny = smallest_normal(like)
         return lambda product: torch.log(torch.maximum(product, tiny))
 
 
-def least_number(like: Tensor) -> Float[Tensor, ""]:
+def smallest_normal(like: Tensor) -> Float[Tensor, ""]:
     """The smallest normal number of a dtype; a tensor, as a number would be traced as unknown."""
     return torch.full((), torch.finfo(like.dtype).tiny, dtype=like.dtype, device=like.device)
 
@@ -303,7 +303,7 @@ def mask_features(features: KeyFeatures, key_mask: KeyMask) -> KeyFeatures:
     return features if key_mask is None else features.masked_fill(~key_mask[:, None, :, None], 0.0)
 
 
-def kept_mean(vectors: Keys, mask: KeyMask) -> Float[Tensor, "batch heads 1 dim"]:
+def masked_mean(vectors: Keys, mask: KeyMask) -> Float[Tensor, "batch heads 1 dim"]:
     """Mean of each batch and head over its kept tokens; 0 if none is kept, and what is dropped may be NaN."""
     if mask is None:
         return vectors.mean(dim=-2, keepdim=True)

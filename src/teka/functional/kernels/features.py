@@ -16,9 +16,9 @@ from teka.functional.kernels.base import (
     FeatureKernel,
     Kernel,
     apply_log_factor,
-    kept_mean,
     mask_features,
     mask_scores,
+    masked_mean,
 )
 from teka.functional.kernels.rectified import PointwiseKernel
 from teka.functional.shapes import (
@@ -103,7 +103,7 @@ class Taylor2(FeatureKernel):
 
     name: ClassVar[str] = "taylor2"
     nonnegative: ClassVar[bool] = True
-    weight_passes: ClassVar[int] = 14  # measured
+    extra_dense_passes: ClassVar[int] = 14  # measured
     fitted_tensors: ClassVar[tuple[str, ...]] = ("key_mean",)
 
     key_shift: KeyShift = "none"
@@ -122,7 +122,9 @@ class Taylor2(FeatureKernel):
         self, query: Queries, key: Keys, *, scale: float, query_mask: QueryMask, key_mask: KeyMask
     ) -> "Taylor2":
         return (
-            self if self.key_shift == "none" else Taylor2(self.key_shift, kept_mean(key, key_mask))
+            self
+            if self.key_shift == "none"
+            else Taylor2(self.key_shift, masked_mean(key, key_mask))
         )
 
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from teka.checks import check_tensor
-from teka.functional.kernels.base import LOWEST_EXPONENT, FeatureKernel, kept_mean, mask_features
+from teka.functional.kernels.base import LOWEST_EXPONENT, FeatureKernel, mask_features, masked_mean
 from teka.functional.shapes import (
     CausalFeatures,
     Draws,
@@ -204,8 +204,8 @@ class Optimal(Exponential):
         means = []
         for vectors, mask in ((query, query_mask), (key, key_mask)):
             scaled = vectors.detach() * math.sqrt(scale)
-            means.append(kept_mean(scaled, mask))
-            mean_square = mean_square + kept_mean(
+            means.append(masked_mean(scaled, mask))
+            mean_square = mean_square + masked_mean(
                 (scaled - means[-1]).square().sum(dim=-1, keepdim=True), mask
             )
         return Optimal(

@@ -38,7 +38,7 @@ class DotProduct(FeatureKernel):
     """
 
     name: ClassVar[str] = "dot_product"
-    counts_keys: ClassVar[bool] = True
+    normalizes_by_count: ClassVar[bool] = True
     nonnegative: ClassVar[bool] = False
 
     def num_features(self, dim: int) -> int:
@@ -66,7 +66,7 @@ class Concatenation(Kernel):
     """
 
     name: ClassVar[str] = "concatenation"
-    counts_keys: ClassVar[bool] = True
+    normalizes_by_count: ClassVar[bool] = True
 
     def dense_vectors(
         self, query: Queries, key: Keys, *, scale: float, key_mask: KeyMask, is_causal: bool

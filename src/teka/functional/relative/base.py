@@ -15,7 +15,7 @@ from teka.functional.backends.feature_sums import LinearFeatures, plain_sums
 from teka.functional.backends.flex import flex, flex_fits
 from teka.functional.backends.linear import DecodingState, Sizes, causal_step, left_by
 from teka.functional.backends.triton import TritonPositions
-from teka.functional.kernels.base import Kernel, Pairwise
+from teka.functional.kernels.base import DenseInputs, Kernel
 from teka.functional.positions import Positions
 from teka.functional.shapes import (
     Keys,
@@ -29,7 +29,7 @@ from teka.functional.shapes import (
 )
 
 
-def plain_step(
+def linear_step(
     tokens: FeatureInputs, state: DecodingState | None, *waves: Tensor
 ) -> tuple[WeightedSums, DecodingState]:
     """The sums of one more token of causal attention, likewise, and what it leaves."""
@@ -48,9 +48,23 @@ def random_directions(
 
 
 class Relative(ABC):
-    """How much a query attends to a key for where the key lies, seen from the query. Wrong shapes are a ValueError.
+    """Base class of relative kernels c(x_i − x_j; q_i), which weigh a key by its position relative to the query.
 
-    `equivariance`: a shift of all positions changes nothing, whatever random features are drawn, or nothing on average.
+    Class attributes:
+
+    - `name`: Name of the kernel in `teka.functional.RELATIVES`.
+    - `equivariance`: "exact" if a shift of all positions never changes the output, "in expectation" if only the mean
+      over draws of random features is unchanged.
+    - `uses_query`: True if c depends on the query.
+    - `rotates_features`: True if the kernel rotates features (or queries and keys) instead of multiplying the weights.
+    - `appends_features`: True if the kernel only appends `num_position_features` entries to queries and keys.
+    - `has_linear_features`: True if `linear_features` is implemented, so that sums over keys can be split across chunks
+      and processes.
+    - `supports_decoding`: True if `step` is implemented, which decodes token by token with a state of fixed size.
+    - `requires_unit_steps`: True if decoding needs tokens that are 1 unit apart, one at a time.
+    - `fixed_tensors`: Names of the tensors that are not learned.
+    - `shared_by_heads`: Names of the tensors without a dimension for heads.
+    - `has_position_heads`: True if half of the heads of a layer attend by position alone by default.
 
     >>> import torch, teka
     >>> from teka.functional.relative.stationary import SeparableRelative
@@ -69,27 +83,17 @@ class Relative(ABC):
 
     name: ClassVar[str]
     equivariance: ClassVar[Literal["exact", "in expectation"]] = "exact"
-    is_shared: ClassVar[bool] = False  # whether c is the same for all samples at the same places
-    joins: ClassVar[bool] = False  # whether it lengthens queries and keys and is nothing more
-    decodes: ClassVar[bool] = (
-        False  # whether it has a state of fixed size for decoding token by token
-    )
-    state_adds: ClassVar[bool] = (
-        False  # whether that of several tokens is the sum of what each leaves
-    )
-    # Declarations for layers that learn the kernel.
-    fixed: ClassVar[tuple[str, ...]] = ()  # tensors that are not learned
-    shared_by_heads: ClassVar[tuple[str, ...]] = ()  # tensors without a dimension for heads
-    has_own_heads: ClassVar[bool] = (
-        False  # half of the heads attend by this kernel alone by default
-    )
-    needs_content: ClassVar[bool] = False  # acts inside the content kernel, never alone
-    uses_query: ClassVar[bool] = False  # depends on the query
-    rotates: ClassVar[bool] = False  # rotates keys, so that a bias of keys does not cancel
-    divides: ClassVar[bool] = False  # whether several processes may add their linear sums over keys
-    follows_tokens: ClassVar[bool] = (
-        False  # whether the tokens are then at one distance from each other
-    )
+    # For the evaluation.
+    uses_query: ClassVar[bool] = False
+    rotates_features: ClassVar[bool] = False
+    appends_features: ClassVar[bool] = False
+    has_linear_features: ClassVar[bool] = False
+    supports_decoding: ClassVar[bool] = False
+    requires_unit_steps: ClassVar[bool] = False
+    # For layers that learn the kernel.
+    fixed_tensors: ClassVar[tuple[str, ...]] = ()
+    shared_by_heads: ClassVar[tuple[str, ...]] = ()
+    has_position_heads: ClassVar[bool] = False
 
     @classmethod
     def draw(
@@ -123,7 +127,7 @@ class Relative(ABC):
         """C with |out| ≤ C · max |v| beside a content kernel, or None; by default that kernel's, which c ≥ 0 leaves."""
         return kernel.bound
 
-    def on(self, positions: Positions) -> "Relative":
+    def for_positions(self, positions: Positions) -> "Relative":
         """The kernel between these positions, itself by default; a ValueError where it is not defined there."""
         return self
 
@@ -138,7 +142,7 @@ class Relative(ABC):
         """Vectors of all queries and keys whose inner product is scale · qᵀk + log c, or None where there are none."""
         return None
 
-    def softmax_size(self, positions: Positions) -> int | None:
+    def extra_softmax_dim(self, positions: Positions) -> int | None:
         """By how much these are longer than queries and keys."""
         return None
 
@@ -153,14 +157,14 @@ class Relative(ABC):
         """Passes over all pairs of the dense backend."""
 
     @abstractmethod
-    def dense(self, pairs: Pairwise, positions: Positions) -> Outputs:
+    def dense(self, pairs: DenseInputs, positions: Positions) -> Outputs:
         """Attention from every pair."""
 
     def window_cost(self, positions: Positions, dense_size: int, dim_value: int) -> Cost | None:
         """Cost of the backend "windows", which takes any content kernel; None where it cannot compute it."""
         return None
 
-    def windowed(self, pairs: Pairwise, positions: Positions) -> Outputs:
+    def local_attention(self, pairs: DenseInputs, positions: Positions) -> Outputs:
         """Attention by that backend."""
         raise NotImplementedError(f"{self.name} has no window")
 
@@ -178,7 +182,7 @@ class Relative(ABC):
         """Return vectors whose inner products are the weights, if the kernel `divides`."""
         raise NotImplementedError(f"{self.name} needs every pair")
 
-    def unplaced_sums(
+    def sums_without_positions(
         self, query_features: Tensor, key_features: Tensor, value: Tensor
     ) -> WeightedSums:
         """The sums of pairs of which one is nowhere."""
@@ -209,13 +213,13 @@ class FactorRelative(Relative):
     def pair_term(self, query: Queries, positions: Positions, *, scale: float) -> PairTerm | None:
         """log c of a pair by its indices, 0 for one that holds a prefix token; None where there is no small table."""
 
-    def dense(self, pairs: Pairwise, positions: Positions) -> Outputs:
+    def dense(self, pairs: DenseInputs, positions: Positions) -> Outputs:
         """By a fused kernel where there is one, or from the matrix of weights."""
         query, kernel, scale = pairs.query, pairs.kernel, pairs.scale
         if kernel.is_softmax:
             vectors = self.softmax_vectors(query, pairs.key, positions, scale=scale)
             if vectors is not None:
-                return fused_softmax(pairs.between(*vectors))
+                return fused_softmax(pairs.with_vectors(*vectors))
         if query.is_cuda and flex_fits(query, pairs.value, kernel):
             term = self.pair_term(query, positions, scale=scale)
             if term is not None:

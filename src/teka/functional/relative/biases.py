@@ -44,8 +44,8 @@ KERPLE_FORMS = ("logarithmic", "power")
 class DecayRelative(SeparableRelative):
     """log c(Δ) = −Σ_a r_a |Δ_a|: what lies behind a cell is what lay behind the one before, times exp(−r)."""
 
-    decodes: ClassVar[bool] = True
-    follows_tokens: ClassVar[bool] = True
+    supports_decoding: ClassVar[bool] = True
+    requires_unit_steps: ClassVar[bool] = True
 
     @abstractmethod
     def axis_rate(self, axis: int) -> Float[Tensor, "heads"]:
@@ -160,7 +160,7 @@ class Alibi(DecayRelative):
     """
 
     name: ClassVar[str] = "alibi"
-    fixed: ClassVar[tuple[str, ...]] = ("slope",)
+    fixed_tensors: ClassVar[tuple[str, ...]] = ("slope",)
 
     slope: Float[Tensor, "heads"]
 

@@ -29,8 +29,8 @@ MAX_DISTANCE = 6  # Horn et al. 2021, §3
 class RingRelative(FactorRelative):
     """A relative kernel that sees of an offset only its ring r = 0 … k."""
 
-    decodes: ClassVar[bool] = True
-    follows_tokens: ClassVar[bool] = True
+    supports_decoding: ClassVar[bool] = True
+    requires_unit_steps: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -139,7 +139,7 @@ class Clipped(RingRelative):
     """
 
     name: ClassVar[str] = "clipped"
-    has_own_heads: ClassVar[bool] = True
+    has_position_heads: ClassVar[bool] = True
     uses_query: ClassVar[bool] = True
     shared_by_heads: ClassVar[tuple[str, ...]] = ("distance_embedding", "projection")
 

@@ -24,9 +24,9 @@ from teka.errors import wrong_value
 from teka.functional.backends import Cost, FeatureInputs, WeightedSums
 from teka.functional.backends.feature_sums import LinearFeatures, plain_sums
 from teka.functional.backends.linear import DecodingState, Sizes, linear_cost, product_features
-from teka.functional.kernels.base import Kernel, least_number
+from teka.functional.kernels.base import Kernel, smallest_normal
 from teka.functional.positions import Positions, check_heads_and_axes
-from teka.functional.relative.base import plain_step, random_directions
+from teka.functional.relative.base import linear_step, random_directions
 from teka.functional.relative.stationary import StationaryRelative
 from teka.functional.shapes import AnyOffsets, HeadPairs, KeyWaves, PairTerm, Queries, QueryWaves
 
@@ -42,9 +42,8 @@ LONGEST_WAVE = 64.0
 class WaveRelative(StationaryRelative):
     """A stationary kernel of a few waves: c(x_i − x_j) = Σ_w a_w(x_i) b_w(x_j), a product of features of positions."""
 
-    decodes: ClassVar[bool] = True
-    state_adds: ClassVar[bool] = True
-    divides: ClassVar[bool] = True
+    supports_decoding: ClassVar[bool] = True
+    has_linear_features: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -60,7 +59,7 @@ class WaveRelative(StationaryRelative):
         term = super().pair_term(query, positions, scale=scale)
         if term is not None:
             return term
-        first, tiny, waves = positions.num_prefix_tokens, least_number(query), []
+        first, tiny, waves = positions.num_prefix_tokens, smallest_normal(query), []
         for of_tokens in self.waves(positions, query):
             of_batch = of_tokens.expand(query.shape[0], *of_tokens.shape[-3:])
             # A tensor for each wave: gradients reach a table that is read at one place only.
@@ -96,7 +95,7 @@ class WaveRelative(StationaryRelative):
     def step(
         self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
     ) -> tuple[WeightedSums, DecodingState]:
-        return plain_step(tokens, state, *self.waves(positions, tokens.value))
+        return linear_step(tokens, state, *self.waves(positions, tokens.value))
 
 
 @dataclass(frozen=True)
@@ -216,7 +215,7 @@ class Fourier(WaveRelative):
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
         check_heads_and_axes("frequency", self.frequency, heads, "waves", num_axes)
 
-    def on(self, positions: Positions) -> "Fourier":
+    def for_positions(self, positions: Positions) -> "Fourier":
         return replace(self, frequency=positions.torus_frequency(self.frequency))
 
     def log_at(self, offsets: AnyOffsets) -> HeadPairs:

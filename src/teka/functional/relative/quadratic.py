@@ -35,7 +35,7 @@ class CentredRelative(StationaryRelative):
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
         check_heads_and_axes("center", self.center, heads, num_axes)
 
-    def on(self: Centred, positions: Positions) -> Centred:
+    def for_positions(self: Centred, positions: Positions) -> Centred:
         return replace(self, periods=positions.periods)
 
 
@@ -56,7 +56,7 @@ class Quadratic(CentredRelative, SeparableRelative):
     Args:
         center: Δ_h, key minus query, in physical units, shape (heads, axes).
         precision: α ≥ 0 in units of length^−2, shape (heads,); a ValueError if negative.
-        periods: Period of every axis in physical units, None where it is not periodic; `on` takes the grid's.
+        periods: Period of every axis in physical units, None where it is not periodic; `for_positions` takes the grid's.
     """
 
     name: ClassVar[str] = "quadratic"
@@ -176,7 +176,7 @@ class Table(SeparableRelative):
 
     Args:
         tables: t, entry k + Δ for an offset of Δ cells, shape (heads, axes, 2k + 1).
-        spacing: Width of a cell along every axis in physical units, 1 if None; `on` takes the grid's.
+        spacing: Width of a cell along every axis in physical units, 1 if None; `for_positions` takes the grid's.
     """
 
     name: ClassVar[str] = "table"
@@ -210,7 +210,7 @@ class Table(SeparableRelative):
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
         check_heads_and_axes("tables", self.tables, heads, num_axes, "entries")
 
-    def on(self, positions: Positions) -> "Table":
+    def for_positions(self, positions: Positions) -> "Table":
         """The kernel with cells as wide as the grid's, or as the finer one's of two."""
         if positions.grids is None:
             expected = "a grid, not bare positions, with relative='table', which counts cells"

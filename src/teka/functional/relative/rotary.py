@@ -25,7 +25,7 @@ from teka.functional.backends.feature_sums import LinearFeatures, linear_sums
 from teka.functional.backends.linear import DecodingState, Sizes, causal_step, left_by, linear_cost
 from teka.functional.backends.triton import TritonPositions
 from teka.functional.kernels import make_kernel
-from teka.functional.kernels.base import Kernel, Pairwise, apply_log_factor
+from teka.functional.kernels.base import DenseInputs, Kernel, apply_log_factor
 from teka.functional.positions import Positions, check_heads_and_axes, phases
 from teka.functional.relative.base import Relative, random_directions
 from teka.functional.shapes import Keys, Outputs, Places, Queries, Tokens, TwoVectors
@@ -84,11 +84,9 @@ class Rotary(Relative):
     """
 
     name: ClassVar[str] = "rotary"
-    needs_content: ClassVar[bool] = True
-    rotates: ClassVar[bool] = True
-    decodes: ClassVar[bool] = True
-    state_adds: ClassVar[bool] = True
-    divides: ClassVar[bool] = True
+    rotates_features: ClassVar[bool] = True
+    supports_decoding: ClassVar[bool] = True
+    has_linear_features: ClassVar[bool] = True
 
     frequency: Float[Tensor, "heads pairs axes"]
     normalizer: str = ROTARY_NORMALIZERS[0]
@@ -142,7 +140,7 @@ class Rotary(Relative):
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
         check_heads_and_axes("frequency", self.frequency, heads, "pairs", num_axes)
-        if kernel.counts_keys:
+        if kernel.normalizes_by_count:
             expected = "a kernel whose denominator is the sum of its weights with relative='rotary', which is no factor"
             raise wrong_value("kernel", kernel.name, expected)
         size = num_rotated_features(kernel, dim)
@@ -169,10 +167,10 @@ class Rotary(Relative):
             return None
         return 1 / self.length_share if self.normalizer == "mixed" else 1.0
 
-    def on(self, positions: Positions) -> "Rotary":
+    def for_positions(self, positions: Positions) -> "Rotary":
         return replace(self, frequency=positions.torus_frequency(self.frequency))
 
-    def softmax_size(self, positions: Positions) -> int:
+    def extra_softmax_dim(self, positions: Positions) -> int:
         """0: they are rotated."""
         return 0
 
@@ -187,14 +185,14 @@ class Rotary(Relative):
     def dense_passes(self, num_axes: int) -> int:
         return 6
 
-    def dense(self, pairs: Pairwise, positions: Positions) -> Outputs:
+    def dense(self, pairs: DenseInputs, positions: Positions) -> Outputs:
         """Weights of rotated vectors over a denominator of what no rotation changes, or of the weights themselves."""
         kernel, value, first = pairs.kernel, pairs.value, positions.num_prefix_tokens
         features = kernel.features
         if kernel.is_softmax:
             rotated = self.softmax_vectors(pairs.query, pairs.key, positions, scale=pairs.scale)
             if rotated is not None:
-                return fused_softmax(pairs.between(*rotated))
+                return fused_softmax(pairs.with_vectors(*rotated))
         vectors = kernel.dense_vectors if features is None else features.feature_maps
         options = {"scale": pairs.scale, "key_mask": pairs.key_mask, "is_causal": pairs.is_causal}
         of_query, of_key, log_scale = vectors(pairs.query, pairs.key, **options)
@@ -213,7 +211,7 @@ class Rotary(Relative):
             return pairs
 
         weights = products(self.rotated if features is None else self.weighing)
-        keep = pairs.keep()
+        keep = pairs.mask()
         empty = None if keep is None else ~keep.any(dim=-1, keepdim=True)
         keep = None if keep is None or empty is None else keep | empty
         if features is None:
@@ -249,7 +247,7 @@ class Rotary(Relative):
         """The numerator from rotated features, the denominator from what no rotation changes or from the same."""
         return self.sums_at(tokens, *self._phasors(positions, tokens.value))
 
-    def unplaced_sums(
+    def sums_without_positions(
         self, query_features: Tensor, key_features: Tensor, value: Tensor
     ) -> WeightedSums:
         return self.sums_at(

@@ -131,7 +131,7 @@ class Rotation(SeparableRelative):
         )
         return self.scale * torch.einsum("hs,...s->h...", weight, waves)
 
-    def softmax_size(self, positions: Positions) -> int | None:
+    def extra_softmax_dim(self, positions: Positions) -> int | None:
         """2 · axes · scales, where no axis is periodic: on such a one c is a function of the wrapped offset."""
         is_lemma = type(self).axis_log_kernel is Rotation.axis_log_kernel
         return None if any(positions.periods) or not is_lemma else 2 * self.cosine_weight[0].numel()
@@ -141,7 +141,7 @@ class Rotation(SeparableRelative):
     ) -> TwoVectors | None:
         return (
             None
-            if self.softmax_size(positions) is None
+            if self.extra_softmax_dim(positions) is None
             else self.concatenate(query, key, positions, scale=scale)
         )
 
@@ -193,10 +193,8 @@ class RotationJoint(Rotation):
 
     name: ClassVar[str] = "rotation_joint"
     equivariance: ClassVar[Literal["exact", "in expectation"]] = "in expectation"
-    joins: ClassVar[bool] = True
-    needs_content: ClassVar[bool] = True
-    decodes: ClassVar[bool] = True
-    state_adds: ClassVar[bool] = True
+    appends_features: ClassVar[bool] = True
+    supports_decoding: ClassVar[bool] = True
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
         """Check that the weights fit, and that the kernel estimates softmax: only exp turns sums into products."""
@@ -209,7 +207,7 @@ class RotationJoint(Rotation):
     def num_position_features(self) -> int:
         return 2 * self.cosine_weight[0].numel()
 
-    def on(self, positions: Positions) -> "RotationJoint":
+    def for_positions(self, positions: Positions) -> "RotationJoint":
         """The kernel itself; a ValueError on a periodic axis, as there are no absolute positions on a torus."""
         if any(positions.periods):
             came = positions.grid or positions.of_keys.grid

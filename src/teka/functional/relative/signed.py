@@ -47,8 +47,8 @@ class Shaw(FactorRelative):
     name: ClassVar[str] = "shaw"
     uses_query: ClassVar[bool] = True
     shared_by_heads: ClassVar[tuple[str, ...]] = ("embedding",)
-    decodes: ClassVar[bool] = True
-    follows_tokens: ClassVar[bool] = True
+    supports_decoding: ClassVar[bool] = True
+    requires_unit_steps: ClassVar[bool] = True
 
     embedding: Float[Tensor, "axes entries dim"]
     unit: float = 1.0
@@ -192,7 +192,7 @@ class TransformerXL(FactorRelative):
 
     name: ClassVar[str] = "transformer_xl"
     uses_query: ClassVar[bool] = True
-    fixed: ClassVar[tuple[str, ...]] = ("frequency",)
+    fixed_tensors: ClassVar[tuple[str, ...]] = ("frequency",)
     shared_by_heads: ClassVar[tuple[str, ...]] = ("frequency",)
 
     frequency: Float[Tensor, "scales axes"]
@@ -246,7 +246,7 @@ class TransformerXL(FactorRelative):
             expected = f"(…, {dim}) for queries of size {dim}"
             raise wrong_shape("relative.query_weight", self.query_weight.shape, expected)
 
-    def on(self, positions: Positions) -> "TransformerXL":
+    def for_positions(self, positions: Positions) -> "TransformerXL":
         return replace(self, frequency=positions.torus_frequency(self.frequency))
 
     def amplitudes(self, query: Queries, *, scale: float) -> tuple[Tensor, Tensor]:
@@ -288,7 +288,7 @@ class TransformerXL(FactorRelative):
             zero,
         )
 
-    def softmax_size(self, positions: Positions) -> int:
+    def extra_softmax_dim(self, positions: Positions) -> int:
         return 2 * self.frequency.numel()
 
     def softmax_vectors(

@@ -2,7 +2,6 @@
 
 import math
 from abc import abstractmethod
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -32,8 +31,6 @@ from teka.precision import in_float64, widest
 
 class StationaryRelative(FactorRelative):
     """A relative kernel of the offset alone for each head, which does not look at the query."""
-
-    is_shared: ClassVar[bool] = True
 
     @abstractmethod
     def log_at(self, offsets: AnyOffsets) -> HeadPairs:

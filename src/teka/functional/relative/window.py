@@ -15,7 +15,7 @@ from teka.functional.backends import Cost
 from teka.functional.backends.dense import matrix_attention
 from teka.functional.backends.linear import Sizes
 from teka.functional.backends.local_window import Tiling, window_attention, window_cost
-from teka.functional.kernels.base import Kernel, Pairwise
+from teka.functional.kernels.base import DenseInputs, Kernel
 from teka.functional.positions import Positions, whole_steps, wrong_axes
 from teka.functional.relative.stationary import StationaryRelative
 from teka.functional.shapes import AnyOffsets, HeadPairs, LogRows, Outputs, Queries
@@ -112,14 +112,16 @@ class Window(StationaryRelative):
         """An entry and a look into a table for every axis."""
         return 10 * num_axes
 
-    def dense(self, pairs: Pairwise, positions: Positions) -> Outputs:
+    def dense(self, pairs: DenseInputs, positions: Positions) -> Outputs:
         """From the matrix of weights, of which those beyond the window are dropped as those of masked keys are."""
         first, within = (
             positions.num_prefix_tokens,
             self.within(positions.offsets_like(pairs.query)),
         )
         within = pad(within, (first, 0, first, 0), value=True)
-        pairs = replace(pairs, within=within[None, None] if within.ndim == 2 else within[:, None])
+        pairs = replace(
+            pairs, window_mask=within[None, None] if within.ndim == 2 else within[:, None]
+        )
         return matrix_attention(
             pairs, lambda query, rows: self.log_rows(query, positions, rows, scale=pairs.scale)
         )
@@ -146,7 +148,7 @@ class Window(StationaryRelative):
             return None
         return window_cost(Tiling(grid, self.reach), dense_size, dim_value)
 
-    def windowed(self, pairs: Pairwise, positions: Positions) -> Outputs:
+    def local_attention(self, pairs: DenseInputs, positions: Positions) -> Outputs:
         assert positions.grid is not None
         tiling = Tiling(positions.grid, self.reach)
         offsets = tiling.offsets(pairs.query)

@@ -358,7 +358,7 @@ def _still_waves(relative: Relative | None, excerpt: Excerpt) -> tuple[int, int]
     grid = excerpt.positions.grid
     if not isinstance(relative, Fourier | Rotary) or grid is None or not any(grid.periodic):
         return 0, 0
-    rounded = relative.on(excerpt.positions)
+    rounded = relative.for_positions(excerpt.positions)
     assert isinstance(rounded, Fourier | Rotary)
     still = (rounded.frequency == 0).all(dim=-1) & (relative.frequency != 0).any(dim=-1)
     return int(still.sum()), still.numel()

@@ -82,7 +82,7 @@ def look(relative: Relative, grid: Grid) -> Heads:
     row, column = middle_query(grid)
     query = torch.tensor([row * grid.shape[1] + column])
     offsets = positions.offsets_like(spacing, query)[0]
-    placed = relative.on(positions)
+    placed = relative.for_positions(positions)
     assert isinstance(placed, StationaryRelative)
     away = -offsets / spacing  # key less query, in tokens
     tensors = (value for value in vars(relative).values() if isinstance(value, Tensor))
