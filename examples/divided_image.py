@@ -6,7 +6,7 @@ Somewhere in noise is a landmark; every pixel says in which direction it lies, (
 columns, on a torus that is 32 long whatever the number of pixels. Each process has some rows, and of the others nothing
 but sums whose size does not depend on the picture's. DistributedDataParallel averages gradients, so that the loss is
 times the number of processes. On GPUs give it "nccl". With several pictures too, take a mesh,
-init_device_mesh("cuda", (2, 4), mesh_dim_names=("data", "tokens")), nn.divide_tokens(model, mesh["tokens"]), and
+init_device_mesh("cuda", (2, 4), mesh_dim_names=("data", "tokens")), nn.shard_tokens(model, mesh["tokens"]), and
 DistributedDataParallel or fully_shard over all eight.
 """
 
@@ -64,7 +64,7 @@ def run(rank: int, given: argparse.Namespace, store: str) -> None:
     grid = Grid((given.side, given.side), spacing=EDGE / given.side, periodic=True)
     start, stop = (given.side * one // size * given.side for one in (rank, rank + 1))
     torch.manual_seed(0)
-    model = nn.divide_tokens(Pointer(), distributed.group.WORLD)
+    model = nn.shard_tokens(Pointer(), distributed.group.WORLD)
     trained = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     generator, began = Generator().manual_seed(0), time.perf_counter()
@@ -91,7 +91,7 @@ def run(rank: int, given: argparse.Namespace, store: str) -> None:
         model.double()
         pixels = pixels.double()
         distributed.all_gather(parts, model(pixels[:, 72 * rank : 72 * (rank + 1)], small))
-        alone = nn.divide_tokens(model, None)(pixels, small)
+        alone = nn.shard_tokens(model, None)(pixels, small)
     if rank == 0:
         change = float((torch.cat(parts, dim=1) - alone).abs().max() / alone.abs().max())
         print(

@@ -10,24 +10,24 @@ from torch import Tensor
 from torch.func import vmap
 
 from teka.checks import (
-    BOOLEAN,
-    WHOLE,
+    BOOL_DTYPES,
+    INTEGER_DTYPES,
+    check_dense,
     check_device,
     check_flags,
+    check_image_size,
     check_name,
     check_names,
     check_nonnegative,
     check_number,
     check_path,
-    check_plain,
     check_sequence,
     check_sizes,
     check_stride,
     check_tensor,
-    height_and_width,
+    is_integer,
     is_number,
     is_positive,
-    is_whole,
 )
 
 
@@ -59,15 +59,15 @@ def test_what_is_no_such_tensor_is_refused_by_name():
 
 
 def test_the_kind_of_dtype_can_be_another():
-    check_tensor("mask", torch.ones(3, dtype=torch.bool), 3, dtypes=BOOLEAN)
-    check_tensor("lengths", torch.ones(3, dtype=torch.uint8), 3, dtypes=WHOLE)
+    check_tensor("mask", torch.ones(3, dtype=torch.bool), 3, dtypes=BOOL_DTYPES)
+    check_tensor("lengths", torch.ones(3, dtype=torch.uint8), 3, dtypes=INTEGER_DTYPES)
     check_tensor("labels", torch.ones(3, dtype=torch.complex64), 3, dtypes=None)
     with pytest.raises(ValueError, match=r"mask must be of dtype torch.bool.*got torch.float32"):
-        check_tensor("mask", torch.ones(3), 3, dtypes=BOOLEAN)
+        check_tensor("mask", torch.ones(3), 3, dtypes=BOOL_DTYPES)
     with pytest.raises(
         ValueError, match=r"lengths must be of a dtype of whole numbers.*got torch.bool"
     ):
-        check_tensor("lengths", torch.ones(3, dtype=torch.bool), 3, dtypes=WHOLE)
+        check_tensor("lengths", torch.ones(3, dtype=torch.bool), 3, dtypes=INTEGER_DTYPES)
 
 
 def test_a_negative_number_is_refused_where_numbers_can_be_read_at_no_cost(as_users_run_it: None):
@@ -132,7 +132,7 @@ def test_a_size_that_cannot_be_is_named():
     ]:
         with pytest.raises(ValueError, match=message):
             check_sizes({"heads": np.int64(1), "waves": size})
-        assert not is_whole(size) or size != 1
+        assert not is_integer(size) or size != 1
 
 
 def test_a_size_may_be_0_or_none_where_that_is_said():
@@ -166,18 +166,18 @@ def test_a_stride_that_is_none_is_refused(as_users_run_it):
 
 
 def test_one_side_is_a_square_and_two_are_height_and_width():
-    assert height_and_width("size", 5) == (5, 5)
-    assert height_and_width("size", (5, 7)) == height_and_width("size", [5, 7]) == (5, 7)
+    assert check_image_size("size", 5) == (5, 5)
+    assert check_image_size("size", (5, 7)) == check_image_size("size", [5, 7]) == (5, 7)
 
 
 def test_other_sizes_are_errors_that_name_the_argument_and_the_smallest(as_users_run_it: None):
     for size in [2, (3, 2), (), (5,), (5, 5, 5), (True, 5), (5.0, 5)]:
         with pytest.raises(ValueError, match=r"size must be .* each at least 3 pixels.*got"):
-            height_and_width("size", size, smallest=3)
+            check_image_size("size", size, smallest=3)
         with pytest.raises(
             ValueError, match=r"size must be at most 50,000,000 pixels.*got 1000000"
         ):
-            height_and_width("size", 1_000_000)
+            check_image_size("size", 1_000_000)
 
 
 def test_a_number_is_within_its_bounds_and_not_one_of_the_excluded_values():
@@ -212,9 +212,9 @@ def test_a_device_is_one_that_computes_here():
 
 
 def test_a_tensor_without_elements_to_read_is_refused(as_users_run_it: None):
-    check_plain("images", torch.zeros(2, 3))
+    check_dense("images", torch.zeros(2, 3))
     with pytest.raises(ValueError, match=r"images must be a tensor.*got an object of type list"):
-        check_plain("images", [1.0])
+        check_dense("images", [1.0])
     for tensor, said in (
         (torch.zeros(2, device="meta"), r"images.device must be .*'meta'"),
         (torch.zeros(2).to_sparse(), r"images.layout must be .*got torch.sparse_coo"),
@@ -222,7 +222,7 @@ def test_a_tensor_without_elements_to_read_is_refused(as_users_run_it: None):
         (torch.zeros(2).to(torch.float8_e5m2), r"images.dtype must be .*got torch.float8_e5m2"),
     ):
         with pytest.raises(ValueError, match=said):
-            check_plain("images", tensor)
+            check_dense("images", tensor)
 
 
 def test_a_list_is_read_to_its_end_unless_that_is_too_far():

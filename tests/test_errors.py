@@ -1,9 +1,9 @@
 import pytest
 
 from teka.errors import (
+    error_message,
     first_line,
     is_out_of_memory,
-    message_of,
     printable,
     unknown_name,
     wrong_shape,
@@ -53,10 +53,10 @@ def test_first_line_of_an_error_falls_back_to_its_class_name():
 
 def test_message_of_returns_one_short_printable_line():
     error = RuntimeError("first\nsecond \x1b[2J\u202e" + "x" * 1000)
-    assert message_of(error).startswith(r"first second \x1b[2J\u202exxx")
-    assert len(message_of(error)) == 300
+    assert error_message(error).startswith(r"first second \x1b[2J\u202exxx")
+    assert len(error_message(error)) == 300
     assert first_line(error) == "first"
-    assert (message_of(KeyError()), first_line(ValueError("\n\n"))) == ("KeyError", "ValueError")
+    assert (error_message(KeyError()), first_line(ValueError("\n\n"))) == ("KeyError", "ValueError")
     assert printable("naïve 👩\u200d🔬 a\u00a0b") == "naïve 👩\u200d🔬 a\u00a0b"
 
 
@@ -65,7 +65,10 @@ def test_error_without_a_printable_message_gives_its_class_name():
         def __str__(self) -> str:
             raise TypeError("no words")
 
-    assert (message_of(BrokenError()), first_line(BrokenError())) == ("BrokenError", "BrokenError")
+    assert (error_message(BrokenError()), first_line(BrokenError())) == (
+        "BrokenError",
+        "BrokenError",
+    )
     assert not is_out_of_memory(BrokenError())
 
 

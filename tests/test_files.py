@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from teka.files import (
-    check_output,
+    atomic_directory,
+    check_output_file,
     expand_user,
     make_directory,
-    new_folder,
     read_json,
     read_yaml,
     resolve_path,
@@ -53,7 +53,7 @@ def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path: Path):
 def test_a_loop_of_symbolic_links_is_an_error_that_names_the_argument(tmp_path: Path):
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
-    for use in (resolve_path, check_output, make_directory):
+    for use in (resolve_path, check_output_file, make_directory):
         with pytest.raises(ValueError, match=r"out must be .*got .*loop"):
             use("out", loop)
     assert loop.is_symlink()
@@ -167,7 +167,7 @@ def test_of_a_link_the_file_is_replaced_that_it_points_to(tmp_path: Path):
 def test_an_output_that_cannot_be_written_is_refused_by_its_argument(tmp_path: Path):
     for path in ["", ".", "none/file", "a" * 300, "/proc/file", "/dev/full/file"]:
         with pytest.raises(ValueError, match=r"html must be a file that can be written \(.+\)"):
-            check_output("html", tmp_path / path)
+            check_output_file("html", tmp_path / path)
         assert list(tmp_path.iterdir()) == []
 
 
@@ -201,16 +201,19 @@ def test_yaml_with_aliases_is_read(tmp_path: Path):
 def test_a_new_folder_takes_its_place_whole_or_not_at_all(tmp_path: Path):
     place = tmp_path / "run"
     for content in ("old", "new"):
-        with new_folder("out", place, replace=True) as folder:
+        with atomic_directory("out", place, replace=True) as folder:
             (folder / "file").write_text(content)
         assert (place / "file").read_text() == content
-    with pytest.raises(FileNotFoundError), new_folder("out", place, replace=True) as folder:
+    with pytest.raises(FileNotFoundError), atomic_directory("out", place, replace=True) as folder:
         (folder / "missing" / "file").write_text("half")
-    with pytest.raises(OSError, match=r"not empty|exists"), new_folder("out", place) as folder:
+    with (
+        pytest.raises(OSError, match=r"not empty|exists"),
+        atomic_directory("out", place) as folder,
+    ):
         (folder / "file").write_text("over what is not to be replaced")
     assert (place / "file").read_text() == "new"
     (tmp_path / "empty").mkdir()
-    with new_folder("out", tmp_path / "empty") as folder:
+    with atomic_directory("out", tmp_path / "empty") as folder:
         (folder / "file").write_text("there")
     assert (tmp_path / "empty" / "file").read_text() == "there"
     assert {path.name for path in tmp_path.iterdir()} == {"run", "empty"}

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import teka
 from teka import Grid
-from teka.grid import present_grid
+from teka.grid import current_grid
 from teka.nn import Attention, AttentionHeads
 
 SIZES = [(11,), (5, 7), (3, 5, 2), (2, 3, 1, 4)]
@@ -172,18 +172,18 @@ def test_a_shift_that_is_not_one_whole_number_an_axis_is_refused(as_users_run_it
 
 
 def test_on_is_left_as_it_was_entered_also_by_an_error():
-    assert present_grid() == (None, 0)
+    assert current_grid() == (None, 0)
     with teka.on(Grid(3)):
         with pytest.raises(ValueError, match="shift"), teka.on(Grid((2, 2)), 1):
             Grid((2, 2)).check_shift((1, 2, 3))
-        assert present_grid() == (Grid(3), 0)
-    assert present_grid() == (None, 0)
+        assert current_grid() == (Grid(3), 0)
+    assert current_grid() == (None, 0)
 
 
 def test_each_thread_is_on_its_own_grid():
     with teka.on(Grid(3)), ThreadPoolExecutor(1) as other:
-        assert other.submit(present_grid).result() == (None, 0)
-        assert present_grid() == (Grid(3), 0)
+        assert other.submit(current_grid).result() == (None, 0)
+        assert current_grid() == (Grid(3), 0)
 
 
 def gradient_on(layer: Attention, tokens: Tensor, grid: Grid | None) -> Tensor:
@@ -214,7 +214,7 @@ def test_recomputation_uses_the_grids_of_the_forward_pass(use_reentrant: bool, b
         torch.testing.assert_close(
             found.grad, gradient_on(layer, found, grid), rtol=1e-12, atol=1e-12
         )
-    assert present_grid() == (None, 0)
+    assert current_grid() == (None, 0)
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])

@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
-from teka.errors import nearest, wrong_value
+from teka.errors import did_you_mean, wrong_value
 
 T = TypeVar("T")
-Share = Annotated[float, 1, "a share from 0 to 1"]
-Amount = Annotated[float, sys.float_info.max, "a finite number of at least 0"]
-Count = Annotated[int, sys.float_info.max, "a whole number of at least 0"]
+Proportion = Annotated[float, 1, "a share from 0 to 1"]
+NonNegativeFloat = Annotated[float, sys.float_info.max, "a finite number of at least 0"]
+NonNegativeInt = Annotated[int, sys.float_info.max, "a whole number of at least 0"]
 """Types of fields whose numbers `decode` checks: from 0 to the largest, in words."""
 
 
@@ -101,9 +101,7 @@ def _decode_fields(kind: Any, content: object, where: str) -> Any:
     known = {field.name: field for field in fields(kind) if field.init}
     unknown = [key for key in found if key not in known]
     if unknown:
-        expected = (
-            f"no field {unknown[0]!r}: there are {', '.join(known)}{nearest(unknown[0], known)}"
-        )
+        expected = f"no field {unknown[0]!r}: there are {', '.join(known)}{did_you_mean(unknown[0], known)}"
         raise wrong_value(where, sorted(map(str, found)), expected)
     for name, field in known.items():
         if name not in found and field.default is MISSING and field.default_factory is MISSING:

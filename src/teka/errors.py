@@ -6,25 +6,28 @@ from collections.abc import Iterable
 from importlib import import_module
 from types import ModuleType
 
-MOST_CHARACTERS = 300  # of another library's message within one of teka's
-JOINERS = "\u200c\u200d"  # invisible characters that Persian words and emoji need
-MOST_NAMES = 30  # that a message lists
-FOREIGN = (Exception, SystemExit)  # what another's code may raise; only an interrupt goes through
+MAX_MESSAGE_LENGTH = 300  # of another library's message within one of teka's
+ZERO_WIDTH_JOINERS = "\u200c\u200d"  # invisible characters that Persian words and emoji need
+MAX_LISTED_NAMES = 30  # that a message lists
+EXTERNAL_ERRORS = (
+    Exception,
+    SystemExit,
+)  # what another's code may raise; only an interrupt goes through
 
 
 def unknown_name(argument: str, name: object, known: Iterable[str]) -> ValueError:
     """Return an error for an unknown name. It lists the known names, or the closest ones if there are many."""
     names = sorted(known)
-    if len(names) > MOST_NAMES:
+    if len(names) > MAX_LISTED_NAMES:
         first, *others = difflib.get_close_matches(str(name), names, n=3, cutoff=0.0)
         close = f"{first!r}, {', '.join(map(repr, others[:-1]))} or {others[-1]!r}"
         return wrong_value(argument, name, f"one of {len(names)} names; did you mean {close}?")
     return wrong_value(
-        argument, name, f"one of {', '.join(map(repr, names))}{nearest(name, names)}"
+        argument, name, f"one of {', '.join(map(repr, names))}{did_you_mean(name, names)}"
     )
 
 
-def nearest(name: object, known: Iterable[str]) -> str:
+def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Return the hint "; did you mean …?" with the closest known name, or "" if no name is close."""
     matches = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return f"; did you mean {matches[0]!r}?" if matches else ""
@@ -93,11 +96,13 @@ def printable_lines(text: object) -> str:
 
 def _is_printable(character: str) -> bool:
     return (
-        character.isprintable() or character in JOINERS or unicodedata.category(character) == "Zs"
+        character.isprintable()
+        or character in ZERO_WIDTH_JOINERS
+        or unicodedata.category(character) == "Zs"
     )
 
 
-def one_line(text: object, most: int = MOST_CHARACTERS) -> str:
+def one_line(text: object, most: int = MAX_MESSAGE_LENGTH) -> str:
     """Return text of unknown origin as one printable line of at most `most` characters.
 
     >>> one_line("three short   words", most=11)
@@ -111,7 +116,7 @@ def shorten(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def message_of(error: BaseException) -> str:
+def error_message(error: BaseException) -> str:
     """Return the message of an error from other code as one short line, or the name of its class if it has none."""
     return one_line(_text(error)) or type(error).__name__
 

@@ -15,9 +15,9 @@ from typing import BinaryIO
 from teka.errors import wrong_argument, wrong_value
 from teka.memory import check_memory
 
-LARGEST_YAML, DEEPEST_YAML = 100_000, 30
+MAX_YAML_VALUES, MAX_YAML_DEPTH = 100_000, 30
 # An archive that unpacks to more than both is refused: images shrink by a factor of some tens at most.
-LARGEST_UNPACKED, LARGEST_RATIO = 2**29, 200
+MAX_UNPACKED_BYTES, MAX_COMPRESSION_RATIO = 2**29, 200
 
 try:
     import fcntl
@@ -124,7 +124,7 @@ def read_yaml(argument: str, path: str | Path) -> object:
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent):
                 size += sizes.get(
-                    event.anchor, LARGEST_YAML
+                    event.anchor, MAX_YAML_VALUES
                 )  # one that is within itself has no size yet
             elif isinstance(event, yaml.CollectionStartEvent):
                 opened.append((event.anchor, size))
@@ -137,8 +137,10 @@ def read_yaml(argument: str, path: str | Path) -> object:
                 size += 1
                 if event.anchor is not None:
                     sizes[event.anchor] = 1
-            if len(opened) > DEEPEST_YAML or size > LARGEST_YAML:
-                expected = f"{LARGEST_YAML:,} values at most, nested {DEEPEST_YAML} deep at most"
+            if len(opened) > MAX_YAML_DEPTH or size > MAX_YAML_VALUES:
+                expected = (
+                    f"{MAX_YAML_VALUES:,} values at most, nested {MAX_YAML_DEPTH} deep at most"
+                )
                 raise wrong_value(argument, str(path), expected)
         return yaml.safe_load(text)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -147,20 +149,20 @@ def read_yaml(argument: str, path: str | Path) -> object:
         ) from error
 
 
-def check_unpacked(archive: zipfile.ZipFile, path: object) -> None:
+def check_unpacked_size(archive: zipfile.ZipFile, path: object) -> None:
     """Check the size that a zip archive unpacks to, before anything is unpacked.
 
     zipfile never reads more of a file than the archive says it has.
     """
     files = archive.infolist()
     size, packed = sum(file.file_size for file in files), sum(file.compress_size for file in files)
-    if size > max(LARGEST_UNPACKED, LARGEST_RATIO * packed):
-        expected = f"at most {LARGEST_RATIO} times the {packed:,} bytes that it takes"
+    if size > max(MAX_UNPACKED_BYTES, MAX_COMPRESSION_RATIO * packed):
+        expected = f"at most {MAX_COMPRESSION_RATIO} times the {packed:,} bytes that it takes"
         raise wrong_argument(f"the unpacked size of {path}", f"{size:,} bytes", expected)
     check_memory(f"the unpacked size of {path}", size, size, "arrays")
 
 
-def check_output(argument: str, path: str | Path) -> Path:
+def check_output_file(argument: str, path: str | Path) -> Path:
     """Check that a file can be written, before the work that it is to hold."""
     file = Path(path)
     try:
@@ -192,7 +194,7 @@ def make_directory(argument: str, path: str | Path) -> Path:
 
 
 @contextlib.contextmanager
-def new_folder(argument: str, path: Path, *, replace: bool = False) -> Iterator[Path]:
+def atomic_directory(argument: str, path: Path, *, replace: bool = False) -> Iterator[Path]:
     """A folder to fill, which takes the path once that is done without error; `replace` what is no empty folder too."""
     parent = make_directory(argument, path.parent)
     with tempfile.TemporaryDirectory(

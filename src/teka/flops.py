@@ -14,10 +14,10 @@ def flop_counter() -> FlopCounterMode:
     """
     triton = {
         getattr(torch.ops.teka, name): flops
-        for name, flops in TRITON.items()
+        for name, flops in _TRITON_FLOPS.items()
         if hasattr(torch.ops.teka, name)
     }
-    return FlopCounterMode(display=False, custom_mapping=UNCOUNTED | triton)
+    return FlopCounterMode(display=False, custom_mapping=_EXTRA_FLOPS | triton)
 
 
 def _fused_flops(*sizes: Any, **_: Any) -> int:
@@ -76,12 +76,12 @@ def _triton_backward_flops(
 
 
 # The operators of the Triton kernels, see docs/backends.md.
-TRITON = {
+_TRITON_FLOPS = {
     "feature_attention": _triton_forward_flops,
     "feature_attention_gradients": _triton_backward_flops,
 }
 # What torch's counter does not know: fused attention on a CPU, and products that are added in place.
-UNCOUNTED = {
+_EXTRA_FLOPS = {
     torch.ops.aten.addmm_: _added_product_flops,
     torch.ops.aten.baddbmm_: _added_product_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _fused_flops,

@@ -16,26 +16,28 @@ from torch import Tensor
 from teka._checkpoint import restore_in_recomputation
 from teka._compat import register_constant
 from teka.checks import (
-    LARGEST,
-    check_kind,
+    MAX_SIZE,
+    check_dtype,
     check_sizes,
     check_tensor,
+    is_integer,
     is_number,
     is_positive,
-    is_whole,
 )
 from teka.errors import wrong_shape, wrong_value
 
 Dtype: TypeAlias = torch.dtype | None
 Device: TypeAlias = torch.device | str | None
-SEAM = 1e-6  # share of a period by which offsets near half of it are taken to lie beyond
+WRAP_TOLERANCE = 1e-6  # share of a period by which offsets near half of it are taken to lie beyond
 
 
 def wrap(offset: Float[Tensor, "*batch"], period: float | None) -> Float[Tensor, "*batch"]:
     """Offsets along one axis brought into [−P/2, P/2), as they are if there is no period P."""
     # The seam lies a little before P/2, so that rounding never puts equal offsets on different sides of it.
     return (
-        offset if period is None else offset - period * torch.floor(offset / period + (0.5 + SEAM))
+        offset
+        if period is None
+        else offset - period * torch.floor(offset / period + (0.5 + WRAP_TOLERANCE))
     )
 
 
@@ -78,9 +80,9 @@ class Grid:
         origin: float | Sequence[float] = 0.0,
     ) -> None:
         sides = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-        if not sides or not all(is_whole(side) and 1 <= side <= LARGEST for side in sides):
+        if not sides or not all(is_integer(side) and 1 <= side <= MAX_SIZE for side in sides):
             raise wrong_value(
-                "shape", shape, f"one or more sizes, each a whole number from 1 to {LARGEST}"
+                "shape", shape, f"one or more sizes, each a whole number from 1 to {MAX_SIZE}"
             )
         object.__setattr__(self, "shape", tuple(int(side) for side in sides))
         steps = self._for_each_axis("spacing", spacing)
@@ -137,7 +139,7 @@ class Grid:
 
     def wrap(self, offsets: Float[Tensor, "*batch axes"]) -> Float[Tensor, "*batch axes"]:
         """Offsets in physical units, brought into [−P/2, P/2) along every axis that is periodic with period P."""
-        check_kind("offsets", offsets)
+        check_dtype("offsets", offsets)
         if offsets.shape[-1:] != (self.num_axes,):
             raise wrong_shape("offsets", offsets.shape, f"(…, {self.num_axes}), one for each axis")
         if not any(self.periodic):
@@ -160,7 +162,7 @@ class Grid:
         )
         return self.wrap(positions[:, None] - positions[None, :])
 
-    def part(self, index: int, count: int) -> "Grid":
+    def shard(self, index: int, count: int) -> "Grid":
         """Part `index` of `count` that are as equal as can be: whole rows of the first axis, where they are.
 
         Of an axis that is periodic a part is not. More parts than rows, or an index that is none, is a ValueError.
@@ -299,6 +301,6 @@ def _capture_entered() -> Callable[[], AbstractContextManager[None]]:
 _IS_RESTORED = restore_in_recomputation(_capture_entered)
 
 
-def present_grid() -> tuple[Grid | None, int]:
+def current_grid() -> tuple[Grid | None, int]:
     """The grid of the innermost `on`, None outside of any, and its number of prefix tokens."""
     return _entered.grids[-1] if _entered.grids else (None, 0)

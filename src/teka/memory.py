@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from teka.errors import wrong_value
 
-MOST_TENSORS = 30_000  # of a model
-LARGEST_IMAGE = 50_000_000  # pixels of a picture or of a model's images
+MAX_NUM_TENSORS = 30_000  # of a model
+MAX_IMAGE_PIXELS = 50_000_000  # pixels of a picture or of a model's images
 
 
 def check_memory(argument: str, came: object, num_bytes: int, what: str) -> None:
@@ -28,22 +28,22 @@ def memory_bytes() -> int:
         return 2**63
 
 
-class TooManyNumbersError(ValueError):
+class TooManyElementsError(ValueError):
     """A model has more numbers than it may have."""
 
 
-def count_numbers(make: Callable[[], nn.Module], most: int) -> int:
-    """Count the numbers of the model that `make` makes, without memory; too many raise `TooManyNumbersError`."""
+def count_elements(make: Callable[[], nn.Module], most: int) -> int:
+    """Count the numbers of the model that `make` makes, without memory; too many raise `TooManyElementsError`."""
     count = tensors = 0
 
     def add(module: nn.Module, name: str, tensor: Tensor | None) -> None:
         nonlocal count, tensors
         tensors += 1
         count += 0 if tensor is None else tensor.numel()
-        if tensors > MOST_TENSORS:
-            raise TooManyNumbersError(f"more than {MOST_TENSORS:,} tensors")
+        if tensors > MAX_NUM_TENSORS:
+            raise TooManyElementsError(f"more than {MAX_NUM_TENSORS:,} tensors")
         if count > most:
-            raise TooManyNumbersError(f"more than {most:,} numbers")
+            raise TooManyElementsError(f"more than {most:,} numbers")
 
     on = nn.modules.module
     handles = [

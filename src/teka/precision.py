@@ -9,22 +9,22 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
-WITHOUT_FLOAT64 = {"mps"}  # Apple's GPUs
+DEVICES_WITHOUT_FLOAT64 = {"mps"}  # Apple's GPUs
 
 
-def widest(device: torch.device) -> torch.dtype:
+def widest_dtype(device: torch.device) -> torch.dtype:
     """Return float64, or float32 for a device without float64."""
-    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
+    return torch.float32 if device.type in DEVICES_WITHOUT_FLOAT64 else torch.float64
 
 
-def precise(tensor: Tensor) -> Tensor:
+def to_widest_dtype(tensor: Tensor) -> Tensor:
     """Return the tensor in float64, or in float32 on a device without float64."""
-    return tensor.to(widest(tensor.device))
+    return tensor.to(widest_dtype(tensor.device))
 
 
-def in_float64(tensor: Tensor) -> Tensor:
+def to_float64(tensor: Tensor) -> Tensor:
     """Return the tensor in float64, on the CPU if its device has no float64."""
-    return (tensor if widest(tensor.device) == torch.float64 else tensor.cpu()).double()
+    return (tensor if widest_dtype(tensor.device) == torch.float64 else tensor.cpu()).double()
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[object]:
@@ -34,7 +34,7 @@ def without_autocast(device_type: str) -> AbstractContextManager[object]:
     return torch.autocast(device_type, enabled=False) if is_enabled else nullcontext()
 
 
-def in_given_dtypes(backward: Callable[..., T]) -> Callable[..., T]:
+def backward_without_autocast(backward: Callable[..., T]) -> Callable[..., T]:
     """Decorate a backward pass so that it computes in the dtypes of its gradients, also under autocast."""
 
     @wraps(backward)

@@ -110,7 +110,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rehearsal]:
 @pytest.fixture
 def without_float64(monkeypatch: pytest.MonkeyPatch, elsewhere: Rehearsal) -> None:
     """As on Apple's GPUs."""
-    monkeypatch.setattr(precision, "WITHOUT_FLOAT64", {AWAY})
+    monkeypatch.setattr(precision, "DEVICES_WITHOUT_FLOAT64", {AWAY})
     for cached in (positions._kept_places, positions._kept_axis_places):
         cached.cache_clear()
     elsewhere.has_float64 = False

@@ -348,7 +348,7 @@ def test_a_file_with_a_changed_byte_is_an_error_or_unchanged(tmp_path: Path):
 
 
 def test_an_archive_that_unpacks_to_much_more_than_it_takes_is_refused(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("teka.files.LARGEST_UNPACKED", 2**20)
+    monkeypatch.setattr("teka.files.MAX_UNPACKED_BYTES", 2**20)
     path = tmp_path / "bomb.npz"
     np.savez_compressed(path, images=np.zeros((64, 256, 256), np.uint8), labels=np.arange(64) % 2)
     tracemalloc.start()

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from teka import Grid
 from teka.functional import length_mask
-from teka.functional.positions import Positions, phases, precise
-from teka.grid import SEAM, wrap
+from teka.functional.positions import Positions, phases
+from teka.grid import WRAP_TOLERANCE, wrap
+from teka.precision import to_widest_dtype
 
 LIKE = torch.zeros((), dtype=torch.float64)
 
@@ -165,7 +166,7 @@ def test_the_gradient_is_that_of_the_inner_product():
 
 
 def test_precise_numbers_are_of_float64():
-    assert precise(torch.ones(2)).dtype == torch.float64
+    assert to_widest_dtype(torch.ones(2)).dtype == torch.float64
 
 
 @given(side=st.integers(1, 11), spacing=st.floats(0.1, 3))
@@ -177,7 +178,7 @@ def test_offsets_wrap_by_whole_periods_to_half_a_period_either_way(side: int, sp
     wrapped, period = grid.wrap_axis(0, offsets), side * spacing
     turns = (offsets - wrapped) / period
     assert torch.allclose(turns, turns.round(), atol=1e-9)
-    assert (wrapped.abs() <= (0.5 + 2 * SEAM) * period).all()
+    assert (wrapped.abs() <= (0.5 + 2 * WRAP_TOLERANCE) * period).all()
     assert (wrapped < 0.5 * period).all()
 
 

@@ -36,7 +36,9 @@ def test_the_backends_it_names_are_those_that_compute(
         build(dim=8, kernel=pair.kernel, relative=pair.relative, backend=backend),
     )
     if isinstance(layer.kernel, RandomFeatures):
-        layer.kernel.is_fresh = False  # no comparison with the truth, which chooses a backend too
+        layer.kernel.is_unchecked = (
+            False  # no comparison with the truth, which chooses a backend too
+        )
     with torch.no_grad(), annotations_unchecked(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(Plan, "evaluate", record)
         layer(torch.randn(1, 1 + grid.num_tokens, 8), grid, None, 1)

@@ -77,7 +77,7 @@ def test_a_sound_kernel_does_not_warn_and_is_not_compared_again(
 ):
     features = RandomFeatures("positive", 4, num_features=64)
     warn(features)
-    assert not features.is_fresh
+    assert not features.is_unchecked
     assert collapses(caught) == []
 
 
@@ -93,7 +93,7 @@ def test_only_the_first_kept_tokens_are_compared(caught: list[warnings.WarningMe
     warn_of_collapse(
         features, query, key, value, relative=None, positions=Positions(), key_mask=mask
     )
-    assert not features.is_fresh
+    assert not features.is_unchecked
     assert collapses(caught) == []
 
 
@@ -106,7 +106,7 @@ def test_positions_of_a_joint_kernel_are_those_of_the_kept_tokens(
     layer(torch.randn(2, 1 + 35, 8), Grid((5, 7)), mask, 1)
     positions = torch.randn(2, 35, 2)
     assert isinstance(layer.kernel, RandomFeatures)
-    layer.kernel.is_fresh = True
+    layer.kernel.is_unchecked = True
     layer(torch.randn(2, 35, 8), positions=positions)
     assert collapses(caught) == []
 
@@ -116,7 +116,7 @@ def test_gradients_and_outputs_are_as_if_nothing_was_compared():
     assert isinstance(layer.kernel, RandomFeatures)
     gradients = []
     for fresh in (True, False):
-        layer.kernel.is_fresh = fresh
+        layer.kernel.is_unchecked = fresh
         layer.zero_grad()
         layer(tokens).square().sum().backward()
         gradient = layer.get_parameter("value.weight").grad
@@ -138,16 +138,16 @@ def test_transforms_of_torch_func_pass_and_leave_the_draw_to_be_compared():
         vmap(grad(total))(tokens)
     grad(total)(tokens[0])
     jvp(layer, (tokens[0],), (tokens[1],))
-    assert layer.kernel.is_fresh
+    assert layer.kernel.is_unchecked
     assert torch.allclose(whole[1], layer(tokens[1]), atol=1e-6)
-    assert not layer.kernel.is_fresh
+    assert not layer.kernel.is_unchecked
 
 
 def test_a_compiled_graph_is_not_compared(monkeypatch: pytest.MonkeyPatch):
     features = FlatFeatures("positive", 4)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     warn(features)
-    assert features.is_fresh
+    assert features.is_unchecked
 
 
 BLANK = torch.ones(1, 35, 8)

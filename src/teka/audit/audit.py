@@ -24,10 +24,10 @@ from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.phase import PhaseTable
 from teka.checks import (
     check_callable,
-    check_class,
+    check_dense,
+    check_instance,
     check_names,
     check_path,
-    check_plain,
     check_sequence,
     check_tensor,
 )
@@ -99,7 +99,7 @@ def audit(
     named: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
     check_callable("model", model)
     if settings is not None:
-        check_class("settings", settings, AuditSettings)
+        check_instance("settings", settings, AuditSettings)
     settings = dataclasses.replace(settings or AuditSettings(), **named)
     _check_data(images, labels, class_names)
     for argument, facts in (("model_facts", model_facts), ("data_facts", data_facts)):
@@ -107,9 +107,9 @@ def audit(
             raise wrong_type(argument, facts, "a dictionary")
     for argument, words in (("name", name), ("command", command)):
         if words is not None:
-            check_class(argument, words, str)
+            check_instance(argument, words, str)
     for one in check_sequence("caveats", caveats, "a list of caveats"):
-        check_class("caveats", one, Caveat)
+        check_instance("caveats", one, Caveat)
     if progress is not None:
         check_callable("progress", progress)
     if checkpoint is not None and not check_path("checkpoint", checkpoint).is_dir():
@@ -177,7 +177,7 @@ def _check_layers(model: object, settings: AuditSettings) -> None:
 
 
 def _check_data(images: Tensor, labels: Tensor | None, class_names: Sequence[str] | None) -> None:
-    check_plain("images", images)
+    check_dense("images", images)
     check_tensor("images", images, "images", "channels", "height", "width")
     if not images.isfinite().all():
         raise wrong_argument("images", "NaN or infinity", "finite values")

@@ -15,13 +15,13 @@ from teka.audit.movement import make_movement
 from teka.audit.shifts import Shift
 from teka.checks import (
     check_callable,
+    check_dense,
     check_name,
     check_number,
-    check_plain,
     check_sequence,
     check_sizes,
     check_tensor,
-    is_whole,
+    is_integer,
 )
 from teka.errors import wrong_shape, wrong_value
 
@@ -175,7 +175,7 @@ def permutation_error(
         ValueError: A module in training mode; no permutation of the places; empty tokens; an output that is no finite
             real tensor (B, …) or has norm zero.
     """
-    check_plain("tokens", tokens)
+    check_dense("tokens", tokens)
     check_tensor("tokens", tokens, "samples", "tokens", "dim")
     num_tokens = tokens.shape[1]
     each = f"every whole number from 0 to {num_tokens - 1} once in each"
@@ -190,7 +190,7 @@ def permutation_error(
     if not orders:
         raise wrong_value("permutations", orders, "at least one permutation")
     for order in orders:
-        if not all(map(is_whole, order)) or sorted(order) != list(range(num_tokens)):
+        if not all(map(is_integer, order)) or sorted(order) != list(range(num_tokens)):
             raise wrong_value("permutations", order, each)
 
     expected = f"({len(tokens)}, {num_tokens}, dim) if dense"

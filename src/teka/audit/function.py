@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from teka.audit.model_output import SelectedOutput, Source, select_output
-from teka.errors import FOREIGN, is_out_of_memory, message_of, wrong_shape, wrong_value
+from teka.errors import EXTERNAL_ERRORS, error_message, is_out_of_memory, wrong_shape, wrong_value
 
 _call_context: Callable[[], AbstractContextManager[None]] = nullcontext
 Model = Callable[[Tensor], object]
@@ -82,19 +82,19 @@ def call_model(function: Model, batch: Tensor, where: Callable[[], str]) -> Sele
     try:
         with calling(), torch.inference_mode():
             result = function(batch)
-    except FOREIGN as error:
+    except EXTERNAL_ERRORS as error:
         hint = "; a smaller batch_size needs less memory" if is_out_of_memory(error) else ""
         raise ModelError(
-            f"the model raised {type(error).__name__} {where()}: {message_of(error)}{hint}"
+            f"the model raised {type(error).__name__} {where()}: {error_message(error)}{hint}"
         ) from error
     try:
         return output_of(function, batch, result)
-    except FOREIGN as error:
+    except EXTERNAL_ERRORS as error:
         is_said = isinstance(error, ValueError)
         said = (
-            message_of(error)
+            error_message(error)
             if is_said
-            else f"cannot be read: {type(error).__name__}: {message_of(error)}"
+            else f"cannot be read: {type(error).__name__}: {error_message(error)}"
         )
         raise ModelError(f"the output of the model {where()} {said}") from error
 
@@ -116,8 +116,10 @@ def evaluate(function: Model, batch: Tensor, expected_shape: Sequence[int] | Non
         result = function(batch)
     except ModelError:
         raise
-    except FOREIGN as error:
-        raise ModelError(f"function raised {type(error).__name__}: {message_of(error)}") from error
+    except EXTERNAL_ERRORS as error:
+        raise ModelError(
+            f"function raised {type(error).__name__}: {error_message(error)}"
+        ) from error
     if not isinstance(result, Tensor):
         raise wrong_value("the output of function", type(result).__name__, "a tensor")
     if not result.is_floating_point():

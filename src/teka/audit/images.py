@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from teka.checks import check_number, check_plain, check_sequence, is_number, is_whole
+from teka.checks import check_dense, check_number, check_sequence, is_integer, is_number
 from teka.errors import wrong_shape, wrong_value
-from teka.memory import LARGEST_IMAGE
-from teka.precision import widest
+from teka.memory import MAX_IMAGE_PIXELS
+from teka.precision import widest_dtype
 
 Images = Shaped[Tensor, "batch channels *sizes"]
 RealImages = Float[Tensor, "batch channels *sizes"]
@@ -25,7 +25,7 @@ BACKGROUND = "a finite number, or one for each channel"
 
 def check_images(images: Tensor, argument: str = "images", *, least: int = 0) -> None:
     """Check that a tensor is a batch of at least so many images (B, C, *S) with real values."""
-    check_plain(argument, images)
+    check_dense(argument, images)
     if images.ndim < 3 or 0 in images.shape[1:] or len(images) < least:
         raise wrong_shape(
             argument,
@@ -112,13 +112,13 @@ def window_size(argument: str, sizes: Sequence[int], given: Size) -> tuple[int, 
     )
     window = (
         (int(given),) * len(sizes)
-        if is_whole(given)
+        if is_integer(given)
         else tuple(check_sequence(argument, given, expected))
     )
-    if not all(map(is_whole, window)):
+    if not all(map(is_integer, window)):
         raise wrong_value(argument, given, expected)
-    if math.prod(window) > LARGEST_IMAGE:
-        raise wrong_value(argument, given, f"at most {LARGEST_IMAGE:,} pixels")
+    if math.prod(window) > MAX_IMAGE_PIXELS:
+        raise wrong_value(argument, given, f"at most {MAX_IMAGE_PIXELS:,} pixels")
     pairs = zip(window, sizes, strict=False)
     if len(window) != len(sizes) or not all(
         part >= side if is_canvas else 1 <= part <= side for part, side in pairs
@@ -178,7 +178,9 @@ def fourier_shift(images: RealImages, shift: Sequence[int | float | Tensor]) -> 
         if not isinstance(step, Tensor) and step == rolled:
             continue
         side, wide = images.shape[axis], moved.to(torch.promote_types(images.dtype, torch.float32))
-        frequencies = torch.arange(side // 2 + 1, dtype=widest(images.device), device=images.device)
+        frequencies = torch.arange(
+            side // 2 + 1, dtype=widest_dtype(images.device), device=images.device
+        )
         angle = (-2 * math.pi / side) * frequencies * step
         # sin(π s) at S / 2 is left out: the mean of the two halves is real.
         sine = torch.where(frequencies * 2 == side, torch.zeros_like(angle), angle.sin())

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from teka.checks import check_stride
-from teka.errors import nearest, wrong_value
-from teka.precision import precise
+from teka.errors import did_you_mean, wrong_value
+from teka.precision import to_widest_dtype
 
 Images = Float[Tensor, "batch channels *sizes"]
 Boxes = Float[Tensor, "batch boxes numbers"]
@@ -267,7 +267,9 @@ def _choose(fields: Mapping[str, object] | None, result: object, name: str) -> o
     if fields is None or name not in fields:
         names = ", ".join(map(repr, fields or ())) or "none, because it " + describe(result)
         raise wrong_value(
-            "output_name", name, f"one of the model's outputs: {names}{nearest(name, fields or ())}"
+            "output_name",
+            name,
+            f"one of the model's outputs: {names}{did_you_mean(name, fields or ())}",
         )
     return fields[name]
 
@@ -324,7 +326,7 @@ class OutputFacts:
         """Return True if the values of every image lie within [0, 1] and sum to 1."""
         if not self.in_unit_interval:
             return False
-        sums = precise(self.values).flatten(1).sum(dim=1)
+        sums = to_widest_dtype(self.values).flatten(1).sum(dim=1)
         return bool(
             ((sums - 1).abs() <= max(SUM_TOLERANCE, 2 * torch.finfo(self.values.dtype).eps)).all()
         )
@@ -361,7 +363,7 @@ def sets_of_probabilities(values: Values) -> Predictions:
 
 def logits_to_log_probabilities(values: Values) -> Float[Tensor, "batch classes"]:
     """Return the logarithm of the probability of every class; one logit z stands for those of 0 and 1, (0, z)."""
-    logits = precise(values)
+    logits = to_widest_dtype(values)
     return (
         logits if logits.shape[1] > 1 else torch.cat([torch.zeros_like(logits), logits], dim=1)
     ).log_softmax(dim=1)
@@ -369,7 +371,7 @@ def logits_to_log_probabilities(values: Values) -> Float[Tensor, "batch classes"
 
 def probabilities_to_log_probabilities(values: Values) -> Float[Tensor, "batch classes"]:
     """Return the logarithm of the probability of every class; one probability p stands for (1 − p, p)."""
-    shares = precise(values)
+    shares = to_widest_dtype(values)
     shares = shares if shares.shape[1] > 1 else torch.cat([1 - shares, shares], dim=1)
     # The smallest normal number of single precision in place of 0 keeps divergences finite.
     return shares.clamp(min=torch.finfo(torch.float32).tiny).log().log_softmax(dim=1)

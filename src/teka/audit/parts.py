@@ -35,7 +35,7 @@ from teka.audit.settings import PARTS, AuditSettings
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.phase import PhaseTable, best_stride, error_by_phase
 from teka.audit.statistics.summarize import summarize
-from teka.errors import FOREIGN, message_of, wrong_value
+from teka.errors import EXTERNAL_ERRORS, error_message, wrong_value
 
 Progress = Callable[[str, int, int, float], None]
 # What is differentiated, compared in double precision or looked into layer by layer, needs few images to be known.
@@ -99,11 +99,11 @@ class Work:
             for result in find():
                 self.results[part].append(result)
         # A model may raise anything; one part's failure must not cost the others.
-        except FOREIGN as error:
+        except EXTERNAL_ERRORS as error:
             message = (
-                message_of(error)
+                error_message(error)
                 if isinstance(error, ValueError)
-                else f"{type(error).__name__}: {message_of(error)}"
+                else f"{type(error).__name__}: {error_message(error)}"
             )
             self.failures.append(Failure(name, message, "".join(traceback.format_exception(error))))
             return error

@@ -27,7 +27,7 @@ from teka.audit.settings import AuditSettings, Steps
 from teka.audit.shifts import square_set
 from teka.audit.statistics.metrics import NUMBERS, Metrics
 from teka.audit.statistics.summarize import summarize
-from teka.checks import check_callable, check_name, check_number, check_tensor, is_whole
+from teka.checks import check_callable, check_name, check_number, check_tensor, is_integer
 from teka.errors import wrong_value
 
 METRICS = tuple(
@@ -89,7 +89,7 @@ def assert_consistent(
     check_name("mode", mode, TRANSLATION_MODES)
     check_tensor("images", images, "images", "channels", "height", "width")
     sizes = tuple(images.shape[2:])
-    step_set: Any = square_set("shifts", shifts) if is_whole(shifts) else shifts
+    step_set: Any = square_set("shifts", shifts) if is_integer(shifts) else shifts
     settings = AuditSettings(
         step_set, modes=(mode,), background=background, batch_size=batch_size, seed=seed
     )

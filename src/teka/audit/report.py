@@ -27,7 +27,7 @@ from teka.audit.statistics.phase import PhaseTable
 from teka.checks import check_path
 from teka.codec import decode, encode
 from teka.errors import wrong_type, wrong_value
-from teka.files import check_output, check_unpacked, read_json, write_json
+from teka.files import check_output_file, check_unpacked_size, read_json, write_json
 
 SCHEMA = 2
 VALIDITY, NOISE = (
@@ -112,7 +112,7 @@ class PackedResponses:
             with np.load(
                 io.BytesIO(base64.b64decode(self.tables, validate=True)), allow_pickle=False
             ) as file:
-                check_unpacked(file.zip, "the report")
+                check_unpacked_size(file.zip, "the report")
                 tables: dict[str, Any] = {name: torch.from_numpy(file[name]) for name in file.files}
             for name, table in tables.items():
                 if name != "evaluated":
@@ -234,7 +234,7 @@ class AuditReport:
     def write(self, path: str | Path) -> Path:
         """Write the report, whole or not at all: a page if the name ends in .html, else JSON, which `read` reads."""
         path = check_path("path", path)
-        check_output("path", path)
+        check_output_file("path", path)
         if path.suffix == ".html":
             from teka.audit.page.pages import write_audit_page
 

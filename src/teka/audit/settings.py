@@ -24,11 +24,11 @@ from teka.checks import (
     check_sequence,
     check_sizes,
     check_stride,
-    is_whole,
+    is_integer,
 )
 from teka.codec import encode
 from teka.errors import wrong_value
-from teka.memory import LARGEST_IMAGE
+from teka.memory import MAX_IMAGE_PIXELS
 
 # Along the last axis, or one step for each; fractions in the sub-pixel modes.
 Steps = int | float | Sequence[int | float]
@@ -110,10 +110,14 @@ class AuditSettings:
         check_background(self.background)
         for argument, size in (("canvas_size", self.canvas_size), ("crop_size", self.crop_size)):
             sides = (
-                [size] if is_whole(size) or size is None else check_sequence(argument, size, SIDES)
+                [size]
+                if is_integer(size) or size is None
+                else check_sequence(argument, size, SIDES)
             )
             if not all(
-                is_whole(side) and 1 <= side <= LARGEST_IMAGE for side in sides if size is not None
+                is_integer(side) and 1 <= side <= MAX_IMAGE_PIXELS
+                for side in sides
+                if size is not None
             ):
                 raise wrong_value(argument, size, SIDES)
         if self.stride is not None:

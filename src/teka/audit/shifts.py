@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from teka.checks import check_number, check_plain, check_sizes
+from teka.checks import check_dense, check_number, check_sizes
 from teka.errors import wrong_argument, wrong_value
 
 MOST_STEPS = 500  # of a set of shifts along an axis, in each direction
@@ -78,7 +78,7 @@ def read_steps(argument: str, shifts: object) -> list[list[float] | float]:
     expected = "a list of shifts, each a finite number or one for every axis"
     if isinstance(shifts, (Tensor, np.ndarray)):
         if isinstance(shifts, Tensor):
-            check_plain(argument, shifts)
+            check_dense(argument, shifts)
         shifts = shifts.tolist()
     if isinstance(shifts, (str, bytes, Mapping)) or not isinstance(shifts, Iterable):
         raise wrong_value(argument, shifts, expected)

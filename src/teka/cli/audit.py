@@ -34,7 +34,7 @@ from teka.cli.child import report_calls
 from teka.cli.own_models import OWN_LOADERS
 from teka.cli.parser import Option, command, fields_of, progress_bar
 from teka.errors import one_line, printable, require, wrong_value
-from teka.files import check_output, make_directory, resolve_path, write_bytes, write_json
+from teka.files import check_output_file, make_directory, resolve_path, write_bytes, write_json
 
 SHIFT_SETS = ("square", "axes", "dy", "dx")
 # Shares, the higher the better.
@@ -317,7 +317,7 @@ def check_files(options: Namespace) -> Path | None:
     for argument, path in paths.items():
         if path.is_file() or not path.exists():  # not beside a device or a pipe
             make_directory(argument, path.parent)
-        check_output(argument, path)
+        check_output_file(argument, path)
     written: dict[Path, str] = {}
     models = getattr(options, "models", None) or [getattr(options, "model", None)]
     inputs = [text for text in (*models, getattr(options, "data", None)) if text is not None]

@@ -32,7 +32,14 @@ from teka.cli.parser import Option, command
 from teka.codec import encode
 from teka.convert.mending import Mending
 from teka.convert.mending import mend as mend_model
-from teka.errors import FOREIGN, first_line, one_line, printable, printable_lines, wrong_value
+from teka.errors import (
+    EXTERNAL_ERRORS,
+    first_line,
+    one_line,
+    printable,
+    printable_lines,
+    wrong_value,
+)
 from teka.files import make_directory, write_bytes
 from teka.models.model_file import pack
 
@@ -68,7 +75,7 @@ def mend(options: Namespace, command: str) -> None:
         raise wrong_value("model", options.model, "a torch.nn.Module, whose layers can be changed")
     try:
         copy.deepcopy(case.function)
-    except FOREIGN as error:
+    except EXTERNAL_ERRORS as error:
         raise wrong_value(
             "model", options.model, f"a module that can be copied ({first_line(error)})"
         ) from error

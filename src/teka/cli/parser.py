@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import jsonargparse
 
-from teka.errors import nearest, printable
+from teka.errors import did_you_mean, printable
 
 
 class Parser(jsonargparse.ArgumentParser):
@@ -38,7 +38,7 @@ class Parser(jsonargparse.ArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if unknown := re.match(r"unrecognized arguments: (--\w+)", message, flags=re.IGNORECASE):
             hint = (
-                nearest(unknown[1], self._option_string_actions)
+                did_you_mean(unknown[1], self._option_string_actions)
                 or f"; {self.prog} --help lists them"
             )
             message = f"{unknown[1]} is no option of this command{hint}".replace("_", "-")

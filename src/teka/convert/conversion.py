@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from teka.checks import (
-    check_class,
+    check_dense,
+    check_instance,
     check_name,
-    check_plain,
     check_sizes,
     check_tensor,
+    is_integer,
     is_number,
-    is_whole,
 )
 from teka.convert.convolutions import (
     PADDING_MODES,
@@ -69,7 +69,7 @@ class BorderedAttention(nn.Module):
                 attention.kernel,
                 "one that looks at no content, such as 'constant'",
             )
-        if not all(is_whole(cells) and cells >= 0 for cells in border):
+        if not all(is_integer(cells) and cells >= 0 for cells in border):
             raise wrong_value("border", border, "whole numbers of cells of at least 0")
         self.attention = attention
         self.border = tuple(border)
@@ -93,7 +93,7 @@ class BorderedAttention(nn.Module):
         self, tokens: Float[Tensor, "batch tokens context"], grid: Grid
     ) -> Float[Tensor, "batch outputs dim"]:
         """Attend; a ValueError for tokens of another size or number, or a grid of other spacing or with other edges."""
-        check_plain("tokens", tokens)
+        check_dense("tokens", tokens)
         check_tensor("tokens", tokens, "batch", "tokens", self.attention.context_dim)
         fits = isinstance(grid, Grid) and grid.num_axes == len(self.border)
         fits = fits and all(
@@ -233,7 +233,7 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
     """
     if not isinstance(grid, Grid):
         raise wrong_value("grid", grid, "a teka.Grid")
-    check_class("attention", attention, Attention)
+    check_instance("attention", attention, Attention)
     if attention.query is not None or attention.key is not None:
         came = (
             f"{attention.content_heads} heads that look at content, or a relative kernel that does"
@@ -295,7 +295,7 @@ def convolution_from_attention(
             hard or looks beyond the grid, with its number and share; a grid with some edges or of other axes.
     """
     layer = attention.attention if isinstance(attention, BorderedAttention) else attention
-    check_class("attention", layer, Attention)
+    check_instance("attention", layer, Attention)
     if not is_number(least_share) or not 0.5 < least_share <= 1:
         raise wrong_value("least_share", least_share, "above 0.5 and at most 1")
     if not isinstance(grid, Grid) or grid.num_axes not in CONVOLUTION_MODULES:

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from teka.checks import POSITIVE, check_module, is_positive
-from teka.errors import FOREIGN, message_of, wrong_argument, wrong_type, wrong_value
+from teka.checks import POSITIVE_NUMBER, check_module, is_positive
+from teka.errors import EXTERNAL_ERRORS, error_message, wrong_argument, wrong_type, wrong_value
 from teka.functional import attention
 from teka.nn import AttentionHeads
 
@@ -55,7 +55,7 @@ def distill_attention(
             "kernels that learn: 'hedgehog'",
         )
     if not is_positive(learning_rate):
-        raise wrong_value("learning_rate", learning_rate, POSITIVE)
+        raise wrong_value("learning_rate", learning_rate, POSITIVE_NUMBER)
     optimizer = torch.optim.Adam(learned, lr=learning_rate)
     losses: list[Tensor] = []
     hooks = [
@@ -70,9 +70,9 @@ def distill_attention(
             with torch.enable_grad():
                 try:
                     _call(model, batch)
-                except FOREIGN as error:
+                except EXTERNAL_ERRORS as error:
                     raise ValueError(
-                        f"the model raised {type(error).__name__} on one of the batches: {message_of(error)}"
+                        f"the model raised {type(error).__name__} on one of the batches: {error_message(error)}"
                     ) from error
                 loss = torch.stack(losses).mean()
                 optimizer.zero_grad()

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from teka.checks import check_class, check_module, check_sizes
+from teka.checks import check_instance, check_module, check_sizes
 from teka.errors import wrong_shape, wrong_value
 from teka.grid import Grid
 from teka.nn import AttentionHeads, MultiheadAttention
@@ -137,7 +137,7 @@ def replace_attention(
     """
     check_module("model", model)
     if grid is not None:
-        check_class("grid", grid, Grid)
+        check_instance("grid", grid, Grid)
     check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
     placed = AttentionOptions(**{"num_axes": 1, **options}).relative is not None
     found = {

@@ -11,15 +11,15 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Generator, Tensor
 
 from teka.checks import (
-    WHOLE,
-    check_class,
+    INTEGER_DTYPES,
+    check_dense,
+    check_image_size,
+    check_instance,
     check_name,
     check_number,
-    check_plain,
     check_sequence,
     check_sizes,
     check_tensor,
-    height_and_width,
     is_number,
 )
 from teka.errors import wrong_argument, wrong_value
@@ -48,7 +48,7 @@ class RandomShift:
     background: float = 0.0
 
     def __post_init__(self) -> None:
-        height_and_width("max_shift", self.max_shift, smallest=0)
+        check_image_size("max_shift", self.max_shift, smallest=0)
         check_name("mode", self.mode, SHIFT_MODES)
         check_number("background", self.background, "a finite number")
 
@@ -57,7 +57,7 @@ class RandomShift:
     ) -> Shaped[Tensor, "images channels height width"]:
         """The images, of any type and shape (N, C, H, W), each moved; a largest shift beyond their size is an error."""
         height, width = _check_draw(images, generator, self.background)
-        most_down, most_right = height_and_width("max_shift", self.max_shift, smallest=0)
+        most_down, most_right = check_image_size("max_shift", self.max_shift, smallest=0)
         if most_down > height or most_right > width:
             raise wrong_value(
                 "max_shift", self.max_shift, f"at most the images' size, {height} × {width}"
@@ -87,7 +87,7 @@ class RandomCrop:
     background: float = 0.0
 
     def __post_init__(self) -> None:
-        height_and_width("size", self.size)
+        check_image_size("size", self.size)
         check_sizes({"padding": self.padding}, 0)
         check_number("background", self.background, "a finite number")
 
@@ -98,7 +98,7 @@ class RandomCrop:
         height, width = (
             side + 2 * self.padding for side in _check_draw(images, generator, self.background)
         )
-        new_height, new_width = height_and_width("size", self.size)
+        new_height, new_width = check_image_size("size", self.size)
         if new_height > height or new_width > width:
             raise wrong_value(
                 "size", self.size, f"at most {height} × {width}, the images and their padding"
@@ -135,9 +135,9 @@ class HorizontalFlip:
 
 
 def _check_draw(images: Tensor, generator: Generator, background: float = 0.0) -> Sequence[int]:
-    check_class("generator", generator, Generator)
+    check_instance("generator", generator, Generator)
     sizes = _check(images)
-    is_whole = images.dtype in WHOLE
+    is_whole = images.dtype in INTEGER_DTYPES
     if is_whole or images.is_floating_point():
         limits = torch.iinfo(images.dtype) if is_whole else torch.finfo(images.dtype)
         if not limits.min <= background <= limits.max:
@@ -148,7 +148,7 @@ def _check_draw(images: Tensor, generator: Generator, background: float = 0.0) -
 
 
 def _check(images: Tensor) -> Sequence[int]:
-    check_plain("images", images)
+    check_dense("images", images)
     check_tensor("images", images, "batch", "channels", "height", "width", dtypes=None)
     return images.shape[2:]
 
@@ -222,7 +222,7 @@ class Normalize:
 
         A channel that is the same in every pixel is a ValueError.
         """
-        check_plain("images", images)
+        check_dense("images", images)
         check_tensor("images", images, "images", "channels", "height", "width")
         if not images.isfinite().all():
             raise wrong_argument("images", "NaN or infinity", "finite values")
@@ -231,7 +231,7 @@ class Normalize:
 
     def __call__(self, images: Tensor) -> Float[Tensor, "images channels height width"]:
         """The images, floating point of shape (N, C, H, W), normalised."""
-        check_plain("images", images)
+        check_dense("images", images)
         check_tensor("images", images, "batch", len(self.mean), "height", "width")
         mean, deviation = (
             images.new_tensor(given)[:, None, None] for given in (self.mean, self.deviation)
@@ -258,7 +258,7 @@ def lossless_selection(
     intensities with background 0, (N, C, H, W), and the shift is `teka.Grid.roll`. Source: Horn et al. 2021, figure 1.
     """
     _check(images)
-    check_plain("labels", labels)
+    check_dense("labels", labels)
     check_tensor("labels", labels, len(images), dtypes=None)
     check_sizes({"margin": margin}, 0)
     check_sizes({"class_index": class_index}, 0, or_none=True)

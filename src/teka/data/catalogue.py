@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from teka.checks import height_and_width
+from teka.checks import check_image_size
 from teka.data.dataset import Levels
 from teka.data.fetch import PublishedFile
 from teka.data.published import IdxDataset, PublishedDataset, RecordDataset
@@ -111,7 +111,7 @@ def read_digits(canvas_size: int | Sequence[int] = 16) -> tuple[Levels, Levels]:
     The first 1,437 of `numpy.random.default_rng(0).permutation(1797)` are for training, the other 360 for test,
     whatever the canvas. Each lies in its middle; where the margin is odd, its smaller half is above and to the left.
     """
-    height, width = height_and_width("canvas_size", canvas_size, smallest=_DIGIT_SIDE)
+    height, width = check_image_size("canvas_size", canvas_size, smallest=_DIGIT_SIDE)
     pixels, classes = require("sklearn.datasets", "digits need", "teka[train]").load_digits(
         return_X_y=True
     )

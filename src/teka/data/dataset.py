@@ -11,7 +11,14 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from teka.checks import WHOLE, check_class, check_plain, check_sizes, check_tensor, height_and_width
+from teka.checks import (
+    INTEGER_DTYPES,
+    check_dense,
+    check_image_size,
+    check_instance,
+    check_sizes,
+    check_tensor,
+)
 from teka.data.pictures import resize_bilinear, to_intensities
 from teka.errors import wrong_argument, wrong_value
 from teka.memory import check_memory
@@ -39,10 +46,10 @@ class Split:
     labels: Tensor
 
     def __post_init__(self) -> None:
-        check_plain("images", self.images)
-        check_plain("labels", self.labels)
+        check_dense("images", self.images)
+        check_dense("labels", self.labels)
         check_tensor("images", self.images, "batch", "channels", "height", "width")
-        check_tensor("labels", self.labels, len(self.images), dtypes=WHOLE)
+        check_tensor("labels", self.labels, len(self.images), dtypes=INTEGER_DTYPES)
         if self.images.numel():
             lowest, highest = (bound.item() for bound in torch.aminmax(self.images))
             # Written so that NaN, for which every comparison is false, fails too.
@@ -56,8 +63,8 @@ class Split:
 
     def take(self, indices: Int[Tensor, " chosen"]) -> "Split":
         """The images at these indices, in this order."""
-        check_plain("indices", indices)
-        check_tensor("indices", indices, "batch", dtypes=WHOLE)
+        check_dense("indices", indices)
+        check_tensor("indices", indices, "batch", dtypes=INTEGER_DTYPES)
         if len(indices) and not -len(self) <= int(indices.min()) <= int(indices.max()) < len(self):
             raise wrong_argument(
                 "indices",
@@ -118,12 +125,12 @@ class Dataset:
     in_channels: int
 
     def __post_init__(self) -> None:
-        check_class("name", self.name, str)
+        check_instance("name", self.name, str)
         check_sizes({"num_classes": self.num_classes, "in_channels": self.in_channels})
-        height, width = height_and_width("image_size", self.image_size)
+        height, width = check_image_size("image_size", self.image_size)
         for part in ("train", "validation", "test"):
             split: Split = getattr(self, part)
-            check_class(part, split, Split)
+            check_instance(part, split, Split)
             check_tensor(f"{part}.images", split.images, "batch", self.in_channels, height, width)
             if len(split) and not (
                 split.labels.min() >= 0 and split.labels.max() < self.num_classes
@@ -213,7 +220,7 @@ def assemble(
     rest = len(train) - validation_size
     check_sizes({"train_size": train_size}, most=rest, or_none=True)
     if image_size is not None:
-        image_size = height_and_width("image_size", image_size)
+        image_size = check_image_size("image_size", image_size)
         num_images = len(train) + len(test) + (0 if validation is None else len(validation))
         num_bytes = 4 * num_images * train.images.shape[1] * math.prod(image_size)
         check_memory("image_size", image_size, num_bytes, "images")

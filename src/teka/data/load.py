@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from teka.checks import check_class, check_name, check_sizes, height_and_width
+from teka.checks import check_image_size, check_instance, check_name, check_sizes
 from teka.data.catalogue import DIGIT_NAMES, PUBLISHED_DATASETS, read_digits
 from teka.data.dataset import Dataset, Parts, Side, assemble
 from teka.data.fetch import Fetcher
@@ -54,7 +54,7 @@ def load(
     check_path("data_dir", data_dir, or_none=True)
     name = str(name)
     if image_size is not None:
-        image_size = height_and_width(
+        image_size = check_image_size(
             "image_size", image_size, smallest=8 if name == "digits" else 1
         )
     check_sizes({"seed": seed}, 0)
@@ -107,7 +107,7 @@ def from_arrays(
         train_size: As for `load`.
         seed: As for `load`.
     """
-    check_class("name", name, str)
+    check_instance("name", name, str)
     parts = read_arrays(images, labels, test_images=test_images, test_labels=test_labels, axes=axes)
     return assemble(name, parts, image_size, validation_size, train_size, seed)
 
@@ -131,14 +131,14 @@ def download(name: str, data_dir: str | Path = "data", *, fetcher: Fetcher | Non
     dataset = published_dataset(name)
     check_path("data_dir", data_dir)
     if fetcher is not None:
-        check_class("fetcher", fetcher, Fetcher)
+        check_instance("fetcher", fetcher, Fetcher)
     folder = make_directory("data_dir", expand_user(data_dir))
     return dataset.download(folder, Fetcher() if fetcher is None else fetcher)
 
 
 def published_dataset(name: str) -> PublishedDataset:
     """The data set of this name, if it has files on the web."""
-    check_class("name", name, str)
+    check_instance("name", name, str)
     if name == "digits":
         raise wrong_value(
             "name", name, "a data set with files; the digits come inside scikit-learn"

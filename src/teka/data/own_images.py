@@ -10,11 +10,11 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from teka.checks import LARGEST, check_name, check_plain, height_and_width
+from teka.checks import MAX_SIZE, check_dense, check_image_size, check_name
 from teka.data.dataset import Levels, Parts, Side, Split
 from teka.data.pictures import read_picture, resize_bilinear
 from teka.errors import first_line, wrong_argument, wrong_shape, wrong_value
-from teka.files import check_unpacked
+from teka.files import check_unpacked_size
 from teka.memory import check_memory
 
 Array = np.ndarray | Tensor
@@ -155,7 +155,7 @@ def _read_all(paths: list[Path], image_size: Side | None) -> UInt8[Tensor, "imag
             size = (
                 image.shape[1:]
                 if image_size is None
-                else height_and_width("image_size", image_size)
+                else check_image_size("image_size", image_size)
             )
             check_memory("image_size", image_size, len(paths) * size[0] * size[1], "pictures")
         images.append(image if image_size is None else resize_bilinear(image[None], image_size)[0])
@@ -217,7 +217,7 @@ def read_npz(path: Path) -> Parts:
             arrays: dict[str, np.ndarray] = {}
             for key in file.files:
                 check_name("its key", key, [name for names in KEYS.values() for name in names])
-            check_unpacked(file.zip, path)
+            check_unpacked_size(file.zip, path)
             for key in file.files:
                 argument = next(argument for argument, names in KEYS.items() if key in names)
                 if argument in arrays:
@@ -262,7 +262,7 @@ def _as_array(argument: str, given: Array) -> np.ndarray:
             raise wrong_value(
                 argument, type(given).__name__, f"an array ({first_line(error)})"
             ) from error
-    check_plain(argument, given)
+    check_dense(argument, given)
     # NumPy has no bfloat16.
     return (given.float() if given.dtype == torch.bfloat16 else given).detach().cpu().numpy()
 
@@ -278,11 +278,11 @@ def _part(argument: str, images: Array, labels: Array, axes: str) -> Levels | Sp
         )
     if labels.dtype.kind not in "iu":
         raise wrong_value(f"{labels_argument}.dtype", str(labels.dtype), "a whole number type")
-    if labels.size and not 0 <= labels.min() <= labels.max() <= LARGEST:
+    if labels.size and not 0 <= labels.min() <= labels.max() <= MAX_SIZE:
         raise wrong_argument(
             labels_argument,
             f"from {labels.min()} to {labels.max()}",
-            f"classes from 0 to {LARGEST}",
+            f"classes from 0 to {MAX_SIZE}",
         )
     if images.dtype != np.uint8 and images.dtype.kind != "f":
         expected = "uint8 for levels 0 … 255, or floating point for intensities from 0 to 1"

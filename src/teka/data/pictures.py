@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from teka.checks import check_name, check_plain, height_and_width, is_whole
+from teka.checks import check_dense, check_image_size, check_name, is_integer
 from teka.errors import require, wrong_argument, wrong_shape, wrong_type, wrong_value
-from teka.memory import LARGEST_IMAGE
+from teka.memory import MAX_IMAGE_PIXELS
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -53,10 +53,10 @@ def open_picture(path: "str | Path | Image") -> "Image":
         return ImageOps.exif_transpose(path)
     with _reading(path), _open(path) as opened:
         width, height = opened.size
-        picture = ImageOps.exif_transpose(opened) if width * height <= LARGEST_IMAGE else None
+        picture = ImageOps.exif_transpose(opened) if width * height <= MAX_IMAGE_PIXELS else None
     if picture is None:
         came = f"{height:,} × {width:,} pixels"
-        raise wrong_value(f"the size of {path}", came, f"at most {LARGEST_IMAGE:,} pixels")
+        raise wrong_value(f"the size of {path}", came, f"at most {MAX_IMAGE_PIXELS:,} pixels")
     return picture
 
 
@@ -99,7 +99,7 @@ def _reading(path: "str | Path") -> Iterator[None]:
             yield
     except Image.DecompressionBombError as error:
         raise wrong_argument(
-            f"the size of {path}", "a bomb", f"at most {LARGEST_IMAGE:,} pixels ({error})"
+            f"the size of {path}", "a bomb", f"at most {MAX_IMAGE_PIXELS:,} pixels ({error})"
         ) from error
     except Image.UnidentifiedImageError as error:
         raise ValueError(
@@ -129,7 +129,7 @@ def read_picture(
             pixels differ from more.
     """
     check_name("ground", ground, GROUNDS)
-    if in_channels is not None and (not is_whole(in_channels) or in_channels not in _CHANNELS):
+    if in_channels is not None and (not is_integer(in_channels) or in_channels not in _CHANNELS):
         raise wrong_value(
             "in_channels", in_channels, "1 or 3; a picture is gray or has three colors"
         )
@@ -189,12 +189,12 @@ def resize_bilinear(
 
     Source: Horn et al. 2021, section 3 (images resized to 32×32); Pillow, src/libImaging/Resample.c.
     """
-    check_plain("images", images)
+    check_dense("images", images)
     if images.ndim != 4:
         raise wrong_shape("images", images.shape, "(images, channels, height, width)")
     if images.dtype != torch.uint8:
         raise wrong_value("images.dtype", images.dtype, "torch.uint8")
-    height, width = height_and_width("image_size", image_size)
+    height, width = check_image_size("image_size", image_size)
     narrowed = _resize_rows(images, width)
     return _resize_rows(narrowed.transpose(2, 3), height).transpose(2, 3).contiguous()
 

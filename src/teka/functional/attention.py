@@ -14,7 +14,7 @@ from teka.functional.positions import Positions, check_mask, make_positions, pac
 from teka.functional.relative.base import Relative
 from teka.functional.shapes import Keys, Queries, Values
 from teka.grid import GridLike
-from teka.precision import precise
+from teka.precision import to_widest_dtype
 
 # An estimate has collapsed when it varies about the mean of the values less than this share of what the truth does.
 COLLAPSED_SPREAD = 0.1
@@ -163,7 +163,7 @@ def estimator_report(
 
     In float32 on a device without float64.
     """
-    query, key, value = (precise(tensor.detach()) for tensor in (query, key, value))
+    query, key, value = (to_widest_dtype(tensor.detach()) for tensor in (query, key, value))
     with torch.no_grad():
         exact = attention(
             query, key, value, kernel="softmax", relative=relative, positions=positions

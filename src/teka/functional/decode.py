@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from teka._compat import replace
-from teka.checks import BOOLEAN, check_kind, check_tensor
+from teka.checks import BOOL_DTYPES, check_dtype, check_tensor
 from teka.errors import wrong_argument, wrong_shape, wrong_type, wrong_value
 from teka.functional.backends import LOWEST_LOG_SCALE
 from teka.functional.backends.feature_sums import featured
@@ -60,7 +60,7 @@ def decode(
     if state is not None and not isinstance(state, DecodingState):
         raise wrong_type("state", state, "None or the DecodingState of the previous token")
     if key_mask is not None:
-        check_tensor("key_mask", key_mask, batch, num_tokens, dtypes=BOOLEAN)
+        check_tensor("key_mask", key_mask, batch, num_tokens, dtypes=BOOL_DTYPES)
     first = 0 if state is None else state.num_tokens
     named = RELATIVES.get(relative) if isinstance(relative, str) else None
     kind = relative if isinstance(relative, Relative) else named
@@ -122,7 +122,7 @@ def _positions(
                 :, None
             ]
         )
-    check_kind("position", position)
+    check_dtype("position", position)
     if num_tokens > 1:
         raise wrong_argument("position", "a value", "None for several tokens")
     if (

@@ -10,7 +10,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from teka._compat import ProcessGroup, replace
-from teka.checks import POSITIVE, check_tensor, is_positive
+from teka.checks import POSITIVE_NUMBER, check_tensor, is_positive
 from teka.errors import wrong_shape, wrong_value
 from teka.execution_mode import ExecutionMode, execution_mode, is_readable
 from teka.functional.backends import FeatureInputs, WeightedSums, add_prefix
@@ -80,7 +80,7 @@ class Plan:
             relative.check(heads=heads, dim=dim, num_axes=positions.num_axes, kernel=kernel)
             relative = relative.for_kernel(kernel).for_positions(positions)
         if scale is not None and not is_positive(scale):
-            raise wrong_value("scale", scale, POSITIVE)
+            raise wrong_value("scale", scale, POSITIVE_NUMBER)
         factor = float((dim + longer) ** -0.5 if scale is None else scale)
         return cls(kernel, relative, positions, factor, is_causal)
 

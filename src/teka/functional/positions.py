@@ -11,12 +11,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from teka.checks import BOOLEAN, WHOLE, check_kind, check_sizes, check_tensor
+from teka.checks import BOOL_DTYPES, INTEGER_DTYPES, check_dtype, check_sizes, check_tensor
 from teka.errors import wrong_argument, wrong_shape, wrong_value
 from teka.execution_mode import is_readable, may_cache
-from teka.functional.shapes import Angles, Offsets, Places
+from teka.functional.shapes import Angles, Coordinates, Offsets
 from teka.grid import Grid, GridLike, as_grid
-from teka.precision import precise, widest
+from teka.precision import to_widest_dtype, widest_dtype
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Positions:
     """
 
     grid: Grid | None = None
-    points: Places | None = None
+    points: Coordinates | None = None
     key: "Positions | None" = None
     num_prefix_tokens: int = 0
 
@@ -55,15 +55,15 @@ class Positions:
             return self.grid.num_tokens
         return None if self.points is None else self.points.shape[-2]
 
-    def places(self, device: torch.device) -> Places:
+    def places(self, device: torch.device) -> Coordinates:
         """The queries' positions in float64, or in float32 on a device that has none: far from 0 they need digits."""
         if self.grid is not None:
             make = _kept_places if may_cache(device) else _grid_places
             return make(self.grid, device)
         assert self.points is not None
-        return self.points.to(device=device, dtype=widest(device))
+        return self.points.to(device=device, dtype=widest_dtype(device))
 
-    def axis_places(self, device: torch.device) -> Places:
+    def axis_places(self, device: torch.device) -> Coordinates:
         """Every row of the grid's first axis, then of every further one, 0 along the others; digits as of `places`."""
         assert self.grid is not None
         make = _kept_axis_places if may_cache(device) else _grid_axis_places
@@ -104,7 +104,7 @@ class Positions:
     def axis_offsets_like(self, axis: int, tensor: Tensor) -> Float[Tensor, "query_side key_side"]:
         """Offset of every row of the queries' grid from every row of the keys' along one axis, wrapped if periodic."""
         assert self.grids is not None
-        dtype, device = widest(tensor.device), tensor.device
+        dtype, device = widest_dtype(tensor.device), tensor.device
         query, key = (grid.axis_positions(axis, dtype=dtype, device=device) for grid in self.grids)
         return self.grids[0].wrap_axis(axis, (query[:, None] - key[None, :]).to(tensor))
 
@@ -112,7 +112,7 @@ class Positions:
         self, frequency: Float[Tensor, "*waves axes"]
     ) -> Float[Tensor, "*waves axes"]:
         """Frequencies with components along periodic axes rounded to multiples of 2π/P; these have a gradient of 0."""
-        frequency = precise(frequency)
+        frequency = to_widest_dtype(frequency)
         if not any(self.periods):
             return frequency
         steps = [None if period is None else 2 * math.pi / period for period in self.periods]
@@ -200,11 +200,11 @@ class Positions:
 
 
 def _grid_places(grid: Grid, device: torch.device) -> Float[Tensor, "tokens axes"]:
-    return grid.positions(dtype=widest(device), device=device)
+    return grid.positions(dtype=widest_dtype(device), device=device)
 
 
 def _grid_axis_places(grid: Grid, device: torch.device) -> Float[Tensor, "rows axes"]:
-    options: dict[str, Any] = {"dtype": widest(device), "device": device}
+    options: dict[str, Any] = {"dtype": widest_dtype(device), "device": device}
     return torch.block_diag(
         *(grid.axis_positions(axis, **options)[:, None] for axis in range(grid.num_axes))
     )
@@ -224,7 +224,7 @@ def packed_lengths(
     for argument, given in excluded.items():
         if given is not None:
             raise wrong_argument(argument, "a value", "None with cu_seqlens")
-    check_tensor("cu_seqlens", cu_seqlens, "sequences", dtypes=WHOLE)
+    check_tensor("cu_seqlens", cu_seqlens, "sequences", dtypes=INTEGER_DTYPES)
     places = cu_seqlens.tolist()
     lengths = tuple(stop - start for start, stop in itertools.pairwise(places))
     if not lengths or places[0] != 0 or places[-1] != num_tokens or min(lengths) < 1:
@@ -242,15 +242,15 @@ def make_positions(argument: str, grid: GridLike | None, points: Tensor | None) 
     if grid is not None:
         grid = as_grid(f"{argument}grid", grid)
     if points is not None:
-        check_kind(f"{argument}positions", points)
+        check_dtype(f"{argument}positions", points)
     return Positions(grid, points)
 
 
 def phases(
-    frequency: Float[Tensor, "heads waves axes"], positions: Places, dtype: torch.dtype
+    frequency: Float[Tensor, "heads waves axes"], positions: Coordinates, dtype: torch.dtype
 ) -> Angles:
     """ω·x without its whole turns, in float64: in float32 it errs by 0.06 at 10⁶, and may depend on x_i − x_j alone."""
-    places = precise(positions)
+    places = to_widest_dtype(positions)
     turns = places[..., None, :, :] @ (frequency.to(places) / (2 * math.pi)).transpose(-2, -1)
     return turns.frac().to(dtype) * (2 * math.pi)
 
@@ -290,7 +290,7 @@ def wrong_axes(argument: str, tensor: Tensor, made_for: int, num_axes: int) -> V
 
 def check_mask(argument: str, mask: Tensor, *, batch: int, num_tokens: int) -> None:
     """Check that a mask has one flag for every token."""
-    check_tensor(argument, mask, batch, num_tokens, dtypes=BOOLEAN)
+    check_tensor(argument, mask, batch, num_tokens, dtypes=BOOL_DTYPES)
 
 
 def length_mask(lengths: Tensor, num_tokens: int) -> Bool[Tensor, "batch tokens"]:
@@ -298,7 +298,7 @@ def length_mask(lengths: Tensor, num_tokens: int) -> Bool[Tensor, "batch tokens"
 
     The lengths, shape (B,), are whole numbers from 0 to num_tokens; else a ValueError.
     """
-    check_tensor("lengths", lengths, "batch", dtypes=WHOLE)
+    check_tensor("lengths", lengths, "batch", dtypes=INTEGER_DTYPES)
     check_sizes({"num_tokens": num_tokens})
     lengths = lengths.long()  # num_tokens may be beyond a small dtype
     if is_readable(lengths) and not ((lengths >= 0) & (lengths <= num_tokens)).all():

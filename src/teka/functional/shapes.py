@@ -16,7 +16,7 @@ Vectors = Float[Tensor, "*batch dim"]  # of any such dimensions
 QueryMask = Bool[Tensor, "batch queries"] | None
 KeyMask = Bool[Tensor, "batch keys"] | None
 
-TwoVectors = tuple[
+VectorPair = tuple[
     Float[Tensor, "batch heads queries size"], Float[Tensor, "batch heads keys size"]
 ]
 
@@ -27,32 +27,32 @@ KeyFeatures = Float[Tensor, "batch heads keys features"]
 CausalFeatures = tuple[KeyFeatures, LogScale]
 FeatureMaps = tuple[QueryFeatures, KeyFeatures, LogScale]
 Features = Float[Tensor, "batch heads tokens features"]
-MapFeatures = Float[Tensor, "*batch features"]
-Draws = Float[Tensor, "features dim"]  # draws w_r
+FeatureVectors = Float[Tensor, "*batch features"]
+ProjectionMatrix = Float[Tensor, "features dim"]  # draws w_r
 
 # Pairs of tokens.
 Pairs = Float[Tensor, "batch heads queries keys"]
 PairMask = Bool[Tensor, "#batch 1 #queries keys"] | None  # which count
 LogRelative = Float[Tensor, "#batch #heads #queries #keys"]  # log c_ij
 LogFactors = LogRelative | None  # None for c = 1
-LogRows = Float[Tensor, "#batch heads rows keys"]  # of some queries
-Rows = Int[Tensor, "rows"]  # which these are
-RowTerm = Callable[[Rows], Tensor]  # log c of these, of every head
+LogRelativeRows = Float[Tensor, "#batch heads rows keys"]  # of some queries
+QueryIndices = Int[Tensor, "rows"]  # which these are
+RowFunction = Callable[[QueryIndices], Tensor]  # log c of these, of every head
 # log c of scalar indices (batch, head, query, key). What is called once for every pair is written as lambdas where it
 # is made: they are traced, and a function that checks its annotations, as in a test run, is not to be.
-PairTerm = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+PairFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
-# Places of tokens, in physical units.
-Places = Float[Tensor, "*batch tokens axes"]
+# Positions of tokens, in physical units.
+Coordinates = Float[Tensor, "*batch tokens axes"]
 Angles = Float[Tensor, "*batch heads tokens waves"]  # ω·x
 Offsets = Float[Tensor, "*batch queries keys axes"]  # x_i − x_j
-AnyOffsets = Float[Tensor, "*pairs axes"]
+OffsetVectors = Float[Tensor, "*pairs axes"]
 AxisOffsets = Float[Tensor, "*pairs"]  # along one axis
-HeadPairs = Float[Tensor, "heads *pairs"]  # log c there
+LogRelativePerHead = Float[Tensor, "heads *pairs"]  # log c there
 AxisMatrix = Float[Tensor, "heads query_side key_side"]
-Matrices = Sequence[Float[Tensor, "heads _ _"]]  # one an axis
-QueryWaves = Float[Tensor, "#batch heads queries waves"]
-KeyWaves = Float[Tensor, "#batch heads keys waves"]
+AxisMatrices = Sequence[Float[Tensor, "heads _ _"]]  # one an axis
+QueryPhases = Float[Tensor, "#batch heads queries waves"]
+KeyPhases = Float[Tensor, "#batch heads keys waves"]
 RingWeights = Float[Tensor, "batch heads tokens rings"]
 
 # Channels that are summed: values, perhaps with a column of ones.

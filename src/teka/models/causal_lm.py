@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from teka.checks import MOST_BLOCKS, WHOLE, check_number, check_sizes, check_tensor
+from teka.checks import INTEGER_DTYPES, MAX_NUM_BLOCKS, check_number, check_sizes, check_tensor
 from teka.grid import Grid
 from teka.nn import TransformerBlock
 from teka.nn.attention import States
@@ -45,7 +45,7 @@ class CausalLM(nn.Module):
     ) -> None:
         super().__init__()
         check_sizes({"num_tokens": num_tokens})
-        check_sizes({"depth": depth}, most=MOST_BLOCKS)
+        check_sizes({"depth": depth}, most=MAX_NUM_BLOCKS)
         self.blocks = nn.ModuleList(
             TransformerBlock(dim, heads, causal=True, num_axes=1, **options) for _ in range(depth)
         )
@@ -57,7 +57,7 @@ class CausalLM(nn.Module):
         self, tokens: Int[Tensor, "batch length"]
     ) -> Float[Tensor, "batch length num_tokens"]:
         """Return the logits of the token that follows each token."""
-        check_tensor("tokens", tokens, "batch", "length", dtypes=WHOLE)
+        check_tensor("tokens", tokens, "batch", "length", dtypes=INTEGER_DTYPES)
         states = self.embedding(tokens)
         grid = Grid(tokens.shape[1])
         for block in self.blocks:
@@ -73,7 +73,7 @@ class CausalLM(nn.Module):
             tokens: The next token of each sequence.
             state: State that the previous step returned. None before the first token.
         """
-        check_tensor("tokens", tokens, "batch", dtypes=WHOLE)
+        check_tensor("tokens", tokens, "batch", dtypes=INTEGER_DTYPES)
         hidden = self.embedding(tokens)
         new_state = []
         for index, block in enumerate(self.blocks):
@@ -100,7 +100,7 @@ class CausalLM(nn.Module):
             temperature: Divisor of the logits before sampling. With 0, take the most likely token.
             generator: Source of random numbers. By default torch's global generator.
         """
-        check_tensor("prompt", prompt, "batch", "length", dtypes=WHOLE)
+        check_tensor("prompt", prompt, "batch", "length", dtypes=INTEGER_DTYPES)
         check_sizes({"num_tokens": num_tokens})
         check_number("temperature", temperature, "a number of at least 0", low=0)
         state = None

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from teka.checks import LARGEST, check_name, check_sizes
+from teka.checks import MAX_SIZE, check_name, check_sizes
 from teka.codec import decode
 from teka.errors import first_line, require, wrong_value
-from teka.memory import LARGEST_IMAGE, TooManyNumbersError, count_numbers, memory_bytes
+from teka.memory import MAX_IMAGE_PIXELS, TooManyElementsError, count_elements, memory_bytes
 from teka.models.performer_config import PerformerConfig
 
 # The class of each model by name, imported at first use because baselines belong to the experiments.
@@ -110,10 +110,11 @@ class ModelConfig:
                 "image_size", self.image_size, "height and width, whole numbers of at least 1"
             )
         check_sizes(
-            {f"image_size[{axis}]": side for axis, side in enumerate(self.image_size)}, most=LARGEST
+            {f"image_size[{axis}]": side for axis, side in enumerate(self.image_size)},
+            most=MAX_SIZE,
         )
-        if math.prod(self.image_size) > LARGEST_IMAGE:
-            raise wrong_value("image_size", self.image_size, f"at most {LARGEST_IMAGE:,} pixels")
+        if math.prod(self.image_size) > MAX_IMAGE_PIXELS:
+            raise wrong_value("image_size", self.image_size, f"at most {MAX_IMAGE_PIXELS:,} pixels")
         check_sizes({"in_channels": self.in_channels, "num_classes": self.num_classes})
         if isinstance(self.options, Mapping):
             old = OLD_NAMES.get(self.model, {})
@@ -157,9 +158,9 @@ class ModelConfig:
                 "ignore"
             )  # what is to be said of the model was said when it was trained
             try:
-                count_numbers(make, memory_bytes() // 4 if most is None else most)
+                count_elements(make, memory_bytes() // 4 if most is None else most)
                 made = make()
-            except TooManyNumbersError as error:
+            except TooManyElementsError as error:
                 sizes = {name: getattr(self, name) for name in SIZES} | dict(self.options)
                 raise wrong_value(
                     "the size of the model", sizes, f"a smaller one; it has {error}"

@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from teka.checks import check_name
 from teka.codec import decode, encode
 from teka.errors import require, wrong_argument, wrong_shape, wrong_value
-from teka.files import expand_user, new_folder, read_json, resolve_path, write_bytes, write_json
+from teka.files import (
+    atomic_directory,
+    expand_user,
+    read_json,
+    resolve_path,
+    write_bytes,
+    write_json,
+)
 from teka.models.model_config import ModelConfig, model_class
 
 CONFIG_FILE = "config.json"
@@ -58,7 +65,7 @@ def save(
         "dtype": dtype,
     }
     content = {"format_version": FORMAT_VERSION, **encode(config), "weights": described}
-    with new_folder("path", folder, replace=True) as new:
+    with atomic_directory("path", folder, replace=True) as new:
         write_bytes(new / WEIGHTS_FILE, weights)
         write_json(new / CONFIG_FILE, content)
     return folder

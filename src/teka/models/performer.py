@@ -11,13 +11,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from teka.checks import is_whole
+from teka.checks import is_integer
 from teka.errors import wrong_value
 from teka.functional import RELATIVES, Kernel
 from teka.functional.kernels import RANDOM_KERNELS, with_floor
 from teka.functional.relative.rotation import NUM_FREQUENCIES, initial_frequency
 from teka.grid import Grid
-from teka.memory import LARGEST_IMAGE
+from teka.memory import MAX_IMAGE_PIXELS
 from teka.models.performer_config import PerformerConfig, Stage
 from teka.models.stem import DenseHead, HalvingStem, Resampling, make_stem
 from teka.nn import AbsolutePosition, AbsoluteTable, AttentionPool, RelativeKernel, TransformerBlock
@@ -141,11 +141,11 @@ class Performer(nn.Module):
         is_sequence = isinstance(image_size, Sequence)
         sides = tuple(image_size) if is_sequence else (image_size,) * (num_axes or 2)
         has_axes = len(sides) == num_axes if num_axes else len(sides) in (1, 2, 3)
-        if not has_axes or not all(is_whole(side) and side >= 1 for side in sides):
+        if not has_axes or not all(is_integer(side) and side >= 1 for side in sides):
             expected = f"a number of pixels of at least 1 for each of {num_axes or '1 to 3'} axes"
             raise wrong_value("image_size", image_size, expected)
-        if math.prod(sides) > LARGEST_IMAGE:
-            raise wrong_value("image_size", image_size, f"at most {LARGEST_IMAGE:,} pixels")
+        if math.prod(sides) > MAX_IMAGE_PIXELS:
+            raise wrong_value("image_size", image_size, f"at most {MAX_IMAGE_PIXELS:,} pixels")
         if not self.takes(sides):
             expected = f"sides that are multiples of patch_size = {self.patch_size}"
             if self.num_stages > 1:

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from teka.checks import (
-    LARGEST,
-    MOST_BLOCKS,
+    MAX_NUM_BLOCKS,
+    MAX_SIZE,
     check_flags,
     check_name,
     check_sizes,
@@ -220,7 +220,7 @@ class PerformerConfig:
                 expected = f"one number, or one for each of {num_stages} stages"
                 raise wrong_value(name, options[name], expected)
             for value in values or (None,):
-                check_sizes({name: value}, most=MOST_BLOCKS if name == "depth" else LARGEST)
+                check_sizes({name: value}, most=MAX_NUM_BLOCKS if name == "depth" else MAX_SIZE)
         columns = [values * num_stages if len(values) == 1 else values for values in sizes.values()]
         return [Stage(*column) for column in zip(*columns, strict=True)]
 
@@ -266,7 +266,7 @@ class PerformerConfig:
                 raise wrong_value("blur", self.blur, expected)
         depths = self.stem_depth if isinstance(self.stem_depth, Sequence) else (self.stem_depth,)
         for depth in depths:
-            check_sizes({"stem_depth": depth}, 0, most=MOST_BLOCKS)
+            check_sizes({"stem_depth": depth}, 0, most=MAX_NUM_BLOCKS)
         if self.stem_depth != 0 and stem not in HALVING_STEMS:
             expected = "0 but with stem='polyphase' or 'strided'"
             raise wrong_value("stem_depth", self.stem_depth, expected)

@@ -20,7 +20,7 @@ from teka.nn.sampling import (
     PolyphasePatchEmbedding,
     PolyphaseUpsample,
 )
-from teka.nn.sequence_parallel import divide_tokens
+from teka.nn.sequence_parallel import shard_tokens
 from teka.nn.transformer_block import TransformerBlock
 
 __all__ = [
@@ -45,7 +45,7 @@ __all__ = [
     "RelativeModule",
     "SpaceToDepth",
     "TransformerBlock",
-    "divide_tokens",
     "prune_heads",
     "redraw_projections",
+    "shard_tokens",
 ]

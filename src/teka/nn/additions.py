@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.functional import conv1d, conv2d, conv3d, pad, rms_norm
 
-from teka.checks import check_tensor_sizes, is_whole
+from teka.checks import check_tensor_sizes, is_integer
 from teka.errors import wrong_value
 from teka.functional.kernels.base import mask_features, masked_mean
 from teka.functional.plan import is_large_float32
@@ -125,11 +125,11 @@ class ValueConvolution(nn.Module):
 
     def __init__(self, heads: int, dim_head: int, side: int, num_axes: int) -> None:
         super().__init__()
-        if not is_whole(side) or side < 1 or side % 2 == 0:
+        if not is_integer(side) or side < 1 or side % 2 == 0:
             raise wrong_value(
                 "value_convolution", side, "None or an odd number of at least 1, the side in cells"
             )
-        if not is_whole(num_axes) or num_axes not in CONVOLUTIONS:
+        if not is_integer(num_axes) or num_axes not in CONVOLUTIONS:
             raise wrong_value("num_axes", num_axes, "1, 2 or 3 with value_convolution")
         check_tensor_sizes({"value_convolution": side}, heads * dim_head * side**num_axes)
         self.side = side

@@ -13,7 +13,7 @@ from teka.errors import wrong_argument, wrong_value
 from teka.functional import Constant, DecodingState, Kernel, decode
 from teka.functional.dispatch import select_backend
 from teka.functional.shapes import KeyMask
-from teka.grid import Grid, GridLike, as_grid, present_grid
+from teka.grid import Grid, GridLike, as_grid, current_grid
 from teka.nn.additions import Gate, ValueConvolution, make_query_key
 from teka.nn.diagnostics.warnings import warn_of_collapse, warn_of_large_output
 from teka.nn.features import RandomFeatures
@@ -89,7 +89,7 @@ class Attention(nn.Module):
         self.causal, self.backend = chosen.causal, chosen.backend
         self.warns_of_large_output = True  # until it has
         self.token_group: TokenGroup | None = (
-            None  # over which tokens are divided; see `divide_tokens`
+            None  # over which tokens are divided; see `shard_tokens`
         )
         self.position_heads = count_position_heads(chosen.position_heads, chosen.relative, heads)
         self.content_heads = heads - self.position_heads
@@ -287,7 +287,7 @@ class Attention(nn.Module):
             return as_grid("grid", grid), num_prefix_tokens
         if self.relative is None and self.value_convolution is None:
             return None, num_prefix_tokens
-        present, prefix = present_grid()
+        present, prefix = current_grid()
         return present, num_prefix_tokens or prefix
 
     def step(

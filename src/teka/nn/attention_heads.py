@@ -13,10 +13,10 @@ from teka.errors import wrong_value
 from teka.execution_mode import is_dynamic
 from teka.functional import DecodingState, Kernel, attention, decode
 from teka.functional.relative.base import Relative
-from teka.grid import Grid, GridLike, as_grid, present_grid
+from teka.grid import Grid, GridLike, as_grid, current_grid
 from teka.nn.heads import make_kernels, pair_name
 from teka.nn.options import AttentionOptions, PlacedKeywords, takes
-from teka.precision import widest
+from teka.precision import widest_dtype
 
 
 class AttentionHeads(nn.Module):
@@ -99,7 +99,9 @@ class AttentionHeads(nn.Module):
             if earlier > 0:
                 row = places.get("positions")
                 if row is None:
-                    row = places["grid"].positions(dtype=widest(query.device), device=query.device)
+                    row = places["grid"].positions(
+                        dtype=widest_dtype(query.device), device=query.device
+                    )
                 places = {"positions": row[-1:], "key_positions": row}
             else:
                 key_places = {f"key_{name}": place for name, place in places.items()}
@@ -152,7 +154,7 @@ class AttentionHeads(nn.Module):
         They are on the given grid, or on that of `teka.on`, or on the layer's own, or in a row. A row of any length, in
         an exported graph, is no grid but positions.
         """
-        for one, prefix in ((grid, 0), present_grid(), (self.grid, self.num_prefix_tokens)):
+        for one, prefix in ((grid, 0), current_grid(), (self.grid, self.num_prefix_tokens)):
             if one is not None:
                 return {
                     "grid": as_grid("grid", one),
@@ -166,7 +168,7 @@ class AttentionHeads(nn.Module):
             )
         prefix = num_prefix_tokens or self.num_prefix_tokens
         if is_dynamic(num_tokens):
-            row = torch.arange(num_tokens - prefix, dtype=widest(device), device=device)
+            row = torch.arange(num_tokens - prefix, dtype=widest_dtype(device), device=device)
             return {"positions": row[:, None], "num_prefix_tokens": prefix}
         return {"grid": Grid(num_tokens - prefix), "num_prefix_tokens": prefix}
 

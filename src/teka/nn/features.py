@@ -68,7 +68,7 @@ class RandomFeatures(nn.Module):
         check_sizes({"num_features": self.num_features}, most=MOST_DRAWS)
         check_tensor_sizes({"num_features": self.num_features, "dim": dim})
         self.projection_name = projection
-        self.is_fresh = True  # until a layer has compared this draw with the truth
+        self.is_unchecked = True  # until a layer has compared this draw with the truth
         self.register_buffer("projection", torch.empty(self.num_features, dim))
         device = None if generator is None else generator.device
         seed = torch.randint(2**31, (), generator=generator, device=device)
@@ -88,7 +88,7 @@ class RandomFeatures(nn.Module):
         with torch.no_grad():
             self.projection.copy_(drawn)
             self.num_draws.add_(1)
-        self.is_fresh = True
+        self.is_unchecked = True
 
     def forward(self) -> FeatureKernel:
         """The kernel with the present projection."""
@@ -100,7 +100,7 @@ class RandomFeatures(nn.Module):
 
 def _mark_fresh(module: nn.Module, _: object) -> None:
     assert isinstance(module, RandomFeatures)
-    module.is_fresh = True
+    module.is_unchecked = True
 
 
 def redraw_projections(model: nn.Module) -> int:

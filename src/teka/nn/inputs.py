@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from teka._compat import ProcessGroup, replace
-from teka.checks import WHOLE, check_sizes, check_tensor
+from teka.checks import INTEGER_DTYPES, check_sizes, check_tensor
 from teka.errors import wrong_argument, wrong_value
 from teka.functional import length_mask
 from teka.functional.positions import Positions, check_mask, make_positions, packed_lengths
@@ -96,7 +96,7 @@ def make_inputs(
                     argument, "a value", "None where tokens are divided over processes"
                 )
         if where.grid is not None:
-            where = Positions(where.grid.part(group.rank(), group.size()))
+            where = Positions(where.grid.shard(group.rank(), group.size()))
     if context is None:
         for argument, given in (
             ("context_grid", context_grid),
@@ -119,7 +119,7 @@ def make_inputs(
     if lengths is not None:
         if key_mask is not None:
             raise wrong_argument("key_mask", "both", "None with lengths")
-        check_tensor("lengths", lengths, tokens.shape[0], dtypes=WHOLE)
+        check_tensor("lengths", lengths, tokens.shape[0], dtypes=INTEGER_DTYPES)
         key_mask = length_mask(lengths, attended_to.shape[1])
         query_mask = key_mask[:, :num_queries] if context is None else None
     if key_mask is not None:
@@ -136,7 +136,7 @@ def make_inputs(
             **excluded,
             "context": context,
             "num_queries": num_queries,
-            "divide_tokens": group,
+            "shard_tokens": group,
         }
         sequences = packed_lengths(cu_seqlens, tokens.shape[1], where, excluded)
     where = where if needs_places else Positions()

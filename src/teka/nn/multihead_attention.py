@@ -9,9 +9,9 @@ from torch.nn.functional import linear
 from typing_extensions import Unpack
 
 from teka.checks import (
-    FLAGS,
+    MASK_DTYPES,
+    check_dtype,
     check_flags,
-    check_kind,
     check_sizes,
     check_tensor,
     check_tensor_sizes,
@@ -25,7 +25,7 @@ from teka.nn.inputs import check_tokens
 from teka.nn.options import PlacedKeywords, takes
 
 # Tokens as torch takes them: (L, B, E), with `batch_first` (B, L, E), or of one sample (L, E).
-Asking = Float[Tensor, "*query_tokens embed_dim"]
+QueryTokens = Float[Tensor, "*query_tokens embed_dim"]
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -119,7 +119,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     def forward(
         self,
-        query: Asking,
+        query: QueryTokens,
         key: Float[Tensor, "*key_tokens kdim"],
         value: Float[Tensor, "*key_tokens vdim"],
         key_padding_mask: Shaped[Tensor, "*batch keys"] | None = None,
@@ -127,7 +127,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         attn_mask: Shaped[Tensor, "*matrices queries keys"] | None = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
-    ) -> tuple[Asking, Float[Tensor, "*heads queries keys"] | None]:
+    ) -> tuple[QueryTokens, Float[Tensor, "*heads queries keys"] | None]:
         """Attend; masks as torch has them, True or −∞ where a key is dropped. A ValueError for what cannot be kept.
 
         Args:
@@ -155,9 +155,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         keep = None
         if key_padding_mask is not None:
             check_tensor(
-                "key_padding_mask", key_padding_mask, *key.shape[not is_batch : 2], dtypes=FLAGS
+                "key_padding_mask",
+                key_padding_mask,
+                *key.shape[not is_batch : 2],
+                dtypes=MASK_DTYPES,
             )
-            keep = kept_keys("key_padding_mask", key_padding_mask.view(key.shape[:2]))
+            keep = attended_keys("key_padding_mask", key_padding_mask.view(key.shape[:2]))
         options = {"key_mask": keep, "is_causal": is_causal or is_causal_mask(attn_mask)}
         vectors = [
             linear(tokens, weight, bias).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -209,7 +212,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return list(zip(weights, biases, strict=True))
 
 
-def kept_keys(argument: str, mask: Shaped[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
+def attended_keys(argument: str, mask: Shaped[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
     """True where torch's mask, of flags or of 0 and −∞, keeps; a ValueError for other numbers."""
     if mask.dtype == torch.bool:
         return ~mask
@@ -227,10 +230,10 @@ def is_causal_mask(mask: Shaped[Tensor, "*matrices queries keys"] | None) -> boo
     """Whether there is a mask; a ValueError for one that is not causal."""
     if mask is None:
         return False
-    check_kind("attn_mask", mask, FLAGS)
+    check_dtype("attn_mask", mask, MASK_DTYPES)
     if mask.ndim < 2 or mask.shape[-1] != mask.shape[-2]:
         raise wrong_shape("attn_mask", mask.shape, "the shape (tokens, tokens) of a causal mask")
-    keep = kept_keys("attn_mask", mask)
+    keep = attended_keys("attn_mask", mask)
     if is_readable(keep) and not bool((keep == torch.ones_like(keep).tril()).all()):
         came = f"{int((~keep).sum())} of {keep.numel()} pairs dropped"
         raise wrong_argument(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from teka import functional
-from teka.checks import check_flags, check_kind, check_sizes, check_tensor_sizes
+from teka.checks import check_dtype, check_flags, check_sizes, check_tensor_sizes
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.positions import check_mask
 from teka.nn.inputs import check_tokens
@@ -92,7 +92,7 @@ class SpaceToDepth(nn.Module):
         self, maps: Float[Tensor, "batch channels *sides"]
     ) -> Float[Tensor, "batch more_channels *fewer"]:
         """(B, C, *S) to (B, C · fⁿ, *(S / f)); a ValueError for other axes, or a side that is no multiple of f."""
-        check_kind("maps", maps, None)
+        check_dtype("maps", maps, None)
         if maps.ndim != 2 + self.num_axes or any(side % self.factor for side in maps.shape[2:]):
             expected = (
                 f"(batch, channels) and {self.num_axes} sides, multiples of factor = {self.factor}"
@@ -107,7 +107,7 @@ class SpaceToDepth(nn.Module):
         self, maps: Float[Tensor, "batch more_channels *fewer"]
     ) -> Float[Tensor, "batch channels *sides"]:
         """Restore the input of `forward` from its output."""
-        check_kind("maps", maps, None)
+        check_dtype("maps", maps, None)
         if maps.ndim != 2 + self.num_axes or maps.shape[1] % self.cells_per_block:
             expected = (
                 f"(batch, a multiple of {self.cells_per_block} channels) and {self.num_axes} sides"

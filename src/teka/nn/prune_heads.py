@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from teka.checks import is_whole
+from teka.checks import is_integer
 from teka.errors import wrong_type, wrong_value
 from teka.functional import Constant, Hedgehog
 from teka.nn.additions import PlainQueryKey
@@ -69,7 +69,7 @@ def _kept_heads(attention: Attention, heads: Iterable[int]) -> list[int]:
             "heads", heads, "several whole numbers, one for each head to remove"
         ) from None
     for head in removed:
-        if not (is_whole(head) and 0 <= head < attention.heads):
+        if not (is_integer(head) and 0 <= head < attention.heads):
             raise wrong_value(
                 "heads",
                 removed,

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound=nn.Module)
 
 
-def divide_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
+def shard_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
     """Let the attentions of a model see the tokens of all processes of a group, of which each has a part.
 
         out_i = φ(q_i)ᵀ Σ_ranks S_rank / φ(q_i)ᵀ Σ_ranks z_rank,   S = Σ_j φ(k_j) v_jᵀ, z = Σ_j φ(k_j) of its own keys
 
-    A layer is then called with the process' own tokens and the whole grid, of which it has `grid.part(rank, size)`:
+    A layer is then called with the process' own tokens and the whole grid, of which it has `grid.shard(rank, size)`:
     whole rows of the first axis, the parts in the order of ranks. Or with its tokens' own `positions`. One sum over the
     processes goes forward and one back, whose size does not depend on the number of tokens; causal layers add what the
     ranks before have. All processes must go through the same layers, and backward; a parameter's gradient is of the
@@ -40,7 +40,7 @@ def divide_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
     >>> from torch import distributed
     >>> store = distributed.HashStore()
     >>> distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    >>> layer = nn.divide_tokens(nn.Attention(8, 2), distributed.group.WORLD)
+    >>> layer = nn.shard_tokens(nn.Attention(8, 2), distributed.group.WORLD)
     >>> distributed.destroy_process_group()
     """
     if not isinstance(model, nn.Module):
@@ -53,7 +53,7 @@ def divide_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
     if not layers:
         raise wrong_value("model", type(model).__name__, "a model with a teka.nn.Attention")
     for name, layer in layers.items():
-        reason = None if group is None else why_not_divided(layer)
+        reason = None if group is None else unsupported_reason(layer)
         if reason:
             expected = "a layer with sums that processes can add"
             raise wrong_argument(f"attention {name or 'itself'}", reason, expected)
@@ -62,7 +62,7 @@ def divide_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
     return model
 
 
-def why_not_divided(layer: Attention) -> str | None:
+def unsupported_reason(layer: Attention) -> str | None:
     """What of a layer needs all tokens in one process, or None."""
     if layer.value_convolution is not None:
         return "with a value_convolution"

@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from teka.checks import LARGEST, WHOLE, check_sizes, check_tensor, is_number
+from teka.checks import INTEGER_DTYPES, MAX_SIZE, check_sizes, check_tensor, is_number
 from teka.errors import wrong_argument, wrong_value
 from teka.functional import length_mask
 from teka.grid import GridLike
@@ -19,11 +19,11 @@ from teka.nn.relative import RelativeKernel
 def hidden_size(dim: int, mlp_ratio: float, whole: Callable[[float], int] = int) -> int:
     """The width of an MLP's hidden layer."""
     hidden = whole(dim * mlp_ratio) if is_number(mlp_ratio) else 0
-    if not 1 <= hidden <= LARGEST // dim:
+    if not 1 <= hidden <= MAX_SIZE // dim:
         raise wrong_value(
             "mlp_ratio",
             mlp_ratio,
-            f"at least 1 / dim = 1 / {dim}, and a width up to {LARGEST // dim}",
+            f"at least 1 / dim = 1 / {dim}, and a width up to {MAX_SIZE // dim}",
         )
     return hidden
 
@@ -125,7 +125,7 @@ class TransformerBlock(nn.Module):
             "tokens", tokens, "batch", "tokens", self.attention.dim, first=self.attention.output
         )
         if lengths is not None:
-            check_tensor("lengths", lengths, tokens.shape[0], dtypes=WHOLE)
+            check_tensor("lengths", lengths, tokens.shape[0], dtypes=INTEGER_DTYPES)
             tokens = tokens.masked_fill(~length_mask(lengths, tokens.shape[1])[..., None], 0.0)
         places = {"positions": positions, "lengths": lengths, "cu_seqlens": cu_seqlens}
         normed = self.attention_norm(tokens)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from teka.checks import check_callable, check_sizes
-from teka.errors import nearest, wrong_type, wrong_value
+from teka.errors import did_you_mean, wrong_type, wrong_value
 from teka.files import expand_user
 from teka.models import load, read_config
 from teka.models.model_file import PRETRAINED
@@ -100,7 +100,7 @@ def _check_model(model: object) -> None:
     folder = expand_user(model)
     expected = f"one of {', '.join(PRETRAINED)}, or a folder that teka export has written"
     if not str(model) or not folder.is_dir():
-        raise wrong_value("model", str(model), f"{expected}{nearest(model, PRETRAINED)}")
+        raise wrong_value("model", str(model), f"{expected}{did_you_mean(model, PRETRAINED)}")
     if (folder / "run.json").is_file():
         raise wrong_value(
             "model", str(model), f"{expected}: export this run by teka export {model} --out FOLDER"

@@ -20,7 +20,7 @@ from teka.experiments.baselines.degenerate_heads import (
     DegenerateHeads,
     degenerate_heads,
 )
-from teka.files import new_folder, resolve_path, write_json
+from teka.files import atomic_directory, resolve_path, write_json
 from teka.flops import flop_counter
 from teka.provenance import provenance
 from teka.training.checkpoint import BEST, CHECKPOINTS, load_weights
@@ -112,7 +112,7 @@ def prune(
         else learning_rate,
     )
     before, after = _measure(model, dataset), _measure(pruned, dataset)
-    with new_folder("out", folder) as new:
+    with atomic_directory("out", folder) as new:
         start = beginning_with(pruned.state_dict())
         result = train(
             run, new, command=command, dataset=dataset, callbacks=[start], progress_bar=progress_bar

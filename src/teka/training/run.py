@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from teka.checks import LARGEST, check_name, check_sizes, is_whole
+from teka.checks import MAX_SIZE, check_name, check_sizes, is_integer
 from teka.codec import decode
 from teka.errors import unknown_name, wrong_value
 from teka.files import read_json, write_json
@@ -285,5 +285,5 @@ def _renamed(fields: Mapping[str, object]) -> dict[str, object]:
 def _check_size(options: DataOptions | ModelOptions) -> None:
     """Check that no number is so large that torch's error would not say whose it is."""
     check_sizes(
-        {name: value for name, value in vars(options).items() if is_whole(value)}, least=-LARGEST
+        {name: value for name, value in vars(options).items() if is_integer(value)}, least=-MAX_SIZE
     )

@@ -20,7 +20,7 @@ from teka.data import Dataset
 from teka.errors import first_line, is_out_of_memory, wrong_value
 from teka.experiments.baselines import SelfAttentionNetwork
 from teka.files import make_directory, read_json, write_json
-from teka.memory import TooManyNumbersError, count_numbers, memory_bytes
+from teka.memory import TooManyElementsError, count_elements, memory_bytes
 from teka.provenance import provenance
 from teka.training.batches import BatchSource
 from teka.training.checkpoint import (
@@ -265,8 +265,8 @@ def _check_size(run: Run, sizes: Mapping[str, Any]) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they are said when the model is made
-            count_numbers(lambda: run.make_model(**sizes), most)
-    except TooManyNumbersError as error:
+            count_elements(lambda: run.make_model(**sizes), most)
+    except TooManyElementsError as error:
         asked = {"dim": run.dim, "depth": run.depth, **sizes}
         raise wrong_value(
             "the size of the model", asked, f"one that memory has room for; it has {error}"

@@ -17,7 +17,7 @@ from teka.codec import encode
 from teka.data import Dataset
 from teka.data.load import class_names
 from teka.errors import wrong_value
-from teka.files import check_output, read_json, resolve_path, write_json
+from teka.files import check_output_file, read_json, resolve_path, write_json
 from teka.models import ModelConfig, save
 from teka.prediction.pictures import settings_for
 from teka.provenance import provenance
@@ -127,7 +127,7 @@ def evaluate(
         ValueError: A batch size below 1, or a folder that cannot be written to.
     """
     check_sizes({"batch_size": batch_size})
-    check_output("run", trained.folder / EVALUATION_FILE)
+    check_output_file("run", trained.folder / EVALUATION_FILE)
     matrix = confusion_matrix(trained.model, trained.dataset, batch_size, progress)
     num_images, right = len(trained.dataset.test), int(matrix.diagonal().sum())
     low, high = wilson_interval(right, num_images)

@@ -31,7 +31,14 @@ from teka.audit.adapters.transformers_model import load_transformers
 from teka.audit.function import calling
 from teka.audit.model_output import num_classes_of
 from teka.data import Normalize
-from teka.errors import FOREIGN, first_line, message_of, require, wrong_argument, wrong_value
+from teka.errors import (
+    EXTERNAL_ERRORS,
+    error_message,
+    first_line,
+    require,
+    wrong_argument,
+    wrong_value,
+)
 from teka.files import expand_user
 
 __all__ = ["Loader", "Preprocessing", "Reading", "Subject", "load"]
@@ -259,9 +266,9 @@ def _make(file: Path, name: str) -> object:
             if callable(factory):
                 return factory()
     # Whatever the user's code raises is named with the file; an interrupt goes through.
-    except FOREIGN as error:
+    except EXTERNAL_ERRORS as error:
         raise ValueError(
-            f"{file}:{name} raised {type(error).__name__}: {message_of(error)}"
+            f"{file}:{name} raised {type(error).__name__}: {error_message(error)}"
         ) from error
     finally:
         sys.path.remove(folder)

@@ -19,7 +19,7 @@ from teka.audit.adapters.subject import Subject
 from teka.audit.caveats import Caveat, other_scale, resized
 from teka.audit.model_output import CLASSIFIERS, MULTILABEL
 from teka.audit.settings import AuditSettings
-from teka.checks import check_name, check_sizes, height_and_width
+from teka.checks import check_image_size, check_name, check_sizes
 from teka.data import load, resize_bilinear
 from teka.data.dataset import hold_out_test
 from teka.data.load import NAMES, class_names, find_path
@@ -316,7 +316,7 @@ def place_for_modes(
     if len(settings.modes) > 1:
         expected = f"{wide[0]} alone: its images are not of the size of the other modes'"
         raise wrong_value("modes", list(settings.modes), expected)
-    placed = None if placed_size is None else height_and_width("placed_size", placed_size)
+    placed = None if placed_size is None else check_image_size("placed_size", placed_size)
     if seen is None:
         return dataclasses.replace(transform, resize=placed, crop=None), settings
     is_crop, reach = wide == ["crop"], settings.reach(seen)

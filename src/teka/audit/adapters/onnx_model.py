@@ -17,9 +17,9 @@ from teka.audit.adapters.reading import READING, Reading
 from teka.audit.adapters.subject import Subject, read_as, spoken_names
 from teka.audit.adapters.transformers_model import PROCESSOR_FILE, read_processor_file
 from teka.audit.model_output import num_classes_of
-from teka.checks import height_and_width
+from teka.checks import check_image_size
 from teka.data import Normalize
-from teka.errors import FOREIGN, nearest, require, wrong_value
+from teka.errors import EXTERNAL_ERRORS, did_you_mean, require, wrong_value
 from teka.files import expand_user, read_json
 
 _TYPES = {
@@ -185,9 +185,7 @@ def choose_output(outputs: Sequence[Any], name: str | None = None) -> Any:
     named = {output.name: output for output in outputs}
     if name is not None:
         if name not in named:
-            expected = (
-                f"one of the file's outputs: {', '.join(map(repr, named))}{nearest(name, named)}"
-            )
+            expected = f"one of the file's outputs: {', '.join(map(repr, named))}{did_you_mean(name, named)}"
             raise wrong_value("output_name", name, expected)
         chosen = [named[name]]
     else:
@@ -232,7 +230,7 @@ def read_graph(file: Path) -> Any:
         onnx = importlib.import_module("onnx")
         graph = onnx.load(file)
         return graph if graph.ByteSize() < _MOST_BYTES else None
-    except FOREIGN:  # whatever it raises of a file that onnxruntime reads
+    except EXTERNAL_ERRORS:  # whatever it raises of a file that onnxruntime reads
         return None
 
 
@@ -258,7 +256,7 @@ def load_onnx(path: str | Path, reading: Reading = READING) -> Subject:
     in_channels = channels if isinstance(channels, int) else None
     size = (height, width) if isinstance(height, int) and isinstance(width, int) else None
     if reading.input_size is not None:
-        wanted = height_and_width("input_size", reading.input_size)
+        wanted = check_image_size("input_size", reading.input_size)
         if size not in (None, wanted):
             raise wrong_value("input_size", reading.input_size, f"{size}, as {path} takes no other")
         size = wanted

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Shaped, UInt8
 from torch import Tensor
 
-from teka.checks import check_name, check_sizes, check_tensor, height_and_width
+from teka.checks import check_image_size, check_name, check_sizes, check_tensor
 from teka.data import Normalize
 from teka.data.pictures import to_intensities
 from teka.errors import require, wrong_shape, wrong_value
@@ -118,7 +118,7 @@ class Preprocessing:
         check_name("library", self.library, LIBRARIES)
         for argument, size in (("resize", self.resize), ("crop", self.crop)):
             if size is not None:
-                height_and_width(argument, size)
+                check_image_size(argument, size)
         check_sizes({"in_channels": self.in_channels}, or_none=True)
 
     @property
@@ -132,7 +132,7 @@ class Preprocessing:
         """The same for images resized to another size, and that size; None leaves it at the window cut out."""
         if input_size is None:
             return self, self.crop
-        size = height_and_width("input_size", input_size)
+        size = check_image_size("input_size", input_size)
         return replace(self, resize=size, crop=None), size
 
     def resized_size(self, image_size: tuple[int, int]) -> tuple[int, int]:
@@ -226,7 +226,7 @@ def resample(
     """
     check_tensor("images", images, "batch", "channels", "height", "width")
     check_name("resampling", resampling, RESAMPLINGS)
-    height, width = height_and_width("image_size", image_size)
+    height, width = check_image_size("image_size", image_size)
     if resampling == "nearest":
         for axis, old, new in ((2, images.shape[2], height), (3, images.shape[3], width)):
             images = images.index_select(

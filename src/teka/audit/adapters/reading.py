@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.checks import check_flags, check_sizes
 from teka.data import Normalize
-from teka.errors import FOREIGN, message_of, require, wrong_value
+from teka.errors import EXTERNAL_ERRORS, error_message, require, wrong_value
 from teka.files import expand_user
 
 Size = int | tuple[int, int] | None  # one side or (height, width); None leaves it to the model
@@ -127,8 +127,8 @@ class Reading:
         file = expand_user(self.weights)
         try:
             module.load_state_dict(read_weights(file))
-        except FOREIGN as error:
-            expected = f"the weights of a {type(module).__name__} ({message_of(error)})"
+        except EXTERNAL_ERRORS as error:
+            expected = f"the weights of a {type(module).__name__} ({error_message(error)})"
             raise wrong_value("weights", str(file), expected) from error
         return module
 

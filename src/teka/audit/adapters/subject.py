@@ -14,7 +14,7 @@ from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.function import weights_hash
 from teka.audit.model_output import Source, num_classes_of, select_output
 from teka.codec import encode
-from teka.errors import FOREIGN, message_of, wrong_value
+from teka.errors import EXTERNAL_ERRORS, error_message, wrong_value
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,8 @@ def read_as(model: str, expected: str) -> Iterator[None]:
     """What a library raises within, which depends on what is missing or damaged, is one line of what was expected."""
     try:
         yield
-    except FOREIGN as error:
-        raise wrong_value("model", model, f"{expected} ({message_of(error)})") from error
+    except EXTERNAL_ERRORS as error:
+        raise wrong_value("model", model, f"{expected} ({error_message(error)})") from error
 
 
 @contextmanager

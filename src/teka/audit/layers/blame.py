@@ -16,11 +16,11 @@ from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts, Shift, SubpixelShift
 from teka.checks import (
     check_callable,
-    check_class,
+    check_dense,
+    check_instance,
     check_module,
     check_names,
     check_number,
-    check_plain,
     check_sizes,
     check_tensor,
 )
@@ -204,9 +204,9 @@ def blame_layers(
     """
     check_module("module", module)
     check_evaluation_mode("module", module)
-    check_plain("images", images)
+    check_dense("images", images)
     check_tensor("images", images, "images", "channels", "height", "width")
-    check_class("movement", movement, Movement)
+    check_instance("movement", movement, Movement)
     if function is not None:
         check_callable("function", function)
     if movement.change is not None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from teka.audit.function import Model, ModelError, calling
 from teka.audit.images import RealImages
 from teka.audit.layers.recogniser import Layout, Recogniser, pads_edge
-from teka.errors import FOREIGN, message_of
+from teka.errors import EXTERNAL_ERRORS, error_message
 
 COPIES = 4  # images as they are, once more, and with the edge overwritten: top and bottom, left and right
 # A cell has felt the edge if it changed by more than so many roundings of the largest number of its layer, or by more
@@ -75,9 +75,9 @@ class Trace(ExitStack):
         try:
             with calling(), _eager():
                 self._model(batch)
-        except FOREIGN as error:
+        except EXTERNAL_ERRORS as error:
             raise ModelError(
-                f"the model raised {type(error).__name__} for {what}: {message_of(error)}"
+                f"the model raised {type(error).__name__} for {what}: {error_message(error)}"
             ) from error
 
     def _before(self, name: str, module: nn.Module, arguments: tuple, options: dict) -> None:

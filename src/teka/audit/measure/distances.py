@@ -17,8 +17,8 @@ from teka.audit.function import (
 from teka.audit.images import ImageSet, check_images
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShift, CheckedShifts, SubpixelShifts, read_steps
-from teka.checks import check_callable, check_class, check_flags, check_sizes
-from teka.errors import FOREIGN, wrong_argument
+from teka.checks import check_callable, check_flags, check_instance, check_sizes
+from teka.errors import EXTERNAL_ERRORS, wrong_argument
 
 # The scale is taken from the pairs of at most so many images, the first ones, and of so many numbers of their outputs.
 SCALE_IMAGES = 1000
@@ -80,7 +80,9 @@ def noise_floor(
         dtype = torch.float32 if images.dtype == torch.float64 else torch.float64
         try:
             cast = answer(copy.deepcopy(function).to(dtype), dtype, shapes)
-        except FOREIGN as error:  # whatever a module raises in a dtype that it was not made for
+        except (
+            EXTERNAL_ERRORS
+        ) as error:  # whatever a module raises in a dtype that it was not made for
             return NoiseFloor(
                 repeat, None, f"the copy in {dtype} fails: {type(error).__name__}: {error}"
             )
@@ -120,7 +122,7 @@ def sensitivity_map(
     check_callable("function", function)
     check_evaluation_mode("function", function)
     check_images(images)
-    check_class("movement", movement, Movement)
+    check_instance("movement", movement, Movement)
     if len(images) < 2:
         raise wrong_argument(
             "images",

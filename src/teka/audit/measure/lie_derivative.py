@@ -12,9 +12,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from teka.audit.function import Model, calling, check_evaluation_mode, evaluate_model, output_of
 from teka.audit.images import ImageSet, check_images, fourier_shift
-from teka.checks import check_callable, check_kind, check_sizes, is_whole
-from teka.errors import FOREIGN, message_of, wrong_value
-from teka.precision import widest
+from teka.checks import check_callable, check_dtype, check_sizes, is_integer
+from teka.errors import EXTERNAL_ERRORS, error_message, wrong_value
+from teka.precision import widest_dtype
 
 STEP = (
     1 / 32
@@ -80,9 +80,9 @@ def lie_derivative(
     check_callable("function", function)
     check_evaluation_mode("function", function)
     check_images(images, least=1)
-    check_kind("images", images)
+    check_dtype("images", images)
     num_axes = images.ndim - 2
-    if not is_whole(axis) or not -num_axes <= axis < num_axes:
+    if not is_integer(axis) or not -num_axes <= axis < num_axes:
         raise wrong_value("axis", axis, f"one of {num_axes} spatial axes, counted from 0")
     check_sizes({"batch_size": batch_size})
     axis %= num_axes
@@ -100,10 +100,12 @@ def lie_derivative(
                 measured[method] = _measure(
                     function, derivative, images, axis, is_dense, batch_size
                 )
-            except FOREIGN as error:  # whatever an operation raises that has no such derivative
+            except (
+                EXTERNAL_ERRORS
+            ) as error:  # whatever an operation raises that has no such derivative
                 if method == list(DERIVATIVES)[-1]:
                     raise
-                tried.append(f"{method}: {type(error).__name__}: {message_of(error)}")
+                tried.append(f"{method}: {type(error).__name__}: {error_message(error)}")
                 continue
             if any(measured[method]):
                 break
@@ -159,5 +161,5 @@ def _velocity(tensor: Float[Tensor, "batch channels *sizes"], axis: int, speed: 
         shift[axis] = time * speed
         return fourier_shift(tensor, shift)
 
-    start = torch.zeros((), dtype=widest(tensor.device), device=tensor.device)
+    start = torch.zeros((), dtype=widest_dtype(tensor.device), device=tensor.device)
     return torch.func.jvp(moved, (start,), (torch.ones_like(start),))[1]

@@ -25,7 +25,7 @@ from teka.audit.model_output import (
 )
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts, SubpixelShifts, read_steps, shift_order
-from teka.checks import check_callable, check_class, check_device, check_name, check_stride
+from teka.checks import check_callable, check_device, check_instance, check_name, check_stride
 from teka.errors import wrong_argument, wrong_value
 from teka.memory import check_memory
 
@@ -142,7 +142,7 @@ class Measurement:
         check_callable("function", function)
         check_evaluation_mode("function", function)
         check_name("output", output, OUTPUT_CHOICES)
-        check_class("movement", movement, Movement)
+        check_instance("movement", movement, Movement)
         if device is not None:
             device = check_device("device", device)
         self._among = among

@@ -17,9 +17,9 @@ from teka.audit.model_output import (
 )
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShift, CheckedShifts
-from teka.checks import WHOLE, check_kind, check_plain
+from teka.checks import INTEGER_DTYPES, check_dense, check_dtype
 from teka.errors import wrong_argument, wrong_shape, wrong_value
-from teka.precision import precise
+from teka.precision import to_widest_dtype
 
 Maps = Float[Tensor, "batch channels *cells"]
 Compared = Float[Tensor, "batch channels *compared"]
@@ -36,7 +36,7 @@ def check_labels(labels: Tensor, num_images: int) -> Tensor:
 
     Labels (N, K) are 0 and 1, of any dtype; (N, 1) are the classes of a binary classifier.
     """
-    check_plain("labels", labels)
+    check_dense("labels", labels)
     if labels.ndim not in (1, 2) or len(labels) != num_images or 0 in labels.shape[1:]:
         raise wrong_shape(
             "labels", labels.shape, f"({num_images},), or ({num_images}, labels) of 0 and 1"
@@ -50,7 +50,7 @@ def check_labels(labels: Tensor, num_images: int) -> Tensor:
             )
         labels = labels.long()
         return (labels[:, 0] if labels.shape[1] == 1 else labels).cpu()
-    check_kind("labels", labels, None if labels.dtype == torch.bool else WHOLE)
+    check_dtype("labels", labels, None if labels.dtype == torch.bool else INTEGER_DTYPES)
     if (labels < 0).any():
         raise wrong_value("labels", int(labels.min()), "classes of at least 0")
     return labels.to("cpu", torch.int64)
@@ -144,7 +144,7 @@ def class_overlap(found: Classes, expected: Classes, num_classes: int) -> Float[
     each = count(starts + first) + count(starts + second)
     shared = count((starts + first)[first == second])
     seen, union = each > 0, each - shared
-    shares = precise(torch.where(seen, shared / union.clamp(min=1), 0.0))
+    shares = to_widest_dtype(torch.where(seen, shared / union.clamp(min=1), 0.0))
     return shares.sum(dim=1) / seen.sum(dim=1)
 
 
@@ -164,7 +164,9 @@ def feature_distances(
     own: Int[Tensor, " batch"],
 ) -> Tables:
     """1 − cosine to the image's own features unshifted, and their rank among those of all images, 1 the nearest."""
-    found, every = (torch.nn.functional.normalize(precise(each)) for each in (output, unshifted))
+    found, every = (
+        torch.nn.functional.normalize(to_widest_dtype(each)) for each in (output, unshifted)
+    )
     cosines = found @ every.T
     # What is nearer by rounding alone, as a copy of the image may be, is not nearer.
     nearer = (cosines > cosines.gather(1, own[:, None]) + 1e-6).sum(dim=1)
@@ -212,7 +214,7 @@ def sum_of_squares(values: Tensor, subtracted: Tensor | None = None) -> Squares:
     exact = torch.promote_types(values.dtype, torch.float32)
     wide = values.to(exact) if subtracted is None else values.to(exact) - subtracted.to(exact)
     within = torch.linalg.vector_norm(wide.flatten(2), dim=2) if wide.ndim > 2 else wide
-    return precise(within).square().sum(dim=1)
+    return to_widest_dtype(within).square().sum(dim=1)
 
 
 def not_finite(output: Tensor) -> Tensor:

@@ -12,7 +12,14 @@ from torch import Tensor
 from teka.audit.model_output import OUTPUTS
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts, read_steps
-from teka.checks import BOOLEAN, WHOLE, check_class, check_name, check_plain, check_tensor
+from teka.checks import (
+    BOOL_DTYPES,
+    INTEGER_DTYPES,
+    check_dense,
+    check_instance,
+    check_name,
+    check_tensor,
+)
 from teka.errors import wrong_argument, wrong_value
 
 WITH_ZERO = "a set with the zero shift, to which the others are compared"
@@ -76,17 +83,17 @@ class Responses:
 
     def __post_init__(self) -> None:
         check_name("output", self.output, OUTPUTS)
-        check_class("movement", self.movement, Movement)
+        check_instance("movement", self.movement, Movement)
         read_steps("shifts", self.shifts)
         for name in (*_TABLES, "labels"):
             if getattr(self, name) is not None:
-                check_plain(name, getattr(self, name))
-        check_tensor("evaluated", self.evaluated, len(self.shifts), "images", dtypes=BOOLEAN)
+                check_dense(name, getattr(self, name))
+        check_tensor("evaluated", self.evaluated, len(self.shifts), "images", dtypes=BOOL_DTYPES)
         for name in _TABLES[1:]:
             if getattr(self, name) is not None or name in ("error_squared", "norm_squared"):
                 check_tensor(name, getattr(self, name), *self.evaluated.shape, dtypes=None)
         if self.labels is not None:
-            check_tensor("labels", self.labels, self.num_images, dtypes=WHOLE)
+            check_tensor("labels", self.labels, self.num_images, dtypes=INTEGER_DTYPES)
         if all(any(shift) for shift in self.shifts):
             raise wrong_value("shifts", self.shifts, WITH_ZERO)
 

@@ -19,7 +19,7 @@ from teka.audit.statistics.bootstrap import (
 from teka.audit.statistics.estimate import MOST_RESAMPLES, BootstrapSettings, Curve, scipy_special
 from teka.audit.statistics.intervals import MINIMUM_IMAGES, Outcomes, estimate_mean, make_curve
 from teka.audit.statistics.metrics import CURVES, NUMBERS
-from teka.checks import check_class, check_sizes
+from teka.checks import check_instance, check_sizes
 
 COMPARED_NUMBERS = tuple(
     name for name, metric in NUMBERS.items() if metric.over in ("zero", "every", "mean")
@@ -89,7 +89,7 @@ def compare_responses(
     settings = BootstrapSettings(confidence, num_resamples, seed)
     check_sizes({"num_flips": num_flips}, most=MOST_RESAMPLES)
     for argument, responses in (("first", first), ("second", second)):
-        check_class(argument, responses, Responses)
+        check_instance(argument, responses, Responses)
     check_same_images("second", first, second)
     # What was measured of one model only has nothing to be compared with.
     pair = take_common((first, second))

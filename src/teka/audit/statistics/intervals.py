@@ -25,7 +25,7 @@ from teka.audit.statistics.estimate import (
     has_interval,
     scipy_special,
 )
-from teka.checks import FLOATING, WHOLE, check_kind, check_number, check_plain
+from teka.checks import FLOAT_DTYPES, INTEGER_DTYPES, check_dense, check_dtype, check_number
 from teka.errors import wrong_shape, wrong_value
 
 # Images that a bootstrap needs; and images that must stand apart from the commonest value of an average of shares.
@@ -69,8 +69,8 @@ def wilson_interval(
     check_confidence(confidence)
     for argument, counts in (("successes", successes), ("trials", trials)):
         if isinstance(counts, Tensor):
-            check_plain(argument, counts)
-            check_kind(argument, counts, (*WHOLE, *FLOATING))
+            check_dense(argument, counts)
+            check_dtype(argument, counts, (*INTEGER_DTYPES, *FLOAT_DTYPES))
         else:
             check_number(argument, counts, "a number or a tensor of numbers")
     device = next(

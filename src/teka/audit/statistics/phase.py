@@ -16,13 +16,13 @@ from teka.audit.statistics.estimate import MOST_RESAMPLES, BootstrapSettings, Es
 from teka.audit.statistics.intervals import estimate_magnitudes, estimate_mean_share
 from teka.audit.statistics.metrics import CURVES
 from teka.checks import (
-    LARGEST,
-    check_class,
+    MAX_SIZE,
+    check_instance,
     check_name,
     check_sequence,
     check_sizes,
     check_stride,
-    is_whole,
+    is_integer,
 )
 from teka.errors import wrong_argument, wrong_value
 
@@ -73,7 +73,7 @@ def error_by_phase(
     Raises:
         ValueError: A stride below 1, or not one for each axis; no shift to be sorted; or what `summarize` refuses.
     """
-    check_class("responses", responses, Responses)
+    check_instance("responses", responses, Responses)
     settings = BootstrapSettings(confidence, num_resamples, seed)
     complete = responses.take_complete()
     shifts = [complete.shifts[row] for row in complete.moved]
@@ -150,11 +150,11 @@ def best_stride(
     Raises:
         ValueError: A candidate below 2, or none; a number that the responses do not define; no permutation.
     """
-    check_class("responses", responses, Responses)
+    check_instance("responses", responses, Responses)
     expected = "strides of at least 2 pixels"
     candidates = check_sequence("candidates", candidates, expected)
     if not candidates or not all(
-        is_whole(stride) and 2 <= stride <= LARGEST for stride in candidates
+        is_integer(stride) and 2 <= stride <= MAX_SIZE for stride in candidates
     ):
         raise wrong_value("candidates", candidates, expected)
     check_sizes({"num_permutations": num_permutations}, most=MOST_RESAMPLES)

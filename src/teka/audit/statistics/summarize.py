@@ -12,7 +12,7 @@ from teka.audit.statistics.bootstrap import ImageAverage, ImageResamples, averag
 from teka.audit.statistics.estimate import BootstrapSettings, Curve, Estimate
 from teka.audit.statistics.intervals import MINIMUM_SEEDS
 from teka.audit.statistics.metrics import CURVES, NUMBERS, Metrics, NumberMetric, SeedMetrics
-from teka.checks import check_class, check_sequence
+from teka.checks import check_instance, check_sequence
 from teka.errors import wrong_argument, wrong_value
 
 
@@ -29,7 +29,7 @@ def summarize(
     Raises:
         ValueError: Responses that are not complete at the zero shift, a confidence outside (0, 1), too few resamples.
     """
-    check_class("responses", responses, Responses)
+    check_instance("responses", responses, Responses)
     settings = BootstrapSettings(confidence, num_resamples, seed)
     complete = responses.take_complete()
     resamples = ImageResamples(complete.num_images, settings)
@@ -99,7 +99,7 @@ def summarize_seeds(
     if not responses:
         raise wrong_argument("responses", "no seed", "the responses of one seed or more")
     for one in responses:
-        check_class("responses", one, Responses)
+        check_instance("responses", one, Responses)
     for index, other in enumerate(responses):
         check_same_images(f"responses[{index}]", responses[0], other)
         if other.output != responses[0].output:

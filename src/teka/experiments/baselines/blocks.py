@@ -6,7 +6,7 @@ from collections.abc import Callable
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from teka.checks import MOST_BLOCKS, check_sizes, check_tensor, height_and_width
+from teka.checks import MAX_NUM_BLOCKS, check_image_size, check_sizes, check_tensor
 from teka.grid import Grid
 from teka.nn import Attention
 from teka.nn.transformer_block import hidden_size, make_mlp
@@ -24,7 +24,7 @@ class ImageClassifier(nn.Module):
         super().__init__()
         check_sizes({"in_channels": in_channels, "num_classes": num_classes})
         self.image_size, self.in_channels = (
-            height_and_width("image_size", image_size, smallest=smallest),
+            check_image_size("image_size", image_size, smallest=smallest),
             in_channels,
         )
 
@@ -71,7 +71,7 @@ def pre_norm_blocks(
     dropout: float,
 ) -> nn.Sequential:
     """Blocks one after another, each with an attention of its own."""
-    check_sizes({"depth": depth}, most=MOST_BLOCKS)
+    check_sizes({"depth": depth}, most=MAX_NUM_BLOCKS)
     blocks = (
         PreNormBlock(make_attention(), dim, mlp_ratio=mlp_ratio, dropout=dropout)
         for _ in range(depth)

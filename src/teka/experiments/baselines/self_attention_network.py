@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from teka.checks import MOST_BLOCKS, check_name, check_sizes
+from teka.checks import MAX_NUM_BLOCKS, check_name, check_sizes
 from teka.errors import wrong_value
 from teka.experiments.baselines.blocks import ImageClassifier, ImageSize, PostNormBlock
 from teka.grid import Grid
@@ -109,7 +109,7 @@ class SelfAttentionNetwork(ImageClassifier):
     ) -> None:
         super().__init__(image_size, in_channels, num_classes)
         check_sizes({"dim": dim, "downsampling": downsampling})
-        check_sizes({"depth": depth}, most=MOST_BLOCKS)
+        check_sizes({"depth": depth}, most=MAX_NUM_BLOCKS)
         self.heads = (heads,) * depth if isinstance(heads, int) else tuple(heads)
         if len(self.heads) != depth or not all(
             isinstance(number, int) and number >= 1 for number in self.heads

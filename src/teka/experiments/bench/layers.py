@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from teka.checks import PRECISIONS, check_name, check_sizes, is_whole
+from teka.checks import PRECISIONS, check_name, check_sizes, is_integer
 from teka.errors import require, wrong_value
 from teka.functional import Rotary
 from teka.grid import Grid
@@ -316,7 +316,7 @@ def _checked_lengths(lengths: object) -> tuple[int, ...]:
     given = tuple(lengths) if isinstance(lengths, Sequence) else ()
     if (
         not given
-        or any(not is_whole(length) or length < 1 for length in given)
+        or any(not is_integer(length) or length < 1 for length in given)
         or len(set(given)) < len(given)
     ):
         raise wrong_value(

@@ -18,7 +18,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from teka.checks import check_sizes
-from teka.codec import Amount, Count, Share, decode, encode
+from teka.codec import NonNegativeFloat, NonNegativeInt, Proportion, decode, encode
 from teka.errors import wrong_value
 from teka.files import make_directory, read_json, write_bytes, write_json
 
@@ -59,7 +59,7 @@ class CurvePoint:
     step: int
     seconds: float | None = None
     process_seconds: float
-    accuracy: Share
+    accuracy: Proportion
     loss: float
 
 
@@ -68,7 +68,7 @@ class ShiftedClass:
     """The images of one class that were shifted, and the accuracy on them at each of the cell's shifts."""
 
     shifted_images: int
-    accuracy_by_shift: tuple[Share, ...]
+    accuracy_by_shift: tuple[Proportion, ...]
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class Stable:
 
     images: int
     shifts: int
-    consistency: Share
-    unchanged: Share
+    consistency: Proportion
+    unchanged: Proportion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,28 +90,28 @@ class CellResult(SavedCell):
     their size; the floors are the same change between two calls, and from rounding alone.
     """
 
-    parameters: Count
+    parameters: NonNegativeInt
     backend: str
-    forward_flops: Amount
-    training_flops: Amount
-    steps: Count
-    epochs: Count | None = None
-    seconds: Amount
-    process_seconds: Amount
+    forward_flops: NonNegativeFloat
+    training_flops: NonNegativeFloat
+    steps: NonNegativeInt
+    epochs: NonNegativeInt | None = None
+    seconds: NonNegativeFloat
+    process_seconds: NonNegativeFloat
     learning_curve: tuple[CurvePoint, ...]
-    test_images: Count
-    accuracy: Share
+    test_images: NonNegativeInt
+    accuracy: Proportion
     mode: str = "circular"
     shifts: tuple[tuple[int, int], ...]
-    shifted_images: Count
-    accuracy_by_shift: tuple[Share, ...]
-    minimum_accuracy: Share | None
-    worst_shift_accuracy: Share | None
+    shifted_images: NonNegativeInt
+    accuracy_by_shift: tuple[Proportion, ...]
+    minimum_accuracy: Proportion | None
+    worst_shift_accuracy: Proportion | None
     classes: Mapping[int, ShiftedClass] = field(default_factory=dict)
     stability: Mapping[str, Stable] = field(default_factory=dict)
-    equivariance_error: Amount | None = None
-    repeat_floor: Amount | None = None
-    noise_floor: Amount | None = None
+    equivariance_error: NonNegativeFloat | None = None
+    repeat_floor: NonNegativeFloat | None = None
+    noise_floor: NonNegativeFloat | None = None
     heads: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Generator
 from torch.nn.functional import cross_entropy
 
-from teka.codec import Amount, decode, encode
+from teka.codec import NonNegativeFloat, decode, encode
 from teka.data import Dataset
 from teka.experiments.study.cells import CellResult, FailedCell
 from teka.experiments.study.run_cell import load_cell_data, share_of_cores, torch_threads
@@ -31,7 +31,7 @@ class ModelSeconds:
     """Processor seconds of a training step of the model with these levels: the median of the rounds, and the ends."""
 
     labels: Mapping[str, str]
-    seconds: Amount
+    seconds: NonNegativeFloat
     lowest: float | None = None
     highest: float | None = None
 

@@ -21,11 +21,11 @@ from teka.functional.shapes import (
     Outputs,
     Queries,
     QueryFeatures,
-    Rows,
-    RowTerm,
+    QueryIndices,
+    RowFunction,
     Values,
 )
-from teka.precision import in_given_dtypes
+from teka.precision import backward_without_autocast
 
 T = TypeVar("T")
 
@@ -153,7 +153,7 @@ class WeightedSums:
         # The numerator of such a row is 0 too. Divided by 1 it has a finite gradient; by a tiny number it has none.
         return self.numerator / denominator.masked_fill(empty, 1.0)[..., None]
 
-    def without_underflow(self, tokens: FeatureInputs, log_rows: RowTerm) -> "WeightedSums":
+    def without_underflow(self, tokens: FeatureInputs, log_rows: RowFunction) -> "WeightedSums":
         """The sums with rows made again whose largest c is that of a masked key, unless a transform records them.
 
         Where the keys near the largest c are masked, what is left of a sharp kernel may have underflowed.
@@ -170,7 +170,7 @@ class WeightedSums:
         return self.with_rows_again(rows, log_rows, tokens)
 
     def with_rows_again(
-        self, rows: Rows, log_rows: RowTerm, tokens: FeatureInputs
+        self, rows: QueryIndices, log_rows: RowFunction, tokens: FeatureInputs
     ) -> "WeightedSums":
         """The sums with unresolved rows made anew from log c of every pair, over the largest among keys that count."""
         if len(rows) == 0:
@@ -189,7 +189,7 @@ class WeightedSums:
         )
 
 
-def rows_of(unresolved: Tensor) -> Rows:
+def rows_of(unresolved: Tensor) -> QueryIndices:
     """Queries that are unresolved in any sample and head, of (batch, heads, queries); on "meta" none."""
     if unresolved.is_meta:
         return unresolved.new_zeros(0, dtype=torch.long)
@@ -284,7 +284,7 @@ class _Form(Function):
         ctx.save_for_backward(*tensors)
 
     @staticmethod
-    @in_given_dtypes
+    @backward_without_autocast
     def backward(ctx, *grad_outputs):
         return None, *ctx.form.gradients(
             grad_outputs[0], ctx.saved_tensors, ctx.needs_input_grad[1:]

@@ -20,7 +20,7 @@ from teka.functional.backends.linear import (
 )
 from teka.functional.kernels.base import FeatureKernel
 from teka.functional.shapes import KeyMask, Keys, Queries, Values
-from teka.precision import in_given_dtypes
+from teka.precision import backward_without_autocast
 
 
 def featured(
@@ -154,6 +154,6 @@ class _SumOverProcesses(Function):
         return total
 
     @staticmethod
-    @in_given_dtypes
+    @backward_without_autocast
     def backward(ctx, *grad_outputs):
         return _SumOverProcesses.apply(grad_outputs[0], ctx.group), None

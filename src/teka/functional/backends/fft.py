@@ -10,9 +10,15 @@ from torch import Tensor
 from teka._compat import replace
 from teka.functional.backends import BYTES, Cost, FeatureInputs, WeightedSums, rows_of, with_ones
 from teka.functional.backends.feature_chunks import sum_over_features
-from teka.functional.shapes import KeyChannels, KeyFeatures, QueryChannels, QueryFeatures, RowTerm
+from teka.functional.shapes import (
+    KeyChannels,
+    KeyFeatures,
+    QueryChannels,
+    QueryFeatures,
+    RowFunction,
+)
 from teka.grid import Grid
-from teka.precision import in_float64
+from teka.precision import to_float64
 
 # Largest relative rounding error of a row's sum. Rows that may exceed it are recomputed from all pairs.
 TOLERANCE = {torch.float32: 1e-7, torch.float64: 1e-11}
@@ -40,7 +46,7 @@ def fft(
     tokens: FeatureInputs,
     grids: tuple[Grid, Grid],
     log_at: Callable[[Tensor], Tensor],
-    log_rows: RowTerm,
+    log_rows: RowFunction,
 ) -> WeightedSums:
     """Return Σ_j φ(q_i)ᵀφ(k_j) c(x_i − x_j) [v_j, 1] as a convolution, in O(L · log L · m · d).
 
@@ -55,7 +61,7 @@ def fft(
     """
     like = tokens.value
     names = ("query_features", "key_features", "value")
-    tokens = replace(tokens, **{name: in_float64(getattr(tokens, name)) for name in names})
+    tokens = replace(tokens, **{name: to_float64(getattr(tokens, name)) for name in names})
     query_features, key_features = tokens.query_features, tokens.key_features
     value = with_ones(tokens.value)
     log_table, sizes = _offset_table(log_at, *grids, value)

@@ -13,9 +13,9 @@ from torch.nn.functional import pad
 from teka.execution_mode import ExecutionMode, execution_mode, may_cache
 from teka.functional.kernels.base import DenseInputs, Kernel
 from teka.functional.positions import Positions
-from teka.functional.shapes import KeyMask, LogScale, Outputs, PairTerm, Queries, Values
+from teka.functional.shapes import KeyMask, LogScale, Outputs, PairFunction, Queries, Values
 
-# The same as `PairTerm`, of the product of two vectors too.
+# The same as `PairFunction`, of the product of two vectors too.
 PairScore = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 # Its kernels take sizes of heads that are powers of two, in these limits.
@@ -48,7 +48,7 @@ def flex_fits(query: Queries, value: Values, kernel: Kernel) -> bool:
     )
 
 
-def flex(pairs: DenseInputs, log_relative: PairTerm) -> Outputs:
+def flex(pairs: DenseInputs, log_relative: PairFunction) -> Outputs:
     """softmax_j(log κ(q_i, k_j) + log c(x_i − x_j; q_i)) v_j, with log c from tables of O(L) numbers; 0 without a key.
 
     Gradients reach the tables by atomic additions on a GPU (torch ≥ 2.6), where the compiled kernel runs; elsewhere
@@ -93,7 +93,7 @@ def _padded(
 
 def _pair_score(
     log_content: Callable[[Tensor], Tensor],
-    log_relative: PairTerm,
+    log_relative: PairFunction,
     log_scale: LogScale,
     key_mask: KeyMask,
 ) -> PairScore:

@@ -7,12 +7,12 @@ from torch import Tensor
 from teka.functional.backends import BYTES, Cost, FeatureInputs, WeightedSums, with_ones
 from teka.functional.backends.feature_chunks import contract, outer_product, sum_over_features
 from teka.functional.shapes import (
+    AxisMatrices,
     KeyChannels,
     KeyFeatures,
-    Matrices,
     QueryChannels,
     QueryFeatures,
-    RowTerm,
+    RowFunction,
 )
 from teka.grid import Grid
 
@@ -39,9 +39,9 @@ def axis_matrices_bytes(query: Grid, key: Grid) -> int:
 
 def separable_sums(
     tokens: FeatureInputs,
-    log_matrices: Matrices,
+    log_matrices: AxisMatrices,
     log_peak: Float[Tensor, "1 heads queries"],
-    log_rows: RowTerm,
+    log_rows: RowFunction,
 ) -> WeightedSums:
     """Return Σ_j φ(q_i)ᵀφ(k_j) c(x_i − x_j) [v_j, 1] with c = Π_axis c_axis, in O(L · m · (d + 1) · Σ sides).
 

@@ -25,8 +25,8 @@ from teka.functional.shapes import (
     Queries,
     QueryFeatures,
     QueryMask,
-    TwoVectors,
     Values,
+    VectorPair,
 )
 
 # Exponents are taken relative to the largest; below e^−40 of it a feature stays at e^−40, so that the product of two
@@ -80,7 +80,7 @@ class Kernel(ABC):
         """The kernel as one with a feature map, or None where it has none."""
         return None
 
-    def softmax_vectors(self, query: Queries, key: Keys) -> TwoVectors | None:
+    def softmax_vectors(self, query: Queries, key: Keys) -> VectorPair | None:
         """Vectors the softmax of whose inner products, times the scale, this is, or None."""
         return (query, key) if self.is_softmax else None
 

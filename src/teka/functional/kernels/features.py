@@ -25,12 +25,12 @@ from teka.functional.shapes import (
     CausalFeatures,
     FeatureMaps,
     Features,
+    FeatureVectors,
     KeyFeatures,
     KeyMask,
     Keys,
     LogFactors,
     LogScale,
-    MapFeatures,
     PairMask,
     Pairs,
     Queries,
@@ -279,7 +279,7 @@ class Elu(PointwiseKernel):
     def num_features(self, dim: int) -> int:
         return dim
 
-    def feature_map(self, vectors: Vectors, *, scale: float) -> MapFeatures:
+    def feature_map(self, vectors: Vectors, *, scale: float) -> FeatureVectors:
         scaled = vectors * math.sqrt(scale)
         is_positive = scaled > 0
         return torch.where(
@@ -308,5 +308,5 @@ class Constant(PointwiseKernel):
     def num_features(self, dim: int) -> int:
         return 1
 
-    def feature_map(self, vectors: Vectors, *, scale: float) -> MapFeatures:
+    def feature_map(self, vectors: Vectors, *, scale: float) -> FeatureVectors:
         return torch.ones_like(vectors[..., :1])

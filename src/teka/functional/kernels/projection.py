@@ -8,19 +8,19 @@ from torch import Generator, Tensor
 
 from teka.checks import check_name, check_sizes, check_tensor_sizes
 from teka.errors import wrong_type
-from teka.functional.shapes import Draws
+from teka.functional.shapes import ProjectionMatrix
 
 MOST_DRAWS = 2**20  # which take seconds
 
 
-def independent_projection(num_features: int, dim: int, generator: Generator) -> Draws:
+def independent_projection(num_features: int, dim: int, generator: Generator) -> ProjectionMatrix:
     """Independent draws w_r ~ N(0, I)."""
     return torch.randn(
         num_features, dim, dtype=torch.float64, generator=generator, device=generator.device
     )
 
 
-def orthogonal_projection(num_features: int, dim: int, generator: Generator) -> Draws:
+def orthogonal_projection(num_features: int, dim: int, generator: Generator) -> ProjectionMatrix:
     """Draws w_r ~ N(0, I) that are orthogonal within each block of d (Choromanski et al. 2021, §2.4)."""
     directions = _orthogonal_directions(num_features, dim, generator)
     return directions * independent_projection(num_features, dim, generator).norm(
@@ -28,7 +28,7 @@ def orthogonal_projection(num_features: int, dim: int, generator: Generator) -> 
     )
 
 
-def fixed_norm_projection(num_features: int, dim: int, generator: Generator) -> Draws:
+def fixed_norm_projection(num_features: int, dim: int, generator: Generator) -> ProjectionMatrix:
     """Draws orthogonal within each block of d, all of length √d: SMREG of Choromanski et al. 2021, Theorem 1.
 
     Features estimate a kernel below exp(xᵀy), the more so the larger ‖x + y‖ and the smaller d, with less variance.
@@ -36,7 +36,7 @@ def fixed_norm_projection(num_features: int, dim: int, generator: Generator) -> 
     return _orthogonal_directions(num_features, dim, generator) * math.sqrt(dim)
 
 
-def _orthogonal_directions(num_features: int, dim: int, generator: Generator) -> Draws:
+def _orthogonal_directions(num_features: int, dim: int, generator: Generator) -> ProjectionMatrix:
     """Unit vectors, orthogonal within each block of d: Q of a Gaussian matrix' QR with R's signs taken out is Haar."""
     blocks = []
     for start in range(0, num_features, dim):
@@ -55,7 +55,7 @@ PROJECTIONS: dict[str, Callable[[int, int, Generator], Tensor]] = {
 
 def draw_projection(
     num_features: int, dim: int, *, generator: Generator, projection: str = "orthogonal"
-) -> Draws:
+) -> ProjectionMatrix:
     """A random projection, m = `num_features` draws of size d = `dim`, shape (m, d), in float64 on the CPU.
 
     It is "orthogonal", "independent" or "fixed_norm", from a generator on the CPU; else a ValueError.

@@ -13,10 +13,10 @@ from teka.checks import check_tensor
 from teka.functional.kernels.base import LOWEST_EXPONENT, FeatureKernel, mask_features, masked_mean
 from teka.functional.shapes import (
     CausalFeatures,
-    Draws,
     KeyFeatures,
     KeyMask,
     Keys,
+    ProjectionMatrix,
     Queries,
     QueryFeatures,
     QueryMask,
@@ -30,7 +30,7 @@ class RandomKernel(FeatureKernel):
     estimates_softmax: ClassVar[bool] = True
     features_per_draw: ClassVar[int] = 1
 
-    projection: Draws
+    projection: ProjectionMatrix
 
     def num_features(self, dim: int) -> int:
         check_tensor("projection", self.projection, "features", dim)
@@ -100,7 +100,7 @@ class SlopedExponential(Exponential):
 
     @property
     @abstractmethod
-    def slopes(self) -> Draws:
+    def slopes(self) -> ProjectionMatrix:
         """Return s, shape (features, d)."""
 
     def query_exponent(self, query: Queries, *, scale: float) -> QueryFeatures:
@@ -128,7 +128,7 @@ class Positive(SlopedExponential):
     name: ClassVar[str] = "positive"
 
     @property
-    def slopes(self) -> Draws:
+    def slopes(self) -> ProjectionMatrix:
         return self.projection
 
 
@@ -152,7 +152,7 @@ class Hyperbolic(SlopedExponential):
     features_per_draw: ClassVar[int] = 2
 
     @property
-    def slopes(self) -> Draws:
+    def slopes(self) -> ProjectionMatrix:
         return torch.cat([self.projection, -self.projection])
 
 

@@ -9,16 +9,16 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from teka.checks import POSITIVE, is_positive
+from teka.checks import POSITIVE_NUMBER, is_positive
 from teka.errors import wrong_value
 from teka.execution_mode import ExecutionMode, execution_mode, is_readable
 from teka.functional.kernels.base import FeatureKernel, mask_features
 from teka.functional.shapes import (
     CausalFeatures,
+    FeatureVectors,
     KeyFeatures,
     KeyMask,
     Keys,
-    MapFeatures,
     Queries,
     QueryFeatures,
     Vectors,
@@ -35,7 +35,7 @@ class PointwiseKernel(FeatureKernel):
     """A kernel whose feature map φ is the same for queries and keys and acts on one vector at a time."""
 
     @abstractmethod
-    def feature_map(self, vectors: Vectors, *, scale: float) -> MapFeatures:
+    def feature_map(self, vectors: Vectors, *, scale: float) -> FeatureVectors:
         """Return φ(x)."""
 
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
@@ -100,16 +100,16 @@ class FlooredRelu(PointwiseKernel):
 
     def __post_init__(self) -> None:
         if not is_positive(self.epsilon):
-            raise wrong_value("epsilon", self.epsilon, POSITIVE)
+            raise wrong_value("epsilon", self.epsilon, POSITIVE_NUMBER)
 
     def num_features(self, dim: int) -> int:
         return dim
 
     @abstractmethod
-    def features_of(self, rectified: Vectors) -> MapFeatures:
+    def features_of(self, rectified: Vectors) -> FeatureVectors:
         """Return φ as a function of r."""
 
-    def feature_map(self, vectors: Vectors, *, scale: float) -> MapFeatures:
+    def feature_map(self, vectors: Vectors, *, scale: float) -> FeatureVectors:
         length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
         floor = (length * (self.epsilon / math.sqrt(vectors.shape[-1]))).clamp_min(
             self._least_floor(vectors)
@@ -166,7 +166,7 @@ class SquaredRelu(FlooredRelu):
 
     epsilon: float = 1e-3
 
-    def features_of(self, rectified: Vectors) -> MapFeatures:
+    def features_of(self, rectified: Vectors) -> FeatureVectors:
         return rectified.square()
 
 
@@ -182,7 +182,7 @@ class Relu(FlooredRelu):
 
     name: ClassVar[str] = "relu"
 
-    def features_of(self, rectified: Vectors) -> MapFeatures:
+    def features_of(self, rectified: Vectors) -> FeatureVectors:
         return rectified
 
 
@@ -213,7 +213,7 @@ class Focused(FlooredRelu):
         shortest = 1.01 * math.sqrt(torch.finfo(vectors.dtype).tiny) * share
         return min(LEAST_FEATURE, max(1e-6 * share**3, shortest))
 
-    def features_of(self, rectified: Vectors) -> MapFeatures:
+    def features_of(self, rectified: Vectors) -> FeatureVectors:
         """φ = ‖r‖ · r³/‖r³‖: with u = r over its largest entry, ‖u‖ · u³/‖u³‖ times that entry."""
         peak, unit, length, cube_length = _parts(rectified)
         return unit.pow(3) * (peak * length / cube_length)

@@ -18,7 +18,7 @@ from teka.functional.shapes import (
     Pairs,
     Queries,
     QueryFeatures,
-    TwoVectors,
+    VectorPair,
 )
 
 
@@ -101,7 +101,7 @@ class Gaussian(Softmax):
     estimates_softmax: ClassVar[bool] = False
     is_softmax: ClassVar[bool] = False
 
-    def softmax_vectors(self, query: Queries, key: Keys) -> TwoVectors:
+    def softmax_vectors(self, query: Queries, key: Keys) -> VectorPair:
         half = key.square().sum(dim=-1, keepdim=True) / -2
         return torch.cat([query, torch.ones_like(query[..., :1])], dim=-1), torch.cat(
             [key, half], dim=-1

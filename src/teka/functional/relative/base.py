@@ -20,12 +20,12 @@ from teka.functional.positions import Positions
 from teka.functional.shapes import (
     Keys,
     LogRelative,
-    LogRows,
+    LogRelativeRows,
     Offsets,
     Outputs,
-    PairTerm,
+    PairFunction,
     Queries,
-    TwoVectors,
+    VectorPair,
 )
 
 
@@ -138,7 +138,7 @@ class Relative(ABC):
 
     def softmax_vectors(
         self, query: Queries, key: Keys, positions: Positions, *, scale: float
-    ) -> TwoVectors | None:
+    ) -> VectorPair | None:
         """Vectors of all queries and keys whose inner product is scale · qᵀk + log c, or None where there are none."""
         return None
 
@@ -179,7 +179,7 @@ class Relative(ABC):
     def linear_features(
         self, features: Tensor, positions: Positions, *, is_key: bool
     ) -> LinearFeatures:
-        """Return vectors whose inner products are the weights, if the kernel `divides`."""
+        """Return vectors whose inner products are the weights, if the kernel has `has_linear_features`."""
         raise NotImplementedError(f"{self.name} needs every pair")
 
     def sums_without_positions(
@@ -210,7 +210,9 @@ class FactorRelative(Relative):
         return 3 + self.pair_passes(num_axes)
 
     @abstractmethod
-    def pair_term(self, query: Queries, positions: Positions, *, scale: float) -> PairTerm | None:
+    def pair_term(
+        self, query: Queries, positions: Positions, *, scale: float
+    ) -> PairFunction | None:
         """log c of a pair by its indices, 0 for one that holds a prefix token; None where there is no small table."""
 
     def dense(self, pairs: DenseInputs, positions: Positions) -> Outputs:
@@ -230,7 +232,7 @@ class FactorRelative(Relative):
 
     def log_rows(
         self, query: Queries, positions: Positions, rows: slice, *, scale: float
-    ) -> LogRows:
+    ) -> LogRelativeRows:
         """log c of some rows of the matrix; 0 for every pair that holds a prefix token."""
         first = positions.num_prefix_tokens
         placed = slice(max(rows.start - first, 0), max(rows.stop - first, 0))
@@ -240,6 +242,6 @@ class FactorRelative(Relative):
 
     def log_placed_rows(
         self, query: Queries, positions: Positions, rows: slice, *, scale: float
-    ) -> LogRows:
+    ) -> LogRelativeRows:
         """log c of some queries that are somewhere with every such key."""
         return self.log_kernel(query[:, :, rows], positions.offsets_like(query, rows), scale=scale)

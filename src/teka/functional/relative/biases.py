@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from teka._compat import replace
 from teka.checks import (
-    POSITIVE,
+    POSITIVE_NUMBER,
     check_name,
     check_nonnegative,
     check_sizes,
@@ -32,8 +32,8 @@ from teka.functional.backends.linear import DecodingState, Sizes
 from teka.functional.kernels.base import Kernel
 from teka.functional.positions import Positions, check_heads_and_axes, whole_steps
 from teka.functional.relative.stationary import SeparableRelative
-from teka.functional.shapes import AxisOffsets, HeadPairs
-from teka.precision import precise
+from teka.functional.shapes import AxisOffsets, LogRelativePerHead
+from teka.precision import to_widest_dtype
 
 NUM_BUCKETS = 32  # Raffel et al. 2020, and so is the distance from which all is in the last one
 FARTHEST = 128.0
@@ -51,7 +51,7 @@ class DecayRelative(SeparableRelative):
     def axis_rate(self, axis: int) -> Float[Tensor, "heads"]:
         """r_a of every head."""
 
-    def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> HeadPairs:
+    def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
         return -per_head(self.axis_rate(axis), offsets) * offsets.abs()
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
@@ -256,7 +256,7 @@ class Kerple(SeparableRelative):
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
         check_heads_and_axes("weight", self.weight, heads, num_axes)
 
-    def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> HeadPairs:
+    def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
         weight, bend = (per_head(one[:, axis], offsets) for one in (self.weight, self.bend))
         distance = offsets.abs()
         if self.form == "logarithmic":
@@ -304,7 +304,7 @@ class T5(SeparableRelative):
                 f"a finite number above {buckets // 4}, where ratios begin",
             )
         if not is_positive(self.unit):
-            raise wrong_value("unit", self.unit, POSITIVE)
+            raise wrong_value("unit", self.unit, POSITIVE_NUMBER)
 
     @classmethod
     def initial(
@@ -335,13 +335,13 @@ class T5(SeparableRelative):
         """The bucket of every offset, query minus key: the first half for those of at least 0."""
         half = self.tables.shape[-1] // 2
         exact = half // 2
-        steps = whole_steps(precise(offsets).abs(), self.unit)
+        steps = whole_steps(to_widest_dtype(offsets).abs(), self.unit)
         ratio = torch.log(steps.clamp_min(exact) / exact) / math.log(self.farthest / exact)
         far = exact + torch.floor(ratio * (half - exact) + 1e-9)
         place = torch.where(steps < exact, steps, far.clamp_max(half - 1))
         return (place + half * ((offsets < 0) & (steps > 0))).long()
 
-    def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> HeadPairs:
+    def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
         table = self.tables[:, axis].to(offsets)
         return table.index_select(1, self.bucket(offsets).reshape(-1)).reshape(
             len(table), *offsets.shape

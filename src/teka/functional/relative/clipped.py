@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 from torch.nn.functional import pad
 
-from teka.checks import POSITIVE, check_sizes, check_tensor, check_tensor_sizes, is_positive
+from teka.checks import POSITIVE_NUMBER, check_sizes, check_tensor, check_tensor_sizes, is_positive
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backends import Cost, FeatureInputs, WeightedSums, with_ones
 from teka.functional.backends.flex import offset_numbers
@@ -20,7 +20,7 @@ from teka.functional.kernels.projection import default_num_features, draw_projec
 from teka.functional.kernels.random import Positive
 from teka.functional.positions import Positions, whole_steps
 from teka.functional.relative.base import FactorRelative
-from teka.functional.shapes import LogRelative, Offsets, PairTerm, Queries
+from teka.functional.shapes import LogRelative, Offsets, PairFunction, Queries
 from teka.grid import Grid
 
 MAX_DISTANCE = 6  # Horn et al. 2021, §3
@@ -61,7 +61,9 @@ class RingRelative(FactorRelative):
         """A ring for every offset, and a look into a table."""
         return 5 + 6 * num_axes
 
-    def pair_term(self, query: Queries, positions: Positions, *, scale: float) -> PairTerm | None:
+    def pair_term(
+        self, query: Queries, positions: Positions, *, scale: float
+    ) -> PairFunction | None:
         """From a table of the ring of every offset of the lattice into the rings of every query."""
         numbers = offset_numbers(positions, query)
         if numbers is None:
@@ -155,7 +157,7 @@ class Clipped(RingRelative):
                 "(k + 1, dim) with k of at least 1",
             )
         if not is_positive(self.ring_width):
-            raise wrong_value("ring_width", self.ring_width, POSITIVE)
+            raise wrong_value("ring_width", self.ring_width, POSITIVE_NUMBER)
 
     @classmethod
     def initial(

@@ -12,13 +12,13 @@ from torch.nn.functional import pad
 
 from teka._compat import replace
 from teka.checks import (
-    POSITIVE,
+    POSITIVE_NUMBER,
+    can_check_elements,
     check_nonnegative,
     check_tensor,
     check_tensor_sizes,
     is_number,
     is_positive,
-    may_be_read,
 )
 from teka.errors import wrong_value
 from teka.functional.backends import Cost, FeatureInputs, WeightedSums
@@ -28,7 +28,14 @@ from teka.functional.kernels.base import Kernel, smallest_normal
 from teka.functional.positions import Positions, check_heads_and_axes
 from teka.functional.relative.base import linear_step, random_directions
 from teka.functional.relative.stationary import StationaryRelative
-from teka.functional.shapes import AnyOffsets, HeadPairs, KeyWaves, PairTerm, Queries, QueryWaves
+from teka.functional.shapes import (
+    KeyPhases,
+    LogRelativePerHead,
+    OffsetVectors,
+    PairFunction,
+    Queries,
+    QueryPhases,
+)
 
 NUM_FOURIER_WAVES = (
     4  # with the constant, 9 products of features: the layer stays near the cost of its projections
@@ -51,10 +58,10 @@ class WaveRelative(StationaryRelative):
         """Number of terms of the sum."""
 
     @abstractmethod
-    def waves(self, positions: Positions, like: Tensor) -> tuple[QueryWaves, KeyWaves]:
+    def waves(self, positions: Positions, like: Tensor) -> tuple[QueryPhases, KeyPhases]:
         """a(x_i) and b(x_j) with c = Σ_w a_w(x_i) b_w(x_j), from all digits that positions have."""
 
-    def pair_term(self, query: Queries, positions: Positions, *, scale: float) -> PairTerm:
+    def pair_term(self, query: Queries, positions: Positions, *, scale: float) -> PairFunction:
         """From a table, or where the positions are on no lattice log Σ_w a_w(x_i) b_w(x_j)."""
         term = super().pair_term(query, positions, scale=scale)
         if term is not None:
@@ -70,7 +77,7 @@ class WaveRelative(StationaryRelative):
                 ]
             )
         pairs = list(zip(*waves, strict=True))
-        summed: PairTerm = lambda b, h, i, j: torch.log(  # noqa: E731
+        summed: PairFunction = lambda b, h, i, j: torch.log(  # noqa: E731
             torch.maximum(sum((a[b, h, i] * c[b, h, j] for a, c in pairs), tiny), tiny)
         )
         if not first:
@@ -140,7 +147,7 @@ class Fourier(WaveRelative):
             ("amplitude", self.amplitude),
         ):
             check_nonnegative(argument, weight)
-        if may_be_read(self.constant_weight) and may_be_read(self.amplitude):
+        if can_check_elements(self.constant_weight) and can_check_elements(self.amplitude):
             total = self.constant_weight.detach() + self.amplitude.detach().sum(dim=1)
             if not bool((total > 0).all()):
                 expected = "at least one weight above 0 in every head"
@@ -173,12 +180,12 @@ class Fourier(WaveRelative):
         """
         check_tensor_sizes({"num_axes": num_axes, "heads": heads, "num_waves": num_waves})
         if not is_positive(shortest_wave):
-            raise wrong_value("shortest_wave", shortest_wave, POSITIVE)
+            raise wrong_value("shortest_wave", shortest_wave, POSITIVE_NUMBER)
         if not (is_number(longest_wave) and longest_wave >= shortest_wave):
             expected = f"finite and at least shortest_wave = {shortest_wave:g}"
             raise wrong_value("longest_wave", longest_wave, expected)
         if not is_positive(wave_weight):
-            raise wrong_value("wave_weight", wave_weight, POSITIVE)
+            raise wrong_value("wave_weight", wave_weight, POSITIVE_NUMBER)
         length = shortest_wave * (longest_wave / shortest_wave) ** torch.rand(heads, num_waves, 1)
         frequency = 2 * math.pi / length * random_directions(heads, num_waves, num_axes)
         amplitude = torch.full((heads, num_waves), wave_weight / num_waves)
@@ -218,7 +225,7 @@ class Fourier(WaveRelative):
     def for_positions(self, positions: Positions) -> "Fourier":
         return replace(self, frequency=positions.torus_frequency(self.frequency))
 
-    def log_at(self, offsets: AnyOffsets) -> HeadPairs:
+    def log_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
         """log c at offsets, from 1 + cos t = 2 cos²(t/2), which loses no digits where it is small."""
         heads, waves = self.amplitude.shape
         angle = torch.einsum("hwn,...n->hw...", self.frequency.to(offsets), offsets)
@@ -230,7 +237,7 @@ class Fourier(WaveRelative):
             swell + self.constant_weight.to(offsets).reshape(heads, *(1,) * (offsets.ndim - 1))
         )
 
-    def waves(self, positions: Positions, like: Tensor) -> tuple[QueryWaves, KeyWaves]:
+    def waves(self, positions: Positions, like: Tensor) -> tuple[QueryPhases, KeyPhases]:
         """[a_0 + Σ_f a_f, a_f cos(ω_f·x + θ_f), a_f sin(ω_f·x + θ_f)] of queries, [1, cos ω_f·x, sin ω_f·x] of keys."""
         angle, key_angle = positions.angles(self.frequency, like)
         angle = angle + self.phase.to(angle)[:, None]

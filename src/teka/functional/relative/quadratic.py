@@ -13,7 +13,7 @@ from teka.errors import wrong_shape, wrong_value
 from teka.functional.kernels.base import Kernel
 from teka.functional.positions import Positions, check_heads_and_axes
 from teka.functional.relative.stationary import SeparableRelative, StationaryRelative
-from teka.functional.shapes import AnyOffsets, AxisOffsets, HeadPairs
+from teka.functional.shapes import AxisOffsets, LogRelativePerHead, OffsetVectors
 from teka.grid import Grid, wrap
 
 # Share of a cell by which two grids may miss each other.
@@ -87,7 +87,7 @@ class Quadratic(CentredRelative, SeparableRelative):
         center = 4 * torch.rand(heads, num_axes, generator=generator, dtype=torch.float64) - 2
         return cls(center, 0.1 + 0.3 * torch.rand(heads, generator=generator, dtype=torch.float64))
 
-    def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> HeadPairs:
+    def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
         per_head = (-1,) + (1,) * offsets.ndim
         away = offsets + self.center[:, axis].to(offsets).reshape(per_head)
         if self.periods is not None:
@@ -144,7 +144,7 @@ class GeneralizedQuadratic(CentredRelative):
         """A matrix times every offset, and an inner product."""
         return 25 * num_axes
 
-    def log_at(self, offsets: AnyOffsets) -> HeadPairs:
+    def log_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
         heads, num_axes = self.center.shape
         away = offsets + self.center.to(offsets).reshape(
             heads, *(1,) * (offsets.ndim - 1), num_axes
@@ -220,7 +220,7 @@ class Table(SeparableRelative):
             self.tables, tuple(_cell_width(query, key, axis) for axis in range(query.num_axes))
         )
 
-    def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> HeadPairs:
+    def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
         spacing = 1.0 if self.spacing is None else self.spacing[axis]
         entry = (
             torch.round(offsets / spacing).clamp(-self.max_offset, self.max_offset).long()

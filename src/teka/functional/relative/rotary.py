@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from teka._compat import replace
 from teka.checks import (
-    POSITIVE,
+    POSITIVE_NUMBER,
     check_name,
     check_tensor,
     check_tensor_sizes,
@@ -28,7 +28,7 @@ from teka.functional.kernels import make_kernel
 from teka.functional.kernels.base import DenseInputs, Kernel, apply_log_factor
 from teka.functional.positions import Positions, check_heads_and_axes, phases
 from teka.functional.relative.base import Relative, random_directions
-from teka.functional.shapes import Keys, Outputs, Places, Queries, Tokens, TwoVectors
+from teka.functional.shapes import Coordinates, Keys, Outputs, Queries, Tokens, VectorPair
 
 ROTARY_NORMALIZERS = ("mixed", "nonnegative", "lengths", "features")
 PAIRINGS = ("adjacent", "halves")
@@ -123,7 +123,7 @@ class Rotary(Relative):
         """
         check_tensor_sizes({"num_axes": num_axes, "heads": heads, "num_pairs": num_pairs})
         if not is_positive(base):
-            raise wrong_value("base", base, POSITIVE)
+            raise wrong_value("base", base, POSITIVE_NUMBER)
         length = base ** -(torch.arange(num_pairs) / num_pairs)
         frequency = length[:, None] * random_directions(heads, num_pairs, num_axes)
         return cls(frequency, normalizer, length_share)
@@ -176,7 +176,7 @@ class Rotary(Relative):
 
     def softmax_vectors(
         self, query: Queries, key: Keys, positions: Positions, *, scale: float
-    ) -> TwoVectors | None:
+    ) -> VectorPair | None:
         if positions.num_prefix_tokens:
             return None
         phasor, key_phasor = self._phasors(positions, query)
@@ -337,7 +337,7 @@ class Rotary(Relative):
             return lengths
         return torch.cat([features * math.sqrt(1 - share), lengths * math.sqrt(share)], dim=-1)
 
-    def rotate(self, vectors: Tokens, places: Places) -> Tokens:
+    def rotate(self, vectors: Tokens, places: Coordinates) -> Tokens:
         """(f cos ω_p·x − g sin ω_p·x, f sin ω_p·x + g cos ω_p·x) for every pair (f, g), then the others."""
         return self.rotated(vectors, phasor_of(phases(self.frequency, places, vectors.dtype)))
 

@@ -14,15 +14,24 @@ from teka.errors import wrong_value
 from teka.functional.kernels.base import Kernel
 from teka.functional.positions import Positions, check_heads_and_axes
 from teka.functional.relative.stationary import SeparableRelative
-from teka.functional.shapes import AxisOffsets, HeadPairs, Keys, Places, Queries, TwoVectors
-from teka.precision import widest
+from teka.functional.shapes import (
+    AxisOffsets,
+    Coordinates,
+    Keys,
+    LogRelativePerHead,
+    Queries,
+    VectorPair,
+)
+from teka.precision import widest_dtype
 
 NUM_FREQUENCIES = 4  # Horn et al. 2021, appendix A.2
 
 
 def initial_frequency(num_frequencies: int) -> Float[Tensor, "scales"]:
     """ω_s = 8^(−s/2) radians per unit of length: 1, .354, .125, .0442 for four (Horn et al. 2021, authors' code)."""
-    return 8.0 ** (-torch.arange(num_frequencies, dtype=widest(torch.get_default_device())) / 2)
+    return 8.0 ** (
+        -torch.arange(num_frequencies, dtype=widest_dtype(torch.get_default_device())) / 2
+    )
 
 
 def rotation_scale(dim: int, num_axes: int, num_frequencies: int) -> float:
@@ -123,7 +132,7 @@ class Rotation(SeparableRelative):
             "cosine_weight", self.cosine_weight, heads, num_axes, str(len(self.frequency))
         )
 
-    def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> HeadPairs:
+    def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
         phase = offsets[..., None] * self.frequency.to(offsets)
         waves = torch.cat([torch.cos(phase), torch.sin(phase)], dim=-1)
         weight = torch.cat([self.cosine_weight[:, axis], self.sine_weight[:, axis]], dim=-1).to(
@@ -138,7 +147,7 @@ class Rotation(SeparableRelative):
 
     def softmax_vectors(
         self, query: Queries, key: Keys, positions: Positions, *, scale: float
-    ) -> TwoVectors | None:
+    ) -> VectorPair | None:
         return (
             None
             if self.extra_softmax_dim(positions) is None
@@ -147,7 +156,7 @@ class Rotation(SeparableRelative):
 
     def concatenate(
         self, query: Queries, key: Keys, positions: Positions, *, scale: float
-    ) -> TwoVectors:
+    ) -> VectorPair:
         """√scale · q and √scale · k with waves of their positions, 0 for none: the product is scale · qᵀk + log c."""
         alpha, beta = (
             weight.to(query)[:, None] for weight in (self.cosine_weight, self.sine_weight)
@@ -165,7 +174,7 @@ class Rotation(SeparableRelative):
             joined.append(torch.cat([vectors * math.sqrt(scale), waves], dim=-1))
         return joined[0], joined[1]
 
-    def _waves(self, places: Places, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def _waves(self, places: Coordinates, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """sin ωx and cos ωx of every position, axis and scale, (B or 1, 1, L, axes, scales)."""
         phase = places[..., None] * self.frequency.to(places)
         phase = phase[:, None] if phase.ndim == 4 else phase[None, None]

@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 from torch.nn.functional import pad
 
 from teka._compat import replace
-from teka.checks import POSITIVE, check_tensor, check_tensor_sizes, is_positive
+from teka.checks import POSITIVE_NUMBER, check_tensor, check_tensor_sizes, is_positive
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backends import Cost, FeatureInputs, WeightedSums
 from teka.functional.backends.clipped_offsets import bin_sums, bins_cost, line_sums
@@ -20,7 +20,7 @@ from teka.functional.positions import Positions, check_heads_and_axes, whole_ste
 from teka.functional.relative.base import FactorRelative
 from teka.functional.relative.clipped import MAX_DISTANCE, ring_step
 from teka.functional.relative.rotation import NUM_FREQUENCIES
-from teka.functional.shapes import Keys, LogRelative, Offsets, PairTerm, Queries, TwoVectors
+from teka.functional.shapes import Keys, LogRelative, Offsets, PairFunction, Queries, VectorPair
 
 WAVE_BASE = 10_000.0  # ratio of the longest wave to the shortest (Vaswani et al. 2017)
 
@@ -60,7 +60,7 @@ class Shaw(FactorRelative):
             expected = "(axes, 2 max_distance + 1, dim) with a max_distance of at least 1"
             raise wrong_shape("embedding", self.embedding.shape, expected)
         if not is_positive(self.unit):
-            raise wrong_value("unit", self.unit, POSITIVE)
+            raise wrong_value("unit", self.unit, POSITIVE_NUMBER)
 
     @classmethod
     def initial(cls, *, num_axes: int, dim_head: int, max_distance: int = MAX_DISTANCE) -> "Shaw":
@@ -113,7 +113,9 @@ class Shaw(FactorRelative):
         """An entry and a look into a table for every axis."""
         return 10 * num_axes
 
-    def pair_term(self, query: Queries, positions: Positions, *, scale: float) -> PairTerm | None:
+    def pair_term(
+        self, query: Queries, positions: Positions, *, scale: float
+    ) -> PairFunction | None:
         """From a table of the entries of every offset of the lattice, of which one more is 0."""
         numbers = offset_numbers(positions, query)
         if numbers is None:
@@ -266,7 +268,9 @@ class TransformerXL(FactorRelative):
         """A sine and a cosine of every scale and axis."""
         return 34 * self.frequency.shape[0] * num_axes
 
-    def pair_term(self, query: Queries, positions: Positions, *, scale: float) -> PairTerm | None:
+    def pair_term(
+        self, query: Queries, positions: Positions, *, scale: float
+    ) -> PairFunction | None:
         """From a table of every wave at the offsets of the lattice."""
         numbers = offset_numbers(positions, query)
         if numbers is None:
@@ -293,7 +297,7 @@ class TransformerXL(FactorRelative):
 
     def softmax_vectors(
         self, query: Queries, key: Keys, positions: Positions, *, scale: float
-    ) -> TwoVectors:
+    ) -> VectorPair:
         """[scale · q, α cos ωx + β sin ωx, α sin ωx − β cos ωx] and [k, cos ωy, sin ωy]."""
         scales, num_axes = self.frequency.shape
         waves = torch.diag_embed(self.frequency).reshape(1, scales * num_axes, num_axes)

@@ -16,31 +16,33 @@ from teka.functional.backends.separable import separable_cost, separable_sums
 from teka.functional.positions import Positions
 from teka.functional.relative.base import FactorRelative
 from teka.functional.shapes import (
-    AnyOffsets,
     AxisMatrix,
     AxisOffsets,
-    HeadPairs,
     LogRelative,
-    LogRows,
+    LogRelativePerHead,
+    LogRelativeRows,
     Offsets,
-    PairTerm,
+    OffsetVectors,
+    PairFunction,
     Queries,
 )
-from teka.precision import in_float64, widest
+from teka.precision import to_float64, widest_dtype
 
 
 class StationaryRelative(FactorRelative):
     """A relative kernel of the offset alone for each head, which does not look at the query."""
 
     @abstractmethod
-    def log_at(self, offsets: AnyOffsets) -> HeadPairs:
+    def log_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
         """log c at offsets, for every head."""
 
     def log_kernel(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
         log_relative = self.log_at(offsets)
         return log_relative.transpose(0, 1) if log_relative.ndim == 4 else log_relative[None]
 
-    def pair_term(self, query: Queries, positions: Positions, *, scale: float) -> PairTerm | None:
+    def pair_term(
+        self, query: Queries, positions: Positions, *, scale: float
+    ) -> PairFunction | None:
         """From a table over the offsets of the lattice on which the cells of both grids lie."""
         numbers = offset_numbers(positions, query)
         if numbers is None:
@@ -64,7 +66,7 @@ class StationaryRelative(FactorRelative):
 
     def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
         assert positions.grids is not None
-        wide = in_float64(tokens.value.new_empty(0))
+        wide = to_float64(tokens.value.new_empty(0))
         return fft(
             tokens,
             positions.grids,
@@ -77,10 +79,10 @@ class SeparableRelative(StationaryRelative):
     """A stationary kernel whose log is a sum over axes, so that c is a product."""
 
     @abstractmethod
-    def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> HeadPairs:
+    def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
         """One axis' term of log c, at offsets along that axis."""
 
-    def log_at(self, offsets: AnyOffsets) -> HeadPairs:
+    def log_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
         terms = [
             self.axis_log_kernel(axis, offsets[..., axis]) for axis in range(offsets.shape[-1])
         ]
@@ -94,7 +96,7 @@ class SeparableRelative(StationaryRelative):
             return self.axis_log_kernel(axis, positions.axis_offsets_like(axis, like))
         side = key.shape[axis]
         steps = torch.arange(
-            1 - side, query.shape[axis], dtype=widest(like.device), device=like.device
+            1 - side, query.shape[axis], dtype=widest_dtype(like.device), device=like.device
         )
         offsets = query.wrap_axis(
             axis, steps * query.spacing[axis] + (query.origin[axis] - key.origin[axis])
@@ -122,7 +124,7 @@ class SeparableRelative(StationaryRelative):
 
     def log_placed_rows(
         self, query: Queries, positions: Positions, rows: slice, *, scale: float
-    ) -> LogRows:
+    ) -> LogRelativeRows:
         """log c of some rows from one small matrix an axis, so that sines are not taken of every pair."""
         if positions.grids is None:
             return super().log_placed_rows(query, positions, rows, scale=scale)

@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 from torch.nn.functional import pad
 
 from teka._compat import replace
-from teka.checks import POSITIVE, check_kind, check_sizes, check_tensor_sizes, is_positive
+from teka.checks import POSITIVE_NUMBER, check_dtype, check_sizes, check_tensor_sizes, is_positive
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backends import Cost
 from teka.functional.backends.dense import matrix_attention
@@ -18,7 +18,13 @@ from teka.functional.backends.local_window import Tiling, window_attention, wind
 from teka.functional.kernels.base import DenseInputs, Kernel
 from teka.functional.positions import Positions, whole_steps, wrong_axes
 from teka.functional.relative.stationary import StationaryRelative
-from teka.functional.shapes import AnyOffsets, HeadPairs, LogRows, Outputs, Queries
+from teka.functional.shapes import (
+    LogRelativePerHead,
+    LogRelativeRows,
+    OffsetVectors,
+    Outputs,
+    Queries,
+)
 
 MAX_DISTANCE = 3  # windows of 7 × 7 cells, as in Hassani et al. 2023
 MAX_AXES = 62  # a tensor of PyTorch has up to 64 dimensions
@@ -50,7 +56,7 @@ class Window(StationaryRelative):
     unit: float = 1.0
 
     def __post_init__(self) -> None:
-        check_kind("bias", self.bias)
+        check_dtype("bias", self.bias)
         sides = set(map(int, self.bias.shape[1:]))
         if len(sides) != 1 or min(sides) < 3 or min(sides) % 2 == 0:
             raise wrong_shape(
@@ -59,7 +65,7 @@ class Window(StationaryRelative):
                 "(heads, 2 reach + 1, …), one for each axis, reach at least 1",
             )
         if not is_positive(self.unit):
-            raise wrong_value("unit", self.unit, POSITIVE)
+            raise wrong_value("unit", self.unit, POSITIVE_NUMBER)
 
     @classmethod
     def initial(cls, *, num_axes: int, heads: int, max_distance: int = MAX_DISTANCE) -> "Window":
@@ -90,11 +96,11 @@ class Window(StationaryRelative):
                 "relative.bias", self.bias.shape, f"({heads}, 2 reach + 1, …) for {heads} heads"
             )
 
-    def within(self, offsets: AnyOffsets) -> Bool[Tensor, "*pairs"]:
+    def within(self, offsets: OffsetVectors) -> Bool[Tensor, "*pairs"]:
         """Whether offsets are within the window."""
         return (whole_steps(offsets, self.unit).abs() <= self.reach).all(dim=-1)
 
-    def bias_at(self, offsets: AnyOffsets) -> HeadPairs:
+    def bias_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
         """b at offsets, beyond the window that at its edge."""
         entries = (
             whole_steps(offsets, self.unit).clamp(-self.reach, self.reach) + self.reach
@@ -105,7 +111,7 @@ class Window(StationaryRelative):
         table = self.bias.to(offsets).flatten(1)
         return table.index_select(1, place.flatten()).reshape(len(table), *place.shape)
 
-    def log_at(self, offsets: AnyOffsets) -> HeadPairs:
+    def log_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
         return self.bias_at(offsets).masked_fill(~self.within(offsets), -torch.inf)
 
     def pair_passes(self, num_axes: int) -> int:
@@ -128,7 +134,7 @@ class Window(StationaryRelative):
 
     def log_placed_rows(
         self, query: Queries, positions: Positions, rows: slice, *, scale: float
-    ) -> LogRows:
+    ) -> LogRelativeRows:
         bias = self.bias_at(positions.offsets_like(query, rows))
         return bias.transpose(0, 1) if bias.ndim == 4 else bias[None]
 

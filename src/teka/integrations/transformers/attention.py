@@ -18,7 +18,7 @@ from transformers.masking_utils import (
 from teka.errors import wrong_argument, wrong_shape, wrong_value
 from teka.execution_mode import is_readable
 from teka.functional.kernels import DETERMINISTIC_KERNELS, RANDOM_KERNELS
-from teka.grid import Grid, present_grid
+from teka.grid import Grid, current_grid
 from teka.integrations.transformers.cache import StateLayer
 from teka.nn import AttentionHeads
 
@@ -315,7 +315,7 @@ def _grid_of(module: nn.Module, num_queries: int, num_keys: int) -> tuple[Grid |
         raise wrong_argument(
             type(module).__name__, "attention to other tokens than its own", expected
         )
-    present, config = present_grid(), getattr(module, "config", None)
+    present, config = current_grid(), getattr(module, "config", None)
     grid = patch_grid(config)
     if present[0] is not None or grid is None:
         return present

@@ -41,7 +41,7 @@ from teka.nn.diagnostics.report import (
 from teka.nn.diagnostics.warnings import times_the_values
 from teka.nn.features import RandomFeatures
 from teka.nn.heads import HeadGroup, pair_name
-from teka.precision import widest
+from teka.precision import widest_dtype
 
 # Every pair of at most so many tokens of a sample is computed, and samples of so many tokens in all are measured.
 MEASURED_TOKENS = 1024
@@ -137,7 +137,7 @@ def _diagnose_layer(
         grid, num_prefix_tokens = layer.present_places(grid, num_prefix_tokens)
     with torch.no_grad():
         twin = copy.deepcopy(layer)
-        if widest(tokens.device) != torch.float64:
+        if widest_dtype(tokens.device) != torch.float64:
             twin, tokens = twin.cpu(), tokens.cpu()
             key_mask, positions = (
                 None if one is None else one.cpu() for one in (key_mask, positions)
@@ -145,7 +145,7 @@ def _diagnose_layer(
         twin.warns_of_large_output = False  # what a warning would say is found here anyway
         for module in twin.modules():
             if isinstance(module, RandomFeatures):
-                module.is_fresh = False
+                module.is_unchecked = False
         twin(tokens, grid, key_mask, num_prefix_tokens, positions=positions)
         where = Positions(grid, positions, num_prefix_tokens=num_prefix_tokens)
         whole = Excerpt(tokens.detach(), where, key_mask)

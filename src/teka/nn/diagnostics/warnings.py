@@ -59,9 +59,9 @@ def warn_of_collapse(
     key_mask: KeyMask,
 ) -> None:
     """Compare a new draw of random features with the truth, once there are numbers, and warn of a collapse."""
-    if not is_readable(query) or not random_features.is_fresh:
+    if not is_readable(query) or not random_features.is_unchecked:
         return
-    random_features.is_fresh = False
+    random_features.is_unchecked = False
     placed = None
     if relative is not None:
         first = key.shape[2] - (positions.num_placed or 0)

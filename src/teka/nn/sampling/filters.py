@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import gelu, pad
 
-from teka.checks import is_whole
+from teka.checks import is_integer
 from teka.errors import wrong_value
 from teka.nn.additions import CONVOLUTIONS
 
@@ -64,7 +64,7 @@ def apply_along_axis(inputs: Tensor, matrix: Float[Tensor, "to side"], axis: int
 
 def check_blur(blur: int | str | None, periodic: bool) -> int | str | None:
     """Return the blur after a check that it is None, an odd number of cells or "ideal"."""
-    if blur is None or (is_whole(blur) and 1 <= blur <= MAX_BLUR and blur % 2 == 1):
+    if blur is None or (is_integer(blur) and 1 <= blur <= MAX_BLUR and blur % 2 == 1):
         return blur
     if not isinstance(blur, str) or blur != "ideal" or not periodic:
         expected = f"None, an odd number of cells up to {MAX_BLUR}, or on periodic axes 'ideal'"

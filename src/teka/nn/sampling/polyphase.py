@@ -9,19 +9,19 @@ from torch import Tensor, nn
 from torch.nn.functional import gumbel_softmax, pad
 
 from teka.checks import (
-    WHOLE,
+    INTEGER_DTYPES,
     check_flags,
     check_name,
     check_sizes,
     check_stride,
     check_tensor,
     check_tensor_sizes,
-    is_whole,
+    is_integer,
 )
 from teka.errors import wrong_shape, wrong_value
 from teka.nn.additions import CONVOLUTION_MODULES, CONVOLUTIONS
 from teka.nn.sampling.filters import at_least_float32, check_blur, low_pass
-from teka.precision import precise
+from teka.precision import to_widest_dtype
 
 SELECTIONS = ("norm", "learned", "fixed")
 SCORE_CHANNELS = 16
@@ -131,7 +131,7 @@ class PolyphaseDownsample(nn.Module):
         steps = [2 * step if self.blur == "ideal" and step > 1 else step for step in self.stride]
         filtered = low_pass(inputs, self.blur, steps, self.periodic)
         if offset is not None:
-            check_tensor("offset", offset, inputs.shape[0], dtypes=WHOLE)
+            check_tensor("offset", offset, inputs.shape[0], dtypes=INTEGER_DTYPES)
             return take_coset(filtered, offset, self.stride), offset
         if self.select == "fixed":
             chosen = inputs.new_zeros(inputs.shape[0], dtype=torch.long)
@@ -217,7 +217,7 @@ class PolyphaseUpsample(nn.Module):
             ValueError: Another number of axes, or another number of offsets than samples.
         """
         check_tensor("inputs", inputs, "batch", "channels", *(("side",) * len(self.stride)))
-        check_tensor("offset", offset, inputs.shape[0], dtypes=WHOLE)
+        check_tensor("offset", offset, inputs.shape[0], dtypes=INTEGER_DTYPES)
         cells = put_coset(inputs, offset, self.stride)
         if self.blur is None:
             return cells
@@ -353,7 +353,7 @@ def largest_coset(inputs: Tensor, stride: Sequence[int]) -> Int[Tensor, "batch"]
 
     The result does not depend on the order of the cosets and of the cells.
     """
-    energy = precise(at_least_float32(inputs).square().sum(1))
+    energy = to_widest_dtype(at_least_float32(inputs).square().sum(1))
     maximum = energy.flatten(1).amax(1).clamp_min(torch.finfo(energy.dtype).tiny)
     energy = energy / maximum.view(-1, *(1,) * len(stride))
     # Compute Σ_t w_t e[n + t] over the whole grid with lags of 1, 2, 4, …, so that all weights
@@ -394,6 +394,6 @@ class _Score(nn.Module):
 
 def check_axes(argument: str, steps: int | Sequence[int], num_axes: int) -> tuple[int, ...]:
     """Return one whole number of at least 1 for each of 1 to 3 axes."""
-    if not is_whole(num_axes) or num_axes not in CONVOLUTIONS:
+    if not is_integer(num_axes) or num_axes not in CONVOLUTIONS:
         raise wrong_value("num_axes", num_axes, "1, 2 or 3")
     return check_stride(steps, num_axes, argument)

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from teka.checks import WHOLE, check_tensor
+from teka.checks import INTEGER_DTYPES, check_tensor
 from teka.errors import wrong_value
 from teka.grid import Grid
 from teka.nn.attention import Attention
@@ -137,7 +137,7 @@ class AttentionUpsample(nn.Module):
         """
         sides = ("side",) * len(self.stride)
         check_tensor("inputs", inputs, "batch", self.attend.attention.context_dim, *sides)
-        check_tensor("offset", offset, len(inputs), dtypes=WHOLE)
+        check_tensor("offset", offset, len(inputs), dtypes=INTEGER_DTYPES)
         fine_sides = [side * step for side, step in zip(inputs.shape[2:], self.stride, strict=True)]
         if fine is None:
             query = self.query.to(inputs.dtype).view(1, -1, *(1,) * len(fine_sides))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from teka.errors import wrong_argument, wrong_shape, wrong_value
 from teka.experiments.baselines import SelfAttentionNetwork
-from teka.files import check_unpacked, write_bytes
+from teka.files import check_unpacked_size, write_bytes
 from teka.training.heads.measure import (
     HeadGrid,
     Heads,
@@ -218,7 +218,7 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise ValueError(f"{path} is not an .npz archive")
     try:
         with np.load(path, allow_pickle=False) as archive:
-            check_unpacked(archive.zip, path)
+            check_unpacked_size(archive.zip, path)
             arrays = {name: archive[name] for name in LAYOUT if name in archive.files}
     except (ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error

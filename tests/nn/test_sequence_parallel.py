@@ -11,7 +11,7 @@ from torch import Tensor, distributed, nn
 from torch.multiprocessing.spawn import start_processes
 
 from teka import Grid
-from teka.nn import Attention, TransformerBlock, divide_tokens
+from teka.nn import Attention, TransformerBlock, shard_tokens
 
 TORUS, LINE = Grid((7, 3), spacing=(0.5, 1.0), periodic=True), Grid(21, origin=3.0)
 LAYERS: dict[str, tuple[dict[str, Any], Grid | None]] = {
@@ -63,7 +63,7 @@ def check_part(rank: int, size: int, place: str) -> None:
         tokens, mask = torch.randn(2, 21, 12, dtype=torch.float64), torch.rand(2, 21) > 0.3
         rows = 21 if grid is None else grid.shape[0]
         start, stop = (rows * one // size * (21 // rows) for one in (rank, rank + 1))
-        part = divide_tokens(copy.deepcopy(whole), distributed.group.WORLD)
+        part = shard_tokens(copy.deepcopy(whole), distributed.group.WORLD)
         mine, of_parameters = gradients(
             part, tokens[:, start:stop].clone(), grid, mask[:, start:stop]
         )
@@ -107,7 +107,7 @@ def test_what_needs_all_tokens_in_one_process_is_refused_and_nothing_is_changed(
     )
     try:
         with pytest.raises(ValueError, match=rf"attention 1 must be .*got .*{reason}.*"):
-            divide_tokens(model, distributed.group.WORLD)
+            shard_tokens(model, distributed.group.WORLD)
         assert model[0].token_group is None
     finally:
         distributed.destroy_process_group()
@@ -115,9 +115,9 @@ def test_what_needs_all_tokens_in_one_process_is_refused_and_nothing_is_changed(
 
 def test_what_is_no_group_is_an_error():
     with pytest.raises(ValueError, match=r"group must be a process group.*got 'tokens'"):
-        divide_tokens(Attention(8, 2), "tokens")  # pyright: ignore[reportArgumentType]
+        shard_tokens(Attention(8, 2), "tokens")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"model must be .*got 'Linear'"):
-        divide_tokens(nn.Linear(2, 2), None)
-    divide_tokens(Attention(8, 2, kernel="softmax"), None)  # it is as it was
+        shard_tokens(nn.Linear(2, 2), None)
+    shard_tokens(Attention(8, 2, kernel="softmax"), None)  # it is as it was
     with pytest.raises(ValueError, match=r"count must be .*got 4"):
-        Grid((3, 5)).part(0, 4)
+        Grid((3, 5)).shard(0, 4)
