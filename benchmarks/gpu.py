@@ -1,269 +1,294 @@
-"""Time attention between given queries, keys and values on a GPU, and tell how near it is to what memory allows.
+"""Time linear attention on a GPU: Triton kernels, torch.compile of the plain form, and fused softmax attention.
 
-    python benchmarks/gpu.py [--seconds 120] [--out benchmarks/gpu.json]    # measures
-    python benchmarks/gpu.py --table                                        # the table of the committed times
+    python benchmarks/gpu.py [--seconds 600] [--out benchmarks/gpu.json]    # measures
+    python benchmarks/gpu.py --table                                       # prints the saved times
 
-Times are medians over calls that follow each other, forward, and forward and backward, of so many tokens that the GPU
-and not Python decides them. "Alone" is the wall time of one call, until the GPU has finished it. The floor is the time
-in which the GPU copies as many bytes as queries, keys, values, outputs and their gradients have, each read or written
-once; what is learned has a gradient in ours.
+All variants of one attention run interleaved in one process. A time is a median over rounds, forward, and forward and
+backward. In a round the calls follow each other without waiting, so that the GPU and not Python decides the time;
+"alone" is the wall time of one call until the GPU has finished it. The floor is the time in which the GPU copies as
+many bytes as queries, keys, values, outputs and their gradients have, each read or written once.
+
+Triton's interpreter runs the script without a GPU, to test it:
+
+    TRITON_INTERPRET=1 python benchmarks/gpu.py --device cpu --rounds 1 --tokens 16 --lengths 16 --out /tmp/gpu.json
 """
 
 import argparse
 import contextlib
-import itertools
 import json
-import math
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-import teka
-from teka.functional import attention
+from teka import Grid
+from teka.functional import Rotary, attention
 from teka.functional.backends import triton as triton_backend
-from teka.functional.relative import make_relative
 from teka.provenance import provenance
 
 OUT = Path(__file__).with_suffix(".json")
-HEADS, DIM, TOKENS = 8, 64, 2**18  # of all samples together
+HEADS = 8
+DIM = 64
+TOKENS = 2**18  # of all samples together
 LENGTHS = (1024, 4096, 16384, 65536)
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-CALLS, LONGEST = 21, 0.5  # calls, or 5 if all would take so many seconds
-FLEX = "softmax × clipped, FlexAttention"
-# By name: the relative kernel, whether causal, the content kernel, the backend, and whether by the Triton kernels.
-OURS = {
-    "squared_relu": (None, False, "squared_relu", "linear", True),
-    "squared_relu × rotary": ("rotary", False, "squared_relu", "linear", True),
-    "squared_relu × fourier": ("fourier", False, "squared_relu", "linear", True),
-    "causal squared_relu": (None, True, "squared_relu", "linear", True),
-    "causal squared_relu × rotary": ("rotary", True, "squared_relu", "linear", True),
-    "squared_relu × rotary, without Triton": ("rotary", False, "squared_relu", "linear", False),
-    "causal squared_relu × rotary, without Triton": (
-        "rotary",
-        True,
-        "squared_relu",
-        "linear",
-        False,
-    ),
-    FLEX: ("clipped", False, "softmax", "dense", False),
+ROUND_SECONDS = 0.02
+# Whether the attention is rotary and whether it is causal.
+FORMS = {
+    "squared_relu": (False, False),
+    "squared_relu × rotary": (True, False),
+    "causal squared_relu": (False, True),
+    "causal squared_relu × rotary": (True, True),
 }
-SDPA = {"scaled_dot_product_attention": False, "causal scaled_dot_product_attention": True}
-# Tokens up to which what compares every pair is timed.
-QUADRATIC_MOST = {"bfloat16": 16384, "float32": 4096}
+# Suffix of the name: whether the Triton kernels run, and whether torch.compile does.
+VARIANTS = {"": (True, False), ", compiled": (False, True), ", without Triton": (False, False)}
+SOFTMAX = "scaled_dot_product_attention"
+# The largest number of tokens for which softmax attention is timed.
+MAX_SOFTMAX_TOKENS = {"bfloat16": 16384, "float32": 4096}
 
-Run = Callable[[], tuple[Tensor, list[Tensor]]]
-
-
-def name_of(dtype: torch.dtype) -> str:
-    """A type's name without the library's."""
-    return str(dtype).removeprefix("torch.")
+Call = Callable[[], object]
 
 
-def draw(length: int, dtype: torch.dtype) -> list[Tensor]:
-    """Queries, keys and values, in memory as a linear map leaves them."""
-    generator = torch.Generator("cuda").manual_seed(0)
-    shape = TOKENS // length, length, HEADS, DIM
-    drawn = (torch.randn(shape, generator=generator, device="cuda").to(dtype) for _ in range(3))
-    return [one.transpose(1, 2).requires_grad_() for one in drawn]
-
-
-def ours(name: str, inputs: list[Tensor]) -> Run:
-    """An attention of this library's, and what has a gradient."""
-    relative_name, is_causal, kernel, backend, _ = OURS[name]
-    length = inputs[0].shape[2]
-    grid = teka.Grid(length) if is_causal else teka.Grid((math.isqrt(length),) * 2)
-    placed, learned = None, []
-    if relative_name is not None:
-        placed = make_relative(
-            relative_name, heads=HEADS, dim=DIM, num_axes=grid.num_axes, kernel=kernel
-        )
-        tensors = {
-            key: one.to("cuda", torch.float32).requires_grad_()
-            for key, one in vars(placed).items()
-            if isinstance(one, Tensor)
-        }
-        placed, learned = type(placed)(**{**vars(placed), **tensors}), list(tensors.values())
-    options = {"relative": placed, "grid": None if placed is None else grid, "is_causal": is_causal}
-    return lambda: (
-        attention(*inputs, kernel=kernel, backend=backend, **options),
-        [*inputs, *learned],
-    )
-
-
-def fused_softmax(is_causal: bool, inputs: list[Tensor]) -> Run:
-    """torch's fused softmax attention."""
-    return lambda: (
-        scaled_dot_product_attention(inputs[0], inputs[1], inputs[2], is_causal=is_causal),
-        inputs,
-    )
+def draw_inputs(num_samples: int, length: int, dtype: torch.dtype, device: str) -> list[Tensor]:
+    """Return queries, keys and values in the memory layout that a linear projection gives them."""
+    generator = torch.Generator(device).manual_seed(0)
+    shape = num_samples, length, HEADS, DIM
+    return [
+        torch.randn(shape, generator=generator, device=device)
+        .to(dtype)
+        .transpose(1, 2)
+        .requires_grad_()
+        for _ in range(3)
+    ]
 
 
 @contextlib.contextmanager
-def triton_kernels(wanted: bool) -> Iterator[None]:
-    """Whether ours goes by its Triton kernels."""
-    before, triton_backend.HAS_TRITON = (
-        triton_backend.HAS_TRITON,
-        triton_backend.HAS_TRITON and wanted,
-    )
+def triton_enabled(enabled: bool) -> Iterator[None]:
+    """Let teka use its Triton kernels, or not."""
+    before = triton_backend.HAS_TRITON
+    triton_backend.HAS_TRITON = before and enabled
     try:
         yield
     finally:
         triton_backend.HAS_TRITON = before
 
 
-def gpu_seconds(call: Callable[[], object]) -> float:
-    """Median time from call to call where the next ones wait in the GPU's queue already."""
-    call()
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    call()
-    torch.cuda.synchronize()
-    calls = CALLS if (time.perf_counter() - start) * CALLS < LONGEST else 5
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(calls + 1)]
-    for mark in marks[:-1]:
-        mark.record()
-        call()
-    marks[-1].record()
-    torch.cuda.synchronize()
-    return (
-        statistics.median(one.elapsed_time(other) for one, other in itertools.pairwise(marks)) / 1e3
+def teka_attention(
+    query: Tensor, key: Tensor, value: Tensor, frequency: Tensor | None, *, is_causal: bool
+) -> Tensor:
+    """Return attention with squared relu features by the linear backend."""
+    options: dict[str, Any] = {}
+    if frequency is not None:
+        options = {"relative": Rotary(frequency), "grid": Grid(query.shape[2])}
+    return attention(
+        query, key, value, kernel="squared_relu", backend="linear", is_causal=is_causal, **options
     )
 
 
-def seconds_alone(call: Callable[[], object]) -> float:
-    """Median wall time of a call, until the GPU has finished it."""
-    times: list[float] = []
-    while len(times) < (CALLS if sum(times) < LONGEST else 5):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+def softmax_attention(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool) -> Tensor:
+    """Return softmax attention by PyTorch's fused kernel."""
+    fused = SDPBackend.EFFICIENT_ATTENTION
+    if query.dtype == torch.bfloat16 or not query.is_cuda:
+        fused = SDPBackend.FLASH_ATTENTION
+    with sdpa_kernel(fused):
+        return scaled_dot_product_attention(query, key, value, is_causal=is_causal)
 
 
-def copied_bytes_per_second() -> float:
-    """Bytes read and written a second by a copy of 2 GiB."""
-    source = torch.randn(2**29, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / gpu_seconds(lambda: target.copy_(source))
-
-
-def measure(
-    name: str, run: Run, length: int, dtype: torch.dtype, bandwidth: float
-) -> dict[str, object]:
-    """One row."""
+def make_passes(
+    function: Callable[..., Tensor], query: Tensor, *others: Tensor | None, use_triton: bool
+) -> dict[str, Call]:
+    """Return the forward pass of a function, and the forward and backward pass."""
+    inputs = query, *others
+    learned = [tensor for tensor in inputs if tensor is not None]
+    gradient = torch.randn_like(query)
 
     def forward() -> None:
-        with torch.no_grad():
-            run()
+        with torch.no_grad(), triton_enabled(use_triton):
+            function(*inputs)
 
-    output, wanted = run()
-    cotangent = torch.randn_like(output)
+    def forward_backward() -> None:
+        with triton_enabled(use_triton):
+            output = function(*inputs)
+        torch.autograd.grad(output, learned, gradient)
 
-    def both() -> None:
-        torch.autograd.grad(run()[0], wanted, cotangent, allow_unused=True)
+    return {"forward": forward, "forward_backward": forward_backward}
 
-    row: dict[str, object] = {"name": name, "dtype": name_of(dtype), "tokens": length}
-    tensor_bytes = TOKENS * HEADS * DIM * dtype.itemsize
-    for direction, call, passes in (("forward", forward, 4), ("forward_backward", both, 12)):
+
+def variants_of(form: str, inputs: list[Tensor]) -> dict[str, dict[str, Call]]:
+    """Return the passes of every variant of an attention, by the variant's name."""
+    is_rotary, is_causal = FORMS[form]
+    query = inputs[0]
+    frequency = None
+    if is_rotary:
+        generator = torch.Generator(query.device).manual_seed(1)
+        shape = HEADS, DIM // 2, 1
+        frequency = torch.rand(shape, generator=generator, device=query.device).requires_grad_()
+    function = partial(teka_attention, is_causal=is_causal)
+    variants = {}
+    for suffix, (use_triton, is_compiled) in VARIANTS.items():
+        variant = torch.compile(function) if is_compiled else function
+        variants[form + suffix] = make_passes(variant, *inputs, frequency, use_triton=use_triton)
+    dtype = str(query.dtype).removeprefix("torch.")
+    if not is_rotary and query.shape[2] <= MAX_SOFTMAX_TOKENS[dtype]:
+        softmax = partial(softmax_attention, is_causal=is_causal)
+        name = f"causal {SOFTMAX}" if is_causal else SOFTMAX
+        variants[name] = make_passes(softmax, *inputs, use_triton=False)
+    return variants
+
+
+def synchronize() -> None:
+    """Wait for the GPU, if there is one."""
+    if torch.cuda.is_available():
         torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+
+
+def seconds_of(call: Call, num_calls: int) -> float:
+    """Return the wall time of a call, the mean over calls that follow each other."""
+    synchronize()
+    start = time.perf_counter()
+    for _ in range(num_calls):
         call()
-        torch.cuda.synchronize()
-        peak = torch.cuda.max_memory_allocated() - before
-        seconds, floor = gpu_seconds(call), passes * tensor_bytes / bandwidth
-        row[direction] = {
-            "seconds": seconds,
-            "seconds_alone": seconds_alone(call),
-            "share_of_floor": floor / seconds,
-            "peak_bytes": peak,
+    synchronize()
+    return (time.perf_counter() - start) / num_calls
+
+
+def interleaved_medians(calls: dict[str, Call], rounds: int) -> dict[str, dict[str, float]]:
+    """Return the median times of calls that are measured in turn, in calls that follow each other and alone."""
+    num_calls = {}
+    for name, call in calls.items():
+        call()  # compiles
+        num_calls[name] = max(1, round(ROUND_SECONDS / seconds_of(call, 1)))
+    queued: dict[str, list[float]] = {name: [] for name in calls}
+    alone: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            queued[name].append(seconds_of(call, num_calls[name]))
+            alone[name].append(seconds_of(call, 1))
+    return {
+        name: {
+            "seconds": statistics.median(queued[name]),
+            "seconds_alone": statistics.median(alone[name]),
         }
-    return row
+        for name in calls
+    }
 
 
-def rows(seconds: float, bandwidth: float) -> Iterator[dict[str, object]]:
-    """All that there is time for, shorter sequences first."""
+def peak_bytes(call: Call) -> int:
+    """Return the GPU memory that a call allocates at most; 0 without a GPU."""
+    if not torch.cuda.is_available():
+        return 0
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def copied_bytes_per_second(device: str) -> float:
+    """Return the number of bytes that a copy of a large tensor reads and writes per second."""
+    source = torch.randn(2**29 if device == "cuda" else 2**24, device=device)
+    target = torch.empty_like(source)
+    copies = interleaved_medians({"copy": lambda: target.copy_(source)}, rounds=11)
+    return 2 * source.nbytes / copies["copy"]["seconds"]
+
+
+def measure(form: str, inputs: list[Tensor], bandwidth: float, rounds: int) -> list[dict[str, Any]]:
+    """Return one row for every variant of an attention."""
+    query = inputs[0]
+    variants = variants_of(form, inputs)
+    rows = {
+        name: {
+            "name": name,
+            "dtype": str(query.dtype).removeprefix("torch."),
+            "tokens": query.shape[2],
+        }
+        for name in variants
+    }
+    for direction, num_tensors in (("forward", 4), ("forward_backward", 12)):
+        calls = {name: passes[direction] for name, passes in variants.items()}
+        times = interleaved_medians(calls, rounds)
+        floor = num_tensors * query.nbytes / bandwidth
+        for name, call in calls.items():
+            share = floor / times[name]["seconds"]
+            rows[name][direction] = {
+                **times[name],
+                "share_of_floor": share,
+                "peak_bytes": peak_bytes(call),
+            }
+    return list(rows.values())
+
+
+def measure_all(options: argparse.Namespace, bandwidth: float) -> Iterator[dict[str, Any]]:
+    """Measure every dtype, length and form until the time is over; shorter sequences come first."""
     start = time.perf_counter()
     for dtype in DTYPES.values():
-        for length in LENGTHS:
-            inputs = draw(length, dtype)
-            runs = {name: ours(name, inputs) for name in OURS} | {
-                name: fused_softmax(causal, inputs) for name, causal in SDPA.items()
-            }
-            for name, run in runs.items():
-                quadratic = name in SDPA or OURS[name][3] == "dense"
-                # Ours widens what FlexAttention takes to float32, and it is compiled for every length.
-                is_again = name == FLEX and (dtype != torch.float32 or length != 4096)
-                too_long = quadratic and length > QUADRATIC_MOST[name_of(dtype)]
-                if time.perf_counter() - start > seconds or is_again or too_long:
-                    continue
-                fastest = (
-                    [SDPBackend.FLASH_ATTENTION]
-                    if dtype == torch.bfloat16
-                    else [SDPBackend.EFFICIENT_ATTENTION]
-                )
-                with (
-                    triton_kernels(name in OURS and OURS[name][4]),
-                    sdpa_kernel(fastest) if name in SDPA else contextlib.nullcontext(),
-                ):
-                    row = measure(name, run, length, dtype, bandwidth)
-                print(line(row), flush=True)
-                yield row
+        for length in options.lengths:
+            num_samples = max(1, options.tokens // length)
+            inputs = draw_inputs(num_samples, length, dtype, options.device)
+            for form in FORMS:
+                if time.perf_counter() - start > options.seconds:
+                    return
+                torch.compiler.reset()  # compiles every length for itself
+                for row in measure(form, inputs, bandwidth, options.rounds):
+                    print(line(row), flush=True)
+                    yield row
 
 
-def line(row: dict[str, object]) -> str:
-    """A row in words."""
-    place = f"{row['dtype']:8} {row['tokens']:>6,} {row['name']:44}"
+def line(row: dict[str, Any]) -> str:
+    """Return a row as a line of text."""
     parts = []
     for direction in ("forward", "forward_backward"):
-        found = row[direction]
-        assert isinstance(found, dict)
-        times = f"{found['seconds'] * 1e6:9,.0f} µs {found['share_of_floor']:5.0%}"
+        times = row[direction]
         parts.append(
-            f"{times} alone {found['seconds_alone'] * 1e6:9,.0f} {found['peak_bytes'] / 1e6:7,.0f} MB"
+            f"{times['seconds'] * 1e6:9,.0f} µs {times['share_of_floor']:5.0%} "
+            f"alone {times['seconds_alone'] * 1e6:9,.0f} {times['peak_bytes'] / 1e6:7,.0f} MB"
         )
-    return f"{place} {' | '.join(parts)}"
+    return f"{row['dtype']:8} {row['tokens']:>6,} {row['name']:46} {' | '.join(parts)}"
 
 
 def main() -> None:
-    """Measure, or print what was measured."""
+    """Measure and save the times, or print the saved ones."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--seconds", type=float, default=600, help="after which nothing new is begun"
+        "--seconds", type=float, default=600, help="time after which no measurement starts"
     )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="tokens of all samples together")
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="tokens per sample")
     parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument(
-        "--table", action="store_true", help="print the table of the times that are there"
-    )
+    parser.add_argument("--table", action="store_true", help="print the saved times")
     options = parser.parse_args()
-    if not options.table:
+    if options.table:
+        saved = json.loads(options.out.read_text(encoding="utf-8"))
+        for row in saved["rows"]:
+            print(line(row))
+    else:
+        if options.device == "cpu" and not triton_backend.IS_INTERPRETED:
+            parser.error("--device cpu needs TRITON_INTERPRET=1 in the environment")
         torch.set_num_threads(1)
-        bandwidth = copied_bytes_per_second()
-        found = {
+        bandwidth = copied_bytes_per_second(options.device)
+        saved = {
             **provenance(" ".join(["python", *sys.argv])),
             "bytes_per_second": bandwidth,
-            "tokens": TOKENS,
+            "tokens": options.tokens,
             "heads": HEADS,
             "dim": DIM,
-            "rows": list(rows(options.seconds, bandwidth)),
+            "rows": list(measure_all(options, bandwidth)),
         }
-        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    else:
-        found = json.loads(options.out.read_text(encoding="utf-8"))
-        for row in found["rows"]:
-            print(line(row))
-    print(f"{found['bytes_per_second'] / 1e12:.2f} TB/s copied; {found['hardware']}")
+        options.out.write_text(json.dumps(saved, indent=1) + "\n", encoding="utf-8")
+    print(f"{saved['bytes_per_second'] / 1e12:.2f} TB/s copied; {saved['hardware']}")
 
 
 if __name__ == "__main__":
