@@ -382,10 +382,10 @@ def test_a_layers_steps_give_its_outputs():
 def test_a_layer_can_be_diagnosed_and_explained():
     layer = build_layer("lengths", kernel=SquaredRelu())
     tokens = torch.randn(2, 35, 8, dtype=torch.float64, generator=Generator().manual_seed(2))
-    found = diagnose(layer, tokens, Grid((5, 7), periodic=True))
-    assert found.groups[0].rounding["linear"] < 1e-12
-    assert found.shift is not None
-    assert "rotary" in str(found)
+    diagnosis = diagnose(layer, tokens, Grid((5, 7), periodic=True))
+    assert diagnosis.groups[0].rounding["linear"] < 1e-12
+    assert diagnosis.shift is not None
+    assert "rotary" in str(diagnosis)
     assert {"dense", "linear"} == set(explain(layer, Grid((5, 7))).groups[0].costs)
 
 

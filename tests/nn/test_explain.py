@@ -9,8 +9,8 @@ from tests.contracts.cases import PAIRS, Case, together
 import teka
 from teka import Grid
 from teka.functional.plan import Plan
-from teka.nn import Attention, RandomFeatures
-from teka.nn.diagnostics.explain import LONGEST, explain
+from teka.nn import Attention
+from teka.nn.diagnostics.explain import MAX_CROSSOVER, explain
 
 
 def build(**options: Any) -> Attention:
@@ -20,33 +20,26 @@ def build(**options: Any) -> Attention:
 
 
 @together(PAIRS, shape=[(3, 5), (29, 23)], backend=["auto", "dense"])
-def test_the_backends_it_names_are_those_that_compute(
+def test_the_named_backends_are_the_ones_that_compute(
     pair: Case, shape: tuple[int, ...], backend: str
 ):
     chosen: list[str] = []
 
     evaluate = Plan.evaluate
 
-    def record(plan: Plan, *given: torch.Tensor, **masks: torch.Tensor | None) -> torch.Tensor:
+    def record(plan: Plan, *inputs: torch.Tensor, **masks: torch.Tensor | None) -> torch.Tensor:
         chosen.append(plan.backend)
-        return evaluate(plan, *given, **masks)
+        return evaluate(plan, *inputs, **masks)
 
-    grid, layer = (
-        Grid(shape),
-        build(dim=8, kernel=pair.kernel, relative=pair.relative, backend=backend),
-    )
-    if isinstance(layer.kernel, RandomFeatures):
-        layer.kernel.is_unchecked = (
-            False  # no comparison with the truth, which chooses a backend too
-        )
+    grid = Grid(shape)
+    layer = build(dim=8, kernel=pair.kernel, relative=pair.relative, backend=backend)
     with torch.no_grad(), annotations_unchecked(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(Plan, "evaluate", record)
         layer(torch.randn(1, 1 + grid.num_tokens, 8), grid, None, 1)
     explained = explain(layer, grid, num_prefix_tokens=1)
     assert [group.backend for group in explained.groups] == chosen
-    assert (
-        layer.chosen_backend(grid, 1) == chosen[-1]
-    )  # the heads with the relative kernel come last
+    # The heads with the relative kernel are the last ones.
+    assert layer.chosen_backend(grid, 1) == chosen[-1]
     assert explained.num_tokens == 1 + grid.num_tokens
 
 
@@ -62,9 +55,7 @@ def test_the_backends_it_names_are_those_that_compute(
         {"causal": True, "kernel": "positive"},
     ],
 )
-def test_on_a_sequence_dense_is_cheapest_just_below_the_crossover_and_not_at_it(
-    options: dict[str, Any],
-):
+def test_the_crossover_of_a_sequence_is_exact(options: dict[str, Any]):
     layer = build(num_axes=1, **options)
     for prefix, device_type in itertools.product((0, 3), ("cpu", "cuda")):
 
@@ -88,9 +79,7 @@ def test_on_a_sequence_dense_is_cheapest_just_below_the_crossover_and_not_at_it(
     ("relative", "num_axes"),
     [(None, 2), ("rotation", 2), ("clipped", 3), ("table", 2), ("fourier", 3), ("rotary", 3)],
 )
-def test_on_a_cube_dense_is_cheapest_with_sides_one_shorter_and_not_at_the_crossover(
-    relative: str, num_axes: int
-):
+def test_the_crossover_of_a_cube_is_exact(relative: str, num_axes: int):
     layer = build(relative=relative, num_axes=num_axes)
 
     def best(side: int) -> str:
@@ -104,13 +93,13 @@ def test_on_a_cube_dense_is_cheapest_with_sides_one_shorter_and_not_at_the_cross
     assert side == 1 or best(side - 1) == "dense"
 
 
-def test_the_crossover_does_not_depend_on_the_size_that_was_asked_about():
+def test_the_crossover_does_not_depend_on_the_size_of_the_grid():
     layer = build(relative="rotation")
     crossovers = {explain(layer, Grid((side, side))).groups[0].crossover for side in (3, 16, 200)}
     assert len(crossovers) == 1
 
 
-def test_costs_come_cheapest_first_and_one_that_was_asked_for_is_used_all_the_same():
+def test_costs_are_sorted_and_a_backend_that_was_set_is_used():
     layer, grid = build(relative="rotation", backend="fft"), Grid((7, 9))
     (group,) = explain(layer, grid).groups
     work = [cost.work(name, "cpu") for name, cost in group.costs.items()]
@@ -118,19 +107,20 @@ def test_costs_come_cheapest_first_and_one_that_was_asked_for_is_used_all_the_sa
     assert group.backend == "fft"
     assert list(group.costs)[-1] == "fft"
     assert "fft" in str(explain(layer, grid))
-    assert "← computes it (asked for)" in str(explain(layer, grid))
+    assert "← used (set by the layer)" in str(explain(layer, grid))
 
 
-def test_a_gpu_weighs_bytes_at_its_own_rate_and_is_not_needed_for_that():
+def test_costs_of_a_gpu_have_other_rates():
     layer, grid = build(relative="fourier", kernel="positive"), Grid((16, 16))
     on_cpu, on_cuda = (explain(layer, grid, device_type=device) for device in ("cpu", "cuda"))
     assert on_cpu == explain(layer, grid)
     assert on_cpu.groups[0].costs == on_cuda.groups[0].costs
     assert on_cpu.groups[0].crossover != on_cuda.groups[0].crossover
-    assert "20 × bytes moved, a rate not measured on cuda" in str(on_cuda)
-    elsewhere = explain(layer.to("meta"), grid)
-    assert "not measured on meta" in str(elsewhere)  # not known: as a GPU
-    assert elsewhere.groups[0].crossover == on_cuda.groups[0].crossover
+    assert "20 × bytes moved, not measured" in str(on_cuda)
+    # Other devices are treated as GPUs.
+    on_meta = explain(layer.to("meta"), grid)
+    assert "20 × bytes moved, not measured" in str(on_meta)
+    assert on_meta.groups[0].crossover == on_cuda.groups[0].crossover
 
 
 def test_a_context_has_its_own_number_of_tokens():
@@ -143,38 +133,40 @@ def test_a_context_has_its_own_number_of_tokens():
     assert same.groups == explain(layer, Grid((7, 7))).groups
 
 
-def test_heads_with_and_without_positions_are_explained_apart():
+def test_heads_with_and_without_positions_have_separate_costs():
     explained = teka.explain(
         build(heads=4, relative="clipped"), Grid((28, 28)), num_prefix_tokens=1
     )
-    content, rings = explained.groups
+    content, clipped = explained.groups
     assert (content.name, content.num_heads) == ("squared_relu", 2)
-    assert (rings.name, rings.num_heads) == ("constant × clipped", 2)
+    assert (clipped.name, clipped.num_heads) == ("constant × clipped", 2)
     assert set(content.costs) == {"linear", "dense"}
-    assert set(rings.costs) == {"rings", "dense"}
+    assert set(clipped.costs) == {"rings", "dense"}
 
 
-def test_it_reads_as_written():
+def test_the_text_of_an_explanation():
     lines = str(
         explain(build(relative="rotation"), Grid((28, 28)), num_prefix_tokens=1)
     ).splitlines()
-    assert lines[0] == "785 tokens; forward cost of one head of one sample"
-    assert lines[1] == "cost: both at the rates of each backend, measured on a CPU"
-    assert lines[3] == "squared_relu × rotation, 2 heads"
-    assert lines[4].split() == ["backend", "multiply-adds", "bytes", "moved", "cost"]
-    assert {line.split()[0] for line in lines[5:8]} == {"dense", "toeplitz", "fft"}
-    assert lines[5].endswith("1.00×  ← computes it (cheapest)")
-    assert lines[8].startswith("  dense is the cheapest below ")
-    assert max(map(len, lines)) <= 120
+    assert lines[0] == (
+        "785 tokens attend to 785; forward cost of one head of one of 1 samples, at rates measured "
+        "on a CPU"
+    )
+    assert lines[2] == "squared_relu × rotation, 2 heads"
+    assert lines[3].split() == ["backend", "multiply-adds", "bytes", "moved", "cost"]
+    assert {line.split()[0] for line in lines[4:7]} == {"dense", "toeplitz", "fft"}
+    assert lines[4].endswith("1.00×  ← used (cheapest)")
+    assert lines[7].startswith("  dense costs least below ")
+    assert max(map(len, lines)) <= 100
 
 
-def test_where_nothing_crosses_it_says_so():
-    softmax = explain(build(kernel="softmax"), num_tokens=500)
+def test_layers_without_a_crossover():
+    softmax = explain(build(kernel="softmax"), 500)
     assert softmax.groups[0].crossover is None
-    assert str(softmax).endswith("only the dense backend can compute this")
+    assert str(softmax).endswith(f"dense costs least up to {MAX_CROSSOVER:,} tokens")
     causal = explain(build(relative="quadratic", causal=True, num_axes=1), Grid(100))
     assert set(causal.groups[0].costs) == {"dense"}
-    assert LONGEST > 10**7
+    assert MAX_CROSSOVER > 10**7
 
 
 def test_bad_arguments_are_errors_that_name_them(as_users_run_it: None):
@@ -185,13 +177,9 @@ def test_bad_arguments_are_errors_that_name_them(as_users_run_it: None):
             lambda: explain(not_a_layer, Grid(3)),
             r"layer must be a teka\.nn\.Attention.*got 'Linear'",
         ),
-        (lambda: explain(plain), r"grid must be a teka\.Grid, or num_tokens.*got None"),
-        (lambda: explain(placed, num_tokens=9), r"grid must be a teka\.Grid, got None."),
-        (
-            lambda: explain(plain, Grid(3), num_tokens=3),
-            r"num_tokens must be None with a grid, got both",
-        ),
-        (lambda: explain(plain, num_tokens=0), "num_tokens must be at least 1.*got 0"),
+        (lambda: explain(plain), r"grid must be a teka\.Grid, its shape or its length, got None"),
+        (lambda: explain(plain, 0), "grid must be a teka.Grid, its shape or its length, got 0"),
+        (lambda: explain(placed, 9), r"num_axes=1"),
         (
             lambda: explain(plain, Grid(3), num_prefix_tokens=-1),
             r"num_prefix_tokens must be .*got -1",

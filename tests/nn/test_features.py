@@ -183,7 +183,7 @@ def test_it_estimates_nothing_and_so_is_not_compared_with_softmax():
     torch.manual_seed(0)
     layer = Attention(15, 3, kernel="hedgehog", relative="rotation").eval()
     diagnosis = teka.diagnose(layer, torch.randn(2, GRID.num_tokens, 15), GRID)
-    assert [group.estimator for group in diagnosis.groups] == [None]
+    assert [group.features for group in diagnosis.groups] == [None]
     assert "hedgehog × rotation" in str(teka.explain(layer, GRID))
 
 

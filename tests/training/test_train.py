@@ -42,9 +42,6 @@ def test_the_same_seed_gives_the_same_weights(tiny, trained, tmp_path):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.filterwarnings(
-    "ignore::teka.nn.diagnostics.warnings.CollapseWarning"
-)  # of five features some draws collapse
 def test_another_seed_gives_other_weights(tiny, trained, tmp_path):
     train(tiny.replace(seed=1), tmp_path / "other")
     first, second = weights(trained.folder), weights(tmp_path / "other")

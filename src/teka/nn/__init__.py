@@ -5,7 +5,6 @@ Sizes that do not fit, unknown names and numbers out of their range are a ValueE
 
 from teka.nn.attention import Attention
 from teka.nn.attention_heads import AttentionHeads
-from teka.nn.diagnostics.warnings import CollapseWarning, LargeOutputWarning
 from teka.nn.features import LearnedFeatures, RandomFeatures, redraw_projections
 from teka.nn.multihead_attention import MultiheadAttention
 from teka.nn.options import AttentionOptions
@@ -32,9 +31,7 @@ __all__ = [
     "AttentionOptions",
     "AttentionPool",
     "AttentionUpsample",
-    "CollapseWarning",
     "EmbeddedTable",
-    "LargeOutputWarning",
     "LearnedFeatures",
     "MultiheadAttention",
     "PolyphaseDownsample",

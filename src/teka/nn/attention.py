@@ -15,8 +15,6 @@ from teka.functional.dispatch import select_backend
 from teka.functional.shapes import KeyMask
 from teka.grid import Grid, GridLike, as_grid, current_grid
 from teka.nn.additions import Gate, ValueConvolution, make_query_key
-from teka.nn.diagnostics.warnings import warn_of_collapse, warn_of_large_output
-from teka.nn.features import RandomFeatures
 from teka.nn.heads import HeadGroup, count_position_heads, make_kernels
 from teka.nn.inputs import (
     AllKeys,
@@ -54,10 +52,7 @@ class Attention(nn.Module):
     The defaults, squared relu × rotary, cost O(L), and no output of their heads is larger than 1/0.3 times the largest
     value, whatever the tokens and wherever they are, which rotary has to know (docs/which_kernel.md).
 
-    Where no bound of the outputs is promised (by a kernel with negative weights, or rotary with its denominator of
-    features) a layer reads the size of every output, for which a GPU is waited for, until it has warned once, with
-    `LargeOutputWarning`, of heads' outputs more than 1,000 times as large as the largest value. Compiled graphs are not
-    looked at, nor is `step`. Dropout acts on the output: fast paths hold no matrix of weights to drop entries of.
+    Dropout acts on the output: fast paths hold no matrix of weights to drop entries of.
 
     >>> import torch, teka
     >>> layer, ring = teka.nn.Attention(16, 2, num_axes=1), teka.Grid(12, periodic=True)
@@ -87,7 +82,6 @@ class Attention(nn.Module):
         )
         self.dim_value = self.dim_head if chosen.values == "projected" else self.context_dim
         self.causal, self.backend = chosen.causal, chosen.backend
-        self.warns_of_large_output = True  # until it has
         self.token_group: TokenGroup | None = (
             None  # over which tokens are divided; see `shard_tokens`
         )
@@ -251,24 +245,6 @@ class Attention(nn.Module):
         groups = self.head_groups()
         parts = [group.part_of(query, key, value, scene.tokens.shape[1]) for group in groups]
         mixed = [group.attend(*part, scene) for group, part in zip(groups, parts, strict=True)]
-        if isinstance(self.kernel, RandomFeatures) and scene.sequences is None:
-            joint = (
-                groups[0].relative
-                if self.relative is not None and self.relative.num_position_features
-                else None
-            )
-            if joint is None or not scene.has_context:
-                warn_of_collapse(
-                    self.kernel,
-                    *parts[0],
-                    relative=joint,
-                    positions=scene.positions,
-                    key_mask=scene.key_mask,
-                )
-        for group, part, output in zip(groups, parts, mixed, strict=True):
-            may_warn = group.bound is None and self.warns_of_large_output
-            if may_warn and warn_of_large_output(group, output, part[2], key_mask=scene.key_mask):
-                self.warns_of_large_output = False
         joined = mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)
         if self.value_convolution is not None:
             joined = joined + self.value_convolution(value, grid, num_prefix_tokens, scene.key_mask)

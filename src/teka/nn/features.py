@@ -68,13 +68,11 @@ class RandomFeatures(nn.Module):
         check_sizes({"num_features": self.num_features}, most=MOST_DRAWS)
         check_tensor_sizes({"num_features": self.num_features, "dim": dim})
         self.projection_name = projection
-        self.is_unchecked = True  # until a layer has compared this draw with the truth
         self.register_buffer("projection", torch.empty(self.num_features, dim))
         device = None if generator is None else generator.device
         seed = torch.randint(2**31, (), generator=generator, device=device)
         self.register_buffer("seed", seed.to(self.projection.device))
         self.register_buffer("num_draws", torch.zeros((), dtype=torch.long))
-        self.register_load_state_dict_post_hook(_mark_fresh)
         self.redraw()
 
     def redraw(self) -> None:
@@ -88,7 +86,6 @@ class RandomFeatures(nn.Module):
         with torch.no_grad():
             self.projection.copy_(drawn)
             self.num_draws.add_(1)
-        self.is_unchecked = True
 
     def forward(self) -> FeatureKernel:
         """The kernel with the present projection."""
@@ -96,11 +93,6 @@ class RandomFeatures(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.kernel!r}, dim={self.dim}, num_features={self.num_features}, {self.projection_name}"
-
-
-def _mark_fresh(module: nn.Module, _: object) -> None:
-    assert isinstance(module, RandomFeatures)
-    module.is_unchecked = True
 
 
 def redraw_projections(model: nn.Module) -> int:

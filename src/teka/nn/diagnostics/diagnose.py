@@ -1,97 +1,86 @@
-"""What is wrong with an attention layer on given tokens, and what to do."""
+"""Diagnosis of attention layers on given inputs."""
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
-from teka import functional
 from teka.audit.function import check_evaluation_mode
 from teka.checks import check_tensor
 from teka.functional import (
     Clipped,
     ClippedFeatures,
+    Constant,
     FeatureKernel,
     Fourier,
     Kernel,
     Relative,
     Rotary,
+    Softmax,
+    attention,
 )
-from teka.functional.attention import EstimatorReport
 from teka.functional.backends import Cost
 from teka.functional.dispatch import select_backend
-from teka.functional.kernels.base import mask_features
-from teka.functional.plan import Plan
 from teka.functional.positions import Positions
-from teka.grid import Grid
+from teka.grid import Grid, GridLike
 from teka.nn.attention import Attention
-from teka.nn.diagnostics.equivariance import Excerpt, LayerShift, shift_findings
+from teka.nn.diagnostics.equivariance import LayerInputs, LayerShift, measure_shifts
 from teka.nn.diagnostics.explain import record_calls
 from teka.nn.diagnostics.report import (
     Diagnosis,
-    EstimatorFindings,
-    GroupFindings,
+    EstimatorErrors,
+    FeatureErrors,
+    HeadMeasurements,
     LayerReports,
-    SizeFindings,
-    advise,
+    find_problems,
+    float16_headroom,
 )
-from teka.nn.diagnostics.warnings import times_the_values
-from teka.nn.features import RandomFeatures
 from teka.nn.heads import HeadGroup, pair_name
 from teka.precision import widest_dtype
 
-# Every pair of at most so many tokens of a sample is computed, and samples of so many tokens in all are measured.
-MEASURED_TOKENS = 1024
-MEASURED_IN_ALL = 4096
-GAIN_KEYS = 512  # weights of so many keys are held at a time
-GAIN_ROUNDING = 1e-6  # how far above 1 rounding takes the gain of a mean
+# Sizes of the measured part of the inputs. All pairs of its tokens are computed.
+MAX_TOKENS = 1024
+MAX_TOKENS_OF_ALL_SAMPLES = 4096
+# Rounding of the gain of an output that is a mean of the values.
+GAIN_ROUNDING = 1e-6
+TINY = torch.finfo(torch.float64).tiny
 
 
 @overload
 def diagnose(  # pyright: ignore[reportOverlappingOverload]
-    layer: Attention,
-    tokens: Tensor,
-    grid: Grid | None = None,
-    *,
-    num_prefix_tokens: int = 0,
-    key_mask: Tensor | None = None,
-    positions: Tensor | None = None,
-    shifts: Sequence[LayerShift] | None = None,
+    layer: Attention, *inputs: Any, **keywords: Any
 ) -> Diagnosis: ...
 
 
 @overload
-def diagnose(
-    layer: nn.Module, *inputs: object, shifts: Sequence[LayerShift] | None = None, **keywords: Any
-) -> LayerReports[Diagnosis]: ...
+def diagnose(layer: nn.Module, *inputs: Any, **keywords: Any) -> LayerReports[Diagnosis]: ...
 
 
 def diagnose(
     layer: nn.Module, *inputs: Any, shifts: Sequence[LayerShift] | None = None, **keywords: Any
 ) -> Diagnosis | LayerReports[Diagnosis]:
-    """Measure how well an attention layer, or every attention layer of a model, works on given inputs.
+    """Measure how well an attention layer, or every attention layer of a model, works on its inputs.
 
     The report contains:
 
-    - the errors of random features against the kernels that they estimate, and whether the output
-      has collapsed to the mean of the values;
+    - the errors of random features, and whether the output has collapsed to the mean of the values;
     - the sizes of the outputs, and the room that float16 leaves;
     - the rounding differences of all backends;
     - the changes of the output under shifts;
-    - recommendations.
+    - the problems that these measurements show, each with a recommendation.
 
-    A copy of the layer computes in float64, so that the layer stays as it is. Nothing is random.
-    Long inputs are measured on their first samples and on a block of their tokens.
+    The layer does not change, and nothing is random. Long inputs are measured on their first
+    samples and on a block of their tokens.
 
     Args:
         layer: An `Attention`, or a block or model that contains some.
-        inputs: For an `Attention` its `tokens` and `grid`, as in `Attention.forward`. For another
-            module the inputs of a call. The call is run, and each layer is diagnosed on its inputs
-            of its first call.
-        shifts: Shifts to measure, in cells on a grid and else in physical units.
+        inputs: For an `Attention`, its `tokens` and `grid`, as in `Attention.forward`. For another
+            module, the inputs of a call. Each layer is diagnosed on its inputs of its first call.
+        shifts: Shifts to measure, in cells on a grid, otherwise in physical units.
         keywords: For an `Attention`, `num_prefix_tokens`, `key_mask` and `positions`. For another
             module, keyword arguments of the call.
 
@@ -101,264 +90,194 @@ def diagnose(
     >>> import torch, teka
     >>> block = teka.nn.TransformerBlock(16, 2).eval()
     >>> diagnoses = teka.diagnose(block, torch.randn(1, 12, 16), teka.Grid((3, 4)))
-    >>> diagnoses["attention"].collapsed
-    False
+    >>> diagnoses["attention"].findings
+    ()
     """
     if isinstance(layer, Attention):
         return _diagnose_layer(layer, *inputs, shifts=shifts, **keywords)
     reports: LayerReports[Diagnosis] = LayerReports()
-    for name, call in record_calls(layer, inputs, keywords, reports.skipped).items():
-        reports[name] = _diagnose_layer(
-            call.layer,
-            call.tokens,
-            call.grid,
-            num_prefix_tokens=call.num_prefix_tokens,
-            key_mask=call.key_mask,
-            positions=call.positions,
-            shifts=shifts,
-        )
+    calls = record_calls(layer, inputs, keywords, reports.skipped)
+    for name, (attention_layer, call) in calls.items():
+        reports[name] = _diagnose_layer(attention_layer, **call, shifts=shifts)
     return reports
 
 
+@torch.no_grad()
 def _diagnose_layer(
     layer: Attention,
     tokens: Tensor,
-    grid: Grid | None = None,
+    grid: GridLike | None = None,
     *,
     num_prefix_tokens: int = 0,
     key_mask: Tensor | None = None,
     positions: Tensor | None = None,
     shifts: Sequence[LayerShift] | None = None,
 ) -> Diagnosis:
-    if layer.dropout.p > 0:  # without it a layer computes the same in training
+    if layer.dropout.p > 0:
         check_evaluation_mode("layer", layer)
     check_tensor("tokens", tokens, "samples", "tokens", layer.dim)
+    layer(tokens, grid, key_mask, num_prefix_tokens, positions=positions)  # Checks the arguments.
     if positions is None:
         grid, num_prefix_tokens = layer.present_places(grid, num_prefix_tokens)
-    with torch.no_grad():
-        twin = copy.deepcopy(layer)
-        if widest_dtype(tokens.device) != torch.float64:
-            twin, tokens = twin.cpu(), tokens.cpu()
-            key_mask, positions = (
-                None if one is None else one.cpu() for one in (key_mask, positions)
-            )
-        twin.warns_of_large_output = False  # what a warning would say is found here anyway
-        for module in twin.modules():
-            if isinstance(module, RandomFeatures):
-                module.is_unchecked = False
-        twin(tokens, grid, key_mask, num_prefix_tokens, positions=positions)
-        where = Positions(grid, positions, num_prefix_tokens=num_prefix_tokens)
-        whole = Excerpt(tokens.detach(), where, key_mask)
-        num_measured = min(whole.num_placed, MEASURED_TOKENS)
-        part = whole.at_most(num_measured, max(1, MEASURED_IN_ALL // max(1, num_measured)))
-        groups = tuple(_group_findings(twin, group, whole, part) for group in twin.head_groups())
-        largest = _largest_numbers(twin, groups, part)
-        moved = whole.at_most(whole.num_placed, max(1, MEASURED_IN_ALL // tokens.shape[1]))
-        shift = shift_findings(twin, moved, shifts)
+    assert grid is None or isinstance(grid, Grid)
+    device_type = tokens.device.type
+    device = tokens.device if widest_dtype(tokens.device) == torch.float64 else torch.device("cpu")
+    layer, tokens = copy.deepcopy(layer).to(device), tokens.detach().to(device)
+    num_samples, num_tokens, _ = tokens.shape
+    if key_mask is None:
+        key_mask = tokens.new_ones(num_samples, num_tokens, dtype=torch.bool)
+    if positions is not None:
+        positions = positions.to(device).expand(num_samples, -1, -1)
+    whole = LayerInputs(tokens, grid, key_mask.to(device), num_prefix_tokens, positions)
+    num_measured = max(1, min(num_tokens - num_prefix_tokens, MAX_TOKENS))
+    measured = whole.shorten(num_measured, max(1, MAX_TOKENS_OF_ALL_SAMPLES // num_measured))
+    # Tokens that are dropped may be NaN.
+    is_dropped = ~measured.key_mask[..., None]
+    measured = replace(measured, tokens=measured.tokens.double().masked_fill(is_dropped, 0.0))
+    exact_layer = copy.deepcopy(layer).double()
     dtype = layer.output.weight.dtype
+    groups = []
+    for group in layer.head_groups():
+        backend = select_backend(group.backend, _costs(group, whole), device_type)
+        groups.append(_measure_heads(group, exact_layer, measured, whole.grid, backend, dtype))
+    largest = {}
+    for name in ("query", "key", "value"):
+        projection = getattr(exact_layer, name)
+        if projection is not None:
+            largest[name] = float(projection(measured.tokens).abs().max())
+    largest["output of a head"] = max(group.largest_output for group in groups)
+    largest["output"] = float(measured.run(exact_layer)[measured.key_mask].abs().max())
+    moved = whole.shorten(num_tokens, max(1, MAX_TOKENS_OF_ALL_SAMPLES // num_tokens))
+    shift = measure_shifts(layer, moved, shifts)
     return Diagnosis(
         dtype=str(dtype).removeprefix("torch."),
-        num_samples=tokens.shape[0],
-        num_tokens=tokens.shape[1],
-        measured=_describe(whole, part),
-        groups=groups,
+        inputs=str(whole),
+        measured=str(measured),
+        groups=tuple(groups),
         largest=largest,
+        float16_headroom=float16_headroom(largest),
         shift=shift,
-        advice=advise(
-            groups, largest, shift, dtype=dtype, num_tokens=tokens.shape[1], dim_head=layer.dim_head
-        ),
+        findings=find_problems(groups, largest, shift, dtype=dtype, dim_head=layer.dim_head),
     )
 
 
-def _describe(whole: Excerpt, part: Excerpt) -> str:
-    if part.tokens.shape == whole.tokens.shape:
-        return "measured on all of them"
-    samples, num_tokens, _ = part.tokens.shape
-    block_grid, grid = part.positions.grid, whole.positions.grid
-    block = (
-        f", a block {block_grid.shape} of {grid.shape}"
-        if block_grid and grid and block_grid != grid
-        else ""
-    )
-    return f"measured on {samples} of the samples and {num_tokens:,} of the tokens{block}"
-
-
-@dataclass(frozen=True)
-class _Heads:
-    """Queries, keys and values of some heads of an excerpt, and attention among them."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    excerpt: Excerpt
-    is_causal: bool
-
-    def attend(
-        self,
-        kernel: Kernel,
-        relative: Relative | None,
-        backend: str = "dense",
-        dtype: torch.dtype = torch.float64,
-    ) -> Tensor:
-        """Output of all queries in float64, (B, H, L, d), computed in a dtype."""
-        query, key, value = (tensor.to(dtype) for tensor in (self.query, self.key, self.value))
-        sizes = {"heads": query.shape[1], "dim": query.shape[-1]}
-        plan = Plan.of_kernels(
-            kernel, relative, self.excerpt.positions, **sizes, is_causal=self.is_causal
-        )
-        return plan.attend(
-            query, key, value, backend=backend, key_mask=self.excerpt.key_mask, query_mask=None
-        ).double()
-
-    def rows(self, vectors: Tensor) -> Tensor:
-        """Those of the kept tokens, (H, rows, d), of vectors (B, H, L, d)."""
-        return vectors.transpose(0, 1)[:, self.excerpt.kept]
-
-    def norms(self, vectors: Tensor) -> tuple[float, ...]:
-        """Mean norm of the kept vectors of each head."""
-        return tuple(self.rows(vectors.double()).norm(dim=-1).mean(dim=-1).tolist())
-
-    def gains(self, kernel: Kernel, relative: Relative | None) -> Tensor:
-        """Σ_j |w_ij| / D_i of the kept queries, (H, rows): a weight is the output where one key has the value 1."""
-        batch, heads, num_keys, _ = self.value.shape
-        each_key = torch.eye(num_keys, dtype=torch.float64, device=self.value.device).expand(
-            batch, heads, -1, -1
-        )
-        outputs = (
-            replace(self, value=some).attend(kernel, relative)
-            for some in each_key.split(GAIN_KEYS, dim=-1)
-        )
-        return self.rows(torch.stack([one.norm(1, dim=-1) for one in outputs]).sum(dim=0))
-
-
-def _group_findings(
-    layer: Attention, group: HeadGroup, whole: Excerpt, part: Excerpt
-) -> GroupFindings:
-    query, key, value = layer.project(part.tokens, key_mask=part.key_mask)
-    heads = _Heads(*group.part_of(query, key, value, part.tokens.shape[1]), part, layer.causal)
-    kernel, relative = group.kernel, group.relative
-    outputs = heads.attend(kernel, relative)
-    exact, mean = heads.rows(outputs), heads.rows(heads.attend(functional.Constant(), None, "auto"))
-    scatter = (heads.rows(heads.value.double()) - mean).flatten(1).norm(dim=-1)
-    variation = (exact - mean).flatten(1).norm(dim=-1) / scatter.clamp_min(
-        torch.finfo(torch.float64).tiny
-    )
-    kept = part.kept.double()
-    seen_keys = (
-        kept.cumsum(dim=1) if layer.causal else kept.sum(dim=1, keepdim=True).expand_as(kept)
-    )
-    still, waves = _still_waves(relative, whole)
-    return GroupFindings(
-        name=group.name,
-        kernel=kernel.name,
-        relative=None if relative is None else relative.name,
-        first_head=group.heads.start,
-        num_heads=group.num_heads,
-        backend=select_backend(
-            group.backend, _costs(group, whole), layer.output.weight.device.type
-        ),
-        size=_size_findings(heads, group, outputs),
-        estimator=_estimator_findings(heads, kernel, relative, exact, mean),
-        variation=tuple(variation.tolist()),
-        unevenness=tuple((variation * float(seen_keys[part.kept].mean()) ** 0.5).tolist()),
-        rounding=_rounding(layer, group, heads),
-        query_norm=None if group.queries is None else heads.norms(heads.query),
-        key_norm=heads.norms(heads.key) if kernel.uses_content else None,
-        num_still_waves=still,
-        num_waves=waves,
-    )
-
-
-def _size_findings(heads: _Heads, group: HeadGroup, outputs: Tensor) -> SizeFindings:
-    outputs, values = (
-        mask_features(one, heads.excerpt.key_mask) for one in (outputs, heads.value.double())
-    )
-    gains = heads.gains(group.kernel, group.relative)
-    return SizeFindings(
-        bound=group.bound,
-        times_the_values=float(times_the_values(outputs, values).max()),
-        largest_gain=float(gains.max()),
-        share_above_1=float((gains > 1 + GAIN_ROUNDING).double().mean()),
-        largest_output=float(outputs.abs().max()),
-    )
-
-
-def _largest_numbers(
-    layer: Attention, groups: tuple[GroupFindings, ...], part: Excerpt
-) -> dict[str, float]:
-    """Largest |number| of what the layer computes in its own dtype; between these it is at least float32."""
-    exact = copy.deepcopy(layer).double()
-    tokens = part.tokens.double().masked_fill(~part.kept[..., None], 0.0)
-    maps = {"queries": exact.query, "keys": exact.key, "values": exact.value}
-    largest = {
-        name: float(linear(tokens).abs().max())
-        for name, linear in maps.items()
-        if linear is not None
+def _measure_heads(
+    group: HeadGroup,
+    exact_layer: Attention,
+    inputs: LayerInputs,
+    whole_grid: Grid | None,
+    backend: str,
+    dtype: torch.dtype,
+) -> HeadMeasurements:
+    """Measure the heads of a group in float64, and the rounding of their backends in `dtype`."""
+    kernel, relative, key_mask = group.kernel, group.relative, inputs.key_mask
+    projected = exact_layer.project(inputs.tokens, key_mask=key_mask)
+    query, key, value = group.part_of(*projected, inputs.tokens.shape[1])
+    options: dict[str, Any] = {
+        "grid": inputs.grid,
+        "positions": inputs.positions,
+        "key_mask": key_mask,
+        "query_mask": key_mask,
+        "num_prefix_tokens": inputs.num_prefix_tokens,
+        "is_causal": group.is_causal,
     }
-    largest["heads' outputs"] = max(group.size.largest_output for group in groups)
-    where = part.positions
-    output = exact(
-        tokens, where.grid, part.key_mask, where.num_prefix_tokens, positions=where.points
+
+    def weights_of(kernel: Kernel, relative: Relative | None) -> Tensor:
+        # A weight is the output for values that are 1 at one key and 0 at all others.
+        one_hot = torch.eye(key.shape[2], dtype=key.dtype, device=key.device)
+        values = one_hot.expand(*key.shape[:2], -1, -1)
+        pair = {"kernel": kernel, "relative": relative, "backend": "dense"}
+        return attention(query, key, values, **pair, **options)
+
+    def mean(per_token: Tensor) -> Tensor:
+        kept = per_token.masked_fill(~key_mask[:, None], 0.0)
+        return kept.sum(dim=(0, 2)) / key_mask.sum()
+
+    weights, equal_weights = weights_of(kernel, relative), weights_of(Constant(), None)
+    value = value.masked_fill(~key_mask[:, None, :, None], 0.0)
+    output = weights @ value
+    gains = weights.abs().sum(dim=-1)
+    num_keys = (equal_weights > 0).sum(dim=-1)
+    variance = mean((weights - equal_weights).square().sum(dim=-1) * num_keys)
+    largest_output, largest_value = output.abs().amax(dim=(2, 3)), value.abs().amax(dim=(2, 3))
+    in_dtype = [tensor.to(dtype) for tensor in (query, key, value)]
+    outputs = {
+        name: attention(*in_dtype, kernel=kernel, relative=relative, backend=name, **options)
+        for name in _costs(group, inputs)
+    }
+    dense = outputs.pop("dense").double()
+    return HeadMeasurements(
+        name=group.name,
+        relative=None if relative is None else relative.name,
+        heads=tuple(range(group.heads.start, group.heads.stop)),
+        backend=backend,
+        features=_feature_errors(kernel, relative, weights_of, weights, equal_weights, value),
+        bound=group.bound,
+        output_ratio=float((largest_output / largest_value.clamp_min(TINY)).max()),
+        largest_output=float(largest_output.max()),
+        largest_gain=float(gains.max()),
+        share_of_gains_above_1=float(mean((gains > 1 + GAIN_ROUNDING).double()).mean()),
+        unevenness=tuple(variance.sqrt().tolist()),
+        query_norm=None if group.queries is None else tuple(mean(query.norm(dim=-1)).tolist()),
+        key_norm=tuple(mean(key.norm(dim=-1)).tolist()) if kernel.uses_content else None,
+        rounding={
+            name: float((fast.double() - dense).norm() / dense.norm().clamp_min(TINY))
+            for name, fast in outputs.items()
+        },
+        num_constant_waves=_count_constant_waves(relative, whole_grid),
     )
-    return {**largest, "layer's outputs": float(output[part.kept].abs().max())}
 
 
-def _estimator_findings(
-    heads: _Heads, kernel: Kernel, relative: Relative | None, estimate: Tensor, mean: Tensor
-) -> EstimatorFindings | None:
-    """Errors of features against what they stand for, or None where they stand for themselves."""
+def _feature_errors(
+    kernel: Kernel,
+    relative: Relative | None,
+    weights_of: Callable[[Kernel, Relative | None], Tensor],
+    weights: Tensor,
+    equal_weights: Tensor,
+    value: Tensor,
+) -> FeatureErrors | None:
+    """Return the errors of random features, or None for kernels without any."""
+    exact_kernel, exact_relative = kernel, relative
     if isinstance(kernel, FeatureKernel) and kernel.estimates_softmax:
-        draws, true_kernel, true_relative = (
-            getattr(kernel, "projection", None),
-            functional.Softmax(),
-            relative,
-        )
+        draws = getattr(kernel, "projection", None)
+        exact_kernel = Softmax()
         if isinstance(relative, Rotary):
-            # Rotated features stand for no other kernel, but what they are before the rotation does.
-            estimate, true_relative = heads.rows(heads.attend(kernel, None)), None
+            # Rotated features estimate no other kernel, but the features before the rotation do.
+            weights, exact_relative = weights_of(kernel, None), None
     elif isinstance(relative, ClippedFeatures):
-        draws, true_kernel = relative.projection, kernel
-        true_relative = Clipped(relative.distance_embedding, relative.ring_width)
+        draws = relative.projection
+        exact_relative = Clipped(relative.distance_embedding, relative.ring_width)
     else:
         return None
     assert isinstance(draws, Tensor)
-    exact = heads.rows(heads.attend(true_kernel, true_relative))
-    lengths = draws.double().square().sum(dim=-1)
-    return EstimatorFindings(
-        truth=pair_name(true_kernel, true_relative),
-        num_features=draws.shape[0],
-        is_biased=bool((lengths - draws.shape[1]).abs().max() < 1e-3 * draws.shape[1]),
-        total=EstimatorReport.from_outputs(estimate, exact, mean),
-        by_head=tuple(
-            EstimatorReport.from_outputs(*one) for one in zip(estimate, exact, mean, strict=True)
-        ),
+    exact_weights = weights_of(exact_kernel, exact_relative)
+    outputs = [part @ value for part in (weights, exact_weights, equal_weights)]
+    by_head = zip(*(output.unbind(dim=1) for output in outputs), strict=True)
+    num_features, dim = draws.shape
+    # The mean squared norm of a draw is `dim`.
+    squared_norms = draws.double().square().sum(dim=1)
+    return FeatureErrors(
+        exact=pair_name(exact_kernel, exact_relative),
+        num_features=num_features,
+        is_biased=bool((squared_norms / dim - 1).abs().max() < 1e-3),
+        total=EstimatorErrors.from_outputs(*outputs),
+        by_head=tuple(EstimatorErrors.from_outputs(*head) for head in by_head),
     )
 
 
-def _rounding(layer: Attention, group: HeadGroup, heads: _Heads) -> dict[str, float]:
-    """Difference of every other backend from the dense one, in the layer's dtype."""
-    outputs = {
-        name: heads.rows(
-            heads.attend(group.kernel, group.relative, name, layer.output.weight.dtype)
-        )
-        for name in dict.fromkeys(("dense", *_costs(group, heads.excerpt)))
-    }
-    dense = outputs.pop("dense")
-    size = dense.norm().clamp_min(torch.finfo(torch.float64).tiny)
-    return {name: float((output - dense).norm() / size) for name, output in outputs.items()}
+def _costs(group: HeadGroup, inputs: LayerInputs) -> dict[str, Cost]:
+    """Return the cost of each backend that can compute the heads."""
+    batch, num_tokens, _ = inputs.tokens.shape
+    positions = Positions(inputs.grid, inputs.positions, None, inputs.num_prefix_tokens)
+    return group.costs_at(positions, num_tokens, num_tokens, batch=batch)
 
 
-def _costs(group: HeadGroup, excerpt: Excerpt) -> dict[str, Cost]:
-    batch, num_tokens, _ = excerpt.tokens.shape
-    return group.costs_at(excerpt.positions, num_tokens, num_tokens, batch=batch)
-
-
-def _still_waves(relative: Relative | None, excerpt: Excerpt) -> tuple[int, int]:
-    """How many waves a periodic grid rounds to frequency 0, and how many waves it rounds."""
-    grid = excerpt.positions.grid
-    if not isinstance(relative, Fourier | Rotary) or grid is None or not any(grid.periodic):
-        return 0, 0
-    rounded = relative.for_positions(excerpt.positions)
-    assert isinstance(rounded, Fourier | Rotary)
-    still = (rounded.frequency == 0).all(dim=-1) & (relative.frequency != 0).any(dim=-1)
-    return int(still.sum()), still.numel()
+def _count_constant_waves(relative: Relative | None, grid: Grid | None) -> int:
+    """Return the number of waves whose frequency is rounded to 0 because the grid is periodic."""
+    if not isinstance(relative, Fourier | Rotary) or grid is None:
+        return 0
+    frequency = relative.frequency.abs()
+    # Frequencies along a periodic axis are rounded to multiples of 2π / period.
+    steps = [2 * math.pi / (grid.axis_period(axis) or math.inf) for axis in range(grid.num_axes)]
+    is_rounded = (frequency <= frequency.new_tensor(steps) / 2).all(dim=-1)
+    return int((is_rounded & (frequency > 0).any(dim=-1)).sum())

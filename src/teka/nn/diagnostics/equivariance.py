@@ -1,222 +1,189 @@
-"""How much of an attention layer's output changes when its tokens move, on any grid and at bare positions."""
+"""Changes of the output of an attention layer when its tokens are shifted."""
 
 import copy
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from teka.audit.equivariance import equivariance_error
 from teka.audit.function import relative_difference
 from teka.errors import wrong_value
-from teka.functional.positions import Positions
 from teka.grid import Grid
 from teka.nn.attention import Attention
-from teka.nn.diagnostics.report import ShiftFindings
+from teka.nn.diagnostics.report import ShiftErrors
 
 LayerShift = int | float | Sequence[int | float]
-Shifts = tuple[tuple[float, ...], ...]
+Steps = list[tuple[float, ...]]
 
 
 @dataclass(frozen=True)
-class Excerpt:
-    """Tokens of self-attention and where they are."""
+class LayerInputs:
+    """Inputs of a self-attention layer.
 
-    tokens: Float[Tensor, "batch tokens dim"]  # tokens, shape (B, L, dim)
-    positions: Positions  # where they are
-    key_mask: (
-        Bool[Tensor, "batch tokens"] | None
-    )  # true where a token may be attended to, or None for all
-
-    @property
-    def num_placed(self) -> int:
-        """Number of tokens after the prefix."""
-        return self.tokens.shape[1] - self.positions.num_prefix_tokens
-
-    @property
-    def kept(self) -> Bool[Tensor, "batch tokens"]:
-        """True where a token may be attended to."""
-        if self.key_mask is None:
-            return torch.ones(self.tokens.shape[:2], dtype=torch.bool, device=self.tokens.device)
-        return self.key_mask
-
-    def at_most(self, max_tokens: int, max_samples: int) -> "Excerpt":
-        """The first samples with a kept token, of these the prefix and the first tokens, or a block with kept cells."""
-        first, grid, points = (
-            self.positions.num_prefix_tokens,
-            self.positions.grid,
-            self.positions.points,
-        )
-        cells = torch.arange(self.num_placed, device=self.tokens.device)
-        if self.num_placed > max_tokens:
-            if grid is None:
-                kept = self.kept[0, first:].nonzero().flatten()
-                start = int(kept[0]) if len(kept) else 0
-                cells = cells[start : start + max_tokens]
-            else:
-                cells, grid = self._block(grid, max_tokens)
-        chosen = torch.cat([torch.arange(first, device=cells.device), first + cells])
-        samples = self.kept[:, chosen].any(dim=1).nonzero().flatten()[:max_samples]
-        if points is not None:
-            points = points[..., cells.to(points.device), :]
-            if points.ndim == 3 and len(points) > 1:
-                points = points[samples.to(points.device)]
-        mask = None if self.key_mask is None else self.key_mask[samples][:, chosen]
-        return Excerpt(
-            self.tokens[samples][:, chosen], replace(self.positions, grid=grid, points=points), mask
-        )
-
-    def _block(self, grid: Grid, max_tokens: int) -> tuple[Tensor, Grid]:
-        longest = max(grid.shape)
-        while longest > 1 and math.prod(min(side, longest) for side in grid.shape) > max_tokens:
-            longest -= 1
-        kept = self.kept[0, self.positions.num_prefix_tokens :].nonzero().flatten()
-        middle = torch.unravel_index(
-            kept[len(kept) // 2] if len(kept) else torch.tensor(0), grid.shape
-        )
-        block = torch.arange(grid.num_tokens, device=self.tokens.device).reshape(grid.shape)
-        for axis, (place, whole) in enumerate(zip(middle, grid.shape, strict=True)):
-            side = min(whole, longest)
-            block = block.narrow(axis, min(max(int(place) - side // 2, 0), whole - side), side)
-        periodic = tuple(
-            flag and side <= longest for flag, side in zip(grid.periodic, grid.shape, strict=True)
-        )
-        return block.flatten(), Grid(tuple(block.shape), grid.spacing, periodic, grid.origin)
-
-
-def shift_findings(
-    layer: Attention, scene: Excerpt, shifts: Sequence[LayerShift] | None
-) -> ShiftFindings | None:
-    """Move the tokens and compare the outputs, in the layer's dtype and, at the worst shift, in float64.
-
-    Along a periodic axis the tokens roll; along a bounded one they move within a longer axis, among tokens that no
-    query attends to; bare positions get it added. None where no shift is a symmetry, as of a causal layer on a torus.
+    Attributes:
+        tokens: Tokens, shape (B, L, dim).
+        grid: Grid of the tokens after the prefix, or None.
+        key_mask: True where a token may be attended to, shape (B, L).
+        num_prefix_tokens: Number of first tokens without a position.
+        positions: Positions of the tokens after the prefix, shape (B, L, n), or None.
     """
-    positions, grid = scene.positions.points, scene.positions.grid
+
+    tokens: Float[Tensor, "batch tokens dim"]
+    grid: Grid | None
+    key_mask: Bool[Tensor, "batch tokens"]
+    num_prefix_tokens: int
+    positions: Float[Tensor, "batch placed axes"] | None
+
+    def run(self, layer: Attention) -> Float[Tensor, "batch tokens dim"]:
+        """Return the output of a layer for these inputs."""
+        prefix, positions = self.num_prefix_tokens, self.positions
+        return layer(self.tokens, self.grid, self.key_mask, prefix, positions=positions)
+
+    def __str__(self) -> str:
+        num_samples, num_tokens, _ = self.tokens.shape
+        grid = "" if self.grid is None else f" on a grid of {self.grid.shape}"
+        return f"{num_samples:,} × {num_tokens:,} tokens{grid}"
+
+    def shorten(self, max_tokens: int, max_samples: int) -> "LayerInputs":
+        """Return the first samples, each with its prefix and at most `max_tokens` other tokens.
+
+        The tokens are a block of the grid, or of the sequence, with the first token that may be
+        attended to. Samples without such a token in the block are left out.
+        """
+        prefix, grid, positions = self.num_prefix_tokens, self.grid, self.positions
+        cells = torch.arange(self.tokens.shape[1] - prefix)
+        if len(cells) > max_tokens:
+            first_kept = int(self.key_mask[0, prefix:].int().argmax())
+            cells, block_grid = _block_at(first_kept, grid or Grid(len(cells)), max_tokens)
+            grid = grid and block_grid
+        cells = cells.to(self.tokens.device)
+        index = self.with_prefix(cells)
+        samples = self.key_mask[:, index].any(dim=1).nonzero().flatten()[:max_samples]
+        if positions is not None:
+            positions = positions[samples][:, cells]
+        tokens, key_mask = self.tokens[samples][:, index], self.key_mask[samples][:, index]
+        return LayerInputs(tokens, grid, key_mask, prefix, positions)
+
+    def with_prefix(self, cells: Int[Tensor, "cells"]) -> Int[Tensor, "tokens"]:
+        """Return the indices of the prefix tokens and of the tokens of these cells."""
+        prefix = torch.arange(self.num_prefix_tokens, device=cells.device)
+        return torch.cat([prefix, self.num_prefix_tokens + cells])
+
+
+def _coordinates(grid: Grid) -> Int[Tensor, "tokens axes"]:
+    """Return the index of every cell along every axis."""
+    return torch.cartesian_prod(*map(torch.arange, grid.shape)).reshape(-1, grid.num_axes)
+
+
+def _block_at(cell: int, grid: Grid, max_tokens: int) -> tuple[Int[Tensor, "cells"], Grid]:
+    """Return the cells of a block that contains a cell, and the grid of the block."""
+    shape, coordinates = torch.tensor(grid.shape), _coordinates(grid)
+    sides = shape.clamp(max=int(max_tokens ** (1 / grid.num_axes)))
+    start = torch.minimum(coordinates[cell], shape - sides)
+    is_inside = (coordinates >= start) & (coordinates < start + sides)
+    is_periodic = torch.tensor(grid.periodic) & (sides == shape)
+    block_grid = Grid(sides.tolist(), grid.spacing, is_periodic.tolist(), grid.origin)
+    return is_inside.all(dim=1).nonzero().flatten(), block_grid
+
+
+def measure_shifts(
+    layer: Attention, inputs: LayerInputs, shifts: Sequence[LayerShift] | None
+) -> ShiftErrors | None:
+    """Measure how much the output changes when the tokens are shifted.
+
+    Tokens on a grid are rolled along periodic axes. Along other axes they move within a larger
+    grid, whose other cells are masked. Shifts are added to positions without a grid.
+
+    Returns:
+        Errors in the layer's dtype, and in float64 for the worst shift. None if no shift is a
+        symmetry, such as for a causal layer on a torus.
+    """
+    grid, positions = inputs.grid, inputs.positions
     if positions is not None:
-        how, steps, measure = (
-            "added to the positions",
-            _position_shifts(positions, shifts),
-            _at_positions,
-        )
+        method = "added to the positions"
+        steps = _position_steps(positions, shifts)
     elif grid is not None:
-        how = (
-            "rolled round the torus"
-            if all(grid.periodic)
-            else "on a larger grid, cells outside masked"
-        )
-        steps, measure = _grid_shifts(grid, shifts, is_causal=layer.causal), _on_canvas
+        method = "rolled around the torus" if all(grid.periodic) else "moved on a larger grid"
+        steps = _grid_steps(grid, shifts, is_causal=layer.causal)
     else:
         return None
     if not steps:
         if shifts is not None:
             raise wrong_value("shifts", shifts, "at least one shift")
         return None
-    by_shift, noise_floor = measure(layer, scene, steps)
-    worst = max(by_shift, key=by_shift.__getitem__)
-    exact = replace(scene, tokens=scene.tokens.double())
-    without_rounding, _ = measure(copy.deepcopy(layer).double(), exact, (worst,))
-    return ShiftFindings(how, by_shift, noise_floor, without_rounding[worst])
+
+    def errors(layer: Attention, inputs: LayerInputs, steps: Steps) -> list[float]:
+        run_shifted = _run_on_canvas if positions is None else _run_at_positions
+        outputs = run_shifted(layer, inputs, [(0.0,) * len(steps[0]), *steps])
+        reference, *kept = [output[inputs.key_mask].double() for output in outputs]
+        return [relative_difference(output, reference) for output in kept]
+
+    # A second run with a shift of 0 shows the difference of two calls with the same input.
+    *by_shift, noise_floor = errors(layer, inputs, [*steps, (0.0,) * len(steps[0])])
+    worst_shift = steps[by_shift.index(max(by_shift))]
+    in_float64 = replace(inputs, tokens=inputs.tokens.double())
+    (float64_error,) = errors(copy.deepcopy(layer).double(), in_float64, [worst_shift])
+    return ShiftErrors(method, dict(zip(steps, by_shift, strict=True)), noise_floor, float64_error)
 
 
-def _position_shifts(positions: Tensor, shifts: Sequence[LayerShift] | None) -> Shifts:
+def _position_steps(positions: Tensor, shifts: Sequence[LayerShift] | None) -> Steps:
+    if shifts is None:
+        points = positions.flatten(0, -2)
+        extent = points.amax(dim=0) - points.amin(dim=0)
+        extent = torch.where(extent == 0, 1.0, extent)
+        return [tuple(extent.tolist()), tuple((-0.3 * extent).tolist())]
     num_axes = positions.shape[-1]
+    steps = [tuple(shift) if isinstance(shift, Sequence) else (shift,) for shift in shifts]
+    if any(len(step) != num_axes for step in steps):
+        raise wrong_value("shifts", shifts, f"{num_axes} numbers each, one for each axis")
+    return [tuple(map(float, step)) for step in steps]
+
+
+def _grid_steps(grid: Grid, shifts: Sequence[LayerShift] | None, *, is_causal: bool) -> Steps:
+    # A roll along a periodic axis changes the order of the tokens, which a causal layer depends on.
+    can_move = [not (is_causal and is_periodic) for is_periodic in grid.periodic]
     if shifts is None:
-        places = positions.flatten(0, -2).double()
-        extent = [float(length) or 1.0 for length in places.amax(dim=0) - places.amin(dim=0)]
-        return (tuple(extent), tuple(-0.3 * length for length in extent))
-    vectors = tuple(
-        tuple(map(float, shift if isinstance(shift, Sequence) else (shift,))) for shift in shifts
-    )
-    for shift, vector in zip(shifts, vectors, strict=True):
-        if len(vector) != num_axes:
-            raise wrong_value(
-                "shifts", shift, f"of {num_axes} numbers each, one for each axis of the positions"
-            )
-    return vectors
+        quarters = [-float(max(1, side // 4)) for side in grid.shape]
+        far = [step * flag for step, flag in zip(quarters, can_move, strict=True)]
+        return [tuple(map(float, can_move)), tuple(far)] if any(can_move) else []
+    steps = [grid.check_shift(shift) for shift in shifts]  # pyright: ignore[reportArgumentType]
+    for step in steps:
+        if any(length and not flag for length, flag in zip(step, can_move, strict=True)):
+            raise wrong_value("shifts", step, "0 along periodic axes of a causal layer")
+    return [tuple(map(float, step)) for step in steps]
 
 
-def _at_positions(
-    layer: Attention, scene: Excerpt, shifts: Shifts
-) -> tuple[dict[tuple[float, ...], float], float]:
-    """The error at each shift, and the noise floor."""
-    assert scene.positions.points is not None
-    places, first = scene.positions.points.double(), scene.positions.num_prefix_tokens
-
-    def output(positions: Tensor) -> Tensor:
-        mixed = layer(scene.tokens, None, scene.key_mask, first, positions=positions)
-        return mixed[scene.kept].double()
-
-    reference = output(places)
-    by_shift = {
-        shift: relative_difference(output(places + places.new_tensor(shift)), reference)
-        for shift in shifts
-    }
-    return by_shift, relative_difference(output(places), reference)
+def _run_at_positions(layer: Attention, inputs: LayerInputs, steps: Steps) -> list[Tensor]:
+    """Return the output after each step."""
+    assert inputs.positions is not None
+    positions = inputs.positions.double()
+    moved = [positions + positions.new_tensor(step) for step in steps]
+    return [replace(inputs, positions=positions).run(layer) for positions in moved]
 
 
-def _grid_shifts(grid: Grid, shifts: Sequence[LayerShift] | None, *, is_causal: bool) -> Shifts:
-    # The order of tokens, which a causal layer sees, is no torus'.
-    fixed = [is_causal and periodic for periodic in grid.periodic]
-    if shifts is None:
-        axes = range(grid.num_axes)
-        single = [tuple(float(one == axis) for one in axes) for axis in axes if not fixed[axis]]
-        far = tuple(
-            0.0 if still else -float(max(1, side // 4))
-            for still, side in zip(fixed, grid.shape, strict=True)
-        )
-        return (*single, far) if single else ()
-    steps = tuple(dict.fromkeys(grid.check_shift(shift) for shift in shifts))  # pyright: ignore[reportArgumentType]
-    if any(step and still for shift in steps for step, still in zip(shift, fixed, strict=True)):
-        raise wrong_value(
-            "shifts",
-            shifts,
-            "0 along periodic axes, of which the order of a causal layer knows nothing",
-        )
-    return tuple(tuple(map(float, shift)) for shift in steps)
-
-
-def _on_canvas(
-    layer: Attention, scene: Excerpt, shifts: Shifts
-) -> tuple[dict[tuple[float, ...], float], float]:
-    """The same on a grid that has room for the shifts."""
-    grid, first = scene.positions.grid, scene.positions.num_prefix_tokens
+def _run_on_canvas(layer: Attention, inputs: LayerInputs, steps: Steps) -> list[Tensor]:
+    """Return the output after each step, on a grid with room for all steps."""
+    grid = inputs.grid
     assert grid is not None
-    steps = tuple(tuple(map(int, shift)) for shift in shifts)
-    before, after = (
-        [
-            0 if flag else max(0, *(sign * step[axis] for step in steps))
-            for axis, flag in enumerate(grid.periodic)
-        ]
-        for sign in (-1, 1)
-    )
-    sides = tuple(
-        left + side + right for left, side, right in zip(before, grid.shape, after, strict=True)
-    )
-    canvas = Grid(sides, grid.spacing, grid.periodic, grid.origin)
-    window = tuple(slice(left, left + side) for left, side in zip(before, grid.shape, strict=True))
-    batch, _, dim = scene.tokens.shape
-    # The flag of what is kept moves with the tokens, as one more channel.
-    inputs = scene.tokens.new_zeros(batch, dim + 1, *sides)
-    kept = scene.kept[:, first:, None].to(scene.tokens)
-    inputs[(slice(None), slice(None), *window)] = grid.unflatten(
-        torch.cat([scene.tokens[:, first:], kept], dim=-1)
-    )
-    is_whole = scene.key_mask is None and canvas == grid
+    offsets = torch.tensor(steps).long()
+    bounded_offsets = offsets * ~torch.tensor(grid.periodic)
+    start = -bounded_offsets.amin(dim=0)
+    sides = torch.tensor(grid.shape) + start + bounded_offsets.amax(dim=0)
+    canvas = Grid(sides.tolist(), grid.spacing, grid.periodic, grid.origin)
+    num_tokens = inputs.num_prefix_tokens + canvas.num_tokens
+    cells = torch.arange(canvas.num_tokens, device=inputs.tokens.device).reshape(canvas.shape)
 
-    def function(inputs: Tensor) -> Tensor:
-        cells = canvas.flatten(inputs)
-        kept = cells[..., -1] > 0.5
-        mask = None if is_whole else torch.cat([scene.kept[:, :first], kept], dim=1)
-        output = layer(
-            torch.cat([scene.tokens[:, :first], cells[..., :-1]], dim=1), canvas, mask, first
-        )
-        return canvas.unflatten(output[:, first:] * kept[..., None])
+    def place(values: Tensor, index: Tensor) -> Tensor:
+        canvas_values = values.new_zeros(len(values), num_tokens, *values.shape[2:])
+        return canvas_values.index_copy(1, index, values)
 
-    error = equivariance_error(function, inputs, steps, mode="circular")
-    return {
-        tuple(map(float, step)): number for step, number in error.by_shift.items()
-    }, error.noise_floor
+    outputs = []
+    for offset in offsets:
+        coordinates = (_coordinates(grid) + start + offset) % sides
+        index = inputs.with_prefix(cells[coordinates.unbind(dim=1)])
+        tokens, key_mask = place(inputs.tokens, index), place(inputs.key_mask, index)
+        shifted = replace(inputs, tokens=tokens, grid=canvas, key_mask=key_mask)
+        outputs.append(shifted.run(layer)[:, index])
+    return outputs

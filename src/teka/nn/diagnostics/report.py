@@ -1,178 +1,281 @@
-"""Findings about attention layers: dataclasses, reports as text and JSON, and recommendations."""
+"""Measurements and findings of the diagnostics, and their text."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from teka.codec import encode
-from teka.functional.attention import EstimatorReport
 
-LINE_LENGTH = 110
-FLOAT16 = torch.finfo(torch.float16)
-# Error of an estimate below which the report recommends nothing.
-TARGET_ERROR = 0.1
-# Mean of (‖q‖² + ‖k‖²)/√d from which the variance of positive features, its exponential, is large.
-LARGE_EXPONENT = 4.0
-# Unevenness of the weights below which the output is practically the mean of the values.
-EVEN = 0.02
-LARGE_GAIN = 10.0
-LARGE_SHARE = 0.1  # Share of queries with a gain above 1.
-FLOAT16_HEADROOM = 10.0
-EQUIVARIANCE_TOLERANCE = 1e-8  # Relative error under a shift that float64 rounding can explain.
 T = TypeVar("T")
+LINE_LENGTH = 100
+FLOAT16 = torch.finfo(torch.float16)
+# Ratio of distances to the exact output below which it equals the mean of the values, in float64.
+EQUAL_OUTPUTS = 1e-9
+
+# Thresholds of the findings.
+COLLAPSED_SPREAD = 0.1
+FEATURE_ERROR = 0.1
+# Mean of (‖q‖² + ‖k‖²)/√d. The variance of positive features grows with its exponential.
+LARGE_EXPONENT = 4.0
+LARGE_GAIN = 10.0
+SHARE_OF_GAINS_ABOVE_1 = 0.1
+FLOAT16_HEADROOM = 10.0
+# Unevenness of the weights below which the output is practically the mean of the values.
+EVEN_WEIGHTS = 0.02
+# Relative error under a shift that rounding in float64 can explain.
+FLOAT64_ROUNDING = 1e-8
+
+RECOMMENDATIONS = {
+    "collapsed features": "Use more features (num_features), smaller queries and keys, or a kernel "
+    "without random features, such as 'squared_relu'.",
+    "inaccurate features": "Use more features, kernel='softmax' if there are fewer tokens than "
+    "features, or a kernel without random features: 'squared_relu', or 'taylor2' for small queries "
+    "and keys.",
+    "inaccurate position features": "Use relative='clipped', which is exact and costs less.",
+    "biased features": "Use projection='orthogonal', which has no such bias.",
+    "long queries and keys": "Use query_key='normalized', or smaller weights.",
+    "large outputs": "With relative='rotary', use rotary_normalizer='nonnegative', or 'mixed' (the "
+    "default) and a kernel without negative weights. Otherwise use kernel='squared_relu' or "
+    "'positive'. Their outputs are bounded.",
+    "float16 overflow": "Compute in bfloat16, normalize the tokens, or use smaller weights. If a "
+    "layer has large outputs, choose a kernel that bounds them.",
+    "even weights": "If this remains after training, scale queries and keys up. The constant "
+    "kernel without a relative kernel has no other output.",
+    "rounding of a backend": "Use float64, backend='dense', or a kernel without negative weights.",
+    "constant waves": "Choose frequencies near multiples of 2π / period.",
+    "shift sensitivity": "relative='rotation_joint' is equivariant in expectation only; "
+    "relative='rotation' is the same kernel and exactly equivariant. Otherwise check custom "
+    "relative kernels, and positions whose distance lies between two rings.",
+    "rounding under shifts": "Compute in a wider dtype if this error matters.",
+}
 
 
 @dataclass(frozen=True)
-class EstimatorFindings:
-    """Errors of random features against the kernels that they estimate, in float64."""
+class Finding:
+    """A problem of a layer on the given inputs. `str` adds a recommendation to the message.
 
-    truth: str  # the estimated kernels, "kernel × relative kernel"
-    num_features: int  # number of random features
-    is_biased: (
-        bool  # True for draws of one fixed norm, whose error does not vanish with their number
-    )
-    total: EstimatorReport  # errors over all heads
-    by_head: tuple[EstimatorReport, ...]  # errors of each head
+    Attributes:
+        name: Name of the problem, a key of `RECOMMENDATIONS`.
+        value: Measured value.
+        threshold: Threshold that the value exceeds, or falls below.
+        message: One or two sentences about the measurement.
+    """
 
+    name: str
+    value: float
+    threshold: float
+    message: str
 
-@dataclass(frozen=True)
-class SizeFindings:
-    """Sizes of outputs, in float64. The gain of a query i, Σ_j |w_ij| / D_i, bounds its output."""
-
-    bound: float | None  # guaranteed bound of |out| / max |v|, or None if there is none
-    times_the_values: float  # largest |out| / max |v| of a sample and head
-    largest_gain: float  # largest gain
-    share_above_1: float  # share of the queries whose gain is above 1
-    largest_output: float  # largest |out|
+    def __str__(self) -> str:
+        return f"{self.message} {RECOMMENDATIONS[self.name]}"
 
 
 @dataclass(frozen=True)
-class GroupFindings:
-    """Findings about the heads that one pair of kernels computes."""
+class EstimatorErrors:
+    """Errors of an attention output that random features estimate.
 
-    name: str  # "kernel × relative kernel"
-    kernel: str  # name of the content kernel
-    relative: str | None  # name of the relative kernel
-    first_head: int  # index of the first head
-    num_heads: int  # number of heads
-    backend: str  # name of the backend
-    size: SizeFindings  # sizes of the outputs
-    estimator: EstimatorFindings | None  # errors of random features, None without any
-    variation: tuple[float, ...]  # ‖output − mean of V‖ / ‖V − mean of V‖ of each head
-    # variation times √(mean number of keys of a query), about the weights' coefficient of variation
-    unevenness: tuple[float, ...]
-    rounding: dict[str, float]  # relative difference of each other backend from the dense one
-    query_norm: tuple[float, ...] | None  # mean ‖q‖ of each head, None if queries are not used
-    key_norm: tuple[float, ...] | None  # mean ‖k‖ of each head, None if keys are not used
-    num_still_waves: int = 0  # waves whose frequency a periodic grid rounds to 0
-    num_waves: int = 0  # waves whose frequency a periodic grid rounds
+    Attributes:
+        error: ‖estimate − exact‖ / ‖exact‖.
+        error_of_mean: ‖mean − exact‖ / ‖exact‖, where "mean" is the mean of the values.
+        spread: ‖estimate − mean‖ / ‖exact − mean‖. It is 0 if the estimate is the mean of the
+            values, and set to 1 if the exact output is that mean too.
+    """
+
+    error: float
+    error_of_mean: float
+    spread: float
+
+    @classmethod
+    def from_outputs(cls, estimate: Tensor, exact: Tensor, mean: Tensor) -> "EstimatorErrors":
+        """Compare an estimated output with the exact one and with the mean of the values."""
+        size = exact.norm().clamp_min(torch.finfo(exact.dtype).tiny)
+        distance = (exact - mean).norm()
+        spread = 1.0
+        if distance > EQUAL_OUTPUTS * size:
+            spread = float((estimate - mean).norm() / distance)
+        return cls(float((estimate - exact).norm() / size), float(distance / size), spread)
 
     @property
-    def collapsed(self) -> bool:
-        """True if the random features of any head give the mean of the values, unlike the truth."""
-        return self.estimator is not None and any(
-            report.collapsed for report in self.estimator.by_head
+    def is_collapsed(self) -> bool:
+        """True if the estimate is the mean of the values but the exact output is not."""
+        return self.spread < COLLAPSED_SPREAD
+
+
+@dataclass(frozen=True)
+class FeatureErrors:
+    """Errors of the random features of some heads, in float64.
+
+    Attributes:
+        exact: The estimated kernels, "kernel × relative kernel".
+        num_features: Number of random features.
+        is_biased: True if all draws have the same norm. Their error does not vanish with their
+            number.
+        total: Errors over all heads.
+        by_head: Errors of each head.
+    """
+
+    exact: str
+    num_features: int
+    is_biased: bool
+    total: EstimatorErrors
+    by_head: tuple[EstimatorErrors, ...]
+
+
+@dataclass(frozen=True)
+class HeadMeasurements:
+    """Measurements of the heads that one pair of kernels computes, in float64.
+
+    The gain of query i is Σ_j |w_ij| / Σ_j w_ij, with the weights w_ij of the values. It bounds
+    the ratio of the output to the largest value.
+
+    Attributes:
+        name: "kernel × relative kernel".
+        relative: Name of the relative kernel, or None.
+        heads: Indices of the heads.
+        backend: Backend of the heads.
+        features: Errors of random features, or None without any.
+        bound: Guaranteed bound of |output| / max |value|, or None.
+        output_ratio: Largest |output| / max |value| of a sample and head.
+        largest_output: Largest |output|.
+        largest_gain: Largest gain.
+        share_of_gains_above_1: Share of the queries with a gain above 1.
+        unevenness: ‖output − mean‖ / ‖values − mean‖ · √(mean number of keys) of each head, where
+            "mean" is the mean of the values. It estimates the standard deviation of the weights
+            over their mean.
+        query_norm: Mean ‖q‖ of each head, or None without queries.
+        key_norm: Mean ‖k‖ of each head, or None without keys.
+        rounding: Relative difference of each backend from "dense", in the layer's dtype.
+        num_constant_waves: Number of waves whose frequency a periodic grid rounds to 0.
+    """
+
+    name: str
+    relative: str | None
+    heads: tuple[int, ...]
+    backend: str
+    features: FeatureErrors | None
+    bound: float | None
+    output_ratio: float
+    largest_output: float
+    largest_gain: float
+    share_of_gains_above_1: float
+    unevenness: tuple[float, ...]
+    query_norm: tuple[float, ...] | None
+    key_norm: tuple[float, ...] | None
+    rounding: dict[str, float]
+    num_constant_waves: int = 0
+
+    @property
+    def is_collapsed(self) -> bool:
+        """True if the random features of a head have collapsed to the mean of the values."""
+        return self.features is not None and any(
+            errors.is_collapsed for errors in self.features.by_head
         )
 
 
 @dataclass(frozen=True)
-class ShiftFindings:
-    """Changes of the output under shifts."""
+class ShiftErrors:
+    """Changes of the output under shifts, relative to the norm of the output.
 
-    how: str  # how the tokens were moved
-    by_shift: dict[tuple[float, ...], float]  # relative error of each shift, in the layer's dtype
-    noise_floor: float  # relative difference of two calls with the same input
-    without_rounding: float  # relative error at the worst shift in float64
+    Attributes:
+        method: How the tokens were shifted.
+        by_shift: Error of each shift, in the layer's dtype.
+        noise_floor: Difference of two calls with the same input.
+        float64_error: Error of the worst shift in float64.
+    """
+
+    method: str
+    by_shift: dict[tuple[float, ...], float]
+    noise_floor: float
+    float64_error: float
 
     @property
     def maximum(self) -> float:
         """Largest error over the shifts."""
         return max(self.by_shift.values())
 
-    @property
-    def worst_shift(self) -> tuple[float, ...]:
-        """The shift with the largest error."""
-        return max(self.by_shift, key=self.by_shift.__getitem__)
-
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Findings about one attention layer. `str` returns a report."""
+    """Measurements of an attention layer and the problems that they show. `str` returns a report.
 
-    dtype: str  # dtype of the layer
-    num_samples: int  # number of samples
-    num_tokens: int  # number of tokens of a sample
-    measured: str  # the part of the tokens that the findings about heads come from
-    groups: tuple[GroupFindings, ...]  # findings about heads
-    largest: dict[str, float]  # largest absolute value of each tensor in the layer's dtype
-    shift: ShiftFindings | None  # findings about shifts, None if no shift is a symmetry
-    advice: tuple[str, ...]  # recommendations, empty if there is no problem
+    Attributes:
+        dtype: Dtype of the layer.
+        inputs: Number of samples and tokens.
+        measured: The part of the inputs on which the heads are measured.
+        groups: Measurements of the heads, by their kernels.
+        largest: Largest absolute value of each tensor that has the layer's dtype.
+        float16_headroom: Factor by which these tensors could grow in float16. Below 1, float16
+            overflows.
+        shift: Changes of the output under shifts, or None if no shift is a symmetry.
+        findings: Problems. Empty if there are none.
+    """
+
+    dtype: str
+    inputs: str
+    measured: str
+    groups: tuple[HeadMeasurements, ...]
+    largest: dict[str, float]
+    float16_headroom: float
+    shift: ShiftErrors | None
+    findings: tuple[Finding, ...]
 
     @property
-    def collapsed(self) -> bool:
+    def is_collapsed(self) -> bool:
         """True if the random features of any head give the mean of the values."""
-        return any(group.collapsed for group in self.groups)
-
-    @property
-    def float16_headroom(self) -> float:
-        """Factor by which all tensors could grow in float16. Below 1, float16 overflows."""
-        return float16_headroom(self.largest)
+        return any(finding.name == "collapsed features" for finding in self.findings)
 
     def to_dict(self) -> dict[str, object]:
-        """Return the findings as plain JSON."""
-        result = encode(self) | {
-            "collapsed": self.collapsed,
-            "float16_headroom": self.float16_headroom,
-        }
-        for group, encoded in zip(self.groups, result["groups"], strict=True):
-            encoded["collapsed"] = group.collapsed
-            if group.estimator is not None:
-                encoded["estimator"] |= encoded["estimator"].pop("total")
-        if self.shift is not None:
-            by_shift = self.shift.by_shift
-            result["shift"] |= {
-                "shifts": list(map(list, by_shift)),
-                "errors": list(by_shift.values()),
-                "maximum": self.shift.maximum,
-            }
-            del result["shift"]["by_shift"]
-        return result
+        """Return the measurements and findings as plain JSON."""
+        return encode(self)
 
     def __str__(self) -> str:
-        samples = "1 sample" if self.num_samples == 1 else f"{self.num_samples:,} samples"
-        lines = [f"{samples} of {self.num_tokens:,} tokens, {self.dtype}; heads {self.measured}"]
+        lines = [f"{self.inputs}, {self.dtype}; heads measured on {self.measured}"]
         for group in self.groups:
-            lines += ["", *_group_lines(group)]
-        largest = ", ".join(f"{name} {number:.3g}" for name, number in self.largest.items())
-        lines += ["", f"largest numbers: {largest};"]
-        lines += [f"  float16 has room for {self.float16_headroom:.3g} times as much"]
-        if self.shift is None:
-            lines += ["", "shifts: not measured, because no shift is a symmetry here"]
-        else:
-            worst = ", ".join(f"{step:g}" for step in self.shift.worst_shift)
-            lines += [
-                "",
-                f"shifts ({self.shift.how}): the output changes by {self.shift.maximum:.1e}, most "
-                f"at ({worst});",
-                f"  {self.shift.without_rounding:.1e} in float64; noise floor "
-                f"{self.shift.noise_floor:.1e}",
-            ]
-        lines += ["", "what to do"]
-        for sentence in self.advice or ("Nothing: all is well.",):
-            lines += wrap(sentence, LINE_LENGTH, initial_indent="  - ", subsequent_indent="    ")
+            lines += [group.name, *_lines(group)]
+        lines += ["largest values", *_lines(self.largest)]
+        lines.append(f"  room in float16: a factor of {self.float16_headroom:.3g}")
+        if self.shift is not None:
+            lines += ["shifts", *_lines(self.shift)]
+        lines.append("findings" if self.findings else "No problem found.")
+        for finding in self.findings:
+            lines += wrap(f"  - {finding}", LINE_LENGTH, subsequent_indent="    ")
         return "\n".join(lines)
 
 
+def _lines(measurements: object) -> list[str]:
+    """Return the fields of a dataclass or dictionary as text."""
+    lines = []
+    for name, value in encode(measurements).items():
+        line = f"  {name.replace('_', ' ')}: {_format(value)}"
+        lines += wrap(line, LINE_LENGTH, subsequent_indent="    ")
+    return lines
+
+
+def _format(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, list):
+        return ", ".join(map(_format, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_format(item)}" for name, item in value.items())
+    return str(value)
+
+
 class LayerReports(dict[str, T]):
-    """Reports of the attention layers of a model by name. `str` joins them."""
+    """Reports of the attention layers of a model by name. `str` joins them.
+
+    Attributes:
+        skipped: Reasons by the names of layers without a report.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.skipped: dict[str, str] = {}  # reasons by the names of layers without a report
+        self.skipped: dict[str, str] = {}
 
     def __str__(self) -> str:
         parts = [f"{name}\n{report}" for name, report in self.items()]
@@ -180,217 +283,121 @@ class LayerReports(dict[str, T]):
         return "\n\n".join(parts)
 
 
-def float16_headroom(largest: dict[str, float]) -> float:
-    """Return the largest float16 over the largest number."""
-    return FLOAT16.max / max(*largest.values(), FLOAT16.tiny)
-
-
-def _group_lines(group: GroupFindings) -> list[str]:
-    last = group.first_head + group.num_heads - 1
-    heads = f"head {last}" if group.num_heads == 1 else f"heads {group.first_head} to {last}"
-    lines = [f"{group.name}, {heads}, computed by the {group.backend} backend"]
-    columns = {"variation": group.variation}
-    if group.query_norm is not None:
-        columns["‖q‖"] = group.query_norm
-    if group.key_norm is not None:
-        columns["‖k‖"] = group.key_norm
-    if group.estimator is not None:
-        total, by_head = group.estimator.total, group.estimator.by_head
-        lines += [
-            f"  {group.estimator.num_features} random features for {group.estimator.truth}: the "
-            f"output errs by {total.error:.2g} of its size,",
-            f"  where the mean of the values would err by {total.error_of_mean:.2g}",
-        ]
-        columns["error"] = tuple(report.error for report in by_head)
-        columns["mean's error"] = tuple(report.error_of_mean for report in by_head)
-        columns["spread"] = tuple(report.spread for report in by_head)
-    lines.append("  " + "".join(f"{name:>14}" for name in ("head", *columns)))
-    for head, numbers in enumerate(zip(*columns.values(), strict=True), start=group.first_head):
-        lines.append(f"  {head:>14}" + "".join(f"{number:>14.3g}" for number in numbers))
-    size = group.size
-    bound = "nothing bounds them"
-    if size.bound is not None:
-        bound = f"at most {size.bound:.3g} times whatever the tokens are"
-    lines += [
-        f"  outputs are up to {size.times_the_values:.3g} times as large as the largest value; "
-        f"{bound}",
-        "  gain, a query's weights in absolute value over its denominator: up to "
-        f"{size.largest_gain:.3g}, above 1 for {100 * size.share_above_1:.0f} % of the queries",
-    ]
-    for name, difference in group.rounding.items():
-        lines.append(f"  the {name} backend differs from the dense one by {difference:.1e}")
-    return lines
-
-
-def advise(
-    groups: tuple[GroupFindings, ...],
-    largest: dict[str, float],
-    shift: ShiftFindings | None,
-    *,
-    dtype: torch.dtype,
-    num_tokens: int,
-    dim_head: int,
-) -> tuple[str, ...]:
-    """Return recommendations, none if there is no problem."""
-    sentences: list[str] = []
-    has_bounds = True
-    for group in groups:
-        if group.estimator is not None:
-            sentences += _about_estimator(
-                group, group.estimator, num_tokens=num_tokens, dim_head=dim_head
-            )
-        about_size = list(_about_size(group))
-        has_bounds = has_bounds and not about_size
-        sentences += [*about_size, *_about_weights(group, dtype)]
-    sentences += _about_headroom(largest, has_bounds=has_bounds)
-    if shift is not None:
-        is_joint = any(group.relative == "rotation_joint" for group in groups)
-        sentences += _about_shift(shift, dtype, is_joint=is_joint)
-    return tuple(sentences)
-
-
-def features_for(error: float, num_features: int, target: float = TARGET_ERROR) -> int:
+def features_for(error: float, num_features: int, target: float = FEATURE_ERROR) -> int:
     """Return the number of features for a target error, if the error falls as 1/√m."""
     return math.ceil(num_features * (error / target) ** 2)
 
 
-def bounded_instead(relative: str | None) -> str:
-    """Return options of a layer whose outputs are bounded, to replace those of an unbounded one."""
-    if relative == "rotary":
-        return (
-            "rotary_normalizer='nonnegative', or 'mixed' (the default) with a kernel without "
-            "negative weights"
-        )
-    return "kernel='squared_relu' or 'positive'"
-
-
-def _about_estimator(
-    group: GroupFindings, estimator: EstimatorFindings, *, num_tokens: int, dim_head: int
-) -> Iterator[str]:
-    total = estimator.total
-    if total.error <= TARGET_ERROR and not group.collapsed:
-        return
-    if group.collapsed:
-        heads = _heads(group, (report.collapsed for report in estimator.by_head))
-        yield (
-            f"{group.name} has collapsed in {heads}: the output is the mean of the values, "
-            "whatever the tokens are."
-        )
-    summary = f"{group.name} errs by {100 * total.error:.0f} %"
-    if group.relative == "clipped_features":
-        yield f"{summary}; relative='clipped' is the same without random features, exact and cheaper."
-        return
-    num_needed = features_for(total.error, estimator.num_features)
-    comparison = ""
-    if total.error > total.error_of_mean:
-        comparison = ", more than predicting the mean of the values would"
-    yield (
-        f"{summary} with {estimator.num_features} features{comparison}. The error falls with the "
-        f"root of their number: 10 % takes {num_needed:,} or more (num_features)."
-    )
-    if num_needed > num_tokens:
-        yield (
-            "That is more features than there are tokens: kernel='softmax' is exact and costs less "
-            f"at {num_tokens:,}."
-        )
-    if estimator.is_biased:
-        yield (
-            "Draws of fixed norm underestimate the softmax kernel, however many there are; "
-            "projection='orthogonal' has no such bias."
-        )
-    if group.query_norm is not None and group.key_norm is not None:
-        query, key = (sum(norms) / len(norms) for norms in (group.query_norm, group.key_norm))
-        if (query**2 + key**2) / math.sqrt(dim_head) > LARGE_EXPONENT:
-            yield (
-                f"Queries and keys are long (mean norms {query:.3g} and {key:.3g}), and the error "
-                "grows as the exponential of their squares: normalize them, or scale them down."
-            )
-    yield (
-        "Kernels without draws: 'squared_relu' needs only as many features as a head has "
-        "dimensions, and 'taylor2' is near softmax where queries and keys are small."
-    )
-
-
-def _about_size(group: GroupFindings) -> Iterator[str]:
-    size = group.size
-    bound = 1.0 if size.bound is None else size.bound
-    is_large = size.largest_gain > LARGE_GAIN or size.share_above_1 > LARGE_SHARE
-    if size.largest_gain > 1.01 * bound and is_large:
-        yield (
-            f"The denominator of {group.name} does not bound its weights: outputs are up to "
-            f"{size.times_the_values:.3g} times as large as the largest value here, gains up to "
-            f"{size.largest_gain:.3g}, and there is no limit for other tokens. Take "
-            f"{bounded_instead(group.relative)}, with which outputs are bounded."
-        )
-
-
-def _about_headroom(largest: dict[str, float], *, has_bounds: bool) -> Iterator[str]:
+def find_problems(
+    groups: Sequence[HeadMeasurements],
+    largest: dict[str, float],
+    shift: ShiftErrors | None,
+    *,
+    dtype: torch.dtype,
+    dim_head: int,
+) -> tuple[Finding, ...]:
+    """Return a finding for every measurement beyond its threshold."""
+    rounding = math.sqrt(torch.finfo(dtype).eps)
+    findings: list[Finding] = []
+    for group in groups:
+        findings += _feature_problems(group, dim_head)
+        findings += _head_problems(group, rounding)
     headroom = float16_headroom(largest)
-    if headroom >= FLOAT16_HEADROOM:
+    if headroom < FLOAT16_HEADROOM:
+        name = max(largest, key=largest.__getitem__)
+        message = (
+            f"The largest {name} is {largest[name]:.3g}, and the largest float16 is "
+            f"{FLOAT16.max:,.0f}."
+        )
+        findings.append(Finding("float16 overflow", headroom, FLOAT16_HEADROOM, message))
+    if shift is not None:
+        message = (
+            f"A shift changes the output by {shift.maximum:.1e}, in float64 by "
+            f"{shift.float64_error:.1e}."
+        )
+        if shift.float64_error > FLOAT64_ROUNDING:
+            name, value, threshold = "shift sensitivity", shift.float64_error, FLOAT64_ROUNDING
+            findings.append(Finding(name, value, threshold, message))
+        elif shift.maximum > rounding:
+            findings.append(Finding("rounding under shifts", shift.maximum, rounding, message))
+    return tuple(findings)
+
+
+def float16_headroom(largest: dict[str, float]) -> float:
+    """Return the largest float16 over the largest of some values."""
+    return FLOAT16.max / max(*largest.values(), FLOAT16.tiny)
+
+
+def _feature_problems(group: HeadMeasurements, dim_head: int) -> Iterator[Finding]:
+    features = group.features
+    if features is None:
         return
-    name = max(largest, key=largest.__getitem__)
-    consequence = f"leave room for {headroom:.2g} times as much only"
-    if headroom < 1:
-        consequence = "are infinite there"
-    remedy = "normalize the tokens, or make the weights of that projection smaller"
-    if name == "heads' outputs":
-        remedy = "make the values smaller"
-    if "outputs" in name and not has_bounds:
-        remedy = "bound the weights, as above"
-    yield (
-        f"float16 ends at {FLOAT16.max:,.0f}, and {name} of {largest[name]:.3g} {consequence}: "
-        f"compute in bfloat16, or {remedy}."
+    spreads = [errors.spread for errors in features.by_head]
+    if group.is_collapsed:
+        heads = _heads_below(group, spreads, COLLAPSED_SPREAD)
+        message = (
+            f"The random features of {group.name} have collapsed in {heads}: the output is the "
+            "mean of the values, whatever the tokens are."
+        )
+        yield Finding("collapsed features", min(spreads), COLLAPSED_SPREAD, message)
+    error, num_features = features.total.error, features.num_features
+    if error <= FEATURE_ERROR:
+        return
+    name = "inaccurate features"
+    message = (
+        f"{group.name} has an error of {100 * error:.0f} % with {num_features} random features; "
+        f"the mean of the values has {100 * features.total.error_of_mean:.0f} %. The error falls "
+        "with the square root of their number, so that 10 % takes "
+        f"{features_for(error, num_features):,} or more."
     )
-
-
-def _about_weights(group: GroupFindings, dtype: torch.dtype) -> Iterator[str]:
-    is_even = [unevenness < EVEN for unevenness in group.unevenness]
-    if any(is_even) and not group.collapsed:
-        reason = (
-            "the weights are all but equal; if they still are after training, scale queries and "
-            "keys up"
-        )
-        if group.kernel == "constant" and group.relative is None:
-            reason = "the constant kernel without a relative kernel can give nothing else"
-        heads = _heads(group, is_even)
-        yield f"The output of {group.name} is the mean of the values in {heads}: {reason}."
-    for name, difference in group.rounding.items():
-        if difference > math.sqrt(torch.finfo(dtype).eps):
-            other = ", or kernel='positive'" if group.kernel == "trigonometric" else ""
-            yield (
-                f"The {name} backend differs from the dense one by {difference:.1e} for "
-                f"{group.name}, because sums of weights come near 0. Use float64 or "
-                f"backend='dense'{other}."
+    if group.relative == "clipped_features":
+        name = "inaccurate position features"
+    yield Finding(name, error, FEATURE_ERROR, message)
+    if features.is_biased:
+        message = f"The draws of {group.name} have one norm. They underestimate the softmax kernel."
+        yield Finding("biased features", error, FEATURE_ERROR, message)
+    if group.query_norm is not None and group.key_norm is not None:
+        query_norm = sum(group.query_norm) / len(group.query_norm)
+        key_norm = sum(group.key_norm) / len(group.key_norm)
+        exponent = (query_norm**2 + key_norm**2) / math.sqrt(dim_head)
+        if exponent > LARGE_EXPONENT:
+            message = (
+                f"Queries and keys of {group.name} have mean norms of {query_norm:.3g} and "
+                f"{key_norm:.3g}. The error of random features grows with the exponential of "
+                "their squares."
             )
-    if group.num_still_waves:
-        yield (
-            f"{group.num_still_waves} of the {group.num_waves} waves of {group.name} are longer "
-            "than this torus and are rounded to frequency 0, where they depend on no position: "
-            "give frequencies near multiples of 2π / period."
-        )
+            yield Finding("long queries and keys", exponent, LARGE_EXPONENT, message)
 
 
-def _about_shift(shift: ShiftFindings, dtype: torch.dtype, *, is_joint: bool) -> Iterator[str]:
-    if shift.without_rounding > EQUIVARIANCE_TOLERANCE:
-        reason = (
-            "no kernel of this library should. Check custom relative kernels, and positions whose "
-            "distance lies between two rings."
+def _head_problems(group: HeadMeasurements, rounding: float) -> Iterator[Finding]:
+    gain, share = group.largest_gain, group.share_of_gains_above_1
+    if gain > 1.01 * (group.bound or 1.0) and (gain > LARGE_GAIN or share > SHARE_OF_GAINS_ABOVE_1):
+        message = (
+            f"The denominator of {group.name} does not bound its weights. Outputs are up to "
+            f"{group.output_ratio:.3g} times as large as the largest value, gains up to "
+            f"{gain:.3g}, and other tokens may give larger ones."
         )
-        if is_joint:
-            reason = (
-                "relative='rotation_joint' is equivariant in expectation only. "
-                "relative='rotation' is the same kernel, exact and equivariant for every draw."
+        yield Finding("large outputs", gain, LARGE_GAIN, message)
+    if min(group.unevenness) < EVEN_WEIGHTS and not group.is_collapsed:
+        heads = _heads_below(group, group.unevenness, EVEN_WEIGHTS)
+        message = f"The output of {group.name} is the mean of the values in {heads}."
+        yield Finding("even weights", min(group.unevenness), EVEN_WEIGHTS, message)
+    for backend, difference in group.rounding.items():
+        if difference > rounding:
+            message = (
+                f"The {backend} backend of {group.name} differs from the dense one by "
+                f"{difference:.1e}, because sums of weights are close to 0."
             )
-        yield f"A shift changes the output by {100 * shift.maximum:.2g} %: {reason}"
-    elif shift.maximum > math.sqrt(torch.finfo(dtype).eps):
-        yield (
-            f"A shift changes the output by {shift.maximum:.1e} by rounding alone "
-            f"({shift.without_rounding:.1e} in float64): compute in a wider dtype where that "
-            "matters."
+            yield Finding("rounding of a backend", difference, rounding, message)
+    if group.num_constant_waves:
+        message = (
+            f"{group.num_constant_waves} waves of {group.name} are longer than the torus. Their "
+            "frequencies are rounded to 0, so that they do not depend on the position."
         )
+        yield Finding("constant waves", float(group.num_constant_waves), 0.0, message)
 
 
-def _heads(group: GroupFindings, is_selected: Iterable[bool]) -> str:
-    """Return the indices of selected heads as text."""
-    heads = [str(group.first_head + head) for head, flag in enumerate(is_selected) if flag]
-    return ("head " if len(heads) == 1 else "heads ") + ", ".join(heads)
+def _heads_below(group: HeadMeasurements, values: Sequence[float], threshold: float) -> str:
+    """Return the heads whose value is below a threshold, as text."""
+    heads = [head for head, value in zip(group.heads, values, strict=True) if value < threshold]
+    return f"head{'s' * (len(heads) > 1)} {', '.join(map(str, heads))}"

@@ -1,6 +1,5 @@
 import copy
 import json
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +11,11 @@ from torch import Tensor
 
 import teka
 from teka import Grid
-from teka.functional import Positive, Rotary, SquaredRelu
-from teka.functional.attention import estimator_report
+from teka.functional import Positive, Rotary, SquaredRelu, attention
 from teka.functional.relative.rotary import LENGTH_SHARE
 from teka.nn import Attention, RandomFeatures
-from teka.nn.diagnostics.diagnose import MEASURED_TOKENS
-from teka.nn.diagnostics.report import features_for
+from teka.nn.diagnostics.diagnose import MAX_TOKENS
+from teka.nn.diagnostics.report import COLLAPSED_SPREAD, EstimatorErrors, features_for
 
 
 def build(seed: int = 0, **options: Any) -> Attention:
@@ -30,7 +28,7 @@ def draw_tokens(num_tokens: int, dim: int = 8, scale: float = 1.0) -> Tensor:
     return scale * torch.randn(2, num_tokens, dim, generator=torch.Generator().manual_seed(1))
 
 
-# Every content kernel, every relative kernel and every joint form; that all pairs are equivariant the contracts hold.
+# Every content kernel and every relative kernel. tests/contracts check that all pairs are equivariant.
 DIAGNOSED = [
     pair
     for pair in PAIRS
@@ -40,28 +38,27 @@ DIAGNOSED = [
 
 
 @pytest.mark.parametrize("pair", DIAGNOSED, ids=str)
-def test_every_layer_is_diagnosed_and_all_but_the_joint_form_are_equivariant(
-    pair: Case, as_users_run_it: None
-):
+def test_all_layers_but_the_joint_rotation_are_equivariant(pair: Case, as_users_run_it: None):
     layer = build(kernel=pair.kernel, relative=pair.relative)
     diagnosis = teka.diagnose(layer, draw_tokens(1 + 15), Grid((3, 5)), num_prefix_tokens=1)
     assert diagnosis.shift is not None
     assert diagnosis.shift.noise_floor == 0
     joint = pair.relative == "rotation_joint" and pair.kernel != "softmax"
-    assert (diagnosis.shift.without_rounding < 1e-9) != joint
+    assert (diagnosis.shift.float64_error < 1e-9) != joint
     assert (diagnosis.shift.maximum > 0.01) == joint
-    assert any("rotation_joint" in sentence for sentence in diagnosis.advice) >= joint
-    assert sum(group.num_heads for group in diagnosis.groups) == 2
+    names = [finding.name for finding in diagnosis.findings]
+    assert ("shift sensitivity" in names) == joint
+    assert sum(len(group.heads) for group in diagnosis.groups) == 2
     for group in diagnosis.groups:
         assert max(group.rounding.values(), default=0.0) < 1e-3
-        assert group.size.times_the_values <= group.size.largest_gain * (1 + 1e-6)
-        assert group.size.bound is None or group.size.largest_gain <= group.size.bound * (1 + 1e-9)
-        assert (group.size.bound is None) == (group.kernel == "trigonometric")
-    assert json.loads(json.dumps(diagnosis.to_dict(), allow_nan=False))["num_tokens"] == 16
+        assert group.output_ratio <= group.largest_gain * (1 + 1e-6)
+        assert group.bound is None or group.largest_gain <= group.bound * (1 + 1e-9)
+        assert (group.bound is None) == group.name.startswith("trigonometric")
+    assert json.loads(json.dumps(diagnosis.to_dict(), allow_nan=False))["dtype"] == "float32"
 
 
 @pytest.mark.parametrize("relative", [None, "clipped", "quadratic", "table", "fourier", "rotary"])
-def test_a_torus_is_rolled_and_a_bounded_axis_is_not(relative: str | None):
+def test_tokens_are_rolled_along_periodic_axes_and_moved_along_others(relative: str | None):
     for periodic in ((True, True), (False, True)):
         grid = Grid((5, 7), periodic=periodic)
         shift = teka.diagnose(
@@ -69,11 +66,11 @@ def test_a_torus_is_rolled_and_a_bounded_axis_is_not(relative: str | None):
         ).shift
         assert shift is not None
         assert set(shift.by_shift) == {(1, 2), (-2, 3)}
-        assert shift.how.startswith("rolled" if all(periodic) else "on a larger grid")
-        assert shift.without_rounding < 1e-12, periodic
+        assert shift.method.startswith("rolled" if all(periodic) else "moved")
+        assert shift.float64_error < 1e-12, periodic
 
 
-def test_shifts_are_measured_with_masks_and_on_ragged_samples():
+def test_shifts_of_masked_tokens():
     mask = torch.arange(1 + 35) < torch.tensor([[36], [17]])
     shift = teka.diagnose(
         build(relative="rotation", kernel="optimal"),
@@ -83,11 +80,11 @@ def test_shifts_are_measured_with_masks_and_on_ragged_samples():
         key_mask=mask,
     ).shift
     assert shift is not None
-    assert shift.without_rounding < 1e-12
+    assert shift.float64_error < 1e-12
 
 
 @pytest.mark.parametrize("batch", [(), (2,)])
-def test_bare_positions_are_shifted_by_adding(batch: tuple[int, ...]):
+def test_shifts_are_added_to_positions(batch: tuple[int, ...]):
     positions = 9 * torch.rand(*batch, 13, 3, generator=torch.Generator().manual_seed(0))
     for relative, shifts in zip(
         ("quadratic", "fourier", "rotary", "rotation"), 2 * (None, [(1.5, -0.25, 3)]), strict=True
@@ -95,65 +92,88 @@ def test_bare_positions_are_shifted_by_adding(batch: tuple[int, ...]):
         layer = build(relative=relative, num_axes=3)
         shift = teka.diagnose(layer, draw_tokens(13), positions=positions, shifts=shifts).shift
         assert shift is not None
-        assert shift.how == "added to the positions"
-        assert shift.without_rounding < 1e-12, relative
+        assert shift.method == "added to the positions"
+        assert shift.float64_error < 1e-12, relative
     joint = build(relative="rotation_joint", kernel="positive", num_axes=3)
     shift = teka.diagnose(joint, draw_tokens(13), positions=positions).shift
     assert shift is not None
-    assert shift.without_rounding > 0.01
+    assert shift.float64_error > 0.01
 
 
-def test_a_causal_layer_moves_along_bounded_axes_only():
+def test_causal_layers_are_not_shifted_along_periodic_axes():
     layer = build(causal=True, relative="fourier", num_axes=2)
     bounded = teka.diagnose(layer, draw_tokens(35), Grid((5, 7))).shift
     assert bounded is not None
-    assert bounded.without_rounding < 1e-12
+    assert bounded.float64_error < 1e-12
     mixed = teka.diagnose(layer, draw_tokens(35), Grid((5, 7), periodic=(False, True))).shift
     assert mixed is not None
     assert all(step[1] == 0 for step in mixed.by_shift)
-    assert mixed.without_rounding < 1e-12
+    assert mixed.float64_error < 1e-12
     torus = Grid((5, 7), periodic=True)
     assert teka.diagnose(layer, draw_tokens(35), torus).shift is None
     with pytest.raises(ValueError, match="0 along periodic axes"):
         teka.diagnose(layer, draw_tokens(35), torus, shifts=[(0, 1)])
 
 
-def test_the_errors_of_features_are_those_of_the_report():
-    layer = build(dim=24, heads=3, kernel="positive", num_features=11)
-    tokens = draw_tokens(29, 24, scale=2.0)
+def test_feature_errors_compare_the_layer_with_softmax_attention():
+    layer = build(dim=24, heads=3, kernel="positive", num_features=11).double()
+    tokens = draw_tokens(29, 24, scale=2.0).double()
     (group,) = teka.diagnose(layer, tokens, Grid(29)).groups
     with torch.no_grad():
         query, key, value = layer.project(tokens)
     assert query is not None
     assert key is not None
     assert isinstance(layer.kernel, RandomFeatures)
-    assert group.estimator is not None
-    assert group.estimator.num_features == 11
-    total = estimator_report(query, key, value, layer.kernel())
-    assert group.estimator.total.error == pytest.approx(total.error, rel=1e-9)
-    assert group.estimator.total.spread == pytest.approx(total.spread, rel=1e-9)
-    for head, report in enumerate(group.estimator.by_head):
-        heads = slice(head, head + 1)
-        expected = estimator_report(query[:, heads], key[:, heads], value[:, heads], layer.kernel())
-        assert report.error == pytest.approx(expected.error, rel=1e-9)
-        assert report.error_of_mean == pytest.approx(expected.error_of_mean, rel=1e-9)
+    assert group.features is not None
+    assert group.features.num_features == 11
+    exact = attention(query, key, value)
+    estimate = attention(query, key, value, kernel=layer.kernel())
+    mean = value.mean(dim=2, keepdim=True).expand_as(value)
+    total = EstimatorErrors.from_outputs(estimate, exact, mean)
+    assert group.features.total.error == pytest.approx(total.error, rel=1e-9)
+    assert group.features.total.spread == pytest.approx(total.spread, rel=1e-9)
+    for head, errors in enumerate(group.features.by_head):
+        expected = EstimatorErrors.from_outputs(estimate[:, head], exact[:, head], mean[:, head])
+        assert errors.error == pytest.approx(expected.error, rel=1e-9)
+        assert errors.error_of_mean == pytest.approx(expected.error_of_mean, rel=1e-9)
     assert group.query_norm is not None
-    assert group.query_norm[1] == pytest.approx(float(query[:, 1].norm(dim=-1).mean()), rel=1e-6)
+    assert group.query_norm[1] == pytest.approx(float(query[:, 1].norm(dim=-1).mean()), rel=1e-9)
+
+
+def test_estimator_errors_are_relative_to_the_norm_of_the_exact_output():
+    exact = torch.tensor([[3.0, 0.0], [0.0, 4.0]]).double()
+    estimate = torch.tensor([[3.0, 0.0], [0.0, 1.0]]).double()
+    errors = EstimatorErrors.from_outputs(estimate, exact, torch.zeros(1, 2).double())
+    assert errors == EstimatorErrors(error=3 / 5, error_of_mean=1.0, spread=10**0.5 / 5)
+
+
+def test_an_exact_output_that_is_the_mean_of_the_values_has_not_collapsed():
+    mean = torch.randn(1, 4, generator=torch.Generator().manual_seed(0)).double()
+    for exact in (mean, mean + 1e-12, 0 * mean):
+        errors = EstimatorErrors.from_outputs(exact, exact, exact.clone())
+        assert errors.spread == 1
+        assert errors.error_of_mean < 1e-10
+        assert not errors.is_collapsed
+
+
+def test_the_threshold_of_a_collapse():
+    assert EstimatorErrors(1.0, 1.0, COLLAPSED_SPREAD - 1e-9).is_collapsed
+    assert not EstimatorErrors(1.0, 1.0, COLLAPSED_SPREAD).is_collapsed
 
 
 def median_error(layer: Attention, tokens: Tensor, grid: Grid | None = None) -> float:
-    """Median of the estimator's error over draws: now and then a draw errs by far more than the others."""
+    """Return the median error over draws, because a few draws have a far larger error."""
     errors = []
     for seed in range(7):
         torch.manual_seed(seed)
         teka.nn.redraw_projections(layer)
         (group,) = teka.diagnose(layer, tokens, grid).groups
-        assert group.estimator is not None
-        errors.append(group.estimator.total.error)
+        assert group.features is not None
+        errors.append(group.features.total.error)
     return sorted(errors)[3]
 
 
-def test_the_number_of_features_that_it_names_brings_the_error_near_a_tenth():
+def test_the_recommended_number_of_features_gives_an_error_near_10_percent():
     options = {"dim": 16, "heads": 2, "kernel": "positive"}
     layer = build(**options, num_features=6)
     tokens = draw_tokens(200, 16, 0.7)
@@ -164,12 +184,12 @@ def test_the_number_of_features_that_it_names_brings_the_error_near_a_tenth():
         {name: tensor for name, tensor in layer.state_dict().items() if "kernel." not in name},
         False,
     )
-    # Heavy tails: it falls more slowly than with the root, so that the number is one to begin with.
+    # The error falls more slowly than with the square root because its distribution has a heavy tail.
     assert median_error(more, tokens) == pytest.approx(0.1, rel=0.4)
 
 
 @pytest.mark.parametrize(
-    ("kernel", "relative", "truth"),
+    ("kernel", "relative", "exact"),
     [
         ("positive", None, "softmax"),
         ("hyperbolic", "rotation", "softmax × rotation"),
@@ -178,20 +198,20 @@ def test_the_number_of_features_that_it_names_brings_the_error_near_a_tenth():
         ("positive", "rotary", "softmax"),
     ],
 )
-def test_more_features_come_nearer_to_the_truth_that_it_names(
-    kernel: str, relative: str | None, truth: str, as_users_run_it: None
+def test_more_features_have_a_smaller_error(
+    kernel: str, relative: str | None, exact: str, as_users_run_it: None
 ):
     errors, tokens, grid = [], draw_tokens(15, scale=0.7), Grid((3, 5))
     for num_features in (32, 512):
         layer = build(kernel=kernel, relative=relative, num_features=num_features)
         (group,) = teka.diagnose(layer, tokens, grid).groups
-        assert group.estimator is not None
-        assert group.estimator.truth == truth
+        assert group.features is not None
+        assert group.features.exact == exact
         errors.append(median_error(layer, tokens, grid))
-    assert errors[1] < errors[0] / 2  # a fourth where it falls with the root of the number
+    assert errors[1] < errors[0] / 2  # a quarter if it falls with the square root
 
 
-def test_features_of_rings_are_compared_with_the_exact_rings():
+def test_clipped_features_are_compared_with_exact_clipped_attention():
     errors = []
     for num_features in (8, 4096):
         layer = build(relative="clipped_features", num_features=num_features)
@@ -199,26 +219,25 @@ def test_features_of_rings_are_compared_with_the_exact_rings():
         torch.nn.init.normal_(
             layer.relative.get_parameter("distance_embedding"), generator=torch.Generator()
         )
-        content, rings = teka.diagnose(layer, draw_tokens(35), Grid((5, 7))).groups
-        assert content.estimator is None
-        assert rings.estimator is not None
-        assert rings.estimator.truth == "constant × clipped"
-        errors.append(rings.estimator.total.error)
+        content, clipped = teka.diagnose(layer, draw_tokens(35), Grid((5, 7))).groups
+        assert content.features is None
+        assert clipped.features is not None
+        assert clipped.features.exact == "constant × clipped"
+        errors.append(clipped.features.total.error)
     assert errors[1] < errors[0] / 3
 
 
-def test_draws_of_fixed_norm_are_said_to_be_biased():
+def test_draws_of_fixed_norm_are_biased():
     for projection in ("orthogonal", "fixed_norm"):
         layer = build(kernel=RandomFeatures("positive", 4, num_features=4, projection=projection))
         diagnosis = teka.diagnose(layer, draw_tokens(35, scale=3.0))
-        assert diagnosis.groups[0].estimator is not None
-        assert diagnosis.groups[0].estimator.is_biased == (projection == "fixed_norm")
-        assert any("fixed norm" in sentence for sentence in diagnosis.advice) == (
-            projection == "fixed_norm"
-        )
+        assert diagnosis.groups[0].features is not None
+        assert diagnosis.groups[0].features.is_biased == (projection == "fixed_norm")
+        names = [finding.name for finding in diagnosis.findings]
+        assert ("biased features" in names) == (projection == "fixed_norm")
 
 
-def test_a_large_grid_is_measured_on_a_block_that_holds_kept_cells():
+def test_large_inputs_are_measured_on_a_block_with_kept_tokens():
     grid = Grid((70, 61), periodic=True)
     mask = torch.zeros(1, 1 + grid.num_tokens, dtype=torch.bool)
     mask[0, -70:] = True
@@ -231,27 +250,25 @@ def test_a_large_grid_is_measured_on_a_block_that_holds_kept_cells():
         key_mask=mask,
         shifts=[(3, 5)],
     )
-    assert "1,025 of the tokens, a block (32, 32) of (70, 61)" in diagnosis.measured
-    assert diagnosis.groups[0].estimator is not None
-    assert diagnosis.groups[0].estimator.total.error > 0
-    long = teka.diagnose(build(kernel="positive"), draw_tokens(MEASURED_TOKENS + 77), shifts=None)
-    assert long.measured == f"measured on 2 of the samples and {MEASURED_TOKENS:,} of the tokens"
+    assert diagnosis.inputs == "1 × 4,271 tokens on a grid of (70, 61)"
+    assert diagnosis.measured == "1 × 1,025 tokens on a grid of (32, 32)"
+    assert diagnosis.groups[0].features is not None
+    assert diagnosis.groups[0].features.total.error > 0
+    long = teka.diagnose(build(kernel="positive"), draw_tokens(MAX_TOKENS + 77), shifts=None)
+    assert long.measured == f"2 × {MAX_TOKENS:,} tokens"
     assert long.shift is None
-    assert "not measured" in str(long)
 
 
-def test_nothing_changes_and_the_second_time_it_is_the_same():
+def test_the_layer_does_not_change_and_the_result_is_deterministic():
     layer = build(kernel="positive", relative="rotation_joint")
-    assert isinstance(layer.kernel, RandomFeatures)
     before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
     tokens = draw_tokens(35).requires_grad_()
     state = torch.get_rng_state()
-    one, two = (teka.diagnose(layer, tokens, Grid((5, 7))) for _ in range(2))
-    assert one == two
-    assert str(one) == str(two)
+    first, second = (teka.diagnose(layer, tokens, Grid((5, 7))) for _ in range(2))
+    assert first == second
+    assert str(first) == str(second)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.is_grad_enabled()
-    assert layer.kernel.is_unchecked
     assert not layer.training
     assert tokens.grad is None
     assert all(
@@ -263,7 +280,7 @@ def test_nothing_changes_and_the_second_time_it_is_the_same():
 
 @dataclass(frozen=True)
 class Flat(Positive):
-    """Features that do not look at what they are features of."""
+    """Features that do not depend on the queries."""
 
     def query_exponent(
         self, query: Float[Tensor, "batch heads queries dim"], *, scale: float
@@ -276,19 +293,43 @@ class FlatFeatures(RandomFeatures):
         return Flat(self.projection)
 
 
-def test_it_reports_a_collapse_and_does_not_warn():
+def test_a_collapse_is_reported():
     torch.manual_seed(0)
     layer = build(kernel=FlatFeatures("positive", 4, num_features=9))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        diagnosis = teka.diagnose(layer, draw_tokens(35))
-    assert diagnosis.collapsed
-    assert diagnosis.to_dict()["collapsed"] is True
-    assert (
-        "positive has collapsed in heads 0, 1: the output is the mean of the values"
-        in diagnosis.advice[0]
-    )
-    assert not teka.diagnose(build(kernel="positive"), draw_tokens(35)).collapsed
+    diagnosis = teka.diagnose(layer, draw_tokens(35))
+    assert diagnosis.is_collapsed
+    finding = diagnosis.findings[0]
+    assert finding.name == "collapsed features"
+    assert finding.value < finding.threshold
+    assert "have collapsed in heads 0, 1: the output is the mean of the values" in finding.message
+    assert not teka.diagnose(build(kernel="positive"), draw_tokens(35)).is_collapsed
+
+
+def test_only_kept_tokens_are_measured():
+    tokens = draw_tokens(35).repeat(2, 1, 1)
+    key_mask = torch.ones(4, 35, dtype=torch.bool)
+    key_mask[:, 28:] = False
+    tokens[:, 28:] = torch.nan
+    for kernel, relative in (("positive", "fourier"), ("squared_relu", "rotary")):
+        layer = build(kernel=kernel, relative=relative)
+        masked = teka.diagnose(layer, tokens, Grid((5, 7)), key_mask=key_mask)
+        alone = teka.diagnose(layer, tokens[:, :28], Grid((4, 7)))
+        for ours, expected in zip(masked.groups, alone.groups, strict=True):
+            assert ours.unevenness == pytest.approx(expected.unevenness, rel=1e-6)
+            assert ours.largest_gain == pytest.approx(expected.largest_gain, rel=1e-6)
+            assert ours.output_ratio == pytest.approx(expected.output_ratio, rel=1e-6)
+            assert ours.query_norm == pytest.approx(expected.query_norm, rel=1e-6)
+
+
+def test_positions_of_a_joint_kernel_are_those_of_the_kept_tokens():
+    layer = build(kernel="positive", relative="rotation_joint", num_features=64)
+    key_mask = torch.rand(2, 1 + 35, generator=torch.Generator().manual_seed(0)) < 0.5
+    tokens = draw_tokens(1 + 35)
+    assert not teka.diagnose(
+        layer, tokens, Grid((5, 7)), key_mask=key_mask, num_prefix_tokens=1
+    ).is_collapsed
+    positions = torch.randn(2, 35, 2, generator=torch.Generator().manual_seed(3))
+    assert not teka.diagnose(layer, draw_tokens(35), positions=positions).is_collapsed
 
 
 NEAR_BLANK = torch.randn(1, 1, 32, generator=torch.Generator().manual_seed(2)) + 1e-3 * torch.randn(
@@ -297,18 +338,15 @@ NEAR_BLANK = torch.randn(1, 1, 32, generator=torch.Generator().manual_seed(2)) +
 
 
 @pytest.mark.parametrize("normalizer", ["features", "mixed", None])
-def test_a_near_blank_image_is_well_with_every_denominator_but_that_of_features(
+def test_only_the_feature_normalizer_of_rotary_has_large_outputs_for_a_nearly_blank_image(
     normalizer: str | None,
 ):
     layer = build(2, dim=32, heads=4, relative="rotary", rotary_normalizer=normalizer).double()
-    tokens, grid, mask = (
-        NEAR_BLANK.double(),
-        Grid((5, 7)),
-        torch.rand(2, 35, generator=torch.Generator()) < 0.8,
-    )
+    tokens, grid = NEAR_BLANK.double(), Grid((5, 7))
+    mask = torch.rand(2, 35, generator=torch.Generator()) < 0.8
     diagnosis = teka.diagnose(layer, tokens, grid, key_mask=mask)
-    (size,) = (group.size for group in diagnosis.groups)
-    # The same from the equation.
+    (measured,) = diagnosis.groups
+    # Compute the same from the equation.
     with torch.no_grad():
         query, key, value = layer.project(tokens)
         (group,) = layer.head_groups()
@@ -316,54 +354,57 @@ def test_a_near_blank_image_is_well_with_every_denominator_but_that_of_features(
         assert isinstance(group.relative, Rotary)
         assert query is not None
         assert key is not None
-        one, other = (
-            group.kernel.query_features(query, scale=1.0),
-            group.kernel.key_features(key, scale=1.0),
-        )
-        places = grid.positions(dtype=torch.float64)
-        weights = group.relative.rotate(one, places) @ group.relative.rotate(
-            other, places
-        ).transpose(-2, -1)
-        below = [group.relative.normalizing(features, placed=True) for features in (one, other)]
-        below = below[0] @ below[1].transpose(-2, -1)
-        weights, below = (part.masked_fill(~mask[:, None, None], 0.0) for part in (weights, below))
-        weights = weights / below.sum(dim=-1, keepdim=True)
+        query_features = group.kernel.query_features(query, scale=1.0)
+        key_features = group.kernel.key_features(key, scale=1.0)
+        positions = grid.positions(dtype=torch.float64)
+        rotated_query = group.relative.rotate(query_features, positions)
+        rotated_key = group.relative.rotate(key_features, positions)
+        numerator = rotated_query @ rotated_key.transpose(-2, -1)
+        query_terms = group.relative.normalizing(query_features, placed=True)
+        key_terms = group.relative.normalizing(key_features, placed=True)
+        denominator = query_terms @ key_terms.transpose(-2, -1)
+        is_dropped = ~mask[:, None, None]
+        denominator = denominator.masked_fill(is_dropped, 0.0).sum(dim=-1, keepdim=True)
+        weights = numerator.masked_fill(is_dropped, 0.0) / denominator
         gains = weights.abs().sum(dim=-1)[mask[:, None].expand(-1, 4, -1)]
         outputs = (weights @ value).masked_fill(~mask[:, None, :, None], 0.0).abs()
         values = value.masked_fill(~mask[:, None, :, None], 0.0).abs()
-    assert size.largest_gain == pytest.approx(float(gains.max()), rel=1e-9)
-    assert size.share_above_1 == pytest.approx(float((gains > 1 + 1e-6).double().mean()), abs=1e-12)
-    assert size.largest_output == pytest.approx(float(outputs.max()), rel=1e-9)
+    assert measured.largest_gain == pytest.approx(float(gains.max()), rel=1e-9)
+    assert measured.share_of_gains_above_1 == pytest.approx(
+        float((gains > 1 + 1e-6).double().mean()), abs=1e-12
+    )
+    assert measured.largest_output == pytest.approx(float(outputs.max()), rel=1e-9)
     ratio = outputs.amax(dim=(-2, -1)) / values.amax(dim=(-2, -1))
-    assert size.times_the_values == pytest.approx(float(ratio.max()), rel=1e-9)
-    text = str(diagnosis)
+    assert measured.output_ratio == pytest.approx(float(ratio.max()), rel=1e-9)
+    text = " ".join(str(diagnosis).split())
     if normalizer == "features":
-        assert size.bound is None
-        assert size.largest_gain > 10
-        assert "does not bound its weights" in diagnosis.advice[0]
-        assert "rotary_normalizer='nonnegative', or 'mixed' (the default)" in diagnosis.advice[0]
-        assert "nothing bounds them" in text
-        assert "all is well" not in text
+        assert measured.bound is None
+        assert measured.largest_gain > 10
+        assert diagnosis.findings[0].name == "large outputs"
+        assert "does not bound its weights" in text
+        assert "rotary_normalizer='nonnegative', or 'mixed' (the default)" in text
+        assert "bound: None" in text
+        assert "No problem found." not in text
     else:
-        assert size.bound == pytest.approx(1 / LENGTH_SHARE)
-        assert diagnosis.advice == ()
-        assert "at most 3.33 times whatever the tokens are" in text
+        assert measured.bound == pytest.approx(1 / LENGTH_SHARE)
+        assert diagnosis.findings == ()
+        assert "bound: 3.33" in text
 
 
 @pytest.mark.parametrize(
     ("relative", "part", "name"),
     [
-        (None, "query", "queries"),
-        (None, "key", "keys"),
-        (None, "value", "values"),
-        ("rotary", "value", "heads' outputs"),
-        (None, "output", "layer's outputs"),
+        (None, "query", "query"),
+        (None, "key", "key"),
+        (None, "value", "value"),
+        ("rotary", "value", "output of a head"),
+        (None, "output", "output"),
     ],
 )
-def test_float16_overflows_where_the_room_ends(
+def test_float16_overflows_beyond_the_headroom(
     relative: str | None, part: str, name: str, as_users_run_it: None
 ):
-    # Without biases, and as the size of queries and keys cancels, all numbers grow as the tokens do.
+    # Without biases all tensors are proportional to the tokens.
     layer = build(5, dim=32, heads=4, relative=relative, qkv_bias=False)
     with torch.no_grad():
         layer.output.bias.zero_()
@@ -374,34 +415,31 @@ def test_float16_overflows_where_the_room_ends(
         tokens = NEAR_BLANK * diagnosis.float16_headroom * share
         scaled = teka.diagnose(layer, tokens, Grid((5, 7)))
         assert scaled.float16_headroom == pytest.approx(1 / share, rel=1e-3)
-        assert f"{name} of" in " ".join(scaled.advice)
+        assert any(f"The largest {name} is" in finding.message for finding in scaled.findings)
         half = copy.deepcopy(layer).half()
         assert half(tokens.half(), Grid((5, 7))).isfinite().all() == (share < 1)
 
 
-def test_its_report_reads_as_written():
+def test_the_text_of_a_report():
     layer = build(kernel="positive", relative="rotation_joint", num_features=16)
     text = str(teka.diagnose(layer, draw_tokens(15), Grid((3, 5))))
     for part in (
-        "2 samples of 15 tokens, float32; heads measured on all of them",
-        "positive × rotation_joint, heads 0 to 1, computed by the",
-        "16 random features for softmax × rotation_joint: the output errs by",
-        "times as large as the largest value; at most 1 times whatever the tokens are",
-        "gain, a query's weights in absolute value over its denominator: up to 1, above 1 for 0 % of the queries",
-        "layer's outputs",
-        "float16 has room for",
-        "shifts (on a larger grid, cells outside masked): the output changes by",
-        "what to do\n  - ",
+        "2 × 15 tokens on a grid of (3, 5), float32; heads measured on 2 × 15 tokens",
+        "features: exact softmax × rotation_joint, num_features 16, is_biased False, total error",
+        "largest gain: 1",
+        "room in float16: a factor of",
+        "method: moved on a larger grid",
+        "findings - ",
         "relative='rotation' is the same kernel",
     ):
-        assert part in " ".join(text.split("\n    ")), text
-    assert max(map(len, text.splitlines())) <= 120
+        assert part in " ".join(text.split()), text
+    assert max(map(len, text.splitlines())) <= 100
 
 
-def test_a_sound_layer_needs_nothing():
+def test_a_layer_without_problems_has_no_findings():
     diagnosis = teka.diagnose(build(relative="rotation"), draw_tokens(35), Grid((5, 7)))
-    assert diagnosis.advice == ()
-    assert str(diagnosis).endswith("what to do\n  - Nothing: all is well.")
+    assert diagnosis.findings == ()
+    assert str(diagnosis).endswith("No problem found.")
 
 
 def test_bad_arguments_are_errors_that_name_them(as_users_run_it: None):
@@ -420,7 +458,7 @@ def test_bad_arguments_are_errors_that_name_them(as_users_run_it: None):
             teka.diagnose(build(relative="rotation"), draw_tokens(15), Grid((3, 5)), **arguments)
 
 
-def test_a_layer_that_trains_and_what_is_no_layer_are_refused(as_users_run_it: None):
+def test_training_mode_and_modules_without_attention_are_errors(as_users_run_it: None):
     with pytest.raises(ValueError, match="layer is a Attention and it is in training mode"):
         teka.diagnose(build(dropout=0.1).train(), draw_tokens(15))
     not_a_layer: Any = torch.nn.Linear(8, 8)
@@ -432,7 +470,7 @@ def test_a_layer_that_trains_and_what_is_no_layer_are_refused(as_users_run_it: N
         )
 
 
-def test_it_finds_the_grid_that_is_said_around_it():
+def test_the_grid_of_teka_on_is_used():
     layer, tokens, grid = build(relative="rotary"), draw_tokens(16), Grid((3, 5))
     with teka.on(grid, 1):
         assert teka.diagnose(layer, tokens) == teka.diagnose(
@@ -440,7 +478,7 @@ def test_it_finds_the_grid_that_is_said_around_it():
         )
 
 
-def test_a_batch_of_nothing_is_an_error(as_users_run_it: None):
+def test_an_empty_batch_is_an_error(as_users_run_it: None):
     with pytest.raises(
         ValueError, match=r"tokens must have shape \(samples, tokens, 8\).*got \(0, 15, 8\)"
     ):
