@@ -1,6 +1,6 @@
+"""Random features that have collapsed to the mean of the values are reported by `teka.diagnose`."""
+
 import math
-import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,15 +12,14 @@ from torch import Generator, Tensor
 
 import teka
 from teka import Grid
-from teka.functional import Positive, draw_projection
-from teka.functional.attention import estimator_report
+from teka.functional import Positive
 from teka.functional.kernels import RANDOM_KERNELS
-from teka.nn import Attention, CollapseWarning, RandomFeatures, redraw_projections
+from teka.nn import Attention, RandomFeatures, redraw_projections
 
 
 @dataclass(frozen=True)
 class SwampedByEpsilon(Positive):
-    """A twin as in earlier code: epsilon is added after the exponential, to features of which most are far smaller."""
+    """A defect of earlier code: epsilon is added after the exponential, to much smaller features."""
 
     name: ClassVar[str] = "swamped_by_epsilon"
 
@@ -52,42 +51,13 @@ class SwampedFeatures(RandomFeatures):
         return SwampedByEpsilon(self.projection)
 
 
-def swamped_features() -> SwampedFeatures:
+def unit_scale_layer(
+    num_features: int | None = None, features: type[RandomFeatures] = RandomFeatures
+) -> Attention:
+    """Return a layer whose queries and keys have unit scale if its tokens have."""
     torch.manual_seed(0)
-    return SwampedFeatures("positive", 64, num_features=2048)
-
-
-def draw_unit_inputs(num_tokens: int, dim: int) -> list[Tensor]:
-    generator = Generator().manual_seed(0)
-    return [torch.randn(2, 3, num_tokens, dim, generator=generator) for _ in range(3)]
-
-
-@pytest.mark.parametrize("num_features", [266, 4096])
-def test_an_epsilon_that_swamps_the_features_is_reported_and_the_sound_features_are_not(
-    num_features: int,
-):
-    query, key, value = draw_unit_inputs(256, 64)
-    projection = draw_projection(num_features, 64, generator=Generator().manual_seed(1))
-    broken = estimator_report(query, key, value, SwampedByEpsilon(projection))
-    sound = estimator_report(query, key, value, Positive(projection))
-    assert broken.collapsed
-    # No better than the plain mean, however many features there are.
-    assert broken.error == pytest.approx(broken.error_of_mean, rel=0.05)
-    assert not sound.collapsed
-    assert sound.error_of_mean == broken.error_of_mean
-
-
-@pytest.fixture
-def always_warning() -> Iterator[list[warnings.WarningMessage]]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield caught
-
-
-def unit_scale_layer(kernel: RandomFeatures | str) -> Attention:
-    """A layer whose queries and keys have unit scale where its tokens do."""
-    torch.manual_seed(0)
-    layer = Attention(192, 3, kernel=kernel, relative=None, qkv_bias=False)
+    kernel = features("positive", 64, num_features=num_features)
+    layer = Attention(192, 3, kernel=kernel, relative=None, qkv_bias=False).eval()
     assert layer.query is not None
     assert layer.key is not None
     torch.nn.init.orthogonal_(layer.query.weight)
@@ -95,59 +65,61 @@ def unit_scale_layer(kernel: RandomFeatures | str) -> Attention:
     return layer
 
 
-def test_a_layer_with_collapsed_features_warns_once_a_draw(
-    always_warning: list[warnings.WarningMessage],
-):
-    layer = unit_scale_layer(swamped_features())
-    tokens = torch.randn(2, 289, 192)
-    for expected in (1, 2, 3):
-        for _ in range(3):
-            layer(tokens)
-        assert [message.category for message in always_warning] == [CollapseWarning] * expected
+def draw_tokens(num_tokens: int = 289, dim: int = 192) -> Tensor:
+    return torch.randn(2, num_tokens, dim, generator=Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("num_features", [266, 2048])
+def test_features_that_an_epsilon_swamps_have_collapsed(num_features: int):
+    tokens = draw_tokens()
+    broken = teka.diagnose(unit_scale_layer(num_features, SwampedFeatures), tokens)
+    correct = teka.diagnose(unit_scale_layer(num_features), tokens)
+    assert broken.is_collapsed
+    assert broken.findings[0].name == "collapsed features"
+    assert "have collapsed" in str(broken)
+    assert not correct.is_collapsed
+    assert "have collapsed" not in str(correct)
+    broken_features, correct_features = broken.groups[0].features, correct.groups[0].features
+    assert broken_features is not None
+    assert correct_features is not None
+    # The error is that of the mean of the values, with any number of features.
+    error_of_mean = broken_features.total.error_of_mean
+    assert broken_features.total.error == pytest.approx(error_of_mean, rel=0.05)
+    assert correct_features.total.error_of_mean == pytest.approx(error_of_mean, rel=1e-6)
+
+
+def test_every_draw_is_diagnosed():
+    layer = unit_scale_layer(2048, SwampedFeatures)
+    for _ in range(3):
+        assert teka.diagnose(layer, draw_tokens()).is_collapsed
         assert redraw_projections(layer) == 1
-    assert "has collapsed" in str(always_warning[0].message)
+    other = unit_scale_layer(2048)
+    other.load_state_dict(layer.state_dict())
+    assert not teka.diagnose(other, draw_tokens()).is_collapsed
 
 
-def test_a_draw_that_comes_with_a_state_dict_is_checked_too(
-    always_warning: list[warnings.WarningMessage],
-):
-    layer, other = (unit_scale_layer(swamped_features()) for _ in range(2))
-    redraw_projections(other)
-    tokens = torch.randn(2, 289, 192)
-    layer(tokens)
-    layer.load_state_dict(other.state_dict())
-    layer(tokens)
-    assert len(always_warning) == 2
-
-
-def test_a_layer_with_sound_features_does_not_warn(always_warning: list[warnings.WarningMessage]):
-    layer = unit_scale_layer("positive")
-    layer(torch.randn(2, 289, 192))
-    assert always_warning == []
+def test_every_layer_of_a_model_is_diagnosed():
+    model = torch.nn.Sequential(
+        unit_scale_layer(266), torch.nn.LayerNorm(192), unit_scale_layer(2048, SwampedFeatures)
+    )
+    diagnoses = teka.diagnose(model.eval(), draw_tokens())
+    assert {name: diagnosis.is_collapsed for name, diagnosis in diagnoses.items()} == {
+        "0": False,
+        "2": True,
+    }
 
 
 @together([pair for pair in PAIRS if pair.kernel in RANDOM_KERNELS])
-def test_a_fresh_layer_at_its_initial_scale_does_not_warn(pair: Case):
+def test_a_new_layer_has_not_collapsed(pair: Case):
     torch.manual_seed(0)
     layer = Attention(32, 2, kernel=pair.kernel, relative=pair.relative)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        layer(torch.randn(2, 1 + 77, 32), Grid((7, 11)), None, 1)
+    tokens = torch.randn(2, 1 + 77, 32)
+    assert not teka.diagnose(layer, tokens, Grid((7, 11)), num_prefix_tokens=1).is_collapsed
 
 
-def test_a_diagnosis_says_what_the_warning_says(always_warning: list[warnings.WarningMessage]):
-    tokens = torch.randn(2, 289, 192, generator=Generator().manual_seed(0))
-    for kernel, collapsed in ((swamped_features(), True), ("positive", False)):
-        diagnosis = teka.diagnose(unit_scale_layer(kernel).eval(), tokens)
-        assert diagnosis.collapsed == collapsed
-        assert any("has collapsed" in sentence for sentence in diagnosis.advice) == collapsed
-    assert always_warning == []
-
-
-def test_tokens_that_are_all_alike_are_no_collapse(always_warning: list[warnings.WarningMessage]):
-    # A blank image: attention is the mean of the values exactly, and so is a sound estimate.
+def test_equal_tokens_are_no_collapse():
+    # The exact output for a blank image is the mean of the values.
     torch.manual_seed(0)
     for kernel in RANDOM_KERNELS:
         layer = Attention(32, 2, kernel=kernel, relative=None)
-        layer(torch.randn(32).expand(2, 77, 32))
-    assert [str(message.message) for message in always_warning] == []
+        assert not teka.diagnose(layer, torch.randn(32).expand(2, 77, 32)).is_collapsed

@@ -1,25 +1,15 @@
-"""Attention with a content kernel and a relative kernel: the one equation; and how well an estimate of it does."""
+"""Attention with a content kernel and a relative kernel."""
 
-from dataclasses import dataclass
-
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from teka.checks import check_flags, check_sizes
 from teka.errors import wrong_shape
-from teka.functional.kernels.base import FeatureKernel, Kernel
+from teka.functional.kernels.base import Kernel
 from teka.functional.plan import Plan, check_inputs
 from teka.functional.positions import Positions, check_mask, make_positions, packed_lengths
 from teka.functional.relative.base import Relative
-from teka.functional.shapes import Keys, Queries, Values
 from teka.grid import GridLike
-from teka.precision import to_widest_dtype
-
-# An estimate has collapsed when it varies about the mean of the values less than this share of what the truth does.
-COLLAPSED_SPREAD = 0.1
-# The truth is the mean of the values itself when it is as near as this, in float64: there is nothing to collapse from.
-INDISTINCT = 1e-9
 
 
 def attention(
@@ -113,62 +103,3 @@ def attention(
         lengths = packed_lengths(cu_seqlens, num_queries, where, excluded)
         return plan.attend_packed(query, key, value, lengths, backend=backend)
     return plan.attend(query, key, value, backend=backend, key_mask=key_mask, query_mask=query_mask)
-
-
-@dataclass(frozen=True)
-class EstimatorReport:
-    """Errors of an estimated attention output, relative to the norm of the exact one."""
-
-    error: float  # ‖estimate − exact‖ / ‖exact‖
-    error_of_mean: (
-        float  # ‖mean of V − exact‖ / ‖exact‖: what predicting the plain mean would score
-    )
-    spread: float  # ‖estimate − mean of V‖ / ‖exact − mean of V‖, 0 where it has collapsed; 1 if exact is the mean of V
-
-    @classmethod
-    def from_outputs(
-        cls,
-        estimate: Float[Tensor, "*shape"],
-        exact: Float[Tensor, "*shape"],
-        mean: Float[Tensor, "..."],
-    ) -> "EstimatorReport":
-        """The errors of an output in float64, over all entries, from the mean of the values that each query sees."""
-        size, distance = (
-            exact.norm().clamp_min(torch.finfo(exact.dtype).tiny),
-            (exact - mean).norm(),
-        )
-        is_distinct = bool(distance > INDISTINCT * size)
-        return cls(
-            error=float((estimate - exact).norm() / size),
-            error_of_mean=float(distance / size),
-            spread=float((estimate - mean).norm() / distance) if is_distinct else 1.0,
-        )
-
-    @property
-    def collapsed(self) -> bool:
-        """Whether the estimate is the mean of the values where the truth is not."""
-        return self.spread < COLLAPSED_SPREAD
-
-
-def estimator_report(
-    query: Queries,
-    key: Keys,
-    value: Values,
-    kernel: FeatureKernel,
-    *,
-    relative: Relative | None = None,
-    positions: Float[Tensor, "placed axes"] | None = None,
-) -> EstimatorReport:
-    """Compare attention by features that estimate softmax with softmax attention on the same tensors, in float64.
-
-    In float32 on a device without float64.
-    """
-    query, key, value = (to_widest_dtype(tensor.detach()) for tensor in (query, key, value))
-    with torch.no_grad():
-        exact = attention(
-            query, key, value, kernel="softmax", relative=relative, positions=positions
-        )
-        estimate = attention(
-            query, key, value, kernel=kernel, relative=relative, positions=positions
-        )
-    return EstimatorReport.from_outputs(estimate, exact, value.mean(dim=2, keepdim=True))
