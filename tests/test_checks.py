@@ -39,20 +39,20 @@ def test_a_floating_tensor_of_the_shape_passes_with_any_batch():
 
 def test_what_is_no_such_tensor_is_refused_by_name():
     for tensor, message in [
-        ([[1.0]], r"query must be a tensor of a floating dtype.*got an object of type list"),
+        ([[1.0]], r"query must be a tensor of a floating-point dtype.*got an object of type list"),
         (np.zeros((1, 4, 5)), r"query must be a tensor.*got an object of type ndarray"),
         (None, r"query must be a tensor.*got None"),
         (
             torch.zeros(1, 4, 5, dtype=torch.int64),
-            r"query must be of a floating dtype.*got torch.int64",
+            r"query must be of a floating-point dtype.*got torch.int64",
         ),
         (
             torch.zeros(1, 4, 5, dtype=torch.complex64),
-            r"query must be of a floating dtype.*got torch.complex64",
+            r"query must be of a floating-point dtype.*got torch.complex64",
         ),
         (torch.zeros(4, 5), r"query must have shape \(batch, tokens, 5\), got \(4, 5\)."),
         (torch.zeros(1, 4, 6), r"query must have shape \(batch, tokens, 5\), got \(1, 4, 6\)."),
-        (torch.zeros(1, 0, 5), r"query must have .* of which only batch may be 0.*got \(1, 0, 5\)"),
+        (torch.zeros(1, 0, 5), r"query must have .* where only batch may be 0.*got \(1, 0, 5\)"),
     ]:
         with pytest.raises(ValueError, match=message):
             check_tensor("query", tensor, "batch", "tokens", 5)
@@ -64,9 +64,7 @@ def test_the_kind_of_dtype_can_be_another():
     check_tensor("labels", torch.ones(3, dtype=torch.complex64), 3, dtypes=None)
     with pytest.raises(ValueError, match=r"mask must be of dtype torch.bool.*got torch.float32"):
         check_tensor("mask", torch.ones(3), 3, dtypes=BOOL_DTYPES)
-    with pytest.raises(
-        ValueError, match=r"lengths must be of a dtype of whole numbers.*got torch.bool"
-    ):
+    with pytest.raises(ValueError, match=r"lengths must be of an integer dtype.*got torch.bool"):
         check_tensor("lengths", torch.ones(3, dtype=torch.bool), 3, dtypes=INTEGER_DTYPES)
 
 

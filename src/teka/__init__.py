@@ -1,4 +1,4 @@
-"""Attention that depends on where things are relative to each other, exactly, at linear cost, in any dimension."""
+"""Attention that depends only on relative positions: exact, in linear time, in any dimension."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -24,8 +24,8 @@ __all__ = [
     "on",
 ]
 
-# Where each name comes from; it is imported when it is first asked for, so that nobody waits for what they do not use.
-_SOURCES = {
+# Modules of the names that are imported at their first use, so that `import teka` is fast.
+_LAZY_MODULES = {
     "Grid": "teka.grid",
     "on": "teka.grid",
     "diagnose": "teka.nn.diagnostics.diagnose",
@@ -36,12 +36,12 @@ _SOURCES = {
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'teka' has no attribute {name!r}")
-    source = _SOURCES.get(name)
-    found = (
-        import_module(f"teka.{name}") if source is None else getattr(import_module(source), name)
-    )
-    globals()[name] = found
-    return found
+    if name in _LAZY_MODULES:
+        value = getattr(import_module(_LAZY_MODULES[name]), name)
+    else:
+        value = import_module(f"teka.{name}")
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -14,15 +14,17 @@ Capture: TypeAlias = Callable[[], Callable[[], AbstractContextManager[object]]]
 def restore_in_recomputation(capture: Capture) -> bool:
     """Make `torch.utils.checkpoint` recompute under the ambient state of the forward pass.
 
-    PyTorch captures random numbers and autocast when a checkpoint is entered, and nothing else. Its backward pass may
-    run after a context manager has been left, within another one, or in another thread.
+    PyTorch itself restores only the random state and autocast. The backward pass may run after a
+    context manager has been left, within another one, or in another thread.
 
     Args:
-        capture: Reads the present state of this thread when a checkpoint is entered, and returns a function that makes
-            a context manager with that state, which is entered around each recomputation.
+        capture: Function that reads the state of this thread. It is called when a checkpoint is
+            entered, and returns a function that makes a context manager with that state. Each
+            recomputation runs within this context manager.
 
     Returns:
-        True, or False if this version of PyTorch lacks the undocumented classes that this function wraps.
+        True if it worked; False if this version of PyTorch lacks the undocumented classes that
+        this function wraps.
     """
     checkpoint: Any = torch_checkpoint
     if not (hasattr(checkpoint, "CheckpointFunction") and hasattr(checkpoint, "_CheckpointFrame")):

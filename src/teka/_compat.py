@@ -29,7 +29,7 @@ def replace(instance: T, **changes: object) -> T:
 
 
 def register_constant(kind: type[T], to_json: Callable[[T], Any], load: Callable[[Any], T]) -> None:
-    """Register a class without tensors, so that torch.export and torch.func take its instances as constants.
+    """Register a class whose instances are constants for torch.export and torch.func.
 
     Args:
         kind: A class whose instances hold no tensors and compare by value.

@@ -1,4 +1,4 @@
-"""Saved dataclasses: what is ready for JSON from one, and one from that, by the types of its fields."""
+"""Conversion of dataclasses to JSON data and back, by the types of their fields."""
 
 import re
 import sys
@@ -14,14 +14,18 @@ import numpy as np
 from teka.errors import did_you_mean, wrong_value
 
 T = TypeVar("T")
-Proportion = Annotated[float, 1, "a share from 0 to 1"]
+# Types of fields whose range `decode` checks: from 0 to a largest value, with a description.
+Proportion = Annotated[float, 1, "a number from 0 to 1"]
 NonNegativeFloat = Annotated[float, sys.float_info.max, "a finite number of at least 0"]
 NonNegativeInt = Annotated[int, sys.float_info.max, "a whole number of at least 0"]
-"""Types of fields whose numbers `decode` checks: from 0 to the largest, in words."""
 
 
 def encode(value: object) -> Any:
-    """Dataclasses as dictionaries of their fields, tuples as lists, keys as strings, and no NumPy; ready for JSON."""
+    """Convert a value to JSON data.
+
+    Dataclasses become dictionaries, tuples become lists, keys and paths become strings, and NumPy
+    scalars become Python numbers.
+    """
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: encode(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
@@ -34,15 +38,21 @@ def encode(value: object) -> Any:
 
 
 def decode(kind: type[T], content: object, argument: str | None = None) -> T:
-    """The dataclass that `encode` wrote; a field that is missing takes its default, if it has one.
+    """Convert JSON data to a dataclass; the inverse of `encode`.
 
-    A ValueError names what is missing, unknown or of another type; the whole is `argument`, or the dataclass's name.
+    Args:
+        kind: The dataclass. Missing fields take their default values.
+        content: The JSON data.
+        argument: Name of the data in error messages, by default the name of the dataclass.
+
+    Raises:
+        ValueError: A field is missing, unknown or of the wrong type. The message names the field.
     """
     return _decode(kind, content, argument or kind.__name__)
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
+def _field_types(kind: type) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
@@ -53,7 +63,8 @@ def _decode(kind: Any, content: object, where: str) -> Any:
     if origin in (Union, types.UnionType):
         return _decode_union(arguments, content, where)
     if origin is Annotated:
-        number, most, expected = _decode(arguments[0], content, where), *arguments[1:]
+        number_type, most, expected = arguments
+        number = _decode(number_type, content, where)
         if not 0 <= number <= most:
             raise wrong_value(where, content, expected)
         return number
@@ -62,29 +73,21 @@ def _decode(kind: Any, content: object, where: str) -> Any:
             raise wrong_value(where, content, f"one of {', '.join(map(repr, arguments))}")
         return content
     if origin is tuple and arguments and arguments[-1] is not Ellipsis:
-        found = _checked(content, Sequence, where, f"a list of {len(arguments)}")
-        if len(found) != len(arguments):
+        items = _check_type(content, Sequence, where, f"a list of {len(arguments)}")
+        if len(items) != len(arguments):
             raise wrong_value(where, content, f"a list of {len(arguments)}")
-        pairs = zip(arguments, found, strict=True)
         return tuple(
-            _decode(one, item, f"{where}[{index}]") for index, (one, item) in enumerate(pairs)
+            _decode(item_type, item, f"{where}[{index}]")
+            for index, (item_type, item) in enumerate(zip(arguments, items, strict=True))
         )
     if origin in (tuple, list, Sequence):
-        found = _checked(content, Sequence, where, "a list")
         items = [
-            _decode(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(found)
+            _decode(arguments[0], item, f"{where}[{index}]")
+            for index, item in enumerate(_check_type(content, Sequence, where, "a list"))
         ]
         return items if origin is list else tuple(items)
     if origin in (dict, Mapping):
-        found = _checked(content, Mapping, where, "a dictionary")
-        of_key = arguments[0] if arguments[0] in (int, float) else str
-        for key in found if of_key is int else ():
-            if not re.fullmatch("0|-?[1-9][0-9]*", str(key)):
-                raise wrong_value(f"{where}.{key}", key, "a whole number as key, such as '-4'")
-        return {
-            of_key(key): _decode(arguments[1], item, f"{where}.{key}")
-            for key, item in found.items()
-        }
+        return _decode_mapping(arguments[0], arguments[1], content, where)
     if kind in (Any, object):
         return content
     if kind is float and isinstance(content, int) and not isinstance(content, bool):
@@ -93,57 +96,73 @@ def _decode(kind: Any, content: object, where: str) -> Any:
         return float(content)
     if kind is Path and isinstance(content, str):
         return Path(content)
-    return _checked(content, origin or kind, where, _words(kind))
+    return _check_type(content, origin or kind, where, _describe(kind))
+
+
+def _decode_mapping(key_type: Any, value_type: Any, content: object, where: str) -> dict:
+    items = _check_type(content, Mapping, where, "a dictionary")
+    if key_type not in (int, float):
+        key_type = str
+    decoded = {}
+    for key, item in items.items():
+        if key_type is int and not re.fullmatch("0|-?[1-9][0-9]*", str(key)):
+            raise wrong_value(f"{where}.{key}", key, "a whole number as key, such as '-4'")
+        decoded[key_type(key)] = _decode(value_type, item, f"{where}.{key}")
+    return decoded
 
 
 def _decode_fields(kind: Any, content: object, where: str) -> Any:
-    found = _checked(content, Mapping, where, "a dictionary")
+    items = _check_type(content, Mapping, where, "a dictionary")
     known = {field.name: field for field in fields(kind) if field.init}
-    unknown = [key for key in found if key not in known]
+    unknown = [key for key in items if key not in known]
     if unknown:
-        expected = f"no field {unknown[0]!r}: there are {', '.join(known)}{did_you_mean(unknown[0], known)}"
-        raise wrong_value(where, sorted(map(str, found)), expected)
+        hint = did_you_mean(unknown[0], known)
+        expected = f"no field {unknown[0]!r}: there are {', '.join(known)}{hint}"
+        raise wrong_value(where, sorted(map(str, items)), expected)
     for name, field in known.items():
-        if name not in found and field.default is MISSING and field.default_factory is MISSING:
+        if name not in items and field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"{where}.{name} is missing")
+    field_types = _field_types(kind)
     return kind(
         **{
-            name: _decode(_hints(kind)[name], item, f"{where}.{name}")
-            for name, item in found.items()
+            name: _decode(field_types[name], item, f"{where}.{name}")
+            for name, item in items.items()
         }
     )
 
 
 def _decode_union(kinds: tuple[Any, ...], content: object, where: str) -> Any:
-    """By the first kind that fits; the error of the only one that is not None is its own."""
+    """Decode by the first type that fits, and int before float.
+
+    If only one type is not None, its error is raised.
+    """
     errors = {}
-    for kind in sorted(kinds, key=lambda one: one is float):  # an int stays one
+    for kind in sorted(kinds, key=lambda kind: kind is float):
         try:
             return _decode(kind, content, where)
         except ValueError as error:
             errors[kind] = error
-    others = [error for kind, error in errors.items() if kind is not type(None)]
-    raise (
-        others[0]
-        if len(others) == 1
-        else wrong_value(where, content, " or ".join(map(_words, kinds)))
-    )
+    errors.pop(type(None), None)
+    if len(errors) == 1:
+        raise next(iter(errors.values()))
+    raise wrong_value(where, content, " or ".join(map(_describe, kinds)))
 
 
-def _checked(content: Any, kind: Any, where: str, expected: str) -> Any:
-    right = isinstance(content, kind) and not (isinstance(content, bool) and kind in (int, float))
-    if not right or (kind is Sequence and isinstance(content, str)):
+def _check_type(content: Any, kind: Any, where: str, expected: str) -> Any:
+    is_bool_as_number = isinstance(content, bool) and kind in (int, float)
+    is_string_as_list = isinstance(content, str) and kind is Sequence
+    if not isinstance(content, kind) or is_bool_as_number or is_string_as_list:
         raise wrong_value(where, content, expected)
     return content
 
 
-def _words(kind: Any) -> str:
+def _describe(kind: Any) -> str:
     kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-    known = {
+    descriptions = {
         float: "a number",
         int: "a whole number",
         str: "a string",
         bool: "true or false",
         type(None): "None",
     }
-    return known.get(kind) or getattr(kind, "__name__", str(kind))
+    return descriptions.get(kind) or getattr(kind, "__name__", str(kind))

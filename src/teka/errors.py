@@ -1,4 +1,4 @@
-"""Error messages of one form: "<argument> must be <expected>, got <value>."."""
+"""Error messages of the form "<argument> must be <expected>, got <value>."."""
 
 import difflib
 import unicodedata
@@ -6,17 +6,15 @@ from collections.abc import Iterable
 from importlib import import_module
 from types import ModuleType
 
-MAX_MESSAGE_LENGTH = 300  # of another library's message within one of teka's
+MAX_MESSAGE_LENGTH = 300  # of a message of another library that teka quotes
 ZERO_WIDTH_JOINERS = "\u200c\u200d"  # invisible characters that Persian words and emoji need
-MAX_LISTED_NAMES = 30  # that a message lists
-EXTERNAL_ERRORS = (
-    Exception,
-    SystemExit,
-)  # what another's code may raise; only an interrupt goes through
+MAX_LISTED_NAMES = 30
+# Exceptions of user code that teka catches. It does not catch KeyboardInterrupt.
+EXTERNAL_ERRORS = (Exception, SystemExit)
 
 
 def unknown_name(argument: str, name: object, known: Iterable[str]) -> ValueError:
-    """Return an error for an unknown name. It lists the known names, or the closest ones if there are many."""
+    """Return an error for an unknown name. It lists the known names, or the closest of many."""
     names = sorted(known)
     if len(names) > MAX_LISTED_NAMES:
         first, *others = difflib.get_close_matches(str(name), names, n=3, cutoff=0.0)
@@ -28,7 +26,7 @@ def unknown_name(argument: str, name: object, known: Iterable[str]) -> ValueErro
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Return the hint "; did you mean …?" with the closest known name, or "" if no name is close."""
+    """Return "; did you mean …?" with the closest known name, or "" if no name is close."""
     matches = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
@@ -44,9 +42,9 @@ def wrong_value(argument: str, value: object, expected: str) -> ValueError:
     return _error(argument, "be", expected, repr(value))
 
 
-def wrong_argument(argument: str, described: str, expected: str) -> ValueError:
-    """Return the same error as `wrong_value` for a value that `described` describes in words."""
-    return _error(argument, "be", expected, described)
+def wrong_argument(argument: str, description: str, expected: str) -> ValueError:
+    """Return the error of `wrong_value` with a description of the value instead of its repr."""
+    return _error(argument, "be", expected, description)
 
 
 def wrong_type(argument: str, value: object, expected: str) -> ValueError:
@@ -56,7 +54,13 @@ def wrong_type(argument: str, value: object, expected: str) -> ValueError:
 
 
 def wrong_shape(argument: str, shape: Iterable[int], expected: str) -> ValueError:
-    """Return an error for a tensor of the wrong shape; `expected` is a shape in parentheses or a description."""
+    """Return an error for a tensor of the wrong shape.
+
+    Args:
+        argument: Name of the argument.
+        shape: Shape of the tensor.
+        expected: Expected shape in parentheses, or a description of it.
+    """
     if expected.startswith("("):
         return _error(argument, "have shape", expected, str(tuple(shape)))
     return _error(argument, "have", expected, f"shape {tuple(shape)}")
@@ -72,25 +76,37 @@ def _error(argument: str, verb: str, expected: str, value: str) -> ValueError:
 
 
 def require(package: str, needed: str, install: str) -> ModuleType:
-    """A package that only some things need, or an error: "runs need lightning, which …: pip install teka[train]"."""
+    """Import and return an optional package.
+
+    Args:
+        package: Name of the package or module to import.
+        needed: Subject and verb of the error message, such as "training needs".
+        install: What pip should install, such as "teka[train]".
+
+    Raises:
+        ImportError: The package cannot be imported. The message says how to install it.
+    """
     try:
         return import_module(package)
     except ImportError as error:
         name = package.partition(".")[0]
-        raise ImportError(
-            f"{needed} {name}, which cannot be imported: pip install {install}"
-        ) from error
+        message = f"{needed} {name}, which cannot be imported: pip install {install}"
+        raise ImportError(message) from error
 
 
 def printable(text: object) -> str:
-    """Return text with control and bidirectional characters as escapes, so that it cannot steer a terminal."""
+    """Return text with escapes for control characters, so that it cannot control a terminal.
+
+    Characters that change the direction of the text are escaped too.
+    """
     return "".join(
-        one if _is_printable(one) else one.encode("unicode_escape").decode() for one in str(text)
+        character if _is_printable(character) else character.encode("unicode_escape").decode()
+        for character in str(text)
     )
 
 
 def printable_lines(text: object) -> str:
-    """Return text as `printable` does, but with its line breaks."""
+    """Return text as `printable` does, but keep its line breaks."""
     return "\n".join(map(printable, str(text).split("\n")))
 
 
@@ -112,35 +128,36 @@ def one_line(text: object, most: int = MAX_MESSAGE_LENGTH) -> str:
 
 
 def shorten(text: str, most: int) -> str:
-    """Return text of at most `most` characters, the last of which is "…" where more are left out."""
+    """Return the first `most` characters of a text, with "…" as the last if the text is longer."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def error_message(error: BaseException) -> str:
-    """Return the message of an error from other code as one short line, or the name of its class if it has none."""
+    """Return an error's message as one short line, or the name of its class if it has none."""
     return one_line(_text(error)) or type(error).__name__
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, short and printable, or the name of its class if it has none."""
-    return next(filter(None, map(one_line, _text(error).splitlines())), type(error).__name__)
+    """Return the first line of an error's message, or the name of its class if it has none.
+
+    The line is short and printable.
+    """
+    lines = map(one_line, _text(error).splitlines())
+    return next(filter(None, lines), type(error).__name__)
 
 
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # which a class of other code may raise
+    except Exception:  # __str__ of a foreign class may fail
         return ""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory was not enough: Python's, numpy's, or torch's of any device."""
-    # The allocator of torch's CPU has no class of error of its own.
-    return isinstance(error, MemoryError) or any(
-        words in f"{type(error).__name__}: {_text(error)}"
-        for words in (
-            "OutOfMemoryError",
-            "can't allocate memory",
-            "Storage size calculation overflowed",
-        )
-    )
+    """Return True for an out-of-memory error of Python, NumPy or PyTorch on any device."""
+    if isinstance(error, MemoryError):
+        return True
+    # PyTorch has no class for this error on a CPU, so the message must tell.
+    text = f"{type(error).__name__}: {_text(error)}"
+    phrases = ("OutOfMemoryError", "can't allocate memory", "Storage size calculation overflowed")
+    return any(phrase in text for phrase in phrases)

@@ -1,4 +1,4 @@
-"""Execution modes of PyTorch, and what the code may do in each of them."""
+"""Execution modes of PyTorch: eager, recording a graph, transformed, or shapes only."""
 
 from enum import Enum
 
@@ -55,7 +55,7 @@ def is_readable(tensor: Tensor) -> bool:
 
 
 def may_cache(device: torch.device) -> bool:
-    """Return True if a tensor that is created now is an ordinary tensor, which later calls may use too."""
+    """Return True if a tensor that is created now can be kept for later calls."""
     if execution_mode() is not ExecutionMode.EAGER or is_fake_mode_active():
         return False
     if torch.is_inference_mode_enabled():
@@ -64,9 +64,10 @@ def may_cache(device: torch.device) -> bool:
 
 
 def is_dynamic(*sizes: int) -> bool:
-    """Return True if one of these sizes may change in a graph that torch.export records, so that no branch may test it.
+    """Return True if one of the sizes may change in an exported graph.
 
-    torch.compile may test a size: it compiles again for other sizes.
+    Code must not branch on such a size in `torch.export`. It may in `torch.compile`, which compiles
+    again for another size.
     """
     for size in sizes:
         if isinstance(size, torch.SymInt):

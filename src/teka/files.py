@@ -1,4 +1,4 @@
-"""Writing files whole or not at all."""
+"""Reading and writing files. Files and folders are replaced atomically."""
 
 import contextlib
 import errno
@@ -15,43 +15,52 @@ from typing import BinaryIO
 from teka.errors import wrong_argument, wrong_value
 from teka.memory import check_memory
 
-MAX_YAML_VALUES, MAX_YAML_DEPTH = 100_000, 30
-# An archive that unpacks to more than both is refused: images shrink by a factor of some tens at most.
-MAX_UNPACKED_BYTES, MAX_COMPRESSION_RATIO = 2**29, 200
+MAX_YAML_VALUES = 100_000
+MAX_YAML_DEPTH = 30
+# An archive that exceeds both limits is refused. Images compress by a factor of a few tens at most.
+MAX_UNPACKED_BYTES = 2**29
+MAX_COMPRESSION_RATIO = 200
 
 try:
     import fcntl
-except ImportError:  # not a POSIX system: what a killed process leaves is not removed there
+except ImportError:  # on Windows, temporary files of killed processes are not removed
     fcntl = None
 
 
 def write_bytes(path: Path, content: bytes | memoryview, *, previous: Path | None = None) -> None:
-    """Write a file whole or not at all, whatever happens meanwhile: a kill, a full disk, a loss of power.
+    """Write a file atomically.
 
-    Until the end what stood there stays; then it takes the name `previous`, if any. A device or a pipe is written to.
+    If the process is killed, the disk is full or the power fails, the old file stays. A device or a
+    pipe is written to directly. A symbolic link stays, and its target is replaced.
+
+    Args:
+        path: File to write.
+        content: Content of the file.
+        previous: New name of the old file; None deletes it.
+
+    Raises:
+        OSError: The file cannot be written. The error names the path.
     """
     try:
         if path.exists() and not path.is_file():
             with path.open("wb") as file:
                 file.write(content)
         else:
-            _replace(
-                resolve_path("path", path), content, previous
-            )  # a link stays, and its target is replaced
-    except OSError as error:  # those of a write do not say where
+            _replace(resolve_path("path", path), content, previous)
+    except OSError as error:  # errors of `write` do not name the path
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def _replace(path: Path, content: bytes | memoryview, previous: Path | None) -> None:
     _remove_abandoned(path)
-    temporary, file = _create_beside(path)
+    temporary, file = _create_temporary(path)
     try:
         with file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
             if fcntl is None:
-                file.close()  # Windows renames no open file
+                file.close()  # Windows cannot rename an open file
             if previous is not None and path.is_file():
                 path.replace(previous)
             temporary.replace(path)
@@ -60,33 +69,36 @@ def _replace(path: Path, content: bytes | memoryview, previous: Path | None) -> 
         raise
     if os.name == "posix":
         folder = os.open(path.parent, os.O_RDONLY)
-        with contextlib.suppress(OSError):  # some file systems of a network flush no folder
+        with contextlib.suppress(OSError):  # some network file systems cannot flush a folder
             os.fsync(folder)
         os.close(folder)
 
 
-def _create_beside(path: Path) -> tuple[Path, BinaryIO]:
-    """A new temporary file, locked for as long as it is open, which tells it from one that was left."""
+def _create_temporary(path: Path) -> tuple[Path, BinaryIO]:
+    """Create a temporary file next to `path`. It is locked while it is open.
+
+    The lock tells other processes that the file is in use.
+    """
     while True:
         temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.part")
         file = temporary.open("xb")
         _lock(file)
-        if (
-            temporary.exists()
-        ):  # which another process may have taken for one that was left, before the lock
+        # Another process may have removed the file as abandoned before it was locked.
+        if temporary.exists():
             return temporary, file
         file.close()
 
 
 def _remove_abandoned(path: Path) -> None:
-    for left in path.parent.glob(f".{glob.escape(path.name[:200])}.*.part"):
-        with contextlib.suppress(OSError), left.open("r+b") as file:
+    """Remove temporary files of killed processes."""
+    for temporary in path.parent.glob(f".{glob.escape(path.name[:200])}.*.part"):
+        with contextlib.suppress(OSError), temporary.open("r+b") as file:
             if _lock(file):
-                left.unlink()
+                temporary.unlink()
 
 
 def _lock(file: BinaryIO) -> bool:
-    """Whether the file is now this process's alone; where files cannot be locked, it is not."""
+    """Lock a file. Return False if another process has it locked, or if locks are not supported."""
     if fcntl is None:
         return False
     try:
@@ -97,20 +109,25 @@ def _lock(file: BinaryIO) -> bool:
 
 
 def expand_user(path: str | Path) -> Path:
-    """Return the path with `~` and `~user` replaced by the home folder; an unknown user stays as it is."""
-    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises RuntimeError for an unknown user
+    """Return the path with `~` and `~user` replaced by the home folder of a known user."""
+    # Path.expanduser raises a RuntimeError for an unknown user.
+    return Path(os.path.expanduser(path))  # noqa: PTH111
 
 
 def resolve_path(argument: str, path: str | Path) -> Path:
     """Return the absolute path with `~` and every symbolic link resolved."""
     try:
         return expand_user(path).resolve()
-    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
+    except (OSError, RuntimeError) as error:  # Python < 3.13 raises RuntimeError for a loop
         raise wrong_value(argument, str(path), "a path without a loop of symbolic links") from error
 
 
 def read_yaml(argument: str, path: str | Path) -> object:
-    """Read a YAML file of plain values, unless it nests or repeats itself without measure."""
+    """Read a YAML file of plain values.
+
+    Raises:
+        ValueError: The file is missing or invalid, or its values are too many or too deeply nested.
+    """
     import yaml
 
     file = Path(path)
@@ -118,69 +135,77 @@ def read_yaml(argument: str, path: str | Path) -> object:
         raise wrong_value(argument, str(path), "a YAML file")
     try:
         text = file.read_text(encoding="utf-8")
-        size = 0
-        sizes: dict[str, int] = {}  # of what an anchor names: how many values it stands for
-        opened: list[tuple[str | None, int]] = []
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            if isinstance(event, yaml.AliasEvent):
-                size += sizes.get(
-                    event.anchor, MAX_YAML_VALUES
-                )  # one that is within itself has no size yet
-            elif isinstance(event, yaml.CollectionStartEvent):
-                opened.append((event.anchor, size))
-                size += 1
-            elif isinstance(event, yaml.CollectionEndEvent):
-                anchor, before = opened.pop()
-                if anchor is not None:
-                    sizes[anchor] = size - before
-            elif isinstance(event, yaml.ScalarEvent):
-                size += 1
-                if event.anchor is not None:
-                    sizes[event.anchor] = 1
-            if len(opened) > MAX_YAML_DEPTH or size > MAX_YAML_VALUES:
-                expected = (
-                    f"{MAX_YAML_VALUES:,} values at most, nested {MAX_YAML_DEPTH} deep at most"
-                )
-                raise wrong_value(argument, str(path), expected)
+        _check_yaml_size(argument, file, text)
         return yaml.safe_load(text)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise wrong_value(
-            argument, str(path), f"a YAML file ({' '.join(str(error).split())})"
-        ) from error
+        message = " ".join(str(error).split())
+        raise wrong_value(argument, str(path), f"a YAML file ({message})") from error
+
+
+def _check_yaml_size(argument: str, path: Path, text: str) -> None:
+    """Check the number of values and the depth, with every alias expanded."""
+    import yaml
+
+    num_values = 0
+    num_anchor_values: dict[str, int] = {}  # number of values that an anchor stands for
+    open_collections: list[tuple[str | None, int]] = []
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            # An alias within its own anchor has no known number of values and is refused.
+            num_values += num_anchor_values.get(event.anchor, MAX_YAML_VALUES)
+        elif isinstance(event, yaml.CollectionStartEvent):
+            open_collections.append((event.anchor, num_values))
+            num_values += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, num_values_before = open_collections.pop()
+            if anchor is not None:
+                num_anchor_values[anchor] = num_values - num_values_before
+        elif isinstance(event, yaml.ScalarEvent):
+            num_values += 1
+            if event.anchor is not None:
+                num_anchor_values[event.anchor] = 1
+        if len(open_collections) > MAX_YAML_DEPTH or num_values > MAX_YAML_VALUES:
+            expected = f"{MAX_YAML_VALUES:,} values at most, nested {MAX_YAML_DEPTH} deep at most"
+            raise wrong_value(argument, str(path), expected)
 
 
 def check_unpacked_size(archive: zipfile.ZipFile, path: object) -> None:
-    """Check the size that a zip archive unpacks to, before anything is unpacked.
+    """Check the size that a zip archive has after unpacking, before anything is unpacked.
 
-    zipfile never reads more of a file than the archive says it has.
+    The sizes in the archive can be trusted, because zipfile never reads more than them.
     """
     files = archive.infolist()
-    size, packed = sum(file.file_size for file in files), sum(file.compress_size for file in files)
-    if size > max(MAX_UNPACKED_BYTES, MAX_COMPRESSION_RATIO * packed):
-        expected = f"at most {MAX_COMPRESSION_RATIO} times the {packed:,} bytes that it takes"
+    size = sum(file.file_size for file in files)
+    compressed = sum(file.compress_size for file in files)
+    if size > max(MAX_UNPACKED_BYTES, MAX_COMPRESSION_RATIO * compressed):
+        expected = f"at most {MAX_COMPRESSION_RATIO} times the {compressed:,} bytes of the archive"
         raise wrong_argument(f"the unpacked size of {path}", f"{size:,} bytes", expected)
     check_memory(f"the unpacked size of {path}", size, size, "arrays")
 
 
 def check_output_file(argument: str, path: str | Path) -> Path:
-    """Check that a file can be written, before the work that it is to hold."""
+    """Check that a file can be written, before the computation of its content."""
     file = Path(path)
     try:
         if file.is_dir() or not file.name:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        # Unlike `exists` of Python 3.14, `stat` raises an error if the name is too long.
         with contextlib.suppress(FileNotFoundError):
-            file.stat()  # a name that is too long, of which `exists` says nothing from Python 3.14 on
+            file.stat()
         if not file.exists() or file.is_file():
             _try_to_write(resolve_path(argument, file))
     except OSError as error:
-        raise wrong_value(
-            argument, str(path), f"a file that can be written ({error.strerror})"
-        ) from error
+        expected = f"a file that can be written ({error.strerror})"
+        raise wrong_value(argument, str(path), expected) from error
     return file
 
 
 def make_directory(argument: str, path: str | Path) -> Path:
-    """The folder, made with its parents if it is missing, and tried: a file must be writable there."""
+    """Make a folder and its parents if they are missing, and check that files can be written to it.
+
+    Raises:
+        ValueError: The folder cannot be made or written to.
+    """
     folder = Path(path)
     expected = "a folder that can be written to, or a place where one can be made"
     if not str(path):
@@ -195,12 +220,19 @@ def make_directory(argument: str, path: str | Path) -> Path:
 
 @contextlib.contextmanager
 def atomic_directory(argument: str, path: Path, *, replace: bool = False) -> Iterator[Path]:
-    """A folder to fill, which takes the path once that is done without error; `replace` what is no empty folder too."""
+    """Yield a temporary folder that is renamed to `path` if the context ends without an error.
+
+    Args:
+        argument: Name of the argument, for the error message.
+        path: Folder to make.
+        replace: Replace an existing folder even if it is not empty.
+    """
     parent = make_directory(argument, path.parent)
     with tempfile.TemporaryDirectory(
         prefix=f".{path.name}.", dir=parent, ignore_cleanup_errors=True
     ) as temporary:
-        new, old = Path(temporary, "new"), Path(temporary, "old")
+        new = Path(temporary, "new")
+        old = Path(temporary, "old")
         new.mkdir()
         yield new
         if replace and path.exists():
@@ -214,7 +246,7 @@ def atomic_directory(argument: str, path: Path, *, replace: bool = False) -> Ite
 
 
 def _try_to_write(path: Path) -> None:
-    temporary, file = _create_beside(path)
+    temporary, file = _create_temporary(path)
     try:
         with file:
             file.write(bytes(4096))
@@ -223,10 +255,9 @@ def _try_to_write(path: Path) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, object]) -> Path:
-    """Write a mapping as indented JSON, whole or not at all, and give the path back."""
-    write_bytes(
-        path, (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
-    )
+    """Write a mapping as indented JSON atomically, and return the path."""
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+    write_bytes(path, f"{text}\n".encode())
     return path
 
 

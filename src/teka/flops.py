@@ -8,9 +8,10 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 
 def flop_counter() -> FlopCounterMode:
-    """Return a context that counts the operations of all matrix products in it, two for each multiply-add.
+    """Return a context manager that counts the floating-point operations of matrix products.
 
-    Triton kernels are counted if they have run before, because they are imported when they first run.
+    A multiply-add counts as two operations. Triton kernels are counted only if they have run
+    before, because their first call imports them.
     """
     triton = {
         getattr(torch.ops.teka, name): flops
@@ -21,11 +22,11 @@ def flop_counter() -> FlopCounterMode:
 
 
 def _fused_flops(*sizes: Any, **_: Any) -> int:
-    return sdpa_flop_count(*sizes[:3])  # of query, key and value
+    return sdpa_flop_count(*sizes[:3])  # query, key, value
 
 
 def _fused_backward_flops(*sizes: Any, **_: Any) -> int:
-    return sdpa_backward_flop_count(*sizes[:4])  # of the gradient too, which comes first
+    return sdpa_backward_flop_count(*sizes[:4])  # gradient, query, key, value
 
 
 def _added_product_flops(
@@ -37,7 +38,11 @@ def _added_product_flops(
 def _triton_flops(
     num_blocks: int, query: torch.Size, key: torch.Size, value: torch.Size, is_causal: bool
 ) -> tuple[int, int]:
-    """Return the forward operations of the sums over keys, and of the pairs within the blocks of a causal sum."""
+    """Return the forward operations of a Triton kernel.
+
+    Returns:
+        Operations of the sums over keys, and operations of the pairs within causal blocks.
+    """
     batch, heads, num_queries, dim = query
     dim_value = value[-1]
     if not is_causal:
@@ -75,12 +80,12 @@ def _triton_backward_flops(
     return 2 * sums + 3 * pairs
 
 
-# The operators of the Triton kernels, see docs/backends.md.
+# Custom operators of the Triton kernels, see docs/backends.md.
 _TRITON_FLOPS = {
     "feature_attention": _triton_forward_flops,
     "feature_attention_gradients": _triton_backward_flops,
 }
-# What torch's counter does not know: fused attention on a CPU, and products that are added in place.
+# PyTorch does not count fused attention on a CPU and products that are added in place.
 _EXTRA_FLOPS = {
     torch.ops.aten.addmm_: _added_product_flops,
     torch.ops.aten.baddbmm_: _added_product_flops,

@@ -1,4 +1,4 @@
-"""What has room in memory: sizes that are refused before anything of them is made."""
+"""Limits on the memory that arguments and models may ask for."""
 
 import os
 from collections.abc import Callable
@@ -8,20 +8,30 @@ from torch import Tensor, nn
 
 from teka.errors import wrong_value
 
-MAX_NUM_TENSORS = 30_000  # of a model
-MAX_IMAGE_PIXELS = 50_000_000  # pixels of a picture or of a model's images
+MAX_NUM_TENSORS = 30_000  # in a model
+MAX_IMAGE_PIXELS = 50_000_000
 
 
-def check_memory(argument: str, came: object, num_bytes: int, what: str) -> None:
-    """Check that the machine has room for so many bytes of `what`, on which `argument` decides, before it is made."""
+def check_memory(argument: str, value: object, num_bytes: int, what: str) -> None:
+    """Check that the machine has enough memory before it is allocated.
+
+    Args:
+        argument: Name of the argument that decides how much memory is needed.
+        value: Value of the argument.
+        num_bytes: Number of bytes needed.
+        what: What the memory is for, in the plural.
+
+    Raises:
+        ValueError: The machine has less memory.
+    """
     memory = memory_bytes()
     if num_bytes > memory:
-        expected = f"one that this machine has room for: {what} of {num_bytes / 1e9:,.0f} GB, {memory / 1e9:,.0f} GB here"
-        raise wrong_value(argument, came, expected)
+        needed = f"{what} need {num_bytes / 1e9:,.0f} GB, this machine has {memory / 1e9:,.0f} GB"
+        raise wrong_value(argument, value, f"small enough for the memory ({needed})")
 
 
 def memory_bytes() -> int:
-    """Bytes of the machine's memory, a very large number where it does not say."""
+    """Return the memory of this machine in bytes, or 2^63 if the system does not tell."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -29,26 +39,33 @@ def memory_bytes() -> int:
 
 
 class TooManyElementsError(ValueError):
-    """A model has more numbers than it may have."""
+    """A model has more parameters and buffers, or more elements of these, than allowed."""
 
 
 def count_elements(make: Callable[[], nn.Module], most: int) -> int:
-    """Count the numbers of the model that `make` makes, without memory; too many raise `TooManyElementsError`."""
-    count = tensors = 0
+    """Count the elements of a model's parameters and buffers without allocating them.
+
+    Args:
+        make: Builds the model. The function is called on the meta device.
+        most: Largest allowed number of elements.
+
+    Raises:
+        TooManyElementsError: The model has more elements, or more than `MAX_NUM_TENSORS` tensors.
+    """
+    num_elements = num_tensors = 0
 
     def add(module: nn.Module, name: str, tensor: Tensor | None) -> None:
-        nonlocal count, tensors
-        tensors += 1
-        count += 0 if tensor is None else tensor.numel()
-        if tensors > MAX_NUM_TENSORS:
+        nonlocal num_elements, num_tensors
+        num_tensors += 1
+        num_elements += 0 if tensor is None else tensor.numel()
+        if num_tensors > MAX_NUM_TENSORS:
             raise TooManyElementsError(f"more than {MAX_NUM_TENSORS:,} tensors")
-        if count > most:
-            raise TooManyElementsError(f"more than {most:,} numbers")
+        if num_elements > most:
+            raise TooManyElementsError(f"more than {most:,} elements")
 
-    on = nn.modules.module
     handles = [
-        on.register_module_parameter_registration_hook(add),
-        on.register_module_buffer_registration_hook(add),
+        nn.modules.module.register_module_parameter_registration_hook(add),
+        nn.modules.module.register_module_buffer_registration_hook(add),
     ]
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
@@ -56,4 +73,4 @@ def count_elements(make: Callable[[], nn.Module], most: int) -> int:
     finally:
         for handle in handles:
             handle.remove()
-    return count
+    return num_elements

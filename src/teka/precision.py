@@ -1,4 +1,4 @@
-"""Floating-point precision: float64 where a device has it, and blocks without autocast."""
+"""Floating-point precision: float64 where a device supports it, and blocks without autocast."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -28,14 +28,17 @@ def to_float64(tensor: Tensor) -> Tensor:
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[object]:
-    """Return a context in which autocast is off. It adds nothing to an exported graph if autocast is off already."""
-    # PyTorch refuses to answer for the "meta" device.
+    """Return a context in which autocast is off.
+
+    The context adds nothing to an exported graph if autocast is off already.
+    """
+    # PyTorch raises an error for the "meta" device.
     is_enabled = device_type != "meta" and torch.is_autocast_enabled(device_type)
     return torch.autocast(device_type, enabled=False) if is_enabled else nullcontext()
 
 
 def backward_without_autocast(backward: Callable[..., T]) -> Callable[..., T]:
-    """Decorate a backward pass so that it computes in the dtypes of its gradients, also under autocast."""
+    """Decorate a backward pass so that it computes without autocast."""
 
     @wraps(backward)
     def call(ctx: Any, *gradients: Tensor) -> T:

@@ -1,4 +1,4 @@
-"""What a number was measured with."""
+"""Versions, hardware and date of a measurement."""
 
 import datetime
 import os
@@ -11,7 +11,7 @@ import teka
 
 
 def provenance(command: str) -> dict[str, str]:
-    """The command that was given, versions, hardware and date."""
+    """Return the command, the versions of teka and PyTorch, the hardware and the date."""
     return {
         "command": command,
         "teka": teka.__version__,
@@ -22,10 +22,11 @@ def provenance(command: str) -> dict[str, str]:
 
 
 def hardware() -> str:
-    """Processor, its cores and the threads that torch uses, and the GPU if there is one, in words."""
+    """Describe the processor, its cores, the threads that PyTorch uses, and the GPU if any."""
     threads = torch.get_num_threads()
-    words = f"{_processor()}, {os.cpu_count()} cores, {threads} {'thread' if threads == 1 else 'threads'}"
-    return f"{words}; {torch.cuda.get_device_name()}" if torch.cuda.is_available() else words
+    unit = "thread" if threads == 1 else "threads"
+    cpu = f"{_processor()}, {os.cpu_count()} cores, {threads} {unit}"
+    return f"{cpu}; {torch.cuda.get_device_name()}" if torch.cuda.is_available() else cpu
 
 
 def _processor() -> str:

@@ -225,7 +225,7 @@ def test_a_shift_larger_than_the_images_is_an_error():
     [
         (torch.zeros(0, 1, 5, 5), None, "images must have"),
         (torch.zeros(2, 5, 5), None, "images must have"),
-        (torch.zeros(2, 1, 5, 5, dtype=torch.int64), None, "a floating dtype"),
+        (torch.zeros(2, 1, 5, 5, dtype=torch.int64), None, "a floating-point dtype"),
         (torch.full((2, 1, 5, 5), float("nan")), None, r"images must be .*got NaN or infinity"),
         (torch.zeros(2, 1, 5, 5), torch.zeros(3, dtype=torch.int64), "labels must have"),
         (

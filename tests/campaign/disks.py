@@ -47,7 +47,7 @@ def full_at(write: int, share: float) -> Iterator[Callable[[], bool]]:
         write: Which one, from 1.
         share: Of its bytes.
     """
-    count, create = 0, files._create_beside
+    count, create = 0, files._create_temporary
 
     def create_full(path: Path):
         nonlocal count
@@ -69,7 +69,7 @@ def full_at(write: int, share: float) -> Iterator[Callable[[], bool]]:
 
         return temporary, Full()
 
-    with mock.patch.object(files, "_create_beside", create_full):
+    with mock.patch.object(files, "_create_temporary", create_full):
         yield lambda: count >= write
 
 

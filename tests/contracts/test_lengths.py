@@ -124,11 +124,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no whole numbers": (
         {"lengths": torch.tensor([11.0, 1.0, 6.0])},
-        r"lengths must be of a dtype of whole numbers.*got torch.float32",
+        r"lengths must be of an integer dtype.*got torch.float32",
     ),
     "flags": (
         {"lengths": torch.ones(3, dtype=torch.bool)},
-        r"lengths must be of a dtype of whole.*got torch.bool",
+        r"lengths must be of an integer dtype.*got torch.bool",
     ),
     "of a token each": (
         {"lengths": torch.ones(3, 11, dtype=torch.long)},

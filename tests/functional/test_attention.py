@@ -155,7 +155,7 @@ BAD = {
     ),
     "a list": (
         {"query": ZEROS.tolist()},
-        r"query must be a tensor of a floating dtype.*got an object of type list",
+        r"query must be a tensor of a floating-point dtype.*got an object of type list",
     ),
     "an array": (
         {"value": ZEROS.numpy()},
@@ -163,11 +163,11 @@ BAD = {
     ),
     "complex numbers": (
         {"key": ZEROS.to(torch.complex64)},
-        r"key must be of a floating dtype.*got torch.complex64",
+        r"key must be of a floating-point dtype.*got torch.complex64",
     ),
     "whole numbers": (
         {"query": ZEROS.long()},
-        r"query must be of a floating dtype.*got torch.int64",
+        r"query must be of a floating-point dtype.*got torch.int64",
     ),
     "other lengths with positions": (
         {"query": ZEROS[:, :, :14], "relative": "rotation", "grid": GRID},

@@ -138,7 +138,7 @@ def test_bad_input_is_an_error_that_names_it(as_users_run_it: None):
 
 TOKENS = torch.zeros(2, 15, 8)
 UNFIT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({}, {"tokens": TOKENS.long()}, "tokens must be of a floating dtype.*got torch.int64"),
+    ({}, {"tokens": TOKENS.long()}, "tokens must be of a floating-point dtype.*got torch.int64"),
     (
         {},
         {"tokens": TOKENS.double()},

@@ -140,7 +140,7 @@ def test_a_linear_layer_drops_keys_as_if_they_were_not_there():
         ({"attn_mask": torch.zeros(7, 5)}, r"attn_mask must have .*got shape \(7, 5\)"),
         (
             {"key_padding_mask": torch.full((3, 7), -1.0)},
-            r"key_padding_mask must be flags.*got \[-1.0\]",
+            r"key_padding_mask must be booleans.*got \[-1.0\]",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Attention as functions of tensors: content kernels, relative kernels and the backends that compute them."""
+"""Functional attention: content kernels, relative kernels and the backends that evaluate them."""
 
 from teka.functional.attention import attention
 from teka.functional.backends import BACKENDS

@@ -1,4 +1,4 @@
-"""Content kernels as modules: random features, whose projection is redrawn, and learned ones."""
+"""Content kernels as modules: random features with a stored projection, and learned features."""
 
 from typing import ClassVar
 
@@ -21,14 +21,16 @@ from teka.functional.kernels.projection import MOST_DRAWS
 
 
 class RandomFeatures(nn.Module):
-    """A random-feature kernel whose projection lives in the state_dict.
+    """A random-feature kernel whose projection is part of the state dict.
 
-    Draw number n of a module comes from a generator seeded with (seed, n), and seed and n are buffers too: a module
-    loaded from a state_dict computes the same and will redraw the same. Nothing is redrawn in `forward`; call
-    `redraw_projections(model)` on a schedule of your own, as `teka train` does every 1,000 steps (Horn et al. 2021).
+    The projection of draw n comes from a generator with the seed (s, n). The seed s and the number n
+    are buffers, so that a module that is loaded from a state dict computes the same output and makes
+    the same next draws. Nothing is redrawn in `forward`. Call `redraw_projections(model)` on a
+    schedule of your own; `teka train` does so every 1,000 steps (Horn et al. 2021).
 
     >>> import torch, teka
-    >>> features, copy = (teka.nn.RandomFeatures("positive", 8, num_features=5) for _ in range(2))
+    >>> features = teka.nn.RandomFeatures("positive", 8, num_features=5)
+    >>> copy = teka.nn.RandomFeatures("positive", 8, num_features=5)
     >>> _ = copy.load_state_dict(features.state_dict())
     >>> features.redraw()
     >>> copy.redraw()
@@ -36,11 +38,14 @@ class RandomFeatures(nn.Module):
     (True, 5)
 
     Args:
-        kernel: A name of `teka.functional.kernels.RANDOM_KERNELS`.
-        dim: Size of queries and keys.
-        num_features: Number of draws m, ⌊d ln d⌋ by default.
-        projection: A name of `teka.functional.PROJECTIONS`.
-        generator: Source of the seed; torch's global one by default.
+        kernel: A name in `teka.functional.kernels.RANDOM_KERNELS`.
+        dim: Size d of queries and keys.
+        num_features: Number of random features m, by default ⌊d ln d⌋.
+        projection: A name in `teka.functional.PROJECTIONS`.
+        generator: Random generator of the seed, by default PyTorch's global generator.
+
+    Raises:
+        ValueError: A name is unknown, or a size is out of range.
     """
 
     projection: Float[Tensor, "features dim"]
@@ -76,27 +81,28 @@ class RandomFeatures(nn.Module):
         self.redraw()
 
     def redraw(self) -> None:
-        """Draw the next projection, in place; on the device "meta" there are no numbers to draw."""
+        """Replace the projection by the next draw, in place."""
         if self.projection.is_meta:
             return
         generator = Generator().manual_seed(int(self.seed) * 1_000_003 + int(self.num_draws))
-        drawn = draw_projection(
+        projection = draw_projection(
             self.num_features, self.dim, generator=generator, projection=self.projection_name
         )
         with torch.no_grad():
-            self.projection.copy_(drawn)
+            self.projection.copy_(projection)
             self.num_draws.add_(1)
 
     def forward(self) -> FeatureKernel:
-        """The kernel with the present projection."""
+        """Return the kernel with the current projection."""
         return RANDOM_KERNELS[self.kernel](self.projection)
 
     def extra_repr(self) -> str:
-        return f"{self.kernel!r}, dim={self.dim}, num_features={self.num_features}, {self.projection_name}"
+        sizes = f"dim={self.dim}, num_features={self.num_features}"
+        return f"{self.kernel!r}, {sizes}, {self.projection_name}"
 
 
 def redraw_projections(model: nn.Module) -> int:
-    """Redraw every projection of a model, those of all `RandomFeatures` within it; returns how many there were."""
+    """Redraw the projection of every `RandomFeatures` in a model, and return their number."""
     modules = [module for module in model.modules() if isinstance(module, RandomFeatures)]
     for module in modules:
         module.redraw()
@@ -104,13 +110,21 @@ def redraw_projections(model: nn.Module) -> int:
 
 
 class LearnedFeatures(nn.Module):
-    """A kernel with a feature map that is learned for each head, from the identity on (Zhang et al. 2024).
+    """A kernel with learned features of each head, initialized by the identity (Zhang et al. 2024).
 
     >>> import torch, teka
     >>> features = teka.nn.LearnedFeatures("hedgehog", dim=8, heads=2)
     >>> layer = teka.nn.Attention(16, 2, kernel=features)
     >>> features.query_weight.shape, features().num_features(8)  # softmax of [Wx, −Wx]
     (torch.Size([2, 8, 8]), 16)
+
+    Args:
+        kernel: A name in `teka.functional.kernels.LEARNED_KERNELS`.
+        dim: Size of queries and keys.
+        heads: Number of heads.
+
+    Raises:
+        ValueError: The name is unknown, or a size is out of range.
     """
 
     head_parameters: ClassVar[tuple[str, ...]] = (
@@ -131,7 +145,7 @@ class LearnedFeatures(nn.Module):
             setattr(self, name, Parameter(getattr(initial, name)))
 
     def forward(self) -> FeatureKernel:
-        """The kernel with the present parameters."""
+        """Return the kernel with the current parameters."""
         return LEARNED_KERNELS[self.kernel](*(getattr(self, name) for name in self.head_parameters))
 
     def extra_repr(self) -> str:

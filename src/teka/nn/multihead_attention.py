@@ -24,21 +24,22 @@ from teka.nn.attention_heads import AttentionHeads
 from teka.nn.inputs import check_tokens
 from teka.nn.options import PlacedKeywords, takes
 
-# Tokens as torch takes them: (L, B, E), with `batch_first` (B, L, E), or of one sample (L, E).
+# (L, B, E), or (B, L, E) with `batch_first`, or (L, E) without a batch.
 QueryTokens = Float[Tensor, "*query_tokens embed_dim"]
 
 
 class MultiheadAttention(nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention` with the kernels of teka: the same arguments and the same projections.
 
-    The layer replaces PyTorch's, for instance in `nn.TransformerEncoderLayer`. The kernels are in `heads`, an
-    `AttentionHeads`. `load_state_dict` accepts the weights of PyTorch's layer; parameters of the kernels, which these
-    lack, keep their values. The default, squared relu × rotary, costs O(L). Tokens are in a row, or on a `grid`, which
-    is given to the layer or by `teka.on`.
+    The layer replaces PyTorch's, for instance in `nn.TransformerEncoderLayer`. The default kernels,
+    squared relu × rotary, cost O(L). They are in `heads`, an `AttentionHeads`. The weights of
+    PyTorch's layer can be loaded with `load_state_dict`; the parameters of the kernels then keep
+    their values. The tokens are a sequence, or the cells of a `grid` that is passed to the layer or
+    set by `teka.on`.
 
     Differences from PyTorch:
 
-    - `need_weights` is False by default, because the weights cost O(L²). The second result is then None.
+    - `need_weights` is False by default, because the weights cost O(L²). The second result is None.
     - Dropout acts on the output, because there is no matrix of weights.
     - An `attn_mask` must be causal. `add_bias_kv` and `add_zero_attn` must be False.
 
@@ -50,19 +51,22 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     Args:
         embed_dim: Size E of a token.
-        num_heads: Number of heads, a divisor of embed_dim.
-        dropout: Probability of dropping a number of the output in training.
-        bias: Whether linear maps have a bias.
-        add_bias_kv: Only False, as a learned key has no position.
-        add_zero_attn: Only False, likewise.
-        kdim: Size of the tokens that keys are made of, embed_dim by default.
-        vdim: Size of the tokens that values are made of, likewise.
-        batch_first: Whether tokens have shape (B, L, E), and not (L, B, E).
-        device: Where the parameters are.
-        dtype: Their type of numbers.
-        grid: The grid that tokens are on; see `AttentionHeads`.
+        num_heads: Number of heads. It must divide `embed_dim`.
+        dropout: Dropout probability of the output.
+        bias: Add a bias to the projections.
+        add_bias_kv: Must be False, because a learned key has no position.
+        add_zero_attn: Must be False, because a zero key has no position.
+        kdim: Size of the tokens that are projected to keys, by default `embed_dim`.
+        vdim: Size of the tokens that are projected to values, by default `embed_dim`.
+        batch_first: Tokens have shape (B, L, E) instead of (L, B, E).
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
+        grid: Grid of the tokens, see `AttentionHeads`.
         num_prefix_tokens: Number of first tokens without a position, such as a class token.
-        options: Keywords of `AttentionOptions`, as `AttentionHeads` takes them.
+        options: Keyword arguments of `AttentionOptions`, as in `AttentionHeads`.
+
+    Raises:
+        ValueError: An argument has a value that is not allowed.
     """
 
     @takes(PlacedKeywords)
@@ -86,31 +90,34 @@ class MultiheadAttention(nn.MultiheadAttention):
     ) -> None:
         check_sizes({"embed_dim": embed_dim, "num_heads": num_heads})
         check_sizes({"kdim": kdim, "vdim": vdim}, or_none=True)
-        widest = max(size or embed_dim for size in (kdim, vdim))
+        largest_dim = max(kdim or embed_dim, vdim or embed_dim)
         check_tensor_sizes({"embed_dim": embed_dim}, 3 * embed_dim**2)
-        check_tensor_sizes({"embed_dim": embed_dim, "the larger of kdim and vdim": widest})
+        check_tensor_sizes({"embed_dim": embed_dim, "the larger of kdim and vdim": largest_dim})
         check_flags({"bias": bias, "batch_first": batch_first})
-        check_flags({"add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn})
-        for argument, flag in {"add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn}.items():
+        unsupported = {"add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn}
+        check_flags(unsupported)
+        for argument, flag in unsupported.items():
             if flag:
-                raise wrong_value(
-                    argument, flag, "False, because a key that is no token has no position"
-                )
+                expected = "False, because a key that is no token has no position"
+                raise wrong_value(argument, flag, expected)
         if embed_dim % num_heads:
             raise wrong_value("embed_dim", embed_dim, f"a multiple of num_heads, {num_heads}")
         if not is_number(dropout) or not 0 <= dropout <= 1:
-            raise wrong_value("dropout", dropout, "a probability, from 0 to 1")
+            raise wrong_value("dropout", dropout, "a probability from 0 to 1")
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise wrong_value("dtype", dtype, "a dtype of floating-point numbers, or None")
-        sizes = {
-            "kdim": kdim,
-            "vdim": vdim,
-            "batch_first": batch_first,
-            "device": device,
-            "dtype": dtype,
-        }
-        super().__init__(embed_dim, num_heads, dropout, bias, **sizes)
-        # Encoder layers look at this and, where it is true, compute softmax attention themselves.
+            raise wrong_value("dtype", dtype, "a floating-point dtype, or None")
+        super().__init__(
+            embed_dim,
+            num_heads,
+            dropout,
+            bias,
+            kdim=kdim,
+            vdim=vdim,
+            batch_first=batch_first,
+            device=device,
+            dtype=dtype,
+        )
+        # Otherwise nn.TransformerEncoderLayer computes softmax attention itself.
         self._qkv_same_embed_dim = False
         heads = AttentionHeads(
             self.head_dim, num_heads, grid=grid, num_prefix_tokens=num_prefix_tokens, **options
@@ -128,17 +135,26 @@ class MultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[QueryTokens, Float[Tensor, "*heads queries keys"] | None]:
-        """Attend; masks as torch has them, True or −∞ where a key is dropped. A ValueError for what cannot be kept.
+        """Attend from the query tokens to the key tokens.
+
+        Masks are as in PyTorch: True or −∞ for a key that is not attended to.
 
         Args:
-            query: Tokens that attend.
-            key: Tokens that keys are made of.
-            value: Tokens that values are made of, as many.
-            key_padding_mask: Which keys are dropped, shape (B, L_k), or (L_k,) of one sample.
-            need_weights: Whether to give the weights too, by a computation of their own.
-            attn_mask: None, or the causal mask, which drops every later key.
-            average_attn_weights: Whether these are the mean over heads, (B, L, L_k), and not (B, H, L, L_k).
-            is_causal: Whether no token sees a later one.
+            query: Query tokens, shape (L, B, E), or (B, L, E) with `batch_first`, or (L, E).
+            key: Tokens that are projected to keys.
+            value: Tokens that are projected to values, the same number as keys.
+            key_padding_mask: Mask of the keys, shape (B, L_k), or (L_k,) without a batch.
+            need_weights: Return the weights too, at a cost of O(L²).
+            attn_mask: None or a causal mask.
+            average_attn_weights: Average the weights over heads.
+            is_causal: Attend only to earlier tokens and to the token itself.
+
+        Returns:
+            The output tokens, and the weights or None. The weights have shape (B, L, L_k), or
+            (B, H, L, L_k) if they are not averaged.
+
+        Raises:
+            ValueError: A shape or a mask is not supported.
         """
         check_flags(
             {
@@ -148,32 +164,29 @@ class MultiheadAttention(nn.MultiheadAttention):
             }
         )
         is_batch = self._is_batch(query, key, value)
-        if is_batch and not self.batch_first:
-            query, key, value = (one.transpose(0, 1) for one in (query, key, value))
         if not is_batch:
             query, key, value = query[None], key[None], value[None]
-        keep = None
+        elif not self.batch_first:
+            query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
+        key_mask = None
         if key_padding_mask is not None:
-            check_tensor(
-                "key_padding_mask",
-                key_padding_mask,
-                *key.shape[not is_batch : 2],
-                dtypes=MASK_DTYPES,
-            )
-            keep = attended_keys("key_padding_mask", key_padding_mask.view(key.shape[:2]))
-        options = {"key_mask": keep, "is_causal": is_causal or is_causal_mask(attn_mask)}
+            sizes = key.shape[:2] if is_batch else key.shape[1:2]
+            check_tensor("key_padding_mask", key_padding_mask, *sizes, dtypes=MASK_DTYPES)
+            key_mask = attended_keys("key_padding_mask", key_padding_mask.view(key.shape[:2]))
+        options = {"key_mask": key_mask, "is_causal": is_causal or is_causal_mask(attn_mask)}
         vectors = [
             linear(tokens, weight, bias).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for tokens, (weight, bias) in zip((query, key, value), self._maps(), strict=True)
+            for tokens, (weight, bias) in zip((query, key, value), self._projections(), strict=True)
         ]
         attended = self.heads(*vectors, **options)
         output = self.out_proj(attended.transpose(1, 2).flatten(2))
         output = nn.functional.dropout(output, self.dropout, self.training)
         weights = None
         if need_weights:
-            each = torch.eye(key.shape[1], dtype=vectors[2].dtype, device=query.device)
-            each = each.expand(*vectors[1].shape[:3], -1)
-            weights = self.heads(*vectors[:2], each, **options)
+            # With the unit vectors as values, the outputs are the weights.
+            unit_vectors = torch.eye(key.shape[1], dtype=vectors[2].dtype, device=query.device)
+            unit_vectors = unit_vectors.expand(*vectors[1].shape[:3], -1)
+            weights = self.heads(*vectors[:2], unit_vectors, **options)
             weights = weights.mean(dim=1) if average_attn_weights else weights
         if not is_batch:
             return output[0], None if weights is None else weights[0]
@@ -183,51 +196,54 @@ class MultiheadAttention(nn.MultiheadAttention):
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
         start = f"{prefix}heads."
-        if not any(name.startswith(start) for name in state_dict):  # the weights of PyTorch's layer
+        # The weights of PyTorch's layer have no parameters of the kernels.
+        if not any(name.startswith(start) for name in state_dict):
             state_dict.update(
                 {f"{start}{name}": tensor for name, tensor in self.heads.state_dict().items()}
             )
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _is_batch(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
-        """Whether tokens are those of a batch, and not of one sample; a ValueError for shapes that do not fit."""
+        """Check the shapes of the tokens, and return True if they have a batch dimension."""
         is_batch = not isinstance(query, Tensor) or query.ndim != 2
-        places = ("batch", "tokens") if self.batch_first else ("tokens", "batch")
-        for argument, tokens, size in (
-            ("query", query, self.embed_dim),
-            ("key", key, self.kdim),
-            ("value", value, self.vdim),
-        ):
-            check_tokens(
-                argument, tokens, *(places if is_batch else ("tokens",)), size, first=self.out_proj
-            )
+        dims = ("batch", "tokens") if self.batch_first else ("tokens", "batch")
+        if not is_batch:
+            dims = ("tokens",)
+        check_tokens("query", query, *dims, self.embed_dim, first=self.out_proj)
+        check_tokens("key", key, *dims, self.kdim, first=self.out_proj)
+        check_tokens("value", value, *dims, self.vdim, first=self.out_proj)
         return is_batch
 
-    def _maps(self) -> list[tuple[Tensor, Tensor | None]]:
-        """Weight and bias of the linear maps to queries, keys and values."""
-        packed = self.in_proj_weight
-        apart = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
-        weights = apart if packed is None else packed.chunk(3)
+    def _projections(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Return the weights and biases of the projections to queries, keys and values."""
+        weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        if self.in_proj_weight is not None:
+            weights = self.in_proj_weight.chunk(3)
         biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         return list(zip(weights, biases, strict=True))
 
 
 def attended_keys(argument: str, mask: Shaped[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
-    """True where torch's mask, of flags or of 0 and −∞, keeps; a ValueError for other numbers."""
+    """Return True for every key that a PyTorch mask does not drop.
+
+    Raises:
+        ValueError: `mask` has elements other than booleans, or other than 0 and −∞.
+    """
     if mask.dtype == torch.bool:
         return ~mask
     keep = mask == 0
     if is_readable(keep) and not bool((keep | (mask == -torch.inf)).all()):
-        raise wrong_value(
-            argument,
-            mask.unique()[:3].tolist(),
-            "flags, or 0 where a key is kept and −∞ where it is dropped",
-        )
+        expected = "booleans, or 0 for a key that is attended to and −∞ for one that is not"
+        raise wrong_value(argument, mask.unique()[:3].tolist(), expected)
     return keep
 
 
 def is_causal_mask(mask: Shaped[Tensor, "*matrices queries keys"] | None) -> bool:
-    """Whether there is a mask; a ValueError for one that is not causal."""
+    """Return True for a causal mask and False for None.
+
+    Raises:
+        ValueError: `mask` is another mask.
+    """
     if mask is None:
         return False
     check_dtype("attn_mask", mask, MASK_DTYPES)
@@ -235,10 +251,7 @@ def is_causal_mask(mask: Shaped[Tensor, "*matrices queries keys"] | None) -> boo
         raise wrong_shape("attn_mask", mask.shape, "the shape (tokens, tokens) of a causal mask")
     keep = attended_keys("attn_mask", mask)
     if is_readable(keep) and not bool((keep == torch.ones_like(keep).tril()).all()):
-        came = f"{int((~keep).sum())} of {keep.numel()} pairs dropped"
-        raise wrong_argument(
-            "attn_mask",
-            came,
-            "the causal mask, which drops later keys and nothing else; sums over keys cannot apply another",
-        )
+        actual = f"{int((~keep).sum())} of {keep.numel()} pairs dropped"
+        expected = "the causal mask; a sum over keys cannot apply any other mask"
+        raise wrong_argument("attn_mask", actual, expected)
     return True

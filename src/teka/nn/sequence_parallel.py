@@ -1,4 +1,4 @@
-"""Tokens that are divided over the processes of a group: every attention adds what the processes know of the keys."""
+"""Sequence parallelism: the tokens of a model are divided among several processes."""
 
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,25 +16,32 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def shard_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
-    """Let the attentions of a model see the tokens of all processes of a group, of which each has a part.
+    """Let every attention of a model attend to the tokens of all processes of a group.
 
-        out_i = φ(q_i)ᵀ Σ_ranks S_rank / φ(q_i)ᵀ Σ_ranks z_rank,   S = Σ_j φ(k_j) v_jᵀ, z = Σ_j φ(k_j) of its own keys
+    Each process holds a part of the tokens. The processes add their sums over keys,
 
-    A layer is then called with the process' own tokens and the whole grid, of which it has `grid.shard(rank, size)`:
-    whole rows of the first axis, the parts in the order of ranks. Or with its tokens' own `positions`. One sum over the
-    processes goes forward and one back, whose size does not depend on the number of tokens; causal layers add what the
-    ranks before have. All processes must go through the same layers, and backward; a parameter's gradient is of the
-    process' own tokens, to be summed over the group. What of a model is no attention has to work token by token.
+        out_i = φ(q_i)ᵀ Σ_r S_r / φ(q_i)ᵀ Σ_r z_r,   S_r = Σ_j φ(k_j) v_jᵀ,  z_r = Σ_j φ(k_j),
+
+    where r counts the processes and j the keys of process r. This takes one reduction in the forward
+    pass and one in the backward pass. Their size does not depend on the number of tokens. A causal
+    layer adds only the sums of lower ranks.
+
+    - Call the model with the tokens of `grid.shard(rank, size)` and with the grid of all tokens, or
+      with the `positions` of the tokens of this process.
+    - All processes must run the same forward and backward passes.
+    - The gradient of a parameter comes from the tokens of this process. Sum it over the group.
+    - All other layers of the model must act on each token separately.
 
     Args:
         model: A layer or a model, changed in place.
-        group: A process group, or a `DeviceMesh` of one dimension, `mesh["tokens"]` say. None is no group: as before.
+        group: A process group, or a `DeviceMesh` with one dimension, such as `mesh["tokens"]`. None
+            removes the group.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: No attention, or one that needs every pair, or something else of all tokens.
+        ValueError: The model has no `Attention`, or an attention that cannot be divided.
 
     >>> from teka import nn
     >>> from torch import distributed
@@ -49,21 +56,23 @@ def shard_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
         if getattr(group, "ndim", None) != 1:
             raise wrong_value("group", group, "a process group, or a DeviceMesh of one dimension")
         group = group.get_group()
-    layers = {name: one for name, one in model.named_modules() if isinstance(one, Attention)}
+    layers = {
+        name: module for name, module in model.named_modules() if isinstance(module, Attention)
+    }
     if not layers:
         raise wrong_value("model", type(model).__name__, "a model with a teka.nn.Attention")
     for name, layer in layers.items():
         reason = None if group is None else unsupported_reason(layer)
         if reason:
-            expected = "a layer with sums that processes can add"
-            raise wrong_argument(f"attention {name or 'itself'}", reason, expected)
+            expected = "a layer whose sums over keys can be added across processes"
+            raise wrong_argument(f"attention {name or 'itself'}", f"a layer {reason}", expected)
     for layer in layers.values():
         layer.token_group = None if group is None else TokenGroup(group)
     return model
 
 
 def unsupported_reason(layer: Attention) -> str | None:
-    """What of a layer needs all tokens in one process, or None."""
+    """Return why the tokens of a layer cannot be divided among processes, or None if they can."""
     if layer.value_convolution is not None:
         return "with a value_convolution"
     if layer.query_key.removes_bias:
@@ -75,7 +84,7 @@ def unsupported_reason(layer: Attention) -> str | None:
         if type(kernel).fitted is not FeatureKernel.fitted and not layer.causal:
             return f"with kernel={kernel.name!r}, which is fitted to all tokens"
         if relative is not None and not relative.has_linear_features:
-            return f"with relative={relative.name!r}, whose sums are not those of features"
+            return f"with relative={relative.name!r}, whose sums are not sums of features"
         if group.backend not in ("auto", "linear"):
             return f"with backend={group.backend!r}"
     return None

@@ -174,7 +174,7 @@ def test_bad_input_is_named():
     images = random_images(1, 1, 5, 5)
     with pytest.raises(ValueError, match="Did you mean 'bicubic'"):
         resample(images, 3, "bicubik")
-    with pytest.raises(ValueError, match="a floating dtype"):
+    with pytest.raises(ValueError, match="a floating-point dtype"):
         resample(images.to(torch.uint8), 3)
     with pytest.raises(ValueError, match="image_size"):
         resample(images, 0)

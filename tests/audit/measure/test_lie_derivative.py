@@ -175,7 +175,7 @@ def test_an_output_of_zero_that_changes_is_refused():
 def test_bad_input_is_refused():
     for images, options, message in [
         (noise(0), {"axis": 0}, r"images must have .*got \(0,"),
-        (noise().to(torch.int64), {"axis": 0}, "a floating dtype"),
+        (noise().to(torch.int64), {"axis": 0}, "a floating-point dtype"),
         (noise(), {"axis": 2}, r"axis must be .*got 2"),
         (noise(), {"axis": 0, "batch_size": 0}, r"batch_size must be .*got 0"),
     ]:

@@ -74,7 +74,7 @@ POINT = {"step": 5, "process_seconds": 1.0, "accuracy": 0.5, "loss": 1.0}
         ("labels", {}, "the level of one factor or more"),
         ("labels", {"data": 7}, "a string"),
         ("run", {"batch_size": -1}, "at least 1"),
-        ("accuracy", 95.3, "a share from 0 to 1"),
+        ("accuracy", 95.3, "a number from 0 to 1"),
         ("process_seconds", -1.0, "a finite number"),
         ("learning_curve", [], "one point or more"),
         ("learning_curve", [POINT, POINT], "steps that increase"),
@@ -85,7 +85,7 @@ POINT = {"step": 5, "process_seconds": 1.0, "accuracy": 0.5, "loss": 1.0}
         ),
         ("shifts", [[0, 0.5]], "a whole number"),
         ("shifts", [[0, 0]], "a list of 1, one for each shift"),
-        ("accuracy_by_shift", [0.5, 0.5, 0.5, 2.0], "a share from 0 to 1"),
+        ("accuracy_by_shift", [0.5, 0.5, 0.5, 2.0], "a number from 0 to 1"),
     ],
 )
 def test_a_wrong_value_is_named(study_cell, key, value, expected):

@@ -102,11 +102,7 @@ def test_another_number_of_axes_is_refused(as_users_run_it: None):
     [
         (0, torch.zeros(2, 5, 2), r"inputs must have shape \(batch, 4, side\).*got \(2, 5, 2\)"),
         (1, torch.tensor([0]), r"offset must have shape \(2,\).*got \(1,\)"),
-        (
-            1,
-            torch.tensor([0.0, 1.0]),
-            "offset must be of a dtype of whole numbers.*got torch.float32",
-        ),
+        (1, torch.tensor([0.0, 1.0]), "offset must be of an integer dtype.*got torch.float32"),
         (1, torch.tensor([0, 2]), "offset must be from 0 to 1.*got 2"),
         (2, torch.zeros(2, 3, 5), r"fine must have shape \(2, 3, 4\).*got \(2, 3, 5\)"),
     ],
