@@ -23,8 +23,8 @@ from teka.functional.kernels.rectified import FlooredRelu
 from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 from teka.models.model_config import MODELS
 from teka.models.performer_config import POOLS, POSITIONS, STEMS
-from teka.nn.additions import QUERY_KEYS
 from teka.nn.options import VALUES
+from teka.nn.qk_norm import QUERY_KEYS
 from teka.training.recipe import OPTIMIZERS, SCHEDULES
 from teka.training.run import ModelOptions
 

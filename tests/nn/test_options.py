@@ -10,7 +10,7 @@ import torch
 from teka import Grid
 from teka.models import Performer
 from teka.nn import AbsolutePosition, Attention, AttentionOptions, AttentionPool, TransformerBlock
-from teka.nn.additions import ValueConvolution
+from teka.nn.local_conv import ValueConvolution
 from teka.nn.options import AttentionKeywords, BlockKeywords
 
 DECLARED = {one.name: one.default for one in fields(AttentionOptions)}

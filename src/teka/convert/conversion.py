@@ -36,7 +36,7 @@ from teka.functional.positions import Positions
 from teka.functional.relative.stationary import StationaryRelative
 from teka.grid import Grid
 from teka.nn import Attention, RelativeKernel
-from teka.nn.additions import CONVOLUTION_MODULES
+from teka.nn.local_conv import CONVOLUTION_MODULES
 from teka.nn.relative import inverse_softplus
 
 # Share of a cell by which a grid's spacing may differ from the one that the heads' centres were made for.

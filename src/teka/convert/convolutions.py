@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from teka.checks import check_number, check_sizes, is_number, is_positive
 from teka.errors import wrong_value
 from teka.grid import Grid
-from teka.nn.additions import CONVOLUTION_MODULES
+from teka.nn.local_conv import CONVOLUTION_MODULES
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 # α s² from which on e^(−α s²) is 0, in float64 too, whose last number above 0 is e^−744.4: the limit α → ∞ is reached.

@@ -21,9 +21,9 @@ from teka.memory import MAX_IMAGE_PIXELS
 from teka.models.performer_config import PerformerConfig, Stage
 from teka.models.stem import DenseHead, HalvingStem, Resampling, make_stem
 from teka.nn import AbsolutePosition, AbsoluteTable, AttentionPool, RelativeKernel, TransformerBlock
-from teka.nn.additions import CONVOLUTION_MODULES
 from teka.nn.heads import count_position_heads
 from teka.nn.inputs import check_tokens
+from teka.nn.local_conv import CONVOLUTION_MODULES
 from teka.nn.options import without_relative
 from teka.nn.relative import RelativeModule, from_known_options
 from teka.nn.sampling import SubpixelAlignment

@@ -19,7 +19,7 @@ from teka.nn import (
     PolyphasePatchEmbedding,
     PolyphaseUpsample,
 )
-from teka.nn.additions import CONVOLUTION_MODULES
+from teka.nn.local_conv import CONVOLUTION_MODULES
 from teka.nn.sampling import OversampledGELU
 
 BATCH_NORM = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}

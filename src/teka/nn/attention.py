@@ -14,7 +14,7 @@ from teka.functional import Constant, DecodingState, Kernel, decode
 from teka.functional.dispatch import select_backend
 from teka.functional.shapes import KeyMask
 from teka.grid import Grid, GridLike, as_grid, current_grid
-from teka.nn.additions import Gate, ValueConvolution, make_query_key
+from teka.nn.gating import Gate
 from teka.nn.heads import HeadGroup, count_position_heads, make_kernels
 from teka.nn.inputs import (
     AllKeys,
@@ -25,8 +25,10 @@ from teka.nn.inputs import (
     check_tokens,
     make_inputs,
 )
+from teka.nn.local_conv import ValueConvolution
 from teka.nn.options import AttentionKeywords, AttentionOptions, takes, without_relative
 from teka.nn.projections import join_heads, project_heads
+from teka.nn.qk_norm import make_query_key
 
 Token = Float[Tensor, "batch dim"]
 States = tuple[DecodingState, ...]

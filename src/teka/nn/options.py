@@ -9,8 +9,8 @@ from typing import Any, TypedDict, TypeVar, get_type_hints
 from teka.checks import check_flags, check_name, check_sizes, is_number
 from teka.errors import wrong_value
 from teka.functional import BACKENDS, PROJECTIONS
-from teka.nn.additions import QUERY_KEYS
 from teka.nn.features import ContentKernel
+from teka.nn.qk_norm import QUERY_KEYS
 from teka.nn.relative import RelativeModule
 
 VALUES = ("projected", "tokens")

@@ -11,10 +11,10 @@ from torch.nn import Parameter
 from teka.checks import is_integer
 from teka.errors import wrong_type, wrong_value
 from teka.functional import Constant, Hedgehog
-from teka.nn.additions import PlainQueryKey
 from teka.nn.attention import Attention
 from teka.nn.features import LearnedFeatures
 from teka.nn.options import without_relative
+from teka.nn.qk_norm import PlainQueryKey
 from teka.nn.relative import RelativeModule
 
 

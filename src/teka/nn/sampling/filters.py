@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import gelu, pad
+from torch.nn.functional import gelu
 
 from teka.checks import is_integer
 from teka.errors import wrong_value
-from teka.nn.additions import CONVOLUTIONS
+from teka.nn.local_conv import CONVOLUTIONS, pad_axis
 
 MAX_BLUR = 255
 
@@ -94,17 +94,12 @@ def low_pass(
     assert isinstance(blur, int)
     weights = [math.comb(blur - 1, index) / 2 ** (blur - 1) for index in range(blur)]
     kernel = torch.tensor(weights, dtype=inputs.dtype, device=inputs.device)
-    num_axes, channels, margin = inputs.ndim - 2, inputs.shape[1], blur // 2
+    num_axes = inputs.ndim - 2
+    channels = inputs.shape[1]
     for axis, step in enumerate(stride):
         if step == 1:
             continue
-        if periodic:
-            # Circular padding cannot wrap around a small side more than once, so index instead.
-            side = inputs.shape[2 + axis]
-            indices = torch.arange(-margin, side + margin, device=inputs.device) % side
-            padded = inputs.index_select(2 + axis, indices)
-        else:
-            padded = pad(inputs, [0, 0] * (num_axes - 1 - axis) + [margin, margin])
+        padded = pad_axis(inputs, 2 + axis, blur // 2, periodic=periodic)
         shape = [1] * num_axes
         shape[axis] = blur
         weight = kernel.view(1, 1, *shape).expand(channels, 1, *shape)

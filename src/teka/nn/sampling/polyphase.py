@@ -19,7 +19,7 @@ from teka.checks import (
     is_integer,
 )
 from teka.errors import wrong_shape, wrong_value
-from teka.nn.additions import CONVOLUTION_MODULES, CONVOLUTIONS
+from teka.nn.local_conv import CONVOLUTION_MODULES, CONVOLUTIONS
 from teka.nn.sampling.filters import at_least_float32, check_blur, low_pass
 from teka.precision import to_widest_dtype
 

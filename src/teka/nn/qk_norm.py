@@ -1,0 +1,98 @@
+"""Normalization of queries and keys."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.nn.functional import rms_norm
+
+from teka.errors import wrong_value
+from teka.functional.kernels.base import masked_mean
+from teka.functional.plan import is_large_float32
+from teka.functional.shapes import KeyMask, Keys, Queries
+
+
+class PlainQueryKey(nn.Module):
+    """Leave queries and keys as they are.
+
+    Attributes:
+        acts: Whether the module changes queries or keys.
+        removes_bias: Whether a bias of the keys has no effect.
+        head_parameters: Names of the parameters that have one entry for each head.
+    """
+
+    acts: ClassVar[bool] = False
+    removes_bias: ClassVar[bool] = False
+    head_parameters: ClassVar[tuple[str, ...]] = ()
+
+    def forward(self, query: Queries, key: Keys, key_mask: KeyMask) -> tuple[Queries, Keys]:
+        """Return the queries and keys to attend with.
+
+        Args:
+            query: Queries of the heads that depend on content, shape (B, H, L_q, d).
+            key: Keys, shape (B, H, L_k, d).
+            key_mask: True where a key is kept, shape (B, L_k), or None.
+        """
+        return query, key
+
+
+class NormalizedQueryKey(PlainQueryKey):
+    """Divide queries and keys by their root mean square and multiply them by a learned gain.
+
+        x' = g ⊙ x / √(mean(x²))
+
+    The gain g has an entry for each head and channel. In the softmax kernel its size acts as a
+    temperature.
+
+    Source: Henry et al. 2020 and Dehghani et al. 2023, with the norm of Zhang & Sennrich 2019.
+    """
+
+    acts = True
+    head_parameters = ("query_gain", "key_gain")
+
+    def __init__(self, heads: int, dim_head: int) -> None:
+        super().__init__()
+        self.query_gain = Parameter(torch.ones(heads, 1, dim_head))
+        self.key_gain = Parameter(torch.ones(heads, 1, dim_head))
+
+    def forward(self, query: Queries, key: Keys, key_mask: KeyMask) -> tuple[Queries, Keys]:
+        return _normalize(query, self.query_gain), _normalize(key, self.key_gain)
+
+
+def _normalize(vectors: Tensor, gain: Tensor) -> Tensor:
+    # The squares of large float32 values overflow.
+    wide = vectors.double() if is_large_float32(vectors) else vectors
+    # Under autocast the gain is float32 but the vectors are not, so cast back.
+    return (rms_norm(wide, wide.shape[-1:]) * gain).to(vectors.dtype)
+
+
+class CentredQueryKey(PlainQueryKey):
+    """Subtract from the keys their mean over the kept keys of the same sample and head.
+
+    The softmax kernel does not change. A rectified kernel then sees keys in all directions. The
+    module is exactly equivariant to shifts, but not causal.
+    """
+
+    acts = True
+    removes_bias = True
+
+    def forward(self, query: Queries, key: Keys, key_mask: KeyMask) -> tuple[Queries, Keys]:
+        return query, key - masked_mean(key, key_mask)
+
+
+QUERY_KEYS = ("plain", "normalized", "centred")
+
+
+def make_query_key(query_key: str, heads: int, dim_head: int) -> PlainQueryKey:
+    """Return the normalization with a name of `QUERY_KEYS`.
+
+    Raises:
+        ValueError: A normalization without heads whose keys it could change.
+    """
+    if query_key == "plain":
+        return PlainQueryKey()
+    if heads == 0:
+        expected = "'plain' with a kernel that does not depend on content"
+        raise wrong_value("query_key", query_key, expected)
+    return CentredQueryKey() if query_key == "centred" else NormalizedQueryKey(heads, dim_head)
