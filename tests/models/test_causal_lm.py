@@ -34,6 +34,19 @@ def test_steps_give_the_logits_of_the_whole_sequence(options: dict[str, Any]):
         assert (logits - expected[:, index]).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("options", [{}, {"kernel": "elu", "relative": "decay"}])
+def test_a_prompt_is_read_in_one_step(options: dict[str, Any]):
+    model = make_model(**options)
+    tokens = draw_tokens()
+    expected = model(tokens)
+    prompt_logits, state = model.step(tokens[:, :6])
+    assert (prompt_logits - expected[:, :6]).abs().max() < 1e-12
+    rest_logits, state = model.step(tokens[:, 6:8], state)
+    assert (rest_logits - expected[:, 6:8]).abs().max() < 1e-12
+    logits, _ = model.step(tokens[:, 8], state)
+    assert (logits - expected[:, 8]).abs().max() < 1e-12
+
+
 def test_logits_do_not_depend_on_later_tokens():
     model = make_model()
     tokens = draw_tokens()
@@ -71,7 +84,7 @@ def test_the_size_of_the_state_is_constant():
     state = None
     for token in draw_tokens(40).unbind(1):
         _, state = model.step(token, state)
-        leaves = tree_leaves([[vars(one) for one in states] for states in state])
+        leaves = tree_leaves([[vars(head_state) for head_state in states] for states in state])
         sizes.add(sum(leaf.numel() for leaf in leaves if isinstance(leaf, Tensor)))
     assert len(sizes) == 1
 
@@ -82,7 +95,7 @@ def test_the_output_projection_is_the_embedding():
     logits.square().sum().backward()
     grad = model.embedding.weight.grad
     assert grad is not None
-    assert (grad.abs().sum(1) > 0).all()  # also of tokens that are not in the input
+    assert (grad.abs().sum(1) > 0).all()  # Tokens that are not in the input get a gradient too.
     assert not any("head" in name for name, _ in model.named_parameters())
 
 

@@ -1,6 +1,6 @@
 """A causal language model that generates with a state of constant size."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -12,16 +12,17 @@ from teka.grid import Grid
 from teka.nn import TransformerBlock
 from teka.nn.attention import States
 
-EMBEDDING_STD = 0.02  # As in GPT-2, whose output projection is the embedding too.
+# Standard deviation of GPT-2, whose output projection is the embedding too.
+EMBEDDING_STD = 0.02
 BlockStates = tuple[States, ...]
 
 
 class CausalLM(nn.Module):
     """Token embedding, causal pre-norm transformer blocks, a norm, and logits of the next token.
 
-    The output projection shares its weight with the embedding. Training reads whole sequences at
-    linear cost. Generation reads one token at a time: a token costs the same however many tokens
-    precede it, and the state does not grow.
+    The output projection shares its weight with the embedding. Training and reading a prompt have
+    linear cost. The cost of a generated token does not depend on the number of earlier tokens, and
+    the state has a constant size.
 
     >>> import torch, teka
     >>> model = teka.models.CausalLM(100, dim=16, depth=2, heads=2).eval()
@@ -36,8 +37,8 @@ class CausalLM(nn.Module):
         dim: Size of an embedding.
         depth: Number of blocks.
         heads: Number of heads.
-        options: Keywords of `teka.nn.TransformerBlock`, such as `kernel` and `relative`. The kernels
-            must support decoding.
+        options: Keywords of `teka.nn.TransformerBlock`, such as `kernel` and `relative`. To
+            generate, the kernels must support decoding.
     """
 
     def __init__(
@@ -58,30 +59,37 @@ class CausalLM(nn.Module):
     ) -> Float[Tensor, "batch length num_tokens"]:
         """Return the logits of the token that follows each token."""
         check_tensor("tokens", tokens, "batch", "length", dtypes=INTEGER_DTYPES)
-        states = self.embedding(tokens)
+        hidden = self.embedding(tokens)
         grid = Grid(tokens.shape[1])
         for block in self.blocks:
-            states = block(states, grid)
-        return linear(self.norm(states), self.embedding.weight)
+            hidden = block(hidden, grid)
+        return self._logits(hidden)
 
     def step(
-        self, tokens: Int[Tensor, "batch"], state: BlockStates | None = None
-    ) -> tuple[Float[Tensor, "batch num_tokens"], BlockStates]:
-        """Return the logits after one more token of each sequence, and the state for the next step.
+        self, tokens: Int[Tensor, "batch *length"], state: BlockStates | None = None
+    ) -> tuple[Float[Tensor, "batch *length num_tokens"], BlockStates]:
+        """Read the next token of each sequence, or several.
 
         Args:
-            tokens: The next token of each sequence.
-            state: State that the previous step returned. None before the first token.
+            tokens: The next tokens, shape (B,), or (B, L) for L tokens of each sequence.
+            state: State that the previous call returned, or None before the first token.
+
+        Returns:
+            The logits of the token that follows each token, and the new state.
         """
-        check_tensor("tokens", tokens, "batch", dtypes=INTEGER_DTYPES)
+        is_sequence = isinstance(tokens, Tensor) and tokens.ndim == 2
+        sizes = ("batch", "length") if is_sequence else ("batch",)
+        check_tensor("tokens", tokens, *sizes, dtypes=INTEGER_DTYPES)
         hidden = self.embedding(tokens)
-        new_state = []
-        for index, block in enumerate(self.blocks):
-            assert isinstance(block, TransformerBlock)
-            block_state = None if state is None else state[index]
-            hidden, block_state = _step_block(block, hidden, block_state)
-            new_state.append(block_state)
-        return linear(self.norm(hidden), self.embedding.weight), tuple(new_state)
+        states = [None] * len(self.blocks) if state is None else state
+        new_states = []
+        for block, block_state in zip(self.blocks, states, strict=True):
+            hidden, new_state = cast(TransformerBlock, block).step(hidden, block_state)
+            new_states.append(new_state)
+        return self._logits(hidden), tuple(new_states)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return linear(self.norm(hidden), self.embedding.weight)
 
     @torch.no_grad()
     def generate(
@@ -98,30 +106,19 @@ class CausalLM(nn.Module):
             prompt: Tokens to continue, at least one for each sequence.
             num_tokens: Number of new tokens.
             temperature: Divisor of the logits before sampling. With 0, take the most likely token.
-            generator: Source of random numbers. By default torch's global generator.
+            generator: Source of random numbers. By default, the global generator of PyTorch.
         """
         check_tensor("prompt", prompt, "batch", "length", dtypes=INTEGER_DTYPES)
         check_sizes({"num_tokens": num_tokens})
         check_number("temperature", temperature, "a number of at least 0", low=0)
-        state = None
-        for token in prompt[:, :-1].unbind(1):
-            _, state = self.step(token, state)
         sequence = [prompt]
-        token = prompt[:, -1]
+        state = None
         for _ in range(num_tokens):
-            logits, state = self.step(token, state)
+            logits, state = self.step(sequence[-1], state)
             if temperature == 0:
-                token = logits.argmax(1)
+                token = logits[:, -1].argmax(1, keepdim=True)
             else:
-                probabilities = (logits / temperature).softmax(1)
-                token = torch.multinomial(probabilities, 1, generator=generator).squeeze(1)
-            sequence.append(token[:, None])
+                probabilities = (logits[:, -1] / temperature).softmax(1)
+                token = torch.multinomial(probabilities, 1, generator=generator)
+            sequence.append(token)
         return torch.cat(sequence, dim=1)
-
-
-def _step_block(
-    block: TransformerBlock, token: Tensor, state: States | None
-) -> tuple[Tensor, States]:
-    attended, state = block.attention.step(block.attention_norm(token), state)
-    token = token + attended
-    return token + block.mlp(block.mlp_norm(token)), state

@@ -30,7 +30,7 @@ from teka.nn.options import AttentionKeywords, AttentionOptions, takes, without_
 from teka.nn.projections import join_heads, project_heads
 from teka.nn.qk_norm import make_query_key
 
-Token = Float[Tensor, "batch dim"]
+Token = Float[Tensor, "batch *tokens dim"]
 States = tuple[DecodingState, ...]
 
 
@@ -275,17 +275,27 @@ class Attention(nn.Module):
         *,
         position: Float[Tensor, "*batch axes"] | None = None,
     ) -> tuple[Token, States]:
-        """Attend from the next token to those so far and itself, at a cost that does not grow with their number.
+        """Attend causally from the next token, or from several, given the state of the earlier tokens.
 
-        The state is what the tokens before have left, None before the first. The position is in physical units, shape
-        (n,) or (B, n); token t = 0, 1, … of a sequence of one axis is at t by default. A layer that is not causal, or a
-        kernel or relative kernel without a state of fixed size, is a ValueError.
+        The cost of a token does not grow with the number of earlier tokens. A prompt is read fastest in one call.
+
+        Args:
+            token: The next token of each sample, shape (B, dim), or the next L tokens, shape (B, L, dim).
+            state: The state that the previous call returned, or None before the first token.
+            position: Position of a single token in physical units, shape (n,) or (B, n). By default, token t of a
+                sequence is at t.
+
+        Returns:
+            The output, in the shape of `token`, and the new state.
+
+        Raises:
+            ValueError: The layer is not causal, or has a kernel without a recurrent state.
         """
         if not self.causal:
             raise wrong_value(
                 "causal", self.causal, "True for a layer that is to decode step by step"
             )
-        check_tokens("token", token, "batch", self.dim, first=self.output)
+        check_next_tokens(token, self)
         groups = self.head_groups()
         if state is not None and not (isinstance(state, tuple) and len(state) == len(groups)):
             came = f"{len(state)} states" if isinstance(state, tuple) else state
@@ -293,11 +303,11 @@ class Attention(nn.Module):
                 "state", came, f"None, or the tuple of {len(groups)} that the last step returned"
             )
         before = (None,) * len(groups) if state is None else state
-        tokens = token[:, None]
+        tokens = token if token.ndim == 3 else token[:, None]
         projected = self.project(tokens)
         steps = [
             decode(
-                *group.part_of(*projected, 1),
+                *group.part_of(*projected, tokens.shape[1]),
                 one,
                 kernel=group.kernel,
                 relative=group.relative,
@@ -306,7 +316,7 @@ class Attention(nn.Module):
             for group, one in zip(groups, before, strict=True)
         ]
         mixed, states = zip(*steps, strict=True)
-        return self._join(torch.cat(mixed, dim=1), tokens)[:, 0], tuple(states)
+        return self._join(torch.cat(mixed, dim=1), tokens).view(token.shape), tuple(states)
 
     def _join(self, mixed: Tensor, tokens: Tensor) -> Tensor:
         if self.gate is not None:
@@ -346,3 +356,10 @@ class Attention(nn.Module):
             raise wrong_value(
                 "num_queries", num_queries, "None with a relative kernel, a context or causality"
             )
+
+
+def check_next_tokens(token: Tensor, layer: Attention) -> None:
+    """Check the argument `token` of `Attention.step`: one token of each sample, or several."""
+    is_sequence = isinstance(token, Tensor) and token.ndim == 3
+    sizes = ("batch", "tokens", layer.dim) if is_sequence else ("batch", layer.dim)
+    check_tokens("token", token, *sizes, first=layer.output)

@@ -10,7 +10,7 @@ from teka.checks import INTEGER_DTYPES, MAX_SIZE, check_sizes, check_tensor, is_
 from teka.errors import wrong_argument, wrong_value
 from teka.functional import length_mask
 from teka.grid import GridLike
-from teka.nn.attention import Attention, States, Token
+from teka.nn.attention import Attention, States, Token, check_next_tokens
 from teka.nn.inputs import check_tokens
 from teka.nn.options import AttentionOptions, BlockKeywords, takes
 from teka.nn.relative import RelativeKernel
@@ -143,17 +143,18 @@ class TransformerBlock(nn.Module):
         *,
         position: Float[Tensor, "*batch axes"] | None = None,
     ) -> tuple[Token, States]:
-        """Transform the next token of a causal sequence, given the state of the earlier tokens.
+        """Transform the next token of a causal sequence, or several, given the state of the earlier tokens.
 
-        The cost does not grow with the number of earlier tokens. Arguments and errors are those of `Attention.step`.
+        The cost of a token does not grow with the number of earlier tokens. Arguments and errors are those of
+        `Attention.step`.
 
         Args:
-            token: The next token of each sample, shape (B, dim).
-            state: The state that the previous step returned, or None for the first token.
-            position: Position of the token in physical units, shape (n,) or (B, n). By default, token t is at t.
+            token: The next token of each sample, shape (B, dim), or the next L tokens, shape (B, L, dim).
+            state: The state that the previous call returned, or None before the first token.
+            position: Position of a single token in physical units, shape (n,) or (B, n). By default, token t is at t.
 
         Returns:
-            The transformed token, shape (B, dim), and the new state.
+            The transformed tokens, in the shape of `token`, and the new state.
 
         Raises:
             ValueError: The block is not causal, has window heads, or has a kernel without a recurrent state.
@@ -162,7 +163,7 @@ class TransformerBlock(nn.Module):
             raise wrong_argument(
                 "window_reach", "a value", "None for a block that decodes step by step"
             )
-        check_tokens("token", token, "batch", self.attention.dim, first=self.attention.output)
+        check_next_tokens(token, self.attention)
         attended, state = self.attention.step(self.attention_norm(token), state, position=position)
         token = token + attended
         return token + self.mlp(self.mlp_norm(token)), state
