@@ -31,13 +31,13 @@ from teka.checks import (
 )
 
 
-def test_a_floating_tensor_of_the_shape_passes_with_any_batch():
+def test_float_tensor_of_the_shape_is_accepted():
     for dtype in [torch.float16, torch.bfloat16, torch.float32, torch.float64]:
         for batch in (0, 1, 3):
             check_tensor("query", torch.zeros(batch, 4, 5, dtype=dtype), "batch", "tokens", 5)
 
 
-def test_what_is_no_such_tensor_is_refused_by_name():
+def test_other_tensors_are_errors():
     for tensor, message in [
         ([[1.0]], r"query must be a tensor of a floating-point dtype.*got an object of type list"),
         (np.zeros((1, 4, 5)), r"query must be a tensor.*got an object of type ndarray"),
@@ -58,7 +58,7 @@ def test_what_is_no_such_tensor_is_refused_by_name():
             check_tensor("query", tensor, "batch", "tokens", 5)
 
 
-def test_the_kind_of_dtype_can_be_another():
+def test_other_groups_of_dtypes():
     check_tensor("mask", torch.ones(3, dtype=torch.bool), 3, dtypes=BOOL_DTYPES)
     check_tensor("lengths", torch.ones(3, dtype=torch.uint8), 3, dtypes=INTEGER_DTYPES)
     check_tensor("labels", torch.ones(3, dtype=torch.complex64), 3, dtypes=None)
@@ -68,7 +68,7 @@ def test_the_kind_of_dtype_can_be_another():
         check_tensor("lengths", torch.ones(3, dtype=torch.bool), 3, dtypes=INTEGER_DTYPES)
 
 
-def test_a_negative_number_is_refused_where_numbers_can_be_read_at_no_cost(as_users_run_it: None):
+def test_negative_elements_are_errors_if_they_can_be_read(as_users_run_it: None):
     negative = torch.tensor([1.0, -0.25])
     check_nonnegative("amplitude", negative.abs())
     with pytest.raises(
@@ -87,13 +87,13 @@ def test_a_negative_number_is_refused_where_numbers_can_be_read_at_no_cost(as_us
     assert torch.equal(compiled(negative.detach()), 2 * negative.detach())
 
 
-def test_numbers_of_any_kind_are_numbers():
+def test_is_number_accepts_all_real_numbers():
     for number in [1, 0.5, -2, Fraction(1, 3), np.float32(2), np.int64(3)]:
         assert is_number(number)
         assert is_positive(number) == (number != -2)
 
 
-def test_what_is_no_finite_number_is_none():
+def test_is_number_refuses_other_values():
     for other in [
         None,
         "1",
@@ -111,13 +111,13 @@ def test_what_is_no_finite_number_is_none():
         assert not is_positive(other)
 
 
-def test_what_float32_takes_for_0_is_not_positive():
+def test_numbers_that_underflow_are_not_positive():
     assert is_number(1e-300)
     assert not is_positive(1e-300)
     assert not is_positive(0.0)
 
 
-def test_a_size_that_cannot_be_is_named():
+def test_wrong_size_is_an_error():
     for size, message in [
         (0, "waves must be at least 1.*got 0"),
         (-1, "waves must be at least 1.*got -1"),
@@ -133,42 +133,42 @@ def test_a_size_that_cannot_be_is_named():
         assert not is_integer(size) or size != 1
 
 
-def test_a_size_may_be_0_or_none_where_that_is_said():
+def test_size_may_be_zero_or_none():
     check_sizes({"num_prefix_tokens": 0}, 0)
     check_sizes({"dim_head": None}, or_none=True)
 
 
-def test_a_flag_is_true_or_false():
+def test_flags_are_booleans():
     for flag in [0, 1, None, "yes", np.bool_(True)]:
         check_flags({"causal": True, "gate": False})
         with pytest.raises(ValueError, match=r"gate must be True or False"):
             check_flags({"causal": True, "gate": flag})
 
 
-def test_a_name_is_one_of_those_that_are_known():
+def test_unknown_name_is_an_error():
     for name in ["dens", 3, None, ["dense"], np.zeros(2), {"dense"}]:
         check_name("backend", "dense", ("auto", "dense"))
         with pytest.raises(ValueError, match=r"backend must be one of 'auto', 'dense'"):
             check_name("backend", name, ("auto", "dense"))
 
 
-def test_one_step_is_that_of_every_axis():
+def test_one_stride_applies_to_every_axis():
     assert check_stride(2, 3) == (2, 2, 2)
     assert check_stride([2, 3], 2) == (2, 3)
 
 
-def test_a_stride_that_is_none_is_refused(as_users_run_it):
+def test_wrong_stride_is_an_error(as_users_run_it):
     for stride in [0, (2, 2, 2), (2, 0), (1.5, 2), True]:
         with raises_for(stride, ValueError, match="stride must be"):
             check_stride(stride, 2)
 
 
-def test_one_side_is_a_square_and_two_are_height_and_width():
+def test_image_size_is_a_side_or_height_and_width():
     assert check_image_size("size", 5) == (5, 5)
     assert check_image_size("size", (5, 7)) == check_image_size("size", [5, 7]) == (5, 7)
 
 
-def test_other_sizes_are_errors_that_name_the_argument_and_the_smallest(as_users_run_it: None):
+def test_wrong_image_sizes_are_errors(as_users_run_it: None):
     for size in [2, (3, 2), (), (5,), (5, 5, 5), (True, 5), (5.0, 5)]:
         with pytest.raises(ValueError, match=r"size must be .* each at least 3 pixels.*got"):
             check_image_size("size", size, smallest=3)
@@ -178,7 +178,7 @@ def test_other_sizes_are_errors_that_name_the_argument_and_the_smallest(as_users
             check_image_size("size", 1_000_000)
 
 
-def test_a_number_is_within_its_bounds_and_not_one_of_the_excluded_values():
+def test_check_number():
     for number in (0.5, 1, np.float32(0.5), np.int64(1), Fraction(1, 2)):
         check_number("share", number, "a share", low=0, high=1, exclude=(0,))
     check_number("budget", math.inf, "seconds", high=math.inf)
@@ -202,14 +202,14 @@ def test_a_number_is_within_its_bounds_and_not_one_of_the_excluded_values():
         check_number("tolerance", math.inf, "a finite number", low=0)
 
 
-def test_a_device_is_one_that_computes_here():
+def test_check_device():
     assert check_device("device", "cpu") == torch.device("cpu")
     for device in ("meta", "warp", "cuda:99", None, 1.5, ["cpu"], 10**40):
         with raises_for(device, ValueError, match=r"device must be a device"):
             check_device("device", device)
 
 
-def test_a_tensor_without_elements_to_read_is_refused(as_users_run_it: None):
+def test_tensor_without_elements_is_an_error(as_users_run_it: None):
     check_dense("images", torch.zeros(2, 3))
     with pytest.raises(ValueError, match=r"images must be a tensor.*got an object of type list"):
         check_dense("images", [1.0])
@@ -223,7 +223,7 @@ def test_a_tensor_without_elements_to_read_is_refused(as_users_run_it: None):
             check_dense("images", tensor)
 
 
-def test_a_list_is_read_to_its_end_unless_that_is_too_far():
+def test_check_sequence_and_check_names():
     assert check_sequence("names", (name for name in "ab"), "names") == ["a", "b"]
     for values in ("ab", {"a": 1}, {"a"}, 3, None, np.array(1), torch.tensor(1), range(10**9)):
         with raises_for(values, ValueError, match=r"names must be a list of names"):
@@ -234,7 +234,7 @@ def test_a_list_is_read_to_its_end_unless_that_is_too_far():
         check_names("names", ["edg"], ("edge", "interior"))
 
 
-def test_a_path_is_one_that_a_file_system_takes():
+def test_check_path():
     assert check_path("path", "a/b") == Path("a/b")
     for path in ("", "a\0b", 3, None, b"a", "a" * 256):
         with raises_for(path, ValueError, match=r"path must be a path"):

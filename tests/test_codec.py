@@ -46,11 +46,11 @@ drawings = st.builds(
 
 
 @given(drawing=drawings)
-def test_what_was_written_is_read_back(drawing: Drawing):
+def test_decode_inverts_encode(drawing: Drawing):
     assert decode(Drawing, json.loads(json.dumps(encode(drawing)))) == drawing
 
 
-def test_numbers_of_numpy_are_written_as_pythons():
+def test_numpy_scalars_become_python_numbers():
     assert json.dumps(encode({"place": (np.int64(3), np.float32(0.5)), "right": np.True_})) == (
         '{"place": [3, 0.5], "right": true}'
     )
@@ -59,7 +59,7 @@ def test_numbers_of_numpy_are_written_as_pythons():
 WHOLE = {"name": "a", "points": {}, "corners": [{"place": [1]}, {"place": []}]}
 
 
-def test_an_error_names_the_place():
+def test_errors_name_the_field():
     for change, message in [
         ({"name": 3}, "drawing.name must be a string.*got 3"),
         (

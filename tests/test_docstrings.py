@@ -69,7 +69,7 @@ def described() -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize("argument", sorted({name.rpartition(".")[2] for name in TAKES}))
-def test_what_lists_names_lists_all_of_them(argument: str):
+def test_lists_of_names_are_complete(argument: str):
     for owner, _, text in [one for one in described() if one[1] == argument]:
         names = set(TAKES.get(f"{owner}.{argument}", TAKES.get(argument, ())))
         listed = names.intersection(re.findall(r'"([\w-]+)"', text))
@@ -79,7 +79,7 @@ def test_what_lists_names_lists_all_of_them(argument: str):
 
 
 @pytest.mark.parametrize("argument", ["kernel", "position", "backend", "model", "query_key"])
-def test_the_command_line_names_what_a_run_takes(argument: str):
+def test_command_line_lists_all_run_options(argument: str):
     (text,) = [text for *place, text in described() if place == [ModelOptions.__name__, argument]]
     assert all(f'"{name}"' in text for name in TAKES[argument])
 
@@ -115,7 +115,7 @@ def documented(kind: type, name: str) -> bool:
     )
 
 
-def test_every_public_method_has_a_docstring_or_overrides_one_that_has_or_is_what_its_class_says():
+def test_every_public_method_has_a_docstring():
     classes = {
         kind for module in modules() for kind in vars(module).values() if inspect.isclass(kind)
     }
@@ -137,7 +137,7 @@ def test_every_public_method_has_a_docstring_or_overrides_one_that_has_or_is_wha
     assert mute == []
 
 
-def test_every_class_that_a_package_offers_has_an_example_of_its_own():
+def test_every_exported_class_has_an_example():
     offered = [
         getattr(module, name) for module in modules() for name in getattr(module, "__all__", ())
     ]
@@ -159,7 +159,7 @@ WITH_EXAMPLES = [path for path in WITH_EXAMPLES if module_name(path) not in APAR
 
 
 @pytest.mark.parametrize("path", WITH_EXAMPLES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_the_examples_in_docstrings_give_what_they_say(path: Path):
+def test_docstring_examples(path: Path):
     torch.manual_seed(0)
     result = doctest.testmod(
         import_module(module_name(path)),

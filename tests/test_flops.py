@@ -25,7 +25,7 @@ BATCHES = (torch.randn(2, 3, 5), torch.randn(2, 5, 7), torch.randn(2, 3, 7))
         (lambda left, right, total: total.baddbmm_(left, right), BATCHES),
     ],
 )
-def test_a_product_counts_two_flops_a_multiply_add_wherever_it_is_written(
+def test_multiply_add_counts_as_two_operations(
     product: Callable[[Tensor, Tensor, Tensor], Tensor], operands: tuple[Tensor, Tensor, Tensor]
 ):
     with flop_counter() as counter:
@@ -36,9 +36,7 @@ def test_a_product_counts_two_flops_a_multiply_add_wherever_it_is_written(
 @pytest.mark.skipif(not triton_backend.HAS_TRITON, reason="there is no Triton for this system")
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("is_rotary", [False, True])
-def test_triton_kernels_count_the_products_that_their_documentation_has(
-    is_rotary: bool, is_causal: bool
-):
+def test_operations_of_triton_kernels(is_rotary: bool, is_causal: bool):
     from teka.functional.backends.triton.operators import feature_attention
 
     batch, heads, num_queries, dim, dim_value = 2, 3, 64, 32, 16

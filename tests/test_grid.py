@@ -35,14 +35,14 @@ def grid_arguments(draw: st.DrawFn) -> Arguments:
 
 
 @given(grid_arguments())
-def test_a_grid_has_as_many_tokens_as_cells_and_a_position_for_each(arguments: Arguments):
+def test_every_cell_is_a_token_with_a_position(arguments: Arguments):
     grid = Grid(*arguments)
     assert grid.num_tokens == math.prod(grid.shape)
     assert grid.num_axes == len(grid.shape)
     assert grid.positions().shape == (grid.num_tokens, grid.num_axes)
 
 
-def test_the_tokens_positions_are_their_indices_times_the_spacing_in_row_major_order():
+def test_positions_are_in_row_major_order():
     for shape in SIZES:
         spacing = SPACING[: len(shape)]
         positions = Grid(shape, spacing).positions(dtype=torch.float64)
@@ -55,7 +55,7 @@ def test_the_tokens_positions_are_their_indices_times_the_spacing_in_row_major_o
             assert positions[token].tolist() == expected
 
 
-def test_one_number_stands_for_a_grid_of_one_axis_and_for_every_axis():
+def test_one_number_applies_to_every_axis():
     size: Any = 5
     assert Grid(size) == Grid((5,))
     assert Grid((3, 5), 2.0, True) == Grid((3, 5), (2.0, 2.0), (True, True))
@@ -64,7 +64,7 @@ def test_one_number_stands_for_a_grid_of_one_axis_and_for_every_axis():
 
 
 @given(grid_arguments())
-def test_unflatten_undoes_flatten_in_both_orders(arguments: Arguments):
+def test_unflatten_inverts_flatten(arguments: Arguments):
     grid = Grid(*arguments)
     images = noise(grid)
     tokens = grid.flatten(images)
@@ -73,7 +73,7 @@ def test_unflatten_undoes_flatten_in_both_orders(arguments: Arguments):
     assert torch.equal(grid.flatten(grid.unflatten(tokens)), tokens)
 
 
-def test_flatten_puts_every_cell_at_the_token_of_its_position():
+def test_flatten_has_the_order_of_positions():
     for shape in SIZES:
         grid = Grid(shape, SPACING[: len(shape)])
         coordinates = grid.unflatten(grid.positions()[None])
@@ -83,7 +83,7 @@ def test_flatten_puts_every_cell_at_the_token_of_its_position():
 
 
 @given(grid_arguments())
-def test_offsets_are_differences_of_positions_brought_within_half_a_period(arguments: Arguments):
+def test_offsets_are_wrapped_differences_of_positions(arguments: Arguments):
     grid = Grid(*arguments)
     positions, offsets = grid.positions(dtype=torch.float64), grid.offsets(dtype=torch.float64)
     plain = positions[:, None] - positions[None, :]
@@ -102,7 +102,7 @@ def test_offsets_are_differences_of_positions_brought_within_half_a_period(argum
 
 
 @given(grid_arguments(), st.data())
-def test_rolls_compose_and_undo_each_other(arguments: Arguments, data: st.DataObject):
+def test_rolls_compose(arguments: Arguments, data: st.DataObject):
     grid = Grid(*arguments)
     shifts = [tuple(data.draw(st.integers(-7, 7)) for _ in grid.shape) for _ in range(2)]
     images = noise(grid)
@@ -114,14 +114,14 @@ def test_rolls_compose_and_undo_each_other(arguments: Arguments, data: st.DataOb
     assert torch.equal(grid.roll(images, grid.shape), images)
 
 
-def test_a_shift_moves_what_is_at_an_index_by_that_many_cells_down_and_to_the_right():
+def test_roll_moves_down_and_to_the_right():
     images = torch.zeros(1, 1, 5, 7)
     images[0, 0, 1, 2] = 1
     assert Grid((5, 7)).roll(images, (3, 4))[0, 0, 4, 6] == 1
     assert Grid((5, 7)).roll(images, 4)[0, 0, 1, 6] == 1  # one number moves along the last axis
 
 
-def test_positions_and_offsets_take_a_dtype_and_default_to_the_default_one():
+def test_dtypes_of_positions_and_offsets():
     grid = Grid((3, 5), 0.1, (True, False))
     for dtype in (torch.float32, torch.float64):
         assert grid.positions(dtype=dtype).dtype == dtype
@@ -129,26 +129,26 @@ def test_positions_and_offsets_take_a_dtype_and_default_to_the_default_one():
     assert grid.positions().dtype == torch.get_default_dtype()
 
 
-def test_a_shape_that_is_none_is_refused(as_users_run_it: None):
+def test_wrong_shape_is_an_error(as_users_run_it: None):
     for shape in [(), (0,), (3, -1), (2.5,), (True, 3), 0, 2.5, None]:
         with pytest.raises(ValueError, match="shape must be"):
             Grid(shape)
 
 
-def test_a_spacing_that_is_not_positive_or_not_one_an_axis_is_refused(as_users_run_it: None):
+def test_wrong_spacing_is_an_error(as_users_run_it: None):
     for spacing in [0.0, -1.0, math.inf, math.nan, (1.0,), (1.0, 2.0, 3.0), (1.0, 0.0)]:
         with pytest.raises(ValueError, match="spacing must be"):
             Grid((3, 5), spacing)
 
 
-def test_a_periodicity_that_is_no_flag_or_not_one_an_axis_is_refused(as_users_run_it: None):
+def test_wrong_periodic_is_an_error(as_users_run_it: None):
     for periodic in [(True,), (True, False, True), 1, (True, 0)]:
         with pytest.raises(ValueError, match="periodic must be"):
             Grid((3, 5), 1.0, periodic)
 
 
 @pytest.mark.parametrize("size", [(2, 3, 3, 5), (2, 3, 15), (2, 3, 5, 3), (3, 5)])
-def test_a_tensor_that_does_not_lie_on_the_grid_is_refused(size: tuple[int, ...]):
+def test_tensor_of_another_grid_is_an_error(size: tuple[int, ...]):
     grid = Grid((3, 5))
     tensor = torch.zeros(size)
     if size == (2, 3, 3, 5):
@@ -159,19 +159,19 @@ def test_a_tensor_that_does_not_lie_on_the_grid_is_refused(size: tuple[int, ...]
             function(tensor)
 
 
-def test_tokens_that_are_not_the_grids_are_refused():
+def test_wrong_number_of_tokens_is_an_error():
     for size in [(2, 14, 3), (2, 15), (2, 3, 15, 1)]:
         with pytest.raises(ValueError, match=r"tokens must have shape \(batch, 15, channels\)"):
             Grid((3, 5)).unflatten(torch.zeros(size))
 
 
-def test_a_shift_that_is_not_one_whole_number_an_axis_is_refused(as_users_run_it: None):
+def test_wrong_shift_is_an_error(as_users_run_it: None):
     for shift in [(1,), (1, 2, 3), (1.0, 2), 0.5, "ab", None]:
         with pytest.raises(ValueError, match="shift must be"):
             Grid((3, 5)).roll(torch.zeros(1, 1, 3, 5), shift)
 
 
-def test_on_is_left_as_it_was_entered_also_by_an_error():
+def test_context_ends_after_an_error():
     assert current_grid() == (None, 0)
     with teka.on(Grid(3)):
         with pytest.raises(ValueError, match="shift"), teka.on(Grid((2, 2)), 1):
@@ -180,7 +180,7 @@ def test_on_is_left_as_it_was_entered_also_by_an_error():
     assert current_grid() == (None, 0)
 
 
-def test_each_thread_is_on_its_own_grid():
+def test_each_thread_has_its_own_context():
     with teka.on(Grid(3)), ThreadPoolExecutor(1) as other:
         assert other.submit(current_grid).result() == (None, 0)
         assert current_grid() == (Grid(3), 0)
@@ -193,7 +193,7 @@ def gradient_on(layer: Attention, tokens: Tensor, grid: Grid | None) -> Tensor:
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("backward_in", ["outside", "other context", "other thread"])
-def test_recomputation_uses_the_grids_of_the_forward_pass(use_reentrant: bool, backward_in: str):
+def test_recomputation_uses_the_grid_of_the_forward_pass(use_reentrant: bool, backward_in: str):
     torch.manual_seed(0)
     layer, tokens = Attention(8, 2).double(), noise(Grid(12), 8).mT
     wide, high = tokens.clone().requires_grad_(), tokens.clone().requires_grad_()
@@ -218,9 +218,7 @@ def test_recomputation_uses_the_grids_of_the_forward_pass(use_reentrant: bool, b
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_recomputation_of_a_forward_pass_without_a_context_ignores_one_around_the_backward_pass(
-    use_reentrant: bool,
-):
+def test_recomputation_ignores_the_context_of_the_backward_pass(use_reentrant: bool):
     torch.manual_seed(0)
     layer = AttentionHeads(8, 2, relative="decay").double()  # tokens in a row without a grid
     inputs = torch.randn(1, 2, 12, 8, dtype=torch.float64, requires_grad=True)
@@ -233,9 +231,7 @@ def test_recomputation_of_a_forward_pass_without_a_context_ignores_one_around_th
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # of the inner one
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_nested_checkpoints_and_contexts_within_them_are_recomputed_as_they_were(
-    use_reentrant: bool,
-):
+def test_nested_checkpoints_and_contexts(use_reentrant: bool):
     torch.manual_seed(0)
     layer, tokens = Attention(8, 2).double(), noise(Grid(12), 8).mT.requires_grad_()
 
@@ -254,8 +250,6 @@ def test_nested_checkpoints_and_contexts_within_them_are_recomputed_as_they_were
 
 
 @pytest.mark.parametrize("options", [{"grid": (3, 0)}, {"grid": Grid(3), "num_prefix_tokens": -1}])
-def test_on_refuses_a_bad_grid_and_a_negative_number_of_tokens(
-    options: dict, as_users_run_it: None
-):
+def test_wrong_arguments_of_on_are_errors(options: dict, as_users_run_it: None):
     with pytest.raises(ValueError, match=f"{[*options][-1]} must be"), teka.on(**options):
         pass

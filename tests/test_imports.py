@@ -83,7 +83,7 @@ def part_of(names: tuple[str, ...]) -> str:
 
 
 @pytest.mark.parametrize("part", sorted({part_of(path.parts) for path in MODULES} - {"__init__"}))
-def test_a_part_imports_only_from_parts_to_its_left(part: str):
+def test_packages_import_only_from_packages_to_their_left(part: str):
     assert part in LEVELS, f"{part} belongs to no group of the one-way order"
     for module in (path for path in MODULES if part_of(path.parts) == part):
         source = (PACKAGE / module).with_suffix(".py").read_text(encoding="utf-8")
@@ -95,7 +95,7 @@ def test_a_part_imports_only_from_parts_to_its_left(part: str):
         assert not late, f"{module} imports from {', '.join(sorted(late))}, which lie to its right"
 
 
-def test_the_reader_of_imports_finds_every_form():
+def test_imported_parts():
     for source, package, expected in [
         ("import teka.nn.attention", (), {"nn"}),
         ("from teka import nn, Grid", (), {"nn"}),
@@ -111,14 +111,14 @@ def test_the_reader_of_imports_finds_every_form():
         assert imported_parts(source, package) == expected
 
 
-def test_without_the_extra_the_error_of_training_names_it():
+def test_missing_extra_is_named():
     script = "import sys; sys.modules['lightning'] = None; import teka.training"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert "training needs lightning" in run.stderr
     assert "pip install 'teka[train]'" in run.stderr
 
 
-def test_importing_teka_needs_none_of_the_extras():
+def test_import_needs_no_extras():
     script = f"import sys, teka; print(*(name for name in {NOT_IMPORTED} if name in sys.modules))"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout.split() == []

@@ -288,10 +288,10 @@ def call_wrongly(data: st.DataObject) -> bool:
 
 @settings(max_examples=1000)
 @given(data=st.data())
-def test_a_wrong_argument_gives_a_result_or_an_error_that_names_it(data: st.DataObject):
+def test_wrong_argument_gives_a_result_or_a_clear_error(data: st.DataObject):
     call_wrongly(data)
 
 
 @each(ENTRIES)
-def test_right_arguments_give_a_result(entry: Entry):
+def test_correct_arguments_give_a_result(entry: Entry):
     entry.call(**entry.good)

@@ -60,11 +60,11 @@ def attend(case: Case, grid: Grid, *, first: int, is_causal: bool) -> None:
 
 
 @together(POSSIBLE)
-def test_attention_of_no_samples_has_no_outputs(case: Case):
+def test_attention_accepts_an_empty_batch(case: Case):
     attend(case, Grid((3, 5)), first=1, is_causal=False)
 
 
-def test_places_of_no_samples_have_no_outputs():
+def test_positions_accept_an_empty_batch():
     for relative in ("t5", "window"):
         output = attention(
             *draw_inputs(6, batch=0), relative=relative, positions=torch.zeros(0, 6, 2)
@@ -73,7 +73,7 @@ def test_places_of_no_samples_have_no_outputs():
 
 
 @together(CAUSAL)
-def test_causal_attention_of_no_samples_has_no_outputs(case: Case):
+def test_causal_attention_accepts_an_empty_batch(case: Case):
     attend(case, Grid(5), first=0, is_causal=True)
     if has_features(case.kernel) and case.relative in DECODABLE:
         state = None
@@ -85,7 +85,7 @@ def test_causal_attention_of_no_samples_has_no_outputs(case: Case):
             assert output.shape == (0, 3, 1, 4)
 
 
-def assert_learns_as_from_samples(
+def assert_finite_gradients_of_an_empty_batch(
     model: nn.Module, inputs: Tensor, *others: object, size: tuple[int, ...]
 ) -> None:
     """No outputs of that size, and gradients of 0 for the parameters that have one with samples."""
@@ -104,14 +104,14 @@ def assert_learns_as_from_samples(
 
 
 @together(PAIRS)
-def test_layers_take_no_samples(pair: Case):
+def test_layers_accept_an_empty_batch(pair: Case):
     tokens, mask = torch.randn(2, 15, 8), torch.ones(2, 15, dtype=torch.bool)
     for kind in (Attention, TransformerBlock):
         layer = kind(8, 2, kernel=pair.kernel, relative=pair.relative)
-        assert_learns_as_from_samples(layer, tokens, Grid((3, 5)), mask, size=(15, 8))
+        assert_finite_gradients_of_an_empty_batch(layer, tokens, Grid((3, 5)), mask, size=(15, 8))
 
 
-def test_the_options_of_a_layer_take_no_samples():
+def test_layer_options_accept_an_empty_batch():
     grid = Grid((3, 5))
     every: list[dict[str, Any]] = [
         {"gate": True},
@@ -120,7 +120,7 @@ def test_the_options_of_a_layer_take_no_samples():
         {"values": "tokens"},
     ]
     for options in every:
-        assert_learns_as_from_samples(
+        assert_finite_gradients_of_an_empty_batch(
             Attention(8, 2, **options), torch.randn(2, 15, 8), grid, size=(15, 8)
         )
     layer = Attention(8, 2, causal=True, num_axes=1)
@@ -130,11 +130,11 @@ def test_the_options_of_a_layer_take_no_samples():
     assert layer.step(token, state)[0].shape == (0, 8)
 
 
-def test_other_modules_take_no_samples():
-    assert_learns_as_from_samples(
+def test_other_modules_accept_an_empty_batch():
+    assert_finite_gradients_of_an_empty_batch(
         AttentionPool(8, 2), torch.randn(2, 5, 8), torch.ones(2, 5).bool(), size=(1, 8)
     )
-    assert_learns_as_from_samples(
+    assert_finite_gradients_of_an_empty_batch(
         AbsolutePosition(8), torch.randn(2, 6, 8), Grid((2, 3)), size=(6, 8)
     )
     blocks = SpaceToDepth()
@@ -147,7 +147,7 @@ def test_other_modules_take_no_samples():
         for position, pool in itertools.product(POSITIONS, POOLS)
     }
 )
-def test_a_performer_takes_no_images(chosen: tuple[str, str]):
+def test_performer_accepts_an_empty_batch(chosen: tuple[str, str]):
     position, pool = chosen
     kernel = (
         "squared_relu"
@@ -155,4 +155,4 @@ def test_a_performer_takes_no_images(chosen: tuple[str, str]):
         else "positive"
     )
     model = Performer(4, 1, 3, dim=8, depth=2, heads=2, position=position, pool=pool, kernel=kernel)
-    assert_learns_as_from_samples(model, torch.randn(2, 1, 4, 4), size=(3,))
+    assert_finite_gradients_of_an_empty_batch(model, torch.randn(2, 1, 4, 4), size=(3,))

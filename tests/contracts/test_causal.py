@@ -142,7 +142,7 @@ def attend_with_gradients(
 
 
 @together(PAIRS)
-def test_the_backends_offered_are_the_documented_ones(pair: Case):
+def test_supported_backends_are_the_documented_ones(pair: Case):
     def offered(sites: Positions, num_prefix_tokens: int = 0) -> set[str]:
         kernel, relative = build_pair(pair, sites.num_axes)
         placement = replace(sites, num_prefix_tokens=num_prefix_tokens)
@@ -168,7 +168,7 @@ def test_the_backends_offered_are_the_documented_ones(pair: Case):
 @together(FAST_CAUSAL)
 @settings(max_examples=4)
 @given(data=st.data())
-def test_values_and_every_gradient_are_those_of_the_dense_backend(case: Case, data: st.DataObject):
+def test_values_and_gradients_equal_the_dense_backend(case: Case, data: st.DataObject):
     sequence = data.draw(sequences(case))
     truth, fast = (
         attend_with_gradients(case, sequence, backend) for backend in ("dense", case.backend)
@@ -178,7 +178,7 @@ def test_values_and_every_gradient_are_those_of_the_dense_backend(case: Case, da
 
 
 @together(CAUSAL)
-def test_float32_stays_within_its_band_of_the_float64_truth(case: Case):
+def test_float32_is_close_to_float64(case: Case):
     sequence = Sequence((CHUNK + 9,), num_prefix_tokens=0, num_leading_dropped=3, seed=0)
     truth = attend_with_gradients(case, sequence, "dense")
     single = attend_with_gradients(case, sequence, case.backend, torch.float32)
@@ -188,9 +188,7 @@ def test_float32_stays_within_its_band_of_the_float64_truth(case: Case):
 
 
 @together(PAIRS, num_prefix_tokens=[0, 2])
-def test_a_query_sees_the_keys_up_to_its_own_by_their_order_and_not_by_their_places(
-    pair: Case, num_prefix_tokens: int
-):
+def test_causal_order_is_the_order_of_tokens_not_of_positions(pair: Case, num_prefix_tokens: int):
     inputs = draw_inputs(num_prefix_tokens + 23, heads=HEADS, dim=DIM)
     mask = causal_mask(2, num_prefix_tokens + 23, 5)
     generator = torch.Generator().manual_seed(1)
@@ -218,7 +216,7 @@ def test_a_query_sees_the_keys_up_to_its_own_by_their_order_and_not_by_their_pla
 
 
 @together(FAST_CAUSAL)
-def test_chunk_by_chunk_is_token_by_token_is_every_pair(case: Case):
+def test_chunks_and_decoding_equal_dense(case: Case):
     inputs = draw_inputs(13, heads=HEADS, dim=DIM)
     kernel, relative = build_pair(case)
     with pytest.MonkeyPatch.context() as patch:
@@ -243,7 +241,7 @@ def test_chunk_by_chunk_is_token_by_token_is_every_pair(case: Case):
     assert relative_change(torch.cat(outputs, dim=2), dense) <= TOLERANCE
 
 
-def past_under_other_futures(
+def past_outputs_for_changed_futures(
     inputs: list[Tensor], kernel: Kernel, relative: Relative | None, backend: str, past: int
 ) -> list[Tensor]:
     """Outputs of the first tokens: as it is, and with later keys and values scaled by 10³, by 0, replaced, and lost."""
@@ -283,17 +281,19 @@ def past_under_other_futures(
 
 
 @together(CAUSAL, past=[1, 77, CHUNK])
-def test_what_comes_later_changes_no_bit_of_a_past_output(case: Case, past: int):
+def test_future_tokens_do_not_change_past_outputs(case: Case, past: int):
     dtype = torch.float64 if past == 77 else torch.float32
     inputs = draw_inputs(2 * CHUNK + 5, heads=HEADS, dim=DIM, dtype=dtype)
-    before, *others = past_under_other_futures(inputs, *build_pair(case), case.backend, past)
+    before, *others = past_outputs_for_changed_futures(
+        inputs, *build_pair(case), case.backend, past
+    )
     assert before.isfinite().all()
     for after in others:
         assert torch.equal(after, before)
 
 
 @together(CAUSAL)
-def test_from_a_token_that_is_nan_on_outputs_are_nan_and_the_past_learns_as_without_it(case: Case):
+def test_nan_token_affects_only_later_outputs_and_gradients(case: Case):
     inputs = draw_inputs(2 * CHUNK + 5, heads=HEADS, dim=DIM)
     kernel, relative = build_pair(case)
     found = []
@@ -346,7 +346,7 @@ class StabilisedOverAllKeys(Positive):
 
 @pytest.mark.parametrize("backend", ["linear", "dense"])
 @pytest.mark.parametrize("epsilon", [0.0, 1e-4])
-def test_one_maximum_over_all_keys_leaks_the_future(epsilon: float, backend: str):
+def test_a_maximum_over_all_keys_would_leak_the_future(epsilon: float, backend: str):
     sound, _ = build_pair(Case("positive", None))
     assert isinstance(sound, Positive)
     broken = StabilisedOverAllKeys(sound.projection, epsilon)
@@ -356,7 +356,7 @@ def test_one_maximum_over_all_keys_leaks_the_future(epsilon: float, backend: str
     )
     inputs = [query, 20 * key, value]
     for kernel, leaks in ((sound, False), (broken, True)):
-        before, *others = past_under_other_futures(inputs, kernel, None, backend, 77)
+        before, *others = past_outputs_for_changed_futures(inputs, kernel, None, backend, 77)
         changes = [relative_change(after, before) for after in others]
         assert (max(changes) > 0.05) == leaks
         assert all(torch.equal(after, before) for after in others) != leaks
@@ -375,7 +375,7 @@ def causal_layer(pair: Case) -> Attention:
 
 
 @together(PAIRS)
-def test_no_later_token_changes_a_bit_of_a_layers_past(pair: Case):
+def test_future_tokens_do_not_change_past_outputs_of_a_layer(pair: Case):
     layer, tokens = causal_layer(pair), torch.randn(2, 11, 8, dtype=torch.float64).to(DEVICE)
     other = torch.cat(
         [tokens[:, :6], 1e3 * torch.randn(2, 5, 8, dtype=torch.float64).to(DEVICE)], dim=1
@@ -386,7 +386,7 @@ def test_no_later_token_changes_a_bit_of_a_layers_past(pair: Case):
 
 
 @together(FAST_CAUSAL)
-def test_a_layers_steps_give_its_outputs(pair: Case):
+def test_decoding_steps_equal_the_forward_pass(pair: Case):
     layer, tokens = causal_layer(pair), torch.randn(2, 11, 8, dtype=torch.float64).to(DEVICE)
     outputs, state = [], None
     for token in tokens.unbind(dim=1):
@@ -399,7 +399,7 @@ def test_a_layers_steps_give_its_outputs(pair: Case):
 
 @pytest.mark.parametrize("backend", ["auto", "linear", "dense"])
 @pytest.mark.parametrize("relative", [None, "fourier", "rotary", "rotation"])
-def test_a_kernel_that_takes_a_mean_over_all_keys_is_refused(relative: str | None, backend: str):
+def test_kernel_with_a_mean_over_keys_is_an_error(relative: str | None, backend: str):
     if (relative, backend) == ("rotation", "linear"):
         return  # not offered with any kernel
     inputs = draw_inputs(7, heads=HEADS, dim=DIM)
@@ -417,7 +417,7 @@ def test_a_kernel_that_takes_a_mean_over_all_keys_is_refused(relative: str | Non
         )
 
 
-def test_a_kernel_that_takes_a_mean_over_all_keys_decodes_nothing_and_makes_no_causal_layer():
+def test_decode_and_causal_layers_refuse_a_mean_over_keys():
     query, key, value = draw_inputs(1, heads=HEADS, dim=DIM)
     with pytest.raises(
         ValueError, match=r"key_shift must be 'none' in causal attention.*got 'mean'"
@@ -433,7 +433,7 @@ def test_a_kernel_that_takes_a_mean_over_all_keys_decodes_nothing_and_makes_no_c
 
 @pytest.mark.parametrize("grid", [Grid((3, 5)), Grid(15, periodic=True)])
 @pytest.mark.parametrize("kernel", ["constant", "squared_relu"])
-def test_rings_of_anything_but_a_bounded_sequence_are_refused(kernel: str, grid: Grid):
+def test_causal_rings_need_a_bounded_sequence(kernel: str, grid: Grid):
     inputs = draw_inputs(15, heads=HEADS, dim=DIM)
     case = Case(kernel, "clipped", "rings")
     built, relative = build_pair(case, grid.num_axes)
@@ -446,14 +446,16 @@ def test_rings_of_anything_but_a_bounded_sequence_are_refused(kernel: str, grid:
         )
 
 
-def test_a_kernel_with_a_statistic_of_all_keys_takes_none_where_attention_is_causal():
+def test_causal_attention_does_not_fit_the_kernel_to_all_keys():
     # "optimal" would be fitted to all queries and keys, later ones too.
     inputs = draw_inputs(11, heads=HEADS, dim=DIM)
     kernel = build_kernel("optimal", None, DIM)
     assert isinstance(kernel, FeatureKernel)
     query, key, _ = inputs
     fitted = kernel.fitted(query, key, scale=SCALE, query_mask=None, key_mask=None)
-    outputs = [past_under_other_futures(inputs, one, None, "linear", 6) for one in (kernel, fitted)]
+    outputs = [
+        past_outputs_for_changed_futures(inputs, one, None, "linear", 6) for one in (kernel, fitted)
+    ]
     for before, *others in outputs:
         assert all(torch.equal(after, before) for after in others)
     assert relative_change(outputs[1][0], outputs[0][0]) > 1e-3

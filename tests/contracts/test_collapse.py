@@ -70,7 +70,7 @@ def draw_tokens(num_tokens: int = 289, dim: int = 192) -> Tensor:
 
 
 @pytest.mark.parametrize("num_features", [266, 2048])
-def test_features_that_an_epsilon_swamps_have_collapsed(num_features: int):
+def test_features_dominated_by_epsilon_are_a_collapse(num_features: int):
     tokens = draw_tokens()
     broken = teka.diagnose(unit_scale_layer(num_features, SwampedFeatures), tokens)
     correct = teka.diagnose(unit_scale_layer(num_features), tokens)
@@ -88,7 +88,7 @@ def test_features_that_an_epsilon_swamps_have_collapsed(num_features: int):
     assert correct_features.total.error_of_mean == pytest.approx(error_of_mean, rel=1e-6)
 
 
-def test_every_draw_is_diagnosed():
+def test_every_new_draw_is_diagnosed():
     layer = unit_scale_layer(2048, SwampedFeatures)
     for _ in range(3):
         assert teka.diagnose(layer, draw_tokens()).is_collapsed
@@ -110,14 +110,14 @@ def test_every_layer_of_a_model_is_diagnosed():
 
 
 @together([pair for pair in PAIRS if pair.kernel in RANDOM_KERNELS])
-def test_a_new_layer_has_not_collapsed(pair: Case):
+def test_new_layers_have_not_collapsed(pair: Case):
     torch.manual_seed(0)
     layer = Attention(32, 2, kernel=pair.kernel, relative=pair.relative)
     tokens = torch.randn(2, 1 + 77, 32)
     assert not teka.diagnose(layer, tokens, Grid((7, 11)), num_prefix_tokens=1).is_collapsed
 
 
-def test_equal_tokens_are_no_collapse():
+def test_equal_tokens_are_not_a_collapse():
     # The exact output for a blank image is the mean of the values.
     torch.manual_seed(0)
     for kernel in RANDOM_KERNELS:

@@ -97,7 +97,7 @@ def attend(
 
 
 @together(PAIRS)
-def test_the_backends_offered_are_the_documented_ones(pair: Case):
+def test_supported_backends_are_the_documented_ones(pair: Case):
     kernel, relative = build_pair(pair)
     for query, key in [*grids_for(pair).values(), ALIGNED]:
         alike = query.spacing == key.spacing
@@ -111,7 +111,7 @@ def test_the_backends_offered_are_the_documented_ones(pair: Case):
 
 
 @together(PAIRS, masked=[False, True])
-def test_every_backend_is_the_equation_between_two_grids(pair: Case, masked: bool):
+def test_backends_equal_the_equation_between_two_grids(pair: Case, masked: bool):
     for query_grid, key_grid in grids_for(pair).values():
         placement = Positions(query_grid, key=Positions(key_grid))
         inputs = draw_cross_inputs(query_grid.num_tokens, key_grid.num_tokens)
@@ -135,7 +135,7 @@ def test_every_backend_is_the_equation_between_two_grids(pair: Case, masked: boo
 
 
 @together(PLACEABLE_PAIRS)
-def test_every_backend_is_the_equation_between_any_positions(pair: Case):
+def test_backends_equal_the_equation_between_any_positions(pair: Case):
     generator = torch.Generator().manual_seed(2)
     some, others = (
         6 * torch.rand(*size, 2, dtype=torch.float64, generator=generator).to(DEVICE)
@@ -176,7 +176,7 @@ def test_every_backend_is_the_equation_between_any_positions(pair: Case):
 )
 @settings(max_examples=3)
 @given(data=st.data())
-def test_values_and_every_gradient_are_those_of_the_dense_backend(case: Case, data: st.DataObject):
+def test_values_and_gradients_equal_the_dense_backend(case: Case, data: st.DataObject):
     num_axes = data.draw(st.integers(1, 3))
     sides = st.tuples(*[st.integers(1, {1: 11, 2: 6, 3: 3}[num_axes])] * num_axes)
     whole = case.backend == "fft" or case.relative == "table"
@@ -222,7 +222,7 @@ def test_values_and_every_gradient_are_those_of_the_dense_backend(case: Case, da
 
 
 @together(PAIRS)
-def test_what_stands_at_masked_keys_changes_nothing(pair: Case):
+def test_masked_keys_have_no_effect(pair: Case):
     query_grid, key_grid = next(iter(grids_for(pair).values()))
     query, key, value = draw_cross_inputs(query_grid.num_tokens, key_grid.num_tokens)
     mask = draw_mask(2, key_grid.num_tokens)
@@ -253,9 +253,7 @@ def test_what_stands_at_masked_keys_changes_nothing(pair: Case):
 @together([pair for pair in PLACEABLE_PAIRS if pair.is_equivariant_for_every_draw])
 @settings(max_examples=4)
 @given(shift=st.lists(st.floats(-50, 50), min_size=1, max_size=3), seed=st.integers(0, 2**16))
-def test_a_shift_of_queries_and_keys_together_changes_nothing(
-    pair: Case, shift: list[float], seed: int
-):
+def test_shifting_queries_and_keys_changes_nothing(pair: Case, shift: list[float], seed: int):
     generator = torch.Generator().manual_seed(seed)
     here, there = (
         6 * torch.rand(*size, len(shift), dtype=torch.float64, generator=generator).to(DEVICE)
@@ -271,7 +269,7 @@ def test_a_shift_of_queries_and_keys_together_changes_nothing(
 
 
 @together([pair for pair in PAIRS if pair.is_equivariant_for_every_draw])
-def test_a_shift_of_the_queries_alone_is_seen(pair: Case):
+def test_shifting_only_queries_changes_the_output(pair: Case):
     query_grid, key_grid = ALIGNED
     inputs = draw_cross_inputs(query_grid.num_tokens, key_grid.num_tokens)
     kernel, relative = build_pair(pair)
@@ -284,7 +282,7 @@ def test_a_shift_of_the_queries_alone_is_seen(pair: Case):
 
 
 @together([pair for pair in PAIRS if pair.relative != "rotation_joint"])
-def test_rolling_both_tori_by_whole_coarse_cells_rolls_the_output(pair: Case):
+def test_rolling_both_grids_rolls_the_output(pair: Case):
     coarse = Grid(
         (3, 5), spacing=2.0, origin=0.0 if pair.relative == "table" else 0.5, periodic=True
     )
@@ -311,7 +309,7 @@ def test_rolling_both_tori_by_whole_coarse_cells_rolls_the_output(pair: Case):
 
 
 @together(PAIRS)
-def test_a_layer_changes_the_resolution_down_and_up(pair: Case):
+def test_layer_attends_to_a_finer_or_coarser_context(pair: Case):
     coarse = Grid((3, 5), spacing=2.0, origin=0.0 if pair.relative == "table" else 0.5)
     torch.manual_seed(0)
     layer = (
@@ -345,7 +343,7 @@ def test_a_layer_changes_the_resolution_down_and_up(pair: Case):
             assert relative_change(first, output[:, :1]) <= TOLERANCE
 
 
-def test_lengths_of_a_context_are_those_of_its_tokens():
+def test_lengths_apply_to_the_context():
     torch.manual_seed(0)
     layer = Attention(8, 2, relative="fourier", context_dim=6).double()
     tokens, context = torch.randn(2, 15, 8).double(), torch.randn(2, 11, 6).double()
@@ -434,13 +432,13 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @each(BAD)
-def test_what_cannot_be_is_an_error_that_names_it(fault: tuple[dict[str, Any], str]):
+def test_wrong_arguments_are_errors(fault: tuple[dict[str, Any], str]):
     changed, message = fault
     with pytest.raises(ValueError, match=message):
         call(**changed)
 
 
-def test_a_prefix_where_queries_and_keys_are_not_the_same_tokens_is_an_error():
+def test_prefix_tokens_need_self_attention():
     inputs = draw_cross_inputs(16, 61)
     with pytest.raises(
         ValueError, match=r"num_prefix_tokens must be 0 if the keys have their own positions.*got 1"
@@ -477,13 +475,13 @@ BAD_CONTEXTS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @each(BAD_CONTEXTS)
-def test_a_bad_context_is_an_error_that_names_it(fault: tuple[dict[str, Any], str]):
+def test_wrong_context_is_an_error(fault: tuple[dict[str, Any], str]):
     changed, message = fault
     with pytest.raises(ValueError, match=message):
         Attention(8, 2, relative="fourier", context_dim=6)(torch.zeros(2, 15, 8), COARSE, **changed)
 
 
-def test_a_causal_layer_has_no_context_of_another_length():
+def test_causal_layer_needs_a_context_of_the_same_length():
     layer = Attention(8, 2, relative="fourier", context_dim=6, causal=True)
     with pytest.raises(ValueError, match="the same number as query, with is_causal"):
         layer(torch.zeros(2, 15, 8), COARSE, context=torch.zeros(2, 60, 6), context_grid=FINE)

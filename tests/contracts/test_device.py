@@ -155,7 +155,9 @@ def check(case: Case, *, masked: bool, by_name: bool, first: int, is_causal: boo
 
 
 @together(APART, masked=[False, True], by_name=[False, True], first=[0, 1])
-def test_attention_stays_on_its_device(case: Case, masked: bool, by_name: bool, first: int):
+def test_attention_creates_no_tensor_on_another_device(
+    case: Case, masked: bool, by_name: bool, first: int
+):
     check(case, masked=masked, by_name=by_name, first=first, is_causal=False)
 
 
@@ -164,7 +166,9 @@ def test_attention_stays_on_its_device(case: Case, masked: bool, by_name: bool, 
     masked=[False, True],
     by_name=[False, True],
 )
-def test_causal_attention_stays_on_its_device(case: Case, masked: bool, by_name: bool):
+def test_causal_attention_creates_no_tensor_on_another_device(
+    case: Case, masked: bool, by_name: bool
+):
     check(case, masked=masked, by_name=by_name, first=0, is_causal=True)
 
 
@@ -189,7 +193,7 @@ def check_layer(options: dict[str, Any]) -> None:
 
 
 @each(LAYERS)
-def test_a_layer_stays_on_its_device(options: dict[str, Any]):
+def test_layers_create_no_tensor_on_another_device(options: dict[str, Any]):
     check_layer(options)
 
 
@@ -197,7 +201,7 @@ def test_a_layer_stays_on_its_device(options: dict[str, Any]):
     {name: {"position": name, "kernel": "positive", "pool": "mean"} for name in POSITIONS}
     | {name: {"pool": name, "position": "none"} for name in POOLS}
 )
-def test_a_performer_stays_on_its_device(options: dict[str, Any]):
+def test_performer_creates_no_tensor_on_another_device(options: dict[str, Any]):
     images = torch.randn(2, 2, 6, 4, device=AWAY)
     make = partial(Performer, (6, 4), 2, 3, dim=8, depth=1, heads=2, **options)
     check_module(make, lambda model: model(images))
@@ -205,12 +209,12 @@ def test_a_performer_stays_on_its_device(options: dict[str, Any]):
 
 @pytest.mark.usefixtures("without_float64")
 @each(LAYERS)
-def test_a_layer_needs_no_float64(options: dict[str, Any]):
+def test_layer_works_without_float64(options: dict[str, Any]):
     check_layer(options)
 
 
 @pytest.mark.usefixtures("without_float64")
-def test_a_model_with_polyphase_sampling_needs_no_float64():
+def test_polyphase_sampling_works_without_float64():
     images = torch.randn(2, 2, 8, 8, device=AWAY)
     make = partial(
         Performer,
@@ -228,14 +232,14 @@ def test_a_model_with_polyphase_sampling_needs_no_float64():
     check_module(make, lambda model: model(images))
 
 
-def test_what_is_made_on_the_cpu_is_seen():
+def test_a_tensor_on_the_cpu_is_found():
     tokens = torch.randn(2, 15, 8, device=AWAY)
     for spoilt in (lambda: tokens * torch.arange(8), lambda: tokens @ torch.eye(8)):
         with pytest.raises(RuntimeError, match=r"two (different )?devices"):
             spoilt()
 
 
-def test_blocks_without_numbers_are_not_kept_for_later_calls():
+def test_fake_tensors_are_not_cached():
     kept = flex._kept_causal_blocks.cache_info()
     check(Case("softmax", "rotation", "dense"), masked=False, by_name=True, first=0, is_causal=True)
     assert flex._kept_causal_blocks.cache_info() == kept

@@ -15,7 +15,7 @@ from teka.functional import BACKENDS, KERNELS, RELATIVES, attention
 
 
 @together(IMPOSSIBLE)
-def test_what_cannot_be_computed_is_refused_by_name(case: Case):
+def test_unsupported_combinations_are_errors(case: Case):
     chosen = {"kernel": case.kernel, "relative": case.relative, "backend": case.backend}
     with pytest.raises(
         ValueError,
@@ -25,13 +25,13 @@ def test_what_cannot_be_computed_is_refused_by_name(case: Case):
 
 
 @together([case for case in FAST if case.backend != "linear"])
-def test_a_backend_that_needs_a_grid_refuses_positions(case: Case):
+def test_grid_backends_refuse_positions(case: Case):
     chosen = {"kernel": case.kernel, "relative": case.relative, "backend": case.backend}
     with pytest.raises(ValueError, match=rf"backend must be .*got '{case.backend}'|must be a grid"):
         attention(*draw_inputs(15), **chosen, positions=Grid((3, 5)).positions())
 
 
-def test_no_kernel_relative_kernel_or_backend_is_left_out():
+def test_every_kernel_and_backend_is_tested():
     assert {case.kernel for case in PAIRS} == set(KERNELS)
     assert {case.relative for case in PAIRS} == {None, *RELATIVES}
     assert {case.backend for case in POSSIBLE} == set(BACKENDS)

@@ -133,7 +133,7 @@ def fits_a_torus(case: Case, size: Size) -> bool:
 @together(FAST)
 @settings(max_examples=8)
 @given(size=sizes())
-def test_values_and_every_gradient_are_those_of_the_dense_backend(case: Case, size: Size):
+def test_values_and_gradients_equal_the_dense_backend(case: Case, size: Size):
     if (
         case.relative == "rotary"
         and size.dim == 1
@@ -154,7 +154,7 @@ def test_values_and_every_gradient_are_those_of_the_dense_backend(case: Case, si
 
 
 @together(POSSIBLE, shape=FLOAT32_SHAPES)
-def test_float32_stays_within_its_band_of_the_float64_truth(case: Case, shape: tuple[int, ...]):
+def test_float32_is_close_to_float64(case: Case, shape: tuple[int, ...]):
     size = Size(
         shape,
         (False,) * len(shape),
@@ -173,7 +173,7 @@ def test_float32_stays_within_its_band_of_the_float64_truth(case: Case, shape: t
 
 
 @together([case for case in FAST if not is_signed(case)])
-def test_large_queries_and_keys_cost_a_fast_path_no_accuracy(case: Case):
+def test_large_queries_and_keys_are_accurate(case: Case):
     # Features of large vectors differ by many orders of magnitude, which a difference of sums would not survive.
     relative = build_relative(
         case.relative, kernel=case.kernel, heads=3, dim=16, num_axes=2, max_distance=3
@@ -208,7 +208,7 @@ def boundary_parameters(relative: Relative) -> list[dict[str, Tensor]]:
 
 @pytest.mark.parametrize("grid", [Grid(70), Grid((7, 11))], ids=str)
 @pytest.mark.parametrize("name", RELATIVES)
-def test_parameters_of_zero_have_the_dense_gradients(name: str, grid: Grid):
+def test_gradients_of_zero_parameters_equal_dense(name: str, grid: Grid):
     kernel = "positive" if name in ("rotation_joint", "clipped_features") else "squared_relu"
     relative = make_relative(name, heads=2, dim=4, num_axes=grid.num_axes, kernel=kernel)
     tokens = [one.requires_grad_() for one in draw_inputs(grid.num_tokens, dim=4, heads=2, batch=1)]

@@ -90,14 +90,14 @@ def draw_tokens(num_tokens: int, *, batch: int = 2, seed: int = 1) -> Tensor:
 
 
 @each(ALL)
-def test_rolling_the_tokens_of_a_torus_rolls_the_output(options: dict[str, Any]):
+def test_rolling_tokens_rolls_the_output(options: dict[str, Any]):
     layer, tokens = build(**options), draw_tokens(TORUS.num_tokens)
     expected = roll_tokens(TORUS, layer(tokens, TORUS), (2, 3))
     assert relative_change(layer(roll_tokens(TORUS, tokens, (2, 3)), TORUS), expected) < TOLERANCE
 
 
 @each(PLACED)
-def test_rolling_the_tokens_changes_nothing_for_a_class_token(options: dict[str, Any]):
+def test_rolling_tokens_does_not_change_a_class_token(options: dict[str, Any]):
     layer, tokens, prefix = build(**options), draw_tokens(TORUS.num_tokens), draw_tokens(1, seed=2)
     rolled = roll_tokens(TORUS, tokens, (2, 3))
     before, after = (
@@ -108,7 +108,7 @@ def test_rolling_the_tokens_changes_nothing_for_a_class_token(options: dict[str,
 
 
 @each(PLACED)
-def test_a_bounded_canvas_is_seen_alike_wherever_the_kept_tokens_lie(options: dict[str, Any]):
+def test_moving_kept_tokens_moves_the_output(options: dict[str, Any]):
     layer, patch = build(**options), draw_tokens(12).unflatten(1, (3, 4))
     outputs = []
     for row, column in ((2, 2), (4, 3)):
@@ -124,23 +124,21 @@ def test_a_bounded_canvas_is_seen_alike_wherever_the_kept_tokens_lie(options: di
 
 
 @each(PLACED)
-def test_the_order_of_the_tokens_counts_where_there_are_places(options: dict[str, Any]):
+def test_token_order_matters_with_positions(options: dict[str, Any]):
     layer, tokens = build(**options), draw_tokens(TORUS.num_tokens)
     order = torch.randperm(TORUS.num_tokens, generator=torch.Generator().manual_seed(3))
     assert relative_change(layer(tokens[:, order], TORUS), layer(tokens, TORUS)[:, order]) > CLEARLY
 
 
 @each(UNPLACED)
-def test_permuting_the_tokens_permutes_the_output_where_there_are_no_places(
-    options: dict[str, Any],
-):
+def test_permuting_tokens_without_positions_permutes_the_output(options: dict[str, Any]):
     layer, tokens = build(**options), draw_tokens(11)
     order = torch.randperm(11, generator=torch.Generator().manual_seed(3))
     assert relative_change(layer(tokens[:, order]), layer(tokens)[:, order]) < TOLERANCE
 
 
 @each(ALL)
-def test_gradients_reach_every_parameter(options: dict[str, Any]):
+def test_every_parameter_has_a_gradient(options: dict[str, Any]):
     layer = build(**options).train()
     # On a torus frequencies are rounded, and have none.
     layer(draw_tokens(TORUS.num_tokens), Grid(TORUS.shape)).sin().sum().backward()
@@ -151,7 +149,7 @@ def test_gradients_reach_every_parameter(options: dict[str, Any]):
 
 
 @each(ALL)
-def test_what_is_dropped_changes_nothing(options: dict[str, Any]):
+def test_masked_tokens_change_nothing(options: dict[str, Any]):
     layer, tokens = build(**options), draw_tokens(TORUS.num_tokens + 1)
     keep = torch.arange(2 * 36).reshape(2, 36) % 5 > 0
     keep[:, 0] = True
@@ -161,7 +159,7 @@ def test_what_is_dropped_changes_nothing(options: dict[str, Any]):
 
 
 @each(UNPLACED)
-def test_a_sample_of_a_ragged_batch_is_what_it_is_alone(options: dict[str, Any]):
+def test_padded_sample_equals_the_sample_alone(options: dict[str, Any]):
     layer, tokens = build(**options), draw_tokens(11)
     together = layer(tokens, lengths=torch.tensor([11, 6]))
     assert relative_change(together[1:, :6], layer(tokens[1:, :6])) < TOLERANCE
@@ -169,13 +167,13 @@ def test_a_sample_of_a_ragged_batch_is_what_it_is_alone(options: dict[str, Any])
 
 
 @each(UNPLACED)
-def test_a_number_of_queries_gives_the_first_of_the_outputs(options: dict[str, Any]):
+def test_num_queries_returns_the_first_outputs(options: dict[str, Any]):
     layer, tokens = build(**options), draw_tokens(11)
     assert relative_change(layer(tokens, num_queries=3), layer(tokens)[:, :3]) < TOLERANCE
 
 
 @each(UNPLACED)
-def test_a_context_of_the_tokens_themselves_changes_nothing(options: dict[str, Any]):
+def test_tokens_as_context_equal_self_attention(options: dict[str, Any]):
     layer, tokens = build(**options), draw_tokens(11)
     keep = torch.arange(22).reshape(2, 11) % 4 > 0
     assert (
@@ -185,7 +183,7 @@ def test_a_context_of_the_tokens_themselves_changes_nothing(options: dict[str, A
 
 
 @each(ALL)
-def test_a_state_makes_the_same_layer(options: dict[str, Any]):
+def test_state_dict_restores_the_layer(options: dict[str, Any]):
     layer = build(**options)
     torch.manual_seed(7)
     options = {"relative": None, **options}
@@ -196,7 +194,7 @@ def test_a_state_makes_the_same_layer(options: dict[str, Any]):
 
 
 @each(CAUSAL)
-def test_no_token_sees_a_later_one_and_steps_give_the_whole(options: dict[str, Any]):
+def test_causal_layers_decode_step_by_step(options: dict[str, Any]):
     layer, tokens = build(causal=True, num_axes=1, **options), draw_tokens(9)
     whole = layer(tokens, Grid(9))
     other = torch.cat([tokens[:, :5], 30 * draw_tokens(4, seed=2)], dim=1)
@@ -227,7 +225,7 @@ OFF = {
 
 
 @pytest.mark.parametrize("relative", [None, "rotation", "clipped", "fourier", "rotary"])
-def test_off_is_what_it_is_by_default(relative: str | None):
+def test_options_are_off_by_default(relative: str | None):
     layers = []
     for options in ({}, OFF):
         torch.manual_seed(0)
@@ -244,7 +242,7 @@ def test_off_is_what_it_is_by_default(relative: str | None):
         "a gain": {"query_key": "normalized"},
     }
 )
-def test_nothing_more_is_drawn_for_what_begins_at_a_fixed_value(options: dict[str, Any]):
+def test_options_do_not_change_the_random_initialization(options: dict[str, Any]):
     layers = []
     for extra in ({}, options):
         torch.manual_seed(0)
@@ -254,7 +252,7 @@ def test_nothing_more_is_drawn_for_what_begins_at_a_fixed_value(options: dict[st
 
 
 @pytest.mark.parametrize("pool", ["class", "mean"])
-def test_a_model_with_all_of_them_is_invariant_to_rolling_the_image(pool: str):
+def test_model_with_all_options_is_shift_invariant(pool: str):
     torch.manual_seed(0)
     model = Performer(
         (6, 10),

@@ -40,9 +40,7 @@ def draw_ragged(num_axes: int = 2) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @together(PLACEABLE_PAIRS, causal=[False, True])
-def test_a_sample_of_a_ragged_batch_is_as_it_is_alone_and_padding_gives_nothing(
-    pair: Case, causal: bool
-):
+def test_sample_with_a_length_equals_the_sample_alone(pair: Case, causal: bool):
     layer, (tokens, positions, lengths) = build(pair, causal=causal), draw_ragged()
     placed: dict[str, Tensor] = {} if pair.relative is None else {"positions": positions}
     together = layer(tokens, lengths=lengths, **placed)
@@ -54,9 +52,7 @@ def test_a_sample_of_a_ragged_batch_is_as_it_is_alone_and_padding_gives_nothing(
 
 
 @together(PAIRS, causal=[False, True])
-def test_a_sequence_that_is_shorter_than_its_grid_is_as_on_a_grid_of_its_own(
-    pair: Case, causal: bool
-):
+def test_short_sequence_equals_a_short_grid(pair: Case, causal: bool):
     layer, (tokens, _, lengths) = build(pair, causal=causal, num_axes=1), draw_ragged()
     together = layer(tokens, Grid(LONGEST), lengths=lengths)
     for sample, length in enumerate(LENGTHS):
@@ -66,7 +62,7 @@ def test_a_sequence_that_is_shorter_than_its_grid_is_as_on_a_grid_of_its_own(
 
 
 @together(PLACEABLE_PAIRS)
-def test_no_gradient_comes_from_padding_and_none_is_broken_by_it(pair: Case):
+def test_padding_has_no_gradient(pair: Case):
     layer, (tokens, positions, lengths) = build(pair, causal=True), draw_ragged()
     places = {} if pair.relative is None else {"positions": positions}
     tokens.requires_grad_()
@@ -81,7 +77,7 @@ def test_no_gradient_comes_from_padding_and_none_is_broken_by_it(pair: Case):
 
 
 @together(PLACEABLE_PAIRS)
-def test_lengths_are_a_mask_of_the_first_tokens(pair: Case):
+def test_lengths_equal_a_mask(pair: Case):
     layer, (tokens, positions, lengths) = build(pair), draw_ragged()
     if pair.kernel == "optimal":
         return  # it is fitted to the queries, of which padding is dropped with lengths only
@@ -94,13 +90,13 @@ def test_lengths_are_a_mask_of_the_first_tokens(pair: Case):
     assert relative_change(by_mask[mask], by_lengths[mask]) <= TOLERANCE
 
 
-def test_whole_lengths_change_nothing():
+def test_full_lengths_change_nothing():
     layer, (tokens, positions, _) = build(Case("squared_relu", "fourier")), draw_ragged()
     whole = layer(tokens, positions=positions, lengths=torch.full((3,), LONGEST))
     assert relative_change(whole, layer(tokens, positions=positions)) <= TOLERANCE
 
 
-def test_a_twin_that_does_not_look_at_lengths_fails():
+def test_ignoring_lengths_would_fail():
     layer, (tokens, positions, lengths) = build(Case("squared_relu", "fourier")), draw_ragged()
     padded, sound = (layer(tokens, positions=positions, lengths=given) for given in (None, lengths))
     kept = torch.arange(LONGEST) < lengths[:, None]
@@ -142,7 +138,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @each(BAD)
-def test_bad_lengths_are_an_error_that_names_them(fault: tuple[dict[str, Any], str]):
+def test_wrong_lengths_are_errors(fault: tuple[dict[str, Any], str]):
     changed, message = fault
     layer, (tokens, positions, _) = build(Case("squared_relu", "fourier")), draw_ragged()
     with pytest.raises(ValueError, match=message):
@@ -163,7 +159,7 @@ STARTS = torch.tensor([0, *itertools.accumulate(PACKED)])
     ],
     ids=["squared_relu-rotary", "causal", "softmax-shaw", "positive"],
 )
-def test_sequences_packed_one_after_another_are_each_by_itself(options: dict[str, Any]):
+def test_packed_sequences_are_independent(options: dict[str, Any]):
     torch.manual_seed(0)
     block = TransformerBlock(8, 2, num_axes=1, **options).double()
     tokens = torch.randn(2, sum(PACKED), 8, dtype=torch.float64, requires_grad=True)
@@ -196,7 +192,7 @@ def test_sequences_packed_one_after_another_are_each_by_itself(options: dict[str
         ([0, 21], {"key_mask": torch.ones(1, 21).bool()}, r"key_mask must be .*got a value"),
     ],
 )
-def test_what_does_not_fit_packed_sequences_is_an_error(
+def test_wrong_packed_sequences_are_errors(
     starts: list[int], options: dict[str, Any], message: str
 ):
     tokens = torch.randn(1, 2, 21, 4)

@@ -56,7 +56,7 @@ def attend(
 
 
 @together(POSSIBLE)
-def test_a_sample_that_is_all_padding_has_zeros(case: Case):
+def test_output_of_a_fully_masked_sample_is_zero(case: Case):
     inputs = [one.requires_grad_() for one in draw_inputs(NUM_TOKENS)]
     mask = torch.ones(2, NUM_TOKENS, dtype=torch.bool, device=DEVICE)
     mask[1] = False
@@ -77,7 +77,7 @@ def with_other_padding(inputs: list[Tensor], mask: Tensor, factor: float) -> lis
 
 
 @together(POSSIBLE, factor=[100.0, math.nan])
-def test_what_stands_at_masked_keys_changes_no_output_and_no_gradient(case: Case, factor: float):
+def test_masked_keys_change_no_output_and_no_gradient(case: Case, factor: float):
     inputs, mask = draw_inputs(NUM_TOKENS), draw_mask(2, NUM_TOKENS)
     found = []
     for tensors in (inputs, with_other_padding(inputs, mask, factor)):
@@ -92,7 +92,7 @@ def test_what_stands_at_masked_keys_changes_no_output_and_no_gradient(case: Case
 
 @pytest.mark.parametrize("kernel", ["squared_relu", "optimal", "softmax"])
 @pytest.mark.parametrize("ragged", [True, False], ids=["by lengths", "by a mask"])
-def test_padding_of_nan_changes_nothing_that_a_layer_computes_or_learns(kernel: str, ragged: bool):
+def test_nan_padding_changes_nothing(kernel: str, ragged: bool):
     torch.manual_seed(0)
     block = TransformerBlock(8, 2, kernel=kernel).double().to(DEVICE)
     tokens, lengths = (
@@ -119,7 +119,7 @@ def test_padding_of_nan_changes_nothing_that_a_layer_computes_or_learns(kernel: 
         assert relative_change(padded, plain) <= TOLERANCE
 
 
-def test_a_statistic_of_the_queries_is_the_same_however_far_a_sample_is_padded():
+def test_fitted_kernels_ignore_padding():
     outputs = []
     for num_tokens in (8, 12, 32):
         inputs = [
@@ -137,7 +137,7 @@ def test_a_statistic_of_the_queries_is_the_same_however_far_a_sample_is_padded()
 
 
 @together(PLACEABLE_PAIRS)
-def test_a_masked_key_counts_as_much_as_one_that_is_not_there(pair: Case):
+def test_masking_a_key_equals_removing_it(pair: Case):
     # Positions and not a grid, so that tokens can be left out. The masked are the same in both samples.
     (query, key, value), generator = draw_inputs(GRID.num_tokens), torch.manual_seed(2)
     keep = (torch.rand(GRID.num_tokens, generator=generator) < 0.6).to(DEVICE)
@@ -165,7 +165,7 @@ def test_a_masked_key_counts_as_much_as_one_that_is_not_there(pair: Case):
 
 
 @together([case for case in POSSIBLE if averages(case.kernel)])
-def test_masking_all_placed_keys_leaves_the_value_of_the_prefix(case: Case):
+def test_masking_all_grid_keys_leaves_the_prefix(case: Case):
     inputs, mask = (
         draw_inputs(NUM_TOKENS),
         torch.zeros(2, NUM_TOKENS, dtype=torch.bool, device=DEVICE),
@@ -176,7 +176,7 @@ def test_masking_all_placed_keys_leaves_the_value_of_the_prefix(case: Case):
 
 
 @together(POSSIBLE)
-def test_a_sample_does_not_depend_on_its_batch_mates(case: Case):
+def test_samples_are_independent(case: Case):
     inputs, mask = draw_inputs(NUM_TOKENS), draw_mask(2, NUM_TOKENS)
     for mates in (1.0, 100.0):
         batch = [torch.cat([tensor[:1], mates * tensor[1:]]) for tensor in inputs]
@@ -188,7 +188,7 @@ def test_a_sample_does_not_depend_on_its_batch_mates(case: Case):
 
 
 @together(PAIRS)
-def test_evaluation_is_deterministic_to_the_bit(pair: Case):
+def test_evaluation_is_deterministic(pair: Case):
     torch.manual_seed(0)
     layer = (
         Attention(8, 2, kernel=pair.kernel, relative=pair.relative, dropout=0.5).eval().to(DEVICE)
@@ -213,7 +213,7 @@ class DenominatorOfAllKeys(Elu):
         return super().key_features(key, scale=scale)
 
 
-def test_a_mask_on_the_values_but_not_on_the_denominator_is_caught():
+def test_an_unmasked_denominator_is_found():
     query, key, value = draw_inputs(NUM_TOKENS)
     mask = draw_mask(2, NUM_TOKENS)
     masked_value = value * mask[:, None, :, None]
@@ -239,7 +239,7 @@ class StabilisedOverTheBatch(Positive):
         return torch.exp(exponent - exponent.amax()) + 1e-4
 
 
-def test_a_key_stabiliser_over_the_batch_is_caught():
+def test_a_maximum_over_the_batch_is_found():
     sound = build_kernel("positive", None, 5)
     assert isinstance(sound, Positive)
     inputs = draw_inputs(NUM_TOKENS, scale=1.5)

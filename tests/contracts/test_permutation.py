@@ -27,7 +27,7 @@ NUM_TOKENS = 11
 @together([case for case in POSSIBLE if case.relative is None])
 @settings(max_examples=4)
 @given(order=st.permutations(range(NUM_TOKENS)))
-def test_without_position_permuting_tokens_permutes_outputs(case: Case, order: list[int]):
+def test_permuting_tokens_without_positions_permutes_outputs(case: Case, order: list[int]):
     inputs, mask = draw_inputs(NUM_TOKENS), draw_mask(2, NUM_TOKENS)
     before = attention(*inputs, kernel=case.kernel, key_mask=mask, backend=case.backend)
     shuffled = [tensor[:, :, order] for tensor in inputs]
@@ -38,7 +38,7 @@ def test_without_position_permuting_tokens_permutes_outputs(case: Case, order: l
 @together(PLACEABLE_PAIRS)
 @settings(max_examples=4)
 @given(order=st.permutations(range(NUM_TOKENS)))
-def test_permuting_tokens_with_their_positions_permutes_outputs(pair: Case, order: list[int]):
+def test_permuting_tokens_and_positions_permutes_outputs(pair: Case, order: list[int]):
     inputs, mask = draw_inputs(NUM_TOKENS), draw_mask(2, NUM_TOKENS)
     positions = 5 * torch.rand(
         2, NUM_TOKENS, 3, dtype=torch.float64, generator=Generator().manual_seed(1)
@@ -59,7 +59,7 @@ def test_permuting_tokens_with_their_positions_permutes_outputs(pair: Case, orde
 
 
 @together([pair for pair in PAIRS if pair.relative is not None])
-def test_with_position_the_order_of_the_tokens_counts(pair: Case):
+def test_token_order_matters_on_a_grid(pair: Case):
     inputs = draw_inputs(15)
     before = attention(*inputs, kernel=pair.kernel, relative=pair.relative, grid=Grid((3, 5)))
     flipped = [tensor.flip(2).roll(4, 2) for tensor in inputs]
@@ -68,9 +68,7 @@ def test_with_position_the_order_of_the_tokens_counts(pair: Case):
 
 
 @given(order=st.permutations(range(NUM_TOKENS)), num_queries=st.integers(1, 3))
-def test_permuting_the_tokens_of_a_learned_query_changes_nothing(
-    order: list[int], num_queries: int
-):
+def test_learned_query_ignores_token_order(order: list[int], num_queries: int):
     torch.manual_seed(0)
     pool = AttentionPool(6, 2, num_queries=num_queries).double().to(DEVICE)
     tokens, mask = (

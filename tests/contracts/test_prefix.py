@@ -50,9 +50,7 @@ def attend(
 
 
 @together(EXACT, num_prefix_tokens=[1, 2])
-def test_a_token_without_position_attends_as_without_a_relative_kernel(
-    case: Case, num_prefix_tokens: int
-):
+def test_prefix_query_has_no_relative_weights(case: Case, num_prefix_tokens: int):
     inputs = draw_inputs(num_prefix_tokens + GRID.num_tokens)
     relative = build_relative(case.relative, kernel=case.kernel, heads=3, dim=5, num_axes=2)
     placed = attend(case, inputs, num_prefix_tokens, relative, GRID)
@@ -65,7 +63,7 @@ def test_a_token_without_position_attends_as_without_a_relative_kernel(
 
 
 @together([case for case in EXACT if case.relative != "rotary" and averages(case.kernel)])
-def test_a_placed_query_sees_a_prefix_key_with_a_factor_of_one(case: Case):
+def test_prefix_key_has_a_relative_weight_of_one(case: Case):
     """out = (S + κ_0 v_0) / (s + κ_0), with S and s the sums over placed keys of the dense weights."""
     prefix_value = 3.0
     query, key, _ = draw_inputs(1 + GRID.num_tokens)
@@ -88,7 +86,7 @@ def test_a_placed_query_sees_a_prefix_key_with_a_factor_of_one(case: Case):
 
 
 @together([pair for pair in PLACEABLE_PAIRS if pair.relative is not None])
-def test_a_class_token_placed_on_the_grid_is_caught(pair: Case):
+def test_a_class_token_with_a_position_is_found(pair: Case):
     # As in earlier code: the class token at (side, 0), below the bottom-left corner.
     inputs = draw_inputs(1 + GRID.num_tokens)
     relative = build_relative(pair.relative, kernel=pair.kernel, heads=3, dim=5, num_axes=2)
@@ -100,7 +98,7 @@ def test_a_class_token_placed_on_the_grid_is_caught(pair: Case):
     assert relative_change(broken[:, :, :1], sound[:, :, :1]) > 1e-3
 
 
-def test_several_prefix_tokens_of_a_constant_kernel_weigh_as_counted_by_hand():
+def test_prefix_tokens_of_a_constant_kernel():
     # One cell, two prefix tokens, κ = 1 and log c(0) = a: each prefix token counts 1 and the cell e^a for itself.
     query, key, value = draw_inputs(3, heads=1, dim_value=1)
     relative = build_relative("rotation", heads=1, dim=5, num_axes=1)

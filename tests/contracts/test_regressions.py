@@ -33,59 +33,53 @@ SOURCES = [
 # Defect: the test and the twin.
 WHERE: dict[str, tuple[str, str]] = {
     "epsilon after the exponential swamps the features": (
-        "test_features_that_an_epsilon_swamps_have_collapsed",
+        "test_features_dominated_by_epsilon_are_a_collapse",
         "SwampedByEpsilon",
     ),
     "one maximum over batch, heads and tokens makes a sample depend on its batch-mates": (
-        "test_a_key_stabiliser_over_the_batch_is_caught",
+        "test_a_maximum_over_the_batch_is_found",
         "StabilisedOverTheBatch",
     ),
     "one maximum over all keys leaks the future": (
-        "test_one_maximum_over_all_keys_leaks_the_future",
+        "test_a_maximum_over_all_keys_would_leak_the_future",
         "StabilisedOverAllKeys",
     ),
     "key masks on V but not on the denominator": (
-        "test_a_mask_on_the_values_but_not_on_the_denominator_is_caught",
+        "test_an_unmasked_denominator_is_found",
         "DenominatorOfAllKeys",
     ),
     "strategy 1 not equivariant": (
-        "test_the_product_form_is_equivariant_and_the_joint_form_is_not",
+        "test_product_form_is_equivariant_and_joint_form_is_not",
         "RotationJoint",
     ),
-    "strategy 1 worse than the mean": (
-        "test_a_joint_estimate_worse_than_the_mean_is_reported",
-        "joint",
-    ),
+    "strategy 1 worse than the mean": ("test_inaccurate_joint_estimate_is_reported", "joint"),
     "position heads never redrawn": ("test_position_heads_are_redrawn", "NeverRedrawn"),
     "the class token on the grid": (
-        "test_a_class_token_placed_on_the_grid_is_caught",
+        "test_a_class_token_with_a_position_is_found",
         "broken = attention",
     ),
-    "square grids only": ("test_grids_that_are_not_square_keep_their_shape", "as_if_square"),
-    "float32 hard-coded": ("test_nothing_is_computed_in_float32", "RingsInSinglePrecision"),
-    "backward memory of O(L^1.5 · k · d)": (
-        "test_memory_of_rings_grows_as_the_tokens",
-        "rings_row_by_row",
-    ),
-    "dropout parsed and never used": ("test_every_option_of_a_layer_does_something", "deaf_to"),
-    "an option that changed nothing": ("test_every_option_of_a_model_does_something", "deaf_to"),
-    "redraw counters off by one": ("test_projections_are_redrawn_at_the_steps_named", "OffByOne"),
+    "square grids only": ("test_non_square_grids_keep_their_shape", "as_if_square"),
+    "float32 hard-coded": ("test_float64_is_not_rounded_to_float32", "RingsInSinglePrecision"),
+    "backward memory of O(L^1.5 · k · d)": ("test_memory_of_rings_is_linear", "rings_row_by_row"),
+    "dropout parsed and never used": ("test_every_layer_option_has_an_effect", "without_option"),
+    "an option that changed nothing": ("test_every_model_option_has_an_effect", "without_option"),
+    "redraw counters off by one": ("test_projections_are_redrawn_on_schedule", "OffByOne"),
     "drop_last on the test set": ("test_every_test_image_is_evaluated", "without_the_last_batch"),
-    "no seed option": ("test_the_seed_alone_decides_the_order_of_images", "shuffled_by_whatever"),
+    "no seed option": ("test_image_order_depends_only_on_the_seed", "shuffled_by_whatever"),
     "features of both signs taken to be non-negative": (
-        "test_a_wrong_declaration_is_seen",
+        "test_wrong_sign_declaration_is_found",
         "SaidToBePositive",
     ),
     "outputs of any size without a finding": (
         "test_only_the_feature_normalizer_of_rotary_has_large_outputs_for_a_nearly_blank_image",
         '"features"',
     ),
-    "one run per configuration": ("test_a_result_is_the_mean_over_its_seeds", "FirstSeedOnly"),
+    "one run per configuration": ("test_result_is_the_mean_over_seeds", "FirstSeedOnly"),
 }
 
 
 @each(WHERE)
-def test_every_defect_has_its_test_and_its_twin(where: tuple[str, str]):
+def test_every_defect_has_a_test(where: tuple[str, str]):
     test, twin = where
     (source,) = [text for text in SOURCES if f"def {test}(" in text]
     assert source.count(twin) > (source == HERE)  # once more than in the table above
@@ -94,7 +88,7 @@ def test_every_defect_has_its_test_and_its_twin(where: tuple[str, str]):
 # Strategy 1
 
 
-def test_the_product_form_is_equivariant_and_the_joint_form_is_not():
+def test_product_form_is_equivariant_and_joint_form_is_not():
     rotation, joint = (
         kind.draw(Generator().manual_seed(0), heads=3, dim=5, num_axes=2, kernel="positive")
         for kind in (relative.Rotation, relative.RotationJoint)
@@ -110,7 +104,7 @@ def test_the_product_form_is_equivariant_and_the_joint_form_is_not():
         assert change_under_a_shift_of_positions(drawn[1], joint, 2, shift) > 0.1
 
 
-def test_a_joint_estimate_worse_than_the_mean_is_reported():
+def test_inaccurate_joint_estimate_is_reported():
     query, key, value = draw_inputs(64, dim=16, scale=1.0)
     joint = relative.RotationJoint.draw(
         Generator().manual_seed(0), heads=3, dim=16, num_axes=2, kernel="positive"
@@ -166,7 +160,7 @@ def as_if_square(grid: Grid) -> Tensor:
     [(lambda grid: grid.positions(dtype=torch.float64), True), (as_if_square, False)],
 )
 @pytest.mark.parametrize("name", ["rotation", "clipped", "fourier"])
-def test_grids_that_are_not_square_keep_their_shape(
+def test_non_square_grids_keep_their_shape(
     name: str, positions_of: Callable[[Grid], Tensor], sound: bool
 ):
     torch.manual_seed(0)
@@ -203,7 +197,7 @@ class RingsInSinglePrecision(relative.Clipped):
     ("kind", "sound"), [(relative.Clipped, True), (RingsInSinglePrecision, False)]
 )
 @pytest.mark.parametrize("backend", ["dense", "rings"])
-def test_nothing_is_computed_in_float32(kind: type[relative.Clipped], backend: str, sound: bool):
+def test_float64_is_not_rounded_to_float32(kind: type[relative.Clipped], backend: str, sound: bool):
     inputs = draw_inputs(15)
     embedding = torch.randn(4, 5, dtype=torch.float64, generator=Generator().manual_seed(0))
     sites = Positions(Grid((3, 5)))
@@ -250,7 +244,7 @@ def rings_row_by_row(query: Tensor, value: Tensor, grid: Grid) -> Tensor:
 
 
 @pytest.mark.parametrize(("evaluate", "sound"), [(rings_of_teka, True), (rings_row_by_row, False)])
-def test_memory_of_rings_grows_as_the_tokens(evaluate: Callable[..., Tensor], sound: bool):
+def test_memory_of_rings_is_linear(evaluate: Callable[..., Tensor], sound: bool):
     peaks = []
     for grid in (Grid((11, 12)), Grid((22, 24))):
         # The query is the logits of the rings: embeddings are unit vectors.
@@ -339,7 +333,7 @@ NEEDED = {
 }
 
 
-def deaf_to(
+def without_option(
     option: str, build: Callable[..., nn.Module], default: object
 ) -> Callable[..., nn.Module]:
     """A twin that takes an option and does not look at it."""
@@ -382,16 +376,16 @@ def option_does_something(
     return not torch.equal(*outputs)
 
 
-def test_every_option_of_a_layer_does_something():
+def test_every_layer_option_has_an_effect():
     assert set(LAYER_OPTIONS) == set(inspect.signature(Attention).parameters)
     inputs = (torch.randn(2, 15, 8, generator=Generator().manual_seed(2)), Grid((3, 5)))
     for option in LAYER_OPTIONS:
         assert option_does_something(Attention, LAYER_OPTIONS, option, inputs), option
-        deaf = deaf_to(option, Attention, LAYER_OPTIONS[option][0])
+        deaf = without_option(option, Attention, LAYER_OPTIONS[option][0])
         assert not option_does_something(deaf, LAYER_OPTIONS, option, inputs), option
 
 
-def test_every_option_of_a_model_does_something():
+def test_every_model_option_has_an_effect():
     assert set(MODEL_OPTIONS) == {field.name for field in fields(PerformerConfig)}
     inputs = (torch.randn(2, 2, 6, 4, generator=Generator().manual_seed(2)),)
     for option in MODEL_OPTIONS:
@@ -403,5 +397,5 @@ def test_every_option_of_a_model_does_something():
                 other(*inputs)
             continue
         assert option_does_something(Performer, MODEL_OPTIONS, option, inputs), option
-        deaf = deaf_to(option, Performer, MODEL_OPTIONS[option][0])
+        deaf = without_option(option, Performer, MODEL_OPTIONS[option][0])
         assert not option_does_something(deaf, MODEL_OPTIONS, option, inputs), option

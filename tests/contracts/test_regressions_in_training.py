@@ -29,7 +29,7 @@ class OffByOne(Classifier):
 
 
 @pytest.mark.parametrize(("kind", "sound"), [(Classifier, True), (OffByOne, False)])
-def test_projections_are_redrawn_at_the_steps_named(kind: type[Classifier], sound: bool):
+def test_projections_are_redrawn_on_schedule(kind: type[Classifier], sound: bool):
     run = Run.of(dim=8, depth=1, heads=2, redraw_every=3)
     features = RandomFeatures("positive", 5)
     classifier = kind(nn.Sequential(features), run, num_classes=3, num_steps=10)
@@ -71,7 +71,7 @@ def shuffled_by_whatever(split: Split, *, batch_size: int, seed: int) -> DataLoa
 
 
 @pytest.mark.parametrize(("make", "sound"), [(train_batches, True), (shuffled_by_whatever, False)])
-def test_the_seed_alone_decides_the_order_of_images(make: Callable[..., DataLoader], sound: bool):
+def test_image_order_depends_only_on_the_seed(make: Callable[..., DataLoader], sound: bool):
     orders = []
     for seed, global_seed in ((3, 0), (3, 1), (4, 0)):
         torch.manual_seed(global_seed)
@@ -87,7 +87,7 @@ class FirstSeedOnly(SeedGroup):
 
 
 @pytest.mark.parametrize(("kind", "sound"), [(SeedGroup, True), (FirstSeedOnly, False)])
-def test_a_result_is_the_mean_over_its_seeds(kind: type[SeedGroup], sound: bool):
+def test_result_is_the_mean_over_seeds(kind: type[SeedGroup], sound: bool):
     accuracies = (0.9, 0.99, 0.93)
     group = kind(
         tuple(

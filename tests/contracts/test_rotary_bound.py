@@ -82,7 +82,7 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], of: str =
     ],
 )
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_values_and_every_gradient_are_those_of_the_equation(
+def test_values_and_gradients_equal_the_equation(
     kernel: str, grid: Grid, num_prefix_tokens: int, masked: bool
 ):
     num_tokens = num_prefix_tokens + grid.num_tokens
@@ -112,9 +112,7 @@ def test_values_and_every_gradient_are_those_of_the_equation(
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_causal_values_and_gradients_are_those_of_the_equation_in_chunks_and_token_by_token(
-    kernel: str, normalizer: str
-):
+def test_causal_values_and_gradients_equal_the_equation(kernel: str, normalizer: str):
     num_tokens = 139  # more than a chunk
     relative, leaves = leaves_of(num_tokens, build(1, normalizer))
     inputs, built, sites = (
@@ -205,7 +203,7 @@ def extreme_tokens(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Tensor]]:
     way=st.sampled_from(["linear", "dense", "causal", "masked", "step"]),
     normalizer=st.sampled_from(NORMALIZERS),
 )
-def test_no_output_passes_the_documented_bound(
+def test_outputs_are_within_the_documented_bound(
     kernel: str, normalizer: str, tokens: tuple[tuple[int, ...], list[Tensor]], way: str
 ):
     shape, (query, key, value) = tokens
@@ -259,7 +257,7 @@ def share_no_feature(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_where_query_and_keys_share_no_feature_the_bounds_hold_and_features_have_none(backend: str):
+def test_bounds_hold_if_queries_and_keys_share_no_feature(backend: str):
     inputs, grid, frequency = share_no_feature(torch.float64)
     largest = {}
     for normalizer in ("features", *NORMALIZERS):
@@ -276,7 +274,7 @@ def test_where_query_and_keys_share_no_feature_the_bounds_hold_and_features_have
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_half_precision_at_thirty_times_unit_scale_stays_finite(backend: str, dtype: torch.dtype):
+def test_large_inputs_are_finite_in_half_precision(backend: str, dtype: torch.dtype):
     inputs, grid, frequency = share_no_feature(dtype, scale=30.0)
     drawn = [
         (30 * one).to(dtype).requires_grad_()
@@ -300,7 +298,7 @@ def test_half_precision_at_thirty_times_unit_scale_stays_finite(backend: str, dt
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
-def test_pairs_of_length_zero_have_finite_gradients(normalizer: str):
+def test_zero_features_have_finite_gradients(normalizer: str):
     tensors = draw_inputs(7, heads=HEADS, dim=DIM)
     for one in tensors[:2]:
         one[0, :, :4] = 0.0  # of which the features are next to 0
@@ -325,7 +323,7 @@ def test_pairs_of_length_zero_have_finite_gradients(normalizer: str):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_rolling_the_tokens_of_a_torus_rolls_the_output(kernel: str):
+def test_rolling_tokens_rolls_the_output(kernel: str):
     grid, inputs = Grid((3, 5), periodic=True), draw_inputs(15, heads=HEADS, dim=DIM)
     rolled = [roll_tokens(grid, one, (1, -2)) for one in inputs]
     options: dict[str, Any] = {"kernel": build_kernel(kernel, None, DIM), "grid": grid}
@@ -358,7 +356,7 @@ def build_layer(normalizer: str, **options: Any) -> Attention:
     )
 
 
-def test_the_parameters_of_a_layer_are_the_same_and_go_from_one_normalizer_to_the_other():
+def test_state_dicts_fit_every_normalizer():
     source, target = build_layer("features"), build_layer("lengths")
     tokens = torch.randn(2, 15, 8, dtype=torch.float64, generator=Generator().manual_seed(2))
     expected = copy.deepcopy(target)(tokens, Grid((3, 5)))
@@ -369,7 +367,7 @@ def test_the_parameters_of_a_layer_are_the_same_and_go_from_one_normalizer_to_th
     assert relative_change(source(tokens, Grid((3, 5))), expected) > 1e-3
 
 
-def test_a_layers_steps_give_its_outputs():
+def test_decoding_steps_equal_the_forward_pass():
     layer = build_layer("lengths", causal=True, num_axes=1)
     tokens = torch.randn(2, 11, 8, dtype=torch.float64, generator=Generator().manual_seed(2))
     outputs, state = [], None
@@ -379,7 +377,7 @@ def test_a_layers_steps_give_its_outputs():
     assert relative_change(torch.stack(outputs, dim=1), layer(tokens, Grid(11))) <= TOLERANCE
 
 
-def test_a_layer_can_be_diagnosed_and_explained():
+def test_layer_can_be_diagnosed_and_explained():
     layer = build_layer("lengths", kernel=SquaredRelu())
     tokens = torch.randn(2, 35, 8, dtype=torch.float64, generator=Generator().manual_seed(2))
     diagnosis = diagnose(layer, tokens, Grid((5, 7), periodic=True))
@@ -390,7 +388,7 @@ def test_a_layer_can_be_diagnosed_and_explained():
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
-def test_softmax_has_a_denominator_of_its_own(normalizer: str):
+def test_softmax_ignores_the_normalizer(normalizer: str):
     inputs, grid = draw_inputs(11, heads=HEADS, dim=DIM), Grid(11)
     one, other = (
         attention(*inputs, kernel="softmax", relative=build(1, name), grid=grid)
@@ -399,7 +397,7 @@ def test_softmax_has_a_denominator_of_its_own(normalizer: str):
     assert torch.equal(one, other)
 
 
-def test_without_any_turn_a_mixture_is_attention_with_the_lengths_beside_the_features():
+def test_zero_frequencies_give_attention_with_lengths():
     inputs, grid = draw_inputs(11, heads=HEADS, dim=DIM), Grid(11)
     still = torch.zeros(HEADS, 2, 1, dtype=torch.float64)
     options: dict[str, Any] = {"kernel": "squared_relu", "grid": grid}
@@ -419,7 +417,7 @@ def test_without_any_turn_a_mixture_is_attention_with_the_lengths_beside_the_fea
 
 
 @pytest.mark.parametrize("blank", ["ones", "random"])
-def test_on_near_blank_images_the_default_layers_gradients_are_small(blank: str):
+def test_gradients_are_small_for_nearly_blank_images(blank: str):
     generator = Generator().manual_seed(0)
     norms = []
     for seed in range(100):
@@ -436,7 +434,7 @@ def test_on_near_blank_images_the_default_layers_gradients_are_small(blank: str)
 
 
 @pytest.mark.parametrize("heads", [2, 4, 16])
-def test_on_blank_images_of_a_torus_rounding_stays_rounding(heads: int):
+def test_blank_images_do_not_magnify_rounding(heads: int):
     grid, generator = Grid((16, 16), periodic=True), Generator().manual_seed(0)
     for seed in range(10):
         torch.manual_seed(seed)
@@ -450,7 +448,7 @@ def test_on_blank_images_of_a_torus_rounding_stays_rounding(heads: int):
         assert (moved - expected).norm() <= 1e-5 * expected.norm()
 
 
-def half_against_float32(model: Performer, images: Tensor, dtype: torch.dtype) -> float:
+def half_precision_error(model: Performer, images: Tensor, dtype: torch.dtype) -> float:
     """Largest change of a logit in half precision, over the spread of all logits in float32."""
     with torch.no_grad():
         exact = model(images)
@@ -459,7 +457,7 @@ def half_against_float32(model: Performer, images: Tensor, dtype: torch.dtype) -
     return float((halved - exact).abs().max() / exact.std())
 
 
-def test_half_precision_stays_finite_and_near_float32_before_and_after_a_rough_training():
+def test_half_precision_is_close_to_float32_before_and_after_training():
     # A rate of 3e-3 without warm-up or clipping: with a denominator of features outputs reached a million times the
     # values, and float16 infinity.
     data, generator = load("digits", image_size=8), Generator().manual_seed(1)
@@ -481,6 +479,6 @@ def test_half_precision_stays_finite_and_near_float32_before_and_after_a_rough_t
             loss.backward()
             optimizer.step()
         changes = {
-            dtype: max(half_against_float32(model, one, dtype) for one in views) for dtype in bands
+            dtype: max(half_precision_error(model, one, dtype) for one in views) for dtype in bands
         }
         assert all(changes[dtype] <= band for dtype, band in bands.items()), changes

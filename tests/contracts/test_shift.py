@@ -109,7 +109,7 @@ def change_under_a_shift_on_a_canvas(
     num_features=st.integers(8, 20),  # rotary turns the eight of the kernel by name
     seed=st.integers(0, 2**16),
 )
-def test_any_real_shift_of_the_positions_changes_nothing_for_any_draw(
+def test_shifting_positions_changes_nothing(
     pair: Case, shift: list[float], num_features: int, seed: int
 ):
     relative = build_relative(
@@ -123,7 +123,7 @@ def test_any_real_shift_of_the_positions_changes_nothing_for_any_draw(
 
 
 @together([pair for pair in PAIRS if pair.is_equivariant_for_every_draw], origin=[5e5, 1e7])
-def test_far_coordinates_cost_float32_no_digits(pair: Case, origin: float):
+def test_float32_is_precise_far_from_the_origin(pair: Case, origin: float):
     relative = build_relative(pair.relative, kernel=pair.kernel, heads=HEADS, dim=DIM, num_axes=2)
     inputs, kernel = (
         draw_inputs(40, heads=HEADS, dim=DIM, dtype=torch.float32),
@@ -139,9 +139,7 @@ def test_far_coordinates_cost_float32_no_digits(pair: Case, origin: float):
 
 
 @together(IN_EXPECTATION_PAIRS)
-def test_a_kernel_equivariant_in_expectation_breaks_for_one_draw_and_mends_as_features_grow(
-    pair: Case,
-):
+def test_more_features_reduce_the_shift_error_of_the_joint_form(pair: Case):
     relative = build_relative(pair.relative, kernel=pair.kernel, heads=HEADS, dim=DIM, num_axes=2)
     assert isinstance(relative, RotationJoint)
     # Short vectors: with long ones the estimate is so poor that the rate shows only beyond these numbers of features.
@@ -163,7 +161,7 @@ def test_a_kernel_equivariant_in_expectation_breaks_for_one_draw_and_mends_as_fe
 
 
 @together(POSSIBLE)
-def test_content_on_a_masked_canvas_takes_its_outputs_along(case: Case):
+def test_moving_content_on_a_masked_canvas_moves_the_output(case: Case):
     relative = build_relative(
         case.relative, kernel=case.kernel, heads=HEADS, dim=DIM, num_axes=2, max_distance=3
     )
@@ -190,7 +188,7 @@ def test_content_on_a_masked_canvas_takes_its_outputs_along(case: Case):
 @together(POSSIBLE)
 @settings(max_examples=3)
 @given(shape=SHAPES, data=st.data())
-def test_rolling_the_input_of_a_periodic_grid_rolls_the_output(
+def test_rolling_a_periodic_grid_rolls_the_output(
     case: Case, shape: list[int], data: st.DataObject
 ):
     grid = Grid(tuple(shape), spacing=1.0, periodic=True)
@@ -235,7 +233,7 @@ def test_rolling_the_input_of_a_periodic_grid_rolls_the_output(
 
 
 @pytest.mark.parametrize("relative", [None, *RELATIVES])
-def test_absolute_positions_fail_the_meter_that_relative_ones_pass(relative: str | None):
+def test_absolute_positions_are_not_equivariant(relative: str | None):
     torch.manual_seed(0)
     layer = Attention(
         8,
@@ -251,7 +249,7 @@ def test_absolute_positions_fail_the_meter_that_relative_ones_pass(relative: str
     assert placed > CLEARLY_BROKEN
 
 
-def test_random_kernels_are_tried_with_what_is_equivariant_in_expectation_only():
+def test_random_kernels_are_tested_with_the_joint_form():
     names = {
         name for name, relative in RELATIVES.items() if relative.equivariance == "in expectation"
     }

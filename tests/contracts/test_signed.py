@@ -135,12 +135,12 @@ def changes(kernel: FeatureKernel, name: str | None, *, is_causal: bool) -> dict
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("kernel", [Sines(), Shifted(), Raised()], ids=lambda kernel: kernel.name)
-def test_every_backend_is_the_equation(kernel: FeatureKernel, is_causal: bool):
+def test_backends_equal_the_equation(kernel: FeatureKernel, is_causal: bool):
     for relative in WITHOUT_SOFTMAX:
         assert max(changes(kernel, relative, is_causal=is_causal).values()) < 1e-10, relative
 
 
-def test_what_is_masked_moves_no_wave_of_a_kernel_that_is_made_again():
+def test_masked_tokens_do_not_affect_signed_features():
     inputs, mask = [one.requires_grad_() for one in draw_inputs(35, dim=DIM)], draw_mask(2, 35)
     drawn = build_relative("fourier", heads=3, dim=DIM, num_axes=2)
     assert drawn is not None
@@ -159,12 +159,12 @@ def test_what_is_masked_moves_no_wave_of_a_kernel_that_is_made_again():
 
 
 @pytest.mark.parametrize("relative", ["rotation", "clipped"])
-def test_a_wrong_declaration_is_seen(relative: str):
+def test_wrong_sign_declaration_is_found(relative: str):
     assert max(changes(SaidToBePositive(), relative, is_causal=False).values()) > 0.01
 
 
 @pytest.mark.parametrize("kernel", [Sines(), Shifted(), Raised()], ids=lambda kernel: kernel.name)
-def test_token_by_token_it_is_the_same(kernel: FeatureKernel):
+def test_decoding_equals_the_forward_pass(kernel: FeatureKernel):
     inputs = draw_inputs(13, dim=DIM, scale=1.0)
     for relative in (None, "clipped", "fourier", "rotary"):
         built = build_relative(

@@ -52,7 +52,7 @@ def saved_and_loaded(model: nn.Module) -> dict[str, Tensor]:
 
 
 @together(PAIRS)
-def test_a_layer_survives_its_state_dict_and_redraws_the_same_thereafter(pair: Case):
+def test_state_dict_restores_a_layer_and_its_redraws(pair: Case):
     source, target = build_layer(pair, seed=1), build_layer(pair, seed=2)
     tokens = torch.randn(2, GRID.num_tokens, 8).to(DEVICE)
     num_projections = redraw_projections(source)
@@ -73,7 +73,7 @@ def test_a_layer_survives_its_state_dict_and_redraws_the_same_thereafter(pair: C
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_a_performer_survives_its_state_dict(pool: str):
+def test_state_dict_restores_a_performer(pool: str):
     images = torch.randn(2, 2, 6, 4).to(DEVICE)
     for position in POSITIONS:
         models = []
@@ -95,7 +95,7 @@ def test_a_performer_survives_its_state_dict(pool: str):
         assert torch.equal(models[0](images), models[1](images)), position
 
 
-def test_a_projection_its_seed_and_its_count_of_draws_are_in_the_state():
+def test_state_dict_has_projection_seed_and_number_of_draws():
     features = RandomFeatures("positive", 5, num_features=7)
     assert {name: tuple(tensor.shape) for name, tensor in features.state_dict().items()} == {
         "projection": (7, 5),
@@ -107,7 +107,7 @@ def test_a_projection_its_seed_and_its_count_of_draws_are_in_the_state():
     assert features.num_draws == 2
 
 
-def assert_near_where_in_range(output: Tensor, single: Tensor, band: float) -> None:
+def assert_close_if_in_range(output: Tensor, single: Tensor, band: float) -> None:
     """Check that numbers in half precision are those of float32 within a band, where they are in its range.
 
     Rotary weights do not add up to 1, so that an output can be beyond float16's range; nothing else is.
@@ -120,9 +120,7 @@ def assert_near_where_in_range(output: Tensor, single: Tensor, band: float) -> N
 
 
 @together(NAMED, dtype=HALF_BANDS, is_causal=[False, True])
-def test_half_precision_stays_finite_and_near_float32(
-    case: Case, dtype: torch.dtype, is_causal: bool
-):
+def test_half_precision_is_close_to_float32(case: Case, dtype: torch.dtype, is_causal: bool):
     is_causal = is_causal and case.backend in causal_backends(case.kernel, case.relative)
     grid, first = (Grid(11), 0) if is_causal else (GRID, 1)
     relative = build_relative(
@@ -154,16 +152,16 @@ def test_half_precision_stays_finite_and_near_float32(
         assert (
             case.relative == "rotary" or not averages(case.kernel) or torch.isfinite(output).all()
         )
-        assert_near_where_in_range(output, single, HALF_BANDS[dtype])
+        assert_close_if_in_range(output, single, HALF_BANDS[dtype])
         if not is_signed(case):  # a denominator near 0 may magnify a gradient beyond any range
             assert all(torch.isfinite(one).all() for one in gradients)
             for one, other in zip(gradients, expected, strict=True):
                 # The gradient that comes in is rounded, and so is what goes out.
-                assert_near_where_in_range(one, other, 2 * HALF_BANDS[dtype])
+                assert_close_if_in_range(one, other, 2 * HALF_BANDS[dtype])
 
 
 @together(DECODED, dtype=HALF_BANDS)
-def test_decoding_in_half_precision_stays_finite_and_near_float32(pair: Case, dtype: torch.dtype):
+def test_decoding_in_half_precision_is_close_to_float32(pair: Case, dtype: torch.dtype):
     relative = build_relative(
         pair.relative, kernel=pair.kernel, heads=3, dim=16, num_axes=1, max_distance=3
     )
@@ -184,11 +182,11 @@ def test_decoding_in_half_precision_stays_finite_and_near_float32(pair: Case, dt
             )
             assert output.dtype == dtype
             assert torch.isfinite(single).all()
-            assert_near_where_in_range(output, single, HALF_BANDS[dtype])
+            assert_close_if_in_range(output, single, HALF_BANDS[dtype])
 
 
 @together(PAIRS, dtype=HALF_BANDS, causal=[False, True])
-def test_a_layer_in_half_precision_or_under_autocast_stays_finite_and_near(
+def test_half_precision_and_autocast_layers_are_close_to_float32(
     pair: Case, dtype: torch.dtype, causal: bool
 ):
     grid = Grid(11) if causal else GRID
@@ -223,7 +221,7 @@ def test_a_layer_in_half_precision_or_under_autocast_stays_finite_and_near(
 
 
 @together(POSSIBLE)
-def test_float64_goes_through_in_float64(case: Case):
+def test_float64_inputs_give_float64_outputs(case: Case):
     # A value of 1 + 1e-12 against one of 1: float32 anywhere on its way would lose the difference.
     query, key, _ = draw_inputs(GRID.num_tokens, scale=0.3)
     outputs = [

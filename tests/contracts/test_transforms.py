@@ -131,7 +131,7 @@ def largest_change(ones: list[Tensor], others: list[Tensor]) -> float:
 
 
 @together(MAPPED)
-def test_vmap_over_one_more_axis_is_a_loop(case: Case):
+def test_vmap_equals_a_loop(case: Case):
     by, point, _ = build(case)
     num_tokens = GRIDS[False].num_tokens
     many = [
@@ -147,7 +147,7 @@ def test_vmap_over_one_more_axis_is_a_loop(case: Case):
 
 
 @together(UNMAPPED)
-def test_vmap_says_that_it_cannot_choose_rows_by_their_numbers(case: Case):
+def test_vmap_over_data_dependent_rows_is_an_error(case: Case):
     by, point, _ = build(case)
     with pytest.raises(RuntimeError, match=r"vmap.*dynamic shape"):
         vmap(by("fft"), in_dims=(0, *(None for _ in point[1:])))(
@@ -156,7 +156,7 @@ def test_vmap_says_that_it_cannot_choose_rows_by_their_numbers(case: Case):
 
 
 @together(TWICE)
-def test_the_forward_derivative_is_the_transpose_of_the_backward_one(case: Case):
+def test_jvp_is_the_transpose_of_vjp(case: Case):
     by, point, direction = build(case)
     forwards = jvp(by(case.backend), tuple(point), tuple(direction))
     output, tangent = forwards[0], forwards[1]
@@ -170,7 +170,7 @@ def test_the_forward_derivative_is_the_transpose_of_the_backward_one(case: Case)
 
 
 @together(FAST)
-def test_the_jacobian_is_that_of_dense(case: Case):
+def test_jacobian_equals_dense(case: Case):
     by, point, _ = build(case)
     ours, theirs = (
         list(jacrev(by(backend), argnums=tuple(range(len(point))))(*point))
@@ -180,7 +180,7 @@ def test_the_jacobian_is_that_of_dense(case: Case):
 
 
 @together(TWICE)
-def test_second_derivatives_agree_backwards_and_forwards_and_with_dense(case: Case):
+def test_second_derivatives_equal_dense(case: Case):
     by, point, direction = build(case)
     truth = second_derivative(weighted(by("dense")), point, direction)
     places = tuple(range(len(point)))
@@ -194,7 +194,7 @@ def test_second_derivatives_agree_backwards_and_forwards_and_with_dense(case: Ca
 
 
 @together(TWICE)
-def test_inputs_that_are_or_depend_on_one_another_have_each_gradient_once(case: Case):
+def test_shared_inputs_have_correct_gradients(case: Case):
     by, point, direction = build(case)
 
     def twice(backend: str) -> list[Tensor]:
@@ -217,7 +217,7 @@ def test_inputs_that_are_or_depend_on_one_another_have_each_gradient_once(case: 
 
 
 @together([case for case in TWICE if case.backend in ("dense", "linear", "rings")])
-def test_causal_attention_has_them_too(case: Case):
+def test_transforms_of_causal_attention(case: Case):
     by, point, direction = build(case, is_causal=True)
     backend = case.backend
     truth = second_derivative(weighted(by("dense")), point, direction)
@@ -234,14 +234,14 @@ def test_causal_attention_has_them_too(case: Case):
 
 
 @together(ONCE)
-def test_torch_says_that_its_fused_softmax_has_one_derivative(case: Case):
+def test_fused_softmax_has_no_second_derivative(case: Case):
     by, point, direction = build(case)
     with pytest.raises(RuntimeError, match="scaled_dot_product"):
         second_derivative(weighted(by("dense")), point, direction)
 
 
 @together(PAIRS)
-def test_layers_of_many_parameters_at_once_are_a_loop(pair: Case):
+def test_vmap_over_parameters_equals_a_loop(pair: Case):
     torch.manual_seed(0)
     grid = GRIDS[False]
     layers = [
@@ -273,7 +273,7 @@ MASK = torch.arange(12) < torch.tensor([[12], [8], [3]])
 
 @pytest.mark.parametrize("given", ["key_mask", "lengths", "key_padding_mask"])
 @pytest.mark.parametrize("kernel", ["softmax", "squared_relu"])
-def test_gradients_of_each_sample_keep_its_padding_out(kernel: str, given: str):
+def test_per_sample_gradients_ignore_padding(kernel: str, given: str):
     if given == "key_padding_mask":
         layer: nn.Module = MultiheadAttention(8, 2, kernel=kernel, batch_first=True).double()
     else:
@@ -299,16 +299,14 @@ def test_gradients_of_each_sample_keep_its_padding_out(kernel: str, given: str):
             assert relative_change(together[name][sample], expected) <= 1e-10, name
 
 
-def test_jit_trace_is_refused_with_one_line():
+def test_jit_trace_is_an_error():
     with pytest.raises(RuntimeError, match=r"does not support torch\.jit\.trace"):
         torch.jit.trace(Attention(8, 2, relative=None), torch.zeros(1, 5, 8))
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors")
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_nested_tensors_are_refused_with_what_to_give_instead(
-    layout: torch.layout, as_users_run_it: None
-):
+def test_nested_tensors_are_errors_with_a_hint(layout: torch.layout, as_users_run_it: None):
     nested = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(5, 8)], layout=layout)
     mask = torch.nested.nested_tensor([torch.ones(3).bool(), torch.ones(5).bool()], layout=layout)
     layers = [

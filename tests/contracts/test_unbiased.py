@@ -99,14 +99,12 @@ def estimates(
     return torch.stack(found), torch.exp(SCALE * query @ key.transpose(-2, -1))
 
 
-def test_every_random_kernel_is_covered():
+def test_every_random_kernel_is_tested():
     assert set(UNNORMALISED) == set(RANDOM_KERNELS)
 
 
 @pytest.mark.parametrize("name", RANDOM_KERNELS)
-def test_features_are_the_formula_up_to_one_factor_a_query_and_one_for_all_keys_of_a_head(
-    name: str,
-):
+def test_features_equal_the_formula_up_to_a_factor(name: str):
     kernel = draw(name, 13, "orthogonal", Generator().manual_seed(0))
     vectors = draw_vectors(7, seed=3)
     expected = UNNORMALISED[name](kernel, vectors)
@@ -118,7 +116,7 @@ def test_features_are_the_formula_up_to_one_factor_a_query_and_one_for_all_keys_
 
 @pytest.mark.parametrize("projection", UNBIASED_PROJECTIONS)
 @pytest.mark.parametrize("name", RANDOM_KERNELS)
-def test_the_mean_over_draws_is_the_softmax_kernel(name: str, projection: str):
+def test_mean_over_draws_is_the_softmax_kernel(name: str, projection: str):
     found, truth = estimates(name, 8, projection, num_draws=1500)
     standard_error = found.std(dim=0) / math.sqrt(len(found))
     deviations = (found.mean(dim=0) - truth) / standard_error
@@ -128,7 +126,7 @@ def test_the_mean_over_draws_is_the_softmax_kernel(name: str, projection: str):
 
 @pytest.mark.parametrize("projection", UNBIASED_PROJECTIONS)
 @pytest.mark.parametrize("name", RANDOM_KERNELS)
-def test_the_error_falls_as_one_over_the_root_of_the_number_of_features(name: str, projection: str):
+def test_error_falls_with_the_root_of_num_features(name: str, projection: str):
     errors = []
     for num_features in (12, 192):
         found, truth = estimates(name, num_features, projection, num_draws=150)
@@ -137,7 +135,7 @@ def test_the_error_falls_as_one_over_the_root_of_the_number_of_features(name: st
 
 
 @pytest.mark.parametrize("name", RANDOM_KERNELS)
-def test_orthogonal_draws_have_no_larger_variance_than_independent_ones(name: str):
+def test_orthogonal_draws_have_no_larger_variance(name: str):
     variances = [
         estimates(name, DIM, projection, 1500)[0].var(dim=0).mean()
         for projection in UNBIASED_PROJECTIONS

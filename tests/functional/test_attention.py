@@ -23,7 +23,7 @@ def rotation(heads: int, num_axes: int) -> Rotation:
     return Rotation(torch.ones(2, dtype=torch.float64), cosine_weight, sine_weight)
 
 
-def test_the_default_is_softmax_attention():
+def test_default_is_softmax_attention():
     query, key, value = draw_inputs(11)
     mask = draw_mask(2, 11)
     expected = torch.nn.functional.scaled_dot_product_attention(
@@ -32,7 +32,7 @@ def test_the_default_is_softmax_attention():
     assert relative_change(attention(query, key, value, key_mask=mask), expected) <= TOLERANCE
 
 
-def test_it_is_the_one_equation_written_out_in_loops():
+def test_attention_equals_loops_over_pairs():
     query, key, value = draw_inputs(6, batch=1, heads=2, dim_value=3)
     grid = Grid((2, 3), (1.0, 0.5))
     relative = dataclasses.replace(
@@ -59,13 +59,13 @@ def test_it_is_the_one_equation_written_out_in_loops():
 
 
 @pytest.mark.parametrize("kernel", ["softmax", "squared_relu", "constant", "positive"])
-def test_queries_and_keys_may_differ_in_number_without_a_relative_kernel(kernel: str):
+def test_number_of_queries_may_differ_from_number_of_keys(kernel: str):
     query, key, value = draw_inputs(7)
     query = draw_inputs(4, seed=1)[0]
     assert attention(query, key, value, kernel=kernel).shape == (2, 3, 4, 4)
 
 
-def test_a_grid_may_be_given_by_its_shape():
+def test_grid_may_be_a_shape_or_a_length():
     inputs = draw_inputs(15)
     output = attention(*inputs, relative="rotation", grid=Grid((3, 5)))
     assert torch.equal(attention(*inputs, relative="rotation", grid=(3, 5)), output)
@@ -73,7 +73,7 @@ def test_a_grid_may_be_given_by_its_shape():
     assert torch.equal(attention(*inputs, relative="rotation", grid=15, key_grid=15), line)
 
 
-def test_a_grid_is_its_positions():
+def test_grid_and_its_positions_give_equal_outputs():
     inputs = draw_inputs(15)
     grid = Grid((3, 5), (0.5, 2.0))
     by_grid = attention(*inputs, relative="rotation", grid=grid)
@@ -82,7 +82,7 @@ def test_a_grid_is_its_positions():
         assert relative_change(by_positions, by_grid) <= TOLERANCE
 
 
-def test_positions_of_a_sample_are_its_own():
+def test_every_sample_has_its_own_positions():
     inputs = draw_inputs(7)
     positions = torch.rand(2, 7, 3, dtype=torch.float64)
     together = attention(*inputs, relative="clipped", positions=4 * positions)
@@ -96,7 +96,7 @@ def test_positions_of_a_sample_are_its_own():
         assert relative_change(together[part], alone) <= TOLERANCE
 
 
-def test_a_kernel_by_name_is_the_same_every_time_whatever_the_global_seed():
+def test_named_random_kernel_ignores_the_global_seed():
     inputs, outputs = draw_inputs(15), []
     for seed in (1, 2):
         torch.manual_seed(seed)
@@ -106,7 +106,7 @@ def test_a_kernel_by_name_is_the_same_every_time_whatever_the_global_seed():
     assert torch.equal(*outputs)
 
 
-def test_a_row_whose_weights_underflow_gives_zero_and_not_nan():
+def test_underflowing_weights_give_finite_outputs():
     query, key, value = draw_inputs(5, dtype=torch.float32)
     huge = Rotation(torch.tensor([math.pi]), torch.full((3, 1, 1), 1e4), torch.full((3, 1, 1), 1e4))
     output = attention(query, key, value, kernel="squared_relu", relative=huge, grid=Grid((5,)))
@@ -282,7 +282,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("fault", BAD)
-def test_bad_input_is_an_error_that_names_it(fault: str, as_users_run_it: None):
+def test_wrong_inputs_are_errors(fault: str, as_users_run_it: None):
     changed, message = BAD[fault]
     with pytest.raises(ValueError, match=message):
         call(**changed)
@@ -293,9 +293,7 @@ def test_bad_input_is_an_error_that_names_it(fault: str, as_users_run_it: None):
     "kernel",
     ["softmax", "squared_relu", "focused", "relu", "elu", "taylor2", "gaussian", "hedgehog"],
 )
-def test_inputs_of_1e30_in_float32_have_the_outputs_and_gradients_of_float64(
-    kernel: str, is_causal: bool
-):
+def test_inputs_of_1e30_do_not_overflow(kernel: str, is_causal: bool):
     for relative, num_tokens in itertools.product((None, "rotary", "window"), (12, 200)):
         options: dict[str, Any] = {"kernel": kernel, "relative": relative, "is_causal": is_causal}
         options["grid"] = Grid(num_tokens)

@@ -77,9 +77,7 @@ def decode_all(
 
 
 @pytest.mark.parametrize("relative", RELATIVES)
-def test_a_prompt_at_once_leaves_what_its_tokens_leave_and_dropped_ones_leave_nothing(
-    relative: str | None,
-):
+def test_decoding_in_parts_equals_causal_attention_with_a_mask(relative: str | None):
     for kernel in PARTNERS[relative]:
         pair: dict[str, Any] = dict(
             zip(("kernel", "relative"), build_pair(kernel, relative), strict=True)
@@ -99,7 +97,7 @@ def test_a_prompt_at_once_leaves_what_its_tokens_leave_and_dropped_ones_leave_no
 
 @pytest.mark.parametrize(("query_size", "key_size"), [(1000, 1), (100, 100)])
 @pytest.mark.parametrize("relative", [None, "shaw", "decay"])
-def test_beside_kept_tokens_however_small_dropped_ones_leave_nothing(
+def test_masked_tokens_do_not_hide_small_weights(
     relative: str | None, query_size: float, key_size: float
 ):
     query, key, value = draw_inputs(40, dim=5)
@@ -145,7 +143,7 @@ def numbers(state: object) -> int:
 
 
 @pytest.mark.parametrize("relative", RELATIVES)
-def test_token_by_token_is_causal_attention_of_the_whole_sequence(relative: str | None):
+def test_decoding_equals_causal_attention(relative: str | None):
     for kernel in PARTNERS[relative]:
         built = build_pair(kernel, relative)
         inputs = draw_inputs(11)
@@ -165,7 +163,7 @@ def test_token_by_token_is_causal_attention_of_the_whole_sequence(relative: str 
 
 
 @pytest.mark.parametrize("relative", RELATIVES)
-def test_bfloat16_stays_finite_and_near_at_unit_scale_and_at_thirty_times(relative: str | None):
+def test_bfloat16_is_finite_and_accurate(relative: str | None):
     for kernel, scale in itertools.product(PARTNERS[relative], (1.0, 30.0)):
         built = build_pair(kernel, relative)
         inputs = draw_inputs(7, scale=scale, dtype=torch.bfloat16)
@@ -186,7 +184,7 @@ def test_bfloat16_stays_finite_and_near_at_unit_scale_and_at_thirty_times(relati
 
 
 @pytest.mark.parametrize("relative", ["fourier", "rotary"])
-def test_late_tokens_of_low_precision_are_where_they_are(relative: str):
+def test_late_positions_are_exact_in_bfloat16(relative: str):
     # The 258th whole number is no bfloat16: positions must not be in the dtype of the tokens.
     kernel, built = build_pair("squared_relu", relative)
     inputs = draw_inputs(270, dtype=torch.bfloat16)
@@ -199,7 +197,7 @@ def test_late_tokens_of_low_precision_are_where_they_are(relative: str):
 
 @pytest.mark.parametrize("relative", ["fourier", "rotary", "rotation_joint"])
 @pytest.mark.parametrize("batch", [(), (2,)])
-def test_tokens_may_lie_anywhere(relative: str, batch: tuple[int, ...]):
+def test_tokens_may_have_any_positions(relative: str, batch: tuple[int, ...]):
     kernel, built = build_pair("positive", relative, num_axes=2)
     inputs = draw_inputs(11)
     positions = 5 * torch.randn(
@@ -212,7 +210,7 @@ def test_tokens_may_lie_anywhere(relative: str, batch: tuple[int, ...]):
     assert relative_change(decoded, expected) < 1e-10
 
 
-def test_kernels_and_relative_kernels_may_be_given_by_name():
+def test_kernels_may_be_given_by_name():
     inputs = draw_inputs(9)
     for relative in RELATIVES:
         decoded, _ = decode_all(inputs, "positive", relative)
@@ -228,7 +226,7 @@ def test_kernels_and_relative_kernels_may_be_given_by_name():
         assert relative_change(decoded, whole) < 1e-10
 
 
-def test_rings_of_another_width_follow_one_another_at_that_width():
+def test_tokens_are_one_ring_width_apart():
     _, built = build_pair("squared_relu", "clipped")
     assert isinstance(built, Clipped)
     wide = Clipped(built.distance_embedding, ring_width=2.5)
@@ -245,7 +243,7 @@ def test_rings_of_another_width_follow_one_another_at_that_width():
     assert relative_change(decoded, whole) < 1e-10
 
 
-def test_keys_that_grow_without_bound_leave_everything_finite():
+def test_growing_keys_give_finite_outputs():
     # Exponents from 1 to 10⁵: the state is rescaled to each new largest key and never overflows.
     query, key, value = (tensor.float() for tensor in draw_inputs(17))
     key = key * torch.logspace(0, 4, 17)[:, None]
@@ -261,7 +259,7 @@ def test_keys_that_grow_without_bound_leave_everything_finite():
     )
 
 
-def test_a_state_may_be_continued_twice():
+def test_state_can_be_used_twice():
     kernel, built = build_pair("squared_relu", "clipped")
     inputs = draw_inputs(9)
     first, states = decode_all(inputs, kernel, built)
@@ -290,7 +288,7 @@ def test_a_state_may_be_continued_twice():
         ),
     ],
 )
-def test_what_cannot_be_decoded_is_an_error_that_names_it(arguments: dict[str, Any], message: str):
+def test_unsupported_arguments_are_errors(arguments: dict[str, Any], message: str):
     query, key, value = draw_inputs(1)
     options: dict[str, Any] = {"kernel": "squared_relu", **arguments}
     with pytest.raises(ValueError, match=message):
@@ -298,7 +296,7 @@ def test_what_cannot_be_decoded_is_an_error_that_names_it(arguments: dict[str, A
 
 
 @pytest.mark.parametrize(("place", "argument"), [(0, "key"), (1, "key"), (2, "value")])
-def test_shapes_that_do_not_fit_are_errors(place: int, argument: str, as_users_run_it: None):
+def test_wrong_shapes_are_errors(place: int, argument: str, as_users_run_it: None):
     inputs = draw_inputs(1)
     inputs[place] = torch.cat([inputs[place]] * 2, dim=2)
     with pytest.raises(ValueError, match=rf"{argument} must have shape .* [12], .*got"):
@@ -332,7 +330,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("whose", FOREIGN)
-def test_a_state_that_other_tokens_left_is_refused(whose: str, as_users_run_it: None):
+def test_state_of_another_layer_is_an_error(whose: str, as_users_run_it: None):
     changed, message = FOREIGN[whose]
     kernels: dict[str, Any] = {"kernel": "squared_relu", "relative": "rotary"}
     state: Any = ()
@@ -350,7 +348,7 @@ def test_a_state_that_other_tokens_left_is_refused(whose: str, as_users_run_it: 
 @pytest.mark.parametrize(
     "position", [torch.zeros(()), torch.zeros(0), torch.zeros(3, 1), torch.zeros(1, 2, 1), [0.0]]
 )
-def test_a_position_that_does_not_fit_is_refused(position: Any, as_users_run_it: None):
+def test_wrong_position_is_an_error(position: Any, as_users_run_it: None):
     query, key, value = draw_inputs(1)
     with pytest.raises(
         ValueError,
@@ -359,7 +357,7 @@ def test_a_position_that_does_not_fit_is_refused(position: Any, as_users_run_it:
         decode(query, key, value, None, kernel="squared_relu", relative="rotary", position=position)
 
 
-def test_scale_is_that_of_the_inner_product():
+def test_scale_multiplies_the_inner_product():
     inputs = draw_inputs(1)
     kernel = Positive(
         torch.randn(7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -47,34 +47,32 @@ def rotation() -> Rotation:
     return relative
 
 
-def test_softmax_has_the_dense_backend_only():
+def test_softmax_has_only_the_dense_backend():
     assert set(costs(Softmax(), None, None, num_tokens=4096, dim=16)) == {"dense"}
 
 
 @pytest.mark.parametrize(("side", "expected"), [(8, "dense"), (64, "toeplitz")])
-def test_rotation_on_a_large_grid_goes_by_toeplitz_and_on_a_small_one_by_pairs(
-    side: int, expected: str
-):
+def test_rotation_uses_toeplitz_on_large_grids(side: int, expected: str):
     found = costs(SquaredRelu(), rotation(), Grid((side, side)), num_tokens=side**2, dim=16)
     assert set(found) == {"dense", "toeplitz", "fft"}
     assert select_backend("auto", found) == expected
 
 
 @pytest.mark.parametrize(("side", "expected"), [(16, "dense"), (64, "toeplitz")])
-def test_rotation_goes_by_what_was_faster_when_measured_with_heads_of_32(side: int, expected: str):
+def test_rotation_uses_the_faster_backend_for_heads_of_32(side: int, expected: str):
     found = costs(SquaredRelu(), rotation(), Grid((side, side)), num_tokens=side**2, dim=32)
     assert select_backend("auto", found) == expected
 
 
 @pytest.mark.parametrize(("num_tokens", "expected"), [(4, "dense"), (1000, "linear")])
-def test_without_position_many_tokens_go_linearly(num_tokens: int, expected: str):
+def test_many_tokens_without_positions_use_linear(num_tokens: int, expected: str):
     assert (
         select_backend("auto", costs(SquaredRelu(), None, None, num_tokens=num_tokens, dim=16))
         == expected
     )
 
 
-def test_many_samples_share_what_a_call_costs_and_what_the_places_of_pairs_cost():
+def test_large_batches_change_the_backend():
     # Measured with 8 heads of 32 samples, forward and backward: 0.7 and 0.6 times the time of the other.
     waves = make_relative("fourier", heads=2, dim=32, num_axes=2, kernel="squared_relu")
     for relative, side, alone, together in (
@@ -88,7 +86,7 @@ def test_many_samples_share_what_a_call_costs_and_what_the_places_of_pairs_cost(
             assert select_backend("auto", found) == expected
 
 
-def test_rings_are_offered_where_they_fit():
+def test_rings_need_a_grid_with_spacing_one():
     relative = Clipped(torch.zeros(4, 16))
     for grid, expected in (
         (Grid((9, 9)), {"dense", "rings"}),
@@ -100,7 +98,7 @@ def test_rings_are_offered_where_they_fit():
 
 
 @pytest.mark.parametrize("relative", [None, rotation(), Clipped(torch.zeros(7, 16))])
-def test_the_cost_of_a_fast_backend_grows_more_slowly_than_that_of_pairs(relative: Relative | None):
+def test_fast_backends_scale_better_than_dense(relative: Relative | None):
     small, large = (
         costs(SquaredRelu(), relative, Grid((side, side)), num_tokens=side**2, dim=16)
         for side in (32, 64)
@@ -111,13 +109,13 @@ def test_the_cost_of_a_fast_backend_grows_more_slowly_than_that_of_pairs(relativ
     assert all(factor <= 8 for factor in growth.values())
 
 
-def test_bytes_weigh_more_where_arithmetic_is_ahead_of_memory():
+def test_bytes_cost_more_on_a_gpu():
     cost = Cost(1000, 100)
     assert cost.work("dense", "cuda") == cost.work("linear", "xpu") == 1000 + 20 * 100
     assert cost.work("dense") != cost.work("linear")
 
 
-def test_causality_leaves_what_needs_every_key_to_pairs():
+def test_causal_attention_has_fewer_backends():
     sizes = {"num_tokens": 81, "dim": 16, "is_causal": True}
     assert set(costs(SquaredRelu(), None, None, **sizes)) == {"dense", "linear"}
     assert set(costs(SquaredRelu(), rotation(), Grid((9, 9)), **sizes)) == {"dense"}
@@ -130,7 +128,7 @@ def test_causality_leaves_what_needs_every_key_to_pairs():
     }
 
 
-def test_between_two_grids_go_the_backends_that_need_no_shared_one():
+def test_two_grids_have_fewer_backends():
     fine, coarse = Grid((8, 8)), Grid((4, 4), spacing=2.0, origin=0.5)
     found = costs(SquaredRelu(), rotation(), coarse, num_tokens=16, dim=16, key_grid=fine)
     assert set(found) == {"dense", "toeplitz"}
@@ -140,9 +138,7 @@ def test_between_two_grids_go_the_backends_that_need_no_shared_one():
     assert set(found) == {"dense", "toeplitz", "fft"}
 
 
-def test_a_choice_is_remembered_for_all_that_it_depends_on_and_not_without_end(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_cached_choices_are_correct_and_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(dispatch, "_choices", {})
     monkeypatch.setattr(dispatch, "MOST_CHOICES", 30)
     sizes = {
@@ -171,7 +167,7 @@ def test_a_choice_is_remembered_for_all_that_it_depends_on_and_not_without_end(
 
 
 @pytest.mark.parametrize("name", [name for name in BACKENDS if name != "auto"])
-def test_a_backend_asked_for_is_taken_if_it_can_and_refused_if_it_cannot(name: str):
+def test_named_backend_is_used_or_an_error(name: str):
     assert select_backend(name, {"dense": Cost(1, 0), name: Cost(2, 0)}) == name
     with pytest.raises(
         ValueError, match=rf"backend must be one of 'auto', 'other' for this kernel.*got '{name}'"
@@ -179,7 +175,7 @@ def test_a_backend_asked_for_is_taken_if_it_can_and_refused_if_it_cannot(name: s
         select_backend(name, {"other": Cost(1, 0)})
 
 
-def test_an_unknown_name_is_refused_with_the_nearest():
+def test_unknown_backend_suggests_the_closest_name():
     with pytest.raises(ValueError, match="Did you mean 'toeplitz'"):
         select_backend("toplitz", {"dense": Cost(1, 0)})
 
@@ -189,7 +185,7 @@ class Slotted(Clipped):
     """A kernel whose settings are not in its `__dict__`."""
 
 
-def test_a_choice_for_one_setting_is_not_that_of_another_where_settings_are_in_slots():
+def test_settings_in_slots_are_part_of_the_cache_key():
     query, options = (
         torch.randn(1, 1, 256, 4),
         {"kernel": "relu", "grid": Grid((16, 16), periodic=True)},

@@ -21,33 +21,33 @@ def alike(
     return Positions(grid, positions, num_prefix_tokens=num_prefix_tokens)
 
 
-def test_a_grids_offsets_wrap_and_those_of_its_positions_do_not():
+def test_only_offsets_of_a_periodic_grid_wrap():
     grid = Grid((5,), periodic=True)
     assert alike(grid).offsets_like(LIKE)[0, 4, 0] == 1
     assert alike(positions=grid.positions()).offsets_like(LIKE)[0, 4, 0] == -4
 
 
-def test_offsets_are_the_queries_position_minus_the_keys_in_the_dtype_asked_for():
+def test_offsets_are_query_minus_key_positions():
     positions = torch.rand(2, 3, 4)
     offsets = alike(positions=positions).offsets_like(LIKE)
     assert offsets.dtype == torch.float64
     assert torch.equal(offsets[1, 0, 2], (positions[1, 0].double() - positions[1, 2].double()))
 
 
-def test_offsets_far_from_the_origin_are_taken_before_they_are_rounded():
+def test_offsets_far_from_the_origin_are_exact():
     positions = 5e6 + torch.tensor([[0.0], [0.25], [0.5]], dtype=torch.float64)
     offsets = alike(positions=positions).offsets_like(LIKE.float())
     assert offsets.dtype == torch.float32
     assert offsets[:, 0, 0].tolist() == [0.0, 0.25, 0.5]
 
 
-def test_some_rows_of_the_offsets_are_those_rows():
+def test_offsets_of_some_queries():
     placement = alike(Grid((3, 5), periodic=(True, False)))
     every = placement.offsets_like(LIKE)
     assert torch.equal(placement.offsets_like(LIKE, slice(4, 9)), every[4:9])
 
 
-def test_queries_and_keys_may_be_in_different_places():
+def test_queries_and_keys_may_have_different_positions():
     placement = Positions(Grid(2, spacing=2.0, origin=0.5), key=Positions(Grid(4)))
     assert placement.offsets_like(LIKE)[..., 0].tolist() == [
         [0.5, -0.5, -1.5, -2.5],
@@ -64,13 +64,13 @@ def test_queries_and_keys_may_be_in_different_places():
     ]
 
 
-def test_the_number_of_axes_is_the_grids_or_the_positions():
+def test_num_axes():
     assert alike(Grid((3, 5, 2))).num_axes == 3
     assert alike(positions=torch.zeros(7, 4)).num_axes == 4
     assert alike().num_axes == 0
 
 
-def test_frequencies_take_the_nearest_that_fit_the_torus_and_have_a_gradient_only_where_nothing_was_rounded():
+def test_torus_frequencies_are_rounded_without_a_gradient():
     placement = alike(Grid((4, 6), spacing=(1.0, 0.5), periodic=(True, False)))
     frequency = torch.tensor([[1.5, 1.5], [0.1, 0.1]], dtype=torch.float64, requires_grad=True)
     rounded = placement.torus_frequency(frequency)
@@ -100,12 +100,12 @@ def test_frequencies_take_the_nearest_that_fit_the_torus_and_have_a_gradient_onl
         ),
     ],
 )
-def test_a_placement_that_does_not_fit_is_refused(placement: Positions, message: str):
+def test_wrong_positions_are_errors(placement: Positions, message: str):
     with pytest.raises(ValueError, match=message):
         placement.check(batch=2, num_queries=7, num_keys=7 if placement.key is None else 5)
 
 
-def test_a_mask_of_lengths_keeps_the_first_of_every_sample():
+def test_length_mask():
     assert length_mask(torch.tensor([1, 3]), 4).tolist() == [
         [True, False, False, False],
         [True, True, True, False],
@@ -117,7 +117,7 @@ def test_a_mask_of_lengths_keeps_the_first_of_every_sample():
 
 
 @pytest.mark.parametrize("lengths", [[-1, 3], [1, 5], [1.0, 2.0], [[1], [2]]])
-def test_lengths_out_of_range_are_refused(lengths: list):
+def test_lengths_out_of_range_are_errors(lengths: list):
     with pytest.raises(ValueError, match=r"lengths must"):
         length_mask(torch.tensor(lengths), 4)
 
@@ -128,7 +128,7 @@ def frequencies(heads: int = 3, waves: int = 5, axes: int = 2) -> Tensor:
     )
 
 
-def test_they_are_the_inner_products_without_whole_turns():
+def test_phases_equal_inner_products_modulo_two_pi():
     frequency, positions = frequencies(), 20 * torch.randn(4, 7, 2, dtype=torch.float64)
     found = phases(frequency, positions, positions.dtype)
     assert found.shape == (4, 3, 7, 5)
@@ -143,7 +143,7 @@ def test_they_are_the_inner_products_without_whole_turns():
 
 
 @pytest.mark.parametrize("shift", [1e3, 2.0**20])
-def test_in_float32_differences_of_phases_keep_their_digits_far_from_the_origin(shift: float):
+def test_float32_phases_are_precise_far_from_the_origin(shift: float):
     positions = torch.arange(7.0)[:, None] * torch.tensor([1.0, 0.5])
     here, there = (
         phases(frequencies().float(), places, places.dtype)
@@ -154,7 +154,7 @@ def test_in_float32_differences_of_phases_keep_their_digits_far_from_the_origin(
     assert float(torch.sin(change / 2).abs().max()) < 1e-6
 
 
-def test_the_gradient_is_that_of_the_inner_product():
+def test_gradient_of_phases_is_that_of_the_inner_product():
     frequency, positions = (
         frequencies(1, 1, 2).requires_grad_(),
         torch.tensor([[30.0, -7.0]], dtype=torch.float64),
@@ -165,12 +165,12 @@ def test_the_gradient_is_that_of_the_inner_product():
     assert gradient.flatten().tolist() == pytest.approx([30.0, -7.0])
 
 
-def test_precise_numbers_are_of_float64():
+def test_widest_dtype_is_float64():
     assert to_widest_dtype(torch.ones(2)).dtype == torch.float64
 
 
 @given(side=st.integers(1, 11), spacing=st.floats(0.1, 3))
-def test_offsets_wrap_by_whole_periods_to_half_a_period_either_way(side: int, spacing: float):
+def test_offsets_wrap_into_half_a_period(side: int, spacing: float):
     grid, offsets = (
         Grid(side, spacing, periodic=True),
         torch.linspace(-7, 7, 57, dtype=torch.float64),
@@ -182,6 +182,6 @@ def test_offsets_wrap_by_whole_periods_to_half_a_period_either_way(side: int, sp
     assert (wrapped < 0.5 * period).all()
 
 
-def test_without_a_period_offsets_stay():
+def test_offsets_without_a_period_do_not_change():
     offsets = torch.linspace(-7, 7, 57)
     assert wrap(offsets, None) is offsets

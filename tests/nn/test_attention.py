@@ -45,9 +45,7 @@ def learn(layer: nn.Module, *arguments: Any, steps: int = 1) -> dict[str, Tensor
 
 
 @together(PAIRS, qkv_bias=[True, False])
-def test_after_one_step_every_parameter_has_a_gradient_that_is_finite_and_not_zero(
-    pair: Case, qkv_bias: bool
-):
+def test_every_parameter_has_a_finite_nonzero_gradient_after_one_step(pair: Case, qkv_bias: bool):
     layer = build(kernel=pair.kernel, relative=pair.relative, qkv_bias=qkv_bias)
     # Trigonometric features explode for long vectors, as documented.
     gradients = learn(
@@ -69,7 +67,7 @@ def test_after_one_step_every_parameter_has_a_gradient_that_is_finite_and_not_ze
         ("clipped_features", {"distance_embedding"}),
     ],
 )
-def test_a_relative_kernels_parameters_change_as_it_learns(relative: str, learned: set[str]):
+def test_parameters_of_relative_kernels_learn(relative: str, learned: set[str]):
     layer = build(kernel="softmax", relative=relative)
     assert layer.relative is not None
     before = {
@@ -84,9 +82,7 @@ def test_a_relative_kernels_parameters_change_as_it_learns(relative: str, learne
 @pytest.mark.parametrize(
     ("relative", "heads"), [("clipped", 2), ("clipped", 3), ("clipped_features", 4)]
 )
-def test_half_of_the_heads_of_clipped_see_content_only_and_half_see_position(
-    relative: str, heads: int
-):
+def test_half_of_the_heads_of_clipped_attend_by_position(relative: str, heads: int):
     layer = build(dim=4 * heads, heads=heads, relative=relative).double()
     assert layer.relative is not None
     for parameter in layer.relative.parameters():
@@ -109,7 +105,7 @@ def test_half_of_the_heads_of_clipped_see_content_only_and_half_see_position(
     assert layer.key.out_features == 4 * num_content
 
 
-def test_heads_of_rotation_all_see_both():
+def test_all_heads_of_rotation_attend_by_content_and_position():
     layer = build(relative="rotation").double()
     layer.output = nn.Linear(8, 8, bias=False).double()
     nn.init.eye_(layer.output.weight)
@@ -119,7 +115,7 @@ def test_heads_of_rotation_all_see_both():
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_any_number_of_heads_computes_on_grids_of_any_number_of_axes_and_unequal_sides(kernel: str):
+def test_any_number_of_heads_and_axes(kernel: str):
     for place, pair in enumerate(pair for pair in PAIRS if pair.kernel == kernel):
         shape, heads = [(11,), (5, 7), (2, 3, 4)][place % 3], 2 + place % 2
         layer = build(
@@ -129,12 +125,12 @@ def test_any_number_of_heads_computes_on_grids_of_any_number_of_axes_and_unequal
         assert layer(tokens, Grid(shape), None, 1).shape == tokens.shape, pair
 
 
-def test_without_a_relative_kernel_no_grid_is_needed_and_none_is_looked_at():
+def test_grid_is_ignored_without_a_relative_kernel():
     layer, tokens = build(), draw_tokens(15)
     assert torch.equal(layer(tokens), layer(tokens, GRID))
 
 
-def test_it_is_torchs_multi_head_attention_with_the_softmax_kernel():
+def test_softmax_layer_equals_nn_multihead_attention():
     layer = build(kernel="softmax").double()
     twin = nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64)
     assert layer.query is not None
@@ -163,9 +159,7 @@ def test_it_is_torchs_multi_head_attention_with_the_softmax_kernel():
         pytest.param({"relative": "clipped", "backend": "rings"}, id="over rings"),
     ],
 )
-def test_activations_may_be_computed_again_for_gradients_and_those_of_gradients(
-    options: dict[str, Any],
-):
+def test_activation_checkpointing_supports_second_derivatives(options: dict[str, Any]):
     grid = Grid(1024) if options.get("causal") else Grid((23, 13))
     torch.manual_seed(0)
     layer, tokens = (
@@ -191,7 +185,7 @@ def test_activations_may_be_computed_again_for_gradients_and_those_of_gradients(
 UNPLACED = [pair for pair in PAIRS if pair.relative is None and pair.kernel != "optimal"]
 
 
-def test_a_number_of_queries_gives_the_first_of_the_outputs():
+def test_num_queries_returns_the_first_outputs():
     tokens = draw_tokens().double()
     for pair, num_queries in zip(UNPLACED, itertools.cycle([1, 5, 16]), strict=False):
         layer = build(kernel=pair.kernel).double()
@@ -200,7 +194,7 @@ def test_a_number_of_queries_gives_the_first_of_the_outputs():
             assert relative_change(layer(tokens, *arguments, num_queries), expected) < 1e-12, pair
 
 
-def test_by_default_it_costs_o_of_l_and_sees_where_tokens_are_relative_to_each_other_and_nothing_else():
+def test_default_layer_is_linear_and_depends_on_relative_positions():
     grid = Grid((5, 7), periodic=True)
     torch.manual_seed(0)
     layer, tokens = Attention(8, 2).double(), draw_tokens(35).double()
@@ -218,7 +212,7 @@ def test_by_default_it_costs_o_of_l_and_sees_where_tokens_are_relative_to_each_o
 
 
 @together(PAIRS)
-def test_on_the_device_without_numbers_it_has_shapes_and_gradients(pair: Case):
+def test_meta_tensors_have_shapes_and_gradients(pair: Case):
     with torch.device("meta"):
         layer, tokens = build(kernel=pair.kernel, relative=pair.relative), draw_tokens().to("meta")
     output = layer(tokens, GRID, None, 1)

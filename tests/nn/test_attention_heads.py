@@ -28,7 +28,7 @@ def make_heads(kernel: str, relative: str | None, **options) -> AttentionHeads:
 
 
 @pytest.mark.parametrize(("kernel", "relative"), KINDS)
-def test_heads_are_attention_with_their_kernels(kernel: str, relative: str | None):
+def test_heads_equal_functional_attention(kernel: str, relative: str | None):
     heads = make_heads(kernel, relative)
     keep = torch.arange(11) < torch.tensor([[11], [7]])
     kernels = dict(zip(("kernel", "relative"), heads.present(), strict=True))
@@ -41,7 +41,7 @@ def test_heads_are_attention_with_their_kernels(kernel: str, relative: str | Non
 @pytest.mark.parametrize(
     "options", [{}, {"grid": Grid(9), "num_prefix_tokens": 2}, {"num_prefix_tokens": 2}]
 )
-def test_causal_queries_that_are_fewer_than_the_keys_are_the_last(
+def test_fewer_causal_queries_than_keys_are_the_last_tokens(
     kernel: str, relative: str | None, last: int, options: dict
 ):
     heads, (query, key, value) = make_heads(kernel, relative, **options), draw(11)
@@ -50,13 +50,13 @@ def test_causal_queries_that_are_fewer_than_the_keys_are_the_last(
     torch.testing.assert_close(found, whole[:, :, -last:], rtol=1e-10, atol=1e-10)
 
 
-def test_causal_queries_that_are_more_than_the_keys_are_an_error():
+def test_more_causal_queries_than_keys_are_an_error():
     query, key, value = draw(11)
     with pytest.raises(ValueError, match="11 tokens, the same number as query, with is_causal"):
         make_heads("softmax", None)(query, key[:, :, :7], value[:, :, :7], is_causal=True)
 
 
-def test_a_number_of_first_tokens_is_heeded_on_every_grid_and_in_a_row():
+def test_num_prefix_tokens_applies_with_and_without_a_grid():
     for options, grid in (({}, Grid(9)), ({"grid": Grid((3, 3))}, Grid((3, 3)))):
         heads, plain = (
             make_heads("squared_relu", "rotary", **options),
@@ -73,7 +73,7 @@ def test_a_number_of_first_tokens_is_heeded_on_every_grid_and_in_a_row():
             plain.step(query, key, value)
 
 
-def test_a_call_comes_before_the_context_and_the_context_before_the_layers_own_grid():
+def test_argument_context_and_layer_take_precedence_in_this_order():
     grids = [Grid((3, 4)), Grid((4, 3)), Grid((2, 6))]
     heads = make_heads("squared_relu", "rotary", grid=grids[0])
     outputs = [heads(*draw(12))]
@@ -87,6 +87,6 @@ def test_a_call_comes_before_the_context_and_the_context_before_the_layers_own_g
     assert torch.equal(heads(*draw(12)), outputs[0])
 
 
-def test_heads_of_two_axes_without_a_grid_say_so():
+def test_heads_with_two_axes_need_a_grid():
     with pytest.raises(ValueError, match=r"grid must be a teka.Grid of 2 axes.*got None"):
         make_heads("squared_relu", "rotary", num_axes=2)(*draw(12))

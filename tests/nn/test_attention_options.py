@@ -13,7 +13,7 @@ from teka.nn import Attention, AttentionHeads, RandomFeatures, RelativeKernel, T
 GRID = Grid((3, 5))
 
 
-def test_dropout_acts_in_training_only():
+def test_dropout_acts_only_in_training():
     layer, tokens = build(dropout=0.5), draw_tokens()
     torch.manual_seed(0)
     assert not torch.equal(layer(tokens), layer(tokens))
@@ -23,7 +23,7 @@ def test_dropout_acts_in_training_only():
     assert torch.equal(layer.eval()(tokens), plain(tokens))
 
 
-def test_every_option_does_what_it_says():
+def test_every_option_has_its_effect():
     assert build(dim_head=5).get_parameter("value.weight").shape == (10, 8)
     assert build(dim=10, heads=4, dim_head=3).output.in_features == 12
     without = build(qkv_bias=False)
@@ -46,7 +46,7 @@ def test_every_option_does_what_it_says():
 @pytest.mark.parametrize(
     ("backend", "relative"), [("toeplitz", "rotation"), ("rings", "clipped"), ("linear", None)]
 )
-def test_a_backend_asked_for_computes_what_the_dense_one_does(backend: str, relative: str | None):
+def test_every_backend_equals_dense(backend: str, relative: str | None):
     layer = build(relative=relative, backend=backend).double()
     assert layer.backend == backend
     fast = layer(draw_tokens().double(), GRID, None, 1)
@@ -54,7 +54,7 @@ def test_a_backend_asked_for_computes_what_the_dense_one_does(backend: str, rela
     assert relative_change(layer(draw_tokens().double(), GRID, None, 1), fast) < 1e-12
 
 
-def test_instances_are_taken_for_names():
+def test_kernel_instances_are_accepted():
     kernel, relative = SquaredRelu(0.1), RelativeKernel("rotation", num_axes=2, heads=2, dim_head=4)
     layer = build(kernel=kernel, relative=relative)
     assert layer.kernel is kernel
@@ -109,13 +109,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_a_bad_option_is_an_error_that_names_it(as_users_run_it: None):
+def test_wrong_options_are_errors(as_users_run_it: None):
     for options, message in BAD:
         with pytest.raises(ValueError, match=message):
             build(**options)
 
 
-def test_bad_input_is_an_error_that_names_it(as_users_run_it: None):
+def test_wrong_inputs_are_errors(as_users_run_it: None):
     for size, arguments, message in (
         ((2, 15), (GRID,), r"tokens must have shape \(batch, tokens, 8\).*got \(2, 15\)"),
         ((2, 15, 9), (GRID,), r"tokens must have shape \(batch, tokens, 8\).*got \(2, 15, 9\)"),
@@ -168,7 +168,7 @@ UNFIT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-def test_what_a_layer_cannot_take_is_an_error_that_names_it(as_users_run_it: None):
+def test_unsupported_inputs_are_errors(as_users_run_it: None):
     for options, changed, message in UNFIT:
         with pytest.raises(ValueError, match=message):
             build(**options)(**{"tokens": TOKENS, "grid": GRID, **changed})
@@ -177,14 +177,14 @@ def test_what_a_layer_cannot_take_is_an_error_that_names_it(as_users_run_it: Non
                 TransformerBlock(8, 2)(changed["tokens"], GRID)
 
 
-def test_in_mixed_precision_tokens_may_have_another_dtype_than_weights():
+def test_autocast_accepts_tokens_of_another_dtype():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert build()(TOKENS.bfloat16(), GRID).dtype == torch.bfloat16
         with pytest.raises(ValueError, match=r"tokens must be of torch.float32.*got torch.float64"):
             build()(TOKENS.double(), GRID)
 
 
-def test_a_step_takes_the_states_of_the_last_and_no_others(as_users_run_it: None):
+def test_step_refuses_other_states(as_users_run_it: None):
     layer = build(causal=True, num_axes=1)
     _, right = layer.step(TOKENS[:, 0])
     others: list[Any] = [(), right * 2, [None], 3]
@@ -196,7 +196,7 @@ def test_a_step_takes_the_states_of_the_last_and_no_others(as_users_run_it: None
     layer.step(TOKENS[:, 0], right)
 
 
-def test_a_number_of_queries_that_cannot_be_is_refused():
+def test_wrong_num_queries_is_an_error():
     alone = "None with a relative kernel, a context or causality"
     cases = (
         ("rotation", 3, alone), ("clipped", 15, alone), (None, 0, "at least 1"), (None, 16, "a whole number up to 15"),

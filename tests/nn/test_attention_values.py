@@ -37,7 +37,7 @@ def draw_tokens() -> Tensor:
     ],
     ids=str,
 )
-def test_they_are_values_whose_map_is_the_identity(options: dict[str, Any], backend: str):
+def test_tokens_as_values_equal_an_identity_projection(options: dict[str, Any], backend: str):
     layer, twin = (
         build(values="tokens", backend=backend, **options),
         build(backend=backend, **options),
@@ -67,21 +67,21 @@ def test_queries_and_keys_may_have_another_size(relative: str, position_heads: i
     assert relative_change(fast(draw_tokens(), GRID), dense(draw_tokens(), GRID)) < 1e-12
 
 
-def test_a_context_is_what_the_values_are():
+def test_context_provides_the_values():
     layer = build(values="tokens", relative=None, kernel="softmax", context_dim=6)
     assert layer.output.in_features == HEADS * 6
     assert layer(draw_tokens(), context=torch.randn(2, 4, 6).double()).shape == (2, 15, DIM)
 
 
 @pytest.mark.parametrize("kernel", ["constant", "softmax", "squared_relu"])
-def test_mixed_precision_is_taken(kernel: str):
+def test_autocast_is_supported(kernel: str):
     layer = build(values="tokens", kernel=kernel, relative="quadratic").float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output = layer(draw_tokens().float(), GRID)
     assert relative_change(output.float(), layer(draw_tokens().float(), GRID)) < 0.03
 
 
-def test_its_costs_are_those_of_whole_tokens():
+def test_costs_include_the_full_token_size():
     narrow, wide = (
         build(values=values, kernel="constant", relative="quadratic", dim_head=4)
         for values in ("projected", "tokens")
@@ -93,6 +93,6 @@ def test_its_costs_are_those_of_whole_tokens():
     assert costs[1] - costs[0] == 256**2 * (DIM - 4)
 
 
-def test_an_unknown_name_is_an_error_that_offers_the_nearest():
+def test_unknown_name_suggests_the_closest():
     with pytest.raises(ValueError, match=r"values must be .*got 'token'.*Did you mean 'tokens'"):
         build(values="token")

@@ -19,21 +19,21 @@ from teka.nn import (
 )
 
 
-def test_decay_begins_as_alibi_which_learns_nothing():
+def test_decay_is_initialized_as_alibi():
     decay, alibi = RelativeKernel("decay", num_axes=2, heads=8), RelativeKernel("alibi", heads=8)
     torch.testing.assert_close(decay().rate, alibi().slope[:, None].expand(8, 2))
     assert not list(alibi.parameters())
     assert "slope" in alibi.state_dict()
 
 
-def test_the_power_of_kerple_stays_below_2():
+def test_power_of_kerple_is_below_2():
     kernel = RelativeKernel("kerple", num_axes=1, heads=3, form="power")
     with torch.no_grad():
         kernel.raw_bend.fill_(50.0)
     assert (kernel().bend <= 2).all()
 
 
-def test_shaw_takes_the_distance_and_transformer_xl_the_frequencies_that_are_asked_for():
+def test_max_distance_of_shaw_and_frequencies_of_transformer_xl():
     assert RelativeKernel("shaw", num_axes=2, dim_head=5, max_distance=3)().max_distance == 3
     frequency = 8.0 ** (-torch.arange(4) / 2)  # of strategy 1
     module = RelativeKernel("transformer_xl", num_axes=2, heads=3, dim_head=5, frequency=frequency)
@@ -42,7 +42,7 @@ def test_shaw_takes_the_distance_and_transformer_xl_the_frequencies_that_are_ask
     assert layer.relative is module
 
 
-def test_transformer_xl_loads_a_state_dict_with_one_frequency_for_all_axes():
+def test_transformer_xl_loads_old_state_dicts():
     module = RelativeKernel("transformer_xl", num_axes=2, heads=3, dim_head=5)
     state_dict = module.state_dict()
     state_dict["frequency"] = 2 * state_dict["frequency"][:, 0]
@@ -105,8 +105,6 @@ def test_transformer_xl_loads_a_state_dict_with_one_frequency_for_all_axes():
         ),
     ],
 )
-def test_sizes_of_a_tensor_that_is_too_large_are_refused_before_it_is_made(
-    make: Callable[[], nn.Module], named: str
-):
+def test_too_large_sizes_are_errors_before_allocation(make: Callable[[], nn.Module], named: str):
     with pytest.raises(ValueError, match=named):
         make()

@@ -17,7 +17,7 @@ from teka.nn import Attention, LearnedFeatures, RandomFeatures, RelativeKernel, 
 @pytest.mark.parametrize(
     ("name", "kind"), [("positive", Positive), ("trigonometric", Trigonometric)]
 )
-def test_it_gives_the_kernel_with_its_projection(
+def test_forward_returns_the_kernel_with_the_projection(
     name: str, kind: type[Positive] | type[Trigonometric]
 ):
     features = RandomFeatures(name, 5)
@@ -27,7 +27,7 @@ def test_it_gives_the_kernel_with_its_projection(
     assert features.projection.shape == (default_num_features(5), 5)
 
 
-def test_the_same_seed_draws_the_same_and_every_draw_differs():
+def test_draws_differ_but_depend_only_on_the_seed():
     one, other = (
         RandomFeatures("positive", 5, generator=Generator().manual_seed(3)) for _ in range(2)
     )
@@ -42,7 +42,7 @@ def test_the_same_seed_draws_the_same_and_every_draw_differs():
     assert int(one.num_draws) == 4
 
 
-def test_two_modules_draw_differently_and_torchs_seed_decides_how():
+def test_global_seed_determines_different_draws_of_two_modules():
     drawn = []
     for _ in range(2):
         torch.manual_seed(0)
@@ -52,14 +52,14 @@ def test_two_modules_draw_differently_and_torchs_seed_decides_how():
     assert torch.equal(drawn[0][1], drawn[1][1])
 
 
-def test_redrawing_leaves_torchs_global_generator_alone():
+def test_redraw_does_not_use_the_global_generator():
     features = RandomFeatures("positive", 5)
     before = torch.get_rng_state()
     features.redraw()
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_nothing_is_redrawn_in_forward():
+def test_forward_does_not_redraw():
     torch.manual_seed(0)
     layer = Attention(8, 2, kernel="positive", relative=None)
     assert isinstance(layer.kernel, RandomFeatures)
@@ -69,7 +69,7 @@ def test_nothing_is_redrawn_in_forward():
     assert torch.equal(layer.kernel.projection, before)
 
 
-def test_every_projection_of_a_model_is_redrawn_those_of_position_heads_too():
+def test_every_projection_of_a_model_is_redrawn():
     model = nn.ModuleList(
         [
             Attention(8, 2, kernel="positive", relative="clipped_features"),
@@ -88,7 +88,7 @@ def test_every_projection_of_a_model_is_redrawn_those_of_position_heads_too():
         assert not torch.equal(projection, before[name]), name
 
 
-def test_the_position_heads_compute_with_the_new_draw():
+def test_position_heads_use_the_new_draw():
     relative = RelativeKernel("clipped_features", dim_head=4, num_features=7)
     nn.init.normal_(relative.distance_embedding)
     query = torch.randn(1, 1, 3, 4)
@@ -97,7 +97,7 @@ def test_the_position_heads_compute_with_the_new_draw():
     assert not torch.allclose(relative().log_rings(query, scale=0.5), before)
 
 
-def test_a_redraw_keeps_dtype_and_projections_learn_nothing():
+def test_redraw_keeps_the_dtype_and_needs_no_gradient():
     features = RandomFeatures("positive", 5).double()
     features.redraw()
     assert features.projection.dtype == torch.float64
@@ -120,7 +120,7 @@ def test_a_redraw_keeps_dtype_and_projections_learn_nothing():
         ({"dim": 0}, "dim must be at least 1.*got 0"),
     ],
 )
-def test_bad_input_is_an_error_that_names_it(arguments: dict[str, Any], message: str):
+def test_wrong_inputs_are_errors(arguments: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         RandomFeatures(**{"kernel": "positive", "dim": 5, **arguments})
 
@@ -128,7 +128,7 @@ def test_bad_input_is_an_error_that_names_it(arguments: dict[str, Any], message:
 GRID = Grid((3, 5))
 
 
-def test_it_gives_the_kernel_with_its_parameters_and_begins_as_the_identity():
+def test_learned_features_are_initially_the_identity():
     features = LearnedFeatures("hedgehog", 5, 3)
     kernel = features()
     assert isinstance(kernel, Hedgehog)
@@ -140,14 +140,14 @@ def test_it_gives_the_kernel_with_its_parameters_and_begins_as_the_identity():
 
 
 @pytest.mark.parametrize("relative", [name for name in RELATIVES if name != "rotation_joint"])
-def test_a_layer_has_a_map_for_each_head_that_attends_by_content(relative: str):
+def test_learned_features_exist_for_content_heads(relative: str):
     layer = Attention(15, 3, kernel="hedgehog", relative=relative)
     assert isinstance(layer.kernel, LearnedFeatures)
     assert (layer.kernel.dim, layer.kernel.heads) == (5, layer.content_heads)
     assert layer(torch.randn(2, GRID.num_tokens, 15), GRID).shape == (2, GRID.num_tokens, 15)
 
 
-def test_a_module_of_ones_own_is_taken_as_it_is():
+def test_custom_kernel_module_is_used():
     features = LearnedFeatures("hedgehog", 5, 3)
     layer = Attention(15, 3, kernel=features, relative=None)
     assert layer.kernel is features
@@ -160,7 +160,7 @@ def test_a_module_of_ones_own_is_taken_as_it_is():
 
 
 @pytest.mark.parametrize("relative", RELATIVES_OF_LEARNED)
-def test_a_step_of_training_moves_the_map_of_every_head(relative: str | None):
+def test_training_changes_the_features_of_every_head(relative: str | None):
     torch.manual_seed(0)
     model = Performer(
         (6, 8), 1, 3, dim=12, depth=2, heads=3, kernel="hedgehog", position=relative or "none"
@@ -179,7 +179,7 @@ def test_a_step_of_training_moves_the_map_of_every_head(relative: str | None):
         assert ((after[name] - one).flatten(1).abs().amax(dim=-1) > 0).all(), name
 
 
-def test_it_estimates_nothing_and_so_is_not_compared_with_softmax():
+def test_learned_features_are_not_compared_with_softmax():
     torch.manual_seed(0)
     layer = Attention(15, 3, kernel="hedgehog", relative="rotation").eval()
     diagnosis = teka.diagnose(layer, torch.randn(2, GRID.num_tokens, 15), GRID)
@@ -187,7 +187,7 @@ def test_it_estimates_nothing_and_so_is_not_compared_with_softmax():
     assert "hedgehog × rotation" in str(teka.explain(layer, GRID))
 
 
-def test_dropout_acts_in_training_only():
+def test_dropout_acts_only_in_training():
     layer = Attention(15, 3, kernel="hedgehog", relative=None, dropout=0.5)
     tokens = torch.randn(2, 7, 15)
     assert not torch.equal(layer(tokens), layer(tokens))
@@ -204,9 +204,7 @@ def test_dropout_acts_in_training_only():
         ({"heads": 0}, "heads must be at least 1.*got 0"),
     ],
 )
-def test_learned_features_bad_input_is_an_error_that_names_it(
-    arguments: dict[str, Any], message: str
-):
+def test_wrong_arguments_of_learned_features_are_errors(arguments: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         LearnedFeatures(**{"kernel": "hedgehog", "dim": 5, "heads": 3, **arguments})
 
@@ -223,13 +221,13 @@ def test_learned_features_bad_input_is_an_error_that_names_it(
         ),
     ],
 )
-def test_a_layer_refuses_what_does_not_fit_it(arguments: dict[str, Any], message: str):
+def test_layer_refuses_learned_features_of_other_sizes(arguments: dict[str, Any], message: str):
     arguments = {"relative": None, **arguments}
     with pytest.raises(ValueError, match=message):
         Attention(15, 3, **arguments)
 
 
-def test_the_joint_form_is_refused_for_it_estimates_no_exponential():
+def test_learned_features_refuse_the_joint_form():
     layer = Attention(15, 3, kernel="hedgehog", relative="rotation_joint")
     with pytest.raises(ValueError, match=r"kernel must be .*got 'hedgehog'"):
         layer(torch.randn(2, GRID.num_tokens, 15), GRID)

@@ -37,7 +37,7 @@ def change_by_head(one: Tensor, other: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("relative", BY_POSITION)
-def test_the_last_heads_see_position_and_the_others_content(relative: str):
+def test_last_heads_attend_by_position(relative: str):
     tokens, order = draw_tokens(20), torch.randperm(15, generator=torch.Generator().manual_seed(2))
     for position_heads in (1, 2, 4):
         layer = build(5, relative=relative, position_heads=position_heads)
@@ -50,7 +50,7 @@ def test_the_last_heads_see_position_and_the_others_content(relative: str):
 @pytest.mark.parametrize(
     "relative", [name for name in BY_POSITION if not RELATIVES[name].uses_query]
 )
-def test_heads_by_position_are_a_fixed_average_of_the_values_and_the_others_are_not(relative: str):
+def test_position_heads_do_not_depend_on_queries_and_keys(relative: str):
     layer, one, other = (
         build(relative=relative, position_heads=1),
         draw_tokens(12),
@@ -63,7 +63,7 @@ def test_heads_by_position_are_a_fixed_average_of_the_values_and_the_others_are_
     assert (change[:2] > 1e-3).all()
 
 
-def test_rings_look_at_the_query_in_heads_of_their_own_and_in_every_head():
+def test_rings_depend_on_the_query():
     shared = build(relative="clipped", position_heads=0)
     assert shared.query is not None
     assert shared.query.out_features == 12
@@ -80,7 +80,7 @@ def test_rings_look_at_the_query_in_heads_of_their_own_and_in_every_head():
             assert (change_by_head(layer(tokens, GRID), before)[heads] > 1e-4).all()
 
 
-def test_a_kernel_made_by_name_has_parameters_for_the_heads_that_use_it():
+def test_named_kernel_has_parameters_for_its_heads():
     for relative in BY_POSITION:
         layer = build(5, relative=relative, position_heads=2)
         assert layer.relative is not None
@@ -91,7 +91,7 @@ def test_a_kernel_made_by_name_has_parameters_for_the_heads_that_use_it():
             ), relative
 
 
-def test_a_module_is_taken_with_as_many_heads_as_use_it():
+def test_module_needs_the_number_of_its_heads():
     fits, too_many = (
         RelativeKernel("rotation", num_axes=2, heads=2, dim_head=4),
         RelativeKernel("rotation", num_axes=2, heads=3, dim_head=4),
@@ -103,13 +103,13 @@ def test_a_module_is_taken_with_as_many_heads_as_use_it():
         layer(tokens, GRID)
 
 
-def test_by_default_rings_take_half_of_the_heads_and_the_others_none():
+def test_default_number_of_position_heads():
     for relative in (None, *RELATIVES):
         expected = 2 if relative is not None and relative.startswith("clipped") else 0
         assert count_position_heads(None, relative, 5) == expected, relative
 
 
-def test_the_default_and_its_number_are_the_same_layer():
+def test_default_number_of_position_heads_may_be_explicit():
     tokens = draw_tokens(12)
     for relative, habit in (("clipped", 1), ("fourier", 0), ("rotary", 0), (None, 0)):
         one, other = (build(relative=relative, position_heads=number) for number in (None, habit))
@@ -125,9 +125,7 @@ def test_the_default_and_its_number_are_the_same_layer():
         ("rings", "clipped", "auto"),
     ],
 )
-def test_a_backend_asked_for_computes_the_heads_by_position(
-    backend: str, relative: str, content: str
-):
+def test_named_backend_computes_position_heads(backend: str, relative: str, content: str):
     layer = build(relative=relative, position_heads=1, backend=backend)
     assert [group.backend for group in layer.head_groups()] == [content, backend]
     tokens = draw_tokens(12)
@@ -136,7 +134,7 @@ def test_a_backend_asked_for_computes_the_heads_by_position(
     assert torch.allclose(layer(tokens, GRID), expected, atol=1e-12)
 
 
-def test_a_number_that_cannot_be_is_refused(as_users_run_it: None):
+def test_wrong_number_of_position_heads_is_an_error(as_users_run_it: None):
     bad: list[tuple[int, Any, str]] = [
         (1, None, "position_heads must be None or 0 without a relative kernel.*got 1"),
         (1, "rotary", "position_heads must be None or 0 with relative='rotary'.*got 1"),
@@ -156,9 +154,7 @@ def test_a_number_that_cannot_be_is_refused(as_users_run_it: None):
 
 
 @pytest.mark.parametrize("change", ["hook", "forward"])
-def test_a_map_with_a_hook_or_a_forward_of_its_own_is_called(
-    change: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_projection_hooks_are_called(change: str, monkeypatch: pytest.MonkeyPatch):
     layer, called = Attention(8, 2), []
     assert layer.query is not None
     if change == "hook":

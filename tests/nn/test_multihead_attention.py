@@ -46,7 +46,7 @@ def tokens(num_tokens: int = 7, dim: int = 12) -> torch.Tensor:
         "causal as flags",
     ],
 )
-def test_with_the_softmax_it_is_torchs_layer(options: dict):
+def test_softmax_equals_nn_multihead_attention(options: dict):
     theirs, ours = both()
     found, expected = (
         layer(*[tokens()] * 3, need_weights=True, **options) for layer in (ours, theirs)
@@ -56,7 +56,7 @@ def test_with_the_softmax_it_is_torchs_layer(options: dict):
 
 
 @pytest.mark.parametrize("sizes", [{}, {"bias": False}, {"kdim": 5, "vdim": 4}], ids=str)
-def test_the_weights_of_pytorchs_layer_load_strictly(sizes: dict):
+def test_weights_of_nn_multihead_attention_can_be_loaded(sizes: dict):
     theirs = nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 3, 24), 1)
     theirs.layers[0].self_attn = nn.MultiheadAttention(12, 3, **sizes)
     ours = nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 3, 24), 1)
@@ -68,7 +68,7 @@ def test_the_weights_of_pytorchs_layer_load_strictly(sizes: dict):
     assert torch.equal(state["layers.0.self_attn.heads.relative.frequency"], frequency)
 
 
-def test_a_damaged_state_dict_of_its_own_does_not_load():
+def test_incomplete_state_dict_is_an_error():
     layer = MultiheadAttention(12, 3)
     for name in ("in_proj_weight", "out_proj.bias"):
         state = layer.state_dict()
@@ -77,7 +77,7 @@ def test_a_damaged_state_dict_of_its_own_does_not_load():
             layer.load_state_dict(state)
 
 
-def test_arguments_have_pytorchs_positions():
+def test_arguments_have_the_order_of_pytorch():
     assert MultiheadAttention(12, 3, 0.0, True, False, False, 5, 4, True).batch_first
     with pytest.raises(ValueError, match=r"add_bias_kv must be False.*got True"):
         MultiheadAttention(12, 3, add_bias_kv=True)
@@ -85,7 +85,7 @@ def test_arguments_have_pytorchs_positions():
         MultiheadAttention(12, 3, add_zero_attn=True)
 
 
-def test_it_gives_its_weights_under_autocast():
+def test_weights_under_autocast():
     layer = MultiheadAttention(12, 3, batch_first=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output, weights = layer(*[tokens().float()] * 3, need_weights=True)
@@ -93,14 +93,14 @@ def test_it_gives_its_weights_under_autocast():
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_keys_and_values_may_be_of_others_in_other_sizes(batch_first: bool):
+def test_keys_and_values_may_have_other_sizes(batch_first: bool):
     theirs, ours = both(kdim=5, vdim=4, batch_first=batch_first, bias=False)
     given = [tokens(), tokens(9, 5), tokens(9, 4)]
     given = given if batch_first else [one.transpose(0, 1) for one in given]
     torch.testing.assert_close(ours(*given)[0], theirs(*given)[0], rtol=1e-12, atol=1e-12)
 
 
-def test_one_sample_needs_no_batch():
+def test_input_without_a_batch():
     theirs, ours = both()
     given = [tokens()[1]] * 3
     expected = theirs(*given, key_padding_mask=PADDING[1])[0]
@@ -110,7 +110,7 @@ def test_one_sample_needs_no_batch():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_an_encoder_layer_attends_by_it_and_not_by_softmax_of_its_own(training: bool):
+def test_encoder_layer_uses_the_replaced_attention(training: bool):
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(12, 2, 24, dropout=0.0, **SIZES)
     layer.self_attn = MultiheadAttention(12, 2, **SIZES, grid=Grid((1, 7)))
@@ -124,7 +124,7 @@ def test_an_encoder_layer_attends_by_it_and_not_by_softmax_of_its_own(training: 
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_a_linear_layer_drops_keys_as_if_they_were_not_there():
+def test_padding_mask_removes_keys():
     layer = MultiheadAttention(12, 2, **SIZES)
     found = layer(*[tokens()] * 3, key_padding_mask=PADDING)[0][1, :4]
     torch.testing.assert_close(found, layer(*[tokens()[1:2, :4]] * 3)[0][0], rtol=1e-12, atol=1e-12)
@@ -144,6 +144,6 @@ def test_a_linear_layer_drops_keys_as_if_they_were_not_there():
         ),
     ],
 )
-def test_a_mask_that_no_sum_over_keys_keeps_is_an_error(options: dict, message: str):
+def test_unsupported_masks_are_errors(options: dict, message: str):
     with pytest.raises(ValueError, match=message):
         MultiheadAttention(12, 2, **SIZES)(*[tokens()] * 3, **options)

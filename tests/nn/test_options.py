@@ -16,7 +16,7 @@ from teka.nn.options import AttentionKeywords, BlockKeywords
 DECLARED = {one.name: one.default for one in fields(AttentionOptions)}
 
 
-def test_the_keywords_are_those_of_the_options_with_the_same_types():
+def test_keywords_equal_the_options():
     assert get_type_hints(AttentionKeywords) == get_type_hints(AttentionOptions)
 
 
@@ -27,7 +27,7 @@ def test_the_keywords_are_those_of_the_options_with_the_same_types():
         (TransformerBlock, BlockKeywords, {"dim", "heads", "mlp_ratio", "window_reach"}),
     ],
 )
-def test_signatures_show_them_with_their_defaults(kind: type, keywords: Any, own: set[str]):
+def test_signatures_show_options_with_defaults(kind: type, keywords: Any, own: set[str]):
     shown = inspect.signature(kind).parameters
     names = get_type_hints(keywords)
     assert {name: shown[name].default for name in names} == {name: DECLARED[name] for name in names}
@@ -41,17 +41,17 @@ def test_signatures_show_them_with_their_defaults(kind: type, keywords: Any, own
         (lambda **options: TransformerBlock(8, 2, **options), "context_dim"),
     ],
 )
-def test_an_unknown_keyword_of_a_layer_is_refused_with_the_known_ones(make: Any, name: str):
+def test_unknown_layer_option_lists_the_known_options(make: Any, name: str):
     with pytest.raises(TypeError, match=f"got an unknown keyword {name!r}; it takes .*dim"):
         make(**{name: 1})
 
 
-def test_an_unknown_keyword_of_a_model_is_refused_by_name():
+def test_unknown_model_option_is_an_error():
     with pytest.raises(TypeError, match="got an unexpected keyword argument 'causal'"):
         Performer(8, 1, 2, dim=8, depth=2, heads=2, causal=True)
 
 
-def test_a_block_passes_its_options_on_whole():
+def test_block_passes_all_options_to_its_attention():
     torch.manual_seed(0)
     options: dict[str, Any] = {
         "dim_head": 3,
@@ -84,5 +84,5 @@ def test_a_block_passes_its_options_on_whole():
     ],
     ids=lambda one: type(one).__name__,
 )
-def test_a_layer_declares_what_it_keeps_when_tokens_move(layer: Any, expected: dict[str, str]):
+def test_layer_declares_its_equivariance(layer: Any, expected: dict[str, str]):
     assert layer.equivariance == expected

@@ -81,7 +81,7 @@ def test_centred_keys_have_mean_0_over_the_kept_keys():
 
 
 @pytest.mark.parametrize("query_key", ["normalized", "centred"])
-def test_the_options_change_the_output(query_key: str):
+def test_query_key_options_change_the_output(query_key: str):
     tokens = torch.randn(2, 7, 12, dtype=torch.float64)
     layer = build(query_key=query_key)
     plain = build()

@@ -22,9 +22,7 @@ def make(relative: Any, features: int = 5, num_waves: int | None = None) -> Any:
 
 
 @pytest.mark.parametrize("name", RELATIVES)
-def test_every_relative_kernel_has_a_module_of_its_name_whose_state_makes_the_same_kernel(
-    name: str,
-):
+def test_every_relative_kernel_has_a_module_with_a_state_dict(name: str):
     module, other = make(name), make(name)
     assert RELATIVES[name] is relative_class(name) is relative_class(module)
     assert type(module()) is RELATIVES[name]
@@ -47,7 +45,7 @@ def test_every_parameter_has_a_gradient(name: str):
     )
 
 
-def test_the_frequencies_of_rotary_have_a_gradient():
+def test_frequencies_of_rotary_have_a_gradient():
     module = RelativeKernel("rotary", num_axes=2, heads=3, num_pairs=2)
     features, positions = torch.randn(1, 3, 7, 5), torch.randn(7, 2)
     (module().rotate(features, positions) * features).sum().backward()
@@ -55,7 +53,7 @@ def test_the_frequencies_of_rotary_have_a_gradient():
     assert module.frequency.grad.all()
 
 
-def test_rotary_turns_all_pairs_of_the_content_kernels_features():
+def test_rotary_rotates_all_pairs_of_features():
     assert make("rotary", features=9).frequency.shape == (3, 4, 2)
     with pytest.raises(
         ValueError, match=r"the number of features of kernel must be at least 2.*got 1"
@@ -63,14 +61,14 @@ def test_rotary_turns_all_pairs_of_the_content_kernels_features():
         make("rotary", features=1)
 
 
-def test_a_number_of_waves_is_for_waves_made_by_name():
+def test_num_waves_needs_a_named_kernel_with_waves():
     assert make("fourier", num_waves=7).frequency.shape == (3, 7, 2)
     for relative in (None, "rotation", RelativeKernel("fourier", num_axes=2, heads=3)):
         with pytest.raises(ValueError, match=r"num_waves must be None with relative=.*got 7"):
             make(relative, num_waves=7)
 
 
-def test_a_module_and_none_are_themselves():
+def test_module_and_none_are_returned_unchanged():
     module = RelativeKernel("clipped", dim_head=5)
     assert make(module) is module
     assert make(None) is relative_class(None) is None
@@ -79,12 +77,12 @@ def test_a_module_and_none_are_themselves():
 @pytest.mark.parametrize(
     ("relative", "message"), [("rotate", "Did you mean 'rotation'"), (3, "a name or a module")]
 )
-def test_what_is_no_relative_kernel_is_refused(relative: Any, message: str, as_users_run_it: None):
+def test_other_types_are_not_relative_kernels(relative: Any, message: str, as_users_run_it: None):
     with pytest.raises(ValueError, match=message):
         make(relative)
 
 
-def test_rotation_begins_as_the_paper_has_it_and_gives_its_parameters():
+def test_rotation_is_initialized_as_in_the_paper():
     torch.manual_seed(0)
     relative = RelativeKernel("rotation", num_axes=3, heads=50, dim_head=5)
     assert relative.frequency.tolist() == pytest.approx([1, 0.3536, 0.125, 0.0442], abs=1e-4)
@@ -114,7 +112,7 @@ def test_frequencies_of_rotation_can_be_shared():
 
 
 @pytest.mark.parametrize("weight_scale", [0.0, 0.1, 3.0])
-def test_the_size_of_rotations_first_weights_is_an_option(weight_scale: float):
+def test_initial_weight_of_rotation_is_an_option(weight_scale: float):
     weights = []
     for scale in (1.0, weight_scale):
         torch.manual_seed(0)
@@ -123,14 +121,14 @@ def test_the_size_of_rotations_first_weights_is_an_option(weight_scale: float):
     assert torch.allclose(weights[1], weight_scale * weights[0])
 
 
-def test_joint_rotation_says_what_room_its_positions_need():
+def test_joint_rotation_reports_its_number_of_features():
     relative = RelativeKernel("rotation_joint", num_axes=3, heads=2, dim_head=5, num_frequencies=4)
     assert relative().cosine_weight is relative.cosine_weight
     assert relative().num_position_features == relative.num_position_features == 2 * 3 * 4
     assert RelativeKernel("rotation", num_axes=3, heads=2, dim_head=5).num_position_features == 0
 
 
-def test_clipped_begins_at_zero_with_the_papers_distance_and_gives_its_parameters():
+def test_clipped_is_initially_zero():
     assert torch.equal(RelativeKernel("clipped", dim_head=5).distance_embedding, torch.zeros(7, 5))
     relative = RelativeKernel(
         "clipped_features", dim_head=5, max_distance=3, ring_width=0.5, num_features=7
@@ -145,7 +143,7 @@ def test_clipped_begins_at_zero_with_the_papers_distance_and_gives_its_parameter
     ).random_features.num_features == default_num_features(5)
 
 
-def test_gaussians_begin_as_the_paper_has_them_and_stay_positive():
+def test_gaussians_are_initialized_as_in_the_paper_and_stay_positive():
     torch.manual_seed(0)
     plain, general = (
         RelativeKernel("quadratic", num_axes=3, heads=500)(),
@@ -162,7 +160,7 @@ def test_gaussians_begin_as_the_paper_has_them_and_stay_positive():
     assert (module().precision > 0).all()
 
 
-def test_a_table_begins_without_position_and_one_of_embeddings_with_unlike_heads():
+def test_table_is_initially_zero_and_embedded_table_differs_by_head():
     assert torch.equal(RelativeKernel("table", num_axes=2, heads=3)().tables, torch.zeros(3, 2, 15))
     assert RelativeKernel("table", num_axes=2, heads=3, max_offset=4)().max_offset == 4
     torch.manual_seed(0)
@@ -182,7 +180,7 @@ def test_a_table_begins_without_position_and_one_of_embeddings_with_unlike_heads
 
 
 @pytest.mark.parametrize("num_axes", [1, 3])
-def test_waves_begin_with_2_to_64_units_alike_on_a_logarithmic_scale(num_axes: int):
+def test_initial_wavelengths_are_log_uniform_from_2_to_64(num_axes: int):
     torch.manual_seed(0)
     kernel = RelativeKernel("fourier", num_axes=num_axes, heads=300, num_waves=5)()
     assert kernel.frequency.shape == (300, 5, num_axes)
@@ -193,7 +191,7 @@ def test_waves_begin_with_2_to_64_units_alike_on_a_logarithmic_scale(num_axes: i
 
 
 @pytest.mark.parametrize("num_waves", [1, 7])
-def test_waves_begin_mild_with_their_peak_at_the_query(num_waves: int):
+def test_initial_waves_peak_at_the_query(num_waves: int):
     kernel = RelativeKernel("fourier", num_axes=2, heads=3, num_waves=num_waves)()
     assert torch.allclose(kernel.log_at(torch.zeros(1, 2)).exp(), torch.full((3, 1), 3.0))
     elsewhere = kernel.log_at(20 * torch.randn(200, 2)).exp().detach()
@@ -201,7 +199,7 @@ def test_waves_begin_mild_with_their_peak_at_the_query(num_waves: int):
     assert float(elsewhere.max()) < 3 + 1e-5
 
 
-def test_the_first_waves_and_their_weight_are_options():
+def test_initial_wavelength_and_weight_are_options():
     torch.manual_seed(0)
     kernel = RelativeKernel(
         "fourier",
@@ -227,7 +225,7 @@ def test_the_first_waves_and_their_weight_are_options():
     assert torch.allclose(length, torch.full_like(length, 7.0))
 
 
-def test_rotary_begins_with_geometric_frequencies_in_directions_of_their_own():
+def test_initial_frequencies_of_rotary_are_geometric_in_random_directions():
     kernel = RelativeKernel("rotary", num_axes=3, heads=2, num_pairs=5, base=32.0)()
     assert kernel.frequency.shape == (2, 5, 3)
     assert torch.allclose(
@@ -238,7 +236,7 @@ def test_rotary_begins_with_geometric_frequencies_in_directions_of_their_own():
     assert not torch.allclose(directions[0, 0], directions[0, 1])
 
 
-def test_the_normalizer_of_rotary_reaches_the_kernel():
+def test_rotary_normalizer_reaches_the_kernel():
     assert (
         RelativeKernel("rotary", num_axes=2, heads=3, num_pairs=2)().normalizer
         == ROTARY_NORMALIZERS[0]
@@ -262,14 +260,14 @@ SIZES: dict[str, dict[str, int]] = {
 }
 
 
-def test_a_size_below_one_is_refused():
+def test_sizes_below_one_are_errors():
     for kernel, sizes in SIZES.items():
         for argument in sizes:
             with pytest.raises(ValueError, match=rf"{argument} must be .*got 0"):
                 RelativeKernel(kernel, **{**sizes, argument: 0})
 
 
-def test_what_cannot_be_is_refused():
+def test_wrong_arguments_of_relative_kernels_are_errors():
     bad: list[tuple[str, dict[str, Any], str]] = [
         ("clipped", {"ring_width": 0.0}, r"ring_width must be .*got 0.0"),
         (

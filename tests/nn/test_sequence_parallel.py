@@ -79,7 +79,7 @@ def check_part(rank: int, size: int, place: str) -> None:
 
 
 @pytest.mark.parametrize("processes", [2, 4])
-def test_outputs_and_gradients_are_those_of_one_process(processes: int, tmp_path: Path):
+def test_processes_equal_one_process(processes: int, tmp_path: Path):
     # A fork has torch already. To import it in each process took most of the time.
     start_processes(
         check_part, (processes, str(tmp_path / "store")), nprocs=processes, start_method="fork"
@@ -98,7 +98,7 @@ def test_outputs_and_gradients_are_those_of_one_process(processes: int, tmp_path
     ],
     ids=lambda given: None if isinstance(given, str) else next(iter(given.values())),
 )
-def test_what_needs_all_tokens_in_one_process_is_refused_and_nothing_is_changed(
+def test_unsupported_layers_are_errors_and_change_nothing(
     options: dict[str, Any], reason: str, tmp_path: Path
 ):
     model = nn.Sequential(Attention(8, 2), Attention(8, 2, **options))
@@ -113,7 +113,7 @@ def test_what_needs_all_tokens_in_one_process_is_refused_and_nothing_is_changed(
         distributed.destroy_process_group()
 
 
-def test_what_is_no_group_is_an_error():
+def test_wrong_group_is_an_error():
     with pytest.raises(ValueError, match=r"group must be a process group.*got 'tokens'"):
         shard_tokens(Attention(8, 2), "tokens")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"model must be .*got 'Linear'"):

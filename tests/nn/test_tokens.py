@@ -13,7 +13,7 @@ from teka.nn import AbsolutePosition, AbsoluteTable, AttentionPool, SpaceToDepth
 
 
 @pytest.mark.parametrize(("shape", "dim"), [((7,), 6), ((3, 5), 12), ((2, 3, 4), 6)])
-def test_it_adds_a_sine_and_a_cosine_of_every_frequency_and_axis(shape: tuple[int, ...], dim: int):
+def test_position_embedding_adds_sines_and_cosines(shape: tuple[int, ...], dim: int):
     grid = Grid(shape, 0.5)
     position = AbsolutePosition(dim, grid.num_axes).double()
     waves = position(torch.zeros(2, grid.num_tokens, dim, dtype=torch.float64), grid)
@@ -28,7 +28,7 @@ def test_it_adds_a_sine_and_a_cosine_of_every_frequency_and_axis(shape: tuple[in
         assert waves[1, token].tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def test_tokens_keep_their_values_under_the_sinusoids_and_their_dtype():
+def test_position_embedding_keeps_tokens_and_dtype():
     grid, position = Grid((3, 5)), AbsolutePosition(8)
     tokens = torch.randn(2, 15, 8)
     assert torch.allclose(
@@ -37,14 +37,14 @@ def test_tokens_keep_their_values_under_the_sinusoids_and_their_dtype():
     assert position(tokens.bfloat16(), grid).dtype == torch.bfloat16
 
 
-def test_half_precision_rounds_no_position():
+def test_half_precision_does_not_round_positions():
     grid, position = Grid(600), AbsolutePosition(4, 1).bfloat16()
     tokens = torch.zeros(1, 600, 4)
     expected = position.float()(tokens, grid)
     assert (position.bfloat16()(tokens.bfloat16(), grid) - expected).abs().max() <= 0.01
 
 
-def test_its_frequencies_learn():
+def test_frequencies_of_the_position_embedding_learn():
     position = AbsolutePosition(8)
     position(torch.zeros(1, 15, 8), Grid((3, 5))).sum().backward()
     assert position.frequency.shape == (2,)
@@ -53,18 +53,18 @@ def test_its_frequencies_learn():
 
 
 @pytest.mark.parametrize(("dim", "num_axes"), [(6, 2), (8, 3)])
-def test_a_size_that_the_axes_do_not_divide_is_refused(dim: int, num_axes: int):
+def test_size_must_be_a_multiple_of_the_axes(dim: int, num_axes: int):
     with pytest.raises(ValueError, match=rf"dim must be a multiple of.*got {dim}"):
         AbsolutePosition(dim, num_axes)
 
 
 @pytest.mark.parametrize("grid", [Grid((15,)), Grid((3, 4))])
-def test_a_grid_that_is_not_the_tokens_is_refused(grid: Grid):
+def test_grid_of_another_size_is_an_error(grid: Grid):
     with pytest.raises(ValueError, match="2 axes and 15 tokens"):
         AbsolutePosition(8)(torch.zeros(1, 15, 8), grid)
 
 
-def test_a_table_adds_the_vector_of_each_cell_and_takes_no_other_grid():
+def test_absolute_table_adds_a_vector_per_cell():
     module, tokens = AbsoluteTable(4, (3, 5)), torch.randn(2, 15, 4)
     added = module(tokens, Grid((3, 5), spacing=0.1)) - tokens
     torch.testing.assert_close(added, module.table.expand(2, -1, -1))
@@ -78,7 +78,7 @@ def build(**options: Any) -> AttentionPool:
     return AttentionPool(6, 2, **options).double()
 
 
-def test_it_is_the_formula_in_loops():
+def test_attention_pool_equals_loops():
     pool, tokens = build(num_queries=3), torch.randn(2, 7, 6, dtype=torch.float64)
     output = pool(tokens)
     assert output.shape == (2, 3, 6)
@@ -96,7 +96,7 @@ def test_it_is_the_formula_in_loops():
             assert relative_change(output[batch, number], pool.output(torch.cat(heads))) < 1e-12
 
 
-def test_every_parameter_learns():
+def test_every_parameter_of_attention_pool_learns():
     pool, tokens = build(), torch.randn(2, 7, 6, dtype=torch.float64)
     pool(tokens).square().sum().backward()
     for name, parameter in pool.named_parameters():
@@ -104,13 +104,13 @@ def test_every_parameter_learns():
         assert parameter.grad.abs().max() > 1e-8, name
 
 
-def test_masked_tokens_count_for_nothing():
+def test_masked_tokens_have_no_effect():
     pool, tokens = build(), torch.randn(2, 7, 6, dtype=torch.float64)
     mask = torch.tensor([[True] * 4 + [False] * 3]).expand(2, -1)
     assert relative_change(pool(tokens, mask), pool(tokens[:, :4])) < 1e-12
 
 
-def test_bias_is_an_option():
+def test_bias_is_optional():
     assert build().value.bias is not None
     assert build(qkv_bias=False).value.bias is None
     assert build().key.bias is None  # it would cancel
@@ -125,14 +125,14 @@ def test_bias_is_an_option():
         ((6, 2, 0), r"num_queries must be .*got 0"),
     ],
 )
-def test_a_bad_size_is_an_error_that_names_it(arguments: tuple[int, int, int], message: str):
+def test_wrong_sizes_are_errors(arguments: tuple[int, int, int], message: str):
     dim, heads, num_queries = arguments
     with pytest.raises(ValueError, match=message):
         AttentionPool(dim, heads, num_queries=num_queries)
 
 
 @pytest.mark.parametrize("size", [(2, 6), (2, 7, 5), (2, 7, 6, 1)])
-def test_tokens_of_a_wrong_shape_are_refused(size: tuple[int, ...], as_users_run_it: None):
+def test_tokens_of_a_wrong_shape_are_errors(size: tuple[int, ...], as_users_run_it: None):
     with pytest.raises(ValueError, match=r"tokens must have shape \(batch, tokens, 6\)"):
         build()(torch.zeros(size, dtype=torch.float64))
 
@@ -147,7 +147,7 @@ def test_tokens_of_a_wrong_shape_are_refused(size: tuple[int, ...], as_users_run
         pytest.param(1, (5, 7), id="blocks of one"),
     ],
 )
-def test_the_inverse_gives_the_same_numbers_back(factor: int, sides: tuple[int, ...]):
+def test_space_to_depth_can_be_inverted(factor: int, sides: tuple[int, ...]):
     maps = torch.randn(2, 3, *sides)
     layer = SpaceToDepth(factor, num_axes=len(sides))
     fewer = layer(maps)
@@ -156,12 +156,12 @@ def test_the_inverse_gives_the_same_numbers_back(factor: int, sides: tuple[int, 
     assert torch.equal(layer(layer.inverse(fewer)), fewer)
 
 
-def test_with_two_axes_it_is_the_pixel_unshuffle_of_torch():
+def test_space_to_depth_equals_pixel_unshuffle():
     maps = torch.randn(2, 5, 6, 9)
     assert torch.equal(SpaceToDepth(3)(maps), pixel_unshuffle(maps, 3))
 
 
-def test_every_channel_of_a_cell_is_the_one_that_the_equation_says():
+def test_space_to_depth_equals_its_equation():
     maps = torch.arange(2 * 4 * 6 * 2).reshape(1, 2, 4, 6, 2).float()
     fewer = SpaceToDepth(2, num_axes=3)(maps)
     for channel, first, second, third in ((0, 0, 0, 1), (1, 1, 0, 1), (1, 1, 1, 0)):
@@ -169,7 +169,7 @@ def test_every_channel_of_a_cell_is_the_one_that_the_equation_says():
         assert fewer[0, place, 1, 2, 0] == maps[0, channel, 2 + first, 4 + second, third]
 
 
-def test_a_shift_by_a_block_is_one_by_a_cell():
+def test_shift_by_a_block_is_a_shift_by_a_cell():
     maps, layer = torch.randn(2, 3, 6, 8), SpaceToDepth()
     assert torch.equal(layer(maps.roll((2, -4), (2, 3))), layer(maps).roll((1, -2), (2, 3)))
 
@@ -181,13 +181,13 @@ def test_a_shift_by_a_block_is_one_by_a_cell():
         ((2, 3, 6), r"maps must have .*got \(2, 3, 6\)"),
     ],
 )
-def test_maps_that_have_no_whole_blocks_are_an_error(shape: tuple[int, ...], message: str):
+def test_sides_must_be_multiples_of_the_block(shape: tuple[int, ...], message: str):
     with pytest.raises(ValueError, match=message):
         SpaceToDepth()(torch.zeros(shape))
 
 
 @pytest.mark.parametrize("shape", [(2, 6, 3, 3), (2, 4, 3)])
-def test_maps_that_came_from_no_blocks_are_an_error(shape: tuple[int, ...]):
+def test_inverse_needs_enough_channels(shape: tuple[int, ...]):
     with pytest.raises(ValueError, match="multiple of 4 channels"):
         SpaceToDepth().inverse(torch.zeros(shape))
 
@@ -196,6 +196,6 @@ def test_maps_that_came_from_no_blocks_are_an_error(shape: tuple[int, ...]):
     ("sizes", "message"),
     [((0, 2), r"factor must be .*got 0"), ((2, 0), r"num_axes must be .*got 0")],
 )
-def test_a_size_below_one_is_refused(sizes: tuple[int, int], message: str):
+def test_sizes_below_one_are_errors(sizes: tuple[int, int], message: str):
     with pytest.raises(ValueError, match=message):
         SpaceToDepth(*sizes)

@@ -17,7 +17,7 @@ def build(**options: Any) -> TransformerBlock:
     return TransformerBlock(8, 2, **options)
 
 
-def test_it_is_attention_then_an_mlp_each_normalised_before_and_added_after():
+def test_block_is_attention_and_mlp_with_prenorm_and_residuals():
     block, tokens = build(relative="rotation"), torch.randn(2, 16, 8)
     middle = tokens + block.attention(block.attention_norm(tokens), GRID, None, 1)
     first, second = block.mlp[0], block.mlp[3]
@@ -25,7 +25,7 @@ def test_it_is_attention_then_an_mlp_each_normalised_before_and_added_after():
     assert torch.allclose(block(tokens, GRID, None, 1), expected, atol=1e-6)
 
 
-def test_every_option_reaches_its_place():
+def test_every_option_of_a_block_has_an_effect():
     block = build(
         dim_head=3,
         mlp_ratio=1.5,
@@ -52,19 +52,19 @@ def test_every_option_reaches_its_place():
     assert block.mlp[0].weight.shape == (12, 8)
 
 
-def test_dropout_acts_in_training_only():
+def test_dropout_acts_only_in_training():
     block, tokens = build(dropout=0.5), torch.randn(2, 16, 8)
     assert not torch.equal(block(tokens), block(tokens))
     block.eval()
     assert torch.equal(block(tokens), block(tokens))
 
 
-def test_an_mlp_without_width_is_refused():
+def test_mlp_width_must_be_positive():
     with pytest.raises(ValueError, match=r"mlp_ratio must be at least 1 / dim.*got 0\.1"):
         build(mlp_ratio=0.1)
 
 
-def test_a_number_of_queries_gives_the_first_of_the_outputs():
+def test_num_queries_returns_the_first_outputs():
     block, tokens = build().double(), torch.randn(2, 16, 8, dtype=torch.float64)
     found = block(tokens, GRID, None, 1, 3)
     assert torch.allclose(found, block(tokens, GRID, None, 1)[:, :3], atol=1e-12)
@@ -84,7 +84,7 @@ def test_positions_and_lengths_reach_the_attention():
     )
 
 
-def test_its_defaults_are_those_of_its_attention():
+def test_default_options_of_a_block_equal_those_of_attention():
     block, layer = (
         inspect.signature(TransformerBlock).parameters,
         inspect.signature(Attention).parameters,
@@ -96,7 +96,7 @@ def test_its_defaults_are_those_of_its_attention():
     }
 
 
-def test_blocks_in_a_row_find_the_grid_that_is_said_around_them():
+def test_blocks_in_a_sequence_use_the_grid_of_the_context():
     torch.manual_seed(0)
     blocks = nn.Sequential(
         TransformerBlock(8, 2, relative="fourier"), TransformerBlock(8, 2, value_convolution=3)
