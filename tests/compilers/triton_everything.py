@@ -39,7 +39,7 @@ from teka.nn import Attention
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 # Cross-attention. The numbers of tokens are no multiples of blocks and segments.
 CROSS_GRIDS = {"grid": Grid((5, 7)), "key_grid": Grid((3, 11), spacing=0.5)}
-LINE = {"grid": Grid(35)}
+LINE: dict[str, Any] = {"grid": Grid(35)}
 RANDOM_POINTS = torch.rand(2, 35, 2, generator=torch.Generator().manual_seed(0)).double()
 POINTS = {"positions": RANDOM_POINTS.to(DEVICE) * 9}
 CAUSAL_ROTARY: dict[str, Any] = {"kernel": "squared_relu", "relative": "rotary", "is_causal": True}

@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -38,7 +39,7 @@ def _train(
     folder: Path,
     execution: Execution,
     environment: Mapping[str, str],
-    options: Mapping[str, bool],
+    options: Mapping[str, Any],
 ) -> None:
     os.environ.update(environment)
     torch.set_num_threads(1)
