@@ -40,14 +40,14 @@ def one_core() -> Iterator[None]:
 
 
 @pytest.fixture
-def as_users_run_it() -> Iterator[None]:
+def unchecked_annotations() -> Iterator[None]:
     """Without the checks of annotations, which are on in the tests only and would raise before teka's own errors."""
     with annotations_unchecked():
         yield
 
 
 @pytest.fixture(scope="module")
-def as_users_run_this_file() -> Iterator[None]:
+def unchecked_annotations_in_module() -> Iterator[None]:
     """The same for a whole file of many cases, whose functions other files call with the checks on.
 
     Of a test that calls hundreds of small functions the checks were two thirds of the time.

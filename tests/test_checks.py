@@ -68,7 +68,7 @@ def test_other_groups_of_dtypes():
         check_tensor("lengths", torch.ones(3, dtype=torch.bool), 3, dtypes=INTEGER_DTYPES)
 
 
-def test_negative_elements_are_errors_if_they_can_be_read(as_users_run_it: None):
+def test_negative_elements_are_errors_if_they_can_be_read(unchecked_annotations: None):
     negative = torch.tensor([1.0, -0.25])
     check_nonnegative("amplitude", negative.abs())
     with pytest.raises(
@@ -157,7 +157,7 @@ def test_one_stride_applies_to_every_axis():
     assert check_stride([2, 3], 2) == (2, 3)
 
 
-def test_wrong_stride_is_an_error(as_users_run_it):
+def test_wrong_stride_is_an_error(unchecked_annotations):
     for stride in [0, (2, 2, 2), (2, 0), (1.5, 2), True]:
         with raises_for(stride, ValueError, match="stride must be"):
             check_stride(stride, 2)
@@ -168,7 +168,7 @@ def test_image_size_is_a_side_or_height_and_width():
     assert check_image_size("size", (5, 7)) == check_image_size("size", [5, 7]) == (5, 7)
 
 
-def test_wrong_image_sizes_are_errors(as_users_run_it: None):
+def test_wrong_image_sizes_are_errors(unchecked_annotations: None):
     for size in [2, (3, 2), (), (5,), (5, 5, 5), (True, 5), (5.0, 5)]:
         with pytest.raises(ValueError, match=r"size must be .* each at least 3 pixels.*got"):
             check_image_size("size", size, smallest=3)
@@ -209,7 +209,7 @@ def test_check_device():
             check_device("device", device)
 
 
-def test_tensor_without_elements_is_an_error(as_users_run_it: None):
+def test_tensor_without_elements_is_an_error(unchecked_annotations: None):
     check_dense("images", torch.zeros(2, 3))
     with pytest.raises(ValueError, match=r"images must be a tensor.*got an object of type list"):
         check_dense("images", [1.0])

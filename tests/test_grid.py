@@ -129,19 +129,19 @@ def test_dtypes_of_positions_and_offsets():
     assert grid.positions().dtype == torch.get_default_dtype()
 
 
-def test_wrong_shape_is_an_error(as_users_run_it: None):
+def test_wrong_shape_is_an_error(unchecked_annotations: None):
     for shape in [(), (0,), (3, -1), (2.5,), (True, 3), 0, 2.5, None]:
         with pytest.raises(ValueError, match="shape must be"):
             Grid(shape)
 
 
-def test_wrong_spacing_is_an_error(as_users_run_it: None):
+def test_wrong_spacing_is_an_error(unchecked_annotations: None):
     for spacing in [0.0, -1.0, math.inf, math.nan, (1.0,), (1.0, 2.0, 3.0), (1.0, 0.0)]:
         with pytest.raises(ValueError, match="spacing must be"):
             Grid((3, 5), spacing)
 
 
-def test_wrong_periodic_is_an_error(as_users_run_it: None):
+def test_wrong_periodic_is_an_error(unchecked_annotations: None):
     for periodic in [(True,), (True, False, True), 1, (True, 0)]:
         with pytest.raises(ValueError, match="periodic must be"):
             Grid((3, 5), 1.0, periodic)
@@ -165,7 +165,7 @@ def test_wrong_number_of_tokens_is_an_error():
             Grid((3, 5)).unflatten(torch.zeros(size))
 
 
-def test_wrong_shift_is_an_error(as_users_run_it: None):
+def test_wrong_shift_is_an_error(unchecked_annotations: None):
     for shift in [(1,), (1, 2, 3), (1.0, 2), 0.5, "ab", None]:
         with pytest.raises(ValueError, match="shift must be"):
             Grid((3, 5)).roll(torch.zeros(1, 1, 3, 5), shift)
@@ -250,6 +250,6 @@ def test_nested_checkpoints_and_contexts(use_reentrant: bool):
 
 
 @pytest.mark.parametrize("options", [{"grid": (3, 0)}, {"grid": Grid(3), "num_prefix_tokens": -1}])
-def test_wrong_arguments_of_on_are_errors(options: dict, as_users_run_it: None):
+def test_wrong_arguments_of_on_are_errors(options: dict, unchecked_annotations: None):
     with pytest.raises(ValueError, match=f"{[*options][-1]} must be"), teka.on(**options):
         pass

@@ -246,7 +246,7 @@ def test_outputs_that_cannot_be_compared_are_refused():
             equivariance_error(function, noise(5, 7), [1])
 
 
-def test_arguments_that_make_no_sense_are_refused(as_users_run_it):
+def test_arguments_that_make_no_sense_are_refused(unchecked_annotations):
     for arguments, message in [
         ({"shifts": []}, "at least one shift"),
         ({"shifts": [8]}, "shifts must be"),

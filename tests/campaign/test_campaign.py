@@ -13,7 +13,7 @@ from tests.campaign.outcome import run_command
 
 from teka.cli import COMMANDS
 
-pytestmark = pytest.mark.usefixtures("as_users_run_this_file")
+pytestmark = pytest.mark.usefixtures("unchecked_annotations_in_module")
 
 
 @pytest.fixture(scope="module")

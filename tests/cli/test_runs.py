@@ -118,7 +118,9 @@ def test_resume_takes_no_other_options(trained_folder, fails):
         (["--devices", "0"], "devices"),
     ],
 )
-def test_bad_options_are_one_line_that_names_them(options, named, fails, tmp_path, as_users_run_it):
+def test_bad_options_are_one_line_that_names_them(
+    options, named, fails, tmp_path, unchecked_annotations
+):
     assert named in fails("train", *options, "--out", tmp_path / "r")
     assert not (tmp_path / "r" / "run.json").exists()
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from tests.contracts.cases import EXHAUSTIVE, RELATIVE_NAMES, Case, pair_exists, relative_change
+from tests.contracts.cases import EXHAUSTIVE, RELATIVE_NAMES, Case, is_valid_pair, relative_error
 from torch import Tensor, nn
 
 from teka import Grid
@@ -127,13 +127,13 @@ def diagonal(shift: int) -> list[Case]:
         (name, RELATIVE_NAMES[(place + shift) % len(RELATIVE_NAMES)])
         for place, name in enumerate(names)
     ]
-    pairs = [Case(*one) for one in wanted if pair_exists(*one)]
+    pairs = [Case(*one) for one in wanted if is_valid_pair(*one)]
     for kernel in [name for name in names if name not in {pair.kernel for pair in pairs}]:
         pairs.append(Case(kernel, RELATIVE_NAMES[1]))
     for relative in [
         name for name in RELATIVE_NAMES if name not in {pair.relative for pair in pairs}
     ]:
-        kernels = [name for name in names if pair_exists(name, relative)]
+        kernels = [name for name in names if is_valid_pair(name, relative)]
         pairs.append(Case(kernels[shift % len(kernels)], relative))
     return pairs
 
@@ -171,7 +171,7 @@ def outputs(function: Callable[..., Tensor], model: nn.Module, tokens: Tensor) -
 
 def change(ours: list[Tensor], others: list[Tensor]) -> float:
     """Largest difference over the largest number, the latter at least 1; of NaN infinite."""
-    return max(relative_change(other, one) for one, other in zip(ours, others, strict=True))
+    return max(relative_error(other, one) for one, other in zip(ours, others, strict=True))
 
 
 def compiled_change(model: nn.Module, tokens: Tensor, backend: str) -> float:

@@ -22,7 +22,7 @@ from tests.contracts.cases import (
     build_relative,
     draw_inputs,
     draw_mask,
-    relative_change,
+    relative_error,
     with_leaves,
 )
 from torch import Tensor, nn
@@ -46,9 +46,9 @@ CAUSAL_ROTARY: dict[str, Any] = {"kernel": "squared_relu", "relative": "rotary",
 
 
 def largest_change(results: list[Tensor], references: list[Tensor]) -> float:
-    """Return the largest `relative_change` of all tensors, or NaN if one is NaN."""
+    """Return the largest `relative_error` of all tensors, or NaN if one is NaN."""
     pairs = zip(results, references, strict=True)
-    return float(torch.tensor([relative_change(*pair) for pair in pairs]).max())
+    return float(torch.tensor([relative_error(*pair) for pair in pairs]).max())
 
 
 def difference(

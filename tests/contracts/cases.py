@@ -1,9 +1,9 @@
-"""Content kernel × relative kernel × backend, from the registries: what is added later is covered by its name.
+"""Cases of the contracts: content kernel × relative kernel × backend, taken from the registries.
 
-The default kernel meets every relative kernel, the kernels with paths of their own one relative kernel of each path, and
-the others, whose features are like any to a backend, two relative kernels each, always on every backend. Every second
-factor (dtype, mask, size) is met in turn. `make test-exhaustive` (TEKA_TESTS=exhaustive) crosses everything with
-everything.
+A new kernel or backend is tested without changing these files. The default kernel is combined with
+every relative kernel. Kernels with code paths of their own are combined with one relative kernel per
+path, and the other kernels with two relative kernels. Every backend is tested. Further factors
+(dtype, mask, size) take turns. `make test-exhaustive` (TEKA_TESTS=exhaustive) tests all combinations.
 """
 
 import dataclasses
@@ -60,22 +60,22 @@ KERNEL_CLASSES: dict[str, type[Kernel]] = {
     **LEARNED_KERNELS,
 }
 RELATIVE_NAMES = (None, *RELATIVES)
-# Where the tests that can run elsewhere have their tensors; drawn on the CPU, and so the same everywhere.
+# Device of the tests. Random tensors are drawn on the CPU, so that they are equal on every device.
 DEVICE = os.environ.get("TEKA_DEVICE", "cpu")
 EXHAUSTIVE = os.environ.get("TEKA_TESTS") == "exhaustive"
-# Those whose paths differ: no features; the default, fused; positive; of both signs; many exact features.
-CROSSED_KERNELS = ("softmax", "squared_relu", "positive", "trigonometric", "taylor2")
-# One relative kernel of each way of computing, for the kernels with paths of their own.
+# Without features; the default; positive features; signed features; many exact features.
+KERNELS_WITH_OWN_PATHS = ("softmax", "squared_relu", "positive", "trigonometric", "taylor2")
+# One relative kernel per code path.
 RELATIVES_OF_EACH_PATH = (
     *(None, "rotation", "rotation_joint", "clipped", "clipped_features", "generalized_quadratic"),
     *("fourier", "rotary", "decay", "shaw", "transformer_xl", "window"),
 )
-# To a backend learned features are features like others: they meet one relative kernel of each kind, and each backend.
+# Learned features have no code path of their own in a backend.
 RELATIVES_OF_LEARNED = (None, "rotation", "clipped", "fourier", "rotary")
-# So do features of both signs and many features, and besides those that change the features.
+# The same for signed features and many features, with the relative kernels that change features.
 RELATIVES_OF_MANY = (*RELATIVES_OF_LEARNED, "rotation_joint", "decay")
-Parametrised = TypeVar("Parametrised", Kernel, Relative)
-# By name the first argument of a test, and further ones.
+KernelOrRelative = TypeVar("KernelOrRelative", Kernel, Relative)
+# The first argument of a test and its further arguments, by the name of the run.
 Runs = dict[str, tuple[Any, dict[str, Any]]]
 
 
@@ -89,8 +89,8 @@ class Case:
         return f"{self.kernel}-{self.relative}-{self.backend}"
 
     @property
-    def is_equivariant_for_every_draw(self) -> bool:
-        """Whether the relative kernel declares so, or there is no draw."""
+    def is_exactly_equivariant(self) -> bool:
+        """True if every draw of the random features is equivariant, or if there is no draw."""
         relative = None if self.relative is None else RELATIVES[self.relative]
         return (
             relative is None
@@ -99,8 +99,12 @@ class Case:
         )
 
 
-def pair_exists(kernel: str, relative: str | None) -> bool:
-    """Only exp turns a sum of inner products into a product, and only two features or more can be rotated."""
+def is_valid_pair(kernel: str, relative: str | None) -> bool:
+    """Return True if the content kernel supports the relative kernel.
+
+    The joint rotation needs the exponential kernel. Rotary needs two features, and weights that are
+    normalized by their sum.
+    """
     kind = None if relative is None else RELATIVES[relative]
     if kind is not None and issubclass(kind, RotationJoint):
         return KERNEL_CLASSES[kernel].estimates_softmax
@@ -108,18 +112,18 @@ def pair_exists(kernel: str, relative: str | None) -> bool:
     return not (is_rotary and (kernel == "constant" or KERNEL_CLASSES[kernel].normalizes_by_count))
 
 
-def averages(kernel: str) -> bool:
-    """Whether outputs are over the sum of their weights."""
+def is_weighted_mean(kernel: str) -> bool:
+    """Return True if the outputs are normalized by the sum of the weights."""
     return not KERNEL_CLASSES[kernel].normalizes_by_count
 
 
 def has_features(kernel: str) -> bool:
-    """Whether sums over keys can be made once for all queries."""
+    """Return True if the kernel has features, so that linear attention is possible."""
     return issubclass(KERNEL_CLASSES[kernel], FeatureKernel)
 
 
 def fast_backends(kernel: str, relative: str | None) -> set[str]:
-    """What the documentation promises besides dense, on a grid without periodic axes."""
+    """Return the documented backends besides dense, on a grid without periodic axes."""
     kind = None if relative is None else RELATIVES[relative]
     if kind is Window:
         return {"windows"}
@@ -133,27 +137,27 @@ def fast_backends(kernel: str, relative: str | None) -> set[str]:
 
 
 def causal_backends(kernel: str, relative: str | None) -> set[str]:
-    """What the documentation promises where no query sees a later key, on a grid of one axis that is not periodic."""
+    """Return the documented backends of causal attention on a grid with one bounded axis."""
     return {"dense"} | (fast_backends(kernel, relative) & {"linear", "rings"})
 
 
-def cross_backends(kernel: str, relative: str | None, *, of_one_spacing: bool) -> set[str]:
-    """What the documentation promises between two bounded grids that are not the same."""
-    between = {"linear", "toeplitz", "fft"} if of_one_spacing else {"linear", "toeplitz"}
+def cross_backends(kernel: str, relative: str | None, *, same_spacing: bool) -> set[str]:
+    """Return the documented backends between two different bounded grids."""
+    between = {"linear", "toeplitz", "fft"} if same_spacing else {"linear", "toeplitz"}
     if relative is not None and issubclass(RELATIVES[relative], DecayRelative):
-        between -= {"linear"}  # it scans one grid
+        between -= {"linear"}  # the scan needs one grid
     return {"dense"} | (fast_backends(kernel, relative) & between)
 
 
-def only_on_a_line(relative: str | None) -> set[str]:
-    """The causal backends that go along a line, and not between any positions."""
+def one_axis_backends(relative: str | None) -> set[str]:
+    """Return the causal backends that need a grid with one axis."""
     scans = relative is not None and issubclass(RELATIVES[relative], DecayRelative)
     return {"rings", "linear"} if scans else {"rings"}
 
 
-def is_possible(case: Case) -> bool:
-    """Whether the pair exists and the backend can compute it."""
-    if not pair_exists(case.kernel, case.relative):
+def is_supported(case: Case) -> bool:
+    """Return True if the kernels can be combined and the backend supports them."""
+    if not is_valid_pair(case.kernel, case.relative):
         return False
     return case.backend in ("auto", "dense") or case.backend in fast_backends(
         case.kernel, case.relative
@@ -161,14 +165,14 @@ def is_possible(case: Case) -> bool:
 
 
 def is_signed(case: Case) -> bool:
-    """Whether terms of both signs can cancel, or bring a denominator near 0, and so magnify rounding and gradients."""
+    """Return True if weights may be negative, so that small denominators magnify rounding."""
     kind = KERNEL_CLASSES[case.kernel]
     signed = issubclass(kind, FeatureKernel) and (not kind.nonnegative or issubclass(kind, Taylor2))
     return signed or case.relative == "rotary"
 
 
-def met_relatives(kernel: str) -> list[str | None]:
-    """The relative kernels that a content kernel meets in the tests."""
+def tested_relatives(kernel: str) -> list[str | None]:
+    """Return the relative kernels that a content kernel is tested with."""
     known = [
         name
         for name in RELATIVE_NAMES
@@ -176,76 +180,78 @@ def met_relatives(kernel: str) -> list[str | None]:
     ]
     if EXHAUSTIVE or kernel == "squared_relu":
         return known
-    if kernel in CROSSED_KERNELS:
+    if kernel in KERNELS_WITH_OWN_PATHS:
         has_own_path = kernel in ("softmax", "positive")
         chosen = RELATIVES_OF_EACH_PATH if has_own_path else RELATIVES_OF_MANY
         return [name for name in known if name in chosen]
-    possible = [name for name in known if pair_exists(kernel, name)]
+    possible = [name for name in known if is_valid_pair(kernel, name)]
     first = 2 * list(KERNELS).index(kernel)
     return [possible[(first + step) % len(possible)] for step in (0, 5)]
 
 
-CROSSED = [(kernel, relative) for kernel in KERNELS for relative in met_relatives(kernel)]
-ALL = [
+TESTED_PAIRS = [(kernel, relative) for kernel in KERNELS for relative in tested_relatives(kernel)]
+ALL_CASES = [
     Case(kernel, relative, backend)
-    for kernel, relative in CROSSED
+    for kernel, relative in TESTED_PAIRS
     for backend in BACKENDS
     if backend != "auto" or kernel == "squared_relu" or EXHAUSTIVE
 ]
-POSSIBLE = [case for case in ALL if is_possible(case)]
-IMPOSSIBLE = [case for case in ALL if not is_possible(case)]
-FAST = [case for case in POSSIBLE if case.backend not in ("auto", "dense")]
-PAIRS = [Case(*pair) for pair in CROSSED if pair_exists(*pair)]
-CAUSAL = [
+SUPPORTED_CASES = [case for case in ALL_CASES if is_supported(case)]
+UNSUPPORTED_CASES = [case for case in ALL_CASES if not is_supported(case)]
+FAST_CASES = [case for case in SUPPORTED_CASES if case.backend not in ("auto", "dense")]
+PAIRS = [Case(*pair) for pair in TESTED_PAIRS if is_valid_pair(*pair)]
+CAUSAL_CASES = [
     Case(pair.kernel, pair.relative, backend)
     for pair in PAIRS
     for backend in sorted(causal_backends(pair.kernel, pair.relative))
 ]
-FAST_CAUSAL = [case for case in CAUSAL if case.backend != "dense"]
+FAST_CAUSAL_CASES = [case for case in CAUSAL_CASES if case.backend != "dense"]
 # A table counts cells, and so has nothing to say of positions off a grid.
-PLACEABLE_PAIRS = [pair for pair in PAIRS if pair.relative != "table"]
+PAIRS_WITH_POSITIONS = [pair for pair in PAIRS if pair.relative != "table"]
 
 
-def each(runs: Mapping[str, Any]) -> Callable[[Callable[[Any], None]], Callable[[], None]]:
-    """Run a quick test with each of these arguments in one item; a failure names its key."""
+def for_each(runs: Mapping[str, Any]) -> Callable[[Callable[[Any], None]], Callable[[], None]]:
+    """Run a quick test with each of these arguments in one pytest item. A failure names its key."""
 
     def decorate(test: Callable[[Any], None]) -> Callable[[], None]:
-        def of_all() -> None:
-            _run_each(test, {name: (one, {}) for name, one in runs.items()})
+        def run() -> None:
+            _run_each(test, {name: (argument, {}) for name, argument in runs.items()})
 
-        return _named_as(test, of_all)
+        return _named_as(test, run)
 
     return decorate
 
 
-def together(
+def parametrize_by_kernel(
     cases: Sequence[Case], **factors: Iterable[object]
 ) -> Callable[[Callable[..., None]], Callable]:
-    """Run a test on the cases of each content kernel in one item; a failure names its case.
+    """Run a test on all cases of a content kernel in one pytest item. A failure names its case.
+
+    Each case is combined with one level of every factor. The levels are chosen so that each of them
+    is combined with every kernel, relative kernel and backend. The exhaustive suite tests all
+    combinations, and has one item per content kernel and relative kernel.
 
     Args:
-        cases: The test's first argument. Each case meets one combination of the factors, so chosen that pairwise every
-            level meets every level, or all in the exhaustive suite, where an item is of one relative kernel too.
-        factors: The levels of further arguments.
+        cases: The first argument of the test.
+        factors: Levels of the further arguments of the test.
     """
     combinations = list(itertools.product(*factors.values()))
-    met: Counter[object] = Counter()
+    counts: Counter[object] = Counter()
     items: dict[str, Runs] = {}
     for case in cases:
-        of_case = (("kernel", case.kernel), ("relative", case.relative), ("backend", case.backend))
+        parts = (("kernel", case.kernel), ("relative", case.relative), ("backend", case.backend))
 
         def pairs(
-            combination: tuple[object, ...], of_case: tuple[object, ...] = of_case
+            combination: tuple[object, ...], parts: tuple[object, ...] = parts
         ) -> list[object]:
-            return list(
-                itertools.product(of_case, zip(factors, map(str, combination), strict=True))
-            )
+            levels = zip(factors, map(str, combination), strict=True)
+            return list(itertools.product(parts, levels))
 
-        def often(combination: tuple[object, ...]) -> int:
-            return sum(met[pair] for pair in pairs(combination))
+        def num_tests(combination: tuple[object, ...]) -> int:
+            return sum(counts[pair] for pair in pairs(combination))
 
-        for combination in combinations if EXHAUSTIVE else [min(combinations, key=often)]:
-            met.update(pairs(combination))
+        for combination in combinations if EXHAUSTIVE else [min(combinations, key=num_tests)]:
+            counts.update(pairs(combination))
             levels = dict(zip(factors, combination, strict=True))
             name = ", ".join(
                 [str(case), *(f"{factor} {level}" for factor, level in levels.items())]
@@ -254,12 +260,11 @@ def together(
             items.setdefault(item, {})[name] = (case, levels)
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
-        def of_kernel(runs: Runs) -> None:
+        def run(runs: Runs) -> None:
             _run_each(test, runs)
 
-        return pytest.mark.parametrize("runs", items.values(), ids=list(items))(
-            _named_as(test, of_kernel)
-        )
+        parametrize = pytest.mark.parametrize("runs", items.values(), ids=list(items))
+        return parametrize(_named_as(test, run))
 
     return decorate
 
@@ -270,19 +275,19 @@ def _named_as(test: Callable, item: Callable) -> Callable:
 
 
 def _run_each(test: Callable[..., None], runs: Runs) -> None:
-    for name, (one, levels) in runs.items():
-        if is_hypothesis_test(test):  # examples of its own for each
+    for name, (argument, levels) in runs.items():
+        if is_hypothesis_test(test):  # each run has its own examples
             seed(crc32(name.encode()))(test)
         try:
-            test(one, **levels)
+            test(argument, **levels)
         except (Exception, pytest.fail.Exception) as error:
             raise AssertionError(f"{name}: {error}") from error
 
 
 def with_tensors(
-    instance: Parametrised, change: Callable[[Tensor], Tensor]
-) -> tuple[Parametrised, dict[str, Tensor]]:
-    """The instance with every tensor of it changed, and the new ones by name."""
+    instance: KernelOrRelative, change: Callable[[Tensor], Tensor]
+) -> tuple[KernelOrRelative, dict[str, Tensor]]:
+    """Return a copy of a kernel with changed tensors, and these tensors by name."""
     assert dataclasses.is_dataclass(instance)
     values = {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
     tensors = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
@@ -290,10 +295,10 @@ def with_tensors(
 
 
 def with_leaves(
-    instance: Parametrised, dtype: torch.dtype = torch.float64
-) -> tuple[Parametrised, dict[str, Tensor]]:
-    """The instance with every tensor of it a leaf that takes a gradient, and those leaves by name."""
-    return with_tensors(instance, lambda one: one.detach().to(DEVICE, dtype).requires_grad_())
+    instance: KernelOrRelative, dtype: torch.dtype = torch.float64
+) -> tuple[KernelOrRelative, dict[str, Tensor]]:
+    """Return a copy of a kernel whose tensors require gradients, and these tensors by name."""
+    return with_tensors(instance, lambda tensor: tensor.detach().to(DEVICE, dtype).requires_grad_())
 
 
 def build_relative(
@@ -305,15 +310,15 @@ def build_relative(
     kernel: str | Kernel = "squared_relu",
     max_distance: int | None = None,
 ) -> Relative | None:
-    """A relative kernel with random parameters, with fewer rings if it has rings.
+    """Return a relative kernel with random parameters.
 
     Args:
-        name: Its name.
+        name: Name of the relative kernel.
         heads: Number of heads.
         dim: Size of queries and keys.
         num_axes: Number of axes.
-        kernel: The content kernel, whose features rotary turns.
-        max_distance: The last ring.
+        kernel: Content kernel, whose features rotary rotates.
+        max_distance: Largest distance of kernels with rings, windows or clipped offsets.
     """
     if name is None:
         return None
@@ -327,33 +332,33 @@ def build_relative(
         and max_distance is not None
         and max_distance < relative.max_distance
     ):
-        fewer = slice(
-            relative.max_distance - max_distance, relative.max_distance + max_distance + 1
-        )
-        relative = Shaw(relative.embedding[:, fewer])
+        center = relative.max_distance
+        relative = Shaw(relative.embedding[:, center - max_distance : center + max_distance + 1])
     if isinstance(relative, Window) and max_distance is not None and max_distance < relative.reach:
-        fewer = slice(relative.reach - max_distance, relative.reach + max_distance + 1)
-        relative = Window(relative.bias[(slice(None), *[fewer] * num_axes)])
+        kept = slice(relative.reach - max_distance, relative.reach + max_distance + 1)
+        relative = Window(relative.bias[(slice(None), *[kept] * num_axes)])
     return on_device(relative)
 
 
 def build_kernel(name: str, relative: Relative | None, dim: int) -> Kernel:
-    """A content kernel; random features have room for the positions of the joint form, learned ones have learned."""
+    """Return a content kernel. Learned features get random parameters."""
     kernel = make_kernel(
         name, dim + (relative.num_position_features if isinstance(relative, RotationJoint) else 0)
     )
     return on_device(with_noise(kernel) if name in LEARNED_KERNELS else kernel)
 
 
-def on_device(instance: Parametrised) -> Parametrised:
-    """The instance with its tensors on the device of the tests."""
-    return with_tensors(instance, lambda one: one.to(DEVICE))[0]
+def on_device(instance: KernelOrRelative) -> KernelOrRelative:
+    """Return a copy of a kernel on the device of the tests."""
+    return with_tensors(instance, lambda tensor: tensor.to(DEVICE))[0]
 
 
 def with_noise(kernel: Kernel) -> Kernel:
-    """The kernel with a random number added to every entry of its tensors, as if it had learned."""
+    """Return a copy of a kernel with noise added to its tensors, as if they were trained."""
     draw = partial(torch.randn, generator=torch.Generator().manual_seed(0))
-    return with_tensors(kernel, lambda one: one + 0.5 * draw(one.shape).to(one.device))[0]
+    return with_tensors(kernel, lambda tensor: tensor + 0.5 * draw(tensor.shape).to(tensor.device))[
+        0
+    ]
 
 
 def draw_inputs(
@@ -367,88 +372,99 @@ def draw_inputs(
     scale: float = 0.7,
     dtype: torch.dtype = torch.float64,
 ) -> list[Tensor]:
-    """Query, key and value ~ N(0, scale²); sizes that are all different."""
+    """Return query, key and value with elements ~ N(0, scale²) and different sizes."""
     generator = torch.Generator().manual_seed(seed)
-    sizes = ((batch, heads, num_tokens, size) for size in (dim, dim, dim_value))
-    drawn = (scale * torch.randn(one, generator=generator, dtype=torch.float64) for one in sizes)
-    return [one.to(DEVICE, dtype) for one in drawn]
+    inputs = []
+    for size in (dim, dim, dim_value):
+        shape = (batch, heads, num_tokens, size)
+        tensor = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
+        inputs.append(tensor.to(DEVICE, dtype))
+    return inputs
 
 
-def explicit_attention(
+def reference_attention(
     inputs: list[Tensor],
     kernel: Kernel,
     relative: Relative | None,
-    placement: Positions,
+    positions: Positions,
     *,
     scale: float,
     keep: Tensor | None = None,
 ) -> Tensor:
-    """The one equation from the matrices κ and c of every pair, with no backend and nothing taken out of any row.
+    """Evaluate attention from the weights of all pairs, without a backend and without rescaling.
 
     Args:
         inputs: Query, key and value.
-        kernel: The content kernel, fitted if it is to be.
-        relative: The relative kernel.
-        placement: Where queries and keys are.
+        kernel: Content kernel, fitted if necessary.
+        relative: Relative kernel.
+        positions: Positions of queries and keys.
         scale: Factor of qᵀk.
-        keep: True for the pairs that count, shape (B or 1, L_q or 1, L_k); a query without any gets 0.
+        keep: Mask of pairs, shape (B or 1, L_q or 1, L_k). A query without keys has output 0.
     """
     query, key, value = inputs
-    first = placement.num_prefix_tokens
-    relative = None if relative is None else relative.for_kernel(kernel).for_positions(placement)
+    num_prefix = positions.num_prefix_tokens
+    relative = None if relative is None else relative.for_kernel(kernel).for_positions(positions)
     if isinstance(relative, RotationJoint):
-        query, key = relative.concatenate(query, key, placement, scale=scale)
+        query, key = relative.concatenate(query, key, positions, scale=scale)
         relative, scale = None, 1.0
-    left, right = math.sqrt(scale) * query, math.sqrt(scale) * key
+    query_features, key_features = math.sqrt(scale) * query, math.sqrt(scale) * key
     if isinstance(kernel, FeatureKernel):
-        left, right = (
+        query_features, key_features = (
             kernel.query_features(query, scale=scale),
             kernel.key_features(key, scale=scale),
         )
-    above = below = left @ right.transpose(-2, -1)
+    numerator = denominator = query_features @ key_features.transpose(-2, -1)
     if isinstance(relative, Rotary):
-        here, there = (sites.places(query.device) for sites in (placement, placement.of_keys))
-        rotated = (
-            relative.rotate(left[:, :, first:], here),
-            relative.rotate(right[:, :, first:], there),
+        query_positions, key_positions = (
+            side.places(query.device) for side in (positions, positions.of_keys)
         )
-        above = below.clone()
-        above[:, :, first:, first:] = rotated[0] @ rotated[1].transpose(-2, -1)
+        rotated = (
+            relative.rotate(query_features[:, :, num_prefix:], query_positions),
+            relative.rotate(key_features[:, :, num_prefix:], key_positions),
+        )
+        numerator = denominator.clone()
+        numerator[:, :, num_prefix:, num_prefix:] = rotated[0] @ rotated[1].transpose(-2, -1)
     if isinstance(kernel, Concatenation):
-        above = below = torch.relu(
+        numerator = denominator = torch.relu(
             scale * (query.sum(-1)[..., :, None] + key.sum(-1)[..., None, :])
         )
     elif isinstance(kernel, Gaussian):
-        above = below = torch.exp(-scale / 2 * torch.cdist(query, key).square())
+        numerator = denominator = torch.exp(-scale / 2 * torch.cdist(query, key).square())
     elif not isinstance(kernel, FeatureKernel):
-        above = below = above.exp()
+        numerator = denominator = numerator.exp()
     elif isinstance(relative, Rotary):
-        lengths = relative.lengths(left) @ relative.lengths(right).transpose(-2, -1)
+        lengths = relative.lengths(query_features) @ relative.lengths(key_features).transpose(
+            -2, -1
+        )
         match relative.normalizer:
             case "nonnegative":
-                above = below = ((1 + LEAST_WEIGHT) * lengths + above) / 2
+                numerator = denominator = ((1 + LEAST_WEIGHT) * lengths + numerator) / 2
             case "mixed" | "lengths" as normalizer:
                 share = torch.zeros_like(lengths)
-                share[:, :, first:, first:] = (
+                share[:, :, num_prefix:, num_prefix:] = (
                     relative.length_share if normalizer == "mixed" else 1.0
                 )
-                below = (1 - share) * below + share * lengths
+                denominator = (1 - share) * denominator + share * lengths
     if kernel.normalizes_by_count:
-        below = torch.ones_like(above)
+        denominator = torch.ones_like(numerator)
     if isinstance(relative, FactorRelative):
-        here, there = (sites.places(query.device) for sites in (placement, placement.of_keys))
-        offsets = here[..., :, None, :] - there[..., None, :, :]
-        offsets = offsets if placement.grid is None else placement.grid.wrap(offsets)
-        factor = relative.log_kernel(query[:, :, first:], offsets, scale=scale).exp()
-        factor = pad(factor, (first, 0, first, 0), value=1.0)
-        above, below = above * factor, below * factor
+        query_positions, key_positions = (
+            side.places(query.device) for side in (positions, positions.of_keys)
+        )
+        offsets = query_positions[..., :, None, :] - key_positions[..., None, :, :]
+        offsets = offsets if positions.grid is None else positions.grid.wrap(offsets)
+        factor = relative.log_kernel(query[:, :, num_prefix:], offsets, scale=scale).exp()
+        factor = pad(factor, (num_prefix, 0, num_prefix, 0), value=1.0)
+        numerator, denominator = numerator * factor, denominator * factor
     if keep is not None:
-        above, below = (part.masked_fill(~keep[:, None], 0.0) for part in (above, below))
-    total = below.sum(dim=-1, keepdim=True)
-    return above @ value / total.masked_fill(total == 0, 1.0)
+        numerator, denominator = (
+            weights.masked_fill(~keep[:, None], 0.0) for weights in (numerator, denominator)
+        )
+    total = denominator.sum(dim=-1, keepdim=True)
+    return numerator @ value / total.masked_fill(total == 0, 1.0)
 
 
-def flex_formula(
+def flex_reference(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -457,7 +473,7 @@ def flex_formula(
     block_mask: Any,
     scale: float,
 ) -> Tensor:
-    """What FlexAttention computes of its arguments, without compiling them."""
+    """Evaluate FlexAttention without compiling it."""
     products = scale * query @ key.transpose(-2, -1)
     places = [torch.arange(side, device=query.device) for side in products.shape]
     scores = score_mod(products, *torch.meshgrid(*places, indexing="ij"))
@@ -466,7 +482,7 @@ def flex_formula(
 
 
 def draw_mask(batch: int, num_tokens: int, seed: int = 0) -> Tensor:
-    """A mask that keeps at least one key of every sample."""
+    """Return a random key mask with at least one key per sample."""
     generator = torch.Generator().manual_seed(seed + 101)
     mask = torch.rand(batch, num_tokens, generator=generator) < 0.6
     kept = torch.randint(num_tokens, (batch,), generator=generator)
@@ -474,13 +490,13 @@ def draw_mask(batch: int, num_tokens: int, seed: int = 0) -> Tensor:
     return mask.to(DEVICE)
 
 
-def relative_change(changed: Tensor, reference: Tensor) -> float:
-    """Largest difference over the largest number of the reference, the latter at least 1; of NaN infinite."""
-    change = (changed - reference).abs().max() / reference.abs().max().clamp_min(1.0)
-    return float(change.detach().nan_to_num(torch.inf))  # `max` of Python passes NaN over
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Return max |actual − expected| / max(1, max |expected|), or infinity for NaN."""
+    error = (actual - expected).abs().max() / expected.abs().max().clamp_min(1.0)
+    return float(error.detach().nan_to_num(torch.inf))  # Python's `max` would ignore NaN
 
 
 def roll_tokens(grid: Grid, tokens: Tensor, shift: tuple[int, ...]) -> Tensor:
-    """Tokens (…, L, d) of a periodic grid after `Grid.roll`."""
+    """Roll tokens (…, L, d) of a periodic grid."""
     flat = tokens.reshape(-1, *tokens.shape[-2:])
     return grid.flatten(grid.roll(grid.unflatten(flat), shift)).reshape(tokens.shape)

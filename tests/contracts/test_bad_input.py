@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.contracts.cases import build_kernel, build_relative, draw_inputs, each
+from tests.contracts.cases import build_kernel, build_relative, draw_inputs, for_each
 from torch import Tensor, nn
 
 import teka
@@ -292,6 +292,6 @@ def test_wrong_argument_gives_a_result_or_a_clear_error(data: st.DataObject):
     call_wrongly(data)
 
 
-@each(ENTRIES)
+@for_each(ENTRIES)
 def test_correct_arguments_give_a_result(entry: Entry):
     entry.call(**entry.good)

@@ -5,17 +5,17 @@ from typing import Any
 
 import torch
 from tests.contracts.cases import (
-    CAUSAL,
+    CAUSAL_CASES,
     PAIRS,
-    POSSIBLE,
+    SUPPORTED_CASES,
     Case,
     build_kernel,
     build_relative,
     draw_inputs,
-    each,
+    for_each,
     has_features,
-    pair_exists,
-    together,
+    is_valid_pair,
+    parametrize_by_kernel,
     with_leaves,
 )
 from torch import Tensor, nn
@@ -59,7 +59,7 @@ def attend(case: Case, grid: Grid, *, first: int, is_causal: bool) -> None:
         assert gradient is None or (gradient.shape == one.shape and not gradient.any())
 
 
-@together(POSSIBLE)
+@parametrize_by_kernel(SUPPORTED_CASES)
 def test_attention_accepts_an_empty_batch(case: Case):
     attend(case, Grid((3, 5)), first=1, is_causal=False)
 
@@ -72,7 +72,7 @@ def test_positions_accept_an_empty_batch():
         assert output.shape == (0, 3, 6, 4), relative
 
 
-@together(CAUSAL)
+@parametrize_by_kernel(CAUSAL_CASES)
 def test_causal_attention_accepts_an_empty_batch(case: Case):
     attend(case, Grid(5), first=0, is_causal=True)
     if has_features(case.kernel) and case.relative in DECODABLE:
@@ -103,7 +103,7 @@ def assert_finite_gradients_of_an_empty_batch(
     assert not any(one.grad.any() for one in model.parameters() if one.grad is not None)
 
 
-@together(PAIRS)
+@parametrize_by_kernel(PAIRS)
 def test_layers_accept_an_empty_batch(pair: Case):
     tokens, mask = torch.randn(2, 15, 8), torch.ones(2, 15, dtype=torch.bool)
     for kind in (Attention, TransformerBlock):
@@ -141,7 +141,7 @@ def test_other_modules_accept_an_empty_batch():
     assert blocks.inverse(blocks(torch.randn(0, 3, 4, 6))).shape == (0, 3, 4, 6)
 
 
-@each(
+@for_each(
     {
         f"{position}, {pool}": (position, pool)
         for position, pool in itertools.product(POSITIONS, POOLS)
@@ -151,7 +151,7 @@ def test_performer_accepts_an_empty_batch(chosen: tuple[str, str]):
     position, pool = chosen
     kernel = (
         "squared_relu"
-        if position not in RELATIVES or pair_exists("squared_relu", position)
+        if position not in RELATIVES or is_valid_pair("squared_relu", position)
         else "positive"
     )
     model = Performer(4, 1, 3, dim=8, depth=2, heads=2, position=position, pool=pool, kernel=kernel)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxtyping import Bool, Float
 from tests.contracts.cases import (
-    CAUSAL,
+    CAUSAL_CASES,
     DEVICE,
-    FAST_CAUSAL,
+    FAST_CAUSAL_CASES,
     PAIRS,
     Case,
     build_kernel,
@@ -19,11 +19,11 @@ from tests.contracts.cases import (
     causal_backends,
     draw_inputs,
     draw_mask,
-    explicit_attention,
     is_signed,
-    only_on_a_line,
-    relative_change,
-    together,
+    one_axis_backends,
+    parametrize_by_kernel,
+    reference_attention,
+    relative_error,
     with_leaves,
 )
 from torch import Tensor
@@ -70,7 +70,7 @@ class Sequence:
 def sequences(draw: st.DrawFn, case: Case) -> Sequence:
     lengths = [1, 2, 7, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK - 1, 2 * CHUNK, 2 * CHUNK + 1, 300]
     shapes = [(length,) for length in lengths]
-    if case.backend not in only_on_a_line(case.relative):
+    if case.backend not in one_axis_backends(case.relative):
         shapes += [(3, 5), (2, CHUNK // 2), (43, 3), (5, 2, 13)]
     takes_prefix = case.relative in (None, "rotation_joint")
     return Sequence(
@@ -141,7 +141,7 @@ def attend_with_gradients(
     return results
 
 
-@together(PAIRS)
+@parametrize_by_kernel(PAIRS)
 def test_supported_backends_are_the_documented_ones(pair: Case):
     def offered(sites: Positions, num_prefix_tokens: int = 0) -> set[str]:
         kernel, relative = build_pair(pair, sites.num_axes)
@@ -156,16 +156,16 @@ def test_supported_backends_are_the_documented_ones(pair: Case):
     documented = causal_backends(pair.kernel, pair.relative)
     assert offered(Positions(Grid(11))) == documented
     for sites in (Positions(Grid(11, periodic=True)), Positions(Grid((3, 5)))):
-        assert offered(sites) == documented - only_on_a_line(pair.relative)
+        assert offered(sites) == documented - one_axis_backends(pair.relative)
     if pair.relative != "table":
-        assert offered(Positions(points=torch.rand(2, 11, 3))) == documented - only_on_a_line(
+        assert offered(Positions(points=torch.rand(2, 11, 3))) == documented - one_axis_backends(
             pair.relative
         )
     with_prefix = documented if pair.relative in (None, "rotation_joint") else {"dense"}
     assert offered(Positions(Grid(11)), num_prefix_tokens=1) == with_prefix
 
 
-@together(FAST_CAUSAL)
+@parametrize_by_kernel(FAST_CAUSAL_CASES)
 @settings(max_examples=4)
 @given(data=st.data())
 def test_values_and_gradients_equal_the_dense_backend(case: Case, data: st.DataObject):
@@ -174,20 +174,20 @@ def test_values_and_gradients_equal_the_dense_backend(case: Case, data: st.DataO
         attend_with_gradients(case, sequence, backend) for backend in ("dense", case.backend)
     )
     for name, expected in truth.items():
-        assert relative_change(fast[name], expected) <= TOLERANCE, name
+        assert relative_error(fast[name], expected) <= TOLERANCE, name
 
 
-@together(CAUSAL)
+@parametrize_by_kernel(CAUSAL_CASES)
 def test_float32_is_close_to_float64(case: Case):
     sequence = Sequence((CHUNK + 9,), num_prefix_tokens=0, num_leading_dropped=3, seed=0)
     truth = attend_with_gradients(case, sequence, "dense")
     single = attend_with_gradients(case, sequence, case.backend, torch.float32)
     for name, expected in truth.items():
-        change = relative_change(single[name].double(), expected)
+        change = relative_error(single[name].double(), expected)
         assert change <= (FLOAT32_SIGNED_BAND if is_signed(case) else FLOAT32_BAND), name
 
 
-@together(PAIRS, num_prefix_tokens=[0, 2])
+@parametrize_by_kernel(PAIRS, num_prefix_tokens=[0, 2])
 def test_causal_order_is_the_order_of_tokens_not_of_positions(pair: Case, num_prefix_tokens: int):
     inputs = draw_inputs(num_prefix_tokens + 23, heads=HEADS, dim=DIM)
     mask = causal_mask(2, num_prefix_tokens + 23, 5)
@@ -199,7 +199,7 @@ def test_causal_order_is_the_order_of_tokens_not_of_positions(pair: Case, num_pr
             continue  # it has nothing to say of positions off a grid
         kernel, relative = build_pair(pair, sites.num_axes)
         placement = replace(sites, num_prefix_tokens=num_prefix_tokens)
-        expected = explicit_attention(inputs, kernel, relative, placement, scale=SCALE, keep=keep)
+        expected = reference_attention(inputs, kernel, relative, placement, scale=SCALE, keep=keep)
         output = attention(
             *inputs,
             kernel=kernel,
@@ -211,11 +211,11 @@ def test_causal_order_is_the_order_of_tokens_not_of_positions(pair: Case, num_pr
             scale=SCALE,
             num_prefix_tokens=num_prefix_tokens,
         )
-        assert relative_change(output, expected) <= TOLERANCE
+        assert relative_error(output, expected) <= TOLERANCE
         assert not output[0, :, :5].any()
 
 
-@together(FAST_CAUSAL)
+@parametrize_by_kernel(FAST_CAUSAL_CASES)
 def test_chunks_and_decoding_equal_dense(case: Case):
     inputs = draw_inputs(13, heads=HEADS, dim=DIM)
     kernel, relative = build_pair(case)
@@ -237,8 +237,8 @@ def test_chunks_and_decoding_equal_dense(case: Case):
         query, key, value = (tensor[:, :, token : token + 1] for tensor in inputs)
         output, state = decode(query, key, value, state, kernel=kernel, relative=relative)
         outputs.append(output)
-    assert relative_change(chunked, dense) <= TOLERANCE
-    assert relative_change(torch.cat(outputs, dim=2), dense) <= TOLERANCE
+    assert relative_error(chunked, dense) <= TOLERANCE
+    assert relative_error(torch.cat(outputs, dim=2), dense) <= TOLERANCE
 
 
 def past_outputs_for_changed_futures(
@@ -280,7 +280,7 @@ def past_outputs_for_changed_futures(
     return outputs
 
 
-@together(CAUSAL, past=[1, 77, CHUNK])
+@parametrize_by_kernel(CAUSAL_CASES, past=[1, 77, CHUNK])
 def test_future_tokens_do_not_change_past_outputs(case: Case, past: int):
     dtype = torch.float64 if past == 77 else torch.float32
     inputs = draw_inputs(2 * CHUNK + 5, heads=HEADS, dim=DIM, dtype=dtype)
@@ -292,7 +292,7 @@ def test_future_tokens_do_not_change_past_outputs(case: Case, past: int):
         assert torch.equal(after, before)
 
 
-@together(CAUSAL)
+@parametrize_by_kernel(CAUSAL_CASES)
 def test_nan_token_affects_only_later_outputs_and_gradients(case: Case):
     inputs = draw_inputs(2 * CHUNK + 5, heads=HEADS, dim=DIM)
     kernel, relative = build_pair(case)
@@ -318,7 +318,7 @@ def test_nan_token_affects_only_later_outputs_and_gradients(case: Case):
             assert output[0, 0, 100].isnan().all()
             assert output[0, 0, 101:].isnan().all() == (lost > 0)
             assert all(
-                relative_change(one, other) <= TOLERANCE
+                relative_error(one, other) <= TOLERANCE
                 for one, other in zip(found[-1], found[0], strict=True)
             )
 
@@ -357,7 +357,7 @@ def test_a_maximum_over_all_keys_would_leak_the_future(epsilon: float, backend: 
     inputs = [query, 20 * key, value]
     for kernel, leaks in ((sound, False), (broken, True)):
         before, *others = past_outputs_for_changed_futures(inputs, kernel, None, backend, 77)
-        changes = [relative_change(after, before) for after in others]
+        changes = [relative_error(after, before) for after in others]
         assert (max(changes) > 0.05) == leaks
         assert all(torch.equal(after, before) for after in others) != leaks
 
@@ -374,7 +374,7 @@ def causal_layer(pair: Case) -> Attention:
     return layer.to(DEVICE)
 
 
-@together(PAIRS)
+@parametrize_by_kernel(PAIRS)
 def test_future_tokens_do_not_change_past_outputs_of_a_layer(pair: Case):
     layer, tokens = causal_layer(pair), torch.randn(2, 11, 8, dtype=torch.float64).to(DEVICE)
     other = torch.cat(
@@ -382,10 +382,10 @@ def test_future_tokens_do_not_change_past_outputs_of_a_layer(pair: Case):
     )
     before, after = layer(tokens, Grid(11)), layer(other, Grid(11))
     assert torch.equal(after[:, :6], before[:, :6])
-    assert relative_change(after[:, 6:], before[:, 6:]) > 1e-3
+    assert relative_error(after[:, 6:], before[:, 6:]) > 1e-3
 
 
-@together(FAST_CAUSAL)
+@parametrize_by_kernel(FAST_CAUSAL_CASES)
 def test_decoding_steps_equal_the_forward_pass(pair: Case):
     layer, tokens = causal_layer(pair), torch.randn(2, 11, 8, dtype=torch.float64).to(DEVICE)
     outputs, state = [], None
@@ -394,7 +394,7 @@ def test_decoding_steps_equal_the_forward_pass(pair: Case):
         outputs.append(output)
     # The denominator of rotated features is that of unrotated ones, which may come near 0 and magnify rounding.
     tolerance = 1e-6 if pair.relative == "rotary" else TOLERANCE
-    assert relative_change(torch.stack(outputs, dim=1), layer(tokens, Grid(11))) <= tolerance
+    assert relative_error(torch.stack(outputs, dim=1), layer(tokens, Grid(11))) <= tolerance
 
 
 @pytest.mark.parametrize("backend", ["auto", "linear", "dense"])
@@ -458,4 +458,4 @@ def test_causal_attention_does_not_fit_the_kernel_to_all_keys():
     ]
     for before, *others in outputs:
         assert all(torch.equal(after, before) for after in others)
-    assert relative_change(outputs[1][0], outputs[0][0]) > 1e-3
+    assert relative_error(outputs[1][0], outputs[0][0]) > 1e-3

@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 import torch
 from jaxtyping import Bool, Float
-from tests.contracts.cases import PAIRS, Case, together
+from tests.contracts.cases import PAIRS, Case, parametrize_by_kernel
 from torch import Generator, Tensor
 
 import teka
@@ -109,7 +109,7 @@ def test_every_layer_of_a_model_is_diagnosed():
     }
 
 
-@together([pair for pair in PAIRS if pair.kernel in RANDOM_KERNELS])
+@parametrize_by_kernel([pair for pair in PAIRS if pair.kernel in RANDOM_KERNELS])
 def test_new_layers_have_not_collapsed(pair: Case):
     torch.manual_seed(0)
     layer = Attention(32, 2, kernel=pair.kernel, relative=pair.relative)

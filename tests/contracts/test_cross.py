@@ -8,18 +8,18 @@ from hypothesis import strategies as st
 from tests.contracts.cases import (
     DEVICE,
     PAIRS,
-    PLACEABLE_PAIRS,
+    PAIRS_WITH_POSITIONS,
     Case,
     build_kernel,
     build_relative,
     cross_backends,
     draw_inputs,
     draw_mask,
-    each,
-    explicit_attention,
-    relative_change,
+    for_each,
+    parametrize_by_kernel,
+    reference_attention,
+    relative_error,
     roll_tokens,
-    together,
     with_leaves,
 )
 from torch import Tensor
@@ -96,21 +96,21 @@ def attend(
     return attention(*inputs, kernel=kernel, relative=relative, scale=SCALE, **places)
 
 
-@together(PAIRS)
+@parametrize_by_kernel(PAIRS)
 def test_supported_backends_are_the_documented_ones(pair: Case):
     kernel, relative = build_pair(pair)
     for query, key in [*grids_for(pair).values(), ALIGNED]:
         alike = query.spacing == key.spacing
         assert offered(kernel, relative, Positions(query, key=Positions(key))) == cross_backends(
-            pair.kernel, pair.relative, of_one_spacing=alike
+            pair.kernel, pair.relative, same_spacing=alike
         )
     if pair.relative != "table":
         anywhere = Positions(points=torch.rand(7, 2), key=Positions(points=torch.rand(2, 11, 2)))
-        documented = cross_backends(pair.kernel, pair.relative, of_one_spacing=False) - {"toeplitz"}
+        documented = cross_backends(pair.kernel, pair.relative, same_spacing=False) - {"toeplitz"}
         assert offered(kernel, relative, anywhere) == documented
 
 
-@together(PAIRS, masked=[False, True])
+@parametrize_by_kernel(PAIRS, masked=[False, True])
 def test_backends_equal_the_equation_between_two_grids(pair: Case, masked: bool):
     for query_grid, key_grid in grids_for(pair).values():
         placement = Positions(query_grid, key=Positions(key_grid))
@@ -119,7 +119,7 @@ def test_backends_equal_the_equation_between_two_grids(pair: Case, masked: bool)
         kernel, relative = build_pair(pair)
         keep = None if mask is None else mask[:, None]
         whole = fitted(inputs, kernel, relative, placement, mask)
-        expected = explicit_attention(inputs, whole, relative, placement, scale=SCALE, keep=keep)
+        expected = reference_attention(inputs, whole, relative, placement, scale=SCALE, keep=keep)
         for backend in sorted(offered(kernel, relative, placement)):
             output = attend(
                 inputs,
@@ -131,10 +131,10 @@ def test_backends_equal_the_equation_between_two_grids(pair: Case, masked: bool)
                 backend=backend,
             )
             assert output.shape == (2, HEADS, query_grid.num_tokens, 4)
-            assert relative_change(output, expected) <= TOLERANCE, backend
+            assert relative_error(output, expected) <= TOLERANCE, backend
 
 
-@together(PLACEABLE_PAIRS)
+@parametrize_by_kernel(PAIRS_WITH_POSITIONS)
 def test_backends_equal_the_equation_between_any_positions(pair: Case):
     generator = torch.Generator().manual_seed(2)
     some, others = (
@@ -149,7 +149,7 @@ def test_backends_equal_the_equation_between_any_positions(pair: Case):
     ):
         placement = replace(here, key=there)
         whole = fitted(inputs, kernel, relative, placement, None)
-        expected = explicit_attention(inputs, whole, relative, placement, scale=SCALE)
+        expected = reference_attention(inputs, whole, relative, placement, scale=SCALE)
         for backend in sorted(offered(kernel, relative, placement)):
             output = attend(
                 inputs,
@@ -160,7 +160,7 @@ def test_backends_equal_the_equation_between_any_positions(pair: Case):
                 key_positions=there.points,
                 backend=backend,
             )
-            assert relative_change(output, expected) <= TOLERANCE, backend
+            assert relative_error(output, expected) <= TOLERANCE, backend
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_backends_equal_the_equation_between_any_positions(pair: Case):
         Case(pair.kernel, pair.relative, backend)
         for pair in PAIRS
         for backend in sorted(
-            cross_backends(pair.kernel, pair.relative, of_one_spacing=True) - {"dense"}
+            cross_backends(pair.kernel, pair.relative, same_spacing=True) - {"dense"}
         )
     ],
     ids=str,
@@ -218,10 +218,10 @@ def test_values_and_gradients_equal_the_dense_backend(case: Case, data: st.DataO
 
     truth, fast = run("dense"), run(case.backend)
     for name, expected in truth.items():
-        assert relative_change(fast[name], expected) <= TOLERANCE, name
+        assert relative_error(fast[name], expected) <= TOLERANCE, name
 
 
-@together(PAIRS)
+@parametrize_by_kernel(PAIRS)
 def test_masked_keys_have_no_effect(pair: Case):
     query_grid, key_grid = next(iter(grids_for(pair).values()))
     query, key, value = draw_cross_inputs(query_grid.num_tokens, key_grid.num_tokens)
@@ -247,10 +247,10 @@ def test_masked_keys_have_no_effect(pair: Case):
             )
             for inputs in ([query, key, value], others)
         )
-        assert relative_change(padded, plain) <= TOLERANCE, backend
+        assert relative_error(padded, plain) <= TOLERANCE, backend
 
 
-@together([pair for pair in PLACEABLE_PAIRS if pair.is_equivariant_for_every_draw])
+@parametrize_by_kernel([pair for pair in PAIRS_WITH_POSITIONS if pair.is_exactly_equivariant])
 @settings(max_examples=4)
 @given(shift=st.lists(st.floats(-50, 50), min_size=1, max_size=3), seed=st.integers(0, 2**16))
 def test_shifting_queries_and_keys_changes_nothing(pair: Case, shift: list[float], seed: int):
@@ -265,10 +265,10 @@ def test_shifting_queries_and_keys_changes_nothing(pair: Case, shift: list[float
         attend(inputs, kernel, relative, positions=here + offset, key_positions=there + offset)
         for offset in (torch.zeros_like(there[0]), there.new_tensor(shift))
     ]
-    assert relative_change(outputs[1], outputs[0]) <= TOLERANCE
+    assert relative_error(outputs[1], outputs[0]) <= TOLERANCE
 
 
-@together([pair for pair in PAIRS if pair.is_equivariant_for_every_draw])
+@parametrize_by_kernel([pair for pair in PAIRS if pair.is_exactly_equivariant])
 def test_shifting_only_queries_changes_the_output(pair: Case):
     query_grid, key_grid = ALIGNED
     inputs = draw_cross_inputs(query_grid.num_tokens, key_grid.num_tokens)
@@ -278,10 +278,10 @@ def test_shifting_only_queries_changes_the_output(pair: Case):
         attend(inputs, kernel, relative, grid=grid, key_grid=key_grid)
         for grid in (query_grid, moved)
     ]
-    assert (relative_change(outputs[1], outputs[0]) > 1e-3) == (pair.relative is not None)
+    assert (relative_error(outputs[1], outputs[0]) > 1e-3) == (pair.relative is not None)
 
 
-@together([pair for pair in PAIRS if pair.relative != "rotation_joint"])
+@parametrize_by_kernel([pair for pair in PAIRS if pair.relative != "rotation_joint"])
 def test_rolling_both_grids_rolls_the_output(pair: Case):
     coarse = Grid(
         (3, 5), spacing=2.0, origin=0.0 if pair.relative == "table" else 0.5, periodic=True
@@ -303,12 +303,12 @@ def test_rolling_both_grids_rolls_the_output(pair: Case):
                 for tensors in (inputs, rolled)
             )
             assert (
-                relative_change(after, roll_tokens(query_grid, before, steps[query_grid]))
+                relative_error(after, roll_tokens(query_grid, before, steps[query_grid]))
                 <= TOLERANCE
             ), backend
 
 
-@together(PAIRS)
+@parametrize_by_kernel(PAIRS)
 def test_layer_attends_to_a_finer_or_coarser_context(pair: Case):
     coarse = Grid((3, 5), spacing=2.0, origin=0.0 if pair.relative == "table" else 0.5)
     torch.manual_seed(0)
@@ -334,13 +334,13 @@ def test_layer_attends_to_a_finer_or_coarser_context(pair: Case):
                 context=context.masked_fill(~mask[..., None], 3.0),
                 context_positions=key_grid.positions(dtype=torch.float64, device=DEVICE),
             )
-            assert relative_change(by_positions, output) <= TOLERANCE
+            assert relative_error(by_positions, output) <= TOLERANCE
         # Every token of the output is its own query's.
         other = tokens.clone()
         other[:, 1:] = torch.randn_like(other[:, 1:])
         first = layer(other, query_grid, mask, context=context, context_grid=key_grid)[:, :1]
         if pair.kernel != "optimal":  # which takes a mean over all queries
-            assert relative_change(first, output[:, :1]) <= TOLERANCE
+            assert relative_error(first, output[:, :1]) <= TOLERANCE
 
 
 def test_lengths_apply_to_the_context():
@@ -359,7 +359,7 @@ def test_lengths_apply_to_the_context():
             context=context[part, :length],
             context_positions=places[part, :length],
         )
-        assert relative_change(together[part], alone) <= TOLERANCE
+        assert relative_error(together[part], alone) <= TOLERANCE
 
 
 def call(**changed: Any) -> Tensor:
@@ -431,7 +431,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@each(BAD)
+@for_each(BAD)
 def test_wrong_arguments_are_errors(fault: tuple[dict[str, Any], str]):
     changed, message = fault
     with pytest.raises(ValueError, match=message):
@@ -474,7 +474,7 @@ BAD_CONTEXTS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@each(BAD_CONTEXTS)
+@for_each(BAD_CONTEXTS)
 def test_wrong_context_is_an_error(fault: tuple[dict[str, Any], str]):
     changed, message = fault
     with pytest.raises(ValueError, match=message):

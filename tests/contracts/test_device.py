@@ -13,18 +13,18 @@ import pytest
 import torch
 from tests.contracts import cases
 from tests.contracts.cases import (
-    CAUSAL,
+    CAUSAL_CASES,
     EXHAUSTIVE,
-    FAST_CAUSAL,
-    POSSIBLE,
+    FAST_CAUSAL_CASES,
+    SUPPORTED_CASES,
     Case,
     build_kernel,
     build_relative,
     draw_inputs,
     draw_mask,
-    each,
-    flex_formula,
-    together,
+    flex_reference,
+    for_each,
+    parametrize_by_kernel,
     with_leaves,
 )
 from torch import Tensor, nn
@@ -44,12 +44,12 @@ AWAY = "meta"
 # Which features a kernel has and where tokens are is computed apart: one kernel with features meets every position.
 APART = [
     case
-    for case in POSSIBLE
+    for case in SUPPORTED_CASES
     if EXHAUSTIVE
     or case.kernel == "squared_relu"
     or case.relative in (None, "rotary", "rotation_joint", "clipped")
 ]
-EVERY_PAIR = [case for case in CAUSAL if case.kernel == "softmax"]
+EVERY_PAIR = [case for case in CAUSAL_CASES if case.kernel == "softmax"]
 flex = import_module("teka.functional.backends.flex")
 
 
@@ -101,7 +101,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rehearsal]:
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: self.device.type == AWAY))
     monkeypatch.setattr(torch.Tensor, "is_meta", property(lambda self: False))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(flex, "_compiled", lambda: flex_formula)
+    monkeypatch.setattr(flex, "_compiled", lambda: flex_reference)
     monkeypatch.setattr(flex, "LEAST_PAIRS", 0)
     with Rehearsal() as mode:
         yield mode
@@ -154,15 +154,15 @@ def check(case: Case, *, masked: bool, by_name: bool, first: int, is_causal: boo
     )
 
 
-@together(APART, masked=[False, True], by_name=[False, True], first=[0, 1])
+@parametrize_by_kernel(APART, masked=[False, True], by_name=[False, True], first=[0, 1])
 def test_attention_creates_no_tensor_on_another_device(
     case: Case, masked: bool, by_name: bool, first: int
 ):
     check(case, masked=masked, by_name=by_name, first=first, is_causal=False)
 
 
-@together(
-    [*EVERY_PAIR, *(case for case in FAST_CAUSAL if case in APART)],
+@parametrize_by_kernel(
+    [*EVERY_PAIR, *(case for case in FAST_CAUSAL_CASES if case in APART)],
     masked=[False, True],
     by_name=[False, True],
 )
@@ -192,12 +192,12 @@ def check_layer(options: dict[str, Any]) -> None:
     )
 
 
-@each(LAYERS)
+@for_each(LAYERS)
 def test_layers_create_no_tensor_on_another_device(options: dict[str, Any]):
     check_layer(options)
 
 
-@each(
+@for_each(
     {name: {"position": name, "kernel": "positive", "pool": "mean"} for name in POSITIONS}
     | {name: {"pool": name, "position": "none"} for name in POOLS}
 )
@@ -208,7 +208,7 @@ def test_performer_creates_no_tensor_on_another_device(options: dict[str, Any]):
 
 
 @pytest.mark.usefixtures("without_float64")
-@each(LAYERS)
+@for_each(LAYERS)
 def test_layer_works_without_float64(options: dict[str, Any]):
     check_layer(options)
 

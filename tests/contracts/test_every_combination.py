@@ -1,20 +1,20 @@
 import pytest
 from tests.contracts.cases import (
-    FAST,
-    IMPOSSIBLE,
+    FAST_CASES,
     PAIRS,
-    POSSIBLE,
+    SUPPORTED_CASES,
+    UNSUPPORTED_CASES,
     Case,
     draw_inputs,
     fast_backends,
-    together,
+    parametrize_by_kernel,
 )
 
 from teka import Grid
 from teka.functional import BACKENDS, KERNELS, RELATIVES, attention
 
 
-@together(IMPOSSIBLE)
+@parametrize_by_kernel(UNSUPPORTED_CASES)
 def test_unsupported_combinations_are_errors(case: Case):
     chosen = {"kernel": case.kernel, "relative": case.relative, "backend": case.backend}
     with pytest.raises(
@@ -24,7 +24,7 @@ def test_unsupported_combinations_are_errors(case: Case):
         attention(*draw_inputs(15), **chosen, grid=Grid((3, 5)))
 
 
-@together([case for case in FAST if case.backend != "linear"])
+@parametrize_by_kernel([case for case in FAST_CASES if case.backend != "linear"])
 def test_grid_backends_refuse_positions(case: Case):
     chosen = {"kernel": case.kernel, "relative": case.relative, "backend": case.backend}
     with pytest.raises(ValueError, match=rf"backend must be .*got '{case.backend}'|must be a grid"):
@@ -34,8 +34,8 @@ def test_grid_backends_refuse_positions(case: Case):
 def test_every_kernel_and_backend_is_tested():
     assert {case.kernel for case in PAIRS} == set(KERNELS)
     assert {case.relative for case in PAIRS} == {None, *RELATIVES}
-    assert {case.backend for case in POSSIBLE} == set(BACKENDS)
-    fast = {(case.kernel, case.relative) for case in FAST}
+    assert {case.backend for case in SUPPORTED_CASES} == set(BACKENDS)
+    fast = {(case.kernel, case.relative) for case in FAST_CASES}
     assert fast == {
         (pair.kernel, pair.relative) for pair in PAIRS if fast_backends(pair.kernel, pair.relative)
     }

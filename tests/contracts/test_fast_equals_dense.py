@@ -7,16 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.contracts.cases import (
     DEVICE,
-    FAST,
-    POSSIBLE,
+    FAST_CASES,
+    SUPPORTED_CASES,
     Case,
     build_kernel,
     build_relative,
     draw_inputs,
     draw_mask,
     is_signed,
-    relative_change,
-    together,
+    parametrize_by_kernel,
+    relative_error,
     with_leaves,
 )
 from torch import Tensor
@@ -130,7 +130,7 @@ def fits_a_torus(case: Case, size: Size) -> bool:
     return True
 
 
-@together(FAST)
+@parametrize_by_kernel(FAST_CASES)
 @settings(max_examples=8)
 @given(size=sizes())
 def test_values_and_gradients_equal_the_dense_backend(case: Case, size: Size):
@@ -150,10 +150,10 @@ def test_values_and_gradients_equal_the_dense_backend(case: Case, size: Size):
         return
     truth, fast = attend(case, size, "dense"), attend(case, size, case.backend)
     for name, expected in truth.items():
-        assert relative_change(fast[name], expected) <= TOLERANCE, name
+        assert relative_error(fast[name], expected) <= TOLERANCE, name
 
 
-@together(POSSIBLE, shape=FLOAT32_SHAPES)
+@parametrize_by_kernel(SUPPORTED_CASES, shape=FLOAT32_SHAPES)
 def test_float32_is_close_to_float64(case: Case, shape: tuple[int, ...]):
     size = Size(
         shape,
@@ -168,11 +168,11 @@ def test_float32_is_close_to_float64(case: Case, shape: tuple[int, ...]):
     truth = attend(case, size, "dense")
     single = attend(case, size, case.backend, torch.float32)
     for name, expected in truth.items():
-        change = relative_change(single[name].double(), expected)
+        change = relative_error(single[name].double(), expected)
         assert change <= (FLOAT32_SIGNED_BAND if is_signed(case) else FLOAT32_BAND), name
 
 
-@together([case for case in FAST if not is_signed(case)])
+@parametrize_by_kernel([case for case in FAST_CASES if not is_signed(case)])
 def test_large_queries_and_keys_are_accurate(case: Case):
     # Features of large vectors differ by many orders of magnitude, which a difference of sums would not survive.
     relative = build_relative(
@@ -193,7 +193,7 @@ def test_large_queries_and_keys_are_accurate(case: Case):
 
     for factor, dtype, band in ((3, torch.float32, 1e-5), (30, torch.float64, 1e-8)):
         truth, fast = attend(factor, torch.float64, "dense"), attend(factor, dtype, case.backend)
-        assert relative_change(fast, truth) <= band, (factor, dtype)
+        assert relative_error(fast, truth) <= band, (factor, dtype)
 
 
 def boundary_parameters(relative: Relative) -> list[dict[str, Tensor]]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import each, relative_change, roll_tokens
+from tests.contracts.cases import for_each, relative_error, roll_tokens
 from torch import Tensor, nn
 
 from teka import Grid, diagnose
@@ -89,25 +89,25 @@ def draw_tokens(num_tokens: int, *, batch: int = 2, seed: int = 1) -> Tensor:
     return torch.randn(batch, num_tokens, DIM, generator=generator, dtype=torch.float64)
 
 
-@each(ALL)
+@for_each(ALL)
 def test_rolling_tokens_rolls_the_output(options: dict[str, Any]):
     layer, tokens = build(**options), draw_tokens(TORUS.num_tokens)
     expected = roll_tokens(TORUS, layer(tokens, TORUS), (2, 3))
-    assert relative_change(layer(roll_tokens(TORUS, tokens, (2, 3)), TORUS), expected) < TOLERANCE
+    assert relative_error(layer(roll_tokens(TORUS, tokens, (2, 3)), TORUS), expected) < TOLERANCE
 
 
-@each(PLACED)
+@for_each(PLACED)
 def test_rolling_tokens_does_not_change_a_class_token(options: dict[str, Any]):
     layer, tokens, prefix = build(**options), draw_tokens(TORUS.num_tokens), draw_tokens(1, seed=2)
     rolled = roll_tokens(TORUS, tokens, (2, 3))
     before, after = (
         layer(torch.cat([prefix, part], dim=1), TORUS, None, 1) for part in (tokens, rolled)
     )
-    assert relative_change(after[:, 0], before[:, 0]) < TOLERANCE
-    assert relative_change(after[:, 1:], roll_tokens(TORUS, before[:, 1:], (2, 3))) < TOLERANCE
+    assert relative_error(after[:, 0], before[:, 0]) < TOLERANCE
+    assert relative_error(after[:, 1:], roll_tokens(TORUS, before[:, 1:], (2, 3))) < TOLERANCE
 
 
-@each(PLACED)
+@for_each(PLACED)
 def test_moving_kept_tokens_moves_the_output(options: dict[str, Any]):
     layer, patch = build(**options), draw_tokens(12).unflatten(1, (3, 4))
     outputs = []
@@ -120,24 +120,24 @@ def test_moving_kept_tokens_moves_the_output(options: dict[str, Any]):
         ) = patch, True
         output = layer(canvas.flatten(1, 2), Grid((9, 10)), kept.flatten(1)).unflatten(1, (9, 10))
         outputs.append(output[:, row : row + 3, column : column + 4])
-    assert relative_change(*outputs) < TOLERANCE
+    assert relative_error(*outputs) < TOLERANCE
 
 
-@each(PLACED)
+@for_each(PLACED)
 def test_token_order_matters_with_positions(options: dict[str, Any]):
     layer, tokens = build(**options), draw_tokens(TORUS.num_tokens)
     order = torch.randperm(TORUS.num_tokens, generator=torch.Generator().manual_seed(3))
-    assert relative_change(layer(tokens[:, order], TORUS), layer(tokens, TORUS)[:, order]) > CLEARLY
+    assert relative_error(layer(tokens[:, order], TORUS), layer(tokens, TORUS)[:, order]) > CLEARLY
 
 
-@each(UNPLACED)
+@for_each(UNPLACED)
 def test_permuting_tokens_without_positions_permutes_the_output(options: dict[str, Any]):
     layer, tokens = build(**options), draw_tokens(11)
     order = torch.randperm(11, generator=torch.Generator().manual_seed(3))
-    assert relative_change(layer(tokens[:, order]), layer(tokens)[:, order]) < TOLERANCE
+    assert relative_error(layer(tokens[:, order]), layer(tokens)[:, order]) < TOLERANCE
 
 
-@each(ALL)
+@for_each(ALL)
 def test_every_parameter_has_a_gradient(options: dict[str, Any]):
     layer = build(**options).train()
     # On a torus frequencies are rounded, and have none.
@@ -148,41 +148,41 @@ def test_every_parameter_has_a_gradient(options: dict[str, Any]):
         assert parameter.grad.abs().max() > TOLERANCE, name
 
 
-@each(ALL)
+@for_each(ALL)
 def test_masked_tokens_change_nothing(options: dict[str, Any]):
     layer, tokens = build(**options), draw_tokens(TORUS.num_tokens + 1)
     keep = torch.arange(2 * 36).reshape(2, 36) % 5 > 0
     keep[:, 0] = True
     other = torch.where(keep[..., None], tokens, 30 * draw_tokens(36, seed=2))
     before, after = (layer(given, TORUS, keep, 1) for given in (tokens, other))
-    assert relative_change(after[keep], before[keep]) < TOLERANCE
+    assert relative_error(after[keep], before[keep]) < TOLERANCE
 
 
-@each(UNPLACED)
+@for_each(UNPLACED)
 def test_padded_sample_equals_the_sample_alone(options: dict[str, Any]):
     layer, tokens = build(**options), draw_tokens(11)
     together = layer(tokens, lengths=torch.tensor([11, 6]))
-    assert relative_change(together[1:, :6], layer(tokens[1:, :6])) < TOLERANCE
+    assert relative_error(together[1:, :6], layer(tokens[1:, :6])) < TOLERANCE
     assert (together[1, 6:] == 0).all()
 
 
-@each(UNPLACED)
+@for_each(UNPLACED)
 def test_num_queries_returns_the_first_outputs(options: dict[str, Any]):
     layer, tokens = build(**options), draw_tokens(11)
-    assert relative_change(layer(tokens, num_queries=3), layer(tokens)[:, :3]) < TOLERANCE
+    assert relative_error(layer(tokens, num_queries=3), layer(tokens)[:, :3]) < TOLERANCE
 
 
-@each(UNPLACED)
+@for_each(UNPLACED)
 def test_tokens_as_context_equal_self_attention(options: dict[str, Any]):
     layer, tokens = build(**options), draw_tokens(11)
     keep = torch.arange(22).reshape(2, 11) % 4 > 0
     assert (
-        relative_change(layer(tokens, None, keep, context=tokens), layer(tokens, None, keep))
+        relative_error(layer(tokens, None, keep, context=tokens), layer(tokens, None, keep))
         < TOLERANCE
     )
 
 
-@each(ALL)
+@for_each(ALL)
 def test_state_dict_restores_the_layer(options: dict[str, Any]):
     layer = build(**options)
     torch.manual_seed(7)
@@ -193,20 +193,20 @@ def test_state_dict_restores_the_layer(options: dict[str, Any]):
     assert torch.equal(other(tokens, TORUS), layer(tokens, TORUS))
 
 
-@each(CAUSAL)
+@for_each(CAUSAL)
 def test_causal_layers_decode_step_by_step(options: dict[str, Any]):
     layer, tokens = build(causal=True, num_axes=1, **options), draw_tokens(9)
     whole = layer(tokens, Grid(9))
     other = torch.cat([tokens[:, :5], 30 * draw_tokens(4, seed=2)], dim=1)
-    assert relative_change(layer(other, Grid(9))[:, :5], whole[:, :5]) < TOLERANCE
+    assert relative_error(layer(other, Grid(9))[:, :5], whole[:, :5]) < TOLERANCE
     state, steps = None, []
     for token in tokens.unbind(1):
         output, state = layer.step(token, state)
         steps.append(output)
-    assert relative_change(torch.stack(steps, dim=1), whole) < TOLERANCE
+    assert relative_error(torch.stack(steps, dim=1), whole) < TOLERANCE
 
 
-@each(ALL)
+@for_each(ALL)
 def test_every_option_can_be_diagnosed(options: dict[str, Any]):
     layer, tokens = build(**options), draw_tokens(TORUS.num_tokens)
     diagnosis = diagnose(layer, tokens, TORUS)
@@ -235,7 +235,7 @@ def test_options_are_off_by_default(relative: str | None):
     assert all(torch.equal(layers[0][name], layers[1][name]) for name in layers[0])
 
 
-@each(
+@for_each(
     {
         "a gate": {"gate": True},
         "a convolution": {"value_convolution": 3},
@@ -277,4 +277,4 @@ def test_model_with_all_options_is_shift_invariant(pool: str):
     images = torch.randn(
         2, 2, 6, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
     )
-    assert relative_change(model(images.roll((2, 3), (2, 3))), model(images)) < TOLERANCE
+    assert relative_error(model(images.roll((2, 3), (2, 3))), model(images)) < TOLERANCE

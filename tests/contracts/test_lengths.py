@@ -3,7 +3,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import PAIRS, PLACEABLE_PAIRS, Case, each, relative_change, together
+from tests.contracts.cases import (
+    PAIRS,
+    PAIRS_WITH_POSITIONS,
+    Case,
+    for_each,
+    parametrize_by_kernel,
+    relative_error,
+)
 from torch import Tensor
 from torch.autograd import grad
 
@@ -39,7 +46,7 @@ def draw_ragged(num_axes: int = 2) -> tuple[Tensor, Tensor, Tensor]:
     return tokens + 50.0 * padding[..., None], positions + 1e3 * padding[..., None], lengths
 
 
-@together(PLACEABLE_PAIRS, causal=[False, True])
+@parametrize_by_kernel(PAIRS_WITH_POSITIONS, causal=[False, True])
 def test_sample_with_a_length_equals_the_sample_alone(pair: Case, causal: bool):
     layer, (tokens, positions, lengths) = build(pair, causal=causal), draw_ragged()
     placed: dict[str, Tensor] = {} if pair.relative is None else {"positions": positions}
@@ -47,21 +54,21 @@ def test_sample_with_a_length_equals_the_sample_alone(pair: Case, causal: bool):
     for sample, length in enumerate(LENGTHS):
         part = (slice(sample, sample + 1), slice(0, length))
         alone = layer(tokens[part], **{name: places[part] for name, places in placed.items()})
-        assert relative_change(together[part], alone) <= TOLERANCE
+        assert relative_error(together[part], alone) <= TOLERANCE
         assert not together[sample, length:].any()
 
 
-@together(PAIRS, causal=[False, True])
+@parametrize_by_kernel(PAIRS, causal=[False, True])
 def test_short_sequence_equals_a_short_grid(pair: Case, causal: bool):
     layer, (tokens, _, lengths) = build(pair, causal=causal, num_axes=1), draw_ragged()
     together = layer(tokens, Grid(LONGEST), lengths=lengths)
     for sample, length in enumerate(LENGTHS):
         part = (slice(sample, sample + 1), slice(0, length))
-        assert relative_change(together[part], layer(tokens[part], Grid(length))) <= TOLERANCE
+        assert relative_error(together[part], layer(tokens[part], Grid(length))) <= TOLERANCE
         assert not together[sample, length:].any()
 
 
-@together(PLACEABLE_PAIRS)
+@parametrize_by_kernel(PAIRS_WITH_POSITIONS)
 def test_padding_has_no_gradient(pair: Case):
     layer, (tokens, positions, lengths) = build(pair, causal=True), draw_ragged()
     places = {} if pair.relative is None else {"positions": positions}
@@ -76,7 +83,7 @@ def test_padding_has_no_gradient(pair: Case):
     )
 
 
-@together(PLACEABLE_PAIRS)
+@parametrize_by_kernel(PAIRS_WITH_POSITIONS)
 def test_lengths_equal_a_mask(pair: Case):
     layer, (tokens, positions, lengths) = build(pair), draw_ragged()
     if pair.kernel == "optimal":
@@ -87,13 +94,13 @@ def test_lengths_equal_a_mask(pair: Case):
         layer(tokens, None, mask, **places),
         layer(tokens, lengths=lengths, **places),
     )
-    assert relative_change(by_mask[mask], by_lengths[mask]) <= TOLERANCE
+    assert relative_error(by_mask[mask], by_lengths[mask]) <= TOLERANCE
 
 
 def test_full_lengths_change_nothing():
     layer, (tokens, positions, _) = build(Case("squared_relu", "fourier")), draw_ragged()
     whole = layer(tokens, positions=positions, lengths=torch.full((3,), LONGEST))
-    assert relative_change(whole, layer(tokens, positions=positions)) <= TOLERANCE
+    assert relative_error(whole, layer(tokens, positions=positions)) <= TOLERANCE
 
 
 def test_ignoring_lengths_would_fail():
@@ -101,7 +108,7 @@ def test_ignoring_lengths_would_fail():
     padded, sound = (layer(tokens, positions=positions, lengths=given) for given in (None, lengths))
     kept = torch.arange(LONGEST) < lengths[:, None]
     kept[0] = False  # the sample without padding
-    assert relative_change(padded[kept], sound[kept]) > 0.1
+    assert relative_error(padded[kept], sound[kept]) > 0.1
     assert padded[1, 1:].any()
 
 
@@ -137,7 +144,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@each(BAD)
+@for_each(BAD)
 def test_wrong_lengths_are_errors(fault: tuple[dict[str, Any], str]):
     changed, message = fault
     layer, (tokens, positions, _) = build(Case("squared_relu", "fourier")), draw_ragged()
@@ -179,7 +186,7 @@ def test_packed_sequences_are_independent(options: dict[str, Any]):
         for output in (packed, torch.cat(alone, dim=1))
     )
     for mine, theirs in zip(found, truth, strict=True):
-        assert relative_change(mine, theirs) <= 1e-12
+        assert relative_error(mine, theirs) <= 1e-12
 
 
 @pytest.mark.parametrize(

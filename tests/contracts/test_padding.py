@@ -9,19 +9,19 @@ from jaxtyping import Bool, Float
 from tests.contracts.cases import (
     DEVICE,
     PAIRS,
-    PLACEABLE_PAIRS,
-    POSSIBLE,
+    PAIRS_WITH_POSITIONS,
+    SUPPORTED_CASES,
     Case,
-    averages,
     build_kernel,
     build_relative,
     causal_backends,
     draw_inputs,
     draw_mask,
     is_signed,
-    only_on_a_line,
-    relative_change,
-    together,
+    is_weighted_mean,
+    one_axis_backends,
+    parametrize_by_kernel,
+    relative_error,
 )
 from torch import Tensor
 
@@ -55,7 +55,7 @@ def attend(
     )
 
 
-@together(POSSIBLE)
+@parametrize_by_kernel(SUPPORTED_CASES)
 def test_output_of_a_fully_masked_sample_is_zero(case: Case):
     inputs = [one.requires_grad_() for one in draw_inputs(NUM_TOKENS)]
     mask = torch.ones(2, NUM_TOKENS, dtype=torch.bool, device=DEVICE)
@@ -76,7 +76,7 @@ def with_other_padding(inputs: list[Tensor], mask: Tensor, factor: float) -> lis
     return [query, torch.where(keep, key, other_key), torch.where(keep, value, other_value)]
 
 
-@together(POSSIBLE, factor=[100.0, math.nan])
+@parametrize_by_kernel(SUPPORTED_CASES, factor=[100.0, math.nan])
 def test_masked_keys_change_no_output_and_no_gradient(case: Case, factor: float):
     inputs, mask = draw_inputs(NUM_TOKENS), draw_mask(2, NUM_TOKENS)
     found = []
@@ -87,7 +87,7 @@ def test_masked_keys_change_no_output_and_no_gradient(case: Case, factor: float)
             [output, *torch.autograd.grad(output.square().sum(), leaves, materialize_grads=True)]
         )
     for padded, plain in zip(found[1], found[0], strict=True):
-        assert relative_change(padded, plain) <= TOLERANCE
+        assert relative_error(padded, plain) <= TOLERANCE
 
 
 @pytest.mark.parametrize("kernel", ["squared_relu", "optimal", "softmax"])
@@ -116,7 +116,7 @@ def test_nan_padding_changes_nothing(kernel: str, ragged: bool):
         loss = output[keep].square().sum()
         found.append([output[keep], *torch.autograd.grad(loss, list(parameters.values()))])
     for padded, plain in zip(*found, strict=True):
-        assert relative_change(padded, plain) <= TOLERANCE
+        assert relative_error(padded, plain) <= TOLERANCE
 
 
 def test_fitted_kernels_ignore_padding():
@@ -132,11 +132,11 @@ def test_fitted_kernels_ignore_padding():
                 :, :, :8
             ]
         )
-    assert relative_change(outputs[1], outputs[0]) <= TOLERANCE
-    assert relative_change(outputs[2], outputs[0]) <= TOLERANCE
+    assert relative_error(outputs[1], outputs[0]) <= TOLERANCE
+    assert relative_error(outputs[2], outputs[0]) <= TOLERANCE
 
 
-@together(PLACEABLE_PAIRS)
+@parametrize_by_kernel(PAIRS_WITH_POSITIONS)
 def test_masking_a_key_equals_removing_it(pair: Case):
     # Positions and not a grid, so that tokens can be left out. The masked are the same in both samples.
     (query, key, value), generator = draw_inputs(GRID.num_tokens), torch.manual_seed(2)
@@ -156,15 +156,17 @@ def test_masking_a_key_equals_removing_it(pair: Case):
         assert not masked[:, :, ~keep].any()
         few = [one[:, :, keep] for one in inputs]
         without = attention(*few, **options, positions=positions[keep])
-        assert relative_change(masked[:, :, keep], without) <= TOLERANCE, factor
-        for backend in causal_backends(pair.kernel, pair.relative) - only_on_a_line(pair.relative):
+        assert relative_error(masked[:, :, keep], without) <= TOLERANCE, factor
+        for backend in causal_backends(pair.kernel, pair.relative) - one_axis_backends(
+            pair.relative
+        ):
             causal = {**options, "is_causal": True, "backend": backend}
             masked = attention(*inputs, **causal, positions=positions, key_mask=mask)
             without = attention(*few, **causal, positions=positions[keep])
-            assert relative_change(masked[:, :, keep], without) <= TOLERANCE, (factor, backend)
+            assert relative_error(masked[:, :, keep], without) <= TOLERANCE, (factor, backend)
 
 
-@together([case for case in POSSIBLE if averages(case.kernel)])
+@parametrize_by_kernel([case for case in SUPPORTED_CASES if is_weighted_mean(case.kernel)])
 def test_masking_all_grid_keys_leaves_the_prefix(case: Case):
     inputs, mask = (
         draw_inputs(NUM_TOKENS),
@@ -172,10 +174,10 @@ def test_masking_all_grid_keys_leaves_the_prefix(case: Case):
     )
     mask[:, 0] = True
     output = attend(case.kernel, case.relative, case.backend, inputs, mask)
-    assert relative_change(output, inputs[2][:, :, :1].expand_as(output)) <= TOLERANCE
+    assert relative_error(output, inputs[2][:, :, :1].expand_as(output)) <= TOLERANCE
 
 
-@together(POSSIBLE)
+@parametrize_by_kernel(SUPPORTED_CASES)
 def test_samples_are_independent(case: Case):
     inputs, mask = draw_inputs(NUM_TOKENS), draw_mask(2, NUM_TOKENS)
     for mates in (1.0, 100.0):
@@ -184,10 +186,10 @@ def test_samples_are_independent(case: Case):
         alone = attend(
             case.kernel, case.relative, case.backend, [tensor[:1] for tensor in inputs], mask[:1]
         )
-        assert relative_change(together[:1], alone) <= TOLERANCE
+        assert relative_error(together[:1], alone) <= TOLERANCE
 
 
-@together(PAIRS)
+@parametrize_by_kernel(PAIRS)
 def test_evaluation_is_deterministic(pair: Case):
     torch.manual_seed(0)
     layer = (
@@ -219,7 +221,7 @@ def test_an_unmasked_denominator_is_found():
     masked_value = value * mask[:, None, :, None]
     broken = attend(DenominatorOfAllKeys(), None, "linear", [query, key, masked_value], mask)
     sound = attend("elu", None, "linear", [query, key, value], mask)
-    assert relative_change(broken, sound) > 0.1
+    assert relative_error(broken, sound) > 0.1
 
 
 @dataclass(frozen=True)
@@ -250,6 +252,6 @@ def test_a_maximum_over_the_batch_is_found():
     for kernel in (sound, StabilisedOverTheBatch(**dataclasses.asdict(sound))):
         together = attend(kernel, None, "linear", batch, None)[:1]
         alone = attend(kernel, None, "linear", [tensor[:1] for tensor in inputs], None)
-        changes.append(relative_change(together, alone))
+        changes.append(relative_error(together, alone))
     assert changes[0] <= TOLERANCE
     assert changes[1] > 1e-3

@@ -4,15 +4,15 @@ from hypothesis import strategies as st
 from tests.contracts.cases import (
     DEVICE,
     PAIRS,
-    PLACEABLE_PAIRS,
-    POSSIBLE,
+    PAIRS_WITH_POSITIONS,
+    SUPPORTED_CASES,
     Case,
     build_kernel,
     build_relative,
     draw_inputs,
     draw_mask,
-    relative_change,
-    together,
+    parametrize_by_kernel,
+    relative_error,
 )
 from torch import Generator
 
@@ -24,7 +24,7 @@ TOLERANCE = 1e-10
 NUM_TOKENS = 11
 
 
-@together([case for case in POSSIBLE if case.relative is None])
+@parametrize_by_kernel([case for case in SUPPORTED_CASES if case.relative is None])
 @settings(max_examples=4)
 @given(order=st.permutations(range(NUM_TOKENS)))
 def test_permuting_tokens_without_positions_permutes_outputs(case: Case, order: list[int]):
@@ -32,10 +32,10 @@ def test_permuting_tokens_without_positions_permutes_outputs(case: Case, order: 
     before = attention(*inputs, kernel=case.kernel, key_mask=mask, backend=case.backend)
     shuffled = [tensor[:, :, order] for tensor in inputs]
     after = attention(*shuffled, kernel=case.kernel, key_mask=mask[:, order], backend=case.backend)
-    assert relative_change(after, before[:, :, order]) <= TOLERANCE
+    assert relative_error(after, before[:, :, order]) <= TOLERANCE
 
 
-@together(PLACEABLE_PAIRS)
+@parametrize_by_kernel(PAIRS_WITH_POSITIONS)
 @settings(max_examples=4)
 @given(order=st.permutations(range(NUM_TOKENS)))
 def test_permuting_tokens_and_positions_permutes_outputs(pair: Case, order: list[int]):
@@ -55,16 +55,16 @@ def test_permuting_tokens_and_positions_permutes_outputs(pair: Case, order: list
         positions=positions[:, order],
         key_mask=mask[:, order],
     )
-    assert relative_change(after, before[:, :, order]) <= TOLERANCE
+    assert relative_error(after, before[:, :, order]) <= TOLERANCE
 
 
-@together([pair for pair in PAIRS if pair.relative is not None])
+@parametrize_by_kernel([pair for pair in PAIRS if pair.relative is not None])
 def test_token_order_matters_on_a_grid(pair: Case):
     inputs = draw_inputs(15)
     before = attention(*inputs, kernel=pair.kernel, relative=pair.relative, grid=Grid((3, 5)))
     flipped = [tensor.flip(2).roll(4, 2) for tensor in inputs]
     after = attention(*flipped, kernel=pair.kernel, relative=pair.relative, grid=Grid((3, 5)))
-    assert relative_change(after, before.flip(2).roll(4, 2)) > 1e-3
+    assert relative_error(after, before.flip(2).roll(4, 2)) > 1e-3
 
 
 @given(order=st.permutations(range(NUM_TOKENS)), num_queries=st.integers(1, 3))
@@ -75,4 +75,4 @@ def test_learned_query_ignores_token_order(order: list[int], num_queries: int):
         torch.randn(2, NUM_TOKENS, 6, dtype=torch.float64).to(DEVICE),
         draw_mask(2, NUM_TOKENS),
     )
-    assert relative_change(pool(tokens[:, order], mask[:, order]), pool(tokens, mask)) <= TOLERANCE
+    assert relative_error(pool(tokens[:, order], mask[:, order]), pool(tokens, mask)) <= TOLERANCE

@@ -3,15 +3,15 @@ import math
 import torch
 from tests.contracts.cases import (
     DEVICE,
-    PLACEABLE_PAIRS,
-    POSSIBLE,
+    PAIRS_WITH_POSITIONS,
+    SUPPORTED_CASES,
     Case,
-    averages,
     build_kernel,
     build_relative,
     draw_inputs,
-    relative_change,
-    together,
+    is_weighted_mean,
+    parametrize_by_kernel,
+    relative_error,
 )
 from torch import Tensor
 
@@ -23,7 +23,7 @@ TOLERANCE = 1e-10
 GRID = Grid((3, 5))
 SCALE = 0.4
 EXACT = [
-    case for case in POSSIBLE if case.relative is not None and case.is_equivariant_for_every_draw
+    case for case in SUPPORTED_CASES if case.relative is not None and case.is_exactly_equivariant
 ]
 
 
@@ -49,20 +49,22 @@ def attend(
     )
 
 
-@together(EXACT, num_prefix_tokens=[1, 2])
+@parametrize_by_kernel(EXACT, num_prefix_tokens=[1, 2])
 def test_prefix_query_has_no_relative_weights(case: Case, num_prefix_tokens: int):
     inputs = draw_inputs(num_prefix_tokens + GRID.num_tokens)
     relative = build_relative(case.relative, kernel=case.kernel, heads=3, dim=5, num_axes=2)
     placed = attend(case, inputs, num_prefix_tokens, relative, GRID)
     unplaced = attend(case, inputs, 0, None, None)
     first = slice(0, num_prefix_tokens)
-    assert relative_change(placed[:, :, first], unplaced[:, :, first]) <= TOLERANCE
+    assert relative_error(placed[:, :, first], unplaced[:, :, first]) <= TOLERANCE
     assert (
-        relative_change(placed[:, :, num_prefix_tokens:], unplaced[:, :, num_prefix_tokens:]) > 1e-3
+        relative_error(placed[:, :, num_prefix_tokens:], unplaced[:, :, num_prefix_tokens:]) > 1e-3
     )
 
 
-@together([case for case in EXACT if case.relative != "rotary" and averages(case.kernel)])
+@parametrize_by_kernel(
+    [case for case in EXACT if case.relative != "rotary" and is_weighted_mean(case.kernel)]
+)
 def test_prefix_key_has_a_relative_weight_of_one(case: Case):
     """out = (S + κ_0 v_0) / (s + κ_0), with S and s the sums over placed keys of the dense weights."""
     prefix_value = 3.0
@@ -82,10 +84,10 @@ def test_prefix_key_has_a_relative_weight_of_one(case: Case):
     weights = content[:, :, 1:] * torch.nn.functional.pad(log_relative, (1, 0)).exp()
     expected = prefix_value * weights[..., 0] / weights.sum(dim=-1)
     output = attend(case, [query, key, value], 1, relative, GRID)
-    assert relative_change(output[:, :, 1:, 0], expected) <= TOLERANCE
+    assert relative_error(output[:, :, 1:, 0], expected) <= TOLERANCE
 
 
-@together([pair for pair in PLACEABLE_PAIRS if pair.relative is not None])
+@parametrize_by_kernel([pair for pair in PAIRS_WITH_POSITIONS if pair.relative is not None])
 def test_a_class_token_with_a_position_is_found(pair: Case):
     # As in earlier code: the class token at (side, 0), below the bottom-left corner.
     inputs = draw_inputs(1 + GRID.num_tokens)
@@ -95,7 +97,7 @@ def test_a_class_token_with_a_position_is_found(pair: Case):
     positions = torch.cat([place, GRID.positions(dtype=torch.float64, device=DEVICE)])
     broken = attention(*inputs, kernel=kernel, relative=relative, positions=positions, scale=SCALE)
     sound = attend(pair, inputs, 1, relative, GRID)
-    assert relative_change(broken[:, :, :1], sound[:, :, :1]) > 1e-3
+    assert relative_error(broken[:, :, :1], sound[:, :, :1]) > 1e-3
 
 
 def test_prefix_tokens_of_a_constant_kernel():
@@ -108,4 +110,4 @@ def test_prefix_tokens_of_a_constant_kernel():
     )
     output = attend(Case("constant", "rotation"), [query, key, value], 2, relative, Grid((1,)))
     expected = (value[:, 0, 0] + value[:, 0, 1] + weight * value[:, 0, 2]) / (2 + weight)
-    assert relative_change(output[:, 0, 2], expected) <= TOLERANCE
+    assert relative_error(output[:, 0, 2], expected) <= TOLERANCE

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from jaxtyping import Float
-from tests.contracts.cases import draw_inputs, each, explicit_attention, relative_change
+from tests.contracts.cases import draw_inputs, for_each, reference_attention, relative_error
 from tests.contracts.test_shift import change_under_a_shift_of_positions
 from torch import Generator, Tensor, nn
 
@@ -78,7 +78,7 @@ WHERE: dict[str, tuple[str, str]] = {
 }
 
 
-@each(WHERE)
+@for_each(WHERE)
 def test_every_defect_has_a_test(where: tuple[str, str]):
     test, twin = where
     (source,) = [text for text in SOURCES if f"def {test}(" in text]
@@ -145,7 +145,7 @@ def test_position_heads_are_redrawn(is_redrawn: bool, sound: bool):
     tokens = torch.randn(2, 15, 8)
     before = layer(tokens, Grid((3, 5)))
     assert redraw_projections(layer) == 1
-    assert (relative_change(layer(tokens, Grid((3, 5))), before) > 1e-3) == sound
+    assert (relative_error(layer(tokens, Grid((3, 5))), before) > 1e-3) == sound
 
 
 def as_if_square(grid: Grid) -> Tensor:
@@ -177,7 +177,7 @@ def test_non_square_grids_keep_their_shape(
         outputs.append(
             layer(tokens, None, kept[None], positions=positions_of(Grid((5, 13))))[0, kept]
         )
-    change = relative_change(outputs[1], outputs[0])
+    change = relative_error(outputs[1], outputs[0])
     assert change <= 1e-10 if sound else change > 1e-3
 
 
@@ -201,7 +201,9 @@ def test_float64_is_not_rounded_to_float32(kind: type[relative.Clipped], backend
     inputs = draw_inputs(15)
     embedding = torch.randn(4, 5, dtype=torch.float64, generator=Generator().manual_seed(0))
     sites = Positions(Grid((3, 5)))
-    truth = explicit_attention(inputs, SquaredRelu(), relative.Clipped(embedding), sites, scale=0.4)
+    truth = reference_attention(
+        inputs, SquaredRelu(), relative.Clipped(embedding), sites, scale=0.4
+    )
     output = attention(
         *inputs,
         kernel="squared_relu",
@@ -211,8 +213,8 @@ def test_float64_is_not_rounded_to_float32(kind: type[relative.Clipped], backend
         backend=backend,
     )
     assert output.dtype == torch.float64
-    assert (relative_change(output, truth) <= 1e-10) == sound
-    assert relative_change(output, truth) <= 1e-5
+    assert (relative_error(output, truth) <= 1e-10) == sound
+    assert relative_error(output, truth) <= 1e-5
 
 
 def rings_of_teka(query: Tensor, value: Tensor, grid: Grid) -> Tensor:
@@ -252,7 +254,7 @@ def test_memory_of_rings_is_linear(evaluate: Callable[..., Tensor], sound: bool)
             tensor.requires_grad_() for tensor in draw_inputs(grid.num_tokens, dim_value=7)
         )
         expected = rings_of_teka(query, value, grid)
-        assert relative_change(rings_row_by_row(query, value, grid), expected) <= 1e-10
+        assert relative_error(rings_row_by_row(query, value, grid), expected) <= 1e-10
         with Allocations() as allocations:
             evaluate(query, value, grid).sum().backward()
         peaks.append(allocations.peak)

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.contracts.cases import (
-    averages,
     build_kernel,
     draw_inputs,
     draw_mask,
-    explicit_attention,
-    relative_change,
+    is_weighted_mean,
+    reference_attention,
+    relative_error,
     roll_tokens,
     with_leaves,
 )
@@ -41,7 +41,7 @@ BOUNDS = {"mixed": 1 / LENGTH_SHARE, "nonnegative": 1.0, "lengths": 1.0}
 BOUNDED_KERNELS = tuple(
     name
     for name in KERNELS_BY_NAME
-    if name not in ("softmax", "gaussian", "constant") and averages(name)
+    if name not in ("softmax", "gaussian", "constant") and is_weighted_mean(name)
 )
 
 
@@ -70,7 +70,7 @@ def leaves_of(num_tokens: int, relative: Rotary) -> tuple[Rotary, dict[str, Tens
 
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], of: str = "") -> None:
     for name, one in expected.items():
-        assert relative_change(found[name], one) <= TOLERANCE, f"{name} {of}"
+        assert relative_error(found[name], one) <= TOLERANCE, f"{name} {of}"
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_values_and_gradients_equal_the_equation(
         if any(grid.periodic):  # to frequencies that are rounded no gradient flows
             leaves.pop("frequency")
         keep = None if mask is None else mask[:, None]
-        truth = explicit_attention(inputs, built, relative, positions, scale=SCALE, keep=keep)
+        truth = reference_attention(inputs, built, relative, positions, scale=SCALE, keep=keep)
         expected = with_gradients(truth, leaves)
         for backend in BACKENDS:
             output = attention(
@@ -130,7 +130,7 @@ def test_causal_values_and_gradients_equal_the_equation(kernel: str, normalizer:
         "scale": SCALE,
     }
     for key_mask, keep in ((None, past[None]), (mask, past & mask[:, None])):
-        truth = explicit_attention(inputs, built, relative, sites, scale=SCALE, keep=keep)
+        truth = reference_attention(inputs, built, relative, sites, scale=SCALE, keep=keep)
         # Of a query that sees nothing the explicit matrix has no gradient.
         seen = keep.any(dim=-1)[:, None, :, None]
         expected = (
@@ -158,7 +158,7 @@ def test_causal_values_and_gradients_equal_the_equation(kernel: str, normalizer:
         normalizer == "nonnegative"
     )  # whose denominator is the weights' own sum
     whole = attention(*inputs, **options, is_causal=True, backend="dense")
-    assert relative_change(torch.cat(outputs, dim=2), whole) <= TOLERANCE
+    assert relative_error(torch.cat(outputs, dim=2), whole) <= TOLERANCE
 
 
 @st.composite
@@ -332,11 +332,11 @@ def test_rolling_tokens_rolls_the_output(kernel: str):
             attention(*tensors, **options, relative=build(2, normalizer), backend=backend)
             for tensors in (inputs, rolled)
         )
-        assert relative_change(moved, roll_tokens(grid, output, (1, -2))) <= TOLERANCE, (
+        assert relative_error(moved, roll_tokens(grid, output, (1, -2))) <= TOLERANCE, (
             normalizer,
             backend,
         )
-        assert relative_change(moved, output) > 1e-3, (normalizer, backend)
+        assert relative_error(moved, output) > 1e-3, (normalizer, backend)
 
 
 def build_layer(normalizer: str, **options: Any) -> Attention:
@@ -364,7 +364,7 @@ def test_state_dicts_fit_every_normalizer():
     torch.nn.init.normal_(target.get_parameter("value.weight"))
     target.load_state_dict(source.state_dict())
     assert torch.equal(target(tokens, Grid((3, 5))), expected)
-    assert relative_change(source(tokens, Grid((3, 5))), expected) > 1e-3
+    assert relative_error(source(tokens, Grid((3, 5))), expected) > 1e-3
 
 
 def test_decoding_steps_equal_the_forward_pass():
@@ -374,7 +374,7 @@ def test_decoding_steps_equal_the_forward_pass():
     for token in tokens.unbind(dim=1):
         output, state = layer.step(token, state)
         outputs.append(output)
-    assert relative_change(torch.stack(outputs, dim=1), layer(tokens, Grid(11))) <= TOLERANCE
+    assert relative_error(torch.stack(outputs, dim=1), layer(tokens, Grid(11))) <= TOLERANCE
 
 
 def test_layer_can_be_diagnosed_and_explained():
@@ -403,13 +403,11 @@ def test_zero_frequencies_give_attention_with_lengths():
     options: dict[str, Any] = {"kernel": "squared_relu", "grid": grid}
     plain = attention(*inputs, kernel="squared_relu")
     assert (
-        relative_change(attention(*inputs, **options, relative=Rotary(still, "features")), plain)
+        relative_error(attention(*inputs, **options, relative=Rotary(still, "features")), plain)
         <= TOLERANCE
     )
     shares = [
-        relative_change(
-            attention(*inputs, **options, relative=Rotary(still, "mixed", share)), plain
-        )
+        relative_error(attention(*inputs, **options, relative=Rotary(still, "mixed", share)), plain)
         for share in (1e-12, 0.1, 1.0)
     ]
     assert shares[0] <= TOLERANCE

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from tests.contracts.cases import (
     DEVICE,
     PAIRS,
-    PLACEABLE_PAIRS,
-    POSSIBLE,
+    PAIRS_WITH_POSITIONS,
+    SUPPORTED_CASES,
     Case,
     build_kernel,
     build_relative,
     draw_inputs,
-    met_relatives,
-    relative_change,
+    parametrize_by_kernel,
+    relative_error,
     roll_tokens,
-    together,
+    tested_relatives,
 )
 from torch import Generator, Tensor
 
@@ -46,8 +46,8 @@ SHAPES = st.lists(st.integers(1, 7), min_size=1, max_size=3).filter(
     lambda shape: max(shape) > 4 and math.prod(shape) < 150
 )
 
-EXACT_PAIRS = [pair for pair in PLACEABLE_PAIRS if pair.is_equivariant_for_every_draw]
-IN_EXPECTATION_PAIRS = [pair for pair in PLACEABLE_PAIRS if not pair.is_equivariant_for_every_draw]
+EXACT_PAIRS = [pair for pair in PAIRS_WITH_POSITIONS if pair.is_exactly_equivariant]
+IN_EXPECTATION_PAIRS = [pair for pair in PAIRS_WITH_POSITIONS if not pair.is_exactly_equivariant]
 
 
 def redrawn(kernel: Kernel, num_features: int, seed: int) -> Kernel:
@@ -82,7 +82,7 @@ def change_under_a_shift_of_positions(
         attention(query, key, value, kernel=kernel, relative=relative, positions=place)
         for place in (positions, positions + shift.to(DEVICE))
     )
-    return relative_change(there, here)
+    return relative_error(there, here)
 
 
 def change_under_a_shift_on_a_canvas(
@@ -99,10 +99,10 @@ def change_under_a_shift_on_a_canvas(
         tokens = torch.zeros(2, 90, width, dtype=torch.float64, device=DEVICE)
         tokens[mask] = patch.flatten(0, 1)
         outputs.append(attend(tokens, Grid(canvas), mask)[:, cells.flatten()])
-    return relative_change(outputs[1], outputs[0])
+    return relative_error(outputs[1], outputs[0])
 
 
-@together(EXACT_PAIRS)
+@parametrize_by_kernel(EXACT_PAIRS)
 @settings(max_examples=8)
 @given(
     shift=st.lists(st.floats(-50, 50), min_size=1, max_size=3),
@@ -122,7 +122,7 @@ def test_shifting_positions_changes_nothing(
     assert change <= TOLERANCE
 
 
-@together([pair for pair in PAIRS if pair.is_equivariant_for_every_draw], origin=[5e5, 1e7])
+@parametrize_by_kernel([pair for pair in PAIRS if pair.is_exactly_equivariant], origin=[5e5, 1e7])
 def test_float32_is_precise_far_from_the_origin(pair: Case, origin: float):
     relative = build_relative(pair.relative, kernel=pair.kernel, heads=HEADS, dim=DIM, num_axes=2)
     inputs, kernel = (
@@ -132,13 +132,13 @@ def test_float32_is_precise_far_from_the_origin(pair: Case, origin: float):
     options: dict[str, Any] = {"kernel": kernel, "relative": relative}
     here, there = Grid((5, 8), 0.1), Grid((5, 8), 0.1, origin=origin)
     expected = attention(*inputs, **options, grid=here)
-    assert relative_change(attention(*inputs, **options, grid=there), expected) <= 1e-5
-    if pair in PLACEABLE_PAIRS:
+    assert relative_error(attention(*inputs, **options, grid=there), expected) <= 1e-5
+    if pair in PAIRS_WITH_POSITIONS:
         places = there.positions(dtype=torch.float64, device=DEVICE)
-        assert relative_change(attention(*inputs, **options, positions=places), expected) <= 1e-5
+        assert relative_error(attention(*inputs, **options, positions=places), expected) <= 1e-5
 
 
-@together(IN_EXPECTATION_PAIRS)
+@parametrize_by_kernel(IN_EXPECTATION_PAIRS)
 def test_more_features_reduce_the_shift_error_of_the_joint_form(pair: Case):
     relative = build_relative(pair.relative, kernel=pair.kernel, heads=HEADS, dim=DIM, num_axes=2)
     assert isinstance(relative, RotationJoint)
@@ -160,7 +160,7 @@ def test_more_features_reduce_the_shift_error_of_the_joint_form(pair: Case):
     assert means[0] >= 2 * means[1] >= 4 * means[2]
 
 
-@together(POSSIBLE)
+@parametrize_by_kernel(SUPPORTED_CASES)
 def test_moving_content_on_a_masked_canvas_moves_the_output(case: Case):
     relative = build_relative(
         case.relative, kernel=case.kernel, heads=HEADS, dim=DIM, num_axes=2, max_distance=3
@@ -182,10 +182,10 @@ def test_moving_content_on_a_masked_canvas_moves_the_output(case: Case):
         return output.transpose(1, 2).flatten(2)
 
     change = change_under_a_shift_on_a_canvas(attend, 3 * HEADS * DIM)
-    assert change <= TOLERANCE if case.is_equivariant_for_every_draw else change > CLEARLY_BROKEN
+    assert change <= TOLERANCE if case.is_exactly_equivariant else change > CLEARLY_BROKEN
 
 
-@together(POSSIBLE)
+@parametrize_by_kernel(SUPPORTED_CASES)
 @settings(max_examples=3)
 @given(shape=SHAPES, data=st.data())
 def test_rolling_a_periodic_grid_rolls_the_output(
@@ -229,7 +229,7 @@ def test_rolling_a_periodic_grid_rolls_the_output(
             attend(*inputs)
         return
     rolled = attend(*(roll_tokens(grid, tensor, shift) for tensor in inputs))
-    assert relative_change(rolled, roll_tokens(grid, attend(*inputs), shift)) <= TOLERANCE
+    assert relative_error(rolled, roll_tokens(grid, attend(*inputs), shift)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("relative", [None, *RELATIVES])
@@ -256,7 +256,7 @@ def test_random_kernels_are_tested_with_the_joint_form():
     crossed = {
         (kernel, relative)
         for kernel in RANDOM_KERNELS
-        for relative in names & set(met_relatives(kernel))
+        for relative in names & set(tested_relatives(kernel))
     }
     assert {(pair.kernel, pair.relative) for pair in IN_EXPECTATION_PAIRS} == crossed
     assert len(crossed) >= 2

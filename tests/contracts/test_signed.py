@@ -12,8 +12,8 @@ from tests.contracts.cases import (
     build_relative,
     draw_inputs,
     draw_mask,
-    explicit_attention,
-    relative_change,
+    reference_attention,
+    relative_error,
     with_leaves,
 )
 from torch import Tensor
@@ -113,7 +113,7 @@ def changes(kernel: FeatureKernel, name: str | None, *, is_causal: bool) -> dict
     keep = mask[:, None]
     keep = keep & mask.new_ones(num_tokens, num_tokens).tril() if is_causal else keep
     truth = with_gradients(
-        explicit_attention(inputs, kernel, relative, positions, scale=SCALE, keep=keep)
+        reference_attention(inputs, kernel, relative, positions, scale=SCALE, keep=keep)
     )
     work = Workload(kernel, relative, positions, num_tokens, num_tokens, DIM, 4, is_causal)
     found = {}
@@ -129,7 +129,7 @@ def changes(kernel: FeatureKernel, name: str | None, *, is_causal: bool) -> dict
             backend=backend,
             num_prefix_tokens=first,
         )
-        found[backend] = max(map(relative_change, with_gradients(output), truth))
+        found[backend] = max(map(relative_error, with_gradients(output), truth))
     return found
 
 
@@ -155,7 +155,7 @@ def test_masked_tokens_do_not_affect_signed_features():
         }
         output = attention(*inputs, **options, key_mask=mask)
         found.append(torch.autograd.grad(output.sin().sum(), [*inputs, *leaves.values()]))
-    assert max(map(relative_change, *found)) < 1e-10
+    assert max(map(relative_error, *found)) < 1e-10
 
 
 @pytest.mark.parametrize("relative", ["rotation", "clipped"])
@@ -178,4 +178,4 @@ def test_decoding_equals_the_forward_pass(kernel: FeatureKernel):
         for query, key, value in zip(*(tensor.split(1, dim=2) for tensor in inputs), strict=True):
             output, state = decode(query, key, value, state, kernel=kernel, relative=built)
             outputs.append(output)
-        assert relative_change(torch.cat(outputs, dim=2), whole) < 1e-10, relative
+        assert relative_error(torch.cat(outputs, dim=2), whole) < 1e-10, relative

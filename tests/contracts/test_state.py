@@ -6,17 +6,17 @@ import torch
 from tests.contracts.cases import (
     DEVICE,
     PAIRS,
-    POSSIBLE,
+    SUPPORTED_CASES,
     Case,
-    averages,
     build_kernel,
     build_relative,
     causal_backends,
     draw_inputs,
     has_features,
     is_signed,
-    relative_change,
-    together,
+    is_weighted_mean,
+    parametrize_by_kernel,
+    relative_error,
 )
 from torch import Tensor, nn
 
@@ -32,7 +32,7 @@ GRID = Grid((3, 5))
 HALF_BANDS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 # A layer rounds at each of its projections too: so many times that band, where no weights are signed.
 LAYER_BAND = 16
-NAMED = [case for case in POSSIBLE if case.backend != "auto"]
+NAMED = [case for case in SUPPORTED_CASES if case.backend != "auto"]
 
 STEPPED = (None, "clipped", "clipped_features", "fourier", "rotary", "rotation_joint")
 DECODED = [pair for pair in PAIRS if has_features(pair.kernel) and pair.relative in STEPPED]
@@ -51,7 +51,7 @@ def saved_and_loaded(model: nn.Module) -> dict[str, Tensor]:
     return torch.load(file, weights_only=True)
 
 
-@together(PAIRS)
+@parametrize_by_kernel(PAIRS)
 def test_state_dict_restores_a_layer_and_its_redraws(pair: Case):
     source, target = build_layer(pair, seed=1), build_layer(pair, seed=2)
     tokens = torch.randn(2, GRID.num_tokens, 8).to(DEVICE)
@@ -119,7 +119,7 @@ def assert_close_if_in_range(output: Tensor, single: Tensor, band: float) -> Non
         assert (output[in_range].float() - single[in_range]).abs().max() <= band * largest
 
 
-@together(NAMED, dtype=HALF_BANDS, is_causal=[False, True])
+@parametrize_by_kernel(NAMED, dtype=HALF_BANDS, is_causal=[False, True])
 def test_half_precision_is_close_to_float32(case: Case, dtype: torch.dtype, is_causal: bool):
     is_causal = is_causal and case.backend in causal_backends(case.kernel, case.relative)
     grid, first = (Grid(11), 0) if is_causal else (GRID, 1)
@@ -150,7 +150,9 @@ def test_half_precision_is_close_to_float32(case: Case, dtype: torch.dtype, is_c
         assert output.dtype == dtype
         assert torch.isfinite(single).all()
         assert (
-            case.relative == "rotary" or not averages(case.kernel) or torch.isfinite(output).all()
+            case.relative == "rotary"
+            or not is_weighted_mean(case.kernel)
+            or torch.isfinite(output).all()
         )
         assert_close_if_in_range(output, single, HALF_BANDS[dtype])
         if not is_signed(case):  # a denominator near 0 may magnify a gradient beyond any range
@@ -160,7 +162,7 @@ def test_half_precision_is_close_to_float32(case: Case, dtype: torch.dtype, is_c
                 assert_close_if_in_range(one, other, 2 * HALF_BANDS[dtype])
 
 
-@together(DECODED, dtype=HALF_BANDS)
+@parametrize_by_kernel(DECODED, dtype=HALF_BANDS)
 def test_decoding_in_half_precision_is_close_to_float32(pair: Case, dtype: torch.dtype):
     relative = build_relative(
         pair.relative, kernel=pair.kernel, heads=3, dim=16, num_axes=1, max_distance=3
@@ -185,7 +187,7 @@ def test_decoding_in_half_precision_is_close_to_float32(pair: Case, dtype: torch
             assert_close_if_in_range(output, single, HALF_BANDS[dtype])
 
 
-@together(PAIRS, dtype=HALF_BANDS, causal=[False, True])
+@parametrize_by_kernel(PAIRS, dtype=HALF_BANDS, causal=[False, True])
 def test_half_precision_and_autocast_layers_are_close_to_float32(
     pair: Case, dtype: torch.dtype, causal: bool
 ):
@@ -217,10 +219,10 @@ def test_half_precision_and_autocast_layers_are_close_to_float32(
             )
             assert all(torch.isfinite(one).all() for one in gradients if one is not None)
             if factor == 1.0 and not causal:
-                assert relative_change(output.float(), single) <= LAYER_BAND * HALF_BANDS[dtype]
+                assert relative_error(output.float(), single) <= LAYER_BAND * HALF_BANDS[dtype]
 
 
-@together(POSSIBLE)
+@parametrize_by_kernel(SUPPORTED_CASES)
 def test_float64_inputs_give_float64_outputs(case: Case):
     # A value of 1 + 1e-12 against one of 1: float32 anywhere on its way would lose the difference.
     query, key, _ = draw_inputs(GRID.num_tokens, scale=0.3)

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import torch
 from tests.contracts.cases import (
-    FAST,
+    FAST_CASES,
     PAIRS,
-    POSSIBLE,
+    SUPPORTED_CASES,
     Case,
     build_kernel,
     build_relative,
     draw_inputs,
-    relative_change,
-    together,
+    parametrize_by_kernel,
+    relative_error,
     with_leaves,
 )
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from teka.nn import Attention, AttentionPool, MultiheadAttention
 GRIDS = {False: Grid((2, 3)), True: Grid(5)}
 HEADS, DIM, DIM_VALUE = 2, 4, 3
 BAND = 1e-9
-NAMED = [case for case in POSSIBLE if case.backend != "auto"]
+NAMED = [case for case in SUPPORTED_CASES if case.backend != "auto"]
 # torch's fused softmax has one derivative, and that backwards.
 FUSED = {
     ("softmax", relative)
@@ -127,10 +127,10 @@ def second_derivative(total: Attend, point: list[Tensor], direction: list[Tensor
 
 def largest_change(ones: list[Tensor], others: list[Tensor]) -> float:
     """The largest of the changes of a list of tensors."""
-    return max(relative_change(one, other) for one, other in zip(ones, others, strict=True))
+    return max(relative_error(one, other) for one, other in zip(ones, others, strict=True))
 
 
-@together(MAPPED)
+@parametrize_by_kernel(MAPPED)
 def test_vmap_equals_a_loop(case: Case):
     by, point, _ = build(case)
     num_tokens = GRIDS[False].num_tokens
@@ -143,10 +143,10 @@ def test_vmap_equals_a_loop(case: Case):
     alone = torch.stack(
         [by(case.backend)(*(one[place] for one in many), *point[3:]) for place in range(3)]
     )
-    assert relative_change(together, alone) <= BAND
+    assert relative_error(together, alone) <= BAND
 
 
-@together(UNMAPPED)
+@parametrize_by_kernel(UNMAPPED)
 def test_vmap_over_data_dependent_rows_is_an_error(case: Case):
     by, point, _ = build(case)
     with pytest.raises(RuntimeError, match=r"vmap.*dynamic shape"):
@@ -155,7 +155,7 @@ def test_vmap_over_data_dependent_rows_is_an_error(case: Case):
         )
 
 
-@together(TWICE)
+@parametrize_by_kernel(TWICE)
 def test_jvp_is_the_transpose_of_vjp(case: Case):
     by, point, direction = build(case)
     forwards = jvp(by(case.backend), tuple(point), tuple(direction))
@@ -169,7 +169,7 @@ def test_jvp_is_the_transpose_of_vjp(case: Case):
     )
 
 
-@together(FAST)
+@parametrize_by_kernel(FAST_CASES)
 def test_jacobian_equals_dense(case: Case):
     by, point, _ = build(case)
     ours, theirs = (
@@ -179,7 +179,7 @@ def test_jacobian_equals_dense(case: Case):
     assert largest_change(ours, theirs) <= BAND
 
 
-@together(TWICE)
+@parametrize_by_kernel(TWICE)
 def test_second_derivatives_equal_dense(case: Case):
     by, point, direction = build(case)
     truth = second_derivative(weighted(by("dense")), point, direction)
@@ -193,7 +193,7 @@ def test_second_derivatives_equal_dense(case: Case):
         assert largest_change(backwards, truth) <= BAND
 
 
-@together(TWICE)
+@parametrize_by_kernel(TWICE)
 def test_shared_inputs_have_correct_gradients(case: Case):
     by, point, direction = build(case)
 
@@ -216,7 +216,7 @@ def test_shared_inputs_have_correct_gradients(case: Case):
     assert largest_change(twice(case.backend), twice("dense")) <= BAND
 
 
-@together([case for case in TWICE if case.backend in ("dense", "linear", "rings")])
+@parametrize_by_kernel([case for case in TWICE if case.backend in ("dense", "linear", "rings")])
 def test_transforms_of_causal_attention(case: Case):
     by, point, direction = build(case, is_causal=True)
     backend = case.backend
@@ -230,17 +230,17 @@ def test_transforms_of_causal_attention(case: Case):
     together = vmap(by(backend), in_dims=(0, *(None for _ in point[1:])))(
         torch.stack([point[0]] * 2), *point[1:]
     )
-    assert relative_change(together[1], by(backend)(*point)) <= BAND
+    assert relative_error(together[1], by(backend)(*point)) <= BAND
 
 
-@together(ONCE)
+@parametrize_by_kernel(ONCE)
 def test_fused_softmax_has_no_second_derivative(case: Case):
     by, point, direction = build(case)
     with pytest.raises(RuntimeError, match="scaled_dot_product"):
         second_derivative(weighted(by("dense")), point, direction)
 
 
-@together(PAIRS)
+@parametrize_by_kernel(PAIRS)
 def test_vmap_over_parameters_equals_a_loop(pair: Case):
     torch.manual_seed(0)
     grid = GRIDS[False]
@@ -259,13 +259,13 @@ def test_vmap_over_parameters_equals_a_loop(pair: Case):
 
     together = vmap(call)(stacked, tokens)
     alone = torch.stack([call(one, tokens[place]) for place, one in enumerate(parameters)])
-    assert relative_change(together, alone) <= BAND
+    assert relative_error(together, alone) <= BAND
     # Gradients of every sample, as differential privacy asks for them.
     of_samples = vmap(grad(lambda one: call(parameters[0], one).square().sum()))(tokens)
     expected = torch.func.grad(
         lambda both: sum(call(parameters[0], one).square().sum() for one in both)
     )(tokens)
-    assert relative_change(of_samples, expected) <= BAND
+    assert relative_error(of_samples, expected) <= BAND
 
 
 MASK = torch.arange(12) < torch.tensor([[12], [8], [3]])
@@ -296,7 +296,7 @@ def test_per_sample_gradients_ignore_padding(kernel: str, given: str):
             loss(parameters, tokens[sample], masks[sample]), list(parameters.values())
         )
         for name, expected in zip(parameters, alone, strict=True):
-            assert relative_change(together[name][sample], expected) <= 1e-10, name
+            assert relative_error(together[name][sample], expected) <= 1e-10, name
 
 
 def test_jit_trace_is_an_error():
@@ -306,7 +306,7 @@ def test_jit_trace_is_an_error():
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors")
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_nested_tensors_are_errors_with_a_hint(layout: torch.layout, as_users_run_it: None):
+def test_nested_tensors_are_errors_with_a_hint(layout: torch.layout, unchecked_annotations: None):
     nested = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(5, 8)], layout=layout)
     mask = torch.nested.nested_tensor([torch.ones(3).bool(), torch.ones(5).bool()], layout=layout)
     layers = [

@@ -286,7 +286,7 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message
         attention_from_convolution(draw_convolution(2, 3), **options)
 
 
-def test_a_precision_that_no_float_can_hold_is_refused(as_users_run_it):
+def test_a_precision_that_no_float_can_hold_is_refused(unchecked_annotations):
     with pytest.raises(ValueError, match="precision"):
         attention_from_convolution(nn.Conv1d(2, 2, 3, padding=1), precision=10**400)
 
@@ -354,7 +354,7 @@ def test_what_does_not_fit_is_refused(
     border: tuple[int, ...],
     spacing: tuple[float, ...],
     message: str,
-    as_users_run_it: None,
+    unchecked_annotations: None,
 ):
     with pytest.raises(ValueError, match=message):
         BorderedAttention(layer, border, spacing)
@@ -384,7 +384,7 @@ def test_what_does_not_fit_is_refused(
     ],
 )
 def test_other_tokens_and_grids_are_refused(
-    tokens: torch.Tensor, grid: Grid, message: str, as_users_run_it: None
+    tokens: torch.Tensor, grid: Grid, message: str, unchecked_annotations: None
 ):
     with pytest.raises(ValueError, match=message):
         BorderedAttention(build(), (2, 1), (1.0, 1.0))(tokens, grid)
@@ -627,7 +627,7 @@ def test_back_on_a_grid_of_another_spacing_the_cells_are_counted():
     ],
 )
 def test_what_is_no_convolution_is_refused_with_the_head_and_how_hard_it_is(
-    layer: Attention, options: dict[str, Any], message: str, as_users_run_it: None
+    layer: Attention, options: dict[str, Any], message: str, unchecked_annotations: None
 ):
     with pytest.raises(ValueError, match=message):
         convolution_from_attention(layer, **{"grid": Grid((5, 6)), **options})

@@ -244,7 +244,7 @@ def test_a_precision_that_is_not_positive_is_refused():
 
 
 @pytest.mark.parametrize("spacing", [1.0, (), (0.0, 1.0), (-1.0,)])
-def test_a_spacing_that_is_none_is_refused(spacing, as_users_run_it: None):
+def test_a_spacing_that_is_none_is_refused(spacing, unchecked_annotations: None):
     for function, number in ((precision_for_tolerance, 0.1), (stray_weight, 1.0)):
         with pytest.raises(
             ValueError, match=r"spacing must be a positive finite number for each axis"
@@ -253,7 +253,7 @@ def test_a_spacing_that_is_none_is_refused(spacing, as_users_run_it: None):
 
 
 @pytest.mark.parametrize("number", ["a", math.nan, -1.0])
-def test_a_number_that_is_none_is_refused(number, as_users_run_it: None):
+def test_a_number_that_is_none_is_refused(number, unchecked_annotations: None):
     for argument in ("precision", "largest_input"):
         given = {"precision": 1.0, "largest_input": 1.0, argument: number}
         with pytest.raises(ValueError, match=f"{argument} must be"):

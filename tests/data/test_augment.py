@@ -144,7 +144,7 @@ def test_images_of_another_rank_are_an_error():
             transform(make_images()[0], seeded())
 
 
-def test_arguments_out_of_range_are_an_error(as_users_run_it):
+def test_arguments_out_of_range_are_an_error(unchecked_annotations):
     for make, message in [
         (lambda: RandomShift(-1), r"max_shift must be .*got -1"),
         (lambda: RandomShift((1, -2)), r"max_shift must be .*got \(1, -2\)"),

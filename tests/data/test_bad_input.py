@@ -82,7 +82,7 @@ CASES: list[tuple[Callable[..., object], str, list[object]]] = [
     ids=[f"{number} {case[1]}" for number, case in enumerate(CASES)],
 )
 def test_a_wrong_value_is_an_error_that_names_the_argument(
-    as_users_run_it: None, call, argument, values
+    unchecked_annotations: None, call, argument, values
 ):
     for value in values:
         with pytest.raises(ValueError, match=argument):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.contracts.cases import draw_inputs, draw_mask, relative_change
+from tests.contracts.cases import draw_inputs, draw_mask, relative_error
 from torch import Generator, Tensor
 
 from teka import Grid
@@ -29,7 +29,7 @@ def test_default_is_softmax_attention():
     expected = torch.nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask[:, None, None, :]
     )
-    assert relative_change(attention(query, key, value, key_mask=mask), expected) <= TOLERANCE
+    assert relative_error(attention(query, key, value, key_mask=mask), expected) <= TOLERANCE
 
 
 def test_attention_equals_loops_over_pairs():
@@ -55,7 +55,7 @@ def test_attention_equals_loops_over_pairs():
                         log_weight += 0.7 * (alpha * math.cos(phase) + beta * math.sin(phase))
                 numerator += math.exp(log_weight) * value[0, head, j]
                 denominator += math.exp(log_weight)
-            assert relative_change(output[0, head, i], numerator / denominator) <= TOLERANCE
+            assert relative_error(output[0, head, i], numerator / denominator) <= TOLERANCE
 
 
 @pytest.mark.parametrize("kernel", ["softmax", "squared_relu", "constant", "positive"])
@@ -79,7 +79,7 @@ def test_grid_and_its_positions_give_equal_outputs():
     by_grid = attention(*inputs, relative="rotation", grid=grid)
     for positions in (grid.positions(), grid.positions().expand(2, -1, -1), grid.positions()[None]):
         by_positions = attention(*inputs, relative="rotation", positions=positions)
-        assert relative_change(by_positions, by_grid) <= TOLERANCE
+        assert relative_error(by_positions, by_grid) <= TOLERANCE
 
 
 def test_every_sample_has_its_own_positions():
@@ -93,7 +93,7 @@ def test_every_sample_has_its_own_positions():
             relative="clipped",
             positions=4 * positions[sample],
         )
-        assert relative_change(together[part], alone) <= TOLERANCE
+        assert relative_error(together[part], alone) <= TOLERANCE
 
 
 def test_named_random_kernel_ignores_the_global_seed():
@@ -282,7 +282,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("fault", BAD)
-def test_wrong_inputs_are_errors(fault: str, as_users_run_it: None):
+def test_wrong_inputs_are_errors(fault: str, unchecked_annotations: None):
     changed, message = BAD[fault]
     with pytest.raises(ValueError, match=message):
         call(**changed)

@@ -8,8 +8,8 @@ from tests.contracts.cases import (
     build_kernel,
     build_relative,
     draw_inputs,
-    pair_exists,
-    relative_change,
+    is_valid_pair,
+    relative_error,
 )
 from torch import Tensor
 
@@ -43,7 +43,7 @@ PARTNERS = {
     relative: [
         kernel
         for kernel in KERNELS
-        if issubclass(KERNEL_CLASSES[kernel], FeatureKernel) and pair_exists(kernel, relative)
+        if issubclass(KERNEL_CLASSES[kernel], FeatureKernel) and is_valid_pair(kernel, relative)
     ]
     for relative in RELATIVES
 }
@@ -92,7 +92,7 @@ def test_decoding_in_parts_equals_causal_attention_with_a_mask(relative: str | N
             outputs.append(output)
         assert state is not None
         assert state.num_tokens == 11
-        assert relative_change(torch.cat(outputs, dim=2), expected) <= 1e-10, kernel
+        assert relative_error(torch.cat(outputs, dim=2), expected) <= 1e-10, kernel
 
 
 @pytest.mark.parametrize(("query_size", "key_size"), [(1000, 1), (100, 100)])
@@ -125,7 +125,7 @@ def test_masked_tokens_do_not_hide_small_weights(
             token = [tensor[:, :, at : at + 1] for tensor in (query, key, value)]
             output, state = decode(*token, state=state, key_mask=keep[:, at : at + 1], **options)
             outputs.append(output)
-        assert relative_change(torch.cat(outputs, dim=2), expected) <= 1e-10, kernel
+        assert relative_error(torch.cat(outputs, dim=2), expected) <= 1e-10, kernel
 
 
 def numbers(state: object) -> int:
@@ -153,9 +153,9 @@ def test_decoding_equals_causal_attention(relative: str | None):
             *inputs, kernel=built[0], relative=built[1], grid=grid, is_causal=True, backend="dense"
         )
         # Weights of both signs can bring a denominator near 0, which magnifies rounding.
-        assert relative_change(decoded, expected) < (
-            1e-10 if kernel != "trigonometric" else 1e-8
-        ), kernel
+        assert relative_error(decoded, expected) < (1e-10 if kernel != "trigonometric" else 1e-8), (
+            kernel
+        )
         assert [state.num_tokens for state in states] == list(range(1, 12))
         assert len({numbers(state) for state in states[4:]}) == 1, (
             kernel
@@ -180,7 +180,7 @@ def test_bfloat16_is_finite_and_accurate(relative: str | None):
                 is_causal=True,
                 backend="dense",
             )
-            assert relative_change(decoded.double(), whole.double()) < 0.02, kernel
+            assert relative_error(decoded.double(), whole.double()) < 0.02, kernel
 
 
 @pytest.mark.parametrize("relative", ["fourier", "rotary"])
@@ -192,7 +192,7 @@ def test_late_positions_are_exact_in_bfloat16(relative: str):
     whole = attention(
         *inputs, kernel=kernel, relative=built, grid=Grid(270), is_causal=True, backend="dense"
     )
-    assert relative_change(decoded[:, :, 256:].double(), whole[:, :, 256:].double()) < 0.01
+    assert relative_error(decoded[:, :, 256:].double(), whole[:, :, 256:].double()) < 0.01
 
 
 @pytest.mark.parametrize("relative", ["fourier", "rotary", "rotation_joint"])
@@ -207,7 +207,7 @@ def test_tokens_may_have_any_positions(relative: str, batch: tuple[int, ...]):
     expected = attention(
         *inputs, kernel=kernel, relative=built, positions=positions, is_causal=True, backend="dense"
     )
-    assert relative_change(decoded, expected) < 1e-10
+    assert relative_error(decoded, expected) < 1e-10
 
 
 def test_kernels_may_be_given_by_name():
@@ -223,7 +223,7 @@ def test_kernels_may_be_given_by_name():
             is_causal=True,
             backend="dense",
         )
-        assert relative_change(decoded, whole) < 1e-10
+        assert relative_error(decoded, whole) < 1e-10
 
 
 def test_tokens_are_one_ring_width_apart():
@@ -240,7 +240,7 @@ def test_tokens_are_one_ring_width_apart():
         is_causal=True,
         backend="dense",
     )
-    assert relative_change(decoded, whole) < 1e-10
+    assert relative_error(decoded, whole) < 1e-10
 
 
 def test_growing_keys_give_finite_outputs():
@@ -252,7 +252,7 @@ def test_growing_keys_give_finite_outputs():
     assert decoded.isfinite().all()
     assert all(state.total.total.isfinite().all() for state in states)
     assert (
-        relative_change(
+        relative_error(
             decoded, attention(query, key, value, kernel=kernel, is_causal=True, backend="dense")
         )
         < 1e-4
@@ -296,7 +296,7 @@ def test_unsupported_arguments_are_errors(arguments: dict[str, Any], message: st
 
 
 @pytest.mark.parametrize(("place", "argument"), [(0, "key"), (1, "key"), (2, "value")])
-def test_wrong_shapes_are_errors(place: int, argument: str, as_users_run_it: None):
+def test_wrong_shapes_are_errors(place: int, argument: str, unchecked_annotations: None):
     inputs = draw_inputs(1)
     inputs[place] = torch.cat([inputs[place]] * 2, dim=2)
     with pytest.raises(ValueError, match=rf"{argument} must have shape .* [12], .*got"):
@@ -330,7 +330,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("whose", FOREIGN)
-def test_state_of_another_layer_is_an_error(whose: str, as_users_run_it: None):
+def test_state_of_another_layer_is_an_error(whose: str, unchecked_annotations: None):
     changed, message = FOREIGN[whose]
     kernels: dict[str, Any] = {"kernel": "squared_relu", "relative": "rotary"}
     state: Any = ()
@@ -348,7 +348,7 @@ def test_state_of_another_layer_is_an_error(whose: str, as_users_run_it: None):
 @pytest.mark.parametrize(
     "position", [torch.zeros(()), torch.zeros(0), torch.zeros(3, 1), torch.zeros(1, 2, 1), [0.0]]
 )
-def test_wrong_position_is_an_error(position: Any, as_users_run_it: None):
+def test_wrong_position_is_an_error(position: Any, unchecked_annotations: None):
     query, key, value = draw_inputs(1)
     with pytest.raises(
         ValueError,
@@ -369,4 +369,4 @@ def test_scale_multiplies_the_inner_product():
         output, state = decode(query, key, value, state, kernel=kernel, scale=0.3)
         outputs.append(output)
     whole = attention(*two, kernel=kernel, scale=0.3, is_causal=True, backend="dense")
-    assert relative_change(torch.cat(outputs, dim=2), whole) < 1e-12
+    assert relative_error(torch.cat(outputs, dim=2), whole) < 1e-12

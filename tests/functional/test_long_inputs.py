@@ -7,7 +7,7 @@ from tests.contracts.cases import (
     build_relative,
     draw_inputs,
     draw_mask,
-    relative_change,
+    relative_error,
 )
 
 from teka import Grid
@@ -55,4 +55,4 @@ def test_chunks_equal_the_whole_input(
         gradients = torch.autograd.grad(output.sin().sum(), (query, key, value))
         results.append((output, *gradients))
     for whole, chunked in zip(*results, strict=True):
-        assert relative_change(chunked, whole) < 1e-9
+        assert relative_error(chunked, whole) < 1e-9

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from tests.contracts.cases import pair_exists
+from tests.contracts.cases import is_valid_pair
 from torch import Tensor
 
 from teka.functional import RELATIVES
@@ -28,7 +28,7 @@ def build(
 def kernel_for(position: str) -> str:
     return (
         "squared_relu"
-        if pair_exists("squared_relu", position if position in RELATIVES else None)
+        if is_valid_pair("squared_relu", position if position in RELATIVES else None)
         else "positive"
     )
 

@@ -99,7 +99,7 @@ def test_the_output_projection_is_the_embedding():
     assert not any("head" in name for name, _ in model.named_parameters())
 
 
-@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.usefixtures("unchecked_annotations")
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -102,20 +102,22 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_a_field_that_cannot_be_is_an_error_that_names_it(as_users_run_it: None):
+def test_a_field_that_cannot_be_is_an_error_that_names_it(unchecked_annotations: None):
     for fields, message in BAD:
         with pytest.raises(ValueError, match=message):
             decode(ModelConfig, {**PERFORMER, **fields})
 
 
-def test_a_missing_size_is_an_error(as_users_run_it: None):
+def test_a_missing_size_is_an_error(unchecked_annotations: None):
     with pytest.raises(ValueError, match="num_classes is missing"):
         decode(
             ModelConfig, {key: value for key, value in PERFORMER.items() if key != "num_classes"}
         )
 
 
-def test_options_of_a_wrong_type_or_size_are_an_error_when_the_model_is_made(as_users_run_it: None):
+def test_options_of_a_wrong_type_or_size_are_an_error_when_the_model_is_made(
+    unchecked_annotations: None,
+):
     for name, value in {"dim": "8", "heads": None, "mlp_ratio": -1.0, "kernel": 3}.items():
         with pytest.raises(ValueError, match=name):
             ModelConfig(

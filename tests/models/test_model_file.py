@@ -98,7 +98,7 @@ def test_every_model_is_loaded_as_it_was_saved(name: str, tmp_path: Path):
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_performer_of_every_option_is_loaded_as_it_was_saved(
-    options: dict[str, Any], tmp_path: Path, as_users_run_it: None
+    options: dict[str, Any], tmp_path: Path, unchecked_annotations: None
 ):
     model, config = make(**options)
     save(model, tmp_path / "model", config)
@@ -211,7 +211,7 @@ def test_a_file_of_the_first_version_has_the_default_stem_of_then(tmp_path: Path
     ids=str,
 )
 def test_a_config_that_is_not_of_these_weights_is_an_error(
-    changes: dict[str, Any], message: str, folder: Path, as_users_run_it: None
+    changes: dict[str, Any], message: str, folder: Path, unchecked_annotations: None
 ):
     edit(folder, **changes)
     with pytest.raises(ValueError, match=message):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import met_relatives, pair_exists, relative_change
+from tests.contracts.cases import is_valid_pair, relative_error, tested_relatives
 from tests.models.small_performer import SIZE, build, draw_images, kernel_for, layers
 from torch import nn
 
@@ -15,7 +15,7 @@ from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 from teka.models.performer_config import POOLS, POSITIONS
 from teka.nn import RelativeKernel, redraw_projections
 
-pytestmark = pytest.mark.usefixtures("as_users_run_this_file")
+pytestmark = pytest.mark.usefixtures("unchecked_annotations_in_module")
 
 
 def zip_pools(*choices: Iterable[Any]) -> list[tuple[Any, ...]]:
@@ -28,14 +28,14 @@ def zip_pools(*choices: Iterable[Any]) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("position", POSITIONS)
 def test_after_two_steps_every_parameter_has_a_gradient_that_is_finite_and_not_zero(position: str):
     for kernel, pool in zip(KERNELS, itertools.cycle(POOLS), strict=False):
-        if not pair_exists(kernel, position if position in RELATIVES else None):
+        if not is_valid_pair(kernel, position if position in RELATIVES else None):
             with pytest.raises(
                 ValueError,
                 match=rf"kernel must be .*got '{kernel}'|features of kernel must be .*got 1|relative must be .*got 'rotary'",
             ):
                 build(position=position, pool=pool, kernel=kernel)(draw_images())
             continue
-        if position in RELATIVES and position not in met_relatives(kernel):
+        if position in RELATIVES and position not in tested_relatives(kernel):
             continue
         # With some draws every weight of "concatenation", a ReLU, is 0.
         model, labels = (
@@ -64,15 +64,13 @@ def test_rolling_a_periodic_image_by_whole_patches_changes_no_logit(position: st
             if name.endswith("distance_embedding"):
                 nn.init.normal_(parameter)
         for shift in ((0, 2), (2, 0), (4, 6), (-2, 4)):
-            assert relative_change(model(images.roll(shift, (2, 3))), model(images)) < 1e-10, (
-                options
-            )
+            assert relative_error(model(images.roll(shift, (2, 3))), model(images)) < 1e-10, options
         # On the unbounded plane a roll cuts the image apart; and a model with patches sees a part of a patch.
         bounded = build(**options).double().eval()
         bounded.load_state_dict(model.state_dict())
-        cut = relative_change(bounded(images.roll((2, 4), (2, 3))), bounded(images))
+        cut = relative_error(bounded(images.roll((2, 4), (2, 3))), bounded(images))
         assert (cut < 1e-10) == (position == "none" and stem == "patch"), options
-        part = relative_change(model(images.roll(1, 3)), model(images))
+        part = relative_error(model(images.roll(1, 3)), model(images))
         assert (part < 1e-10) == (patch_size == 1), options
 
 
@@ -83,7 +81,7 @@ def test_positions_that_are_not_relative_are_seen_or_refused_on_a_periodic_image
             build(position=position, periodic=True, kernel="softmax")
         return
     model = build(position=position, periodic=True, kernel="softmax")
-    assert relative_change(model(draw_images().roll(3, 3)), model(draw_images())) > 1e-4
+    assert relative_error(model(draw_images().roll(3, 3)), model(draw_images())) > 1e-4
 
 
 @pytest.mark.parametrize("position", ["absolute", "rotation", "clipped"])
@@ -96,9 +94,9 @@ def test_position_reaches_the_logits_and_absence_of_it_is_seen_too(position: str
     for name, parameter in model.named_parameters():
         if name.endswith("distance_embedding"):
             nn.init.normal_(parameter)
-    assert relative_change(model(shuffled), model(images)) > 1e-4
+    assert relative_error(model(shuffled), model(images)) > 1e-4
     without = build(position="none", stem="patch")
-    assert relative_change(without(shuffled), without(images)) < 1e-5
+    assert relative_error(without(shuffled), without(images)) < 1e-5
 
 
 def test_the_class_token_is_read_and_has_no_position():
@@ -135,7 +133,7 @@ def test_the_logits_are_those_of_a_last_block_that_computes_every_token(position
     tokens = torch.cat([model.class_token.expand(4, 1, -1), tokens], dim=1)
     for block in model.blocks:
         tokens = block(tokens, model.grid, None, 1)
-    assert relative_change(model(images), model.head(model.norm(tokens)[:, 0])) < 1e-12
+    assert relative_error(model(images), model.head(model.norm(tokens)[:, 0])) < 1e-12
 
 
 def test_no_parameter_depends_on_the_size_of_the_image():
@@ -330,7 +328,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_a_bad_option_is_an_error_that_names_it(as_users_run_it: None):
+def test_a_bad_option_is_an_error_that_names_it(unchecked_annotations: None):
     for options, message in BAD:
         with pytest.raises(ValueError, match=message):
             build(**options)
@@ -341,7 +339,7 @@ def test_a_position_that_cannot_reach_the_logits_is_said():
         build(depth=1, pool="class", position="rotation")
 
 
-def test_images_of_another_size_are_refused(as_users_run_it: None):
+def test_images_of_another_size_are_refused(unchecked_annotations: None):
     for size in ((4, 2, 10, 6), (4, 3, 6, 10), (2, 6, 10), (4, 2, 6, 11)):
         with pytest.raises(ValueError, match=r"images must have shape \(batch, 2, 6, 10\)"):
             build()(torch.zeros(size))

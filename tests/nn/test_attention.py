@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import PAIRS, Case, relative_change, together
+from tests.contracts.cases import PAIRS, Case, parametrize_by_kernel, relative_error
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -44,7 +44,7 @@ def learn(layer: nn.Module, *arguments: Any, steps: int = 1) -> dict[str, Tensor
     }
 
 
-@together(PAIRS, qkv_bias=[True, False])
+@parametrize_by_kernel(PAIRS, qkv_bias=[True, False])
 def test_every_parameter_has_a_finite_nonzero_gradient_after_one_step(pair: Case, qkv_bias: bool):
     layer = build(kernel=pair.kernel, relative=pair.relative, qkv_bias=qkv_bias)
     # Trigonometric features explode for long vectors, as documented.
@@ -146,7 +146,7 @@ def test_softmax_layer_equals_nn_multihead_attention():
     tokens, mask = draw_tokens().double(), torch.ones(2, 16, dtype=torch.bool)
     mask[1, 5:] = False
     expected = twin(tokens, tokens, tokens, key_padding_mask=~mask, need_weights=False)[0]
-    assert relative_change(layer(tokens, None, mask), expected) < 1e-12
+    assert relative_error(layer(tokens, None, mask), expected) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_activation_checkpointing_supports_second_derivatives(options: dict[str,
 
     again = partial(checkpoint, layer, use_reentrant=False)
     for one, other in zip(gradients(again), gradients(layer), strict=True):
-        assert relative_change(one, other) < 1e-12
+        assert relative_error(one, other) < 1e-12
 
 
 # Without "optimal", whose shift and spread are those of the queries that there are.
@@ -191,7 +191,7 @@ def test_num_queries_returns_the_first_outputs():
         layer = build(kernel=pair.kernel).double()
         for arguments in ((None, None, 0), (GRID, torch.arange(32).reshape(2, 16) % 3 > 0, 1)):
             expected = layer(tokens, *arguments)[:, :num_queries]
-            assert relative_change(layer(tokens, *arguments, num_queries), expected) < 1e-12, pair
+            assert relative_error(layer(tokens, *arguments, num_queries), expected) < 1e-12, pair
 
 
 def test_default_layer_is_linear_and_depends_on_relative_positions():
@@ -202,16 +202,14 @@ def test_default_layer_is_linear_and_depends_on_relative_positions():
     images = grid.unflatten(tokens)
     moved = layer(grid.flatten(grid.roll(images, (2, -3))), grid)
     assert (
-        relative_change(
-            moved, grid.flatten(grid.roll(grid.unflatten(layer(tokens, grid)), (2, -3)))
-        )
+        relative_error(moved, grid.flatten(grid.roll(grid.unflatten(layer(tokens, grid)), (2, -3))))
         < 1e-12
     )
     shuffle = torch.randperm(35, generator=torch.Generator().manual_seed(2))
-    assert relative_change(layer(tokens[:, shuffle], grid), layer(tokens, grid)[:, shuffle]) > 1e-2
+    assert relative_error(layer(tokens[:, shuffle], grid), layer(tokens, grid)[:, shuffle]) > 1e-2
 
 
-@together(PAIRS)
+@parametrize_by_kernel(PAIRS)
 def test_meta_tensors_have_shapes_and_gradients(pair: Case):
     with torch.device("meta"):
         layer, tokens = build(kernel=pair.kernel, relative=pair.relative), draw_tokens().to("meta")

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import relative_change
+from tests.contracts.cases import relative_error
 from tests.nn.test_attention import build, draw_tokens
 
 from teka import Grid
@@ -51,7 +51,7 @@ def test_every_backend_equals_dense(backend: str, relative: str | None):
     assert layer.backend == backend
     fast = layer(draw_tokens().double(), GRID, None, 1)
     layer.backend = "dense"
-    assert relative_change(layer(draw_tokens().double(), GRID, None, 1), fast) < 1e-12
+    assert relative_error(layer(draw_tokens().double(), GRID, None, 1), fast) < 1e-12
 
 
 def test_kernel_instances_are_accepted():
@@ -109,13 +109,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_wrong_options_are_errors(as_users_run_it: None):
+def test_wrong_options_are_errors(unchecked_annotations: None):
     for options, message in BAD:
         with pytest.raises(ValueError, match=message):
             build(**options)
 
 
-def test_wrong_inputs_are_errors(as_users_run_it: None):
+def test_wrong_inputs_are_errors(unchecked_annotations: None):
     for size, arguments, message in (
         ((2, 15), (GRID,), r"tokens must have shape \(batch, tokens, 8\).*got \(2, 15\)"),
         ((2, 15, 9), (GRID,), r"tokens must have shape \(batch, tokens, 8\).*got \(2, 15, 9\)"),
@@ -168,7 +168,7 @@ UNFIT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-def test_unsupported_inputs_are_errors(as_users_run_it: None):
+def test_unsupported_inputs_are_errors(unchecked_annotations: None):
     for options, changed, message in UNFIT:
         with pytest.raises(ValueError, match=message):
             build(**options)(**{"tokens": TOKENS, "grid": GRID, **changed})
@@ -184,7 +184,7 @@ def test_autocast_accepts_tokens_of_another_dtype():
             build()(TOKENS.double(), GRID)
 
 
-def test_step_refuses_other_states(as_users_run_it: None):
+def test_step_refuses_other_states(unchecked_annotations: None):
     layer = build(causal=True, num_axes=1)
     _, right = layer.step(TOKENS[:, 0])
     others: list[Any] = [(), right * 2, [None], 3]

@@ -38,7 +38,7 @@ DIAGNOSED = [
 
 
 @pytest.mark.parametrize("pair", DIAGNOSED, ids=str)
-def test_all_layers_but_the_joint_rotation_are_equivariant(pair: Case, as_users_run_it: None):
+def test_all_layers_but_the_joint_rotation_are_equivariant(pair: Case, unchecked_annotations: None):
     layer = build(kernel=pair.kernel, relative=pair.relative)
     diagnosis = teka.diagnose(layer, draw_tokens(1 + 15), Grid((3, 5)), num_prefix_tokens=1)
     assert diagnosis.shift is not None
@@ -199,7 +199,7 @@ def test_the_recommended_number_of_features_gives_an_error_near_10_percent():
     ],
 )
 def test_more_features_have_a_smaller_error(
-    kernel: str, relative: str | None, exact: str, as_users_run_it: None
+    kernel: str, relative: str | None, exact: str, unchecked_annotations: None
 ):
     errors, tokens, grid = [], draw_tokens(15, scale=0.7), Grid((3, 5))
     for num_features in (32, 512):
@@ -402,7 +402,7 @@ def test_only_the_feature_normalizer_of_rotary_has_large_outputs_for_a_nearly_bl
     ],
 )
 def test_float16_overflows_beyond_the_headroom(
-    relative: str | None, part: str, name: str, as_users_run_it: None
+    relative: str | None, part: str, name: str, unchecked_annotations: None
 ):
     # Without biases all tensors are proportional to the tokens.
     layer = build(5, dim=32, heads=4, relative=relative, qkv_bias=False)
@@ -442,7 +442,7 @@ def test_a_layer_without_problems_has_no_findings():
     assert str(diagnosis).endswith("No problem found.")
 
 
-def test_bad_arguments_are_errors_that_name_them(as_users_run_it: None):
+def test_bad_arguments_are_errors_that_name_them(unchecked_annotations: None):
     bad: list[tuple[dict[str, Any], str]] = [
         (
             {"shifts": [(1, 2, 3)]},
@@ -458,7 +458,7 @@ def test_bad_arguments_are_errors_that_name_them(as_users_run_it: None):
             teka.diagnose(build(relative="rotation"), draw_tokens(15), Grid((3, 5)), **arguments)
 
 
-def test_training_mode_and_modules_without_attention_are_errors(as_users_run_it: None):
+def test_training_mode_and_modules_without_attention_are_errors(unchecked_annotations: None):
     with pytest.raises(ValueError, match="layer is a Attention and it is in training mode"):
         teka.diagnose(build(dropout=0.1).train(), draw_tokens(15))
     not_a_layer: Any = torch.nn.Linear(8, 8)
@@ -478,7 +478,7 @@ def test_the_grid_of_teka_on_is_used():
         )
 
 
-def test_an_empty_batch_is_an_error(as_users_run_it: None):
+def test_an_empty_batch_is_an_error(unchecked_annotations: None):
     with pytest.raises(
         ValueError, match=r"tokens must have shape \(samples, tokens, 8\).*got \(0, 15, 8\)"
     ):

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 from tests.annotations import annotations_unchecked
-from tests.contracts.cases import PAIRS, Case, together
+from tests.contracts.cases import PAIRS, Case, parametrize_by_kernel
 
 import teka
 from teka import Grid
@@ -19,7 +19,7 @@ def build(**options: Any) -> Attention:
     return Attention(options.pop("dim", 32), options.pop("heads", 2), **options).eval()
 
 
-@together(PAIRS, shape=[(3, 5), (29, 23)], backend=["auto", "dense"])
+@parametrize_by_kernel(PAIRS, shape=[(3, 5), (29, 23)], backend=["auto", "dense"])
 def test_the_named_backends_are_the_ones_that_compute(
     pair: Case, shape: tuple[int, ...], backend: str
 ):
@@ -169,7 +169,7 @@ def test_layers_without_a_crossover():
     assert MAX_CROSSOVER > 10**7
 
 
-def test_bad_arguments_are_errors_that_name_them(as_users_run_it: None):
+def test_bad_arguments_are_errors_that_name_them(unchecked_annotations: None):
     plain, placed = build(), build(relative="rotation")
     not_a_layer: Any = torch.nn.Linear(3, 3)
     for call, message in (

@@ -3,7 +3,7 @@
 import math
 
 import torch
-from tests.contracts.cases import relative_change
+from tests.contracts.cases import relative_error
 from torch import nn
 
 from teka.nn import Attention
@@ -23,7 +23,7 @@ def test_a_gate_is_the_sigmoid_of_a_projection_of_its_token():
     torch.testing.assert_close(
         gate(tokens).transpose(1, 2).flatten(2), expected, rtol=1e-14, atol=0
     )
-    assert relative_change(gate(tokens[:, 3:4])[:, :, 0], gate(tokens)[:, :, 3]) < 1e-12
+    assert relative_error(gate(tokens[:, 3:4])[:, :, 0], gate(tokens)[:, :, 3]) < 1e-12
 
 
 def test_a_layer_multiplies_the_output_of_its_heads():
@@ -38,7 +38,7 @@ def test_a_layer_multiplies_the_output_of_its_heads():
     nn.init.eye_(identity.weight)
     output, plain.output = plain.output, identity
     expected = output(plain(tokens) * torch.sigmoid(gated.gate.projection(tokens)))
-    assert relative_change(gated(tokens), expected) < 1e-12
+    assert relative_error(gated(tokens), expected) < 1e-12
 
 
 def test_gates_depend_on_the_tokens_and_not_on_the_context():

@@ -134,7 +134,7 @@ def test_named_backend_computes_position_heads(backend: str, relative: str, cont
     assert torch.allclose(layer(tokens, GRID), expected, atol=1e-12)
 
 
-def test_wrong_number_of_position_heads_is_an_error(as_users_run_it: None):
+def test_wrong_number_of_position_heads_is_an_error(unchecked_annotations: None):
     bad: list[tuple[int, Any, str]] = [
         (1, None, "position_heads must be None or 0 without a relative kernel.*got 1"),
         (1, "rotary", "position_heads must be None or 0 with relative='rotary'.*got 1"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import relative_change
+from tests.contracts.cases import relative_error
 from torch import Tensor, nn
 
 from teka import Grid
@@ -83,7 +83,7 @@ def test_a_layer_adds_the_convolution_to_the_output_of_its_heads():
     _, _, value = layer.project(tokens)
     added = layer.value_convolution(value, Grid((3, 5)), 0, None).transpose(1, 2).flatten(2)
     assert (
-        relative_change(layer(tokens, Grid((3, 5))), plain + added @ layer.output.weight.T) < 1e-12
+        relative_error(layer(tokens, Grid((3, 5))), plain + added @ layer.output.weight.T) < 1e-12
     )
 
 
@@ -135,7 +135,7 @@ def test_bad_options_are_errors(options: dict[str, Any], message: str):
     ],
 )
 def test_tokens_without_a_grid_are_errors(
-    arguments: dict[str, Any], message: str, as_users_run_it: None
+    arguments: dict[str, Any], message: str, unchecked_annotations: None
 ):
     with pytest.raises(ValueError, match=message):
         Attention(12, 3, value_convolution=3, relative=None)(torch.zeros(2, 15, 12), **arguments)

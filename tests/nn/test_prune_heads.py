@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import relative_change
+from tests.contracts.cases import relative_error
 from torch import Tensor, nn
 
 from teka import Grid, functional
@@ -46,7 +46,7 @@ def silence(layer: Attention, heads: list[int]) -> Attention:
 def check(layer: Attention, heads: list[int], **arguments: Any) -> Attention:
     pruned = prune_heads(layer, heads)
     tokens = draw_tokens(arguments.get("num_prefix_tokens", 0))
-    change = relative_change(
+    change = relative_error(
         pruned(tokens, GRID, **arguments), silence(layer, heads)(tokens, GRID, **arguments)
     )
     assert change < 1e-12, f"without heads {heads} of {layer}"
@@ -167,7 +167,7 @@ def test_it_has_the_shapes_of_a_layer_made_with_fewer_heads_and_may_be_pruned_ag
     fresh.load_state_dict(pruned.state_dict())
     once = prune_heads(layer, [0, 2, 4])
     assert (
-        relative_change(prune_heads(pruned, [2])(draw_tokens(), GRID), once(draw_tokens(), GRID))
+        relative_error(prune_heads(pruned, [2])(draw_tokens(), GRID), once(draw_tokens(), GRID))
         == 0
     )
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import relative_change
+from tests.contracts.cases import relative_error
 from torch import Tensor, nn
 
 from teka import Grid
@@ -53,7 +53,7 @@ def test_a_normalized_layer_does_not_depend_on_the_size_of_queries_and_keys():
         for linear in (layer.query, layer.key):
             assert linear is not None
             linear.weight.mul_(100)
-    assert relative_change(layer(tokens), before) < 1e-10
+    assert relative_error(layer(tokens), before) < 1e-10
 
 
 @pytest.mark.parametrize(("kernel", "acts"), [("softmax", True), ("squared_relu", False)])
@@ -65,7 +65,7 @@ def test_the_size_of_the_gain_is_a_temperature_of_softmax_and_cancels_in_squared
     before = layer(tokens)
     with torch.no_grad():
         layer.get_parameter("query_key.query_gain").mul_(3)
-    assert (relative_change(layer(tokens), before) > 1e-3) == acts
+    assert (relative_error(layer(tokens), before) > 1e-3) == acts
 
 
 def test_centred_keys_have_mean_0_over_the_kept_keys():
@@ -89,7 +89,7 @@ def test_query_key_options_change_the_output(query_key: str):
         {name: tensor for name, tensor in layer.state_dict().items() if "gain" not in name},
         strict=False,
     )
-    assert relative_change(layer(tokens), plain(tokens)) > 1e-3
+    assert relative_error(layer(tokens), plain(tokens)) > 1e-3
 
 
 def test_keys_have_a_bias_unless_it_cancels():
@@ -113,7 +113,7 @@ def test_queries_of_position_heads_do_not_change():
     assert query.shape[1] == 3
     assert key.shape[1] == 2
     assert layer.query is not None
-    assert relative_change(query[:, 2], layer.query(tokens)[..., 8:]) < 1e-12
+    assert relative_error(query[:, 2], layer.query(tokens)[..., 8:]) < 1e-12
     assert torch.allclose(query[:, :2].square().mean(dim=-1), torch.ones((), dtype=torch.float64))
 
 
@@ -150,7 +150,7 @@ def test_normalizations_without_effect_or_causality_are_errors(
         build(**options)
 
 
-def test_a_mask_with_another_shape_is_an_error(as_users_run_it: None):
+def test_a_mask_with_another_shape_is_an_error(unchecked_annotations: None):
     tokens, mask = torch.randn(2, 15, 12, dtype=torch.float64), torch.ones(2, 14, dtype=torch.bool)
     for layer in (build(query_key="centred"), build(value_convolution=3)):
         with pytest.raises(ValueError, match=r"key_mask must have shape \(2, 15\).*got \(2, 14\)"):

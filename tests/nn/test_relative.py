@@ -77,7 +77,9 @@ def test_module_and_none_are_returned_unchanged():
 @pytest.mark.parametrize(
     ("relative", "message"), [("rotate", "Did you mean 'rotation'"), (3, "a name or a module")]
 )
-def test_other_types_are_not_relative_kernels(relative: Any, message: str, as_users_run_it: None):
+def test_other_types_are_not_relative_kernels(
+    relative: Any, message: str, unchecked_annotations: None
+):
     with pytest.raises(ValueError, match=message):
         make(relative)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import relative_change
+from tests.contracts.cases import relative_error
 from torch import Tensor, distributed, nn
 from torch.multiprocessing.spawn import start_processes
 
@@ -73,8 +73,8 @@ def check_part(rank: int, size: int, place: str) -> None:
         assert torch.equal(
             gradients(part, tokens[:, start:stop].clone(), grid, mask[:, start:stop])[0], mine
         )
-        assert relative_change(mine, truth[:, start:stop]) <= 1e-12, options
-        assert relative_change(of_parameters, of_all) <= 1e-12, options
+        assert relative_error(mine, truth[:, start:stop]) <= 1e-12, options
+        assert relative_error(of_parameters, of_all) <= 1e-12, options
     distributed.destroy_process_group()
 
 

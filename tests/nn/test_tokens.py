@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import relative_change
+from tests.contracts.cases import relative_error
 from torch.nn.functional import pixel_unshuffle
 
 from teka import Grid
@@ -93,7 +93,7 @@ def test_attention_pool_equals_loops():
                     / 3**0.5
                 )
                 heads.append(torch.softmax(scores, 0) @ value[batch, :, part])
-            assert relative_change(output[batch, number], pool.output(torch.cat(heads))) < 1e-12
+            assert relative_error(output[batch, number], pool.output(torch.cat(heads))) < 1e-12
 
 
 def test_every_parameter_of_attention_pool_learns():
@@ -107,7 +107,7 @@ def test_every_parameter_of_attention_pool_learns():
 def test_masked_tokens_have_no_effect():
     pool, tokens = build(), torch.randn(2, 7, 6, dtype=torch.float64)
     mask = torch.tensor([[True] * 4 + [False] * 3]).expand(2, -1)
-    assert relative_change(pool(tokens, mask), pool(tokens[:, :4])) < 1e-12
+    assert relative_error(pool(tokens, mask), pool(tokens[:, :4])) < 1e-12
 
 
 def test_bias_is_optional():
@@ -132,7 +132,7 @@ def test_wrong_sizes_are_errors(arguments: tuple[int, int, int], message: str):
 
 
 @pytest.mark.parametrize("size", [(2, 6), (2, 7, 5), (2, 7, 6, 1)])
-def test_tokens_of_a_wrong_shape_are_errors(size: tuple[int, ...], as_users_run_it: None):
+def test_tokens_of_a_wrong_shape_are_errors(size: tuple[int, ...], unchecked_annotations: None):
     with pytest.raises(ValueError, match=r"tokens must have shape \(batch, tokens, 6\)"):
         build()(torch.zeros(size, dtype=torch.float64))
 

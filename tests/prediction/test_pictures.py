@@ -139,7 +139,7 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
 )
 
 
-def test_settings_that_cannot_be_are_an_error(as_users_run_it: None):
+def test_settings_that_cannot_be_are_an_error(unchecked_annotations: None):
     for fields, message in WRONG:
         with pytest.raises(ValueError, match=message):
             decode(PictureSettings, fields, "pictures")

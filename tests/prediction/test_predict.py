@@ -81,7 +81,7 @@ def test_a_folders_model_and_class_names_are_used(put, tmp_path: Path):
     assert set(one.class_names) == {"cat", "dog"}
 
 
-def test_bad_input_is_an_error_that_names_the_picture(put, digits, as_users_run_it: None):
+def test_bad_input_is_an_error_that_names_the_picture(put, digits, unchecked_annotations: None):
     blank = put(np.zeros((9, 9), dtype=np.uint8))
     with pytest.raises(ValueError, match=rf"{blank}: ink must be .*got none"):
         predict([put(digits[0][0]), blank], "digits")

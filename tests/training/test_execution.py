@@ -111,7 +111,7 @@ def test_a_lower_precision_trains_weights_in_float32_to_nearly_the_same(
     assert losses(tmp_path / "run") != losses(whole)
 
 
-def test_a_wrong_option_is_an_error_that_names_it(as_users_run_it):
+def test_a_wrong_option_is_an_error_that_names_it(unchecked_annotations):
     for option, value in {
         "accelerator": "tpu",
         "devices": 0,

@@ -59,7 +59,7 @@ def test_what_an_older_teka_wrote_is_read():
         Run.from_dict({"encoding": "table"})
 
 
-def test_numbers_of_heads_that_a_model_does_not_take_are_an_error(as_users_run_it):
+def test_numbers_of_heads_that_a_model_does_not_take_are_an_error(unchecked_annotations):
     for heads, model in (
         ([3, 1], "linformer"),
         ([3, "1"], "self_attention"),
@@ -113,7 +113,9 @@ WRONG = (
 )
 
 
-def test_a_value_out_of_range_or_of_another_type_is_an_error_that_names_the_field(as_users_run_it):
+def test_a_value_out_of_range_or_of_another_type_is_an_error_that_names_the_field(
+    unchecked_annotations,
+):
     for field, value in WRONG:
         with pytest.raises(ValueError, match=rf"{field}(\[0\])? must be"):
             Run.from_dict({field: value})
@@ -144,7 +146,7 @@ WITHOUT_EFFECT = (
 )
 
 
-def test_a_field_that_would_have_no_effect_is_an_error(as_users_run_it):
+def test_a_field_that_would_have_no_effect_is_an_error(unchecked_annotations):
     for fields, message in WITHOUT_EFFECT:
         with pytest.raises(ValueError, match=message):
             Run.from_dict(fields)

@@ -110,7 +110,7 @@ def test_normalising_follows_the_order_of_the_channels():
         ("library", 0),
     ],
 )
-def test_impossible_settings_are_refused(field, value, as_users_run_it):
+def test_impossible_settings_are_refused(field, value, unchecked_annotations):
     with pytest.raises(ValueError, match=field):
         Preprocessing(**{field: value})
 

@@ -323,7 +323,7 @@ def test_layers_are_looked_into_in_inference_mode_too():
         assert blame_layers(model, images(), SHIFTS, CIRCULAR).breaks == {}
 
 
-@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.usefixtures("unchecked_annotations")
 def test_bad_input_is_refused_with_a_message():
     model = network(circular(2, 4), nn.ReLU())
     for message, change in (

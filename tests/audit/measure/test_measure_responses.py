@@ -213,7 +213,7 @@ def test_a_model_that_raises_at_once_leaves_nothing():
     assert caught.value.responses is None
 
 
-def test_bad_input_is_refused(as_users_run_it):
+def test_bad_input_is_refused(unchecked_annotations):
     for changes, message in [
         ({"images": IMAGES[:0]}, r"images must have .*got \(0, 2, 11, 13\)"),
         ({"shifts": [(0, 1)]}, "with the zero shift"),
@@ -347,7 +347,7 @@ def test_what_was_measured_before_the_classifier_raised_is_kept():
     assert present(caught.value.responses).evaluated.sum() == 5
 
 
-@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.usefixtures("unchecked_annotations")
 def test_what_cannot_be_searched_is_refused():
     for changes, message in [
         (

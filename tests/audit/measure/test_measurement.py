@@ -98,7 +98,7 @@ def test_a_batch_is_named_by_its_shifts_and_images():
     assert moved.where(moved.segments(torch.arange(3, 7))) == expected
 
 
-def test_what_cannot_be_moved_is_refused(as_users_run_it):
+def test_what_cannot_be_moved_is_refused(unchecked_annotations):
     for images, shifts, movement, message in [
         (IMAGES[:0], SHIFTS, Movement("zero"), r"images must have .*got \(0, 2, 9, 11\)"),
         (IMAGES[0, 0], SHIFTS, Movement("zero"), r"images must have .*got \(9, 11\)"),

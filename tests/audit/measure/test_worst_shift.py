@@ -71,7 +71,7 @@ def test_of_eighty_searches_no_more_than_allowed_lose_the_worst_shift_or_break_t
     assert failures <= 16
 
 
-@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.usefixtures("unchecked_annotations")
 def test_a_share_and_a_confidence_outside_their_ranges_and_no_labels_are_refused():
     classify, images, labels = planted(torch.ones(len(SHIFTS), 3, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"share must be .*got 0"):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tests.contracts.cases import relative_change
+from tests.contracts.cases import relative_error
 from tests.cordonnier2020 import paper_models
 from torch import nn
 
@@ -184,7 +184,7 @@ def test_a_block_adds_its_shortcut_before_the_last_relu(channels: tuple[int, int
     if stride != 1:
         weight = block.get_parameter("shortcut.0.weight")
         shortcut = nn.functional.conv2d(maps, weight, stride=stride) * scale
-    assert relative_change(block(maps), (shortcut + residual).relu()) < 1e-12
+    assert relative_error(block(maps), (shortcut + residual).relu()) < 1e-12
 
 
 def test_initialisation_is_of_he_and_nothing_is_dropped():

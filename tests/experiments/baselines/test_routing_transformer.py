@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from tests.contracts.cases import relative_change
+from tests.contracts.cases import relative_error
 from torch import Tensor
 
 from teka.experiments.baselines import RoutingTransformer
@@ -52,14 +52,14 @@ def test_attention_is_the_dense_masked_formula_in_values_and_gradients(
     )
     found = routed_attention(query, key, value, centroid, cluster_size)
     expected = dense(query, key, value, centroid, cluster_size)
-    assert relative_change(found, expected) < 1e-12
+    assert relative_error(found, expected) < 1e-12
     weight = normal(2, 3, 17, 5, seed=5)
     for one, other in zip(
         torch.autograd.grad((weight * found).sum(), (query, key, value)),
         torch.autograd.grad((weight * expected).sum(), (query, key, value)),
         strict=True,
     ):
-        assert relative_change(one, other) < 1e-10
+        assert relative_error(one, other) < 1e-10
 
 
 def test_a_token_of_no_cluster_gets_nothing_and_one_cluster_of_all_tokens_is_softmax_attention():
@@ -70,7 +70,7 @@ def test_a_token_of_no_cluster_gets_nothing_and_one_cluster_of_all_tokens_is_sof
     assert not routed_attention(query, key, value, centroid, 3)[outside].any()
     weights = (query @ key.transpose(-1, -2) / 2).softmax(-1)
     assert (
-        relative_change(routed_attention(query, key, value, centroid[:, :1], 11), weights @ value)
+        relative_error(routed_attention(query, key, value, centroid[:, :1], 11), weights @ value)
         < 1e-12
     )
 
@@ -88,7 +88,7 @@ def test_queries_and_keys_are_normalised_and_routed_in_the_layer():
         for part in (query, key)
     )
     mixed = dense(query, key, value, layer.centroid, 5)
-    assert relative_change(layer(tokens), layer.output(mixed.transpose(1, 2).flatten(2))) < 1e-12
+    assert relative_error(layer(tokens), layer.output(mixed.transpose(1, 2).flatten(2))) < 1e-12
 
 
 def test_centroids_begin_on_the_sphere_of_the_queries_and_keys():
@@ -130,7 +130,7 @@ def test_centroids_move_in_training_alone_and_after_the_step_that_they_are_used_
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     evaluated = model.eval()(images)
     assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
-    assert relative_change(model.train()(images), evaluated) < 1e-12
+    assert relative_error(model.train()(images), evaluated) < 1e-12
     assert all(not torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
 
 
@@ -138,8 +138,8 @@ def test_in_training_batch_mates_are_seen_through_the_centroids_from_the_next_st
     images, others = normal(2, 3, 5, 7), normal(2, 3, 5, 7, seed=1)
     alone, together = (build(dropout=0.0, decay=0.0).double() for _ in range(2))
     first = alone(images), together(torch.cat([images, others]))[:2]
-    assert relative_change(*first) < 1e-12
-    assert relative_change(alone(images), together(images)) > 1e-6
+    assert relative_error(*first) < 1e-12
+    assert relative_error(alone(images), together(images)) > 1e-6
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import relative_change
+from tests.contracts.cases import relative_error
 from tests.cordonnier2020 import paper_models
 from torch import Tensor
 from torch.nn.functional import conv2d, pad
@@ -60,7 +60,7 @@ def test_a_fast_evaluation_gives_the_logits_and_gradients_of_the_dense_one(
         found.append([logits, *[gradient for gradient in gradients if gradient is not None]])
         assert len(found[-1]) == 1 + len(gradients)
     for dense, fast in zip(*found, strict=True):
-        assert relative_change(fast, dense) < 1e-9
+        assert relative_error(fast, dense) < 1e-9
 
 
 @pytest.mark.parametrize("position", ["quadratic", "table"])
@@ -96,7 +96,7 @@ def test_heads_that_attend_to_single_pixels_are_a_convolution():
     weight = attention.output.weight.unflatten(1, (3, 3, 8)).permute(0, 3, 1, 2)
     expected = conv2d(pad(maps, (1, 1, 1, 1), mode="circular"), weight, attention.output.bias)
     found = attention(model.grid.flatten(maps), model.grid)
-    assert relative_change(model.grid.unflatten(found), expected) < 1e-10
+    assert relative_error(model.grid.unflatten(found), expected) < 1e-10
 
 
 @pytest.mark.parametrize("content", [None, "softmax", "squared_relu"])
@@ -112,12 +112,12 @@ def test_content_is_a_factor_of_the_weights():
     assert first_attention(with_content).query is not None
     assert first_attention(without).query is None
     with_content.load_state_dict({**with_content.state_dict(), **without.state_dict()})
-    assert relative_change(with_content(draw_images()), without(draw_images())) > 1e-4
+    assert relative_error(with_content(draw_images()), without(draw_images())) > 1e-4
     with torch.no_grad():
         for block in with_content.blocks:
             block.get_parameter("attention.query.weight").zero_()
             block.get_parameter("attention.query.bias").zero_()
-    assert relative_change(with_content(draw_images()), without(draw_images())) < 1e-10
+    assert relative_error(with_content(draw_images()), without(draw_images())) < 1e-10
 
 
 @pytest.mark.parametrize(
@@ -166,11 +166,11 @@ def test_without_heads_it_is_the_network_with_their_maps_at_zero(position, conte
     assert pruned.heads == (2, 2)
     fresh = build(heads=(2, 2), position=position, content=content).eval()
     fresh.load_state_dict(pruned.state_dict())
-    assert relative_change(fresh(draw_images()), pruned(draw_images())) == 0
+    assert relative_error(fresh(draw_images()), pruned(draw_images())) == 0
     with torch.no_grad():
         for attention, removed in zip(model.attentions(), [[1], [4, 0, 2]], strict=True):
             attention.output.weight.unflatten(1, (attention.heads, -1))[:, removed] = 0
-    assert relative_change(pruned(draw_images()), model(draw_images())) < 1e-10
+    assert relative_error(pruned(draw_images()), model(draw_images())) < 1e-10
 
 
 def test_without_heads_it_has_the_papers_parameters():

@@ -229,7 +229,7 @@ def test_a_name_stands_for_all_its_backends_and_the_baseline_is_always_there():
         ("budget_seconds", 0.0, r"budget_seconds must be .*got 0.0"),
     ],
 )
-@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.usefixtures("unchecked_annotations")
 def test_a_wrong_setting_is_an_error_that_names_it(argument: str, value: object, message: str):
     with pytest.raises(ValueError, match=message):
         Settings(**{**GOOD, argument: value})

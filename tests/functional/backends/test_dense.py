@@ -4,7 +4,7 @@ from tests.contracts.cases import (
     build_relative,
     draw_inputs,
     draw_mask,
-    relative_change,
+    relative_error,
     with_leaves,
 )
 from torch import Tensor
@@ -49,7 +49,7 @@ def test_it_is_the_normalised_product_of_content_and_relative_weights(
     weights = weights.tril() if is_causal else weights
     total = weights.sum(dim=-1, keepdim=True)
     expected = torch.where(total > 0, weights @ value / total.clamp_min(1e-300), 0.0)
-    assert relative_change(output, expected) < 1e-12
+    assert relative_error(output, expected) < 1e-12
 
 
 def gradients(grid: Grid, key_grid: Grid, num_prefix_tokens: int) -> list[Tensor]:
@@ -74,4 +74,4 @@ def test_chunks_of_rows_change_neither_outputs_nor_gradients(monkeypatch: pytest
     whole = gradients(grid, grid, 1)
     monkeypatch.setattr(dense, "MATRIX_ELEMENTS", 500)
     for result, expected in zip(gradients(grid, grid, 1), whole, strict=True):
-        assert relative_change(result, expected) < 1e-12
+        assert relative_error(result, expected) < 1e-12

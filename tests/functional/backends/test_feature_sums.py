@@ -1,5 +1,5 @@
 import torch
-from tests.contracts.cases import draw_inputs, relative_change
+from tests.contracts.cases import draw_inputs, relative_error
 from torch import Tensor
 
 from teka import Grid
@@ -56,7 +56,7 @@ def test_where_no_key_counts_nothing_is_taken_from_other_sums():
             attention(1000 * query, key, value, **options, backend=one)
             for one in ("dense", backend)
         ]
-        assert relative_change(found[1], found[0]) <= 1e-10, relative.name
+        assert relative_error(found[1], found[0]) <= 1e-10, relative.name
 
 
 def test_with_a_kernel_of_one_it_is_linear_attention_over_all_tokens():
@@ -64,9 +64,7 @@ def test_with_a_kernel_of_one_it_is_linear_attention_over_all_tokens():
     placed = linear(query[:, :, 2:], key[:, :, 2:], value[:, :, 2:])
     tokens = FeatureInputs(query, query, key, value)
     found, expected = add_prefix(placed, tokens, 2, linear), linear(query, key, value)
-    assert (
-        relative_change(found.divide(nonnegative=True), expected.divide(nonnegative=True)) < 1e-14
-    )
+    assert relative_error(found.divide(nonnegative=True), expected.divide(nonnegative=True)) < 1e-14
 
 
 def test_without_such_tokens_nothing_is_added():

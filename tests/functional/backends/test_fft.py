@@ -9,7 +9,7 @@ from tests.contracts.cases import (
     build_relative,
     draw_inputs,
     draw_mask,
-    relative_change,
+    relative_error,
     with_leaves,
 )
 from torch import Generator, Tensor
@@ -81,7 +81,7 @@ def test_a_convolution_is_what_every_pair_gives(
     if masked:
         more["key_mask"] = draw_mask(2, num_tokens, seed)
     fast, dense = both(inputs, build(name, grid.num_axes), grid, None, **more)
-    assert relative_change(fast, dense) < 1e-10
+    assert relative_error(fast, dense) < 1e-10
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_two_grids_of_one_spacing_may_lie_anywhere(grid: Grid, key_grid: Grid):
             continue  # a table has entries for whole cells only
         fast, dense = both([query, key, value], build(name, grid.num_axes), grid, key_grid)
         assert fast.shape[2] == grid.num_tokens
-        assert relative_change(fast, dense) < 1e-10, name
+        assert relative_error(fast, dense) < 1e-10, name
 
 
 def test_two_grids_of_two_spacings_do_not_fit():
@@ -136,7 +136,7 @@ def test_rows_that_a_transform_cannot_resolve_are_right_too(periodic: tuple[bool
     grid, masks = Grid((11, 9), periodic=periodic), ({}, {"key_mask": draw_mask(2, 99)})
     for place, (relative, mask) in enumerate(itertools.product(hard_kernels(), masks)):
         fast, dense = both(draw_inputs(99), relative, grid, None, **mask)
-        assert relative_change(fast, dense) < 1e-10, place
+        assert relative_error(fast, dense) < 1e-10, place
 
 
 def test_without_the_repair_these_rows_are_wrong(monkeypatch: pytest.MonkeyPatch):
@@ -144,7 +144,7 @@ def test_without_the_repair_these_rows_are_wrong(monkeypatch: pytest.MonkeyPatch
     wrong = 0
     for relative in hard_kernels():
         fast, dense = both(draw_inputs(99), relative, Grid((11, 9)))
-        wrong += not relative_change(fast, dense) < 0.1  # NaN is wrong too
+        wrong += not relative_error(fast, dense) < 0.1  # NaN is wrong too
     assert wrong >= 3
 
 
@@ -153,7 +153,7 @@ def test_in_float32_the_repair_keeps_rows_within_its_rounding():
         inputs = [tensor.float() for tensor in draw_inputs(99)]
         fast, _ = both(inputs, relative, Grid((11, 9)))
         _, dense = both([tensor.double() for tensor in inputs], relative, Grid((11, 9)))
-        assert relative_change(fast.double(), dense) < 1e-4
+        assert relative_error(fast.double(), dense) < 1e-4
 
 
 @pytest.mark.parametrize("name", STATIONARY)
@@ -183,7 +183,7 @@ def check_gradients(relative: StationaryRelative, grid: Grid, num_tokens: int) -
     variables = [*inputs, *leaves.values()]
     ours, theirs = (grad((output * direction).sum(), variables) for output in (fast, dense))
     for mine, true in zip(ours, theirs, strict=True):
-        assert relative_change(mine, true) < 1e-9
+        assert relative_error(mine, true) < 1e-9
 
 
 @pytest.mark.parametrize(

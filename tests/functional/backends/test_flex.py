@@ -6,13 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.contracts.cases import (
-    averages,
     build_kernel,
     build_relative,
     draw_inputs,
     draw_mask,
-    flex_formula,
-    relative_change,
+    flex_reference,
+    is_weighted_mean,
+    relative_error,
     with_leaves,
 )
 from torch import Tensor
@@ -55,7 +55,7 @@ def gradients_on_a_cpu(monkeypatch: pytest.MonkeyPatch):
 def by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute FlexAttention by its formula. FlexAttention itself compiles its arguments in each call."""
     monkeypatch.setattr(
-        import_module("teka.functional.backends.flex"), "flex_attention", flex_formula
+        import_module("teka.functional.backends.flex"), "flex_attention", flex_reference
     )
 
 
@@ -103,7 +103,7 @@ def compare(
             output.square().sum(), inputs, allow_unused=True, retain_graph=True
         )
         results.append([output, *(torch.zeros(1) if one is None else one for one in gradients)])
-    assert max(relative_change(one, two) for one, two in zip(*results, strict=True)) <= BANDS[dtype]
+    assert max(relative_error(one, two) for one, two in zip(*results, strict=True)) <= BANDS[dtype]
 
 
 @pytest.mark.parametrize("relative", FACTORS)
@@ -119,7 +119,7 @@ def test_softmax_with_every_factor_equals_dense(relative: str, request: pytest.F
 
 
 @pytest.mark.parametrize(
-    "kernel", [name for name in KERNELS if name != "trigonometric" and averages(name)]
+    "kernel", [name for name in KERNELS if name != "trigonometric" and is_weighted_mean(name)]
 )
 def test_every_nonnegative_kernel_equals_dense(kernel: str, request: pytest.FixtureRequest):
     if kernel not in ("softmax", "squared_relu", "positive"):
@@ -160,7 +160,7 @@ def test_a_causal_query_without_keys_gets_zero():
     )
     output, expected = flex(pairs, term), relative.dense(pairs, PLACES["line"])
     assert torch.equal(output[0, :, :3], torch.zeros(3, 3, 4, dtype=torch.float64))
-    assert relative_change(output, expected) <= BANDS[torch.float64]
+    assert relative_error(output, expected) <= BANDS[torch.float64]
 
 
 def positions(num_tokens: int, seed: int, *shape: int) -> Tensor:

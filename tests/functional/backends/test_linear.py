@@ -3,7 +3,7 @@ import sys
 
 import pytest
 import torch
-from tests.contracts.cases import build_kernel, draw_inputs, draw_mask, relative_change
+from tests.contracts.cases import build_kernel, draw_inputs, draw_mask, relative_error
 from torch import Tensor
 from torch.autograd import grad
 
@@ -38,8 +38,8 @@ def test_it_is_the_sum_over_keys_of_the_features_products():
             weight = (query[:, :, i] * key[:, :, j]).sum(dim=-1)
             numerator[:, :, i] += weight[..., None] * value[:, :, j]
             denominator[:, :, i] += weight
-    assert relative_change(sums.numerator, numerator) < 1e-12
-    assert relative_change(sums.denominator, denominator) < 1e-12
+    assert relative_error(sums.numerator, numerator) < 1e-12
+    assert relative_error(sums.denominator, denominator) < 1e-12
 
 
 KERNELS = ("squared_relu", "positive", "optimal", "hyperbolic", "elu", "taylor2", "constant")
@@ -79,7 +79,7 @@ def test_chunks_give_what_every_pair_gives(kernel: str, relative: str | None):
         relative = None  # one feature cannot be rotated
     for num_tokens in LENGTHS:
         fast, dense = both(draw_inputs(num_tokens), kernel, relative)
-        assert relative_change(fast, dense) < 1e-10, num_tokens
+        assert relative_error(fast, dense) < 1e-10, num_tokens
 
 
 @pytest.mark.parametrize("relative", [None, "fourier", "rotary"])
@@ -92,7 +92,7 @@ def test_gradients_are_those_of_every_pair(kernel: str, relative: str | None):
     )
     ours, theirs = (grad((output * direction).sum(), inputs) for output in (fast, dense))
     for mine, true in zip(ours, theirs, strict=True):
-        assert relative_change(mine, true) < 1e-10
+        assert relative_error(mine, true) < 1e-10
 
 
 @pytest.mark.parametrize("relative", [None, "fourier", "rotary"])
@@ -108,14 +108,14 @@ def test_dropped_keys_count_nowhere_and_a_query_without_keys_gets_zero(
     mask[1, :3] = False
     mask[:, 139] = True
     fast, dense = both([query, key, value], kernel, relative, mask)
-    assert relative_change(fast, dense) < 1e-10
+    assert relative_error(fast, dense) < 1e-10
     assert not fast[0, :, :131].any()
     assert not fast[1, :, :3].any()
     assert fast[0, :, 139].all()
     hostile = torch.where(mask[:, None, :, None], key, 1e4)
     other = torch.where(mask[:, None, :, None], value, -1e4)
     # With rotary the running maximum is that of the kept keys too.
-    assert relative_change(both([query, hostile, other], kernel, relative, mask)[0], fast) < 1e-12
+    assert relative_error(both([query, hostile, other], kernel, relative, mask)[0], fast) < 1e-12
 
 
 def one_maximum_over_all_keys(
@@ -162,13 +162,13 @@ def test_one_maximum_over_all_keys_fails_that_check():
     assert isinstance(kernel, FeatureKernel)
     broken = one_maximum_over_all_keys(query, key, value, kernel)
     assert (
-        relative_change(broken, running_maximum(query, key, value, kernel)) < 1e-4
+        relative_error(broken, running_maximum(query, key, value, kernel)) < 1e-4
     )  # the same formula
     # Where keys are long, the maximum of a later one leaves nothing of those before.
     broken = one_maximum_over_all_keys(query, 10 * key, value, kernel)
     _, other = with_other_future(10 * key, 77)
     after = one_maximum_over_all_keys(query, other, value, kernel)
-    assert relative_change(after[:, :, :77], broken[:, :, :77]) > 0.05
+    assert relative_error(after[:, :, :77], broken[:, :, :77]) > 0.05
 
 
 @pytest.mark.parametrize("relative", [None, "fourier"])
@@ -205,7 +205,7 @@ def test_chunks_from_a_state_on_are_the_tokens_one_by_one(relative: str | None):
         part = [one[:, :, start:] for one in (query_features, key_features, log_scale, value)]
         found = causal_linear(*part, *(one[:, :, start:] for one in waves), state=states[start])
         assert (
-            relative_change(found.divide(nonnegative=True), torch.cat(sums[start:], dim=2)) < 1e-12
+            relative_error(found.divide(nonnegative=True), torch.cat(sums[start:], dim=2)) < 1e-12
         )
 
 
@@ -282,7 +282,7 @@ def test_values_and_gradients_are_those_of_all_pairs(
         for found, expected in zip(
             [outputs[1], *gradients[1]], [outputs[0], *gradients[0]], strict=True
         ):
-            assert relative_change(found, expected) < 1e-11, (scaled, mask)
+            assert relative_error(found, expected) < 1e-11, (scaled, mask)
 
 
 @pytest.mark.parametrize("place", range(2, 5))

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from tests.contracts.cases import draw_inputs, draw_mask, relative_change
+from tests.contracts.cases import draw_inputs, draw_mask, relative_error
 from tests.functional.backends.ring_cases import (
     GRIDS,
     MAX_DISTANCE,
@@ -23,7 +23,7 @@ def test_ring_sums_equal_the_sums_over_all_pairs(grid: Grid, max_distance: int):
     sums = ring_sums(cells.unflatten(2, grid.shape), max_distance, grid)
     assert len(sums) == max_distance + 1
     for ring, members in zip(sums, ring_members(grid, max_distance), strict=True):
-        assert relative_change(ring.flatten(2, -2), members @ cells) < 1e-12
+        assert relative_error(ring.flatten(2, -2), members @ cells) < 1e-12
 
 
 def test_a_single_cell_is_counted_once_by_every_cell_of_its_ring():
@@ -70,7 +70,7 @@ def test_chunks_of_features_change_neither_values_nor_gradients(
     whole = run("squared_relu")
     monkeypatch.setattr(feature_chunks, "CHUNK_ELEMENTS", num_elements)
     for result, expected in zip(run("squared_relu"), whole, strict=True):
-        assert relative_change(result, expected) < 1e-12
+        assert relative_error(result, expected) < 1e-12
 
 
 def test_a_ring_without_kept_keys_cannot_push_the_others_out_of_range():

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import draw_inputs, draw_mask, relative_change
+from tests.contracts.cases import draw_inputs, draw_mask, relative_error
 from tests.functional.kernels.fitted_kernels import OTHER_MODES, attention_matrix, build, fit
 
 from teka.functional import KERNELS, Elu, FeatureKernel, Positive, SquaredRelu, default_num_features
@@ -57,7 +57,7 @@ def test_the_default_number_of_features_is_d_ln_d_rounded_down_and_at_least_one(
         (Positive, "a name or an inst"),
     ],
 )
-def test_what_is_no_kernel_is_refused(kernel: Any, message: str, as_users_run_it: None):
+def test_what_is_no_kernel_is_refused(kernel: Any, message: str, unchecked_annotations: None):
     with pytest.raises(ValueError, match=message):
         make_kernel(kernel, 5)
 
@@ -110,7 +110,7 @@ def test_what_is_masked_counts_neither_as_a_weight_nor_in_a_statistic(name: str)
     key = torch.where(mask[:, None, :, None], key, -50.0)
     after = attention_matrix(kernel, query, key, scale=0.4, **masks)
     kept = query_mask[:, None, :, None].expand_as(after)
-    assert relative_change(after[kept], before[kept]) < 1e-12
+    assert relative_error(after[kept], before[kept]) < 1e-12
 
 
 @pytest.mark.parametrize("name", FEATURE_KERNELS)
@@ -143,7 +143,7 @@ def test_causal_weights_are_the_others_up_to_each_query_s_own_place(name: str):
         causal, expected = (
             torch.nn.functional.normalize(weights, p=1.0, dim=-1) for weights in (causal, expected)
         )
-    assert relative_change(causal, expected) < 1e-10
+    assert relative_error(causal, expected) < 1e-10
 
 
 @pytest.mark.parametrize("name", ALL_MODES)

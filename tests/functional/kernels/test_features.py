@@ -11,8 +11,8 @@ from tests.contracts.cases import (
     build_relative,
     draw_inputs,
     draw_mask,
-    explicit_attention,
-    relative_change,
+    reference_attention,
+    relative_error,
     with_leaves,
 )
 from tests.functional.kernels.fitted_kernels import (
@@ -61,7 +61,7 @@ def test_its_weights_are_the_formula_in_loops():
                     for j in range(6)
                 ]
                 expected = torch.tensor(row, dtype=torch.float64) / sum(row)
-                assert relative_change(weights[batch, head, i], expected) < 1e-12
+                assert relative_error(weights[batch, head, i], expected) < 1e-12
 
 
 def test_it_has_no_overflow():
@@ -93,7 +93,7 @@ def test_products_of_features_are_the_weights(dim: int, tokens: int, seed: int):
         key, scale=0.4
     ).transpose(-2, -1)
     assert products.shape[-1] == tokens
-    assert relative_change(products, kernel.weights(query, key, scale=0.4)) < 1e-12
+    assert relative_error(products, kernel.weights(query, key, scale=0.4)) < 1e-12
 
 
 @pytest.mark.parametrize("entries", [[2.0], [2.0, 3.0], [2.0, 3.0, 5.0, 7.0, 11.0]])
@@ -123,9 +123,9 @@ def test_with_its_mean_taken_out_a_vector_added_to_all_keys_changes_nothing():
     query, key, _ = draw_inputs(6)
     kernel = Taylor2("mean")
     moved = attention_matrix(kernel, query, key + 3.0, scale=0.4)
-    assert relative_change(moved, attention_matrix(kernel, query, key, scale=0.4)) < 1e-12
+    assert relative_error(moved, attention_matrix(kernel, query, key, scale=0.4)) < 1e-12
     plain = attention_matrix(Taylor2(), query, key, scale=0.4)
-    assert relative_change(attention_matrix(Taylor2(), query, key + 3.0, scale=0.4), plain) > 1e-3
+    assert relative_error(attention_matrix(Taylor2(), query, key + 3.0, scale=0.4), plain) > 1e-3
 
 
 def test_taking_the_mean_out_brings_it_nearer_to_softmax():
@@ -163,7 +163,7 @@ def test_a_mean_is_refused_where_it_would_hold_later_keys_or_was_not_taken():
         kernel.key_features(key, scale=0.4)
 
 
-def test_an_unknown_shift_is_refused(as_users_run_it: None):
+def test_an_unknown_shift_is_refused(unchecked_annotations: None):
     unknown: Any = "means"
     with pytest.raises(
         ValueError, match=r"key_shift must be one of .*got 'means'.*Did you mean 'mean'"
@@ -213,7 +213,7 @@ def test_the_scale_is_as_if_queries_and_keys_were_longer_and_its_default_changes
     query, _, _ = draw_inputs(6)
     kernel = build_learned()
     longer = kernel.query_features(1.7 * query, scale=DIM**-0.5)
-    assert relative_change(kernel.query_features(query, scale=1.7**2 * DIM**-0.5), longer) < 1e-12
+    assert relative_error(kernel.query_features(query, scale=1.7**2 * DIM**-0.5), longer) < 1e-12
 
 
 @pytest.mark.parametrize("factor", [0.0, 1.0, 1e4])
@@ -237,7 +237,7 @@ def test_by_name_it_is_the_identity_in_every_head():
     assert kernel.num_features(4) == 8
     query = draw_inputs(6, dim=4)[0]
     expected = torch.softmax(torch.cat([query, -query], dim=-1), dim=-1)
-    assert relative_change(kernel.query_features(query, scale=0.5), expected) < 1e-12
+    assert relative_error(kernel.query_features(query, scale=0.5), expected) < 1e-12
 
 
 def test_one_map_for_all_heads_is_the_same_map_in_each():
@@ -245,7 +245,7 @@ def test_one_map_for_all_heads_is_the_same_map_in_each():
     one = build_learned(heads=1)
     many = Hedgehog(*(getattr(one, name).repeat_interleave(HEADS, dim=0) for name in TENSORS))
     features = [kernel.query_features(query, scale=0.4) for kernel in (one, many)]
-    assert relative_change(*features) < 1e-14
+    assert relative_error(*features) < 1e-14
 
 
 # Every evaluation with a backward pass of its own, and those by autograd: in tiles, in chunks, on wrapped axes.
@@ -301,10 +301,10 @@ def test_what_each_head_learns_is_the_equations_gradient_by_every_evaluation(
     )
     positions = Positions(grid, num_prefix_tokens=num_prefix_tokens)
     keep = None if mask is None else mask[:, None]
-    expected = explicit_attention(inputs, kernel, built, positions, scale=DIM**-0.5, keep=keep)
+    expected = reference_attention(inputs, kernel, built, positions, scale=DIM**-0.5, keep=keep)
     for one, other in zip(gradients(output, leaves), gradients(expected, leaves), strict=True):
         assert (other.flatten(1).norm(dim=-1) > 1e-4).all()
-        assert relative_change(one, other) < 1e-10
+        assert relative_error(one, other) < 1e-10
 
 
 @pytest.mark.parametrize("relative", [None, "clipped", "fourier"])
@@ -334,7 +334,7 @@ def test_what_each_head_learns_from_a_sequence_is_the_same_in_chunks_and_token_b
     together = torch.cat(steps, dim=2)
     found.append([together, *gradients(together, leaves)])
     for other in found[1:]:
-        assert max(relative_change(*pair) for pair in zip(other, found[0], strict=True)) < 1e-10
+        assert max(relative_error(*pair) for pair in zip(other, found[0], strict=True)) < 1e-10
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ def test_what_each_head_learns_from_a_sequence_is_the_same_in_chunks_and_token_b
     ],
 )
 def test_tensors_that_do_not_fit_each_other_are_refused(
-    changed: dict[str, Tensor], message: str, as_users_run_it: None
+    changed: dict[str, Tensor], message: str, unchecked_annotations: None
 ):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(build_learned(), **changed)
@@ -356,7 +356,7 @@ def test_tensors_that_do_not_fit_each_other_are_refused(
 @pytest.mark.parametrize(
     ("heads", "dim"), [(HEADS + 1, DIM), (HEADS, DIM + 1)], ids=["more heads", "a larger size"]
 )
-def test_queries_that_do_not_fit_it_are_refused(heads: int, dim: int, as_users_run_it: None):
+def test_queries_that_do_not_fit_it_are_refused(heads: int, dim: int, unchecked_annotations: None):
     inputs = draw_inputs(6, heads=heads, dim=dim)
     with pytest.raises(ValueError, match="query_weight must have"):
         attention(*inputs, kernel=build_learned())
@@ -387,12 +387,12 @@ def test_it_is_elu_plus_one_and_so_is_its_gradient():
     vectors[..., 0] = 0.0
     one, other = (vectors.clone().requires_grad_() for _ in range(2))
     features, expected = Elu().query_features(one, scale=1.0), torch.nn.functional.elu(other) + 1
-    assert relative_change(features, expected) < 1e-12
+    assert relative_error(features, expected) < 1e-12
     gradients = [
         torch.autograd.grad(of.square().sum(), by)[0]
         for of, by in ((features, one), (expected, other))
     ]
-    assert relative_change(*gradients) < 1e-12
+    assert relative_error(*gradients) < 1e-12
 
 
 def test_small_features_keep_their_digits_and_none_is_zero():
@@ -416,4 +416,4 @@ def test_its_features_are_one_and_zero_where_masked():
 def test_alone_it_gives_the_mean_of_the_values():
     query, key, value = draw_inputs(6)
     output = attention(query, key, value, kernel="constant")
-    assert relative_change(output, value.mean(dim=2, keepdim=True).expand_as(output)) < 1e-12
+    assert relative_error(output, value.mean(dim=2, keepdim=True).expand_as(output)) < 1e-12

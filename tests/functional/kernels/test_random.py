@@ -4,7 +4,7 @@ from typing import TypeVar
 
 import pytest
 import torch
-from tests.contracts.cases import draw_inputs, draw_mask, relative_change
+from tests.contracts.cases import draw_inputs, draw_mask, relative_error
 from tests.functional.kernels.fitted_kernels import (
     attention_matrix,
     draw_vectors,
@@ -23,13 +23,13 @@ def test_it_is_the_mean_of_each_batch_and_head_over_the_kept_tokens():
     mean = masked_mean(vectors, mask)
     for batch in range(2):
         expected = vectors[batch][:, mask[batch]].mean(dim=1, keepdim=True)
-        assert relative_change(mean[batch], expected) < 1e-12
+        assert relative_error(mean[batch], expected) < 1e-12
 
 
 def test_without_a_mask_it_is_the_mean():
     vectors = draw_inputs(6)[0]
     assert (
-        relative_change(
+        relative_error(
             masked_mean(vectors, None), masked_mean(vectors, torch.ones(2, 6, dtype=torch.bool))
         )
         < 1e-12
@@ -103,11 +103,13 @@ def test_its_weights_are_the_formula_in_loops_up_to_one_factor_a_row(kind: type[
         vectors = [key[batch, head, j] * SCALE**0.5 for j in range(6)]
         row = [sum(term(x, y, w) for w in kernel.projection) for y in vectors]
         expected = torch.tensor(row, dtype=torch.float64) * mask[batch]
-        assert relative_change(weights[batch, head, i], expected / expected.sum()) < tolerance
+        assert relative_error(weights[batch, head, i], expected / expected.sum()) < tolerance
 
 
 @pytest.mark.parametrize("kind", FORMULAS)
-def test_a_projection_of_another_size_is_refused(kind: type[RandomKernel], as_users_run_it: None):
+def test_a_projection_of_another_size_is_refused(
+    kind: type[RandomKernel], unchecked_annotations: None
+):
     for size in ((7, 4), (7,), (1, 7, 5)):
         with pytest.raises(ValueError, match="projection must have"):
             kind(torch.zeros(size)).num_features(5)
@@ -215,7 +217,7 @@ def test_causal_features_times_their_scale_are_the_features():
     features, log_scale = kernel.causal_key_features(key, scale=0.4)
     assert log_scale is not None
     assert (
-        relative_change(
+        relative_error(
             features * log_scale.exp()[..., None], kernel.key_exponent(key, scale=0.4).exp()
         )
         < 1e-12
@@ -248,7 +250,7 @@ def test_its_variance_is_the_stated_fraction_of_the_positive_features():
         variances.append(products.unflatten(-1, (-1, 200_000)).mean(dim=-2).var(dim=-1))
     square = (query[..., :, None, :] + key[..., None, :, :]).square().sum(dim=-1)
     expected = (1 - torch.exp(-square)) / 2
-    assert relative_change(variances[0] / variances[1] / expected, torch.ones_like(expected)) < 0.1
+    assert relative_error(variances[0] / variances[1] / expected, torch.ones_like(expected)) < 0.1
 
 
 def fitted(kernel: Optimal, query: Tensor, key: Tensor, *, scale: float) -> Optimal:
@@ -310,7 +312,7 @@ def test_adding_one_vector_to_all_keys_and_one_to_all_queries_changes_the_draw_a
     query, key, _ = draw_inputs(6)
     kernel = build(Optimal)
     moved = attention_matrix(kernel, query, key + 3.0, scale=0.4)
-    assert relative_change(moved, attention_matrix(kernel, query, key, scale=0.4)) < 1e-12
+    assert relative_error(moved, attention_matrix(kernel, query, key, scale=0.4)) < 1e-12
 
 
 def test_statistics_are_those_of_the_kept_and_take_no_gradient():
@@ -382,7 +384,7 @@ def test_causal_features_times_their_scale_are_the_features_of_trigonometric():
     assert log_scale is not None
     assert log_scale.isfinite().all()
     scaled = math.sqrt(0.4) * key
-    assert relative_change(log_scale, scaled.square().sum(dim=-1) / 2) < 1e-12
+    assert relative_error(log_scale, scaled.square().sum(dim=-1) / 2) < 1e-12
     peak = torch.where(mask[:, None], log_scale, -math.inf).amax(dim=-1, keepdim=True)
     found = features * (log_scale - peak).exp()[..., None]
-    assert relative_change(found, kernel.key_features(key, scale=0.4, key_mask=mask)) < 1e-12
+    assert relative_error(found, kernel.key_features(key, scale=0.4, key_mask=mask)) < 1e-12

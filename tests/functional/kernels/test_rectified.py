@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.contracts.cases import draw_inputs, draw_mask, relative_change
+from tests.contracts.cases import draw_inputs, draw_mask, relative_error
 from tests.functional.kernels.fitted_kernels import attention_matrix
 from torch import Tensor
 
@@ -27,12 +27,10 @@ def test_multiplying_queries_or_all_keys_changes_no_normalised_weight(
     factor, tolerance = 10.0**exponent, 1e-5 if dtype == torch.float32 else 1e-12
     before = attention_matrix(kind(), query, key, scale=0.4)
     assert (
-        relative_change(attention_matrix(kind(), factor * query, key, scale=0.4), before)
-        < tolerance
+        relative_error(attention_matrix(kind(), factor * query, key, scale=0.4), before) < tolerance
     )
     assert (
-        relative_change(attention_matrix(kind(), query, factor * key, scale=0.4), before)
-        < tolerance
+        relative_error(attention_matrix(kind(), query, factor * key, scale=0.4), before) < tolerance
     )
 
 
@@ -62,12 +60,12 @@ def test_a_learned_feature_map_has_its_gradients(backend: str):
         weights = features[0] @ features[1].mT
         expected = weights / weights.sum(dim=-1, keepdim=True) @ inputs[2]
         output = attention(*inputs, kernel=kernel, backend=backend)
-        assert relative_change(output, expected) <= 1e-10
+        assert relative_error(output, expected) <= 1e-10
         gradients = (
             torch.autograd.grad(one.sin().sum(), [*inputs, *leaves]) for one in (output, expected)
         )
         for found, truth in zip(*gradients, strict=True):
-            assert relative_change(found, truth) <= 1e-10
+            assert relative_error(found, truth) <= 1e-10
 
 
 @pytest.mark.parametrize("kind", FLOORED)
@@ -85,7 +83,7 @@ def test_sizes_far_beyond_those_whose_squares_float32_holds_change_nothing(
                 for one, factor in zip((query, key), factors, strict=True)
             ]
             output = attention(scaled[0], scaled[1], value, **options)
-            assert relative_change(output, expected) < 1e-5, (is_causal, factors)
+            assert relative_error(output, expected) < 1e-5, (is_causal, factors)
             for one, factor in zip(torch.autograd.grad(output.sum(), scaled), factors, strict=True):
                 assert (one * factor).isfinite().all()
                 assert (one * factor).abs().max() > 1e-3
@@ -97,7 +95,7 @@ def test_keys_that_are_all_zero_count_evenly(kind: type[FlooredRelu]):
     query[:, :, 2] = 0.0
     for backend in ("dense", "linear"):
         output = attention(query, torch.zeros_like(key), value, kernel=kind(), backend=backend)
-        assert relative_change(output, value.mean(dim=2, keepdim=True).expand_as(output)) < 1e-6, (
+        assert relative_error(output, value.mean(dim=2, keepdim=True).expand_as(output)) < 1e-6, (
             backend
         )
 
@@ -107,9 +105,7 @@ def test_the_floor_never_swamps_the_features(kind: type[FlooredRelu]):
     for size in (1e-6, 1.0, 1e6):
         query, key, _ = draw_inputs(6, scale=size)
         without = attention_matrix(kind(1e-12), query, key, scale=0.4)
-        assert relative_change(attention_matrix(kind(), query, key, scale=0.4), without) < 1e-4, (
-            size
-        )
+        assert relative_error(attention_matrix(kind(), query, key, scale=0.4), without) < 1e-4, size
 
 
 @pytest.mark.parametrize("kind", FLOORED)
@@ -124,7 +120,7 @@ def test_a_query_without_a_positive_entry_attends_by_the_sums_of_the_keys_featur
                 kind(), -size * torch.ones(2, 3, 1, 5, dtype=dtype), key, scale=0.4
             )
             assert (
-                relative_change(weights[:, :, 0], sums / sums.sum(dim=-1, keepdim=True)) < tolerance
+                relative_error(weights[:, :, 0], sums / sums.sum(dim=-1, keepdim=True)) < tolerance
             ), size
 
 
@@ -213,7 +209,7 @@ def test_features_have_the_length_of_the_rectified_vector():
     query = draw_inputs(6)[0]
     features = Focused().query_features(query, scale=0.4)
     rectified = torch.relu(query)
-    assert relative_change(features.norm(dim=-1), rectified.norm(dim=-1)) < 1e-5
+    assert relative_error(features.norm(dim=-1), rectified.norm(dim=-1)) < 1e-5
 
 
 def test_cubing_does_not_underflow():
@@ -221,7 +217,7 @@ def test_cubing_does_not_underflow():
     features = Focused().feature_map(query, scale=1.0)
     rescaled = Focused().feature_map(query * 2.0**23, scale=1.0)
     assert features.amax(dim=-1).min() > 0
-    assert relative_change(features * 2.0**23, rescaled) < 1e-6
+    assert relative_error(features * 2.0**23, rescaled) < 1e-6
 
 
 def test_its_gradient_is_that_of_the_formula_although_the_peak_is_detached():
@@ -249,4 +245,4 @@ def test_among_keys_that_are_all_zero_dropped_ones_still_count_for_nothing():
     kept = (value * mask[:, None, :, None]).sum(dim=2, keepdim=True) / mask.sum(dim=1)[
         :, None, None, None
     ]
-    assert relative_change(output, kept.expand_as(output)) < 1e-12
+    assert relative_error(output, kept.expand_as(output)) < 1e-12

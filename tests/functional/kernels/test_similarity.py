@@ -1,7 +1,7 @@
 """Non-local similarities, as their paper writes them: pair by pair."""
 
 import torch
-from tests.contracts.cases import draw_inputs, relative_change
+from tests.contracts.cases import draw_inputs, relative_error
 from torch import Tensor
 
 from teka import Grid
@@ -29,7 +29,7 @@ def test_dot_products_and_rectified_sums_are_over_the_number_of_keys():
             )
             expected = of_pairs(SCALE * weights * seen, seen.sum(-1, keepdim=True))
             found = attention(QUERY, KEY, VALUE, kernel=kernel, scale=SCALE, is_causal=is_causal)
-            assert relative_change(found, expected) < 1e-12, (kernel, is_causal)
+            assert relative_error(found, expected) < 1e-12, (kernel, is_causal)
 
 
 def test_a_key_counts_as_much_as_its_place():
@@ -49,7 +49,7 @@ def test_a_key_counts_as_much_as_its_place():
             "key_mask": mask,
         }
         assert (
-            relative_change(attention(QUERY, KEY, VALUE, **options, backend=backend), expected)
+            relative_error(attention(QUERY, KEY, VALUE, **options, backend=backend), expected)
             < 1e-12
         ), backend
 
@@ -64,15 +64,15 @@ def test_a_factor_of_c_cancels_with_every_kernel():
             attention(QUERY, KEY, VALUE, kernel=kernel, relative=c, grid=Grid(11))
             for c in (one, tenfold)
         )
-        assert relative_change(first, second) < 1e-12, kernel
+        assert relative_error(first, second) < 1e-12, kernel
 
 
 def test_the_gaussian_is_of_the_distance_of_query_and_key():
     weights = torch.exp(-SCALE / 2 * torch.cdist(QUERY, KEY).square())
     expected = of_pairs(weights, weights.sum(-1, keepdim=True))
     assert (
-        relative_change(attention(QUERY, KEY, VALUE, kernel="gaussian", scale=SCALE), expected)
+        relative_error(attention(QUERY, KEY, VALUE, kernel="gaussian", scale=SCALE), expected)
         < 1e-12
     )
     moved = attention(QUERY + 3, KEY + 3, VALUE, kernel="gaussian", scale=SCALE)
-    assert relative_change(moved, expected) < 1e-10
+    assert relative_error(moved, expected) < 1e-10

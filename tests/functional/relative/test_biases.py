@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tests.contracts.cases import draw_inputs, relative_change
+from tests.contracts.cases import draw_inputs, relative_error
 
 from teka import Grid
 from teka.functional import T5, Alibi, Decay, Kerple, attention
@@ -97,7 +97,7 @@ def test_causal_decay_is_the_recurrence_of_retnet():
         state = torch.exp(-rate)[:, :, None] * state + update
         above = (features[0][:, :, token, None] @ state)[..., 0, :]
         outputs.append(above[..., :-1] / above[..., -1:])
-    assert relative_change(chunked, torch.stack(outputs, dim=2)) < 1e-12
+    assert relative_error(chunked, torch.stack(outputs, dim=2)) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_query_whose_near_keys_are_masked_attends_to_the_far_ones(
         "elu",
     ):  # one whose keys have exponents of their own, and one without
         output = attention(*inputs, kernel=kernel, **options)
-        assert relative_change(output, inputs[2][:, :, :1].expand_as(output)) < 1e-5, kernel
+        assert relative_error(output, inputs[2][:, :, :1].expand_as(output)) < 1e-5, kernel
 
 
 def test_many_tokens_lose_no_digits_to_their_place():
@@ -137,4 +137,4 @@ def test_many_tokens_lose_no_digits_to_their_place():
         ]
         part = [one[:, :, window].double() for one in (query, key, value)]
         truth = attention(*part, **options, grid=Grid(100), backend="dense")[:, :, -50:]
-        assert relative_change(whole.double(), truth) < 3e-5
+        assert relative_error(whole.double(), truth) < 3e-5

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.contracts.cases import draw_inputs, relative_change
+from tests.contracts.cases import draw_inputs, relative_error
 from torch import Generator, Tensor
 
 from teka import Grid
@@ -38,7 +38,7 @@ def test_attention_by_position_alone_is_the_formula_in_loops_over_pairs(
                 weight = math.exp(float(query[0, head, i] @ row) / math.sqrt(5))
                 numerator += weight * value[0, head, j]
                 denominator += weight
-            assert relative_change(output[0, head, i], numerator / denominator) < 1e-12
+            assert relative_error(output[0, head, i], numerator / denominator) < 1e-12
 
 
 def test_its_ring_is_the_manhattan_distance_in_widths_rounded_and_clipped():
@@ -108,7 +108,7 @@ def test_the_ring_backend_fits_where_ring_and_cells_agree(grid: Grid, fits: bool
     ],
 )
 def test_bad_input_is_an_error_that_names_it(
-    size: tuple[int, ...], width: float, message: str, as_users_run_it: None
+    size: tuple[int, ...], width: float, message: str, unchecked_annotations: None
 ):
     with pytest.raises(ValueError, match=message):
         Clipped(torch.zeros(size), width)
@@ -154,7 +154,7 @@ def test_attention_by_position_alone_is_the_formula_in_loops_over_pairs_of_clipp
                 )
                 numerator += weight * value[0, head, j]
                 denominator += weight
-            assert relative_change(output[0, head, i], numerator / denominator) < 1e-12
+            assert relative_error(output[0, head, i], numerator / denominator) < 1e-12
 
 
 def test_it_converges_to_the_clipped_kernel_as_features_grow():
@@ -186,7 +186,7 @@ def test_without_a_projection_it_is_refused():
         ClippedFeatures(torch.zeros(4, 5))
 
 
-def test_a_projection_of_another_size_is_refused(as_users_run_it: None):
+def test_a_projection_of_another_size_is_refused(unchecked_annotations: None):
     with pytest.raises(
         ValueError, match=r"projection must have shape \(features, 5\).*got \(7, 4\)"
     ):

@@ -91,7 +91,7 @@ def test_every_parameter_has_a_gradient():
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(
-    center: tuple[int, ...], precision: tuple[int, ...], message: str, as_users_run_it: None
+    center: tuple[int, ...], precision: tuple[int, ...], message: str, unchecked_annotations: None
 ):
     with pytest.raises(ValueError, match=message):
         Quadratic(torch.ones(center), torch.ones(precision))
@@ -197,7 +197,7 @@ def test_every_parameter_has_a_gradient_of_generalized_quadratic():
     ],
 )
 def test_shapes_that_do_not_fit_are_refused_of_generalized_quadratic(
-    center: tuple[int, ...], factor: tuple[int, ...], message: str, as_users_run_it: None
+    center: tuple[int, ...], factor: tuple[int, ...], message: str, unchecked_annotations: None
 ):
     with pytest.raises(ValueError, match=message):
         GeneralizedQuadratic(torch.ones(center), torch.ones(factor))
@@ -292,7 +292,7 @@ def test_every_entry_that_occurs_has_a_gradient():
 
 
 @pytest.mark.parametrize("size", [(3, 7), (3, 2, 6)])
-def test_tables_of_another_shape_are_refused(size: tuple[int, ...], as_users_run_it: None):
+def test_tables_of_another_shape_are_refused(size: tuple[int, ...], unchecked_annotations: None):
     with pytest.raises(
         ValueError, match=r"tables must have shape \(heads, axes, 2 max_offset \+ 1\)"
     ):

@@ -36,7 +36,9 @@ def test_equivariance_is_declared_in_one_of_two_words(name: str):
     ("relative", "message"),
     [("cliped", "Did you mean 'clipped'"), (3, "None, a name or an instance")],
 )
-def test_what_is_no_relative_kernel_is_refused(relative: Any, message: str, as_users_run_it: None):
+def test_what_is_no_relative_kernel_is_refused(
+    relative: Any, message: str, unchecked_annotations: None
+):
     with pytest.raises(ValueError, match=message):
         make_relative(relative, heads=3, dim=5, num_axes=2, kernel="softmax")
 

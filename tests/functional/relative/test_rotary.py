@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.contracts.cases import draw_inputs, relative_change
+from tests.contracts.cases import draw_inputs, relative_error
 from torch import Tensor
 
 from teka import Grid
@@ -54,7 +54,7 @@ def test_at_the_origin_nothing_turns_and_nowhere_lengths_change():
     features = draw_inputs(7)[0]
     assert torch.equal(build().rotate(features, torch.zeros(7, 2, dtype=torch.float64)), features)
     assert (
-        relative_change(build().rotate(features, places(7, 2)).norm(dim=-1), features.norm(dim=-1))
+        relative_error(build().rotate(features, places(7, 2)).norm(dim=-1), features.norm(dim=-1))
         < 1e-12
     )
 
@@ -64,15 +64,14 @@ def test_at_the_origin_nothing_turns_and_nowhere_lengths_change():
 def test_inner_products_depend_on_the_offset_alone(num_axes: int, shift: float):
     relative, positions = build(num_axes), places(4, 7, num_axes)
     assert (
-        relative_change(products(relative, positions + shift), products(relative, positions))
-        < 1e-11
+        relative_error(products(relative, positions + shift), products(relative, positions)) < 1e-11
     )
 
 
 def test_positions_of_each_sample_turn_each_sample():
     relative, positions, features = build(), places(2, 7, 2), draw_inputs(7)[0]
     together = relative.rotate(features, positions)
-    assert relative_change(together[1:], relative.rotate(features[1:], positions[1])) < 1e-12
+    assert relative_error(together[1:], relative.rotate(features[1:], positions[1])) < 1e-12
 
 
 @pytest.mark.parametrize("shift", [1e3, 2.0**20])
@@ -80,7 +79,7 @@ def test_in_float32_it_is_as_exact_at_coordinates_of_a_million(shift: float):
     positions = Grid((5, 7), 0.5).positions(dtype=torch.float32)
     found = products(build(), positions + shift)
     assert found.dtype == torch.float32
-    assert relative_change(found, products(build(), positions.double()).float()) < 1e-5
+    assert relative_error(found, products(build(), positions.double()).float()) < 1e-5
 
 
 @given(turns=st.tuples(st.integers(-3, 3), st.integers(-3, 3)), spacing=st.floats(0.2, 3))
@@ -91,7 +90,7 @@ def test_on_a_torus_whole_turns_change_nothing(turns: tuple[int, int], spacing: 
         [5.0 * turns[0], 7.0 * turns[1]], dtype=torch.float64
     )
     assert (
-        relative_change(relative.rotate(features, moved), relative.rotate(features, positions))
+        relative_error(relative.rotate(features, moved), relative.rotate(features, positions))
         < 1e-10
     )
 
@@ -99,14 +98,14 @@ def test_on_a_torus_whole_turns_change_nothing(turns: tuple[int, int], spacing: 
 def test_a_single_token_of_odd_strides_is_turned_as_among_others():
     relative, positions, features = build(), places(7, 2), draw_inputs(7)[0]
     alone = relative.rotate(features[:1, :, 3:4], positions[3:4])
-    assert relative_change(alone, relative.rotate(features, positions)[:1, :, 3:4]) < 1e-12
+    assert relative_error(alone, relative.rotate(features, positions)[:1, :, 3:4]) < 1e-12
 
 
 def test_the_form_that_is_compiled_is_the_same(monkeypatch: pytest.MonkeyPatch):
     relative, positions, features = build(), places(7, 2), draw_inputs(7)[0]
     rotated = relative.rotate(features, positions)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert relative_change(relative.rotate(features, positions), rotated) < 1e-12
+    assert relative_error(relative.rotate(features, positions), rotated) < 1e-12
 
 
 def test_its_denominator_is_of_the_features_or_of_the_lengths_of_their_pairs_or_of_both():
@@ -124,7 +123,7 @@ def test_its_denominator_is_of_the_features_or_of_the_lengths_of_their_pairs_or_
         assert found[1, 2, token].tolist() == pytest.approx(expected, rel=1e-14)
     mixed = Rotary(frequency, "mixed", 0.19).normalizing(features, placed=True)
     assert (
-        relative_change(mixed, torch.cat([0.9 * features, math.sqrt(0.19) * found], dim=-1)) < 1e-14
+        relative_error(mixed, torch.cat([0.9 * features, math.sqrt(0.19) * found], dim=-1)) < 1e-14
     )
     assert torch.equal(Rotary(frequency, "mixed", 1.0).normalizing(features, placed=True), found)
     assert Rotary(frequency, "mixed").normalizing(features, placed=False) is features
@@ -140,12 +139,12 @@ def test_weights_of_the_non_negative_form_are_half_the_lengths_and_half_the_turn
     weights = relative.weighing(left, turn) @ relative.weighing(right, turn).transpose(-2, -1)
     lengths = relative.lengths(left) @ relative.lengths(right).transpose(-2, -1)
     rotated = relative.rotate(left, places_of) @ relative.rotate(right, places_of).transpose(-2, -1)
-    assert relative_change(weights, ((1 + LEAST_WEIGHT) * lengths + rotated) / 2) < 1e-14
+    assert relative_error(weights, ((1 + LEAST_WEIGHT) * lengths + rotated) / 2) < 1e-14
     assert (weights >= 0).all()
     assert relative.sums_weights
     still = relative.weighing(left, None) @ relative.weighing(right, None).transpose(-2, -1)
     assert (
-        relative_change(still, ((1 + LEAST_WEIGHT) * lengths + left @ right.transpose(-2, -1)) / 2)
+        relative_error(still, ((1 + LEAST_WEIGHT) * lengths + left @ right.transpose(-2, -1)) / 2)
         < 1e-14
     )
 
@@ -154,7 +153,7 @@ def test_no_turn_changes_lengths():
     relative, features = Rotary(build().frequency, "lengths"), draw_inputs(7)[0]
     rotated = relative.rotate(features, places(7, 2))
     assert (
-        relative_change(
+        relative_error(
             relative.normalizing(rotated, placed=True), relative.normalizing(features, placed=True)
         )
         < 1e-14
@@ -216,8 +215,8 @@ def test_pairs_by_halves_are_those_side_by_side_in_another_order(
         ),
     )
     gradients = (torch.autograd.grad(output.square().sum(), inputs) for output in outputs)
-    assert relative_change(*outputs) < 1e-12
-    assert all(relative_change(one, other) < 1e-12 for one, other in zip(*gradients, strict=True))
+    assert relative_error(*outputs) < 1e-12
+    assert all(relative_error(one, other) < 1e-12 for one, other in zip(*gradients, strict=True))
 
 
 @pytest.mark.parametrize("periodic", [False, True])
@@ -241,7 +240,9 @@ def test_by_name_it_turns_every_pair_of_the_content_kernels_features(kernel: str
 
 
 @pytest.mark.parametrize("size", [(3, 2), (3, 0, 2)])
-def test_frequencies_of_another_shape_are_refused(size: tuple[int, ...], as_users_run_it: None):
+def test_frequencies_of_another_shape_are_refused(
+    size: tuple[int, ...], unchecked_annotations: None
+):
     with pytest.raises(ValueError, match=r"frequency must have shape \(heads, pairs, axes\)"):
         Rotary(torch.ones(size))
 

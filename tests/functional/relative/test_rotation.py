@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.contracts.cases import build_relative, draw_inputs, relative_change
+from tests.contracts.cases import build_relative, draw_inputs, relative_error
 from torch import Tensor
 
 from teka import Grid
@@ -101,7 +101,7 @@ def test_its_logarithm_is_the_sum_of_one_term_an_axis():
     apart = (Positions(grid).axis_offsets_like(axis, like) for axis in (0, 1))
     first, second = (kernel.axis_log_kernel(axis, one) for axis, one in enumerate(apart))
     summed = first[:, :, None, :, None] + second[:, None, :, None, :]
-    assert relative_change(dense, summed.reshape(3, 35, 35)) < 1e-12
+    assert relative_error(dense, summed.reshape(3, 35, 35)) < 1e-12
 
 
 def test_offsets_of_each_sample_give_each_sample_its_own():
@@ -111,7 +111,7 @@ def test_offsets_of_each_sample_give_each_sample_its_own():
     query = draw_inputs(6, batch=4)[0]
     together = kernel.log_kernel(query, offsets, scale=1.0)
     assert together.shape == (4, 3, 6, 6)
-    assert relative_change(together[1:2], kernel.log_kernel(query, offsets[1], scale=1.0)) < 1e-12
+    assert relative_error(together[1:2], kernel.log_kernel(query, offsets[1], scale=1.0)) < 1e-12
 
 
 def test_the_initial_frequencies_and_the_scale_are_the_papers():
@@ -138,7 +138,7 @@ def test_shapes_that_do_not_fit_are_refused(
     cosine: tuple[int, ...],
     sine: tuple[int, ...],
     message: str,
-    as_users_run_it: None,
+    unchecked_annotations: None,
 ):
     with pytest.raises(ValueError, match=message):
         Rotation(torch.ones(frequency), torch.ones(cosine), torch.ones(sine))
@@ -172,11 +172,9 @@ def test_the_inner_product_of_the_concatenated_vectors_is_the_logit(shape: tuple
     expected = expected + build_exact(len(shape)).log_kernel(
         query, grid.offsets(dtype=torch.float64), scale=0.4
     )
-    assert (
-        relative_change(logits(query, key, itself(Positions(grid)), len(shape)), expected) < 1e-12
-    )
+    assert relative_error(logits(query, key, itself(Positions(grid)), len(shape)), expected) < 1e-12
     by_positions = itself(Positions(points=grid.positions().expand(2, -1, -1)))
-    assert relative_change(logits(query, key, by_positions, len(shape)), expected) < 1e-12
+    assert relative_error(logits(query, key, by_positions, len(shape)), expected) < 1e-12
 
 
 def test_queries_and_keys_may_lie_in_different_places():
@@ -190,7 +188,7 @@ def test_queries_and_keys_may_lie_in_different_places():
     expected = 0.4 * query @ key.transpose(-2, -1) + build_exact().log_kernel(
         query, offsets, scale=0.4
     )
-    assert relative_change(logits(query, key, placement, 2), expected) < 1e-12
+    assert relative_error(logits(query, key, placement, 2), expected) < 1e-12
 
 
 def test_a_prefix_has_no_position_among_queries_or_keys():
@@ -198,8 +196,8 @@ def test_a_prefix_has_no_position_among_queries_or_keys():
     query, key, _ = draw_inputs(2 + 15)
     found = logits(query, key, itself(Positions(grid), 2), 2)
     content = 0.4 * query @ key.transpose(-2, -1)
-    assert relative_change(found[:, :, :2], content[:, :, :2]) < 1e-12
-    assert relative_change(found[:, :, :, :2], content[:, :, :, :2]) < 1e-12
+    assert relative_error(found[:, :, :2], content[:, :, :2]) < 1e-12
+    assert relative_error(found[:, :, :, :2], content[:, :, :, :2]) < 1e-12
 
 
 def test_with_the_softmax_kernel_it_is_the_rotation_kernel():
@@ -207,7 +205,7 @@ def test_with_the_softmax_kernel_it_is_the_rotation_kernel():
     query, key, value = draw_inputs(15)
     joint = attention(query, key, value, relative=build(), grid=grid, scale=0.4)
     exact = attention(query, key, value, relative=build_exact(), grid=grid, scale=0.4)
-    assert relative_change(joint, exact) < 1e-12
+    assert relative_error(joint, exact) < 1e-12
 
 
 def test_its_default_scale_is_that_of_the_concatenated_size():
@@ -259,7 +257,7 @@ def test_inner_products_are_logits_with_the_relative_kernel(shape: tuple[int, ..
     expected = 0.4 * query @ key.mT
     placed = query[:, :, 2:]
     expected[:, :, 2:, 2:] += relative.log_kernel(placed, placement.offsets_like(placed), scale=0.4)
-    assert relative_change(left @ right.mT, expected) < 1e-13
+    assert relative_error(left @ right.mT, expected) < 1e-13
 
 
 def test_positions_of_their_own_for_every_sample_of_queries_and_keys():
@@ -272,7 +270,7 @@ def test_positions_of_their_own_for_every_sample_of_queries_and_keys():
     expected = 0.4 * query @ key.mT + relative.log_kernel(
         query, placement.offsets_like(query), scale=0.4
     )
-    assert relative_change(left @ right.mT, expected) < 1e-13
+    assert relative_error(left @ right.mT, expected) < 1e-13
 
 
 def test_float32_places_far_away_are_no_less_exact():
@@ -283,4 +281,4 @@ def test_float32_places_far_away_are_no_less_exact():
     expected = 0.4 * query @ key.mT + relative.log_kernel(
         query, placement.offsets_like(query), scale=0.4
     )
-    assert relative_change(left @ right.mT, expected) < 3e-6
+    assert relative_error(left @ right.mT, expected) < 3e-6

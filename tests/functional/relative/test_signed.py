@@ -1,7 +1,7 @@
 """Kernels of the query and the signed offset: the papers' formulae, term by term."""
 
 import torch
-from tests.contracts.cases import draw_inputs, relative_change
+from tests.contracts.cases import draw_inputs, relative_error
 from torch import Tensor
 
 from teka import Grid
@@ -23,7 +23,7 @@ def test_on_a_line_shaw_is_the_paper_s_sum_of_a_key_and_an_embedding_of_key_minu
     embedding = papers[(place[None, :] - place[:, None]).clamp(-3, 3) + 3]  # of (query, key)
     scores = SCALE * (query[:, :, :, None] * (key[:, :, None] + embedding)).sum(-1)
     ours = attention(query, key, value, relative=Shaw(papers.flip(0)[None]), grid=Grid(11))
-    assert relative_change(ours, softmax_of(scores, value)) < 1e-12
+    assert relative_error(ours, softmax_of(scores, value)) < 1e-12
 
 
 def test_shaw_tells_left_from_right_and_up_from_down():
@@ -52,7 +52,7 @@ def test_transformer_xl_is_the_sum_of_its_four_terms():
     bias = (matrix @ (v - u).mT)[..., 0]  # the query that comes in has u already
     relative = TransformerXL(frequency[:, None], matrix[:, :, None], bias[..., None])
     ours = attention(query + u, key, value, relative=relative, grid=Grid(13))
-    assert relative_change(ours, softmax_of(scores, value)) < 1e-12
+    assert relative_error(ours, softmax_of(scores, value)) < 1e-12
 
 
 def test_without_a_query_it_is_strategy_1():
@@ -67,4 +67,4 @@ def test_without_a_query_it_is_strategy_1():
     frequency = rotation.frequency[:, None].expand(-1, 2)
     same = TransformerXL(frequency, weights.new_zeros(*weights.shape, 5), weights)
     ours, theirs = (attention(*inputs, relative=one, grid=Grid((3, 5))) for one in (same, rotation))
-    assert relative_change(ours, theirs) < 1e-12
+    assert relative_error(ours, theirs) < 1e-12

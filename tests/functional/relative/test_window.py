@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from tests.contracts.cases import draw_inputs, relative_change
+from tests.contracts.cases import draw_inputs, relative_error
 from torch.nn.functional import conv2d, pad
 
 from teka import Grid
@@ -37,7 +37,7 @@ def test_weights_by_place_alone_are_a_convolution_over_that_of_ones(backend: str
     expected = (convolved(images) / convolved(torch.ones_like(images))).unflatten(
         0, (len(value), -1)
     )[:, :, 0]
-    assert relative_change(output[:, 0], GRID.flatten(expected)) <= 1e-12
+    assert relative_error(output[:, 0], GRID.flatten(expected)) <= 1e-12
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_what_a_kernel_takes_of_all_tokens_of_a_sample_it_has_in_every_tile(kern
         attention(query, key + 1, value, **options, backend=backend)
         for backend in ("dense", "windows")
     ]
-    assert relative_change(found[1], found[0]) <= 1e-10
+    assert relative_error(found[1], found[0]) <= 1e-10
 
 
 @pytest.mark.parametrize("backend", ["dense", "windows"])
@@ -66,7 +66,7 @@ def test_no_key_beyond_the_window_is_seen_and_a_query_without_keys_gives_0(backe
         torch.where(near[:, None], one, torch.full_like(one, math.pi)) for one in (key, value)
     ]
     seen = [attention(query, *two, **options)[:, :, 3 * 11 + 1] for two in ((key, value), changed)]
-    assert relative_change(*seen) <= 1e-12
+    assert relative_error(*seen) <= 1e-12
     mask = ~near.expand(2, -1)
     leaves = [one.requires_grad_() for one in (query, key, value)]
     output = attention(*leaves, **options, key_mask=mask)
@@ -85,16 +85,16 @@ def test_half_of_a_blocks_heads_attend_in_a_window_and_at_a_cost_that_stays_line
     grid = Grid((8, 6), periodic=True)
     rolled = block(grid.flatten(grid.roll(grid.unflatten(tokens), (3, -2))), grid)
     assert (
-        relative_change(
+        relative_error(
             rolled, grid.flatten(grid.roll(grid.unflatten(block(tokens, grid)), (3, -2)))
         )
         <= 1e-12
     )
     normed = block.attention_norm(tokens)
     both = tokens + block.attention(normed, grid) + near(normed, grid)
-    assert relative_change(block(tokens, grid), both + block.mlp(block.mlp_norm(both))) <= 1e-12
+    assert relative_error(block(tokens, grid), both + block.mlp(block.mlp_norm(both))) <= 1e-12
     plain = TransformerBlock(8, 4, relative=None, window_reach=2).double()
-    assert relative_change(plain(tokens, grid, num_queries=5), plain(tokens, grid)[:, :5]) <= 1e-12
+    assert relative_error(plain(tokens, grid, num_queries=5), plain(tokens, grid)[:, :5]) <= 1e-12
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def test_transforms_of_functions_go_through_what_goes_down_and_up():
         (lambda: PolyphaseUpsample(2)(draw(2, 1, 4, 4), torch.zeros(2)), "offset must be .*got torch.float32"),
     ],
 )  # fmt: skip
-@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.usefixtures("unchecked_annotations")
 def test_bad_input_is_an_error_that_names_it(make, message: str):
     with pytest.raises(ValueError, match=message):
         make()

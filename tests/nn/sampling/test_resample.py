@@ -83,14 +83,14 @@ def test_half_precision_around_it_changes_no_choice():
 
 
 @pytest.mark.parametrize("factor", [0, 1.5, (2, 2, 2), True])
-def test_a_factor_that_is_no_number_of_fractions_is_refused(factor, as_users_run_it: None):
+def test_a_factor_that_is_no_number_of_fractions_is_refused(factor, unchecked_annotations: None):
     with pytest.raises(
         ValueError, match=r"factor must be a whole number of at least 1, or one for each of 2"
     ):
         SubpixelAlignment(factor)
 
 
-def test_another_number_of_axes_is_refused(as_users_run_it: None):
+def test_another_number_of_axes_is_refused(unchecked_annotations: None):
     with pytest.raises(
         ValueError, match=r"inputs must have shape \(batch, channels, side, side\).*got \(2, 3, 7\)"
     ):
@@ -108,7 +108,7 @@ def test_another_number_of_axes_is_refused(as_users_run_it: None):
     ],
 )
 def test_what_is_not_of_the_finer_grid_is_refused(
-    argument: int, changed: Tensor, message: str, as_users_run_it: None
+    argument: int, changed: Tensor, message: str, unchecked_annotations: None
 ):
     given = [torch.zeros(2, 4, 2), torch.tensor([0, 1]), torch.zeros(2, 3, 4)]
     given[argument] = changed
@@ -116,7 +116,7 @@ def test_what_is_not_of_the_finer_grid_is_refused(
         AttentionUpsample(4, 3, 1, stride=2, num_axes=1)(*given)
 
 
-def test_cells_of_other_channels_are_refused(as_users_run_it: None):
+def test_cells_of_other_channels_are_refused(unchecked_annotations: None):
     down = AttentionDownsample(3, 4, 2, sampling=PolyphaseDownsample(2, num_axes=1))
     with pytest.raises(
         ValueError, match=r"cells must have shape \(batch, 3, side\).*got \(2, 4, 6\)"
