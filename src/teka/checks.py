@@ -40,8 +40,10 @@ FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 BOOL_DTYPES = (torch.bool,)
 MASK_DTYPES = (*BOOL_DTYPES, *FLOAT_DTYPES)  # PyTorch accepts masks of these dtypes
 INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+COORDINATE_DTYPES = (*FLOAT_DTYPES, *INTEGER_DTYPES)
 _DTYPE_DESCRIPTIONS = {
     FLOAT_DTYPES: "a floating-point dtype",
+    COORDINATE_DTYPES: "a floating or an integer dtype",
     BOOL_DTYPES: "dtype torch.bool",
     MASK_DTYPES: "dtype torch.bool or a floating-point dtype",
     INTEGER_DTYPES: "an integer dtype",

@@ -323,5 +323,5 @@ def test_nested_tensors_are_errors_with_a_hint(layout: torch.layout, unchecked_a
     heads = torch.nested.nested_tensor([torch.randn(2, 3, 4), torch.randn(2, 3, 4)], layout=layout)
     calls.append(partial(attention, heads, heads, heads))
     for call in calls:
-        with pytest.raises(ValueError, match=r"must be a padded one.*got a nested tensor"):
+        with pytest.raises(ValueError, match=r"must be a padded tensor.*got a nested tensor"):
             call()

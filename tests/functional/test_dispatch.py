@@ -1,4 +1,3 @@
-import itertools
 from dataclasses import dataclass
 
 import pytest
@@ -8,18 +7,15 @@ from teka import Grid
 from teka.functional import (
     BACKENDS,
     Clipped,
-    Elu,
     Kernel,
     Relative,
     Rotation,
     Softmax,
     SquaredRelu,
     attention,
-    dispatch,
 )
 from teka.functional.backends import Cost
 from teka.functional.dispatch import Workload, backend_costs, select_backend
-from teka.functional.plan import Plan
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
 
@@ -136,34 +132,6 @@ def test_two_grids_have_fewer_backends():
         SquaredRelu(), rotation(), Grid((4, 4), origin=2.0), num_tokens=16, dim=16, key_grid=fine
     )
     assert set(found) == {"dense", "toeplitz", "fft"}
-
-
-def test_cached_choices_are_correct_and_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dispatch, "_choices", {})
-    monkeypatch.setattr(dispatch, "MOST_CHOICES", 30)
-    sizes = {
-        "num_queries": 4096,
-        "num_keys": 4096,
-        "dim": 16,
-        "dim_value": 16,
-        "heads": 2,
-        "batch": 1,
-    }
-    grids = (Grid((64, 64)), Grid((64, 64), periodic=True))
-    wide, near = Clipped(torch.zeros(40, 16)), Clipped(torch.zeros(4, 16))
-    pairs: list[tuple[Kernel, Relative | None]]
-    pairs = [(Softmax(), None), (Elu(), None), (Elu(), rotation()), (Elu(), wide), (Elu(), near)]
-    found = set()
-    for grid, is_causal, backend, (kernel, relative) in itertools.product(
-        grids, (False, True), ("auto", "dense"), pairs
-    ):
-        work = Workload(kernel, relative, Positions(grid), is_causal=is_causal, **sizes)
-        expected = select_backend(backend, backend_costs(work))
-        made = Plan(kernel, relative, Positions(grid), 1.0, is_causal)
-        assert made.computed_by(backend, **sizes, device_type="cpu").backend == expected
-        assert 0 < len(dispatch._choices) <= 30
-        found.add(expected)
-    assert found == {"dense", "linear", "toeplitz", "rings"}
 
 
 @pytest.mark.parametrize("name", [name for name in BACKENDS if name != "auto"])

@@ -31,7 +31,7 @@ def make_heads(kernel: str, relative: str | None, **options) -> AttentionHeads:
 def test_heads_equal_functional_attention(kernel: str, relative: str | None):
     heads = make_heads(kernel, relative)
     keep = torch.arange(11) < torch.tensor([[11], [7]])
-    kernels = dict(zip(("kernel", "relative"), heads.present(), strict=True))
+    kernels = dict(zip(("kernel", "relative"), heads.current_kernels(), strict=True))
     expected = attention(*draw(11), grid=Grid(11), key_mask=keep, scale=0.2, **kernels)
     assert torch.equal(heads(*draw(11), key_mask=keep, scale=0.2), expected)
 

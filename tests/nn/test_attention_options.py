@@ -77,7 +77,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"position_heads": "1"}, "position_heads must be a whole number.*got '1'"),
     (
         {"kernel": "dot_product", "relative": "rotary"},
-        "relative must be one that does not rotate, or None.*got 'rotary'",
+        "relative must be a kernel that does not rotate, or None.*got 'rotary'",
     ),
     (
         {"rotary_normalizer": "length", "relative": "rotary"},
@@ -133,7 +133,7 @@ def test_wrong_inputs_are_errors(unchecked_annotations: None):
         ),
     ):
         with pytest.raises(ValueError, match=message):
-            build(relative="rotation")(torch.zeros(size), *arguments)
+            build(relative="rotation", num_axes=2)(torch.zeros(size), *arguments)
 
 
 TOKENS = torch.zeros(2, 15, 8)
@@ -190,7 +190,7 @@ def test_step_refuses_other_states(unchecked_annotations: None):
     others: list[Any] = [(), right * 2, [None], 3]
     for given in others:
         with pytest.raises(
-            ValueError, match=r"state must be None, or the tuple of 1 that the last step"
+            ValueError, match=r"state must be None, or the tuple of 1 states that the last step"
         ):
             layer.step(TOKENS[:, 0], given)
     layer.step(TOKENS[:, 0], right)

@@ -212,8 +212,14 @@ def test_wrong_arguments_of_learned_features_are_errors(arguments: dict[str, Any
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"kernel": LearnedFeatures("hedgehog", 5, 2)}, "must be dim=5 and heads=3.*heads=2"),
-        ({"kernel": LearnedFeatures("hedgehog", 4, 3)}, "must be dim=5 and heads=3.*dim=4"),
+        (
+            {"kernel": LearnedFeatures("hedgehog", 5, 2)},
+            "kernel must be a kernel with dim=5 and heads=3.*heads=2",
+        ),
+        (
+            {"kernel": LearnedFeatures("hedgehog", 4, 3)},
+            "kernel must be a kernel with dim=5 and heads=3.*dim=4",
+        ),
         ({"kernel": LearnedFeatures("hedgehog", 5, 3), "relative": "clipped"}, "dim=5 and heads=2"),
         (
             {"kernel": "hedgehog", "num_features": 7},

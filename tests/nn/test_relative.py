@@ -11,14 +11,14 @@ from torch.nn import Parameter
 from teka import functional
 from teka.functional import RELATIVES, Softmax, default_num_features
 from teka.functional.relative.rotary import ROTARY_NORMALIZERS
-from teka.nn import AttentionOptions, EmbeddedTable, RelativeKernel
-from teka.nn.heads import make_relative_module
+from teka.nn import Attention, AttentionOptions, EmbeddedTable, RelativeKernel
+from teka.nn.heads import make_relative_kernel
 from teka.nn.relative import relative_class
 
 
 def make(relative: Any, features: int = 5, num_waves: int | None = None) -> Any:
     options = AttentionOptions(relative=relative, num_waves=num_waves)
-    return make_relative_module(options, heads=3, dim_head=5, features=features)
+    return make_relative_kernel(options, heads=3, dim_head=5, num_features=features)
 
 
 @pytest.mark.parametrize("name", RELATIVES)
@@ -312,3 +312,30 @@ def test_wrong_arguments_of_relative_kernels_are_errors():
     for kernel, options, message in bad:
         with pytest.raises(ValueError, match=message):
             RelativeKernel(kernel, **SIZES[kernel], **options)
+
+
+@pytest.mark.parametrize("relative", sorted(set(RELATIVES) - {"rotation_joint"}))
+def test_the_number_of_axes_is_that_of_the_first_grid(relative: str):
+    torch.manual_seed(0)
+    layer = Attention(8, 2, kernel="positive", relative=relative)
+    parameters = list(layer.parameters())
+    tokens = torch.randn(2, 7, 8)
+    output = layer(tokens, 7)
+    assert [id(one) for one in layer.parameters()] == [id(one) for one in parameters]
+    loaded = Attention(8, 2, kernel="positive", relative=relative)
+    loaded.load_state_dict(layer.state_dict())
+    assert torch.equal(loaded(tokens, 7), output)
+
+
+def test_a_second_grid_with_another_number_of_axes_is_refused():
+    layer = Attention(8, 2)
+    layer(torch.randn(1, 6, 8), (2, 3))
+    with pytest.raises(ValueError, match=r"number of axes of grid or positions must be 2.*got 1"):
+        layer(torch.randn(1, 6, 8), 6)
+
+
+def test_inferring_the_axes_changes_no_random_state():
+    layer = Attention(8, 2)
+    state = torch.get_rng_state()
+    layer(torch.zeros(1, 6, 8), 6)
+    assert torch.equal(torch.get_rng_state(), state)

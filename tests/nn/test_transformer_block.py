@@ -1,4 +1,3 @@
-import inspect
 from typing import Any
 
 import pytest
@@ -6,7 +5,7 @@ import torch
 from torch import nn
 
 from teka import Grid, on
-from teka.nn import Attention, RandomFeatures, TransformerBlock
+from teka.nn import RandomFeatures, TransformerBlock
 
 GRID = Grid((3, 5))
 
@@ -82,18 +81,6 @@ def test_positions_and_lengths_reach_the_attention():
     assert not torch.allclose(
         block(tokens, positions=2 * positions), block(tokens, positions=positions)
     )
-
-
-def test_default_options_of_a_block_equal_those_of_attention():
-    block, layer = (
-        inspect.signature(TransformerBlock).parameters,
-        inspect.signature(Attention).parameters,
-    )
-    shared = block.keys() & layer.keys() - {"dim", "heads"}
-    assert {"kernel", "relative", "causal", "gate"} < shared
-    assert {name: block[name].default for name in shared} == {
-        name: layer[name].default for name in shared
-    }
 
 
 def test_blocks_in_a_sequence_use_the_grid_of_the_context():

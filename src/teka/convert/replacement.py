@@ -11,7 +11,6 @@ from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
-from typing_extensions import Unpack
 
 from teka.checks import check_instance, check_module, check_sizes
 from teka.errors import wrong_shape, wrong_value
@@ -19,7 +18,7 @@ from teka.grid import Grid
 from teka.nn import AttentionHeads, MultiheadAttention
 from teka.nn.heads import pair_name
 from teka.nn.multihead_attention import is_causal_mask
-from teka.nn.options import AttentionOptions, PlacedKeywords
+from teka.nn.options import AttentionOptions
 
 # Reasons why a layer is left. The first ones hold for every kernel.
 OTHER_TOKENS = "it attends to other tokens than its own"
@@ -95,11 +94,7 @@ class Found:
 
 
 def replace_attention(
-    model: nn.Module,
-    *,
-    grid: Grid | None = None,
-    num_prefix_tokens: int = 0,
-    **options: Unpack[PlacedKeywords],
+    model: nn.Module, *, grid: Grid | None = None, num_prefix_tokens: int = 0, **options: Any
 ) -> ReplacementReport:
     """Replace the attention of a model by teka's kernels, in place, and keep all its parameters.
 
@@ -127,7 +122,7 @@ def replace_attention(
         grid: The grid of its tokens, after the prefix. By default that of timm's and transformers' image models, and a
             row for text, audio and `torch.nn.MultiheadAttention`. A `teka.on` around a call takes precedence.
         num_prefix_tokens: Number of first tokens without a position. Image models of timm and transformers define it.
-        options: Keywords of `AttentionOptions`, as for `AttentionHeads`.
+        **options: Options of the kernels, as for `AttentionHeads`.
 
     Raises:
         ValueError: The model has no attention of a supported class, or options are invalid. The model is unchanged.
@@ -187,7 +182,7 @@ def replace_attention(
         if isinstance(module, nn.TransformerEncoder) and made:
             module.use_nested_tensor = False  # only torch's own attention supports it
     num_new = sum(parameter.numel() for heads in made.values() for parameter in heads.parameters())
-    kernels = pair_name(*next(iter(made.values())).present()) if made else ""
+    kernels = pair_name(*next(iter(made.values())).current_kernels()) if made else ""
     reasons = {name: layer.reason for name, layer in found.items() if layer.attend_by is None}
     report = ReplacementReport(
         kernels, {name: layer.was for name, layer in able.items()}, reasons, num_kept, num_new

@@ -1,10 +1,7 @@
-"""Which backend computes an attention: the work of each that can, and the cheapest, chosen once."""
+"""Choice of the backend that computes an attention call."""
 
 import math
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
 
 from teka._compat import replace
 from teka.checks import check_name
@@ -17,17 +14,26 @@ from teka.functional.kernels.base import Kernel
 from teka.functional.positions import Positions
 from teka.functional.relative.base import Relative
 
-# Number of queries and of keys for which a backend is chosen if an exported graph takes any.
+# Number of queries and of keys that the choice assumes if an exported graph serves any number.
 DYNAMIC_TOKENS = 4096
-# Backends chosen so far, by all that a choice depends on.
-_choices: dict[tuple, str] = {}
-MOST_CHOICES = 1024
-PLAIN = (type(None), bool, int, float, str)
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What the cost of one attention depends on: `dim` is the size of queries and keys."""
+    """Kernels and sizes of one attention call, which determine its cost.
+
+    Args:
+        kernel: Content kernel.
+        relative: Relative kernel, or None.
+        positions: Positions of queries and keys.
+        num_queries: Number of queries.
+        num_keys: Number of keys.
+        dim: Size of queries and keys.
+        dim_value: Size of values.
+        is_causal: True if no query sees a later key.
+        heads: Number of heads.
+        batch: Number of samples.
+    """
 
     kernel: Kernel
     relative: Relative | None
@@ -41,121 +47,77 @@ class Workload:
     batch: int = 1
 
 
+def choose_backend(backend: str, work: Workload, device_type: str) -> str:
+    """Return the given backend, or the cheapest one for "auto".
+
+    Raises:
+        ValueError: The backend cannot compute the kernels.
+    """
+    if is_dynamic(work.num_queries, work.num_keys):
+        work = replace(work, num_queries=DYNAMIC_TOKENS, num_keys=DYNAMIC_TOKENS)
+    return select_backend(backend, backend_costs(work), device_type)
+
+
+def select_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu") -> str:
+    """Return the given backend, or the one with the lowest cost for "auto".
+
+    Raises:
+        ValueError: The backend is unknown or has no cost, because it cannot compute the kernels.
+    """
+    check_name("backend", backend, BACKENDS)
+    if backend == "auto":
+        # The FFT backend reads elements to recompute rows that underflow, which only eager mode can
+        # do.
+        is_eager = execution_mode() is ExecutionMode.EAGER
+        names = [name for name in costs if name != "fft" or is_eager]
+        # torch.compile does not support min with a key.
+        work = [costs[name].work(name, device_type) for name in names]
+        return names[work.index(min(work))]
+    if backend not in costs:
+        names = ", ".join(map(repr, ("auto", *costs)))
+        expected = f"one of {names} for this kernel, relative kernel and placement"
+        raise wrong_value("backend", backend, expected)
+    return backend
+
+
 def backend_costs(work: Workload) -> dict[str, Cost]:
-    """Cost of every backend that can compute this attention exactly as defined; "dense" always can."""
+    """Return the cost of every backend that computes the attention exactly, "dense" included."""
     if work.relative is not None and work.relative.appends_features:
-        work = replace(work, relative=None, dim=work.dim + work.relative.num_position_features)
-    return {
-        name: replace(cost, heads=work.heads * work.batch)
-        for name, cost in _costs_of_a_head(work).items()
-    }
-
-
-def _costs_of_a_head(work: Workload) -> dict[str, Cost]:
-    relative, features = work.relative, work.kernel.features
+        num_position_features = work.relative.num_position_features
+        work = replace(work, relative=None, dim=work.dim + num_position_features)
     costs = {"dense": _dense_cost(work)}
+    relative, features = work.relative, work.kernel.features
     if relative is not None and not work.is_causal:
-        windows = relative.window_cost(
-            work.positions, work.kernel.dense_size(work.dim), work.dim_value
-        )
-        if windows is not None:
-            costs["windows"] = windows
-    if features is None or (
-        work.is_causal and work.positions.num_prefix_tokens and relative is not None
-    ):
-        return costs
-    num_features = features.num_features(work.dim)
-    sizes = Sizes(work.num_queries, work.num_keys, num_features, work.dim_value, work.is_causal)
-    more = (
-        {"linear": linear_cost(sizes)}
-        if relative is None
-        else relative.costs(sizes, work.positions)
-    )
-    return {**costs, **more}
+        dense_size = work.kernel.dense_size(work.dim)
+        window_cost = relative.window_cost(work.positions, dense_size, work.dim_value)
+        if window_cost is not None:
+            costs["windows"] = window_cost
+    has_causal_prefix = work.is_causal and work.positions.num_prefix_tokens > 0
+    if features is not None and not (has_causal_prefix and relative is not None):
+        num_features = features.num_features(work.dim)
+        sizes = Sizes(work.num_queries, work.num_keys, num_features, work.dim_value, work.is_causal)
+        if relative is None:
+            costs["linear"] = linear_cost(sizes)
+        else:
+            costs.update(relative.costs(sizes, work.positions))
+    num_heads = work.heads * work.batch
+    return {name: replace(cost, heads=num_heads) for name, cost in costs.items()}
 
 
 def _dense_cost(work: Workload) -> Cost:
-    """Cost of the dense backend by the way it takes: fused or plain."""
+    """Return the cost of the dense backend, with a fused softmax where the kernels allow it."""
     kernel, relative, positions = work.kernel, work.relative, work.positions
     size = kernel.dense_size(work.dim)
     passes = 3 if relative is None else relative.dense_passes(positions.num_axes)
     depends_on_sample = relative is None or relative.uses_query or relative.rotates_features
     if not depends_on_sample and positions.grid is not None:
-        # All samples share log c.
+        # The samples of a batch share one matrix of the relative kernel.
         passes = 3 + math.ceil((passes - 3) / work.batch)
     if kernel.is_softmax:
-        longer = 0 if relative is None else relative.extra_softmax_dim(positions)
-        if longer is not None:
-            passes, size = 1, size + longer
+        num_position_features = 0 if relative is None else relative.extra_softmax_dim(positions)
+        if num_position_features is not None:
+            passes = 1
+            size += num_position_features
     else:
         passes += kernel.extra_dense_passes
     return dense_cost(work.num_queries, work.num_keys, size, work.dim_value, passes=passes)
-
-
-def select_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu") -> str:
-    """The backend asked for, or for "auto" the cheapest, checked to be one that can compute this."""
-    check_name("backend", backend, BACKENDS)
-    if backend == "auto":
-        # Nor can vmap read numbers. In two steps, for torch.compile knows no `min` with a key.
-        names = [name for name in costs if name != "fft" or execution_mode() is ExecutionMode.EAGER]
-        work = [costs[name].work(name, device_type) for name in names]
-        return names[work.index(min(work))]
-    if backend not in costs:
-        expected = f"one of {', '.join(map(repr, ('auto', *costs)))} for this kernel, relative kernel and placement"
-        raise wrong_value("backend", backend, expected)
-    return backend
-
-
-def chosen(backend: str, work: Workload, device_type: str) -> str:
-    """The choice, which is remembered: that of a layer and a grid is made once."""
-    check_name("backend", backend, BACKENDS)
-    if is_dynamic(work.num_queries, work.num_keys):
-        work = replace(work, num_queries=DYNAMIC_TOKENS, num_keys=DYNAMIC_TOKENS)
-    signature = None if torch.compiler.is_compiling() else _signature(work)
-    if signature is None:
-        return select_backend(backend, backend_costs(work), device_type)
-    signature = (backend, device_type, execution_mode() is ExecutionMode.EAGER, *signature)
-    choice = _choices.get(signature)
-    if choice is None:
-        if len(_choices) >= MOST_CHOICES:
-            _choices.clear()
-        choice = _choices[signature] = select_backend(backend, backend_costs(work), device_type)
-    return choice
-
-
-def _signature(work: Workload) -> tuple | None:
-    """What costs depend on: sizes, and kinds and settings of kernels; None where a setting may be anything."""
-    positions = work.positions
-    if (
-        type(work.num_queries) is not int or type(work.num_keys) is not int
-    ):  # numbers that are recorded
-        return None
-    found: list[object] = [
-        positions.grid,
-        positions.of_keys.grid,
-        positions.num_axes,
-        positions.num_prefix_tokens,
-    ]
-    found += [
-        work.num_queries,
-        work.num_keys,
-        work.dim,
-        work.dim_value,
-        work.is_causal,
-        work.heads,
-        work.batch,
-    ]
-    for kernel in (work.kernel, work.relative):
-        found.append(type(kernel))
-        if any(getattr(kind, "__slots__", ()) for kind in type(kernel).__mro__):
-            return None  # settings that `vars` does not see
-        for setting in () if kernel is None else vars(kernel).values():
-            if isinstance(setting, Tensor):
-                found.append(tuple(setting.shape))
-            elif isinstance(setting, PLAIN) or (
-                isinstance(setting, tuple) and all(type(x) in PLAIN for x in setting)
-            ):
-                found.append(setting)
-            else:
-                return None
-    return tuple(found)

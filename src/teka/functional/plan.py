@@ -1,9 +1,7 @@
-"""An attention in two steps: a plan, made of everything but the numbers, and its evaluation on query, key and value."""
+"""Evaluation of attention: check the kernels, choose a backend and compute the outputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
 from jaxtyping import Bool
@@ -17,9 +15,9 @@ from teka.functional.backends import FeatureInputs, WeightedSums, add_prefix
 from teka.functional.backends.dense import fused_softmax, matrix_attention
 from teka.functional.backends.feature_sums import featured, plain_sums
 from teka.functional.backends.triton import TritonPositions, can_use_triton
-from teka.functional.dispatch import Workload, chosen
+from teka.functional.dispatch import Workload, choose_backend
 from teka.functional.kernels import make_kernel
-from teka.functional.kernels.base import DenseInputs, Kernel, mask_features
+from teka.functional.kernels.base import DenseInputs, FeatureKernel, Kernel, mask_features
 from teka.functional.long_inputs import LongAttention
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
@@ -27,12 +25,13 @@ from teka.functional.relative.base import Relative
 from teka.functional.shapes import KeyMask, Keys, Outputs, Queries, QueryMask, Values
 from teka.precision import without_autocast
 
-# Larger queries, keys or values are computed in float64, in which the products of four of them do not overflow.
+# Larger queries, keys or values are computed in float64, because products of four of them may
+# overflow in float32.
 LARGEST_IN_FLOAT32 = 1e4
 
 
 def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Check that queries, keys and values are floating tensors of shapes and dtypes that fit."""
+    """Check that queries, keys and values are floating-point tensors that fit each other."""
     check_tensor("query", query, "batch", "heads", "tokens", "dim")
     batch, heads, _, dim = query.shape
     check_tensor("key", key, batch, heads, "tokens", dim)
@@ -42,9 +41,100 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
             raise wrong_value(argument, tensor.dtype, f"of {query.dtype}, like query")
 
 
+def attend(
+    query: Queries,
+    key: Keys,
+    value: Values,
+    *,
+    kernel: str | Kernel,
+    relative: str | Relative | None,
+    positions: Positions,
+    key_mask: KeyMask = None,
+    query_mask: QueryMask = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    backend: str = "auto",
+    group: ProcessGroup | None = None,
+    sequence_lengths: Sequence[int] | None = None,
+) -> Outputs:
+    """Return the outputs of attention for tensors, masks and positions that are checked already.
+
+    Arguments and errors are those of `teka.functional.attention`. `group` is a process group over
+    which the tokens are divided. `sequence_lengths` are the lengths of sequences that are
+    concatenated without padding.
+    """
+    plan = make_plan(
+        kernel,
+        relative,
+        positions,
+        heads=query.shape[1],
+        dim=query.shape[-1],
+        is_causal=is_causal,
+        scale=scale,
+    )
+    if sequence_lengths is not None:
+        return _attend_packed(plan, query, key, value, sequence_lengths, backend)
+    if group is not None:
+        plan = replace(plan, backend="linear", group=group)
+    else:
+        plan = plan.with_backend(backend, query, key, value)
+    return plan.evaluate(query, key, value, key_mask=key_mask, query_mask=query_mask)
+
+
+def make_plan(
+    kernel: str | Kernel,
+    relative: str | Relative | None,
+    positions: Positions,
+    *,
+    heads: int,
+    dim: int,
+    is_causal: bool,
+    scale: float | None = None,
+) -> "Plan":
+    """Check that the kernels fit each other, the heads and the positions, and return a plan.
+
+    Args:
+        kernel: Name of a content kernel, or an instance.
+        relative: Name of a relative kernel, an instance, or None.
+        positions: Positions of queries and keys.
+        heads: Number of heads.
+        dim: Size of queries and keys.
+        is_causal: True if no query sees a later key.
+        scale: Factor of qᵀk. By default 1/√dim, with the features that the relative kernel appends
+            counted in dim.
+    """
+    num_axes = positions.num_axes
+    if relative is None:
+        positions = Positions()
+    elif not isinstance(relative, Relative):
+        relative = make_relative(relative, heads=heads, dim=dim, num_axes=num_axes, kernel=kernel)
+    total_dim = dim
+    if relative is not None and relative.appends_features:
+        total_dim += relative.num_position_features
+    if not isinstance(kernel, Kernel):
+        kernel = make_kernel(kernel, total_dim)
+    if relative is not None:
+        relative.check(heads=heads, dim=dim, num_axes=num_axes, kernel=kernel)
+        relative = relative.for_kernel(kernel).for_positions(positions)
+    if scale is not None and not is_positive(scale):
+        raise wrong_value("scale", scale, POSITIVE_NUMBER)
+    factor = total_dim**-0.5 if scale is None else float(scale)
+    return Plan(kernel, relative, positions, factor, is_causal)
+
+
 @dataclass(frozen=True)
 class Plan:
-    """One attention with everything decided: kernels that fit each other and the positions, and the backend."""
+    """An attention call without its tensors: matching kernels, positions and a backend.
+
+    Args:
+        kernel: Content kernel.
+        relative: Relative kernel, or None.
+        positions: Positions of queries and keys, empty without a relative kernel.
+        scale: Factor of qᵀk.
+        is_causal: True if no query sees a later key.
+        backend: Name of the backend.
+        group: Process group over which the tokens are divided.
+    """
 
     kernel: Kernel
     relative: Relative | None
@@ -52,190 +142,130 @@ class Plan:
     scale: float
     is_causal: bool
     backend: str = "dense"
-    group: ProcessGroup | None = None  # over which the tokens are divided
+    group: ProcessGroup | None = None
 
-    @classmethod
-    def of_kernels(
-        cls,
-        kernel: str | Kernel,
-        relative: str | Relative | None,
-        positions: Positions,
-        *,
-        heads: int,
-        dim: int,
-        is_causal: bool,
-        scale: float | None = None,
-    ) -> "Plan":
-        """The plan of kernels, by name or made already, checked to fit; of no backend yet."""
-        longer, positions = 0, Positions() if relative is None else positions
-        if relative is not None:
-            if not isinstance(relative, Relative):
-                relative = make_relative(
-                    relative, heads=heads, dim=dim, num_axes=positions.num_axes, kernel=kernel
-                )
-            longer = relative.num_position_features if relative.appends_features else 0
-        if not isinstance(kernel, Kernel):
-            kernel = make_kernel(kernel, dim + longer)
-        if relative is not None:
-            relative.check(heads=heads, dim=dim, num_axes=positions.num_axes, kernel=kernel)
-            relative = relative.for_kernel(kernel).for_positions(positions)
-        if scale is not None and not is_positive(scale):
-            raise wrong_value("scale", scale, POSITIVE_NUMBER)
-        factor = float((dim + longer) ** -0.5 if scale is None else scale)
-        return cls(kernel, relative, positions, factor, is_causal)
-
-    def computed_by(self, backend: str, *, device_type: str, **sizes: int) -> "Plan":
-        """The plan with a backend, or with "auto" the cheapest for the sizes of a `Workload`."""
-        work = Workload(
-            self.kernel, self.relative, self.positions, **sizes, is_causal=self.is_causal
-        )
-        return replace(self, backend=chosen(backend, work, device_type))
-
-    def attend(
-        self,
-        query: Queries,
-        key: Keys,
-        value: Values,
-        *,
-        backend: str,
-        key_mask: KeyMask,
-        query_mask: QueryMask,
-    ) -> Outputs:
-        """The attention of tokens by a backend, or by the cheapest for them with "auto"."""
-        sizes = {"num_queries": query.shape[2], "num_keys": key.shape[2]}
-        if self.is_causal and sizes["num_keys"] != sizes["num_queries"]:
-            expected = (
-                f"{sizes['num_queries']} tokens, the same number as query, with is_causal=True"
-            )
+    def with_backend(self, backend: str, query: Queries, key: Keys, value: Values) -> "Plan":
+        """Return the plan with a backend, or for "auto" with the cheapest one for these tensors."""
+        batch, heads, num_queries, dim = query.shape
+        num_keys = key.shape[2]
+        if self.is_causal and num_keys != num_queries:
+            expected = f"{num_queries} tokens, the same number as query, with is_causal=True"
             raise wrong_shape("key", key.shape, expected)
-        sizes = {
-            **sizes,
-            "dim": query.shape[-1],
-            "dim_value": value.shape[-1],
-            "heads": query.shape[1],
-        }
-        if not torch.compiler.is_compiling():  # a compiled graph may be of any number of samples
-            sizes["batch"] = max(1, query.shape[0])  # there may be none
-        plan = self.computed_by(backend, device_type=query.device.type, **sizes)
-        return plan.evaluate(query, key, value, key_mask=key_mask, query_mask=query_mask)
-
-    def attend_packed(
-        self, query: Queries, key: Keys, value: Values, lengths: Sequence[int], *, backend: str
-    ) -> Outputs:
-        """The same of sequences one after another, each of which sees itself alone; all of one length at once."""
-        parts = [one.split(lengths, dim=2) for one in (query, key, value)]
-        points = (
-            None if self.positions.points is None else self.positions.points.split(lengths, dim=-2)
+        work = Workload(
+            self.kernel,
+            self.relative,
+            self.positions,
+            num_queries=num_queries,
+            num_keys=num_keys,
+            dim=dim,
+            dim_value=value.shape[-1],
+            is_causal=self.is_causal,
+            heads=heads,
+            # A compiled graph may serve any batch size. A batch may be empty.
+            batch=1 if torch.compiler.is_compiling() else max(1, batch),
         )
-        outputs: dict[int, Tensor] = {}
-        for length in sorted(set(lengths)):
-            rows = [row for row, one in enumerate(lengths) if one == length]
-            plan = self
-            if points is not None:
-                many = [points[row].expand(len(query), -1, -1) for row in rows]
-                plan = replace(self, positions=Positions(points=torch.cat(many)))
-            those = (torch.cat([part[row] for row in rows]) for part in parts)
-            found = plan.attend(*those, backend=backend, key_mask=None, query_mask=None)
-            outputs |= dict(zip(rows, found.chunk(len(rows)), strict=True))
-        return torch.cat([outputs[row] for row in range(len(lengths))], dim=2)
-
-    def joined(self, query: Queries, key: Keys) -> tuple["Plan", Tensor, Tensor]:
-        """The plan without a relative kernel that only lengthens queries and keys, and these."""
-        vectors = None
-        if self.relative is not None and self.relative.appends_features:
-            vectors = self.relative.softmax_vectors(query, key, self.positions, scale=self.scale)
-        return (
-            (self, query, key)
-            if vectors is None
-            else (replace(self, relative=None, scale=1.0), *vectors)
-        )
+        return replace(self, backend=choose_backend(backend, work, query.device.type))
 
     def evaluate(
         self, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask, query_mask: QueryMask
     ) -> Outputs:
-        """The attention of these tokens, in float32 at least and returned in their own dtype."""
+        """Return the outputs in the dtype of the inputs, computed in float32 or float64."""
         dtype = query.dtype
         with without_autocast(query.device.type):
-            triton_positions = self.triton_positions(query, key, value)
+            triton_positions = self._triton_positions(query, key, value)
         use_triton = triton_positions is not None
         if dtype in (torch.float16, torch.bfloat16) and not use_triton:
             query, key, value = query.float(), key.float(), value.float()
-        # What is dropped is 0 from here on, so that not even a NaN there reaches an output or a gradient.
-        query, broken = mask_features(query, query_mask), None
+        # Masked tokens are 0 from here on, so that a NaN in them reaches no output and no gradient.
+        query = mask_features(query, query_mask)
         key, value = mask_features(key, key_mask), mask_features(value, key_mask)
-        is_large = (
+        needs_float64 = (
             not use_triton
             and self.group is None
-            and any(map(is_large_float32, (query, key, value)))
+            and (is_large_float32(query) or is_large_float32(key) or is_large_float32(value))
         )
+        is_nan = None
         # The causal Triton kernels handle non-finite inputs themselves.
-        is_checked = not use_triton if self.is_causal else key_mask is not None
-        if self.group is None and is_checked:
-            query, key, value, broken = _without_broken(query, key, value, is_causal=self.is_causal)
-        if is_large:
-            output = self._in_float64(query, key, value, key_mask=key_mask, query_mask=query_mask)
+        needs_check = not use_triton if self.is_causal else key_mask is not None
+        if needs_check and self.group is None:
+            query, key, value, is_nan = _replace_nonfinite(query, key, value, self.is_causal)
+        if needs_float64:
+            output = self._attend_in_float64(query, key, value, key_mask, query_mask)
         else:
-            output = self._attend(
-                query,
-                key,
-                value,
-                key_mask=key_mask,
-                query_mask=query_mask,
-                triton_positions=triton_positions,
-            )
-        if broken is not None:
-            output = output.masked_fill(broken[..., None], torch.nan)
+            output = self._attend(query, key, value, key_mask, query_mask, triton_positions)
+        if is_nan is not None:
+            output = output.masked_fill(is_nan[..., None], torch.nan)
         return mask_features(output, query_mask).to(dtype)
 
-    def _in_float64(
-        self, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask, query_mask: QueryMask
+    def _attend_in_float64(
+        self, query: Queries, key: Keys, value: Values, key_mask: KeyMask, query_mask: QueryMask
     ) -> Outputs:
-        """Attend in float64; causally from the first large token on, so that no bit before it depends on it."""
-        masks: dict[str, Any] = {"key_mask": key_mask, "query_mask": query_mask}
-        output = self._attend(query.double(), key.double(), value.double(), **masks)
+        """Attend in float64; if causal, from the first large token on.
+
+        Earlier outputs are computed in float32, because a later token must not change them, not
+        even by rounding.
+        """
+        output = self._attend(query.double(), key.double(), value.double(), key_mask, query_mask)
         if not self.is_causal:
             return output
-        is_large = torch.stack(
-            [one.detach().abs().amax(dim=-1) > LARGEST_IN_FLOAT32 for one in (query, key, value)]
-        )
-        is_large = is_large.any(dim=0)[..., None]
-        query, key, value = (one.masked_fill(is_large, 0.0) for one in (query, key, value))
-        return torch.where(
-            is_large.cumsum(dim=2) > 0, output.to(query), self._attend(query, key, value, **masks)
-        )
+        peaks = [tensor.detach().abs().amax(dim=-1) for tensor in (query, key, value)]
+        is_large = (torch.stack(peaks) > LARGEST_IN_FLOAT32).any(dim=0)[..., None]
+        query, key, value = (tensor.masked_fill(is_large, 0.0) for tensor in (query, key, value))
+        earlier = self._attend(query, key, value, key_mask, query_mask)
+        return torch.where(is_large.cumsum(dim=2) > 0, output.to(query), earlier)
 
     def _attend(
         self,
         query: Queries,
         key: Keys,
         value: Values,
-        *,
         key_mask: KeyMask,
         query_mask: QueryMask,
         triton_positions: TritonPositions | None = None,
     ) -> Outputs:
-        """Attend in the dtype of the tokens, in which what is dropped is 0."""
+        """Attend in the dtype of the inputs, in which masked tokens are 0."""
         with without_autocast(query.device.type):
-            plan, query, key = self.joined(query, key)
-            if not plan.is_causal and plan.kernel.features is not None:
-                # Where there is a key for every query, a query whose key is dropped has no part in a statistic either.
-                counted = (
-                    key_mask
-                    if query_mask is None and query.shape[2] == key.shape[2]
-                    else query_mask
-                )
-                features = plan.kernel.features
-                fitted = features.fitted(
-                    query, key, scale=plan.scale, query_mask=counted, key_mask=key_mask
-                )
-                plan = plan if fitted is features else replace(plan, kernel=fitted)
-            attend = {"dense": dense, "windows": windowed}.get(plan.backend, fast)
+            plan, query, key = self.with_position_features(query, key)
+            plan = plan._with_fitted_kernel(query, key, key_mask, query_mask)
             if triton_positions is not None:
-                attend = partial(by_triton, positions=triton_positions)
-            return attend(plan, query, key, value, key_mask=key_mask)
+                return _triton(plan, query, key, value, key_mask, triton_positions)
+            if plan.backend == "dense":
+                return _dense(plan, query, key, value, key_mask)
+            if plan.backend == "windows":
+                assert plan.relative is not None
+                return plan.relative.local_attention(
+                    plan._pairs(query, key, value, key_mask), plan.positions
+                )
+            return _sum_of_features(plan, query, key, value, key_mask)
 
-    def triton_positions(self, query: Queries, key: Keys, value: Values) -> TritonPositions | None:
-        """Return the rotary angles for the Triton kernels, or None if these cannot compute the attention."""
+    def with_position_features(self, query: Queries, key: Keys) -> tuple["Plan", Tensor, Tensor]:
+        """Append the features of a relative kernel of this kind, and drop it from the plan."""
+        if self.relative is None or not self.relative.appends_features:
+            return self, query, key
+        vectors = self.relative.softmax_vectors(query, key, self.positions, scale=self.scale)
+        if vectors is None:
+            return self, query, key
+        return replace(self, relative=None, scale=1.0), *vectors
+
+    def _with_fitted_kernel(
+        self, query: Queries, key: Keys, key_mask: KeyMask, query_mask: QueryMask
+    ) -> "Plan":
+        """Return the plan with its kernel fitted to the tokens, if it uses their statistics."""
+        features = self.kernel.features
+        if self.is_causal or features is None:
+            return self
+        if query_mask is None and query.shape[2] == key.shape[2]:
+            query_mask = key_mask  # in self-attention, padding has neither keys nor queries
+        fitted = features.fitted(
+            query, key, scale=self.scale, query_mask=query_mask, key_mask=key_mask
+        )
+        return self if fitted is features else replace(self, kernel=fitted)
+
+    def _pairs(self, query: Queries, key: Keys, value: Values, key_mask: KeyMask) -> DenseInputs:
+        return DenseInputs(query, key, value, self.kernel, self.scale, key_mask, self.is_causal)
+
+    def _triton_positions(self, query: Queries, key: Keys, value: Values) -> TritonPositions | None:
+        """Return the rotary angles for Triton, or None if Triton cannot compute the attention."""
         kernel = self.kernel.features
         if self.backend != "linear" or self.group is not None or kernel is None:
             return None
@@ -254,51 +284,75 @@ class Plan:
         return positions
 
 
-def dense(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask) -> Outputs:
-    """A plan from every pair: the truth for the other backends."""
-    pairs = DenseInputs(query, key, value, plan.kernel, plan.scale, key_mask, plan.is_causal)
+def _attend_packed(
+    plan: Plan, query: Queries, key: Keys, value: Values, lengths: Sequence[int], backend: str
+) -> Outputs:
+    """Attend within each of the concatenated sequences.
+
+    Sequences of one length are computed as one batch.
+    """
+    points = plan.positions.points
+    query_parts = query.split(lengths, dim=2)
+    key_parts = key.split(lengths, dim=2)
+    value_parts = value.split(lengths, dim=2)
+    outputs: list[Tensor] = [query] * len(lengths)
+    for length in sorted(set(lengths)):
+        indices = [index for index, other in enumerate(lengths) if other == length]
+        batch = [
+            torch.cat([parts[index] for index in indices])
+            for parts in (query_parts, key_parts, value_parts)
+        ]
+        batch_plan = plan
+        if points is not None:
+            point_parts = points.split(lengths, dim=-2)
+            copies = [point_parts[index].expand(len(query), -1, -1) for index in indices]
+            batch_plan = replace(plan, positions=Positions(points=torch.cat(copies)))
+        batch_plan = batch_plan.with_backend(backend, *batch)
+        output = batch_plan.evaluate(*batch, key_mask=None, query_mask=None)
+        for index, part in zip(indices, output.chunk(len(indices)), strict=True):
+            outputs[index] = part
+    return torch.cat(outputs, dim=2)
+
+
+def _dense(plan: Plan, query: Queries, key: Keys, value: Values, key_mask: KeyMask) -> Outputs:
+    """Attend with every pair of tokens. This is the reference for the other backends."""
+    pairs = plan._pairs(query, key, value, key_mask)
     if plan.relative is not None:
         return plan.relative.dense(pairs, plan.positions)
     vectors = plan.kernel.softmax_vectors(query, key)
     if vectors is None:
         return matrix_attention(pairs, None)
-    return fused_softmax(replace(pairs, query=vectors[0], key=vectors[1]))
+    query, key = vectors
+    return fused_softmax(replace(pairs, query=query, key=key))
 
 
-def windowed(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask) -> Outputs:
-    """A plan whose queries see near keys alone, by tiles of their grid."""
-    assert plan.relative is not None
-    pairs = DenseInputs(query, key, value, plan.kernel, plan.scale, key_mask, plan.is_causal)
-    return plan.relative.local_attention(pairs, plan.positions)
-
-
-def by_triton(
+def _triton(
     plan: Plan,
     query: Queries,
     key: Keys,
     value: Values,
-    *,
     key_mask: KeyMask,
     positions: TritonPositions,
 ) -> Outputs:
-    """Compute the attention by the Triton kernels, which are imported when they are first used."""
+    # Triton is imported when it is first needed.
     from teka.functional.backends.triton.operators import triton_attention
 
-    kernel = plan.kernel.features
-    assert kernel is not None
+    kernel = _feature_kernel(plan)
     options = {"scale": plan.scale, "key_mask": key_mask, "is_causal": plan.is_causal}
     return triton_attention(query, key, value, kernel=kernel, positions=positions, **options)
 
 
-def fast(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask) -> Outputs:
-    """Compute the attention by sums over keys of products of features."""
-    kernel = plan.kernel.features
-    assert kernel is not None
+def _sum_of_features(
+    plan: Plan, query: Queries, key: Keys, value: Values, key_mask: KeyMask
+) -> Outputs:
+    """Attend with sums over keys of products of features."""
+    kernel = _feature_kernel(plan)
     if plan.backend == "linear" and plan.group is None:
         long = LongAttention(kernel, plan.relative, plan.positions, plan.scale, plan.is_causal)
         if long.is_needed(query):
             return long.attend(query, key, value, key_mask)
-    # Elementwise operations are faster on contiguous memory. Projections give transposed heads.
+    # Elementwise operations are faster on contiguous memory than on the transposed heads of
+    # projections.
     tokens = featured(
         kernel,
         query.contiguous(),
@@ -309,58 +363,66 @@ def fast(plan: Plan, query: Queries, key: Keys, value: Values, *, key_mask: KeyM
         is_causal=plan.is_causal,
         group=plan.group,
     )
-    sums = _sums_of(plan, tokens)
+    sums = _weighted_sums(plan, tokens)
     if kernel.normalizes_by_count:
-        ones = (
-            torch.ones_like(query[..., :1]),
-            mask_features(torch.ones_like(key[..., :1]), key_mask),
-        )
-        counted = replace(
-            tokens, query_features=ones[0], key_features=ones[1], value=value[..., :1]
-        )
-        sums = sums.over(_sums_of(plan, counted))
+        ones = torch.ones_like(query[..., :1])
+        key_ones = mask_features(torch.ones_like(key[..., :1]), key_mask)
+        counted = replace(tokens, query_features=ones, key_features=key_ones, value=value[..., :1])
+        sums = sums.over(_weighted_sums(plan, counted))
     return sums.divide(nonnegative=kernel.nonnegative or kernel.normalizes_by_count)
 
 
-def _sums_of(plan: Plan, tokens: FeatureInputs) -> WeightedSums:
-    relative, first = plan.relative, plan.positions.num_prefix_tokens
+def _weighted_sums(plan: Plan, tokens: FeatureInputs) -> WeightedSums:
+    relative, num_prefix_tokens = plan.relative, plan.positions.num_prefix_tokens
     if relative is None:
         return plain_sums(tokens)
-    sums = relative.sums(plan.backend, tokens.after(first), plan.positions)
-    return add_prefix(sums, tokens, first, relative.sums_without_positions)
+    sums = relative.sums(plan.backend, tokens.after(num_prefix_tokens), plan.positions)
+    return add_prefix(sums, tokens, num_prefix_tokens, relative.sums_without_positions)
+
+
+def _feature_kernel(plan: Plan) -> FeatureKernel:
+    kernel = plan.kernel.features
+    assert kernel is not None
+    return kernel
 
 
 def is_large_float32(tensor: Tensor) -> bool:
-    """Return True if products of these elements may overflow in float32; read in eager mode on a CPU only."""
+    """Return True if products of the elements may overflow in float32.
+
+    Elements are read in eager mode on CPU only.
+    """
     if tensor.dtype != torch.float32 or not tensor.is_cpu or not is_readable(tensor):
         return False
     tensor = tensor.detach()
-    # The norm is an upper bound and four times faster than the largest absolute value.
-    return bool(torch.linalg.vector_norm(tensor) > LARGEST_IN_FLOAT32) and (
-        max(float(tensor.amax()), -float(tensor.amin())) > LARGEST_IN_FLOAT32
-    )
+    # The norm is an upper bound of the largest absolute value, and four times faster to compute.
+    if torch.linalg.vector_norm(tensor) <= LARGEST_IN_FLOAT32:
+        return False
+    return max(float(tensor.amax()), -float(tensor.amin())) > LARGEST_IN_FLOAT32
 
 
-def _all_finite(*tensors: Tensor) -> bool:
-    """Whether all numbers are finite; a sum, which passes over them once, is only then, if not too large."""
-    return all(bool(one.detach().sum().isfinite()) for one in tensors)
-
-
-def _without_broken(
-    query: Queries, key: Keys, value: Values, *, is_causal: bool
+def _replace_nonfinite(
+    query: Queries, key: Keys, value: Values, is_causal: bool
 ) -> tuple[Queries, Keys, Values, Bool[Tensor, "batch heads queries"] | None]:
-    """Inputs with 0 for what is NaN or infinite and need not reach all outputs, and those that it reaches, or None."""
-    if execution_mode(query) is ExecutionMode.SHAPES_ONLY or (
-        query.is_cpu and is_readable(query) and _all_finite(query, key, value)
-    ):
+    """Replace NaN and infinity by 0, and return which outputs these affect.
+
+    A non-finite query affects its own output. In causal attention, a non-finite key or value
+    affects the outputs from its token on; otherwise it affects all outputs and stays as it is.
+
+    Returns:
+        Queries, keys, values, and the mask of affected outputs, or None if the inputs are finite.
+    """
+    if execution_mode(query) is ExecutionMode.SHAPES_ONLY:
         return query, key, value, None
-    sizes = (one.detach().abs().amax(dim=-1) for one in (query, key, value))
-    of_query, of_key, of_value = (~size.isfinite() for size in sizes)
+    tensors = (query, key, value)
+    # A sum is finite only if all elements are. If it overflows, the elements are checked below.
+    is_cheap = query.is_cpu and is_readable(query)
+    if is_cheap and all(bool(tensor.detach().sum().isfinite()) for tensor in tensors):
+        return query, key, value, None
+    is_bad = [~tensor.detach().abs().amax(dim=-1).isfinite() for tensor in tensors]
+    query = query.masked_fill(is_bad[0][..., None], 0.0)
     if not is_causal:
-        return query.masked_fill(of_query[..., None], 0.0), key, value, of_query
-    of_key = of_key | of_value
-    query, key, value = (
-        one.masked_fill(lost[..., None], 0.0)
-        for one, lost in ((query, of_query), (key, of_key), (value, of_key))
-    )
-    return query, key, value, of_query | (of_key.cumsum(dim=-1) > 0)
+        return query, key, value, is_bad[0]
+    is_bad_key = is_bad[1] | is_bad[2]
+    key = key.masked_fill(is_bad_key[..., None], 0.0)
+    value = value.masked_fill(is_bad_key[..., None], 0.0)
+    return query, key, value, is_bad[0] | (is_bad_key.cumsum(dim=-1) > 0)

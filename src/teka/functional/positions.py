@@ -1,4 +1,4 @@
-"""Where the tokens of two sequences are: those that ask and those that are asked."""
+"""Positions of queries and keys."""
 
 import functools
 import itertools
@@ -11,7 +11,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from teka.checks import BOOL_DTYPES, INTEGER_DTYPES, check_dtype, check_sizes, check_tensor
+from teka.checks import (
+    BOOL_DTYPES,
+    COORDINATE_DTYPES,
+    INTEGER_DTYPES,
+    check_dtype,
+    check_sizes,
+    check_tensor,
+)
 from teka.errors import wrong_argument, wrong_shape, wrong_value
 from teka.execution_mode import is_readable, may_cache
 from teka.functional.shapes import Angles, Coordinates, Offsets
@@ -21,9 +28,14 @@ from teka.precision import to_widest_dtype, widest_dtype
 
 @dataclass(frozen=True)
 class Positions:
-    """Where queries and keys are: cells of a grid, `points` in physical units, or nowhere; `key` is None for the same.
+    """Positions of queries and keys: cells of a grid, coordinates, or none.
 
-    Both begin with `num_prefix_tokens` that have no position (a class token, say): c = 1 for every pair with one.
+    Args:
+        grid: Grid of the queries.
+        points: Coordinates of the queries in physical units instead of a grid.
+        key: Positions of the keys, or None if they are those of the queries.
+        num_prefix_tokens: Number of first tokens without a position, such as a class token. c = 1
+            for every pair with one of them.
     """
 
     grid: Grid | None = None
@@ -33,30 +45,34 @@ class Positions:
 
     @property
     def of_keys(self) -> "Positions":
-        """Where the keys are."""
+        """Positions of the keys."""
         return self if self.key is None else self.key
 
     @property
     def is_known(self) -> bool:
-        """Whether the queries are anywhere."""
+        """True if the queries have positions."""
         return self.grid is not None or self.points is not None
 
     @property
     def num_axes(self) -> int:
-        """Number of axes n, 0 for nowhere."""
+        """Number of axes n, 0 without positions."""
         if self.grid is not None:
             return self.grid.num_axes
         return 0 if self.points is None else self.points.shape[-1]
 
     @property
     def num_placed(self) -> int | None:
-        """Number of queries that are somewhere, or None for nowhere."""
+        """Number of queries after the prefix, or None without positions."""
         if self.grid is not None:
             return self.grid.num_tokens
         return None if self.points is None else self.points.shape[-2]
 
     def places(self, device: torch.device) -> Coordinates:
-        """The queries' positions in float64, or in float32 on a device that has none: far from 0 they need digits."""
+        """Return the coordinates of the queries.
+
+        They have dtype float64, or float32 on a device without it, because positions far from 0
+        need the digits.
+        """
         if self.grid is not None:
             make = _kept_places if may_cache(device) else _grid_places
             return make(self.grid, device)
@@ -64,25 +80,28 @@ class Positions:
         return self.points.to(device=device, dtype=widest_dtype(device))
 
     def axis_places(self, device: torch.device) -> Coordinates:
-        """Every row of the grid's first axis, then of every further one, 0 along the others; digits as of `places`."""
+        """Return the coordinates of the cells along the first axis, then along each further axis.
+
+        The other coordinates are 0. The dtype is that of `places`.
+        """
         assert self.grid is not None
         make = _kept_axis_places if may_cache(device) else _grid_axis_places
         return make(self.grid, device)
 
     @property
     def grids(self) -> tuple[Grid, Grid] | None:
-        """The grids of queries and keys, if both are on one."""
+        """The grids of queries and keys, or None if one of them has coordinates."""
         grid, key_grid = self.grid, self.of_keys.grid
         return None if grid is None or key_grid is None else (grid, key_grid)
 
     @property
     def shared_grid(self) -> Grid | None:
-        """The grid of queries and keys, if it is the same."""
+        """The grid of queries and keys, or None if they do not share one."""
         return self.grid if self.grid == self.of_keys.grid else None
 
     @property
     def periods(self) -> tuple[float | None, ...]:
-        """Period of every axis in physical units, None where it is not periodic."""
+        """Period of each axis in physical units, None for an axis that is not periodic."""
         grid = self.grid or self.of_keys.grid
         return (
             (None,) * self.num_axes
@@ -91,18 +110,26 @@ class Positions:
         )
 
     def offsets_like(self, tensor: Tensor, rows: slice | Tensor | None = None) -> Offsets:
-        """Offset x_i − x_j of some or all queries from every key, wrapped where periodic, like a tensor."""
+        """Return the offsets x_i − x_j from every key to the queries, wrapped along periodic axes.
+
+        Args:
+            tensor: A tensor with the dtype and device of the result.
+            rows: Indices of the queries. By default all.
+        """
         grid = self.grid or self.of_keys.grid
         query, key = self.places(tensor.device), self.of_keys.places(tensor.device)
         query = query if rows is None else query[..., rows, :]
         if query.ndim != key.ndim:
-            query, key = (one if one.ndim == 3 else one[None] for one in (query, key))
-        # Rounded after the difference is taken, which has fewer digits than positions far from 0.
+            query, key = (points if points.ndim == 3 else points[None] for points in (query, key))
+        # Round after the subtraction: offsets need fewer digits than positions far from 0.
         offsets = (query[..., :, None, :] - key[..., None, :, :]).to(tensor)
         return offsets if grid is None else grid.wrap(offsets)
 
     def axis_offsets_like(self, axis: int, tensor: Tensor) -> Float[Tensor, "query_side key_side"]:
-        """Offset of every row of the queries' grid from every row of the keys' along one axis, wrapped if periodic."""
+        """Return the offsets along one axis between the cells of both grids, wrapped if periodic.
+
+        The result has the dtype and device of `tensor`.
+        """
         assert self.grids is not None
         dtype, device = widest_dtype(tensor.device), tensor.device
         query, key = (grid.axis_positions(axis, dtype=dtype, device=device) for grid in self.grids)
@@ -111,21 +138,25 @@ class Positions:
     def torus_frequency(
         self, frequency: Float[Tensor, "*waves axes"]
     ) -> Float[Tensor, "*waves axes"]:
-        """Frequencies with components along periodic axes rounded to multiples of 2π/P; these have a gradient of 0."""
+        """Round frequencies along periodic axes to multiples of 2π/P.
+
+        The rounded components have a gradient of 0.
+        """
         frequency = to_widest_dtype(frequency)
         if not any(self.periods):
             return frequency
         steps = [None if period is None else 2 * math.pi / period for period in self.periods]
         columns = zip(steps, frequency.unbind(dim=-1), strict=True)
-        return torch.stack(
-            [one if step is None else torch.round(one / step) * step for step, one in columns],
-            dim=-1,
-        )
+        rounded = [
+            column if step is None else torch.round(column / step) * step
+            for step, column in columns
+        ]
+        return torch.stack(rounded, dim=-1)
 
     def angles(
         self, frequency: Float[Tensor, "heads waves axes"], like: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The `phases` of queries and keys, one tensor where these are the same."""
+        """Return the `phases` of queries and keys; one tensor twice if they share positions."""
         angle = phases(frequency, self.places(like.device), like.dtype)
         return angle, angle if self.key is None else phases(
             frequency, self.key.places(like.device), like.dtype
@@ -140,7 +171,18 @@ class Positions:
         key: str = "key_",
         is_needed: bool = True,
     ) -> None:
-        """Check that places fit sequences and each other, unneeded ones if known; `key` begins the keys' arguments."""
+        """Check that the positions fit the sequences and each other.
+
+        Args:
+            batch: Number of samples.
+            num_queries: Number of queries.
+            num_keys: Number of keys.
+            key: Prefix of the names of the keys' arguments, for error messages.
+            is_needed: If False, positions may be missing.
+
+        Raises:
+            ValueError: The positions do not fit.
+        """
         prefix = self.num_prefix_tokens
         if prefix and self.key is not None and is_needed:
             raise wrong_value("num_prefix_tokens", prefix, "0 if the keys have their own positions")
@@ -156,28 +198,32 @@ class Positions:
         if self.key is None or not is_needed:
             return
         if self.key.num_axes != self.num_axes:
-            came = f"{self.key.num_axes} axes"
-            raise wrong_argument(
-                f"{key}grid or {key}positions", came, f"of {self.num_axes} axes, like the queries"
-            )
+            actual = f"{self.key.num_axes} axes"
+            expected = f"of {self.num_axes} axes, like the queries"
+            raise wrong_argument(f"{key}grid or {key}positions", actual, expected)
         if self.grids is not None:
-            periods = self.periods
-            if any(
-                (one is None) != (two is None) or abs((one or 0) - (two or 0)) > 1e-9
-                for one, two in zip(periods, self.key.periods, strict=True)
-            ):
-                raise wrong_value(
-                    f"{key}grid", self.key.grid, f"a grid with the periods {periods} of `grid`"
-                )
+            pairs = zip(self.periods, self.key.periods, strict=True)
+            if not all(_is_same_period(*pair) for pair in pairs):
+                expected = f"a grid with the periods {self.periods} of `grid`"
+                raise wrong_value(f"{key}grid", self.key.grid, expected)
 
     def check_tokens(self, argument: str, prefix: int, *, batch: int, num_tokens: int) -> None:
-        """Check that the queries' positions fit a sequence; names of arguments begin with nothing, or "key_" say."""
+        """Check that the positions of the queries fit a sequence.
+
+        Args:
+            argument: Prefix of the names of the arguments, "" or "key_", for error messages.
+            prefix: Number of first tokens without a position.
+            batch: Number of samples.
+            num_tokens: Number of tokens.
+
+        Raises:
+            ValueError: The positions do not fit.
+        """
         grid, points = self.grid, self.points
         if (grid is None) == (points is None):
-            came = "neither" if grid is None else "both"
-            raise wrong_argument(
-                f"{argument}grid or {argument}positions", came, "given, and not both"
-            )
+            actual = "neither" if grid is None else "both"
+            expected = "given, and not both"
+            raise wrong_argument(f"{argument}grid or {argument}positions", actual, expected)
         if grid is not None:
             if num_tokens != prefix + grid.num_tokens:
                 expected = (
@@ -199,6 +245,12 @@ class Positions:
             raise wrong_argument(f"{argument}positions", "NaN or infinity", "finite")
 
 
+def _is_same_period(period: float | None, other: float | None) -> bool:
+    if period is None or other is None:
+        return period is other
+    return abs(period - other) <= 1e-9
+
+
 def _grid_places(grid: Grid, device: torch.device) -> Float[Tensor, "tokens axes"]:
     return grid.positions(dtype=widest_dtype(device), device=device)
 
@@ -217,90 +269,133 @@ _kept_axis_places = functools.lru_cache(maxsize=8)(_grid_axis_places)
 def packed_lengths(
     cu_seqlens: Tensor, num_tokens: int, positions: Positions, excluded: Mapping[str, object]
 ) -> tuple[int, ...]:
-    """The lengths of sequences that stand one after another, from where each begins and the last one ends.
+    """Return the lengths of concatenated sequences.
 
-    Checked, as is that nothing is given that they exclude.
+    Args:
+        cu_seqlens: Boundaries 0, …, L of the sequences.
+        num_tokens: Number of tokens L.
+        positions: Positions of the tokens.
+        excluded: Arguments that must be None beside `cu_seqlens`.
+
+    Raises:
+        ValueError: The boundaries are invalid, an excluded argument has a value, or the tokens are
+            on a grid.
     """
-    for argument, given in excluded.items():
-        if given is not None:
+    for argument, value in excluded.items():
+        if value is not None:
             raise wrong_argument(argument, "a value", "None with cu_seqlens")
     check_tensor("cu_seqlens", cu_seqlens, "sequences", dtypes=INTEGER_DTYPES)
-    places = cu_seqlens.tolist()
-    lengths = tuple(stop - start for start, stop in itertools.pairwise(places))
-    if not lengths or places[0] != 0 or places[-1] != num_tokens or min(lengths) < 1:
+    boundaries = cu_seqlens.tolist()
+    lengths = tuple(stop - start for start, stop in itertools.pairwise(boundaries))
+    if not lengths or boundaries[0] != 0 or boundaries[-1] != num_tokens or min(lengths) < 1:
         expected = f"increasing from 0 to the number of tokens, {num_tokens}"
-        raise wrong_value(
-            "cu_seqlens", places if len(places) <= 8 else f"{places[:8]} and so on", expected
-        )
+        actual = boundaries if len(boundaries) <= 8 else f"{boundaries[:8]} and so on"
+        raise wrong_value("cu_seqlens", actual, expected)
     if positions.grid is not None:
         raise wrong_value("grid", positions.grid, "None with cu_seqlens; give positions instead")
     return lengths
 
 
 def make_positions(argument: str, grid: GridLike | None, points: Tensor | None) -> Positions:
-    """Return the positions of one sequence; `argument` is the prefix of the arguments' names, "" or "key_"."""
+    """Return the positions of one sequence from its arguments.
+
+    Args:
+        argument: Prefix of the names of the arguments, "" or "key_", for error messages.
+        grid: Grid, shape or length.
+        points: Coordinates, floating-point or integer.
+    """
     if grid is not None:
         grid = as_grid(f"{argument}grid", grid)
     if points is not None:
-        check_dtype(f"{argument}positions", points)
+        points = as_coordinates(f"{argument}positions", points)
     return Positions(grid, points)
+
+
+def as_coordinates(argument: str, points: Tensor) -> Tensor:
+    """Return coordinates as floating-point numbers; integers become float64 if possible."""
+    check_dtype(argument, points, COORDINATE_DTYPES)
+    return points if points.is_floating_point() else to_widest_dtype(points)
 
 
 def phases(
     frequency: Float[Tensor, "heads waves axes"], positions: Coordinates, dtype: torch.dtype
 ) -> Angles:
-    """ω·x without its whole turns, in float64: in float32 it errs by 0.06 at 10⁶, and may depend on x_i − x_j alone."""
+    """Return the phases ω·x modulo 2π.
+
+    The product is taken in float64, because in float32 it has an error of 0.06 at x = 10⁶.
+    """
     places = to_widest_dtype(positions)
     turns = places[..., None, :, :] @ (frequency.to(places) / (2 * math.pi)).transpose(-2, -1)
     return turns.frac().to(dtype) * (2 * math.pi)
 
 
 def whole_steps(offsets: Float[Tensor, "*shape"], unit: float) -> Float[Tensor, "*shape"]:
-    """Offsets rounded to whole numbers of a unit; halves, which a real spacing can give, all go up.
+    """Return offsets in units, rounded to integers.
 
-    Left to rounding errors, equal offsets would differ.
+    Halves are rounded up with a margin, so that rounding errors never give equal offsets different
+    integers.
     """
     return torch.floor(offsets / unit + 0.501)
 
 
 def check_heads_and_axes(argument: str, tensor: Tensor, *sizes: int | str) -> None:
-    """Check that parameters have the numbers of heads and then of axes among the sizes; the others are names."""
+    """Check the shape of a parameter of a relative kernel.
+
+    Args:
+        argument: Name of the parameter.
+        tensor: The parameter.
+        *sizes: Size of each dimension. The two integers are the number of heads and the number of
+            axes; a string names a dimension of any size.
+
+    Raises:
+        ValueError: The number of heads or of axes differs.
+    """
     if tensor.ndim == len(sizes):
-        came = [
-            size
-            for size, asked in zip(tensor.shape, sizes, strict=True)
-            if not isinstance(asked, str)
-        ]
+        pairs = zip(tensor.shape, sizes, strict=True)
+        actual = [size for size, expected in pairs if not isinstance(expected, str)]
         heads, num_axes = (size for size in sizes if not isinstance(size, str))
-        if came == [heads, num_axes]:
+        if actual == [heads, num_axes]:
             return
-        if came[1] != num_axes:
-            raise wrong_axes(argument, tensor, came[1], num_axes)
+        if actual[1] != num_axes:
+            raise wrong_axes(argument, tensor, actual[1], num_axes)
     raise wrong_shape(
         f"relative.{argument}", tensor.shape, f"({', '.join(map(str, sizes))}) for {sizes[0]} heads"
     )
 
 
 def wrong_axes(argument: str, tensor: Tensor, made_for: int, num_axes: int) -> ValueError:
-    """Error for positions of another number of axes than a parameter of a relative kernel is made for."""
+    """Return the error for a number of axes that does not fit a parameter of a relative kernel."""
     expected = f"{made_for}, because relative.{argument} has shape {tuple(tensor.shape)}"
     advice = f"make the layer with num_axes={num_axes}"
     return wrong_value("the number of axes of grid or positions", num_axes, f"{expected}; {advice}")
 
 
 def check_mask(argument: str, mask: Tensor, *, batch: int, num_tokens: int) -> None:
-    """Check that a mask has one flag for every token."""
+    """Check that a mask is boolean with shape (batch, num_tokens)."""
     check_tensor(argument, mask, batch, num_tokens, dtypes=BOOL_DTYPES)
 
 
 def length_mask(lengths: Tensor, num_tokens: int) -> Bool[Tensor, "batch tokens"]:
-    """Mask of a ragged batch, shape (B, num_tokens): True for the first lengths[b] tokens of sample b.
+    """Return the mask of a padded batch: True for the first lengths[b] tokens of sample b.
 
-    The lengths, shape (B,), are whole numbers from 0 to num_tokens; else a ValueError.
+    >>> import torch, teka
+    >>> teka.functional.length_mask(torch.tensor([1, 3]), 3)
+    tensor([[ True, False, False],
+            [ True,  True,  True]])
+
+    Args:
+        lengths: Number of tokens of each sample, shape (B,).
+        num_tokens: Number of tokens with padding, L.
+
+    Returns:
+        Mask, shape (B, L).
+
+    Raises:
+        ValueError: A length is not an integer from 0 to `num_tokens`.
     """
     check_tensor("lengths", lengths, "batch", dtypes=INTEGER_DTYPES)
     check_sizes({"num_tokens": num_tokens})
-    lengths = lengths.long()  # num_tokens may be beyond a small dtype
+    lengths = lengths.long()  # a small integer dtype may not hold num_tokens
     if is_readable(lengths) and not ((lengths >= 0) & (lengths <= num_tokens)).all():
         raise wrong_value("lengths", lengths.tolist(), f"whole numbers from 0 to {num_tokens}")
     return torch.arange(num_tokens, device=lengths.device) < lengths[:, None]

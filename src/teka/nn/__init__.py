@@ -1,7 +1,4 @@
-"""Layers: attention between learned projections, relative kernels with learned parameters, and what goes with them.
-
-Sizes that do not fit, unknown names and numbers out of their range are a ValueError that names the argument.
-"""
+"""Attention layers, relative kernels with learned parameters, transformer blocks and sampling."""
 
 from teka.nn.attention import Attention
 from teka.nn.attention_heads import AttentionHeads

@@ -1,18 +1,18 @@
 """Multi-head attention with a content kernel and a relative kernel."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor, nn
-from typing_extensions import Unpack
 
 from teka._compat import ProcessGroup
 from teka.checks import check_sizes, check_tensor_sizes
 from teka.errors import wrong_argument, wrong_value
 from teka.functional import Constant, DecodingState, Kernel, decode
 from teka.functional.dispatch import select_backend
-from teka.functional.shapes import KeyMask
+from teka.functional.shapes import KeyMask, Outputs
 from teka.grid import Grid, GridLike, as_grid, current_grid
 from teka.nn.gating import Gate
 from teka.nn.heads import HeadGroup, count_position_heads, make_kernels
@@ -26,9 +26,9 @@ from teka.nn.inputs import (
     make_inputs,
 )
 from teka.nn.local_conv import ValueConvolution
-from teka.nn.options import AttentionKeywords, AttentionOptions, takes, without_relative
-from teka.nn.projections import join_heads, project_heads
+from teka.nn.options import AttentionOptions, make_options, without_relative
 from teka.nn.qk_norm import make_query_key
+from teka.nn.relative import DEFAULT_NUM_AXES, RelativeKernel
 
 Token = Float[Tensor, "batch *tokens dim"]
 States = tuple[DecodingState, ...]
@@ -36,7 +36,7 @@ States = tuple[DecodingState, ...]
 
 @dataclass(frozen=True)
 class TokenGroup:
-    """The processes that tokens are divided over: a copy of a layer has the same ones, which cannot be copied."""
+    """The process group over which tokens are divided. Copies of a layer share it."""
 
     group: ProcessGroup
 
@@ -45,16 +45,17 @@ class TokenGroup:
 
 
 class Attention(nn.Module):
-    """Attention over the tokens of a grid: `teka.functional.attention` between learned projections.
+    """Multi-head attention with a content kernel κ and a relative kernel c.
 
-    The relative kernel is a factor of the content kernel in every head, or, with `position_heads`, has the last heads
-    to itself: these attend by position alone and have no keys, and the others attend by content alone. A kernel that
-    does not look at content has no queries and keys, and softmax, in which a key's bias cancels, has keys without it.
+        out_i = Σ_j κ(q_i, k_j) c(x_i − x_j; q_i) v_j / Σ_j κ(q_i, k_j) c(x_i − x_j; q_i)
 
-    The defaults, squared relu × rotary, cost O(L), and no output of their heads is larger than 1/0.3 times the largest
-    value, whatever the tokens and wherever they are, which rotary has to know (docs/which_kernel.md).
+    The defaults, squared relu × rotary, cost O(L), and no output of a head is larger than 1/0.3
+    times the largest value. A layer with a relative kernel needs the positions of the tokens: a
+    grid or coordinates.
 
-    Dropout acts on the output: fast paths hold no matrix of weights to drop entries of.
+    Dropout acts on the output, because the fast backends have no matrix of weights. The layer
+    creates only the projections that its kernels use: a kernel that does not depend on content
+    needs no queries and keys.
 
     >>> import torch, teka
     >>> layer, ring = teka.nn.Attention(16, 2, num_axes=1), teka.Grid(12, periodic=True)
@@ -65,134 +66,166 @@ class Attention(nn.Module):
     Args:
         dim: Size of a token.
         heads: Number of heads.
-        options: Keywords of `AttentionOptions`, where each is described. One without effect is a ValueError.
+        options: An `AttentionOptions`. Keyword arguments replace its values.
+        dim_head: Size of a head. Default: dim / heads.
+        kernel: Content kernel: a name of `teka.functional.KERNELS`, an instance, `RandomFeatures`
+            or `LearnedFeatures`. Default: "squared_relu".
+        relative: Relative kernel: a name of `teka.functional.RELATIVES`, a `RelativeKernel`, or
+            None. Default: "rotary".
+        num_features: Number of random features m, for kernels that have them. Default: ⌊d ln d⌋.
+        projection: Distribution of random features: "orthogonal", "independent" or "fixed_norm".
+            Default: "orthogonal".
+        causal: If True, no token attends to a later token. Default: False.
+        context_dim: Size of the tokens of `context`. Default: dim.
+        qkv_bias: If True, queries, keys and values have a bias. Default: True.
+        dropout: Dropout probability of the output. Default: 0.
+        backend: "auto", "dense", "linear", "toeplitz", "rings", "fft" or "windows". Default:
+            "auto".
+        num_axes: Number of axes of the grids. Default: that of the first call, or of a loaded state
+            dict. Give it for `rotation_joint`, a value convolution or `torch.compile` on grids that
+            do not have two axes.
+        position_heads: Number of heads, the last ones, that attend by position alone; the other
+            heads then attend by content alone. With 0, both kernels act in every head. Default:
+            half of the heads for `clipped` and `clipped_features`, 0 for other relative kernels.
+        num_waves: Number of frequencies F of relative="fourier".
+        rotary_normalizer: Denominator of relative="rotary", see `teka.functional.Rotary`. Default:
+            "mixed".
+        query_key: "plain", "normalized" (RMS norm of queries and keys, with a learned gain) or
+            "centred" (the mean of the keys is subtracted). Default: "plain".
+        gate: If True, multiply the outputs of the heads by a sigmoid of a projection of the token.
+            Default: False.
+        value_convolution: Side in cells of a convolution of the values that is added, or None.
+            Default: None.
+        values: "projected", or "tokens" for heads that average the tokens themselves, without a
+            projection (Cordonnier et al. 2020, eq. 11). Default: "projected".
+
+    Raises:
+        TypeError: A keyword is not the name of an option.
+        ValueError: An option is out of range or has no effect beside the others.
     """
 
-    @takes(AttentionKeywords)
-    def __init__(self, dim: int, heads: int, **options: Unpack[AttentionKeywords]) -> None:
+    def __init__(
+        self, dim: int, heads: int, options: AttentionOptions | None = None, **keywords: Any
+    ) -> None:
         super().__init__()
         check_sizes({"dim": dim, "heads": heads})
-        chosen = AttentionOptions(**options)
-        if chosen.dim_head is None and dim % heads:
+        options = make_options(type(self).__name__, options, keywords)
+        if options.dim_head is None and dim % heads:
             raise wrong_value("heads", heads, f"a divisor of dim = {dim}, or dim_head to be given")
-        self.dim, self.heads = dim, heads
-        self.dim_head = dim // heads if chosen.dim_head is None else chosen.dim_head
-        self.context_dim = dim if chosen.context_dim is None else chosen.context_dim
-        check_tensor_sizes({"dim": dim, "heads": heads, "dim_head": self.dim_head})
-        check_tensor_sizes(
-            {"context_dim": self.context_dim, "heads": heads, "dim_head": self.dim_head}
-        )
-        self.dim_value = self.dim_head if chosen.values == "projected" else self.context_dim
-        self.causal, self.backend = chosen.causal, chosen.backend
-        self.token_group: TokenGroup | None = (
-            None  # over which tokens are divided; see `shard_tokens`
-        )
-        self.position_heads = count_position_heads(chosen.position_heads, chosen.relative, heads)
+        self.dim = dim
+        self.heads = heads
+        self.dim_head = dim // heads if options.dim_head is None else options.dim_head
+        self.context_dim = dim if options.context_dim is None else options.context_dim
+        head_sizes = {"heads": heads, "dim_head": self.dim_head}
+        check_tensor_sizes({"dim": dim, **head_sizes})
+        check_tensor_sizes({"context_dim": self.context_dim, **head_sizes})
+        self.dim_value = self.dim_head if options.values == "projected" else self.context_dim
+        self.causal = options.causal
+        self.backend = options.backend
+        self.token_group: TokenGroup | None = None  # set by `shard_tokens`
+        self.position_heads = count_position_heads(options.position_heads, options.relative, heads)
         self.content_heads = heads - self.position_heads
-        self.kernel, self.relative = make_kernels(chosen, heads, self.dim_head, self.position_heads)
-        self._make_maps(chosen)
-        self.dropout = nn.Dropout(chosen.dropout)
-        self.gate = Gate(dim, heads, self.dim_value) if chosen.gate else None
-        side, num_axes = chosen.value_convolution, chosen.num_axes
-        self.value_convolution = (
-            None if side is None else ValueConvolution(heads, self.dim_value, side, num_axes)
+        self.kernel, self.relative = make_kernels(
+            options, heads, self.dim_head, self.position_heads
         )
-
-    def _make_maps(self, chosen: AttentionOptions) -> None:
-        """The linear maps, of which a layer has those whose numbers something looks at."""
-        present, width = self._present_kernel(), self.dim_head
-        key_heads = query_heads = self.content_heads if present.uses_content else 0
-        if self.relative is not None and self.relative.kernel_class.uses_query:
-            query_heads = key_heads + self.position_heads if self.position_heads else self.heads
-        self.query_key = make_query_key(chosen.query_key, key_heads, width)
-        # What is added to all keys cancels in the softmax, unless they are rotated by their positions.
-        is_rotated = self.relative is not None and self.relative.kernel_class.rotates_features
-        cancels = present.is_softmax and not is_rotated
-        if cancels and self.query_key.removes_bias:
-            raise wrong_value(
-                "query_key",
-                chosen.query_key,
-                "'plain' or 'normalized'; the mean cancels in the softmax",
+        self._make_projections(options)
+        self.dropout = nn.Dropout(options.dropout)
+        self.gate = Gate(dim, heads, self.dim_value) if options.gate else None
+        self.value_convolution: ValueConvolution | None = None
+        if options.value_convolution is not None:
+            self.value_convolution = ValueConvolution(
+                heads,
+                self.dim_value,
+                options.value_convolution,
+                options.num_axes or DEFAULT_NUM_AXES,
             )
-        key_bias = (
-            chosen.qkv_bias
-            and not self.query_key.removes_bias
-            and (self.query_key.acts or not cancels)
-        )
-        self.query = (
-            nn.Linear(self.dim, query_heads * width, bias=chosen.qkv_bias) if query_heads else None
-        )
-        self.key = (
-            nn.Linear(self.context_dim, key_heads * width, bias=key_bias) if key_heads else None
-        )
-        projects = chosen.values == "projected"
-        self.value = (
-            nn.Linear(self.context_dim, self.heads * width, bias=chosen.qkv_bias)
-            if projects
-            else None
-        )
+
+    def _make_projections(self, options: AttentionOptions) -> None:
+        """Create the projections whose outputs are used."""
+        kernel = self.current_kernel()
+        relative_class = None if self.relative is None else self.relative.kernel_class
+        num_keys = self.content_heads if kernel.uses_content else 0
+        num_queries = num_keys
+        if relative_class is not None and relative_class.uses_query:
+            num_queries = num_keys + self.position_heads if self.position_heads else self.heads
+        self.query_key = make_query_key(options.query_key, num_keys, self.dim_head)
+        # A vector that is added to all keys cancels in the softmax, unless positions rotate the
+        # keys.
+        is_rotated = relative_class is not None and relative_class.rotates_features
+        bias_cancels = kernel.is_softmax and not is_rotated
+        if bias_cancels and self.query_key.removes_bias:
+            expected = "'plain' or 'normalized', because the mean cancels in the softmax"
+            raise wrong_value("query_key", options.query_key, expected)
+        has_key_bias = options.qkv_bias and not self.query_key.removes_bias
+        if bias_cancels and not self.query_key.acts:
+            has_key_bias = False
+        self.query: nn.Linear | None = None
+        self.key: nn.Linear | None = None
+        self.value: nn.Linear | None = None
+        if num_queries:
+            self.query = nn.Linear(self.dim, num_queries * self.dim_head, bias=options.qkv_bias)
+        if num_keys:
+            self.key = nn.Linear(self.context_dim, num_keys * self.dim_head, bias=has_key_bias)
+        if options.values == "projected":
+            self.value = nn.Linear(
+                self.context_dim, self.heads * self.dim_head, bias=options.qkv_bias
+            )
         self.output = nn.Linear(self.heads * self.dim_value, self.dim)
 
     @property
     def equivariance(self) -> dict[str, str]:
-        """What is kept of outputs when tokens move, by the movement: "exact", or "in expectation" over draws."""
+        """Equivariance to transformations of the tokens: "exact" or "in expectation"."""
         if self.relative is not None:
             return {"shift": self.relative().equivariance}
-        is_placed = self.causal or self.value_convolution is not None
-        return {"shift": "exact"} if is_placed else {"shift": "exact", "permutation": "exact"}
+        if self.causal or self.value_convolution is not None:
+            return {"shift": "exact"}
+        return {"shift": "exact", "permutation": "exact"}
 
-    def _present_kernel(self) -> Kernel:
+    def current_kernel(self) -> Kernel:
+        """Return the content kernel with the current parameters."""
         return self.kernel if isinstance(self.kernel, Kernel) else self.kernel()
 
     def head_groups(self) -> tuple[HeadGroup, ...]:
-        """The heads by what computes them, the ones with the relative kernel last."""
-        kernel, backend = self._present_kernel(), self.backend
+        """Return the heads, grouped by their kernels.
+
+        The group with the relative kernel is the last one.
+        """
+        kernel = self.current_kernel()
         relative = None if self.relative is None else self.relative()
-        uses_query = self.relative is not None and self.relative.kernel_class.uses_query
+        uses_query = relative is not None and relative.uses_query
         sizes = (self.dim_head, self.dim_value, self.causal)
         content = slice(0, self.content_heads)
         keys = content if kernel.uses_content else None
         if self.position_heads == 0:
-            return (
-                HeadGroup(
-                    kernel,
-                    relative,
-                    content,
-                    backend,
-                    content if uses_query else keys,
-                    keys,
-                    *sizes,
-                ),
-            )
-        own = slice(-self.position_heads, None) if uses_query else None
+            queries = content if uses_query else keys
+            return (HeadGroup(kernel, relative, content, self.backend, queries, keys, *sizes),)
+        position = slice(self.content_heads, self.heads)
+        position_queries = slice(-self.position_heads, None) if uses_query else None
+        content_backend = without_relative(self.backend)
         return (
-            HeadGroup(kernel, None, content, without_relative(backend), keys, keys, *sizes),
-            HeadGroup(
-                Constant(), relative, slice(content.stop, self.heads), backend, own, None, *sizes
-            ),
+            HeadGroup(kernel, None, content, content_backend, keys, keys, *sizes),
+            HeadGroup(Constant(), relative, position, self.backend, position_queries, None, *sizes),
         )
 
     def project(
         self, tokens: Tokens, context: Context | None = None, key_mask: KeyMask = None
     ) -> tuple[AllQueries | None, AllKeys | None, AllValues]:
-        """Return queries, keys of the content heads, and values; None for what the layer does not have."""
+        """Return queries, keys and values of all heads; None for those that no head uses."""
         context = tokens if context is None else context
-        query, key, value = (
-            None if projection is None else project_heads(projection, source, self.dim_head)
-            for projection, source in (
-                (self.query, tokens),
-                (self.key, context),
-                (self.value, context),
-            )
-        )
+        query = None if self.query is None else self._split_heads(self.query(tokens))
+        key = None if self.key is None else self._split_heads(self.key(context))
         if query is not None and key is not None and self.query_key.acts:
-            by_content, key = self.query_key(query[:, : key.shape[1]], key, key_mask)
-            query = torch.cat([by_content, query[:, key.shape[1] :]], dim=1)
-        if value is None:
-            # In mixed precision linear maps have fewer digits than tokens.
-            shared = context if query is None else context.to(query.dtype)
-            value = shared[:, None].expand(-1, self.heads, -1, -1)
-        return query, key, value
+            num_keys = key.shape[1]
+            content_query, key = self.query_key(query[:, :num_keys], key, key_mask)
+            query = torch.cat([content_query, query[:, num_keys:]], dim=1)
+        if self.value is not None:
+            return query, key, self._split_heads(self.value(context))
+        # Under autocast, projections have another dtype than tokens.
+        shared = context if query is None else context.to(query.dtype)
+        return query, key, shared[:, None].expand(-1, self.heads, -1, -1)
+
+    def _split_heads(self, projected: Tensor) -> Tensor:
+        return projected.unflatten(-1, (-1, self.dim_head)).transpose(1, 2)
 
     def forward(
         self,
@@ -202,136 +235,165 @@ class Attention(nn.Module):
         num_prefix_tokens: int = 0,
         num_queries: int | None = None,
         *,
-        positions: Float[Tensor, "*batch placed axes"] | None = None,
+        positions: Real[Tensor, "*batch placed axes"] | None = None,
         lengths: Int[Tensor, "batch"] | None = None,
         cu_seqlens: Int[Tensor, "sequences"] | None = None,
         context: Float[Tensor, "batch keys context_dim"] | None = None,
         context_grid: GridLike | None = None,
-        context_positions: Float[Tensor, "*key_batch placed_keys axes"] | None = None,
+        context_positions: Real[Tensor, "*key_batch placed_keys axes"] | None = None,
     ) -> Float[Tensor, "batch queries dim"]:
-        """Attend; a ValueError for shapes that do not fit.
+        """Return the output of the attention for each token.
 
-        Where a sample has no key, because its mask keeps none, its heads give 0 and its output is the bias of the last
-        linear map. With `lengths` of 0 in place of the mask its output is 0. Both hold eager and compiled.
+        Heads give 0 for a sample whose keys are all masked, so the output is the bias of the output
+        projection.
 
         Args:
-            tokens: Tokens that attend, shape (B, L, dim).
-            grid: Grid of the tokens after the prefix: a `Grid`, a shape or a length. A layer with a relative kernel
-                needs this argument, `positions` or a surrounding `teka.on`.
-            key_mask: True where a token may be attended to, shape (B, L), or of the context's length.
+            tokens: Tokens, shape (B, L, dim).
+            grid: Grid of the tokens after the prefix: a `Grid`, a shape or a length. A layer with a
+                relative kernel needs a grid, `positions` or a surrounding `teka.on`.
+            key_mask: True for tokens that may be attended to, shape (B, L), or (B, L_k) with a
+                context.
             num_prefix_tokens: Number of first tokens without a position, such as a class token.
-            num_queries: Number of first tokens that attend, if not all; without relative kernel, context, causality.
-            positions: Instead of a grid, positions in physical units, shape (L, n) or (B, L, n).
-            lengths: Instead of `key_mask`, the number of tokens of every sample of a ragged batch, shape (B,): what is
-                after them is attended to by nothing, and its own output is 0 unless there is a context. It may be 0.
-            cu_seqlens: Where sequences of different lengths begin that stand one after another in a row of tokens, and
-                where the last one ends, 0, …, L: each sees itself alone, without padding; with `positions`.
-            context: Tokens to attend to instead of themselves, shape (B, L_k, context_dim). The output has the queries'
-                places: with a finer or coarser `context_grid` the layer changes resolution.
-            context_grid: The grid of the context.
-            context_positions: Instead of a grid, positions of the context.
-        """
-        self._check(num_queries, positions, context, cu_seqlens)
-        if positions is None:
-            grid, num_prefix_tokens = self.present_places(grid, num_prefix_tokens)
-        where = (positions, lengths, context, context_grid, context_positions)
-        scene = make_inputs(
-            *(tokens, grid, key_mask, num_prefix_tokens, num_queries, *where),
-            dims=(self.dim, self.context_dim),
-            first=self.output,
-            needs_places=self.relative is not None,
-            group=None if self.token_group is None else self.token_group.group,
-            cu_seqlens=cu_seqlens,
-        )
-        query, key, value = self.project(scene.tokens, scene.context, scene.key_mask)
-        groups = self.head_groups()
-        parts = [group.part_of(query, key, value, scene.tokens.shape[1]) for group in groups]
-        mixed = [group.attend(*part, scene) for group, part in zip(groups, parts, strict=True)]
-        joined = mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)
-        if self.value_convolution is not None:
-            joined = joined + self.value_convolution(value, grid, num_prefix_tokens, scene.key_mask)
-        output = self._join(joined, scene.tokens)
-        return (
-            output
-            if scene.query_mask is None
-            else output.masked_fill(~scene.query_mask[..., None], 0.0)
-        )
+            num_queries: If given, only the first tokens attend. Not with a relative kernel, a
+                context or causality.
+            positions: Coordinates in physical units instead of a grid, shape (L, n) or (B, L, n).
+            lengths: Number of tokens of each sample of a padded batch instead of `key_mask`, shape
+                (B,), 0 or more. Without a context, the output of the padding is 0.
+            cu_seqlens: Boundaries 0, …, L of sequences that are concatenated without padding. Each
+                sequence attends to itself. Needs `positions` if the layer has a relative kernel.
+            context: Tokens to attend to instead of `tokens`, shape (B, L_k, context_dim).
+            context_grid: Grid of the context.
+            context_positions: Coordinates of the context instead of a grid.
 
-    def present_places(
+        Raises:
+            ValueError: Shapes or dtypes do not fit, or arguments exclude each other.
+        """
+        if positions is None:
+            grid, num_prefix_tokens = self.resolve_grid(grid, num_prefix_tokens)
+        self._check_arguments(num_queries, positions, context, cu_seqlens)
+        inputs = make_inputs(
+            tokens,
+            grid=grid,
+            key_mask=key_mask,
+            num_prefix_tokens=num_prefix_tokens,
+            num_queries=num_queries,
+            positions=positions,
+            lengths=lengths,
+            cu_seqlens=cu_seqlens,
+            context=context,
+            context_grid=context_grid,
+            context_positions=context_positions,
+            dim=self.dim,
+            context_dim=self.context_dim,
+            first=self.output,
+            needs_positions=self.relative is not None,
+            group=None if self.token_group is None else self.token_group.group,
+        )
+        if not torch.compiler.is_compiling():
+            self.infer_num_axes(inputs.positions.num_axes)
+        query, key, value = self.project(inputs.tokens, inputs.context, inputs.key_mask)
+        outputs = [group.attend(query, key, value, inputs) for group in self.head_groups()]
+        output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+        if self.value_convolution is not None:
+            output = output + self.value_convolution(
+                value, grid, num_prefix_tokens, inputs.key_mask
+            )
+        output = self._join_heads(output, inputs.tokens)
+        if inputs.query_mask is not None:
+            output = output.masked_fill(~inputs.query_mask[..., None], 0.0)
+        return output
+
+    def resolve_grid(
         self, grid: GridLike | None, num_prefix_tokens: int
     ) -> tuple[Grid | None, int]:
-        """Return the grid and the prefix of a call, or those of `teka.on` if the layer needs a grid and has none."""
+        """Return the grid and the number of prefix tokens, by default those of `teka.on`."""
         if grid is not None:
             return as_grid("grid", grid), num_prefix_tokens
         if self.relative is None and self.value_convolution is None:
             return None, num_prefix_tokens
-        present, prefix = current_grid()
-        return present, num_prefix_tokens or prefix
+        surrounding_grid, surrounding_prefix = current_grid()
+        return surrounding_grid, num_prefix_tokens or surrounding_prefix
+
+    def infer_num_axes(self, num_axes: int) -> None:
+        """Set the number of axes if it was not given; see `RelativeKernel.infer_num_axes`."""
+        if isinstance(self.relative, RelativeKernel):
+            self.relative.infer_num_axes(num_axes)
 
     def step(
         self,
         token: Token,
         state: States | None = None,
         *,
-        position: Float[Tensor, "*batch axes"] | None = None,
+        position: Real[Tensor, "*batch axes"] | None = None,
     ) -> tuple[Token, States]:
-        """Attend causally from the next token, or from several, given the state of the earlier tokens.
+        """Attend causally from the next token, or several, given the state of the earlier tokens.
 
-        The cost of a token does not grow with the number of earlier tokens. A prompt is read fastest in one call.
+        The cost of a token does not grow with the number of earlier tokens. A prompt is read
+        fastest in one call.
 
         Args:
-            token: The next token of each sample, shape (B, dim), or the next L tokens, shape (B, L, dim).
+            token: The next token of each sample, shape (B, dim), or the next L tokens, shape
+                (B, L, dim).
             state: The state that the previous call returned, or None before the first token.
-            position: Position of a single token in physical units, shape (n,) or (B, n). By default, token t of a
-                sequence is at t.
+            position: Position of a single token in physical units, shape (n,) or (B, n). By
+                default, token t is at t.
 
         Returns:
             The output, in the shape of `token`, and the new state.
 
         Raises:
-            ValueError: The layer is not causal, or has a kernel without a recurrent state.
+            ValueError: The layer is not causal, or a kernel has no state of fixed size.
         """
         if not self.causal:
-            raise wrong_value(
-                "causal", self.causal, "True for a layer that is to decode step by step"
-            )
+            raise wrong_value("causal", self.causal, "True for a layer that decodes step by step")
         check_next_tokens(token, self)
+        num_axes = 1
+        if position is not None and position.ndim > 0:
+            num_axes = position.shape[-1]
+        self.infer_num_axes(num_axes)
         groups = self.head_groups()
         if state is not None and not (isinstance(state, tuple) and len(state) == len(groups)):
-            came = f"{len(state)} states" if isinstance(state, tuple) else state
-            raise wrong_value(
-                "state", came, f"None, or the tuple of {len(groups)} that the last step returned"
-            )
-        before = (None,) * len(groups) if state is None else state
+            actual = f"{len(state)} states" if isinstance(state, tuple) else state
+            expected = f"None, or the tuple of {len(groups)} states that the last step returned"
+            raise wrong_value("state", actual, expected)
         tokens = token if token.ndim == 3 else token[:, None]
-        projected = self.project(tokens)
-        steps = [
-            decode(
-                *group.part_of(*projected, tokens.shape[1]),
-                one,
+        query, key, value = self.project(tokens)
+        outputs = []
+        new_states = []
+        for index, group in enumerate(groups):
+            output, new_state = decode(
+                *group.select(query, key, value, tokens.shape[1]),
+                None if state is None else state[index],
                 kernel=group.kernel,
                 relative=group.relative,
                 position=position,
             )
-            for group, one in zip(groups, before, strict=True)
-        ]
-        mixed, states = zip(*steps, strict=True)
-        return self._join(torch.cat(mixed, dim=1), tokens).view(token.shape), tuple(states)
+            outputs.append(output)
+            new_states.append(new_state)
+        output = self._join_heads(torch.cat(outputs, dim=1), tokens)
+        return output.view(token.shape), tuple(new_states)
 
-    def _join(self, mixed: Tensor, tokens: Tensor) -> Tensor:
+    def _join_heads(self, output: Outputs, tokens: Tokens) -> Tokens:
+        """Apply the gate, concatenate the heads, project and drop out."""
         if self.gate is not None:
-            mixed = mixed * self.gate(tokens)
-        return self.dropout(join_heads(self.output, mixed))
+            output = output * self.gate(tokens)
+        return self.dropout(self.output(output.transpose(1, 2).flatten(2)))
 
     def chosen_backend(
         self, grid: Grid | None = None, num_prefix_tokens: int = 0, batch: int = 1
     ) -> str:
-        """The backend of the heads with the relative kernel, or of all without one; a ValueError if it cannot."""
+        """Return the backend of the heads with the relative kernel, or of all heads without one.
+
+        Raises:
+            ValueError: The backend of the layer cannot compute its kernels on this grid.
+        """
+        if grid is not None:
+            self.infer_num_axes(grid.num_axes)
         group = self.head_groups()[-1]
         costs = group.costs(grid, num_prefix_tokens=num_prefix_tokens, batch=batch)
         return select_backend(group.backend, costs, self.output.weight.device.type)
 
-    def _check(
+    def _check_arguments(
         self,
         num_queries: int | None,
         positions: Tensor | None,
@@ -339,23 +401,20 @@ class Attention(nn.Module):
         cu_seqlens: Tensor | None,
     ) -> None:
         if self.value_convolution is not None:
-            others = {
+            excluded = {
                 "num_queries": num_queries,
                 "positions": positions,
                 "context": context,
                 "cu_seqlens": cu_seqlens,
             }
-            for argument, given in others.items():
-                if given is not None:
-                    raise wrong_argument(
-                        argument, "a value", "None for a layer with a value convolution"
-                    )
-        if num_queries is not None and (
-            self.relative is not None or context is not None or self.causal
-        ):
-            raise wrong_value(
-                "num_queries", num_queries, "None with a relative kernel, a context or causality"
-            )
+            for argument, value in excluded.items():
+                if value is not None:
+                    expected = "None for a layer with a value convolution"
+                    raise wrong_argument(argument, "a value", expected)
+        sees_first_tokens_only = self.relative is None and context is None and not self.causal
+        if num_queries is not None and not sees_first_tokens_only:
+            expected = "None with a relative kernel, a context or causality"
+            raise wrong_value("num_queries", num_queries, expected)
 
 
 def check_next_tokens(token: Tensor, layer: Attention) -> None:

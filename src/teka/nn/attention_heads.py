@@ -1,4 +1,4 @@
-"""Kernels with their parameters, between queries, keys and values that others have projected."""
+"""Attention kernels with learned parameters, without projections."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from typing_extensions import Unpack
 
+from teka._compat import replace
 from teka.checks import check_sizes, check_tensor
 from teka.errors import wrong_value
 from teka.execution_mode import is_dynamic
@@ -15,15 +15,15 @@ from teka.functional import DecodingState, Kernel, attention, decode
 from teka.functional.relative.base import Relative
 from teka.grid import Grid, GridLike, as_grid, current_grid
 from teka.nn.heads import make_kernels, pair_name
-from teka.nn.options import AttentionOptions, PlacedKeywords, takes
+from teka.nn.options import KERNEL_OPTIONS, AttentionOptions, make_options
 from teka.precision import widest_dtype
 
 
 class AttentionHeads(nn.Module):
-    """`teka.functional.attention` with learned kernels: the heads of a layer whose linear maps are another's.
+    """`teka.functional.attention` with learned kernels, for layers that have their own projections.
 
-    It is what makes attention that exists already attend by teka's kernels: `MultiheadAttention` and the layers that
-    `teka.convert.replace_attention` mends are their old linear maps around it. The relative kernel is in every head.
+    `MultiheadAttention` and the layers that `teka.convert.replace_attention` changes use this
+    module between their projections. The relative kernel acts in every head.
 
     >>> import torch, teka
     >>> heads = teka.nn.AttentionHeads(8, 2, grid=teka.Grid((3, 4)))
@@ -34,36 +34,42 @@ class AttentionHeads(nn.Module):
     Args:
         dim_head: Size d of queries and keys.
         heads: Number of heads.
-        grid: The grid that tokens are on where a call says nothing else and no `teka.on` is around it. With None they
-            stand in a row, one unit apart, if the kernel has one axis.
-        num_prefix_tokens: Number of first tokens without a position, such as a class token, of that grid or row.
-        options: Keywords of `AttentionOptions`: kernel, relative, num_features, projection, backend, num_axes (by
-            default the grid's, or 1), num_waves and rotary_normalizer.
+        options: An `AttentionOptions`. Keyword arguments replace its values: kernel, relative,
+            num_features, projection, backend, num_axes (default: that of the grid, or 1), num_waves
+            and rotary_normalizer.
+        grid: Grid of the tokens if a call has none and no `teka.on` surrounds it. With None, tokens
+            of a kernel with one axis are in a row, one unit apart.
+        num_prefix_tokens: Number of first tokens without a position, such as a class token.
     """
 
-    @takes(PlacedKeywords)
     def __init__(
         self,
         dim_head: int,
         heads: int,
+        options: AttentionOptions | None = None,
         *,
         grid: GridLike | None = None,
         num_prefix_tokens: int = 0,
-        **options: Unpack[PlacedKeywords],
+        **keywords: Any,
     ) -> None:
         super().__init__()
         check_sizes({"dim_head": dim_head, "heads": heads})
         check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
         if grid is not None:
             grid = as_grid("grid", grid)
-        chosen = AttentionOptions(**{"num_axes": 1 if grid is None else grid.num_axes, **options})
-        self.dim_head, self.heads = dim_head, heads
-        self.grid, self.num_prefix_tokens, self.backend = grid, num_prefix_tokens, chosen.backend
-        self.num_axes = chosen.num_axes
-        self.kernel, self.relative = make_kernels(chosen, heads, dim_head)
+        options = make_options(type(self).__name__, options, keywords, KERNEL_OPTIONS)
+        default_num_axes = 1 if grid is None else grid.num_axes
+        self.num_axes = options.num_axes or default_num_axes
+        options = replace(options, num_axes=self.num_axes)
+        self.dim_head = dim_head
+        self.heads = heads
+        self.grid = grid
+        self.num_prefix_tokens = num_prefix_tokens
+        self.backend = options.backend
+        self.kernel, self.relative = make_kernels(options, heads, dim_head)
 
-    def present(self) -> tuple[Kernel, Relative | None]:
-        """Both kernels with their present parameters."""
+    def current_kernels(self) -> tuple[Kernel, Relative | None]:
+        """Return the content kernel and the relative kernel with the current parameters."""
         kernel = self.kernel if isinstance(self.kernel, Kernel) else self.kernel()
         return kernel, None if self.relative is None else self.relative()
 
@@ -79,45 +85,48 @@ class AttentionHeads(nn.Module):
         is_causal: bool = False,
         scale: float | None = None,
     ) -> Float[Tensor, "batch heads queries dim_value"]:
-        """Attend; arguments and errors as in `teka.functional.attention`.
+        """Return the outputs; arguments and errors are those of `teka.functional.attention`.
 
-        Where causal queries are fewer than the keys they are the last ones, as with keys kept from one call to the
-        next.
+        If there are fewer causal queries than keys, the queries are the last tokens, as with a
+        key-value cache.
         """
         check_tensor("query", query, "batch", "heads", "tokens", self.dim_head)
         check_tensor("key", key, *query.shape[:2], "tokens", self.dim_head)
-        kernel, relative = self.present()
+        kernel, relative = self.current_kernels()
         num_queries, num_keys = query.shape[2], key.shape[2]
-        earlier = num_keys - num_queries if is_causal else 0
-        places: dict[str, Any] = {}
+        num_earlier = num_keys - num_queries if is_causal else 0
+        placement: dict[str, Any] = {}
         if relative is not None:
-            places = self._places(grid, num_prefix_tokens, num_keys, query.device)
-        if earlier > 0 and (num_queries > 1 or places.get("num_prefix_tokens")):
-            query = pad(query, (0, 0, earlier, 0))  # outputs of the earlier tokens are not used
+            placement = self._placement(grid, num_prefix_tokens, num_keys, query.device)
+        if num_earlier > 0 and (num_queries > 1 or placement.get("num_prefix_tokens")):
+            # The outputs of the earlier tokens are discarded below.
+            query = pad(query, (0, 0, num_earlier, 0))
         if relative is not None and query.shape[2] != num_keys:
-            del places["num_prefix_tokens"]
-            if earlier > 0:
-                row = places.get("positions")
-                if row is None:
-                    row = places["grid"].positions(
+            del placement["num_prefix_tokens"]
+            if num_earlier > 0:
+                points = placement.get("positions")
+                if points is None:
+                    points = placement["grid"].positions(
                         dtype=widest_dtype(query.device), device=query.device
                     )
-                places = {"positions": row[-1:], "key_positions": row}
+                placement = {"positions": points[-1:], "key_positions": points}
             else:
-                key_places = {f"key_{name}": place for name, place in places.items()}
-                places = {
-                    **self._places(None, 0, num_queries, query.device),
-                    **key_places,
-                    "num_prefix_tokens": 0,
-                }
-        options = {
-            "is_causal": is_causal and bool(query.shape[2] >= num_keys),
-            "scale": scale,
-            "backend": self.backend,
-        }
-        kernels = {"kernel": kernel, "relative": relative}
-        attended = attention(query, key, value, key_mask=key_mask, **kernels, **places, **options)
-        return attended[:, :, -num_queries:]
+                key_placement = {f"key_{name}": where for name, where in placement.items()}
+                placement = self._placement(None, 0, num_queries, query.device)
+                placement = {**placement, **key_placement, "num_prefix_tokens": 0}
+        output = attention(
+            query,
+            key,
+            value,
+            kernel=kernel,
+            relative=relative,
+            key_mask=key_mask,
+            is_causal=is_causal and bool(query.shape[2] >= num_keys),
+            scale=scale,
+            backend=self.backend,
+            **placement,
+        )
+        return output[:, :, -num_queries:]
 
     def step(
         self,
@@ -129,12 +138,11 @@ class AttentionHeads(nn.Module):
         *,
         scale: float | None = None,
     ) -> tuple[Float[Tensor, "batch heads tokens dim_value"], DecodingState]:
-        """Attend causally from the next tokens in a row to those so far, and what they leave; see `decode`."""
-        kernel, relative = self.present()
+        """Return the outputs of the next tokens and the new state; see `teka.functional.decode`."""
+        kernel, relative = self.current_kernels()
         if relative is not None and self.num_prefix_tokens:
-            raise wrong_value(
-                "num_prefix_tokens", self.num_prefix_tokens, "0 for heads that decode step by step"
-            )
+            expected = "0 for heads that decode step by step"
+            raise wrong_value("num_prefix_tokens", self.num_prefix_tokens, expected)
         return decode(
             query,
             key,
@@ -146,26 +154,23 @@ class AttentionHeads(nn.Module):
             scale=scale,
         )
 
-    def _places(
+    def _placement(
         self, grid: GridLike | None, num_prefix_tokens: int, num_tokens: int, device: torch.device
     ) -> dict[str, Any]:
-        """Return the arguments of `attention` that place tokens, with their prefix.
+        """Return the positions and the number of prefix tokens, as arguments of `attention`.
 
-        They are on the given grid, or on that of `teka.on`, or on the layer's own, or in a row. A row of any length, in
-        an exported graph, is no grid but positions.
+        The grid of the call has precedence over that of `teka.on`, and this one over the grid of
+        the layer. Without a grid, tokens are in a row: a grid of one axis, or coordinates in an
+        exported graph that serves any length.
         """
-        for one, prefix in ((grid, 0), current_grid(), (self.grid, self.num_prefix_tokens)):
-            if one is not None:
-                return {
-                    "grid": as_grid("grid", one),
-                    "num_prefix_tokens": num_prefix_tokens or prefix,
-                }
+        candidates = [(grid, 0), current_grid(), (self.grid, self.num_prefix_tokens)]
+        for candidate, prefix in candidates:
+            if candidate is not None:
+                prefix = num_prefix_tokens or prefix
+                return {"grid": as_grid("grid", candidate), "num_prefix_tokens": prefix}
         if self.num_axes > 1:
-            raise wrong_value(
-                "grid",
-                None,
-                f"a teka.Grid of {self.num_axes} axes, here, in the layer or by teka.on",
-            )
+            expected = f"a teka.Grid of {self.num_axes} axes, here, in the layer or by teka.on"
+            raise wrong_value("grid", None, expected)
         prefix = num_prefix_tokens or self.num_prefix_tokens
         if is_dynamic(num_tokens):
             row = torch.arange(num_tokens - prefix, dtype=widest_dtype(device), device=device)
@@ -173,5 +178,5 @@ class AttentionHeads(nn.Module):
         return {"grid": Grid(num_tokens - prefix), "num_prefix_tokens": prefix}
 
     def extra_repr(self) -> str:
-        kernel, relative = self.present()
-        return f"{pair_name(kernel, relative)!r}, dim_head={self.dim_head}, heads={self.heads}, grid={self.grid}"
+        name = pair_name(*self.current_kernels())
+        return f"{name!r}, dim_head={self.dim_head}, heads={self.heads}, grid={self.grid}"

@@ -1,15 +1,14 @@
-"""The heads of a layer: which are computed together, from tokens to heads and back."""
+"""Heads of an attention layer, and the kernels that its options describe."""
 
 from dataclasses import dataclass
 
-from teka._compat import replace
 from teka.checks import check_name, check_sizes
 from teka.errors import wrong_value
 from teka.functional import KERNELS, ClippedFeatures, Kernel, Relative
 from teka.functional.backends import Cost
 from teka.functional.dispatch import Workload, backend_costs
 from teka.functional.kernels import DETERMINISTIC_KERNELS, LEARNED_KERNELS, RANDOM_KERNELS
-from teka.functional.plan import Plan
+from teka.functional.plan import attend, make_plan
 from teka.functional.positions import Positions, make_positions
 from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 from teka.functional.relative.rotation import NUM_FREQUENCIES
@@ -18,76 +17,92 @@ from teka.grid import Grid
 from teka.nn.features import ContentKernel, LearnedFeatures, RandomFeatures
 from teka.nn.inputs import AllKeys, AllQueries, AllValues, AttentionInputs
 from teka.nn.options import AttentionOptions
-from teka.nn.relative import RelativeModule, from_known_options, relative_class
+from teka.nn.relative import DEFAULT_NUM_AXES, RelativeModule, from_known_options, relative_class
 
 
 @dataclass(frozen=True)
 class HeadGroup:
-    """Heads of a layer that one plan computes."""
+    """Heads of a layer that are computed together, because they have the same kernels.
 
-    kernel: Kernel  # their content kernel, with the present parameters
-    relative: Relative | None  # their relative kernel, with the present parameters, or None
-    heads: slice  # which they are
-    backend: str  # the backend asked for
-    queries: slice | None  # which of the layer's queries are theirs, or None if they look at none
-    keys: slice | None  # which of the layer's keys are theirs, or None if they look at none
-    dim: int  # size of a query and a key
-    dim_value: int  # size of a value
-    is_causal: bool  # whether no query sees a later key
+    Args:
+        kernel: Content kernel with the current parameters.
+        relative: Relative kernel with the current parameters, or None.
+        heads: Indices of the heads.
+        backend: Backend option of the heads.
+        queries: Indices of the heads among the layer's queries, or None if the kernels use no
+            queries.
+        keys: Indices of the heads among the layer's keys, or None if the kernels use no keys.
+        dim: Size of a query and a key.
+        dim_value: Size of a value.
+        is_causal: True if no query sees a later key.
+    """
+
+    kernel: Kernel
+    relative: Relative | None
+    heads: slice
+    backend: str
+    queries: slice | None
+    keys: slice | None
+    dim: int
+    dim_value: int
+    is_causal: bool
 
     @property
     def num_heads(self) -> int:
-        """How many they are."""
+        """Number of heads."""
         return self.heads.stop - self.heads.start
 
     @property
     def name(self) -> str:
-        """The kernels, "kernel × relative kernel"."""
+        """Names of the kernels, such as "squared_relu × rotary"."""
         return pair_name(self.kernel, self.relative)
 
     @property
     def bound(self) -> float | None:
-        """C with |out| ≤ C · max |v| whatever the tokens are, or None where nothing promises one."""
+        """C with |out| ≤ C · max |v| for all tokens, or None if the kernels guarantee no bound."""
         return self.kernel.bound if self.relative is None else self.relative.bound_with(self.kernel)
 
-    def part_of(
+    def select(
         self, query: AllQueries | None, key: AllKeys | None, value: AllValues, num_queries: int
     ) -> tuple[Queries, Keys, Values]:
-        """Queries, keys and values of these heads, out of what `Attention.project` gave, or what stands in."""
+        """Return queries, keys and values of these heads; zeros for those that no kernel uses."""
         value = value[:, self.heads]
-        other = value if key is None else key
-        width = (other if query is None else query).shape[-1]
-        nothing = value.new_zeros(1)
+        batch, num_heads, num_keys, _ = value.shape
+        zero = value.new_zeros(1)
         if query is None or self.queries is None:
-            query = nothing.expand(*value.shape[:2], num_queries, width)
+            query = zero.expand(batch, num_heads, num_queries, self.dim)
         else:
             query = query[:, self.queries]
-        if key is not None and self.keys is not None:
-            return query, key[:, self.keys], value
-        return (
-            query,
-            value if value.shape[-1] == width else nothing.expand(*value.shape[:3], width),
-            value,
-        )
+        if key is None or self.keys is None:
+            key = zero.expand(batch, num_heads, num_keys, self.dim)
+        else:
+            key = key[:, self.keys]
+        return query, key, value
 
-    def attend(self, query: Queries, key: Keys, value: Values, scene: AttentionInputs) -> Outputs:
-        """What these heads give of the tokens of a scene."""
-        sizes = {"heads": query.shape[1], "dim": query.shape[-1]}
-        masks = {"key_mask": scene.key_mask, "query_mask": scene.query_mask}
-        if scene.group is None:
-            plan = Plan.of_kernels(
-                self.kernel, self.relative, scene.positions, **sizes, is_causal=self.is_causal
-            )
-            if scene.sequences is not None:
-                return plan.attend_packed(query, key, value, scene.sequences, backend=self.backend)
-            return plan.attend(query, key, value, backend=self.backend, **masks)
-        # A part of a torus has the frequencies of the whole.
-        relative = None if self.relative is None else self.relative.for_positions(scene.whole)
-        plan = Plan.of_kernels(
-            self.kernel, relative, scene.positions, **sizes, is_causal=self.is_causal
-        )
-        return replace(plan, backend="linear", group=scene.group).evaluate(
-            query, key, value, **masks
+    def attend(
+        self,
+        query: AllQueries | None,
+        key: AllKeys | None,
+        value: AllValues,
+        inputs: AttentionInputs,
+    ) -> Outputs:
+        """Return the outputs of these heads from the queries, keys and values of the layer."""
+        relative = self.relative
+        if relative is not None and inputs.group is not None:
+            # The part of a periodic grid that a process has is not periodic, but its frequencies
+            # are those of the grid.
+            relative = relative.for_positions(inputs.all_positions)
+        return attend(
+            *self.select(query, key, value, inputs.tokens.shape[1]),
+            kernel=self.kernel,
+            relative=relative,
+            positions=inputs.positions,
+            key_mask=inputs.key_mask,
+            query_mask=inputs.query_mask,
+            is_causal=self.is_causal,
+            backend=self.backend,
+            group=inputs.group,
+            sequence_lengths=inputs.sequence_lengths,
         )
 
     def costs(
@@ -98,60 +113,74 @@ class HeadGroup:
         context_grid: Grid | None = None,
         batch: int = 1,
     ) -> dict[str, Cost]:
-        """Cost of every backend that can compute these heads between the tokens of grids, by default of one."""
+        """Return the cost of every backend that can compute these heads.
+
+        Args:
+            grid: Grid of the queries. May be None without a relative kernel; the costs are then
+                those of one token.
+            num_prefix_tokens: Number of first tokens without a position.
+            context_grid: Grid of the keys. By default that of the queries.
+            batch: Number of samples.
+        """
         check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
         check_sizes({"batch": batch})
-        key = None if context_grid is None else make_positions("context_", context_grid, None)
-        positions = Positions(
-            make_positions("", grid, None).grid, key=key, num_prefix_tokens=num_prefix_tokens
-        )
         if self.relative is not None and grid is None:
             raise wrong_value("grid", None, "a teka.Grid for a layer with a relative kernel")
-        lengths = (
-            num_prefix_tokens + (one.num_placed or 1) for one in (positions, positions.of_keys)
-        )
-        return self.costs_at(positions, *lengths, batch=batch)
+        queries = make_positions("", grid, None)
+        keys = None if context_grid is None else make_positions("context_", context_grid, None)
+        positions = Positions(queries.grid, None, keys, num_prefix_tokens)
+        num_queries = num_prefix_tokens + (positions.num_placed or 1)
+        num_keys = num_prefix_tokens + (positions.of_keys.num_placed or 1)
+        return self.costs_at(positions, num_queries, num_keys, batch=batch)
 
     def costs_at(
         self, positions: Positions, num_queries: int, num_keys: int, *, batch: int
     ) -> dict[str, Cost]:
-        """The same for tokens at any places."""
-        relative = self.relative
-        if relative is not None:
-            relative.check(
-                heads=self.num_heads, dim=self.dim, num_axes=positions.num_axes, kernel=self.kernel
-            )
-            relative = relative.for_positions(positions)
-        sizes = (
-            num_queries,
-            num_keys,
-            self.dim,
-            self.dim_value,
-            self.is_causal,
-            self.num_heads,
-            batch,
+        """Return the cost of every backend that can compute these heads at these positions."""
+        plan = make_plan(
+            self.kernel,
+            self.relative,
+            positions,
+            heads=self.num_heads,
+            dim=self.dim,
+            is_causal=self.is_causal,
         )
-        return backend_costs(Workload(self.kernel, relative, positions, *sizes))
+        work = Workload(
+            self.kernel,
+            plan.relative,
+            positions,
+            num_queries=num_queries,
+            num_keys=num_keys,
+            dim=self.dim,
+            dim_value=self.dim_value,
+            is_causal=self.is_causal,
+            heads=self.num_heads,
+            batch=batch,
+        )
+        return backend_costs(work)
 
 
 def pair_name(kernel: Kernel, relative: Relative | None) -> str:
-    """The name of a content kernel, or "kernel × relative kernel"."""
+    """Return the name of a content kernel, or "kernel × relative kernel"."""
     return kernel.name if relative is None else f"{kernel.name} × {relative.name}"
 
 
 def count_position_heads(
     position_heads: int | None, relative: str | RelativeModule | None, heads: int
 ) -> int:
-    """How many of the heads attend by position alone; by default the relative kernel's habit, half of them or none."""
+    """Return the number of heads that attend by position alone, with the kernel's default.
+
+    Raises:
+        ValueError: The number does not fit the heads or the relative kernel.
+    """
     kind = relative_class(relative)
     check_sizes({"position_heads": position_heads}, 0, or_none=True)
     if position_heads is None:
         if kind is None or not kind.has_position_heads:
             return 0
         if heads < 2:
-            raise wrong_value(
-                "heads", heads, f"at least 2 with relative={relative!r}, which takes half of them"
-            )
+            expected = f"at least 2 with relative={relative!r}, which takes half of them"
+            raise wrong_value("heads", heads, expected)
         return heads // 2
     if kind is None and position_heads != 0:
         raise wrong_value("position_heads", position_heads, "None or 0 without a relative kernel")
@@ -160,95 +189,119 @@ def count_position_heads(
         expected = f"None or 0 with relative={relative!r}, which acts inside the content kernel"
         raise wrong_value("position_heads", position_heads, expected)
     if position_heads >= heads:
-        expected = f"0 to {heads - 1}, fewer than heads = {heads}; kernel='constant' leaves content out of all heads"
+        expected = (
+            f"0 to {heads - 1}, fewer than heads = {heads}. With kernel='constant', all heads "
+            "attend by position alone"
+        )
         raise wrong_value("position_heads", position_heads, expected)
     return position_heads
 
 
-def make_content_kernel(options: AttentionOptions, heads: int, dim_head: int) -> ContentKernel:
-    """The content kernel of so many heads, or a new one of that name; a relative kernel may lengthen its vectors."""
-    kernel, relative, num_features = options.kernel, options.relative, options.num_features
-    random = isinstance(kernel, str) and kernel in RANDOM_KERNELS
-    kind = relative_class(relative)
-    for_positions = kind is not None and issubclass(kind, ClippedFeatures)
-    if num_features is not None and not random and not for_positions:
-        raise wrong_value(
-            "num_features",
-            num_features,
-            f"None with kernel={kernel!r}, which has no random features",
+def make_kernels(
+    options: AttentionOptions, heads: int, dim_head: int, position_heads: int = 0
+) -> tuple[ContentKernel, RelativeModule | None]:
+    """Return the content kernel and the relative kernel of a layer, with their parameters.
+
+    Raises:
+        ValueError: The kernels do not fit each other, or an option belongs to another kernel.
+    """
+    kernel = _make_content_kernel(options, heads - position_heads, dim_head)
+    current = kernel if isinstance(kernel, Kernel) else kernel()
+    features = current.features if options.relative == "rotary" else None
+    num_features = dim_head if features is None else features.num_features(dim_head)
+    relative = make_relative_kernel(options, position_heads or heads, dim_head, num_features)
+    if (
+        current.normalizes_by_count
+        and relative is not None
+        and relative.kernel_class.rotates_features
+    ):
+        expected = (
+            f"a kernel that does not rotate, or None, with kernel={current.name!r}, "
+            "which divides by the number of keys"
         )
-    if options.projection is not None and not random:
+        raise wrong_value("relative", options.relative, expected)
+    if options.rotary_normalizer is not None and features is None:
+        expected = f"None with kernel={current.name!r}, whose denominator is the sum of its weights"
+        raise wrong_value("rotary_normalizer", options.rotary_normalizer, expected)
+    return kernel, relative
+
+
+def _make_content_kernel(options: AttentionOptions, heads: int, dim_head: int) -> ContentKernel:
+    kernel, relative = options.kernel, options.relative
+    is_random = isinstance(kernel, str) and kernel in RANDOM_KERNELS
+    kind = relative_class(relative)
+    is_for_positions = kind is not None and issubclass(kind, ClippedFeatures)
+    if options.num_features is not None and not is_random and not is_for_positions:
+        expected = f"None with kernel={kernel!r}, which has no random features"
+        raise wrong_value("num_features", options.num_features, expected)
+    if options.projection is not None and not is_random:
         expected = f"None with kernel={kernel!r}, which has no random features by name"
         raise wrong_value("projection", options.projection, expected)
     if isinstance(kernel, LearnedFeatures) and (kernel.dim, kernel.heads) != (dim_head, heads):
-        expected = f"dim={dim_head} and heads={heads}, as many as attend by content"
+        expected = (
+            f"a kernel with dim={dim_head} and heads={heads}, the heads that attend by content"
+        )
         raise wrong_value("kernel", kernel, expected)
     if isinstance(kernel, Kernel | RandomFeatures | LearnedFeatures):
         return kernel
-    if random:
-        joint = 2 * options.num_axes * NUM_FREQUENCIES if relative == "rotation_joint" else 0
-        joint = relative.num_position_features if isinstance(relative, RelativeModule) else joint
-        draws = {"num_features": num_features, "projection": options.projection or "orthogonal"}
-        return RandomFeatures(kernel, dim_head + joint, **draws)
+    if is_random:
+        num_position_features = 0
+        if isinstance(relative, RelativeModule):
+            num_position_features = relative.num_position_features
+        elif relative == "rotation_joint":
+            num_position_features = 2 * (options.num_axes or DEFAULT_NUM_AXES) * NUM_FREQUENCIES
+        return RandomFeatures(
+            kernel,
+            dim_head + num_position_features,
+            num_features=options.num_features,
+            projection=options.projection or "orthogonal",
+        )
     check_name("kernel", kernel, KERNELS)
     if kernel in LEARNED_KERNELS:
         return LearnedFeatures(kernel, dim_head, heads)
     return DETERMINISTIC_KERNELS[kernel]()
 
 
-def make_relative_module(
-    options: AttentionOptions, heads: int, dim_head: int, features: int
+def make_relative_kernel(
+    options: AttentionOptions, heads: int, dim_head: int, num_features: int
 ) -> RelativeModule | None:
-    """Return the relative kernel of the options: the given module, or a new one of that name.
+    """Return the relative kernel of a layer, or None.
+
+    Args:
+        options: Options of the layer.
+        heads: Number of heads with the relative kernel.
+        dim_head: Size of a head.
+        num_features: Number of features that a rotary kernel rotates.
 
     Raises:
-        ValueError: If an option belongs to another relative kernel.
+        ValueError: An option belongs to another relative kernel.
     """
-    relative, rotary_normalizer = options.relative, options.rotary_normalizer
+    relative = options.relative
     kind = relative_class(relative)
     for argument, name in (("num_waves", "fourier"), ("rotary_normalizer", "rotary")):
         value = getattr(options, argument)
         if value is not None and relative != name:
-            expected = f"None with relative={relative!r}; {name!r} by name takes it"
+            expected = f"None with relative={relative!r}, because it is an option of {name!r}"
             raise wrong_value(argument, value, expected)
     if kind is None:
         return None
     if isinstance(relative, RelativeModule):
         return relative
-    if relative == "rotary" and features < 2:
+    if relative == "rotary" and num_features < 2:
         expected = "at least 2 with relative='rotary', which rotates pairs of them"
-        raise wrong_value("the number of features of kernel", features, expected)
-    if rotary_normalizer is not None:
-        check_name("rotary_normalizer", rotary_normalizer, ROTARY_NORMALIZERS)
+        raise wrong_value("the number of features of kernel", num_features, expected)
+    if options.rotary_normalizer is not None:
+        check_name("rotary_normalizer", options.rotary_normalizer, ROTARY_NORMALIZERS)
+    num_axes = options.num_axes
+    if num_axes is None and kind.appends_features:
+        num_axes = DEFAULT_NUM_AXES  # the sizes of content features depend on it
     return from_known_options(
         kind,
-        num_axes=options.num_axes,
+        num_axes=num_axes,
         heads=heads,
         dim_head=dim_head,
         num_features=options.num_features,
         num_waves=options.num_waves,
-        normalizer=rotary_normalizer,
-        num_pairs=features // 2,
+        normalizer=options.rotary_normalizer,
+        num_pairs=num_features // 2,
     )
-
-
-def make_kernels(
-    options: AttentionOptions, heads: int, dim_head: int, position_heads: int = 0
-) -> tuple[ContentKernel, RelativeModule | None]:
-    """The content kernel and the relative kernel of so many heads, with their parameters; of what fits each other."""
-    kernel = make_content_kernel(options, heads - position_heads, dim_head)
-    present = kernel if isinstance(kernel, Kernel) else kernel()
-    rotated = present.features if options.relative == "rotary" else None
-    num_features = dim_head if rotated is None else rotated.num_features(dim_head)
-    relative = make_relative_module(options, position_heads or heads, dim_head, num_features)
-    if (
-        present.normalizes_by_count
-        and relative is not None
-        and relative.kernel_class.rotates_features
-    ):
-        expected = f"one that does not rotate, or None, with kernel={present.name!r}, which counts keys by c"
-        raise wrong_value("relative", options.relative, expected)
-    if options.rotary_normalizer is not None and rotated is None:
-        expected = f"None with kernel={present.name!r}, whose denominator is the sum of its weights"
-        raise wrong_value("rotary_normalizer", options.rotary_normalizer, expected)
-    return kernel, relative

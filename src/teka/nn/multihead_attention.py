@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from typing_extensions import Unpack
 
 from teka.checks import (
     MASK_DTYPES,
@@ -22,7 +21,6 @@ from teka.execution_mode import is_readable
 from teka.grid import GridLike
 from teka.nn.attention_heads import AttentionHeads
 from teka.nn.inputs import check_tokens
-from teka.nn.options import PlacedKeywords, takes
 
 # (L, B, E), or (B, L, E) with `batch_first`, or (L, E) without a batch.
 QueryTokens = Float[Tensor, "*query_tokens embed_dim"]
@@ -69,7 +67,6 @@ class MultiheadAttention(nn.MultiheadAttention):
         ValueError: An argument has a value that is not allowed.
     """
 
-    @takes(PlacedKeywords)
     def __init__(
         self,
         embed_dim: int,
@@ -86,7 +83,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         *,
         grid: GridLike | None = None,
         num_prefix_tokens: int = 0,
-        **options: Unpack[PlacedKeywords],
+        **options: Any,
     ) -> None:
         check_sizes({"embed_dim": embed_dim, "num_heads": num_heads})
         check_sizes({"kdim": kdim, "vdim": vdim}, or_none=True)

@@ -1,7 +1,7 @@
 """Relative kernels with learned parameters."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,11 @@ from teka.checks import check_tensor_sizes
 from teka.errors import unknown_name, wrong_value
 from teka.functional import RELATIVES, Relative
 from teka.nn.features import RandomFeatures
+
+# Number of axes of a kernel for which none was given, until it is inferred.
+DEFAULT_NUM_AXES = 2
+# A state dict is compared with kernels of up to this number of axes.
+MAX_NUM_AXES = 4
 
 
 class RelativeModule(nn.Module):
@@ -54,33 +59,47 @@ class RelativeModule(nn.Module):
 class RelativeKernel(RelativeModule):
     """A relative kernel whose tensors are learned.
 
-    The tensors start from `initial` of the kernel's class and are parameters of the same name. A tensor x with a
-    constraint is learned as a parameter `raw_x`; a positive tensor is softplus(`raw_x`). Fixed tensors are buffers.
+    The tensors start from `initial` of the kernel's class and are parameters of the same name. A
+    tensor x with a constraint is learned as a parameter `raw_x`; a positive tensor is
+    softplus(`raw_x`). Fixed tensors are buffers.
 
     >>> import torch, teka
     >>> relative = teka.nn.RelativeKernel("quadratic", num_axes=2, heads=9)
     >>> {name: tuple(parameter.shape) for name, parameter in relative.named_parameters()}
     {'center': (9, 2), 'raw_precision': (9,)}
-    >>> relative.center.data = teka.Grid((3, 3), origin=-1.0).positions()  # the offsets of a 3 × 3 convolution
-    >>> relative().log_at(torch.tensor([[-1.0, 1.0]])).argmax().item()  # the head that looks down and to the left
+    >>> # Let each head attend to one offset of a 3 × 3 convolution.
+    >>> relative.center.data = teka.Grid((3, 3), origin=-1.0).positions()
+    >>> relative().log_at(torch.tensor([[-1.0, 1.0]])).argmax().item()
     6
 
     Args:
         kernel: A name of `teka.functional.RELATIVES`, or a class such as `teka.functional.Rotary`.
-        **options: Arguments of `initial` of that class, such as `num_axes`, `heads` and `dim_head`.
+        num_axes: Number of axes of the grid, for kernels that have this option. With None, the
+            kernel has two axes until the first call of a layer on a grid with another number; see
+            `infer_num_axes`.
+        **options: Other arguments of `initial` of that class, such as `heads` and `dim_head`.
 
     Raises:
-        ValueError: If the name is unknown, or an option is out of range.
+        ValueError: The name is unknown, or an option is out of range.
     """
 
-    def __init__(self, kernel: str | type[Relative], **options: Any) -> None:
+    def __init__(
+        self, kernel: str | type[Relative], *, num_axes: int | None = None, **options: Any
+    ) -> None:
         super().__init__()
         self.kernel_class = _kernel_class(kernel)
+        self.infers_num_axes = num_axes is None and "num_axes" in initial_options(self.kernel_class)
+        if self.infers_num_axes:
+            num_axes = DEFAULT_NUM_AXES
+        if num_axes is not None:
+            options = {"num_axes": num_axes, **options}
+        self.initial_options = options
         initial = self.kernel_class.initial(**options)
         self.constraints = dict(initial.constraints)
         self.options: dict[str, Any] = {}
+        dataclass: Any = initial
         # torch.compile cannot follow `fields` of a class.
-        self.field_names = tuple(field.name for field in fields(initial))  # pyright: ignore[reportArgumentType]
+        self.field_names = tuple(field.name for field in fields(dataclass))
         head_parameters = []
         for name in self.field_names:
             value = getattr(initial, name)
@@ -115,13 +134,52 @@ class RelativeKernel(RelativeModule):
                 values[name] = getattr(self, name)
         return self.kernel_class(**values)
 
+    def infer_num_axes(self, num_axes: int) -> None:
+        """Set the number of axes, if it was not given, to that of the first grid.
+
+        If the number differs from two, the parameters get new initial values. They stay the same
+        objects, so that optimizers keep them.
+        """
+        if not self.infers_num_axes:
+            return
+        self.infers_num_axes = False
+        if num_axes == self.initial_options["num_axes"]:
+            return
+        other = self._with_num_axes(num_axes)
+        self.initial_options, self.options = other.initial_options, other.options
+        for name, parameter in other.named_parameters():
+            own = self.get_parameter(name)
+            own.data = parameter.data.to(own)
+        for name, buffer in other.named_buffers():
+            own = self.get_buffer(name)
+            own.data = buffer.to(own)
+
+    def _with_num_axes(self, num_axes: int) -> "RelativeKernel":
+        """Return a new kernel with another number of axes; the global random state is unchanged."""
+        with torch.random.fork_rng(devices=[]):
+            return RelativeKernel(
+                self.kernel_class, **{**self.initial_options, "num_axes": num_axes}
+            )
+
+    def _infer_num_axes_from(self, state_dict: dict[str, Any], prefix: str) -> None:
+        """Set the number of axes to the one whose tensors have the shapes of a state dict."""
+        for num_axes in (DEFAULT_NUM_AXES, *range(1, MAX_NUM_AXES + 1)):
+            own = self._with_num_axes(num_axes).state_dict()
+            shapes = {prefix + name: tensor.shape for name, tensor in own.items()}
+            saved = {name: tensor.shape for name, tensor in state_dict.items() if name in shapes}
+            if saved == shapes:
+                self.infer_num_axes(num_axes)
+                return
+
     def extra_repr(self) -> str:
         return repr(self.kernel_class.name)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Load a state dict; earlier ones hold the frequencies of "transformer_xl" once for all axes."""
+        """Load a state dict; older ones hold frequencies of "transformer_xl" once for all axes."""
+        if self.infers_num_axes:
+            self._infer_num_axes_from(state_dict, prefix)
         saved = state_dict.get(prefix + "frequency")
         if isinstance(saved, Tensor) and saved.ndim == 1 and self.frequency.ndim == 2:
             state_dict[prefix + "frequency"] = saved[:, None].expand_as(self.frequency)
@@ -131,16 +189,19 @@ class RelativeKernel(RelativeModule):
 class EmbeddedTable(RelativeModule):
     """`teka.functional.Table` with entries t_axis[Δ] = v_axisᵀ r_axis[Δ] of learned embeddings.
 
-    The heads share the embeddings r ~ N(0, 1). Each head has vectors v that start as in `torch.nn.Linear`, so that an
-    entry has variance 1/3. The module can learn the same tables as "table", but a step of the same size moves an entry
-    about `embedding_dim` times as far.
+    The heads share the embeddings r ~ N(0, 1). Each head has vectors v that start as in
+    `torch.nn.Linear`, so that an entry has variance 1/3. The module can learn the same tables as
+    "table", but a step of the same size moves an entry about `embedding_dim` times as far.
 
-    Source: Ramachandran et al. 2019; Cordonnier et al. 2020, §4.3, without their queries, and with 400 for the size.
+    Source: Ramachandran et al. 2019; Cordonnier et al. 2020, §4.3, without their queries, and with
+        400 for the size.
 
     >>> import torch, teka
     >>> relative = teka.nn.EmbeddedTable(num_axes=2, heads=3, max_offset=4, embedding_dim=400)
-    >>> relative().tables.shape, relative.embeddings[0].weight.shape, relative.head_vectors[0].weight.shape
-    (torch.Size([3, 2, 9]), torch.Size([9, 400]), torch.Size([3, 400]))
+    >>> relative().tables.shape
+    torch.Size([3, 2, 9])
+    >>> relative.embeddings[0].weight.shape, relative.head_vectors[0].weight.shape
+    (torch.Size([9, 400]), torch.Size([3, 400]))
 
     Args:
         num_axes: Number of axes of the grid.
@@ -169,6 +230,11 @@ class EmbeddedTable(RelativeModule):
         return kernels.Table(torch.stack(tables, dim=1))
 
 
+def initial_options(kernel: type[Relative]) -> Collection[str]:
+    """Return the names of the arguments of `initial` of a relative kernel."""
+    return inspect.signature(kernel.initial).parameters
+
+
 def inverse_softplus(value: Tensor) -> Tensor:
     """Return the number whose softplus is the positive `value`: log(eˣ − 1)."""
     return value + torch.log(-torch.expm1(-value))
@@ -192,7 +258,7 @@ def _kernel_class(kernel: str | type[Relative]) -> type[Relative]:
 
 
 def relative_class(relative: str | RelativeModule | None) -> type[Relative] | None:
-    """Return the class of the relative kernel that a name or a module stands for, or None for None."""
+    """Return the class of the relative kernel with a name, or of a module; None for None."""
     if relative is None or isinstance(relative, RelativeModule):
         return None if relative is None else relative.kernel_class
     if not isinstance(relative, str):
@@ -205,6 +271,6 @@ def relative_class(relative: str | RelativeModule | None) -> type[Relative] | No
 
 def from_known_options(kernel: type[Relative], **options: Any) -> RelativeKernel:
     """Return a module of the kernel with those options that it has and that are not None."""
-    known = inspect.signature(kernel.initial).parameters
+    known = initial_options(kernel)
     own = {name: value for name, value in options.items() if name in known and value is not None}
     return RelativeKernel(kernel, **own)

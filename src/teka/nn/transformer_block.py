@@ -1,54 +1,61 @@
 """A pre-norm transformer block."""
 
 from collections.abc import Callable
+from typing import Any
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor, nn
-from typing_extensions import Unpack
 
+from teka._compat import replace
 from teka.checks import INTEGER_DTYPES, MAX_SIZE, check_sizes, check_tensor, is_number
 from teka.errors import wrong_argument, wrong_value
 from teka.functional import length_mask
 from teka.grid import GridLike
 from teka.nn.attention import Attention, States, Token, check_next_tokens
 from teka.nn.inputs import check_tokens
-from teka.nn.options import AttentionOptions, BlockKeywords, takes
-from teka.nn.relative import RelativeKernel
+from teka.nn.options import ALL_OPTIONS, AttentionOptions, make_options
+from teka.nn.relative import DEFAULT_NUM_AXES, RelativeKernel
+
+# A block attends to its own tokens, through projected values.
+BLOCK_OPTIONS = tuple(name for name in ALL_OPTIONS if name not in ("context_dim", "values"))
 
 
-def hidden_size(dim: int, mlp_ratio: float, whole: Callable[[float], int] = int) -> int:
-    """The width of an MLP's hidden layer."""
-    hidden = whole(dim * mlp_ratio) if is_number(mlp_ratio) else 0
+def hidden_size(dim: int, mlp_ratio: float, round_size: Callable[[float], int] = int) -> int:
+    """Return the size of the hidden layer of an MLP, dim × mlp_ratio as an integer."""
+    hidden = round_size(dim * mlp_ratio) if is_number(mlp_ratio) else 0
     if not 1 <= hidden <= MAX_SIZE // dim:
-        raise wrong_value(
-            "mlp_ratio",
-            mlp_ratio,
-            f"at least 1 / dim = 1 / {dim}, and a width up to {MAX_SIZE // dim}",
-        )
+        expected = f"at least 1 / dim = 1 / {dim}, and a width up to {MAX_SIZE // dim}"
+        raise wrong_value("mlp_ratio", mlp_ratio, expected)
     return hidden
 
 
 def count_window_heads(window_reach: int | None, heads: int) -> int:
-    """How many of the heads of a block attend in a window: half of them, or none without a reach."""
+    """Return the number of heads that attend in a window: half of them, or none without a reach."""
     check_sizes({"window_reach": window_reach}, or_none=True)
-    if window_reach is not None and heads < 2:
-        raise wrong_value(
-            "heads", heads, f"at least 2 with window_reach={window_reach}, which takes half of them"
-        )
-    return 0 if window_reach is None else heads // 2
+    if window_reach is None:
+        return 0
+    if heads < 2:
+        expected = f"at least 2 with window_reach={window_reach}, which takes half of them"
+        raise wrong_value("heads", heads, expected)
+    return heads // 2
 
 
 def make_mlp(dim: int, hidden: int, dropout: float) -> nn.Sequential:
-    """A hidden layer with a GELU; dropout acts after both linear maps."""
-    first, last = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
-    return nn.Sequential(first, nn.GELU(), nn.Dropout(dropout), last, nn.Dropout(dropout))
+    """Return an MLP with one hidden layer, a GELU, and dropout after both linear layers."""
+    return nn.Sequential(
+        nn.Linear(dim, hidden),
+        nn.GELU(),
+        nn.Dropout(dropout),
+        nn.Linear(hidden, dim),
+        nn.Dropout(dropout),
+    )
 
 
 class TransformerBlock(nn.Module):
-    """x + Attention(norm(x)), then x + MLP(norm(x)) with a GELU; dropout after the attention, the GELU and the MLP.
+    """A pre-norm transformer block: x + Attention(norm(x)), then x + MLP(norm(x)).
 
-    With a `window_reach` half of the heads are a second attention, which is added: softmax in a `Window` of so many
-    cells around the query, near and sharp, where the others see everything by features, at a cost that stays linear.
+    With `window_reach`, half of the heads are a second attention that is added: softmax within a
+    `Window` around the query. The other heads attend to all tokens. The cost stays linear.
 
     Source: Vaswani et al. 2017; pre-norm after Xiong et al. 2020, as in Horn et al. 2021.
 
@@ -60,50 +67,55 @@ class TransformerBlock(nn.Module):
     Args:
         dim: Size of a token.
         heads: Number of heads.
-        mlp_ratio: Width of the MLP's hidden layer over dim.
-        window_reach: How many cells along every axis half of the heads see by softmax; None for no such heads.
-        options: Keywords of `AttentionOptions` but context_dim and values, for the heads without a window.
+        options: An `AttentionOptions` for the heads without a window. Keyword arguments replace its
+            values, which `Attention` describes. A block has no `context_dim` and no `values`.
+        mlp_ratio: Size of the hidden layer of the MLP divided by dim.
+        window_reach: Number of cells along each axis that the window reaches from the query, or
+            None.
     """
 
-    @takes(BlockKeywords)
     def __init__(
         self,
         dim: int,
         heads: int,
+        options: AttentionOptions | None = None,
         *,
         mlp_ratio: float = 4.0,
         window_reach: int | None = None,
-        **options: Unpack[BlockKeywords],
+        **keywords: Any,
     ) -> None:
         super().__init__()
         check_sizes({"dim": dim, "heads": heads})
+        options = make_options(type(self).__name__, options, keywords, BLOCK_OPTIONS)
         hidden = hidden_size(dim, mlp_ratio)
-        self.attention_norm = nn.LayerNorm(dim)
-        near = count_window_heads(window_reach, heads)
-        chosen = AttentionOptions(**options)
-        if chosen.dim_head is None and near:
+        num_window_heads = count_window_heads(window_reach, heads)
+        if options.dim_head is None and num_window_heads:
             if dim % heads:
-                raise wrong_value(
-                    "heads", heads, f"a divisor of dim = {dim}, or dim_head to be given"
-                )
-            options["dim_head"] = dim // heads
-        self.attention = Attention(dim, heads - near, **options)
+                expected = f"a divisor of dim = {dim}, or dim_head to be given"
+                raise wrong_value("heads", heads, expected)
+            options = replace(options, dim_head=dim // heads)
+        self.attention_norm = nn.LayerNorm(dim)
+        self.attention = Attention(dim, heads - num_window_heads, options)
         self.window_attention: Attention | None = None
         if window_reach is not None:
+            window = RelativeKernel(
+                "window",
+                num_axes=options.num_axes or DEFAULT_NUM_AXES,
+                heads=num_window_heads,
+                max_distance=window_reach,
+            )
             self.window_attention = Attention(
                 dim,
-                near,
+                num_window_heads,
                 kernel="softmax",
-                relative=RelativeKernel(
-                    "window", num_axes=chosen.num_axes, heads=near, max_distance=window_reach
-                ),
+                relative=window,
                 dim_head=self.attention.dim_head,
-                causal=chosen.causal,
-                qkv_bias=chosen.qkv_bias,
-                dropout=chosen.dropout,
+                causal=options.causal,
+                qkv_bias=options.qkv_bias,
+                dropout=options.dropout,
             )
         self.mlp_norm = nn.LayerNorm(dim)
-        self.mlp = make_mlp(dim, hidden, self.attention.dropout.p)
+        self.mlp = make_mlp(dim, hidden, options.dropout)
 
     def forward(
         self,
@@ -113,13 +125,15 @@ class TransformerBlock(nn.Module):
         num_prefix_tokens: int = 0,
         num_queries: int | None = None,
         *,
-        positions: Float[Tensor, "*batch placed axes"] | None = None,
+        positions: Real[Tensor, "*batch placed axes"] | None = None,
         lengths: Int[Tensor, "batch"] | None = None,
         cu_seqlens: Int[Tensor, "sequences"] | None = None,
     ) -> Float[Tensor, "batch queries dim"]:
-        """Transform the tokens, or the first `num_queries` of them; arguments as in `Attention.forward`.
+        """Transform the tokens, or the first `num_queries` of them.
 
-        What stands after the lengths of a ragged batch is taken to be 0 and transformed, but no other token sees it.
+        Arguments are those of `Attention.forward`.
+
+        With `lengths`, the padding is treated as 0, and no other token attends to it.
         """
         check_tokens(
             "tokens", tokens, "batch", "tokens", self.attention.dim, first=self.attention.output
@@ -127,11 +141,13 @@ class TransformerBlock(nn.Module):
         if lengths is not None:
             check_tensor("lengths", lengths, tokens.shape[0], dtypes=INTEGER_DTYPES)
             tokens = tokens.masked_fill(~length_mask(lengths, tokens.shape[1])[..., None], 0.0)
-        places = {"positions": positions, "lengths": lengths, "cu_seqlens": cu_seqlens}
-        normed = self.attention_norm(tokens)
-        attended = self.attention(normed, grid, key_mask, num_prefix_tokens, num_queries, **places)
+        placement = {"positions": positions, "lengths": lengths, "cu_seqlens": cu_seqlens}
+        normalized = self.attention_norm(tokens)
+        attended = self.attention(
+            normalized, grid, key_mask, num_prefix_tokens, num_queries, **placement
+        )
         if self.window_attention is not None:
-            near = self.window_attention(normed, grid, key_mask, num_prefix_tokens, **places)
+            near = self.window_attention(normalized, grid, key_mask, num_prefix_tokens, **placement)
             attended = attended + near[:, :num_queries]
         tokens = tokens[:, :num_queries] + attended
         return tokens + self.mlp(self.mlp_norm(tokens))
@@ -141,28 +157,30 @@ class TransformerBlock(nn.Module):
         token: Token,
         state: States | None = None,
         *,
-        position: Float[Tensor, "*batch axes"] | None = None,
+        position: Real[Tensor, "*batch axes"] | None = None,
     ) -> tuple[Token, States]:
-        """Transform the next token of a causal sequence, or several, given the state of the earlier tokens.
+        """Transform the next token of a causal sequence, or several, given the earlier state.
 
-        The cost of a token does not grow with the number of earlier tokens. Arguments and errors are those of
-        `Attention.step`.
+        The cost of a token does not grow with the number of earlier tokens. Arguments and errors are
+        those of `Attention.step`.
 
         Args:
-            token: The next token of each sample, shape (B, dim), or the next L tokens, shape (B, L, dim).
+            token: The next token of each sample, shape (B, dim), or the next L tokens, shape
+                (B, L, dim).
             state: The state that the previous call returned, or None before the first token.
-            position: Position of a single token in physical units, shape (n,) or (B, n). By default, token t is at t.
+            position: Position of a single token in physical units, shape (n,) or (B, n). By
+                default, token t is at t.
 
         Returns:
             The transformed tokens, in the shape of `token`, and the new state.
 
         Raises:
-            ValueError: The block is not causal, has window heads, or has a kernel without a recurrent state.
+            ValueError: The block is not causal, has window heads, or has a kernel without a
+                recurrent state.
         """
         if self.window_attention is not None:
-            raise wrong_argument(
-                "window_reach", "a value", "None for a block that decodes step by step"
-            )
+            expected = "None for a block that decodes step by step"
+            raise wrong_argument("window_reach", "a value", expected)
         check_next_tokens(token, self.attention)
         attended, state = self.attention.step(self.attention_norm(token), state, position=position)
         token = token + attended

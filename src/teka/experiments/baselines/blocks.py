@@ -7,8 +7,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from teka.checks import MAX_NUM_BLOCKS, check_image_size, check_sizes, check_tensor
+from teka.functional.shapes import Outputs
 from teka.grid import Grid
 from teka.nn import Attention
+from teka.nn.inputs import Tokens
 from teka.nn.transformer_block import hidden_size, make_mlp
 
 NORM_EPSILON = 1e-12
@@ -104,3 +106,15 @@ class PostNormBlock(nn.Module):
     ) -> Float[Tensor, "batch tokens dim"]:
         tokens = self.attention_norm(tokens + self.attention_output(self.attention(tokens, grid)))
         return self.mlp_norm(tokens + self.mlp(tokens))
+
+
+def project_heads(
+    linear: nn.Module, tokens: Tokens, dim_head: int
+) -> Float[Tensor, "batch heads tokens dim_head"]:
+    """Project tokens and split the result into heads of size `dim_head`."""
+    return linear(tokens).unflatten(-1, (-1, dim_head)).transpose(1, 2)
+
+
+def join_heads(linear: nn.Module, heads: Outputs) -> Tokens:
+    """Concatenate the heads of each token and project them."""
+    return linear(heads.transpose(1, 2).flatten(2))

@@ -11,8 +11,13 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from teka.checks import check_name, check_sizes
 from teka.errors import wrong_shape, wrong_value
-from teka.experiments.baselines.blocks import ImageClassifier, ImageSize, pre_norm_blocks
-from teka.nn.projections import join_heads, project_heads
+from teka.experiments.baselines.blocks import (
+    ImageClassifier,
+    ImageSize,
+    join_heads,
+    pre_norm_blocks,
+    project_heads,
+)
 
 TOKENS = ("pixel", "image")
 

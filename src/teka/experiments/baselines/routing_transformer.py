@@ -11,9 +11,14 @@ from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
 from teka.checks import check_sizes
 from teka.errors import wrong_value
-from teka.experiments.baselines.blocks import ImageClassifier, ImageSize, pre_norm_blocks
+from teka.experiments.baselines.blocks import (
+    ImageClassifier,
+    ImageSize,
+    join_heads,
+    pre_norm_blocks,
+    project_heads,
+)
 from teka.functional.shapes import Keys, Outputs, Queries, Values
-from teka.nn.projections import join_heads, project_heads
 from teka.precision import without_autocast
 
 Centroids = Float[Tensor, "heads clusters dim_head"]

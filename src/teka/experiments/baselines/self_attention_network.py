@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -12,7 +13,6 @@ from teka.errors import wrong_value
 from teka.experiments.baselines.blocks import ImageClassifier, ImageSize, PostNormBlock
 from teka.grid import Grid
 from teka.nn import Attention, EmbeddedTable, RelativeKernel, SpaceToDepth, prune_heads
-from teka.nn.options import AttentionKeywords
 from teka.nn.relative import RelativeModule, inverse_softplus
 
 POSITIONS = ("quadratic", "generalized_quadratic", "table")
@@ -129,7 +129,7 @@ class SelfAttentionNetwork(ImageClassifier):
         self.stem = nn.Linear(in_channels * downsampling**2, dim)
         self.blocks = nn.ModuleList()
         kernel = "constant" if content is None else content
-        options: AttentionKeywords = {
+        options: dict[str, Any] = {
             "dim_head": dim,
             "kernel": kernel,
             "values": "tokens",

@@ -118,10 +118,14 @@ def _diagnose_layer(
     check_tensor("tokens", tokens, "samples", "tokens", layer.dim)
     layer(tokens, grid, key_mask, num_prefix_tokens, positions=positions)  # Checks the arguments.
     if positions is None:
-        grid, num_prefix_tokens = layer.present_places(grid, num_prefix_tokens)
+        grid, num_prefix_tokens = layer.resolve_grid(grid, num_prefix_tokens)
     assert grid is None or isinstance(grid, Grid)
     device_type = tokens.device.type
     device = tokens.device if widest_dtype(tokens.device) == torch.float64 else torch.device("cpu")
+    if grid is not None:
+        layer.infer_num_axes(grid.num_axes)
+    elif positions is not None:
+        layer.infer_num_axes(positions.shape[-1])
     layer, tokens = copy.deepcopy(layer).to(device), tokens.detach().to(device)
     num_samples, num_tokens, _ = tokens.shape
     if key_mask is None:
@@ -172,7 +176,7 @@ def _measure_heads(
     """Measure the heads of a group in float64, and the rounding of their backends in `dtype`."""
     kernel, relative, key_mask = group.kernel, group.relative, inputs.key_mask
     projected = exact_layer.project(inputs.tokens, key_mask=key_mask)
-    query, key, value = group.part_of(*projected, inputs.tokens.shape[1])
+    query, key, value = group.select(*projected, inputs.tokens.shape[1])
     options: dict[str, Any] = {
         "grid": inputs.grid,
         "positions": inputs.positions,

@@ -178,7 +178,7 @@ def record_calls(
         bound.apply_defaults()
         call = calls[layer] = bound.arguments
         if call["positions"] is None:
-            places = layer.present_places(call["grid"], call["num_prefix_tokens"])
+            places = layer.resolve_grid(call["grid"], call["num_prefix_tokens"])
             call["grid"], call["num_prefix_tokens"] = places
 
     handles = [
@@ -223,6 +223,7 @@ def _explain_layer(
     if not isinstance(device_type, str):
         raise wrong_type("device_type", device_type, "None or a name such as 'cpu'")
     options = {"num_prefix_tokens": num_prefix_tokens, "batch": batch}
+    layer.infer_num_axes(query_grid.num_axes)
     groups = []
     for group in layer.head_groups():
         costs = group.costs(query_grid, context_grid=key_grid, **options)

@@ -245,7 +245,7 @@ def attention_weights(
     query, key, value = layer.project(tokens)
     each = torch.eye(num_tokens, dtype=value.dtype).expand(*value.shape[:2], -1, -1)
     (group,) = layer.head_groups()
-    query, key, _ = group.part_of(query, key, value, num_tokens)
+    query, key, _ = group.select(query, key, value, num_tokens)
     return functional.attention(
         query, key, each, kernel=group.kernel, relative=group.relative, grid=grid, backend="dense"
     )
