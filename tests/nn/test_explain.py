@@ -169,7 +169,7 @@ def test_layers_without_a_crossover():
     assert MAX_CROSSOVER > 10**7
 
 
-def test_bad_arguments_are_errors_that_name_them(as_users_run_it: None):
+def test_bad_arguments_are_errors_that_name_them(unchecked_annotations: None):
     plain, placed = build(), build(relative="rotation", num_axes=2)
     not_a_layer: Any = torch.nn.Linear(3, 3)
     for call, message in (
