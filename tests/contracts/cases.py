@@ -28,8 +28,10 @@ from teka.functional import (
     BACKENDS,
     KERNELS,
     RELATIVES,
+    Clipped,
     Concatenation,
     FeatureKernel,
+    Fourier,
     Gaussian,
     Kernel,
     Relative,
@@ -49,8 +51,6 @@ from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
 from teka.functional.relative.base import FactorRelative
 from teka.functional.relative.biases import DecayRelative
-from teka.functional.relative.clipped import RingRelative
-from teka.functional.relative.fourier import WaveRelative
 from teka.functional.relative.rotary import LEAST_WEIGHT
 from teka.functional.relative.stationary import SeparableRelative, StationaryRelative
 
@@ -131,7 +131,7 @@ def fast_backends(kernel: str, relative: str | None) -> set[str]:
         return set()
     if kind is None or issubclass(kind, RotationJoint | Rotary):
         return {"linear"}
-    names = {WaveRelative: "linear", DecayRelative: "linear", RingRelative: "rings", Shaw: "rings"}
+    names = {Fourier: "linear", DecayRelative: "linear", Clipped: "rings", Shaw: "rings"}
     names |= {SeparableRelative: "toeplitz", StationaryRelative: "fft"}
     return {name for base, name in names.items() if issubclass(kind, base)}
 
@@ -323,7 +323,7 @@ def build_relative(
     if name is None:
         return None
     relative = make_relative(name, heads=heads, dim=dim, num_axes=num_axes, kernel=kernel)
-    if max_distance is not None and isinstance(relative, RingRelative):
+    if max_distance is not None and isinstance(relative, Clipped):
         assert dataclasses.is_dataclass(relative)
         embedding = getattr(relative, "distance_embedding")[: max_distance + 1]  # noqa: B009  # no name for pyright
         relative = dataclasses.replace(relative, distance_embedding=embedding)

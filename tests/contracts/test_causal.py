@@ -30,6 +30,7 @@ from torch import Tensor
 
 from teka import Grid
 from teka.functional import (
+    Clipped,
     FeatureKernel,
     Kernel,
     Positive,
@@ -42,7 +43,6 @@ from teka.functional import (
 from teka.functional.dispatch import Workload, backend_costs
 from teka.functional.kernels.base import mask_features
 from teka.functional.positions import Positions
-from teka.functional.relative.clipped import RingRelative
 from teka.nn import Attention
 
 TOLERANCE = 1e-10
@@ -437,7 +437,7 @@ def test_causal_rings_need_a_bounded_sequence(kernel: str, grid: Grid):
     inputs = draw_inputs(15, heads=HEADS, dim=DIM)
     case = Case(kernel, "clipped", "rings")
     built, relative = build_pair(case, grid.num_axes)
-    assert isinstance(relative, RingRelative)
+    assert isinstance(relative, Clipped)
     with pytest.raises(
         ValueError, match=r"backend must be one of 'auto', 'dense' for this kernel.*got 'rings'"
     ):

@@ -23,11 +23,19 @@ from torch import Tensor
 
 from teka import Grid
 from teka._compat import replace
-from teka.functional import BACKENDS, RELATIVES, Fourier, Relative, RotationJoint, Window, attention
+from teka.functional import (
+    BACKENDS,
+    RELATIVES,
+    Clipped,
+    Fourier,
+    Relative,
+    RotationJoint,
+    Window,
+    attention,
+)
 from teka.functional.kernels import RANDOM_KERNELS
 from teka.functional.relative import make_relative
 from teka.functional.relative.biases import DecayRelative
-from teka.functional.relative.clipped import RingRelative
 
 TOLERANCE = 1e-10
 # Float32 against the dense float64 truth, relative to the largest number: measured up to 3.3e-6, and for features of
@@ -125,7 +133,7 @@ def fits_a_torus(case: Case, size: Size) -> bool:
     wrapped = [side for side, periodic in zip(size.shape, size.periodic, strict=True) if periodic]
     if kind is Window:
         return all(2 * min(size.max_distance, 2) < side for side in wrapped)
-    if kind is not None and issubclass(kind, RingRelative):
+    if kind is not None and issubclass(kind, Clipped):
         return all(2 * (size.max_distance - 1) < side for side in wrapped)
     return True
 

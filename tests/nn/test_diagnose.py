@@ -12,6 +12,7 @@ from torch import Tensor
 import teka
 from teka import Grid
 from teka.functional import Positive, Rotary, SquaredRelu, attention
+from teka.functional.positions import Positions
 from teka.functional.relative.rotary import LENGTH_SHARE
 from teka.nn import Attention, RandomFeatures
 from teka.nn.diagnostics.diagnose import MAX_TOKENS
@@ -360,9 +361,10 @@ def test_only_the_feature_normalizer_of_rotary_has_large_outputs_for_a_nearly_bl
         rotated_query = group.relative.rotate(query_features, positions)
         rotated_key = group.relative.rotate(key_features, positions)
         numerator = rotated_query @ rotated_key.transpose(-2, -1)
-        query_terms = group.relative.normalizing(query_features, placed=True)
-        key_terms = group.relative.normalizing(key_features, placed=True)
-        denominator = query_terms @ key_terms.transpose(-2, -1)
+        on_grid = Positions(grid)
+        query_vectors = group.relative.linear_features(query_features, on_grid, is_key=False)
+        key_vectors = group.relative.linear_features(key_features, on_grid, is_key=True)
+        denominator = query_vectors.joined_denominator() @ key_vectors.joined_denominator().mT
         is_dropped = ~mask[:, None, None]
         denominator = denominator.masked_fill(is_dropped, 0.0).sum(dim=-1, keepdim=True)
         weights = numerator.masked_fill(is_dropped, 0.0) / denominator

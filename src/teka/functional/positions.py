@@ -338,38 +338,6 @@ def whole_steps(offsets: Float[Tensor, "*shape"], unit: float) -> Float[Tensor, 
     return torch.floor(offsets / unit + 0.501)
 
 
-def check_heads_and_axes(argument: str, tensor: Tensor, *sizes: int | str) -> None:
-    """Check the shape of a parameter of a relative kernel.
-
-    Args:
-        argument: Name of the parameter.
-        tensor: The parameter.
-        *sizes: Size of each dimension. The two integers are the number of heads and the number of
-            axes; a string names a dimension of any size.
-
-    Raises:
-        ValueError: The number of heads or of axes differs.
-    """
-    if tensor.ndim == len(sizes):
-        pairs = zip(tensor.shape, sizes, strict=True)
-        actual = [size for size, expected in pairs if not isinstance(expected, str)]
-        heads, num_axes = (size for size in sizes if not isinstance(size, str))
-        if actual == [heads, num_axes]:
-            return
-        if actual[1] != num_axes:
-            raise wrong_axes(argument, tensor, actual[1], num_axes)
-    raise wrong_shape(
-        f"relative.{argument}", tensor.shape, f"({', '.join(map(str, sizes))}) for {sizes[0]} heads"
-    )
-
-
-def wrong_axes(argument: str, tensor: Tensor, made_for: int, num_axes: int) -> ValueError:
-    """Return the error for a number of axes that does not fit a parameter of a relative kernel."""
-    expected = f"{made_for}, because relative.{argument} has shape {tuple(tensor.shape)}"
-    advice = f"make the layer with num_axes={num_axes}"
-    return wrong_value("the number of axes of grid or positions", num_axes, f"{expected}; {advice}")
-
-
 def check_mask(argument: str, mask: Tensor, *, batch: int, num_tokens: int) -> None:
     """Check that a mask is boolean with shape (batch, num_tokens)."""
     check_tensor(argument, mask, batch, num_tokens, dtypes=BOOL_DTYPES)

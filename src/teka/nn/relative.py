@@ -107,12 +107,13 @@ class RelativeKernel(RelativeModule):
             if not isinstance(value, Tensor):
                 self.options[name] = value
                 continue
-            if name not in self.kernel_class.shared_by_heads:
-                head_parameters.append(stored_name)
             if name == "projection":
                 num_features, dim = value.shape
                 self.random_features = RandomFeatures("positive", dim, num_features=num_features)
-            elif name in self.kernel_class.fixed_tensors:
+                continue
+            if "heads" in self.kernel_class.tensor_shapes.get(name, ("heads",)):
+                head_parameters.append(stored_name)
+            if name in self.kernel_class.fixed_tensors:
                 self.register_buffer(name, value)
             elif name in self.constraints:
                 _, inverse = CONSTRAINTS[self.constraints[name]]

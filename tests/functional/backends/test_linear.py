@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import grad
 
 from teka import Grid
-from teka.functional import Clipped, FeatureKernel, attention
+from teka.functional import Clipped, FeatureKernel, Fourier, attention
 from teka.functional.backends import FeatureInputs, with_ones
 from teka.functional.backends.linear import (
     CHUNK_TOKENS,
@@ -22,7 +22,6 @@ from teka.functional.backends.linear import (
 from teka.functional.kernels import make_kernel
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
-from teka.functional.relative.fourier import WaveRelative
 
 
 def test_it_is_the_sum_over_keys_of_the_features_products():
@@ -183,8 +182,8 @@ def test_chunks_from_a_state_on_are_the_tokens_one_by_one(relative: str | None):
     if relative is not None:
         of_positions = make_relative(relative, heads=3, dim=5, num_axes=1, kernel=kernel)
         places = Grid(9).positions(dtype=torch.float64)
-        assert isinstance(of_positions, WaveRelative)
-        query_waves, key_waves = of_positions.waves(Positions(points=places), places)
+        assert isinstance(of_positions, Fourier)
+        query_waves, key_waves = of_positions.position_features(Positions(points=places), places)
     channels = with_ones(value)
 
     waves = [one for one in (query_waves, key_waves) if one is not None]

@@ -75,17 +75,14 @@ def test_it_has_as_many_features_and_as_negative_weights_as_it_says(name: str):
     assert bool((features @ key_features.transpose(-2, -1) >= 0).all()) == kernel.nonnegative
 
 
-def test_a_kernel_that_does_not_say_whether_weights_may_be_negative_is_an_error():
-    class Open(FeatureKernel):
-        """Some methods are abstract: it may leave that to its subclasses."""
+def test_a_kernel_is_not_assumed_to_be_nonnegative():
+    class Undeclared(FeatureKernel):
+        num_features = Elu.num_features
+        query_features = Elu.query_features
+        key_features = Elu.key_features
 
-    methods = {
-        name: getattr(Elu, name) for name in ("num_features", "query_features", "key_features")
-    }
-    message = r"Silent does not declare `nonnegative: .*True if no weight .*False if one can be"
-    with pytest.raises(TypeError, match=message):
-        type("Silent", (Open,), methods)
-    assert type("Outspoken", (Open,), {**methods, "nonnegative": False})().num_features(5) == 5
+    assert not Undeclared().nonnegative
+    assert Undeclared().bound is None
 
 
 @pytest.mark.parametrize("name", ALL_MODES)

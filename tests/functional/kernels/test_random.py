@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 
 from teka.functional import Hyperbolic, Optimal, Positive, Trigonometric, draw_projection
 from teka.functional.kernels.base import LOWEST_EXPONENT, masked_mean
-from teka.functional.kernels.random import Exponential, RandomKernel, optimal_coefficient
+from teka.functional.kernels.random import ExponentialKernel, RandomKernel, optimal_coefficient
 
 
 def test_it_is_the_mean_of_each_batch_and_head_over_the_kept_tokens():
@@ -138,7 +138,7 @@ def test_its_error_to_softmax_is_the_known_one(
     assert sum(errors) / len(errors) == pytest.approx(expected, rel=0.12)
 
 
-def estimate(kernel: Exponential, query: Tensor, key: Tensor, *, scale: float) -> Tensor:
+def estimate(kernel: ExponentialKernel, query: Tensor, key: Tensor, *, scale: float) -> Tensor:
     """φ(q)ᵀφ(k) with no factor left out but that of the query once it is fitted."""
     left, right = (
         kernel.query_exponent(query, scale=scale).exp(),
@@ -186,7 +186,9 @@ def test_it_is_unbiased_and_its_error_falls_as_one_over_the_root_of_the_number_o
 
 
 @pytest.mark.parametrize("kind", [Hyperbolic, Optimal])
-def test_orthogonal_draws_have_no_larger_variance_than_independent_ones(kind: type[Exponential]):
+def test_orthogonal_draws_have_no_larger_variance_than_independent_ones(
+    kind: type[ExponentialKernel],
+):
     query, key = (draw_vectors(1, 1, 5, 6, seed=seed, deviation=0.5) for seed in (1, 2))
     spread = {}
     for projection in ("orthogonal", "independent"):

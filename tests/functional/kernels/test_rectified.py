@@ -37,7 +37,7 @@ def test_multiplying_queries_or_all_keys_changes_no_normalised_weight(
 class Sharper(Relu):
     """Of other features, whose gradients by hand are not there."""
 
-    def features_of(self, rectified: Tensor) -> Tensor:
+    def features_from_rectified(self, rectified: Tensor) -> Tensor:
         return rectified.pow(4)
 
 

@@ -43,7 +43,7 @@ def test_the_buckets_are_those_of_t5():
 )
 def test_the_slopes_are_those_of_alibi(heads: int, exponents: list[float]):
     assert torch.equal(
-        Alibi.of_heads(heads).slope, 2.0 ** -torch.tensor(exponents, dtype=torch.float32)
+        Alibi.initial(heads=heads).slope, 2.0 ** -torch.tensor(exponents, dtype=torch.float32)
     )
 
 

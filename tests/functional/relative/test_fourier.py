@@ -25,7 +25,9 @@ def places(*size: int, seed: int = 0) -> Tensor:
 
 
 def product(relative: Fourier, query: Tensor, key: Tensor) -> Tensor:
-    left, right = relative.waves(Positions(points=query, key=Positions(points=key)), query)
+    left, right = relative.position_features(
+        Positions(points=query, key=Positions(points=key)), query
+    )
     product = left @ right.transpose(-2, -1)
     return product if query.ndim == 3 else product[0]
 
@@ -49,8 +51,7 @@ def test_it_is_the_formula_in_loops():
 def test_the_product_of_its_waves_is_the_kernel(num_axes: int, batch: tuple[int, ...]):
     relative = build(num_axes)
     query, key = places(*batch, 7, num_axes), places(*batch, 5, num_axes, seed=1)
-    assert relative.num_waves == 9
-    query_waves, key_waves = relative.waves(
+    query_waves, key_waves = relative.position_features(
         Positions(points=query, key=Positions(points=key)), query
     )
     assert query_waves.shape == (*(batch or (1,)), 3, 7, 9)
@@ -128,20 +129,20 @@ SIZES = {"constant_weight": (3,), "amplitude": (3, 4), "frequency": (3, 4, 2), "
 
 
 @pytest.mark.parametrize(
-    ("argument", "size"),
+    ("changed", "size", "message"),
     [
-        ("constant_weight", (2,)),
-        ("amplitude", (3, 5)),
-        ("frequency", (3, 4)),
-        ("phase", (4,)),
-        ("phase", (3, 4, 1)),
+        ("constant_weight", (2,), r"amplitude must have shape \(2, waves\), got \(3, 4\)"),
+        ("amplitude", (3, 5), r"frequency must have shape \(3, 5, axes\), got \(3, 4, 2\)"),
+        ("frequency", (3, 4), r"frequency must have shape \(3, 4, axes\), got \(3, 4\)"),
+        ("phase", (4,), r"phase must have shape \(3, 4\), got \(4,\)"),
+        ("phase", (3, 4, 1), r"phase must have shape \(3, 4\), got \(3, 4, 1\)"),
     ],
 )
-def test_shapes_that_do_not_fit_are_refused(
-    argument: str, size: tuple[int, ...], unchecked_annotations: None
+def test_shapes_that_do_not_fit_each_other_are_refused(
+    changed: str, size: tuple[int, ...], message: str, unchecked_annotations: None
 ):
-    with pytest.raises(ValueError, match=f"{argument} must have"):
-        Fourier(**{name: torch.ones(right) for name, right in (SIZES | {argument: size}).items()})
+    with pytest.raises(ValueError, match=message):
+        Fourier(**{name: torch.ones(shape) for name, shape in (SIZES | {changed: size}).items()})
 
 
 @pytest.mark.parametrize("argument", ["constant_weight", "amplitude"])

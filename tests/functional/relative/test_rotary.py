@@ -11,9 +11,9 @@ from torch import Tensor
 from teka import Grid
 from teka.functional import Constant, FeatureKernel, Rotary, Softmax, SquaredRelu, attention
 from teka.functional.kernels import make_kernel
-from teka.functional.positions import Positions, phases
+from teka.functional.positions import Positions
 from teka.functional.relative import rotary
-from teka.functional.relative.rotary import LEAST_WEIGHT, ROTARY_NORMALIZERS, phasor_of
+from teka.functional.relative.rotary import LEAST_WEIGHT, ROTARY_NORMALIZERS
 
 
 def build(num_axes: int = 2) -> Rotary:
@@ -108,56 +108,61 @@ def test_the_form_that_is_compiled_is_the_same(monkeypatch: pytest.MonkeyPatch):
     assert relative_error(relative.rotate(features, positions), rotated) < 1e-12
 
 
-def test_its_denominator_is_of_the_features_or_of_the_lengths_of_their_pairs_or_of_both():
+def denominator_vectors(relative: Rotary, features: Tensor) -> Tensor:
+    vectors = relative.linear_features(features, Positions(points=places(7, 2)), is_key=False)
+    return vectors.joined_denominator()
+
+
+def test_denominator_vectors_are_features_or_lengths_or_both():
     features, frequency = draw_inputs(7)[0], build().frequency
-    assert Rotary(frequency, "features").normalizing(features, placed=True) is features
-    found = Rotary(frequency, "lengths").normalizing(features, placed=True)
-    assert found.shape == (2, 3, 7, 3)
+    assert torch.equal(denominator_vectors(Rotary(frequency, "features"), features), features)
+    lengths = denominator_vectors(Rotary(frequency, "lengths"), features)
+    assert lengths.shape == (2, 3, 7, 3)
     for token in range(7):
-        one = features[1, 2, token].tolist()
+        values = features[1, 2, token].tolist()
         expected = [
-            math.sqrt(one[0] ** 2 + one[1] ** 2),
-            math.sqrt(one[2] ** 2 + one[3] ** 2),
-            abs(one[4]),
+            math.sqrt(values[0] ** 2 + values[1] ** 2),
+            math.sqrt(values[2] ** 2 + values[3] ** 2),
+            abs(values[4]),
         ]
-        assert found[1, 2, token].tolist() == pytest.approx(expected, rel=1e-14)
-    mixed = Rotary(frequency, "mixed", 0.19).normalizing(features, placed=True)
-    assert (
-        relative_error(mixed, torch.cat([0.9 * features, math.sqrt(0.19) * found], dim=-1)) < 1e-14
-    )
-    assert torch.equal(Rotary(frequency, "mixed", 1.0).normalizing(features, placed=True), found)
-    assert Rotary(frequency, "mixed").normalizing(features, placed=False) is features
+        assert lengths[1, 2, token].tolist() == pytest.approx(expected, rel=1e-14)
+    mixed = denominator_vectors(Rotary(frequency, "mixed", 0.19), features)
+    expected = torch.cat([0.9 * features, math.sqrt(0.19) * lengths], dim=-1)
+    assert relative_error(mixed, expected) < 1e-14
+    assert torch.equal(denominator_vectors(Rotary(frequency, "mixed", 1.0), features), lengths)
 
 
-def test_weights_of_the_non_negative_form_are_half_the_lengths_and_half_the_turned_features():
-    relative, (left, right, _), places_of = (
-        Rotary(build().frequency, "nonnegative"),
-        draw_inputs(7),
-        places(7, 2),
-    )
-    turn = phasor_of(phases(relative.frequency, places_of, left.dtype))
-    weights = relative.weighing(left, turn) @ relative.weighing(right, turn).transpose(-2, -1)
-    lengths = relative.lengths(left) @ relative.lengths(right).transpose(-2, -1)
-    rotated = relative.rotate(left, places_of) @ relative.rotate(right, places_of).transpose(-2, -1)
+@pytest.mark.parametrize("normalizer", ["mixed", "lengths", "features"])
+def test_without_positions_sums_are_those_of_the_features(normalizer: str):
+    query, key, value = draw_inputs(7)
+    sums = Rotary(build().frequency, normalizer).sums_without_positions(query, key, value)
+    weights = query @ key.mT
+    assert relative_error(sums.numerator, weights @ value) < 1e-12
+    assert relative_error(sums.denominator, weights.sum(dim=-1)) < 1e-12
+
+
+def test_nonnegative_weights_are_half_the_lengths_and_half_the_rotated_features():
+    relative = Rotary(build().frequency, "nonnegative")
+    query, key, value = draw_inputs(7)
+    positions = Positions(points=places(7, 2))
+    query_vectors = relative.linear_features(query, positions, is_key=False)
+    key_vectors = relative.linear_features(key, positions, is_key=True)
+    assert query_vectors.denominator == key_vectors.denominator == ()
+    weights = query_vectors.numerator @ key_vectors.numerator.mT
+    lengths = relative.lengths(query) @ relative.lengths(key).mT
+    rotated = relative.rotate(query, places(7, 2)) @ relative.rotate(key, places(7, 2)).mT
     assert relative_error(weights, ((1 + LEAST_WEIGHT) * lengths + rotated) / 2) < 1e-14
     assert (weights >= 0).all()
-    assert relative.sums_weights
-    still = relative.weighing(left, None) @ relative.weighing(right, None).transpose(-2, -1)
-    assert (
-        relative_error(still, ((1 + LEAST_WEIGHT) * lengths + left @ right.transpose(-2, -1)) / 2)
-        < 1e-14
-    )
+    sums = relative.sums_without_positions(query, key, value)
+    expected = ((1 + LEAST_WEIGHT) * lengths + query @ key.mT) / 2
+    assert relative_error(sums.numerator, expected @ value) < 1e-14
+    assert relative_error(sums.denominator, expected.sum(dim=-1)) < 1e-14
 
 
-def test_no_turn_changes_lengths():
-    relative, features = Rotary(build().frequency, "lengths"), draw_inputs(7)[0]
+def test_a_rotation_does_not_change_lengths():
+    relative, features = build(), draw_inputs(7)[0]
     rotated = relative.rotate(features, places(7, 2))
-    assert (
-        relative_error(
-            relative.normalizing(rotated, placed=True), relative.normalizing(features, placed=True)
-        )
-        < 1e-14
-    )
+    assert relative_error(relative.lengths(rotated), relative.lengths(features)) < 1e-14
 
 
 def test_a_kernel_of_signed_features_has_no_part_in_the_denominator():

@@ -10,7 +10,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from teka.execution_mode import ExecutionMode, execution_mode, is_dynamic, is_readable
 from teka.functional.backends import BYTES, Cost, WeightedSums, checkpointed, with_ones
-from teka.functional.kernels.base import DenseInputs, apply_log_factor, has_no_key
+from teka.functional.kernels.base import DenseInputs, apply_log_factor
 from teka.functional.shapes import Outputs, Queries
 
 # Numbers of the matrix of weights that are held at once: 32 MiB in float32. Of a larger one rows are made again.
@@ -33,11 +33,7 @@ def matrix_attention(
     """From the matrix of weights κ(q_i, k_j) c(x_i − x_j; q_i), some rows at a time; `log_rows` is None for c = 1."""
     query, value, kernel = pairs.query, pairs.value, pairs.kernel
     left, right, log_scale = pairs.vectors()
-    keep, empty = pairs.mask(), None
-    if keep is not None and (pairs.window_mask is not None or pairs.key_mask is not None):
-        # A query all of whose keys are dropped: it is given every key here, and 0 in the end.
-        empty = has_no_key(keep)
-        keep = keep | empty
+    keep, empty = pairs.masks()
     features = kernel.features
     if features is not None and not kernel.normalizes_by_count:
         # A column of ones sums the weights in the same product: one pass fewer over the matrix.
@@ -84,10 +80,7 @@ def fused_softmax(pairs: DenseInputs) -> Outputs:
     if query.shape[-1] > size:
         value = pad(value, (0, query.shape[-1] - size))
     if pairs.key_mask is not None:
-        keep = pairs.mask()
-        assert keep is not None
-        empty = has_no_key(keep)
-        mask = keep | empty
+        mask, empty = pairs.masks()
     is_transformed = execution_mode(query, key, value) is ExecutionMode.TRANSFORMED
     is_fused = not is_transformed and not _loses_digits(query, key, pairs.scale)
     options = {
@@ -108,9 +101,3 @@ def _loses_digits(query: Tensor, key: Tensor, scale: float) -> bool:
         scale * torch.linalg.vector_norm(query.detach()) * torch.linalg.vector_norm(key.detach())
         > LARGEST_SCORE
     )
-
-
-def products_with_prefix(left: Tensor, right: Tensor, placed: Tensor, first: int) -> Tensor:
-    """Inner products of all pairs: those given of placed tokens, and of vectors where one of the two is before them."""
-    rows = torch.cat([left[:, :, first:] @ right[:, :, :first].transpose(-2, -1), placed], dim=-1)
-    return torch.cat([left[:, :, :first] @ right.transpose(-2, -1), rows], dim=2)

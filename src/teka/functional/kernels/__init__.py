@@ -1,4 +1,4 @@
-"""Content kernels κ(q, k) by name, each one small class."""
+"""Content kernels κ(q, k), by name."""
 
 from torch import Generator
 
@@ -16,23 +16,36 @@ from teka.functional.kernels.random import (
 from teka.functional.kernels.rectified import FlooredRelu, Focused, Relu, SquaredRelu
 from teka.functional.kernels.similarity import Concatenation, DotProduct, Gaussian
 
-_WITH_FEATURES = (SquaredRelu, Focused, Relu, Elu, Taylor2, Constant)
-# Each is made without arguments.
+# Kernels without required arguments.
 DETERMINISTIC_KERNELS: dict[str, type[Kernel]] = {
     kernel.name: kernel
-    for kernel in (Softmax, *_WITH_FEATURES, Gaussian, DotProduct, Concatenation)
+    for kernel in (
+        Softmax,
+        SquaredRelu,
+        Focused,
+        Relu,
+        Elu,
+        Taylor2,
+        Constant,
+        Gaussian,
+        DotProduct,
+        Concatenation,
+    )
 }
-# Each is made from its projection.
+# Kernels with a random projection.
 RANDOM_KERNELS: dict[str, type[RandomKernel]] = {
     kernel.name: kernel for kernel in (Positive, Hyperbolic, Optimal, Trigonometric)
 }
-# Each is made from parameters, at first those of its `identity`.
-LEARNED_KERNELS: dict[str, type[Hedgehog]] = {kernel.name: kernel for kernel in (Hedgehog,)}
+# Kernels with learned parameters, which start from `identity`.
+LEARNED_KERNELS: dict[str, type[Hedgehog]] = {Hedgehog.name: Hedgehog}
 KERNELS = (*DETERMINISTIC_KERNELS, *RANDOM_KERNELS, *LEARNED_KERNELS)
 
 
 def make_kernel(kernel: str | Kernel, dim: int) -> Kernel:
-    """The kernel, or the one of that name: drawn with seed 0, with maps yet to learn, or as it is."""
+    """Return a content kernel, given itself or its name.
+
+    By name, random features are drawn with seed 0, and learned kernels have their initial parameters.
+    """
     if isinstance(kernel, Kernel):
         return kernel
     if not isinstance(kernel, str):
@@ -43,22 +56,20 @@ def make_kernel(kernel: str | Kernel, dim: int) -> Kernel:
         return DETERMINISTIC_KERNELS[kernel]()
     if kernel in RANDOM_KERNELS:
         generator = Generator().manual_seed(0)
-        return RANDOM_KERNELS[kernel](
-            draw_projection(default_num_features(dim), dim, generator=generator)
-        )
+        projection = draw_projection(default_num_features(dim), dim, generator=generator)
+        return RANDOM_KERNELS[kernel](projection)
     if kernel in LEARNED_KERNELS:
         return LEARNED_KERNELS[kernel].identity(dim)
     raise unknown_name("kernel", kernel, KERNELS)
 
 
 def with_floor(kernel: str | Kernel, epsilon: float) -> FlooredRelu:
-    """The rectified kernel of that name with a floor ε > 0, a share of the root mean square of a vector's entries."""
+    """Return the rectified kernel of a name with a floor of ε times the root mean square of a vector."""
     floored = {
         name: kind for name, kind in DETERMINISTIC_KERNELS.items() if issubclass(kind, FlooredRelu)
     }
     if not isinstance(kernel, str) or kernel not in floored:
-        takes = " or ".join(map(repr, floored))
-        raise wrong_value(
-            "epsilon", epsilon, f"None with kernel={kernel!r}; kernel={takes} takes it"
-        )
+        names = " or ".join(map(repr, floored))
+        expected = f"None with kernel={kernel!r}; kernel={names} takes it"
+        raise wrong_value("epsilon", epsilon, expected)
     return floored[kernel](epsilon=epsilon)

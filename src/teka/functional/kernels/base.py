@@ -1,5 +1,6 @@
-"""What every content kernel κ(q, k) offers."""
+"""Base classes of content kernels κ(q, k)."""
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -7,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import AbstractArray, Bool, Float
 from torch import Tensor
 
 from teka._compat import replace
+from teka.checks import check_tensor
 from teka.functional.shapes import (
     CausalFeatures,
     FeatureMaps,
@@ -29,72 +31,122 @@ from teka.functional.shapes import (
     VectorPair,
 )
 
-# Exponents are taken relative to the largest; below e^−40 of it a feature stays at e^−40, so that the product of two
-# features stays a normal float32 and a denominator can never be 0. Being relative, the floor cannot swamp the features.
+# Features are at least e^−40 times the largest feature. The product of two such features is a normal float32 number,
+# so that no denominator is 0. Because the floor is relative, it never dominates small features.
 LOWEST_EXPONENT = -40.0
 
 
-class Kernel(ABC):
-    """A content kernel: how much query q attends to key k for what they are, wherever they are.
+class TensorFields:
+    """Mixin of dataclasses that checks the shapes of tensor fields against their jaxtyping annotations.
+
+    Dimensions of the same name must have the same size in all fields. Optional fields and fields with a variable
+    number of dimensions are not checked.
+
+    Class attributes:
+
+    - `tensor_shapes`: Names of the dimensions of each checked field.
+    """
+
+    tensor_shapes: ClassVar[dict[str, tuple[str, ...]]] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        shapes = {}
+        for name, annotation in inspect.get_annotations(cls).items():
+            is_array = isinstance(annotation, type) and issubclass(annotation, AbstractArray)
+            if is_array and "*" not in annotation.dim_str:
+                shapes[name] = tuple(annotation.dim_str.replace("#", "").split())
+        cls.tensor_shapes = {**cls.tensor_shapes, **shapes}
+
+    def __post_init__(self) -> None:
+        sizes: dict[str, int] = {}
+        for name, dimensions in self.tensor_shapes.items():
+            tensor = getattr(self, name)
+            check_tensor(
+                name, tensor, *(sizes.get(dimension, dimension) for dimension in dimensions)
+            )
+            for dimension, size in zip(dimensions, tensor.shape, strict=True):
+                sizes[dimension] = size
+
+
+class Kernel(TensorFields, ABC):
+    """Base class of content kernels κ(q, k), which weigh a key by its content and not by its position.
+
+    Class attributes:
+
+    - `name`: Name of the kernel in `teka.functional.KERNELS`.
+    - `uses_content`: True if κ depends on q and k.
+    - `is_softmax`: True if κ(q, k) = exp(scale · qᵀk).
+    - `estimates_softmax`: True if κ(q, k) is exp(scale · qᵀk) or an estimate of it.
+    - `normalizes_by_count`: True if the output is divided by Σ_j c_ij, which is the number of keys without a relative
+      kernel, instead of the sum of the weights.
+    - `extra_dense_passes`: Number of passes over all pairs that `dense_weights` takes in addition to those of the
+      other kernels.
+    - `fitted_tensors`: Names of the fields that `FeatureKernel.fitted` sets, with one entry for each sample.
 
     >>> import torch
     >>> from teka.functional import DotProduct, Softmax
-    >>> query, key = torch.tensor([[[[1.0, 0.0]]]]), torch.tensor([[[[0.0, 1.0], [1.0, 0.0], [3.0, 0.0]]]])
-    >>> [kernel.weights(query, key, scale=1.0).flatten().round(decimals=2) for kernel in (Softmax(), DotProduct())]
-    [tensor([0.0400, 0.1100, 0.8400]), tensor([0., 1., 3.])]
+    >>> query = torch.tensor([[[[1.0, 0.0]]]])
+    >>> key = torch.tensor([[[[0.0, 1.0], [1.0, 0.0], [3.0, 0.0]]]])
+    >>> Softmax().weights(query, key, scale=1.0).flatten().round(decimals=2)
+    tensor([0.0400, 0.1100, 0.8400])
+    >>> DotProduct().weights(query, key, scale=1.0).flatten()
+    tensor([0., 1., 3.])
     """
 
     name: ClassVar[str]
-    uses_content: ClassVar[bool] = True  # whether κ depends on q and k
-    estimates_softmax: ClassVar[bool] = False  # whether it stands for exp(scale · qᵀk)
-    is_softmax: ClassVar[bool] = (
-        False  # whether `dense_weights` are the softmax of inner products, which torch fuses
-    )
-    normalizes_by_count: ClassVar[bool] = (
-        False  # whether the sum is over how many keys there are, Σ c, and not over Σ κ c
-    )
-    extra_dense_passes: ClassVar[int] = (
-        0  # over all pairs, in the time that `dense_weights` takes beyond what others do
-    )
-    fitted_tensors: ClassVar[
-        tuple[str, ...]
-    ] = ()  # what `FeatureKernel.fitted` sets, with an entry for every sample
+    uses_content: ClassVar[bool] = True
+    is_softmax: ClassVar[bool] = False
+    estimates_softmax: ClassVar[bool] = False
+    normalizes_by_count: ClassVar[bool] = False
+    extra_dense_passes: ClassVar[int] = 0
+    fitted_tensors: ClassVar[tuple[str, ...]] = ()
 
-    def repeat_samples(self, number: int) -> "Kernel":
-        """The kernel for batches in which every sample comes so many times in a row."""
-        fitted = {name: getattr(self, name) for name in self.fitted_tensors}
-        copied = {
-            name: one.repeat_interleave(number, dim=0)
-            for name, one in fitted.items()
-            if one is not None
+    def repeat_samples(self, repeats: int) -> "Kernel":
+        """Return the kernel for a batch in which each sample is repeated, as by `torch.repeat_interleave`."""
+        tensors = {name: getattr(self, name) for name in self.fitted_tensors}
+        repeated = {
+            name: tensor.repeat_interleave(repeats, dim=0)
+            for name, tensor in tensors.items()
+            if tensor is not None
         }
-        return replace(self, **copied) if copied else self
+        return replace(self, **repeated) if repeated else self
 
     @property
     def bound(self) -> float | None:
-        """C with |out| ≤ C · max |v| whatever the tokens are, or None where nothing promises one."""
+        """Return C such that |output| ≤ C · max |value| for all inputs, or None if there is no such bound."""
         return None
 
     @property
     def features(self) -> "FeatureKernel | None":
-        """The kernel as one with a feature map, or None where it has none."""
+        """Return this kernel if it has a feature map, else None."""
         return None
 
     def softmax_vectors(self, query: Queries, key: Keys) -> VectorPair | None:
-        """Vectors the softmax of whose inner products, times the scale, this is, or None."""
+        """Return vectors x and y such that attention is softmax(scale · xᵀy), or None if there are none."""
         return (query, key) if self.is_softmax else None
 
     @abstractmethod
     def dense_vectors(
         self, query: Queries, key: Keys, *, scale: float, key_mask: KeyMask, is_causal: bool
     ) -> FeatureMaps:
-        """Vectors whose inner products `dense_weights` takes, and s or None for 0; if causal, of each key by itself."""
+        """Return vectors of queries and keys whose inner products `dense_weights` takes, and a log scale of each key.
+
+        The log scale s_j is None if it is 0. If causal, the vector and the log scale of a key depend on this key alone.
+        """
 
     @abstractmethod
     def dense_weights(
         self, products: Pairs, *, log_relative: LogFactors, log_scale: LogScale, keep: PairMask
     ) -> Pairs:
-        """Weights κ(q_i, k_j) · c_ij from products of `dense_vectors`, up to a factor a row; 0 for pairs not kept."""
+        """Return the weights κ(q_i, k_j) · c_ij, up to one factor for each query.
+
+        Args:
+            products: Inner products of the `dense_vectors`.
+            log_relative: log c_ij, or None for c = 1.
+            log_scale: Log scale s_j of the `dense_vectors`.
+            keep: True for the pairs that count. The others have a weight of 0.
+        """
 
     def weights(
         self,
@@ -106,31 +158,44 @@ class Kernel(ABC):
         key_mask: KeyMask = None,
         is_causal: bool = False,
     ) -> Pairs:
-        """Weights κ(q_i, k_j) · c_ij of every pair, up to a factor a row; 0 in one without keys: the dense truth."""
-        pairs = DenseInputs(query, key, key, self, scale, key_mask, is_causal)
-        left, right, log_scale = pairs.vectors()
-        products = left @ right.transpose(-2, -1)
-        keep, empty = pairs.mask(), None
-        if keep is not None:
-            empty = has_no_key(keep)
-            keep = keep | empty  # a softmax of nothing would be NaN
+        """Return the weights κ(q_i, k_j) · c_ij of all pairs, up to one factor for each query.
+
+        This is the reference implementation. The weights of a query without a key are 0.
+        """
+        inputs = DenseInputs(query, key, key, self, scale, key_mask, is_causal)
+        left, right, log_scale = inputs.vectors()
+        keep, is_empty = inputs.masks()
         weights = self.dense_weights(
-            products, log_relative=log_relative, log_scale=log_scale, keep=keep
+            left @ right.mT, log_relative=log_relative, log_scale=log_scale, keep=keep
         )
-        return weights if empty is None else weights.masked_fill(empty, 0.0)
+        return weights if is_empty is None else weights.masked_fill(is_empty, 0.0)
 
     @abstractmethod
     def dense_size(self, dim: int) -> int:
-        """Length of the vectors of `dense_vectors` for queries of size `dim`: the cost of a pair."""
+        """Return the length of the `dense_vectors` for queries of size `dim`."""
 
     def log_content(self, like: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """log κ from a product of `dense_vectors`; None where it may be negative or is not a function of that."""
+        """Return a function that computes log κ from an inner product of `dense_vectors`, or None.
+
+        There is no such function if κ may be negative. `like` is a tensor with the dtype and device of the products.
+        """
         return None
 
 
 @dataclass(frozen=True)
 class DenseInputs:
-    """Queries, keys and values of which every pair is weighed, and how."""
+    """Inputs of attention that evaluates every pair of a query and a key.
+
+    Args:
+        query: Queries.
+        key: Keys.
+        value: Values.
+        kernel: Content kernel.
+        scale: Factor of qᵀk.
+        key_mask: True for the keys that count, or None for all.
+        is_causal: If True, query i sees keys j ≤ i only.
+        window_mask: True for the pairs that the relative kernel lets count, or None for all.
+    """
 
     query: Queries
     key: Keys
@@ -139,46 +204,47 @@ class DenseInputs:
     scale: float
     key_mask: KeyMask
     is_causal: bool
-    window_mask: PairMask = None  # which pairs count for where they are, None for all
+    window_mask: PairMask = None
 
     def vectors(self) -> FeatureMaps:
-        """The kernel's `dense_vectors` of queries and keys, and s."""
+        """Return the `dense_vectors` of the kernel for all queries and keys."""
         options = {"scale": self.scale, "key_mask": self.key_mask, "is_causal": self.is_causal}
         return self.kernel.dense_vectors(self.query, self.key, **options)
 
-    def mask(self) -> PairMask:
-        """Which pairs count: keys that are kept and, if causal, not after the query, the last of which sees all."""
+    def masks(self) -> tuple[PairMask, Bool[Tensor, "batch 1 queries 1"] | None]:
+        """Return a mask of the pairs that count, and a mask of the queries without a key, or None for each.
+
+        A query without a key is given all keys, because the softmax of an empty row is NaN. The caller sets its output
+        to 0. If causal, the last query sees all keys, also if there are more keys than queries.
+        """
         keep = self.window_mask
         if self.key_mask is not None:
-            kept = self.key_mask[:, None, None, :]
-            keep = kept if keep is None else keep & kept
+            key_mask = self.key_mask[:, None, None, :]
+            keep = key_mask if keep is None else keep & key_mask
+        can_be_empty = keep is not None
         if self.is_causal:
             num_queries, num_keys = self.query.shape[2], self.key.shape[2]
-            past = self.query.new_ones(num_queries, num_keys, dtype=torch.bool).tril(
-                num_keys - num_queries
-            )
+            ones = self.query.new_ones(num_queries, num_keys, dtype=torch.bool)
+            past = ones.tril(num_keys - num_queries)
             keep = past[None, None] if keep is None else keep & past
-        return keep
+        if keep is None or not can_be_empty:
+            return keep, None
+        # Not `any`, because Inductor of PyTorch 2.6 writes C++ that does not compile.
+        is_empty = keep.sum(dim=-1, keepdim=True) == 0
+        return keep | is_empty, is_empty
 
     def with_vectors(self, query: Queries, key: Keys) -> "DenseInputs":
-        """The same of other vectors, whose inner products are those that count."""
+        """Return the inputs with other queries and keys, whose products are not scaled."""
         return replace(self, query=query, key=key, scale=1.0)
 
 
-def has_no_key(keep: Bool[Tensor, "batch 1 queries keys"]) -> Bool[Tensor, "batch 1 queries 1"]:
-    """The queries that keep no key."""
-    # A sum: for `any` Inductor of PyTorch 2.6 writes C++ that does not compile.
-    return keep.sum(dim=-1, keepdim=True) == 0
-
-
 class FeatureKernel(Kernel):
-    """A content kernel with a feature map, κ(q, k) = φ(q)ᵀφ(k), so that sums over keys cost O(L).
+    """Base class of content kernels with a feature map, κ(q, k) = φ(q)ᵀφ(k), whose sums over keys cost O(L).
 
-    One that `normalizes_by_count` has no factor of a query or of all keys to spare, as nothing takes it out again.
+    Class attributes, in addition to those of `Kernel`:
 
-    Every kernel declares `nonnegative`, or is a TypeError: True if κ(q, k) ≥ 0 for all vectors and every draw. A
-    denominator below the smallest normal number is then that of a row without weights, and log κ may be taken. False is
-    safe for any kernel; a wrong True gives wrong outputs without a word.
+    - `nonnegative`: True if κ(q, k) ≥ 0 for all vectors and all random draws. False is safe for every kernel. A wrong
+      True gives wrong outputs without an error.
 
     >>> import torch
     >>> from teka.functional import FeatureKernel, attention
@@ -195,19 +261,7 @@ class FeatureKernel(Kernel):
     torch.Size([1, 2, 6, 4])
     """
 
-    nonnegative: ClassVar[bool]
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        # ABCMeta has not yet noted which methods are abstract.
-        is_abstract = any(
-            getattr(getattr(cls, name, None), "__isabstractmethod__", False) for name in dir(cls)
-        )
-        if not is_abstract and not hasattr(cls, "nonnegative"):
-            raise TypeError(
-                f"{cls.__name__} does not declare `nonnegative: ClassVar[bool]`: "
-                "True if no weight κ(q, k) = φ(q)ᵀφ(k) can be negative, False if one can be"
-            )
+    nonnegative: ClassVar[bool] = False
 
     @property
     def bound(self) -> float | None:
@@ -219,7 +273,7 @@ class FeatureKernel(Kernel):
 
     @abstractmethod
     def num_features(self, dim: int) -> int:
-        """Length m of φ for vectors of size `dim`."""
+        """Return the number of features of a vector of size `dim`."""
 
     def dense_size(self, dim: int) -> int:
         return self.num_features(dim)
@@ -227,39 +281,48 @@ class FeatureKernel(Kernel):
     def fitted(
         self, query: Queries, key: Keys, *, scale: float, query_mask: QueryMask, key_mask: KeyMask
     ) -> "FeatureKernel":
-        """The kernel with what it takes from a batch and head together, if not causal; itself by default.
+        """Return the kernel with statistics of all queries and keys of each head, such as their means.
 
-        It is a dataclass then, and `fitted_tensors` names the fields that hold an entry for every sample.
+        By default a kernel has no statistics and this method returns the kernel itself. It is not called in causal
+        attention. A kernel with statistics is a dataclass that lists their fields in `fitted_tensors`.
         """
         return self
 
     @abstractmethod
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
-        """φ(q), up to one factor for each query, which cancels in the normaliser."""
+        """Return φ(q).
+
+        The features of a query may have any positive factor, because it cancels in the normalization, unless the
+        kernel `normalizes_by_count`.
+        """
 
     @abstractmethod
     def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask = None) -> KeyFeatures:
-        """φ(k), up to one factor for all keys of one batch and head; 0 where masked."""
+        """Return φ(k), which is 0 for masked keys.
+
+        All keys of a head may have one common positive factor, because it cancels in the normalization, unless the
+        kernel `normalizes_by_count`.
+        """
 
     def causal_key_features(
         self, key: Keys, *, scale: float, key_mask: KeyMask = None
     ) -> CausalFeatures:
-        """φ(k_j) · exp(−s_j), 0 where masked, and s_j, finite and of k_j alone, that keeps it in range; None for 0."""
+        """Return φ(k_j) · exp(−s_j), which is 0 for masked keys, and the log scale s_j that keeps it in range.
+
+        Both depend on key j alone. s_j is finite, or None if it is 0 for all keys.
+        """
         return self.key_features(key, scale=scale, key_mask=key_mask), None
 
     def feature_maps(
         self, query: Queries, key: Keys, *, scale: float, key_mask: KeyMask, is_causal: bool
     ) -> FeatureMaps:
-        """φ(q), φ(k) and, if causal, s; see `causal_key_features`."""
+        """Return φ(q), φ(k) and, if causal, the log scale of `causal_key_features`."""
         features = self.query_features(query, scale=scale)
         if is_causal:
             return features, *self.causal_key_features(key, scale=scale, key_mask=key_mask)
         return features, self.key_features(key, scale=scale, key_mask=key_mask), None
 
-    def dense_vectors(
-        self, query: Queries, key: Keys, *, scale: float, key_mask: KeyMask, is_causal: bool
-    ) -> FeatureMaps:
-        return self.feature_maps(query, key, scale=scale, key_mask=key_mask, is_causal=is_causal)
+    dense_vectors = feature_maps
 
     def dense_weights(
         self, products: Pairs, *, log_relative: LogFactors, log_scale: LogScale, keep: PairMask
@@ -267,7 +330,6 @@ class FeatureKernel(Kernel):
         return apply_log_factor(products, log_relative, log_scale, keep)
 
     def log_content(self, like: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """log of the product, of the least number whose logarithm has a finite gradient where it is smaller."""
         if not self.nonnegative:
             return None
         tiny = smallest_normal(like)
@@ -275,18 +337,20 @@ class FeatureKernel(Kernel):
 
 
 def smallest_normal(like: Tensor) -> Float[Tensor, ""]:
-    """The smallest normal number of a dtype; a tensor, as a number would be traced as unknown."""
+    """Return the smallest normal number of a dtype, whose logarithm has a finite gradient.
+
+    It is a tensor, because FlexAttention traces a Python number as an unknown value.
+    """
     return torch.full((), torch.finfo(like.dtype).tiny, dtype=like.dtype, device=like.device)
 
 
 def apply_log_factor(
     weights: Pairs, log_relative: LogFactors, log_scale: LogScale, keep: PairMask
 ) -> Pairs:
-    """weights_ij · c_ij · exp(s_j) over the largest factor of the row, and 0 for pairs that do not count."""
+    """Return weights_ij · c_ij · exp(s_j), divided by the largest factor of the row, and 0 for pairs that do not count."""
     if log_scale is not None:
-        log_relative = (
-            log_scale[:, :, None] if log_relative is None else log_relative + log_scale[:, :, None]
-        )
+        log_scale = log_scale[:, :, None]
+        log_relative = log_scale if log_relative is None else log_relative + log_scale
     if log_relative is None:
         return weights if keep is None else weights.masked_fill(~keep, 0.0)
     log_relative = mask_scores(log_relative, keep)
@@ -294,17 +358,20 @@ def apply_log_factor(
 
 
 def mask_scores(scores: LogRelative, keep: PairMask) -> Float[Tensor, "..."]:
-    """Scores with −∞ for pairs that do not count."""
+    """Return the scores, with −∞ for pairs that do not count."""
     return scores if keep is None else scores.masked_fill(~keep, -math.inf)
 
 
 def mask_features(features: KeyFeatures, key_mask: KeyMask) -> KeyFeatures:
-    """Features with 0 where a key is dropped: it then counts neither in the numerator nor in the denominator."""
+    """Return the features, with 0 for masked keys, which then count neither in the numerator nor in the denominator."""
     return features if key_mask is None else features.masked_fill(~key_mask[:, None, :, None], 0.0)
 
 
 def masked_mean(vectors: Keys, mask: KeyMask) -> Float[Tensor, "batch heads 1 dim"]:
-    """Mean of each batch and head over its kept tokens; 0 if none is kept, and what is dropped may be NaN."""
+    """Return the mean of each head over the tokens that the mask keeps, or 0 if it keeps none.
+
+    Masked tokens may be NaN.
+    """
     if mask is None:
         return vectors.mean(dim=-2, keepdim=True)
     count = mask.sum(dim=-1).clamp_min(1)[:, None, None, None]

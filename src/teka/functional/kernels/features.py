@@ -1,4 +1,4 @@
-"""The softmax kernel, and deterministic feature maps: its Taylor series, Hedgehog's learned maps, elu, the constant."""
+"""The softmax kernel and kernels with a deterministic or a learned feature map."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka.checks import check_name, check_sizes, check_tensor, check_tensor_sizes
+from teka.checks import check_name, check_sizes, check_tensor_sizes
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.kernels.base import (
     LOWEST_EXPONENT,
@@ -41,24 +41,29 @@ from teka.functional.shapes import (
 )
 
 KeyShift = Literal["none", "mean"]
-KEY_SHIFTS = get_args(KeyShift)  # here, as torch.compile of torch 2.6 follows no `get_args`
+# A constant, because torch.compile of PyTorch 2.6 cannot trace `get_args`.
+KEY_SHIFTS = get_args(KeyShift)
 
 
 @dataclass(frozen=True)
 class Softmax(Kernel):
-    """κ(q, k) = exp(scale · qᵀk), with no finite feature map: O(L²). Source: Vaswani et al. 2017, equation 1.
+    """The softmax kernel κ(q, k) = exp(scale · qᵀk).
+
+    It has no finite feature map, so that attention needs O(L²) work.
+
+    Source: Vaswani et al. 2017, equation 1.
 
     >>> import torch
     >>> from teka.functional import Softmax, attention
     >>> query, key, value = torch.randn(3, 1, 2, 6, 4)
-    >>> of_torch = torch.nn.functional.scaled_dot_product_attention(query, key, value)
-    >>> torch.allclose(attention(query, key, value, kernel=Softmax()), of_torch, atol=1e-6)
+    >>> expected = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    >>> torch.allclose(attention(query, key, value, kernel=Softmax()), expected, atol=1e-6)
     True
     """
 
     name: ClassVar[str] = "softmax"
-    estimates_softmax: ClassVar[bool] = True
     is_softmax: ClassVar[bool] = True
+    estimates_softmax: ClassVar[bool] = True
 
     @property
     def bound(self) -> float:
@@ -84,26 +89,38 @@ class Softmax(Kernel):
 
 @dataclass(frozen=True)
 class Taylor2(FeatureKernel):
-    """κ(q, k) = 1 + t + t²/2 with t = scale · qᵀk: finite, exact, deterministic.
+    """The second-order Taylor polynomial of softmax, κ(q, k) = 1 + t + t²/2 with t = scale · qᵀk.
 
-    φ(x) = [1, x_i²/√2, x, x_i x_j (i < j)] with x = √scale · q (or k), of length 1 + d + d(d+1)/2. κ = ((1 + t)² + 1)/2
-    ≥ ½ is within 0.22 of exp(t) for |t| ≤ 1, and about t²/2 for large t of either sign. Less the mean of the keys,
-    which softmax would not notice, t is smaller, κ nearer to it. Source: Keles et al. 2023; Arora et al. 2024 (Based).
+    The feature map φ(x) = [1, x_i²/√2, x, x_i x_j (i < j)] with x = √scale · q (or k) is exact. It has
+    1 + d + d(d + 1)/2 features. κ is at least 1/2. It differs from exp(t) by at most 0.22 for |t| ≤ 1.
+
+    Subtracting the mean of the keys does not change softmax attention, but makes t smaller, so that κ is closer to
+    exp(t).
+
+    Source: Keles et al. 2023; Arora et al. 2024 (Based).
 
     >>> import torch
     >>> from teka.functional import Taylor2
-    >>> query, key = torch.tensor([[[[0.5, 0.0]]]]), torch.tensor([[[[1.0, 0.0]]]])  # t = 0.5, where exp(t) = 1.6487
-    >>> Taylor2().weights(query, key, scale=1.0).item(), Taylor2().num_features(2)
-    (1.625, 6)
+    >>> query = torch.tensor([[[[0.5, 0.0]]]])
+    >>> key = torch.tensor([[[[1.0, 0.0]]]])
+    >>> Taylor2().weights(query, key, scale=1.0).item()  # t = 0.5 and exp(t) = 1.6487
+    1.625
+    >>> Taylor2().num_features(2)
+    6
 
     Args:
-        key_shift: What is subtracted from the keys: "none", or "mean" for that of the kept keys; causally a ValueError.
-        key_mean: That mean, which `fitted` takes.
+        key_shift: "mean" to subtract the mean of the keys that are not masked, or "none". Causal attention needs
+            "none", because the mean includes later keys.
+        key_mean: The mean of the keys, which `fitted` sets.
+
+    Raises:
+        ValueError: If `key_shift` is unknown, or "mean" in causal attention.
     """
 
     name: ClassVar[str] = "taylor2"
     nonnegative: ClassVar[bool] = True
-    extra_dense_passes: ClassVar[int] = 14  # measured
+    # Measured.
+    extra_dense_passes: ClassVar[int] = 14
     fitted_tensors: ClassVar[tuple[str, ...]] = ("key_mean",)
 
     key_shift: KeyShift = "none"
@@ -121,30 +138,27 @@ class Taylor2(FeatureKernel):
     def fitted(
         self, query: Queries, key: Keys, *, scale: float, query_mask: QueryMask, key_mask: KeyMask
     ) -> "Taylor2":
-        return (
-            self
-            if self.key_shift == "none"
-            else Taylor2(self.key_shift, masked_mean(key, key_mask))
-        )
+        if self.key_shift == "none":
+            return self
+        return Taylor2(self.key_shift, masked_mean(key, key_mask))
 
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
         return second_order_features(query * math.sqrt(scale))
 
     def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask = None) -> KeyFeatures:
-        return mask_features(second_order_features(self._shifted(key) * math.sqrt(scale)), key_mask)
+        key = self._shift_keys(key, is_causal=False)
+        return mask_features(second_order_features(key * math.sqrt(scale)), key_mask)
 
     def causal_key_features(
         self, key: Keys, *, scale: float, key_mask: KeyMask = None
     ) -> CausalFeatures:
-        self._check_causal()
-        return self.key_features(key, scale=scale, key_mask=key_mask), None
+        key = self._shift_keys(key, is_causal=True)
+        return mask_features(second_order_features(key * math.sqrt(scale)), key_mask), None
 
     def dense_vectors(
         self, query: Queries, key: Keys, *, scale: float, key_mask: KeyMask, is_causal: bool
     ) -> FeatureMaps:
-        if is_causal:
-            self._check_causal()
-        return scale * query, self._shifted(key), None
+        return scale * query, self._shift_keys(key, is_causal=is_causal), None
 
     def dense_weights(
         self, products: Pairs, *, log_relative: LogFactors, log_scale: LogScale, keep: PairMask
@@ -154,86 +168,72 @@ class Taylor2(FeatureKernel):
     def log_content(self, like: Tensor) -> Callable[[Tensor], Tensor]:
         return lambda product: torch.log(1 + product + product * product / 2)
 
-    def _check_causal(self) -> None:
-        if self.key_shift != "none":
-            raise wrong_value(
-                "key_shift",
-                self.key_shift,
-                "'none' in causal attention; a mean would include later keys",
-            )
-
-    def _shifted(self, key: Keys) -> Keys:
+    def _shift_keys(self, key: Keys, *, is_causal: bool) -> Keys:
         if self.key_shift == "none":
             return key
+        if is_causal:
+            expected = "'none' in causal attention; a mean would include later keys"
+            raise wrong_value("key_shift", self.key_shift, expected)
         if self.key_mean is None:
-            raise wrong_value(
-                "key_mean", None, "the mean of the keys with key_shift='mean'; call `fitted` first"
-            )
+            expected = "the mean of the keys with key_shift='mean'; call `fitted` first"
+            raise wrong_value("key_mean", None, expected)
         return key - self.key_mean
 
 
 def second_order_features(
     vectors: Float[Tensor, "*tokens dim"],
 ) -> Float[Tensor, "*tokens features"]:
-    """[1, x_i²/√2, x_i x_j (i ≠ j, x_0 = 1)]; its inner product with that of y is 1 + xᵀy + (xᵀy)²/2.
+    """Return [1, x_i²/√2, x_i x_j (i < j, x_0 = 1)], whose inner product with that of y is 1 + xᵀy + (xᵀy)²/2.
 
-    Pairs come by how far apart they are on a ring of 1, x_1, …, x_d: one product of slices for each distance.
+    The products x_i x_j are sorted by the distance of i and j on a ring of x_0, …, x_d, so that each distance is one
+    product of two slices.
     """
-    ring, size = ring_of(vectors, dim=-1), vectors.shape[-1] + 1
+    size = vectors.shape[-1] + 1
+    one = torch.ones_like(vectors[..., :1])
+    ring = torch.cat([one, vectors, one, vectors[..., : (size - 2) // 2]], dim=-1)
     products = [
         ring[..., :size] * ring[..., step : step + size] for step in range(1, size // 2 + 1)
     ]
-    features = torch.cat([ring[..., :1], vectors.square() * math.sqrt(0.5), *products], dim=-1)
-    return features[..., : size * (size + 1) // 2]  # where d is odd, opposite pairs are there twice
-
-
-def ring_of(vectors: Float[Tensor, "*sizes"], dim: int) -> Float[Tensor, "*longer"]:
-    """1, x_1, …, x_d along a dimension, and half of them again: where those that follow an entry are a slice."""
-    first = torch.ones_like(vectors.narrow(dim, 0, 1))
-    return torch.cat(
-        [first, vectors, first, vectors.narrow(dim, 0, (vectors.shape[dim] - 1) // 2)], dim=dim
-    )
+    features = torch.cat([one, vectors.square() * math.sqrt(0.5), *products], dim=-1)
+    # With an even ring, the largest distance gives each product twice.
+    return features[..., : size * (size + 1) // 2]
 
 
 @dataclass(frozen=True)
 class Hedgehog(FeatureKernel):
-    """κ(q, k) = φ(q)ᵀφ(k), φ(x) = softmax([Wx + b, −(Wx + b)]) over the 2r features: learned, positive, at most 1.
+    """A learned feature map, κ(q, k) = φ(q)ᵀφ(k) with φ(x) = softmax([Wx + b, −(Wx + b)]) over the 2r features.
 
-    Features add up to 1: for a query the sum cancels in the normaliser, for a key it does not, so that a key's length
-    changes how it shares its weight among queries and not how much it has. x = √(scale · √d) · q (or k), with the scale
-    1/√d q itself, as in the paper. Source: Zhang et al. 2024 (The Hedgehog & the Porcupine), §4.
+    The input is x = √(scale · √d) · q (or k), which is q itself for the usual scale 1/√d.
+
+    The features of a vector are positive and their sum is 1. For a query this sum cancels in the normalization. For a
+    key it does not, so that the length of a key changes which queries attend to it and not its total weight.
+
+    Source: Zhang et al. 2024 (The Hedgehog & the Porcupine), §4.
 
     >>> import torch
     >>> from teka.functional import Hedgehog
-    >>> kernel = Hedgehog.identity(2)  # W = I and b = 0, from which it is learned
+    >>> kernel = Hedgehog.identity(2)
     >>> kernel.query_features(torch.tensor([[[[1.0, 0.0]]]]), scale=2**-0.5).round(decimals=3)
     tensor([[[[0.5340, 0.1970, 0.0720, 0.1970]]]])
 
     Args:
         query_weight: W of the queries, shape (H, r, d), or (1, r, d) for all heads.
-        key_weight: W of the keys.
-        query_bias: b of the queries, shape (H, r), or (1, r).
-        key_bias: b of the keys.
+        key_weight: W of the keys, same shape.
+        query_bias: b of the queries, shape (H, r) or (1, r).
+        key_bias: b of the keys, same shape.
     """
 
     name: ClassVar[str] = "hedgehog"
     nonnegative: ClassVar[bool] = True
 
-    query_weight: Float[Tensor, "#heads maps dim"]
-    key_weight: Float[Tensor, "#heads maps dim"]
-    query_bias: Float[Tensor, "#heads maps"]
-    key_bias: Float[Tensor, "#heads maps"]
-
-    def __post_init__(self) -> None:
-        check_tensor("query_weight", self.query_weight, "heads", "maps", "dim")
-        heads, maps, dim = self.query_weight.shape
-        check_tensor("key_weight", self.key_weight, heads, maps, dim)
-        check_tensor("query_bias", self.query_bias, heads, maps)
-        check_tensor("key_bias", self.key_bias, heads, maps)
+    query_weight: Float[Tensor, "#heads rows dim"]
+    key_weight: Float[Tensor, "#heads rows dim"]
+    query_bias: Float[Tensor, "#heads rows"]
+    key_bias: Float[Tensor, "#heads rows"]
 
     @classmethod
     def identity(cls, dim: int, heads: int = 1) -> "Hedgehog":
-        """W = identity and b = 0, with which the paper begins to learn; one head for the same in all."""
+        """Return the kernel with W = I and b = 0, from which training starts in the paper."""
         check_sizes({"dim": dim, "heads": heads})
         check_tensor_sizes({"dim": dim, "heads": heads}, heads * dim**2)
         weight, bias = torch.eye(dim).repeat(heads, 1, 1), torch.zeros(heads, dim)
@@ -251,21 +251,22 @@ class Hedgehog(FeatureKernel):
     def _features(self, vectors: Tokens, weight: Tensor, bias: Tensor, scale: float) -> Features:
         heads, dim = vectors.shape[1], vectors.shape[-1]
         if weight.shape[0] not in (1, heads) or weight.shape[-1] != dim:
-            raise wrong_shape(
-                "query_weight", weight.shape, f"({heads} or 1, maps, {dim}) for these vectors"
-            )
-        # The factor is 1 but for rounding where the scale is 1/√d; it meets W, which is small, and not the vectors.
-        factor = math.sqrt(scale * math.sqrt(dim))
-        mapped = (
-            vectors @ (factor * weight.to(vectors)).transpose(-2, -1) + bias.to(vectors)[:, None]
-        )
-        exponent = torch.log_softmax(torch.cat([mapped, -mapped], dim=-1), dim=-1)
+            expected = f"({heads} or 1, rows, {dim}) for these vectors"
+            raise wrong_shape("query_weight", weight.shape, expected)
+        # Scale the weight and not the vectors, because it has fewer elements.
+        weight = math.sqrt(scale * math.sqrt(dim)) * weight.to(vectors)
+        projected = vectors @ weight.mT + bias.to(vectors)[:, None]
+        exponent = torch.log_softmax(torch.cat([projected, -projected], dim=-1), dim=-1)
         return torch.exp(exponent.clamp_min(LOWEST_EXPONENT))
 
 
 @dataclass(frozen=True)
 class Elu(PointwiseKernel):
-    """φ(x) = elu(x) + 1 with x = √scale · q (or k), no less than exp(−40) (Katharopoulos et al. 2020, equation 7).
+    """A kernel with the features φ(x) = elu(x) + 1, where x = √scale · q (or k).
+
+    Features are at least exp(−40).
+
+    Source: Katharopoulos et al. 2020, equation 7.
 
     >>> import torch
     >>> from teka.functional import Elu
@@ -282,16 +283,15 @@ class Elu(PointwiseKernel):
     def feature_map(self, vectors: Vectors, *, scale: float) -> FeatureVectors:
         scaled = vectors * math.sqrt(scale)
         is_positive = scaled > 0
-        return torch.where(
-            is_positive,
-            1 + scaled,
-            torch.exp(scaled.masked_fill(is_positive, 0.0).clamp_min(LOWEST_EXPONENT)),
-        )
+        negative_part = scaled.masked_fill(is_positive, 0.0).clamp_min(LOWEST_EXPONENT)
+        return torch.where(is_positive, 1 + scaled, torch.exp(negative_part))
 
 
 @dataclass(frozen=True)
 class Constant(PointwiseKernel):
-    """κ(q, k) = 1, φ(x) = [1]: attention by place alone. Source: Cordonnier et al. 2020, §3 (content left out).
+    """The kernel κ(q, k) = 1, with which attention depends on positions only.
+
+    Source: Cordonnier et al. 2020, §3.
 
     >>> import torch
     >>> from teka.functional import Constant, attention

@@ -1,4 +1,4 @@
-"""Draws w of random features: the projections that they are made with, and how many there are."""
+"""Random projections for random features."""
 
 import math
 from collections.abc import Callable
@@ -10,37 +10,44 @@ from teka.checks import check_name, check_sizes, check_tensor_sizes
 from teka.errors import wrong_type
 from teka.functional.shapes import ProjectionMatrix
 
-MOST_DRAWS = 2**20  # which take seconds
+# More draws than these take many seconds.
+MOST_DRAWS = 2**20
 
 
 def independent_projection(num_features: int, dim: int, generator: Generator) -> ProjectionMatrix:
-    """Independent draws w_r ~ N(0, I)."""
+    """Return independent draws w_r ~ N(0, I)."""
     return torch.randn(
         num_features, dim, dtype=torch.float64, generator=generator, device=generator.device
     )
 
 
 def orthogonal_projection(num_features: int, dim: int, generator: Generator) -> ProjectionMatrix:
-    """Draws w_r ~ N(0, I) that are orthogonal within each block of d (Choromanski et al. 2021, §2.4)."""
+    """Return draws w_r ~ N(0, I) that are orthogonal within each block of d draws.
+
+    Source: Choromanski et al. 2021, §2.4.
+    """
     directions = _orthogonal_directions(num_features, dim, generator)
-    return directions * independent_projection(num_features, dim, generator).norm(
-        dim=-1, keepdim=True
-    )
+    lengths = independent_projection(num_features, dim, generator).norm(dim=-1, keepdim=True)
+    return directions * lengths
 
 
 def fixed_norm_projection(num_features: int, dim: int, generator: Generator) -> ProjectionMatrix:
-    """Draws orthogonal within each block of d, all of length √d: SMREG of Choromanski et al. 2021, Theorem 1.
+    """Return draws of length √d that are orthogonal within each block of d draws.
 
-    Features estimate a kernel below exp(xᵀy), the more so the larger ‖x + y‖ and the smaller d, with less variance.
+    They have less variance, but are biased: the estimated kernel is smaller than exp(xᵀy), particularly for large
+    ‖x + y‖ and small d.
+
+    Source: Choromanski et al. 2021, Theorem 1 (SMREG).
     """
     return _orthogonal_directions(num_features, dim, generator) * math.sqrt(dim)
 
 
 def _orthogonal_directions(num_features: int, dim: int, generator: Generator) -> ProjectionMatrix:
-    """Unit vectors, orthogonal within each block of d: Q of a Gaussian matrix' QR with R's signs taken out is Haar."""
+    """Return uniformly distributed unit vectors that are orthogonal within each block of d vectors."""
     blocks = []
     for start in range(0, num_features, dim):
         orthogonal, triangular = torch.linalg.qr(independent_projection(dim, dim, generator))
+        # With the signs of the diagonal of R, the matrix Q is Haar distributed.
         orthogonal = orthogonal * torch.sign(torch.diagonal(triangular))
         blocks.append(orthogonal.T[: num_features - start])
     return torch.cat(blocks)
@@ -56,9 +63,19 @@ PROJECTIONS: dict[str, Callable[[int, int, Generator], Tensor]] = {
 def draw_projection(
     num_features: int, dim: int, *, generator: Generator, projection: str = "orthogonal"
 ) -> ProjectionMatrix:
-    """A random projection, m = `num_features` draws of size d = `dim`, shape (m, d), in float64 on the CPU.
+    """Draw a random projection for random features.
 
-    It is "orthogonal", "independent" or "fixed_norm", from a generator on the CPU; else a ValueError.
+    Args:
+        num_features: Number of draws m.
+        dim: Size d of a draw.
+        generator: Random generator on the CPU.
+        projection: Distribution: "orthogonal", "independent" or "fixed_norm".
+
+    Returns:
+        The draws in float64 on the CPU, shape (m, d).
+
+    Raises:
+        ValueError: If an argument is invalid.
     """
     check_name("projection", projection, PROJECTIONS)
     check_sizes({"num_features": num_features}, most=MOST_DRAWS)
@@ -70,6 +87,9 @@ def draw_projection(
 
 
 def default_num_features(dim: int) -> int:
-    """Number of random features m = ⌊d ln d⌋, at least 1 (Choromanski et al. 2021, Theorem 4; Horn et al. 2021)."""
+    """Return the default number of random features, m = ⌊d ln d⌋ and at least 1.
+
+    Source: Choromanski et al. 2021, Theorem 4; Horn et al. 2021.
+    """
     check_sizes({"dim": dim}, 0)
     return max(1, int(dim * math.log(dim))) if dim > 0 else 1

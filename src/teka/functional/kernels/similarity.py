@@ -1,4 +1,4 @@
-"""Other similarities of a query and a key: their dot product, a Gaussian of their distance, a rectified sum."""
+"""Content kernels of non-local networks: dot product, concatenation and Gaussian."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -24,14 +24,17 @@ from teka.functional.shapes import (
 
 @dataclass(frozen=True)
 class DotProduct(FeatureKernel):
-    """κ(q, k) = scale · qᵀk over the number of keys, out_i = Σ_j κ c v_j / Σ_j c: d features, weights of both signs.
+    """The dot product κ(q, k) = scale · qᵀk, divided by the number of keys: out_i = Σ_j κ_ij c_ij v_j / Σ_j c_ij.
 
-    A key that is twice as long weighs twice as much, and nothing bounds the output by the values. Source: Wang et al.
-    2018 (Non-local neural networks), equation 4; that Σ c is the number of keys where there is a c is this library's.
+    Weights may be negative, and a key that is twice as long has twice the weight, so that the output has no bound.
+
+    Source: Wang et al. 2018 (Non-local neural networks), equation 4. The denominator with a relative kernel c is from
+    this library.
 
     >>> import torch
     >>> from teka.functional import DotProduct, attention
-    >>> query, key = torch.tensor([[[[1.0, 0.0]]]]), torch.tensor([[[[1.0, 0.0], [-2.0, 0.0]]]])
+    >>> query = torch.tensor([[[[1.0, 0.0]]]])
+    >>> key = torch.tensor([[[[1.0, 0.0], [-2.0, 0.0]]]])
     >>> value = torch.tensor([[[[10.0], [100.0]]]])
     >>> attention(query, key, value, kernel=DotProduct(), scale=1.0).item()  # (1 · 10 − 2 · 100) / 2
     -95.0
@@ -39,7 +42,6 @@ class DotProduct(FeatureKernel):
 
     name: ClassVar[str] = "dot_product"
     normalizes_by_count: ClassVar[bool] = True
-    nonnegative: ClassVar[bool] = False
 
     def num_features(self, dim: int) -> int:
         return dim
@@ -53,14 +55,17 @@ class DotProduct(FeatureKernel):
 
 @dataclass(frozen=True)
 class Concatenation(Kernel):
-    """κ(q, k) = scale · relu(Σ_e q_e + Σ_e k_e) over the number of keys, as `DotProduct`: the query and the key apart.
+    """The kernel κ(q, k) = scale · relu(Σ_e q_e + Σ_e k_e), divided by the number of keys as in `DotProduct`.
 
-    The paper's relu(wᵀ[q; k]) with w of ones: any other w is a linear map of q and k, which is what makes them. Source:
-    Wang et al. 2018, equation 5.
+    The paper has relu(wᵀ[q; k]) with a learned w. Here w is a vector of ones, because the projections that make q and k
+    can learn any other w.
+
+    Source: Wang et al. 2018, equation 5.
 
     >>> import torch
     >>> from teka.functional import Concatenation
-    >>> query, key = torch.tensor([[[[1.0, 2.0]]]]), torch.tensor([[[[3.0, 1.0], [3.0, -9.0]]]])
+    >>> query = torch.tensor([[[[1.0, 2.0]]]])
+    >>> key = torch.tensor([[[[3.0, 1.0], [3.0, -9.0]]]])
     >>> Concatenation().weights(query, key, scale=1.0).flatten()
     tensor([7., 0.])
     """
@@ -71,9 +76,11 @@ class Concatenation(Kernel):
     def dense_vectors(
         self, query: Queries, key: Keys, *, scale: float, key_mask: KeyMask, is_causal: bool
     ) -> FeatureMaps:
-        of_query, of_key = (scale * one.sum(dim=-1, keepdim=True) for one in (query, key))
-        one = torch.ones_like(of_query), torch.ones_like(of_key)
-        return torch.cat([of_query, one[0]], dim=-1), torch.cat([one[1], of_key], dim=-1), None
+        query_sum = scale * query.sum(dim=-1, keepdim=True)
+        key_sum = scale * key.sum(dim=-1, keepdim=True)
+        query_vectors = torch.cat([query_sum, torch.ones_like(query_sum)], dim=-1)
+        key_vectors = torch.cat([torch.ones_like(key_sum), key_sum], dim=-1)
+        return query_vectors, key_vectors, None
 
     def dense_weights(
         self, products: Pairs, *, log_relative: LogFactors, log_scale: LogScale, keep: PairMask
@@ -86,32 +93,37 @@ class Concatenation(Kernel):
 
 @dataclass(frozen=True)
 class Gaussian(Softmax):
-    """κ(q, k) = exp(−scale · ‖q − k‖²/2): softmax with −scale · ‖k‖²/2 added for each key, fused where there is no c.
+    """The Gaussian kernel κ(q, k) = exp(−scale · ‖q − k‖²/2).
 
-    No key wins for being long. Source: Wang et al. 2018, §3.2, after Buades et al. 2005 (non-local means).
+    Unlike with softmax, a longer key does not get more weight. The kernel is computed as softmax with vectors that are
+    one entry longer: scale · (qᵀk − ‖k‖²/2).
+
+    Source: Wang et al. 2018, §3.2, after Buades et al. 2005 (non-local means).
 
     >>> import torch
     >>> from teka.functional import Gaussian, Softmax
-    >>> query, key = torch.tensor([[[[2.0, 0.0]]]]), torch.tensor([[[[2.0, 0.0], [9.0, 0.0]]]])
-    >>> [kernel.weights(query, key, scale=1.0).flatten().round(decimals=3) for kernel in (Gaussian(), Softmax())]
-    [tensor([1., 0.]), tensor([0., 1.])]
+    >>> query = torch.tensor([[[[2.0, 0.0]]]])
+    >>> key = torch.tensor([[[[2.0, 0.0], [9.0, 0.0]]]])
+    >>> Gaussian().weights(query, key, scale=1.0).flatten().round(decimals=3)
+    tensor([1., 0.])
+    >>> Softmax().weights(query, key, scale=1.0).flatten().round(decimals=3)
+    tensor([0., 1.])
     """
 
     name: ClassVar[str] = "gaussian"
-    estimates_softmax: ClassVar[bool] = False
     is_softmax: ClassVar[bool] = False
+    estimates_softmax: ClassVar[bool] = False
 
     def softmax_vectors(self, query: Queries, key: Keys) -> VectorPair:
         half = key.square().sum(dim=-1, keepdim=True) / -2
-        return torch.cat([query, torch.ones_like(query[..., :1])], dim=-1), torch.cat(
-            [key, half], dim=-1
-        )
+        query_vectors = torch.cat([query, torch.ones_like(query[..., :1])], dim=-1)
+        return query_vectors, torch.cat([key, half], dim=-1)
 
     def dense_vectors(
         self, query: Queries, key: Keys, *, scale: float, key_mask: KeyMask, is_causal: bool
     ) -> FeatureMaps:
-        longer = self.softmax_vectors(query, key)
-        return scale * longer[0], longer[1], None
+        query_vectors, key_vectors = self.softmax_vectors(query, key)
+        return scale * query_vectors, key_vectors, None
 
     def dense_size(self, dim: int) -> int:
         return dim + 1

@@ -1,4 +1,4 @@
-"""Relative kernels c(x_i − x_j; q_i) by name, each one small class."""
+"""Relative kernels c(x_i − x_j; q_i), by name."""
 
 from torch import Generator
 
@@ -14,28 +14,33 @@ from teka.functional.relative.rotation import Rotation, RotationJoint
 from teka.functional.relative.signed import Shaw, TransformerXL
 from teka.functional.relative.window import Window
 
-_OF_THE_PAPER = (Rotation, RotationJoint, Clipped, ClippedFeatures)
-_OTHERS = (
-    Quadratic,
-    GeneralizedQuadratic,
-    Table,
-    Fourier,
-    Rotary,
-    Decay,
-    Alibi,
-    T5,
-    Kerple,
-    Shaw,
-    TransformerXL,
-    Window,
-)
-RELATIVES: dict[str, type[Relative]] = {kind.name: kind for kind in (*_OF_THE_PAPER, *_OTHERS)}
+RELATIVES: dict[str, type[Relative]] = {
+    kind.name: kind
+    for kind in (
+        Rotation,
+        RotationJoint,
+        Clipped,
+        ClippedFeatures,
+        Quadratic,
+        GeneralizedQuadratic,
+        Table,
+        Fourier,
+        Rotary,
+        Decay,
+        Alibi,
+        T5,
+        Kerple,
+        Shaw,
+        TransformerXL,
+        Window,
+    )
+}
 
 
 def make_relative(
     relative: str | Relative, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
 ) -> Relative:
-    """The relative kernel, or the one of that name with random parameters drawn with seed 0."""
+    """Return a relative kernel, given itself or its name. By name, its parameters are drawn with seed 0."""
     if isinstance(relative, Relative):
         return relative
     if not isinstance(relative, str):
@@ -45,6 +50,5 @@ def make_relative(
     if relative not in RELATIVES:
         raise unknown_name("relative", relative, RELATIVES)
     generator = Generator().manual_seed(0)
-    return RELATIVES[relative].draw(
-        generator, heads=heads, dim=dim, num_axes=num_axes, kernel=kernel
-    )
+    sizes = {"heads": heads, "dim": dim, "num_axes": num_axes}
+    return RELATIVES[relative].draw(generator, **sizes, kernel=kernel)

@@ -1,7 +1,7 @@
-"""What every relative kernel c(x_i − x_j; q_i) offers: what it is, and how each backend that it has evaluates it."""
+"""Base classes of relative kernels c(x_i − x_j; q_i)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -9,30 +9,43 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 from torch.nn.functional import normalize, pad
 
+from teka.checks import check_nonnegative
+from teka.errors import wrong_shape, wrong_value
 from teka.functional.backends import Cost, FeatureInputs, WeightedSums, with_ones
 from teka.functional.backends.dense import fused_softmax, matrix_attention
 from teka.functional.backends.feature_sums import LinearFeatures, plain_sums
-from teka.functional.backends.flex import flex, flex_fits
+from teka.functional.backends.flex import flex, flex_fits, offset_numbers
 from teka.functional.backends.linear import DecodingState, Sizes, causal_step, left_by
 from teka.functional.backends.triton import TritonPositions
-from teka.functional.kernels.base import DenseInputs, Kernel
+from teka.functional.kernels.base import DenseInputs, Kernel, TensorFields
 from teka.functional.positions import Positions
 from teka.functional.shapes import (
     Keys,
     LogRelative,
     LogRelativeRows,
     Offsets,
+    OffsetVectors,
     Outputs,
     PairFunction,
     Queries,
     VectorPair,
 )
+from teka.grid import Grid
+
+# Index of a pair's offset in a table over all offsets, from the indices of its query and its key.
+OffsetIndex = Callable[[Tensor, Tensor], Tensor]
 
 
 def linear_step(
     tokens: FeatureInputs, state: DecodingState | None, *waves: Tensor
 ) -> tuple[WeightedSums, DecodingState]:
-    """The sums of one more token of causal attention, likewise, and what it leaves."""
+    """Return the sums of the next token of linear causal attention, and the new state.
+
+    Args:
+        tokens: The next token.
+        state: State after the previous token, or None for the first token.
+        *waves: Features of the positions of the query and the key, if any, which multiply the content features.
+    """
     num_waves = waves[0].shape[-1] if waves else 1
     total = left_by(state, "total", tokens.key_features, tokens.value, num_waves)
     features = (tokens.query_features, tokens.key_features, tokens.log_scale)
@@ -47,8 +60,16 @@ def random_directions(
     return normalize(torch.randn(heads, num_directions, num_axes), dim=-1)
 
 
-class Relative(ABC):
+def has_spacing(grid: Grid, spacing: float) -> bool:
+    """Return True if the cells of a grid have this spacing along all axes."""
+    return all(abs(step - spacing) <= 1e-9 * spacing for step in grid.spacing)
+
+
+class Relative(TensorFields, ABC):
     """Base class of relative kernels c(x_i − x_j; q_i), which weigh a key by its position relative to the query.
+
+    A relative kernel is a frozen dataclass. The annotation of a tensor field names its dimensions: "heads", "axes" and
+    "dim" (the size of a query) have the sizes of the call, the other names are free.
 
     Class attributes:
 
@@ -56,94 +77,138 @@ class Relative(ABC):
     - `equivariance`: "exact" if a shift of all positions never changes the output, "in expectation" if only the mean
       over draws of random features is unchanged.
     - `uses_query`: True if c depends on the query.
-    - `rotates_features`: True if the kernel rotates features (or queries and keys) instead of multiplying the weights.
+    - `rotates_features`: True if the kernel rotates features (or queries and keys) instead of multiplying weights.
     - `appends_features`: True if the kernel only appends `num_position_features` entries to queries and keys.
     - `has_linear_features`: True if `linear_features` is implemented, so that sums over keys can be split across chunks
       and processes.
     - `supports_decoding`: True if `step` is implemented, which decodes token by token with a state of fixed size.
-    - `requires_unit_steps`: True if decoding needs tokens that are 1 unit apart, one at a time.
-    - `fixed_tensors`: Names of the tensors that are not learned.
-    - `shared_by_heads`: Names of the tensors without a dimension for heads.
+    - `requires_unit_steps`: True if `step` takes one token at a time, and tokens must be 1 unit apart.
+    - `nonnegative_tensors`: Names of tensors that must not be negative.
+    - `fixed_tensors`: Names of tensors that are not learned.
     - `has_position_heads`: True if half of the heads of a layer attend by position alone by default.
+    - `example_sizes`: Sizes of the other dimensions in the examples that `draw` returns.
 
     >>> import torch, teka
     >>> from teka.functional.relative.stationary import SeparableRelative
     >>> class Near(SeparableRelative):
     ...     name = "near"
-    ...     def check(self, *, heads, dim, num_axes, kernel):
-    ...         pass
     ...     def axis_log_kernel(self, axis, offsets):
-    ...         return -offsets.square().expand(2, *offsets.shape)  # a row for every head
+    ...         return -offsets.square().expand(2, *offsets.shape)  # shape (heads, *offsets.shape)
     >>> options = {"kernel": "relu", "relative": Near(), "grid": teka.Grid(8, periodic=True)}
     >>> tokens = torch.randn(3, 1, 2, 8, 4)  # queries, keys and values
-    >>> moved = teka.functional.attention(*tokens.roll(3, dims=3), **options)
-    >>> torch.allclose(moved, teka.functional.attention(*tokens, **options).roll(3, dims=2), atol=1e-5)
+    >>> output = teka.functional.attention(*tokens, **options)
+    >>> shifted_output = teka.functional.attention(*tokens.roll(3, dims=3), **options)
+    >>> torch.allclose(shifted_output, output.roll(3, dims=2), atol=1e-5)
     True
     """
 
     name: ClassVar[str]
     equivariance: ClassVar[Literal["exact", "in expectation"]] = "exact"
-    # For the evaluation.
     uses_query: ClassVar[bool] = False
     rotates_features: ClassVar[bool] = False
     appends_features: ClassVar[bool] = False
     has_linear_features: ClassVar[bool] = False
     supports_decoding: ClassVar[bool] = False
     requires_unit_steps: ClassVar[bool] = False
-    # For layers that learn the kernel.
+    nonnegative_tensors: ClassVar[tuple[str, ...]] = ()
     fixed_tensors: ClassVar[tuple[str, ...]] = ()
-    shared_by_heads: ClassVar[tuple[str, ...]] = ()
     has_position_heads: ClassVar[bool] = False
+    example_sizes: ClassVar[dict[str, int]] = {}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.nonnegative_tensors:
+            check_nonnegative(name, getattr(self, name))
 
     @classmethod
     def draw(
         cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
     ) -> "Relative":
-        """An example with random parameters in float64, large enough that each matters; of kernels with a name."""
-        raise NotImplementedError(f"{cls.__name__} has no example")
+        """Return the kernel with random tensors in float64.
+
+        Non-negative tensors are uniform between 0.1 and 0.6, the others ~ N(0, 1).
+
+        Args:
+            generator: Random generator.
+            heads: Number of heads.
+            dim: Size of a query.
+            num_axes: Number of axes of the positions.
+            kernel: Content kernel.
+        """
+        sizes = {**cls.example_sizes, "heads": heads, "dim": dim, "axes": num_axes}
+        tensors = {}
+        for name, dimensions in cls.tensor_shapes.items():
+            is_nonnegative = name in cls.nonnegative_tensors
+            sample = torch.rand if is_nonnegative else torch.randn
+            shape = [sizes[dimension] for dimension in dimensions]
+            values = sample(shape, generator=generator, dtype=torch.float64)
+            tensors[name] = 0.1 + 0.5 * values if is_nonnegative else values
+        return cls(**tensors)
 
     @classmethod
     def initial(cls, *args: Any, **kwargs: Any) -> "Relative":
-        """Return the kernel with the values that training starts from; `teka.nn.RelativeKernel` learns its tensors.
+        """Return the kernel with the tensors that training starts from.
 
-        Sizes such as `num_axes`, `heads` and `dim_head` and the options are those of the kernel.
+        `teka.nn.RelativeKernel` learns these tensors. The arguments are sizes, such as `num_axes`, `heads` and
+        `dim_head`, and the options of the kernel.
         """
         raise NotImplementedError(f"{cls.__name__} has no initial values to learn from")
 
     @property
-    def constraints(self) -> Mapping[str, str]:
-        """Tensors that are learned under a constraint: "positive", or "below 2" for values between 0 and 2."""
-        return {}
+    def constraints(self) -> dict[str, str]:
+        """Return the constraints of learned tensors by name: "positive", or "below 2" for values from 0 to 2."""
+        learned = [name for name in self.nonnegative_tensors if name not in self.fixed_tensors]
+        return dict.fromkeys(learned, "positive")
 
-    @abstractmethod
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        """Check that this fits heads of size `dim`, `num_axes` axes and the content kernel; a ValueError if not."""
+        """Check that the tensors fit the heads, the positions and the content kernel.
+
+        Raises:
+            ValueError: If they do not fit.
+        """
+        sizes = {"heads": heads, "dim": dim, "axes": num_axes}
+        for name, dimensions in self.tensor_shapes.items():
+            shape = getattr(self, name).shape
+            if "axes" in dimensions:
+                check_num_axes(name, shape, shape[dimensions.index("axes")], num_axes)
+            pairs = zip(dimensions, shape, strict=True)
+            if any(sizes.get(dimension, size) != size for dimension, size in pairs):
+                expected = ", ".join(
+                    str(sizes.get(dimension, dimension)) for dimension in dimensions
+                )
+                expected += "," * (len(dimensions) == 1)
+                expected = f"({expected}) for {heads} heads of size {dim}"
+                raise wrong_shape(f"relative.{name}", shape, expected)
 
     def for_kernel(self, kernel: Kernel) -> "Relative":
-        """The kernel as it is beside this content kernel, itself by default."""
+        """Return the relative kernel adapted to a content kernel, by default itself."""
+        return self
+
+    def for_positions(self, positions: Positions) -> "Relative":
+        """Return the relative kernel adapted to positions, by default itself.
+
+        Raises:
+            ValueError: If the kernel is not defined for these positions.
+        """
         return self
 
     def bound_with(self, kernel: Kernel) -> float | None:
-        """C with |out| ≤ C · max |v| beside a content kernel, or None; by default that kernel's, which c ≥ 0 leaves."""
+        """Return C such that |output| ≤ C · max |value| with a content kernel, or None if there is no such bound."""
         return kernel.bound
-
-    def for_positions(self, positions: Positions) -> "Relative":
-        """The kernel between these positions, itself by default; a ValueError where it is not defined there."""
-        return self
 
     @property
     def num_position_features(self) -> int:
-        """By how much it lengthens queries and keys, if it `joins`."""
+        """Return the number of entries that the kernel appends to queries and keys, if it `appends_features`."""
         return 0
 
     def softmax_vectors(
         self, query: Queries, key: Keys, positions: Positions, *, scale: float
     ) -> VectorPair | None:
-        """Vectors of all queries and keys whose inner product is scale · qᵀk + log c, or None where there are none."""
+        """Return vectors of queries and keys with inner products scale · qᵀk + log c, or None if there are none."""
         return None
 
     def extra_softmax_dim(self, positions: Positions) -> int | None:
-        """By how much these are longer than queries and keys."""
+        """Return the number of entries that `softmax_vectors` appends, or None if there are no such vectors."""
         return None
 
     def triton_positions(
@@ -154,69 +219,92 @@ class Relative(ABC):
 
     @abstractmethod
     def dense_passes(self, num_axes: int) -> int:
-        """Passes over all pairs of the dense backend."""
+        """Return the number of passes over all pairs that the dense backend takes, for the cost model."""
 
     @abstractmethod
     def dense(self, pairs: DenseInputs, positions: Positions) -> Outputs:
-        """Attention from every pair."""
+        """Return the output of attention that evaluates every pair."""
 
     def window_cost(self, positions: Positions, dense_size: int, dim_value: int) -> Cost | None:
-        """Cost of the backend "windows", which takes any content kernel; None where it cannot compute it."""
+        """Return the cost of `local_attention`, or None if it cannot compute these positions."""
         return None
 
     def local_attention(self, pairs: DenseInputs, positions: Positions) -> Outputs:
-        """Attention by that backend."""
+        """Return the output of attention within local windows, the backend "windows"."""
         raise NotImplementedError(f"{self.name} has no window")
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Costs of the backends beside the dense one that can compute it between these positions, none by default."""
+        """Return the costs of the backends of `sums` that can compute these positions, by default none."""
         return {}
 
     def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
-        """The sums of tokens that are all somewhere, by one of those backends."""
+        """Return the weighted sums over keys, computed by one of the backends in `costs`.
+
+        All tokens have a position.
+        """
         raise NotImplementedError(f"{self.name} needs every pair")
 
     def linear_features(
         self, features: Tensor, positions: Positions, *, is_key: bool
     ) -> LinearFeatures:
-        """Return vectors whose inner products are the weights, if the kernel has `has_linear_features`."""
+        """Return vectors of queries or keys whose inner products are the weights, if it `has_linear_features`."""
         raise NotImplementedError(f"{self.name} needs every pair")
 
     def sums_without_positions(
         self, query_features: Tensor, key_features: Tensor, value: Tensor
     ) -> WeightedSums:
-        """The sums of pairs of which one is nowhere."""
+        """Return the weighted sums over pairs in which one of the tokens has no position."""
         return plain_sums(FeatureInputs(query_features, query_features, key_features, value))
 
     def step(
         self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
     ) -> tuple[WeightedSums, DecodingState]:
-        """The sums of one more token of causal attention, and what it leaves, if the kernel `decodes`."""
+        """Return the sums of the next token of causal attention, and the new state, if it `supports_decoding`."""
         raise NotImplementedError(f"{self.name} needs every pair")
 
 
 class FactorRelative(Relative):
-    """A relative kernel c > 0 that multiplies the content kernel's weight of a pair."""
+    """Base class of relative kernels c > 0 that multiply the weight of the content kernel."""
 
     @abstractmethod
     def log_kernel(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
-        """log c for every pair, from offsets x_i − x_j of every batch or for all: the dense truth."""
+        """Return log c of every pair, from the offsets x_i − x_j of each sample or of all samples.
 
-    def pair_passes(self, num_axes: int) -> int:
-        """Passes over the pairs in the time that log c takes pair by pair."""
-        return 12 * num_axes
+        This is the reference implementation.
+        """
 
     def dense_passes(self, num_axes: int) -> int:
-        return 3 + self.pair_passes(num_axes)
+        return 3 + 12 * num_axes
 
-    @abstractmethod
     def pair_term(
         self, query: Queries, positions: Positions, *, scale: float
     ) -> PairFunction | None:
-        """log c of a pair by its indices, 0 for one that holds a prefix token; None where there is no small table."""
+        """Return log c as a function of the indices of a pair for FlexAttention, or None without a small table.
+
+        It is 0 for pairs with a prefix token.
+        """
+        numbers = offset_numbers(positions, query)
+        if numbers is None:
+            return None
+        offsets, query_code, key_code = numbers
+        last = len(offsets)
+        index: OffsetIndex = lambda i, j: torch.clamp_max(query_code[i] - key_code[j], last)  # noqa: E731
+        return self.table_term(query, offsets, index, scale=scale)
+
+    @abstractmethod
+    def table_term(
+        self, query: Queries, offsets: OffsetVectors, index: OffsetIndex, *, scale: float
+    ) -> PairFunction:
+        """Return log c as a function of the indices of a pair, from a table over offsets.
+
+        Args:
+            query: Queries.
+            offsets: All offsets of a pair. The table has one more entry, which is for pairs with a prefix token.
+            index: Index of a pair's entry in the table, from the indices of its query and its key.
+            scale: Factor of qᵀk.
+        """
 
     def dense(self, pairs: DenseInputs, positions: Positions) -> Outputs:
-        """By a fused kernel where there is one, or from the matrix of weights."""
         query, kernel, scale = pairs.query, pairs.kernel, pairs.scale
         if kernel.is_softmax:
             vectors = self.softmax_vectors(query, pairs.key, positions, scale=scale)
@@ -233,15 +321,25 @@ class FactorRelative(Relative):
     def log_rows(
         self, query: Queries, positions: Positions, rows: slice, *, scale: float
     ) -> LogRelativeRows:
-        """log c of some rows of the matrix; 0 for every pair that holds a prefix token."""
+        """Return log c of some queries with all keys, which is 0 for pairs with a prefix token."""
         first = positions.num_prefix_tokens
         placed = slice(max(rows.start - first, 0), max(rows.stop - first, 0))
-        num_unplaced = rows.stop - rows.start - (placed.stop - placed.start)
+        num_prefix_rows = rows.stop - rows.start - (placed.stop - placed.start)
         log_relative = self.log_placed_rows(query[:, :, first:], positions, placed, scale=scale)
-        return pad(log_relative, (first, 0, num_unplaced, 0)) if first else log_relative
+        return pad(log_relative, (first, 0, num_prefix_rows, 0)) if first else log_relative
 
     def log_placed_rows(
         self, query: Queries, positions: Positions, rows: slice, *, scale: float
     ) -> LogRelativeRows:
-        """log c of some queries that are somewhere with every such key."""
+        """Return log c of some queries with all keys, without prefix tokens."""
         return self.log_kernel(query[:, :, rows], positions.offsets_like(query, rows), scale=scale)
+
+
+def check_num_axes(argument: str, shape: tuple[int, ...], tensor_axes: int, num_axes: int) -> None:
+    """Check that positions have the number of axes for which a tensor of a relative kernel is made."""
+    if tensor_axes != num_axes:
+        expected = f"{tensor_axes}, because relative.{argument} has shape {tuple(shape)}"
+        hint = f"make the layer with num_axes={num_axes}"
+        raise wrong_value(
+            "the number of axes of grid or positions", num_axes, f"{expected}; {hint}"
+        )

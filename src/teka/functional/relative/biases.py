@@ -1,24 +1,16 @@
-"""Kernels that fall with the distance along every axis: exponentially, slowly, or as a learned bias of its bucket."""
+"""Relative kernels that decrease with the distance along each axis: decay, ALiBi, KERPLE and T5 buckets."""
 
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from teka._compat import replace
-from teka.checks import (
-    POSITIVE_NUMBER,
-    check_name,
-    check_nonnegative,
-    check_sizes,
-    check_tensor,
-    check_tensor_sizes,
-    is_positive,
-)
+from teka.checks import POSITIVE_NUMBER, check_name, check_sizes, check_tensor_sizes, is_positive
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backends import Cost, FeatureInputs, WeightedSums
 from teka.functional.backends.decay_scan import (
@@ -30,40 +22,47 @@ from teka.functional.backends.decay_scan import (
 )
 from teka.functional.backends.linear import DecodingState, Sizes
 from teka.functional.kernels.base import Kernel
-from teka.functional.positions import Positions, check_heads_and_axes, whole_steps
-from teka.functional.relative.stationary import SeparableRelative
+from teka.functional.positions import Positions, whole_steps
+from teka.functional.relative.base import Relative
+from teka.functional.relative.stationary import SeparableRelative, per_head, read_table
 from teka.functional.shapes import AxisOffsets, LogRelativePerHead
 from teka.precision import to_widest_dtype
 
-NUM_BUCKETS = 32  # Raffel et al. 2020, and so is the distance from which all is in the last one
-FARTHEST = 128.0
-MOST_HEADS = 2**16  # of slopes that are made one by one
+# Raffel et al. 2020.
+NUM_BUCKETS = 32
+MAX_DISTANCE = 128.0
+# ALiBi computes one slope after the other.
+MAX_HEADS = 2**16
 KERPLE_FORMS = ("logarithmic", "power")
 
 
 class DecayRelative(SeparableRelative):
-    """log c(Δ) = −Σ_a r_a |Δ_a|: what lies behind a cell is what lay behind the one before, times exp(−r)."""
+    """Base class of kernels that decay exponentially, log c(Δ) = −Σ_a r_a |Δ_a|.
+
+    Sums over keys are computed by scans, because the weights of all earlier keys decay by the same factor from one cell
+    to the next.
+    """
 
     supports_decoding: ClassVar[bool] = True
     requires_unit_steps: ClassVar[bool] = True
 
     @abstractmethod
     def axis_rate(self, axis: int) -> Float[Tensor, "heads"]:
-        """r_a of every head."""
+        """Return r_a of every head."""
 
     def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
         return -per_head(self.axis_rate(axis), offsets) * offsets.abs()
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Of scans along every axis of one grid, of which none is periodic; causally, along a line."""
+        """Return the costs of the backends "linear", "toeplitz" and "fft".
+
+        The scans of "linear" need one grid without periodic axes. In causal attention it must have one axis.
+        """
         grid = positions.shared_grid
-        fits = (
-            grid is not None
-            and not any(grid.periodic)
-            and (grid.num_axes == 1 or not sizes.is_causal)
-        )
-        scans = {"linear": decay_cost(sizes, grid)} if grid is not None and fits else {}
-        return {**scans, **super().costs(sizes, positions)}
+        costs = super().costs(sizes, positions)
+        if grid is None or any(grid.periodic) or (sizes.is_causal and grid.num_axes > 1):
+            return costs
+        return {"linear": decay_cost(sizes, grid), **costs}
 
     def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
         if backend != "linear":
@@ -76,10 +75,9 @@ class DecayRelative(SeparableRelative):
         ]
         if tokens.is_causal:
             return causal_decay(tokens, rates[0])
-        sums = (
-            line_decay(tokens, rates[0]) if grid.num_axes == 1 else grid_decay(tokens, rates, grid)
-        )
-        # The largest c of a row is that of the token itself, 1.
+        is_line = grid.num_axes == 1
+        sums = line_decay(tokens, rates[0]) if is_line else grid_decay(tokens, rates, grid)
+        # The largest c of a query is 1, for the key at its own position.
         sums = replace(sums, log_peak=torch.zeros_like(sums.denominator))
         return sums.without_underflow(
             tokens, lambda rows: self.log_at(positions.offsets_like(tokens.value, rows))
@@ -93,50 +91,37 @@ class DecayRelative(SeparableRelative):
 
 @dataclass(frozen=True)
 class Decay(DecayRelative):
-    """c(Δ) = Π_a λ_a^|Δ_a| with λ = exp(−rate): linear by two scans an axis, and causally a state that decays.
+    """Exponential decay with the distance, c(Δ) = Π_a λ_a^|Δ_a| with λ = exp(−rate).
 
-    Along an axis that is periodic |Δ| is the shorter way round, and sums go by matrices. Source: Sun et al. 2023
-    (RetNet), equation 5, in one direction; both directions and several axes are this library's.
+    Sums over keys are computed by two scans for each axis. Causal attention has a state that decays from token to
+    token. Along a periodic axis |Δ_a| is the shorter distance, and sums are computed by Toeplitz matrices.
+
+    Source: Sun et al. 2023 (RetNet), equation 5, for one direction. Both directions and several axes are from this
+    library.
 
     >>> import torch
     >>> from teka.functional import Decay
-    >>> half_life = Decay(torch.log(torch.tensor([[2.0]])))
-    >>> half_life.log_at(torch.tensor([[0.0], [1.0], [-3.0]])).exp()
+    >>> kernel = Decay(torch.log(torch.tensor([[2.0]])))
+    >>> kernel.log_at(torch.tensor([[0.0], [1.0], [-3.0]])).exp()
     tensor([[1.0000, 0.5000, 0.1250]])
 
     Args:
-        rate: r ≥ 0 per unit of length, shape (heads, axes); a ValueError if negative.
+        rate: Rate ≥ 0 per unit of length, shape (heads, axes).
+
+    Raises:
+        ValueError: If a rate is negative.
     """
 
     name: ClassVar[str] = "decay"
+    nonnegative_tensors: ClassVar[tuple[str, ...]] = ("rate",)
 
     rate: Float[Tensor, "heads axes"]
 
-    def __post_init__(self) -> None:
-        check_tensor("rate", self.rate, "heads", "axes")
-        check_nonnegative("rate", self.rate)
-
     @classmethod
     def initial(cls, *, num_axes: int, heads: int) -> "Decay":
-        """The slopes of `Alibi` as rates of every axis."""
+        """Return rates that are the slopes of `Alibi` for all axes."""
         check_tensor_sizes({"num_axes": num_axes, "heads": heads})
-        return cls(Alibi.of_heads(heads).slope[:, None].repeat(1, num_axes))
-
-    @property
-    def constraints(self) -> dict[str, str]:
-        return {"rate": "positive"}
-
-    @classmethod
-    def draw(
-        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
-    ) -> "Decay":
-        """Rates from 0.1 to 0.6."""
-        return cls(
-            0.1 + 0.5 * torch.rand(heads, num_axes, generator=generator, dtype=torch.float64)
-        )
-
-    def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        check_heads_and_axes("rate", self.rate, heads, num_axes)
+        return cls(Alibi.initial(heads=heads).slope[:, None].repeat(1, num_axes))
 
     def axis_rate(self, axis: int) -> Float[Tensor, "heads"]:
         return self.rate[:, axis]
@@ -144,55 +129,51 @@ class Decay(DecayRelative):
 
 @dataclass(frozen=True)
 class Alibi(DecayRelative):
-    """log c(Δ) = −m ‖Δ‖₁ with a slope m for each head: `Decay` with one rate for all axes, and so as fast.
+    """Attention with linear biases, log c(Δ) = −m ‖Δ‖₁ with a fixed slope m for each head.
 
-    Source: Press et al. 2022, §3, with |i − j|, on more axes the Manhattan distance.
+    It is `Decay` with the same rate for all axes.
+
+    Source: Press et al. 2022, §3, in both directions. The Manhattan distance on several axes is from this library.
 
     >>> import torch
     >>> from teka.functional import Alibi
-    >>> Alibi.of_heads(4).slope
+    >>> kernel = Alibi.initial(heads=4)
+    >>> kernel.slope
     tensor([0.2500, 0.0625, 0.0156, 0.0039])
-    >>> Alibi.of_heads(4).log_at(torch.tensor([[3.0, -5.0]])).flatten()  # −m (3 + 5)
+    >>> kernel.log_at(torch.tensor([[3.0, -5.0]])).flatten()  # −m (3 + 5)
     tensor([-2.0000, -0.5000, -0.1250, -0.0312])
 
     Args:
-        slope: m ≥ 0 per unit of length, shape (heads,); a ValueError if negative. `of_heads` has the paper's.
+        slope: m ≥ 0 per unit of length, shape (heads,). `initial` has the slopes of the paper.
+
+    Raises:
+        ValueError: If a slope is negative.
     """
 
     name: ClassVar[str] = "alibi"
+    nonnegative_tensors: ClassVar[tuple[str, ...]] = ("slope",)
     fixed_tensors: ClassVar[tuple[str, ...]] = ("slope",)
 
     slope: Float[Tensor, "heads"]
 
-    def __post_init__(self) -> None:
-        check_tensor("slope", self.slope, "heads")
-        check_nonnegative("slope", self.slope)
-
     @classmethod
-    def of_heads(cls, heads: int) -> "Alibi":
-        """m = 2^(−8 h / H), h = 1 … H; where H is no power of two, those of the next lower, and between (the paper)."""
-        check_sizes({"heads": heads}, most=MOST_HEADS)
+    def initial(cls, *, heads: int) -> "Alibi":
+        """Return the slopes of the paper, m = 2^(−8h/H) for h = 1, …, H.
+
+        If H is not a power of two, the slopes are those of the next lower power of two, and slopes in between.
+        """
+        check_sizes({"heads": heads}, most=MAX_HEADS)
         lower = 2 ** math.floor(math.log2(heads))
         exponents = [8 * head / lower for head in range(1, lower + 1)]
         exponents += [4 * head / lower for head in range(1, 2 * (heads - lower), 2)]
         return cls(2.0 ** -torch.tensor(exponents))
 
     @classmethod
-    def initial(cls, *, heads: int) -> "Alibi":
-        """The slopes of the paper, which are not learned."""
-        check_tensor_sizes({"heads": heads})
-        return cls.of_heads(heads)
-
-    @classmethod
     def draw(
         cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
     ) -> "Alibi":
-        """The paper's slopes."""
-        return cls(cls.of_heads(heads).slope.double())
-
-    def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        if self.slope.shape[0] != heads:
-            raise wrong_shape("relative.slope", self.slope.shape, f"({heads},) for {heads} heads")
+        """Return the slopes of the paper in float64."""
+        return cls(cls.initial(heads=heads).slope.double())
 
     def axis_rate(self, axis: int) -> Float[Tensor, "heads"]:
         return self.slope
@@ -200,10 +181,11 @@ class Alibi(DecayRelative):
 
 @dataclass(frozen=True)
 class Kerple(SeparableRelative):
-    """log c(Δ) = −Σ_a w_a log(1 + b_a |Δ_a|), or −Σ_a w_a |Δ_a|^b_a: c > 0 with heavy tails.
+    """A kernel with heavy tails, log c(Δ) = −Σ_a w_a log(1 + b_a |Δ_a|) or −Σ_a w_a |Δ_a|^b_a.
 
-    log c is conditionally positive definite, with b ≤ 2 in the second form. Source: Chi et al. 2022 (KERPLE), on one
-    axis; the sum over axes is this library's, and keeps that.
+    log c is conditionally positive definite, for the second form with b ≤ 2.
+
+    Source: Chi et al. 2022 (KERPLE), on one axis. The sum over axes is from this library.
 
     >>> import torch
     >>> from teka.functional import Kerple
@@ -212,27 +194,28 @@ class Kerple(SeparableRelative):
     tensor([[1.0000, 0.5000, 0.1000, 0.0100]])
 
     Args:
-        weight: w ≥ 0, shape (heads, axes); a ValueError if negative.
-        bend: b ≥ 0, of the same shape, per unit of length if logarithmic; likewise.
+        weight: w ≥ 0, shape (heads, axes).
+        bend: b ≥ 0, shape (heads, axes), per unit of length for the logarithmic form.
         form: "logarithmic" or "power".
+
+    Raises:
+        ValueError: If `weight` or `bend` is negative, or the form is unknown.
     """
 
     name: ClassVar[str] = "kerple"
+    nonnegative_tensors: ClassVar[tuple[str, ...]] = ("weight", "bend")
 
     weight: Float[Tensor, "heads axes"]
     bend: Float[Tensor, "heads axes"]
     form: str = KERPLE_FORMS[0]
 
     def __post_init__(self) -> None:
-        check_tensor("weight", self.weight, "heads", "axes")
-        check_tensor("bend", self.bend, *self.weight.shape)
+        super().__post_init__()
         check_name("form", self.form, KERPLE_FORMS)
-        for argument, given in (("weight", self.weight), ("bend", self.bend)):
-            check_nonnegative(argument, given)
 
     @classmethod
     def initial(cls, *, num_axes: int, heads: int, form: str = KERPLE_FORMS[0]) -> "Kerple":
-        """Weights uniform in [0, 2) and bends uniform in [0, 1), as in the paper's code."""
+        """Return weights uniform in [0, 2) and bends uniform in [0, 1), as in the code of the paper."""
         check_tensor_sizes({"num_axes": num_axes, "heads": heads})
         check_name("form", form, KERPLE_FORMS)
         weight, bend = torch.rand(2, heads, num_axes).clamp_min(1e-2)
@@ -240,69 +223,60 @@ class Kerple(SeparableRelative):
 
     @property
     def constraints(self) -> dict[str, str]:
-        """Bends of the power form stay below 2, where log c is conditionally positive definite."""
         return {"weight": "positive", "bend": "below 2" if self.form == "power" else "positive"}
 
-    @classmethod
-    def draw(
-        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
-    ) -> "Kerple":
-        """Weights and bends from 0.5 to 1.5."""
-        weight, bend = 0.5 + torch.rand(
-            2, heads, num_axes, generator=generator, dtype=torch.float64
-        )
-        return cls(weight, bend)
-
-    def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        check_heads_and_axes("weight", self.weight, heads, num_axes)
-
     def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
-        weight, bend = (per_head(one[:, axis], offsets) for one in (self.weight, self.bend))
+        weight = per_head(self.weight[:, axis], offsets)
+        bend = per_head(self.bend[:, axis], offsets)
         distance = offsets.abs()
         if self.form == "logarithmic":
             return -weight * torch.log1p(bend * distance)
-        # At 0 the power has no finite gradient of its exponent.
-        is_here = distance == 0
-        return (-weight * distance.masked_fill(is_here, 1.0) ** bend).masked_fill(is_here, 0.0)
+        # At 0 the power has no finite gradient with respect to its exponent.
+        is_zero = distance == 0
+        return (-weight * distance.masked_fill(is_zero, 1.0) ** bend).masked_fill(is_zero, 0.0)
 
 
 @dataclass(frozen=True)
 class T5(SeparableRelative):
-    """log c(Δ) = Σ_a t_a[bucket(Δ_a)]: a learned bias of the direction and, ever more coarsely, of the distance.
+    """The relative position bias of T5, log c(Δ) = Σ_a t_a[bucket(Δ_a)].
 
-    Half of the buckets are for keys before the query or at it, half for keys after it. Of a half one is for each of its
-    first distances 0, 1, …, and the others, as many, are of equal ratios up to `farthest`, beyond which all is in the
-    last. Source: Raffel et al. 2020, §2.1, and its code, with 32 and 128, on one axis; the sum over axes is ours.
+    Half of the buckets are for keys after the query, the other half for the other keys. Within each half, one half of
+    the buckets is for the distances 0, 1, …; the others have boundaries in a geometric sequence up to `max_distance`.
+    Keys at larger distances are in the last bucket.
+
+    Source: Raffel et al. 2020, §2.1, and its code, on one axis. The sum over axes is from this library.
 
     >>> import torch
     >>> from teka.functional import T5
-    >>> kernel = T5(torch.zeros(1, 1, 16), farthest=64.0)  # buckets 0 … 7 up to the query, 8 … 15 after it
+    >>> kernel = T5(torch.zeros(1, 1, 16), max_distance=64.0)
     >>> kernel.bucket(torch.tensor([0.0, 1.0, 3.0, 7.0, 8.0, 64.0, 999.0, -1.0, -64.0]))
     tensor([ 0,  1,  3,  4,  5,  7,  7,  9, 15])
 
     Args:
-        tables: t, shape (heads, axes, buckets), a multiple of 4 buckets; else a ValueError.
-        farthest: Distance from which all is in the last bucket, in units, above a quarter of the buckets.
-        unit: A distance is rounded to a whole number of these, in physical units, above 0; else a ValueError.
+        tables: t, shape (heads, axes, buckets). The number of buckets is a multiple of 4.
+        max_distance: Distance, in units, from which all keys are in the last bucket. It is larger than a quarter of the
+            number of buckets.
+        unit: Length of a unit > 0 in physical units. Distances are rounded to whole units.
+
+    Raises:
+        ValueError: If an argument is out of range.
     """
 
     name: ClassVar[str] = "t5"
+    example_sizes: ClassVar[dict[str, int]] = {"buckets": 12}
 
     tables: Float[Tensor, "heads axes buckets"]
-    farthest: float = FARTHEST
+    max_distance: float = MAX_DISTANCE
     unit: float = 1.0
 
     def __post_init__(self) -> None:
-        check_tensor("tables", self.tables, "heads", "axes", "buckets")
-        buckets = self.tables.shape[-1]
-        if buckets == 0 or buckets % 4:
+        super().__post_init__()
+        num_buckets = self.tables.shape[-1]
+        if num_buckets % 4:
             raise wrong_shape("tables", self.tables.shape, "(heads, axes, a multiple of 4 buckets)")
-        if not (is_positive(self.farthest) and self.farthest > buckets // 4):
-            raise wrong_value(
-                "farthest",
-                self.farthest,
-                f"a finite number above {buckets // 4}, where ratios begin",
-            )
+        if not (is_positive(self.max_distance) and self.max_distance > num_buckets // 4):
+            expected = f"a finite number above {num_buckets // 4}, a quarter of the buckets"
+            raise wrong_value("max_distance", self.max_distance, expected)
         if not is_positive(self.unit):
             raise wrong_value("unit", self.unit, POSITIVE_NUMBER)
 
@@ -313,43 +287,28 @@ class T5(SeparableRelative):
         num_axes: int,
         heads: int,
         num_buckets: int = NUM_BUCKETS,
-        farthest: float = FARTHEST,
+        max_distance: float = MAX_DISTANCE,
     ) -> "T5":
-        """Entries of 0."""
+        """Return tables of zeros."""
         check_tensor_sizes({"num_axes": num_axes, "heads": heads, "num_buckets": num_buckets})
-        return cls(torch.zeros(heads, num_axes, num_buckets), farthest)
+        return cls(torch.zeros(heads, num_axes, num_buckets), max_distance)
 
     @classmethod
-    def draw(
-        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
-    ) -> "T5":
-        """Entries ~ N(0, 1) of 12 buckets up to a distance of 6."""
-        return cls(
-            torch.randn(heads, num_axes, 12, generator=generator, dtype=torch.float64), farthest=6.0
-        )
-
-    def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        check_heads_and_axes("tables", self.tables, heads, num_axes, "buckets")
+    def draw(cls, generator: Generator, **sizes: Any) -> Relative:
+        """Return tables ~ N(0, 1) of 12 buckets with a maximum distance of 6."""
+        return replace(super().draw(generator, **sizes), max_distance=6.0)
 
     def bucket(self, offsets: AxisOffsets) -> Int[Tensor, "*pairs"]:
-        """The bucket of every offset, query minus key: the first half for those of at least 0."""
-        half = self.tables.shape[-1] // 2
-        exact = half // 2
+        """Return the buckets of offsets x_i − x_j."""
+        num_per_side = self.tables.shape[-1] // 2
+        num_exact = num_per_side // 2
         steps = whole_steps(to_widest_dtype(offsets).abs(), self.unit)
-        ratio = torch.log(steps.clamp_min(exact) / exact) / math.log(self.farthest / exact)
-        far = exact + torch.floor(ratio * (half - exact) + 1e-9)
-        place = torch.where(steps < exact, steps, far.clamp_max(half - 1))
-        return (place + half * ((offsets < 0) & (steps > 0))).long()
+        log_ratio = torch.log(steps.clamp_min(num_exact) / num_exact)
+        share = log_ratio / math.log(self.max_distance / num_exact)
+        far_bucket = num_exact + torch.floor(share * (num_per_side - num_exact) + 1e-9)
+        bucket = torch.where(steps < num_exact, steps, far_bucket.clamp_max(num_per_side - 1))
+        is_after = (offsets < 0) & (steps > 0)
+        return (bucket + num_per_side * is_after).long()
 
     def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
-        table = self.tables[:, axis].to(offsets)
-        return table.index_select(1, self.bucket(offsets).reshape(-1)).reshape(
-            len(table), *offsets.shape
-        )
-
-
-def per_head(
-    parameter: Float[Tensor, "heads"], offsets: AxisOffsets
-) -> Float[Tensor, "heads *ones"]:
-    """One number a head, to meet offsets of any shape."""
-    return parameter.to(offsets).reshape(-1, *(1,) * offsets.ndim)
+        return read_table(self.tables[:, axis].to(offsets), self.bucket(offsets))

@@ -1,115 +1,111 @@
-"""Attention about a displaced point, of any shape, and a learned number for every offset along every axis."""
+"""Relative kernels with a Gaussian around a learned center, or with a table of learned biases for each axis."""
 
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float
-from torch import Generator, Tensor
+from torch import Tensor
 
 from teka._compat import replace
-from teka.checks import check_nonnegative, check_tensor, check_tensor_sizes
+from teka.checks import check_tensor_sizes
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.kernels.base import Kernel
-from teka.functional.positions import Positions, check_heads_and_axes
-from teka.functional.relative.stationary import SeparableRelative, StationaryRelative
+from teka.functional.positions import Positions
+from teka.functional.relative.stationary import (
+    SeparableRelative,
+    StationaryRelative,
+    per_head,
+    read_table,
+)
 from teka.functional.shapes import AxisOffsets, LogRelativePerHead, OffsetVectors
 from teka.grid import Grid, wrap
 
-# Share of a cell by which two grids may miss each other.
-MISALIGNMENT = 1e-6
-MAX_OFFSET = 7  # a window of 15 cells along every axis
+# Tolerance, in cells, for the alignment of two grids.
+MAX_MISALIGNMENT = 1e-6
+# Default size of a table: a window of 15 cells along each axis.
+MAX_OFFSET = 7
 
-Centred = TypeVar("Centred", bound="CentredRelative")
+Centered = TypeVar("Centered", bound="CenteredRelative")
 
 
 @dataclass(frozen=True)
-class CentredRelative(StationaryRelative):
-    """A kernel about a place away from the query, `center` for each head, key minus query, on axes with `periods`."""
+class CenteredRelative(StationaryRelative):
+    """Base class of kernels around a learned center Δ_h for each head.
+
+    Args:
+        center: Δ_h, key minus query, in physical units, shape (heads, axes).
+    """
 
     center: Float[Tensor, "heads axes"]
 
-    def __post_init__(self) -> None:
-        check_tensor("center", self.center, "heads", "axes")
-
-    def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        check_heads_and_axes("center", self.center, heads, num_axes)
-
-    def for_positions(self: Centred, positions: Positions) -> Centred:
+    def for_positions(self: Centered, positions: Positions) -> Centered:
         return replace(self, periods=positions.periods)
 
 
 @dataclass(frozen=True)
-class Quadratic(CentredRelative, SeparableRelative):
-    """log c = −α ‖(x_j − x_i) − Δ_h‖²: a Gaussian about the place Δ_h away from the query, one for each head.
+class Quadratic(CenteredRelative, SeparableRelative):
+    """A Gaussian around a center for each head, log c = −α ‖(x_j − x_i) − Δ_h‖².
 
-    With offsets x_i − x_j, as everywhere here, −α ‖(x_i − x_j) + Δ_h‖², a sum over axes, shorter way round a torus.
-    Source: Cordonnier et al. 2020, equation 9; its δ is x_j − x_i.
+    With the offset Δ = x_i − x_j, log c(Δ) = −α ‖Δ + Δ_h‖², which is a sum over axes. Along periodic axes the shorter
+    distance counts.
+
+    Source: Cordonnier et al. 2020, equation 9, with δ = x_j − x_i.
 
     >>> import torch, teka
+    >>> kernel = teka.functional.Quadratic(torch.tensor([[2.0]]), precision=torch.tensor([50.0]))
+    >>> options = {"kernel": "constant", "relative": kernel, "grid": teka.Grid(5, periodic=True)}
     >>> value = torch.arange(5.0).view(1, 1, 5, 1)
-    >>> two_on = teka.functional.Quadratic(center=torch.tensor([[2.0]]), precision=torch.tensor([50.0]))
-    >>> options = {"kernel": "constant", "relative": two_on, "grid": teka.Grid(5, periodic=True)}
     >>> teka.functional.attention(value, value, value, **options).flatten().round()
     tensor([2., 3., 4., 0., 1.])
 
     Args:
         center: Δ_h, key minus query, in physical units, shape (heads, axes).
-        precision: α ≥ 0 in units of length^−2, shape (heads,); a ValueError if negative.
-        periods: Period of every axis in physical units, None where it is not periodic; `for_positions` takes the grid's.
+        precision: α ≥ 0 in units of length^−2, shape (heads,).
+        periods: Period of each axis in physical units, or None if the axis is not periodic. `for_positions` sets the
+            periods of the grid.
+
+    Raises:
+        ValueError: If a precision is negative.
     """
 
     name: ClassVar[str] = "quadratic"
+    nonnegative_tensors: ClassVar[tuple[str, ...]] = ("precision",)
 
     precision: Float[Tensor, "heads"]
     periods: tuple[float | None, ...] | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_tensor("precision", self.precision, self.center.shape[0])
-        check_nonnegative("precision", self.precision)
-
     @classmethod
     def initial(cls, *, num_axes: int, heads: int) -> "Quadratic":
-        """Centers Δ_h ~ N(0, 2²) and precisions of 1 (Cordonnier et al. 2020)."""
+        """Return centers Δ_h ~ N(0, 2²) and precisions of 1 (Cordonnier et al. 2020)."""
         check_tensor_sizes({"num_axes": num_axes, "heads": heads})
         return cls(2 * torch.randn(heads, num_axes), torch.ones(heads))
 
-    @property
-    def constraints(self) -> dict[str, str]:
-        return {"precision": "positive"}
-
-    @classmethod
-    def draw(
-        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
-    ) -> "Quadratic":
-        """Centres within ±2 along every axis, precisions from 0.1 to 0.4."""
-        center = 4 * torch.rand(heads, num_axes, generator=generator, dtype=torch.float64) - 2
-        return cls(center, 0.1 + 0.3 * torch.rand(heads, generator=generator, dtype=torch.float64))
-
     def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
-        per_head = (-1,) + (1,) * offsets.ndim
-        away = offsets + self.center[:, axis].to(offsets).reshape(per_head)
+        distance = offsets + per_head(self.center[:, axis], offsets)
         if self.periods is not None:
-            away = wrap(away, self.periods[axis])
-        return -self.precision.to(offsets).reshape(per_head) * away.square()
+            distance = wrap(distance, self.periods[axis])
+        return -per_head(self.precision, offsets) * distance.square()
 
 
 @dataclass(frozen=True)
-class GeneralizedQuadratic(CentredRelative):
-    """log c = −½ (δ − Δ_h)ᵀ Σ⁻¹ (δ − Δ_h) with δ = x_j − x_i and Σ⁻¹ = LᵀL: a Gaussian of any shape for each head.
+class GeneralizedQuadratic(CenteredRelative):
+    """A Gaussian of any shape around a center, log c = −½ (δ − Δ_h)ᵀ Σ⁻¹ (δ − Δ_h) with δ = x_j − x_i and Σ⁻¹ = LᵀL.
 
-    With offsets x_i − x_j, −½ ‖L ((x_i − x_j) + Δ_h)‖², the shorter way round. Source: Cordonnier et al. 2020, eq. 16.
+    With the offset Δ = x_i − x_j, log c(Δ) = −½ ‖L (Δ + Δ_h)‖². Along periodic axes the shorter distance counts.
+
+    Source: Cordonnier et al. 2020, equation 16.
 
     >>> import torch
     >>> from teka.functional import GeneralizedQuadratic
-    >>> column = GeneralizedQuadratic(torch.zeros(1, 2), precision_factor=torch.tensor([[[0.0, 0.0], [0.0, 2.0]]]))
-    >>> column.log_at(torch.tensor([[0.0, 0.0], [9.0, 0.0], [0.0, 1.0]])).exp()  # no matter how far above or below
+    >>> factor = torch.tensor([[[0.0, 0.0], [0.0, 2.0]]])  # any distance along the first axis
+    >>> kernel = GeneralizedQuadratic(torch.zeros(1, 2), factor)
+    >>> kernel.log_at(torch.tensor([[0.0, 0.0], [9.0, 0.0], [0.0, 1.0]])).exp()
     tensor([[1.0000, 1.0000, 0.1353]])
 
     Args:
-        center: Δ_h as for `Quadratic`, and so are the periods.
-        precision_factor: L in units of length^−1, any square matrix, shape (heads, axes, axes).
+        center: Δ_h, key minus query, in physical units, shape (heads, axes).
+        precision_factor: L in units of length^−1, shape (heads, axes, axes). It can be any square matrix.
+        periods: As for `Quadratic`.
     """
 
     name: ClassVar[str] = "generalized_quadratic"
@@ -117,128 +113,99 @@ class GeneralizedQuadratic(CentredRelative):
     precision_factor: Float[Tensor, "heads axes axes"]
     periods: tuple[float | None, ...] | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        heads, num_axes = self.center.shape
-        check_tensor("precision_factor", self.precision_factor, heads, num_axes, num_axes)
-
     @classmethod
     def initial(cls, *, num_axes: int, heads: int) -> "GeneralizedQuadratic":
-        """Centers Δ_h ~ N(0, 2²) and L = identity; Σ⁻¹ is positive semi-definite for any L."""
+        """Return centers Δ_h ~ N(0, 2²) and L = I."""
         sizes = {"num_axes": num_axes, "heads": heads}
         check_tensor_sizes(sizes)
         check_tensor_sizes({"num_axes": num_axes}, num_axes**2)
         check_tensor_sizes(sizes, heads * num_axes**2)
         return cls(2 * torch.randn(heads, num_axes), torch.eye(num_axes).repeat(heads, 1, 1))
 
-    @classmethod
-    def draw(
-        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
-    ) -> "GeneralizedQuadratic":
-        """Centres within ±2 along every axis, factors ~ N(0, 0.4²)."""
-        center = 4 * torch.rand(heads, num_axes, generator=generator, dtype=torch.float64) - 2
-        factor = torch.randn(heads, num_axes, num_axes, generator=generator, dtype=torch.float64)
-        return cls(center, 0.4 * factor)
-
-    def pair_passes(self, num_axes: int) -> int:
-        """A matrix times every offset, and an inner product."""
-        return 25 * num_axes
+    def dense_passes(self, num_axes: int) -> int:
+        # A product with a matrix and a sum of squares.
+        return 3 + 25 * num_axes
 
     def log_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
         heads, num_axes = self.center.shape
-        away = offsets + self.center.to(offsets).reshape(
-            heads, *(1,) * (offsets.ndim - 1), num_axes
-        )
+        center = self.center.to(offsets).reshape(heads, *(1,) * (offsets.ndim - 1), num_axes)
+        distance = offsets + center
         if self.periods is not None:
-            away = torch.stack(
-                [wrap(away[..., axis], self.periods[axis]) for axis in range(num_axes)], dim=-1
-            )
-        return (
-            torch.einsum("hmn,h...n->h...m", self.precision_factor.to(offsets), away)
-            .square()
-            .sum(dim=-1)
-            / -2
-        )
+            axes = zip(distance.unbind(dim=-1), self.periods, strict=True)
+            distance = torch.stack([wrap(part, period) for part, period in axes], dim=-1)
+        scaled = torch.einsum("hmn,h...n->h...m", self.precision_factor.to(offsets), distance)
+        return scaled.square().sum(dim=-1) / -2
 
 
 @dataclass(frozen=True)
 class Table(SeparableRelative):
-    """log c = Σ_axis t_axis[Δ_axis]: in two dimensions row[Δ_y] + column[Δ_x], with Δ = x_i − x_j counted in cells.
+    """A table of learned biases for each axis, log c(Δ) = Σ_axis t_axis[Δ_axis], with Δ = x_i − x_j in cells.
 
-    Beyond ±k cells the last entry holds. Offsets between cells have no entry: it takes grids and no bare positions.
-    Source: Ramachandran et al. 2019; Cordonnier et al. 2020, §4.3; the clipping is Shaw et al. 2018.
+    In two dimensions it is row[Δ_y] + column[Δ_x]. Offsets beyond ±k cells have the bias of ±k cells. The kernel needs
+    grids, because offsets between cells have no entry.
+
+    Source: Ramachandran et al. 2019; Cordonnier et al. 2020, §4.3; Shaw et al. 2018 for the clipping.
 
     >>> import torch
     >>> from teka.functional import Table
-    >>> kernel = Table(torch.tensor([[[-1.0, 0.0, 2.0]]]))  # of Δ = −1, 0 and 1
+    >>> kernel = Table(torch.tensor([[[-1.0, 0.0, 2.0]]]))  # for Δ = −1, 0 and 1
     >>> kernel.log_at(torch.tensor([[-7.0], [-1.0], [0.0], [1.0], [7.0]]))
     tensor([[-1., -1.,  0.,  2.,  2.]])
 
     Args:
-        tables: t, entry k + Δ for an offset of Δ cells, shape (heads, axes, 2k + 1).
-        spacing: Width of a cell along every axis in physical units, 1 if None; `for_positions` takes the grid's.
+        tables: t with entry k + Δ for an offset of Δ cells, shape (heads, axes, 2k + 1).
+        spacing: Width of a cell along each axis in physical units, or None for 1. `for_positions` sets the width of
+            the cells of the grid.
     """
 
     name: ClassVar[str] = "table"
+    example_sizes: ClassVar[dict[str, int]] = {"entries": 7}
 
     tables: Float[Tensor, "heads axes entries"]
     spacing: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        check_tensor("tables", self.tables, "heads", "axes", "2 max_offset + 1")
+        super().__post_init__()
         if self.tables.shape[-1] % 2 == 0:
             raise wrong_shape("tables", self.tables.shape, "(heads, axes, 2 max_offset + 1)")
 
     @property
     def max_offset(self) -> int:
-        """The last offset k in cells that has an entry of its own."""
+        """Return k, the largest offset in cells with an entry of its own."""
         return self.tables.shape[-1] // 2
 
     @classmethod
     def initial(cls, *, num_axes: int, heads: int, max_offset: int = MAX_OFFSET) -> "Table":
-        """Entries of 0, for offsets of up to `max_offset` cells."""
+        """Return tables of zeros for offsets of up to `max_offset` cells."""
         check_tensor_sizes({"num_axes": num_axes, "heads": heads, "max_offset": max_offset})
         return cls(torch.zeros(heads, num_axes, 2 * max_offset + 1))
 
-    @classmethod
-    def draw(
-        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
-    ) -> "Table":
-        """Entries ~ N(0, 1) for up to 3 cells."""
-        return cls(torch.randn(heads, num_axes, 7, generator=generator, dtype=torch.float64))
-
-    def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        check_heads_and_axes("tables", self.tables, heads, num_axes, "entries")
-
     def for_positions(self, positions: Positions) -> "Table":
-        """The kernel with cells as wide as the grid's, or as the finer one's of two."""
+        """Return the kernel with the cell width of the grid, or of the finer one of two grids.
+
+        Raises:
+            ValueError: If there are positions instead of a grid, or the cells of two grids are not aligned.
+        """
         if positions.grids is None:
             expected = "a grid, not bare positions, with relative='table', which counts cells"
             raise wrong_value("grid" if positions.grid is None else "key_grid", None, expected)
         query, key = positions.grids
-        return Table(
-            self.tables, tuple(_cell_width(query, key, axis) for axis in range(query.num_axes))
-        )
+        spacing = tuple(_cell_width(query, key, axis) for axis in range(query.num_axes))
+        return Table(self.tables, spacing)
 
     def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
         spacing = 1.0 if self.spacing is None else self.spacing[axis]
-        entry = (
-            torch.round(offsets / spacing).clamp(-self.max_offset, self.max_offset).long()
-            + self.max_offset
-        )
-        table = self.tables[:, axis].to(offsets)
-        return table.index_select(1, entry.reshape(-1)).reshape(len(table), *offsets.shape)
+        steps = torch.round(offsets / spacing).clamp(-self.max_offset, self.max_offset)
+        return read_table(self.tables[:, axis].to(offsets), steps.long() + self.max_offset)
 
 
 def _cell_width(query: Grid, key: Grid, axis: int) -> float:
-    """Width of which the offset of every query's cell from every key's is a multiple."""
-    # The spacing of a single cell separates nothing.
-    steps = [grid.spacing[axis] for grid in (query, key) if grid.shape[axis] > 1] or [
-        query.spacing[axis]
-    ]
-    width = min(steps)
-    for distance in (*steps, query.origin[axis] - key.origin[axis]):
-        if abs(distance / width - round(distance / width)) > MISALIGNMENT:
+    """Return the width of a cell such that all offsets between the grids are whole numbers of cells."""
+    # The spacing of a single cell does not matter.
+    spacings = [grid.spacing[axis] for grid in (query, key) if grid.shape[axis] > 1]
+    width = min(spacings) if spacings else query.spacing[axis]
+    for distance in (*spacings, query.origin[axis] - key.origin[axis]):
+        if abs(distance / width - round(distance / width)) > MAX_MISALIGNMENT:
             expected = f"cells that lie a whole number of cells from those of {query} with relative='table'"
             raise wrong_value("key_grid", key, expected)
     return width

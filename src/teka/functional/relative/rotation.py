@@ -1,18 +1,20 @@
-"""The rotation kernel (strategy 1), exactly and in the paper's joint form."""
+"""The rotation kernel (strategy 1 of Horn et al. 2021), in an exact form and in the paper's form."""
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 from torch.nn.functional import pad
 
+from teka._compat import replace
 from teka.checks import check_tensor, check_tensor_sizes, is_number
 from teka.errors import wrong_value
 from teka.functional.kernels.base import Kernel
-from teka.functional.positions import Positions, check_heads_and_axes
+from teka.functional.positions import Positions
+from teka.functional.relative.base import Relative
 from teka.functional.relative.stationary import SeparableRelative
 from teka.functional.shapes import (
     AxisOffsets,
@@ -24,35 +26,37 @@ from teka.functional.shapes import (
 )
 from teka.precision import widest_dtype
 
-NUM_FREQUENCIES = 4  # Horn et al. 2021, appendix A.2
+# Horn et al. 2021, appendix A.2.
+NUM_FREQUENCIES = 4
 
 
 def initial_frequency(num_frequencies: int) -> Float[Tensor, "scales"]:
-    """ω_s = 8^(−s/2) radians per unit of length: 1, .354, .125, .0442 for four (Horn et al. 2021, authors' code)."""
-    return 8.0 ** (
-        -torch.arange(num_frequencies, dtype=widest_dtype(torch.get_default_device())) / 2
-    )
+    """Return ω_s = 8^(−s/2) radians per unit of length for s = 0, 1, … (Horn et al. 2021, authors' code)."""
+    dtype = widest_dtype(torch.get_default_device())
+    return 8.0 ** (-torch.arange(num_frequencies, dtype=dtype) / 2)
 
 
 def rotation_scale(dim: int, num_axes: int, num_frequencies: int) -> float:
-    """1/√d' with d' = d + 2 · axes · scales, the size of the concatenated vectors (Horn et al. 2021)."""
+    """Return 1/√d', where d' = d + 2 · axes · scales is the size of the concatenated vectors (Horn et al. 2021)."""
     return (dim + 2 * num_axes * num_frequencies) ** -0.5
 
 
 @dataclass(frozen=True)
 class Rotation(SeparableRelative):
-    """log c(Δ) = scale · Σ_{axis a, s} [α_as cos(ω_s Δ_a) + β_as sin(ω_s Δ_a)].
+    """The rotation kernel, log c(Δ) = scale · Σ_{axis a, s} [α_as cos(ω_s Δ_a) + β_as sin(ω_s Δ_a)].
 
-    Lemma 1: with u(x) = [sin ωx, cos ωx], ⟨u(x) W, u(y)⟩ depends on x − y alone when W = [[α, β], [−β, α]], and then is
-    α cos ω(x − y) + β sin ω(x − y). The paper asks it of W_qᵀW_k; with vectors as rows it is W_q W_kᵀ. For
+    Lemma 1 of the paper: for u(x) = [sin ωx, cos ωx], the inner product ⟨u(x) W, u(y)⟩ depends on x − y alone if
+    W = [[α, β], [−β, α]]. Then
 
         u(x) W = [α sin ωx − β cos ωx, β sin ωx + α cos ωx],
+        ⟨u(x) W, u(y)⟩ = α cos ω(x − y) + β sin ω(x − y).
 
-    ⟨u(x) W, u(y)⟩ = α (sin ωx sin ωy + cos ωx cos ωy) + β (sin ωx cos ωy − cos ωx sin ωy). A sum over axes in the
-    exponent is a product of one factor an axis, so the sum over keys is one Toeplitz matrix an axis. On a periodic grid
-    Δ is first wrapped into [−P/2, P/2), so that c has the grid's period for any ω.
+    The paper requires this form of W_qᵀW_k. For vectors that are rows it is W_q W_kᵀ.
 
-    Source: Horn et al. 2021, Lemma 1 and §2.3 (strategy 1); the separable form is this library's.
+    Because log c is a sum over axes, c is a product, and sums over keys are computed by one Toeplitz matrix for each
+    axis. On a periodic grid Δ is first wrapped into [−P/2, P/2), so that c has the period of the grid for any ω.
+
+    Source: Horn et al. 2021, Lemma 1 and §2.3 (strategy 1). The separable form is from this library.
 
     >>> import math, torch
     >>> from teka.functional import Rotation
@@ -65,11 +69,14 @@ class Rotation(SeparableRelative):
         frequency: ω in radians per unit of length, shape (scales,).
         cosine_weight: α, shape (heads, axes, scales).
         sine_weight: β, shape (heads, axes, scales).
-        scale: Factor of the sum, a ValueError if negative; the paper's is 1/√d' with d' = d + 2 · axes · scales.
+        scale: Factor of the sum ≥ 0. In the paper it is 1/√d' with d' = d + 2 · axes · scales.
+
+    Raises:
+        ValueError: If the scale is negative.
     """
 
     name: ClassVar[str] = "rotation"
-    shared_by_heads: ClassVar[tuple[str, ...]] = ("frequency",)
+    example_sizes: ClassVar[dict[str, int]] = {"scales": NUM_FREQUENCIES}
 
     frequency: Float[Tensor, "scales"]
     cosine_weight: Float[Tensor, "heads axes scales"]
@@ -77,9 +84,7 @@ class Rotation(SeparableRelative):
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        check_tensor("frequency", self.frequency, "scales")
-        check_tensor("cosine_weight", self.cosine_weight, "heads", "axes", len(self.frequency))
-        check_tensor("sine_weight", self.sine_weight, *self.cosine_weight.shape)
+        super().__post_init__()
         if not (is_number(self.scale) and self.scale >= 0):
             raise wrong_value("scale", self.scale, "a finite number of at least 0")
 
@@ -94,7 +99,7 @@ class Rotation(SeparableRelative):
         frequency: Tensor | None = None,
         weight_scale: float = 1.0,
     ) -> "Rotation":
-        """α, β ~ N(0, σ²) for every head, axis and scale, and ω = 8^(−s/2) (Horn et al. 2021).
+        """Return α, β ~ N(0, σ²) and ω = 8^(−s/2) (Horn et al. 2021).
 
         Args:
             num_axes: Number of axes of the grid.
@@ -102,7 +107,7 @@ class Rotation(SeparableRelative):
             dim_head: Size of queries and keys, which sets the scale 1/√(d + 2 · axes · scales).
             num_frequencies: Number of scales.
             frequency: ω, shape (scales,). Layers that get the same `torch.nn.Parameter` share it.
-            weight_scale: σ ≥ 0. With 0, attention starts without position.
+            weight_scale: σ ≥ 0. With 0, attention starts without an influence of positions.
         """
         sizes = {"num_axes": num_axes, "heads": heads, "dim_head": dim_head}
         check_tensor_sizes({**sizes, "num_frequencies": num_frequencies})
@@ -118,86 +123,83 @@ class Rotation(SeparableRelative):
         return cls(frequency, cosine_weight, sine_weight, scale)
 
     @classmethod
-    def draw(
-        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
-    ) -> "Rotation":
-        """Weights ~ N(0, 1), with the paper's frequencies and scale."""
-        shape = (2, heads, num_axes, NUM_FREQUENCIES)
-        cosine_weight, sine_weight = torch.randn(shape, generator=generator, dtype=torch.float64)
-        scale = rotation_scale(dim, num_axes, NUM_FREQUENCIES)
-        return cls(initial_frequency(NUM_FREQUENCIES), cosine_weight, sine_weight, scale)
-
-    def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        check_heads_and_axes(
-            "cosine_weight", self.cosine_weight, heads, num_axes, str(len(self.frequency))
-        )
+    def draw(cls, generator: Generator, **sizes: Any) -> Relative:
+        """Return weights ~ N(0, 1), and the frequencies and the scale of the paper."""
+        scale = rotation_scale(sizes["dim"], sizes["num_axes"], NUM_FREQUENCIES)
+        kernel = super().draw(generator, **sizes)
+        return replace(kernel, frequency=initial_frequency(NUM_FREQUENCIES), scale=scale)
 
     def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
         phase = offsets[..., None] * self.frequency.to(offsets)
         waves = torch.cat([torch.cos(phase), torch.sin(phase)], dim=-1)
-        weight = torch.cat([self.cosine_weight[:, axis], self.sine_weight[:, axis]], dim=-1).to(
-            offsets
-        )
-        return self.scale * torch.einsum("hs,...s->h...", weight, waves)
+        weight = torch.cat([self.cosine_weight[:, axis], self.sine_weight[:, axis]], dim=-1)
+        return self.scale * torch.einsum("hs,...s->h...", weight.to(offsets), waves)
 
     def extra_softmax_dim(self, positions: Positions) -> int | None:
-        """2 · axes · scales, where no axis is periodic: on such a one c is a function of the wrapped offset."""
-        is_lemma = type(self).axis_log_kernel is Rotation.axis_log_kernel
-        return None if any(positions.periods) or not is_lemma else 2 * self.cosine_weight[0].numel()
+        # On a periodic axis, c is a function of the wrapped offset, which is not a difference of positions.
+        return None if any(positions.periods) else 2 * self.cosine_weight[0].numel()
 
     def softmax_vectors(
         self, query: Queries, key: Keys, positions: Positions, *, scale: float
     ) -> VectorPair | None:
-        return (
-            None
-            if self.extra_softmax_dim(positions) is None
-            else self.concatenate(query, key, positions, scale=scale)
-        )
+        if self.extra_softmax_dim(positions) is None:
+            return None
+        return self.concatenate(query, key, positions, scale=scale)
 
     def concatenate(
         self, query: Queries, key: Keys, positions: Positions, *, scale: float
     ) -> VectorPair:
-        """√scale · q and √scale · k with waves of their positions, 0 for none: the product is scale · qᵀk + log c."""
-        alpha, beta = (
-            weight.to(query)[:, None] for weight in (self.cosine_weight, self.sine_weight)
-        )
-        sine, cosine = at_key = self._waves(positions.places(query.device), query.dtype)
-        if positions.key is not None:
-            at_key = self._waves(positions.key.places(key.device), key.dtype)
-        rotated = torch.cat([alpha * sine - beta * cosine, beta * sine + alpha * cosine], dim=-1)
-        joined = []
-        for vectors, waves in ((query, rotated), (key, torch.cat(at_key, dim=-1))):
-            waves = pad(
-                waves.flatten(-2) * math.sqrt(self.scale), (0, 0, positions.num_prefix_tokens, 0)
-            )
-            waves = waves.expand(*vectors.shape[:-1], waves.shape[-1])
-            joined.append(torch.cat([vectors * math.sqrt(scale), waves], dim=-1))
-        return joined[0], joined[1]
+        """Return √scale · q and √scale · k, concatenated with sinusoids of their positions.
 
-    def _waves(self, places: Coordinates, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """sin ωx and cos ωx of every position, axis and scale, (B or 1, 1, L, axes, scales)."""
-        phase = places[..., None] * self.frequency.to(places)
+        The inner product is scale · qᵀk + log c. The sinusoids of tokens without a position are 0.
+        """
+        alpha = self.cosine_weight.to(query)[:, None]
+        beta = self.sine_weight.to(query)[:, None]
+        sine, cosine = key_waves = self._waves(positions.places(query.device), query.dtype)
+        if positions.key is not None:
+            key_waves = self._waves(positions.key.places(key.device), key.dtype)
+        query_waves = [alpha * sine - beta * cosine, beta * sine + alpha * cosine]
+        vectors = []
+        for content, waves in ((query, query_waves), (key, key_waves)):
+            waves = torch.cat(tuple(waves), dim=-1).flatten(-2) * math.sqrt(self.scale)
+            waves = pad(waves, (0, 0, positions.num_prefix_tokens, 0))
+            waves = waves.expand(*content.shape[:-1], waves.shape[-1])
+            vectors.append(torch.cat([content * math.sqrt(scale), waves], dim=-1))
+        return vectors[0], vectors[1]
+
+    def _waves(self, coordinates: Coordinates, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return sin ωx and cos ωx of each position, axis and scale, shape (B or 1, 1, L, axes, scales)."""
+        phase = coordinates[..., None] * self.frequency.to(coordinates)
         phase = phase[:, None] if phase.ndim == 4 else phase[None, None]
         return torch.sin(phase).to(dtype), torch.cos(phase).to(dtype)
 
 
 @dataclass(frozen=True)
 class RotationJoint(Rotation):
-    """The rotation kernel by concatenation: random features of [q; u(x_i) W] and [k; u(x_j)] together.
+    """The rotation kernel in the form of the paper: random features of the concatenations [q; u(x_i) W] and [k; u(x_j)].
 
-    In expectation over the draws it equals `Rotation`, whose parameters it has, with the softmax kernel. For one draw w
-    it does not: exp(wᵀ[q; u(x_i)W]) · exp(wᵀ[k; u(x_j)]) depends on u(x_i)W + u(x_j) and not on x_i − x_j, so a shift
-    changes the output by as much as the estimator's error. For parity with Horn et al. 2021, §2.3 (strategy 1).
+    In expectation over the draws of random features it equals `Rotation` with the softmax kernel. For a single draw w
+    it does not: exp(wᵀ[q; u(x_i) W]) · exp(wᵀ[k; u(x_j)]) depends on u(x_i) W + u(x_j) instead of x_i − x_j. A shift of
+    all positions therefore changes the output by about the error of the estimate.
+
+    Source: Horn et al. 2021, §2.3 (strategy 1).
 
     >>> import torch
     >>> from teka.functional import RotationJoint, attention
-    >>> tokens, places = torch.randn(3, 1, 1, 6, 4), torch.arange(6.0)[:, None]
+    >>> tokens, positions = torch.randn(3, 1, 1, 6, 4), torch.arange(6.0)[:, None]
     >>> joint = RotationJoint(torch.ones(1), torch.ones(1, 1, 1), torch.ones(1, 1, 1))
-    >>> at = lambda where: {"relative": joint, "positions": where}
-    >>> estimate, moved = (attention(*tokens, kernel="positive", **at(where)) for where in (places, places + 1))
-    >>> exact, exact_moved = (attention(*tokens, kernel="softmax", **at(where)) for where in (places, places + 1))
-    >>> torch.allclose(exact, exact_moved, atol=1e-5), torch.allclose(estimate, moved, atol=1e-5)
-    (True, False)
+    >>> for kernel in ("softmax", "positive"):
+    ...     output = attention(*tokens, kernel=kernel, relative=joint, positions=positions)
+    ...     shifted = attention(*tokens, kernel=kernel, relative=joint, positions=positions + 1)
+    ...     print(kernel, torch.allclose(shifted, output, atol=1e-5))
+    softmax True
+    positive False
+
+    Args:
+        frequency: As for `Rotation`.
+        cosine_weight: As for `Rotation`.
+        sine_weight: As for `Rotation`.
+        scale: As for `Rotation`.
     """
 
     name: ClassVar[str] = "rotation_joint"
@@ -206,8 +208,8 @@ class RotationJoint(Rotation):
     supports_decoding: ClassVar[bool] = True
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        """Check that the weights fit, and that the kernel estimates softmax: only exp turns sums into products."""
         super().check(heads=heads, dim=dim, num_axes=num_axes, kernel=kernel)
+        # The sum of the content and the position term becomes a product of weights for exp only.
         if not kernel.estimates_softmax:
             expected = "softmax or random features of it with relative='rotation_joint'; relative='rotation' takes all"
             raise wrong_value("kernel", kernel.name, expected)
@@ -217,8 +219,12 @@ class RotationJoint(Rotation):
         return 2 * self.cosine_weight[0].numel()
 
     def for_positions(self, positions: Positions) -> "RotationJoint":
-        """The kernel itself; a ValueError on a periodic axis, as there are no absolute positions on a torus."""
+        """Return the kernel itself.
+
+        Raises:
+            ValueError: If an axis is periodic, because a torus has no absolute positions.
+        """
         if any(positions.periods):
-            came = positions.grid or positions.of_keys.grid
-            raise wrong_value("grid", came, "no periodic axis with relative='rotation_joint'")
+            grid = positions.grid or positions.of_keys.grid
+            raise wrong_value("grid", grid, "no periodic axis with relative='rotation_joint'")
         return self

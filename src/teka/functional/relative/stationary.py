@@ -1,20 +1,19 @@
-"""Relative kernels of the offset alone: by transforms, or where c is a product over axes by a small matrix for each."""
+"""Base classes of relative kernels that depend on the offset alone."""
 
 import math
 from abc import abstractmethod
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
 from teka.functional.backends import Cost, FeatureInputs, WeightedSums
 from teka.functional.backends.fft import fft, fft_cost, fft_fits
-from teka.functional.backends.flex import offset_numbers
 from teka.functional.backends.linear import Sizes
 from teka.functional.backends.separable import separable_cost, separable_sums
 from teka.functional.positions import Positions
-from teka.functional.relative.base import FactorRelative
+from teka.functional.relative.base import FactorRelative, OffsetIndex
 from teka.functional.shapes import (
     AxisMatrix,
     AxisOffsets,
@@ -30,37 +29,29 @@ from teka.precision import to_float64, widest_dtype
 
 
 class StationaryRelative(FactorRelative):
-    """A relative kernel of the offset alone for each head, which does not look at the query."""
+    """Base class of relative kernels c(x_i − x_j) that depend on the offset and not on the query."""
 
     @abstractmethod
     def log_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
-        """log c at offsets, for every head."""
+        """Return log c of every head at offsets."""
 
     def log_kernel(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
         log_relative = self.log_at(offsets)
         return log_relative.transpose(0, 1) if log_relative.ndim == 4 else log_relative[None]
 
-    def pair_term(
-        self, query: Queries, positions: Positions, *, scale: float
-    ) -> PairFunction | None:
-        """From a table over the offsets of the lattice on which the cells of both grids lie."""
-        numbers = offset_numbers(positions, query)
-        if numbers is None:
-            return None
-        offsets, query_code, key_code = numbers
-        last, table = len(offsets), pad(self.log_at(offsets), (0, 1))
-        return lambda b, h, i, j: table[h, torch.clamp_max(query_code[i] - key_code[j], last)]
+    def table_term(
+        self, query: Queries, offsets: OffsetVectors, index: OffsetIndex, *, scale: float
+    ) -> PairFunction:
+        table = pad(self.log_at(offsets), (0, 1))
+        return lambda b, h, i, j: table[h, index(i, j)]
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Of the transform, between grids of one spacing."""
-        # Which rows to compute again is read from the numbers, which a compiled graph cannot do.
+        """Return the cost of the backend "fft", which needs grids of one spacing."""
         grids = positions.grids
-        if (
-            sizes.is_causal
-            or grids is None
-            or not fft_fits(*grids)
-            or torch.compiler.is_compiling()
-        ):
+        # A compiled graph cannot read which rows to compute again.
+        if grids is None or sizes.is_causal or torch.compiler.is_compiling():
+            return {}
+        if not fft_fits(*grids):
             return {}
         return {"fft": fft_cost(*grids, sizes.num_features, sizes.dim_value)}
 
@@ -76,11 +67,11 @@ class StationaryRelative(FactorRelative):
 
 
 class SeparableRelative(StationaryRelative):
-    """A stationary kernel whose log is a sum over axes, so that c is a product."""
+    """Base class of stationary kernels that are a product over axes: log c(Δ) = Σ_a log c_a(Δ_a)."""
 
     @abstractmethod
     def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
-        """One axis' term of log c, at offsets along that axis."""
+        """Return log c_a of every head at offsets along one axis."""
 
     def log_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
         terms = [
@@ -89,7 +80,10 @@ class SeparableRelative(StationaryRelative):
         return sum(terms[1:], terms[0])
 
     def axis_log_matrix(self, axis: int, positions: Positions, like: Tensor) -> AxisMatrix:
-        """log c_axis of every pair of rows, of as many sines as there are offsets where both grids have one spacing."""
+        """Return log c_a of every pair of cells along one axis of the grids.
+
+        Between grids of one spacing the kernel is evaluated once for each offset.
+        """
         assert positions.grids is not None
         query, key = positions.grids
         if query.spacing[axis] != key.spacing[axis]:
@@ -98,51 +92,49 @@ class SeparableRelative(StationaryRelative):
         steps = torch.arange(
             1 - side, query.shape[axis], dtype=widest_dtype(like.device), device=like.device
         )
-        offsets = query.wrap_axis(
-            axis, steps * query.spacing[axis] + (query.origin[axis] - key.origin[axis])
-        )
+        first_offset = query.origin[axis] - key.origin[axis]
+        offsets = query.wrap_axis(axis, steps * query.spacing[axis] + first_offset)
         # Entry (i, j) is that of step i − j.
         return self.axis_log_kernel(axis, offsets.to(like)).unfold(-1, side, 1).flip(-1)
 
     def axis_log_matrices(
         self, positions: Positions, like: Tensor
     ) -> tuple[list[AxisMatrix], Float[Tensor, "1 heads queries"]]:
-        """log c_axis for every axis less the largest entry of each row, and what was taken off each query in all."""
-        matrices, log_peak = [], torch.zeros((), dtype=like.dtype, device=like.device)
+        """Return log c_a of every axis, minus the largest entry of each row, and the sum of these for each query."""
+        matrices = []
+        log_peak = torch.zeros((), dtype=like.dtype, device=like.device)
         for axis in range(positions.num_axes):
             log_matrix = self.axis_log_matrix(axis, positions, like)
             row_peak = log_matrix.detach().amax(dim=-1)
             log_matrix = log_matrix - row_peak[..., None]
-            # Numbers below the smallest normal one have lost their digits, and a CPU multiplies them many times slower.
-            matrices.append(
-                log_matrix.masked_fill(
-                    log_matrix < math.log(torch.finfo(like.dtype).tiny), -math.inf
-                )
-            )
+            # Drop subnormal numbers, which have lost digits and are many times slower on a CPU.
+            is_subnormal = log_matrix < math.log(torch.finfo(like.dtype).tiny)
+            matrices.append(log_matrix.masked_fill(is_subnormal, -math.inf))
             log_peak = log_peak[..., None] + row_peak.reshape(-1, *[1] * axis, log_matrix.shape[-2])
         return matrices, log_peak.flatten(1)[None]
 
     def log_placed_rows(
         self, query: Queries, positions: Positions, rows: slice, *, scale: float
     ) -> LogRelativeRows:
-        """log c of some rows from one small matrix an axis, so that sines are not taken of every pair."""
         if positions.grids is None:
             return super().log_placed_rows(query, positions, rows, scale=scale)
+        # One small matrix for each axis, so that the kernel is not evaluated for every pair.
         shape = positions.grids[0].shape
         cells = torch.arange(rows.start, rows.stop, device=query.device)
-        log_relative = torch.zeros((), dtype=query.dtype, device=query.device)
+        log_relative = None
         for axis in reversed(range(len(shape))):
-            part = self.axis_log_matrix(axis, positions, query)[:, cells % shape[axis]]
+            axis_rows = self.axis_log_matrix(axis, positions, query)[:, cells % shape[axis]]
             cells = torch.div(cells, shape[axis], rounding_mode="floor")
-            # Keys in row-major order: each earlier axis stands before those that are done.
-            log_relative = (
-                (part[..., None] + log_relative[..., None, :]).flatten(-2)
-                if log_relative.ndim
-                else part
-            )
+            if log_relative is None:
+                log_relative = axis_rows
+            else:
+                # Keys are in row-major order, so that an earlier axis comes first.
+                log_relative = (axis_rows[..., None] + log_relative[..., None, :]).flatten(-2)
+        assert log_relative is not None
         return log_relative[None]
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
+        """Return the costs of the backends "toeplitz" and "fft"."""
         if sizes.is_causal or positions.grids is None:
             return {}
         cost = separable_cost(*positions.grids, sizes.num_features, sizes.dim_value)
@@ -155,3 +147,17 @@ class SeparableRelative(StationaryRelative):
         return separable_sums(
             tokens, *matrices, lambda rows: self.log_at(positions.offsets_like(tokens.value, rows))
         )
+
+
+def per_head(
+    parameter: Float[Tensor, "heads"], offsets: AxisOffsets
+) -> Float[Tensor, "heads *ones"]:
+    """Return one number for each head, in a shape that broadcasts with offsets."""
+    return parameter.to(offsets).reshape(-1, *(1,) * offsets.ndim)
+
+
+def read_table(
+    table: Float[Tensor, "heads entries"], entries: Int[Tensor, "*pairs"]
+) -> LogRelativePerHead:
+    """Return the entries of each head's table."""
+    return table.index_select(1, entries.flatten()).reshape(len(table), *entries.shape)

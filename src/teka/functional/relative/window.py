@@ -1,4 +1,4 @@
-"""Windows: a query sees the keys that are near along every axis, and no others."""
+"""Attention within local windows."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,8 +16,9 @@ from teka.functional.backends.dense import matrix_attention
 from teka.functional.backends.linear import Sizes
 from teka.functional.backends.local_window import Tiling, window_attention, window_cost
 from teka.functional.kernels.base import DenseInputs, Kernel
-from teka.functional.positions import Positions, whole_steps, wrong_axes
-from teka.functional.relative.stationary import StationaryRelative
+from teka.functional.positions import Positions, whole_steps
+from teka.functional.relative.base import check_num_axes, has_spacing
+from teka.functional.relative.stationary import StationaryRelative, read_table
 from teka.functional.shapes import (
     LogRelativePerHead,
     LogRelativeRows,
@@ -26,28 +27,35 @@ from teka.functional.shapes import (
     Queries,
 )
 
-MAX_DISTANCE = 3  # windows of 7 × 7 cells, as in Hassani et al. 2023
-MAX_AXES = 62  # a tensor of PyTorch has up to 64 dimensions
+# Windows of 7 × 7 cells, as in Hassani et al. 2023.
+MAX_DISTANCE = 3
+# A tensor has at most 64 dimensions.
+MAX_AXES = 62
 
 
 @dataclass(frozen=True)
 class Window(StationaryRelative):
-    """c(Δ) = exp(b[Δ]) for offsets of at most r cells along every axis, and 0 beyond: O(L · (2r + 1)ⁿ) for any kernel.
+    """A local window, c(Δ) = exp(b[Δ]) for offsets of at most r cells along every axis, and 0 beyond.
 
-    A query without a key in its window, as between two grids or beside masked keys, gives 0. Source: Ramachandran et
-    al. 2019; Hassani et al. 2023 (neighbourhood attention), whose windows at an edge move inwards, which is not
-    equivariant, and here are cut.
+    It takes O(L · (2r + 1)ⁿ) for any content kernel. A query without a key in its window has an output of 0; this
+    happens between two grids or if keys are masked.
+
+    Source: Ramachandran et al. 2019; Hassani et al. 2023 (neighborhood attention). There, windows at the edge of a grid
+    move inward, which is not equivariant. Here they are cut off.
 
     >>> import torch, teka
     >>> value = torch.tensor([0.0, 3.0, 0.0, 0.0, 9.0]).view(1, 1, 5, 1)
-    >>> window = teka.functional.Window(torch.zeros(1, 3))  # r = 1, without a bias: a moving average
+    >>> window = teka.functional.Window(torch.zeros(1, 3))  # a moving average with r = 1
     >>> options = {"kernel": "constant", "relative": window, "grid": teka.Grid(5)}
     >>> teka.functional.attention(value, value, value, **options).flatten()
     tensor([1.5000, 1.0000, 1.0000, 3.0000, 4.5000])
 
     Args:
-        bias: b, entry r + Δ along every axis for an offset of Δ cells, shape (heads, 2r + 1, …, 2r + 1), r ≥ 1.
-        unit: Width of a cell in physical units, above 0; an offset is rounded to a whole number of them.
+        bias: b with entry r + Δ along each axis for an offset of Δ cells, shape (heads, 2r + 1, …, 2r + 1), with r ≥ 1.
+        unit: Width of a cell > 0 in physical units. Offsets are rounded to whole cells.
+
+    Raises:
+        ValueError: If an argument is out of range.
     """
 
     name: ClassVar[str] = "window"
@@ -59,17 +67,14 @@ class Window(StationaryRelative):
         check_dtype("bias", self.bias)
         sides = set(map(int, self.bias.shape[1:]))
         if len(sides) != 1 or min(sides) < 3 or min(sides) % 2 == 0:
-            raise wrong_shape(
-                "bias",
-                self.bias.shape,
-                "(heads, 2 reach + 1, …), one for each axis, reach at least 1",
-            )
+            expected = "(heads, 2 reach + 1, …), one for each axis, reach at least 1"
+            raise wrong_shape("bias", self.bias.shape, expected)
         if not is_positive(self.unit):
             raise wrong_value("unit", self.unit, POSITIVE_NUMBER)
 
     @classmethod
     def initial(cls, *, num_axes: int, heads: int, max_distance: int = MAX_DISTANCE) -> "Window":
-        """A bias of 0 for a reach of `max_distance` cells."""
+        """Return a bias of zeros for a reach of `max_distance` cells."""
         sizes = {"num_axes": num_axes, "heads": heads, "max_distance": max_distance}
         check_sizes(sizes)
         check_sizes({"num_axes": num_axes}, most=MAX_AXES)
@@ -80,56 +85,48 @@ class Window(StationaryRelative):
     def draw(
         cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
     ) -> "Window":
-        """b ~ N(0, 1) of a reach of 2 cells."""
+        """Return a bias ~ N(0, 1) for a reach of 2 cells."""
         return cls(torch.randn(heads, *[5] * num_axes, generator=generator, dtype=torch.float64))
 
     @property
     def reach(self) -> int:
-        """r, the last offset in cells along an axis that is seen."""
+        """Return r, the largest offset in cells along an axis within the window."""
         return self.bias.shape[-1] // 2
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        if self.bias.ndim != 1 + num_axes:
-            raise wrong_axes("bias", self.bias, self.bias.ndim - 1, num_axes)
+        check_num_axes("bias", self.bias.shape, self.bias.ndim - 1, num_axes)
         if self.bias.shape[0] != heads:
-            raise wrong_shape(
-                "relative.bias", self.bias.shape, f"({heads}, 2 reach + 1, …) for {heads} heads"
-            )
+            expected = f"({heads}, 2 reach + 1, …) for {heads} heads"
+            raise wrong_shape("relative.bias", self.bias.shape, expected)
 
-    def within(self, offsets: OffsetVectors) -> Bool[Tensor, "*pairs"]:
-        """Whether offsets are within the window."""
+    def is_within(self, offsets: OffsetVectors) -> Bool[Tensor, "*pairs"]:
+        """Return True for the offsets within the window."""
         return (whole_steps(offsets, self.unit).abs() <= self.reach).all(dim=-1)
 
     def bias_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
-        """b at offsets, beyond the window that at its edge."""
-        entries = (
-            whole_steps(offsets, self.unit).clamp(-self.reach, self.reach) + self.reach
-        ).long()
-        place = entries[..., 0]
+        """Return b at offsets, or beyond the window the value at its edge."""
+        steps = whole_steps(offsets, self.unit).clamp(-self.reach, self.reach)
+        entries = (steps + self.reach).long()
+        index = entries[..., 0]
         for axis in range(1, offsets.shape[-1]):
-            place = place * self.bias.shape[-1] + entries[..., axis]
-        table = self.bias.to(offsets).flatten(1)
-        return table.index_select(1, place.flatten()).reshape(len(table), *place.shape)
+            index = index * self.bias.shape[-1] + entries[..., axis]
+        return read_table(self.bias.to(offsets).flatten(1), index)
 
     def log_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
-        return self.bias_at(offsets).masked_fill(~self.within(offsets), -torch.inf)
+        return self.bias_at(offsets).masked_fill(~self.is_within(offsets), -torch.inf)
 
-    def pair_passes(self, num_axes: int) -> int:
-        """An entry and a look into a table for every axis."""
-        return 10 * num_axes
+    def dense_passes(self, num_axes: int) -> int:
+        # The entry of an offset and a table lookup for each axis.
+        return 3 + 10 * num_axes
 
     def dense(self, pairs: DenseInputs, positions: Positions) -> Outputs:
-        """From the matrix of weights, of which those beyond the window are dropped as those of masked keys are."""
-        first, within = (
-            positions.num_prefix_tokens,
-            self.within(positions.offsets_like(pairs.query)),
-        )
-        within = pad(within, (first, 0, first, 0), value=True)
-        pairs = replace(
-            pairs, window_mask=within[None, None] if within.ndim == 2 else within[:, None]
-        )
+        first = positions.num_prefix_tokens
+        is_within = self.is_within(positions.offsets_like(pairs.query))
+        is_within = pad(is_within, (first, 0, first, 0), value=True)
+        mask = is_within[None, None] if is_within.ndim == 2 else is_within[:, None]
         return matrix_attention(
-            pairs, lambda query, rows: self.log_rows(query, positions, rows, scale=pairs.scale)
+            replace(pairs, window_mask=mask),
+            lambda query, rows: self.log_rows(query, positions, rows, scale=pairs.scale),
         )
 
     def log_placed_rows(
@@ -139,18 +136,23 @@ class Window(StationaryRelative):
         return bias.transpose(0, 1) if bias.ndim == 4 else bias[None]
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """None: a transform rounds by a share of the largest sum, and beyond the window nothing is to be seen."""
+        """Return no backend for sums over features.
+
+        The errors of a Fourier transform are relative to the largest sum, and a key beyond the window must not have any
+        weight.
+        """
         return {}
 
     def window_cost(self, positions: Positions, dense_size: int, dim_value: int) -> Cost | None:
-        """On one grid whose cells are a unit apart, and which no window wraps around."""
+        """Return the cost of local attention, or None if it cannot compute these positions.
+
+        It needs one grid with cells that are one unit wide, around which no window wraps.
+        """
         grid = positions.shared_grid
-        if grid is None or any(abs(step - self.unit) > 1e-9 * self.unit for step in grid.spacing):
+        if grid is None or not has_spacing(grid, self.unit):
             return None
-        wrapped = [
-            side for side, is_periodic in zip(grid.shape, grid.periodic, strict=True) if is_periodic
-        ]
-        if wrapped and min(wrapped) <= 2 * self.reach:
+        axes = zip(grid.shape, grid.periodic, strict=True)
+        if any(is_periodic and side <= 2 * self.reach for side, is_periodic in axes):
             return None
         return window_cost(Tiling(grid, self.reach), dense_size, dim_value)
 
@@ -158,5 +160,5 @@ class Window(StationaryRelative):
         assert positions.grid is not None
         tiling = Tiling(positions.grid, self.reach)
         offsets = tiling.offsets(pairs.query)
-        relative = self.bias_at(offsets), self.within(offsets)
+        relative = self.bias_at(offsets), self.is_within(offsets)
         return window_attention(pairs, tiling, positions.num_prefix_tokens, *relative)

@@ -170,5 +170,5 @@ def _plain_attention(inputs: Sequence[Any], options: Options) -> Tensor:
         unused_frequency = query_angles.new_empty(query.shape[1], query_angles.shape[-1], 1)
         normalizer = "mixed" if options.length_share else "features"
         rotary = Rotary(unused_frequency, normalizer, options.length_share or 1.0)
-        sums = rotary.sums_at(tokens, phasor_of(query_angles), phasor_of(key_angles))
+        sums = rotary.rotated_sums(tokens, phasor_of(query_angles), phasor_of(key_angles))
     return sums.divide(nonnegative=True).to(query.dtype)
