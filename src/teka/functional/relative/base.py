@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -32,6 +32,7 @@ from teka.functional.shapes import (
 )
 from teka.grid import Grid
 
+R = TypeVar("R", bound="Relative")
 # Index of a pair's offset in a table over all offsets, from the indices of its query and its key.
 OffsetIndex = Callable[[Tensor, Tensor], Tensor]
 
@@ -122,8 +123,14 @@ class Relative(TensorFields, ABC):
 
     @classmethod
     def draw(
-        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
-    ) -> "Relative":
+        cls: type[R],
+        generator: Generator,
+        *,
+        heads: int,
+        dim: int,
+        num_axes: int,
+        kernel: str | Kernel,
+    ) -> R:
         """Return the kernel with random tensors in float64.
 
         Non-negative tensors are uniform between 0.1 and 0.6, the others ~ N(0, 1).

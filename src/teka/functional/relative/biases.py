@@ -23,7 +23,6 @@ from teka.functional.backends.decay_scan import (
 from teka.functional.backends.linear import DecodingState, Sizes
 from teka.functional.kernels.base import Kernel
 from teka.functional.positions import Positions, whole_steps
-from teka.functional.relative.base import Relative
 from teka.functional.relative.stationary import SeparableRelative, per_head, read_table
 from teka.functional.shapes import AxisOffsets, LogRelativePerHead
 from teka.precision import to_widest_dtype
@@ -294,7 +293,7 @@ class T5(SeparableRelative):
         return cls(torch.zeros(heads, num_axes, num_buckets), max_distance)
 
     @classmethod
-    def draw(cls, generator: Generator, **sizes: Any) -> Relative:
+    def draw(cls, generator: Generator, **sizes: Any) -> "T5":
         """Return tables ~ N(0, 1) of 12 buckets with a maximum distance of 6."""
         return replace(super().draw(generator, **sizes), max_distance=6.0)
 

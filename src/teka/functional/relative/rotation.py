@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -14,7 +14,6 @@ from teka.checks import check_tensor, check_tensor_sizes, is_number
 from teka.errors import wrong_value
 from teka.functional.kernels.base import Kernel
 from teka.functional.positions import Positions
-from teka.functional.relative.base import Relative
 from teka.functional.relative.stationary import SeparableRelative
 from teka.functional.shapes import (
     AxisOffsets,
@@ -26,6 +25,7 @@ from teka.functional.shapes import (
 )
 from teka.precision import widest_dtype
 
+R = TypeVar("R", bound="Rotation")
 # Horn et al. 2021, appendix A.2.
 NUM_FREQUENCIES = 4
 
@@ -123,7 +123,7 @@ class Rotation(SeparableRelative):
         return cls(frequency, cosine_weight, sine_weight, scale)
 
     @classmethod
-    def draw(cls, generator: Generator, **sizes: Any) -> Relative:
+    def draw(cls: type[R], generator: Generator, **sizes: Any) -> R:
         """Return weights ~ N(0, 1), and the frequencies and the scale of the paper."""
         scale = rotation_scale(sizes["dim"], sizes["num_axes"], NUM_FREQUENCIES)
         kernel = super().draw(generator, **sizes)

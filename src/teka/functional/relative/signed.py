@@ -15,7 +15,7 @@ from teka.functional.backends import Cost, FeatureInputs, WeightedSums
 from teka.functional.backends.clipped_offsets import bin_sums, bins_cost, line_sums
 from teka.functional.backends.linear import DecodingState, Sizes, causal_rings
 from teka.functional.positions import Positions, whole_steps
-from teka.functional.relative.base import FactorRelative, OffsetIndex, Relative, has_spacing
+from teka.functional.relative.base import FactorRelative, OffsetIndex, has_spacing
 from teka.functional.relative.clipped import MAX_DISTANCE, ring_step
 from teka.functional.relative.rotation import NUM_FREQUENCIES
 from teka.functional.shapes import (
@@ -218,7 +218,7 @@ class TransformerXL(FactorRelative):
         return cls(frequency, weight, torch.zeros(shape))
 
     @classmethod
-    def draw(cls, generator: Generator, **sizes: Any) -> Relative:
+    def draw(cls, generator: Generator, **sizes: Any) -> "TransformerXL":
         """Return weights ~ N(0, 1) and the frequencies 1, 1/4 and 1/16."""
         frequency = 4.0 ** -torch.arange(3, dtype=torch.float64)[:, None]
         kernel = super().draw(generator, **sizes)
