@@ -31,9 +31,10 @@ from teka import Grid
 from teka.audit import equivariance_error
 from teka.data import load
 from teka.files import write_json
-from teka.functional.backends import Cost, FeatureInputs, WeightedSums
+from teka.functional.backends.costs import Cost
 from teka.functional.backends.feature_sums import plain_sums
 from teka.functional.backends.linear import Sizes, linear_cost
+from teka.functional.backends.sums import FeatureInputs, WeightedSums
 from teka.functional.kernels.base import DenseInputs, Kernel
 from teka.functional.positions import Positions
 from teka.functional.relative.base import Relative

@@ -131,14 +131,15 @@ def fast_backends(kernel: str, relative: str | None) -> set[str]:
         return set()
     if kind is None or issubclass(kind, RotationJoint | Rotary):
         return {"linear"}
-    names = {Fourier: "linear", DecayRelative: "linear", Clipped: "rings", Shaw: "rings"}
+    names = {Fourier: "linear", DecayRelative: "linear", Clipped: "rings"}
     names |= {SeparableRelative: "toeplitz", StationaryRelative: "fft"}
     return {name for base, name in names.items() if issubclass(kind, base)}
 
 
 def causal_backends(kernel: str, relative: str | None) -> set[str]:
     """Return the documented backends of causal attention on a grid with one bounded axis."""
-    return {"dense"} | (fast_backends(kernel, relative) & {"linear", "rings"})
+    line = {"rings"} if relative == "shaw" and has_features(kernel) else set()
+    return {"dense"} | line | (fast_backends(kernel, relative) & {"linear", "rings"})
 
 
 def cross_backends(kernel: str, relative: str | None, *, same_spacing: bool) -> set[str]:

@@ -1,6 +1,5 @@
 import math
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import ClassVar
 
 import pytest
@@ -40,6 +39,7 @@ from teka.functional import (
     attention,
     decode,
 )
+from teka.functional.backends import linear
 from teka.functional.dispatch import Workload, backend_costs
 from teka.functional.kernels.base import mask_features
 from teka.functional.positions import Positions
@@ -52,7 +52,6 @@ FLOAT32_BAND = 3e-5
 FLOAT32_SIGNED_BAND = 5e-3
 SCALE = 0.4
 HEADS, DIM = 3, 5
-linear = import_module("teka.functional.backends.linear")  # the package has a function of that name
 CHUNK = linear.CHUNK_TOKENS
 
 

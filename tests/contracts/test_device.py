@@ -102,7 +102,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rehearsal]:
     monkeypatch.setattr(torch.Tensor, "is_meta", property(lambda self: False))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(flex, "_compiled", lambda: flex_reference)
-    monkeypatch.setattr(flex, "LEAST_PAIRS", 0)
+    monkeypatch.setattr(flex, "MIN_PAIRS", 0)
     with Rehearsal() as mode:
         yield mode
 
@@ -240,6 +240,6 @@ def test_a_tensor_on_the_cpu_is_found():
 
 
 def test_fake_tensors_are_not_cached():
-    kept = flex._kept_causal_blocks.cache_info()
+    kept = flex._cached_causal_blocks.cache_info()
     check(Case("softmax", "rotation", "dense"), masked=False, by_name=True, first=0, is_causal=True)
-    assert flex._kept_causal_blocks.cache_info() == kept
+    assert flex._cached_causal_blocks.cache_info() == kept

@@ -14,7 +14,7 @@ from teka.functional import (
     SquaredRelu,
     attention,
 )
-from teka.functional.backends import Cost
+from teka.functional.backends.costs import Cost
 from teka.functional.dispatch import Workload, backend_costs, select_backend
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative

@@ -161,7 +161,7 @@ def test_a_state_does_not_grow_and_goes_on_with_several_words():
     state: Any = cache.layers[0]
     state = state.state
     assert state.num_tokens == 9
-    assert state.total.total.shape == (2, 4, 8, 9)
+    assert state.sums.values.shape == (2, 4, 8, 8)
 
 
 def test_a_state_is_not_for_a_model_of_other_attention():

@@ -1,7 +1,7 @@
 """Functional attention: content kernels, relative kernels and the backends that evaluate them."""
 
 from teka.functional.attention import attention
-from teka.functional.backends import BACKENDS
+from teka.functional.backends.costs import BACKENDS
 from teka.functional.backends.linear import DecodingState
 from teka.functional.decode import decode
 from teka.functional.kernels import KERNELS, default_num_features, draw_projection

@@ -9,14 +9,14 @@ from torch import Tensor
 from teka._compat import replace
 from teka.checks import BOOL_DTYPES, check_tensor
 from teka.errors import wrong_argument, wrong_shape, wrong_type, wrong_value
-from teka.functional.backends import LOWEST_LOG_SCALE
 from teka.functional.backends.feature_sums import featured
-from teka.functional.backends.linear import DecodingState
+from teka.functional.backends.linear import DecodingState, plain_step
+from teka.functional.backends.sums import LOWEST_LOG_SCALE
 from teka.functional.kernels.base import Kernel, mask_features
 from teka.functional.plan import Plan, check_inputs, make_plan
 from teka.functional.positions import Positions, as_coordinates
 from teka.functional.relative import RELATIVES
-from teka.functional.relative.base import Relative, linear_step
+from teka.functional.relative.base import Relative
 from teka.functional.shapes import KeyMask, Keys, Outputs, Queries, Values
 from teka.grid import Grid
 from teka.precision import without_autocast
@@ -177,7 +177,7 @@ def _advance(
             log_scale = torch.zeros_like(value[..., 0])
             log_scale = log_scale.masked_fill(~key_mask[:, None], LOWEST_LOG_SCALE)
             tokens = replace(tokens, log_scale=log_scale)
-        step = linear_step
+        step = plain_step
         if plan.relative is not None:
             step = partial(plan.relative.step, positions=positions)
         sums, new_state = step(tokens, state)

@@ -7,7 +7,7 @@ from teka._compat import replace
 from teka.checks import check_name
 from teka.errors import wrong_value
 from teka.execution_mode import ExecutionMode, execution_mode, is_dynamic
-from teka.functional.backends import BACKENDS, Cost
+from teka.functional.backends.costs import BACKENDS, Cost
 from teka.functional.backends.dense import dense_cost
 from teka.functional.backends.linear import Sizes, linear_cost
 from teka.functional.kernels.base import Kernel

@@ -11,9 +11,9 @@ from teka._compat import ProcessGroup, replace
 from teka.checks import POSITIVE_NUMBER, check_tensor, is_positive
 from teka.errors import wrong_shape, wrong_value
 from teka.execution_mode import ExecutionMode, execution_mode, is_readable
-from teka.functional.backends import FeatureInputs, WeightedSums, add_prefix
 from teka.functional.backends.dense import fused_softmax, matrix_attention
 from teka.functional.backends.feature_sums import featured, plain_sums
+from teka.functional.backends.sums import FeatureInputs, WeightedSums, add_prefix
 from teka.functional.backends.triton import TritonPositions, can_use_triton
 from teka.functional.dispatch import Workload, choose_backend
 from teka.functional.kernels import make_kernel

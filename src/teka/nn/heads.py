@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from teka.checks import check_name, check_sizes
 from teka.errors import wrong_value
 from teka.functional import KERNELS, ClippedFeatures, Kernel, Relative
-from teka.functional.backends import Cost
+from teka.functional.backends.costs import Cost
 from teka.functional.dispatch import Workload, backend_costs
 from teka.functional.kernels import DETERMINISTIC_KERNELS, LEARNED_KERNELS, RANDOM_KERNELS
 from teka.functional.plan import attend, make_plan

@@ -4,8 +4,9 @@ from torch import Tensor
 
 from teka import Grid
 from teka.functional import Quadratic, Shaw, attention
-from teka.functional.backends import FeatureInputs, WeightedSums, add_prefix, checkpointed
-from teka.functional.backends.linear import linear
+from teka.functional.backends.feature_chunks import checkpointed
+from teka.functional.backends.feature_sums import plain_sums
+from teka.functional.backends.sums import FeatureInputs, WeightedSums, add_prefix
 
 
 def sums(seed: int, log_peak: float | None) -> WeightedSums:
@@ -57,6 +58,10 @@ def test_where_no_key_counts_nothing_is_taken_from_other_sums():
             for one in ("dense", backend)
         ]
         assert relative_error(found[1], found[0]) <= 1e-10, relative.name
+
+
+def linear(query: Tensor, key: Tensor, value: Tensor) -> WeightedSums:
+    return plain_sums(FeatureInputs(query, query, key, value))
 
 
 def test_with_a_kernel_of_one_it_is_linear_attention_over_all_tokens():

@@ -20,7 +20,7 @@ from torch.nn.attention import flex_attention as torch_flex
 
 from teka import Grid
 from teka.functional import KERNELS, RELATIVES, FeatureKernel, RotationJoint
-from teka.functional.backends.flex import flex, flex_fits, offset_numbers
+from teka.functional.backends.flex import flex, flex_fits, offset_table
 from teka.functional.kernels import make_kernel
 from teka.functional.kernels.base import DenseInputs
 from teka.functional.positions import Positions
@@ -226,7 +226,7 @@ def test_every_pair_of_cells_finds_its_own_offset(
     key = query if any(periodic) else Grid(sides[::-1], spacing=float(coarse))
     placement = Positions(query, key=Positions(key))
     like = torch.zeros((), dtype=torch.float64)
-    numbers = offset_numbers(placement, like)
+    numbers = offset_table(placement, like)
     assert numbers is not None
     offsets, query_code, key_code = numbers
     found = offsets[query_code[:, None] - key_code[None, :]]

@@ -1,27 +1,19 @@
 import itertools
-import sys
 
 import pytest
 import torch
-from tests.contracts.cases import build_kernel, draw_inputs, draw_mask, relative_error
+from tests.contracts.cases import draw_inputs, draw_mask, relative_error
 from torch import Tensor
 from torch.autograd import grad
 
 from teka import Grid
-from teka.functional import Clipped, FeatureKernel, Fourier, attention
-from teka.functional.backends import FeatureInputs, with_ones
-from teka.functional.backends.linear import (
-    CHUNK_TOKENS,
-    causal_linear,
-    causal_rings,
-    causal_step,
-    empty_state,
-    linear,
-    product_features,
-)
+from teka.functional import Clipped, FeatureKernel, attention
+from teka.functional.backends import linear
+from teka.functional.backends.feature_sums import plain_sums
+from teka.functional.backends.linear import CHUNK_TOKENS
+from teka.functional.backends.rings import causal_rings
+from teka.functional.backends.sums import FeatureInputs, with_ones
 from teka.functional.kernels import make_kernel
-from teka.functional.positions import Positions
-from teka.functional.relative import make_relative
 
 
 def test_it_is_the_sum_over_keys_of_the_features_products():
@@ -30,7 +22,7 @@ def test_it_is_the_sum_over_keys_of_the_features_products():
         torch.rand(2, 3, size, 7, dtype=torch.float64, generator=generator) for size in (4, 6)
     )
     value = torch.randn(2, 3, 6, 5, dtype=torch.float64, generator=generator)
-    sums = linear(query, key, value)
+    sums = plain_sums(FeatureInputs(query, query, key, value))
     numerator, denominator = torch.zeros(2, 3, 4, 5).double(), torch.zeros(2, 3, 4).double()
     for i in range(4):
         for j in range(6):
@@ -48,8 +40,8 @@ LENGTHS = (1, 8, 9, 61)
 @pytest.fixture(autouse=True)
 def blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short chunks, few of which are computed at once."""
-    monkeypatch.setattr(sys.modules[linear.__module__], "CHUNK_TOKENS", 8)
-    monkeypatch.setattr(sys.modules[linear.__module__], "BLOCK_CHUNKS", 3)
+    monkeypatch.setattr(linear, "CHUNK_TOKENS", 8)
+    monkeypatch.setattr(linear, "BLOCK_CHUNKS", 3)
 
 
 def both(
@@ -170,42 +162,36 @@ def test_one_maximum_over_all_keys_fails_that_check():
     assert relative_error(after[:, :, :77], broken[:, :, :77]) > 0.05
 
 
-@pytest.mark.parametrize("relative", [None, "fourier"])
-def test_chunks_from_a_state_on_are_the_tokens_one_by_one(relative: str | None):
-    query, key, value = draw_inputs(9)
-    kernel = build_kernel("positive", None, 5)
-    assert isinstance(kernel, FeatureKernel)
-    maps = kernel.feature_maps(query, key, scale=0.4, key_mask=None, is_causal=True)
-    query_features, key_features, log_scale = maps
-    assert log_scale is not None
-    query_waves = key_waves = None
-    if relative is not None:
-        of_positions = make_relative(relative, heads=3, dim=5, num_axes=1, kernel=kernel)
-        places = Grid(9).positions(dtype=torch.float64)
-        assert isinstance(of_positions, Fourier)
-        query_waves, key_waves = of_positions.position_features(Positions(points=places), places)
-    channels = with_ones(value)
-
-    waves = [one for one in (query_waves, key_waves) if one is not None]
-    states, sums = [empty_state(product_features(key_features, key_waves), value)], []
-    for token in range(9):
-        at = slice(token, token + 1)
-        part = (
-            query_features[:, :, at],
-            key_features[:, :, at],
-            log_scale[:, :, at],
-            channels[:, :, at],
-            states[-1],
+@pytest.mark.parametrize("has_denominator", [False, True])
+def test_tokens_one_by_one_have_the_sums_of_chunks(has_denominator: bool):
+    query, key, value = draw_inputs(21)
+    log_scale = 5 * query[..., 0]
+    query, key = query.abs(), key.abs()
+    terms = ((0.3, query[..., :3]),), ((0.3, key[..., :3]),)
+    vectors = [
+        linear.LinearFeatures(tensor, term if has_denominator else ())
+        for tensor, term in zip((query, key), terms, strict=True)
+    ]
+    whole = linear.causal_sums(*vectors, value, log_scale).divide(nonnegative=True)
+    state, outputs = None, []
+    for token in range(21):
+        query_token, key_token = (
+            linear.LinearFeatures(
+                side.numerator[:, :, token : token + 1],
+                tuple((weight, term[:, :, token : token + 1]) for weight, term in side.denominator),
+            )
+            for side in vectors
         )
-        one, state = causal_step(*part, *[one[:, :, at] for one in waves])
-        states.append(state)
-        sums.append(one[..., :-1] / one[..., -1:])
-    for start in (0, 4):
-        part = [one[:, :, start:] for one in (query_features, key_features, log_scale, value)]
-        found = causal_linear(*part, *(one[:, :, start:] for one in waves), state=states[start])
-        assert (
-            relative_error(found.divide(nonnegative=True), torch.cat(sums[start:], dim=2)) < 1e-12
+        tokens = FeatureInputs(
+            query_token.numerator,
+            query_token.numerator,
+            key_token.numerator,
+            value[:, :, token : token + 1],
+            log_scale[:, :, token : token + 1],
         )
+        sums, state = linear.linear_step(tokens, query_token, key_token, state)
+        outputs.append(sums.divide(nonnegative=True))
+    assert relative_error(torch.cat(outputs, dim=2), whole) < 1e-12
 
 
 def test_float32_keys_of_any_size_leave_everything_finite():
@@ -270,7 +256,7 @@ def by_pairs(inputs: list[Tensor], mask: Tensor | None, *, scaled: bool) -> Tens
 def test_values_and_gradients_are_those_of_all_pairs(
     num_features: int, max_distance: int, chunk: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(sys.modules[linear.__module__], "CHUNK_TOKENS", chunk)
+    monkeypatch.setattr(linear, "CHUNK_TOKENS", chunk)
     for scaled, mask in itertools.product((False, True), (None, draw_mask(2, NUM_TOKENS))):
         inputs = [tensor.requires_grad_() for tensor in draw(num_features, max_distance)]
         outputs = [function(inputs, mask, scaled=scaled) for function in (by_pairs, attend)]

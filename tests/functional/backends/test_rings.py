@@ -1,6 +1,6 @@
 import pytest
 import torch
-from tests.contracts.cases import draw_inputs, draw_mask, relative_error
+from tests.contracts.cases import build_relative, draw_inputs, draw_mask, relative_error
 from tests.functional.backends.ring_cases import (
     GRIDS,
     MAX_DISTANCE,
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from teka import Grid
 from teka.functional import Clipped, attention
-from teka.functional.backends import Cost, feature_chunks
+from teka.functional.backends import feature_chunks
+from teka.functional.backends.costs import Cost
 from teka.functional.backends.rings import ring_sums, rings_cost
 
 
@@ -101,3 +102,19 @@ def test_the_cost_is_linear_in_tokens_and_grows_with_rings_and_axes(num_features
     )
     assert rings_cost(Grid((8, 8)), num_features, 32, 7).multiply_adds > cost.multiply_adds
     assert rings_cost(Grid((4, 4, 4)), num_features, 32, 6).multiply_adds > cost.multiply_adds
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+@pytest.mark.parametrize("kernel", ["squared_relu", "positive", "constant", "taylor2"])
+def test_signed_offsets_on_a_line_equal_dense(kernel: str, is_masked: bool):
+    relative = build_relative("shaw", heads=3, dim=5, num_axes=1, max_distance=3)
+    mask = draw_mask(2, 23) if is_masked else None
+    results = []
+    for backend in ("dense", "rings"):
+        leaves = [tensor.requires_grad_() for tensor in draw_inputs(23)]
+        options = {"kernel": kernel, "relative": relative, "grid": Grid(23), "key_mask": mask}
+        output = attention(*leaves, **options, backend=backend)
+        gradients = torch.autograd.grad(output.sin().sum(), leaves, materialize_grads=True)
+        results.append([output, *gradients])
+    for dense, rings in zip(*results, strict=True):
+        assert relative_error(rings, dense) < 1e-10

@@ -8,23 +8,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from teka._compat import replace
-from teka.functional.backends import (
-    BYTES,
-    LOWEST_LOG_SCALE,
-    Cost,
-    FeatureInputs,
-    WeightedSums,
-    with_ones,
-)
+from teka.functional.backends.costs import BYTES, Cost
 from teka.functional.backends.feature_chunks import contract, outer_product, sum_over_features
-from teka.functional.backends.linear import (
-    DecodingState,
-    Sizes,
-    causal_linear,
-    causal_step,
-    left_by,
-    linear_cost,
-)
+from teka.functional.backends.linear import LinearFeatures, Sizes, causal_sums, linear_cost
+from teka.functional.backends.sums import LOWEST_LOG_SCALE, FeatureInputs, WeightedSums, with_ones
 from teka.functional.shapes import Channels, Features
 from teka.grid import Grid
 
@@ -51,27 +38,16 @@ def causal_decay(tokens: FeatureInputs, rate: Rate) -> WeightedSums:
     if tokens.key_mask is not None:
         log_scale = torch.zeros_like(tokens.value[..., 0]) if log_scale is None else log_scale
         log_scale = log_scale.masked_fill(~tokens.key_mask[:, None], LOWEST_LOG_SCALE)
-    return causal_linear(
-        tokens.query_features, tokens.key_features, log_scale, tokens.value, rate=rate
-    )
-
-
-def decay_step(
-    tokens: FeatureInputs, state: DecodingState | None, rate: Rate
-) -> tuple[WeightedSums, DecodingState]:
-    """Return the sums of the next token and the new state. The old state decays by one step."""
-    total = left_by(state, "total", tokens.key_features, tokens.value)
-    total = replace(total, log_peak=total.log_peak - rate)
-    features = (tokens.query_features, tokens.key_features, tokens.log_scale)
-    sums, total = causal_step(*features, with_ones(tokens.value), total)
-    return WeightedSums.of_channels(sums), DecodingState(0, total)
+    query, key = LinearFeatures(tokens.query_features), LinearFeatures(tokens.key_features)
+    return causal_sums(query, key, tokens.value, log_scale, rate)
 
 
 def line_decay(tokens: FeatureInputs, rate: Rate) -> WeightedSums:
     """Return Σ_j φ(q_i)ᵀφ(k_j) exp(−r |i − j|) [v_j, 1] along a line: both directions minus the token itself."""
     query, key, value = tokens.query_features, tokens.key_features, tokens.value
-    past = causal_linear(query, key, None, value, rate=rate)
-    future = causal_linear(query.flip(2), key.flip(2), None, value.flip(2), rate=rate)
+    past = causal_sums(LinearFeatures(query), LinearFeatures(key), value, rate=rate)
+    reversed_query, reversed_key = LinearFeatures(query.flip(2)), LinearFeatures(key.flip(2))
+    future = causal_sums(reversed_query, reversed_key, value.flip(2), rate=rate)
     own = (query * key).sum(dim=-1)
     numerator = past.numerator + future.numerator.flip(2) - own[..., None] * value
     return WeightedSums(numerator, past.denominator + future.denominator.flip(2) - own)
@@ -81,7 +57,7 @@ def grid_decay(tokens: FeatureInputs, rates: Sequence[Rate], grid: Grid) -> Weig
     """Return Σ_j φ(q_i)ᵀφ(k_j) Π_a exp(−r_a |i_a − j_a|) [v_j, 1] on a grid."""
     features = (tokens.query_features, tokens.key_features)
     sums = sum_over_features(_scan_axes, *features, with_ones(tokens.value), grid.shape, *rates)
-    return WeightedSums.of_channels(sums)
+    return WeightedSums.from_channels(sums)
 
 
 def _scan_axes(

@@ -1,16 +1,32 @@
-"""Sums over features that are computed in chunks and recomputed in the backward pass, to bound memory."""
+"""Computing in chunks that are recomputed in the backward pass, to bound memory."""
 
 from collections.abc import Callable
+from typing import TypeVar, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from teka.functional.backends import checkpointed
+from teka.execution_mode import ExecutionMode, execution_mode
 from teka.functional.shapes import KeyChannels, KeyFeatures, QueryChannels, QueryFeatures
+
+T = TypeVar("T")
 
 # Elements of φ(k) ⊗ [v, 1] that are held at once: 16 MiB in float32.
 CHUNK_ELEMENTS = 2**22
+
+
+def checkpointed(function: Callable[..., T], *arguments: object) -> T:
+    """Return function(*arguments), and compute it again in the backward pass instead of keeping its tensors.
+
+    Under the transforms of torch.func everything is kept. The function must not draw random numbers, because the state
+    of the generators is not restored.
+    """
+    if not torch.is_grad_enabled() or execution_mode() is ExecutionMode.TRANSFORMED:
+        return function(*arguments)
+    output = checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
+    return cast(T, output)
 
 
 def sum_over_features(
@@ -34,7 +50,7 @@ def sum_over_features(
         copies: Number of tensors of the size of φ(k) ⊗ [v, 1] that the function keeps.
     """
     num_features = key_features.shape[-1]
-    # A recorded graph serves any batch size, so its number of chunks must not depend on it.
+    # A compiled graph serves any batch size, so its number of chunks must not depend on it.
     num_samples = 1 if torch.compiler.is_compiling() else value.shape[0]
     num_elements = num_samples * value.shape[1:].numel() * num_features * copies
     if num_elements <= CHUNK_ELEMENTS:

@@ -1,23 +1,12 @@
-"""Sums of products of features over all keys, those of one process or those of several."""
-
-import math
-from dataclasses import dataclass
+"""Sums over keys of products of features, for the tokens of one process or of several processes."""
 
 import torch
 from torch import Tensor, distributed
 from torch.autograd import Function
 
-from teka._compat import ProcessGroup, replace
-from teka.execution_mode import is_dynamic
-from teka.functional.backends import LOWEST_LOG_SCALE, FeatureInputs, WeightedSums, with_ones
-from teka.functional.backends.linear import (
-    LinearState,
-    causal_linear,
-    linear,
-    product_features,
-    value_sums,
-    weight_sums,
-)
+from teka._compat import ProcessGroup
+from teka.functional.backends.linear import LinearFeatures, LinearState, causal_sums
+from teka.functional.backends.sums import LOWEST_LOG_SCALE, FeatureInputs, WeightedSums
 from teka.functional.kernels.base import FeatureKernel
 from teka.functional.shapes import KeyMask, Keys, Queries, Values
 from teka.precision import backward_without_autocast
@@ -34,117 +23,86 @@ def featured(
     is_causal: bool,
     group: ProcessGroup | None = None,
 ) -> FeatureInputs:
-    """Queries, keys and values with the features that a kernel makes of them."""
-    options = {"scale": scale, "key_mask": key_mask}
-    # What several processes add must not be over a factor of a process' own keys.
+    """Return the features of queries and keys, with the values."""
+    # The sums of several processes need a log scale for each key, because a factor of all keys would be different in
+    # every process.
     query_features, key_features, log_scale = kernel.feature_maps(
-        query, key, is_causal=is_causal or group is not None, **options
+        query, key, scale=scale, key_mask=key_mask, is_causal=is_causal or group is not None
     )
     if log_scale is not None and key_mask is not None:
         log_scale = log_scale.masked_fill(~key_mask[:, None], LOWEST_LOG_SCALE)
     return FeatureInputs(
-        query,
-        query_features,
-        key_features,
-        value,
-        log_scale,
+        query=query,
+        query_features=query_features,
+        key_features=key_features,
+        value=value,
+        log_scale=log_scale,
+        key_mask=key_mask,
+        scale=scale,
         is_causal=is_causal,
         group=group,
-        **options,
     )
 
 
-@dataclass(frozen=True)
-class LinearFeatures:
-    """Vectors of queries or of keys whose inner products weigh the values.
-
-    Args:
-        numerator: Vectors whose inner products are the weights of the numerator.
-        denominator: Pairs of a weight and vectors: the denominator is the weighted sum of their inner products. Empty
-            if the denominator is the sum of the numerator's weights.
-    """
-
-    numerator: Tensor
-    denominator: tuple[tuple[float, Tensor], ...] = ()
-
-    def joined_denominator(self) -> Tensor:
-        """Return vectors whose inner products are the weighted sum of those of `denominator`."""
-        return torch.cat([math.sqrt(weight) * part for weight, part in self.denominator], dim=-1)
+def plain_sums(tokens: FeatureInputs) -> WeightedSums:
+    """Return the sums without a relative kernel."""
+    query, key = LinearFeatures(tokens.query_features), LinearFeatures(tokens.key_features)
+    return linear_sums(tokens, query, key)
 
 
 def linear_sums(tokens: FeatureInputs, query: LinearFeatures, key: LinearFeatures) -> WeightedSums:
-    """Return the weighted sums of values over keys, and the denominators."""
-    numerator = replace(tokens, query_features=query.numerator, key_features=key.numerator)
-    if not query.denominator:
-        return plain_sums(numerator)
-    is_scaled = tokens.log_scale is not None or tokens.group is not None
-    if is_scaled or (tokens.is_causal and is_dynamic(tokens.value.shape[2])):
-        sums = plain_sums(numerator)
-        joined = replace(
-            tokens,
-            query_features=query.joined_denominator(),
-            key_features=key.joined_denominator(),
-            value=tokens.value[..., :0],
-        )
-        return WeightedSums(sums.numerator, plain_sums(joined).denominator)
-    is_causal = tokens.is_causal
-    values = value_sums(query.numerator, key.numerator, tokens.value, is_causal=is_causal)
-    pairs = zip(query.denominator, key.denominator, strict=True)
-    totals = [
-        weight * weight_sums(left, right, is_causal=is_causal)
-        for (weight, left), (_, right) in pairs
-    ]
-    return WeightedSums(values, sum(totals[1:], totals[0]))
+    """Return the sums over all keys or, if causal, over the keys up to each query.
 
-
-def plain_sums(tokens: FeatureInputs, *waves: Tensor) -> WeightedSums:
-    """Sums of products of features and, if there are any, waves of queries and keys."""
-    if tokens.group is not None:
-        return _divided_sums(tokens, tokens.group, *waves)
-    features = (tokens.query_features, tokens.key_features)
-    if tokens.is_causal:
-        return causal_linear(*features, tokens.log_scale, tokens.value, *waves)
-    return linear(*features, tokens.value, *waves)
-
-
-def _divided_sums(tokens: FeatureInputs, group: ProcessGroup, *waves: Tensor) -> WeightedSums:
-    """The sums of a process' queries over the keys of all, or if causal over those of the processes before it too.
-
-    Every process has the state Σ_j φ(k_j) [v_j, 1] of its own keys, whose size does not depend on how many they are.
-    One sum over the processes, and one maximum of s, are all that is sent; a gradient goes the same way back.
+    Args:
+        tokens: Values and log scales; its features are not used.
+        query: Vectors of the queries.
+        key: Vectors of the keys.
     """
-    query_waves, key_waves = waves or (None, None)
-    value = with_ones(tokens.value)
-    log_scale = torch.zeros_like(value[..., 0]) if tokens.log_scale is None else tokens.log_scale
-    peak = log_scale.detach().amax(dim=-1)
-    rank, peaks = group.rank(), peak.new_full((group.size(), *peak.shape), -torch.inf)
-    peaks[rank] = peak
+    if tokens.group is not None:
+        return _sums_over_group(tokens, query, key, tokens.group)
+    if tokens.is_causal:
+        return causal_sums(query, key, tokens.value, tokens.log_scale)
+    return LinearState.from_keys(key, tokens.value, tokens.log_scale).read(query)
+
+
+def _sums_over_group(
+    tokens: FeatureInputs, query: LinearFeatures, key: LinearFeatures, group: ProcessGroup
+) -> WeightedSums:
+    """Return the sums of the queries of this process over the keys of all or, if causal, of the earlier processes too.
+
+    The processes exchange the peaks of their log scales and their sums over keys, whose size does not depend on the
+    number of tokens. Gradients take the same way back.
+    """
+    rank = group.rank()
+    log_scale = tokens.log_scale
+    log_scale = torch.zeros_like(tokens.value[..., 0]) if log_scale is None else log_scale
+    own = LinearState.from_keys(key, tokens.value, log_scale)
+    assert own.log_peak is not None
+    peaks = own.log_peak.new_full((group.size(), *own.log_peak.shape), -torch.inf)
+    peaks[rank] = own.log_peak
     distributed.all_reduce(peaks, distributed.ReduceOp.MAX, group)
+    ranks = torch.arange(group.size(), device=peaks.device)
+    if tokens.is_causal:
+        peaks = peaks.masked_fill((ranks >= rank).view(-1, 1, 1), -torch.inf)
+    log_peak = peaks.amax(dim=0)
+    shares = torch.exp(peaks - log_peak.clamp_min(LOWEST_LOG_SCALE))
+
+    def total(sums: Tensor) -> Tensor:
+        shape = (*shares.shape, *[1] * (sums.ndim - 2))
+        if not tokens.is_causal:
+            return _SumOverProcesses.apply(shares.view(shape)[rank] * sums, group)
+        # The first process has no earlier keys, but takes part in the exchange.
+        is_own = (ranks == rank).to(sums).view(-1, *[1] * sums.ndim)
+        return (shares.view(shape) * _SumOverProcesses.apply(is_own * sums, group)).sum(dim=0)
+
+    state = LinearState(total(own.values), tuple(map(total, own.weights)), log_peak)
     if not tokens.is_causal:
-        peak = peaks.amax(dim=0)
-    weighted = (
-        product_features(tokens.key_features, key_waves)
-        * torch.exp(log_scale - peak[..., None])[..., None]
-    )
-    own = weighted.transpose(-2, -1) @ value
-    if not tokens.is_causal:
-        state = _SumOverProcesses.apply(own, group)
-        return WeightedSums.of_channels(
-            product_features(tokens.query_features, query_waves) @ state
-        )
-    places = torch.arange(len(peaks), device=own.device)
-    states = _SumOverProcesses.apply((places == rank).to(own).view(-1, 1, 1, 1, 1) * own, group)
-    before = peaks.masked_fill((places >= rank).view(-1, 1, 1), -torch.inf)
-    peak = before.amax(dim=0)
-    # Of the first process nothing is before; it takes part in the gradient of the sum all the same.
-    share = torch.exp(before - peak.clamp_min(LOWEST_LOG_SCALE))[..., None, None]
-    state = LinearState((share * states).sum(dim=0), peak)
-    features = (tokens.query_features, tokens.key_features)
-    return causal_linear(*features, tokens.log_scale, tokens.value, *waves, state=state)
+        return state.read(query)
+    return causal_sums(query, key, tokens.value, log_scale) + state.read(query)
 
 
 class _SumOverProcesses(Function):
-    """The sum of a tensor over the processes of a group; its gradient is the sum of theirs."""
+    """The sum of a tensor over the processes of a group. Its gradient is the sum of their gradients."""
 
     @staticmethod
     def forward(ctx, tensor, group):

@@ -8,8 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from teka._compat import replace
-from teka.functional.backends import BYTES, Cost, FeatureInputs, WeightedSums, rows_of, with_ones
+from teka.functional.backends.costs import BYTES, Cost
 from teka.functional.backends.feature_chunks import sum_over_features
+from teka.functional.backends.sums import FeatureInputs, WeightedSums, selected_rows, with_ones
 from teka.functional.shapes import (
     KeyChannels,
     KeyFeatures,
@@ -20,7 +21,7 @@ from teka.functional.shapes import (
 from teka.grid import Grid
 from teka.precision import to_float64
 
-# Largest relative rounding error of a row's sum. Rows that may exceed it are recomputed from all pairs.
+# Largest relative rounding error of a row's sum. QueryIndices that may exceed it are recomputed from all pairs.
 TOLERANCE = {torch.float32: 1e-7, torch.float64: 1e-11}
 
 
@@ -50,7 +51,7 @@ def fft(
 ) -> WeightedSums:
     """Return Σ_j φ(q_i)ᵀφ(k_j) c(x_i − x_j) [v_j, 1] as a convolution, in O(L · log L · m · d).
 
-    The rounding error of a transform is relative to the largest sum. Rows with a small denominator, far from where c
+    The rounding error of a transform is relative to the largest sum. QueryIndices with a small denominator, far from where c
     is large, are therefore recomputed from every pair.
 
     Args:
@@ -72,14 +73,14 @@ def fft(
     sums = sum_over_features(
         _convolve, query_features, key_features, value, spectrum, sizes, grids, copies=padding
     )
-    sums = WeightedSums.of_channels(sums, log_peak[None, :, None])
+    sums = WeightedSums.from_channels(sums, log_peak[None, :, None])
     with torch.no_grad():
         # The error of a denominator is at most ε log₂ n times the norms of both factors of the convolution.
         epsilon = torch.finfo(table.dtype).eps * max(1.0, math.log2(table[0].numel()))
         norms = key_features.norm(dim=2) * table.flatten(1).norm(dim=-1)[:, None]
         noise = epsilon * (query_features.abs() @ norms[..., None])[..., 0]
-        rows = rows_of(noise > TOLERANCE[like.dtype] * sums.denominator.abs())
-    sums = sums.with_rows_again(rows, log_rows, tokens)
+        rows = selected_rows(noise > TOLERANCE[like.dtype] * sums.denominator.abs())
+    sums = sums.recompute_rows(rows, tokens, log_rows)
     assert sums.log_peak is not None
     return WeightedSums(sums.numerator.to(like), sums.denominator.to(like), sums.log_peak.to(like))
 

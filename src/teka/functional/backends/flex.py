@@ -1,4 +1,4 @@
-"""Dense attention on a GPU by torch's FlexAttention: every pair of tokens, and no matrix over the pairs in memory."""
+"""Dense attention on a GPU by FlexAttention, which holds no matrix of all pairs in memory (Dong et al. 2024)."""
 
 import functools
 import math
@@ -15,53 +15,54 @@ from teka.functional.kernels.base import DenseInputs, Kernel
 from teka.functional.positions import Positions
 from teka.functional.shapes import KeyMask, LogScale, Outputs, PairFunction, Queries, Values
 
-# The same as `PairFunction`, of the product of two vectors too.
+# A `PairFunction` that takes the inner product of the pair as its first argument.
 PairScore = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
-# Its kernels take sizes of heads that are powers of two, in these limits.
-LEAST_SIZE, LARGEST_SIZE = 16, 256
-# Fewer pairs of a head than these fit into memory, and are not worth what compiling takes for every new size.
-LEAST_PAIRS = 2**16
-# A cell of the coarser of two grids may be any whole number of these parts of a cell of the finer one.
-PARTS = 8
-# Offsets between two grids that a table may have, for each of their tokens: tables are O(L).
-OFFSETS_PER_TOKEN = 32
+# FlexAttention supports sizes of heads that are powers of 2 between these.
+MIN_SIZE, MAX_SIZE = 16, 256
+# With fewer pairs per head, the matrix of weights fits into memory, and compiling a kernel for each size is slower.
+MIN_PAIRS = 2**16
+# Ratios of the spacings of two grids may be multiples of 1/n for n up to this number.
+MAX_DENOMINATOR = 8
+# Largest number of offsets between two grids per token, so that tables have O(L) entries.
+MAX_OFFSETS_PER_TOKEN = 32
 
 
 def flex_fits(query: Queries, value: Values, kernel: Kernel) -> bool:
-    """Whether `flex`, if it has log c, can take log κ of the product of two vectors of at most 256 numbers."""
-    if (
-        query.shape[0] == 0
-        or max(kernel.dense_size(query.shape[-1]), value.shape[-1]) > LARGEST_SIZE
-    ):
+    """Return True if `flex` supports the content kernel, sizes, dtype and execution mode."""
+    size = max(kernel.dense_size(query.shape[-1]), value.shape[-1])
+    if query.shape[0] == 0 or size > MAX_SIZE:
         return False
-    if query.is_cuda and query.shape[2] * value.shape[2] < LEAST_PAIRS:
+    if query.is_cuda:
+        if query.shape[2] * value.shape[2] < MIN_PAIRS or query.dtype == torch.float64:
+            return False
+        # Gradients of tables are added in any order.
+        if torch.are_deterministic_algorithms_enabled():
+            return False
+    if execution_mode(query) is ExecutionMode.TRANSFORMED:
         return False
-    # There is no float64 on a GPU, no transform and no forward derivative; gradients of tables are added in any order.
-    if query.is_cuda and (
-        query.dtype == torch.float64 or torch.are_deterministic_algorithms_enabled()
-    ):
-        return False
-    return (
-        execution_mode(query) is not ExecutionMode.TRANSFORMED
-        and kernel.log_content(query) is not None
-    )
+    return kernel.log_content(query) is not None
 
 
 def flex(pairs: DenseInputs, log_relative: PairFunction) -> Outputs:
-    """softmax_j(log κ(q_i, k_j) + log c(x_i − x_j; q_i)) v_j, with log c from tables of O(L) numbers; 0 without a key.
+    """Return softmax_j(log κ(q_i, k_j) + log c(x_i − x_j; q_i)) v_j, 0 for queries without keys.
 
-    Gradients reach the tables by atomic additions on a GPU (torch ≥ 2.6), where the compiled kernel runs; elsewhere
-    torch's unfused evaluation holds all pairs, which the tests take, with torch's refusal of gradients on a CPU taken
-    away. There is no second derivative. Source: Dong et al. 2024 (FlexAttention).
+    Gradients reach the tables of log c by atomic additions (PyTorch ≥ 2.6). There are no second derivatives. On a CPU,
+    which the tests use, PyTorch's unfused evaluation holds all pairs.
+
+    Args:
+        pairs: Queries, keys and values.
+        log_relative: log c of a pair of indices, from tables of O(L) entries.
     """
     query, value = pairs.query, pairs.value
     left, right, log_scale = pairs.vectors()
     log_content = pairs.kernel.log_content(query)
     assert log_content is not None
     score = _pair_score(log_content, log_relative, log_scale, pairs.key_mask)
-    blocks = _kept_causal_blocks if may_cache(query.device) else _causal_blocks
-    block_mask = blocks(query.shape[2], query.device) if pairs.is_causal else None
+    block_mask = None
+    if pairs.is_causal:
+        causal_blocks = _cached_causal_blocks if may_cache(query.device) else _causal_blocks
+        block_mask = causal_blocks(query.shape[2], query.device)
     attend = _compiled() if query.is_cuda else flex_attention
     padded = [_padded(tensor) for tensor in (left, right, value)]
     output = attend(*padded, score_mod=score, block_mask=block_mask, scale=1.0)
@@ -75,19 +76,20 @@ def _compiled() -> Callable[..., Tensor]:
 
 
 def _causal_blocks(num_tokens: int, device: torch.device) -> BlockMask:
-    """Which blocks of pairs hold any with j ≤ i: the others are not visited."""
+    """Return the blocks that hold pairs with j ≤ i. FlexAttention skips the others."""
     return create_block_mask(
         lambda b, h, i, j: i >= j, None, None, num_tokens, num_tokens, device=str(device)
     )
 
 
-_kept_causal_blocks = functools.lru_cache(maxsize=8)(_causal_blocks)
+_cached_causal_blocks = functools.lru_cache(maxsize=8)(_causal_blocks)
 
 
 def _padded(
     vectors: Float[Tensor, "batch heads tokens size"],
 ) -> Float[Tensor, "batch heads tokens padded"]:
-    size = max(LEAST_SIZE, 2 ** math.ceil(math.log2(vectors.shape[-1])))
+    """Pad vectors with zeros to a supported size."""
+    size = max(MIN_SIZE, 2 ** math.ceil(math.log2(vectors.shape[-1])))
     return pad(vectors, (0, size - vectors.shape[-1]))
 
 
@@ -97,7 +99,10 @@ def _pair_score(
     log_scale: LogScale,
     key_mask: KeyMask,
 ) -> PairScore:
-    """log κ + log c + s of a pair, −∞ for a key that is dropped."""
+    """Return a function of log κ + log c + s of a pair, −∞ for masked keys.
+
+    FlexAttention traces these functions, which are lambdas because a function with annotations is checked in tests.
+    """
     if log_scale is None:
         plain: PairScore = lambda product, b, h, i, j: (  # noqa: E731
             log_content(product) + log_relative(b, h, i, j)
@@ -113,59 +118,63 @@ def _pair_score(
     )
 
 
-# The offsets between the cells of two grids, so numbered that a pair has that of the query's code less the key's; one
-# that holds a prefix token gets a larger number than any: to be clamped to one more than the last.
-OffsetNumbers = tuple[Float[Tensor, "offsets axes"], Int[Tensor, "queries"], Int[Tensor, "keys"]]
+# Distinct offsets between the cells of two grids, a code of every query and a code of every key. The offset of a pair
+# has the index code of the query − code of the key.
+OffsetTable = tuple[Float[Tensor, "offsets axes"], Int[Tensor, "queries"], Int[Tensor, "keys"]]
 
 
-def lattice(positions: Positions) -> list[tuple[float, int, int]] | None:
-    """Each axis' lattice width, and how many of it a cell of queries and of keys is; None if there are far too many."""
+def _lattice(positions: Positions) -> list[tuple[float, int, int]] | None:
+    """Return the width of the common lattice of two grids along every axis, and the steps of a cell of queries and keys.
+
+    The result is None without a common lattice, or if the lattice has too many offsets for a table.
+    """
     if positions.grids is None:
         return None
     query, key = positions.grids
     axes, num_offsets = [], 1
     for axis in range(query.num_axes):
-        # The spacing of a single cell separates nothing.
-        steps = [grid.spacing[axis] if grid.shape[axis] > 1 else math.inf for grid in (query, key)]
-        finest = min(steps) if min(steps) < math.inf else 1.0
-        for parts in range(1, PARTS + 1):
-            ratios = [0.0 if step == math.inf else step / finest * parts for step in steps]
+        # The spacing of an axis of a single cell has no effect.
+        spacings = [
+            grid.spacing[axis] if grid.shape[axis] > 1 else math.inf for grid in (query, key)
+        ]
+        finest = min(spacings) if min(spacings) < math.inf else 1.0
+        for denominator in range(1, MAX_DENOMINATOR + 1):
+            ratios = [0.0 if s == math.inf else s / finest * denominator for s in spacings]
             if all(abs(ratio - round(ratio)) <= 1e-9 * ratio for ratio in ratios):
                 break
         else:
             return None
-        axes.append((finest / parts, round(ratios[0]), round(ratios[1])))
-        num_offsets *= 1 + sum(
-            one * (grid.shape[axis] - 1)
-            for one, grid in zip(axes[-1][1:], (query, key), strict=True)
-        )
-    return axes if num_offsets <= OFFSETS_PER_TOKEN * (query.num_tokens + key.num_tokens) else None
+        query_step, key_step = map(round, ratios)
+        axes.append((finest / denominator, query_step, key_step))
+        num_steps = query_step * (query.shape[axis] - 1) + key_step * (key.shape[axis] - 1)
+        num_offsets *= 1 + num_steps
+    is_small = num_offsets <= MAX_OFFSETS_PER_TOKEN * (query.num_tokens + key.num_tokens)
+    return axes if is_small else None
 
 
-def offset_numbers(positions: Positions, like: Tensor) -> OffsetNumbers | None:
-    """The offsets of the lattice of two grids; row-major, each axis from the farthest key ahead to the one behind."""
-    axes = lattice(positions)
+def offset_table(positions: Positions, like: Tensor) -> OffsetTable | None:
+    """Return the distinct offsets between two grids and the codes of their cells, or None without a small table.
+
+    A pair with a prefix token has an index above that of all offsets, so that it can be clamped to one further entry.
+    """
+    axes = _lattice(positions)
     if axes is None or positions.grids is None:
         return None
     query, key = positions.grids
-    codes = [torch.zeros((), dtype=torch.int32, device=like.device) for _ in range(2)]
+    query_code = torch.zeros((), dtype=torch.int32, device=like.device)
+    key_code = query_code
     offsets = []
     for axis, (width, query_step, key_step) in enumerate(axes):
-        ahead = key_step * (key.shape[axis] - 1)
-        size = ahead + query_step * (query.shape[axis] - 1) + 1
-        steps = torch.arange(-ahead, size - ahead, device=like.device).to(like)
-        offsets.append(
-            query.wrap_axis(axis, steps * width + (query.origin[axis] - key.origin[axis]))
-        )
-        for place, (grid, step, first) in enumerate(
-            ((query, query_step, ahead), (key, key_step, 0))
-        ):
-            cells = torch.arange(grid.shape[axis], dtype=torch.int32, device=like.device)
-            codes[place] = codes[place][..., None] * size + (step * cells + first)
-    every = torch.stack(torch.meshgrid(*offsets, indexing="ij"), dim=-1).flatten(0, -2)
-    prefix, far = positions.num_prefix_tokens, 2 * every.shape[0]
-    return (
-        every,
-        pad(codes[0].flatten(), (prefix, 0), value=far),
-        pad(codes[1].flatten(), (prefix, 0), value=-far),
-    )
+        query_cells = torch.arange(query.shape[axis], dtype=torch.int32, device=like.device)
+        key_cells = torch.arange(key.shape[axis], dtype=torch.int32, device=like.device)
+        num_before = key_step * (key.shape[axis] - 1)
+        size = num_before + query_step * (query.shape[axis] - 1) + 1
+        query_code = query_code[..., None] * size + (query_step * query_cells + num_before)
+        key_code = key_code[..., None] * size + key_step * key_cells
+        steps = torch.arange(-num_before, size - num_before, device=like.device).to(like)
+        origin = query.origin[axis] - key.origin[axis]
+        offsets.append(query.wrap_axis(axis, steps * width + origin))
+    distinct = torch.stack(torch.meshgrid(*offsets, indexing="ij"), dim=-1).flatten(0, -2)
+    prefix, beyond = positions.num_prefix_tokens, 2 * len(distinct)
+    query_code = pad(query_code.flatten(), (prefix, 0), value=beyond)
+    return distinct, query_code, pad(key_code.flatten(), (prefix, 0), value=-beyond)

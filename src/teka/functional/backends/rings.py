@@ -3,11 +3,16 @@
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from teka.functional.backends import BYTES, Cost, FeatureInputs, WeightedSums, with_ones
+from teka._compat import replace
+from teka.errors import wrong_value
+from teka.functional.backends.costs import BYTES, Cost
 from teka.functional.backends.feature_chunks import contract, outer_product, sum_over_features
+from teka.functional.backends.linear import LinearFeatures, causal_sums
+from teka.functional.backends.sums import LOWEST_LOG_SCALE, FeatureInputs, WeightedSums, with_ones
 from teka.functional.shapes import Cells, Channels, Features, RingWeights
 from teka.grid import Grid
 
@@ -41,7 +46,101 @@ def rings(log_rings: RingWeights, tokens: FeatureInputs, grid: Grid) -> Weighted
     sums = sum_over_features(
         _weighted_rings, *features, with_ones(tokens.value), weights, grid, copies=max_distance + 1
     )
-    return WeightedSums.of_channels(sums, log_peak)
+    return WeightedSums.from_channels(sums, log_peak)
+
+
+def causal_rings(log_rings: RingWeights, tokens: FeatureInputs, grid: Grid) -> WeightedSums:
+    """Return the sums over the keys j ≤ i of a sequence, where ring r < k of token i holds token i − r alone.
+
+        Σ_{r<k} c_ir φ(q_i)ᵀφ(k_{i−r}) exp(s_{i−r}) [v_{i−r}, 1] + c_ik φ(q_i)ᵀ Σ_{j ≤ i−k} φ(k_j) exp(s_j) [v_j, 1]
+
+    A row is divided by the largest exp(s) c of the keys up to the query, so that no bit of it depends on a later key.
+
+    Raises:
+        ValueError: The grid has more than one axis, or a periodic axis.
+    """
+    if grid.num_axes != 1 or grid.periodic[0]:
+        raise wrong_value("grid", grid, "one axis that is not periodic where attention is causal")
+    query_features, key_features, value = tokens.query_features, tokens.key_features, tokens.value
+    log_scale = torch.zeros_like(value[..., 0]) if tokens.log_scale is None else tokens.log_scale
+    if tokens.key_mask is not None:
+        log_scale = log_scale.masked_fill(~tokens.key_mask[:, None], LOWEST_LOG_SCALE)
+    max_distance = log_rings.shape[-1] - 1
+    num_tokens = value.shape[2]
+
+    # Distant keys are delayed by k tokens.
+    far_scale = _delayed(log_scale, max_distance)
+    far_keys, far_values = (
+        pad(tensor, (0, 0, max_distance, 0))[:, :, :num_tokens] for tensor in (key_features, value)
+    )
+    far = causal_sums(
+        LinearFeatures(query_features), LinearFeatures(far_keys), far_values, far_scale
+    )
+    assert far.log_peak is not None
+    scales = [_delayed(log_scale, distance) for distance in range(max_distance)]
+    scales = torch.stack([*scales, far.log_peak], dim=-1)
+    is_filled = scales > 0.5 * LOWEST_LOG_SCALE
+    log_factor = (log_rings + scales).masked_fill(~is_filled, -torch.inf)
+    log_peak = log_factor.detach().amax(dim=-1)
+    log_peak = log_peak.masked_fill(~is_filled.any(dim=-1), LOWEST_LOG_SCALE)
+    factor = torch.exp(log_factor - log_peak[..., None])
+
+    numerator = factor[..., -1:] * far.numerator
+    denominator = factor[..., -1] * far.denominator
+    # One padded copy, of which the rings are views.
+    keys, values = (pad(tensor, (0, 0, max_distance - 1, 0)) for tensor in (key_features, value))
+    for distance in range(max_distance):
+        first = max_distance - 1 - distance
+        product = (query_features * keys[:, :, first : first + num_tokens]).sum(dim=-1)
+        weight = factor[..., distance] * product
+        numerator = numerator + weight[..., None] * values[:, :, first : first + num_tokens]
+        denominator = denominator + weight
+    return WeightedSums(numerator, denominator, log_peak)
+
+
+def line_cost(num_tokens: int, num_features: int, dim_value: int, max_distance: int) -> Cost:
+    """Return the cost of products for the 2k − 1 near offsets of a line, and of sums of φ(k) ⊗ [v, 1] at both ends."""
+    near = (2 * max_distance - 1) * (num_features + dim_value + 1)
+    far = 2 * num_features * (dim_value + 1)
+    return Cost(num_tokens * (near + far), num_tokens * (near + 2 * far) * 3 * BYTES)
+
+
+def line_sums(log_entries: RingWeights, tokens: FeatureInputs, grid: Grid) -> WeightedSums:
+    """Return the sums with c of the signed offset, clipped to −k … k, by two causal passes along a line.
+
+    The first pass sums over the past and the token itself, the second over the future.
+
+    Args:
+        log_entries: log c of the offsets −k … k.
+        tokens: Features and values.
+        grid: A line that is not periodic.
+    """
+    max_distance = log_entries.shape[-1] // 2
+    log_future = log_entries[..., : max_distance + 1].flip(-1)
+    # The past already counts the token itself. Its weight is finite, so that differences are not NaN.
+    own = torch.full_like(log_future[..., :1], LOWEST_LOG_SCALE)
+    log_future = torch.cat([own, log_future[..., 1:]], dim=-1)
+    reversed_tokens = replace(
+        tokens,
+        query=tokens.query.flip(2),
+        query_features=tokens.query_features.flip(2),
+        key_features=tokens.key_features.flip(2),
+        value=tokens.value.flip(2),
+        key_mask=None if tokens.key_mask is None else tokens.key_mask.flip(1),
+    )
+    future = causal_rings(log_future.flip(2), reversed_tokens, grid)
+    assert future.log_peak is not None
+    future = WeightedSums(
+        future.numerator.flip(2), future.denominator.flip(2), future.log_peak.flip(2)
+    )
+    return causal_rings(log_entries[..., max_distance:], tokens, grid) + future
+
+
+def _delayed(
+    log_scale: Float[Tensor, "batch heads tokens"], num_tokens: int
+) -> Float[Tensor, "batch heads tokens"]:
+    """Return s_{i − num_tokens} at token i, and the lowest log scale where there is no such token."""
+    return pad(log_scale, (num_tokens, 0), value=LOWEST_LOG_SCALE)[..., : log_scale.shape[-1]]
 
 
 def _weighted_rings(

@@ -4,8 +4,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka.functional.backends import BYTES, Cost, FeatureInputs, WeightedSums, with_ones
+from teka.functional.backends.costs import BYTES, Cost
 from teka.functional.backends.feature_chunks import contract, outer_product, sum_over_features
+from teka.functional.backends.sums import FeatureInputs, WeightedSums, with_ones
 from teka.functional.shapes import (
     AxisMatrices,
     KeyChannels,
@@ -54,7 +55,7 @@ def separable_sums(
     matrices = [torch.exp(matrix) for matrix in log_matrices]
     features = (tokens.query_features, tokens.key_features)
     sums = sum_over_features(axis_sums, *features, with_ones(tokens.value), *matrices)
-    return WeightedSums.of_channels(sums, log_peak).without_underflow(tokens, log_rows)
+    return WeightedSums.from_channels(sums, log_peak).without_underflow(tokens, log_rows)
 
 
 def axis_sums(

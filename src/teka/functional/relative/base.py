@@ -11,11 +11,12 @@ from torch.nn.functional import normalize, pad
 
 from teka.checks import check_nonnegative
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.backends import Cost, FeatureInputs, WeightedSums, with_ones
+from teka.functional.backends.costs import Cost
 from teka.functional.backends.dense import fused_softmax, matrix_attention
-from teka.functional.backends.feature_sums import LinearFeatures, plain_sums
-from teka.functional.backends.flex import flex, flex_fits, offset_numbers
-from teka.functional.backends.linear import DecodingState, Sizes, causal_step, left_by
+from teka.functional.backends.feature_sums import plain_sums
+from teka.functional.backends.flex import flex, flex_fits, offset_table
+from teka.functional.backends.linear import DecodingState, LinearFeatures, Sizes
+from teka.functional.backends.sums import FeatureInputs, WeightedSums
 from teka.functional.backends.triton import TritonPositions
 from teka.functional.kernels.base import DenseInputs, Kernel, TensorFields
 from teka.functional.positions import Positions
@@ -35,23 +36,6 @@ from teka.grid import Grid
 R = TypeVar("R", bound="Relative")
 # Index of a pair's offset in a table over all offsets, from the indices of its query and its key.
 OffsetIndex = Callable[[Tensor, Tensor], Tensor]
-
-
-def linear_step(
-    tokens: FeatureInputs, state: DecodingState | None, *waves: Tensor
-) -> tuple[WeightedSums, DecodingState]:
-    """Return the sums of the next token of linear causal attention, and the new state.
-
-    Args:
-        tokens: The next token.
-        state: State after the previous token, or None for the first token.
-        *waves: Features of the positions of the query and the key, if any, which multiply the content features.
-    """
-    num_waves = waves[0].shape[-1] if waves else 1
-    total = left_by(state, "total", tokens.key_features, tokens.value, num_waves)
-    features = (tokens.query_features, tokens.key_features, tokens.log_scale)
-    sums, total = causal_step(*features, with_ones(tokens.value), total, *waves)
-    return WeightedSums.of_channels(sums), DecodingState(0, total)
 
 
 def random_directions(
@@ -204,6 +188,11 @@ class Relative(TensorFields, ABC):
         return kernel.bound
 
     @property
+    def num_waves(self) -> int:
+        """Factor by which `linear_features` are longer than the features of the content kernel."""
+        return 1
+
+    @property
     def num_position_features(self) -> int:
         """Return the number of entries that the kernel appends to queries and keys, if it `appends_features`."""
         return 0
@@ -290,7 +279,7 @@ class FactorRelative(Relative):
 
         It is 0 for pairs with a prefix token.
         """
-        numbers = offset_numbers(positions, query)
+        numbers = offset_table(positions, query)
         if numbers is None:
             return None
         offsets, query_code, key_code = numbers

@@ -12,15 +12,10 @@ from torch import Generator, Tensor
 from teka._compat import replace
 from teka.checks import POSITIVE_NUMBER, check_name, check_sizes, check_tensor_sizes, is_positive
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.backends import Cost, FeatureInputs, WeightedSums
-from teka.functional.backends.decay_scan import (
-    causal_decay,
-    decay_cost,
-    decay_step,
-    grid_decay,
-    line_decay,
-)
-from teka.functional.backends.linear import DecodingState, Sizes
+from teka.functional.backends.costs import Cost
+from teka.functional.backends.decay_scan import causal_decay, decay_cost, grid_decay, line_decay
+from teka.functional.backends.linear import DecodingState, LinearFeatures, Sizes, linear_step
+from teka.functional.backends.sums import FeatureInputs, WeightedSums
 from teka.functional.kernels.base import Kernel
 from teka.functional.positions import Positions, whole_steps
 from teka.functional.relative.stationary import SeparableRelative, per_head, read_table
@@ -85,7 +80,8 @@ class DecayRelative(SeparableRelative):
     def step(
         self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
     ) -> tuple[WeightedSums, DecodingState]:
-        return decay_step(tokens, state, self.axis_rate(0).to(tokens.value))
+        query, key = LinearFeatures(tokens.query_features), LinearFeatures(tokens.key_features)
+        return linear_step(tokens, query, key, state, self.axis_rate(0).to(tokens.value))
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from torch.nn.functional import pad
 
 from teka.checks import POSITIVE_NUMBER, check_sizes, check_tensor, check_tensor_sizes, is_positive
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.backends import Cost, FeatureInputs, WeightedSums, with_ones
-from teka.functional.backends.linear import DecodingState, Sizes, causal_rings, causal_step, left_by
-from teka.functional.backends.rings import rings, rings_cost
+from teka.functional.backends.costs import Cost
+from teka.functional.backends.linear import DecodingState, LinearFeatures, LinearState, Sizes
+from teka.functional.backends.rings import causal_rings, rings, rings_cost
+from teka.functional.backends.sums import FeatureInputs, WeightedSums
 from teka.functional.kernels.base import LOWEST_EXPONENT, Kernel
 from teka.functional.kernels.projection import default_num_features, draw_projection
 from teka.functional.kernels.random import Positive
@@ -143,31 +144,34 @@ def ring_step(
     tokens: FeatureInputs,
     state: DecodingState | None,
 ) -> tuple[WeightedSums, DecodingState]:
-    """Return the sums of the next token of causal attention, and the new state.
+    """Return the sums of the next token, and the new state.
 
-    Args:
-        log_rings: log c of the keys 0, 1, … and at least k tokens before the query.
-        tokens: The next token.
-        state: State after the previous token, or None for the first token.
+    Ring r < k holds the token r steps back, and ring k the tokens at least k steps back.
     """
-    value = with_ones(tokens.value)
-    total = left_by(state, "total", tokens.key_features, tokens.value)
-    log_scale = torch.zeros_like(value[..., 0]) if tokens.log_scale is None else tokens.log_scale
-    recent = ((tokens.key_features, log_scale, value), *(() if state is None else state.recent))
+    key_features, log_scale, value = tokens.key_features, tokens.log_scale, tokens.value
+    log_scale = torch.zeros_like(value[..., 0]) if log_scale is None else log_scale
+    new = LinearState.from_keys(LinearFeatures(key_features), value, log_scale)
+    distant = new.without_keys() if state is None else state.sums_for(new)
+    recent = [(key_features, log_scale, value), *(() if state is None else state.recent)]
     if len(recent) > log_rings.shape[-1] - 1:
-        *recent, oldest = recent
-        _, total = causal_step(oldest[0], *oldest, total)
-    log_factors = [
-        log_rings[..., distance] + key_log_scale
-        for distance, (_, key_log_scale, _) in enumerate(recent)
-    ]
-    far_log_factor = log_rings[..., -1] + total.log_peak[..., None]
-    peak = torch.stack([*log_factors, far_log_factor]).amax(dim=0).detach()
-    sums = torch.exp(far_log_factor - peak)[..., None] * (tokens.query_features @ total.total)
-    for log_factor, (key_features, _, key_value) in zip(log_factors, recent, strict=True):
-        products = (tokens.query_features * key_features).sum(dim=-1)
-        sums = sums + (torch.exp(log_factor - peak) * products)[..., None] * key_value
-    return WeightedSums.of_channels(sums), DecodingState(0, total, recent=tuple(recent))
+        oldest_features, oldest_scale, oldest_value = recent.pop()
+        oldest = LinearFeatures(oldest_features)
+        distant = distant + LinearState.from_keys(oldest, oldest_value, oldest_scale)
+    sums = distant.read(LinearFeatures(tokens.query_features))
+    assert sums.log_peak is not None
+    log_factors = [sums.log_peak + log_rings[..., -1]]
+    for distance, (_, scale, _) in enumerate(recent):
+        log_factors.append(log_rings[..., distance] + scale)
+    peak = torch.stack(log_factors).amax(dim=0).detach()
+    factors = [torch.exp(log_factor - peak) for log_factor in log_factors]
+    numerator = factors[0][..., None] * sums.numerator
+    denominator = factors[0] * sums.denominator
+    for factor, (features, _, values) in zip(factors[1:], recent, strict=True):
+        weight = factor * (tokens.query_features * features).sum(dim=-1)
+        numerator = numerator + weight[..., None] * values
+        denominator = denominator + weight
+    new_state = DecodingState(0, distant, recent=tuple(recent))
+    return WeightedSums(numerator, denominator, peak), new_state
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,20 @@ from teka.checks import (
     is_positive,
 )
 from teka.errors import wrong_value
-from teka.functional.backends import Cost, FeatureInputs, WeightedSums
-from teka.functional.backends.feature_sums import LinearFeatures, plain_sums
-from teka.functional.backends.linear import DecodingState, Sizes, linear_cost, product_features
+from teka.functional.backends.costs import Cost
+from teka.functional.backends.feature_sums import linear_sums
+from teka.functional.backends.linear import (
+    DecodingState,
+    LinearFeatures,
+    Sizes,
+    linear_cost,
+    linear_step,
+    product_features,
+)
+from teka.functional.backends.sums import FeatureInputs, WeightedSums
 from teka.functional.kernels.base import smallest_normal
 from teka.functional.positions import Positions
-from teka.functional.relative.base import linear_step, random_directions
+from teka.functional.relative.base import random_directions
 from teka.functional.relative.stationary import StationaryRelative
 from teka.functional.shapes import (
     KeyPhases,
@@ -183,13 +191,12 @@ class Fourier(StationaryRelative):
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
         """Return the costs of the backends "linear" and "fft"."""
-        num_features = 2 * self.frequency.shape[1] + 1
-        return {"linear": linear_cost(sizes, num_features), **super().costs(sizes, positions)}
+        return {"linear": linear_cost(sizes, self.num_waves), **super().costs(sizes, positions)}
 
     def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
         if backend == "fft":
             return super().sums(backend, tokens, positions)
-        return plain_sums(tokens, *self.position_features(positions, tokens.value))
+        return linear_sums(tokens, *self._linear_features(tokens, positions))
 
     def linear_features(
         self, features: Tensor, positions: Positions, *, is_key: bool
@@ -200,4 +207,17 @@ class Fourier(StationaryRelative):
     def step(
         self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
     ) -> tuple[WeightedSums, DecodingState]:
-        return linear_step(tokens, state, *self.position_features(positions, tokens.value))
+        return linear_step(tokens, *self._linear_features(tokens, positions), state)
+
+    @property
+    def num_waves(self) -> int:
+        return 2 * self.frequency.shape[1] + 1
+
+    def _linear_features(
+        self, tokens: FeatureInputs, positions: Positions
+    ) -> tuple[LinearFeatures, LinearFeatures]:
+        """Return the features of queries and keys, multiplied by the features of their positions."""
+        query_waves, key_waves = self.position_features(positions, tokens.value)
+        query = product_features(tokens.query_features, query_waves)
+        key = product_features(tokens.key_features, key_waves)
+        return LinearFeatures(query), LinearFeatures(key)

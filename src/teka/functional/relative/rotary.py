@@ -12,10 +12,17 @@ from torch import Generator, Tensor
 from teka._compat import replace
 from teka.checks import POSITIVE_NUMBER, check_name, check_tensor_sizes, is_number, is_positive
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.backends import Cost, FeatureInputs, WeightedSums, with_ones
+from teka.functional.backends.costs import Cost
 from teka.functional.backends.dense import fused_softmax
-from teka.functional.backends.feature_sums import LinearFeatures, linear_sums
-from teka.functional.backends.linear import DecodingState, Sizes, causal_step, left_by, linear_cost
+from teka.functional.backends.feature_sums import linear_sums
+from teka.functional.backends.linear import (
+    DecodingState,
+    LinearFeatures,
+    Sizes,
+    linear_cost,
+    linear_step,
+)
+from teka.functional.backends.sums import FeatureInputs, WeightedSums
 from teka.functional.backends.triton import TritonPositions
 from teka.functional.kernels import make_kernel
 from teka.functional.kernels.base import DenseInputs, Kernel, apply_log_factor
@@ -277,18 +284,7 @@ class Rotary(Relative):
         phasor, _ = self._phasors(positions, tokens.value)
         query = self._rotated_features(tokens.query_features, phasor)
         key = self._rotated_features(tokens.key_features, phasor)
-        value, log_scale = with_ones(tokens.value), tokens.log_scale
-        total = left_by(state, "total", key.numerator, tokens.value)
-        sums, total = causal_step(query.numerator, key.numerator, log_scale, value, total)
-        if not key.denominator:
-            return WeightedSums.of_channels(sums), DecodingState(0, total)
-        left, right = query.joined_denominator(), key.joined_denominator()
-        unrotated = left_by(state, "unrotated", right, tokens.value[..., :0])
-        denominator, unrotated = causal_step(left, right, log_scale, value[..., -1:], unrotated)
-        return (
-            WeightedSums(sums[..., :-1], denominator[..., -1]),
-            DecodingState(0, total, unrotated),
-        )
+        return linear_step(tokens, query, key, state)
 
     @property
     def _length_weight(self) -> float:

@@ -11,9 +11,10 @@ from torch.nn.functional import pad
 from teka._compat import replace
 from teka.checks import POSITIVE_NUMBER, check_tensor, check_tensor_sizes, is_positive
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.backends import Cost, FeatureInputs, WeightedSums
-from teka.functional.backends.clipped_offsets import bin_sums, bins_cost, line_sums
-from teka.functional.backends.linear import DecodingState, Sizes, causal_rings
+from teka.functional.backends.costs import Cost
+from teka.functional.backends.linear import DecodingState, Sizes
+from teka.functional.backends.rings import causal_rings, line_cost, line_sums
+from teka.functional.backends.sums import FeatureInputs, WeightedSums
 from teka.functional.positions import Positions, whole_steps
 from teka.functional.relative.base import FactorRelative, OffsetIndex, has_spacing
 from teka.functional.relative.clipped import MAX_DISTANCE, ring_step
@@ -123,13 +124,14 @@ class Shaw(FactorRelative):
         )
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Return the cost of the backend "rings", which needs one grid, or in causal attention a line."""
+        """Return the cost of the backend "rings", which needs a line that is not periodic."""
         grid = positions.shared_grid
         if grid is None or not has_spacing(grid, self.unit):
             return {}
-        if sizes.is_causal and (grid.num_axes > 1 or grid.periodic[0]):
+        if grid.num_axes > 1 or grid.periodic[0]:
             return {}
-        return {"rings": bins_cost(grid, sizes.num_features, sizes.dim_value, self.max_distance)}
+        cost = line_cost(grid.num_tokens, sizes.num_features, sizes.dim_value, self.max_distance)
+        return {"rings": cost}
 
     def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
         grid = positions.shared_grid
@@ -137,9 +139,7 @@ class Shaw(FactorRelative):
         if tokens.is_causal:
             return causal_rings(self._log_past(tokens), tokens, grid)
         log_entries = self.log_entries(tokens.query, scale=tokens.scale)
-        if grid.num_axes == 1 and not grid.periodic[0]:
-            return line_sums(log_entries[..., 0, :], tokens, grid)
-        return bin_sums(log_entries, tokens, grid)
+        return line_sums(log_entries[..., 0, :], tokens, grid)
 
     def step(
         self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions

@@ -8,10 +8,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from teka.functional.backends import Cost, FeatureInputs, WeightedSums
+from teka.functional.backends.costs import Cost
 from teka.functional.backends.fft import fft, fft_cost, fft_fits
 from teka.functional.backends.linear import Sizes
 from teka.functional.backends.separable import separable_cost, separable_sums
+from teka.functional.backends.sums import FeatureInputs, WeightedSums
 from teka.functional.positions import Positions
 from teka.functional.relative.base import FactorRelative, OffsetIndex
 from teka.functional.shapes import (

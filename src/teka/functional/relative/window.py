@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from teka._compat import replace
 from teka.checks import POSITIVE_NUMBER, check_dtype, check_sizes, check_tensor_sizes, is_positive
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.backends import Cost
+from teka.functional.backends.costs import Cost
 from teka.functional.backends.dense import matrix_attention
 from teka.functional.backends.linear import Sizes
 from teka.functional.backends.local_window import Tiling, window_attention, window_cost

@@ -81,8 +81,8 @@ class StateCache(Cache):
     >>> words, length = torch.tensor([[1, 2, 3]]), {"min_new_tokens": 5, "max_new_tokens": 5}
     >>> model.generate(words, cache=cache, pad_token_id=0, **length).shape
     torch.Size([1, 8])
-    >>> cache.get_seq_length(), cache.layers[0].state.total.total.shape
-    (7, torch.Size([1, 2, 8, 9]))
+    >>> cache.get_seq_length(), cache.layers[0].state.sums.values.shape
+    (7, torch.Size([1, 2, 8, 8]))
     """
 
     def __init__(self) -> None:

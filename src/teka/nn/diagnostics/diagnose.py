@@ -23,7 +23,7 @@ from teka.functional import (
     Softmax,
     attention,
 )
-from teka.functional.backends import Cost
+from teka.functional.backends.costs import Cost
 from teka.functional.dispatch import select_backend
 from teka.functional.positions import Positions
 from teka.grid import Grid, GridLike

@@ -12,7 +12,7 @@ from torch import nn
 from teka.audit.function import check_evaluation_mode
 from teka.errors import wrong_type, wrong_value
 from teka.functional import length_mask
-from teka.functional.backends import ELSEWHERE, Cost
+from teka.functional.backends.costs import GPU_RATE, Cost
 from teka.functional.dispatch import select_backend
 from teka.grid import Grid, GridLike, as_grid
 from teka.nn.attention import Attention
@@ -86,7 +86,7 @@ class Explanation:
     def __str__(self) -> str:
         rate = "at rates measured on a CPU"
         if self.device_type != "cpu":
-            rate = f"multiply-adds + {ELSEWHERE.byte:g} × bytes moved, not measured on a device"
+            rate = f"multiply-adds + {GPU_RATE.byte:g} × bytes moved, not measured on a device"
         title = (
             f"{self.num_tokens:,} tokens attend to {self.num_keys:,}; forward cost of one head of "
             f"one of {self.batch:,} samples, {rate}"

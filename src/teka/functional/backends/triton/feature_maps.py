@@ -38,7 +38,7 @@ def token_rows(head, tokens, num_tokens, heads, heads_first: tl.constexpr):
 
 @triton.jit
 def load_block(pointer, rows, keep, dim: tl.constexpr, size: tl.constexpr):
-    """Load rows of `dim` elements as float32, padded to `size`. Rows that are not kept are 0."""
+    """Load rows of `dim` elements as float32, padded to `size`. QueryIndices that are not kept are 0."""
     columns = tl.arange(0, size)
     mask = keep[:, None] & (columns < dim)[None, :]
     block = tl.load(pointer + rows[:, None] * dim + columns[None, :], mask=mask, other=0.0)

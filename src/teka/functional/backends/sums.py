@@ -1,0 +1,215 @@
+"""Inputs of the backends that use features, and the sums over keys that these backends return."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+from teka._compat import ProcessGroup, replace
+from teka.execution_mode import ExecutionMode, execution_mode
+from teka.functional.shapes import (
+    KeyFeatures,
+    KeyMask,
+    LogScale,
+    Outputs,
+    Queries,
+    QueryFeatures,
+    QueryIndices,
+    RowFunction,
+    Values,
+)
+
+# Log scale of a missing key: below every other log scale and finite, so that differences are not NaN.
+LOWEST_LOG_SCALE = -1e30
+# A row has underflowed if its mean relative weight is below this number, where the largest possible weight is 1.
+UNDERFLOW = {torch.float32: 1e-25, torch.float64: 1e-290}
+
+
+def with_ones(value: Values) -> Float[Tensor, "batch heads keys channels"]:
+    """Append a channel of ones, so that one product gives numerators and denominators."""
+    return torch.cat([value, value.new_ones(*value.shape[:-1], 1)], dim=-1)
+
+
+@dataclass(frozen=True)
+class FeatureInputs:
+    """Features of queries and keys, and values.
+
+    Args:
+        query: Queries, on which some relative kernels depend.
+        query_features: φ(q).
+        key_features: φ(k_j) exp(−s_j), 0 for keys that the mask drops.
+        value: Values.
+        log_scale: s_j, or None for 0.
+        key_mask: True for keys that are kept, or None to keep all.
+        scale: Factor of the inner products qᵀk.
+        is_causal: True if queries attend to no later keys.
+        group: Processes that the tokens are divided over, or None. All tensors hold the tokens of this process.
+    """
+
+    query: Queries
+    query_features: QueryFeatures
+    key_features: KeyFeatures
+    value: Values
+    log_scale: LogScale = None
+    key_mask: KeyMask = None
+    scale: float = 1.0
+    is_causal: bool = False
+    group: ProcessGroup | None = None
+
+    def after(self, num_tokens: int) -> "FeatureInputs":
+        """Return the inputs without the first tokens."""
+        if not num_tokens:
+            return self
+        log_scale, key_mask = self.log_scale, self.key_mask
+        return replace(
+            self,
+            query=self.query[:, :, num_tokens:],
+            query_features=self.query_features[:, :, num_tokens:],
+            key_features=self.key_features[:, :, num_tokens:],
+            value=self.value[:, :, num_tokens:],
+            log_scale=None if log_scale is None else log_scale[:, :, num_tokens:],
+            key_mask=None if key_mask is None else key_mask[:, num_tokens:],
+        )
+
+
+@dataclass(frozen=True)
+class WeightedSums:
+    """Weighted sums of values over keys, and sums of weights.
+
+    Args:
+        numerator: Σ_j weight_ij v_j / exp(log_peak_i).
+        denominator: Σ_j weight_ij / exp(log_peak_i).
+        log_peak: Logarithm of the factor that keeps the sums of a row in range, or None for 0.
+    """
+
+    numerator: Float[Tensor, "batch heads queries dim"]
+    denominator: Float[Tensor, "batch heads queries"]
+    log_peak: Float[Tensor, "#batch #heads #queries"] | None = None
+
+    @classmethod
+    def from_channels(cls, sums: Tensor, log_peak: Tensor | None = None) -> "WeightedSums":
+        """Split sums of values that were extended by `with_ones`."""
+        return cls(sums[..., :-1], sums[..., -1], log_peak)
+
+    def _log_peak(self) -> Tensor:
+        if self.log_peak is not None:
+            return self.log_peak
+        return torch.zeros((), dtype=self.numerator.dtype, device=self.numerator.device)
+
+    def __add__(self, other: "WeightedSums") -> "WeightedSums":
+        """Return the sums over the keys of both."""
+        if self.log_peak is None and other.log_peak is None:
+            return WeightedSums(
+                self.numerator + other.numerator, self.denominator + other.denominator
+            )
+        first, second = self._log_peak(), other._log_peak()
+        peak = torch.maximum(first, second).detach()
+        first, second = torch.exp(first - peak), torch.exp(second - peak)
+        return WeightedSums(
+            self.numerator * first[..., None] + other.numerator * second[..., None],
+            self.denominator * first + other.denominator * second,
+            peak,
+        )
+
+    def over(self, count: "WeightedSums") -> "WeightedSums":
+        """Return the same numerators with the denominators of other sums."""
+        factor = torch.exp(self._log_peak() - count._log_peak())
+        return WeightedSums(self.numerator * factor[..., None], count.denominator)
+
+    def divide(self, *, nonnegative: bool) -> Outputs:
+        """Return the weighted means of the values.
+
+        If weights are nonnegative, a row whose weights all underflow is 0 instead of NaN.
+        """
+        denominator = self.denominator
+        empty = (
+            denominator < torch.finfo(denominator.dtype).tiny if nonnegative else denominator == 0
+        )
+        # The numerator of an empty row is 0 too. A denominator of 1 gives it a finite gradient.
+        return self.numerator / denominator.masked_fill(empty, 1.0)[..., None]
+
+    def without_underflow(self, tokens: FeatureInputs, log_rows: RowFunction) -> "WeightedSums":
+        """Recompute rows that underflowed because a masked key had their largest relative weight (eager mode only).
+
+        Args:
+            tokens: The inputs of the sums.
+            log_rows: Function that returns log c of some queries with all keys.
+        """
+        mode = execution_mode(tokens.query_features, tokens.key_features, tokens.value)
+        if mode is not ExecutionMode.EAGER:
+            return self
+        with torch.no_grad():
+            # Absolute features, because a sum of products of both signs may be small without an underflow.
+            total = tokens.key_features.abs().sum(dim=2)[..., None]
+            without_relative = (tokens.query_features.abs() @ total)[..., 0]
+            threshold = UNDERFLOW[tokens.value.dtype] * without_relative
+            rows = selected_rows(self.denominator.abs() < threshold)
+        return self.recompute_rows(rows, tokens, log_rows)
+
+    def recompute_rows(
+        self, rows: QueryIndices, tokens: FeatureInputs, log_rows: RowFunction
+    ) -> "WeightedSums":
+        """Replace the sums of some queries by sums over pairs, divided by their largest relative weight."""
+        if len(rows) == 0:
+            return self
+        is_kept = (tokens.key_features != 0).any(dim=-1)[:, :, None]
+        log_pairs = log_rows(rows)[None].masked_fill(~is_kept, -torch.inf)
+        peak = log_pairs.detach().amax(dim=-1)
+        peak = peak.masked_fill(peak == -torch.inf, 0.0)
+        products = tokens.query_features[:, :, rows] @ tokens.key_features.transpose(-2, -1)
+        sums = (products * torch.exp(log_pairs - peak[..., None])) @ with_ones(tokens.value)
+        log_peak = self._log_peak().expand(self.denominator.shape)
+        return WeightedSums(
+            self.numerator.index_copy(2, rows, sums[..., :-1]),
+            self.denominator.index_copy(2, rows, sums[..., -1]),
+            log_peak.index_copy(2, rows, peak),
+        )
+
+
+def selected_rows(is_selected: Tensor) -> QueryIndices:
+    """Return the indices of queries that are selected in any sample and head; none on the "meta" device."""
+    if is_selected.is_meta:
+        return is_selected.new_zeros(0, dtype=torch.long)
+    return is_selected.flatten(0, 1).any(dim=0).nonzero().flatten()
+
+
+def add_prefix(
+    sums: WeightedSums,
+    tokens: FeatureInputs,
+    num_prefix_tokens: int,
+    unplaced_sums: Callable[[Tensor, Tensor, Tensor], WeightedSums],
+) -> WeightedSums:
+    """Return the sums of all tokens, the first of which have no position.
+
+    Args:
+        sums: Sums of the tokens with a position over each other.
+        tokens: All tokens.
+        num_prefix_tokens: Number of tokens without a position.
+        unplaced_sums: Function that returns the sums for pairs with a token without a position, from features of
+            queries, features of keys, and values.
+    """
+    if not num_prefix_tokens:
+        return sums
+    first = num_prefix_tokens
+    query_features, key_features, value = tokens.query_features, tokens.key_features, tokens.value
+    over_prefix = unplaced_sums(
+        query_features[:, :, first:], key_features[:, :, :first], value[:, :, :first]
+    )
+    if tokens.key_mask is not None and sums.log_peak is not None:
+        # A prefix without kept keys must not determine the scale of a row.
+        has_keys = tokens.key_mask[:, None, :first].any(dim=-1, keepdim=True)
+        log_peak = torch.where(has_keys, 0.0, LOWEST_LOG_SCALE).to(value.dtype)
+        over_prefix = replace(over_prefix, log_peak=log_peak)
+    sums = sums + over_prefix
+    prefix = unplaced_sums(query_features[:, :, :first], key_features, value)
+    log_peak = sums.log_peak
+    if log_peak is not None:
+        log_peak = pad(log_peak.expand(sums.denominator.shape), (first, 0))
+    return WeightedSums(
+        torch.cat([prefix.numerator, sums.numerator], dim=2),
+        torch.cat([prefix.denominator, sums.denominator], dim=2),
+        log_peak,
+    )
