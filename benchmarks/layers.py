@@ -1,15 +1,19 @@
 """Time the default attention layer against plain PyTorch and other libraries.
 
     python benchmarks/layers.py                          # all sizes; adds this processor to benchmarks/layers.json
-    python benchmarks/layers.py --tokens 64 256 --rounds 3 --out /tmp/layers.json
+    python benchmarks/layers.py --tokens 64 256 --seconds 2 --out /tmp/layers.json
+    python benchmarks/layers.py --table                  # print the tables of the committed times
 
-All layers run interleaved in one process on one thread; each time is a median in milliseconds. "four products" is the
-cost of the four linear projections alone. Layers of rotary-embedding-torch and performer-pytorch run if installed.
+All layers take turns in one process on one thread, forward, and forward with the gradients of tokens and weights. Each
+time is a median in milliseconds. "four products" is the cost of the four linear projections of a layer alone.
+
+The layers of other libraries run if these are installed:
+
+    pip install rotary-embedding-torch performer-pytorch
 """
 
 import argparse
 import json
-import math
 import platform
 import statistics
 import time
@@ -25,7 +29,13 @@ from torch.nn.functional import scaled_dot_product_attention
 import teka
 
 DIM, HEADS, BATCH = 256, 8, 2
+TOKENS = [64, 196, 256, 1024, 4096, 16384]
+# Fewer tokens are timed without torch.compile only.
+MIN_COMPILED_TOKENS = 196
+MIN_ROUNDS = 3
+UNIT = "four products"
 OUT = Path(__file__).with_name("layers.json")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class FourProducts(nn.Module):
@@ -111,16 +121,13 @@ class RotarySoftmax(FourProducts):
         return self.projections[3](mixed.transpose(1, 2).flatten(2))
 
 
-def make_layers() -> dict[str, nn.Module]:
+def make_layers(dtype: torch.dtype) -> dict[str, nn.Module]:
     """Return every layer that is installed, by its name."""
-    default, plain = DefaultLayer(), PlainLayer()
     layers: dict[str, nn.Module] = {
-        "four products": FourProducts(),
-        "teka": default,
-        "teka, compiled": torch.compile(default),
+        UNIT: FourProducts(),
+        "teka": DefaultLayer(),
         "teka, causal": DefaultLayer(causal=True),
-        "plain": plain,
-        "plain, compiled": torch.compile(plain),
+        "plain": PlainLayer(),
         "MultiheadAttention": SelfAttention(),
     }
     if find_spec("rotary_embedding_torch"):
@@ -131,30 +138,56 @@ def make_layers() -> dict[str, nn.Module]:
         layers["performer-pytorch"] = PerformerAttention(
             dim=DIM, heads=HEADS, dim_head=DIM // HEADS, causal=False
         )
-    return layers
+    return {name: layer.to(dtype) for name, layer in layers.items()}
 
 
-def run(layer: nn.Module, tokens: Tensor, *, backward: bool) -> None:
+def run(layer: nn.Module, parameters: list[nn.Parameter], tokens: Tensor, backward: bool) -> None:
     """Run one pass, with the gradients of tokens and weights if asked."""
     if not backward:
         with torch.no_grad():
             layer(tokens)
         return
     leaf = tokens.detach().requires_grad_()
-    layer(leaf).sum().backward()
+    torch.autograd.grad(layer(leaf).sum(), [leaf, *parameters], allow_unused=True)
 
 
-def interleaved_medians(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Return the median time of each step in milliseconds, in rounds over all steps."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for step in steps.values():
-        step()
-    for _ in range(rounds):
-        for name, step in steps.items():
-            start = time.perf_counter()
+def make_steps(
+    layers: dict[str, nn.Module], tokens: Tensor, *, backward: bool
+) -> dict[str, Callable[[], None]]:
+    """Return a function for each layer, and one for its compiled form. Each has run once; what fails is left out."""
+    forms = dict(layers)
+    if tokens.shape[1] >= MIN_COMPILED_TOKENS:
+        for name, layer in layers.items():
+            forms[f"{name}, compiled"] = torch.compile(layer, dynamic=False)
+    steps = {}
+    for name, layer in forms.items():
+        step = partial(run, layer, list(layer.parameters()), tokens, backward)
+        try:
             step()
-            times[name].append(1e3 * (time.perf_counter() - start))
-    return {name: round(statistics.median(values), 4) for name, values in times.items()}
+        except Exception as error:
+            print(f"{name} failed: {type(error).__name__}: {str(error).splitlines()[0]}")
+            continue
+        steps[name] = step
+    return steps
+
+
+def interleaved_medians(
+    steps: dict[str, Callable[[], None]], seconds: float, clock: Callable[[], float]
+) -> dict[str, float]:
+    """Return the median time of each step in milliseconds.
+
+    The steps take turns. A step leaves the rounds when it has taken `seconds`, but not before three rounds.
+    """
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    remaining = dict(steps)
+    while remaining:
+        for name, step in list(remaining.items()):
+            start = clock()
+            step()
+            times[name].append(clock() - start)
+            if sum(times[name]) >= seconds and len(times[name]) >= MIN_ROUNDS:
+                del remaining[name]
+    return {name: round(1e3 * statistics.median(values), 4) for name, values in times.items()}
 
 
 def processor() -> str:
@@ -167,42 +200,79 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def table(rows: list[dict]) -> str:
+    """Return the times as Markdown: milliseconds, and in brackets multiples of the four products."""
+    lines = []
+    for backward in (False, True):
+        chosen = [row for row in rows if row["backward"] == backward]
+        if not chosen:
+            continue
+        names = list(dict.fromkeys(name for row in chosen for name in row["ms"]))
+        lines.append("forward and backward" if backward else "forward")
+        lines.append("")
+        lines.append("| layer | " + " | ".join(f"{row['tokens']:,}" for row in chosen) + " |")
+        lines.append("|---|" + "---|" * len(chosen))
+        for name in names:
+            cells = []
+            for row in chosen:
+                ms = row["ms"].get(name)
+                cells.append("" if ms is None else f"{ms:.3g} ({ms / row['ms'][UNIT]:.2f})")
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
 def main() -> None:
-    """Time all layers and add the results of this processor to the file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", type=int, nargs="+", default=[64, 256, 1024, 4096, 16384])
-    parser.add_argument("--rounds", type=int, default=0, help="0 chooses by the number of tokens")
+    """Time all layers and add the results of this processor to the file, or print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--seconds", type=float, default=5.0, help="time of each layer and size")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--layers", nargs="+", help="names of layers, in addition to four products")
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="time of the processor instead of the wall, for a machine that also does other work",
+    )
+    parser.add_argument("--table", action="store_true", help="print the tables of the file")
     parser.add_argument("--out", type=Path, default=OUT)
     arguments = parser.parse_args()
+    saved = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    if arguments.table:
+        for name, result in saved.items():
+            print(f"{name}\n\n{table(result['times'])}")
+        return
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    layers = make_layers()
+    dtype = DTYPES[arguments.dtype]
+    layers = make_layers(dtype)
+    if arguments.layers:
+        layers = {
+            name: layer for name, layer in layers.items() if name in [UNIT, *arguments.layers]
+        }
+    clock = time.process_time if arguments.cpu_time else time.perf_counter
     rows = []
     for num_tokens in arguments.tokens:
-        torch.compiler.reset()
-        tokens = torch.randn(BATCH, num_tokens, DIM)
-        rounds = arguments.rounds or min(100, max(5, math.ceil(20000 / num_tokens)))
+        tokens = torch.randn(BATCH, num_tokens, DIM, dtype=dtype)
         for backward in (False, True):
-            steps = {
-                name: partial(run, layer, tokens, backward=backward)
-                for name, layer in layers.items()
-            }
-            medians = interleaved_medians(steps, rounds)
-            row = {"tokens": num_tokens, "backward": backward, "rounds": rounds, "ms": medians}
-            rows.append(row)
-            unit = medians["four products"]
-            ratios = ", ".join(f"{name} {ms / unit:.2f}" for name, ms in medians.items())
-            print(f"{num_tokens} tokens, {'both passes' if backward else 'forward'}: {ratios}")
-    saved = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    saved[processor()] = {
+            torch.compiler.reset()
+            steps = make_steps(layers, tokens, backward=backward)
+            medians = interleaved_medians(steps, arguments.seconds, clock)
+            rows.append({"tokens": num_tokens, "backward": backward, "ms": medians})
+            print(table(rows[-1:]), flush=True)
+    name = processor() if dtype == torch.float32 else f"{processor()}, {arguments.dtype}"
+    saved[name] = {
         "torch": torch.__version__,
         "threads": 1,
+        "clock": "process" if arguments.cpu_time else "wall",
         "batch": BATCH,
         "dim": DIM,
         "heads": HEADS,
         "times": rows,
     }
-    arguments.out.write_text(json.dumps(saved, indent=2) + "\n")
+    arguments.out.write_text(json.dumps(saved, indent=2, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":
