@@ -17,7 +17,7 @@ PERFORMER: dict[str, Any] = {
 }
 
 
-def test_what_is_written_is_read_back():
+def test_a_config_survives_encoding():
     config = ModelConfig(
         **PERFORMER,
         class_names=("a", "b", "c"),
@@ -27,7 +27,7 @@ def test_what_is_written_is_read_back():
     assert decode(ModelConfig, encode(config)) == config
 
 
-def test_numbers_of_heads_for_every_block_are_read_back():
+def test_options_for_every_block_survive_encoding():
     options = {"dim": 8, "depth": 2, "heads": (3, 1)}
     config = ModelConfig("self_attention", (6, 10), 2, 3, options)
     assert config == ModelConfig("self_attention", (6, 10), 2, 3, {**options, "heads": [3, 1]})
@@ -38,7 +38,7 @@ def test_numbers_of_heads_for_every_block_are_read_back():
     assert options["heads"] == (3, 1)
 
 
-def test_the_position_of_an_older_file_was_called_its_encoding():
+def test_old_names_of_options_are_accepted():
     config = ModelConfig(
         "self_attention", (6, 10), 2, 3, {"dim": 8, "depth": 1, "heads": 2, "encoding": "table"}
     )
@@ -50,14 +50,14 @@ def test_the_position_of_an_older_file_was_called_its_encoding():
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_options_of_every_model_are_one_dataclass_that_is_encoded(model: str):
+def test_the_options_of_every_model_are_a_dataclass(model: str):
     required = {"dim": 8, "depth": 2, "heads": 2} if model == "performer" else {}
     options = decode(options_class(model), required)
     assert decode(options_class(model), encode(options)) == options
     assert options_class(model).__doc__ == model_class(model).__doc__
 
 
-def test_a_model_is_made_without_a_trace_in_torchs_random_state():
+def test_making_a_model_does_not_change_the_random_state():
     torch.manual_seed(3)
     state = torch.get_rng_state()
     model = ModelConfig(**PERFORMER).make_model()
@@ -65,7 +65,7 @@ def test_a_model_is_made_without_a_trace_in_torchs_random_state():
     assert not model.training
 
 
-def test_a_model_is_made_in_float32_whatever_the_default():
+def test_a_model_is_made_in_float32_with_any_default_dtype():
     torch.set_default_dtype(torch.float64)
     try:
         model = ModelConfig(**PERFORMER).make_model()
@@ -102,7 +102,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_a_field_that_cannot_be_is_an_error_that_names_it(unchecked_annotations: None):
+def test_a_bad_field_is_an_error_that_names_it(unchecked_annotations: None):
     for fields, message in BAD:
         with pytest.raises(ValueError, match=message):
             decode(ModelConfig, {**PERFORMER, **fields})
@@ -115,9 +115,7 @@ def test_a_missing_size_is_an_error(unchecked_annotations: None):
         )
 
 
-def test_options_of_a_wrong_type_or_size_are_an_error_when_the_model_is_made(
-    unchecked_annotations: None,
-):
+def test_bad_options_are_errors_when_the_model_is_made(unchecked_annotations: None):
     for name, value in {"dim": "8", "heads": None, "mlp_ratio": -1.0, "kernel": 3}.items():
         with pytest.raises(ValueError, match=name):
             ModelConfig(

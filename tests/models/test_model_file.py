@@ -20,7 +20,7 @@ from teka.models.model_file import CONFIG_FILE, PRETRAINED, WEIGHTS_FILE
 from teka.models.performer_config import POSITIONS
 
 TINY = {"dim": 8, "depth": 2, "heads": 2}
-# Options of a Performer, each of which changes the function or the tensors.
+# Options of a Performer that change its function or its parameters.
 OPTIONS: list[dict[str, Any]] = [
     *({"position": position, "kernel": kernel_for(position)} for position in POSITIONS),
     *(
@@ -60,14 +60,14 @@ def make(
     in_channels: int = 2,
     **options: Any,
 ):
-    """A model with numbers of its own in every tensor, and its config."""
+    """Return a model with updated buffers, and its config."""
     torch.manual_seed(5)
     options = {**(TINY if model == "performer" else {}), **options}
     config = ModelConfig(model, image_size, in_channels, 3, options, facts={"seed": 5})
-    made = model_class(model)(image_size, in_channels, 3, **options)
+    module = model_class(model)(image_size, in_channels, 3, **options)
     with torch.no_grad():
-        made.train()(torch.rand(4, in_channels, *image_size))  # statistics and centroids move
-    return made.eval(), config
+        module.train()(torch.rand(4, in_channels, *image_size))  # Updates statistics and centroids.
+    return module.eval(), config
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def check_same(saved: nn.Module, folder: Path, images: torch.Tensor) -> None:
-    """Every tensor and every logit is what was saved."""
+    """Check that every tensor and every logit equals that of the saved model."""
     loaded = load(folder)
     assert not any(module.training for module in loaded.modules())
     state = loaded.state_dict()
@@ -89,7 +89,7 @@ def check_same(saved: nn.Module, folder: Path, images: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_model_is_loaded_as_it_was_saved(name: str, tmp_path: Path):
+def test_saving_and_loading_every_model(name: str, tmp_path: Path):
     model, config = make(name, (32, 32), 3, **SMALL[name])
     save(model, tmp_path / "model", config)
     assert read_config(tmp_path / "model") == config
@@ -97,7 +97,7 @@ def test_every_model_is_loaded_as_it_was_saved(name: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_performer_of_every_option_is_loaded_as_it_was_saved(
+def test_saving_and_loading_a_performer_with_every_option(
     options: dict[str, Any], tmp_path: Path, unchecked_annotations: None
 ):
     model, config = make(**options)
@@ -105,7 +105,7 @@ def test_a_performer_of_every_option_is_loaded_as_it_was_saved(
     check_same(model, tmp_path / "model", draw_images())
 
 
-def test_half_precision_is_half_the_file_and_is_loaded_in_float32(tmp_path: Path):
+def test_float16_files_are_smaller_and_loaded_in_float32(tmp_path: Path):
     model, config = make(dim=32)
     sizes = {}
     for dtype in ("float32", "float16"):
@@ -117,7 +117,7 @@ def test_half_precision_is_half_the_file_and_is_loaded_in_float32(tmp_path: Path
     assert sizes["float16"] < 0.7 * sizes["float32"]
 
 
-def test_saving_and_loading_leave_torchs_random_state_and_the_model_alone(tmp_path: Path):
+def test_saving_and_loading_do_not_change_the_random_state_or_the_model(tmp_path: Path):
     model, config = make()
     model.train()
     state = torch.get_rng_state()
@@ -127,7 +127,7 @@ def test_saving_and_loading_leave_torchs_random_state_and_the_model_alone(tmp_pa
 
 
 @pytest.mark.parametrize("name", PRETRAINED)
-def test_the_models_that_come_with_the_library_know_their_classes(name: str):
+def test_pretrained_models_have_class_names(name: str):
     config = read_config(name)
     assert config.class_names is not None
     assert config.class_names[3] == {"cifar10": "cat", "fashion-mnist": "Dress"}.get(name, "3")
@@ -138,7 +138,7 @@ def test_the_models_that_come_with_the_library_know_their_classes(name: str):
     assert facts["evaluation"]["accuracy"] > {"cifar10": 0.8, "fashion-mnist": 0.9}.get(name, 0.95)
 
 
-def test_the_models_that_come_with_the_library_are_small_and_have_a_card():
+def test_pretrained_models_are_small_and_have_a_model_card():
     folder = Path(teka.models.__file__).parent / "pretrained"
     assert {path.name for path in folder.iterdir()} == set(PRETRAINED)
     for name in PRETRAINED:
@@ -148,15 +148,14 @@ def test_the_models_that_come_with_the_library_are_small_and_have_a_card():
         )
         run, evaluation = (cast(dict[str, Any], facts[part]) for part in ("run", "evaluation"))
         assert f"seed {run['seed']}." in card, name
-        measured = float(
-            card.split("**")[1].removesuffix(" %")
-        )  # of the weights as they are stored
+        # The accuracy of the stored weights.
+        measured = float(card.split("**")[1].removesuffix(" %"))
         assert measured == pytest.approx(100 * evaluation["accuracy"], abs=0.1), name
     assert all(path.stat().st_size < 4e6 for path in folder.rglob("*"))
 
 
 def edit(folder: Path, **changes: Any) -> None:
-    """Change the config; None takes a key away."""
+    """Change keys of the config. None removes a key."""
     content = {**read_json(folder / CONFIG_FILE), **changes}
     write_json(
         folder / CONFIG_FILE, {key: value for key, value in content.items() if value is not None}
@@ -164,7 +163,7 @@ def edit(folder: Path, **changes: Any) -> None:
 
 
 def put_weights(folder: Path, content: bytes) -> None:
-    """Other weights, which the config says are its own."""
+    """Replace the weights, and their description in the config."""
     (folder / WEIGHTS_FILE).write_bytes(content)
     edit(
         folder,
@@ -176,7 +175,7 @@ def put_weights(folder: Path, content: bytes) -> None:
     )
 
 
-def test_a_file_of_the_first_version_has_the_default_stem_of_then(tmp_path: Path):
+def test_files_of_the_first_version_have_its_default_stem(tmp_path: Path):
     config = ModelConfig("performer", (5, 7), 1, 3, options={**TINY, "stem": "patch"})
     save(config.make_model(), tmp_path / "old", config)
     edit(tmp_path / "old", format_version=1, options=TINY)
@@ -210,7 +209,7 @@ def test_a_file_of_the_first_version_has_the_default_stem_of_then(tmp_path: Path
     ],
     ids=str,
 )
-def test_a_config_that_is_not_of_these_weights_is_an_error(
+def test_a_config_that_does_not_fit_the_weights_is_an_error(
     changes: dict[str, Any], message: str, folder: Path, unchecked_annotations: None
 ):
     edit(folder, **changes)
@@ -218,9 +217,7 @@ def test_a_config_that_is_not_of_these_weights_is_an_error(
         load(folder)
 
 
-def test_weights_that_are_cut_off_changed_or_of_another_config_are_an_error(
-    folder: Path, tmp_path: Path
-):
+def test_damaged_weights_are_errors(folder: Path, tmp_path: Path):
     whole = (folder / WEIGHTS_FILE).read_bytes()
     (folder / WEIGHTS_FILE).write_bytes(whole[:-100])
     with pytest.raises(
@@ -241,7 +238,7 @@ def test_weights_that_are_cut_off_changed_or_of_another_config_are_an_error(
 @pytest.mark.parametrize(
     "content", [b"", b"PK\x03\x04 a zip", pack_tensors({"a": torch.ones(50)})[:-60]], ids=range(3)
 )
-def test_weights_that_are_no_safetensors_are_an_error(content: bytes, folder: Path):
+def test_weights_in_another_format_are_an_error(content: bytes, folder: Path):
     put_weights(folder, content)
     with pytest.raises(ValueError, match="a whole safetensors file"):
         load(folder)
@@ -253,12 +250,12 @@ def test_weights_that_are_not_finite_are_an_error(number: float, folder: Path):
     state["head.weight"][1, 2] = number
     put_weights(folder, pack_tensors(state))
     with pytest.raises(
-        ValueError, match=r"head\.weight of .* must be finite numbers.*got not finite"
+        ValueError, match=r"head\.weight of .* must be finite values.*got not finite"
     ):
         load(folder)
 
 
-def test_whole_numbers_in_place_of_floating_point_are_an_error(folder: Path):
+def test_integer_weights_are_an_error(folder: Path):
     put_weights(
         folder,
         pack_tensors({name: t.to(torch.int32) for name, t in load(folder).state_dict().items()}),
@@ -267,7 +264,7 @@ def test_whole_numbers_in_place_of_floating_point_are_an_error(folder: Path):
         load(folder)
 
 
-def test_a_folder_or_file_that_is_missing_or_not_json_is_an_error(folder: Path, tmp_path: Path):
+def test_missing_files_and_bad_json_are_errors(folder: Path, tmp_path: Path):
     for path in (tmp_path / "none", folder / CONFIG_FILE):
         with pytest.raises(ValueError, match="the folder of a model file, or one of digits, mnist"):
             load(path)
@@ -282,18 +279,16 @@ def test_a_folder_or_file_that_is_missing_or_not_json_is_an_error(folder: Path, 
         read_config(folder)
 
 
-def test_without_safetensors_the_error_names_the_extra(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_missing_safetensors_names_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     with pytest.raises(ImportError, match=r"pip install teka\[train\]"):
         load(folder)
 
 
-def test_a_config_that_forgets_an_option_is_not_saved(tmp_path: Path):
+def test_a_config_with_missing_options_is_not_saved(tmp_path: Path):
     model, config = make(periodic=True, pool="mean")
     forgetful = ModelConfig(config.model, config.image_size, 2, 3, {**TINY, "pool": "mean"})
-    with pytest.raises(ValueError, match="what the model was made with"):
+    with pytest.raises(ValueError, match="the options of the model"):
         save(model, tmp_path / "model", forgetful)
     with pytest.raises(ValueError, match=r"model must be 'performer'.*got 'Sequential'"):
         save(nn.Sequential(model), tmp_path / "model", config)
@@ -301,7 +296,9 @@ def test_a_config_that_forgets_an_option_is_not_saved(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("number", "dtype"), [(float("nan"), "float32"), (1e5, "float16")])
-def test_weights_that_cannot_be_stored_are_an_error(number: float, dtype: str, tmp_path: Path):
+def test_weights_that_the_dtype_cannot_represent_are_an_error(
+    number: float, dtype: str, tmp_path: Path
+):
     model, config = make()
     with torch.no_grad():
         model.get_parameter("head.bias")[1] = number
@@ -327,7 +324,7 @@ def test_only_a_model_file_is_replaced(folder: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("writer", ["write_json", "write_bytes"])
-def test_what_fails_while_it_is_written_leaves_the_old_file(
+def test_a_failed_write_keeps_the_old_file(
     writer: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def fail(path: Path, _: object) -> None:
@@ -343,7 +340,7 @@ def test_what_fails_while_it_is_written_leaves_the_old_file(
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_the_config_is_json_that_anyone_can_read(folder: Path):
+def test_the_config_is_plain_json(folder: Path):
     content = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     assert content["model"] == "performer"
     assert content["options"] == TINY

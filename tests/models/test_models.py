@@ -10,7 +10,7 @@ from teka.models.model_config import MODELS, model_class
 
 PAGE = (Path(__file__).parents[2] / "docs" / "baselines.md").read_text(encoding="utf-8")
 TRANSFORMER = {"dim": 8, "depth": 2, "heads": 2}
-# Each model small enough to test in milliseconds, where it has such sizes.
+# Small options of each model, so that a test takes milliseconds.
 SMALL: dict[str, dict[str, Any]] = {
     "performer": TRANSFORMER,
     "alexnet": {},
@@ -20,9 +20,9 @@ SMALL: dict[str, dict[str, Any]] = {
     "routing_transformer": TRANSFORMER,
     "self_attention": TRANSFORMER,
 }
-# Sides that poolings without padding need.
+# Smallest sides of models with pooling layers without padding.
 SMALLEST_SIDE = {"alexnet": 29, "vgg16": 32}
-# Blocks of pixels that images are made of.
+# Sides of these models must be multiples of a block size.
 BLOCKS = {"self_attention": 2}
 
 
@@ -43,7 +43,7 @@ def draw_images(batch: int = 4, channels: int = 3, height: int = 32, width: int 
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_images_of_every_size_that_the_poolings_allow_become_logits(name: str):
+def test_image_sizes(name: str):
     for size, channels in (
         ((32, 32), 3),
         ((32, 37), 1),
@@ -67,7 +67,7 @@ def test_images_of_every_size_that_the_poolings_allow_become_logits(name: str):
 
 
 @pytest.mark.parametrize("name", SMALLEST_SIDE)
-def test_the_smallest_side_is_the_smallest_that_leaves_a_place(name: str):
+def test_the_smallest_side(name: str):
     side = SMALLEST_SIDE[name]
     model = build(name, side)
     assert model(draw_images(2, 3, side, side)).shape == (2, 5)
@@ -76,7 +76,7 @@ def test_the_smallest_side_is_the_smallest_that_leaves_a_place(name: str):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_after_one_step_every_parameter_has_a_gradient_that_is_finite_and_not_zero(name: str):
+def test_every_parameter_has_a_finite_gradient_after_one_step(name: str):
     model, images, labels = build(name), draw_images(), torch.tensor([0, 1, 4, 1])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for step in range(2):
@@ -91,9 +91,9 @@ def test_after_one_step_every_parameter_has_a_gradient_that_is_finite_and_not_ze
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_in_evaluation_logits_are_repeated_and_do_not_depend_on_the_rest_of_the_batch(name: str):
+def test_evaluation_is_deterministic_and_independent_of_the_batch(name: str):
     model, images = build(name).double(), draw_images().double()
-    model(images)  # statistics and centroids move
+    model(images)  # Updates statistics and centroids.
     model.eval()
     logits = model(images)
     assert torch.equal(model(images), logits)
@@ -102,16 +102,16 @@ def test_in_evaluation_logits_are_repeated_and_do_not_depend_on_the_rest_of_the_
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_weights_and_buffers_that_are_loaded_give_the_same_logits(name: str):
+def test_a_loaded_state_dict_gives_the_same_logits(name: str):
     model, other, images = build(name), build(name, seed=1), draw_images()
-    model(images)  # statistics and centroids move
+    model(images)  # Updates statistics and centroids.
     assert not torch.allclose(other.eval()(images), model.eval()(images), rtol=1e-4, atol=0)
     other.load_state_dict(model.state_dict())
     assert torch.equal(other(images), model(images))
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_under_autocast_logits_and_gradients_stay_finite(name: str):
+def test_logits_and_gradients_are_finite_under_autocast(name: str):
     model = build(name)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = model(30 * draw_images()).float().square().mean()
@@ -125,7 +125,7 @@ def test_under_autocast_logits_and_gradients_stay_finite(name: str):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_images_of_another_shape_are_an_error(name: str):
+def test_images_with_another_shape_are_an_error(name: str):
     model = build(name)
     for shape in ((2, 1, 32, 32), (2, 3, 33, 32), (2, 3, 32, 31)):
         with pytest.raises(ValueError, match=r"images must have shape \(batch, 3, 32, 32\)"):
@@ -133,7 +133,7 @@ def test_images_of_another_shape_are_an_error(name: str):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_sizes_that_are_not_positive_are_an_error(name: str):
+def test_sizes_of_0_are_errors(name: str):
     for argument, sizes in (
         ("image_size", (0, 3, 5)),
         ("in_channels", (32, 0, 5)),
@@ -147,7 +147,7 @@ def test_sizes_that_are_not_positive_are_an_error(name: str):
                 build(name, **{argument: 0})
 
 
-def test_the_table_of_the_baselines_is_what_its_code_prints(capsys):
+def test_the_table_of_baselines_is_the_output_of_its_code(capsys):
     (block,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     exec(compile(block, "baselines.md", "exec"), {})
     printed = capsys.readouterr().out.splitlines()

@@ -19,14 +19,15 @@ pytestmark = pytest.mark.usefixtures("unchecked_annotations_in_module")
 
 
 def zip_pools(*choices: Iterable[Any]) -> list[tuple[Any, ...]]:
-    """Every combination, each with one of the poolings, which take turns."""
+    """Return every combination of choices, with one pooling after the other."""
     return [
-        (*one, POOLS[place % len(POOLS)]) for place, one in enumerate(itertools.product(*choices))
+        (*choice, POOLS[index % len(POOLS)])
+        for index, choice in enumerate(itertools.product(*choices))
     ]
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_after_two_steps_every_parameter_has_a_gradient_that_is_finite_and_not_zero(position: str):
+def test_every_parameter_has_a_finite_gradient_after_two_steps(position: str):
     for kernel, pool in zip(KERNELS, itertools.cycle(POOLS), strict=False):
         if not is_valid_pair(kernel, position if position in RELATIVES else None):
             with pytest.raises(
@@ -37,11 +38,9 @@ def test_after_two_steps_every_parameter_has_a_gradient_that_is_finite_and_not_z
             continue
         if position in RELATIVES and position not in tested_relatives(kernel):
             continue
-        # With some draws every weight of "concatenation", a ReLU, is 0.
-        model, labels = (
-            build(position=position, pool=pool, kernel=kernel, seed=1),
-            torch.tensor([0, 1, 2, 1]),
-        )
+        # With some seeds all weights of the kernel "concatenation", a ReLU, are 0.
+        model = build(position=position, pool=pool, kernel=kernel, seed=1)
+        labels = torch.tensor([0, 1, 2, 1])
         optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
         for step in range(3):
             optimizer.zero_grad()
@@ -55,7 +54,7 @@ def test_after_two_steps_every_parameter_has_a_gradient_that_is_finite_and_not_z
 
 
 @pytest.mark.parametrize("position", ["rotation", "clipped", "clipped_features", "none"])
-def test_rolling_a_periodic_image_by_whole_patches_changes_no_logit(position: str):
+def test_rolling_a_periodic_image_by_whole_patches_does_not_change_logits(position: str):
     images = draw_images().double()
     for stem, patch_size, pool in zip_pools(["patch", "convolution"], [1, 2]):
         options = {"position": position, "pool": pool, "stem": stem, "patch_size": patch_size}
@@ -64,18 +63,20 @@ def test_rolling_a_periodic_image_by_whole_patches_changes_no_logit(position: st
             if name.endswith("distance_embedding"):
                 nn.init.normal_(parameter)
         for shift in ((0, 2), (2, 0), (4, 6), (-2, 4)):
-            assert relative_error(model(images.roll(shift, (2, 3))), model(images)) < 1e-10, options
-        # On the unbounded plane a roll cuts the image apart; and a model with patches sees a part of a patch.
+            assert relative_error(model(images.roll(shift, (2, 3))), model(images)) < 1e-10, (
+                options
+            )
+        # On a bounded image a roll changes the distances. A roll by a part of a patch changes the patches.
         bounded = build(**options).double().eval()
         bounded.load_state_dict(model.state_dict())
-        cut = relative_error(bounded(images.roll((2, 4), (2, 3))), bounded(images))
-        assert (cut < 1e-10) == (position == "none" and stem == "patch"), options
-        part = relative_error(model(images.roll(1, 3)), model(images))
-        assert (part < 1e-10) == (patch_size == 1), options
+        bounded_change = relative_error(bounded(images.roll((2, 4), (2, 3))), bounded(images))
+        assert (bounded_change < 1e-10) == (position == "none" and stem == "patch"), options
+        change_by_1_pixel = relative_error(model(images.roll(1, 3)), model(images))
+        assert (change_by_1_pixel < 1e-10) == (patch_size == 1), options
 
 
 @pytest.mark.parametrize("position", ["absolute", "rotation_joint"])
-def test_positions_that_are_not_relative_are_seen_or_refused_on_a_periodic_image(position: str):
+def test_absolute_positions_break_equivariance_and_joint_rotation_is_an_error(position: str):
     if position == "rotation_joint":
         with pytest.raises(ValueError, match="no periodic axis"):
             build(position=position, periodic=True, kernel="softmax")
@@ -85,7 +86,7 @@ def test_positions_that_are_not_relative_are_seen_or_refused_on_a_periodic_image
 
 
 @pytest.mark.parametrize("position", ["absolute", "rotation", "clipped"])
-def test_position_reaches_the_logits_and_absence_of_it_is_seen_too(position: str):
+def test_logits_depend_on_the_order_of_pixels_only_with_positions(position: str):
     images, shuffled = (
         draw_images(),
         draw_images().flatten(2).roll(17, 2).flip(2).unflatten(2, SIZE),
@@ -99,7 +100,7 @@ def test_position_reaches_the_logits_and_absence_of_it_is_seen_too(position: str
     assert relative_error(without(shuffled), without(images)) < 1e-5
 
 
-def test_the_class_token_is_read_and_has_no_position():
+def test_the_class_token_has_no_position():
     model = build(pool="class").eval()
     assert model.class_token is not None
     images = draw_images()
@@ -108,13 +109,13 @@ def test_the_class_token_is_read_and_has_no_position():
         model.class_token.mul_(-1)
     assert not torch.allclose(model(images), before)
     assert build(pool="mean").class_token is None
-    # The last block, of which only the class token is read, has no relative kernel; the others have.
+    # Only the class token of the last block is read, so that this block has no relative kernel.
     relatives = [layer.relative for layer in layers(build(depth=3))]
     assert [relative is None for relative in relatives] == [False, False, True]
     assert all(layer.relative is not None for layer in layers(build(depth=3, pool="mean")))
 
 
-def test_a_model_of_the_papers_size_has_its_number_of_parameters():
+def test_the_number_of_parameters_is_that_of_the_paper():
     sizes = {"dim": 256, "depth": 6, "heads": 8, "stem": "patch"}
     model = build((32, 32), 3, 10, **sizes, position="rotation", kernel="positive", dropout=0.1)
     assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(
@@ -123,7 +124,7 @@ def test_a_model_of_the_papers_size_has_its_number_of_parameters():
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_the_logits_are_those_of_a_last_block_that_computes_every_token(position: str):
+def test_the_last_block_computes_only_the_class_token(position: str):
     model = build(position=position, kernel=kernel_for(position)).double().eval()
     images = draw_images().double()
     tokens = model.grid.flatten(model.stem(images))
@@ -136,7 +137,7 @@ def test_the_logits_are_those_of_a_last_block_that_computes_every_token(position
     assert relative_error(model(images), model.head(model.norm(tokens)[:, 0])) < 1e-12
 
 
-def test_no_parameter_depends_on_the_size_of_the_image():
+def test_parameters_do_not_depend_on_the_image_size():
     small, large = build((6, 10)).eval(), build((9, 4)).eval()
     large.load_state_dict(small.state_dict())
     images = draw_images(9, 4)
@@ -153,7 +154,7 @@ def test_no_parameter_depends_on_the_size_of_the_image():
     assert small.image_size == (8, 8)
 
 
-def test_a_vector_for_each_cell_is_for_one_size_of_images():
+def test_an_absolute_table_fixes_the_image_size():
     model = build(position="absolute_table", patch_size=2)
     assert model.get_parameter("absolute_position.table").shape[0] == 15
     assert model.takes((6, 10))
@@ -165,12 +166,12 @@ def test_a_vector_for_each_cell_is_for_one_size_of_images():
 
 
 def test_a_patch_is_a_token():
-    assert len(list(build().stem.children())) == 3  # two convolutions where a token is a pixel
+    assert len(list(build().stem.children())) == 3  # Two convolutions if a token is a pixel.
     model = build(patch_size=2)
     assert model.grid.shape == (3, 5)
     assert model(draw_images()).shape == (4, 3)
     tokens = model.grid.flatten(model.stem(draw_images()))
-    patch = draw_images()[1, :, 2:4, 6:8]  # row 1, column 3: token 8
+    patch = draw_images()[1, :, 2:4, 6:8]  # Token 8 in row 1, column 3.
     expected = (model.get_parameter("stem.weight") * patch).sum((1, 2, 3)) + model.get_parameter(
         "stem.bias"
     )
@@ -178,7 +179,7 @@ def test_a_patch_is_a_token():
 
 
 @pytest.mark.parametrize("patch_size", [1, 2])
-def test_a_stem_of_convolutions_sees_background_at_the_border_as_it_does_inside(patch_size: int):
+def test_the_convolutional_stem_treats_the_border_like_the_inside(patch_size: int):
     model = build(stem="convolution", patch_size=patch_size)
     tokens = model.grid.flatten(model.stem(torch.zeros(1, 2, *SIZE)))
     assert tokens.shape == (1, model.grid.num_tokens, 8)
@@ -190,7 +191,7 @@ def test_a_stem_of_convolutions_sees_background_at_the_border_as_it_does_inside(
     ("position", "backend", "expected"),
     [
         ("rotation", "toeplitz", ("toeplitz",)),
-        ("rotation", "auto", ("dense",)),  # of so few tokens
+        ("rotation", "auto", ("dense",)),  # There are few tokens.
         ("clipped", "rings", ("rings",)),
         ("quadratic", "fft", ("fft",)),
         ("none", "linear", ("linear",)),
@@ -205,7 +206,7 @@ def test_the_backends_are_those_of_the_blocks_with_a_relative_kernel(
     assert model(draw_images()).shape == (4, 3)
 
 
-def test_a_stem_of_ones_own_takes_the_place_of_the_patches():
+def test_a_custom_stem():
     stem = nn.Sequential(nn.Conv2d(2, 5, 3, padding=1), nn.GELU(), nn.Conv2d(5, 8, 2, 2))
     model = build(stem=stem, patch_size=2)
     assert model.stem is stem
@@ -234,7 +235,9 @@ def test_options_reach_the_layers():
 
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("position", ["rotation_joint", "clipped_features"])
-def test_the_number_of_random_features_can_be_set_in_the_papers_forms(position: str, pool: str):
+def test_the_number_of_random_features_of_joint_rotation_and_clipped_features(
+    position: str, pool: str
+):
     model = build(position=position, pool=pool, num_features=7, kernel=kernel_for(position))
     projections = [buffer for name, buffer in model.named_buffers() if name.endswith("projection")]
     assert projections
@@ -334,12 +337,12 @@ def test_a_bad_option_is_an_error_that_names_it(unchecked_annotations: None):
             build(**options)
 
 
-def test_a_position_that_cannot_reach_the_logits_is_said():
+def test_a_position_without_effect_gives_a_warning():
     with pytest.warns(UserWarning, match="position='rotation' has no effect with depth=1"):
         build(depth=1, pool="class", position="rotation")
 
 
-def test_images_of_another_size_are_refused(unchecked_annotations: None):
+def test_images_with_another_size_are_errors(unchecked_annotations: None):
     for size in ((4, 2, 10, 6), (4, 3, 6, 10), (2, 6, 10), (4, 2, 6, 11)):
         with pytest.raises(ValueError, match=r"images must have shape \(batch, 2, 6, 10\)"):
             build()(torch.zeros(size))
@@ -351,7 +354,7 @@ def test_the_convolutional_stem_is_equivariant_up_to_the_edge_of_a_bounded_image
     content[:, :, 1:4, 2:6] = torch.randn(
         2, 3, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64
     )
-    moved = torch.roll(content, (2, 4), dims=(2, 3))  # into the corner
+    moved = torch.roll(content, (2, 4), dims=(2, 3))  # Into the corner.
     torch.testing.assert_close(
         stem(moved)[:, :, 2:, 4:], stem(content)[:, :, :4, :6], atol=1e-12, rtol=0
     )
@@ -370,21 +373,19 @@ def test_the_convolutional_stem_is_equivariant_to_rolls_of_a_periodic_image():
     ("position", "expected"),
     [("none", None), ("absolute", None), ("fourier", "fourier"), ("clipped", "clipped")],
 )
-def test_positions_without_options_leave_the_relative_kernel_to_the_layer(
-    position: str, expected: str | None
-):
+def test_positions_without_options_are_passed_by_name(position: str, expected: str | None):
     for layer in layers(build(position=position, pool="mean")):
         assert (None if layer.relative is None else layer.relative().name) == expected
 
 
 @pytest.mark.parametrize("position", ["rotation", "rotation_joint"])
-def test_frequencies_of_rotation_are_shared_by_the_layers(position: str):
+def test_layers_share_the_frequencies_of_rotation(position: str):
     first, second = layers(build(position=position, pool="mean", kernel="positive"))
     assert first.relative.frequency is second.relative.frequency
     assert first.relative.cosine_weight is not second.relative.cosine_weight
 
 
-def test_options_of_waves_reach_every_block_that_has_them():
+def test_options_of_fourier_positions_reach_every_block():
     model = build(position="fourier", num_waves=7, longest_wave=3.0, wave_weight=2.0, pool="mean")
     for layer in layers(model):
         assert isinstance(layer.relative, RelativeKernel)
@@ -395,7 +396,7 @@ def test_options_of_waves_reach_every_block_that_has_them():
     assert model(draw_images()).shape == (4, 3)
 
 
-def test_the_scale_of_rotations_weights_reaches_every_block_that_has_them():
+def test_the_weight_scale_of_rotation_reaches_every_block():
     model = build(position="rotation", rotation_weight_scale=0.0, depth=3)
     placed = [layer.relative for layer in layers(model) if layer.relative is not None]
     assert len(placed) == 2
@@ -405,7 +406,7 @@ def test_the_scale_of_rotations_weights_reaches_every_block_that_has_them():
 
 
 @pytest.mark.parametrize("pool", ["class", "mean"])
-def test_the_normalizer_of_rotary_reaches_every_block_that_has_one_and_changes_no_weight(pool: str):
+def test_the_normalizer_of_rotary_reaches_every_block(pool: str):
     default, first, lengths = (
         build(
             position="rotary", rotary_normalizer=normalizer, pool=pool, kernel="positive", depth=3
@@ -425,7 +426,7 @@ def test_the_normalizer_of_rotary_reaches_every_block_that_has_one_and_changes_n
 
 
 @pytest.mark.parametrize("position", ["fourier", "rotation", "clipped", "table"])
-def test_heads_by_position_are_those_of_the_blocks_with_places(position: str):
+def test_position_heads_of_blocks_with_positions(position: str):
     model = build(position=position, heads=4, position_heads=3, kernel="squared_relu")
     first, last = layers(model)
     assert (first.content_heads, first.position_heads) == (1, 3)
@@ -440,11 +441,11 @@ def test_a_floor_reaches_the_kernel_of_every_block(kernel: str, kind: type):
         assert layer.kernel == kind(epsilon=0.25)
 
 
-def test_options_of_the_layers_reach_them_where_they_have_an_effect():
+def test_layer_options_reach_every_block_where_they_have_an_effect():
     first, last = layers(build(query_key="normalized", gate=True, value_convolution=3))
     for layer in (first, last):
         assert "query_key.query_gain" in layer.state_dict()
         assert layer.gate is not None
     assert first.value_convolution.weight.shape == (8, 1, 3, 3)
-    assert last.value_convolution is None  # only the class token is read
+    assert last.value_convolution is None  # Only the class token is read.
     assert layers(build(value_convolution=3, pool="mean"))[-1].value_convolution is not None

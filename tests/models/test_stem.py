@@ -1,4 +1,4 @@
-"""Polyphase stems, stages and dense outputs of a Performer."""
+"""Stems, stages and dense heads of a Performer."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ def build(size: tuple[int, ...], *, periodic: bool = True, **options: Any) -> Pe
 
 
 @pytest.mark.parametrize("kind", SIZES)
-def test_a_whole_shift_changes_nothing(kind: str):
+def test_whole_shifts_are_exact(kind: str):
     size, shift = SIZES[kind]
     inputs = torch.randn(2, 3, *size, dtype=torch.float64)
     for name, options in EXACT.items():
@@ -69,28 +69,26 @@ def test_a_whole_shift_changes_nothing(kind: str):
 
 
 @pytest.mark.parametrize("kind", SIZES)
-def test_with_subpixels_nor_does_a_shift_by_such_fractions_of_a_pixel(kind: str):
+def test_fractional_shifts_are_exact_with_subpixels(kind: str):
     size, whole = SIZES[kind]
-    inputs, shift = (
-        torch.randn(2, 3, *size, dtype=torch.float64),
-        tuple(step - 0.5 for step in whole),
-    )
+    inputs = torch.randn(2, 3, *size, dtype=torch.float64)
+    shift = tuple(step - 0.5 for step in whole)
     aligned, plain = (
-        build(size, **SMALL, subpixels=fractions).double().eval() for fractions in (2, 1)
+        build(size, **SMALL, subpixels=subpixels).double().eval() for subpixels in (2, 1)
     )
     moved = translate(inputs, shift, mode="fourier")
     assert (aligned(moved) - aligned(inputs)).abs().max() < 1e-12
     assert (plain(moved) - plain(inputs)).abs().max() > 1e-3
 
 
-def test_an_ordinary_stride_is_changed_by_it():
+def test_a_strided_stem_is_not_equivariant():
     size, shift = SIZES["images"]
     strided: dict[str, Any] = SMALL | {"stem": "strided"}
     model = build(size, **strided).double().eval()
     assert change(model, torch.randn(2, 3, *size, dtype=torch.float64), shift) > 1e-3
 
 
-def test_ideal_low_passes_leave_little_that_half_a_pixel_could_change():
+def test_ideal_low_pass_filters_reduce_the_change_under_half_a_pixel():
     torch.manual_seed(3)
     smooth = low_pass(torch.rand(4, 3, 16, 16, dtype=torch.float64), 5, (2, 2), True)
     changes = []
@@ -102,13 +100,13 @@ def test_ideal_low_passes_leave_little_that_half_a_pixel_could_change():
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_every_parameter_that_learns_has_a_gradient(name: str):
+def test_every_trainable_parameter_has_a_gradient(name: str):
     model = build((16, 8), **EXACT[name])
     model(torch.randn(3, 3, 16, 8)).square().sum().backward()
     assert not [
-        one
-        for one, learned in model.named_parameters()
-        if learned.requires_grad and learned.grad is None
+        parameter_name
+        for parameter_name, parameter in model.named_parameters()
+        if parameter.requires_grad and parameter.grad is None
     ]
 
 

@@ -1,4 +1,4 @@
-"""Heads removed for good: the same numbers as with their contribution at zero, for as much less."""
+"""Pruned layers: the outputs of the layer whose removed heads contribute zero, at a lower cost."""
 
 import copy
 import itertools
@@ -20,7 +20,7 @@ DIM, HEADS, WIDTH = 8, 5, 4
 
 
 def build(**options: Any) -> Attention:
-    """A layer none of whose parameters is what it begins as: these are often the same in all heads."""
+    """Return a layer with random parameters, because initial ones are often equal in all heads."""
     torch.manual_seed(0)
     options = {"dim_head": WIDTH, **options}
     layer = Attention(DIM, HEADS, **options).double()
@@ -36,7 +36,7 @@ def draw_tokens(prefix: int = 0) -> Tensor:
 
 
 def silence(layer: Attention, heads: list[int]) -> Attention:
-    """The full layer, whose output map has zeros for the heads' part."""
+    """Return a copy of the layer whose output projection is zero for some heads."""
     silent = copy.deepcopy(layer)
     with torch.no_grad():
         silent.output.weight.unflatten(1, (layer.heads, -1))[:, heads] = 0
@@ -57,21 +57,21 @@ def check(layer: Attention, heads: list[int], **arguments: Any) -> Attention:
 @pytest.mark.parametrize(
     "relative", [*(name for name in RELATIVES if name != "rotation_joint"), None]
 )
-def test_with_every_relative_kernel_it_is_the_layer_with_the_heads_contribution_at_zero(relative):
+def test_pruned_heads_contribute_zero_with_every_relative_kernel(relative):
     for values, heads in itertools.product(("projected", "tokens"), ([4, 1], [0, 2, 3, 4])):
         check(build(relative=relative, values=values), heads)
 
 
-def test_with_every_content_kernel_too():
+def test_pruned_heads_contribute_zero_with_every_content_kernel():
     for kernel in KERNELS:
         check(build(kernel=kernel, relative="quadratic"), [4, 1])
 
 
-def test_with_the_joint_rotation_too():
+def test_pruned_heads_contribute_zero_with_the_joint_rotation():
     check(build(kernel="positive", relative="rotation_joint"), [3, 0])
 
 
-def test_with_every_option_of_a_layer_too():
+def test_pruned_heads_contribute_zero_with_every_option():
     for options in (
         {"gate": True, "value_convolution": 3},
         {"gate": True, "values": "tokens"},
@@ -88,9 +88,7 @@ def test_with_every_option_of_a_layer_too():
     ("kernel", "relative"),
     [("softmax", "quadratic"), ("hedgehog", "clipped"), ("constant", "quadratic")],
 )
-def test_heads_by_position_alone_stay_so_without_the_others_and_the_others_without_them(
-    relative, kernel
-):
+def test_position_heads_and_content_heads_keep_their_kind(relative, kernel):
     for heads in ([0, 1], [3], [0, 3], [0, 1, 2], [3, 4], [0, 1, 2, 4], [1, 2, 3, 4]):
         layer = build(kernel=kernel, relative=relative, position_heads=2, backend="auto")
         pruned = check(layer, heads, num_prefix_tokens=1)
@@ -103,7 +101,7 @@ def test_heads_by_position_alone_stay_so_without_the_others_and_the_others_witho
             assert pruned.key is None
 
 
-def test_without_heads_by_position_the_others_need_no_backend_of_theirs():
+def test_the_backend_is_reset_without_position_heads():
     layer = build(kernel="softmax", relative="quadratic", position_heads=2, backend="toeplitz")
     assert check(layer, [3, 4]).backend == "auto"
 
@@ -122,21 +120,21 @@ def test_without_heads_by_position_the_others_need_no_backend_of_theirs():
     ],
     ids=["quadratic", "embedded table", "learned features", "clipped"],
 )
-def test_modules_that_a_layer_was_given_are_pruned_as_its_own_and_stay_as_they_are(options):
+def test_custom_modules_are_pruned_in_the_copy_only(options):
     layer = build(**options)
     before = copy.deepcopy(layer.state_dict())
     check(layer, [0, 3])
-    for name, found in layer.state_dict().items():
-        torch.testing.assert_close(found, before[name], rtol=0, atol=0)
+    for name, value in layer.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
 
 
-def test_a_kernel_with_maps_for_every_head_keeps_those_of_the_heads_that_are_kept():
+def test_a_functional_kernel_keeps_the_parameters_of_the_kept_heads():
     generator = torch.Generator().manual_seed(3)
     maps = [torch.randn(HEADS, 3, WIDTH, generator=generator).double() for _ in range(2)]
     biases = [torch.randn(HEADS, 3, generator=generator).double() for _ in range(2)]
     layer = build(kernel=functional.Hedgehog(*maps, *biases), relative=None)
     assert isinstance(check(layer, [0, 3]).kernel, functional.Hedgehog)
-    shared = functional.Hedgehog(*(one[:1] for one in (*maps, *biases)))
+    shared = functional.Hedgehog(*(parameter[:1] for parameter in (*maps, *biases)))
     check(build(kernel=shared, relative=None), [0, 3])
 
 
@@ -145,26 +143,26 @@ def test_a_kernel_with_maps_for_every_head_keeps_those_of_the_heads_that_are_kep
     [{}, {"kernel": "constant", "relative": "quadratic", "values": "tokens", "backend": "dense"}],
     ids=str,
 )
-def test_parameters_and_operations_fall_with_the_number_of_heads(options):
+def test_parameters_and_operations_are_proportional_to_the_heads(options):
     layer = build(**options)
     pruned = prune_heads(layer, [0, 2, 3])
     counts = []
-    for one in (layer, pruned):
+    for module in (layer, pruned):
         with torch.no_grad(), flop_counter() as counter:
-            one(draw_tokens(), GRID)
-        without_bias = sum(parameter.numel() for parameter in one.parameters()) - DIM
+            module(draw_tokens(), GRID)
+        without_bias = sum(parameter.numel() for parameter in module.parameters()) - DIM
         counts.append((counter.get_total_flops(), without_bias))
-    # All but the bias of the output is the heads': two fifths of it are left.
+    # Two of five heads are left, and the bias of the output.
     assert [5 * after for after in counts[1]] == [2 * before for before in counts[0]]
 
 
-def test_it_has_the_shapes_of_a_layer_made_with_fewer_heads_and_may_be_pruned_again():
+def test_a_pruned_layer_has_the_shapes_of_a_smaller_layer():
     options = {"kernel": "hedgehog", "relative": "fourier", "gate": True, "query_key": "normalized"}
     layer = build(**options)
     pruned = prune_heads(layer, [0, 2])
-    fresh = Attention(DIM, HEADS - 2, dim_head=WIDTH, **options)
-    assert repr(fresh.double()) == repr(pruned)
-    fresh.load_state_dict(pruned.state_dict())
+    smaller = Attention(DIM, HEADS - 2, dim_head=WIDTH, **options)
+    assert repr(smaller.double()) == repr(pruned)
+    smaller.load_state_dict(pruned.state_dict())
     once = prune_heads(layer, [0, 2, 4])
     assert (
         relative_error(prune_heads(pruned, [2])(draw_tokens(), GRID), once(draw_tokens(), GRID))
@@ -172,7 +170,7 @@ def test_it_has_the_shapes_of_a_layer_made_with_fewer_heads_and_may_be_pruned_ag
     )
 
 
-def test_what_does_not_learn_still_does_not_and_the_rest_does():
+def test_frozen_parameters_stay_frozen():
     layer = build(relative="quadratic", kernel="constant")
     layer.output.weight.requires_grad_(False)
     pruned = prune_heads(layer, [1])
@@ -186,23 +184,23 @@ def test_what_does_not_learn_still_does_not_and_the_rest_does():
     )
 
 
-def test_without_a_head_to_remove_it_is_a_copy():
+def test_pruning_no_heads_copies_the_layer():
     layer = build()
     copied = prune_heads(layer, [])
     assert repr(copied) == repr(layer)
-    for name, found in copied.state_dict().items():
-        torch.testing.assert_close(found, layer.state_dict()[name], rtol=0, atol=0)
+    for name, value in copied.state_dict().items():
+        torch.testing.assert_close(value, layer.state_dict()[name], rtol=0, atol=0)
 
 
-def test_a_head_that_is_not_there_is_an_error_and_all_heads_are_never_removed():
+def test_bad_heads_are_errors():
     for heads in ([5], [-1], [0, True]):
-        with pytest.raises(ValueError, match=r"heads must be whole numbers from 0 to 4"):
+        with pytest.raises(ValueError, match=r"heads must be integers from 0 to 4"):
             prune_heads(build(), heads)
     with pytest.raises(ValueError, match="fewer than all 5 heads"):
         prune_heads(build(), range(5))
 
 
-def test_a_module_that_does_not_declare_its_head_parameters_is_refused():
+def test_relative_kernels_without_head_parameters_are_errors():
     class Twisted(RelativeModule):
         kernel_class = Quadratic
 

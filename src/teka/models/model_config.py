@@ -1,4 +1,4 @@
-"""What a model file says of its model, beside the weights: enough to build it, and facts about it."""
+"""Configuration of a saved model: how to build it, and facts about it."""
 
 import inspect
 import json
@@ -18,8 +18,8 @@ from teka.errors import first_line, require, wrong_value
 from teka.memory import MAX_IMAGE_PIXELS, TooManyElementsError, count_elements, memory_bytes
 from teka.models.performer_config import PerformerConfig
 
-# The class of each model by name, imported at first use because baselines belong to the experiments.
-# Every class takes (image_size, in_channels, num_classes) and its own options by name.
+# Module and class of each model. Modules are imported at first use, because the baselines belong to
+# the experiments. Each class takes (image_size, in_channels, num_classes) and options by name.
 _BASELINES = "teka.experiments.baselines"
 MODELS = {
     "performer": ("teka.models.performer", "Performer"),
@@ -31,9 +31,8 @@ MODELS = {
     "self_attention": (_BASELINES, "SelfAttentionNetwork"),
 }
 SIZES = ("image_size", "in_channels", "num_classes")
-OLD_NAMES = {
-    "self_attention": {"encoding": "position"}
-}  # options that files of an older teka have by another name
+# Old names of options in files of earlier versions.
+OLD_NAMES = {"self_attention": {"encoding": "position"}}
 
 
 def model_class(name: str) -> type[nn.Module]:
@@ -53,10 +52,12 @@ def options_class(model: str) -> type[Any]:
     """Return a frozen dataclass of the options of a model, without its sizes."""
     kind = model_class(model)
     if model == "performer":
-        options = [(one.name, one.type, one.default) for one in fields(PerformerConfig)]
+        options = [(field.name, field.type, field.default) for field in fields(PerformerConfig)]
     else:
         parameters = inspect.signature(kind).parameters.values()
-        options = [(one.name, one.annotation, one.default) for one in parameters]
+        options = [
+            (parameter.name, parameter.annotation, parameter.default) for parameter in parameters
+        ]
     declared = []
     for name, annotation, default in options:
         if name not in SIZES:
@@ -70,27 +71,28 @@ def options_class(model: str) -> type[Any]:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A model by name, sizes and options, and what is known of it; all of it plain JSON, which `teka.codec` writes.
+    """Name, sizes and options of a model, and facts about it. All fields are plain JSON.
 
     >>> import torch, teka
     >>> options = {"dim": 16, "depth": 1, "heads": 2, "patch_size": 4}
-    >>> config = teka.models.ModelConfig("performer", (8, 12), in_channels=3, num_classes=5, options=options)
+    >>> config = teka.models.ModelConfig("performer", (8, 12), 3, 5, options=options)
     >>> config.make_model()(torch.zeros(2, 3, 8, 12)).shape
     torch.Size([2, 5])
 
     Args:
         model: A name of `teka.models.model_config.MODELS`.
-        image_size: Pixels along each axis of its images, height and width but for a Performer of signals or volumes.
-        in_channels: Channels of its images.
-        num_classes: Number of its logits.
-        options: The model's own options by name; those left out are at their defaults. A tuple becomes a list, which is
-            what JSON has. A module or another object, such as a stem of one's own, cannot be written down.
-        class_names: A name for each class, if they have any.
-        pictures: How pictures become the model's images, as `teka.prediction.PictureSettings` reads it.
-        facts: What else is known: provenance, data, accuracy.
+        image_size: Pixels along each axis: height and width, or one to three axes for a Performer.
+        in_channels: Number of channels of the images.
+        num_classes: Number of logits.
+        options: Options of the model by name. Missing options have their defaults. A tuple becomes
+            a list. Modules, such as a custom stem, are not allowed.
+        class_names: Name of each class, or None.
+        pictures: Conversion of pictures to images, as fields of
+            `teka.prediction.PictureSettings`, or None.
+        facts: Other facts: provenance, data, accuracy.
 
     Raises:
-        ValueError: An unknown model, options that it does not take or lacks, or something that is not plain JSON.
+        ValueError: An unknown model, unknown or missing options, or values that are not JSON.
     """
 
     model: str
@@ -117,18 +119,17 @@ class ModelConfig:
             raise wrong_value("image_size", self.image_size, f"at most {MAX_IMAGE_PIXELS:,} pixels")
         check_sizes({"in_channels": self.in_channels, "num_classes": self.num_classes})
         if isinstance(self.options, Mapping):
-            old = OLD_NAMES.get(self.model, {})
-            named = {
-                old.get(name, name): list(one) if isinstance(one, tuple) else one
-                for name, one in self.options.items()
+            old_names = OLD_NAMES.get(self.model, {})
+            options = {
+                old_names.get(name, name): list(value) if isinstance(value, tuple) else value
+                for name, value in self.options.items()
             }
-            object.__setattr__(self, "options", named)
+            object.__setattr__(self, "options", options)
         for argument in ("options", "pictures", "facts"):
             value = getattr(self, argument)
-            if not (isinstance(value, Mapping) and _is_json(value)) and (argument, value) != (
-                "pictures",
-                None,
-            ):
+            if argument == "pictures" and value is None:
+                continue
+            if not (isinstance(value, Mapping) and _is_json(value)):
                 expected = "a mapping of names to plain JSON: numbers, strings, lists, mappings"
                 raise wrong_value(argument, value, expected)
         decode(options_class(self.model), self.options, f"options of {self.model}")
@@ -141,12 +142,19 @@ class ModelConfig:
             raise wrong_value("class_names", names, f"{self.num_classes} strings, or None")
 
     def make_model(self, most: int | None = None) -> nn.Module:
-        """The model on the CPU in float32, in evaluation mode, with new weights; torch's random state stays as it was.
+        """Return a new model on the CPU, in float32 and in evaluation mode.
 
-        A ValueError if it does not take its options, or has more than `most` numbers, by default all that memory holds.
+        The random state of PyTorch does not change.
+
+        Args:
+            most: Largest allowed number of elements. By default, the number that fits in memory.
+
+        Raises:
+            ValueError: Options that the model does not take, or more elements than allowed.
         """
         options = {
-            name: tuple(one) if isinstance(one, list) else one for name, one in self.options.items()
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in self.options.items()
         }
 
         def make() -> nn.Module:
@@ -154,18 +162,16 @@ class ModelConfig:
             return kind(self.image_size, self.in_channels, self.num_classes, **options)
 
         with torch.random.fork_rng(devices=[]), torch.device("cpu"), warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # what is to be said of the model was said when it was trained
+            # The model gave its warnings when it was trained.
+            warnings.simplefilter("ignore")
             try:
                 count_elements(make, memory_bytes() // 4 if most is None else most)
-                made = make()
+                model = make()
             except TooManyElementsError as error:
                 sizes = {name: getattr(self, name) for name in SIZES} | dict(self.options)
-                raise wrong_value(
-                    "the size of the model", sizes, f"a smaller one; it has {error}"
-                ) from error
-            # What an impossible size raises depends on where it is used first.
+                expected = f"a smaller one; it has {error}"
+                raise wrong_value("the size of the model", sizes, expected) from error
+            # The type of the error of an impossible size depends on where the size is used first.
             except (
                 TypeError,
                 RuntimeError,
@@ -176,10 +182,11 @@ class ModelConfig:
             ) as error:
                 expected = f"options of {self.model} ({first_line(error)})"
                 raise wrong_value("options", dict(self.options), expected) from error
-        return made.float().eval()
+        return model.float().eval()
 
 
 def _is_json(value: Mapping[str, object]) -> bool:
+    """Return True if JSON can represent a mapping exactly."""
     try:
         return json.loads(json.dumps(dict(value), allow_nan=False)) == value
     except (TypeError, ValueError, RecursionError):

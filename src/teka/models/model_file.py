@@ -26,45 +26,45 @@ from teka.models.model_config import ModelConfig, model_class
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 FORMAT_VERSION = 2
-PRETRAINED = (
-    "digits",
-    "mnist",
-    "fashion-mnist",
-    "cifar10",
-)  # trained models that come with the library
+# Trained models that come with the library.
+PRETRAINED = ("digits", "mnist", "fashion-mnist", "cifar10")
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
-TOLERANCE = 1e-3  # largest difference of logits over the largest logit: what rounding in float32 may make of them
-MORE = 100_000  # numbers that a model may have beyond twice those of its file, before it is said to be another
+# Largest difference of logits that rounding in float32 explains, relative to the largest logit.
+TOLERANCE = 1e-3
+# A model may have this many elements more than twice the number in its file.
+EXTRA_ELEMENTS = 100_000
 
 
 def save(
     model: nn.Module, path: str | Path, config: ModelConfig, *, dtype: str = "float32"
 ) -> Path:
-    """Write a model into a folder, whole or not at all, and give that back; a model file that stood there is replaced.
+    """Write a model to a folder atomically, and return the folder.
 
-    A model does not know what it was made with. So the config's model is built, given the weights, and must give the
-    same logits: an option that was forgotten is an error here, not a wrong answer later.
+    A model does not know its options. So this function builds the model of the config with the
+    same weights, and checks that it gives the same logits.
 
     Args:
-        model: The model; it stays as it is.
-        path: The folder.
-        config: What the model was made with, and facts about it.
-        dtype: How floating point weights are stored, "float32" or "float16"; they are loaded as float32.
+        model: Model, which does not change.
+        path: Folder. A model file in this place is replaced.
+        config: Options of the model, and facts about it.
+        dtype: Dtype of the stored floating-point weights, "float32" or "float16". They are loaded
+            in float32.
 
     Raises:
         ImportError: safetensors is not installed.
-        ValueError: Something else at `path`, another model's config, or weights that the dtype cannot hold.
+        ValueError: Other files at `path`, the config of another model, or weights that the dtype
+            cannot represent.
     """
     folder = resolve_path("path", path)
     _check_place(folder)
     check_same_logits(model, config)
     weights = pack(model, dtype)
-    described = {
+    description = {
         "sha256": hashlib.sha256(weights).hexdigest(),
         "bytes": len(weights),
         "dtype": dtype,
     }
-    content = {"format_version": FORMAT_VERSION, **encode(config), "weights": described}
+    content = {"format_version": FORMAT_VERSION, **encode(config), "weights": description}
     with atomic_directory("path", folder, replace=True) as new:
         write_bytes(new / WEIGHTS_FILE, weights)
         write_json(new / CONFIG_FILE, content)
@@ -72,41 +72,49 @@ def save(
 
 
 def load(path: str | Path) -> nn.Module:
-    """The model of a model file, on the CPU in float32, in evaluation mode; torch's random state stays as it was.
+    """Load a model on the CPU, in float32 and in evaluation mode.
+
+    The random state of PyTorch does not change.
 
     Args:
-        path: The folder, or a model that comes with the library, "mnist", "fashion-mnist", "cifar10" or "digits"; a
-            folder of such a name is meant by `./mnist`.
+        path: Folder of a model file, or the name of a model that comes with the library: "mnist",
+            "fashion-mnist", "cifar10" or "digits". Write "./mnist" for a folder with such a name.
 
     Raises:
         ImportError: safetensors is not installed.
-        ValueError: What `read_config` raises, or weights that are missing, damaged or another model's.
+        ValueError: An error of `read_config`, or missing, damaged or wrong weights.
     """
     folder = _find(path)
-    config, described = _read(folder)
-    place = folder / WEIGHTS_FILE
-    if not place.is_file():
+    config, description = _read(folder)
+    weights_path = folder / WEIGHTS_FILE
+    if not weights_path.is_file():
         raise wrong_value("path", str(folder), f"a folder that holds {WEIGHTS_FILE}")
-    content = place.read_bytes()
-    if len(content) != described["bytes"]:
+    content = weights_path.read_bytes()
+    if len(content) != description["bytes"]:
         expected = (
-            f"{described['bytes']}, as {CONFIG_FILE} says: the file is cut off or of another config"
+            f"{description['bytes']}, as in {CONFIG_FILE}: the file is cut off or belongs to "
+            "another config"
         )
-        raise wrong_value(f"the number of bytes of {place}", len(content), expected)
-    if hashlib.sha256(content).hexdigest() != described["sha256"]:
-        expected = f"the file whose SHA-256 {CONFIG_FILE} keeps: it is damaged or of another config"
-        raise wrong_value("weights", str(place), expected)
-    tensors = unpack(content, str(place))
-    # Some are registered more than once while the model is made; the exact comparison comes after.
-    model = config.make_model(most=2 * sum(tensor.numel() for tensor in tensors.values()) + MORE)
-    load_tensors(model, tensors, str(place))
+        raise wrong_value(f"the number of bytes of {weights_path}", len(content), expected)
+    if hashlib.sha256(content).hexdigest() != description["sha256"]:
+        expected = f"the file with the SHA-256 in {CONFIG_FILE}: it is damaged or of another config"
+        raise wrong_value("weights", str(weights_path), expected)
+    tensors = unpack(content, str(weights_path))
+    # A model may register parameters twice while it is built. The exact comparison comes later.
+    num_elements = sum(tensor.numel() for tensor in tensors.values())
+    model = config.make_model(most=2 * num_elements + EXTRA_ELEMENTS)
+    load_tensors(model, tensors, str(weights_path))
     return model
 
 
 def read_config(path: str | Path) -> ModelConfig:
-    """What a model file, a folder or a name as for `load`, says of its model; the weights are not looked at.
+    """Return the config of a model file, without reading the weights.
 
-    A ValueError for one that is missing, or that this version of teka does not understand, names the file.
+    Args:
+        path: Folder or name, as in `load`.
+
+    Raises:
+        ValueError: A missing file, or one that this version of teka cannot read.
     """
     return _read(_find(path))[0]
 
@@ -122,111 +130,114 @@ def _find(path: str | Path) -> Path:
     return folder
 
 
-def _read(folder: Path) -> tuple[ModelConfig, dict[str, object]]:
-    """The config and what it says of the weights."""
-    place = folder / CONFIG_FILE
-    content = read_json(place)
+def _read(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
+    """Return the config and its description of the weights file."""
+    config_path = folder / CONFIG_FILE
+    content = read_json(config_path)
     try:
         version = content.pop("format_version", None)
         if version not in (1, FORMAT_VERSION):
-            expected = f"1 or {FORMAT_VERSION}: another is of another version of teka"
+            expected = f"1 or {FORMAT_VERSION}: another version of teka wrote this file"
             raise wrong_value("format_version", version, expected)
         options = content.get("options")
         if version == 1 and content.get("model") == "performer" and isinstance(options, dict):
-            content["options"] = {"stem": "patch", **options}  # the default of then
-        described: Any = content.pop("weights", None)
-        match described:
+            # The default stem of the first version.
+            content["options"] = {"stem": "patch", **options}
+        description: Any = content.pop("weights", None)
+        match description:
             case {"sha256": str(), "bytes": int()}:
-                return decode(ModelConfig, content, "config"), described
-        raise wrong_value("weights", described, "a mapping with sha256 and bytes of the file")
+                return decode(ModelConfig, content, "config"), description
+        raise wrong_value("weights", description, "a mapping with sha256 and bytes of the file")
     except ValueError as error:
-        raise ValueError(f"{place} is no config of a model: {error}") from error
+        raise ValueError(f"{config_path} is not the config of a model: {error}") from error
 
 
 def _check_place(folder: Path) -> None:
-    """Check that nothing but a model file can be replaced."""
+    """Check that a folder is free, empty or a model file."""
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise wrong_value(
-            "path", str(folder), "a folder, or a place where one can be made; it is a file"
-        )
-    found = sorted(entry.name for entry in folder.iterdir())
-    if found and found != sorted((CONFIG_FILE, WEIGHTS_FILE)):
-        raise wrong_value(
-            "path", str(folder), f"an empty place or a model file; it holds {', '.join(found[:3])}"
-        )
+        expected = "a folder, or a place for a new one; it is a file"
+        raise wrong_value("path", str(folder), expected)
+    names = sorted(entry.name for entry in folder.iterdir())
+    if names and names != sorted((CONFIG_FILE, WEIGHTS_FILE)):
+        expected = f"an empty place or a model file; it holds {', '.join(names[:3])}"
+        raise wrong_value("path", str(folder), expected)
 
 
 def pack(model: nn.Module, dtype: str) -> bytes:
-    """All parameters and buffers of a model's state_dict, as safetensors."""
+    """Return the parameters and buffers of a model in the safetensors format."""
     library = require("safetensors.torch", "model files need", "teka[train]")
     check_name("dtype", dtype, DTYPES)
     state = {}
     for name, tensor in model.state_dict().items():
-        # A copy, as safetensors refuses parameters that layers share: each has its own in the file.
-        kept = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-        state[name] = kept.to(DTYPES[dtype]) if kept.is_floating_point() else kept
+        # safetensors refuses parameters that layers share, so copy each of them.
+        copied = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        state[name] = copied.to(DTYPES[dtype]) if copied.is_floating_point() else copied
         if not torch.isfinite(state[name]).all():
-            raise wrong_argument(
-                f"{name} of the model", "not finite", f"finite numbers that {dtype} can hold"
-            )
+            expected = f"finite values that {dtype} can represent"
+            raise wrong_argument(f"{name} of the model", "not finite", expected)
     return library.save(state)
 
 
 def unpack(content: bytes, source: str) -> dict[str, Tensor]:
-    """The tensors of a safetensors file."""
+    """Return the tensors of a safetensors file. `source` names the file in an error message."""
     library = require("safetensors.torch", "model files need", "teka[train]")
     from safetensors import SafetensorError
 
     try:
         return library.load(content)
-    except (
-        SafetensorError,
-        KeyError,
-    ) as error:  # KeyError: a type of numbers that torch does not have
+    # KeyError: a dtype that PyTorch does not have.
+    except (SafetensorError, KeyError) as error:
         raise wrong_value("weights", source, f"a whole safetensors file ({error})") from error
 
 
 def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Put tensors into a model; they become numbers of its own type."""
-    wanted = model.state_dict()
-    for name in sorted(wanted.keys() | tensors.keys()):
+    """Copy tensors into the parameters and buffers of a model.
+
+    Args:
+        model: Model, which keeps its dtypes.
+        tensors: Tensors by name.
+        source: Name of the file in an error message.
+
+    Raises:
+        ValueError: Names, shapes or dtypes that differ from those of the model.
+    """
+    state = model.state_dict()
+    for name in sorted(state.keys() | tensors.keys()):
         if name not in tensors:
-            raise wrong_value("weights", source, f"the config's model; {name} is missing")
-        if name not in wanted:
-            raise wrong_value("weights", source, f"the config's model; it has no {name}")
-        came, expected, place = tensors[name], wanted[name], f"{name} of {source}"
-        if came.shape != expected.shape:
-            raise wrong_shape(
-                place, came.shape, f"{tuple(expected.shape)}, as the config's model has it"
-            )
-        if came.dtype != expected.dtype and not (
-            came.is_floating_point() and expected.is_floating_point()
-        ):
-            raise wrong_value(
-                place, str(came.dtype), f"{expected.dtype}, as the config's model has it"
-            )
-        if not torch.isfinite(came).all():
-            raise wrong_argument(place, "not finite", "finite numbers")
+            raise wrong_value("weights", source, f"the model of the config; {name} is missing")
+        if name not in state:
+            raise wrong_value("weights", source, f"the model of the config; it has no {name}")
+        tensor, expected = tensors[name], state[name]
+        argument = f"{name} of {source}"
+        if tensor.shape != expected.shape:
+            shape = f"{tuple(expected.shape)}, as in the model of the config"
+            raise wrong_shape(argument, tensor.shape, shape)
+        are_floating = tensor.is_floating_point() and expected.is_floating_point()
+        if tensor.dtype != expected.dtype and not are_floating:
+            dtype = f"{expected.dtype}, as in the model of the config"
+            raise wrong_value(argument, str(tensor.dtype), dtype)
+        if not torch.isfinite(tensor).all():
+            raise wrong_argument(argument, "not finite", "finite values")
     model.load_state_dict(dict(tensors))
 
 
 def check_same_logits(model: nn.Module, config: ModelConfig) -> None:
-    """Check that a config's model, given a model's weights, is the same function of images."""
+    """Check that the model of a config gives the same logits as a model with the same weights."""
     kind = model_class(config.model)
     if type(model) is not kind:
-        expected = f"{config.model!r}, a {kind.__name__}, as the config says"
+        expected = f"{config.model!r}, a {kind.__name__}, as in the config"
         raise wrong_value("model", type(model).__name__, expected)
-    given = copy.deepcopy(model).to("cpu", torch.float32).eval()
+    original = copy.deepcopy(model).to("cpu", torch.float32).eval()
     rebuilt = config.make_model()
-    load_tensors(rebuilt, given.state_dict(), "the given model")
+    load_tensors(rebuilt, original.state_dict(), "the given model")
     shape = (2, config.in_channels, *config.image_size)
     images = torch.rand(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     with torch.inference_mode():
-        expected, found = given(images), rebuilt(images)
-    if not (found - expected).abs().max() <= TOLERANCE * expected.abs().max():
-        expected = (
-            "what the model was made with: its logits are not those of a model with these options"
-        )
+        expected_logits, logits = original(images), rebuilt(images)
+    difference = (logits - expected_logits).abs().max()
+    # NaN fails this comparison too.
+    if not difference <= TOLERANCE * expected_logits.abs().max():
+        expected = "the options of the model: a model with these options gives other logits"
         raise wrong_value("options", dict(config.options), expected)

@@ -84,7 +84,7 @@ class PerformerConfig:
             name of `teka.functional.RELATIVES`.
         patch_size: Side of a token in pixels. A patch that does not move with the content limits
             equivariance to shifts by multiples of this size.
-        stem: Layer that makes tokens of pixels, or a module from (B, C, H, W) to (B, dim, H/p, W/p):
+        stem: Layer from pixels to tokens, or a module from (B, C, H, W) to (B, dim, H/p, W/p):
 
             - "convolution", the default where a token is a pixel: convolutions of 3 × 3 and
               (p + 2) × (p + 2) pixels with a GELU between them. The second has stride p.

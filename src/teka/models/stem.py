@@ -1,9 +1,8 @@
-"""Layers of a Performer that change the resolution: its stem, the layers between stages, and a dense head."""
+"""Stem of a Performer, layers between its stages, and a dense head."""
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -27,13 +26,21 @@ BATCH_NORM = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
 @dataclass(frozen=True)
 class Resampling:
-    """Factory of the layers that halve a grid or undo a halving."""
+    """Factory of the layers that halve a grid or undo a halving.
+
+    Attributes:
+        num_axes: Number of axes of the grid.
+        periodic: Whether opposite edges meet.
+        select: Choice of the offset, as in `teka.nn.PolyphaseDownsample`.
+        blur: Low-pass filter before a downsampling, as in `teka.nn.PolyphaseDownsample`.
+        attention: Options of attention between two grids, or None for convolutions.
+    """
 
     num_axes: int
     periodic: bool
     select: str
     blur: int | str | None
-    attention: AttentionOptions | None  # Options of attention between grids, None for convolutions.
+    attention: AttentionOptions | None
 
     @classmethod
     def of(cls, config: PerformerConfig, num_axes: int) -> "Resampling":
@@ -45,7 +52,7 @@ class Resampling:
         return cls(num_axes, config.periodic, select, config.blur, attention)
 
     def between_stages(self, before: Stage, after: Stage) -> "PatchMerging | AttentionDownsample":
-        """Return the layer between two stages. It returns the coarse cells and their offset."""
+        """Return the layer between two stages, which gives the coarse cells and their offset."""
         if self.attention is None:
             return PatchMerging(before.dim, after.dim, self)
         return AttentionDownsample(
@@ -59,7 +66,11 @@ class Resampling:
     def upsample(
         self, coarse_dim: int, dim: int, dim_head: int
     ) -> "SkipUpsample | AttentionUpsample":
-        """Return a layer from coarse cells, their offset and the cells before the halving to fine cells."""
+        """Return a layer that undoes a halving.
+
+        The layer takes the coarse cells, their offset and the cells before the halving. It gives
+        fine cells.
+        """
         if self.attention is None:
             return SkipUpsample(coarse_dim, dim, self)
         layer = AttentionUpsample(
@@ -71,20 +82,22 @@ class Resampling:
             periodic=self.periodic,
             options=replace(self.attention, dim_head=min(dim, dim_head)),
         )
-        layer.query.requires_grad_(False)  # The fine cells are the queries instead.
+        # The cells before the halving replace the learned query.
+        layer.query.requires_grad_(False)
         return layer
 
     def patch_embedding(
         self, in_channels: int, dim: int, patch_size: int
     ) -> PolyphasePatchEmbedding:
         """Return a patch embedding whose offset depends on the content."""
-        options: dict[str, Any] = {
-            "select": self.select,
-            "blur": self.blur,
-            "periodic": self.periodic,
-        }
         return PolyphasePatchEmbedding(
-            in_channels, dim, patch_size, num_axes=self.num_axes, **options
+            in_channels,
+            dim,
+            patch_size,
+            num_axes=self.num_axes,
+            select=self.select,
+            blur=self.blur,
+            periodic=self.periodic,
         )
 
     def downsample(self, channels: int) -> PolyphaseDownsample:
@@ -131,7 +144,7 @@ class ResidualConvolutions(nn.Module):
 
 
 class HalvingStem(nn.Module):
-    """Convolutions with a downsampling by 2 between them: (B, C, *S) to (B, dim, *S / p).
+    """Convolutions with downsamplings by 2 between them: (B, C, *S) to (B, dim, *S / p).
 
     The first convolution sees every pixel and has dim / p channels. Each of the log2(p)
     downsamplings doubles the channels. After each convolution come the residual blocks of that
@@ -158,12 +171,12 @@ class HalvingStem(nn.Module):
             expected = f"one number, or one for each of {num_levels} levels"
             raise wrong_value("stem_depth", depths, expected)
         self.convolutions = nn.ModuleList()
-        for channels, width, depth in zip(
-            [in_channels, *self.widths], self.widths, level_depths, strict=False
-        ):
+        channels = in_channels
+        for width, depth in zip(self.widths, level_depths, strict=True):
             level = resampling.convolution(channels, width)
             level.extend(ResidualConvolutions(width, resampling) for _ in range(depth))
             self.convolutions.append(level)
+            channels = width
         self.samplings = nn.ModuleList(map(resampling.downsample, self.widths[:-1]))
 
     def forward(
@@ -174,7 +187,7 @@ class HalvingStem(nn.Module):
     def encode(
         self, images: Float[Tensor, "batch channels *sides"]
     ) -> tuple[Float[Tensor, "batch dim *coarse"], list[tuple[Tensor, Tensor]]]:
-        """Return the tokens, and the cells before each downsampling with the offset it chose."""
+        """Return the cells of the tokens, and the cells and offset of each downsampling."""
         levels = []
         cells = images
         for convolution, sampling in zip(self.convolutions, self.samplings, strict=False):
@@ -186,7 +199,7 @@ class HalvingStem(nn.Module):
 
 
 class PatchMerging(nn.Module):
-    """Norm and linear projection of every 2 cells a side, from an offset that depends on the content."""
+    """Layer norm, and projection of blocks of 2 cells a side at a content-dependent offset."""
 
     def __init__(self, dim: int, next_dim: int, resampling: Resampling) -> None:
         super().__init__()
@@ -201,7 +214,7 @@ class PatchMerging(nn.Module):
 
 
 class SkipUpsample(nn.Module):
-    """Polyphase upsampling, then a convolution of the result and the cells before the downsampling."""
+    """Polyphase upsampling, and a convolution of its output and the cells before downsampling."""
 
     def __init__(self, coarse_dim: int, dim: int, resampling: Resampling) -> None:
         super().__init__()
@@ -220,7 +233,7 @@ class SkipUpsample(nn.Module):
 
 
 class DenseHead(nn.Module):
-    """Logits of every pixel: upsampling layers that undo each downsampling, and a projection."""
+    """Upsampling layers that undo each downsampling, and a projection to logits of every pixel."""
 
     def __init__(
         self, widths: Sequence[int], num_classes: int, resampling: Resampling, dim_head: int

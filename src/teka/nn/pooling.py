@@ -12,13 +12,17 @@ from teka.checks import check_dtype, check_flags, check_sizes, check_tensor_size
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.positions import check_mask
 from teka.nn.inputs import check_tokens
+from teka.nn.projections import join_heads, project_heads
+from teka.nn.sampling.polyphase import join_cosets, split_cosets
 
 
 class AttentionPool(nn.Module):
     """Softmax attention pooling with `num_queries` learned queries.
 
-    out = W_o · concat_h softmax(q_h Kᵀ / √d) V. The output is invariant to permutations of the tokens, and the cost is
-    O(L). `dim` must be a multiple of `heads`. `qkv_bias` adds a bias to the values only, because a bias of the keys
+        out = W_o · concat_h softmax(q_h Kᵀ / √d) V
+
+    The output does not depend on the order of the tokens, and the cost is O(L). `dim` must be a
+    multiple of `heads`. `qkv_bias` adds a bias to the values only, because a bias of the keys
     cancels in the softmax.
 
     Source: attention with a learned query; Lee et al. 2019 (Set Transformer), §3.2.
@@ -41,7 +45,8 @@ class AttentionPool(nn.Module):
         check_flags({"qkv_bias": qkv_bias})
         if dim % heads:
             raise wrong_value("heads", heads, f"a divisor of dim = {dim}")
-        self.dim, self.heads = dim, heads
+        self.dim = dim
+        self.heads = heads
         self.query = Parameter(torch.randn(num_queries, dim))
         self.key = nn.Linear(dim, dim, bias=False)
         self.value = nn.Linear(dim, dim, bias=qkv_bias)
@@ -57,13 +62,13 @@ class AttentionPool(nn.Module):
         if key_mask is not None:
             check_mask("key_mask", key_mask, batch=tokens.shape[0], num_tokens=tokens.shape[1])
             tokens = tokens.masked_fill(~key_mask[..., None], 0.0)
-        query = self.query.expand(tokens.shape[0], -1, -1)
-        parts = (query, self.key(tokens), self.value(tokens))
-        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
-        mixed = functional.attention(
-            query.to(key.dtype), key, value, kernel="softmax", key_mask=key_mask
-        )
-        return self.output(mixed.transpose(1, 2).flatten(2))
+        dim_head = self.dim // self.heads
+        key = project_heads(self.key, tokens, dim_head)
+        value = project_heads(self.value, tokens, dim_head)
+        query = self.query.to(key.dtype).unflatten(-1, (-1, dim_head)).transpose(0, 1)
+        query = query.expand(len(tokens), -1, -1, -1)
+        output = functional.attention(query, key, value, kernel="softmax", key_mask=key_mask)
+        return join_heads(self.output, output)
 
 
 class SpaceToDepth(nn.Module):
@@ -71,10 +76,11 @@ class SpaceToDepth(nn.Module):
 
         y[c fⁿ + (t_1, …, t_n), i] = x[c, f i + t],   t in {0, …, f − 1}ⁿ in row-major order
 
-    On n = 2 axes this is `torch.nn.PixelUnshuffle`. `inverse` restores the input exactly. A shift of the input by f
-    cells shifts the output by one cell; other shifts permute the channels too.
+    On n = 2 axes this is `torch.nn.PixelUnshuffle`. `inverse` restores the input exactly. A shift
+    of the input by f cells shifts the output by one cell; other shifts permute the channels too.
 
-    Source: Jacobsen et al. 2018 (i-RevNet), §3.1, after Shi et al. 2016; Cordonnier et al. 2020, §4.1, with f = 2.
+    Source: Jacobsen et al. 2018 (i-RevNet), §3.1, after Shi et al. 2016; Cordonnier et al. 2020,
+    §4.1, with f = 2.
 
     >>> import torch, teka
     >>> down, maps = teka.nn.SpaceToDepth(2), torch.randn(1, 3, 4, 6)
@@ -85,23 +91,26 @@ class SpaceToDepth(nn.Module):
     def __init__(self, factor: int = 2, num_axes: int = 2) -> None:
         super().__init__()
         check_sizes({"factor": factor, "num_axes": num_axes})
-        self.factor, self.num_axes = factor, num_axes
+        self.factor = factor
+        self.num_axes = num_axes
+        self.stride = (factor,) * num_axes
         self.cells_per_block = factor**num_axes
 
     def forward(
         self, maps: Float[Tensor, "batch channels *sides"]
     ) -> Float[Tensor, "batch more_channels *fewer"]:
-        """(B, C, *S) to (B, C · fⁿ, *(S / f)); a ValueError for other axes, or a side that is no multiple of f."""
+        """Return the rearranged cells: (B, C, *S) to (B, C · fⁿ, *(S / f)).
+
+        Raises:
+            ValueError: Another number of axes, or a side that is not a multiple of f.
+        """
         check_dtype("maps", maps, None)
         if maps.ndim != 2 + self.num_axes or any(side % self.factor for side in maps.shape[2:]):
             expected = (
                 f"(batch, channels) and {self.num_axes} sides, multiples of factor = {self.factor}"
             )
             raise wrong_shape("maps", maps.shape, expected)
-        split = [size for side in maps.shape[2:] for size in (side // self.factor, self.factor)]
-        blocks, end = maps.reshape(*maps.shape[:2], *split), 2 + len(split)
-        within_first = blocks.permute(0, 1, *range(3, end, 2), *range(2, end, 2))
-        return within_first.flatten(1, 1 + self.num_axes)
+        return split_cosets(maps, self.stride).transpose(1, 2).flatten(1, 2)
 
     def inverse(
         self, maps: Float[Tensor, "batch more_channels *fewer"]
@@ -113,10 +122,5 @@ class SpaceToDepth(nn.Module):
                 f"(batch, a multiple of {self.cells_per_block} channels) and {self.num_axes} sides"
             )
             raise wrong_shape("maps", maps.shape, expected)
-        axes = range(self.num_axes)
-        sides, channels = maps.shape[2:], maps.shape[1] // self.cells_per_block
-        within_first = maps.reshape(maps.shape[0], channels, *[self.factor] * self.num_axes, *sides)
-        blocks = within_first.permute(
-            0, 1, *(place for axis in axes for place in (2 + self.num_axes + axis, 2 + axis))
-        )
-        return blocks.reshape(maps.shape[0], channels, *(s * self.factor for s in sides))
+        cosets = maps.unflatten(1, (-1, self.cells_per_block)).transpose(1, 2)
+        return join_cosets(cosets, self.stride)

@@ -13,20 +13,23 @@ from teka.checks import check_sizes, check_tensor, check_tensor_sizes
 from teka.errors import wrong_value
 from teka.grid import Grid
 
-TABLE_SCALE = 0.02  # initial standard deviation of learned absolute positions
+# Initial standard deviation of learned position embeddings.
+TABLE_SCALE = 0.02
 
 
 class AbsolutePosition(nn.Module):
     """Sinusoidal position embedding with learned frequencies, added to the tokens.
 
-    Each of the n = `num_axes` axes a gets dim / n channels that hold sin(ω_f x_a) and cos(ω_f x_a). The axes share the
-    frequencies, which start at ω_f = 10000^(−2f / (dim / n)). Layers after this module are not shift equivariant.
+    Each of the n = `num_axes` axes a gets dim / n channels that hold sin(ω_f x_a) and cos(ω_f x_a).
+    The axes share the frequencies, which start at ω_f = 10000^(−2f / (dim / n)). Layers after this
+    module are not shift equivariant.
 
     Source: Vaswani et al. 2017, §3.5; Horn et al. 2021 (learnable frequencies, dim/2 per axis).
 
     >>> import torch, teka
     >>> position = teka.nn.AbsolutePosition(4, num_axes=1)
-    >>> position(torch.zeros(1, 2, 4), teka.Grid(2)).detach().round(decimals=2)  # sin x, sin x/100, cos x, cos x/100
+    >>> embedded = position(torch.zeros(1, 2, 4), teka.Grid(2)).detach()
+    >>> embedded.round(decimals=2)  # sin x, sin x/100, cos x, cos x/100
     tensor([[[0.0000, 0.0000, 1.0000, 1.0000],
              [0.8400, 0.0100, 0.5400, 1.0000]]])
     """
@@ -37,10 +40,10 @@ class AbsolutePosition(nn.Module):
         super().__init__()
         check_sizes({"num_axes": num_axes, "dim": dim})
         if dim % (2 * num_axes):
-            raise wrong_value(
-                "dim", dim, f"a multiple of 2 · num_axes = {2 * num_axes} with absolute positions"
-            )
-        self.num_axes, per_axis = num_axes, dim // num_axes
+            expected = f"a multiple of 2 · num_axes = {2 * num_axes} with absolute positions"
+            raise wrong_value("dim", dim, expected)
+        self.num_axes = num_axes
+        per_axis = dim // num_axes
         self.frequency = Parameter(10000.0 ** (-torch.arange(0, per_axis, 2) / per_axis))
 
     def forward(
@@ -55,23 +58,23 @@ class AbsolutePosition(nn.Module):
         if not isinstance(grid, Grid):
             raise wrong_value("grid", grid, "a teka.Grid")
         if grid.num_axes != self.num_axes or tokens.shape[1] != grid.num_tokens:
-            raise wrong_value(
-                "grid", grid.shape, f"a grid of {self.num_axes} axes and {tokens.shape[1]} tokens"
-            )
-        dtype = torch.promote_types(
-            self.frequency.dtype, torch.float32
-        )  # a side of 300 cells has more than 8 bits
-        phase = grid.positions(dtype=dtype, device=tokens.device)[..., None] * self.frequency
-        waves = torch.cat([torch.sin(phase), torch.cos(phase)], dim=-1).flatten(-2)
-        return tokens + waves.to(tokens.dtype)
+            expected = f"a grid of {self.num_axes} axes and {tokens.shape[1]} tokens"
+            raise wrong_value("grid", grid.shape, expected)
+        # bfloat16 cannot represent all integers above 256.
+        dtype = torch.promote_types(self.frequency.dtype, torch.float32)
+        positions = grid.positions(dtype=dtype, device=tokens.device)
+        phase = positions[..., None] * self.frequency
+        sinusoids = torch.cat([torch.sin(phase), torch.cos(phase)], dim=-1).flatten(-2)
+        return tokens + sinusoids.to(tokens.dtype)
 
 
 class AbsoluteTable(nn.Module):
-    """Learned position embedding: a vector for each cell of a grid of fixed shape, added to the tokens.
+    """Learned position embedding: a vector for each cell of a grid, added to the tokens.
 
     The vectors are drawn from N(0, 0.02²). Layers after this module are not shift equivariant.
 
-    Source: Cordonnier et al. 2020, equation 7; Dosovitskiy et al. 2021 (ViT) for the initialization.
+    Source: Cordonnier et al. 2020, equation 7; Dosovitskiy et al. 2021 (ViT) for the initial
+    values.
 
     >>> import torch, teka
     >>> position = teka.nn.AbsoluteTable(8, (2, 3))

@@ -1,4 +1,4 @@
-"""Removing heads of an attention layer for good."""
+"""Removal of heads from an attention layer."""
 
 import copy
 import dataclasses
@@ -19,45 +19,55 @@ from teka.nn.relative import RelativeModule
 
 
 def prune_heads(attention: Attention, heads: Iterable[int]) -> Attention:
-    """A layer without some heads of another, which stays as it is: pruned(x) = Σ_{h kept} O_h attention_h(x) + b.
+    """Return a copy of a layer without some of its heads. The layer does not change.
 
-    It has the weights of the heads that are kept and no others, so that it costs as much less; the bias b of the output
-    stays. Heads that attend by position alone (`position_heads`) stay such heads: without them the layer has no
-    relative kernel, and without all others its content kernel is the constant one. A parameter that the layer shared
-    with other layers is the new layer's own. The heads to remove are numbers from 0 to heads − 1; a head that is not
-    there, all heads, or a relative kernel whose parameters are not known are a ValueError.
+        pruned(x) = Σ_{h kept} O_h attention_h(x) + b
 
-    Source: Michel, Levy & Neubig 2019 (Are sixteen heads really better than one?); Cordonnier et al. 2020, A.1.
+    The copy has the weights of the kept heads only, so its cost is lower. The bias b of the output
+    remains. Heads that attend by position alone (`position_heads`) remain such heads. If all of
+    them are removed, the copy has no relative kernel. If all other heads are removed, its content
+    kernel is the constant one. Parameters are not shared with the layer.
+
+    Source: Michel, Levy & Neubig 2019; Cordonnier et al. 2020, A.1.
+
+    Args:
+        attention: Layer.
+        heads: Heads to remove, numbers from 0 to heads − 1. At least one head must remain.
+
+    Raises:
+        ValueError: Numbers that are not heads, all heads, or a custom relative kernel that does not
+            declare its `head_parameters`.
     """
     if not isinstance(attention, Attention):
         raise wrong_type("attention", attention, "a teka.nn.Attention")
     kept = _kept_heads(attention, heads)
     pruned = copy.deepcopy(attention)
-    pruned.query = _without_rows(
-        pruned.query, _rows(attention, "queries", kept), attention.dim_head
-    )
-    pruned.key = _without_rows(pruned.key, _rows(attention, "keys", kept), attention.dim_head)
-    pruned.value = _without_rows(pruned.value, kept, attention.dim_head)
-    pruned.output.weight = _take(pruned.output.weight, kept, attention.heads, axis=1)
+    query_heads, key_heads = _projected_heads(attention, kept)
+    pruned.query = _keep_outputs(pruned.query, query_heads, attention.dim_head)
+    pruned.key = _keep_outputs(pruned.key, key_heads, attention.dim_head)
+    pruned.value = _keep_outputs(pruned.value, kept, attention.dim_head)
+    pruned.output.weight = _keep_heads(pruned.output.weight, kept, attention.heads, axis=1)
     pruned.output.in_features = len(kept) * attention.dim_value
     if pruned.gate is not None:
-        _without_rows(pruned.gate.projection, kept, attention.dim_value)
+        _keep_outputs(pruned.gate.projection, kept, attention.dim_value)
     if pruned.value_convolution is not None:
-        pruned.value_convolution.weight = _take(
-            pruned.value_convolution.weight, kept, attention.heads
-        )
-    content = [head for head in kept if head < attention.content_heads]
-    placed = [head - attention.content_heads for head in kept if head >= attention.content_heads]
-    pruned.heads = len(kept)
+        weight = pruned.value_convolution.weight
+        pruned.value_convolution.weight = _keep_heads(weight, kept, attention.heads)
+    content_heads = [head for head in kept if head < attention.content_heads]
+    position_heads = [
+        head - attention.content_heads for head in kept if head >= attention.content_heads
+    ]
     if attention.position_heads == 0:
         _prune_relative(pruned.relative, kept, attention.heads)
-    elif placed:
-        _prune_relative(pruned.relative, placed, attention.position_heads)
+    elif position_heads:
+        _prune_relative(pruned.relative, position_heads, attention.position_heads)
     else:
-        pruned.relative, pruned.backend = None, without_relative(attention.backend)
-    pruned.position_heads = len(placed) if attention.position_heads and content else 0
-    pruned.content_heads = len(kept) - pruned.position_heads
-    _prune_content(pruned, content, attention.content_heads)
+        pruned.relative = None
+        pruned.backend = without_relative(attention.backend)
+    pruned.heads = len(kept)
+    pruned.position_heads = len(position_heads) if content_heads else 0
+    pruned.content_heads = pruned.heads - pruned.position_heads
+    _prune_content(pruned, content_heads, attention.content_heads)
     return pruned
 
 
@@ -65,91 +75,94 @@ def _kept_heads(attention: Attention, heads: Iterable[int]) -> list[int]:
     try:
         removed = list(heads)
     except TypeError:
-        raise wrong_value(
-            "heads", heads, "several whole numbers, one for each head to remove"
-        ) from None
+        expected = "several integers, one for each head to remove"
+        raise wrong_value("heads", heads, expected) from None
     for head in removed:
         if not (is_integer(head) and 0 <= head < attention.heads):
-            raise wrong_value(
-                "heads",
-                removed,
-                f"whole numbers from 0 to {attention.heads - 1}, as there are heads",
-            )
+            expected = f"integers from 0 to {attention.heads - 1}"
+            raise wrong_value("heads", removed, expected)
     kept = [head for head in range(attention.heads) if head not in removed]
     if not kept:
-        raise wrong_value(
-            "heads", removed, f"fewer than all {attention.heads} heads: a layer has one at least"
-        )
+        expected = f"fewer than all {attention.heads} heads, because at least one must remain"
+        raise wrong_value("heads", removed, expected)
     return kept
 
 
-def _rows(attention: Attention, which: str, kept: Sequence[int]) -> list[int]:
-    """Which of the layer's queries, or of its keys, are those of the heads that are kept."""
-    linear = attention.query if which == "queries" else attention.key
-    if linear is None:
-        return []
-    rows: dict[int, int] = {}
+def _projected_heads(attention: Attention, kept: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return the indices of the kept heads among the projected queries and among the keys.
+
+    Some heads have no queries or keys.
+    """
+    query_heads: list[int] = []
+    key_heads: list[int] = []
     for group in attention.head_groups():
-        own = group.queries if which == "queries" else group.keys
-        if own is not None:
-            places = range(linear.out_features // attention.dim_head)[own]
-            rows |= zip(range(attention.heads)[group.heads], places, strict=True)
-    return [rows[head] for head in kept if head in rows]
+        kept_in_group = [
+            index for index, head in enumerate(range(attention.heads)[group.heads]) if head in kept
+        ]
+        for part, indices, linear in (
+            (group.queries, query_heads, attention.query),
+            (group.keys, key_heads, attention.key),
+        ):
+            if part is not None and linear is not None:
+                projected = range(linear.out_features // attention.dim_head)[part]
+                indices += [projected[index] for index in kept_in_group]
+    return query_heads, key_heads
 
 
-def _take(parameter: Tensor, kept: Sequence[int], heads: int, *, axis: int = 0) -> Parameter:
-    """The numbers of some heads, of a parameter with those of all one after another along an axis."""
-    by_head = parameter.detach().unflatten(axis, (heads, -1))
-    chosen = by_head.index_select(axis, torch.tensor(kept, device=parameter.device)).flatten(
-        axis, axis + 1
-    )
-    return Parameter(chosen, requires_grad=parameter.requires_grad)
+def _keep_heads(
+    parameter: Tensor, kept: Sequence[int], num_heads: int, *, axis: int = 0
+) -> Parameter:
+    """Return a parameter with the entries of some heads along an axis."""
+    by_head = parameter.detach().unflatten(axis, (num_heads, -1))
+    index = torch.tensor(kept, device=parameter.device)
+    selected = by_head.index_select(axis, index).flatten(axis, axis + 1)
+    return Parameter(selected, requires_grad=parameter.requires_grad)
 
 
-def _without_rows(linear: nn.Linear | None, kept: Sequence[int], size: int) -> nn.Linear | None:
-    """A linear map with the outputs of some heads alone, in place; None if there are none."""
+def _keep_outputs(linear: nn.Linear | None, kept: Sequence[int], dim_head: int) -> nn.Linear | None:
+    """Keep only the outputs of some heads of a projection, in place. Return None if none is left."""
     if linear is None or not kept:
         return None
-    heads = linear.out_features // size
-    linear.weight = _take(linear.weight, kept, heads)
+    num_heads = linear.out_features // dim_head
+    linear.weight = _keep_heads(linear.weight, kept, num_heads)
     if linear.bias is not None:
-        linear.bias = _take(linear.bias, kept, heads)
-    linear.out_features = len(kept) * size
+        linear.bias = _keep_heads(linear.bias, kept, num_heads)
+    linear.out_features = len(kept) * dim_head
     return linear
 
 
-def _prune_relative(relative: RelativeModule | None, kept: Sequence[int], heads: int) -> None:
-    if relative is None or len(kept) == heads:
+def _prune_relative(relative: RelativeModule | None, kept: Sequence[int], num_heads: int) -> None:
+    if relative is None or len(kept) == num_heads:
         return
-    own = relative.head_parameters
-    if own is None:
+    if relative.head_parameters is None:
         expected = "a module that declares `head_parameters`, such as teka.nn.RelativeKernel"
         raise wrong_value("the relative kernel", type(relative).__name__, expected)
-    for name in own:
-        found = getattr(relative, name)
-        if isinstance(found, nn.ModuleList):
-            for linear in found:
+    for name in relative.head_parameters:
+        value = getattr(relative, name)
+        if isinstance(value, nn.ModuleList):
+            for linear in value:
                 assert isinstance(linear, nn.Linear)
-                _without_rows(linear, kept, 1)
+                _keep_outputs(linear, kept, 1)
         else:
-            taken = _take(found, kept, heads)
-            setattr(relative, name, taken if isinstance(found, Parameter) else taken.detach())
+            selected = _keep_heads(value, kept, num_heads)
+            is_parameter = isinstance(value, Parameter)
+            setattr(relative, name, selected if is_parameter else selected.detach())
 
 
-def _prune_content(pruned: Attention, content: Sequence[int], heads: int) -> None:
-    if not content:
-        del pruned.kernel  # a module gives its place to nothing but modules
+def _prune_content(pruned: Attention, kept: Sequence[int], num_heads: int) -> None:
+    if not kept:
+        # PyTorch does not replace a module by an object that is not a module.
+        del pruned.kernel
         pruned.kernel = Constant()
         pruned.query_key = PlainQueryKey()
         return
-    if isinstance(pruned.kernel, LearnedFeatures):
-        pruned.kernel.heads = len(content)
-    elif isinstance(pruned.kernel, Hedgehog) and pruned.kernel.query_weight.shape[0] > 1:
-        own = {
-            name: getattr(pruned.kernel, name)[list(content)]
-            for name in LearnedFeatures.head_parameters
-        }
-        pruned.kernel = dataclasses.replace(pruned.kernel, **own)
-    for module in (pruned.kernel, pruned.query_key):
+    kernel = pruned.kernel
+    if isinstance(kernel, LearnedFeatures):
+        kernel.heads = len(kept)
+    elif isinstance(kernel, Hedgehog) and len(kernel.query_weight) > 1:
+        names = LearnedFeatures.head_parameters
+        parts = {name: getattr(kernel, name)[list(kept)] for name in names}
+        pruned.kernel = dataclasses.replace(kernel, **parts)
+    for module in (kernel, pruned.query_key):
         for name in getattr(module, "head_parameters", ()):
-            setattr(module, name, _take(getattr(module, name), content, heads))
+            setattr(module, name, _keep_heads(getattr(module, name), kept, num_heads))

@@ -1,4 +1,4 @@
-"""Sampling that moves with the content."""
+"""Polyphase sampling."""
 
 import itertools
 
@@ -24,7 +24,7 @@ def roll(tensor: Tensor, shift: tuple[int, ...]) -> Tensor:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("select", ["norm", "learned"])
-def test_what_goes_down_and_up_again_is_equivariant_to_every_shift(case: str, select: str):
+def test_down_and_upsampling_is_equivariant_to_every_shift(case: str, select: str):
     sides, stride = CASES[case]
     torch.manual_seed(0)
     channels = 3 if select == "learned" else None
@@ -48,24 +48,23 @@ def test_what_goes_down_and_up_again_is_equivariant_to_every_shift(case: str, se
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_patches_move_with_the_content_by_every_shift(case: str):
+def test_patch_embedding_is_equivariant_to_every_shift(case: str):
     sides, _ = CASES[case]
     size = 3 if len(sides) == 1 else 2
     torch.manual_seed(0)
-    embed, inputs = (
-        PolyphasePatchEmbedding(3, 5, size, num_axes=len(sides)).double(),
-        draw(4, 3, *sides),
-    )
-    up, (tokens, offset) = PolyphaseUpsample(size, num_axes=len(sides)), embed.sample(inputs)
-    begin = tuple(-int(place) for place in torch.unravel_index(offset[0], (size,) * len(sides)))
-    every = (slice(None), *(slice(None, None, size),) * len(sides))
-    assert torch.allclose(tokens[0], embed.project(roll(inputs, begin))[0][every])
+    embed = PolyphasePatchEmbedding(3, 5, size, num_axes=len(sides)).double()
+    up = PolyphaseUpsample(size, num_axes=len(sides))
+    inputs = draw(4, 3, *sides)
+    tokens, offset = embed.sample(inputs)
+    start = tuple(-int(index) for index in torch.unravel_index(offset[0], (size,) * len(sides)))
+    cells = (slice(None), *(slice(None, None, size),) * len(sides))
+    assert torch.allclose(tokens[0], embed.project(roll(inputs, start))[0][cells])
     for shift in SHIFTS:
         moved = up(*embed.sample(roll(inputs, shift)))
         assert (moved - roll(up(tokens, offset), shift)).abs().max() < 1e-12, shift
 
 
-def test_an_ordinary_stride_is_not_and_keeps_only_its_own_multiples():
+def test_a_fixed_stride_is_equivariant_to_its_multiples_only():
     down = PolyphaseDownsample(2, select="fixed")
     inputs = draw(2, 3, 8, 8)
     assert torch.equal(down(roll(inputs, (2, -4))), roll(down(inputs), (1, -2)))
@@ -80,7 +79,7 @@ def test_the_chosen_coset_is_the_one_with_the_largest_norm():
     assert torch.equal(coarse, cosets[torch.arange(5), offset])
 
 
-def test_a_tie_falls_to_the_same_content_wherever_it_is():
+def test_ties_do_not_depend_on_the_position():
     points = torch.zeros(1, 1, 8, 8, dtype=torch.float64)
     for row, column, value in ((1, 2, 1.0), (3, 3, 2.0), (4, 5, 2.0), (6, 6, 1.0)):
         points[..., row, column] = value
@@ -90,40 +89,39 @@ def test_a_tie_falls_to_the_same_content_wherever_it_is():
         assert torch.equal(up(*down.sample(roll(points, shift))), roll(expected, shift)), shift
 
 
-def test_a_picture_that_a_shift_leaves_as_it_is_gives_the_same_up_to_a_roll():
+def test_an_input_that_equals_its_shift_gives_equal_cells():
     stripes = draw(1, 2, 1, 3).repeat(1, 1, 6, 4)
     down = PolyphaseDownsample(2)
     totals = [down(roll(stripes, (0, step))).flatten(2).sort(2).values for step in range(12)]
     assert all(torch.equal(total, totals[0]) for total in totals)
 
 
-def test_gradients_and_theirs_are_right():
-    inputs, down, up = (
-        draw(3, 2, 4, 6).requires_grad_(),
-        PolyphaseDownsample(2),
-        PolyphaseUpsample(2),
-    )
+def test_first_and_second_gradients():
+    inputs = draw(3, 2, 4, 6).requires_grad_()
+    down, up = PolyphaseDownsample(2), PolyphaseUpsample(2)
     coarse, offset = down.sample(inputs)
     cells = coarse.detach().requires_grad_()
     for function, argument in ((down, inputs), (lambda cells: up(cells, offset), cells)):
         assert torch.autograd.gradcheck(
             function, (argument,), check_forward_ad=True, check_batched_grad=False
         )
-        assert torch.autograd.gradgradcheck(lambda one, of=function: of(one) ** 2, (argument,))
+        assert torch.autograd.gradgradcheck(
+            lambda value, function=function: function(value) ** 2, (argument,)
+        )
 
 
-def test_a_learned_score_is_trained():
+def test_a_learned_score_has_gradients():
     torch.manual_seed(0)
     down = PolyphaseDownsample(2, select="learned", channels=3)
     down(torch.randn(4, 3, 8, 8)).square().sum().backward()
     assert all(
-        one.grad is not None and one.grad.abs().max() > 0
-        for one in down.parameters()
-        if one.ndim > 1
+        weight.grad is not None and weight.grad.abs().max() > 0
+        for weight in down.parameters()
+        if weight.ndim > 1
     )
 
 
-def test_a_model_of_convolutions_between_is_exact_end_to_end():
+def test_a_model_with_convolutions_is_exactly_equivariant():
     torch.manual_seed(0)
     down, up = PolyphaseDownsample(2, blur=3), PolyphaseUpsample(2, blur=3)
     first, second = (
@@ -138,15 +136,15 @@ def test_a_model_of_convolutions_between_is_exact_end_to_end():
     assert (model(roll(inputs, (3, -1))) - roll(model(inputs), (3, -1))).abs().max() < 1e-12
 
 
-def test_transforms_of_functions_go_through_what_goes_down_and_up():
+def test_transforms_of_torch_func():
     down, up, inputs = PolyphaseDownsample(2), PolyphaseUpsample(2), draw(3, 1, 2, 4, 6)
 
-    def energy(one: Tensor) -> Tensor:
-        return up(*down.sample(one)).pow(3).sum()
+    def energy(sample: Tensor) -> Tensor:
+        return up(*down.sample(sample)).pow(3).sum()
 
-    together = torch.func.vmap(torch.func.grad(energy))(inputs)
-    apart = [torch.autograd.functional.jacobian(energy, one) for one in inputs]
-    assert torch.equal(together, torch.stack(apart))
+    batched = torch.func.vmap(torch.func.grad(energy))(inputs)
+    separate = [torch.autograd.functional.jacobian(energy, sample) for sample in inputs]
+    assert torch.equal(batched, torch.stack(separate))
     assert torch.func.jacrev(down)(inputs[0]).sum() == 2 * 2 * 3
 
 
@@ -177,7 +175,7 @@ def test_bad_input_is_an_error_that_names_it(make, message: str):
 
 @pytest.mark.parametrize("select", ["norm", "learned"])
 @pytest.mark.parametrize("blur", [3, 5, 9, "ideal"])
-def test_small_sides_are_equivariant_after_a_blur_that_leaves_all_cosets_alike(
+def test_small_sides_are_equivariant_after_a_blur_that_makes_cosets_equal(
     select: str, blur: int | str
 ):
     torch.manual_seed(0)

@@ -311,7 +311,7 @@ def split_cosets(
     return cosets.flatten(1, num_axes)
 
 
-def _join_cosets(cosets: Tensor, stride: Sequence[int]) -> Tensor:
+def join_cosets(cosets: Tensor, stride: Sequence[int]) -> Tensor:
     """Return the grid with these cosets; the inverse of `split_cosets`."""
     num_axes = len(stride)
     cosets = cosets.unflatten(1, tuple(stride))
@@ -340,7 +340,7 @@ def put_coset(
     """Return a grid of zeros with the cells at each sample's coset; `take_coset` transposed."""
     cells = cells.unsqueeze(1)
     zeros = torch.zeros_like(cells).expand(-1, math.prod(stride), *cells.shape[2:])
-    return _join_cosets(zeros.scatter(1, _coset_index(offset, cells), cells), stride)
+    return join_cosets(zeros.scatter(1, _coset_index(offset, cells), cells), stride)
 
 
 def _coset_index(offset: Tensor, coset: Tensor) -> Tensor:
