@@ -172,7 +172,7 @@ def is_signed(case: Case) -> bool:
     return signed or case.relative == "rotary"
 
 
-def tested_relatives(kernel: str) -> list[str | None]:
+def relatives_to_test(kernel: str) -> list[str | None]:
     """Return the relative kernels that a content kernel is tested with."""
     known = [
         name
@@ -190,7 +190,7 @@ def tested_relatives(kernel: str) -> list[str | None]:
     return [possible[(first + step) % len(possible)] for step in (0, 5)]
 
 
-TESTED_PAIRS = [(kernel, relative) for kernel in KERNELS for relative in tested_relatives(kernel)]
+TESTED_PAIRS = [(kernel, relative) for kernel in KERNELS for relative in relatives_to_test(kernel)]
 ALL_CASES = [
     Case(kernel, relative, backend)
     for kernel, relative in TESTED_PAIRS

@@ -18,8 +18,8 @@ from tests.contracts.cases import (
     draw_inputs,
     parametrize_by_kernel,
     relative_error,
+    relatives_to_test,
     roll_tokens,
-    tested_relatives,
 )
 from torch import Generator, Tensor
 
@@ -252,7 +252,7 @@ def test_random_kernels_are_tested_with_the_joint_form():
     crossed = {
         (kernel, relative)
         for kernel in RANDOM_KERNELS
-        for relative in names & set(tested_relatives(kernel))
+        for relative in names & set(relatives_to_test(kernel))
     }
     assert {(pair.kernel, pair.relative) for pair in IN_EXPECTATION_PAIRS} == crossed
     assert len(crossed) >= 2

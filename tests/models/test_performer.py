@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import is_valid_pair, relative_error, tested_relatives
+from tests.contracts.cases import is_valid_pair, relative_error, relatives_to_test
 from tests.models.small_performer import SIZE, build, draw_images, kernel_for, layers
 from torch import nn
 
@@ -36,7 +36,7 @@ def test_every_parameter_has_a_finite_gradient_after_two_steps(position: str):
             ):
                 build(position=position, pool=pool, kernel=kernel)(draw_images())
             continue
-        if position in RELATIVES and position not in tested_relatives(kernel):
+        if position in RELATIVES and position not in relatives_to_test(kernel):
             continue
         # With some seeds all weights of the kernel "concatenation", a ReLU, are 0.
         model = build(position=position, pool=pool, kernel=kernel, seed=1)
@@ -63,9 +63,7 @@ def test_rolling_a_periodic_image_by_whole_patches_does_not_change_logits(positi
             if name.endswith("distance_embedding"):
                 nn.init.normal_(parameter)
         for shift in ((0, 2), (2, 0), (4, 6), (-2, 4)):
-            assert relative_error(model(images.roll(shift, (2, 3))), model(images)) < 1e-10, (
-                options
-            )
+            assert relative_error(model(images.roll(shift, (2, 3))), model(images)) < 1e-10, options
         # On a bounded image a roll changes the distances. A roll by a part of a patch changes the patches.
         bounded = build(**options).double().eval()
         bounded.load_state_dict(model.state_dict())
