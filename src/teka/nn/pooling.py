@@ -12,7 +12,6 @@ from teka.checks import check_dtype, check_flags, check_sizes, check_tensor_size
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.positions import check_mask
 from teka.nn.inputs import check_tokens
-from teka.nn.projections import join_heads, project_heads
 from teka.nn.sampling.polyphase import join_cosets, split_cosets
 
 
@@ -62,13 +61,14 @@ class AttentionPool(nn.Module):
         if key_mask is not None:
             check_mask("key_mask", key_mask, batch=tokens.shape[0], num_tokens=tokens.shape[1])
             tokens = tokens.masked_fill(~key_mask[..., None], 0.0)
-        dim_head = self.dim // self.heads
-        key = project_heads(self.key, tokens, dim_head)
-        value = project_heads(self.value, tokens, dim_head)
-        query = self.query.to(key.dtype).unflatten(-1, (-1, dim_head)).transpose(0, 1)
-        query = query.expand(len(tokens), -1, -1, -1)
+        key, value = self.key(tokens), self.value(tokens)
+        query = self.query.to(key.dtype).expand(len(tokens), -1, -1)
+        query, key, value = (
+            projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for projected in (query, key, value)
+        )
         output = functional.attention(query, key, value, kernel="softmax", key_mask=key_mask)
-        return join_heads(self.output, output)
+        return self.output(output.transpose(1, 2).flatten(2))
 
 
 class SpaceToDepth(nn.Module):
