@@ -8,6 +8,7 @@ from tests.contracts.cases import (
     draw_inputs,
     draw_mask,
     relative_error,
+    with_leaves,
 )
 
 from teka import Grid
@@ -35,6 +36,10 @@ def test_chunks_equal_the_whole_input(
         pytest.skip("other kernels depend on the size of their inputs")
     relative = build_relative(relative_name, kernel=kernel_name, heads=3, dim=5, num_axes=1)
     kernel = build_kernel(kernel_name, relative, 5)
+    learned: list[torch.Tensor] = []
+    if relative is not None:
+        relative, tensors = with_leaves(relative)
+        learned = list(tensors.values())
     mask = draw_mask(2, 61)
     mask[0, :20] = False
     results = []
@@ -52,7 +57,39 @@ def test_chunks_equal_the_whole_input(
             is_causal=is_causal,
             backend="linear",
         )
-        gradients = torch.autograd.grad(output.sin().sum(), (query, key, value))
+        gradients = torch.autograd.grad(output.sin().sum(), (query, key, value, *learned))
         results.append((output, *gradients))
     for whole, chunked in zip(*results, strict=True):
         assert relative_error(chunked, whole) < 1e-9
+
+
+def test_cross_attention_and_learned_positions(monkeypatch: pytest.MonkeyPatch):
+    results = []
+    for threshold in (10**9, 0):
+        monkeypatch.setattr(long_inputs, "LONG_ELEMENTS", threshold)
+        query, key, value = draw_inputs(61)
+        query = query[:, :, :37]
+        points, key_points = (torch.linspace(0, 5, n).double()[:, None] for n in (37, 61))
+        leaves = [tensor.clone().requires_grad_() for tensor in (query, key, value)]
+        leaves += [points.requires_grad_(), key_points.requires_grad_()]
+        output = attention(
+            *leaves[:3],
+            kernel="squared_relu",
+            relative="rotary",
+            positions=points,
+            key_positions=key_points,
+            backend="linear",
+        )
+        results.append((output, *torch.autograd.grad(output.sin().sum(), leaves)))
+    for whole, chunked in zip(*results, strict=True):
+        assert relative_error(chunked, whole) < 1e-9
+
+
+def test_inputs_without_gradients_and_second_derivatives(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(long_inputs, "LONG_ELEMENTS", 0)
+    query, key, value = draw_inputs(61)
+    query.requires_grad_()
+    output = attention(query, key, value, kernel="squared_relu", backend="linear")
+    assert torch.autograd.grad(output.sum(), query, retain_graph=True)[0].isfinite().all()
+    with pytest.raises(RuntimeError, match="has no second derivatives"):
+        torch.autograd.grad(output.sum(), query, create_graph=True)

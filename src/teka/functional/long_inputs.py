@@ -1,21 +1,24 @@
 """Linear attention of long inputs in chunks of tokens, with little memory beyond that of inputs and outputs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
-from teka.functional.backends.feature_chunks import checkpointed
+from teka._compat import replace
+from teka.execution_mode import ExecutionMode, execution_mode
 from teka.functional.backends.feature_sums import featured, linear_sums
 from teka.functional.backends.linear import LinearFeatures, LinearState
 from teka.functional.kernels.base import FeatureKernel
 from teka.functional.positions import Positions
 from teka.functional.relative.base import Relative
 from teka.functional.shapes import KeyMask, Keys, Outputs, Queries, Values
+from teka.precision import backward_without_autocast
 
-# Number of features of all queries from which tokens are processed in chunks: 256 MiB of float32. Each chunk is
-# computed again in the backward pass, which takes about a third more time.
+# Number of features of all queries from which tokens are processed in chunks: 256 MiB of float32.
 LONG_ELEMENTS = 2**26
 # Tokens of one chunk.
 CHUNK_TOKENS = 4096
@@ -23,13 +26,16 @@ CHUNK_TOKENS = 4096
 
 @dataclass(frozen=True)
 class LongAttention:
-    """Linear attention in chunks of tokens.
+    """Linear attention in chunks of tokens, which are computed again in the backward pass.
+
+    The second computation takes about a third more time. There are no second derivatives.
 
     Args:
         kernel: Content kernel.
         relative: Relative kernel, or None.
         positions: Positions of the tokens.
         scale: Factor of the inner products qᵀk.
+        key_mask: True for keys that are kept, or None to keep all.
         is_causal: True if queries attend to no later keys.
     """
 
@@ -37,53 +43,43 @@ class LongAttention:
     relative: Relative | None
     positions: Positions
     scale: float
+    key_mask: KeyMask
     is_causal: bool
 
     def is_needed(self, query: Queries) -> bool:
-        """Return True if the features are large and the kernels support chunks."""
-        num_features = self.kernel.num_features(query.shape[-1])
-        if self.relative is not None:
-            num_features *= self.relative.num_waves
-        if torch.compiler.is_compiling() or query[..., 0].numel() * num_features < LONG_ELEMENTS:
+        """Return True if the features are large, and the kernels and the execution mode support chunks."""
+        kernel, relative = self.kernel, self.relative
+        num_features = kernel.num_features(query.shape[-1])
+        if relative is not None:
+            num_features *= relative.num_waves
+        if execution_mode(query) is not ExecutionMode.EAGER:
             return False
-        kernel = self.kernel
+        if query[..., 0].numel() * num_features < LONG_ELEMENTS:
+            return False
         if kernel.normalizes_by_count or self.positions.num_prefix_tokens:
             return False
         if any(getattr(kernel, name) is not None for name in kernel.fitted_tensors):
             return False
-        return self.relative is None or self.relative.has_linear_features
+        return relative is None or relative.has_linear_features
 
-    def attend(self, query: Queries, key: Keys, value: Values, key_mask: KeyMask) -> Outputs:
+    def attend(self, query: Queries, key: Keys, value: Values) -> Outputs:
         """Return the outputs of all queries."""
-        outputs = []
-        state: LinearState | None = None
-        query_chunks = _chunks(query, self.positions)
-        key_chunks = _chunks(key, self.positions.of_keys)
-        values = value.split(CHUNK_TOKENS, dim=2)
-        masks = [None] * len(values) if key_mask is None else key_mask.split(CHUNK_TOKENS, dim=1)
-        if self.is_causal:
-            chunks = zip(query_chunks, key_chunks, values, masks, strict=True)
-            for (queries, positions), (keys, _), chunk_values, mask in chunks:
-                output, state = checkpointed(
-                    self._attend_chunk, queries, keys, chunk_values, mask, positions, state
-                )
-                outputs.append(output)
-            return torch.cat(outputs, dim=2)
-        for (keys, positions), chunk_values, mask in zip(key_chunks, values, masks, strict=True):
-            state = checkpointed(self._add_keys, keys, chunk_values, mask, positions, state)
-        for queries, positions in query_chunks:
-            outputs.append(checkpointed(self._read, queries, positions, state))
-        return torch.cat(outputs, dim=2)
+        return _ChunkedAttention.apply(self, query, key, value, *self.parameters())
 
-    def _add_keys(
-        self,
-        key: Keys,
-        value: Values,
-        mask: KeyMask,
-        positions: Positions,
-        state: LinearState | None,
-    ) -> LinearState:
-        """Return the state with the keys of a chunk added."""
+    def parameters(self) -> list[Tensor]:
+        """Return the tensors of kernels and positions that need a gradient."""
+        owners = (self.kernel, self.relative, self.positions, self.positions.of_keys)
+        tensors = {
+            id(field): field
+            for owner in owners
+            if owner is not None
+            for field in vars(owner).values()
+            if isinstance(field, Tensor) and field.requires_grad
+        }
+        return list(tensors.values())
+
+    def key_state(self, key: Keys, value: Values, rows: slice) -> LinearState:
+        """Return the sums over a chunk of keys."""
         # Causal features have a log scale for each key. A factor of all keys would be different in every chunk.
         tokens = featured(
             self.kernel,
@@ -91,40 +87,33 @@ class LongAttention:
             key.contiguous(),
             value,
             scale=self.scale,
-            key_mask=mask,
+            key_mask=None if self.key_mask is None else self.key_mask[:, rows],
             is_causal=True,
         )
-        vectors = self._vectors(tokens.key_features, positions, is_key=True)
-        added = LinearState.from_keys(vectors, value, tokens.log_scale)
-        return added if state is None else state + added
+        vectors = self._vectors(tokens.key_features, rows, is_key=True)
+        return LinearState.from_keys(vectors, value, tokens.log_scale)
 
-    def _read(self, query: Queries, positions: Positions, state: LinearState) -> Outputs:
-        """Return the outputs of a chunk of queries."""
+    def read(self, query: Queries, rows: slice, state: LinearState) -> Outputs:
+        """Return the outputs of a chunk of queries from the sums over all keys."""
         features = self.kernel.query_features(query.contiguous(), scale=self.scale)
-        sums = state.read(self._vectors(features, positions, is_key=False))
+        sums = state.read(self._vectors(features, rows, is_key=False))
         return sums.divide(nonnegative=self.kernel.nonnegative)
 
-    def _attend_chunk(
-        self,
-        query: Queries,
-        key: Keys,
-        value: Values,
-        mask: KeyMask,
-        positions: Positions,
-        state: LinearState | None,
+    def attend_chunk(
+        self, query: Queries, key: Keys, value: Values, rows: slice, state: LinearState | None
     ) -> tuple[Outputs, LinearState]:
-        """Return the causal outputs of a chunk of tokens, and the state after the chunk."""
+        """Return the causal outputs of a chunk of tokens, and the sums over the keys up to its end."""
         tokens = featured(
             self.kernel,
             query.contiguous(),
             key.contiguous(),
             value,
             scale=self.scale,
-            key_mask=mask,
+            key_mask=None if self.key_mask is None else self.key_mask[:, rows],
             is_causal=True,
         )
-        query_vectors = self._vectors(tokens.query_features, positions, is_key=False)
-        key_vectors = self._vectors(tokens.key_features, positions, is_key=True)
+        query_vectors = self._vectors(tokens.query_features, rows, is_key=False)
+        key_vectors = self._vectors(tokens.key_features, rows, is_key=True)
         sums = linear_sums(tokens, query_vectors, key_vectors)
         new_state = LinearState.from_keys(key_vectors, value, tokens.log_scale)
         if state is not None:
@@ -132,18 +121,133 @@ class LongAttention:
             new_state = state + new_state
         return sums.divide(nonnegative=self.kernel.nonnegative), new_state
 
-    def _vectors(self, features: Tensor, positions: Positions, *, is_key: bool) -> LinearFeatures:
+    def _vectors(self, features: Tensor, rows: slice, *, is_key: bool) -> LinearFeatures:
         if self.relative is None:
             return LinearFeatures(features)
-        return self.relative.linear_features(features, positions, is_key=is_key)
+        positions = self.positions.of_keys if is_key else self.positions
+        points = positions.places(features.device)[..., rows, :]
+        return self.relative.linear_features(features, Positions(points=points), is_key=is_key)
 
 
-def _chunks(tokens: Tensor, positions: Positions) -> Iterator[tuple[Tensor, Positions]]:
-    """Split tokens and their positions. Split and not sliced: the gradient of a slice is as long as the whole."""
-    points = positions.places(tokens.device) if positions.is_known else None
-    for index, chunk in enumerate(tokens.split(CHUNK_TOKENS, dim=2)):
-        if points is None:
-            yield chunk, Positions()
+class _ChunkedAttention(Function):
+    """Attention that keeps its inputs and the sums over keys for the backward pass, and nothing else.
+
+    Chunks are written into outputs and gradients that are allocated once, because chunks that are concatenated at the
+    end need twice the memory and fragment the allocator's.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        attention: LongAttention,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *parameters: Tensor,
+    ) -> Tensor:
+        output = _empty_tokens(query, value.shape[-1])
+        state: LinearState | None = None
+        states = []
+        for rows in _chunks(key):
+            states.append(state)
+            if attention.is_causal:
+                chunk = query[:, :, rows], key[:, :, rows], value[:, :, rows]
+                output[:, :, rows], state = attention.attend_chunk(*chunk, rows, state)
+            else:
+                added = attention.key_state(key[:, :, rows], value[:, :, rows], rows)
+                state = added if state is None else state + added
+        if not attention.is_causal:
+            assert state is not None
+            states = [state]
+            for rows in _chunks(query):
+                output[:, :, rows] = attention.read(query[:, :, rows], rows, state)
+        ctx.attention, ctx.states = attention, states
+        ctx.save_for_backward(query, key, value, *parameters)
+        return output
+
+    @staticmethod
+    @backward_without_autocast
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "Attention of inputs as long as these has no second derivatives. "
+                "Call it with create_graph=False, or with fewer tokens at a time."
+            )
+        attention, states = ctx.attention, ctx.states
+        query, key, value, *parameters = ctx.saved_tensors
+        grad_query, grad_key, grad_value = (
+            _empty_tokens(tensor, tensor.shape[-1]) for tensor in (query, key, value)
+        )
+        grad_parameters = [torch.zeros_like(parameter) for parameter in parameters]
+        grad_state: list[Tensor] = []
+
+        def gradients(
+            outputs: Sequence[Tensor], grad_outputs: Sequence[Tensor], inputs: Sequence[Tensor]
+        ) -> Sequence[Tensor]:
+            """Return the gradients of the inputs, and add those of the parameters."""
+            results = torch.autograd.grad(
+                outputs, [*inputs, *parameters], grad_outputs, materialize_grads=True
+            )
+            _accumulate(grad_parameters, results[len(inputs) :])
+            return results[: len(inputs)]
+
+        if attention.is_causal:
+            for rows, state in reversed(list(zip(_chunks(key), states, strict=True))):
+                with torch.enable_grad():
+                    chunk = [_leaf(tensor[:, :, rows]) for tensor in (query, key, value)]
+                    state = None if state is None else _leaf_state(state)
+                    output, new_state = attention.attend_chunk(*chunk, rows, state)
+                grads = gradients(
+                    [output, *new_state.sums][: 1 + len(grad_state)],
+                    [grad_output[:, :, rows], *grad_state],
+                    [*chunk, *(() if state is None else state.sums)],
+                )
+                grad_query[:, :, rows], grad_key[:, :, rows], grad_value[:, :, rows] = grads[:3]
+                grad_state = list(grads[3:])
         else:
-            start = index * CHUNK_TOKENS
-            yield chunk, Positions(points=points[..., start : start + chunk.shape[2], :])
+            state = _leaf_state(states[0])
+            grad_state = [torch.zeros_like(sums) for sums in state.sums]
+            for rows in _chunks(query):
+                with torch.enable_grad():
+                    chunk = _leaf(query[:, :, rows])
+                    output = attention.read(chunk, rows, state)
+                grads = gradients([output], [grad_output[:, :, rows]], [chunk, *state.sums])
+                grad_query[:, :, rows] = grads[0]
+                _accumulate(grad_state, grads[1:])
+            for rows in _chunks(key):
+                with torch.enable_grad():
+                    chunk = [_leaf(tensor[:, :, rows]) for tensor in (key, value)]
+                    added = attention.key_state(*chunk, rows)
+                    # The sums are divided by the peak of all keys.
+                    empty = replace(added.without_keys(), log_peak=state.log_peak)
+                    added = added if state.log_peak is None else empty + added
+                grads = gradients(added.sums, grad_state, chunk)
+                grad_key[:, :, rows], grad_value[:, :, rows] = grads
+        return None, grad_query, grad_key, grad_value, *grad_parameters
+
+
+def _chunks(tokens: Tensor) -> Iterator[slice]:
+    """Yield the rows of every chunk of tokens."""
+    num_tokens = tokens.shape[2]
+    for start in range(0, num_tokens, CHUNK_TOKENS):
+        yield slice(start, min(start + CHUNK_TOKENS, num_tokens))
+
+
+def _empty_tokens(like: Tensor, size: int) -> Tensor:
+    """Return memory for vectors of all heads, in the order in which the projections of a layer read and write them."""
+    batch, heads, num_tokens, _ = like.shape
+    return like.new_empty(batch, num_tokens, heads, size).transpose(1, 2)
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_()
+
+
+def _leaf_state(state: LinearState) -> LinearState:
+    values, *weights = map(_leaf, state.sums)
+    return LinearState(values, tuple(weights), state.log_peak)
+
+
+def _accumulate(totals: Sequence[Tensor], added: Sequence[Tensor]) -> None:
+    for total, tensor in zip(totals, added, strict=True):
+        total += tensor

@@ -348,9 +348,11 @@ def _sum_of_features(
     """Attend with sums over keys of products of features."""
     kernel = _feature_kernel(plan)
     if plan.backend == "linear" and plan.group is None:
-        long = LongAttention(kernel, plan.relative, plan.positions, plan.scale, plan.is_causal)
+        long = LongAttention(
+            kernel, plan.relative, plan.positions, plan.scale, key_mask, plan.is_causal
+        )
         if long.is_needed(query):
-            return long.attend(query, key, value, key_mask)
+            return long.attend(query, key, value)
     # Elementwise operations are faster on contiguous memory than on the transposed heads of
     # projections.
     tokens = featured(

@@ -92,6 +92,11 @@ class LinearState:
     weights: tuple[Tensor, ...]
     log_peak: Float[Tensor, "batch heads"] | None = None
 
+    @property
+    def sums(self) -> tuple[Tensor, ...]:
+        """Return all sums."""
+        return (self.values, *self.weights)
+
     @classmethod
     def from_keys(
         cls, key: LinearFeatures, value: Values, log_scale: LogScale = None
@@ -113,7 +118,7 @@ class LinearState:
 
     def __add__(self, other: "LinearState") -> "LinearState":
         """Return the sums over the keys of both."""
-        pairs = list(zip((self.values, *self.weights), (other.values, *other.weights), strict=True))
+        pairs = list(zip(self.sums, other.sums, strict=True))
         if self.log_peak is None and other.log_peak is None:
             values, *weights = (first + second for first, second in pairs)
             return LinearState(values, tuple(weights))
