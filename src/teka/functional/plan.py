@@ -10,7 +10,7 @@ from torch import Tensor
 from teka._compat import ProcessGroup, replace
 from teka.checks import POSITIVE_NUMBER, check_tensor, is_positive
 from teka.errors import wrong_shape, wrong_value
-from teka.execution_mode import ExecutionMode, execution_mode, is_readable
+from teka.execution_mode import ExecutionMode, execution_mode
 from teka.functional.backends.dense import fused_softmax, matrix_attention
 from teka.functional.backends.feature_sums import featured, plain_sums
 from teka.functional.backends.sums import FeatureInputs, WeightedSums, add_prefix
@@ -179,16 +179,22 @@ class Plan:
         # Masked tokens are 0 from here on, so that a NaN in them reaches no output and no gradient.
         query = mask_features(query, query_mask)
         key, value = mask_features(key, key_mask), mask_features(value, key_mask)
+        mode = execution_mode(query, key, value)
+        can_read = mode is ExecutionMode.EAGER and query.is_cpu
         needs_float64 = (
-            not use_triton
+            can_read
+            and not use_triton
             and self.group is None
             and (is_large_float32(query) or is_large_float32(key) or is_large_float32(value))
         )
         is_nan = None
         # The causal Triton kernels handle non-finite inputs themselves.
         needs_check = not use_triton if self.is_causal else key_mask is not None
-        if needs_check and self.group is None:
-            query, key, value, is_nan = _replace_nonfinite(query, key, value, self.is_causal)
+        has_elements = mode is not ExecutionMode.SHAPES_ONLY
+        if needs_check and has_elements and self.group is None:
+            query, key, value, is_nan = _replace_nonfinite(
+                query, key, value, self.is_causal, can_read
+            )
         if needs_float64:
             output = self._attend_in_float64(query, key, value, key_mask, query_mask)
         else:
@@ -389,36 +395,31 @@ def _feature_kernel(plan: Plan) -> FeatureKernel:
 
 
 def is_large_float32(tensor: Tensor) -> bool:
-    """Return True if products of the elements may overflow in float32.
-
-    Elements are read in eager mode on CPU only.
-    """
-    if tensor.dtype != torch.float32 or not tensor.is_cpu or not is_readable(tensor):
+    """Return True if products of the elements may overflow in float32."""
+    if tensor.dtype != torch.float32:
         return False
     tensor = tensor.detach()
     # The norm is an upper bound of the largest absolute value, and four times faster to compute.
-    if torch.linalg.vector_norm(tensor) <= LARGEST_IN_FLOAT32:
+    if tensor.numel() == 0 or torch.linalg.vector_norm(tensor) <= LARGEST_IN_FLOAT32:
         return False
     return max(float(tensor.amax()), -float(tensor.amin())) > LARGEST_IN_FLOAT32
 
 
 def _replace_nonfinite(
-    query: Queries, key: Keys, value: Values, is_causal: bool
+    query: Queries, key: Keys, value: Values, is_causal: bool, can_read: bool
 ) -> tuple[Queries, Keys, Values, Bool[Tensor, "batch heads queries"] | None]:
     """Replace NaN and infinity by 0, and return which outputs these affect.
 
     A non-finite query affects its own output. In causal attention, a non-finite key or value
     affects the outputs from its token on; otherwise it affects all outputs and stays as it is.
+    `can_read` is True in eager mode on a CPU, where a first check can read sums.
 
     Returns:
         Queries, keys, values, and the mask of affected outputs, or None if the inputs are finite.
     """
-    if execution_mode(query) is ExecutionMode.SHAPES_ONLY:
-        return query, key, value, None
     tensors = (query, key, value)
     # A sum is finite only if all elements are. If it overflows, the elements are checked below.
-    is_cheap = query.is_cpu and is_readable(query)
-    if is_cheap and all(bool(tensor.detach().sum().isfinite()) for tensor in tensors):
+    if can_read and all(bool(tensor.detach().sum().isfinite()) for tensor in tensors):
         return query, key, value, None
     is_bad = [~tensor.detach().abs().amax(dim=-1).isfinite() for tensor in tensors]
     query = query.masked_fill(is_bad[0][..., None], 0.0)
