@@ -3,10 +3,12 @@
 Its checks bind the arguments and check them twice, whether or not there is an array, and are written and compiled anew
 whenever a function is defined. Here a check is compiled at the first call of its function. It depends on types and
 shapes alone, so that arguments of the same types and shapes are not checked again, and it ends after some calls: most
-functions are called thousands of times, and an annotation that is wrong shows in the first calls of some test.
+functions are called thousands of times, and an annotation that is wrong shows in the first calls of some test. The
+constructor of a dataclass is checked like any other function.
 """
 
 import contextlib
+import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Hashable, Iterator
@@ -22,8 +24,8 @@ from torch import Tensor
 
 check_arrays = jaxtyping.jaxtyped
 # A process checks the first calls of each function, until so many calls or different types and shapes of arguments.
-MAX_CALLS = 1000
-MAX_KINDS = 20
+MAX_CALLS = 300
+MAX_KINDS = 8
 
 
 class Loader(_import_hook._JaxtypingLoader):
@@ -44,14 +46,16 @@ class Loader(_import_hook._JaxtypingLoader):
 
 
 def check(*, typechecker: Callable[[Callable], Callable]) -> Callable[[Callable], Callable]:
-    """What takes the place of `jaxtyping.jaxtyped`: the same for classes, and for functions checks made when called.
+    """Return what takes the place of `jaxtyping.jaxtyped`: checks that are made when a function is called.
 
     Functions inside functions, which are defined in each call of the one around them, are not checked.
     """
 
     def decorate(definition: Callable) -> Callable:
         if isinstance(definition, type):
-            return check_arrays(definition, typechecker=typechecker)
+            if dataclasses.is_dataclass(definition) and "__init__" in vars(definition):
+                definition.__init__ = checked_when_called(definition.__init__, typechecker)
+            return definition
         # beartype does not know what stands in for `typing.Unpack` before Python 3.11 (beartype issue 509).
         before = sys.version_info < (3, 11) and "Unpack[" in repr(definition.__annotations__)
         if before or "<locals>" in definition.__qualname__:
