@@ -148,14 +148,15 @@ def damage_files(number: int, seed: int) -> Tally:
     for name in ("data.npz", "picture.png", "study.yaml", "recipe.yaml"):
         shutil.copy(name, Path("kept") / name)
     right: dict[str, object] = {}
-    for name, (use, result) in TARGETS.items():
-        outcome = use()
-        if outcome.code != 0:
-            tally.add("unclear", f"{name} as it was: {outcome.error}")
-        right[name] = None if result is None else result()
-        _restore()
     for _ in range(number):
         name = source.choice([*TARGETS])
+        if name not in right:
+            use, result = TARGETS[name]
+            outcome = use()
+            if outcome.code != 0:
+                tally.add("unclear", f"{name} as it was: {outcome.error}")
+            right[name] = None if result is None else result()
+            _restore()
         path, before = Path(name), Path(name).read_bytes()
         what, damaged = _damage(before, path.suffix, source)
         path.write_bytes(damaged)

@@ -26,8 +26,8 @@ COMMANDS = {
             "audit",
             "model.py:make",
             *AUDIT,
-            "--html",
-            "new/page.html",
+            "--markdown",
+            "new/table.md",
             "--json",
             "new/report.json",
             "--resume",
@@ -35,6 +35,7 @@ COMMANDS = {
         ],
     )
     * 2,
+    "page": (["audit", "model.py:make", *AUDIT, "--html", "new/page.html"],) * 2,
     "study": (["study", "study.yaml", "--only", "kernel=relu", "--out", "new"],) * 2,
 }
 

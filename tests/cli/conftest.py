@@ -5,9 +5,18 @@ import pytest
 
 from teka.cli import main
 from teka.data import load
-from teka.training import Run, train
+from teka.training import Run, progress, train
 
 TINY = Run.of(train_size=64, validation_size=32, dim=8, depth=2, heads=2, epochs=1, batch_size=32)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known_peak():
+    """Spare the commands the measurement of the processor, which tests/training/test_progress.py tests."""
+    known = progress.Peak(1e11, progress.MEASURED)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(progress, "_measured", lambda *arguments: known)
+        yield
 
 
 @pytest.fixture(scope="session")

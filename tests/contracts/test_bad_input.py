@@ -286,7 +286,7 @@ def call_wrongly(data: st.DataObject) -> bool:
     return refused is not None
 
 
-@settings(max_examples=1000)
+@settings(max_examples=400)
 @given(data=st.data())
 def test_wrong_argument_gives_a_result_or_a_clear_error(data: st.DataObject):
     call_wrongly(data)

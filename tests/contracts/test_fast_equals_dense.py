@@ -139,7 +139,7 @@ def fits_a_torus(case: Case, size: Size) -> bool:
 
 
 @parametrize_by_kernel(FAST_CASES)
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(size=sizes())
 def test_values_and_gradients_equal_the_dense_backend(case: Case, size: Size):
     if (

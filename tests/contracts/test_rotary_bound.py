@@ -194,7 +194,7 @@ def extreme_tokens(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Tensor]]:
 
 
 @pytest.mark.parametrize("kernel", BOUNDED_KERNELS)
-@settings(max_examples=15 * len(NORMALIZERS))
+@settings(max_examples=8 * len(NORMALIZERS))
 @given(
     tokens=extreme_tokens(),
     way=st.sampled_from(["linear", "dense", "causal", "masked", "step"]),
@@ -415,7 +415,7 @@ def test_zero_frequencies_give_attention_with_lengths():
 def test_gradients_are_small_for_nearly_blank_images(blank: str):
     generator = Generator().manual_seed(0)
     norms = []
-    for seed in range(100):
+    for seed in range(30):
         torch.manual_seed(seed)
         layer = Attention(64, heads=4)
         token = torch.ones(64) if blank == "ones" else torch.randn(64, generator=generator)
@@ -431,7 +431,7 @@ def test_gradients_are_small_for_nearly_blank_images(blank: str):
 @pytest.mark.parametrize("heads", [2, 4, 16])
 def test_blank_images_do_not_magnify_rounding(heads: int):
     grid, generator = Grid((16, 16), periodic=True), Generator().manual_seed(0)
-    for seed in range(10):
+    for seed in range(4):
         torch.manual_seed(seed)
         layer = Attention(64, heads=heads).eval()
         tokens = torch.randn(1, 1, 64, generator=generator).expand(1, 256, 64).clone()

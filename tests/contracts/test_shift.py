@@ -103,7 +103,7 @@ def change_under_a_shift_on_a_canvas(
 
 
 @parametrize_by_kernel(EXACT_PAIRS)
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(
     shift=st.lists(st.floats(-50, 50), min_size=1, max_size=3),
     num_features=st.integers(8, 20),  # rotary turns the eight of the kernel by name

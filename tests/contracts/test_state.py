@@ -75,7 +75,7 @@ def test_state_dict_restores_a_layer_and_its_redraws(pair: Case):
 @pytest.mark.parametrize("pool", POOLS)
 def test_state_dict_restores_a_performer(pool: str):
     images = torch.randn(2, 2, 6, 4).to(DEVICE)
-    for position in POSITIONS:
+    for position in POSITIONS[POOLS.index(pool) :: len(POOLS)]:
         models = []
         for seed in (1, 2):
             torch.manual_seed(seed)

@@ -254,7 +254,12 @@ def test_the_peak_of_every_layer_is_what_the_allocator_records(tmp_path: Path):
 SQUARE = 36
 # These backends compute again what rounding may have spoilt, and look at their numbers to see what that is.
 LOOKS_AT_NUMBERS = ("fft", "toeplitz")
-FORESEEABLE = [layer for layer in LAYERS if layer.backend not in LOOKS_AT_NUMBERS]
+# Two layers of each backend.
+FORESEEABLE = [
+    layer
+    for backend in sorted({layer.backend for layer in LAYERS} - set(LOOKS_AT_NUMBERS))
+    for layer in [one for one in LAYERS if one.backend == backend][:2]
+]
 
 
 def estimated_and_measured(layer: Layer, direction: str) -> tuple[int | None, int]:

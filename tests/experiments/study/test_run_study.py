@@ -35,8 +35,9 @@ CELLS = {
     "squared-relu--none--seed-0",
     "squared-relu--none--seed-3",
 }
-# What is run again is half of it.
+# The part of the cells that is run again.
 HALF = {"kernel": ["squared relu"]}
+THIRD = {"kernel": ["squared relu"], "position": ["none"]}
 FORK = multiprocessing.get_context("fork")
 
 
@@ -75,12 +76,11 @@ def test_a_finished_study_is_left_alone(finished, tiny_study):
     assert {path: path.stat().st_mtime_ns for path in finished.rglob("*.json")} == before
 
 
-def half(finished):
-    """What the cells of the half decided."""
+def part(finished, only):
+    """Return what the cells of a part decided."""
+    beginning = "squared-relu--none" if "position" in only else "squared-relu"
     return {
-        name: numbers
-        for name, numbers in decided(finished).items()
-        if name.startswith("squared-relu")
+        name: numbers for name, numbers in decided(finished).items() if name.startswith(beginning)
     }
 
 
@@ -101,7 +101,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_numbers(finished, tiny_stud
     process.kill()
     process.join()
     first = decided(out)
-    assert 1 <= len(first) < len(half(finished))
+    assert 1 <= len(first) < len(part(finished, HALF))
     # Its processes end too: two of them on one cell would be in each other's way.
     while any(map(is_running, children)) and time.monotonic() < limit:
         time.sleep(0.05)
@@ -109,7 +109,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_numbers(finished, tiny_stud
     # A half-written file of another life is no result.
     (out / "cells" / ".squared-relu--none--seed-3.json.cut").write_text("{", encoding="utf-8")
     run_study(study, out, **options)
-    assert decided(out) == half(finished)
+    assert decided(out) == part(finished, HALF)
 
 
 def test_a_folder_of_another_study_is_an_error_that_says_where_they_differ(
@@ -166,9 +166,9 @@ def test_a_process_that_is_killed_ends_the_study_with_a_word_on_how_to_go_on(tin
 
     threading.Thread(target=kill_the_first, daemon=True).start()
     with pytest.raises(ChildProcessError, match="the same command resumes it"):
-        run_study(read_study(tiny_study), out, processes=2, only=HALF)
+        run_study(read_study(tiny_study), out, processes=2, only=THIRD)
     run_study(
-        read_study(tiny_study), out, only=HALF
+        read_study(tiny_study), out, only=THIRD
     )  # which takes away what a write that was cut off left
     assert not list(out.rglob("*.part"))
 
@@ -180,7 +180,7 @@ def test_several_calls_share_the_cells_and_give_the_same_numbers(
     out, study = tmp_path / "out", read_study(tiny_study)
     calls = [
         FORK.Process(
-            target=run_study, args=(study, out), kwargs={"command": "teka study", "only": HALF}
+            target=run_study, args=(study, out), kwargs={"command": "teka study", "only": THIRD}
         )
         for _ in range(2)
     ]
@@ -189,7 +189,7 @@ def test_several_calls_share_the_cells_and_give_the_same_numbers(
     for call in calls:
         call.join(240)
     assert [call.exitcode for call in calls] == [0, 0]
-    assert decided(out) == half(finished)
+    assert decided(out) == part(finished, THIRD)
     assert not list(out.rglob("*.claim"))
 
 
@@ -201,9 +201,9 @@ def test_the_workers_of_a_dask_cluster_give_the_same_numbers(finished, tiny_stud
     )
     with set_dask_config({"distributed.worker.multiprocessing-method": "forkserver"}):
         out = run_study(
-            read_study(tiny_study), tmp_path / "out", processes=2, parallel="dask", only=HALF
+            read_study(tiny_study), tmp_path / "out", processes=2, parallel="dask", only=THIRD
         )
-    assert decided(out) == half(finished)
+    assert decided(out) == part(finished, THIRD)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,10 @@
 import base64
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from teka.audit.caveats import SEVERITIES, Caveat
 from teka.audit.movement import Movement
@@ -23,6 +24,9 @@ from teka.audit.statistics.metrics import NUMBERS, NumberMetric
 from teka.audit.statistics.ranking import Pair
 from teka.errors import printable_lines, require, wrong_value
 from teka.files import write_bytes
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 FIRST_NUMBERS = (
     "consistency",
@@ -333,16 +337,27 @@ def _named(reports: Sequence[AuditReport]) -> str:
 
 
 def render_page(package: str, template: str, content: Mapping[str, object]) -> str:
-    """One page that needs no other file and no network, from a template in a package and what it names."""
+    """Return one page that needs no other file and no network, from a template in a package and its content."""
     require("jinja2", "reports need", "teka[report]")
-    from jinja2 import Environment, FunctionLoader, StrictUndefined
     from markupsafe import Markup
+
+    return _compiled_template(package, template).render(
+        style=Markup(_read_text("teka.audit.page", "style.css")), **content
+    )
+
+
+def _read_text(package: str, name: str) -> str:
+    return (files(package) / name).read_text(encoding="utf-8")
+
+
+@cache
+def _compiled_template(package: str, template: str) -> "Template":
+    """Return a compiled template. A process often writes many pages, and to compile takes most of the time of one."""
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     def read(name: str) -> str:
         # The frame of every page and its style lie here.
-        return (files(package if name == template else "teka.audit.page") / name).read_text(
-            encoding="utf-8"
-        )
+        return _read_text(package if name == template else "teka.audit.page", name)
 
     environment = Environment(
         loader=FunctionLoader(read),
@@ -353,7 +368,7 @@ def render_page(package: str, template: str, content: Mapping[str, object]) -> s
         lstrip_blocks=True,
     )
     environment.filters["visible"] = _visible
-    return environment.get_template(template).render(style=Markup(read("style.css")), **content)
+    return environment.get_template(template)
 
 
 def _visible(value: object) -> object:

@@ -15,6 +15,12 @@ TABLES = {"summary.md", "summary.csv", "summary.json"}
 SHARED = {"accuracy.png", "shifts.png"}
 
 
+@pytest.fixture
+def without_pictures(monkeypatch):
+    """Write the tables alone; to draw the pictures takes a second."""
+    monkeypatch.setattr(write, "_pictures", lambda matrix, reference: {})
+
+
 def names(folder):
     return {path.name for path in folder.iterdir()} - {"cells"}
 
@@ -31,16 +37,14 @@ def test_tables_and_pictures_are_written_and_nothing_else(study_folder, study_ce
     assert "softmax × rotation" in written.terminal
 
 
-def test_every_table_fits_a_terminal_of_120_columns(
-    study_folder, study_cell, failed_cell, monkeypatch
-):
+@pytest.mark.usefixtures("without_pictures")
+def test_every_table_fits_a_terminal_of_120_columns(study_folder, study_cell, failed_cell):
     cells = [
         study_cell("mnist", kernel, seed=seed)
         for kernel in ("softmax", "constant")
         for seed in range(3)
     ]
     folder = study_folder(*cells[1:], failed_cell("mnist", "softmax", seed=0))
-    monkeypatch.setattr(write, "_pictures", lambda matrix, reference: {})
     for reference in ({}, REFERENCE, {"kernel": "not there yet"}):
         text = write_study(folder, reference=reference).terminal
         assert max(map(len, text.splitlines())) <= WIDTH, reference
@@ -48,6 +52,7 @@ def test_every_table_fits_a_terminal_of_120_columns(
         assert "5 of 6 cells finished, 1 diverged." in text, reference
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_markdown_has_as_many_cells_in_every_row(study_folder, study_cell):
     folder = study_folder(study_cell(labels={"data": "mnist", "kernel": "a | b", "position": "c"}))
     write_study(folder, reference=REFERENCE)
@@ -65,6 +70,7 @@ def test_a_single_factor_has_a_simple_table_and_dots(study_folder, study_cell):
     assert names(folder) == TABLES | SHARED | {"learning_curves.png"}
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_csv_and_json_hold_the_same_numbers(study_folder, study_cells, failed_cell):
     cells = [
         *study_cells(data=("mnist",), kernels=("softmax", "taylor 2")),
@@ -107,6 +113,7 @@ def test_nothing_is_written_from_what_is_wrong(study_folder, study_cell, referen
     assert names(folder) == set()
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_failure_leaves_the_old_files_whole(study_folder, study_cell, monkeypatch):
     folder = study_folder(study_cell(labels={"variant": "one"}))
     write_study(folder, reference={})
