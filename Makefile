@@ -7,6 +7,8 @@ VENV := .venv
 # glibc hands large tensors back to the system after each step; keeping them saved 3 to 26 % of training time here.
 export MALLOC_MMAP_THRESHOLD_ ?= 4294967296
 export MALLOC_TRIM_THRESHOLD_ ?= 4294967296
+# Compiled files are kept, or each process of the tests compiles all modules again.
+export PYTHONDONTWRITEBYTECODE =
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DOCS_VENV := .venv-docs
