@@ -129,11 +129,7 @@ def test_every_nonnegative_kernel_equals_dense(kernel: str, request: pytest.Fixt
 
 @pytest.mark.parametrize(
     ("kernel", "relative"),
-    [
-        ("softmax", "fourier"),
-        ("squared_relu", "fourier"),
-        ("positive", "clipped"),
-    ],
+    [("softmax", "fourier"), ("squared_relu", "fourier"), ("positive", "clipped")],
 )
 def test_causality_equals_dense(kernel: str, relative: str):
     compare(kernel, relative, PLACES["line"], is_causal=True)
