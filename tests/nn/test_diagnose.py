@@ -466,7 +466,7 @@ def test_training_mode_and_modules_without_attention_are_errors(unchecked_annota
     not_a_layer: Any = torch.nn.Linear(8, 8)
     with pytest.raises(ValueError, match=r"layer must be a teka\.nn\.Attention.*got 'Linear'"):
         teka.diagnose(not_a_layer, draw_tokens(15))
-    with pytest.raises(ValueError, match="2 numbers each"):
+    with pytest.raises(ValueError, match="at least one shift with 2 numbers"):
         teka.diagnose(
             build(relative="quadratic"), draw_tokens(15), positions=torch.rand(15, 2), shifts=[1.0]
         )

@@ -120,7 +120,7 @@ def _keep_heads(
 
 
 def _keep_outputs(linear: nn.Linear | None, kept: Sequence[int], dim_head: int) -> nn.Linear | None:
-    """Keep only the outputs of some heads of a projection, in place. Return None if none is left."""
+    """Keep the outputs of some heads of a projection, in place. Return None if none is left."""
     if linear is None or not kept:
         return None
     num_heads = linear.out_features // dim_head

@@ -1,9 +1,9 @@
 """Diagnosis of attention layers on given inputs."""
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, overload
 
 import torch
@@ -29,7 +29,7 @@ from teka.functional.positions import Positions
 from teka.grid import Grid, GridLike
 from teka.nn.attention import Attention
 from teka.nn.diagnostics.equivariance import LayerInputs, LayerShift, measure_shifts
-from teka.nn.diagnostics.explain import record_calls
+from teka.nn.diagnostics.explain import report_layers
 from teka.nn.diagnostics.report import (
     Diagnosis,
     EstimatorErrors,
@@ -63,7 +63,7 @@ def diagnose(layer: nn.Module, *inputs: Any, **keywords: Any) -> LayerReports[Di
 def diagnose(
     layer: nn.Module, *inputs: Any, shifts: Sequence[LayerShift] | None = None, **keywords: Any
 ) -> Diagnosis | LayerReports[Diagnosis]:
-    """Measure how well an attention layer, or every attention layer of a model, works on its inputs.
+    """Measure how well an attention layer, or each layer of a model, works on its inputs.
 
     The report contains:
 
@@ -95,11 +95,7 @@ def diagnose(
     """
     if isinstance(layer, Attention):
         return _diagnose_layer(layer, *inputs, shifts=shifts, **keywords)
-    reports: LayerReports[Diagnosis] = LayerReports()
-    calls = record_calls(layer, inputs, keywords, reports.skipped)
-    for name, (attention_layer, call) in calls.items():
-        reports[name] = _diagnose_layer(attention_layer, **call, shifts=shifts)
-    return reports
+    return report_layers(layer, inputs, keywords, partial(_diagnose_layer, shifts=shifts))
 
 
 @torch.no_grad()
@@ -122,10 +118,6 @@ def _diagnose_layer(
     assert grid is None or isinstance(grid, Grid)
     device_type = tokens.device.type
     device = tokens.device if widest_dtype(tokens.device) == torch.float64 else torch.device("cpu")
-    if grid is not None:
-        layer.infer_num_axes(grid.num_axes)
-    elif positions is not None:
-        layer.infer_num_axes(positions.shape[-1])
     layer, tokens = copy.deepcopy(layer).to(device), tokens.detach().to(device)
     num_samples, num_tokens, _ = tokens.shape
     if key_mask is None:
@@ -280,8 +272,6 @@ def _count_constant_waves(relative: Relative | None, grid: Grid | None) -> int:
     """Return the number of waves whose frequency is rounded to 0 because the grid is periodic."""
     if not isinstance(relative, Fourier | Rotary) or grid is None:
         return 0
-    frequency = relative.frequency.abs()
-    # Frequencies along a periodic axis are rounded to multiples of 2π / period.
-    steps = [2 * math.pi / (grid.axis_period(axis) or math.inf) for axis in range(grid.num_axes)]
-    is_rounded = (frequency <= frequency.new_tensor(steps) / 2).all(dim=-1)
-    return int((is_rounded & (frequency > 0).any(dim=-1)).sum())
+    rounded = Positions(grid).torus_frequency(relative.frequency)
+    is_rounded_to_0 = (rounded == 0).all(dim=-1) & (relative.frequency != 0).any(dim=-1)
+    return int(is_rounded_to_0.sum())

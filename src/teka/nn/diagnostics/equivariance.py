@@ -15,7 +15,7 @@ from teka.nn.attention import Attention
 from teka.nn.diagnostics.report import ShiftErrors
 
 LayerShift = int | float | Sequence[int | float]
-Steps = list[tuple[float, ...]]
+Steps = Float[Tensor, "steps axes"]
 
 
 @dataclass(frozen=True)
@@ -100,74 +100,82 @@ def measure_shifts(
         Errors in the layer's dtype, and in float64 for the worst shift. None if no shift is a
         symmetry, such as for a causal layer on a torus.
     """
-    grid, positions = inputs.grid, inputs.positions
-    if positions is not None:
-        method = "added to the positions"
-        steps = _position_steps(positions, shifts)
-    elif grid is not None:
-        method = "rolled around the torus" if all(grid.periodic) else "moved on a larger grid"
-        steps = _grid_steps(grid, shifts, is_causal=layer.causal)
+    if inputs.positions is not None:
+        method, run_shifted = "added to the positions", _run_at_positions
+    elif inputs.grid is not None:
+        is_torus = all(inputs.grid.periodic)
+        method = "rolled around the torus" if is_torus else "moved on a larger grid"
+        run_shifted = _run_on_canvas
     else:
         return None
-    if not steps:
-        if shifts is not None:
-            raise wrong_value("shifts", shifts, "at least one shift")
+    steps = _make_steps(inputs, shifts, is_causal=layer.causal)
+    if not steps.any():
         return None
 
     def errors(layer: Attention, inputs: LayerInputs, steps: Steps) -> list[float]:
-        run_shifted = _run_on_canvas if positions is None else _run_at_positions
-        outputs = run_shifted(layer, inputs, [(0.0,) * len(steps[0]), *steps])
+        no_step = torch.zeros_like(steps[:1])
+        outputs = run_shifted(layer, inputs, torch.cat([no_step, steps, no_step]))
         reference, *kept = [output[inputs.key_mask].double() for output in outputs]
         return [relative_difference(output, reference) for output in kept]
 
-    # A second run with a shift of 0 shows the difference of two calls with the same input.
-    *by_shift, noise_floor = errors(layer, inputs, [*steps, (0.0,) * len(steps[0])])
-    worst_shift = steps[by_shift.index(max(by_shift))]
+    *by_shift, noise_floor = errors(layer, inputs, steps)
+    worst_shift = by_shift.index(max(by_shift))
     in_float64 = replace(inputs, tokens=inputs.tokens.double())
-    (float64_error,) = errors(copy.deepcopy(layer).double(), in_float64, [worst_shift])
-    return ShiftErrors(method, dict(zip(steps, by_shift, strict=True)), noise_floor, float64_error)
+    exact_layer = copy.deepcopy(layer).double()
+    float64_error, _ = errors(exact_layer, in_float64, steps[worst_shift : worst_shift + 1])
+    shift_tuples = map(tuple, steps.tolist())
+    return ShiftErrors(
+        method, dict(zip(shift_tuples, by_shift, strict=True)), noise_floor, float64_error
+    )
 
 
-def _position_steps(positions: Tensor, shifts: Sequence[LayerShift] | None) -> Steps:
-    if shifts is None:
-        points = positions.flatten(0, -2)
+def _make_steps(
+    inputs: LayerInputs, shifts: Sequence[LayerShift] | None, *, is_causal: bool
+) -> Steps:
+    """Return the shifts to measure, one in each row; 0 along axes without a symmetry."""
+    grid = inputs.grid
+    steps: list[Sequence[float]] = []
+    for shift in shifts or []:
+        if grid is not None:
+            shift = grid.check_shift(shift)  # pyright: ignore[reportArgumentType]
+        steps.append(shift if isinstance(shift, Sequence) else (shift,))
+    if grid is not None:
+        far = torch.tensor(grid.shape) // -4
+        default = torch.stack([torch.ones_like(far), far]).double()
+        # A roll along a periodic axis changes the order of tokens, which a causal layer depends on.
+        is_fixed = torch.tensor(grid.periodic) & is_causal
+    else:
+        assert inputs.positions is not None
+        points = inputs.positions.double().flatten(0, -2).cpu()
         extent = points.amax(dim=0) - points.amin(dim=0)
-        extent = torch.where(extent == 0, 1.0, extent)
-        return [tuple(extent.tolist()), tuple((-0.3 * extent).tolist())]
-    num_axes = positions.shape[-1]
-    steps = [tuple(shift) if isinstance(shift, Sequence) else (shift,) for shift in shifts]
-    if any(len(step) != num_axes for step in steps):
-        raise wrong_value("shifts", shifts, f"{num_axes} numbers each, one for each axis")
-    return [tuple(map(float, step)) for step in steps]
-
-
-def _grid_steps(grid: Grid, shifts: Sequence[LayerShift] | None, *, is_causal: bool) -> Steps:
-    # A roll along a periodic axis changes the order of the tokens, which a causal layer depends on.
-    can_move = [not (is_causal and is_periodic) for is_periodic in grid.periodic]
+        extent = extent.masked_fill(extent == 0, 1.0)
+        default = torch.stack([extent, -0.3 * extent])
+        is_fixed = torch.zeros_like(extent).bool()
     if shifts is None:
-        quarters = [-float(max(1, side // 4)) for side in grid.shape]
-        far = [step * flag for step, flag in zip(quarters, can_move, strict=True)]
-        return [tuple(map(float, can_move)), tuple(far)] if any(can_move) else []
-    steps = [grid.check_shift(shift) for shift in shifts]  # pyright: ignore[reportArgumentType]
-    for step in steps:
-        if any(length and not flag for length, flag in zip(step, can_move, strict=True)):
-            raise wrong_value("shifts", step, "0 along periodic axes of a causal layer")
-    return [tuple(map(float, step)) for step in steps]
+        return default.masked_fill(is_fixed, 0.0)
+    num_axes = len(is_fixed)
+    if not steps or any(len(step) != num_axes for step in steps):
+        expected = f"at least one shift with {num_axes} numbers, one for each axis"
+        raise wrong_value("shifts", shifts, expected)
+    chosen = torch.tensor(steps, dtype=torch.float64)
+    if chosen[:, is_fixed].any():
+        raise wrong_value("shifts", shifts, "0 along periodic axes of a causal layer")
+    return chosen
 
 
 def _run_at_positions(layer: Attention, inputs: LayerInputs, steps: Steps) -> list[Tensor]:
     """Return the output after each step."""
     assert inputs.positions is not None
     positions = inputs.positions.double()
-    moved = [positions + positions.new_tensor(step) for step in steps]
-    return [replace(inputs, positions=positions).run(layer) for positions in moved]
+    moved = [positions + step for step in steps.to(positions)]
+    return [replace(inputs, positions=shifted).run(layer) for shifted in moved]
 
 
 def _run_on_canvas(layer: Attention, inputs: LayerInputs, steps: Steps) -> list[Tensor]:
     """Return the output after each step, on a grid with room for all steps."""
     grid = inputs.grid
     assert grid is not None
-    offsets = torch.tensor(steps).long()
+    offsets = steps.long()
     bounded_offsets = offsets * ~torch.tensor(grid.periodic)
     start = -bounded_offsets.amin(dim=0)
     sides = torch.tensor(grid.shape) + start + bounded_offsets.amax(dim=0)

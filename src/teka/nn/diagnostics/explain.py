@@ -4,13 +4,13 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from teka.audit.function import check_evaluation_mode
-from teka.errors import wrong_type, wrong_value
+from teka.errors import wrong_argument, wrong_type, wrong_value
 from teka.functional import length_mask
 from teka.functional.backends.costs import GPU_RATE, Cost
 from teka.functional.dispatch import select_backend
@@ -19,6 +19,7 @@ from teka.nn.attention import Attention
 from teka.nn.diagnostics.report import LayerReports
 from teka.nn.heads import HeadGroup
 
+T = TypeVar("T")
 # Largest number of tokens for which a crossover is searched.
 MAX_CROSSOVER = 2**24
 SELF_ATTENTION_INPUTS = ("tokens", "grid", "key_mask", "num_prefix_tokens", "positions")
@@ -132,76 +133,80 @@ def explain(
     """
     if isinstance(layer, Attention):
         return _explain_layer(layer, *inputs, device_type=device_type, **keywords)
-    reports: LayerReports[Explanation] = LayerReports()
-    calls = record_calls(layer, inputs, keywords, reports.skipped)
-    for name, (attention, call) in calls.items():
-        batch, num_tokens, _ = call["tokens"].shape
-        grid, prefix = call["grid"], call["num_prefix_tokens"]
-        if grid is None and attention.relative is not None:
-            reports.skipped[name] = "its tokens have positions but no grid"
-            continue
-        reports[name] = _explain_layer(
-            attention,
-            num_tokens - prefix if grid is None else grid,
-            num_prefix_tokens=prefix,
-            batch=batch,
+
+    def explain_call(
+        layer: Attention,
+        tokens: Tensor,
+        grid: GridLike | None,
+        num_prefix_tokens: int,
+        positions: Tensor | None,
+        **_: Any,
+    ) -> Explanation:
+        if positions is not None and layer.relative is not None:
+            raise wrong_argument("positions", "a value", "None, because costs need a grid")
+        grid, num_prefix_tokens = layer.resolve_grid(grid, num_prefix_tokens)
+        return _explain_layer(
+            layer,
+            grid or tokens.shape[1] - num_prefix_tokens,
+            num_prefix_tokens=num_prefix_tokens,
+            batch=len(tokens),
             device_type=device_type,
         )
-    return reports
+
+    return report_layers(layer, inputs, keywords, explain_call)
 
 
-def record_calls(
-    module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], skipped: dict[str, str]
-) -> dict[str, tuple[Attention, dict[str, Any]]]:
-    """Run a module. Return its attention layers by name, with the inputs of their first calls.
+def report_layers(
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    keywords: dict[str, Any],
+    make_report: Callable[..., T],
+) -> LayerReports[T]:
+    """Run a module and report on the first call of each of its attention layers.
 
     Args:
         module: Module that contains attention layers.
         inputs: Arguments of the call.
         keywords: Keyword arguments of the call.
-        skipped: Dictionary to which layers that attend to a context or to packed sequences are
-            added, with the reason.
+        make_report: Function of a layer and of its inputs, with the names in
+            `SELF_ATTENTION_INPUTS`. A layer for which it raises a ValueError is skipped.
     """
-    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, Attention)}
-    if not layers:
+    names = {layer: name for name, layer in module.named_modules() if isinstance(layer, Attention)}
+    if not names:
         expected = "a teka.nn.Attention, or a module that contains some"
         raise wrong_value("layer", type(module).__name__, expected)
     check_evaluation_mode("layer", module)
     signature = inspect.signature(Attention.forward)
-    calls: dict[Attention, dict[str, Any]] = {}
+    reports: LayerReports[T] = LayerReports()
 
-    def record(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        assert isinstance(layer, Attention)
-        if layer in calls:
+    def report(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # Later calls, and calls of the layer by its own report, find no name.
+        name = names.pop(layer, None)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        if name is None:
             return
-        bound = signature.bind(layer, *args, **kwargs)
-        bound.apply_defaults()
-        call = calls[layer] = bound.arguments
-        if call["positions"] is None:
-            places = layer.resolve_grid(call["grid"], call["num_prefix_tokens"])
-            call["grid"], call["num_prefix_tokens"] = places
+        call = signature.bind(layer, *args, **kwargs)
+        call.apply_defaults()
+        values = call.arguments
+        if values["context"] is not None or values["cu_seqlens"] is not None:
+            reports.skipped[name] = "it attends to a context or to packed sequences"
+            return
+        if values["lengths"] is not None:
+            values["key_mask"] = length_mask(values["lengths"], values["tokens"].shape[1])
+        try:
+            reports[name] = make_report(
+                layer, **{key: values[key] for key in SELF_ATTENTION_INPUTS}
+            )
+        except ValueError as error:
+            reports.skipped[name] = str(error)
 
-    handles = [
-        layer.register_forward_pre_hook(record, with_kwargs=True) for layer in layers.values()
-    ]
+    handles = [layer.register_forward_pre_hook(report, with_kwargs=True) for layer in names]
     try:
         with torch.no_grad():
             module(*inputs, **keywords)
     finally:
         for handle in handles:
             handle.remove()
-    recorded = {}
-    for name, layer in layers.items():
-        if layer not in calls:
-            continue
-        call = calls[layer]
-        if call["context"] is not None or call["cu_seqlens"] is not None:
-            skipped[name] = "it attends to a context or to packed sequences"
-            continue
-        if call["lengths"] is not None:
-            call["key_mask"] = length_mask(call["lengths"], call["tokens"].shape[1])
-        recorded[name] = layer, {argument: call[argument] for argument in SELF_ATTENTION_INPUTS}
-    return recorded
+    return reports
 
 
 def _explain_layer(
