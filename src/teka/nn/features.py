@@ -23,10 +23,10 @@ from teka.functional.kernels.projection import MOST_DRAWS
 class RandomFeatures(nn.Module):
     """A random-feature kernel whose projection is part of the state dict.
 
-    The projection of draw n comes from a generator with the seed (s, n). The seed s and the number n
-    are buffers, so that a module that is loaded from a state dict computes the same output and makes
-    the same next draws. Nothing is redrawn in `forward`. Call `redraw_projections(model)` on a
-    schedule of your own; `teka train` does so every 1,000 steps (Horn et al. 2021).
+    The projection of draw n comes from a generator with the seed (s, n). The seed s and the number
+    n are buffers, so that a module that is loaded from a state dict computes the same output and
+    makes the same next draws. Nothing is redrawn in `forward`. Call `redraw_projections(model)` on
+    a schedule of your own; `teka train` does so every 1,000 steps (Horn et al. 2021).
 
     >>> import torch, teka
     >>> features = teka.nn.RandomFeatures("positive", 8, num_features=5)

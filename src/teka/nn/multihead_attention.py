@@ -27,7 +27,9 @@ QueryTokens = Float[Tensor, "*query_tokens embed_dim"]
 
 
 class MultiheadAttention(nn.MultiheadAttention):
-    """`torch.nn.MultiheadAttention` with the kernels of teka: the same arguments and the same projections.
+    """`torch.nn.MultiheadAttention` with the kernels of teka.
+
+    Arguments and projections are the same.
 
     The layer replaces PyTorch's, for instance in `nn.TransformerEncoderLayer`. The default kernels,
     squared relu × rotary, cost O(L). They are in `heads`, an `AttentionHeads`. The weights of

@@ -22,9 +22,9 @@ def shard_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
 
         out_i = φ(q_i)ᵀ Σ_r S_r / φ(q_i)ᵀ Σ_r z_r,   S_r = Σ_j φ(k_j) v_jᵀ,  z_r = Σ_j φ(k_j),
 
-    where r counts the processes and j the keys of process r. This takes one reduction in the forward
-    pass and one in the backward pass. Their size does not depend on the number of tokens. A causal
-    layer adds only the sums of lower ranks.
+    where r counts the processes and j the keys of process r. This takes one reduction in the
+    forward pass and one in the backward pass. Their size does not depend on the number of tokens.
+    A causal layer adds only the sums of lower ranks.
 
     - Call the model with the tokens of `grid.shard(rank, size)` and with the grid of all tokens, or
       with the `positions` of the tokens of this process.

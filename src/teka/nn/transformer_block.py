@@ -161,8 +161,8 @@ class TransformerBlock(nn.Module):
     ) -> tuple[Token, States]:
         """Transform the next token of a causal sequence, or several, given the earlier state.
 
-        The cost of a token does not grow with the number of earlier tokens. Arguments and errors are
-        those of `Attention.step`.
+        The cost of a token does not grow with the number of earlier tokens. Arguments and errors
+        are those of `Attention.step`.
 
         Args:
             token: The next token of each sample, shape (B, dim), or the next L tokens, shape
