@@ -276,7 +276,7 @@ def pads_edge(module: nn.Module) -> bool:
 
 def pair(value: object) -> tuple:
     """A number for each axis, where one may stand for both."""
-    return tuple(value) if isinstance(value, tuple | list) else (value, value)
+    return tuple(value) if isinstance(value, (tuple, list)) else (value, value)
 
 
 def _is_named(module: nn.Module, ending: str) -> bool:

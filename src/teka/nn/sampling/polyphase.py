@@ -329,7 +329,9 @@ def take_coset(
 ) -> Float[Tensor, "batch channels *coarse"]:
     """Return the coset of each sample's offset."""
     cosets = split_cosets(inputs, stride)
-    return cosets.gather(1, _coset_index(offset, cosets[:, :1])).squeeze(1)
+    # Not cosets[:, :1]: torch.export of PyTorch 2.6 then restricts the size of the batch.
+    first_coset = cosets.narrow(1, 0, 1)
+    return cosets.gather(1, _coset_index(offset, first_coset)).squeeze(1)
 
 
 def put_coset(
