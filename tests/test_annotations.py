@@ -1,4 +1,4 @@
-"""The checks that run through all tests are there, and can be switched off."""
+"""Checks of annotations, which run in all tests."""
 
 from typing import Any, cast
 
@@ -13,7 +13,7 @@ from teka.functional import SquaredRelu, attention
 
 @pytest.fixture(autouse=True)
 def first_calls() -> None:
-    """Check the functions as in their first calls: the tests before may have used up the checked calls."""
+    """Check the next calls again, because earlier tests may have used up the checked calls."""
     for function in (attention, SquaredRelu.num_features):
         cast(Any, function).check_again()
 

@@ -1,4 +1,4 @@
-"""Docstrings, from which the command line's help is made, name all of what an option takes, or point to where it is."""
+"""Docstrings list all values of an option, because the help of the command line shows them."""
 
 import ast
 import doctest
@@ -58,7 +58,7 @@ ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", flags=re.MULTILINE)
 
 @functools.cache
 def described() -> list[tuple[str, str, str]]:
-    """What every docstring says of each argument: the name of its function or class, the argument, and the text."""
+    """Yield the name of a function or class, an argument and its description."""
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -70,7 +70,7 @@ def described() -> list[tuple[str, str, str]]:
 
 @pytest.mark.parametrize("argument", sorted({name.rpartition(".")[2] for name in TAKES}))
 def test_lists_of_names_are_complete(argument: str):
-    for owner, _, text in [one for one in described() if one[1] == argument]:
+    for owner, _, text in [entry for entry in described() if entry[1] == argument]:
         names = set(TAKES.get(f"{owner}.{argument}", TAKES.get(argument, ())))
         listed = names.intersection(re.findall(r'"([\w-]+)"', text))
         assert len(listed) < 2 or listed == names or POINTER.search(text), (
@@ -84,15 +84,17 @@ def test_command_line_lists_all_run_options(argument: str):
     assert all(f'"{name}"' in text for name in TAKES[argument])
 
 
-# timm does not import beside the newest torch without torchvision; tests/vision has an environment for it.
+# timm needs torchvision; tests/vision has an environment for it.
 APART = ("teka.__main__", "teka.integrations.timm")
 
 
 @functools.cache
 def modules() -> list[ModuleType]:
-    """Every module of the library."""
+    """Return every module of the library."""
     names = [
-        one.name for one in pkgutil.walk_packages(teka.__path__, "teka.") if one.name not in APART
+        module.name
+        for module in pkgutil.walk_packages(teka.__path__, "teka.")
+        if module.name not in APART
     ]
     kept = [
         name
@@ -103,15 +105,15 @@ def modules() -> list[ModuleType]:
 
 
 def documented(kind: type, name: str) -> bool:
-    """Whether a class, or one that it derives from, says what its method does; a module's `forward` is its own."""
+    """Return True if a class or a base class documents a method."""
     bases = [
-        one
-        for one in kind.__mro__
-        if name in vars(one) and one.__module__ != "torch.nn.modules.module"
+        base
+        for base in kind.__mro__
+        if name in vars(base) and base.__module__ != "torch.nn.modules.module"
     ]
     return any(
-        inspect.unwrap(getattr(vars(one)[name], "__func__", vars(one)[name])).__doc__
-        for one in bases
+        inspect.unwrap(getattr(vars(base)[name], "__func__", vars(base)[name])).__doc__
+        for base in bases
     )
 
 
@@ -125,7 +127,7 @@ def test_every_public_method_has_a_docstring():
         if kind.__module__.startswith("teka") and not kind.__name__.startswith("_")
         for name, member in dict(
             vars(kind)
-        ).items()  # which asking for annotations changes, from Python 3.14 on
+        ).items()  # Python 3.14 changes it when annotations are read
         if not (
             name.startswith("_")
             or name in ("extra_repr", "forward")
@@ -141,7 +143,7 @@ def test_every_exported_class_has_an_example():
     offered = [
         getattr(module, name) for module in modules() for name in getattr(module, "__all__", ())
     ]
-    classes = {one for one in offered if inspect.isclass(one)}
+    classes = {value for value in offered if inspect.isclass(value)}
     assert {teka.Grid, teka.nn.Attention} <= classes
     assert [kind for kind in classes if ">>> " not in (vars(kind)["__doc__"] or "")] == []
 

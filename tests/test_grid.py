@@ -106,7 +106,7 @@ def test_rolls_compose(arguments: Arguments, data: st.DataObject):
     grid = Grid(*arguments)
     shifts = [tuple(data.draw(st.integers(-7, 7)) for _ in grid.shape) for _ in range(2)]
     images = noise(grid)
-    both = tuple(one + other for one, other in zip(*shifts, strict=True))
+    both = tuple(sum(steps) for steps in zip(*shifts, strict=True))
     assert torch.equal(grid.roll(grid.roll(images, shifts[0]), shifts[1]), grid.roll(images, both))
     assert torch.equal(
         grid.roll(grid.roll(images, shifts[0]), [-step for step in shifts[0]]), images
@@ -210,9 +210,9 @@ def test_recomputation_uses_the_grid_of_the_forward_pass(use_reentrant: bool, ba
     else:
         with teka.on(Grid((6, 2))) if backward_in == "other context" else nullcontext():
             output.backward()
-    for found, grid in ((wide, Grid((3, 4))), (high, Grid((4, 3)))):
+    for inputs, grid in ((wide, Grid((3, 4))), (high, Grid((4, 3)))):
         torch.testing.assert_close(
-            found.grad, gradient_on(layer, found, grid), rtol=1e-12, atol=1e-12
+            inputs.grad, gradient_on(layer, inputs, grid), rtol=1e-12, atol=1e-12
         )
     assert current_grid() == (None, 0)
 
@@ -220,7 +220,7 @@ def test_recomputation_uses_the_grid_of_the_forward_pass(use_reentrant: bool, ba
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_recomputation_ignores_the_context_of_the_backward_pass(use_reentrant: bool):
     torch.manual_seed(0)
-    layer = AttentionHeads(8, 2, relative="decay").double()  # tokens in a row without a grid
+    layer = AttentionHeads(8, 2, relative="decay").double()  # works without a grid
     inputs = torch.randn(1, 2, 12, 8, dtype=torch.float64, requires_grad=True)
     (expected,) = torch.autograd.grad(layer(inputs, inputs, inputs).pow(3).sum(), inputs)
     output = checkpoint(layer, inputs, inputs, inputs, use_reentrant=use_reentrant)
@@ -229,7 +229,9 @@ def test_recomputation_ignores_the_context_of_the_backward_pass(use_reentrant: b
     torch.testing.assert_close(inputs.grad, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # of the inner one
+@pytest.mark.filterwarnings(
+    "ignore:None of the inputs have requires_grad"
+)  # from the inner checkpoint
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_nested_checkpoints_and_contexts(use_reentrant: bool):
     torch.manual_seed(0)

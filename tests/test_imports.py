@@ -8,7 +8,7 @@ import pytest
 import teka
 
 PACKAGE = Path(teka.__file__).parent
-# A module imports from its own group and from groups before it.
+# A package imports only from its own group and from earlier groups.
 ORDER = (
     ("_compat", "_checkpoint"),
     ("execution_mode", "precision"),
@@ -28,7 +28,7 @@ ORDER = (
     ("__main__",),
 )
 LEVELS = {part: level for level, parts in enumerate(ORDER) for part in parts}
-# What the extras bring, and what only tests need.
+# Optional packages, and packages that only tests need.
 NOT_IMPORTED = (
     "lightning",
     "pytorch_lightning",
@@ -55,7 +55,7 @@ MODULES = sorted(path.relative_to(PACKAGE).with_suffix("") for path in PACKAGE.r
 
 
 def imported_parts(source: str, package: tuple[str, ...] = ()) -> set[str]:
-    """The parts of teka that a module's source imports, at any depth of it.
+    """Return the packages of teka that a module imports, also within functions.
 
     Args:
         source: The source.
@@ -78,7 +78,7 @@ def imported_parts(source: str, package: tuple[str, ...] = ()) -> set[str]:
 
 
 def part_of(names: tuple[str, ...]) -> str:
-    """The part of teka that a module belongs to, by the names below teka; baselines are a part of their own."""
+    """Return the package of a module. The baselines are a package of their own."""
     return ".".join(names[:2]) if names[:2] == ("experiments", "baselines") else names[0]
 
 
@@ -88,9 +88,9 @@ def test_packages_import_only_from_packages_to_their_left(part: str):
     for module in (path for path in MODULES if part_of(path.parts) == part):
         source = (PACKAGE / module).with_suffix(".py").read_text(encoding="utf-8")
         late = {
-            found
-            for found in imported_parts(source, module.parts[:-1])
-            if LEVELS[found] > LEVELS[part]
+            imported
+            for imported in imported_parts(source, module.parts[:-1])
+            if LEVELS[imported] > LEVELS[part]
         }
         assert not late, f"{module} imports from {', '.join(sorted(late))}, which lie to its right"
 

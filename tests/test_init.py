@@ -1,4 +1,4 @@
-"""What `import teka` offers, and what it loads for it."""
+"""Names and lazy imports of `import teka`."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Whatever the arguments are, a call gives a result or a ValueError: the argument, what came and what was expected."""
+"""Wrong arguments give a result, or a ValueError that names the argument and its value."""
 
 import dataclasses
 import inspect
@@ -58,8 +58,8 @@ TWIN = MultiheadAttention(8, 2, batch_first=True)
 PERFORMER = Performer(4, 1, 3, dim=8, depth=1, heads=2, pool="mean")
 ROTARY: dict[str, Any] = {"kernel": "squared_relu", "relative": "rotary"}
 STATE, STATES = decode(**FIRST, state=None, **ROTARY)[1], CAUSAL.step(TOKENS[:, 0])[1]
-# What a constructor is given for an argument without a default.
-GIVEN: dict[str, Any] = {
+# Values of constructor arguments without a default.
+REQUIRED_ARGUMENTS: dict[str, Any] = {
     "dim": 8,
     "heads": 2,
     "dim_head": 4,
@@ -67,7 +67,7 @@ GIVEN: dict[str, Any] = {
     "num_pairs": 2,
     "max_offset": 2,
 }
-GIVEN |= {
+REQUIRED_ARGUMENTS |= {
     "embed_dim": 8,
     "num_heads": 2,
     "embedding_dim": 3,
@@ -81,7 +81,7 @@ GIVEN |= {
 
 @dataclass
 class Entry:
-    """A way into teka, with good arguments, and the constructor whose options an error may name as well."""
+    """A public function with correct arguments, and the constructor whose options an error may name."""
 
     call: Callable
     good: dict[str, Any]
@@ -90,10 +90,17 @@ class Entry:
     @property
     def takes(self) -> set[str]:
         parameters = inspect.signature(self.call).parameters.items()
-        return {*self.good, *(name for name, one in parameters if one.kind is not one.VAR_KEYWORD)}
+        return {
+            *self.good,
+            *(
+                name
+                for name, parameter in parameters
+                if parameter.kind is not parameter.VAR_KEYWORD
+            ),
+        }
 
     def is_clear(self, error: ValueError) -> bool:
-        """Whether teka raised it, and it names an argument, what came and what was expected."""
+        """Return True if teka raised the error and it names an argument and its value."""
         ours = traceback.extract_tb(error.__traceback__)[-1].filename.startswith(PACKAGE)
         says = re.search(r"\bmust\b.*\bgot\b", str(error), re.DOTALL) is not None
         names = (
@@ -104,8 +111,8 @@ class Entry:
         return ours and says and any(re.search(rf"\b{name}\b", str(error)) for name in names)
 
 
-def constructor(kind: type, **given: object) -> Entry:
-    """A constructor; what is built of a module without arguments is part of it."""
+def constructor(kind: type, **changed: object) -> Entry:
+    """Return the entry of a constructor. A module without inputs is called too."""
 
     def build(**arguments: object) -> object:
         made = kind(**arguments)
@@ -117,30 +124,35 @@ def constructor(kind: type, **given: object) -> Entry:
 
     parameters = inspect.signature(kind).parameters.items()
     good = {
-        name: GIVEN.get(name) if one.default is one.empty else one.default
-        for name, one in parameters
+        name: REQUIRED_ARGUMENTS.get(name)
+        if parameter.default is parameter.empty
+        else parameter.default
+        for name, parameter in parameters
     }
-    good.pop("device", None)  # a machine's, refused by torch
-    return Entry(build, good | given, kind)
+    good.pop("device", None)  # PyTorch reports wrong devices
+    return Entry(build, good | changed, kind)
 
 
 def initial_options(kind: type[Relative]) -> dict[str, object]:
     """Return valid arguments of the initial values of a relative kernel."""
     return {
-        name: GIVEN.get(name) if parameter.default is parameter.empty else parameter.default
+        name: REQUIRED_ARGUMENTS.get(name)
+        if parameter.default is parameter.empty
+        else parameter.default
         for name, parameter in inspect.signature(kind.initial).parameters.items()
     }
 
 
-def kernel(one: object, argument: str, **options: object) -> Entry:
-    """A functional kernel by its fields, and attention by it."""
-    assert dataclasses.is_dataclass(one)
+def kernel(instance: object, argument: str, **options: object) -> Entry:
+    """Return the entry of attention with a kernel that is built from its fields."""
+    assert dataclasses.is_dataclass(instance)
 
     def attend(**fields: object) -> Tensor:
-        return attention(QUERY, KEY, VALUE, **{**options, argument: type(one)(**fields)})
+        return attention(QUERY, KEY, VALUE, **{**options, argument: type(instance)(**fields)})
 
     return Entry(
-        attend, {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
+        attend,
+        {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)},
     )
 
 
@@ -163,9 +175,11 @@ ENTRIES = {
     ),
     "length_mask": Entry(length_mask, {"lengths": torch.tensor([1, 3]), "num_tokens": 4}),
     **{
-        f"kernel {name}": one for name, one in zip(KERNELS, KERNEL_ENTRIES, strict=True) if one.good
+        f"kernel {name}": entry
+        for name, entry in zip(KERNELS, KERNEL_ENTRIES, strict=True)
+        if entry.good
     },
-    **{f"relative {name}": one for name, one in zip(RELATIVES, RELATIVE_ENTRIES, strict=True)},
+    **{f"relative {name}": entry for name, entry in zip(RELATIVES, RELATIVE_ENTRIES, strict=True)},
     **{
         f"initial {name}": Entry(
             partial(RelativeKernel, name), initial_options(RELATIVES[name]), RelativeKernel
@@ -251,21 +265,30 @@ WRONG += [
     for name in (None, "clipped", "rotary")
 ]
 WRONG += [
-    decode(**{name: change(one) for name, one in FIRST.items()}, state=None, **ROTARY)[1]
-    for change in (Tensor.double, lambda one: one[:1], lambda one: one[:, :1])
+    decode(**{name: change(tensor) for name, tensor in FIRST.items()}, state=None, **ROTARY)[1]
+    for change in (Tensor.double, lambda tensor: tensor[:1], lambda tensor: tensor[:, :1])
 ]
 CHANGES: list[Callable[[Tensor], Any]] = [
     *(Tensor.double, Tensor.bfloat16, Tensor.long, Tensor.bool, Tensor.tolist, Tensor.numpy),
-    *(lambda one: one[None], lambda one: one[0], lambda one: one[:0], lambda one: one[..., :0]),
-    *(lambda one: one[..., :-1], lambda one: torch.cat([one, one]), lambda one: -1 - one.float()),
+    *(
+        lambda tensor: tensor[None],
+        lambda tensor: tensor[0],
+        lambda tensor: tensor[:0],
+        lambda tensor: tensor[..., :0],
+    ),
+    *(
+        lambda tensor: tensor[..., :-1],
+        lambda tensor: torch.cat([tensor, tensor]),
+        lambda tensor: -1 - tensor.float(),
+    ),
 ]
 
 
 def call_wrongly(data: st.DataObject) -> bool:
-    """Call an entry with one or two arguments that it may not take; gives whether it refused, clearly.
+    """Call an entry with one or two wrong arguments. Return True if it raised a clear error.
 
     Args:
-        data: Draws the entry and the arguments.
+        data: Source of the entry and the arguments.
     """
     entry = ENTRIES[data.draw(st.sampled_from(sorted(ENTRIES)), label="entry")]
     arguments = dict(entry.good)

@@ -1,4 +1,4 @@
-"""A batch of no samples gives no outputs, as torch's layers do, and gradients of 0."""
+"""An empty batch gives an empty output and zero gradients, as in layers of PyTorch."""
 
 import itertools
 from typing import Any
@@ -26,14 +26,14 @@ from teka.models import Performer
 from teka.models.performer_config import POOLS, POSITIONS
 from teka.nn import AbsolutePosition, Attention, AttentionPool, SpaceToDepth, TransformerBlock
 
-# What can be decoded token by token.
+# Relative kernels that support decoding.
 DECODABLE = (None, "clipped", "clipped_features", "fourier", "rotary", "rotation_joint")
 
 
 def attend(case: Case, grid: Grid, *, first: int, is_causal: bool) -> None:
-    """Attention of no samples with everything that a call may have, forward and backward."""
+    """Run attention of an empty batch, forward and backward, with masks and a prefix."""
     num_tokens = first + grid.num_tokens
-    inputs = [one.requires_grad_() for one in draw_inputs(num_tokens, batch=0)]
+    inputs = [tensor.requires_grad_() for tensor in draw_inputs(num_tokens, batch=0)]
     relative = build_relative(
         case.relative, heads=3, dim=5, num_axes=grid.num_axes, kernel=case.kernel, max_distance=2
     )
@@ -55,8 +55,8 @@ def attend(case: Case, grid: Grid, *, first: int, is_causal: bool) -> None:
     assert output.shape == (0, 3, num_tokens, 4)
     everything = [*inputs, *leaves.values()]
     gradients = torch.autograd.grad(output.sum(), everything, allow_unused=True)
-    for one, gradient in zip(everything, gradients, strict=True):
-        assert gradient is None or (gradient.shape == one.shape and not gradient.any())
+    for tensor, gradient in zip(everything, gradients, strict=True):
+        assert gradient is None or (gradient.shape == tensor.shape and not gradient.any())
 
 
 @parametrize_by_kernel(SUPPORTED_CASES)
@@ -88,19 +88,29 @@ def test_causal_attention_accepts_an_empty_batch(case: Case):
 def assert_finite_gradients_of_an_empty_batch(
     model: nn.Module, inputs: Tensor, *others: object, size: tuple[int, ...]
 ) -> None:
-    """No outputs of that size, and gradients of 0 for the parameters that have one with samples."""
+    """Check the output of an empty batch, and that the same parameters have zero gradients."""
     learnt = []
     for batch in (2, 0):
         model.zero_grad(set_to_none=True)
         some = inputs[:batch].clone().requires_grad_()
-        output = model(some, *(one[:batch] if isinstance(one, Tensor) else one for one in others))
+        output = model(
+            some,
+            *(
+                argument[:batch] if isinstance(argument, Tensor) else argument
+                for argument in others
+            ),
+        )
         assert output.shape == (batch, *size)
         output.sum().backward()
         assert some.grad is not None
         assert some.grad.shape == some.shape
-        learnt.append({name for name, one in model.named_parameters() if one.grad is not None})
+        learnt.append(
+            {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+        )
     assert learnt[0] == learnt[1]
-    assert not any(one.grad.any() for one in model.parameters() if one.grad is not None)
+    assert not any(
+        parameter.grad.any() for parameter in model.parameters() if parameter.grad is not None
+    )
 
 
 @parametrize_by_kernel(PAIRS)

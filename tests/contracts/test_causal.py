@@ -46,8 +46,8 @@ from teka.functional.positions import Positions
 from teka.nn import Attention
 
 TOLERANCE = 1e-10
-# Float32 against the dense float64 truth, measured up to 1.2e-5; a denominator of both signs may come near 0 and
-# magnify rounding.
+# Errors of float32 relative to dense attention in float64 were up to 1.2e-5. With signed weights, a
+# denominator near 0 may magnify rounding.
 FLOAT32_BAND = 3e-5
 FLOAT32_SIGNED_BAND = 5e-3
 SCALE = 0.4
@@ -57,7 +57,7 @@ CHUNK = linear.CHUNK_TOKENS
 
 @dataclass(frozen=True)
 class Sequence:
-    """One drawn example: tokens in row-major order of a grid, after a prefix, of which some keys are dropped."""
+    """A random example: prefix tokens, then the tokens of a grid, with some keys masked."""
 
     shape: tuple[int, ...]
     num_prefix_tokens: int
@@ -88,7 +88,7 @@ def build_pair(case: Case, num_axes: int = 1) -> tuple[Kernel, Relative | None]:
 
 
 def causal_mask(batch: int, num_tokens: int, num_leading_dropped: int, seed: int = 0) -> Tensor:
-    """A mask of keys that drops some of the first sample's leading ones, and keeps the last."""
+    """Return a mask without the first keys of the first sample and with the last key."""
     mask = draw_mask(batch, num_tokens, seed)
     mask[0, :num_leading_dropped] = False
     mask[:, -1] = True
@@ -98,7 +98,7 @@ def causal_mask(batch: int, num_tokens: int, num_leading_dropped: int, seed: int
 def attend_with_gradients(
     case: Case, sequence: Sequence, backend: str, dtype: torch.dtype = torch.float64
 ) -> dict[str, Tensor]:
-    """The output and the gradient of every tensor that went in."""
+    """Return the output and the gradient of every input tensor."""
     grid = Grid(sequence.shape)
     num_tokens = sequence.num_prefix_tokens + grid.num_tokens
     inputs = draw_inputs(num_tokens, heads=HEADS, dim=DIM, seed=sequence.seed)
@@ -144,12 +144,12 @@ def attend_with_gradients(
 def test_supported_backends_are_the_documented_ones(pair: Case):
     def offered(sites: Positions, num_prefix_tokens: int = 0) -> set[str]:
         kernel, relative = build_pair(pair, sites.num_axes)
-        placement = replace(sites, num_prefix_tokens=num_prefix_tokens)
-        on_torus = isinstance(relative, RotationJoint) and any(placement.periods)
-        placed = relative if relative is None or on_torus else relative.for_positions(placement)
+        positions = replace(sites, num_prefix_tokens=num_prefix_tokens)
+        on_torus = isinstance(relative, RotationJoint) and any(positions.periods)
+        placed = relative if relative is None or on_torus else relative.for_positions(positions)
         sizes = (sites.num_placed or 0) + num_prefix_tokens
         return set(
-            backend_costs(Workload(kernel, placed, placement, sizes, sizes, DIM, 4, is_causal=True))
+            backend_costs(Workload(kernel, placed, positions, sizes, sizes, DIM, 4, is_causal=True))
         )
 
     documented = causal_backends(pair.kernel, pair.relative)
@@ -169,19 +169,19 @@ def test_supported_backends_are_the_documented_ones(pair: Case):
 @given(data=st.data())
 def test_values_and_gradients_equal_the_dense_backend(case: Case, data: st.DataObject):
     sequence = data.draw(sequences(case))
-    truth, fast = (
+    reference, fast = (
         attend_with_gradients(case, sequence, backend) for backend in ("dense", case.backend)
     )
-    for name, expected in truth.items():
+    for name, expected in reference.items():
         assert relative_error(fast[name], expected) <= TOLERANCE, name
 
 
 @parametrize_by_kernel(CAUSAL_CASES)
 def test_float32_is_close_to_float64(case: Case):
     sequence = Sequence((CHUNK + 9,), num_prefix_tokens=0, num_leading_dropped=3, seed=0)
-    truth = attend_with_gradients(case, sequence, "dense")
+    reference = attend_with_gradients(case, sequence, "dense")
     single = attend_with_gradients(case, sequence, case.backend, torch.float32)
-    for name, expected in truth.items():
+    for name, expected in reference.items():
         change = relative_error(single[name].double(), expected)
         assert change <= (FLOAT32_SIGNED_BAND if is_signed(case) else FLOAT32_BAND), name
 
@@ -195,10 +195,10 @@ def test_causal_order_is_the_order_of_tokens_not_of_positions(pair: Case, num_pr
     keep = mask.new_ones(mask.shape[1], mask.shape[1]).tril() & mask[:, None]
     for sites in (Positions(Grid(23)), Positions(points=scattered)):
         if sites.grid is None and pair.relative == "table":
-            continue  # it has nothing to say of positions off a grid
+            continue  # a table needs a grid
         kernel, relative = build_pair(pair, sites.num_axes)
-        placement = replace(sites, num_prefix_tokens=num_prefix_tokens)
-        expected = reference_attention(inputs, kernel, relative, placement, scale=SCALE, keep=keep)
+        positions = replace(sites, num_prefix_tokens=num_prefix_tokens)
+        expected = reference_attention(inputs, kernel, relative, positions, scale=SCALE, keep=keep)
         output = attention(
             *inputs,
             kernel=kernel,
@@ -243,7 +243,10 @@ def test_chunks_and_decoding_equal_dense(case: Case):
 def past_outputs_for_changed_futures(
     inputs: list[Tensor], kernel: Kernel, relative: Relative | None, backend: str, past: int
 ) -> list[Tensor]:
-    """Outputs of the first tokens: as it is, and with later keys and values scaled by 10³, by 0, replaced, and lost."""
+    """Return the outputs of the first tokens for five versions of the later keys and values.
+
+    They are unchanged, scaled by 1000, scaled by 0, replaced, and not finite.
+    """
     query, key, value = inputs
     grid = None if relative is None else Grid(query.shape[2])
 
@@ -295,12 +298,12 @@ def test_future_tokens_do_not_change_past_outputs(case: Case, past: int):
 def test_nan_token_affects_only_later_outputs_and_gradients(case: Case):
     inputs = draw_inputs(2 * CHUNK + 5, heads=HEADS, dim=DIM)
     kernel, relative = build_pair(case)
-    found = []
+    results = []
     for lost in (None, 0, 1, 2):
-        tensors = [one.clone() for one in inputs]
+        tensors = [tensor.clone() for tensor in inputs]
         if lost is not None:
             tensors[lost][0, 0, 100] = math.nan
-        leaves = [one.requires_grad_() for one in tensors]
+        leaves = [tensor.requires_grad_() for tensor in tensors]
         grid = None if relative is None else Grid(2 * CHUNK + 5)
         output = attention(
             *leaves,
@@ -310,23 +313,23 @@ def test_nan_token_affects_only_later_outputs_and_gradients(case: Case):
             is_causal=True,
             backend=case.backend,
         )
-        found.append(
+        results.append(
             torch.autograd.grad(output[:, :, :100].square().sum(), leaves, materialize_grads=True)
         )
         if lost is not None:
             assert output[0, 0, 100].isnan().all()
             assert output[0, 0, 101:].isnan().all() == (lost > 0)
             assert all(
-                relative_error(one, other) <= TOLERANCE
-                for one, other in zip(found[-1], found[0], strict=True)
+                relative_error(gradient, expected) <= TOLERANCE
+                for gradient, expected in zip(results[-1], results[0], strict=True)
             )
 
 
 @dataclass(frozen=True)
-class StabilisedOverAllKeys(Positive):
-    """A twin as in earlier code: the exponents of all keys relative to one maximum, which a later key may be."""
+class MaximumOverAllKeys(Positive):
+    """A faulty version that subtracts the maximum exponent of all keys, also of later keys."""
 
-    name: ClassVar[str] = "stabilised_over_all_keys"
+    name: ClassVar[str] = "maximum_over_all_keys"
     epsilon: float = 0.0
 
     def causal_key_features(
@@ -346,15 +349,15 @@ class StabilisedOverAllKeys(Positive):
 @pytest.mark.parametrize("backend", ["linear", "dense"])
 @pytest.mark.parametrize("epsilon", [0.0, 1e-4])
 def test_a_maximum_over_all_keys_would_leak_the_future(epsilon: float, backend: str):
-    sound, _ = build_pair(Case("positive", None))
-    assert isinstance(sound, Positive)
-    broken = StabilisedOverAllKeys(sound.projection, epsilon)
-    # Long keys, whose exponents lie far below those of keys of 0: of the past nothing is left but epsilon or underflow.
+    is_correct, _ = build_pair(Case("positive", None))
+    assert isinstance(is_correct, Positive)
+    broken = MaximumOverAllKeys(is_correct.projection, epsilon)
+    # The exponents of long keys are far below those of zero keys, so that past features underflow.
     query, key, value = draw_inputs(
         2 * CHUNK + 5, heads=HEADS, dim=DIM, scale=1.0, dtype=torch.float32
     )
     inputs = [query, 20 * key, value]
-    for kernel, leaks in ((sound, False), (broken, True)):
+    for kernel, leaks in ((is_correct, False), (broken, True)):
         before, *others = past_outputs_for_changed_futures(inputs, kernel, None, backend, 77)
         changes = [relative_error(after, before) for after in others]
         assert (max(changes) > 0.05) == leaks
@@ -391,7 +394,7 @@ def test_decoding_steps_equal_the_forward_pass(pair: Case):
     for token in tokens.unbind(dim=1):
         output, state = layer.step(token, state)
         outputs.append(output)
-    # The denominator of rotated features is that of unrotated ones, which may come near 0 and magnify rounding.
+    # The denominator of rotary may be near 0 and magnify rounding.
     tolerance = 1e-6 if pair.relative == "rotary" else TOLERANCE
     assert relative_error(torch.stack(outputs, dim=1), layer(tokens, Grid(11))) <= tolerance
 
@@ -400,7 +403,7 @@ def test_decoding_steps_equal_the_forward_pass(pair: Case):
 @pytest.mark.parametrize("relative", [None, "fourier", "rotary", "rotation"])
 def test_kernel_with_a_mean_over_keys_is_an_error(relative: str | None, backend: str):
     if (relative, backend) == ("rotation", "linear"):
-        return  # not offered with any kernel
+        return  # rotation has no linear backend
     inputs = draw_inputs(7, heads=HEADS, dim=DIM)
     grid = None if relative is None else Grid(7)
     with pytest.raises(
@@ -446,14 +449,15 @@ def test_causal_rings_need_a_bounded_sequence(kernel: str, grid: Grid):
 
 
 def test_causal_attention_does_not_fit_the_kernel_to_all_keys():
-    # "optimal" would be fitted to all queries and keys, later ones too.
+    # Otherwise "optimal" would be fitted to later queries and keys too.
     inputs = draw_inputs(11, heads=HEADS, dim=DIM)
     kernel = build_kernel("optimal", None, DIM)
     assert isinstance(kernel, FeatureKernel)
     query, key, _ = inputs
     fitted = kernel.fitted(query, key, scale=SCALE, query_mask=None, key_mask=None)
     outputs = [
-        past_outputs_for_changed_futures(inputs, one, None, "linear", 6) for one in (kernel, fitted)
+        past_outputs_for_changed_futures(inputs, feature_kernel, None, "linear", 6)
+        for feature_kernel in (kernel, fitted)
     ]
     for before, *others in outputs:
         assert all(torch.equal(after, before) for after in others)

@@ -1,4 +1,4 @@
-"""Random features that have collapsed to the mean of the values are reported by `teka.diagnose`."""
+"""`teka.diagnose` reports random features that have collapsed to the mean of the values."""
 
 import math
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from teka.nn import Attention, RandomFeatures, redraw_projections
 
 
 @dataclass(frozen=True)
-class SwampedByEpsilon(Positive):
-    """A defect of earlier code: epsilon is added after the exponential, to much smaller features."""
+class EpsilonAfterExponential(Positive):
+    """A faulty version that adds epsilon to much smaller features, after the exponential."""
 
-    name: ClassVar[str] = "swamped_by_epsilon"
+    name: ClassVar[str] = "epsilon_after_exponential"
 
-    def _swamped(self, vectors: Tensor, scale: float, dims: tuple[int, ...]) -> Tensor:
+    def _features(self, vectors: Tensor, scale: float, dims: tuple[int, ...]) -> Tensor:
         scaled = vectors * math.sqrt(scale)
         phase = scaled @ self.projection.to(scaled).T
         exponent = phase - scaled.square().sum(dim=-1, keepdim=True) / 2
@@ -34,7 +34,7 @@ class SwampedByEpsilon(Positive):
     def query_features(
         self, query: Float[Tensor, "batch heads queries dim"], *, scale: float
     ) -> Float[Tensor, "batch heads queries features"]:
-        return self._swamped(query, scale, (-1,))
+        return self._features(query, scale, (-1,))
 
     def key_features(
         self,
@@ -43,12 +43,12 @@ class SwampedByEpsilon(Positive):
         scale: float,
         key_mask: Bool[Tensor, "batch keys"] | None = None,
     ) -> Float[Tensor, "batch heads keys features"]:
-        return self._swamped(key, scale, (0, 1, 2, 3))
+        return self._features(key, scale, (0, 1, 2, 3))
 
 
-class SwampedFeatures(RandomFeatures):
-    def forward(self) -> SwampedByEpsilon:
-        return SwampedByEpsilon(self.projection)
+class FaultyFeatures(RandomFeatures):
+    def forward(self) -> EpsilonAfterExponential:
+        return EpsilonAfterExponential(self.projection)
 
 
 def unit_scale_layer(
@@ -72,7 +72,7 @@ def draw_tokens(num_tokens: int = 289, dim: int = 192) -> Tensor:
 @pytest.mark.parametrize("num_features", [266, 2048])
 def test_features_dominated_by_epsilon_are_a_collapse(num_features: int):
     tokens = draw_tokens()
-    broken = teka.diagnose(unit_scale_layer(num_features, SwampedFeatures), tokens)
+    broken = teka.diagnose(unit_scale_layer(num_features, FaultyFeatures), tokens)
     correct = teka.diagnose(unit_scale_layer(num_features), tokens)
     assert broken.is_collapsed
     assert broken.findings[0].name == "collapsed features"
@@ -89,7 +89,7 @@ def test_features_dominated_by_epsilon_are_a_collapse(num_features: int):
 
 
 def test_every_new_draw_is_diagnosed():
-    layer = unit_scale_layer(2048, SwampedFeatures)
+    layer = unit_scale_layer(2048, FaultyFeatures)
     for _ in range(3):
         assert teka.diagnose(layer, draw_tokens()).is_collapsed
         assert redraw_projections(layer) == 1
@@ -100,7 +100,7 @@ def test_every_new_draw_is_diagnosed():
 
 def test_every_layer_of_a_model_is_diagnosed():
     model = torch.nn.Sequential(
-        unit_scale_layer(266), torch.nn.LayerNorm(192), unit_scale_layer(2048, SwampedFeatures)
+        unit_scale_layer(266), torch.nn.LayerNorm(192), unit_scale_layer(2048, FaultyFeatures)
     )
     diagnoses = teka.diagnose(model.eval(), draw_tokens())
     assert {name: diagnosis.is_collapsed for name, diagnosis in diagnoses.items()} == {

@@ -35,7 +35,7 @@ SCALE = 0.4
 HEADS, DIM = 3, 5
 
 COARSE, FINE = Grid((3, 5), spacing=2.0, origin=0.5), Grid((6, 10))
-# Queries' grid and keys': finer, coarser, of another extent, of other spacings along each axis, far apart.
+# Grids of the queries and of the keys.
 GRIDS = {
     "up": (FINE, COARSE),
     "down": (COARSE, FINE),
@@ -46,7 +46,7 @@ GRIDS = {
     ),
     "one cell": (Grid((1, 1), origin=(1.0, 2.0)), Grid((4, 3))),
 }
-# The centres of a coarse grid's cells in cells of a fine one, so that their offsets are whole numbers of cells.
+# The cells of the coarse grid have the positions of cells of the fine grid.
 ALIGNED = (Grid((2, 3), spacing=2.0), Grid((5, 7), origin=(1.0, -1.0)))
 
 
@@ -63,29 +63,29 @@ def draw_cross_inputs(num_queries: int, num_keys: int, seed: int = 0) -> list[Te
 
 
 def grids_for(pair: Case) -> dict[str, tuple[Grid, Grid]]:
-    """A table counts cells, and wants grids whose cells are whole numbers of cells apart."""
+    """Return grids that the relative kernel supports. A table needs aligned cells."""
     return {"aligned": ALIGNED} if pair.relative == "table" else GRIDS
 
 
-def offered(kernel: Kernel, relative: Relative | None, placement: Positions) -> set[str]:
-    num_queries, num_keys = (sites.num_placed or 1 for sites in (placement, placement.of_keys))
-    placed = None if relative is None else relative.for_positions(placement)
-    return set(backend_costs(Workload(kernel, placed, placement, num_queries, num_keys, DIM, 4)))
+def offered(kernel: Kernel, relative: Relative | None, positions: Positions) -> set[str]:
+    num_queries, num_keys = (sites.num_placed or 1 for sites in (positions, positions.of_keys))
+    placed = None if relative is None else relative.for_positions(positions)
+    return set(backend_costs(Workload(kernel, placed, positions, num_queries, num_keys, DIM, 4)))
 
 
 def fitted(
     inputs: list[Tensor],
     kernel: Kernel,
     relative: Relative | None,
-    placement: Positions,
+    positions: Positions,
     mask: Tensor | None,
 ):
-    """The kernel with what it takes from all queries and keys."""
+    """Return the kernel fitted to all queries and keys."""
     if not isinstance(kernel, FeatureKernel):
         return kernel
     query, key, scale = inputs[0], inputs[1], SCALE
     if isinstance(relative, RotationJoint):
-        query, key = relative.concatenate(query, key, placement, scale=scale)
+        query, key = relative.concatenate(query, key, positions, scale=scale)
         scale = 1.0
     return kernel.fitted(query, key, scale=scale, query_mask=None, key_mask=mask)
 
@@ -113,14 +113,14 @@ def test_supported_backends_are_the_documented_ones(pair: Case):
 @parametrize_by_kernel(PAIRS, masked=[False, True])
 def test_backends_equal_the_equation_between_two_grids(pair: Case, masked: bool):
     for query_grid, key_grid in grids_for(pair).values():
-        placement = Positions(query_grid, key=Positions(key_grid))
+        positions = Positions(query_grid, key=Positions(key_grid))
         inputs = draw_cross_inputs(query_grid.num_tokens, key_grid.num_tokens)
         mask = draw_mask(2, key_grid.num_tokens) if masked else None
         kernel, relative = build_pair(pair)
         keep = None if mask is None else mask[:, None]
-        whole = fitted(inputs, kernel, relative, placement, mask)
-        expected = reference_attention(inputs, whole, relative, placement, scale=SCALE, keep=keep)
-        for backend in sorted(offered(kernel, relative, placement)):
+        whole = fitted(inputs, kernel, relative, positions, mask)
+        expected = reference_attention(inputs, whole, relative, positions, scale=SCALE, keep=keep)
+        for backend in sorted(offered(kernel, relative, positions)):
             output = attend(
                 inputs,
                 kernel,
@@ -147,10 +147,10 @@ def test_backends_equal_the_equation_between_any_positions(pair: Case):
         (Positions(points=some), Positions(points=others)),
         (Positions(Grid((7, 1))), Positions(points=others)),
     ):
-        placement = replace(here, key=there)
-        whole = fitted(inputs, kernel, relative, placement, None)
-        expected = reference_attention(inputs, whole, relative, placement, scale=SCALE)
-        for backend in sorted(offered(kernel, relative, placement)):
+        positions = replace(here, key=there)
+        whole = fitted(inputs, kernel, relative, positions, None)
+        expected = reference_attention(inputs, whole, relative, positions, scale=SCALE)
+        for backend in sorted(offered(kernel, relative, positions)):
             output = attend(
                 inputs,
                 kernel,
@@ -216,8 +216,8 @@ def test_values_and_gradients_equal_the_dense_backend(case: Case, data: st.DataO
             results[name] = torch.zeros_like(leaf) if gradient is None else gradient
         return results
 
-    truth, fast = run("dense"), run(case.backend)
-    for name, expected in truth.items():
+    reference, fast = run("dense"), run(case.backend)
+    for name, expected in reference.items():
         assert relative_error(fast[name], expected) <= TOLERANCE, name
 
 
@@ -325,7 +325,7 @@ def test_layer_attends_to_a_finer_or_coarser_context(pair: Case):
         mask = draw_mask(2, key_grid.num_tokens)
         output = layer(tokens, query_grid, mask, context=context, context_grid=key_grid)
         assert output.shape == tokens.shape
-        # The same tokens at their positions, and what is masked in the context does not count.
+        # Positions give the same output as grids, and masked tokens have no effect.
         if pair.relative != "table":
             by_positions = layer(
                 tokens,
@@ -335,11 +335,11 @@ def test_layer_attends_to_a_finer_or_coarser_context(pair: Case):
                 context_positions=key_grid.positions(dtype=torch.float64, device=DEVICE),
             )
             assert relative_error(by_positions, output) <= TOLERANCE
-        # Every token of the output is its own query's.
+        # Every output depends on its own query only.
         other = tokens.clone()
         other[:, 1:] = torch.randn_like(other[:, 1:])
         first = layer(other, query_grid, mask, context=context, context_grid=key_grid)[:, :1]
-        if pair.kernel != "optimal":  # which takes a mean over all queries
+        if pair.kernel != "optimal":  # depends on the mean of all queries
             assert relative_error(first, output[:, :1]) <= TOLERANCE
 
 

@@ -1,7 +1,7 @@
-"""What the library makes is where its input is: on tensors without numbers, which cannot be on a CPU and elsewhere.
+"""All tensors are created on the device of the input, tested on the meta device.
 
-The device is "meta", which torch differentiates on without a GPU; an operation on tensors of two devices is refused, as
-a GPU refuses it. What only a GPU does, FlexAttention, is done here as there, with its formula for the compiled kernel.
+The meta device stands for a GPU: operations on tensors of two devices are errors. FlexAttention is
+replaced by its formula.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -41,7 +41,7 @@ from teka.models.performer_config import POOLS, POSITIONS
 from teka.nn import Attention
 
 AWAY = "meta"
-# Which features a kernel has and where tokens are is computed apart: one kernel with features meets every position.
+# Features and positions are computed separately, so that not every pair is tested.
 APART = [
     case
     for case in SUPPORTED_CASES
@@ -68,20 +68,20 @@ def described(argument: Any) -> Hashable:
 
 
 class Rehearsal(TorchDispatchMode):
-    """Tensors of one device only, without numbers: every truth is true, every number 1, and one row is unresolved."""
+    """A mode that checks devices. Every boolean reads as True and every number as 1."""
 
     has_float64 = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = self.call(func, args, kwargs or {})
-        for one in () if self.has_float64 else tree_leaves(found):
+        result = self.call(func, args, kwargs or {})
+        for tensor in () if self.has_float64 else tree_leaves(result):
             if (
-                isinstance(one, Tensor)
-                and one.device.type == AWAY
-                and one.dtype in (torch.float64, torch.complex128)
+                isinstance(tensor, Tensor)
+                and tensor.device.type == AWAY
+                and tensor.dtype in (torch.float64, torch.complex128)
             ):
-                raise TypeError(f"{func}: a tensor of {one.dtype}")
-        return found
+                raise TypeError(f"{func}: a tensor of {tensor.dtype}")
+        return result
 
     def call(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Call an operation, or give what an earlier call on tensors of the same shapes gave but for its memory.
@@ -119,10 +119,14 @@ class Rehearsal(TorchDispatchMode):
             return args[0].dtype == torch.bool or 1
         if func is aten.nonzero.default:
             return args[0].new_zeros(1, args[0].ndim, dtype=torch.long)
-        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor) and one.ndim]
-        # A copy may come from elsewhere, and indices from the CPU.
+        tensors = [
+            tensor
+            for tensor in tree_leaves((args, kwargs))
+            if isinstance(tensor, Tensor) and tensor.ndim
+        ]
+        # Copies and indices may come from another device.
         may_differ = (aten.copy_.default, aten.index.Tensor, aten.index_put_.default)
-        if func not in may_differ and len({one.device for one in given}) > 1:
+        if func not in may_differ and len({tensor.device for tensor in tensors}) > 1:
             raise RuntimeError(f"{func}: tensors of two devices")
         if func is aten.index.Tensor and args[1][0] is not None and args[1][0].dtype == torch.bool:
             return args[0].reshape(-1, *args[0].shape[args[1][0].ndim :])
@@ -153,7 +157,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rehearsal]:
 
 @pytest.fixture
 def without_float64(monkeypatch: pytest.MonkeyPatch, elsewhere: Rehearsal) -> None:
-    """As on Apple's GPUs."""
+    """Simulate a device without float64, such as Apple GPUs."""
     monkeypatch.setattr(precision, "DEVICES_WITHOUT_FLOAT64", {AWAY})
     for cached in (positions._kept_places, positions._kept_axis_places):
         cached.cache_clear()
@@ -161,7 +165,7 @@ def without_float64(monkeypatch: pytest.MonkeyPatch, elsewhere: Rehearsal) -> No
 
 
 def check_gradients(output: Tensor, leaves: dict[str, Tensor]) -> None:
-    """Check that an output and all gradients that there are have not come back to the CPU."""
+    """Check that the output and all gradients are on the device."""
     gradients = torch.autograd.grad(output.sum(), list(leaves.values()), allow_unused=True)
     assert output.device.type == AWAY
     assert any(gradient is not None for gradient in gradients)
@@ -172,12 +176,12 @@ def check_gradients(output: Tensor, leaves: dict[str, Tensor]) -> None:
 def check(case: Case, *, masked: bool, by_name: bool, first: int, is_causal: bool) -> None:
     kind = None if case.relative is None else RELATIVES[case.relative]
     is_bounded = kind is not None and issubclass(kind, RotationJoint | DecayRelative)
-    # The rings of a kernel by its name are too many for a small torus.
+    # A named kernel has too many rings for a small periodic grid.
     grid = Grid(11) if is_causal else Grid((5, 7), periodic=not by_name and not is_bounded)
     inputs = draw_inputs(first + grid.num_tokens, dtype=torch.float32)
     leaves = {
-        name: one.requires_grad_()
-        for name, one in zip(("query", "key", "value"), inputs, strict=True)
+        name: tensor.requires_grad_()
+        for name, tensor in zip(("query", "key", "value"), inputs, strict=True)
     }
     kernel: str | Kernel = case.kernel
     relative: str | Relative | None = case.relative

@@ -38,8 +38,8 @@ from teka.functional.relative import make_relative
 from teka.functional.relative.biases import DecayRelative
 
 TOLERANCE = 1e-10
-# Float32 against the dense float64 truth, relative to the largest number: measured up to 3.3e-6, and for features of
-# both signs, where a denominator comes near 0 and magnifies rounding, up to 4.5e-4.
+# Errors of float32 relative to dense attention in float64 were up to 3.3e-6. With signed weights, a
+# denominator near 0 magnifies rounding, to errors of up to 4.5e-4.
 FLOAT32_BAND = 1e-5
 FLOAT32_SIGNED_BAND = 5e-3
 FLOAT32_SHAPES = [(97,), (7, 11), (3, 5, 4)]
@@ -47,7 +47,7 @@ FLOAT32_SHAPES = [(97,), (7, 11), (3, 5, 4)]
 
 @dataclass(frozen=True)
 class Size:
-    """Sizes of one drawn example."""
+    """Sizes of a random example."""
 
     shape: tuple[int, ...]
     periodic: tuple[bool, ...]
@@ -78,7 +78,7 @@ def sizes(draw: st.DrawFn) -> Size:
 def attend(
     case: Case, size: Size, backend: str, dtype: torch.dtype = torch.float64
 ) -> dict[str, Tensor]:
-    """The output and the gradient of every tensor that went in."""
+    """Return the output and the gradient of every input tensor."""
     grid = Grid(size.shape, periodic=size.periodic)
     num_tokens = size.num_prefix_tokens + grid.num_tokens
     inputs = draw_inputs(num_tokens, heads=size.heads, dim=size.dim, seed=size.seed)
@@ -106,7 +106,7 @@ def attend(
     }
     output = attention(query, key, value, key_mask=key_mask, backend=backend, **options)
     assert output.dtype == dtype
-    # The output times fixed numbers, so that no gradient vanishes by symmetry.
+    # The cotangent is not constant, so that no gradient vanishes by symmetry.
     cotangent = (
         torch.cos(torch.arange(output.numel(), dtype=torch.float64, device=DEVICE))
         .reshape(output.shape)
@@ -121,8 +121,8 @@ def attend(
     return results
 
 
-def fits_a_torus(case: Case, size: Size) -> bool:
-    """Whether the fast backend can compute the case on this grid, as documented."""
+def supports_periodic_axes(case: Case, size: Size) -> bool:
+    """Return True if the backend supports the periodic axes of the grid, as documented."""
     if not any(size.periodic):
         return True
     kind = None if case.relative is None else RELATIVES[case.relative]
@@ -147,17 +147,17 @@ def test_values_and_gradients_equal_the_dense_backend(case: Case, size: Size):
         and size.dim == 1
         and case.kernel in ("squared_relu", "focused", "relu", "elu")
     ):
-        size = replace(size, dim=2)  # rotary turns pairs
+        size = replace(size, dim=2)  # rotary rotates pairs of features
     elif case.relative == "rotary" and case.kernel in RANDOM_KERNELS:
-        size = replace(size, dim=max(size.dim, 3))  # for which there are ⌊3 ln 3⌋ = 3 draws
-    if not fits_a_torus(case, size):
+        size = replace(size, dim=max(size.dim, 3))  # so that there are ⌊3 ln 3⌋ = 3 random features
+    if not supports_periodic_axes(case, size):
         with pytest.raises(
             ValueError, match=r"grid must be .*got Grid|backend must be|no periodic"
         ):
             attend(case, size, case.backend)
         return
-    truth, fast = attend(case, size, "dense"), attend(case, size, case.backend)
-    for name, expected in truth.items():
+    reference, fast = attend(case, size, "dense"), attend(case, size, case.backend)
+    for name, expected in reference.items():
         assert relative_error(fast[name], expected) <= TOLERANCE, name
 
 
@@ -173,16 +173,16 @@ def test_float32_is_close_to_float64(case: Case, shape: tuple[int, ...]):
         max_distance=4,
         seed=0,
     )
-    truth = attend(case, size, "dense")
+    reference = attend(case, size, "dense")
     single = attend(case, size, case.backend, torch.float32)
-    for name, expected in truth.items():
+    for name, expected in reference.items():
         change = relative_error(single[name].double(), expected)
         assert change <= (FLOAT32_SIGNED_BAND if is_signed(case) else FLOAT32_BAND), name
 
 
 @parametrize_by_kernel([case for case in FAST_CASES if not is_signed(case)])
 def test_large_queries_and_keys_are_accurate(case: Case):
-    # Features of large vectors differ by many orders of magnitude, which a difference of sums would not survive.
+    # Features of large vectors differ by orders of magnitude, so that differences of sums would cancel.
     relative = build_relative(
         case.relative, kernel=case.kernel, heads=3, dim=16, num_axes=2, max_distance=3
     )
@@ -200,18 +200,21 @@ def test_large_queries_and_keys_are_accurate(case: Case):
         return attention(*inputs, **options, backend=backend).double()
 
     for factor, dtype, band in ((3, torch.float32, 1e-5), (30, torch.float64, 1e-8)):
-        truth, fast = attend(factor, torch.float64, "dense"), attend(factor, dtype, case.backend)
-        assert relative_error(fast, truth) <= band, (factor, dtype)
+        reference, fast = (
+            attend(factor, torch.float64, "dense"),
+            attend(factor, dtype, case.backend),
+        )
+        assert relative_error(fast, reference) <= band, (factor, dtype)
 
 
 def boundary_parameters(relative: Relative) -> list[dict[str, Tensor]]:
-    """Return the tensors of a relative kernel with each of them set to 0, and with all of them set to 0."""
-    tensors = {name: one for name, one in vars(relative).items() if isinstance(one, Tensor)}
-    zeros = {name: torch.zeros_like(one) for name, one in tensors.items()}
+    """Return the tensors of a relative kernel with one of them set to 0, and with all set to 0."""
+    tensors = {
+        name: tensor for name, tensor in vars(relative).items() if isinstance(tensor, Tensor)
+    }
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     cases = [*({**tensors, name: zeros[name]} for name in tensors), zeros]
-    return (
-        cases[:-1] if isinstance(relative, Fourier) else cases
-    )  # which refuses that no weight is above 0
+    return cases[:-1] if isinstance(relative, Fourier) else cases  # Fourier needs a positive weight
 
 
 @pytest.mark.parametrize("grid", [Grid(70), Grid((7, 11))], ids=str)
@@ -219,9 +222,11 @@ def boundary_parameters(relative: Relative) -> list[dict[str, Tensor]]:
 def test_gradients_of_zero_parameters_equal_dense(name: str, grid: Grid):
     kernel = "positive" if name in ("rotation_joint", "clipped_features") else "squared_relu"
     relative = make_relative(name, heads=2, dim=4, num_axes=grid.num_axes, kernel=kernel)
-    tokens = [one.requires_grad_() for one in draw_inputs(grid.num_tokens, dim=4, heads=2, batch=1)]
+    tokens = [
+        tensor.requires_grad_() for tensor in draw_inputs(grid.num_tokens, dim=4, heads=2, batch=1)
+    ]
     for parameters, is_causal in itertools.product(boundary_parameters(relative), (False, True)):
-        leaves = {name: one.clone().requires_grad_() for name, one in parameters.items()}
+        leaves = {name: tensor.clone().requires_grad_() for name, tensor in parameters.items()}
         options = {
             "kernel": kernel,
             "grid": grid,
@@ -232,7 +237,7 @@ def test_gradients_of_zero_parameters_equal_dense(name: str, grid: Grid):
         for backend in BACKENDS[1:]:
             try:
                 output = attention(*tokens, **options, backend=backend)
-            except ValueError:  # a backend that does not have this kernel
+            except ValueError:  # the backend does not support this kernel
                 assert backend != "dense"
                 continue
             gradients = torch.autograd.grad(
@@ -240,10 +245,9 @@ def test_gradients_of_zero_parameters_equal_dense(name: str, grid: Grid):
             )
             results[backend] = [output, *gradients]
         expected = results.pop("dense")
-        for backend, found in results.items():
-            for one, truth in zip(found, expected, strict=True):
-                if one is not None and truth is not None:
-                    assert (one - truth).abs().max() <= 1e-9 * (1 + truth.abs().max()), (
-                        backend,
-                        parameters,
-                    )
+        for backend, actual in results.items():
+            for gradient, reference in zip(actual, expected, strict=True):
+                if gradient is not None and reference is not None:
+                    assert (gradient - reference).abs().max() <= 1e-9 * (
+                        1 + reference.abs().max()
+                    ), (backend, parameters)

@@ -1,4 +1,4 @@
-"""What every layer promises, with each of the options that are off by default: they change numbers, and no promise."""
+"""The contracts of layers with each of the options that are off by default."""
 
 from typing import Any
 
@@ -72,7 +72,7 @@ ALL = PLACED | UNPLACED
 
 
 def build(**options: Any) -> Attention:
-    """A layer in float64 whose every parameter matters."""
+    """Return a layer in float64 in which every parameter has an effect."""
     torch.manual_seed(0)
     options = {"relative": None, **options}
     layer = Attention(DIM, HEADS, **options).double().eval()
@@ -140,7 +140,7 @@ def test_permuting_tokens_without_positions_permutes_the_output(options: dict[st
 @for_each(ALL)
 def test_every_parameter_has_a_gradient(options: dict[str, Any]):
     layer = build(**options).train()
-    # On a torus frequencies are rounded, and have none.
+    # The frequencies of periodic axes are rounded and have no gradient.
     layer(draw_tokens(TORUS.num_tokens), Grid(TORUS.shape)).sin().sum().backward()
     for name, parameter in layer.named_parameters():
         assert parameter.grad is not None, name
@@ -154,7 +154,7 @@ def test_masked_tokens_change_nothing(options: dict[str, Any]):
     keep = torch.arange(2 * 36).reshape(2, 36) % 5 > 0
     keep[:, 0] = True
     other = torch.where(keep[..., None], tokens, 30 * draw_tokens(36, seed=2))
-    before, after = (layer(given, TORUS, keep, 1) for given in (tokens, other))
+    before, after = (layer(inputs, TORUS, keep, 1) for inputs in (tokens, other))
     assert relative_error(after[keep], before[keep]) < TOLERANCE
 
 

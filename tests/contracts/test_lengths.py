@@ -19,7 +19,7 @@ from teka.functional import attention
 from teka.nn import Attention, TransformerBlock
 
 TOLERANCE = 1e-10
-LENGTHS = (11, 1, 6)  # of which one is the whole
+LENGTHS = (11, 1, 6)  # the first sample has no padding
 LONGEST = max(LENGTHS)
 
 
@@ -35,7 +35,7 @@ def build(pair: Case, *, causal: bool = False, num_axes: int = 2) -> Attention:
 
 
 def draw_ragged(num_axes: int = 2) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens with large numbers for padding, positions with far places for it, and lengths."""
+    """Return tokens and positions with large values at the padding, and lengths."""
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randn(len(LENGTHS), LONGEST, 8, dtype=torch.float64, generator=generator)
     positions = 5 * torch.rand(
@@ -87,7 +87,7 @@ def test_padding_has_no_gradient(pair: Case):
 def test_lengths_equal_a_mask(pair: Case):
     layer, (tokens, positions, lengths) = build(pair), draw_ragged()
     if pair.kernel == "optimal":
-        return  # it is fitted to the queries, of which padding is dropped with lengths only
+        return  # it is fitted to the queries, and only lengths mask queries
     places = {} if pair.relative is None else {"positions": positions}
     mask = torch.arange(LONGEST) < lengths[:, None]
     by_mask, by_lengths = (
@@ -105,10 +105,12 @@ def test_full_lengths_change_nothing():
 
 def test_ignoring_lengths_would_fail():
     layer, (tokens, positions, lengths) = build(Case("squared_relu", "fourier")), draw_ragged()
-    padded, sound = (layer(tokens, positions=positions, lengths=given) for given in (None, lengths))
+    padded, is_correct = (
+        layer(tokens, positions=positions, lengths=given) for given in (None, lengths)
+    )
     kept = torch.arange(LONGEST) < lengths[:, None]
     kept[0] = False  # the sample without padding
-    assert relative_error(padded[kept], sound[kept]) > 0.1
+    assert relative_error(padded[kept], is_correct[kept]) > 0.1
     assert padded[1, 1:].any()
 
 
@@ -177,16 +179,16 @@ def test_packed_sequences_are_independent(options: dict[str, Any]):
     )
     parts = [None] * len(PACKED) if places is None else places.split(PACKED, dim=1)
     alone = [
-        block(one, positions=where)
-        for one, where in zip(tokens.split(PACKED, dim=1), parts, strict=True)
+        block(sequence, positions=sequence_positions)
+        for sequence, sequence_positions in zip(tokens.split(PACKED, dim=1), parts, strict=True)
     ]
     packed = block(tokens, positions=places, cu_seqlens=STARTS)
-    found, truth = (
+    gradients, expected = (
         [output, *grad((output * tokens.detach().cos()).sum(), [tokens, *block.parameters()])]
         for output in (packed, torch.cat(alone, dim=1))
     )
-    for mine, theirs in zip(found, truth, strict=True):
-        assert relative_error(mine, theirs) <= 1e-12
+    for gradient, target in zip(gradients, expected, strict=True):
+        assert relative_error(gradient, target) <= 1e-12
 
 
 @pytest.mark.parametrize(

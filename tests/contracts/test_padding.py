@@ -57,7 +57,7 @@ def attend(
 
 @parametrize_by_kernel(SUPPORTED_CASES)
 def test_output_of_a_fully_masked_sample_is_zero(case: Case):
-    inputs = [one.requires_grad_() for one in draw_inputs(NUM_TOKENS)]
+    inputs = [tensor.requires_grad_() for tensor in draw_inputs(NUM_TOKENS)]
     mask = torch.ones(2, NUM_TOKENS, dtype=torch.bool, device=DEVICE)
     mask[1] = False
     output = attend(case.kernel, case.relative, case.backend, inputs, mask)
@@ -65,11 +65,11 @@ def test_output_of_a_fully_masked_sample_is_zero(case: Case):
     assert output[0].any()
     assert not output[1].any()
     gradients = torch.autograd.grad(output.sin().sum(), inputs, allow_unused=True)
-    assert all(one is None or one.isfinite().all() for one in gradients)
+    assert all(gradient is None or gradient.isfinite().all() for gradient in gradients)
 
 
 def with_other_padding(inputs: list[Tensor], mask: Tensor, factor: float) -> list[Tensor]:
-    """Query as it was; masked keys and values replaced by large numbers."""
+    """Replace masked keys and values by other values."""
     query, key, value = inputs
     _, other_key, other_value = draw_inputs(NUM_TOKENS, seed=5, scale=factor)
     keep = mask[:, None, :, None]
@@ -79,14 +79,14 @@ def with_other_padding(inputs: list[Tensor], mask: Tensor, factor: float) -> lis
 @parametrize_by_kernel(SUPPORTED_CASES, factor=[100.0, math.nan])
 def test_masked_keys_change_no_output_and_no_gradient(case: Case, factor: float):
     inputs, mask = draw_inputs(NUM_TOKENS), draw_mask(2, NUM_TOKENS)
-    found = []
+    results = []
     for tensors in (inputs, with_other_padding(inputs, mask, factor)):
-        leaves = [one.requires_grad_() for one in tensors]
+        leaves = [tensor.requires_grad_() for tensor in tensors]
         output = attend(case.kernel, case.relative, case.backend, leaves, mask)
-        found.append(
+        results.append(
             [output, *torch.autograd.grad(output.square().sum(), leaves, materialize_grads=True)]
         )
-    for padded, plain in zip(found[1], found[0], strict=True):
+    for padded, plain in zip(results[1], results[0], strict=True):
         assert relative_error(padded, plain) <= TOLERANCE
 
 
@@ -100,22 +100,22 @@ def test_nan_padding_changes_nothing(kernel: str, ragged: bool):
         torch.tensor([11, 4]).to(DEVICE),
     )
     keep = torch.arange(15, device=DEVICE) < lengths[:, None]
-    found = []
+    results = []
     for padding in (1.0, math.nan):
-        given = tokens.masked_fill(~keep[..., None], padding)
+        padded_tokens = tokens.masked_fill(~keep[..., None], padding)
         if ragged:
-            output = block(given, GRID, lengths=lengths)
+            output = block(padded_tokens, GRID, lengths=lengths)
             parameters = dict(block.named_parameters())
-        else:  # a masked token is still a query: only what makes keys and values of it is checked
-            output = block.attention(given, GRID, keep)
+        else:  # masked tokens are still queries, so only keys and values are checked
+            output = block.attention(padded_tokens, GRID, keep)
             parameters = {
-                name: one
-                for name, one in block.attention.named_parameters()
+                name: parameter
+                for name, parameter in block.attention.named_parameters()
                 if name[:3] in ("key", "val")
             }
         loss = output[keep].square().sum()
-        found.append([output[keep], *torch.autograd.grad(loss, list(parameters.values()))])
-    for padded, plain in zip(*found, strict=True):
+        results.append([output[keep], *torch.autograd.grad(loss, list(parameters.values()))])
+    for padded, plain in zip(*results, strict=True):
         assert relative_error(padded, plain) <= TOLERANCE
 
 
@@ -123,14 +123,16 @@ def test_fitted_kernels_ignore_padding():
     outputs = []
     for num_tokens in (8, 12, 32):
         inputs = [
-            torch.cat([one[:, :, :8], other[:, :, 8:]], dim=2)
-            for one, other in zip(draw_inputs(32), draw_inputs(32, seed=1, scale=3.0), strict=True)
+            torch.cat([tensor[:, :, :8], other[:, :, 8:]], dim=2)
+            for tensor, other in zip(
+                draw_inputs(32), draw_inputs(32, seed=1, scale=3.0), strict=True
+            )
         ]
         mask = (torch.arange(num_tokens, device=DEVICE) < 8).expand(2, -1)
         outputs.append(
-            attention(*(one[:, :, :num_tokens] for one in inputs), kernel="optimal", key_mask=mask)[
-                :, :, :8
-            ]
+            attention(
+                *(tensor[:, :, :num_tokens] for tensor in inputs), kernel="optimal", key_mask=mask
+            )[:, :, :8]
         )
     assert relative_error(outputs[1], outputs[0]) <= TOLERANCE
     assert relative_error(outputs[2], outputs[0]) <= TOLERANCE
@@ -138,7 +140,7 @@ def test_fitted_kernels_ignore_padding():
 
 @parametrize_by_kernel(PAIRS_WITH_POSITIONS)
 def test_masking_a_key_equals_removing_it(pair: Case):
-    # Positions and not a grid, so that tokens can be left out. The masked are the same in both samples.
+    # Tokens have positions instead of a grid, so that tokens can be removed.
     (query, key, value), generator = draw_inputs(GRID.num_tokens), torch.manual_seed(2)
     keep = (torch.rand(GRID.num_tokens, generator=generator) < 0.6).to(DEVICE)
     positions = GRID.positions(dtype=torch.float64, device=DEVICE)
@@ -148,13 +150,13 @@ def test_masking_a_key_equals_removing_it(pair: Case):
         "relative": relative,
     }
     mask = keep.expand(2, -1)
-    # Beside what is masked, which counts as 0, features of long keys are next to nothing.
+    # Features of long keys are tiny compared with those of masked keys, which are zero vectors.
     for factor in (1.0,) if is_signed(pair) else (1.0, 80.0):
         inputs = (query, factor * key, value)
-        # The masked tokens' queries are dropped as well: a kernel may take a statistic from all queries.
+        # The queries are masked too, because a kernel may be fitted to all queries.
         masked = attention(*inputs, **options, positions=positions, key_mask=mask, query_mask=mask)
         assert not masked[:, :, ~keep].any()
-        few = [one[:, :, keep] for one in inputs]
+        few = [tensor[:, :, keep] for tensor in inputs]
         without = attention(*few, **options, positions=positions[keep])
         assert relative_error(masked[:, :, keep], without) <= TOLERANCE, factor
         for backend in causal_backends(pair.kernel, pair.relative) - one_axis_backends(
@@ -201,7 +203,7 @@ def test_evaluation_is_deterministic(pair: Case):
 
 @dataclass(frozen=True)
 class DenominatorOfAllKeys(Elu):
-    """A twin whose features are not masked, so that only zeroed values could mask."""
+    """A faulty version that does not mask the features."""
 
     name: ClassVar[str] = "denominator_of_all_keys"
 
@@ -220,15 +222,15 @@ def test_an_unmasked_denominator_is_found():
     mask = draw_mask(2, NUM_TOKENS)
     masked_value = value * mask[:, None, :, None]
     broken = attend(DenominatorOfAllKeys(), None, "linear", [query, key, masked_value], mask)
-    sound = attend("elu", None, "linear", [query, key, value], mask)
-    assert relative_error(broken, sound) > 0.1
+    is_correct = attend("elu", None, "linear", [query, key, value], mask)
+    assert relative_error(broken, is_correct) > 0.1
 
 
 @dataclass(frozen=True)
-class StabilisedOverTheBatch(Positive):
-    """A twin whose exponents are taken relative to one maximum over batch, heads and tokens, with an epsilon added."""
+class MaximumOverTheBatch(Positive):
+    """A faulty version that subtracts the maximum over batch, heads and tokens."""
 
-    name: ClassVar[str] = "stabilised_over_the_batch"
+    name: ClassVar[str] = "maximum_over_the_batch"
 
     def key_features(
         self,
@@ -242,14 +244,14 @@ class StabilisedOverTheBatch(Positive):
 
 
 def test_a_maximum_over_the_batch_is_found():
-    sound = build_kernel("positive", None, 5)
-    assert isinstance(sound, Positive)
+    is_correct = build_kernel("positive", None, 5)
+    assert isinstance(is_correct, Positive)
     inputs = draw_inputs(NUM_TOKENS, scale=1.5)
     batch = [tensor.clone() for tensor in inputs]
-    # The mate's keys lie on the longest draw, where the exponent wᵀx − ‖x‖²/2 is at its largest.
-    batch[1][1] = 5**0.25 * sound.projection[sound.projection.norm(dim=-1).argmax()]
+    # The keys of the other sample maximize the exponent wᵀx − ‖x‖²/2.
+    batch[1][1] = 5**0.25 * is_correct.projection[is_correct.projection.norm(dim=-1).argmax()]
     changes = []
-    for kernel in (sound, StabilisedOverTheBatch(**dataclasses.asdict(sound))):
+    for kernel in (is_correct, MaximumOverTheBatch(**dataclasses.asdict(is_correct))):
         together = attend(kernel, None, "linear", batch, None)[:1]
         alone = attend(kernel, None, "linear", [tensor[:1] for tensor in inputs], None)
         changes.append(relative_error(together, alone))

@@ -79,7 +79,7 @@ def test_prefix_key_has_a_relative_weight_of_one(case: Case):
     )
     if isinstance(kernel, FeatureKernel):
         kernel = kernel.fitted(query, key, scale=SCALE, query_mask=None, key_mask=None)
-    # Up to one factor a row, which cancels.
+    # The dense weights may have a factor per row, which cancels.
     content = kernel.weights(query, key, scale=SCALE)
     weights = content[:, :, 1:] * torch.nn.functional.pad(log_relative, (1, 0)).exp()
     expected = prefix_value * weights[..., 0] / weights.sum(dim=-1)
@@ -89,7 +89,7 @@ def test_prefix_key_has_a_relative_weight_of_one(case: Case):
 
 @parametrize_by_kernel([pair for pair in PAIRS_WITH_POSITIONS if pair.relative is not None])
 def test_a_class_token_with_a_position_is_found(pair: Case):
-    # As in earlier code: the class token at (side, 0), below the bottom-left corner.
+    # A former error: the class token had the position (side, 0).
     inputs = draw_inputs(1 + GRID.num_tokens)
     relative = build_relative(pair.relative, kernel=pair.kernel, heads=3, dim=5, num_axes=2)
     kernel = build_kernel(pair.kernel, relative, 5)
@@ -101,7 +101,7 @@ def test_a_class_token_with_a_position_is_found(pair: Case):
 
 
 def test_prefix_tokens_of_a_constant_kernel():
-    # One cell, two prefix tokens, κ = 1 and log c(0) = a: each prefix token counts 1 and the cell e^a for itself.
+    # With κ = 1 and log c(0) = a, each prefix token has the weight 1 and the cell has the weight e^a.
     query, key, value = draw_inputs(3, heads=1, dim_value=1)
     relative = build_relative("rotation", heads=1, dim=5, num_axes=1)
     assert isinstance(relative, FactorRelative)

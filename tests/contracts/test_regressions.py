@@ -1,7 +1,6 @@
-"""What went wrong in earlier code: for each defect a check that passes here and fails on a twin broken on purpose.
+"""Former defects: every test passes on the present code and fails on a faulty version.
 
-`WHERE` says for each defect which test holds it, wherever that lies, and which twin fails it; those that have no better
-place follow.
+`WHERE` names the test and the faulty version of every defect. Tests without a better place follow.
 """
 
 from collections.abc import Callable
@@ -29,19 +28,19 @@ SOURCES = [
     path.read_text(encoding="utf-8")
     for path in sorted(Path(__file__).parents[1].rglob("test_*.py"))
 ]
-# Defect: the test and the twin.
+# For each defect, its test and the name of the faulty version.
 WHERE: dict[str, tuple[str, str]] = {
     "epsilon after the exponential swamps the features": (
         "test_features_dominated_by_epsilon_are_a_collapse",
-        "SwampedByEpsilon",
+        "EpsilonAfterExponential",
     ),
     "one maximum over batch, heads and tokens makes a sample depend on its batch-mates": (
         "test_a_maximum_over_the_batch_is_found",
-        "StabilisedOverTheBatch",
+        "MaximumOverTheBatch",
     ),
     "one maximum over all keys leaks the future": (
         "test_a_maximum_over_all_keys_would_leak_the_future",
-        "StabilisedOverAllKeys",
+        "MaximumOverAllKeys",
     ),
     "key masks on V but not on the denominator": (
         "test_an_unmasked_denominator_is_found",
@@ -57,17 +56,20 @@ WHERE: dict[str, tuple[str, str]] = {
         "test_a_class_token_with_a_position_is_found",
         "broken = attention",
     ),
-    "square grids only": ("test_non_square_grids_keep_their_shape", "as_if_square"),
+    "square grids only": ("test_non_square_grids_keep_their_shape", "square_positions"),
     "float32 hard-coded": ("test_float64_is_not_rounded_to_float32", "RingsInSinglePrecision"),
     "backward memory of O(L^1.5 · k · d)": ("test_memory_of_rings_is_linear", "rings_row_by_row"),
     "dropout parsed and never used": ("test_every_layer_option_has_an_effect", "without_option"),
     "an option that changed nothing": ("test_every_model_option_has_an_effect", "without_option"),
-    "redraw counters off by one": ("test_projections_are_redrawn_on_schedule", "OffByOne"),
+    "redraw counters off by one": (
+        "test_projections_are_redrawn_on_schedule",
+        "OffByOneClassifier",
+    ),
     "drop_last on the test set": ("test_every_test_image_is_evaluated", "without_the_last_batch"),
-    "no seed option": ("test_image_order_depends_only_on_the_seed", "shuffled_by_whatever"),
+    "no seed option": ("test_image_order_depends_only_on_the_seed", "shuffled_without_seed"),
     "features of both signs taken to be non-negative": (
         "test_wrong_sign_declaration_is_found",
-        "SaidToBePositive",
+        "DeclaredNonnegative",
     ),
     "outputs of any size without a finding": (
         "test_only_the_feature_normalizer_of_rotary_has_large_outputs_for_a_nearly_blank_image",
@@ -81,10 +83,10 @@ WHERE: dict[str, tuple[str, str]] = {
 def test_every_defect_has_a_test(where: tuple[str, str]):
     test, twin = where
     (source,) = [text for text in SOURCES if f"def {test}(" in text]
-    assert source.count(twin) > (source == HERE)  # once more than in the table above
+    assert source.count(twin) > (source == HERE)  # the table above mentions it once
 
 
-# Strategy 1
+# Joint rotation
 
 
 def test_product_form_is_equivariant_and_joint_form_is_not():
@@ -120,11 +122,11 @@ def test_inaccurate_joint_estimate_is_reported():
     assert errors.error > errors.error_of_mean
 
 
-# Strategy 2
+# Clipped distances
 
 
 class NeverRedrawn(RelativeKernel):
-    """A twin whose draw is a plain buffer."""
+    """A faulty version whose projection is a plain buffer."""
 
     def __init__(self, dim_head: int) -> None:
         super().__init__("clipped_features", dim_head=dim_head)
@@ -134,8 +136,8 @@ class NeverRedrawn(RelativeKernel):
         return relative.ClippedFeatures(self.distance_embedding, projection=self.get_buffer("draw"))
 
 
-@pytest.mark.parametrize(("is_redrawn", "sound"), [(True, True), (False, False)])
-def test_position_heads_are_redrawn(is_redrawn: bool, sound: bool):
+@pytest.mark.parametrize(("is_redrawn", "is_correct"), [(True, True), (False, False)])
+def test_position_heads_are_redrawn(is_redrawn: bool, is_correct: bool):
     torch.manual_seed(0)
     relative = RelativeKernel("clipped_features", dim_head=4) if is_redrawn else NeverRedrawn(4)
     layer = Attention(8, 2, relative=relative).eval()
@@ -144,23 +146,23 @@ def test_position_heads_are_redrawn(is_redrawn: bool, sound: bool):
     tokens = torch.randn(2, 15, 8)
     before = layer(tokens, Grid((3, 5)))
     assert redraw_projections(layer) == 1
-    assert (relative_error(layer(tokens, Grid((3, 5))), before) > 1e-3) == sound
+    assert (relative_error(layer(tokens, Grid((3, 5))), before) > 1e-3) == is_correct
 
 
-def as_if_square(grid: Grid) -> Tensor:
-    """A twin of `Grid.positions` that knows the number of tokens only."""
+def square_positions(grid: Grid) -> Tensor:
+    """A faulty version of `Grid.positions` that assumes a square grid."""
     side = round(grid.num_tokens**0.5)
     cells = torch.arange(grid.num_tokens, dtype=torch.float64)
     return torch.stack([torch.div(cells, side, rounding_mode="floor"), cells % side], dim=-1)
 
 
 @pytest.mark.parametrize(
-    ("positions_of", "sound"),
-    [(lambda grid: grid.positions(dtype=torch.float64), True), (as_if_square, False)],
+    ("positions_of", "is_correct"),
+    [(lambda grid: grid.positions(dtype=torch.float64), True), (square_positions, False)],
 )
 @pytest.mark.parametrize("name", ["rotation", "clipped", "fourier"])
 def test_non_square_grids_keep_their_shape(
-    name: str, positions_of: Callable[[Grid], Tensor], sound: bool
+    name: str, positions_of: Callable[[Grid], Tensor], is_correct: bool
 ):
     torch.manual_seed(0)
     layer = Attention(8, 2, relative=name).double().eval()
@@ -177,12 +179,12 @@ def test_non_square_grids_keep_their_shape(
             layer(tokens, None, kept[None], positions=positions_of(Grid((5, 13))))[0, kept]
         )
     change = relative_error(outputs[1], outputs[0])
-    assert change <= 1e-10 if sound else change > 1e-3
+    assert change <= 1e-10 if is_correct else change > 1e-3
 
 
 @dataclass(frozen=True)
 class RingsInSinglePrecision(relative.Clipped):
-    """A twin whose logits are computed in float32, whatever the dtype of the query."""
+    """A faulty version that always computes logits in float32."""
 
     name: ClassVar[str] = "rings_in_single_precision"
 
@@ -193,27 +195,29 @@ class RingsInSinglePrecision(relative.Clipped):
 
 
 @pytest.mark.parametrize(
-    ("kind", "sound"), [(relative.Clipped, True), (RingsInSinglePrecision, False)]
+    ("kind", "is_correct"), [(relative.Clipped, True), (RingsInSinglePrecision, False)]
 )
 @pytest.mark.parametrize("backend", ["dense", "rings"])
-def test_float64_is_not_rounded_to_float32(kind: type[relative.Clipped], backend: str, sound: bool):
+def test_float64_is_not_rounded_to_float32(
+    kind: type[relative.Clipped], backend: str, is_correct: bool
+):
     inputs = draw_inputs(15)
     embedding = torch.randn(4, 5, dtype=torch.float64, generator=Generator().manual_seed(0))
-    sites = Positions(Grid((3, 5)))
-    truth = reference_attention(
-        inputs, SquaredRelu(), relative.Clipped(embedding), sites, scale=0.4
+    positions = Positions(Grid((3, 5)))
+    reference = reference_attention(
+        inputs, SquaredRelu(), relative.Clipped(embedding), positions, scale=0.4
     )
     output = attention(
         *inputs,
         kernel="squared_relu",
         relative=kind(embedding),
-        grid=sites.grid,
+        grid=positions.grid,
         scale=0.4,
         backend=backend,
     )
     assert output.dtype == torch.float64
-    assert (relative_error(output, truth) <= 1e-10) == sound
-    assert relative_error(output, truth) <= 1e-5
+    assert (relative_error(output, reference) <= 1e-10) == is_correct
+    assert relative_error(output, reference) <= 1e-5
 
 
 def rings_of_teka(query: Tensor, value: Tensor, grid: Grid) -> Tensor:
@@ -231,7 +235,7 @@ def rings_of_teka(query: Tensor, value: Tensor, grid: Grid) -> Tensor:
 
 
 def rings_row_by_row(query: Tensor, value: Tensor, grid: Grid) -> Tensor:
-    """A twin as in earlier code: for every ring and cell a sum over each row of the grid, and all of them are kept."""
+    """A faulty version that stores a sum for every ring, cell and row of the grid."""
     rings = grid.offsets(dtype=query.dtype).abs().sum(dim=-1).clamp_max(query.shape[-1] - 1)
     factor = query.exp()
     numerator, denominator = torch.zeros_like(value), torch.zeros_like(value[..., :1])
@@ -244,11 +248,13 @@ def rings_row_by_row(query: Tensor, value: Tensor, grid: Grid) -> Tensor:
     return numerator / denominator
 
 
-@pytest.mark.parametrize(("evaluate", "sound"), [(rings_of_teka, True), (rings_row_by_row, False)])
-def test_memory_of_rings_is_linear(evaluate: Callable[..., Tensor], sound: bool):
+@pytest.mark.parametrize(
+    ("evaluate", "is_correct"), [(rings_of_teka, True), (rings_row_by_row, False)]
+)
+def test_memory_of_rings_is_linear(evaluate: Callable[..., Tensor], is_correct: bool):
     peaks = []
     for grid in (Grid((11, 12)), Grid((22, 24))):
-        # The query is the logits of the rings: embeddings are unit vectors.
+        # The embeddings are unit vectors, so that the queries are the logits of the rings.
         query, _, value = (
             tensor.requires_grad_() for tensor in draw_inputs(grid.num_tokens, dim_value=7)
         )
@@ -257,8 +263,8 @@ def test_memory_of_rings_is_linear(evaluate: Callable[..., Tensor], sound: bool)
         with Allocations() as allocations:
             evaluate(query, value, grid).sum().backward()
         peaks.append(allocations.peak)
-    # Four times the tokens.
-    assert (peaks[1] <= 4.4 * peaks[0]) == sound
+    # The second grid has four times as many tokens.
+    assert (peaks[1] <= 4.4 * peaks[0]) == is_correct
 
 
 # Options
@@ -311,7 +317,7 @@ MODEL_OPTIONS = SHARED_OPTIONS | {
     "window_reach": (None, 2),
     "epsilon": (None, 0.3),
 }
-# What else must be chosen for an option to be one.
+# Other options that an option needs to have an effect.
 WITH_WAVES = {"relative": "fourier", "position": "fourier"}
 WITH_HALVING = {"stem": "polyphase", "patch_size": 2}
 NEEDED = {
@@ -337,7 +343,7 @@ NEEDED = {
 def without_option(
     option: str, build: Callable[..., nn.Module], default: object
 ) -> Callable[..., nn.Module]:
-    """A twin that takes an option and does not look at it."""
+    """Return a faulty version of `build` that ignores an option."""
 
     def made(**options: Any) -> nn.Module:
         return build(**{**options, option: default})
@@ -352,13 +358,13 @@ def backend_of(model: nn.Module) -> object:
     return model.chosen_backend(Grid((3, 5)))
 
 
-def option_does_something(
+def has_effect(
     build: Callable[..., nn.Module],
     options: dict[str, tuple[Any, Any]],
     option: str,
     inputs: tuple[Any, ...],
 ) -> bool:
-    """Whether two values of it make models of other parameters, another backend or other outputs."""
+    """Return True if two values of an option give other parameters, backends or outputs."""
     needed = NEEDED.get(option, {})
     first = {name: needed.get(name, values[0]) for name, values in options.items()}
     models = []
@@ -385,22 +391,22 @@ def test_every_layer_option_has_an_effect():
     }
     inputs = (torch.randn(2, 15, 8, generator=Generator().manual_seed(2)), Grid((3, 5)))
     for option in LAYER_OPTIONS:
-        assert option_does_something(Attention, LAYER_OPTIONS, option, inputs), option
-        deaf = without_option(option, Attention, LAYER_OPTIONS[option][0])
-        assert not option_does_something(deaf, LAYER_OPTIONS, option, inputs), option
+        assert has_effect(Attention, LAYER_OPTIONS, option, inputs), option
+        faulty = without_option(option, Attention, LAYER_OPTIONS[option][0])
+        assert not has_effect(faulty, LAYER_OPTIONS, option, inputs), option
 
 
 def test_every_model_option_has_an_effect():
     assert set(MODEL_OPTIONS) == {field.name for field in fields(PerformerConfig)}
     inputs = (torch.randn(2, 2, 6, 4, generator=Generator().manual_seed(2)),)
     for option in MODEL_OPTIONS:
-        if option == "image_size":  # of which nothing depends but the images that are taken
+        if option == "image_size":  # it only decides which images are accepted
             other = Performer(
                 **{name: values[name == option] for name, values in MODEL_OPTIONS.items()}
             )
             with pytest.raises(ValueError, match="images"):
                 other(*inputs)
             continue
-        assert option_does_something(Performer, MODEL_OPTIONS, option, inputs), option
-        deaf = without_option(option, Performer, MODEL_OPTIONS[option][0])
-        assert not option_does_something(deaf, MODEL_OPTIONS, option, inputs), option
+        assert has_effect(Performer, MODEL_OPTIONS, option, inputs), option
+        faulty = without_option(option, Performer, MODEL_OPTIONS[option][0])
+        assert not has_effect(faulty, MODEL_OPTIONS, option, inputs), option

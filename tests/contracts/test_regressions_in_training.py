@@ -1,4 +1,4 @@
-"""What went wrong in earlier training: checks that pass here and fail on a twin, as `test_regressions` lists them."""
+"""Former defects of training. Every test also fails on a faulty version, see `test_regressions`."""
 
 from collections.abc import Callable
 from statistics import fmean
@@ -19,8 +19,8 @@ from teka.training.classifier import Classifier
 from teka.training.shift.report import ModelResult, SeedGroup
 
 
-class OffByOne(Classifier):
-    """A twin that counts the step that is about to begin."""
+class OffByOneClassifier(Classifier):
+    """A faulty version that counts the step that is about to begin."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         trainer: Any = self.trainer
@@ -28,8 +28,8 @@ class OffByOne(Classifier):
         super().on_train_batch_start(batch, batch_idx)
 
 
-@pytest.mark.parametrize(("kind", "sound"), [(Classifier, True), (OffByOne, False)])
-def test_projections_are_redrawn_on_schedule(kind: type[Classifier], sound: bool):
+@pytest.mark.parametrize(("kind", "is_correct"), [(Classifier, True), (OffByOneClassifier, False)])
+def test_projections_are_redrawn_on_schedule(kind: type[Classifier], is_correct: bool):
     run = Run.of(dim=8, depth=1, heads=2, redraw_every=3)
     features = RandomFeatures("positive", 5)
     classifier = kind(nn.Sequential(features), run, num_classes=3, num_steps=10)
@@ -40,7 +40,7 @@ def test_projections_are_redrawn_on_schedule(kind: type[Classifier], sound: bool
         trainer.global_step = step
         classifier.on_train_batch_start(TrainBatch(torch.zeros(1), torch.zeros(1), 1.0), step)
         draws.append(int(features.num_draws))
-    assert (draws == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4]) == sound
+    assert (draws == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4]) == is_correct
 
 
 def split(num_images: int) -> Split:
@@ -52,42 +52,44 @@ def labels(loader: DataLoader) -> list[int]:
 
 
 def without_the_last_batch(split: Split, *, batch_size: int) -> DataLoader:
-    """A twin of `batches` that leaves out a last batch that is not full."""
+    """A faulty version of `batches` without the last, incomplete batch."""
     return DataLoader(
         TensorDataset(split.images, split.labels), batch_size=batch_size, drop_last=True
     )
 
 
-@pytest.mark.parametrize(("make", "sound"), [(batches, True), (without_the_last_batch, False)])
-def test_every_test_image_is_evaluated(make: Callable[..., DataLoader], sound: bool):
-    assert (labels(make(split(11), batch_size=4)) == list(range(11))) == sound
+@pytest.mark.parametrize(("make", "is_correct"), [(batches, True), (without_the_last_batch, False)])
+def test_every_test_image_is_evaluated(make: Callable[..., DataLoader], is_correct: bool):
+    assert (labels(make(split(11), batch_size=4)) == list(range(11))) == is_correct
 
 
-def shuffled_by_whatever(split: Split, *, batch_size: int, seed: int) -> DataLoader:
-    """A twin of `train_batches` that takes a seed and shuffles by torch's global generator."""
+def shuffled_without_seed(split: Split, *, batch_size: int, seed: int) -> DataLoader:
+    """A faulty version of `train_batches` that ignores the seed."""
     return DataLoader(
         TensorDataset(split.images, split.labels), batch_size=batch_size, shuffle=True
     )
 
 
-@pytest.mark.parametrize(("make", "sound"), [(train_batches, True), (shuffled_by_whatever, False)])
-def test_image_order_depends_only_on_the_seed(make: Callable[..., DataLoader], sound: bool):
+@pytest.mark.parametrize(
+    ("make", "is_correct"), [(train_batches, True), (shuffled_without_seed, False)]
+)
+def test_image_order_depends_only_on_the_seed(make: Callable[..., DataLoader], is_correct: bool):
     orders = []
     for seed, global_seed in ((3, 0), (3, 1), (4, 0)):
         torch.manual_seed(global_seed)
         orders.append(labels(make(split(37), batch_size=8, seed=seed)))
-    assert (orders[0] == orders[1] and orders[0] != orders[2]) == sound
+    assert (orders[0] == orders[1] and orders[0] != orders[2]) == is_correct
 
 
 class FirstSeedOnly(SeedGroup):
-    """A twin that shows the first run of a configuration for all of them."""
+    """A faulty version that reports only the first run of a configuration."""
 
     def accuracy(self, axis: str) -> dict[int, Estimate]:
         return SeedGroup(self.results[:1]).accuracy(axis)
 
 
-@pytest.mark.parametrize(("kind", "sound"), [(SeedGroup, True), (FirstSeedOnly, False)])
-def test_result_is_the_mean_over_seeds(kind: type[SeedGroup], sound: bool):
+@pytest.mark.parametrize(("kind", "is_correct"), [(SeedGroup, True), (FirstSeedOnly, False)])
+def test_result_is_the_mean_over_seeds(kind: type[SeedGroup], is_correct: bool):
     accuracies = (0.9, 0.99, 0.93)
     group = kind(
         tuple(
@@ -99,4 +101,4 @@ def test_result_is_the_mean_over_seeds(kind: type[SeedGroup], sound: bool):
             for seed, accuracy in enumerate(accuracies)
         )
     )
-    assert (group.accuracy("dx")[0].value == pytest.approx(fmean(accuracies))) == sound
+    assert (group.accuracy("dx")[0].value == pytest.approx(fmean(accuracies))) == is_correct

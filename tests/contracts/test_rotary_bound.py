@@ -1,4 +1,4 @@
-"""What rotary features promise with each denominator: the equation, a bound by construction, and equivariance."""
+"""Contracts of rotary with each normalizer: the equation, bounded outputs and equivariance."""
 
 import copy
 import itertools
@@ -36,7 +36,7 @@ HEADS, DIM = 3, 5
 KERNELS = ("squared_relu", "positive", "elu", "trigonometric")
 BACKENDS = ("dense", "linear")
 NORMALIZERS = ("mixed", "nonnegative", "lengths")
-# |out| is at most so many times the largest |v|.
+# Bounds of |out| / max |v|.
 BOUNDS = {"mixed": 1 / LENGTH_SHARE, "nonnegative": 1.0, "lengths": 1.0}
 BOUNDED_KERNELS = tuple(
     name
@@ -46,7 +46,7 @@ BOUNDED_KERNELS = tuple(
 
 
 def build(num_axes: int, normalizer: str) -> Rotary:
-    """Two rotated pairs, so that some features of every kernel are not rotated."""
+    """Return a kernel and a rotary with two rotated pairs, so that some features are not rotated."""
     frequency = torch.randn(
         HEADS, 2, num_axes, generator=Generator().manual_seed(1), dtype=torch.float64
     )
@@ -54,7 +54,7 @@ def build(num_axes: int, normalizer: str) -> Rotary:
 
 
 def with_gradients(output: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The output, and the gradient of every leaf of the output times fixed numbers."""
+    """Return the output and the gradient of every leaf."""
     cotangent = torch.cos(torch.arange(output.numel(), dtype=torch.float64)).reshape(output.shape)
     gradients = torch.autograd.grad((output * cotangent).sum(), list(leaves.values()))
     return {"output": output.detach(), **dict(zip(leaves, gradients, strict=True))}
@@ -68,9 +68,9 @@ def leaves_of(num_tokens: int, relative: Rotary) -> tuple[Rotary, dict[str, Tens
     return placed, {**{name: tensor.requires_grad_() for name, tensor in named}, **more}
 
 
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], of: str = "") -> None:
-    for name, one in expected.items():
-        assert relative_error(found[name], one) <= TOLERANCE, f"{name} {of}"
+def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor], of: str = "") -> None:
+    for name, tensor in expected.items():
+        assert relative_error(actual[name], tensor) <= TOLERANCE, f"{name} {of}"
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ def test_values_and_gradients_equal_the_equation(
     for normalizer in NORMALIZERS:
         relative, leaves = leaves_of(num_tokens, build(grid.num_axes, normalizer))
         inputs = list(leaves.values())[:3]
-        if any(grid.periodic):  # to frequencies that are rounded no gradient flows
+        if any(grid.periodic):  # rounded frequencies have no gradient
             leaves.pop("frequency")
         keep = None if mask is None else mask[:, None]
-        truth = reference_attention(inputs, built, relative, positions, scale=SCALE, keep=keep)
-        expected = with_gradients(truth, leaves)
+        reference = reference_attention(inputs, built, relative, positions, scale=SCALE, keep=keep)
+        expected = with_gradients(reference, leaves)
         for backend in BACKENDS:
             output = attention(
                 *inputs,
@@ -115,7 +115,7 @@ def test_values_and_gradients_equal_the_equation(
 def test_causal_values_and_gradients_equal_the_equation(kernel: str, normalizer: str):
     num_tokens = 139  # more than a chunk
     relative, leaves = leaves_of(num_tokens, build(1, normalizer))
-    inputs, built, sites = (
+    inputs, built, positions = (
         list(leaves.values())[:3],
         build_kernel(kernel, None, DIM),
         Positions(Grid(num_tokens)),
@@ -126,29 +126,29 @@ def test_causal_values_and_gradients_equal_the_equation(kernel: str, normalizer:
     options: dict[str, Any] = {
         "kernel": built,
         "relative": relative,
-        "grid": sites.grid,
+        "grid": positions.grid,
         "scale": SCALE,
     }
     for key_mask, keep in ((None, past[None]), (mask, past & mask[:, None])):
-        truth = reference_attention(inputs, built, relative, sites, scale=SCALE, keep=keep)
-        # Of a query that sees nothing the explicit matrix has no gradient.
+        reference = reference_attention(inputs, built, relative, positions, scale=SCALE, keep=keep)
+        # The reference has no gradient for a query without keys.
         seen = keep.any(dim=-1)[:, None, :, None]
         expected = (
-            with_gradients(truth.where(seen, 0.0), leaves)
+            with_gradients(reference.where(seen, 0.0), leaves)
             if key_mask is None
-            else {"output": truth.detach()}
+            else {"output": reference.detach()}
         )
         for backend in BACKENDS:
             output = attention(
                 *inputs, **options, key_mask=key_mask, is_causal=True, backend=backend
             )
-            found = with_gradients(output, leaves)
-            assert all(one.isfinite().all() for one in found.values())
-            assert_same(found, expected)
-            expected |= found  # and so the backends' gradients with a mask are each other's
+            actual = with_gradients(output, leaves)
+            assert all(tensor.isfinite().all() for tensor in actual.values())
+            assert_same(actual, expected)
+            expected |= actual  # gradients with a mask are compared among backends
     outputs, state = [], None
     for token in range(num_tokens):
-        query, key, value = (one[:, :, token : token + 1].detach() for one in inputs)
+        query, key, value = (tensor[:, :, token : token + 1].detach() for tensor in inputs)
         output, state = decode(
             query, key, value, state, kernel=built, relative=relative, scale=SCALE
         )
@@ -160,7 +160,7 @@ def test_causal_values_and_gradients_equal_the_equation(kernel: str, normalizer:
 
 @st.composite
 def extreme_tokens(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Tensor]]:
-    """A shape of one to three axes, and query, key and value in float32 as hard to normalise as inputs come."""
+    """Draw a shape with one to three axes, and inputs that are hard to normalize."""
     shape = draw(st.sampled_from([(13,), (3, 5), (2, 3, 2)]))
     seed, num_tokens = draw(st.integers(0, 2**16)), 1 + math.prod(shape)
     query, key, value = draw_inputs(
@@ -172,17 +172,17 @@ def extreme_tokens(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Tensor]]:
         case "blank":
             query, key = torch.zeros_like(query), torch.zeros_like(key)
         case "constant":
-            query, key, value = (one[:, :, :1].expand_as(one) for one in (query, key, value))
+            query, key, value = (
+                tensor[:, :, :1].expand_as(tensor) for tensor in (query, key, value)
+            )
         case "nearly constant":
-            query, key = (one[:, :, :1] + 0.01 * one for one in (query, key))
+            query, key = (tensor[:, :, :1] + 0.01 * tensor for tensor in (query, key))
         case "one-hot":
             places = torch.randint(
                 DIM, (2, HEADS, num_tokens), generator=Generator().manual_seed(seed)
             )
             query = torch.nn.functional.one_hot(places, DIM).float()
-            key = query.roll(
-                1, dims=-1
-            )  # next to each other in one pair, and so a quarter turn apart
+            key = query.roll(1, dims=-1)  # the two features of a pair, a quarter turn apart
         case "opposed":
             key = -query
     sizes = st.sampled_from([1e-30, 1e-8, 1.0, 30.0, 1e6])
@@ -206,9 +206,9 @@ def test_outputs_are_within_the_documented_bound(
     shape, (query, key, value) = tokens
     built = build_kernel(kernel, None, DIM)
     assert isinstance(built, FeatureKernel)
-    # Of a pair that is not rotated the weight is the content kernel's, which must not be negative for a bound.
+    # Weights without rotation are those of the content kernel, and must be nonnegative for a bound.
     first = 1 if built.nonnegative else 0
-    query, key, value = (one[:, :, 1 - first :] for one in (query, key, value))
+    query, key, value = (tensor[:, :, 1 - first :] for tensor in (query, key, value))
     relative = build(1 if way == "step" else len(shape), normalizer)
     if built.nonnegative or normalizer == "nonnegative":
         assert relative.bound_with(built) == BOUNDS[normalizer]
@@ -244,7 +244,7 @@ def test_outputs_are_within_the_documented_bound(
 def share_no_feature(
     dtype: torch.dtype, *, scale: float = 1.0
 ) -> tuple[list[Tensor], Grid, Tensor]:
-    """A query e_0 and keys e_1, and a frequency by which the first key is rotated onto the query."""
+    """Return a query e_0, keys e_1 and a frequency that rotates the first key onto the query."""
     query, key = (
         scale * torch.eye(2, dtype=dtype)[side].expand(1, 1, 2, 2).contiguous().requires_grad_()
         for side in (0, 1)
@@ -264,9 +264,11 @@ def test_bounds_hold_if_queries_and_keys_share_no_feature(backend: str):
         )
         largest[normalizer] = float(output.detach().abs().max())
     assert largest["features"] > 1e5
-    assert largest["lengths"] == pytest.approx(0.5)  # the first of two keys of one length
+    assert largest["lengths"] == pytest.approx(0.5)  # the first of two keys of equal length
     assert largest["mixed"] == pytest.approx(0.5 / LENGTH_SHARE, rel=1e-4)
-    assert largest["nonnegative"] == pytest.approx(1.0, rel=2e-3)  # the other weight is the least
+    assert largest["nonnegative"] == pytest.approx(
+        1.0, rel=2e-3
+    )  # the other weight is the smallest possible
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -274,8 +276,8 @@ def test_bounds_hold_if_queries_and_keys_share_no_feature(backend: str):
 def test_large_inputs_are_finite_in_half_precision(backend: str, dtype: torch.dtype):
     inputs, grid, frequency = share_no_feature(dtype, scale=30.0)
     drawn = [
-        (30 * one).to(dtype).requires_grad_()
-        for one in draw_inputs(15, heads=HEADS, dim=16, scale=1.0)
+        (30 * tensor).to(dtype).requires_grad_()
+        for tensor in draw_inputs(15, heads=HEADS, dim=16, scale=1.0)
     ]
     many = torch.randn(HEADS, 8, 2, generator=Generator().manual_seed(1))
     for tensors, place, waves in ((inputs, grid, frequency), (drawn, Grid((3, 5)), many)):
@@ -285,27 +287,28 @@ def test_large_inputs_are_finite_in_half_precision(backend: str, dtype: torch.dt
             assert output.dtype == dtype
             assert output.isfinite().all()
             assert all(
-                one.isfinite().all() for one in torch.autograd.grad(output.sum(), list(tensors[:2]))
+                tensor.isfinite().all()
+                for tensor in torch.autograd.grad(output.sum(), list(tensors[:2]))
             )
     unbounded = Rotary(frequency, "features")
     output = attention(
         *inputs, kernel="squared_relu", grid=grid, backend=backend, relative=unbounded
     )
-    assert output.isfinite().all() == (dtype == torch.bfloat16)  # whose range is that of float32
+    assert output.isfinite().all() == (dtype == torch.bfloat16)  # bfloat16 has the range of float32
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 def test_zero_features_have_finite_gradients(normalizer: str):
     tensors = draw_inputs(7, heads=HEADS, dim=DIM)
-    for one in tensors[:2]:
-        one[0, :, :4] = 0.0  # of which the features are next to 0
+    for tensor in tensors[:2]:
+        tensor[0, :, :4] = 0.0  # its features are nearly 0
     mask = torch.tensor([True, False, True, True, True, True, False]).expand(
         2, 7
-    )  # and of these they are 0
+    )  # their features are exactly 0
     relative, leaves = with_leaves(build(1, normalizer))
     leaves |= {
-        name: one.requires_grad_()
-        for name, one in zip(("query", "key", "value"), tensors, strict=True)
+        name: tensor.requires_grad_()
+        for name, tensor in zip(("query", "key", "value"), tensors, strict=True)
     }
     options: dict[str, Any] = {
         "kernel": "squared_relu",
@@ -316,13 +319,15 @@ def test_zero_features_have_finite_gradients(normalizer: str):
     for is_causal, backend in itertools.product([False, True], BACKENDS):
         output = attention(*tensors, **options, is_causal=is_causal, backend=backend)
         assert (output.abs() > 1e-9).all(), backend
-        assert all(one.isfinite().all() for one in with_gradients(output, leaves).values()), backend
+        assert all(tensor.isfinite().all() for tensor in with_gradients(output, leaves).values()), (
+            backend
+        )
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_rolling_tokens_rolls_the_output(kernel: str):
     grid, inputs = Grid((3, 5), periodic=True), draw_inputs(15, heads=HEADS, dim=DIM)
-    rolled = [roll_tokens(grid, one, (1, -2)) for one in inputs]
+    rolled = [roll_tokens(grid, tensor, (1, -2)) for tensor in inputs]
     options: dict[str, Any] = {"kernel": build_kernel(kernel, None, DIM), "grid": grid}
     for normalizer, backend in itertools.product(NORMALIZERS, BACKENDS):
         output, moved = (
@@ -387,11 +392,11 @@ def test_layer_can_be_diagnosed_and_explained():
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 def test_softmax_ignores_the_normalizer(normalizer: str):
     inputs, grid = draw_inputs(11, heads=HEADS, dim=DIM), Grid(11)
-    one, other = (
+    output, expected = (
         attention(*inputs, kernel="softmax", relative=build(1, name), grid=grid)
         for name in (normalizer, "features")
     )
-    assert torch.equal(one, other)
+    assert torch.equal(output, expected)
 
 
 def test_zero_frequencies_give_attention_with_lengths():
@@ -444,7 +449,7 @@ def test_blank_images_do_not_magnify_rounding(heads: int):
 
 
 def half_precision_error(model: Performer, images: Tensor, dtype: torch.dtype) -> float:
-    """Largest change of a logit in half precision, over the spread of all logits in float32."""
+    """Return the largest error of a logit, relative to the range of all logits."""
     with torch.no_grad():
         exact = model(images)
         halved = copy.deepcopy(model).to(dtype)(images.to(dtype)).float()
@@ -453,18 +458,18 @@ def half_precision_error(model: Performer, images: Tensor, dtype: torch.dtype) -
 
 
 def test_half_precision_is_close_to_float32_before_and_after_training():
-    # A rate of 3e-3 without warm-up or clipping: with a denominator of features outputs reached a million times the
-    # values, and float16 infinity.
+    # The learning rate is 3e-3, without warm-up or clipping. With normalizer="features", outputs
+    # reached a million times the values, and overflowed in float16.
     data, generator = load("digits", image_size=8), Generator().manual_seed(1)
     torch.manual_seed(1)
     model = Performer(8, 1, 10, dim=48, depth=3, heads=3, pool="mean", periodic=True)
     images = data.test.images[:10]
-    # The trained model depends on the order of sums, and so on the processor. Each of its 3 blocks rounds about 10
-    # times, and a rounding changes a logit by about 2 ε at most.
+    # The trained model depends on the order of sums and thus on the processor. Each of its 3 blocks
+    # rounds about 10 times, and each rounding changes a logit by at most about 2 ε.
     bands = {dtype: 60 * torch.finfo(dtype).eps for dtype in (torch.float16, torch.bfloat16)}
     views = (images, 1 - images, torch.zeros_like(images[:1]))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for steps in (0, 60):  # by then with a denominator of features there are NaN
+    for steps in (0, 60):  # normalizer="features" gives NaN by then
         for _ in range(steps):
             rows = torch.randint(len(data.train), (32,), generator=generator)
             loss = torch.nn.functional.cross_entropy(
@@ -474,6 +479,7 @@ def test_half_precision_is_close_to_float32_before_and_after_training():
             loss.backward()
             optimizer.step()
         changes = {
-            dtype: max(half_precision_error(model, one, dtype) for one in views) for dtype in bands
+            dtype: max(half_precision_error(model, view, dtype) for view in views)
+            for dtype in bands
         }
         assert all(changes[dtype] <= band for dtype, band in bands.items()), changes

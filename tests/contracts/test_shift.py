@@ -41,7 +41,7 @@ from teka.nn import AbsolutePosition, Attention
 TOLERANCE = 1e-10
 CLEARLY_BROKEN = 0.01
 HEADS, DIM = 3, 5
-# One side wraps with the rings of the kernels that have them; 147 tokens at most.
+# One side is short enough that rings wrap. There are at most 147 tokens.
 SHAPES = st.lists(st.integers(1, 7), min_size=1, max_size=3).filter(
     lambda shape: max(shape) > 4 and math.prod(shape) < 150
 )
@@ -51,7 +51,7 @@ IN_EXPECTATION_PAIRS = [pair for pair in PAIRS_WITH_POSITIONS if not pair.is_exa
 
 
 def redrawn(kernel: Kernel, num_features: int, seed: int) -> Kernel:
-    """The kernel with another draw, if it is random."""
+    """Return the kernel with another draw if it is random."""
     projection = getattr(kernel, "projection", None)
     if projection is None:
         return kernel
@@ -74,7 +74,7 @@ def change_under_a_shift_of_positions(
     seed: int = 0,
     scale: float = 0.7,
 ) -> float:
-    """The meter for positions off a grid: attention at x + τ against attention at x."""
+    """Return the relative change of the output if all positions are shifted."""
     query, key, value = draw_inputs(11, heads=HEADS, dim=DIM, seed=seed, scale=scale)
     generator = Generator().manual_seed(seed)
     positions = 9 * torch.rand(2, 11, num_axes, dtype=torch.float64, generator=generator).to(DEVICE)
@@ -88,7 +88,7 @@ def change_under_a_shift_of_positions(
 def change_under_a_shift_on_a_canvas(
     attend: Callable[[Tensor, Grid, Tensor], Tensor], width: int
 ) -> float:
-    """The meter on a grid: a patch of tokens in two places of an otherwise masked canvas, batch × cells × width."""
+    """Return the relative change of the output if a patch moves on a masked canvas."""
     canvas, generator = (9, 10), Generator().manual_seed(3)
     patch = torch.randn(2, 12, width, dtype=torch.float64, generator=generator).to(DEVICE)
     outputs = []
@@ -106,7 +106,7 @@ def change_under_a_shift_on_a_canvas(
 @settings(max_examples=4)
 @given(
     shift=st.lists(st.floats(-50, 50), min_size=1, max_size=3),
-    num_features=st.integers(8, 20),  # rotary turns the eight of the kernel by name
+    num_features=st.integers(8, 20),  # rotary rotates the eight features of the named kernel
     seed=st.integers(0, 2**16),
 )
 def test_shifting_positions_changes_nothing(
@@ -142,7 +142,7 @@ def test_float32_is_precise_far_from_the_origin(pair: Case, origin: float):
 def test_more_features_reduce_the_shift_error_of_the_joint_form(pair: Case):
     relative = build_relative(pair.relative, kernel=pair.kernel, heads=HEADS, dim=DIM, num_axes=2)
     assert isinstance(relative, RotationJoint)
-    # Short vectors: with long ones the estimate is so poor that the rate shows only beyond these numbers of features.
+    # Vectors are short, because long vectors need more features to show the rate.
     relative = dataclasses.replace(relative, scale=relative.scale / 8)
     kernel = build_kernel(pair.kernel, relative, DIM)
     shift = torch.tensor([4.0, 3.0], dtype=torch.float64)
@@ -154,9 +154,9 @@ def test_more_features_reduce_the_shift_error_of_the_joint_form(pair: Case):
             )
             for seed in range(8)
         ]
-        assert min(changes) > 1e-4  # a million times the tolerance
+        assert min(changes) > 1e-4  # far above the tolerance
         means.append(sum(changes) / len(changes))
-    # 16 times the features: a fourth of the error where the rate is m^(−1/2).
+    # The error falls as m^(−1/2), so that 16 times the features give a fourth of it.
     assert means[0] >= 2 * means[1] >= 4 * means[2]
 
 

@@ -1,4 +1,4 @@
-"""Kernels of one's own: every backend is the one equation, if a kernel declares whether its weights may be negative."""
+"""Custom kernels: backends equal the equation if kernels declare whether weights may be negative."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -72,7 +72,7 @@ class Shifted(PointwiseKernel):
 
 @dataclass(frozen=True)
 class Raised(PointwiseKernel):
-    """φ(x) = x² + 0.5, of whose features none is 0, not even those of what is masked."""
+    """φ(x) = x² + 0.5. No feature is 0, not even of masked tokens."""
 
     name: ClassVar[str] = "raised"
     nonnegative: ClassVar[bool] = True
@@ -86,14 +86,14 @@ class Raised(PointwiseKernel):
         return vectors.square() + 0.5
 
 
-class SaidToBePositive(Sines):
-    """The same with a wrong declaration."""
+class DeclaredNonnegative(Sines):
+    """A signed kernel that is declared to be nonnegative."""
 
     nonnegative: ClassVar[bool] = True
 
 
 def changes(kernel: FeatureKernel, name: str | None, *, is_causal: bool) -> dict[str, float]:
-    """For every backend the largest change of the output or a gradient from those of the equation."""
+    """Return, for every backend, the largest error of the output and the gradients."""
     grid, first = (Grid(13), 0) if is_causal else (Grid((5, 7)), 1)
     num_tokens = first + grid.num_tokens
     inputs = [tensor.requires_grad_() for tensor in draw_inputs(num_tokens, dim=DIM, scale=1.0)]
@@ -112,11 +112,11 @@ def changes(kernel: FeatureKernel, name: str | None, *, is_causal: bool) -> dict
 
     keep = mask[:, None]
     keep = keep & mask.new_ones(num_tokens, num_tokens).tril() if is_causal else keep
-    truth = with_gradients(
+    reference = with_gradients(
         reference_attention(inputs, kernel, relative, positions, scale=SCALE, keep=keep)
     )
     work = Workload(kernel, relative, positions, num_tokens, num_tokens, DIM, 4, is_causal)
-    found = {}
+    results = {}
     for backend in backend_costs(work):
         output = attention(
             *inputs,
@@ -129,8 +129,8 @@ def changes(kernel: FeatureKernel, name: str | None, *, is_causal: bool) -> dict
             backend=backend,
             num_prefix_tokens=first,
         )
-        found[backend] = max(map(relative_error, with_gradients(output), truth))
-    return found
+        results[backend] = max(map(relative_error, with_gradients(output), reference))
+    return results
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -141,11 +141,14 @@ def test_backends_equal_the_equation(kernel: FeatureKernel, is_causal: bool):
 
 
 def test_masked_tokens_do_not_affect_signed_features():
-    inputs, mask = [one.requires_grad_() for one in draw_inputs(35, dim=DIM)], draw_mask(2, 35)
+    inputs, mask = (
+        [tensor.requires_grad_() for tensor in draw_inputs(35, dim=DIM)],
+        draw_mask(2, 35),
+    )
     drawn = build_relative("fourier", heads=3, dim=DIM, num_axes=2)
     assert drawn is not None
     relative, leaves = with_leaves(drawn)
-    found = []
+    results = []
     for backend in ("dense", "linear"):
         options = {
             "kernel": Raised(),
@@ -154,13 +157,13 @@ def test_masked_tokens_do_not_affect_signed_features():
             "backend": backend,
         }
         output = attention(*inputs, **options, key_mask=mask)
-        found.append(torch.autograd.grad(output.sin().sum(), [*inputs, *leaves.values()]))
-    assert max(map(relative_error, *found)) < 1e-10
+        results.append(torch.autograd.grad(output.sin().sum(), [*inputs, *leaves.values()]))
+    assert max(map(relative_error, *results)) < 1e-10
 
 
 @pytest.mark.parametrize("relative", ["rotation", "clipped"])
 def test_wrong_sign_declaration_is_found(relative: str):
-    assert max(changes(SaidToBePositive(), relative, is_causal=False).values()) > 0.01
+    assert max(changes(DeclaredNonnegative(), relative, is_causal=False).values()) > 0.01
 
 
 @pytest.mark.parametrize("kernel", [Sines(), Shifted(), Raised()], ids=lambda kernel: kernel.name)

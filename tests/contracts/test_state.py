@@ -28,9 +28,9 @@ from teka.models.performer_config import POOLS, POSITIONS
 from teka.nn import Attention, RandomFeatures, redraw_projections
 
 GRID = Grid((3, 5))
-# Output for the same input against float32, over the largest number (at least 1): only the output is rounded.
+# Error relative to float32 for the same input. Only the output is rounded.
 HALF_BANDS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-# A layer rounds at each of its projections too: so many times that band, where no weights are signed.
+# A layer rounds after each projection, so that its error is a multiple of that.
 LAYER_BAND = 16
 NAMED = [case for case in SUPPORTED_CASES if case.backend != "auto"]
 
@@ -44,7 +44,7 @@ def build_layer(pair: Case, seed: int) -> Attention:
 
 
 def saved_and_loaded(model: nn.Module) -> dict[str, Tensor]:
-    """The state_dict by way of a file, without unpickling of anything but tensors."""
+    """Return the state dict after saving and loading."""
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
     file.seek(0)
@@ -59,7 +59,7 @@ def test_state_dict_restores_a_layer_and_its_redraws(pair: Case):
     expected = (pair.kernel in RANDOM_KERNELS) + (pair.relative == "clipped_features")
     assert num_projections == expected
     for parameter in source.parameters():
-        nn.init.normal_(parameter)  # also those that begin at 0
+        nn.init.normal_(parameter)  # also parameters that are initially 0
     assert not torch.equal(source(tokens, GRID), target(tokens, GRID))
     target.load_state_dict(saved_and_loaded(source))
     assert torch.equal(source(tokens, GRID), target(tokens, GRID))
@@ -108,9 +108,9 @@ def test_state_dict_has_projection_seed_and_number_of_draws():
 
 
 def assert_close_if_in_range(output: Tensor, single: Tensor, band: float) -> None:
-    """Check that numbers in half precision are those of float32 within a band, where they are in its range.
+    """Check that outputs in half precision are close to float32 where they are in its range.
 
-    Rotary weights do not add up to 1, so that an output can be beyond float16's range; nothing else is.
+    Only rotary, whose weights do not add up to 1, can exceed the range of float16.
     """
     in_range = single.abs() < torch.finfo(output.dtype).max / 2
     assert torch.isfinite(output[in_range]).all()
@@ -155,11 +155,11 @@ def test_half_precision_is_close_to_float32(case: Case, dtype: torch.dtype, is_c
             or torch.isfinite(output).all()
         )
         assert_close_if_in_range(output, single, HALF_BANDS[dtype])
-        if not is_signed(case):  # a denominator near 0 may magnify a gradient beyond any range
-            assert all(torch.isfinite(one).all() for one in gradients)
-            for one, other in zip(gradients, expected, strict=True):
-                # The gradient that comes in is rounded, and so is what goes out.
-                assert_close_if_in_range(one, other, 2 * HALF_BANDS[dtype])
+        if not is_signed(case):  # a denominator near 0 may magnify gradients
+            assert all(torch.isfinite(gradient).all() for gradient in gradients)
+            for gradient, target in zip(gradients, expected, strict=True):
+                # The incoming and the outgoing gradients are rounded.
+                assert_close_if_in_range(gradient, target, 2 * HALF_BANDS[dtype])
 
 
 @parametrize_by_kernel(DECODED, dtype=HALF_BANDS)
@@ -170,12 +170,12 @@ def test_decoding_in_half_precision_is_close_to_float32(pair: Case, dtype: torch
     kernel = build_kernel(pair.kernel, relative, 16)
     for factor in (1.0, 30.0):
         inputs = [
-            (factor * one).to(dtype)
-            for one in draw_inputs(7, dim=16, scale=1.0, dtype=torch.float32)
+            (factor * tensor).to(dtype)
+            for tensor in draw_inputs(7, dim=16, scale=1.0, dtype=torch.float32)
         ]
         state = half_state = None
         for token in range(7):
-            query, key, value = (one[:, :, token : token + 1] for one in inputs)
+            query, key, value = (tensor[:, :, token : token + 1] for tensor in inputs)
             output, half_state = decode(
                 query, key, value, half_state, kernel=kernel, relative=relative
             )
@@ -217,14 +217,16 @@ def test_half_precision_and_autocast_layers_are_close_to_float32(
             gradients = torch.autograd.grad(
                 output.float().mean(), list(model.parameters()), allow_unused=True
             )
-            assert all(torch.isfinite(one).all() for one in gradients if one is not None)
+            assert all(
+                torch.isfinite(gradient).all() for gradient in gradients if gradient is not None
+            )
             if factor == 1.0 and not causal:
                 assert relative_error(output.float(), single) <= LAYER_BAND * HALF_BANDS[dtype]
 
 
 @parametrize_by_kernel(SUPPORTED_CASES)
 def test_float64_inputs_give_float64_outputs(case: Case):
-    # A value of 1 + 1e-12 against one of 1: float32 anywhere on its way would lose the difference.
+    # A computation in float32 would lose the difference between 1 and 1 + 1e-12.
     query, key, _ = draw_inputs(GRID.num_tokens, scale=0.3)
     outputs = [
         attention(

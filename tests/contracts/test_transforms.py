@@ -34,30 +34,30 @@ GRIDS = {False: Grid((2, 3)), True: Grid(5)}
 HEADS, DIM, DIM_VALUE = 2, 4, 3
 BAND = 1e-9
 NAMED = [case for case in SUPPORTED_CASES if case.backend != "auto"]
-# torch's fused softmax has one derivative, and that backwards.
+# The fused softmax of PyTorch has a backward pass, but no jvp and no second derivative.
 FUSED = {
     ("softmax", relative)
     for relative in (None, "rotation", "rotation_joint", "rotary", "transformer_xl")
 }
 ONCE = [case for case in NAMED if case.backend == "dense" and (case.kernel, case.relative) in FUSED]
 TWICE = [case for case in NAMED if case not in ONCE]
-# Which rows are computed again is read from the numbers, which vmap has no rule for.
+# These backends recompute rows that depend on the data, which vmap does not support.
 UNMAPPED = [case for case in NAMED if case.backend == "fft"]
 MAPPED = [case for case in NAMED if case not in UNMAPPED]
 Attend = Callable[..., Tensor]
-# vmap has no rule for torch's fused softmax, and goes through it one by one.
+# vmap has no rule for the fused softmax of PyTorch and loops over the samples.
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
 
 def draw(seed: int, num_tokens: int) -> list[Tensor]:
-    """Query, key and value of one sample."""
+    """Return query, key and value of one sample."""
     return draw_inputs(num_tokens, batch=1, heads=HEADS, dim=DIM, dim_value=DIM_VALUE, seed=seed)
 
 
 def build(
     case: Case, *, is_causal: bool = False
 ) -> tuple[Callable[[str], Attend], list[Tensor], list[Tensor]]:
-    """Attention by a backend, of query, key, value and the relative kernel's tensors; a point; a direction."""
+    """Return attention as a function of a backend, with a point and a direction for derivatives."""
     grid = GRIDS[is_causal]
     relative = build_relative(
         case.relative,
@@ -97,12 +97,12 @@ def build(
     return (
         by,
         point,
-        [torch.randn(one.shape, generator=generator, dtype=one.dtype) for one in point],
+        [torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype) for tensor in point],
     )
 
 
 def weighted(attend: Attend) -> Attend:
-    """The output in one number."""
+    """Return a weighted sum of the output."""
 
     def total(*tensors: Tensor) -> Tensor:
         output = attend(*tensors)
@@ -113,21 +113,23 @@ def weighted(attend: Attend) -> Attend:
 
 
 def second_derivative(total: Attend, point: list[Tensor], direction: list[Tensor]) -> list[Tensor]:
-    """Hessian times a direction, by two backward passes."""
-    leaves = [one.clone().requires_grad_() for one in point]
+    """Return the product of the Hessian and a direction by two backward passes."""
+    leaves = [tensor.clone().requires_grad_() for tensor in point]
     gradients = torch.autograd.grad(
         total(*leaves), leaves, create_graph=True, materialize_grads=True
     )
     along = sum(
-        ((one * other).sum() for one, other in zip(gradients, direction, strict=True)),
-        start=0.0 * leaves[0].sum(),  # where nothing else depends on them
+        ((tensor * other).sum() for tensor, other in zip(gradients, direction, strict=True)),
+        start=0.0 * leaves[0].sum(),  # if no gradient depends on the leaves
     )
     return list(torch.autograd.grad(along, leaves, materialize_grads=True))
 
 
-def largest_change(ones: list[Tensor], others: list[Tensor]) -> float:
-    """The largest of the changes of a list of tensors."""
-    return max(relative_error(one, other) for one, other in zip(ones, others, strict=True))
+def largest_error(actual: list[Tensor], expected: list[Tensor]) -> float:
+    """Return the largest relative error of several tensors."""
+    return max(
+        relative_error(tensor, target) for tensor, target in zip(actual, expected, strict=True)
+    )
 
 
 @parametrize_by_kernel(MAPPED)
@@ -141,7 +143,7 @@ def test_vmap_equals_a_loop(case: Case):
     over = (0, 0, 0, *(None for _ in point[3:]))
     together = vmap(by(case.backend), in_dims=over)(*many, *point[3:])
     alone = torch.stack(
-        [by(case.backend)(*(one[place] for one in many), *point[3:]) for place in range(3)]
+        [by(case.backend)(*(tensor[index] for tensor in many), *point[3:]) for index in range(3)]
     )
     assert relative_error(together, alone) <= BAND
 
@@ -160,10 +162,12 @@ def test_jvp_is_the_transpose_of_vjp(case: Case):
     by, point, direction = build(case)
     forwards = jvp(by(case.backend), tuple(point), tuple(direction))
     output, tangent = forwards[0], forwards[1]
-    leaves = [one.clone().requires_grad_() for one in point]
+    leaves = [tensor.clone().requires_grad_() for tensor in point]
     weight = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).reshape(output.shape)
     gradients = torch.autograd.grad(by("dense")(*leaves), leaves, weight, materialize_grads=True)
-    backwards = sum((one * other).sum() for one, other in zip(gradients, direction, strict=True))
+    backwards = sum(
+        (tensor * other).sum() for tensor, other in zip(gradients, direction, strict=True)
+    )
     assert math.isclose(
         float((tangent * weight).sum()), float(backwards), rel_tol=BAND, abs_tol=BAND
     )
@@ -172,25 +176,25 @@ def test_jvp_is_the_transpose_of_vjp(case: Case):
 @parametrize_by_kernel(FAST_CASES)
 def test_jacobian_equals_dense(case: Case):
     by, point, _ = build(case)
-    ours, theirs = (
+    ours, expected = (
         list(jacrev(by(backend), argnums=tuple(range(len(point))))(*point))
         for backend in (case.backend, "dense")
     )
-    assert largest_change(ours, theirs) <= BAND
+    assert largest_error(ours, expected) <= BAND
 
 
 @parametrize_by_kernel(TWICE)
 def test_second_derivatives_equal_dense(case: Case):
     by, point, direction = build(case)
-    truth = second_derivative(weighted(by("dense")), point, direction)
+    reference = second_derivative(weighted(by("dense")), point, direction)
     places = tuple(range(len(point)))
     forwards = jvp(
         grad(weighted(by(case.backend)), argnums=places), tuple(point), tuple(direction)
     )[1]
-    assert largest_change(list(forwards), truth) <= BAND
+    assert largest_error(list(forwards), reference) <= BAND
     if case.backend != "dense":
         backwards = second_derivative(weighted(by(case.backend)), point, direction)
-        assert largest_change(backwards, truth) <= BAND
+        assert largest_error(backwards, reference) <= BAND
 
 
 @parametrize_by_kernel(TWICE)
@@ -202,31 +206,31 @@ def test_shared_inputs_have_correct_gradients(case: Case):
             query = torch.sin(tokens)
             return weighted(by(backend))(query, tokens, query, *tensors)
 
-        leaves = [one.clone().requires_grad_() for one in (point[1], *point[3:])]
+        leaves = [tensor.clone().requires_grad_() for tensor in (point[1], *point[3:])]
         first = torch.autograd.grad(
             total(*leaves), leaves, create_graph=True, materialize_grads=True
         )
         products = [
-            (one * other).sum()
-            for one, other in zip(first, (direction[1], *direction[3:]), strict=True)
+            (tensor * other).sum()
+            for tensor, other in zip(first, (direction[1], *direction[3:]), strict=True)
         ]
         along = torch.stack(products).sum()
         return [*first, *torch.autograd.grad(along, leaves, materialize_grads=True)]
 
-    assert largest_change(twice(case.backend), twice("dense")) <= BAND
+    assert largest_error(twice(case.backend), twice("dense")) <= BAND
 
 
 @parametrize_by_kernel([case for case in TWICE if case.backend in ("dense", "linear", "rings")])
 def test_transforms_of_causal_attention(case: Case):
     by, point, direction = build(case, is_causal=True)
     backend = case.backend
-    truth = second_derivative(weighted(by("dense")), point, direction)
+    reference = second_derivative(weighted(by("dense")), point, direction)
     forwards = jvp(
         grad(weighted(by(backend)), argnums=tuple(range(len(point)))),
         tuple(point),
         tuple(direction),
     )[1]
-    assert largest_change(list(forwards), truth) <= BAND
+    assert largest_error(list(forwards), reference) <= BAND
     together = vmap(by(backend), in_dims=(0, *(None for _ in point[1:])))(
         torch.stack([point[0]] * 2), *point[1:]
     )
@@ -250,20 +254,21 @@ def test_vmap_over_parameters_equals_a_loop(pair: Case):
     ]
     tokens = torch.randn(2, 1, grid.num_tokens, 8, dtype=torch.float64)
     parameters = [
-        {name: one.detach() for name, one in layer.named_parameters()} for layer in layers
+        {name: parameter.detach() for name, parameter in layer.named_parameters()}
+        for layer in layers
     ]
-    stacked = {name: torch.stack([one[name] for one in parameters]) for name in parameters[0]}
+    stacked = {name: torch.stack([state[name] for state in parameters]) for name in parameters[0]}
 
     def call(parameters: dict[str, Tensor], tokens: Tensor) -> Tensor:
         return functional_call(layers[0], parameters, (tokens, grid))
 
     together = vmap(call)(stacked, tokens)
-    alone = torch.stack([call(one, tokens[place]) for place, one in enumerate(parameters)])
+    alone = torch.stack([call(state, tokens[index]) for index, state in enumerate(parameters)])
     assert relative_error(together, alone) <= BAND
-    # Gradients of every sample, as differential privacy asks for them.
-    of_samples = vmap(grad(lambda one: call(parameters[0], one).square().sum()))(tokens)
+    # Gradients per sample, as in differential privacy.
+    of_samples = vmap(grad(lambda sample: call(parameters[0], sample).square().sum()))(tokens)
     expected = torch.func.grad(
-        lambda both: sum(call(parameters[0], one).square().sum() for one in both)
+        lambda both: sum(call(parameters[0], sample).square().sum() for sample in both)
     )(tokens)
     assert relative_error(of_samples, expected) <= BAND
 
@@ -271,10 +276,10 @@ def test_vmap_over_parameters_equals_a_loop(pair: Case):
 MASK = torch.arange(12) < torch.tensor([[12], [8], [3]])
 
 
-@pytest.mark.parametrize("given", ["key_mask", "lengths", "key_padding_mask"])
+@pytest.mark.parametrize("argument", ["key_mask", "lengths", "key_padding_mask"])
 @pytest.mark.parametrize("kernel", ["softmax", "squared_relu"])
-def test_per_sample_gradients_ignore_padding(kernel: str, given: str):
-    if given == "key_padding_mask":
+def test_per_sample_gradients_ignore_padding(kernel: str, argument: str):
+    if argument == "key_padding_mask":
         layer: nn.Module = MultiheadAttention(8, 2, kernel=kernel, batch_first=True).double()
     else:
         layer = Attention(8, 2, kernel=kernel, num_axes=1).double()
@@ -282,12 +287,12 @@ def test_per_sample_gradients_ignore_padding(kernel: str, given: str):
         draw_inputs(12, batch=3, heads=1, dim=8)[0][:, 0],
         dict[str, Tensor](layer.named_parameters()),
     )
-    masks = {"key_mask": MASK, "lengths": MASK.sum(dim=1), "key_padding_mask": ~MASK}[given]
+    masks = {"key_mask": MASK, "lengths": MASK.sum(dim=1), "key_padding_mask": ~MASK}[argument]
 
     def loss(parameters: dict[str, Tensor], tokens: Tensor, mask: Tensor) -> Tensor:
         tokens, mask = tokens[None], mask[None]
-        arguments = (tokens, Grid(12)) if given != "key_padding_mask" else (tokens,) * 3
-        output = functional_call(layer, parameters, arguments, {given: mask})
+        arguments = (tokens, Grid(12)) if argument != "key_padding_mask" else (tokens,) * 3
+        output = functional_call(layer, parameters, arguments, {argument: mask})
         return (output if isinstance(output, Tensor) else output[0]).square().sum()
 
     together = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, tokens, masks)

@@ -49,7 +49,7 @@ def hyperbolic(kernel: FeatureKernel, vectors: Tensor) -> Tensor:
 
 
 def optimal(kernel: FeatureKernel, vectors: Tensor) -> Tensor:
-    """(1 − 4A)^(d/4) exp(A‖w‖² + √(1 − 4A) wᵀx − ‖x‖²/2) / √m, with s of unit-normal queries and keys."""
+    """(1 − 4A)^(d/4) exp(A‖w‖² + √(1 − 4A) wᵀx − ‖x‖²/2) / √m, for unit-normal queries and keys."""
     assert isinstance(kernel, Optimal)
     x = math.sqrt(SCALE) * vectors
     s = 2 * DIM * SCALE
@@ -64,9 +64,9 @@ def optimal(kernel: FeatureKernel, vectors: Tensor) -> Tensor:
     return (1 - 4 * a) ** (DIM / 4) * exponent.exp() / math.sqrt(len(kernel.projection))
 
 
-# Fixed norms leave a bias.
+# Draws of fixed norm are biased.
 UNBIASED_PROJECTIONS = [projection for projection in PROJECTIONS if projection != "fixed_norm"]
-# φ before any factor is taken out of it.
+# Features without a common factor taken out.
 UNNORMALISED: dict[str, Callable[[FeatureKernel, Tensor], Tensor]] = {
     "positive": positive,
     "hyperbolic": hyperbolic,
@@ -90,15 +90,15 @@ def draw_vectors(num_tokens: int, seed: int) -> Tensor:
 def estimates(
     name: str, num_features: int, projection: str, num_draws: int
 ) -> tuple[Tensor, Tensor]:
-    """Estimates of every draw, and what they estimate: exp(scale · qᵀk)."""
+    """Return the estimates of every draw, and the exact kernel exp(scale · qᵀk)."""
     generator = Generator().manual_seed(0)
     query, key = draw_vectors(5, seed=1), draw_vectors(7, seed=2)
-    found = []
+    products = []
     for _ in range(num_draws):
         kernel = draw(name, num_features, projection, generator)
         features = UNNORMALISED[name]
-        found.append(features(kernel, query) @ features(kernel, key).transpose(-2, -1))
-    return torch.stack(found), torch.exp(SCALE * query @ key.transpose(-2, -1))
+        products.append(features(kernel, query) @ features(kernel, key).transpose(-2, -1))
+    return torch.stack(products), torch.exp(SCALE * query @ key.transpose(-2, -1))
 
 
 def test_every_random_kernel_is_tested():
@@ -119,11 +119,11 @@ def test_features_equal_the_formula_up_to_a_factor(name: str):
 @pytest.mark.parametrize("projection", UNBIASED_PROJECTIONS)
 @pytest.mark.parametrize("name", RANDOM_KERNELS)
 def test_mean_over_draws_is_the_softmax_kernel(name: str, projection: str):
-    found, truth = estimates(name, 8, projection, num_draws=1500)
-    standard_error = found.std(dim=0) / math.sqrt(len(found))
-    deviations = (found.mean(dim=0) - truth) / standard_error
+    products, reference = estimates(name, 8, projection, num_draws=1500)
+    standard_error = products.std(dim=0) / math.sqrt(len(products))
+    deviations = (products.mean(dim=0) - reference) / standard_error
     assert deviations.abs().max() < 5
-    assert (found.mean(dim=0) / truth - 1).abs().mean() < 0.02
+    assert (products.mean(dim=0) / reference - 1).abs().mean() < 0.02
 
 
 @pytest.mark.parametrize("projection", UNBIASED_PROJECTIONS)
@@ -131,8 +131,8 @@ def test_mean_over_draws_is_the_softmax_kernel(name: str, projection: str):
 def test_error_falls_with_the_root_of_num_features(name: str, projection: str):
     errors = []
     for num_features in (12, 192):
-        found, truth = estimates(name, num_features, projection, num_draws=150)
-        errors.append((found - truth).square().mean().sqrt())
+        products, reference = estimates(name, num_features, projection, num_draws=150)
+        errors.append((products - reference).square().mean().sqrt())
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.25)
 
 

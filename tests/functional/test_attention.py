@@ -50,7 +50,7 @@ def test_attention_equals_loops_over_pairs():
                     for scale, frequency in enumerate((1.0, 0.3)):
                         alpha = float(relative.cosine_weight[head, axis, scale])
                         beta = float(relative.sine_weight[head, axis, scale])
-                        # ω as it is in float32, from which the kernel's came.
+                        # The frequencies of the kernel were rounded to float32.
                         phase = float(torch.tensor(frequency)) * offset
                         log_weight += 0.7 * (alpha * math.cos(phase) + beta * math.sin(phase))
                 numerator += math.exp(log_weight) * value[0, head, j]
@@ -297,11 +297,11 @@ def test_inputs_of_1e30_do_not_overflow(kernel: str, is_causal: bool):
     for relative, num_tokens in itertools.product((None, "rotary", "window"), (12, 200)):
         options: dict[str, Any] = {"kernel": kernel, "relative": relative, "is_causal": is_causal}
         options["grid"] = Grid(num_tokens)
-        inputs = [(1e30 * one).float().requires_grad_() for one in draw_inputs(num_tokens)]
-        expected = attention(*(one.double() for one in inputs), **options)
-        found = attention(*inputs, **options)
-        assert (found - expected).abs().max() <= 1e-6 * expected.abs().max(), (
+        inputs = [(1e30 * tensor).float().requires_grad_() for tensor in draw_inputs(num_tokens)]
+        expected = attention(*(tensor.double() for tensor in inputs), **options)
+        output = attention(*inputs, **options)
+        assert (output - expected).abs().max() <= 1e-6 * expected.abs().max(), (
             relative
-        )  # rounded once to float32
-        for one in torch.autograd.grad(found.mean(), inputs, allow_unused=True):
-            assert one is None or one.isfinite().all(), relative
+        )  # the outputs are rounded to float32
+        for tensor in torch.autograd.grad(output.mean(), inputs, allow_unused=True):
+            assert tensor is None or tensor.isfinite().all(), relative

@@ -128,8 +128,8 @@ def test_masked_tokens_do_not_hide_small_weights(
         assert relative_error(torch.cat(outputs, dim=2), expected) <= 1e-10, kernel
 
 
-def numbers(state: object) -> int:
-    """Number of numbers that a state holds."""
+def num_elements(state: object) -> int:
+    """Return the number of elements of a state."""
     if isinstance(state, Tensor):
         return state.numel()
     parts = (
@@ -139,7 +139,7 @@ def numbers(state: object) -> int:
         if hasattr(state, "__dict__")
         else ()
     )
-    return sum(map(numbers, parts))
+    return sum(map(num_elements, parts))
 
 
 @pytest.mark.parametrize("relative", RELATIVES)
@@ -152,14 +152,14 @@ def test_decoding_equals_causal_attention(relative: str | None):
         expected = attention(
             *inputs, kernel=built[0], relative=built[1], grid=grid, is_causal=True, backend="dense"
         )
-        # Weights of both signs can bring a denominator near 0, which magnifies rounding.
+        # With signed weights, a denominator near 0 can magnify rounding.
         assert relative_error(decoded, expected) < (1e-10 if kernel != "trigonometric" else 1e-8), (
             kernel
         )
         assert [state.num_tokens for state in states] == list(range(1, 12))
-        assert len({numbers(state) for state in states[4:]}) == 1, (
+        assert len({num_elements(state) for state in states[4:]}) == 1, (
             kernel
-        )  # no more from when the rings are full
+        )  # the size is constant once the rings are full
 
 
 @pytest.mark.parametrize("relative", RELATIVES)
@@ -185,7 +185,7 @@ def test_bfloat16_is_finite_and_accurate(relative: str | None):
 
 @pytest.mark.parametrize("relative", ["fourier", "rotary"])
 def test_late_positions_are_exact_in_bfloat16(relative: str):
-    # The 258th whole number is no bfloat16: positions must not be in the dtype of the tokens.
+    # bfloat16 cannot represent 257, so positions must not have the dtype of the tokens.
     kernel, built = build_pair("squared_relu", relative)
     inputs = draw_inputs(270, dtype=torch.bfloat16)
     decoded, _ = decode_all(inputs, kernel, built)
@@ -244,7 +244,7 @@ def test_tokens_are_one_ring_width_apart():
 
 
 def test_growing_keys_give_finite_outputs():
-    # Exponents from 1 to 10⁵: the state is rescaled to each new largest key and never overflows.
+    # Exponents grow from 1 to 10⁵. The state is rescaled to each new largest key.
     query, key, value = (tensor.float() for tensor in draw_inputs(17))
     key = key * torch.logspace(0, 4, 17)[:, None]
     kernel, _ = build_pair("positive", None)
@@ -303,7 +303,7 @@ def test_wrong_shapes_are_errors(place: int, argument: str, unchecked_annotation
         decode(inputs[0], inputs[1], inputs[2], None, kernel="squared_relu")
 
 
-FOREIGN = {
+OTHER_STATES = {
     "another kernel's": (
         {"kernel": "relu"},
         r"state.kernels must be \('squared_relu', 'rotary'\).*got \('relu', None\)",
@@ -329,9 +329,9 @@ FOREIGN = {
 }
 
 
-@pytest.mark.parametrize("whose", FOREIGN)
-def test_state_of_another_layer_is_an_error(whose: str, unchecked_annotations: None):
-    changed, message = FOREIGN[whose]
+@pytest.mark.parametrize("state_name", OTHER_STATES)
+def test_state_of_another_layer_is_an_error(state_name: str, unchecked_annotations: None):
+    changed, message = OTHER_STATES[state_name]
     kernels: dict[str, Any] = {"kernel": "squared_relu", "relative": "rotary"}
     state: Any = ()
     if changed is not None:

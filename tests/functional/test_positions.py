@@ -15,7 +15,7 @@ from teka.precision import to_widest_dtype
 LIKE = torch.zeros((), dtype=torch.float64)
 
 
-def alike(
+def make_positions(
     grid: Grid | None = None, positions: torch.Tensor | None = None, num_prefix_tokens: int = 0
 ) -> Positions:
     return Positions(grid, positions, num_prefix_tokens=num_prefix_tokens)
@@ -23,26 +23,26 @@ def alike(
 
 def test_only_offsets_of_a_periodic_grid_wrap():
     grid = Grid((5,), periodic=True)
-    assert alike(grid).offsets_like(LIKE)[0, 4, 0] == 1
-    assert alike(positions=grid.positions()).offsets_like(LIKE)[0, 4, 0] == -4
+    assert make_positions(grid).offsets_like(LIKE)[0, 4, 0] == 1
+    assert make_positions(positions=grid.positions()).offsets_like(LIKE)[0, 4, 0] == -4
 
 
 def test_offsets_are_query_minus_key_positions():
     positions = torch.rand(2, 3, 4)
-    offsets = alike(positions=positions).offsets_like(LIKE)
+    offsets = make_positions(positions=positions).offsets_like(LIKE)
     assert offsets.dtype == torch.float64
     assert torch.equal(offsets[1, 0, 2], (positions[1, 0].double() - positions[1, 2].double()))
 
 
 def test_offsets_far_from_the_origin_are_exact():
     positions = 5e6 + torch.tensor([[0.0], [0.25], [0.5]], dtype=torch.float64)
-    offsets = alike(positions=positions).offsets_like(LIKE.float())
+    offsets = make_positions(positions=positions).offsets_like(LIKE.float())
     assert offsets.dtype == torch.float32
     assert offsets[:, 0, 0].tolist() == [0.0, 0.25, 0.5]
 
 
 def test_offsets_of_some_queries():
-    placement = alike(Grid((3, 5), periodic=(True, False)))
+    placement = make_positions(Grid((3, 5), periodic=(True, False)))
     every = placement.offsets_like(LIKE)
     assert torch.equal(placement.offsets_like(LIKE, slice(4, 9)), every[4:9])
 
@@ -65,13 +65,13 @@ def test_queries_and_keys_may_have_different_positions():
 
 
 def test_num_axes():
-    assert alike(Grid((3, 5, 2))).num_axes == 3
-    assert alike(positions=torch.zeros(7, 4)).num_axes == 4
-    assert alike().num_axes == 0
+    assert make_positions(Grid((3, 5, 2))).num_axes == 3
+    assert make_positions(positions=torch.zeros(7, 4)).num_axes == 4
+    assert make_positions().num_axes == 0
 
 
 def test_torus_frequencies_are_rounded_without_a_gradient():
-    placement = alike(Grid((4, 6), spacing=(1.0, 0.5), periodic=(True, False)))
+    placement = make_positions(Grid((4, 6), spacing=(1.0, 0.5), periodic=(True, False)))
     frequency = torch.tensor([[1.5, 1.5], [0.1, 0.1]], dtype=torch.float64, requires_grad=True)
     rounded = placement.torus_frequency(frequency)
     assert rounded.tolist() == [[math.pi / 2, 1.5], [0.0, 0.1]]
@@ -82,15 +82,18 @@ def test_torus_frequencies_are_rounded_without_a_gradient():
 @pytest.mark.parametrize(
     ("placement", "message"),
     [
-        (alike(), r"grid or positions must be given.*got neither"),
-        (alike(Grid(7), torch.zeros(7, 1)), r"grid or positions must be given.*got both"),
-        (alike(Grid(6)), "must have 0 prefix \\+ 6 tokens of the grid"),
+        (make_positions(), r"grid or positions must be given.*got neither"),
+        (make_positions(Grid(7), torch.zeros(7, 1)), r"grid or positions must be given.*got both"),
+        (make_positions(Grid(6)), "must have 0 prefix \\+ 6 tokens of the grid"),
         (
-            alike(positions=torch.zeros(6, 1)),
+            make_positions(positions=torch.zeros(6, 1)),
             r"positions must have shape \(7, axes\).*got \(6, 1\)",
         ),
-        (alike(positions=torch.zeros(3, 7, 1)), r"positions must have .*got \(3, 7, 1\)"),
-        (alike(positions=torch.full((7, 1), math.nan)), "positions must be finite, got NaN"),
+        (make_positions(positions=torch.zeros(3, 7, 1)), r"positions must have .*got \(3, 7, 1\)"),
+        (
+            make_positions(positions=torch.full((7, 1), math.nan)),
+            "positions must be finite, got NaN",
+        ),
         (Positions(Grid(7), key=Positions(Grid(4))), "the key sequence must have .*got 5 tokens"),
         (Positions(Grid(7), key=Positions(Grid((5, 1)))), "of 1 axes, like the queries"),
         (Positions(Grid(7, periodic=True), key=Positions(Grid(5))), r"periods \(7.0,\)"),
@@ -130,16 +133,16 @@ def frequencies(heads: int = 3, waves: int = 5, axes: int = 2) -> Tensor:
 
 def test_phases_equal_inner_products_modulo_two_pi():
     frequency, positions = frequencies(), 20 * torch.randn(4, 7, 2, dtype=torch.float64)
-    found = phases(frequency, positions, positions.dtype)
-    assert found.shape == (4, 3, 7, 5)
-    assert float(found.abs().max()) < 2 * math.pi
+    actual = phases(frequency, positions, positions.dtype)
+    assert actual.shape == (4, 3, 7, 5)
+    assert float(actual.abs().max()) < 2 * math.pi
     expected = sum(
         positions[:, None, :, None, axis] * frequency[None, :, None, :, axis] for axis in range(2)
     )
     assert torch.is_tensor(expected)
-    turns = (expected - found) / (2 * math.pi)
+    turns = (expected - actual) / (2 * math.pi)
     assert float((turns - turns.round()).abs().max()) < 1e-12
-    assert torch.allclose(phases(frequency, positions[1], torch.float64), found[1], atol=1e-12)
+    assert torch.allclose(phases(frequency, positions[1], torch.float64), actual[1], atol=1e-12)
 
 
 @pytest.mark.parametrize("shift", [1e3, 2.0**20])

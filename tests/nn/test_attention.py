@@ -28,7 +28,7 @@ def draw_tokens(num_tokens: int = 16, dim: int = 8) -> Tensor:
 
 
 def learn(layer: nn.Module, *arguments: Any, steps: int = 1) -> dict[str, Tensor]:
-    """Gradients after some steps of an optimiser."""
+    """Train a layer for some steps, and return the gradients."""
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     for step in range(steps + 1):
         optimizer.zero_grad()
@@ -47,14 +47,14 @@ def learn(layer: nn.Module, *arguments: Any, steps: int = 1) -> dict[str, Tensor
 @parametrize_by_kernel(PAIRS, qkv_bias=[True, False])
 def test_every_parameter_has_a_finite_nonzero_gradient_after_one_step(pair: Case, qkv_bias: bool):
     layer = build(kernel=pair.kernel, relative=pair.relative, qkv_bias=qkv_bias)
-    # Trigonometric features explode for long vectors, as documented.
+    # Trigonometric features overflow for long vectors, as documented.
     gradients = learn(
         layer, draw_tokens() * (0.3 if pair.kernel == "trigonometric" else 1.0), GRID, None, 1
     )
     for name, _ in layer.named_parameters():
         assert name in gradients, name
         assert torch.isfinite(gradients[name]).all(), name
-        # Not rounding about 0 either, as of a bias that cancels.
+        # A bias that cancels would have a gradient of rounding errors.
         assert gradients[name].abs().max() > 1e-8, name
 
 
@@ -88,7 +88,7 @@ def test_half_of_the_heads_of_clipped_attend_by_position(relative: str, heads: i
     for parameter in layer.relative.parameters():
         nn.init.normal_(parameter)
     layer.output = nn.Linear(4 * heads, 4 * heads, bias=False).double()
-    nn.init.eye_(layer.output.weight)  # so that a head's output can be read off
+    nn.init.eye_(layer.output.weight)  # so that the outputs of the heads are visible
     num_content = heads - heads // 2
     tokens = draw_tokens(15, 4 * heads).double()
     order = torch.randperm(15, generator=torch.Generator().manual_seed(2))
@@ -100,7 +100,7 @@ def test_half_of_the_heads_of_clipped_attend_by_position(relative: str, heads: i
     )
     assert (change[:num_content] < 1e-10).all()
     assert (change[num_content:] > 1e-3).all()
-    # Position heads look at no key: one for each content head only.
+    # Position heads have no keys.
     assert layer.key is not None
     assert layer.key.out_features == 4 * num_content
 
@@ -177,11 +177,11 @@ def test_activation_checkpointing_supports_second_derivatives(options: dict[str,
         return [*plain, first.detach(), *second]
 
     again = partial(checkpoint, layer, use_reentrant=False)
-    for one, other in zip(gradients(again), gradients(layer), strict=True):
-        assert relative_error(one, other) < 1e-12
+    for gradient, expected in zip(gradients(again), gradients(layer), strict=True):
+        assert relative_error(gradient, expected) < 1e-12
 
 
-# Without "optimal", whose shift and spread are those of the queries that there are.
+# Without "optimal", which is fitted to all queries.
 UNPLACED = [pair for pair in PAIRS if pair.relative is None and pair.kernel != "optimal"]
 
 
@@ -226,4 +226,4 @@ def test_meta_tensors_have_shapes_and_gradients(pair: Case):
     output = layer(tokens, GRID, None, 1)
     output.sum().backward()
     assert output.shape == tokens.shape
-    assert all(one.grad is not None for one in layer.parameters())
+    assert all(parameter.grad is not None for parameter in layer.parameters())

@@ -6,7 +6,7 @@ from teka.functional import attention
 from teka.nn import AttentionHeads
 
 DIM, HEADS = 8, 2
-KINDS = [
+KERNEL_PAIRS = [
     ("squared_relu", "rotary"),
     ("softmax", None),
     ("positive", "alibi"),
@@ -27,7 +27,7 @@ def make_heads(kernel: str, relative: str | None, **options) -> AttentionHeads:
     return AttentionHeads(DIM, HEADS, kernel=kernel, relative=relative, **options).double()
 
 
-@pytest.mark.parametrize(("kernel", "relative"), KINDS)
+@pytest.mark.parametrize(("kernel", "relative"), KERNEL_PAIRS)
 def test_heads_equal_functional_attention(kernel: str, relative: str | None):
     heads = make_heads(kernel, relative)
     keep = torch.arange(11) < torch.tensor([[11], [7]])
@@ -36,7 +36,7 @@ def test_heads_equal_functional_attention(kernel: str, relative: str | None):
     assert torch.equal(heads(*draw(11), key_mask=keep, scale=0.2), expected)
 
 
-@pytest.mark.parametrize(("kernel", "relative"), KINDS)
+@pytest.mark.parametrize(("kernel", "relative"), KERNEL_PAIRS)
 @pytest.mark.parametrize("last", [1, 4])
 @pytest.mark.parametrize(
     "options", [{}, {"grid": Grid(9), "num_prefix_tokens": 2}, {"num_prefix_tokens": 2}]
@@ -46,8 +46,8 @@ def test_fewer_causal_queries_than_keys_are_the_last_tokens(
 ):
     heads, (query, key, value) = make_heads(kernel, relative, **options), draw(11)
     whole = heads(query, key, value, is_causal=True)
-    found = heads(query[:, :, -last:], key, value, is_causal=True)
-    torch.testing.assert_close(found, whole[:, :, -last:], rtol=1e-10, atol=1e-10)
+    output = heads(query[:, :, -last:], key, value, is_causal=True)
+    torch.testing.assert_close(output, whole[:, :, -last:], rtol=1e-10, atol=1e-10)
 
 
 def test_more_causal_queries_than_keys_are_an_error():

@@ -32,7 +32,7 @@ def test_every_option_has_its_effect():
     assert "value.bias" not in without.state_dict()
     softmax = build(kernel="softmax")
     assert softmax.key is not None
-    assert softmax.key.bias is None  # it would cancel
+    assert softmax.key.bias is None  # a bias would cancel
     assert build(kernel="constant").query is None
     assert build(kernel="constant").key is None
     features = build(kernel="positive", num_features=7).kernel
@@ -188,11 +188,11 @@ def test_step_refuses_other_states(unchecked_annotations: None):
     layer = build(causal=True, num_axes=1)
     _, right = layer.step(TOKENS[:, 0])
     others: list[Any] = [(), right * 2, [None], 3]
-    for given in others:
+    for other_state in others:
         with pytest.raises(
             ValueError, match=r"state must be None, or the tuple of 1 states that the last step"
         ):
-            layer.step(TOKENS[:, 0], given)
+            layer.step(TOKENS[:, 0], other_state)
     layer.step(TOKENS[:, 0], right)
 
 

@@ -1,4 +1,4 @@
-"""Learned kernels of distance and of signed offsets: what they begin as."""
+"""Initial values of learned kernels of distances and signed offsets."""
 
 from collections.abc import Callable
 
@@ -35,7 +35,7 @@ def test_power_of_kerple_is_below_2():
 
 def test_max_distance_of_shaw_and_frequencies_of_transformer_xl():
     assert RelativeKernel("shaw", num_axes=2, dim_head=5, max_distance=3)().max_distance == 3
-    frequency = 8.0 ** (-torch.arange(4) / 2)  # of strategy 1
+    frequency = 8.0 ** (-torch.arange(4) / 2)  # the frequencies of rotation
     module = RelativeKernel("transformer_xl", num_axes=2, heads=3, dim_head=5, frequency=frequency)
     assert torch.equal(module().frequency, frequency[:, None].expand(4, 2))
     layer = Attention(15, 3, kernel="softmax", relative=module)

@@ -28,18 +28,18 @@ def test_forward_returns_the_kernel_with_the_projection(
 
 
 def test_draws_differ_but_depend_only_on_the_seed():
-    one, other = (
+    features, copy = (
         RandomFeatures("positive", 5, generator=Generator().manual_seed(3)) for _ in range(2)
     )
     drawn = []
     for _ in range(3):
-        assert torch.equal(one.projection, other.projection)
-        drawn.append(one.projection.clone())
-        one.redraw()
-        other.redraw()
+        assert torch.equal(features.projection, copy.projection)
+        drawn.append(features.projection.clone())
+        features.redraw()
+        copy.redraw()
     assert not torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[1], drawn[2])
-    assert int(one.num_draws) == 4
+    assert int(features.num_draws) == 4
 
 
 def test_global_seed_determines_different_draws_of_two_modules():
@@ -167,7 +167,9 @@ def test_training_changes_the_features_of_every_head(relative: str | None):
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     before = {
-        name: one.detach().clone() for name, one in model.named_parameters() if ".kernel." in name
+        name: parameter.detach().clone()
+        for name, parameter in model.named_parameters()
+        if ".kernel." in name
     }
     assert len(before) == 8
     torch.nn.functional.cross_entropy(
@@ -175,8 +177,8 @@ def test_training_changes_the_features_of_every_head(relative: str | None):
     ).backward()
     optimizer.step()
     after = dict(model.named_parameters())
-    for name, one in before.items():
-        assert ((after[name] - one).flatten(1).abs().amax(dim=-1) > 0).all(), name
+    for name, parameter in before.items():
+        assert ((after[name] - parameter).flatten(1).abs().amax(dim=-1) > 0).all(), name
 
 
 def test_learned_features_are_not_compared_with_softmax():

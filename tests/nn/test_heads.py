@@ -14,7 +14,7 @@ BY_POSITION = [name for name in RELATIVES if name not in ("rotary", "rotation_jo
 
 
 def build(heads: int = 3, **options: Any) -> Attention:
-    """A layer whose heads can be read off its output, in float64."""
+    """Return a layer in float64 whose output shows its heads."""
     torch.manual_seed(0)
     options = {"relative": None, **options}
     layer = Attention(4 * heads, heads, **options).double().eval()
@@ -32,8 +32,8 @@ def draw_tokens(dim: int, seed: int = 1) -> Tensor:
     )
 
 
-def change_by_head(one: Tensor, other: Tensor) -> Tensor:
-    return (one - other).abs().unflatten(-1, (-1, 4)).amax(dim=(0, 1, 3))
+def change_by_head(output: Tensor, expected: Tensor) -> Tensor:
+    return (output - expected).abs().unflatten(-1, (-1, 4)).amax(dim=(0, 1, 3))
 
 
 @pytest.mark.parametrize("relative", BY_POSITION)
@@ -51,14 +51,14 @@ def test_last_heads_attend_by_position(relative: str):
     "relative", [name for name in BY_POSITION if not RELATIVES[name].uses_query]
 )
 def test_position_heads_do_not_depend_on_queries_and_keys(relative: str):
-    layer, one, other = (
+    layer, tokens, others = (
         build(relative=relative, position_heads=1),
         draw_tokens(12),
         draw_tokens(12, seed=2),
     )
-    # Values are an affine map of the tokens, and a mean with fixed weights is linear.
-    middle = layer((one + other) / 2, GRID)
-    change = change_by_head(middle, (layer(one, GRID) + layer(other, GRID)) / 2)
+    # Values are an affine function of the tokens, and a mean with fixed weights is linear.
+    middle = layer((tokens + others) / 2, GRID)
+    change = change_by_head(middle, (layer(tokens, GRID) + layer(others, GRID)) / 2)
     assert change[2] < 1e-12
     assert (change[:2] > 1e-3).all()
 
@@ -85,7 +85,7 @@ def test_named_kernel_has_parameters_for_its_heads():
         layer = build(5, relative=relative, position_heads=2)
         assert layer.relative is not None
         for name, parameter in layer.relative.named_parameters():
-            # Frequencies of rotation, and the embeddings of rings, are shared by the heads.
+            # Heads share the frequencies of rotation and the embeddings of rings.
             assert (
                 relative.startswith("clipped") or name == "frequency" or parameter.shape[0] == 2
             ), relative
@@ -112,8 +112,10 @@ def test_default_number_of_position_heads():
 def test_default_number_of_position_heads_may_be_explicit():
     tokens = draw_tokens(12)
     for relative, habit in (("clipped", 1), ("fourier", 0), ("rotary", 0), (None, 0)):
-        one, other = (build(relative=relative, position_heads=number) for number in (None, habit))
-        assert torch.equal(one(tokens, GRID), other(tokens, GRID))
+        default, explicit = (
+            build(relative=relative, position_heads=number) for number in (None, habit)
+        )
+        assert torch.equal(default(tokens, GRID), explicit(tokens, GRID))
 
 
 @pytest.mark.parametrize(

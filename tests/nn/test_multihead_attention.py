@@ -10,13 +10,13 @@ PADDING = torch.arange(7) >= torch.tensor([[7], [4], [5]])
 SIZES = {"dtype": torch.float64, "batch_first": True}
 
 
-def both(**sizes) -> tuple[nn.MultiheadAttention, MultiheadAttention]:
-    """torch's layer, and teka's with its parameters and the softmax."""
+def make_layers(**sizes) -> tuple[nn.MultiheadAttention, MultiheadAttention]:
+    """Return a layer of PyTorch, and a layer of teka with the same parameters and softmax."""
     torch.manual_seed(0)
-    theirs = nn.MultiheadAttention(12, 3, **(SIZES | sizes))
-    ours = MultiheadAttention(12, 3, kernel="softmax", relative=None, **(SIZES | sizes))
-    ours.load_state_dict(theirs.state_dict())
-    return theirs, ours
+    torch_layer = nn.MultiheadAttention(12, 3, **(SIZES | sizes))
+    layer = MultiheadAttention(12, 3, kernel="softmax", relative=None, **(SIZES | sizes))
+    layer.load_state_dict(torch_layer.state_dict())
+    return torch_layer, layer
 
 
 def tokens(num_tokens: int = 7, dim: int = 12) -> torch.Tensor:
@@ -47,24 +47,26 @@ def tokens(num_tokens: int = 7, dim: int = 12) -> torch.Tensor:
     ],
 )
 def test_softmax_equals_nn_multihead_attention(options: dict):
-    theirs, ours = both()
-    found, expected = (
-        layer(*[tokens()] * 3, need_weights=True, **options) for layer in (ours, theirs)
+    torch_layer, ours = make_layers()
+    output, expected = (
+        layer(*[tokens()] * 3, need_weights=True, **options) for layer in (ours, torch_layer)
     )
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    for result, target in zip(output, expected, strict=True):
+        torch.testing.assert_close(result, target, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("sizes", [{}, {"bias": False}, {"kdim": 5, "vdim": 4}], ids=str)
 def test_weights_of_nn_multihead_attention_can_be_loaded(sizes: dict):
-    theirs = nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 3, 24), 1)
-    theirs.layers[0].self_attn = nn.MultiheadAttention(12, 3, **sizes)
-    ours = nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 3, 24), 1)
-    ours.layers[0].self_attn = MultiheadAttention(12, 3, **sizes)
-    frequency = ours.state_dict()["layers.0.self_attn.heads.relative.frequency"].clone()
-    ours.load_state_dict(theirs.state_dict())
-    state = ours.state_dict()
-    assert all(torch.equal(state[name], tensor) for name, tensor in theirs.state_dict().items())
+    torch_layer = nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 3, 24), 1)
+    torch_layer.layers[0].self_attn = nn.MultiheadAttention(12, 3, **sizes)
+    layer = nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 3, 24), 1)
+    layer.layers[0].self_attn = MultiheadAttention(12, 3, **sizes)
+    frequency = layer.state_dict()["layers.0.self_attn.heads.relative.frequency"].clone()
+    layer.load_state_dict(torch_layer.state_dict())
+    state = layer.state_dict()
+    assert all(
+        torch.equal(state[name], tensor) for name, tensor in torch_layer.state_dict().items()
+    )
     assert torch.equal(state["layers.0.self_attn.heads.relative.frequency"], frequency)
 
 
@@ -94,18 +96,18 @@ def test_weights_under_autocast():
 
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_keys_and_values_may_have_other_sizes(batch_first: bool):
-    theirs, ours = both(kdim=5, vdim=4, batch_first=batch_first, bias=False)
-    given = [tokens(), tokens(9, 5), tokens(9, 4)]
-    given = given if batch_first else [one.transpose(0, 1) for one in given]
-    torch.testing.assert_close(ours(*given)[0], theirs(*given)[0], rtol=1e-12, atol=1e-12)
+    torch_layer, layer = make_layers(kdim=5, vdim=4, batch_first=batch_first, bias=False)
+    inputs = [tokens(), tokens(9, 5), tokens(9, 4)]
+    inputs = inputs if batch_first else [tensor.transpose(0, 1) for tensor in inputs]
+    torch.testing.assert_close(layer(*inputs)[0], torch_layer(*inputs)[0], rtol=1e-12, atol=1e-12)
 
 
 def test_input_without_a_batch():
-    theirs, ours = both()
-    given = [tokens()[1]] * 3
-    expected = theirs(*given, key_padding_mask=PADDING[1])[0]
+    torch_layer, layer = make_layers()
+    inputs = [tokens()[1]] * 3
+    expected = torch_layer(*inputs, key_padding_mask=PADDING[1])[0]
     torch.testing.assert_close(
-        ours(*given, key_padding_mask=PADDING[1])[0], expected, rtol=1e-12, atol=1e-12
+        layer(*inputs, key_padding_mask=PADDING[1])[0], expected, rtol=1e-12, atol=1e-12
     )
 
 
@@ -116,18 +118,20 @@ def test_encoder_layer_uses_the_replaced_attention(training: bool):
     layer.self_attn = MultiheadAttention(12, 2, **SIZES, grid=Grid((1, 7)))
     layer.train(training)
     with torch.no_grad():
-        found = layer(tokens(), src_key_padding_mask=PADDING)
+        output = layer(tokens(), src_key_padding_mask=PADDING)
         attended = layer.norm1(
             tokens() + layer.self_attn(*[tokens()] * 3, key_padding_mask=PADDING)[0]
         )
         expected = layer.norm2(attended + layer.linear2(layer.linear1(attended).relu()))
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_padding_mask_removes_keys():
     layer = MultiheadAttention(12, 2, **SIZES)
-    found = layer(*[tokens()] * 3, key_padding_mask=PADDING)[0][1, :4]
-    torch.testing.assert_close(found, layer(*[tokens()[1:2, :4]] * 3)[0][0], rtol=1e-12, atol=1e-12)
+    output = layer(*[tokens()] * 3, key_padding_mask=PADDING)[0][1, :4]
+    torch.testing.assert_close(
+        output, layer(*[tokens()[1:2, :4]] * 3)[0][0], rtol=1e-12, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize(

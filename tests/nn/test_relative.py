@@ -1,4 +1,4 @@
-"""Relative kernels with learned parameters: what they begin as, what they give, and what they refuse."""
+"""Relative kernels with learned parameters: initial values, results and errors."""
 
 import math
 from typing import Any
@@ -104,13 +104,13 @@ def test_rotation_is_initialized_as_in_the_paper():
 
 def test_frequencies_of_rotation_can_be_shared():
     frequency = Parameter(torch.tensor([1.0, 0.1, 0.01]))
-    one, other = (
+    shared, separate = (
         RelativeKernel("rotation", num_axes=2, heads=3, dim_head=5, frequency=frequency)
         for _ in range(2)
     )
-    assert one.frequency is other.frequency
-    assert one.cosine_weight.shape == (3, 2, 3)
-    assert not torch.equal(one.cosine_weight, other.cosine_weight)
+    assert shared.frequency is separate.frequency
+    assert shared.cosine_weight.shape == (3, 2, 3)
+    assert not torch.equal(shared.cosine_weight, separate.cosine_weight)
 
 
 @pytest.mark.parametrize("weight_scale", [0.0, 0.1, 3.0])
@@ -243,11 +243,11 @@ def test_rotary_normalizer_reaches_the_kernel():
         RelativeKernel("rotary", num_axes=2, heads=3, num_pairs=2)().normalizer
         == ROTARY_NORMALIZERS[0]
     )
-    found = RelativeKernel(
+    kernel = RelativeKernel(
         "rotary", num_axes=2, heads=3, num_pairs=2, normalizer="mixed", length_share=0.2
     )()
-    assert isinstance(found, functional.Rotary)
-    assert (found.normalizer, found.length_share) == ("mixed", 0.2)
+    assert isinstance(kernel, functional.Rotary)
+    assert (kernel.normalizer, kernel.length_share) == ("mixed", 0.2)
 
 
 SIZES: dict[str, dict[str, int]] = {

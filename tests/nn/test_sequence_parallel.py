@@ -1,4 +1,4 @@
-"""Tokens divided over processes: outputs and gradients are those of one process."""
+"""Sequence parallelism: outputs and gradients equal those of one process."""
 
 import copy
 from pathlib import Path
@@ -39,20 +39,20 @@ LAYERS: dict[str, tuple[dict[str, Any], Grid | None]] = {
 def gradients(
     model: nn.Module, tokens: Tensor, grid: Grid | None, mask: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The output, and all gradients of a sum over tokens that weighs them differently."""
+    """Return the output and its gradients, and the gradients of all parameters."""
     tokens = tokens.requires_grad_()
     output = model(tokens, grid, mask)
     weights = torch.cos(tokens.detach() * 3)
-    found = torch.autograd.grad(
+    grads = torch.autograd.grad(
         (output * weights).sum(), [tokens, *model.parameters()], materialize_grads=True
     )
-    return torch.cat([output.detach(), found[0]], dim=-1), torch.cat(
-        [one.flatten() for one in found[1:]]
+    return torch.cat([output.detach(), grads[0]], dim=-1), torch.cat(
+        [tensor.flatten() for tensor in grads[1:]]
     )
 
 
 def check_part(rank: int, size: int, place: str) -> None:
-    """In each process: a part of the tokens against all of them."""
+    """Compare the tokens of this process with a computation of all tokens."""
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo", init_method=f"file://{place}", rank=rank, world_size=size
@@ -62,25 +62,25 @@ def check_part(rank: int, size: int, place: str) -> None:
         whole = nn.ModuleDict({"block": TransformerBlock(12, 3, **options)}).double()["block"]
         tokens, mask = torch.randn(2, 21, 12, dtype=torch.float64), torch.rand(2, 21) > 0.3
         rows = 21 if grid is None else grid.shape[0]
-        start, stop = (rows * one // size * (21 // rows) for one in (rank, rank + 1))
+        start, stop = (rows * index // size * (21 // rows) for index in (rank, rank + 1))
         part = shard_tokens(copy.deepcopy(whole), distributed.group.WORLD)
         mine, of_parameters = gradients(
             part, tokens[:, start:stop].clone(), grid, mask[:, start:stop]
         )
         distributed.all_reduce(of_parameters)
-        truth, of_all = gradients(whole, tokens, grid, mask)
-        part = copy.deepcopy(part)  # of what is divided, which has the same processes
+        reference, of_all = gradients(whole, tokens, grid, mask)
+        part = copy.deepcopy(part)  # a copy uses the same process group
         assert torch.equal(
             gradients(part, tokens[:, start:stop].clone(), grid, mask[:, start:stop])[0], mine
         )
-        assert relative_error(mine, truth[:, start:stop]) <= 1e-12, options
+        assert relative_error(mine, reference[:, start:stop]) <= 1e-12, options
         assert relative_error(of_parameters, of_all) <= 1e-12, options
     distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_processes_equal_one_process(processes: int, tmp_path: Path):
-    # A fork has torch already. To import it in each process took most of the time.
+    # Forked processes need not import PyTorch.
     start_processes(
         check_part, (processes, str(tmp_path / "store")), nprocs=processes, start_method="fork"
     )
@@ -96,7 +96,7 @@ def test_processes_equal_one_process(processes: int, tmp_path: Path):
         ({"value_convolution": 3}, "value_convolution"),
         ({"backend": "dense"}, "backend='dense'"),
     ],
-    ids=lambda given: None if isinstance(given, str) else next(iter(given.values())),
+    ids=lambda value: None if isinstance(value, str) else next(iter(value.values())),
 )
 def test_unsupported_layers_are_errors_and_change_nothing(
     options: dict[str, Any], reason: str, tmp_path: Path
@@ -118,6 +118,6 @@ def test_wrong_group_is_an_error():
         shard_tokens(Attention(8, 2), "tokens")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"model must be .*got 'Linear'"):
         shard_tokens(nn.Linear(2, 2), None)
-    shard_tokens(Attention(8, 2, kernel="softmax"), None)  # it is as it was
+    shard_tokens(Attention(8, 2, kernel="softmax"), None)  # nothing to divide
     with pytest.raises(ValueError, match=r"count must be .*got 4"):
         Grid((3, 5)).shard(0, 4)

@@ -65,8 +65,8 @@ def test_mlp_width_must_be_positive():
 
 def test_num_queries_returns_the_first_outputs():
     block, tokens = build().double(), torch.randn(2, 16, 8, dtype=torch.float64)
-    found = block(tokens, GRID, None, 1, 3)
-    assert torch.allclose(found, block(tokens, GRID, None, 1)[:, :3], atol=1e-12)
+    output = block(tokens, GRID, None, 1, 3)
+    assert torch.allclose(output, block(tokens, GRID, None, 1)[:, :3], atol=1e-12)
 
 
 def test_positions_and_lengths_reach_the_attention():
@@ -90,9 +90,9 @@ def test_blocks_in_a_sequence_use_the_grid_of_the_context():
     )
     tokens = torch.randn(2, 13, 8)
     with on(Grid((3, 4)), num_prefix_tokens=1):
-        found, elsewhere = blocks(tokens), blocks[0](tokens, Grid((4, 3)), None, 1)
+        output, elsewhere = blocks(tokens), blocks[0](tokens, Grid((4, 3)), None, 1)
     first, second = blocks
-    assert torch.equal(found, second(first(tokens, Grid((3, 4)), None, 1), Grid((3, 4)), None, 1))
+    assert torch.equal(output, second(first(tokens, Grid((3, 4)), None, 1), Grid((3, 4)), None, 1))
     assert torch.equal(elsewhere, first(tokens, Grid((4, 3)), None, 1))
     with pytest.raises(ValueError, match="grid"):
         blocks(tokens)
