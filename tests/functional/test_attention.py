@@ -276,7 +276,7 @@ BAD = {
     ),
     "embeddings of another size": (
         {"relative": Clipped(torch.zeros(4, 6)), "grid": GRID},
-        r"relative.distance_embedding must have shape \(4, 5\).*got \(4, 6\)",
+        r"relative.distance_embedding must have shape \(rings, 5\).*got \(4, 6\)",
     ),
 }
 
