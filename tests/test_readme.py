@@ -18,7 +18,7 @@ def test_the_code_in_the_readme_runs_from_top_to_bottom(capsys):
         exec(compile(block, "README.md", "exec"), names)
         printed.append(capsys.readouterr().out)
     assert float(printed[0]) < 1e-5
-    assert re.search(r"linear .*← computes it", printed[1])
+    assert re.search(r"linear .*← used", printed[1])
     assert "the output changes by" in printed[1]
 
 
