@@ -35,16 +35,14 @@ DATA = {
     "cifar10": "CIFAR-10, a JPEG copy",
 }
 LIMITS = {
-    "cifar10": "Ten kinds of things in small photographs; whatever else it is shown gets one of them.",
-    "fashion-mnist": "Ten kinds of clothes, each alone, upright and light on dark.",
+    "cifar10": "Ten classes of objects in small photographs.",
+    "fashion-mnist": "Ten classes of clothes, each alone, upright and light on dark.",
 }
-DIGIT_LIMITS = (
-    "Single digits, upright, on an even ground; whatever else it is shown gets one of them."
-)
+DIGIT_LIMITS = "Single digits, upright, on a uniform background."
 
 
 def measure(name: str, data_dir: str) -> tuple[list[str], Table]:
-    """What a model is and how it was trained, in sentences, and which of its answers stay."""
+    """Return sentences about a model and its training, and a table of its unchanged predictions."""
     config, model = read_config(name), load_model(name)
     run: Any = config.facts["run"]
     training: Any = config.facts["training"]
@@ -67,15 +65,15 @@ def measure(name: str, data_dir: str) -> tuple[list[str], Table]:
     sentences = [
         f"**{100 * found['accuracy']:.2f} %** of {total:,} test images ({low:.2f}–{high:.2f}, 95 % Wilson interval).",
         f"Data: {DATA[run['data']]}, {height} × {width} pixels; {training['train_images']:,} images for training, "
-        f"{training['validation_images']:,} held out.",
+        f"{training['validation_images']:,} for validation.",
         f"Model: `{config.model}`, {training['parameters']:,} parameters, stem `{run['stem']}`, "
         f"{run['depth']} blocks of width {run['dim']}, kernel `{run['kernel']}`, position `{run['position']}`, "
-        f"edges that {'meet' if run['periodic'] else 'are apart'}.",
-        f"Recipe: {run['epochs']} epochs in batches of {run['batch_size']}, {run['optimizer']} at "
-        f"{run['learning_rate']:g}, {run['schedule']} schedule with {run['warmup']:g} of it warm-up, label "
+        f"{'periodic' if run['periodic'] else 'bounded'} edges.",
+        f"Recipe: {run['epochs']} epochs in batches of {run['batch_size']}, {run['optimizer']} with learning rate "
+        f"{run['learning_rate']:g}, {run['schedule']} schedule with {100 * run['warmup']:g} % warm-up, label "
         f"smoothing {run['label_smoothing']:g}, {' and '.join(moves) or 'no augmentation'}, {run['precision']}; "
         f"seed {run['seed']}.",
-        f"Trained {training['date']} in {training['seconds']:,.0f} s by the clock: {training['hardware']}, "
+        f"Trained {training['date']} in {training['seconds']:,.0f} s: {training['hardware']}, "
         f"PyTorch {training['torch']}.",
     ]
     rows = [
@@ -88,16 +86,23 @@ def measure(name: str, data_dir: str) -> tuple[list[str], Table]:
         )
         for mode, one in found["stability"].items()
     ]
-    heads = ("moved", "images", "shifts", "answers that stay, %", "images that never change, %")
-    return sentences, Table("When images move", heads, tuple(rows))
+    heads = (
+        "shift",
+        "images",
+        "shifts",
+        "unchanged predictions, %",
+        "images without any change, %",
+    )
+    return sentences, Table("Shifted images", heads, tuple(rows))
 
 
 def card(name: str, sentences: list[str], table: Table, measured: dict[str, str]) -> str:
     """A model's card as Markdown."""
     limits = LIMITS.get(name, DIGIT_LIMITS)
     whole = (
-        "Whole circular shifts change no answer but by rounding; shifts that lose a part of the image, or go by parts "
-        "of a pixel, change some. One training: another seed gives another accuracy."
+        "Other images get one of these classes too. Whole circular shifts change predictions by rounding only. Shifts "
+        "that lose a part of the image, or shifts by fractions of a pixel, change some predictions. The model was "
+        "trained once; another seed gives another accuracy."
     )
     about = f"Measured {measured['date']} by `{measured['command']}`: {measured['hardware']}, PyTorch {measured['torch']}."
     parts = [f"# {name}", *sentences, table.markdown(), "### Limits", f"{limits} {whole}", about]
