@@ -148,15 +148,13 @@ def test_the_text_of_an_explanation():
     lines = str(
         explain(build(relative="rotation"), Grid((28, 28)), num_prefix_tokens=1)
     ).splitlines()
-    assert lines[0] == (
-        "785 tokens attend to 785; forward cost of one head of one of 1 samples, at rates measured "
-        "on a CPU"
-    )
-    assert lines[2] == "squared_relu × rotation, 2 heads"
-    assert lines[3].split() == ["backend", "multiply-adds", "bytes", "moved", "cost"]
-    assert {line.split()[0] for line in lines[4:7]} == {"dense", "toeplitz", "fft"}
-    assert lines[4].endswith("1.00×  ← used (cheapest)")
-    assert lines[7].startswith("  dense costs least below ")
+    assert lines[0] == "785 tokens attend to 785, batch size 1"
+    assert lines[1] == "forward cost of one head and sample, at rates measured on a CPU"
+    assert lines[3] == "squared_relu × rotation, 2 heads"
+    assert lines[4].split() == ["backend", "multiply-adds", "bytes", "moved", "cost"]
+    assert {line.split()[0] for line in lines[5:8]} == {"dense", "toeplitz", "fft"}
+    assert lines[5].endswith("1.00×  ← used (cheapest)")
+    assert lines[8].startswith("  dense costs least below ")
     assert max(map(len, lines)) <= 100
 
 

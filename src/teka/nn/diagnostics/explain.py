@@ -87,10 +87,10 @@ class Explanation:
     def __str__(self) -> str:
         rate = "at rates measured on a CPU"
         if self.device_type != "cpu":
-            rate = f"multiply-adds + {GPU_RATE.byte:g} × bytes moved, not measured on a device"
+            rate = f"as multiply-adds + {GPU_RATE.byte:g} × bytes moved, not measured"
         title = (
-            f"{self.num_tokens:,} tokens attend to {self.num_keys:,}; forward cost of one head of "
-            f"one of {self.batch:,} samples, {rate}"
+            f"{self.num_tokens:,} tokens attend to {self.num_keys:,}, batch size {self.batch:,}\n"
+            f"forward cost of one head and sample, {rate}"
         )
         return "\n\n".join([title, *map(str, self.groups)])
 
