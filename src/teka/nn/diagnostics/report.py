@@ -144,9 +144,8 @@ class HeadMeasurements:
         largest_output: Largest |output|.
         largest_gain: Largest gain.
         share_of_gains_above_1: Share of the queries with a gain above 1.
-        unevenness: ‖output − mean‖ / ‖values − mean‖ · √(mean number of keys) of each head, where
-            "mean" is the mean of the values. It estimates the standard deviation of the weights
-            over their mean.
+        unevenness: Root mean square over the queries of √n ‖w_i − 1/n‖ for each head, with the
+            weights w_i of a query and the number n of its keys. It is 0 for equal weights.
         query_norm: Mean ‖q‖ of each head, or None without queries.
         key_norm: Mean ‖k‖ of each head, or None without keys.
         rounding: Relative difference of each backend from "dense", in the layer's dtype.
