@@ -44,7 +44,8 @@ KERNELS = (*DETERMINISTIC_KERNELS, *RANDOM_KERNELS, *LEARNED_KERNELS)
 def make_kernel(kernel: str | Kernel, dim: int) -> Kernel:
     """Return a content kernel, given itself or its name.
 
-    By name, random features are drawn with seed 0, and learned kernels have their initial parameters.
+    By name, random features are drawn with seed 0, and learned kernels have their initial
+    parameters.
     """
     if isinstance(kernel, Kernel):
         return kernel
@@ -64,7 +65,7 @@ def make_kernel(kernel: str | Kernel, dim: int) -> Kernel:
 
 
 def with_floor(kernel: str | Kernel, epsilon: float) -> FlooredRelu:
-    """Return the rectified kernel of a name with a floor of ε times the root mean square of a vector."""
+    """Return the rectified kernel of a name with another floor ε, see `FlooredRelu`."""
     floored = {
         name: kind for name, kind in DETERMINISTIC_KERNELS.items() if issubclass(kind, FlooredRelu)
     }

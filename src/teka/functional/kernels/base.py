@@ -31,16 +31,17 @@ from teka.functional.shapes import (
     VectorPair,
 )
 
-# Features are at least e^−40 times the largest feature. The product of two such features is a normal float32 number,
-# so that no denominator is 0. Because the floor is relative, it never dominates small features.
+# Features are at least e^−40 times the largest feature. The product of two such features is a
+# normal float32 number, so that no denominator is 0. Because the floor is relative, it never
+# dominates small features.
 LOWEST_EXPONENT = -40.0
 
 
 class TensorFields:
-    """Mixin of dataclasses that checks the shapes of tensor fields against their jaxtyping annotations.
+    """Mixin of dataclasses that checks tensor fields against their jaxtyping annotations.
 
-    Dimensions of the same name must have the same size in all fields. Optional fields and fields with a variable
-    number of dimensions are not checked.
+    Dimensions of the same name must have the same size in all fields. Optional fields and fields
+    with a variable number of dimensions are not checked.
 
     Class attributes:
 
@@ -70,7 +71,7 @@ class TensorFields:
 
 
 class Kernel(TensorFields, ABC):
-    """Base class of content kernels κ(q, k), which weigh a key by its content and not by its position.
+    """Base class of content kernels κ(q, k), which weigh a key by its content.
 
     Class attributes:
 
@@ -78,11 +79,12 @@ class Kernel(TensorFields, ABC):
     - `uses_content`: True if κ depends on q and k.
     - `is_softmax`: True if κ(q, k) = exp(scale · qᵀk).
     - `estimates_softmax`: True if κ(q, k) is exp(scale · qᵀk) or an estimate of it.
-    - `normalizes_by_count`: True if the output is divided by Σ_j c_ij, which is the number of keys without a relative
-      kernel, instead of the sum of the weights.
-    - `extra_dense_passes`: Number of passes over all pairs that `dense_weights` takes in addition to those of the
-      other kernels.
-    - `fitted_tensors`: Names of the fields that `FeatureKernel.fitted` sets, with one entry for each sample.
+    - `normalizes_by_count`: True if the output is divided by Σ_j c_ij, which is the number of keys
+      without a relative kernel, instead of the sum of the weights.
+    - `extra_dense_passes`: Number of passes over all pairs that `dense_weights` takes in addition
+      to those of the other kernels.
+    - `fitted_tensors`: Names of the fields that `FeatureKernel.fitted` sets, with one entry for
+      each sample.
 
     >>> import torch
     >>> from teka.functional import DotProduct, Softmax
@@ -103,7 +105,7 @@ class Kernel(TensorFields, ABC):
     fitted_tensors: ClassVar[tuple[str, ...]] = ()
 
     def repeat_samples(self, repeats: int) -> "Kernel":
-        """Return the kernel for a batch in which each sample is repeated, as by `torch.repeat_interleave`."""
+        """Return the kernel for a batch that is repeated by `torch.repeat_interleave`."""
         tensors = {name: getattr(self, name) for name in self.fitted_tensors}
         repeated = {
             name: tensor.repeat_interleave(repeats, dim=0)
@@ -114,7 +116,7 @@ class Kernel(TensorFields, ABC):
 
     @property
     def bound(self) -> float | None:
-        """Return C such that |output| ≤ C · max |value| for all inputs, or None if there is no such bound."""
+        """Return C such that |output| ≤ C · max |value| for all inputs, or None without a bound."""
         return None
 
     @property
@@ -123,16 +125,17 @@ class Kernel(TensorFields, ABC):
         return None
 
     def softmax_vectors(self, query: Queries, key: Keys) -> VectorPair | None:
-        """Return vectors x and y such that attention is softmax(scale · xᵀy), or None if there are none."""
+        """Return vectors x, y such that attention is softmax(scale · xᵀy), or None if there are none."""
         return (query, key) if self.is_softmax else None
 
     @abstractmethod
     def dense_vectors(
         self, query: Queries, key: Keys, *, scale: float, key_mask: KeyMask, is_causal: bool
     ) -> FeatureMaps:
-        """Return vectors of queries and keys whose inner products `dense_weights` takes, and a log scale of each key.
+        """Return vectors of queries and keys for `dense_weights`, and the log scale s_j of each key.
 
-        The log scale s_j is None if it is 0. If causal, the vector and the log scale of a key depend on this key alone.
+        `dense_weights` takes the inner products of the vectors. The log scale is None if it is 0.
+        If causal, the vector and the log scale of a key depend on this key alone.
         """
 
     @abstractmethod
@@ -177,7 +180,8 @@ class Kernel(TensorFields, ABC):
     def log_content(self, like: Tensor) -> Callable[[Tensor], Tensor] | None:
         """Return a function that computes log κ from an inner product of `dense_vectors`, or None.
 
-        There is no such function if κ may be negative. `like` is a tensor with the dtype and device of the products.
+        There is no such function if κ may be negative. `like` is a tensor with the dtype and device
+        of the products.
         """
         return None
 
@@ -212,10 +216,13 @@ class DenseInputs:
         return self.kernel.dense_vectors(self.query, self.key, **options)
 
     def masks(self) -> tuple[PairMask, Bool[Tensor, "batch 1 queries 1"] | None]:
-        """Return a mask of the pairs that count, and a mask of the queries without a key, or None for each.
+        """Return a mask of the pairs that count and a mask of the queries without a key.
 
-        A query without a key is given all keys, because the softmax of an empty row is NaN. The caller sets its output
-        to 0. If causal, the last query sees all keys, also if there are more keys than queries.
+        A mask is None if all pairs count, or no query is without a key.
+
+        A query without a key is given all keys, because the softmax of an empty row is NaN. The
+        caller sets its output to 0. If causal, the last query sees all keys, also if there are more
+        keys than queries.
         """
         keep = self.window_mask
         if self.key_mask is not None:
@@ -239,12 +246,14 @@ class DenseInputs:
 
 
 class FeatureKernel(Kernel):
-    """Base class of content kernels with a feature map, κ(q, k) = φ(q)ᵀφ(k), whose sums over keys cost O(L).
+    """Base class of content kernels with a feature map, κ(q, k) = φ(q)ᵀφ(k).
+
+    Sums over keys take O(L).
 
     Class attributes, in addition to those of `Kernel`:
 
-    - `nonnegative`: True if κ(q, k) ≥ 0 for all vectors and all random draws. False is safe for every kernel. A wrong
-      True gives wrong outputs without an error.
+    - `nonnegative`: True if κ(q, k) ≥ 0 for all vectors and all random draws. False is safe for
+      every kernel. A wrong True gives wrong outputs without an error.
 
     >>> import torch
     >>> from teka.functional import FeatureKernel, attention
@@ -281,10 +290,11 @@ class FeatureKernel(Kernel):
     def fitted(
         self, query: Queries, key: Keys, *, scale: float, query_mask: QueryMask, key_mask: KeyMask
     ) -> "FeatureKernel":
-        """Return the kernel with statistics of all queries and keys of each head, such as their means.
+        """Return the kernel with statistics of the queries and keys of each head, such as means.
 
-        By default a kernel has no statistics and this method returns the kernel itself. It is not called in causal
-        attention. A kernel with statistics is a dataclass that lists their fields in `fitted_tensors`.
+        By default a kernel has no statistics and this method returns the kernel itself. It is not
+        called in causal attention. A kernel with statistics is a dataclass that lists their fields
+        in `fitted_tensors`.
         """
         return self
 
@@ -292,24 +302,25 @@ class FeatureKernel(Kernel):
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
         """Return φ(q).
 
-        The features of a query may have any positive factor, because it cancels in the normalization, unless the
-        kernel `normalizes_by_count`.
+        The features of a query may have any positive factor, because it cancels in the
+        normalization, unless the kernel `normalizes_by_count`.
         """
 
     @abstractmethod
     def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask = None) -> KeyFeatures:
         """Return φ(k), which is 0 for masked keys.
 
-        All keys of a head may have one common positive factor, because it cancels in the normalization, unless the
-        kernel `normalizes_by_count`.
+        All keys of a head may have one common positive factor, because it cancels in the
+        normalization, unless the kernel `normalizes_by_count`.
         """
 
     def causal_key_features(
         self, key: Keys, *, scale: float, key_mask: KeyMask = None
     ) -> CausalFeatures:
-        """Return φ(k_j) · exp(−s_j), which is 0 for masked keys, and the log scale s_j that keeps it in range.
+        """Return φ(k_j) · exp(−s_j) and the log scale s_j that keeps it in range.
 
-        Both depend on key j alone. s_j is finite, or None if it is 0 for all keys.
+        Both depend on key j alone. The features are 0 for masked keys. The log scale is finite, or
+        None if it is 0 for all keys.
         """
         return self.key_features(key, scale=scale, key_mask=key_mask), None
 
@@ -347,7 +358,10 @@ def smallest_normal(like: Tensor) -> Float[Tensor, ""]:
 def apply_log_factor(
     weights: Pairs, log_relative: LogFactors, log_scale: LogScale, keep: PairMask
 ) -> Pairs:
-    """Return weights_ij · c_ij · exp(s_j), divided by the largest factor of the row, and 0 for pairs that do not count."""
+    """Return weights_ij · c_ij · exp(s_j), divided by the largest factor of the row.
+
+    Pairs that do not count get 0.
+    """
     if log_scale is not None:
         log_scale = log_scale[:, :, None]
         log_relative = log_scale if log_relative is None else log_relative + log_scale
@@ -363,7 +377,7 @@ def mask_scores(scores: LogRelative, keep: PairMask) -> Float[Tensor, "..."]:
 
 
 def mask_features(features: KeyFeatures, key_mask: KeyMask) -> KeyFeatures:
-    """Return the features, with 0 for masked keys, which then count neither in the numerator nor in the denominator."""
+    """Return the features with 0 for masked keys, which then have no weight."""
     return features if key_mask is None else features.masked_fill(~key_mask[:, None, :, None], 0.0)
 
 

@@ -91,11 +91,12 @@ class Softmax(Kernel):
 class Taylor2(FeatureKernel):
     """The second-order Taylor polynomial of softmax, κ(q, k) = 1 + t + t²/2 with t = scale · qᵀk.
 
-    The feature map φ(x) = [1, x_i²/√2, x, x_i x_j (i < j)] with x = √scale · q (or k) is exact. It has
-    1 + d + d(d + 1)/2 features. κ is at least 1/2. It differs from exp(t) by at most 0.22 for |t| ≤ 1.
+    The feature map φ(x) = [1, x_i²/√2, x, x_i x_j (i < j)] with x = √scale · q (or k) is exact. It
+    has 1 + d + d(d + 1)/2 features. κ is at least 1/2. It differs from exp(t) by at most 0.22 for
+    |t| ≤ 1.
 
-    Subtracting the mean of the keys does not change softmax attention, but makes t smaller, so that κ is closer to
-    exp(t).
+    Subtracting the mean of the keys does not change softmax attention, but makes t smaller, so that
+    κ is closer to exp(t).
 
     Source: Keles et al. 2023; Arora et al. 2024 (Based).
 
@@ -109,8 +110,8 @@ class Taylor2(FeatureKernel):
     6
 
     Args:
-        key_shift: "mean" to subtract the mean of the keys that are not masked, or "none". Causal attention needs
-            "none", because the mean includes later keys.
+        key_shift: "mean" to subtract the mean of the keys that are not masked, or "none". Causal
+            attention needs "none", because the mean includes later keys.
         key_mean: The mean of the keys, which `fitted` sets.
 
     Raises:
@@ -183,10 +184,10 @@ class Taylor2(FeatureKernel):
 def second_order_features(
     vectors: Float[Tensor, "*tokens dim"],
 ) -> Float[Tensor, "*tokens features"]:
-    """Return [1, x_i²/√2, x_i x_j (i < j, x_0 = 1)], whose inner product with that of y is 1 + xᵀy + (xᵀy)²/2.
+    """Return φ(x) = [1, x_i²/√2, x_i x_j (i < j, x_0 = 1)], with φ(x)ᵀφ(y) = 1 + xᵀy + (xᵀy)²/2.
 
-    The products x_i x_j are sorted by the distance of i and j on a ring of x_0, …, x_d, so that each distance is one
-    product of two slices.
+    The products x_i x_j are sorted by the distance of i and j on a ring of x_0, …, x_d, so that
+    each distance is one product of two slices.
     """
     size = vectors.shape[-1] + 1
     one = torch.ones_like(vectors[..., :1])
@@ -201,12 +202,13 @@ def second_order_features(
 
 @dataclass(frozen=True)
 class Hedgehog(FeatureKernel):
-    """A learned feature map, κ(q, k) = φ(q)ᵀφ(k) with φ(x) = softmax([Wx + b, −(Wx + b)]) over the 2r features.
+    """A learned feature map, φ(x) = softmax([Wx + b, −(Wx + b)]) over its 2r features.
 
     The input is x = √(scale · √d) · q (or k), which is q itself for the usual scale 1/√d.
 
-    The features of a vector are positive and their sum is 1. For a query this sum cancels in the normalization. For a
-    key it does not, so that the length of a key changes which queries attend to it and not its total weight.
+    The features of a vector are positive and their sum is 1. For a query this sum cancels in the
+    normalization. For a key it does not, so that the length of a key changes which queries attend
+    to it and not its total weight.
 
     Source: Zhang et al. 2024 (The Hedgehog & the Porcupine), §4.
 

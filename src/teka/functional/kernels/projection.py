@@ -34,8 +34,8 @@ def orthogonal_projection(num_features: int, dim: int, generator: Generator) -> 
 def fixed_norm_projection(num_features: int, dim: int, generator: Generator) -> ProjectionMatrix:
     """Return draws of length √d that are orthogonal within each block of d draws.
 
-    They have less variance, but are biased: the estimated kernel is smaller than exp(xᵀy), particularly for large
-    ‖x + y‖ and small d.
+    They have less variance, but are biased: the estimated kernel is smaller than exp(xᵀy),
+    particularly for large ‖x + y‖ and small d.
 
     Source: Choromanski et al. 2021, Theorem 1 (SMREG).
     """
@@ -43,7 +43,7 @@ def fixed_norm_projection(num_features: int, dim: int, generator: Generator) -> 
 
 
 def _orthogonal_directions(num_features: int, dim: int, generator: Generator) -> ProjectionMatrix:
-    """Return uniformly distributed unit vectors that are orthogonal within each block of d vectors."""
+    """Return random unit vectors that are orthogonal within each block of d vectors."""
     blocks = []
     for start in range(0, num_features, dim):
         orthogonal, triangular = torch.linalg.qr(independent_projection(dim, dim, generator))

@@ -48,8 +48,9 @@ class RandomKernel(FeatureKernel):
 class ExponentialKernel(RandomKernel):
     """Base class of kernels with the features φ_r(x) = exp(e_r(x)).
 
-    The largest exponent is subtracted before the exponential, because its factor cancels in the normalization. It is
-    the largest exponent of a query, or of all kept keys of a head. In causal attention it is that of each key.
+    The largest exponent is subtracted before the exponential, because its factor cancels in the
+    normalization. It is the largest exponent of a query, or of all kept keys of a head. In causal
+    attention it is that of each key.
     """
 
     nonnegative: ClassVar[bool] = True
@@ -80,7 +81,7 @@ class ExponentialKernel(RandomKernel):
 
 
 def _subtract_peak(exponent: KeyFeatures, key_mask: KeyMask) -> KeyFeatures:
-    """Return exponents of keys minus the largest one of the kept keys of each head, and 0 for masked keys."""
+    """Return exponents minus the largest one of the kept keys of a head, and 0 for masked keys."""
     kept = exponent
     if key_mask is not None:
         kept = exponent.masked_fill(~key_mask[:, None, :, None], -torch.inf)
@@ -119,11 +120,11 @@ class Positive(ExponentialKernel):
 
 @dataclass(frozen=True)
 class Hyperbolic(ExponentialKernel):
-    """Hyperbolic random features, φ(x) = exp(−‖x‖²/2) · [exp(wᵀx), exp(−wᵀx)] / √(2m) with x = √scale · q (or k).
+    """Hyperbolic random features, φ(x) = exp(−‖x‖²/2) · [exp(wᵀx), exp(−wᵀx)] / √(2m).
 
-    They are an unbiased estimate of the softmax kernel exp(scale · qᵀk). With independent draws, their variance is
-    (1 − exp(−‖x+y‖²))/2 times that of `Positive` with the same draws. It is smaller than that of `Positive` with the
-    same number of features.
+    With x = √scale · q (or k) they are an unbiased estimate of the softmax kernel exp(scale · qᵀk).
+    With independent draws, their variance is (1 − exp(−‖x+y‖²))/2 times that of `Positive` with the
+    same draws. It is smaller than that of `Positive` with the same number of features.
 
     Source: Choromanski et al. 2021, Lemmas 1 and 2.
 
@@ -150,21 +151,24 @@ class Hyperbolic(ExponentialKernel):
 
 @dataclass(frozen=True)
 class Optimal(ExponentialKernel):
-    """Positive random features with the least variance, φ_r(x) ∝ exp(A‖w_r‖² + √(1−4A) w_rᵀx − ‖x‖²/2).
+    """Random features of least variance, φ_r(x) ∝ exp(A‖w_r‖² + √(1−4A) w_rᵀx − ‖x‖²/2).
 
-    With x = √scale · q (or k) they are an unbiased estimate of the softmax kernel exp(scale · qᵀk). The constant
-    (1−4A)^(d/4) / √m cancels in the normalization. A = 0 gives `Positive`. For any A < 1/8
+    With x = √scale · q (or k) they are an unbiased estimate of the softmax kernel exp(scale · qᵀk).
+    The constant (1−4A)^(d/4) / √m cancels in the normalization. A = 0 gives `Positive`. With
+    ρ = 1/(1−8A), for any A < 1/8,
 
-        E[κ̂²] / κ² = ((1+ρ)/2)^d ρ^(−d/2) exp(ρ ‖x+y‖²),   ρ = 1/(1−8A).
+        E[κ̂²] / κ² = ((1+ρ)/2)^d ρ^(−d/2) exp(ρ ‖x+y‖²).
 
-    The mean over all pairs of the logarithm is smallest for ρ = 2d / (√((2s+d)² + 8ds) + 2s + d), where s is the mean
-    of ‖x_i + y_j‖², and it grows with s. A vector that is added to all keys changes κ by a factor for each query, which
-    cancels. Adding −(x̄ + ȳ) gives the smallest s = mean‖x−x̄‖² + mean‖y−ȳ‖². Because w meets x + y only, the mean can
-    be subtracted from queries and keys separately, which keeps both exponents small:
+    The mean over all pairs of the logarithm is smallest for ρ = 2d / (√((2s+d)² + 8ds) + 2s + d),
+    where s is the mean of ‖x_i + y_j‖², and it grows with s. A vector that is added to all keys
+    changes κ by a factor for each query, which cancels. Adding −(x̄ + ȳ) gives the smallest s =
+    mean‖x−x̄‖² + mean‖y−ȳ‖². Because w meets x + y only, the mean can be subtracted from queries
+    and keys separately, which keeps both exponents small:
 
         exp(xᵀy) = exp(xᵀȳ) · exp((x−x̄)ᵀ(y−ȳ)) · exp(x̄ᵀ(y−ȳ)).
 
-    The statistics have no gradient. The estimate is unbiased for any statistics, so that its gradient is correct.
+    The statistics have no gradient. The estimate is unbiased for any statistics, so that its
+    gradient is correct.
 
     Source: Likhosherstov et al. 2022 (Chefs' Random Tables), §3. The shift is derived above.
 
@@ -178,7 +182,8 @@ class Optimal(ExponentialKernel):
 
     Args:
         projection: Draws w_r ~ N(0, I), shape (m, d).
-        mean_square: s of every head, or None for its value for unit-normal queries and keys, 2 · d · scale.
+        mean_square: s of every head, or None for 2 · d · scale, its value for unit-normal queries
+            and keys.
         query_mean: x̄ of every head, or None for 0.
         key_mean: ȳ of every head, or None for 0.
     """
@@ -227,7 +232,8 @@ def optimal_coefficient(mean_square: Tensor | None, dim: int, *, scale: float) -
     """Return the coefficient A = (1 − 1/ρ)/8 ≤ 0 of `Optimal` that gives the least variance.
 
     Args:
-        mean_square: s, the mean of ‖x_i + y_j‖², or None for its value for unit-normal queries and keys.
+        mean_square: s, the mean of ‖x_i + y_j‖², or None for its value for unit-normal queries and
+            keys.
         dim: Size d of the vectors.
         scale: Factor of qᵀk.
     """
@@ -238,11 +244,12 @@ def optimal_coefficient(mean_square: Tensor | None, dim: int, *, scale: float) -
 
 @dataclass(frozen=True)
 class Trigonometric(RandomKernel):
-    """Trigonometric random features, φ(x) = exp(‖x‖²/2) · [sin(wᵀx), cos(wᵀx)] / √m with x = √scale · q (or k).
+    """Trigonometric random features, φ(x) = exp(‖x‖²/2) · [sin(wᵀx), cos(wᵀx)] / √m.
 
-    They are an unbiased estimate of the softmax kernel exp(scale · qᵀk). Because the features have both signs, the
-    denominator of attention can be close to 0 for large vectors, and the output can be very large (Choromanski et al.
-    2021, §2.3). The kernel exists for comparisons with Horn et al. 2021; prefer `Positive`.
+    With x = √scale · q (or k) they are an unbiased estimate of the softmax kernel exp(scale · qᵀk).
+    Because the features have both signs, the denominator of attention can be close to 0 for large
+    vectors, and the output can be very large (Choromanski et al. 2021, §2.3). The kernel exists for
+    comparisons with Horn et al. 2021; prefer `Positive`.
 
     Source: Rahimi and Recht 2007; Horn et al. 2021, §2.1.
 

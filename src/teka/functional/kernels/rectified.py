@@ -1,4 +1,4 @@
-"""Content kernels whose features are powers of rectified vectors: squared relu, relu and focused."""
+"""Content kernels of rectified vectors: squared relu, relu and focused."""
 
 import math
 from abc import abstractmethod
@@ -26,13 +26,13 @@ from teka.functional.shapes import (
 
 # Vectors are scaled by powers of 2 with this step in the exponent.
 RANGE_BITS = 8.0
-# Features of the zero vector. The product of two of them is a normal float32 number, so that keys which are all zero
-# have equal weights. Among larger keys, a zero key has no visible weight.
+# Features of the zero vector. The product of two of them is a normal float32 number, so that keys
+# which are all zero have equal weights. Among larger keys, a zero key has no visible weight.
 LEAST_FEATURE = 1e-14
 
 
 class PointwiseKernel(FeatureKernel):
-    """Base class of kernels with one feature map for queries and keys that acts on one vector at a time."""
+    """Base class of kernels with one feature map for queries and keys, which acts on each vector."""
 
     @abstractmethod
     def feature_map(self, vectors: Vectors, *, scale: float) -> FeatureVectors:
@@ -50,7 +50,10 @@ def _scale_vectors(vectors: Vectors, factor: Float[Tensor, "*#batch 1"] | None) 
 
 
 def _range_factor(vectors: Tensor, dims: tuple[int, ...]) -> Tensor | None:
-    """Return powers of 2⁸ that scale the largest entry to between 1/16 and 16, or None if all are in that range."""
+    """Return powers of 2⁸ that scale the largest entry to between 1/16 and 16.
+
+    Return None if all largest entries are in that range.
+    """
     vectors = vectors.detach()
     largest, smallest = vectors.amax(dim=dims, keepdim=True), vectors.amin(dim=dims, keepdim=True)
     peak = torch.maximum(largest, -smallest)
@@ -60,7 +63,8 @@ def _range_factor(vectors: Tensor, dims: tuple[int, ...]) -> Tensor | None:
         low, high = torch.aminmax(peak)
         if float(low) >= 2 ** (-RANGE_BITS / 2) and float(high) <= 2 ** (RANGE_BITS / 2):
             return None
-    # Coarse steps let vectors of similar size share one factor. Multiplication by powers of 2 is exact.
+    # Coarse steps let vectors of similar size share one factor. Multiplication by powers of 2 is
+    # exact.
     tiny = torch.finfo(vectors.dtype).tiny
     steps = torch.round(peak.clamp_min(tiny).log2() / RANGE_BITS).clamp(-15.0, 15.0)
     return torch.exp2(-RANGE_BITS * steps)
@@ -78,12 +82,13 @@ def _first_kept(key: Keys, key_mask: KeyMask) -> Float[Tensor, "batch heads firs
 class FlooredRelu(PointwiseKernel):
     """Base class of kernels of r(x) = max(x, ε ‖x‖/√d), with d features.
 
-    Because of the floor, a query without a positive entry attends to all keys, weighted by Σφ(k). The floor grows with
-    x, so that r(τx) = τ r(x) for τ > 0. The features of the zero vector are 10⁻¹⁴.
+    Because of the floor, a query without a positive entry attends to all keys, weighted by Σφ(k).
+    The floor grows with x, so that r(τx) = τ r(x) for τ > 0. The features of the zero vector are
+    10⁻¹⁴.
 
-    Because φ(τx) = τ^degree φ(x), the size of a query and the common size of all keys cancel in the normalization.
-    Vectors are therefore scaled into range before powers are taken, by factors without a gradient. In float32, keys
-    may be 10⁹ times smaller than the largest key.
+    Because φ(τx) = τ^degree φ(x), the size of a query and the common size of all keys cancel in the
+    normalization. Vectors are therefore scaled into range before powers are taken, by factors
+    without a gradient. In float32, keys may be 10⁹ times smaller than the largest key.
 
     Args:
         epsilon: ε > 0, relative to the root mean square of the entries of a vector.
@@ -125,10 +130,11 @@ class FlooredRelu(PointwiseKernel):
     def causal_key_features(
         self, key: Keys, *, scale: float, key_mask: KeyMask = None
     ) -> CausalFeatures:
-        """Return φ(k) of each key scaled into its own range, and the logarithm of the factor that was taken out.
+        """Return φ(k) of each key scaled into range, and the logarithm of the factor taken out.
 
-        If the first kept keys are in range, no key is scaled, because later keys must not decide how earlier outputs
-        are computed. Keys that are much smaller than the first one have no visible weight.
+        If the first kept keys are in range, no key is scaled, because later keys must not decide
+        how earlier outputs are computed. Keys that are much smaller than the first one have no
+        visible weight.
         """
         factor = None
         if _range_factor(_first_kept(key, key_mask), (-1,)) is not None:
@@ -146,10 +152,11 @@ class FlooredRelu(PointwiseKernel):
 class SquaredRelu(FlooredRelu):
     """The default kernel, with the features φ(x) = r² of r = max(x, ε ‖x‖/√d).
 
-    It is deterministic and non-negative, with d features. The normalized weights do not change if a query, or all keys,
-    are multiplied by a positive number.
+    It is deterministic and non-negative, with d features. The normalized weights do not change if a
+    query, or all keys, are multiplied by a positive number.
 
-    Source: So et al. 2021 (Primer) for the activation. Its use as a feature map is from this library.
+    Source: So et al. 2021 (Primer) for the activation. Its use as a feature map is from this
+    library.
 
     >>> import torch
     >>> from teka.functional import SquaredRelu, attention
@@ -200,10 +207,11 @@ class Relu(FlooredRelu):
 class Focused(FlooredRelu):
     """A kernel with the features φ(x) = ‖r‖ · r³/‖r³‖ of r = max(x, ε ‖x‖/√d).
 
-    Cubing moves the direction of a vector towards its largest entries, so that similar pairs gain weight and dissimilar
-    pairs lose weight.
+    Cubing moves the direction of a vector towards its largest entries, so that similar pairs gain
+    weight and dissimilar pairs lose weight.
 
-    Source: Han et al. 2023 (FLatten Transformer), with p = 3. The relative floor is from this library.
+    Source: Han et al. 2023 (FLatten Transformer), with p = 3. The relative floor is from this
+    library.
 
     >>> import torch
     >>> from teka.functional import Focused
@@ -226,8 +234,9 @@ class Focused(FlooredRelu):
         return super().query_features(query.masked_fill(is_zero, 1.0), scale=scale)
 
     def _least_floor(self, vectors: Vectors) -> float:
-        # The features of a key are at least (ε/√d)³ times its length. A zero key must not have larger features. The
-        # lower limit is the floor of the shortest vector whose squares are normal numbers.
+        # The features of a key are at least (ε/√d)³ times its length. A zero key must not have
+        # larger features. The lower limit is the floor of the shortest vector whose squares are
+        # normal numbers.
         share = self.epsilon / math.sqrt(vectors.shape[-1])
         shortest = 1.01 * math.sqrt(torch.finfo(vectors.dtype).tiny) * share
         return min(LEAST_FEATURE, max(1e-6 * share**3, shortest))

@@ -24,19 +24,21 @@ from teka.functional.shapes import (
 
 @dataclass(frozen=True)
 class DotProduct(FeatureKernel):
-    """The dot product κ(q, k) = scale · qᵀk, divided by the number of keys: out_i = Σ_j κ_ij c_ij v_j / Σ_j c_ij.
+    """The dot product κ(q, k) = scale · qᵀk, divided by the number of keys.
 
-    Weights may be negative, and a key that is twice as long has twice the weight, so that the output has no bound.
+    With a relative kernel the output is out_i = Σ_j κ_ij c_ij v_j / Σ_j c_ij. Weights may be
+    negative, and a key that is twice as long has twice the weight, so that the output has no bound.
 
-    Source: Wang et al. 2018 (Non-local neural networks), equation 4. The denominator with a relative kernel c is from
-    this library.
+    Source: Wang et al. 2018 (Non-local neural networks), equation 4. The denominator with a
+    relative kernel c is from this library.
 
     >>> import torch
     >>> from teka.functional import DotProduct, attention
     >>> query = torch.tensor([[[[1.0, 0.0]]]])
     >>> key = torch.tensor([[[[1.0, 0.0], [-2.0, 0.0]]]])
     >>> value = torch.tensor([[[[10.0], [100.0]]]])
-    >>> attention(query, key, value, kernel=DotProduct(), scale=1.0).item()  # (1 · 10 − 2 · 100) / 2
+    >>> output = attention(query, key, value, kernel=DotProduct(), scale=1.0)
+    >>> output.item()  # (1 · 10 − 2 · 100) / 2
     -95.0
     """
 
@@ -55,10 +57,10 @@ class DotProduct(FeatureKernel):
 
 @dataclass(frozen=True)
 class Concatenation(Kernel):
-    """The kernel κ(q, k) = scale · relu(Σ_e q_e + Σ_e k_e), divided by the number of keys as in `DotProduct`.
+    """The kernel κ(q, k) = scale · relu(Σ_e q_e + Σ_e k_e), normalized as `DotProduct`.
 
-    The paper has relu(wᵀ[q; k]) with a learned w. Here w is a vector of ones, because the projections that make q and k
-    can learn any other w.
+    The paper has relu(wᵀ[q; k]) with a learned w. Here w is a vector of ones, because the
+    projections that make q and k can learn any other w.
 
     Source: Wang et al. 2018, equation 5.
 
@@ -95,8 +97,8 @@ class Concatenation(Kernel):
 class Gaussian(Softmax):
     """The Gaussian kernel κ(q, k) = exp(−scale · ‖q − k‖²/2).
 
-    Unlike with softmax, a longer key does not get more weight. The kernel is computed as softmax with vectors that are
-    one entry longer: scale · (qᵀk − ‖k‖²/2).
+    Unlike with softmax, a longer key does not get more weight. The kernel is computed as softmax
+    with vectors that are one entry longer: scale · (qᵀk − ‖k‖²/2).
 
     Source: Wang et al. 2018, §3.2, after Buades et al. 2005 (non-local means).
 

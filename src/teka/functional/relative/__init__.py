@@ -40,7 +40,10 @@ RELATIVES: dict[str, type[Relative]] = {
 def make_relative(
     relative: str | Relative, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
 ) -> Relative:
-    """Return a relative kernel, given itself or its name. By name, its parameters are drawn with seed 0."""
+    """Return a relative kernel, given itself or its name.
+
+    By name, its parameters are drawn with seed 0.
+    """
     if isinstance(relative, Relative):
         return relative
     if not isinstance(relative, str):

@@ -51,26 +51,32 @@ def has_spacing(grid: Grid, spacing: float) -> bool:
 
 
 class Relative(TensorFields, ABC):
-    """Base class of relative kernels c(x_i − x_j; q_i), which weigh a key by its position relative to the query.
+    """Base class of relative kernels c(x_i − x_j; q_i), which weigh a key by its relative position.
 
-    A relative kernel is a frozen dataclass. The annotation of a tensor field names its dimensions: "heads", "axes" and
-    "dim" (the size of a query) have the sizes of the call, the other names are free.
+    A relative kernel is a frozen dataclass. The annotation of a tensor field names its dimensions:
+    "heads", "axes" and "dim" (the size of a query) have the sizes of the call, the other names are
+    free.
 
     Class attributes:
 
     - `name`: Name of the kernel in `teka.functional.RELATIVES`.
-    - `equivariance`: "exact" if a shift of all positions never changes the output, "in expectation" if only the mean
-      over draws of random features is unchanged.
+    - `equivariance`: "exact" if a shift of all positions never changes the output, "in expectation"
+      if only the mean over draws of random features is unchanged.
     - `uses_query`: True if c depends on the query.
-    - `rotates_features`: True if the kernel rotates features (or queries and keys) instead of multiplying weights.
-    - `appends_features`: True if the kernel only appends `num_position_features` entries to queries and keys.
-    - `has_linear_features`: True if `linear_features` is implemented, so that sums over keys can be split across chunks
-      and processes.
-    - `supports_decoding`: True if `step` is implemented, which decodes token by token with a state of fixed size.
-    - `requires_unit_steps`: True if `step` takes one token at a time, and tokens must be 1 unit apart.
+    - `rotates_features`: True if the kernel rotates features (or queries and keys) instead of
+      multiplying weights.
+    - `appends_features`: True if the kernel only appends `num_position_features` entries to queries
+      and keys.
+    - `has_linear_features`: True if `linear_features` is implemented, so that sums over keys can be
+      split across chunks and processes.
+    - `supports_decoding`: True if `step` is implemented, which decodes token by token with a state
+      of fixed size.
+    - `requires_unit_steps`: True if `step` takes one token at a time, and tokens must be 1 unit
+      apart.
     - `nonnegative_tensors`: Names of tensors that must not be negative.
     - `fixed_tensors`: Names of tensors that are not learned.
-    - `has_position_heads`: True if half of the heads of a layer attend by position alone by default.
+    - `has_position_heads`: True if half of the heads of a layer attend by position alone by
+      default.
     - `example_sizes`: Sizes of the other dimensions in the examples that `draw` returns.
 
     >>> import torch, teka
@@ -140,14 +146,14 @@ class Relative(TensorFields, ABC):
     def initial(cls, *args: Any, **kwargs: Any) -> "Relative":
         """Return the kernel with the tensors that training starts from.
 
-        `teka.nn.RelativeKernel` learns these tensors. The arguments are sizes, such as `num_axes`, `heads` and
-        `dim_head`, and the options of the kernel.
+        `teka.nn.RelativeKernel` learns these tensors. The arguments are sizes, such as `num_axes`,
+        `heads` and `dim_head`, and the options of the kernel.
         """
         raise NotImplementedError(f"{cls.__name__} has no initial values to learn from")
 
     @property
     def constraints(self) -> dict[str, str]:
-        """Return the constraints of learned tensors by name: "positive", or "below 2" for values from 0 to 2."""
+        """Return the constraint of each learned tensor: "positive", or "below 2" for 0 to 2."""
         learned = [name for name in self.nonnegative_tensors if name not in self.fixed_tensors]
         return dict.fromkeys(learned, "positive")
 
@@ -184,7 +190,7 @@ class Relative(TensorFields, ABC):
         return self
 
     def bound_with(self, kernel: Kernel) -> float | None:
-        """Return C such that |output| ≤ C · max |value| with a content kernel, or None if there is no such bound."""
+        """Return C such that |output| ≤ C · max |value| with a content kernel, or None."""
         return kernel.bound
 
     @property
@@ -194,28 +200,28 @@ class Relative(TensorFields, ABC):
 
     @property
     def num_position_features(self) -> int:
-        """Return the number of entries that the kernel appends to queries and keys, if it `appends_features`."""
+        """Return the number of entries that a kernel that `appends_features` appends."""
         return 0
 
     def softmax_vectors(
         self, query: Queries, key: Keys, positions: Positions, *, scale: float
     ) -> VectorPair | None:
-        """Return vectors of queries and keys with inner products scale · qᵀk + log c, or None if there are none."""
+        """Return vectors whose inner products are scale · qᵀk + log c, or None if there are none."""
         return None
 
     def extra_softmax_dim(self, positions: Positions) -> int | None:
-        """Return the number of entries that `softmax_vectors` appends, or None if there are no such vectors."""
+        """Return the number of entries that `softmax_vectors` appends, or None without them."""
         return None
 
     def triton_positions(
         self, positions: Positions, like: Tensor, num_features: int
     ) -> TritonPositions | None:
-        """Return the rotary angles for the Triton kernels, or None if these cannot compute this kernel."""
+        """Return the rotary angles for the Triton kernels, or None if these do not support them."""
         return None
 
     @abstractmethod
     def dense_passes(self, num_axes: int) -> int:
-        """Return the number of passes over all pairs that the dense backend takes, for the cost model."""
+        """Return the number of passes over all pairs of the dense backend, for the cost model."""
 
     @abstractmethod
     def dense(self, pairs: DenseInputs, positions: Positions) -> Outputs:
@@ -230,7 +236,7 @@ class Relative(TensorFields, ABC):
         raise NotImplementedError(f"{self.name} has no window")
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Return the costs of the backends of `sums` that can compute these positions, by default none."""
+        """Return the costs of the backends of `sums` for these positions, by default none."""
         return {}
 
     def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
@@ -243,7 +249,7 @@ class Relative(TensorFields, ABC):
     def linear_features(
         self, features: Tensor, positions: Positions, *, is_key: bool
     ) -> LinearFeatures:
-        """Return vectors of queries or keys whose inner products are the weights, if it `has_linear_features`."""
+        """Return vectors of queries or keys whose inner products are the weights."""
         raise NotImplementedError(f"{self.name} needs every pair")
 
     def sums_without_positions(
@@ -255,7 +261,7 @@ class Relative(TensorFields, ABC):
     def step(
         self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
     ) -> tuple[WeightedSums, DecodingState]:
-        """Return the sums of the next token of causal attention, and the new state, if it `supports_decoding`."""
+        """Return the sums of the next token of causal attention, and the new state."""
         raise NotImplementedError(f"{self.name} needs every pair")
 
 
@@ -275,16 +281,18 @@ class FactorRelative(Relative):
     def pair_term(
         self, query: Queries, positions: Positions, *, scale: float
     ) -> PairFunction | None:
-        """Return log c as a function of the indices of a pair for FlexAttention, or None without a small table.
+        """Return log c as a function of the indices of a pair, for FlexAttention.
 
-        It is 0 for pairs with a prefix token.
+        Return None if no small table of offsets exists. log c is 0 for pairs with a prefix token.
         """
         numbers = offset_table(positions, query)
         if numbers is None:
             return None
         offsets, query_code, key_code = numbers
         last = len(offsets)
-        index: OffsetIndex = lambda i, j: torch.clamp_max(query_code[i] - key_code[j], last)  # noqa: E731
+        index: OffsetIndex = lambda i, j: torch.clamp_max(  # noqa: E731
+            query_code[i] - key_code[j], last
+        )
         return self.table_term(query, offsets, index, scale=scale)
 
     @abstractmethod
@@ -295,7 +303,8 @@ class FactorRelative(Relative):
 
         Args:
             query: Queries.
-            offsets: All offsets of a pair. The table has one more entry, which is for pairs with a prefix token.
+            offsets: All offsets of a pair. The table has one more entry, which is for pairs with a
+                prefix token.
             index: Index of a pair's entry in the table, from the indices of its query and its key.
             scale: Factor of qᵀk.
         """
@@ -332,7 +341,7 @@ class FactorRelative(Relative):
 
 
 def check_num_axes(argument: str, shape: tuple[int, ...], tensor_axes: int, num_axes: int) -> None:
-    """Check that positions have the number of axes for which a tensor of a relative kernel is made."""
+    """Check that positions have the number of axes of a tensor of a relative kernel."""
     if tensor_axes != num_axes:
         expected = f"{tensor_axes}, because relative.{argument} has shape {tuple(shape)}"
         hint = f"make the layer with num_axes={num_axes}"

@@ -1,4 +1,4 @@
-"""Relative kernels that decrease with the distance along each axis: decay, ALiBi, KERPLE and T5 buckets."""
+"""Relative kernels of the distance along each axis: decay, ALiBi, KERPLE and T5."""
 
 import math
 from abc import abstractmethod
@@ -33,8 +33,8 @@ KERPLE_FORMS = ("logarithmic", "power")
 class DecayRelative(SeparableRelative):
     """Base class of kernels that decay exponentially, log c(Δ) = −Σ_a r_a |Δ_a|.
 
-    Sums over keys are computed by scans, because the weights of all earlier keys decay by the same factor from one cell
-    to the next.
+    Sums over keys are computed by scans, because the weights of all earlier keys decay by the same
+    factor from one cell to the next.
     """
 
     supports_decoding: ClassVar[bool] = True
@@ -50,7 +50,8 @@ class DecayRelative(SeparableRelative):
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
         """Return the costs of the backends "linear", "toeplitz" and "fft".
 
-        The scans of "linear" need one grid without periodic axes. In causal attention it must have one axis.
+        The scans of "linear" need one grid without periodic axes. In causal attention it must have
+        one axis.
         """
         grid = positions.shared_grid
         costs = super().costs(sizes, positions)
@@ -88,11 +89,12 @@ class DecayRelative(SeparableRelative):
 class Decay(DecayRelative):
     """Exponential decay with the distance, c(Δ) = Π_a λ_a^|Δ_a| with λ = exp(−rate).
 
-    Sums over keys are computed by two scans for each axis. Causal attention has a state that decays from token to
-    token. Along a periodic axis |Δ_a| is the shorter distance, and sums are computed by Toeplitz matrices.
+    Sums over keys are computed by two scans for each axis. Causal attention has a state that decays
+    from token to token. Along a periodic axis |Δ_a| is the shorter distance, and sums are computed
+    by Toeplitz matrices.
 
-    Source: Sun et al. 2023 (RetNet), equation 5, for one direction. Both directions and several axes are from this
-    library.
+    Source: Sun et al. 2023 (RetNet), equation 5, for one direction. Both directions and several
+    axes are from this library.
 
     >>> import torch
     >>> from teka.functional import Decay
@@ -128,7 +130,8 @@ class Alibi(DecayRelative):
 
     It is `Decay` with the same rate for all axes.
 
-    Source: Press et al. 2022, §3, in both directions. The Manhattan distance on several axes is from this library.
+    Source: Press et al. 2022, §3, in both directions. The Manhattan distance on several axes is
+    from this library.
 
     >>> import torch
     >>> from teka.functional import Alibi
@@ -155,7 +158,8 @@ class Alibi(DecayRelative):
     def initial(cls, *, heads: int) -> "Alibi":
         """Return the slopes of the paper, m = 2^(−8h/H) for h = 1, …, H.
 
-        If H is not a power of two, the slopes are those of the next lower power of two, and slopes in between.
+        If H is not a power of two, the slopes are those of the next lower power of two, and slopes
+        in between.
         """
         check_sizes({"heads": heads}, most=MAX_HEADS)
         lower = 2 ** math.floor(math.log2(heads))
@@ -210,7 +214,7 @@ class Kerple(SeparableRelative):
 
     @classmethod
     def initial(cls, *, num_axes: int, heads: int, form: str = KERPLE_FORMS[0]) -> "Kerple":
-        """Return weights uniform in [0, 2) and bends uniform in [0, 1), as in the code of the paper."""
+        """Return weights uniform in [0, 2) and bends uniform in [0, 1), as in the authors' code."""
         check_tensor_sizes({"num_axes": num_axes, "heads": heads})
         check_name("form", form, KERPLE_FORMS)
         weight, bend = torch.rand(2, heads, num_axes).clamp_min(1e-2)
@@ -235,11 +239,12 @@ class Kerple(SeparableRelative):
 class T5(SeparableRelative):
     """The relative position bias of T5, log c(Δ) = Σ_a t_a[bucket(Δ_a)].
 
-    Half of the buckets are for keys after the query, the other half for the other keys. Within each half, one half of
-    the buckets is for the distances 0, 1, …; the others have boundaries in a geometric sequence up to `max_distance`.
-    Keys at larger distances are in the last bucket.
+    Half of the buckets are for keys after the query, the other half for the other keys. Within each
+    half, one half of the buckets is for the distances 0, 1, …; the others have boundaries in a
+    geometric sequence up to `max_distance`. Keys at larger distances are in the last bucket.
 
-    Source: Raffel et al. 2020, §2.1, and its code, on one axis. The sum over axes is from this library.
+    Source: Raffel et al. 2020, §2.1, and its code, on one axis. The sum over axes is from this
+    library.
 
     >>> import torch
     >>> from teka.functional import T5
@@ -249,8 +254,8 @@ class T5(SeparableRelative):
 
     Args:
         tables: t, shape (heads, axes, buckets). The number of buckets is a multiple of 4.
-        max_distance: Distance, in units, from which all keys are in the last bucket. It is larger than a quarter of the
-            number of buckets.
+        max_distance: Distance, in units, from which all keys are in the last bucket. It is larger
+            than a quarter of the number of buckets.
         unit: Length of a unit > 0 in physical units. Distances are rounded to whole units.
 
     Raises:

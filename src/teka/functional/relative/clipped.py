@@ -28,12 +28,12 @@ MAX_DISTANCE = 6
 
 @dataclass(frozen=True)
 class Clipped(FactorRelative):
-    """The clipped kernel c(Δ; q) = exp(scale · qᵀw_r) with the ring r = min(‖Δ‖₁ / ring_width, k), rounded.
+    """The clipped kernel c(Δ; q) = exp(scale · qᵀw_r) with the ring r = min(‖Δ‖₁ / ring_width, k).
 
     A sum over keys is a weighted sum of k + 1 sums over rings, which takes O(L · k).
 
-    Source: Horn et al. 2021, §2.3 (strategy 2), after Shaw et al. 2018. The Manhattan distance, the embeddings w_0 to
-    w_k and the denominator follow the authors' code, because the paper does not state them.
+    Source: Horn et al. 2021, §2.3 (strategy 2), after Shaw et al. 2018. The paper does not state the
+    range of the embeddings w_0 to w_k, the Manhattan distance and the denominator.
 
     >>> import torch
     >>> from teka.functional import Clipped
@@ -83,7 +83,8 @@ class Clipped(FactorRelative):
     def rings_fit(self, grid: Grid) -> bool:
         """Return True if ring r holds the cells r steps away, each of them once.
 
-        The cells must be one ring width apart, and no ring below k may meet itself around a periodic axis.
+        The cells must be one ring width apart, and no ring below k may meet itself around a
+        periodic axis.
         """
         diameter = 2 * (self.max_distance - 1)
         axes = zip(grid.shape, grid.periodic, strict=True)
@@ -119,7 +120,7 @@ class Clipped(FactorRelative):
         return lambda b, h, i, j: log_rings[b, h, i, ring[index(i, j)]]
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Return the cost of the backend "rings", which needs one grid, or in causal attention a line."""
+        """Return the cost of the backend "rings" for one grid, or in causal attention for a line."""
         grid = positions.shared_grid
         if grid is None or not self.rings_fit(grid):
             return {}
@@ -176,10 +177,10 @@ def ring_step(
 
 @dataclass(frozen=True)
 class ClippedFeatures(Clipped):
-    """The clipped kernel in the form of the paper: c(Δ; q) = φ(q)ᵀφ(w_r) with positive random features φ.
+    """The clipped kernel in the form of the paper, c(Δ; q) = φ(q)ᵀφ(w_r).
 
-    It costs more than `Clipped` and has the error of an estimate, but it is equivariant for every draw. The denominator
-    follows the authors' code, because the paper does not state it.
+    φ are positive random features. The kernel costs more than `Clipped` and has the error of an
+    estimate, but it is equivariant for every draw. The paper does not state the denominator.
 
     Source: Horn et al. 2021, §2.3 (strategy 2).
 

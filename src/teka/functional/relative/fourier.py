@@ -52,11 +52,11 @@ LONGEST_WAVE = 64.0
 
 @dataclass(frozen=True)
 class Fourier(StationaryRelative):
-    """A non-negative sum of sinusoids in any direction, c(Δ) = a_0 + Σ_f a_f [1 + cos(ω_f·Δ + θ_f)] with a ≥ 0.
+    """A non-negative sum of sinusoids, c(Δ) = a_0 + Σ_f a_f [1 + cos(ω_f·Δ + θ_f)] with a ≥ 0.
 
-    Because cos(ω·(x_i − x_j) + θ) = cos(ω·x_i + θ) cos(ω·x_j) + sin(ω·x_i + θ) sin(ω·x_j), c is an inner product of
-    2F + 1 features of the positions. It is exact at any real positions, and sums over keys cost O(L · m · F). On a
-    periodic grid frequencies are rounded to those of the torus.
+    Because cos(ω·(x_i − x_j) + θ) = cos(ω·x_i + θ) cos(ω·x_j) + sin(ω·x_i + θ) sin(ω·x_j), c is an
+    inner product of 2F + 1 features of the positions. It is exact at any real positions, and sums
+    over keys cost O(L · m · F). On a periodic grid frequencies are rounded to those of the torus.
 
     Source: this library. Choromanski et al. 2023 (FLT) use a similar sum, with random frequencies.
 
@@ -108,9 +108,10 @@ class Fourier(StationaryRelative):
         shortest_wave: float = SHORTEST_WAVE,
         wave_weight: float = 1.0,
     ) -> "Fourier":
-        """Return waves with random directions, log-uniform wavelengths, θ = 0, a_0 = 1 and a_f = A/F.
+        """Return waves with random directions, log-uniform wavelengths and θ = 0.
 
-        c is 1 + 2A at offset 0 and between 1 and 1 + 2A elsewhere.
+        The weights are a_0 = 1 and a_f = A/F. c is 1 + 2A at offset 0 and between 1 and 1 + 2A
+        elsewhere.
 
         Args:
             num_axes: Number of axes of the grid.
@@ -152,9 +153,10 @@ class Fourier(StationaryRelative):
     def position_features(
         self, positions: Positions, like: Tensor
     ) -> tuple[QueryPhases, KeyPhases]:
-        """Return features a(x) of the queries' positions and b(x) of the keys', with c(x_i − x_j) = a(x_i)ᵀb(x_j).
+        """Return features a(x_i) and b(x_j) of the positions, with c(x_i − x_j) = a(x_i)ᵀb(x_j).
 
-        a = [a_0 + Σ_f a_f, a_f cos(ω_f·x + θ_f), a_f sin(ω_f·x + θ_f)] and b = [1, cos ω_f·x, sin ω_f·x].
+        a(x) = [a_0 + Σ_f a_f, a_f cos(ω_f·x + θ_f), a_f sin(ω_f·x + θ_f)]
+        b(x) = [1, cos ω_f·x, sin ω_f·x]
         """
         angle, key_angle = positions.angles(self.frequency, like)
         angle = angle + self.phase.to(angle)[:, None]
@@ -177,7 +179,8 @@ class Fourier(StationaryRelative):
         for features in self.position_features(positions, query):
             features = features.expand(query.shape[0], *features.shape[-3:])
             features = pad(features, (0, 0, first, 0), value=1.0)
-            # One tensor for each feature, because gradients reach a table only if it is read at one place.
+            # One tensor for each feature, because gradients reach a table only if it is read at one
+            # place.
             columns.append([column.contiguous() for column in features.unbind(dim=-1)])
         pairs = list(zip(*columns, strict=True))
         log_sum: PairFunction = lambda b, h, i, j: torch.log(  # noqa: E731

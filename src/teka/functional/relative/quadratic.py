@@ -1,4 +1,4 @@
-"""Relative kernels with a Gaussian around a learned center, or with a table of learned biases for each axis."""
+"""Gaussian relative kernels with a learned center, and tables of learned biases."""
 
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
@@ -46,8 +46,8 @@ class CenteredRelative(StationaryRelative):
 class Quadratic(CenteredRelative, SeparableRelative):
     """A Gaussian around a center for each head, log c = −α ‖(x_j − x_i) − Δ_h‖².
 
-    With the offset Δ = x_i − x_j, log c(Δ) = −α ‖Δ + Δ_h‖², which is a sum over axes. Along periodic axes the shorter
-    distance counts.
+    With the offset Δ = x_i − x_j, log c(Δ) = −α ‖Δ + Δ_h‖², which is a sum over axes. Along
+    periodic axes the shorter distance counts.
 
     Source: Cordonnier et al. 2020, equation 9, with δ = x_j − x_i.
 
@@ -61,8 +61,8 @@ class Quadratic(CenteredRelative, SeparableRelative):
     Args:
         center: Δ_h, key minus query, in physical units, shape (heads, axes).
         precision: α ≥ 0 in units of length^−2, shape (heads,).
-        periods: Period of each axis in physical units, or None if the axis is not periodic. `for_positions` sets the
-            periods of the grid.
+        periods: Period of each axis in physical units, or None if the axis is not periodic.
+            `for_positions` sets the periods of the grid.
 
     Raises:
         ValueError: If a precision is negative.
@@ -89,9 +89,10 @@ class Quadratic(CenteredRelative, SeparableRelative):
 
 @dataclass(frozen=True)
 class GeneralizedQuadratic(CenteredRelative):
-    """A Gaussian of any shape around a center, log c = −½ (δ − Δ_h)ᵀ Σ⁻¹ (δ − Δ_h) with δ = x_j − x_i and Σ⁻¹ = LᵀL.
+    """A Gaussian of any shape around a center for each head, log c = −½ (δ − Δ_h)ᵀ Σ⁻¹ (δ − Δ_h).
 
-    With the offset Δ = x_i − x_j, log c(Δ) = −½ ‖L (Δ + Δ_h)‖². Along periodic axes the shorter distance counts.
+    Here δ = x_j − x_i and Σ⁻¹ = LᵀL. With the offset Δ = x_i − x_j, log c(Δ) = −½ ‖L (Δ + Δ_h)‖².
+    Along periodic axes the shorter distance counts.
 
     Source: Cordonnier et al. 2020, equation 16.
 
@@ -104,7 +105,8 @@ class GeneralizedQuadratic(CenteredRelative):
 
     Args:
         center: Δ_h, key minus query, in physical units, shape (heads, axes).
-        precision_factor: L in units of length^−1, shape (heads, axes, axes). It can be any square matrix.
+        precision_factor: L in units of length^−1, shape (heads, axes, axes). It can be any square
+            matrix.
         periods: As for `Quadratic`.
     """
 
@@ -139,12 +141,14 @@ class GeneralizedQuadratic(CenteredRelative):
 
 @dataclass(frozen=True)
 class Table(SeparableRelative):
-    """A table of learned biases for each axis, log c(Δ) = Σ_axis t_axis[Δ_axis], with Δ = x_i − x_j in cells.
+    """A table of learned biases for each axis, log c(Δ) = Σ_axis t_axis[Δ_axis].
 
-    In two dimensions it is row[Δ_y] + column[Δ_x]. Offsets beyond ±k cells have the bias of ±k cells. The kernel needs
-    grids, because offsets between cells have no entry.
+    Δ = x_i − x_j is counted in cells. In two dimensions it is row[Δ_y] + column[Δ_x]. Offsets
+    beyond ±k cells have the bias of ±k cells. The kernel needs grids, because offsets between cells
+    have no entry.
 
-    Source: Ramachandran et al. 2019; Cordonnier et al. 2020, §4.3; Shaw et al. 2018 for the clipping.
+    Source: Ramachandran et al. 2019; Cordonnier et al. 2020, §4.3; Shaw et al. 2018 for the
+    clipping.
 
     >>> import torch
     >>> from teka.functional import Table
@@ -154,8 +158,8 @@ class Table(SeparableRelative):
 
     Args:
         tables: t with entry k + Δ for an offset of Δ cells, shape (heads, axes, 2k + 1).
-        spacing: Width of a cell along each axis in physical units, or None for 1. `for_positions` sets the width of
-            the cells of the grid.
+        spacing: Width of a cell along each axis in physical units, or None for 1. `for_positions`
+            sets the width of the cells of the grid.
     """
 
     name: ClassVar[str] = "table"
@@ -184,7 +188,8 @@ class Table(SeparableRelative):
         """Return the kernel with the cell width of the grid, or of the finer one of two grids.
 
         Raises:
-            ValueError: If there are positions instead of a grid, or the cells of two grids are not aligned.
+            ValueError: If there are positions instead of a grid, or the cells of two grids are not
+                aligned.
         """
         if positions.grids is None:
             expected = "a grid, not bare positions, with relative='table', which counts cells"
@@ -200,12 +205,12 @@ class Table(SeparableRelative):
 
 
 def _cell_width(query: Grid, key: Grid, axis: int) -> float:
-    """Return the width of a cell such that all offsets between the grids are whole numbers of cells."""
+    """Return the cell width of which all offsets between the grids are multiples."""
     # The spacing of a single cell does not matter.
     spacings = [grid.spacing[axis] for grid in (query, key) if grid.shape[axis] > 1]
     width = min(spacings) if spacings else query.spacing[axis]
     for distance in (*spacings, query.origin[axis] - key.origin[axis]):
         if abs(distance / width - round(distance / width)) > MAX_MISALIGNMENT:
-            expected = f"cells that lie a whole number of cells from those of {query} with relative='table'"
+            expected = f"cells a whole number of cells from those of {query} with relative='table'"
             raise wrong_value("key_grid", key, expected)
     return width

@@ -33,11 +33,13 @@ from teka.functional.shapes import Coordinates, Keys, Outputs, Queries, Tokens, 
 ROTARY_NORMALIZERS = ("mixed", "nonnegative", "lengths", "features")
 PAIRINGS = ("adjacent", "halves")
 
-# δ of "nonnegative". A weight is at least δ/2 · ψ(q_i)·ψ(k_j), so that rounding errors do not dominate small weights.
+# δ of "nonnegative". A weight is at least δ/2 · ψ(q_i)·ψ(k_j), so that rounding errors do not
+# dominate small weights.
 LEAST_WEIGHT = 1e-3
 # Default λ of "mixed".
 LENGTH_SHARE = 0.3
-# exp(i · angle) as a complex tensor, or its cosine and sine in a compiled graph, where real operations are fused.
+# exp(i · angle) as a complex tensor, or its cosine and sine in a compiled graph, where real
+# operations are fused.
 Phasor = Tensor | tuple[Tensor, Tensor]
 
 
@@ -45,27 +47,33 @@ Phasor = Tensor | tuple[Tensor, Tensor]
 class Rotary(Relative):
     """Rotary position embedding: R(x) rotates features 2p and 2p + 1 by the angle ω_p·x.
 
-    Inner products depend on the offset alone, because ⟨R(x_i) a, R(x_j) b⟩ = ⟨a, R(x_j − x_i) b⟩. Each head and pair
-    has a frequency vector ω_p, so that the angle can change along any direction. Features after the last pair are not
-    rotated. On a periodic grid, frequencies are rounded to those of the torus.
+    Inner products depend on the offset alone, because ⟨R(x_i) a, R(x_j) b⟩ = ⟨a, R(x_j − x_i) b⟩.
+    Each head and pair has a frequency vector ω_p, so that the angle can change along any direction.
+    Features after the last pair are not rotated. On a periodic grid, frequencies are rounded to
+    those of the torus.
 
-    With the softmax kernel, queries and keys are rotated. With the other kernels the features φ are rotated, and the
-    weights w_ij = ⟨R(x_i) φ(q_i), R(x_j) φ(k_j)⟩ may be negative. Their sum could therefore be close to 0, and the
-    output out_i = Σ_j w_ij v_j / D_i needs another denominator D_i. Let ψ_p = √(φ_2p² + φ_2p+1²) be the lengths of the
-    pairs (and |φ| after the last pair), with |w_ij| ≤ ψ(q_i)·ψ(k_j), and let λ be `length_share`:
+    With the softmax kernel, queries and keys are rotated. With the other kernels the features φ are
+    rotated, and the weights w_ij = ⟨R(x_i) φ(q_i), R(x_j) φ(k_j)⟩ may be negative. Their sum could
+    therefore be close to 0, and the output out_i = Σ_j w_ij v_j / D_i needs another denominator
+    D_i. Let ψ_p = √(φ_2p² + φ_2p+1²) be the lengths of the pairs (and |φ| after the last pair),
+    with |w_ij| ≤ ψ(q_i)·ψ(k_j), and let λ be `length_share`:
 
     | normalizer | D_i | bound of |out| |
     |---|---|---|
     | "mixed" | Σ_j [(1 − λ) φ(q_i)·φ(k_j) + λ ψ(q_i)·ψ(k_j)] | max |v| / λ |
     | "lengths" | Σ_j ψ(q_i)·ψ(k_j) | max |v| |
-    | "nonnegative" | Σ_j w_ij with w_ij = ½ [(1 + δ) ψ(q_i)·ψ(k_j) + ⟨R(x_i) φ(q_i), R(x_j) φ(k_j)⟩] > 0 | max |v| |
+    | "nonnegative" | Σ_j w'_ij | max |v| |
     | "features" | Σ_j φ(q_i)·φ(k_j), as in RoFormer | none |
 
-    For a kernel whose weights may be negative without a rotation (see `FeatureKernel`), "mixed" means "lengths".
-    A pair with a token without a position is not rotated and adds its weight to D_i.
+    "nonnegative" also has other weights, w'_ij = ½ [(1 + δ) ψ(q_i)·ψ(k_j) + w_ij] > 0.
 
-    Source: Su et al. 2021 (RoFormer), §3.2 and §3.3, for the rotation and "features"; Heo et al. 2024 (RoPE-Mixed) for
-    several axes. The bounded denominators are from this library (docs/maths/rotary.md).
+    For a kernel whose weights may be negative without a rotation (see `FeatureKernel`), "mixed"
+    means "lengths". A pair with a token without a position is not rotated and adds its weight to
+    D_i.
+
+    Source: Su et al. 2021 (RoFormer), §3.2 and §3.3, for the rotation and "features"; Heo et al.
+    2024 (RoPE-Mixed) for several axes. The bounded denominators are from this library
+    (docs/maths/rotary.md).
 
     >>> import torch
     >>> from teka.functional import Rotary, attention
@@ -79,10 +87,11 @@ class Rotary(Relative):
 
     Args:
         frequency: ω in radians per unit of length, shape (heads, pairs, axes).
-        normalizer: Denominator of a kernel with features: "mixed", "nonnegative", "lengths" or "features".
+        normalizer: Denominator of a kernel with features: "mixed", "nonnegative", "lengths" or
+            "features".
         length_share: λ of "mixed", above 0 and at most 1.
-        pairing: Features that are rotated together: "adjacent" for 2p and 2p + 1, or "halves" for p and p + P of P
-            pairs, as in GPT-NeoX.
+        pairing: Features that are rotated together: "adjacent" for 2p and 2p + 1, or "halves" for p
+            and p + P of P pairs, as in GPT-NeoX.
 
     Raises:
         ValueError: If a name is unknown or a value is out of range.
@@ -122,8 +131,8 @@ class Rotary(Relative):
             num_axes: Number of axes of the grid.
             heads: Number of heads.
             num_pairs: Number of pairs of features that are rotated.
-            base: Approximate ratio of the longest wavelength to the shortest. It is 10 in Heo et al. 2024 and 10,000
-                in Su et al. 2021.
+            base: Approximate ratio of the longest wavelength to the shortest. It is 10 in Heo et
+                al. 2024 and 10,000 in Su et al. 2021.
             normalizer: Denominator, see `Rotary`.
             length_share: λ of "mixed".
         """
@@ -155,7 +164,7 @@ class Rotary(Relative):
             raise wrong_shape("relative.frequency", self.frequency.shape, expected)
 
     def for_kernel(self, kernel: Kernel) -> "Rotary":
-        """Return the kernel with the normalizer "lengths" instead of "mixed" if content weights may be negative."""
+        """Return the kernel with "lengths" instead of "mixed" if κ may be negative."""
         is_signed = kernel.features is not None and not kernel.features.nonnegative
         if is_signed and self.normalizer == "mixed":
             return replace(self, normalizer="lengths")
@@ -169,13 +178,17 @@ class Rotary(Relative):
             return kernel.bound
         if self.normalizer == "nonnegative":
             return 1.0
-        # The weights of pairs without a position are not rotated, and may be negative if those of the kernel are.
+        # The weights of pairs without a position are not rotated, and may be negative if those of
+        # the kernel are.
         if self.normalizer == "features" or not kernel.features.nonnegative:
             return None
         return 1 / self.length_share if self.normalizer == "mixed" else 1.0
 
     def rotate(self, vectors: Tokens, coordinates: Coordinates) -> Tokens:
-        """Return (f cos ω_p·x − g sin ω_p·x, f sin ω_p·x + g cos ω_p·x) for each pair (f, g), then the other features."""
+        """Rotate each pair of features (f, g) by the angle t = ω_p·x.
+
+        The result is (f cos t − g sin t, f sin t + g cos t) for each pair, then the other features.
+        """
         angle = phases(self.frequency, coordinates, vectors.dtype)
         return self._apply_phasor(vectors, phasor_of(angle))
 
@@ -265,7 +278,7 @@ class Rotary(Relative):
     def rotated_sums(
         self, tokens: FeatureInputs, query_phasor: Phasor | None, key_phasor: Phasor | None
     ) -> WeightedSums:
-        """Return Σ_j w_ij v_j and D_i for tokens with these phasors, or for tokens without a position."""
+        """Return Σ_j w_ij v_j and D_i. The phasors of tokens without a position are None."""
         return linear_sums(
             tokens,
             self._rotated_features(tokens.query_features, query_phasor),
@@ -288,11 +301,14 @@ class Rotary(Relative):
 
     @property
     def _length_weight(self) -> float:
-        """Return the weight of ψ(q_i)·ψ(k_j) in the denominator, of which φ(q_i)·φ(k_j) has the rest."""
+        """Return the share of ψ(q_i)·ψ(k_j) in the denominator; φ(q_i)·φ(k_j) has the rest."""
         return {"mixed": self.length_share, "lengths": 1.0}.get(self.normalizer, 0.0)
 
     def _rotated_features(self, features: Tokens, phasor: Phasor | None) -> LinearFeatures:
-        """Return the vectors of the numerator and the denominator. The phasor is None for tokens without a position."""
+        """Return the vectors of the numerator and the denominator.
+
+        The phasor of tokens without a position is None.
+        """
         rotated = self._apply_phasor(features, phasor)
         if self.normalizer == "nonnegative":
             lengths = self.lengths(features) * math.sqrt((1 + LEAST_WEIGHT) / 2)
@@ -334,8 +350,8 @@ class Rotary(Relative):
         others = self._others(features).abs()
         if not torch.compiler.is_compiling():
             return _append(self._complex_pairs(features).abs(), others)
-        # ONNX has no complex numbers. Relative to the largest feature of a token, no visible square underflows, and
-        # the root has a finite gradient at 0.
+        # ONNX has no complex numbers. Relative to the largest feature of a token, no visible square
+        # underflows, and the root has a finite gradient at 0.
         tiny = torch.finfo(features.dtype).tiny
         largest = features.detach().abs().amax(dim=-1, keepdim=True).clamp_min(tiny)
         first, second = self._pairs(features / largest).unbind(dim=-1)
@@ -349,7 +365,8 @@ class Rotary(Relative):
 
     def _complex_pairs(self, vectors: Tokens) -> Complex[Tensor, "batch heads tokens pairs"]:
         """Return f + ig for each pair (f, g)."""
-        # Complex numbers need contiguous pairs. One copy is twice as fast as torch.complex of two parts.
+        # Complex numbers need contiguous pairs. One copy is twice as fast as torch.complex of two
+        # parts.
         pairs = self._pairs(vectors).clone(memory_format=torch.contiguous_format)
         return torch.view_as_complex(pairs)
 
@@ -369,7 +386,9 @@ def phasor_of(angle: Float[Tensor, "*shared heads tokens pairs"]) -> Phasor:
 
 
 def num_rotated_features(kernel: Kernel, dim: int) -> int:
-    """Return the number of features that can be rotated: those of the feature map, or the entries of a query.
+    """Return the number of features that can be rotated.
+
+    These are the features of the content kernel, or the entries of a query if it has none.
 
     Raises:
         ValueError: If there are fewer than two.

@@ -1,4 +1,4 @@
-"""The rotation kernel (strategy 1 of Horn et al. 2021), in an exact form and in the paper's form."""
+"""The rotation kernel (strategy 1 of Horn et al. 2021), exact and in the paper's form."""
 
 import math
 from dataclasses import dataclass
@@ -31,32 +31,34 @@ NUM_FREQUENCIES = 4
 
 
 def initial_frequency(num_frequencies: int) -> Float[Tensor, "scales"]:
-    """Return ω_s = 8^(−s/2) radians per unit of length for s = 0, 1, … (Horn et al. 2021, authors' code)."""
+    """Return ω_s = 8^(−s/2) radians per unit of length (Horn et al. 2021, authors' code)."""
     dtype = widest_dtype(torch.get_default_device())
     return 8.0 ** (-torch.arange(num_frequencies, dtype=dtype) / 2)
 
 
 def rotation_scale(dim: int, num_axes: int, num_frequencies: int) -> float:
-    """Return 1/√d', where d' = d + 2 · axes · scales is the size of the concatenated vectors (Horn et al. 2021)."""
+    """Return 1/√d' for concatenated vectors of size d' = d + 2 · axes · scales (Horn et al. 2021)."""
     return (dim + 2 * num_axes * num_frequencies) ** -0.5
 
 
 @dataclass(frozen=True)
 class Rotation(SeparableRelative):
-    """The rotation kernel, log c(Δ) = scale · Σ_{axis a, s} [α_as cos(ω_s Δ_a) + β_as sin(ω_s Δ_a)].
+    """The rotation kernel, log c(Δ) = scale · Σ_{a, s} [α_as cos(ω_s Δ_a) + β_as sin(ω_s Δ_a)].
 
-    Lemma 1 of the paper: for u(x) = [sin ωx, cos ωx], the inner product ⟨u(x) W, u(y)⟩ depends on x − y alone if
-    W = [[α, β], [−β, α]]. Then
+    Lemma 1 of the paper: for u(x) = [sin ωx, cos ωx], the inner product ⟨u(x) W, u(y)⟩ depends on
+    x − y alone if W = [[α, β], [−β, α]]. Then
 
         u(x) W = [α sin ωx − β cos ωx, β sin ωx + α cos ωx],
         ⟨u(x) W, u(y)⟩ = α cos ω(x − y) + β sin ω(x − y).
 
     The paper requires this form of W_qᵀW_k. For vectors that are rows it is W_q W_kᵀ.
 
-    Because log c is a sum over axes, c is a product, and sums over keys are computed by one Toeplitz matrix for each
-    axis. On a periodic grid Δ is first wrapped into [−P/2, P/2), so that c has the period of the grid for any ω.
+    Because log c is a sum over axes, c is a product, and sums over keys are computed by one
+    Toeplitz matrix for each axis. On a periodic grid Δ is first wrapped into [−P/2, P/2), so that c
+    has the period of the grid for any ω.
 
-    Source: Horn et al. 2021, Lemma 1 and §2.3 (strategy 1). The separable form is from this library.
+    Source: Horn et al. 2021, Lemma 1 and §2.3 (strategy 1). The separable form is from this
+    library.
 
     >>> import math, torch
     >>> from teka.functional import Rotation
@@ -136,7 +138,8 @@ class Rotation(SeparableRelative):
         return self.scale * torch.einsum("hs,...s->h...", weight.to(offsets), waves)
 
     def extra_softmax_dim(self, positions: Positions) -> int | None:
-        # On a periodic axis, c is a function of the wrapped offset, which is not a difference of positions.
+        # On a periodic axis, c is a function of the wrapped offset, which is not a difference of
+        # positions.
         return None if any(positions.periods) else 2 * self.cosine_weight[0].numel()
 
     def softmax_vectors(
@@ -168,7 +171,7 @@ class Rotation(SeparableRelative):
         return vectors[0], vectors[1]
 
     def _waves(self, coordinates: Coordinates, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return sin ωx and cos ωx of each position, axis and scale, shape (B or 1, 1, L, axes, scales)."""
+        """Return sin ωx and cos ωx of the positions, shape (B or 1, 1, L, axes, scales)."""
         phase = coordinates[..., None] * self.frequency.to(coordinates)
         phase = phase[:, None] if phase.ndim == 4 else phase[None, None]
         return torch.sin(phase).to(dtype), torch.cos(phase).to(dtype)
@@ -176,11 +179,12 @@ class Rotation(SeparableRelative):
 
 @dataclass(frozen=True)
 class RotationJoint(Rotation):
-    """The rotation kernel in the form of the paper: random features of the concatenations [q; u(x_i) W] and [k; u(x_j)].
+    """The rotation kernel in the form of the paper: content features of [q; u(x_i) W] and [k; u(x_j)].
 
-    In expectation over the draws of random features it equals `Rotation` with the softmax kernel. For a single draw w
-    it does not: exp(wᵀ[q; u(x_i) W]) · exp(wᵀ[k; u(x_j)]) depends on u(x_i) W + u(x_j) instead of x_i − x_j. A shift of
-    all positions therefore changes the output by about the error of the estimate.
+    In expectation over the draws of random features it equals `Rotation` with the softmax kernel.
+    For a single draw w it does not: exp(wᵀ[q; u(x_i) W]) · exp(wᵀ[k; u(x_j)]) depends on u(x_i) W +
+    u(x_j) instead of x_i − x_j. A shift of all positions therefore changes the output by about the
+    error of the estimate.
 
     Source: Horn et al. 2021, §2.3 (strategy 1).
 
@@ -211,7 +215,10 @@ class RotationJoint(Rotation):
         super().check(heads=heads, dim=dim, num_axes=num_axes, kernel=kernel)
         # The sum of the content and the position term becomes a product of weights for exp only.
         if not kernel.estimates_softmax:
-            expected = "softmax or random features of it with relative='rotation_joint'; relative='rotation' takes all"
+            expected = (
+                "softmax or random features of it with relative='rotation_joint'; "
+                "relative='rotation' takes all"
+            )
             raise wrong_value("kernel", kernel.name, expected)
 
     @property

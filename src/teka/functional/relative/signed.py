@@ -35,13 +35,14 @@ WAVE_BASE = 10_000.0
 
 @dataclass(frozen=True)
 class Shaw(FactorRelative):
-    """Embeddings of clipped offsets, c(Δ; q) = exp(scale · Σ_a qᵀw_a[clip(Δ_a, −k, k)]) with Δ in cells.
+    """Embeddings of clipped offsets, c(Δ; q) = exp(scale · Σ_a qᵀw_a[clip(Δ_a, −k, k)]).
 
-    A sum over keys is a weighted sum over (2k + 1)ⁿ bins, which takes O(L · (2k + 1)ⁿ). A bin is a single cell, or all
-    cells beyond ±k along some axis.
+    Δ is counted in cells. A sum over keys is a weighted sum over (2k + 1)ⁿ bins, which takes O(L ·
+    (2k + 1)ⁿ). A bin is a single cell, or all cells beyond ±k along some axis.
 
-    Source: Shaw et al. 2018, equations 2 and 4, on one axis, without embeddings of values. The offset here is query
-    minus key, in the paper it is key minus query. On several axes it is strategy 2 of Horn et al. 2021 with signs.
+    Source: Shaw et al. 2018, equations 2 and 4, on one axis, without embeddings of values. The
+    offset here is query minus key, in the paper it is key minus query. On several axes it is
+    strategy 2 of Horn et al. 2021 with signs.
 
     >>> import torch
     >>> from teka.functional import Shaw
@@ -153,15 +154,18 @@ class Shaw(FactorRelative):
 
 @dataclass(frozen=True)
 class TransformerXL(FactorRelative):
-    """The position terms of Transformer-XL, log c(Δ; q) = scale · Σ_{a, s} [α_as(q) cos(ω_sa Δ_a) + β_as(q) sin(ω_sa Δ_a)].
+    """Sinusoids of the offset with weights that depend on the query, as in Transformer-XL.
 
-    The weights are [α, β] = W q + b. With b = W v they are the content–position and the position–position terms of the
-    paper, (q + v)ᵀW'r_Δ with sinusoids r_Δ. The term uᵀk of the paper is a bias u of the queries in qᵀk. With the
-    frequencies of `Rotation` the kernel is strategy 1 of Horn et al. 2021 with weights that depend on the query.
+        log c(Δ; q) = scale · Σ_{a, s} [α_as(q) cos(ω_sa Δ_a) + β_as(q) sin(ω_sa Δ_a)]
 
-    Because cos and sin of a difference are sums of products, log c is an inner product, and softmax attention needs no
-    matrix of all pairs. Other content kernels evaluate every pair. Along periodic axes, frequencies are rounded to
-    those of the torus.
+    The weights are [α, β] = W q + b. With b = W v they are the content–position and the
+    position–position terms of the paper, (q + v)ᵀW'r_Δ with sinusoids r_Δ. The term uᵀk of the
+    paper is a bias u of the queries in qᵀk. With the frequencies of `Rotation` the kernel is
+    strategy 1 of Horn et al. 2021 with weights that depend on the query.
+
+    Because cos and sin of a difference are sums of products, log c is an inner product, and softmax
+    attention needs no matrix of all pairs. Other content kernels evaluate every pair. Along
+    periodic axes, frequencies are rounded to those of the torus.
 
     Source: Dai et al. 2019, §3.3; Cordonnier et al. 2020, equation 8, for two axes.
 
@@ -204,8 +208,9 @@ class TransformerXL(FactorRelative):
             num_axes: Number of axes of the grid.
             heads: Number of heads.
             dim_head: Size of queries.
-            frequency: ω of all axes, shape (scales,), by default 10000^(−s/4) for s = 0, …, 3. With 8^(−s/2) the kernel
-                is strategy 1 of Horn et al. 2021 with weights that depend on the query.
+            frequency: ω of all axes, shape (scales,), by default 10000^(−s/4) for s = 0, …, 3. With
+                8^(−s/2) the kernel is strategy 1 of Horn et al. 2021 with weights that depend on
+                the query.
         """
         check_tensor_sizes({"num_axes": num_axes, "heads": heads, "dim_head": dim_head})
         if frequency is None:
@@ -228,7 +233,7 @@ class TransformerXL(FactorRelative):
         return replace(self, frequency=positions.torus_frequency(self.frequency))
 
     def amplitudes(self, query: Queries, *, scale: float) -> tuple[Tensor, Tensor]:
-        """Return scale · α and scale · β of every query, each of shape (batch, heads, queries, scales · axes)."""
+        """Return scale · α and scale · β, each (batch, heads, queries, scales · axes)."""
         weights = torch.einsum("bhqd,hwad->bhqwa", query, self.query_weight.to(query))
         weights = scale * (weights + self.bias.to(query)[:, None])
         cosine, sine = weights.flatten(-2).chunk(2, dim=-1)

@@ -30,7 +30,7 @@ from teka.precision import to_float64, widest_dtype
 
 
 class StationaryRelative(FactorRelative):
-    """Base class of relative kernels c(x_i − x_j) that depend on the offset and not on the query."""
+    """Base class of relative kernels c(x_i − x_j) that do not depend on the query."""
 
     @abstractmethod
     def log_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
@@ -68,7 +68,7 @@ class StationaryRelative(FactorRelative):
 
 
 class SeparableRelative(StationaryRelative):
-    """Base class of stationary kernels that are a product over axes: log c(Δ) = Σ_a log c_a(Δ_a)."""
+    """Base class of stationary kernels with log c(Δ) = Σ_a log c_a(Δ_a), a product over axes."""
 
     @abstractmethod
     def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
@@ -101,7 +101,7 @@ class SeparableRelative(StationaryRelative):
     def axis_log_matrices(
         self, positions: Positions, like: Tensor
     ) -> tuple[list[AxisMatrix], Float[Tensor, "1 heads queries"]]:
-        """Return log c_a of every axis, minus the largest entry of each row, and the sum of these for each query."""
+        """Return log c_a of every axis with row maxima of 0, and the sum of the maxima for each query."""
         matrices = []
         log_peak = torch.zeros((), dtype=like.dtype, device=like.device)
         for axis in range(positions.num_axes):

@@ -35,13 +35,13 @@ MAX_AXES = 62
 
 @dataclass(frozen=True)
 class Window(StationaryRelative):
-    """A local window, c(Δ) = exp(b[Δ]) for offsets of at most r cells along every axis, and 0 beyond.
+    """A local window, c(Δ) = exp(b[Δ]) for offsets of at most r cells along each axis, else 0.
 
-    It takes O(L · (2r + 1)ⁿ) for any content kernel. A query without a key in its window has an output of 0; this
-    happens between two grids or if keys are masked.
+    It takes O(L · (2r + 1)ⁿ) for any content kernel. A query without a key in its window has an
+    output of 0; this happens between two grids or if keys are masked.
 
-    Source: Ramachandran et al. 2019; Hassani et al. 2023 (neighborhood attention). There, windows at the edge of a grid
-    move inward, which is not equivariant. Here they are cut off.
+    Source: Ramachandran et al. 2019; Hassani et al. 2023 (neighborhood attention). There, windows
+    at the edge of a grid move inward, which is not equivariant. Here they are cut off.
 
     >>> import torch, teka
     >>> value = torch.tensor([0.0, 3.0, 0.0, 0.0, 9.0]).view(1, 1, 5, 1)
@@ -51,7 +51,8 @@ class Window(StationaryRelative):
     tensor([1.5000, 1.0000, 1.0000, 3.0000, 4.5000])
 
     Args:
-        bias: b with entry r + Δ along each axis for an offset of Δ cells, shape (heads, 2r + 1, …, 2r + 1), with r ≥ 1.
+        bias: b with entry r + Δ along each axis for an offset of Δ cells, shape (heads, 2r + 1, …,
+            2r + 1), with r ≥ 1.
         unit: Width of a cell > 0 in physical units. Offsets are rounded to whole cells.
 
     Raises:
@@ -138,8 +139,8 @@ class Window(StationaryRelative):
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
         """Return no backend for sums over features.
 
-        The errors of a Fourier transform are relative to the largest sum, and a key beyond the window must not have any
-        weight.
+        The errors of a Fourier transform are relative to the largest sum, and a key beyond the
+        window must not have any weight.
         """
         return {}
 
