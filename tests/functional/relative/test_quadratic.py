@@ -270,7 +270,7 @@ def test_between_two_grids_a_cell_is_the_finer_ones(query: Grid, key: Grid, widt
 )
 def test_grids_whose_cells_do_not_align_are_refused(query: Grid, key: Grid):
     with pytest.raises(
-        ValueError, match=r"key_grid must be cells that lie a whole number of cells from those"
+        ValueError, match=r"key_grid must be cells a whole number of cells from those"
     ):
         build_of_table(query.num_axes).for_positions(between(query, key))
 

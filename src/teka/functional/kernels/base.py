@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import AbstractArray, Bool, Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from teka._compat import replace
@@ -54,9 +54,9 @@ class TensorFields:
         super().__init_subclass__(**options)
         shapes = {}
         for name, annotation in inspect.get_annotations(cls).items():
-            is_array = isinstance(annotation, type) and issubclass(annotation, AbstractArray)
-            if is_array and "*" not in annotation.dim_str:
-                shapes[name] = tuple(annotation.dim_str.replace("#", "").split())
+            dimensions = getattr(annotation, "dim_str", "*")
+            if "*" not in dimensions:
+                shapes[name] = tuple(dimensions.replace("#", "").split())
         cls.tensor_shapes = {**cls.tensor_shapes, **shapes}
 
     def __post_init__(self) -> None:
@@ -106,12 +106,11 @@ class Kernel(TensorFields, ABC):
 
     def repeat_samples(self, repeats: int) -> "Kernel":
         """Return the kernel for a batch that is repeated by `torch.repeat_interleave`."""
-        tensors = {name: getattr(self, name) for name in self.fitted_tensors}
-        repeated = {
-            name: tensor.repeat_interleave(repeats, dim=0)
-            for name, tensor in tensors.items()
-            if tensor is not None
-        }
+        repeated = {}
+        for name in self.fitted_tensors:
+            tensor = getattr(self, name)
+            if tensor is not None:
+                repeated[name] = tensor.repeat_interleave(repeats, dim=0)
         return replace(self, **repeated) if repeated else self
 
     @property
@@ -228,14 +227,15 @@ class DenseInputs:
         if self.key_mask is not None:
             key_mask = self.key_mask[:, None, None, :]
             keep = key_mask if keep is None else keep & key_mask
-        can_be_empty = keep is not None
+        past = None
         if self.is_causal:
             num_queries, num_keys = self.query.shape[2], self.key.shape[2]
             ones = self.query.new_ones(num_queries, num_keys, dtype=torch.bool)
-            past = ones.tril(num_keys - num_queries)
-            keep = past[None, None] if keep is None else keep & past
-        if keep is None or not can_be_empty:
-            return keep, None
+            past = ones.tril(num_keys - num_queries)[None, None]
+        if keep is None:
+            return past, None
+        if past is not None:
+            keep = keep & past
         # Not `any`, because Inductor of PyTorch 2.6 writes C++ that does not compile.
         is_empty = keep.sum(dim=-1, keepdim=True) == 0
         return keep | is_empty, is_empty

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -40,9 +39,7 @@ from teka.functional.shapes import (
     Vectors,
 )
 
-KeyShift = Literal["none", "mean"]
-# A constant, because torch.compile of PyTorch 2.6 cannot trace `get_args`.
-KEY_SHIFTS = get_args(KeyShift)
+KEY_SHIFTS = ("none", "mean")
 
 
 @dataclass(frozen=True)
@@ -61,9 +58,9 @@ class Softmax(Kernel):
     True
     """
 
-    name: ClassVar[str] = "softmax"
-    is_softmax: ClassVar[bool] = True
-    estimates_softmax: ClassVar[bool] = True
+    name = "softmax"
+    is_softmax = True
+    estimates_softmax = True
 
     @property
     def bound(self) -> float:
@@ -118,13 +115,13 @@ class Taylor2(FeatureKernel):
         ValueError: If `key_shift` is unknown, or "mean" in causal attention.
     """
 
-    name: ClassVar[str] = "taylor2"
-    nonnegative: ClassVar[bool] = True
+    name = "taylor2"
+    nonnegative = True
     # Measured.
-    extra_dense_passes: ClassVar[int] = 14
-    fitted_tensors: ClassVar[tuple[str, ...]] = ("key_mean",)
+    extra_dense_passes = 14
+    fitted_tensors = ("key_mean",)
 
-    key_shift: KeyShift = "none"
+    key_shift: str = KEY_SHIFTS[0]
     key_mean: Float[Tensor, "batch heads 1 dim"] | None = None
 
     def __post_init__(self) -> None:
@@ -225,8 +222,8 @@ class Hedgehog(FeatureKernel):
         key_bias: b of the keys, same shape.
     """
 
-    name: ClassVar[str] = "hedgehog"
-    nonnegative: ClassVar[bool] = True
+    name = "hedgehog"
+    nonnegative = True
 
     query_weight: Float[Tensor, "#heads rows dim"]
     key_weight: Float[Tensor, "#heads rows dim"]
@@ -276,8 +273,8 @@ class Elu(PointwiseKernel):
     tensor([0.3680, 1.0000, 3.0000])
     """
 
-    name: ClassVar[str] = "elu"
-    nonnegative: ClassVar[bool] = True
+    name = "elu"
+    nonnegative = True
 
     def num_features(self, dim: int) -> int:
         return dim
@@ -303,9 +300,9 @@ class Constant(PointwiseKernel):
     True
     """
 
-    name: ClassVar[str] = "constant"
-    uses_content: ClassVar[bool] = False
-    nonnegative: ClassVar[bool] = True
+    name = "constant"
+    uses_content = False
+    nonnegative = True
 
     def num_features(self, dim: int) -> int:
         return 1

@@ -30,7 +30,7 @@ class RandomKernel(FeatureKernel):
         projection: Draws w_r ~ N(0, I), shape (m, d).
     """
 
-    estimates_softmax: ClassVar[bool] = True
+    estimates_softmax = True
     features_per_draw: ClassVar[int] = 1
 
     projection: ProjectionMatrix
@@ -53,7 +53,7 @@ class ExponentialKernel(RandomKernel):
     attention it is that of each key.
     """
 
-    nonnegative: ClassVar[bool] = True
+    nonnegative = True
 
     def query_exponent(self, query: Queries, *, scale: float) -> QueryFeatures:
         """Return e(q), by default √scale w_rᵀq − scale ‖q‖²/2."""
@@ -115,7 +115,7 @@ class Positive(ExponentialKernel):
         projection: Draws w_r ~ N(0, I), shape (m, d).
     """
 
-    name: ClassVar[str] = "positive"
+    name = "positive"
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,8 @@ class Hyperbolic(ExponentialKernel):
         projection: Draws w_r ~ N(0, I), shape (m, d).
     """
 
-    name: ClassVar[str] = "hyperbolic"
-    features_per_draw: ClassVar[int] = 2
+    name = "hyperbolic"
+    features_per_draw = 2
 
     def project(self, vectors: Keys) -> KeyFeatures:
         products = super().project(vectors)
@@ -188,8 +188,8 @@ class Optimal(ExponentialKernel):
         key_mean: ȳ of every head, or None for 0.
     """
 
-    name: ClassVar[str] = "optimal"
-    fitted_tensors: ClassVar[tuple[str, ...]] = ("mean_square", "query_mean", "key_mean")
+    name = "optimal"
+    fitted_tensors = ("mean_square", "query_mean", "key_mean")
 
     mean_square: Float[Tensor, "batch heads 1 1"] | None = None
     query_mean: Float[Tensor, "batch heads 1 dim"] | None = None
@@ -264,8 +264,8 @@ class Trigonometric(RandomKernel):
         projection: Draws w_r ~ N(0, I), shape (m, d).
     """
 
-    name: ClassVar[str] = "trigonometric"
-    features_per_draw: ClassVar[int] = 2
+    name = "trigonometric"
+    features_per_draw = 2
 
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
         """Return φ(q) without exp(‖x‖²/2), which is one factor for each query."""

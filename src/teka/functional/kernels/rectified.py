@@ -45,10 +45,6 @@ class PointwiseKernel(FeatureKernel):
         return mask_features(self.feature_map(key, scale=scale), key_mask)
 
 
-def _scale_vectors(vectors: Vectors, factor: Float[Tensor, "*#batch 1"] | None) -> Vectors:
-    return vectors if factor is None else vectors * factor
-
-
 def _range_factor(vectors: Tensor, dims: tuple[int, ...]) -> Tensor | None:
     """Return powers of 2⁸ that scale the largest entry to between 1/16 and 16.
 
@@ -97,7 +93,7 @@ class FlooredRelu(PointwiseKernel):
         ValueError: If `epsilon` is not positive.
     """
 
-    nonnegative: ClassVar[bool] = True
+    nonnegative = True
     degree: ClassVar[int] = 1
 
     epsilon: float = 1e-6
@@ -121,11 +117,13 @@ class FlooredRelu(PointwiseKernel):
         return self.features_from_rectified(torch.relu(vectors - floor) + floor)
 
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
-        return self.feature_map(_scale_vectors(query, _range_factor(query, (-1,))), scale=scale)
+        factor = _range_factor(query, (-1,))
+        return self.feature_map(query if factor is None else query * factor, scale=scale)
 
     def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask = None) -> KeyFeatures:
         factor = _range_factor(mask_features(key, key_mask), (-2, -1))
-        return mask_features(self.feature_map(_scale_vectors(key, factor), scale=scale), key_mask)
+        key = key if factor is None else key * factor
+        return mask_features(self.feature_map(key, scale=scale), key_mask)
 
     def causal_key_features(
         self, key: Keys, *, scale: float, key_mask: KeyMask = None
@@ -136,12 +134,13 @@ class FlooredRelu(PointwiseKernel):
         how earlier outputs are computed. Keys that are much smaller than the first one have no
         visible weight.
         """
-        factor = None
+        log_scale = None
         if _range_factor(_first_kept(key, key_mask), (-1,)) is not None:
             factor = _range_factor(key, (-1,))
-        features = self.feature_map(_scale_vectors(key, factor), scale=scale)
-        log_scale = None if factor is None else -self.degree * factor[..., 0].log()
-        return mask_features(features, key_mask), log_scale
+            if factor is not None:
+                key = key * factor
+                log_scale = -self.degree * factor[..., 0].log()
+        return mask_features(self.feature_map(key, scale=scale), key_mask), log_scale
 
     def _least_floor(self, vectors: Vectors) -> float:
         """Return the floor of the zero vector."""
@@ -173,8 +172,8 @@ class SquaredRelu(FlooredRelu):
         ValueError: If `epsilon` is not positive.
     """
 
-    name: ClassVar[str] = "squared_relu"
-    degree: ClassVar[int] = 2
+    name = "squared_relu"
+    degree = 2
 
     epsilon: float = 1e-3
 
@@ -197,7 +196,7 @@ class Relu(FlooredRelu):
         epsilon: ε > 0, relative to the root mean square of the entries of a vector.
     """
 
-    name: ClassVar[str] = "relu"
+    name = "relu"
 
     def features_from_rectified(self, rectified: Vectors) -> FeatureVectors:
         return rectified
@@ -226,7 +225,7 @@ class Focused(FlooredRelu):
         epsilon: ε > 0, relative to the root mean square of the entries of a vector.
     """
 
-    name: ClassVar[str] = "focused"
+    name = "focused"
 
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
         # A vector of ones attends like the zero vector, but its features are not tiny.

@@ -1,7 +1,6 @@
 """Content kernels of non-local networks: dot product, concatenation and Gaussian."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -42,8 +41,8 @@ class DotProduct(FeatureKernel):
     -95.0
     """
 
-    name: ClassVar[str] = "dot_product"
-    normalizes_by_count: ClassVar[bool] = True
+    name = "dot_product"
+    normalizes_by_count = True
 
     def num_features(self, dim: int) -> int:
         return dim
@@ -72,8 +71,8 @@ class Concatenation(Kernel):
     tensor([7., 0.])
     """
 
-    name: ClassVar[str] = "concatenation"
-    normalizes_by_count: ClassVar[bool] = True
+    name = "concatenation"
+    normalizes_by_count = True
 
     def dense_vectors(
         self, query: Queries, key: Keys, *, scale: float, key_mask: KeyMask, is_causal: bool
@@ -112,9 +111,9 @@ class Gaussian(Softmax):
     tensor([0., 1.])
     """
 
-    name: ClassVar[str] = "gaussian"
-    is_softmax: ClassVar[bool] = False
-    estimates_softmax: ClassVar[bool] = False
+    name = "gaussian"
+    is_softmax = False
+    estimates_softmax = False
 
     def softmax_vectors(self, query: Queries, key: Keys) -> VectorPair:
         half = key.square().sum(dim=-1, keepdim=True) / -2

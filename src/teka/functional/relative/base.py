@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 from torch.nn.functional import normalize, pad
 
-from teka.checks import check_nonnegative
-from teka.errors import wrong_shape, wrong_value
+from teka.checks import check_nonnegative, check_tensor
+from teka.errors import wrong_value
 from teka.functional.backends.costs import Cost
 from teka.functional.backends.dense import fused_softmax, matrix_attention
 from teka.functional.backends.feature_sums import plain_sums
@@ -165,17 +165,11 @@ class Relative(TensorFields, ABC):
         """
         sizes = {"heads": heads, "dim": dim, "axes": num_axes}
         for name, dimensions in self.tensor_shapes.items():
-            shape = getattr(self, name).shape
+            tensor = getattr(self, name)
             if "axes" in dimensions:
-                check_num_axes(name, shape, shape[dimensions.index("axes")], num_axes)
-            pairs = zip(dimensions, shape, strict=True)
-            if any(sizes.get(dimension, size) != size for dimension, size in pairs):
-                expected = ", ".join(
-                    str(sizes.get(dimension, dimension)) for dimension in dimensions
-                )
-                expected += "," * (len(dimensions) == 1)
-                expected = f"({expected}) for {heads} heads of size {dim}"
-                raise wrong_shape(f"relative.{name}", shape, expected)
+                check_num_axes(name, tensor, tensor.shape[dimensions.index("axes")], num_axes)
+            expected = [sizes.get(dimension, dimension) for dimension in dimensions]
+            check_tensor(f"relative.{name}", tensor, *expected)
 
     def for_kernel(self, kernel: Kernel) -> "Relative":
         """Return the relative kernel adapted to a content kernel, by default itself."""
@@ -340,10 +334,10 @@ class FactorRelative(Relative):
         return self.log_kernel(query[:, :, rows], positions.offsets_like(query, rows), scale=scale)
 
 
-def check_num_axes(argument: str, shape: tuple[int, ...], tensor_axes: int, num_axes: int) -> None:
+def check_num_axes(argument: str, tensor: Tensor, tensor_axes: int, num_axes: int) -> None:
     """Check that positions have the number of axes of a tensor of a relative kernel."""
     if tensor_axes != num_axes:
-        expected = f"{tensor_axes}, because relative.{argument} has shape {tuple(shape)}"
+        expected = f"{tensor_axes}, because relative.{argument} has shape {tuple(tensor.shape)}"
         hint = f"make the layer with num_axes={num_axes}"
         raise wrong_value(
             "the number of axes of grid or positions", num_axes, f"{expected}; {hint}"

@@ -16,7 +16,6 @@ from teka.functional.backends.costs import Cost
 from teka.functional.backends.decay_scan import causal_decay, decay_cost, grid_decay, line_decay
 from teka.functional.backends.linear import DecodingState, LinearFeatures, Sizes, linear_step
 from teka.functional.backends.sums import FeatureInputs, WeightedSums
-from teka.functional.kernels.base import Kernel
 from teka.functional.positions import Positions, whole_steps
 from teka.functional.relative.stationary import SeparableRelative, per_head, read_table
 from teka.functional.shapes import AxisOffsets, LogRelativePerHead
@@ -37,8 +36,8 @@ class DecayRelative(SeparableRelative):
     factor from one cell to the next.
     """
 
-    supports_decoding: ClassVar[bool] = True
-    requires_unit_steps: ClassVar[bool] = True
+    supports_decoding = True
+    requires_unit_steps = True
 
     @abstractmethod
     def axis_rate(self, axis: int) -> Float[Tensor, "heads"]:
@@ -109,8 +108,8 @@ class Decay(DecayRelative):
         ValueError: If a rate is negative.
     """
 
-    name: ClassVar[str] = "decay"
-    nonnegative_tensors: ClassVar[tuple[str, ...]] = ("rate",)
+    name = "decay"
+    nonnegative_tensors = ("rate",)
 
     rate: Float[Tensor, "heads axes"]
 
@@ -148,9 +147,9 @@ class Alibi(DecayRelative):
         ValueError: If a slope is negative.
     """
 
-    name: ClassVar[str] = "alibi"
-    nonnegative_tensors: ClassVar[tuple[str, ...]] = ("slope",)
-    fixed_tensors: ClassVar[tuple[str, ...]] = ("slope",)
+    name = "alibi"
+    nonnegative_tensors = ("slope",)
+    fixed_tensors = ("slope",)
 
     slope: Float[Tensor, "heads"]
 
@@ -168,9 +167,7 @@ class Alibi(DecayRelative):
         return cls(2.0 ** -torch.tensor(exponents))
 
     @classmethod
-    def draw(
-        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
-    ) -> "Alibi":
+    def draw(cls, generator: Generator, *, heads: int, **sizes: Any) -> "Alibi":
         """Return the slopes of the paper in float64."""
         return cls(cls.initial(heads=heads).slope.double())
 
@@ -201,8 +198,8 @@ class Kerple(SeparableRelative):
         ValueError: If `weight` or `bend` is negative, or the form is unknown.
     """
 
-    name: ClassVar[str] = "kerple"
-    nonnegative_tensors: ClassVar[tuple[str, ...]] = ("weight", "bend")
+    name = "kerple"
+    nonnegative_tensors = ("weight", "bend")
 
     weight: Float[Tensor, "heads axes"]
     bend: Float[Tensor, "heads axes"]
@@ -216,7 +213,6 @@ class Kerple(SeparableRelative):
     def initial(cls, *, num_axes: int, heads: int, form: str = KERPLE_FORMS[0]) -> "Kerple":
         """Return weights uniform in [0, 2) and bends uniform in [0, 1), as in the authors' code."""
         check_tensor_sizes({"num_axes": num_axes, "heads": heads})
-        check_name("form", form, KERPLE_FORMS)
         weight, bend = torch.rand(2, heads, num_axes).clamp_min(1e-2)
         return cls(2 * weight, bend, form)
 
@@ -262,7 +258,7 @@ class T5(SeparableRelative):
         ValueError: If an argument is out of range.
     """
 
-    name: ClassVar[str] = "t5"
+    name = "t5"
     example_sizes: ClassVar[dict[str, int]] = {"buckets": 12}
 
     tables: Float[Tensor, "heads axes buckets"]

@@ -1,7 +1,7 @@
 """The clipped kernel (strategy 2 of Horn et al. 2021), in an exact form and in the paper's form."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -14,7 +14,7 @@ from teka.functional.backends.costs import Cost
 from teka.functional.backends.linear import DecodingState, LinearFeatures, LinearState, Sizes
 from teka.functional.backends.rings import causal_rings, rings, rings_cost
 from teka.functional.backends.sums import FeatureInputs, WeightedSums
-from teka.functional.kernels.base import LOWEST_EXPONENT, Kernel
+from teka.functional.kernels.base import LOWEST_EXPONENT
 from teka.functional.kernels.projection import default_num_features, draw_projection
 from teka.functional.kernels.random import Positive
 from teka.functional.positions import Positions, whole_steps
@@ -49,11 +49,11 @@ class Clipped(FactorRelative):
         ValueError: If an argument is out of range.
     """
 
-    name: ClassVar[str] = "clipped"
-    uses_query: ClassVar[bool] = True
-    supports_decoding: ClassVar[bool] = True
-    requires_unit_steps: ClassVar[bool] = True
-    has_position_heads: ClassVar[bool] = True
+    name = "clipped"
+    uses_query = True
+    supports_decoding = True
+    requires_unit_steps = True
+    has_position_heads = True
     example_sizes: ClassVar[dict[str, int]] = {"rings": MAX_DISTANCE + 1}
 
     distance_embedding: Float[Tensor, "rings dim"]
@@ -199,7 +199,7 @@ class ClippedFeatures(Clipped):
         projection: Draws of the random features, shape (m, d).
     """
 
-    name: ClassVar[str] = "clipped_features"
+    name = "clipped_features"
 
     projection: Float[Tensor, "features dim"] | None = None
 
@@ -227,9 +227,7 @@ class ClippedFeatures(Clipped):
         return cls(embedding, ring_width, torch.zeros(num_features, dim_head))
 
     @classmethod
-    def draw(
-        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
-    ) -> "ClippedFeatures":
+    def draw(cls, generator: Generator, *, dim: int, **sizes: Any) -> "ClippedFeatures":
         """Return embeddings ~ N(0, 1) and an orthogonal projection."""
         embedding = torch.randn(MAX_DISTANCE + 1, dim, generator=generator, dtype=torch.float64)
         projection = draw_projection(default_num_features(dim), dim, generator=generator)

@@ -77,10 +77,10 @@ class Fourier(StationaryRelative):
         ValueError: If a weight is negative, or all weights of a head are 0.
     """
 
-    name: ClassVar[str] = "fourier"
-    has_linear_features: ClassVar[bool] = True
-    supports_decoding: ClassVar[bool] = True
-    nonnegative_tensors: ClassVar[tuple[str, ...]] = ("constant_weight", "amplitude")
+    name = "fourier"
+    has_linear_features = True
+    supports_decoding = True
+    nonnegative_tensors = ("constant_weight", "amplitude")
     example_sizes: ClassVar[dict[str, int]] = {"waves": NUM_FOURIER_WAVES}
 
     constant_weight: Float[Tensor, "heads"]

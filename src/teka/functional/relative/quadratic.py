@@ -68,8 +68,8 @@ class Quadratic(CenteredRelative, SeparableRelative):
         ValueError: If a precision is negative.
     """
 
-    name: ClassVar[str] = "quadratic"
-    nonnegative_tensors: ClassVar[tuple[str, ...]] = ("precision",)
+    name = "quadratic"
+    nonnegative_tensors = ("precision",)
 
     precision: Float[Tensor, "heads"]
     periods: tuple[float | None, ...] | None = None
@@ -110,7 +110,7 @@ class GeneralizedQuadratic(CenteredRelative):
         periods: As for `Quadratic`.
     """
 
-    name: ClassVar[str] = "generalized_quadratic"
+    name = "generalized_quadratic"
 
     precision_factor: Float[Tensor, "heads axes axes"]
     periods: tuple[float | None, ...] | None = None
@@ -120,7 +120,6 @@ class GeneralizedQuadratic(CenteredRelative):
         """Return centers Δ_h ~ N(0, 2²) and L = I."""
         sizes = {"num_axes": num_axes, "heads": heads}
         check_tensor_sizes(sizes)
-        check_tensor_sizes({"num_axes": num_axes}, num_axes**2)
         check_tensor_sizes(sizes, heads * num_axes**2)
         return cls(2 * torch.randn(heads, num_axes), torch.eye(num_axes).repeat(heads, 1, 1))
 
@@ -162,7 +161,7 @@ class Table(SeparableRelative):
             sets the width of the cells of the grid.
     """
 
-    name: ClassVar[str] = "table"
+    name = "table"
     example_sizes: ClassVar[dict[str, int]] = {"entries": 7}
 
     tables: Float[Tensor, "heads axes entries"]

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Complex, Float
@@ -97,10 +96,10 @@ class Rotary(Relative):
         ValueError: If a name is unknown or a value is out of range.
     """
 
-    name: ClassVar[str] = "rotary"
-    rotates_features: ClassVar[bool] = True
-    has_linear_features: ClassVar[bool] = True
-    supports_decoding: ClassVar[bool] = True
+    name = "rotary"
+    rotates_features = True
+    has_linear_features = True
+    supports_decoding = True
 
     frequency: Float[Tensor, "heads pairs axes"]
     normalizer: str = ROTARY_NORMALIZERS[0]
@@ -151,8 +150,8 @@ class Rotary(Relative):
         shape = (heads, num_rotated_features(make_kernel(kernel, dim), dim) // 2, num_axes)
         return cls(torch.randn(shape, generator=generator, dtype=torch.float64))
 
-    def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        super().check(heads=heads, dim=dim, num_axes=num_axes, kernel=kernel)
+    def check(self, *, dim: int, kernel: Kernel, **sizes: int) -> None:
+        super().check(dim=dim, kernel=kernel, **sizes)
         if kernel.normalizes_by_count:
             expected = "a kernel that is divided by the sum of its weights with relative='rotary'"
             raise wrong_value("kernel", kernel.name, expected)
@@ -395,8 +394,6 @@ def num_rotated_features(kernel: Kernel, dim: int) -> int:
     """
     size = dim if kernel.features is None else kernel.features.num_features(dim)
     if size < 2:
-        expected = (
-            "a kernel of at least 2 features with relative='rotary', which rotates pairs of them"
-        )
+        expected = "a kernel of at least 2 features with relative='rotary', which rotates pairs"
         raise wrong_value("kernel", kernel.name, expected)
     return size

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -25,7 +25,6 @@ from teka.functional.shapes import (
 )
 from teka.precision import widest_dtype
 
-R = TypeVar("R", bound="Rotation")
 # Horn et al. 2021, appendix A.2.
 NUM_FREQUENCIES = 4
 
@@ -77,7 +76,7 @@ class Rotation(SeparableRelative):
         ValueError: If the scale is negative.
     """
 
-    name: ClassVar[str] = "rotation"
+    name = "rotation"
     example_sizes: ClassVar[dict[str, int]] = {"scales": NUM_FREQUENCIES}
 
     frequency: Float[Tensor, "scales"]
@@ -125,7 +124,7 @@ class Rotation(SeparableRelative):
         return cls(frequency, cosine_weight, sine_weight, scale)
 
     @classmethod
-    def draw(cls: type[R], generator: Generator, **sizes: Any) -> R:
+    def draw(cls, generator: Generator, **sizes: Any) -> "Rotation":
         """Return weights ~ N(0, 1), and the frequencies and the scale of the paper."""
         scale = rotation_scale(sizes["dim"], sizes["num_axes"], NUM_FREQUENCIES)
         kernel = super().draw(generator, **sizes)
@@ -206,13 +205,13 @@ class RotationJoint(Rotation):
         scale: As for `Rotation`.
     """
 
-    name: ClassVar[str] = "rotation_joint"
-    equivariance: ClassVar[Literal["exact", "in expectation"]] = "in expectation"
-    appends_features: ClassVar[bool] = True
-    supports_decoding: ClassVar[bool] = True
+    name = "rotation_joint"
+    equivariance = "in expectation"
+    appends_features = True
+    supports_decoding = True
 
-    def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        super().check(heads=heads, dim=dim, num_axes=num_axes, kernel=kernel)
+    def check(self, *, kernel: Kernel, **sizes: int) -> None:
+        super().check(kernel=kernel, **sizes)
         # The sum of the content and the position term becomes a product of weights for exp only.
         if not kernel.estimates_softmax:
             expected = (

@@ -58,10 +58,10 @@ class Shaw(FactorRelative):
         ValueError: If an argument is out of range.
     """
 
-    name: ClassVar[str] = "shaw"
-    uses_query: ClassVar[bool] = True
-    supports_decoding: ClassVar[bool] = True
-    requires_unit_steps: ClassVar[bool] = True
+    name = "shaw"
+    uses_query = True
+    supports_decoding = True
+    requires_unit_steps = True
     example_sizes: ClassVar[dict[str, int]] = {"entries": 5}
 
     embedding: Float[Tensor, "axes entries dim"]
@@ -185,9 +185,9 @@ class TransformerXL(FactorRelative):
         bias: b, shape (heads, 2 · scales, axes).
     """
 
-    name: ClassVar[str] = "transformer_xl"
-    uses_query: ClassVar[bool] = True
-    fixed_tensors: ClassVar[tuple[str, ...]] = ("frequency",)
+    name = "transformer_xl"
+    uses_query = True
+    fixed_tensors = ("frequency",)
     example_sizes: ClassVar[dict[str, int]] = {"scales": 3, "weights": 6}
 
     frequency: Float[Tensor, "scales axes"]

@@ -1,7 +1,7 @@
 """Attention within local windows."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,7 +15,7 @@ from teka.functional.backends.costs import Cost
 from teka.functional.backends.dense import matrix_attention
 from teka.functional.backends.linear import Sizes
 from teka.functional.backends.local_window import Tiling, window_attention, window_cost
-from teka.functional.kernels.base import DenseInputs, Kernel
+from teka.functional.kernels.base import DenseInputs
 from teka.functional.positions import Positions, whole_steps
 from teka.functional.relative.base import check_num_axes, has_spacing
 from teka.functional.relative.stationary import StationaryRelative, read_table
@@ -59,7 +59,7 @@ class Window(StationaryRelative):
         ValueError: If an argument is out of range.
     """
 
-    name: ClassVar[str] = "window"
+    name = "window"
 
     bias: Float[Tensor, "heads *entries"]
     unit: float = 1.0
@@ -83,9 +83,7 @@ class Window(StationaryRelative):
         return cls(torch.zeros(heads, *[2 * max_distance + 1] * num_axes))
 
     @classmethod
-    def draw(
-        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
-    ) -> "Window":
+    def draw(cls, generator: Generator, *, heads: int, num_axes: int, **sizes: Any) -> "Window":
         """Return a bias ~ N(0, 1) for a reach of 2 cells."""
         return cls(torch.randn(heads, *[5] * num_axes, generator=generator, dtype=torch.float64))
 
@@ -94,8 +92,8 @@ class Window(StationaryRelative):
         """Return r, the largest offset in cells along an axis within the window."""
         return self.bias.shape[-1] // 2
 
-    def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        check_num_axes("bias", self.bias.shape, self.bias.ndim - 1, num_axes)
+    def check(self, *, heads: int, num_axes: int, **others: Any) -> None:
+        check_num_axes("bias", self.bias, self.bias.ndim - 1, num_axes)
         if self.bias.shape[0] != heads:
             expected = f"({heads}, 2 reach + 1, …) for {heads} heads"
             raise wrong_shape("relative.bias", self.bias.shape, expected)
