@@ -1,3 +1,4 @@
+import importlib
 import sys
 
 import numpy as np
@@ -11,11 +12,14 @@ TINY = Run.of(train_size=64, validation_size=32, dim=8, depth=2, heads=2, epochs
 
 
 @pytest.fixture(scope="module", autouse=True)
-def known_peak():
-    """Spare the commands the measurement of the processor, which tests/training/test_progress.py tests."""
+def few_measurements():
+    """Neither measure the processor nor count operations in a training, which tests/training tests."""
     known = progress.Peak(1e11, progress.MEASURED)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(progress, "_measured", lambda *arguments: known)
+        train_module = importlib.import_module("teka.training.train")
+        patched.setattr(train_module, "training_flops_per_image", lambda *arguments: 10**6)
+        patched.setattr("teka.training.heads.measure.CHANCE_DRAWS", 8)
         yield
 
 
