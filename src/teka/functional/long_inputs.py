@@ -1,4 +1,4 @@
-"""Linear attention of long inputs in chunks of tokens, with little memory beyond that of inputs and outputs."""
+"""Linear attention of long inputs in chunks of tokens, to bound memory."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class LongAttention:
     is_causal: bool
 
     def is_needed(self, query: Queries) -> bool:
-        """Return True if the features are large, and the kernels and the execution mode support chunks."""
+        """Return True if the features are large, and kernels and execution mode support chunks."""
         kernel, relative = self.kernel, self.relative
         num_features = kernel.num_features(query.shape[-1])
         if relative is not None:
@@ -80,7 +80,8 @@ class LongAttention:
 
     def key_state(self, key: Keys, value: Values, rows: slice) -> LinearState:
         """Return the sums over a chunk of keys."""
-        # Causal features have a log scale for each key. A factor of all keys would be different in every chunk.
+        # Causal features have a log scale for each key. A factor of all keys would be different in
+        # every chunk.
         tokens = featured(
             self.kernel,
             key[:, :, :0],
@@ -102,7 +103,7 @@ class LongAttention:
     def attend_chunk(
         self, query: Queries, key: Keys, value: Values, rows: slice, state: LinearState | None
     ) -> tuple[Outputs, LinearState]:
-        """Return the causal outputs of a chunk of tokens, and the sums over the keys up to its end."""
+        """Return the causal outputs of a chunk, and the sums over the keys up to its end."""
         tokens = featured(
             self.kernel,
             query.contiguous(),
@@ -130,10 +131,10 @@ class LongAttention:
 
 
 class _ChunkedAttention(Function):
-    """Attention that keeps its inputs and the sums over keys for the backward pass, and nothing else.
+    """Attention that keeps only its inputs and the sums over keys for the backward pass.
 
-    Chunks are written into outputs and gradients that are allocated once, because chunks that are concatenated at the
-    end need twice the memory and fragment the allocator's.
+    Chunks are written into outputs and gradients that are allocated once, because chunks that are
+    concatenated at the end need twice the memory and fragment the allocator's.
     """
 
     @staticmethod
@@ -234,7 +235,7 @@ def _chunks(tokens: Tensor) -> Iterator[slice]:
 
 
 def _empty_tokens(like: Tensor, size: int) -> Tensor:
-    """Return memory for vectors of all heads, in the order in which the projections of a layer read and write them."""
+    """Return memory for vectors of all heads, in the order of the projections of a layer."""
     batch, heads, num_tokens, _ = like.shape
     return like.new_empty(batch, num_tokens, heads, size).transpose(1, 2)
 

@@ -23,8 +23,9 @@ class Rate:
     byte: float
 
 
-# Fitted to times of one thread of a server CPU, forward and with the backward pass, on grids of one to three axes.
-# `python benchmarks/backends.py --table` compares the resulting choices with the times.
+# Fitted to times of one thread of a server CPU, forward and with the backward pass, on grids of one
+# to three axes. `python benchmarks/backends.py --table` compares the resulting choices with the
+# times.
 RATES = {
     "dense": Rate(600_000.0, 0.0, 0.070, 0.041),
     "linear": Rate(650_000.0, 0.0, 0.14, 0.0),

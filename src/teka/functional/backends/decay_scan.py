@@ -22,7 +22,7 @@ Rate = Float[Tensor, "heads"]
 
 
 def decay_cost(sizes: Sizes, grid: Grid) -> Cost:
-    """Return the cost of one or two causal passes along a line, or of block products per axis over φ(k) ⊗ [v, 1]."""
+    """Return the cost of one or two causal passes on a line, or of block products per axis."""
     if grid.num_axes == 1:
         cost = linear_cost(replace(sizes, is_causal=True))
         passes = 1 if sizes.is_causal else 2
@@ -33,7 +33,10 @@ def decay_cost(sizes: Sizes, grid: Grid) -> Cost:
 
 
 def causal_decay(tokens: FeatureInputs, rate: Rate) -> WeightedSums:
-    """Return Σ_{j ≤ i} φ(q_i)ᵀφ(k_j) exp(s_j − r (i − j)) [v_j, 1] along a line (Sun et al. 2023, chunkwise form)."""
+    """Return Σ_{j ≤ i} φ(q_i)ᵀφ(k_j) exp(s_j − r (i − j)) [v_j, 1] along a line.
+
+    Source: Sun et al. 2023 (RetNet), the chunkwise form.
+    """
     log_scale = tokens.log_scale
     if tokens.key_mask is not None:
         log_scale = torch.zeros_like(tokens.value[..., 0]) if log_scale is None else log_scale
@@ -43,7 +46,10 @@ def causal_decay(tokens: FeatureInputs, rate: Rate) -> WeightedSums:
 
 
 def line_decay(tokens: FeatureInputs, rate: Rate) -> WeightedSums:
-    """Return Σ_j φ(q_i)ᵀφ(k_j) exp(−r |i − j|) [v_j, 1] along a line: both directions minus the token itself."""
+    """Return Σ_j φ(q_i)ᵀφ(k_j) exp(−r |i − j|) [v_j, 1] along a line.
+
+    The sums are those of both directions, minus the token itself.
+    """
     query, key, value = tokens.query_features, tokens.key_features, tokens.value
     past = causal_sums(LinearFeatures(query), LinearFeatures(key), value, rate=rate)
     reversed_query, reversed_key = LinearFeatures(query.flip(2)), LinearFeatures(key.flip(2))
@@ -90,7 +96,10 @@ def scan(
 def _scan_before(
     cells: Float[Tensor, "batch heads side size"], rate: Rate
 ) -> Float[Tensor, "batch heads side size"]:
-    """Return Σ_{j<i} exp(−r (i − 1 − j)) x_j: by a matrix within blocks, and recursively from block to block."""
+    """Return Σ_{j<i} exp(−r (i − 1 − j)) x_j.
+
+    Cells within a block are summed by a matrix, and the sums of blocks recursively.
+    """
     side = cells.shape[2]
     length = side if side <= 2 * BLOCK else BLOCK
     index = _indices(length, rate)

@@ -15,8 +15,8 @@ from teka.functional.backends.sums import WeightedSums, with_ones
 from teka.functional.kernels.base import DenseInputs, apply_log_factor
 from teka.functional.shapes import Outputs, Queries
 
-# Elements of the matrix of weights that are held at once: 32 MiB in float32. The rows of a larger matrix are computed
-# in chunks, and again in the backward pass.
+# Elements of the matrix of weights that are held at once: 32 MiB in float32. The rows of a larger
+# matrix are computed in chunks, and again in the backward pass.
 MATRIX_ELEMENTS = 2**23
 # The rounding errors of float64 scores up to this size are far below 1.
 MAX_SCORE = 1e12
@@ -25,7 +25,7 @@ MAX_SCORE = 1e12
 def dense_cost(
     num_queries: int, num_keys: int, dense_size: int, dim_value: int, *, passes: int
 ) -> Cost:
-    """Return the cost of the weights, their product with the values, and passes that read and write all weights."""
+    """Return the cost of the weights, of their product with the values, and of passes over them."""
     pairs = num_queries * num_keys
     return Cost(pairs * (dense_size + dim_value + 1), pairs * passes * 2 * BYTES)
 
@@ -33,7 +33,9 @@ def dense_cost(
 def matrix_attention(
     pairs: DenseInputs, log_rows: Callable[[Queries, slice], Tensor] | None
 ) -> Outputs:
-    """Return attention from the matrix of weights κ(q_i, k_j) c(x_i − x_j; q_i), some rows at a time.
+    """Return attention from the matrix of weights κ(q_i, k_j) c(x_i − x_j; q_i).
+
+    A large matrix is computed some rows at a time.
 
     Args:
         pairs: Queries, keys and values.
@@ -106,7 +108,7 @@ def fused_softmax(pairs: DenseInputs) -> Outputs:
 
 
 def _has_large_scores(query: Tensor, key: Tensor, scale: float) -> bool:
-    """Return True if float64 scores may be so large that the fused backward pass, which recomputes them, overflows."""
+    """Return True if the fused backward pass, which recomputes float64 scores, may overflow."""
     if query.dtype != torch.float64 or not query.is_cpu or not is_readable(query):
         return False
     query_norm = torch.linalg.vector_norm(query.detach())

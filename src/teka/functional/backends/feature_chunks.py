@@ -18,10 +18,11 @@ CHUNK_ELEMENTS = 2**22
 
 
 def checkpointed(function: Callable[..., T], *arguments: object) -> T:
-    """Return function(*arguments), and compute it again in the backward pass instead of keeping its tensors.
+    """Return function(*arguments), and keep none of its tensors for the backward pass.
 
-    Under the transforms of torch.func everything is kept. The function must not draw random numbers, because the state
-    of the generators is not restored.
+    The backward pass calls the function again. Under the transforms of torch.func everything is
+    kept. The function must not draw random numbers, because the state of the generators is not
+    restored.
     """
     if not torch.is_grad_enabled() or execution_mode() is ExecutionMode.TRANSFORMED:
         return function(*arguments)
@@ -76,6 +77,6 @@ def outer_product(
 def contract(
     query_features: QueryFeatures, sums: Float[Tensor, "batch heads queries products"]
 ) -> QueryChannels:
-    """Return φ(q)ᵀS of every query, for sums S of outer products that are flattened as by `outer_product`."""
+    """Return φ(q)ᵀS of every query, for sums S of flattened outer products."""
     sums = sums.unflatten(-1, (query_features.shape[-1], -1))
     return (query_features[..., None, :] @ sums)[..., 0, :]

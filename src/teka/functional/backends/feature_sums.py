@@ -24,8 +24,8 @@ def featured(
     group: ProcessGroup | None = None,
 ) -> FeatureInputs:
     """Return the features of queries and keys, with the values."""
-    # The sums of several processes need a log scale for each key, because a factor of all keys would be different in
-    # every process.
+    # The sums of several processes need a log scale for each key, because a factor of all keys
+    # would be different in every process.
     query_features, key_features, log_scale = kernel.feature_maps(
         query, key, scale=scale, key_mask=key_mask, is_causal=is_causal or group is not None
     )
@@ -68,10 +68,12 @@ def linear_sums(tokens: FeatureInputs, query: LinearFeatures, key: LinearFeature
 def _sums_over_group(
     tokens: FeatureInputs, query: LinearFeatures, key: LinearFeatures, group: ProcessGroup
 ) -> WeightedSums:
-    """Return the sums of the queries of this process over the keys of all or, if causal, of the earlier processes too.
+    """Return the sums of the queries of this process over the keys of all processes.
 
-    The processes exchange the peaks of their log scales and their sums over keys, whose size does not depend on the
-    number of tokens. Gradients take the same way back.
+    If causal, these are the keys of earlier processes, and those of this process up to each query.
+
+    The processes exchange the peaks of their log scales and their sums over keys, whose size does
+    not depend on the number of tokens. Gradients take the same way back.
     """
     rank = group.rank()
     log_scale = tokens.log_scale
@@ -102,7 +104,7 @@ def _sums_over_group(
 
 
 class _SumOverProcesses(Function):
-    """The sum of a tensor over the processes of a group. Its gradient is the sum of their gradients."""
+    """The sum of a tensor over the processes of a group, and of its gradients backward."""
 
     @staticmethod
     def forward(ctx, tensor, group):

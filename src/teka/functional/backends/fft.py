@@ -1,4 +1,4 @@
-"""The FFT backend: a convolution with any relative kernel of the offset, between grids of the same spacing."""
+"""The FFT backend: a convolution with a relative kernel, between grids of the same spacing."""
 
 import math
 from collections.abc import Callable
@@ -21,12 +21,13 @@ from teka.functional.shapes import (
 from teka.grid import Grid
 from teka.precision import to_float64
 
-# Largest relative rounding error of a row's sum. QueryIndices that may exceed it are recomputed from all pairs.
+# Largest relative rounding error of a row's sum. Rows that may exceed it are recomputed
+# from all pairs.
 TOLERANCE = {torch.float32: 1e-7, torch.float64: 1e-11}
 
 
 def fft_cost(query: Grid, key: Grid, num_features: int, dim_value: int) -> Cost:
-    """Return the cost of a transform of φ(k) ⊗ [v, 1] and its inverse: 2.5 n log₂ n multiply-adds each, in float64."""
+    """Return the cost of a float64 transform of φ(k) ⊗ [v, 1] and of its inverse."""
     sides = zip(query.shape, key.shape, query.periodic, strict=True)
     sizes = [
         query_side if periodic else query_side + key_side - 1
@@ -38,7 +39,7 @@ def fft_cost(query: Grid, key: Grid, num_features: int, dim_value: int) -> Cost:
 
 
 def fft_fits(query: Grid, key: Grid) -> bool:
-    """Return True if both grids have the same spacing along every axis, so that offsets lie on one grid."""
+    """Return True if both grids have the same spacing along every axis."""
     spacings = zip(query.spacing, key.spacing, strict=True)
     return all(abs(query_step - key_step) <= 1e-9 * key_step for query_step, key_step in spacings)
 
@@ -51,8 +52,8 @@ def fft(
 ) -> WeightedSums:
     """Return Σ_j φ(q_i)ᵀφ(k_j) c(x_i − x_j) [v_j, 1] as a convolution, in O(L · log L · m · d).
 
-    The rounding error of a transform is relative to the largest sum. QueryIndices with a small denominator, far from where c
-    is large, are therefore recomputed from every pair.
+    The rounding error of a transform is relative to the largest sum. QueryIndices with a small
+    denominator, far from where c is large, are therefore recomputed from every pair.
 
     Args:
         tokens: Features and values.
@@ -75,7 +76,8 @@ def fft(
     )
     sums = WeightedSums.from_channels(sums, log_peak[None, :, None])
     with torch.no_grad():
-        # The error of a denominator is at most ε log₂ n times the norms of both factors of the convolution.
+        # The error of a denominator is at most ε log₂ n times the norms of both factors of the
+        # convolution.
         epsilon = torch.finfo(table.dtype).eps * max(1.0, math.log2(table[0].numel()))
         norms = key_features.norm(dim=2) * table.flatten(1).norm(dim=-1)[:, None]
         noise = epsilon * (query_features.abs() @ norms[..., None])[..., 0]
@@ -88,7 +90,10 @@ def fft(
 def _offset_table(
     log_at: Callable[[Tensor], Tensor], query: Grid, key: Grid, like: Tensor
 ) -> tuple[Float[Tensor, "heads *sizes"], list[int]]:
-    """Return log c at every offset between two cells, with offset t of an axis at index t modulo its size, and the sizes."""
+    """Return log c at every offset between two cells, and the size of the table along every axis.
+
+    Offset t of an axis has the index t modulo the size of the table.
+    """
     sizes, offsets, occurs = [], [], []
     for axis in range(query.num_axes):
         sides = query.shape[axis], key.shape[axis]
@@ -106,7 +111,10 @@ def _offset_table(
 
 
 def fast_length(least: int) -> int:
-    """Return the smallest length of at least `least` with prime factors 2, 3 and 5 only, whose transforms are fast."""
+    """Return the smallest length ≥ `least` with prime factors 2, 3 and 5 only.
+
+    Transforms of such lengths are fast.
+    """
     length = least
     while True:
         rest = length

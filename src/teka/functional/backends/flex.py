@@ -1,4 +1,7 @@
-"""Dense attention on a GPU by FlexAttention, which holds no matrix of all pairs in memory (Dong et al. 2024)."""
+"""Dense attention on a GPU by FlexAttention, which holds no matrix of all pairs in memory.
+
+Source: Dong et al. 2024 (FlexAttention).
+"""
 
 import functools
 import math
@@ -20,7 +23,8 @@ PairScore = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 # FlexAttention supports sizes of heads that are powers of 2 between these.
 MIN_SIZE, MAX_SIZE = 16, 256
-# With fewer pairs per head, the matrix of weights fits into memory, and compiling a kernel for each size is slower.
+# With fewer pairs per head, the matrix of weights fits into memory, and compiling a kernel for each
+# size is slower.
 MIN_PAIRS = 2**16
 # Ratios of the spacings of two grids may be multiples of 1/n for n up to this number.
 MAX_DENOMINATOR = 8
@@ -47,8 +51,8 @@ def flex_fits(query: Queries, value: Values, kernel: Kernel) -> bool:
 def flex(pairs: DenseInputs, log_relative: PairFunction) -> Outputs:
     """Return softmax_j(log κ(q_i, k_j) + log c(x_i − x_j; q_i)) v_j, 0 for queries without keys.
 
-    Gradients reach the tables of log c by atomic additions (PyTorch ≥ 2.6). There are no second derivatives. On a CPU,
-    which the tests use, PyTorch's unfused evaluation holds all pairs.
+    Gradients reach the tables of log c by atomic additions (PyTorch ≥ 2.6). There are no second
+    derivatives. On a CPU, which the tests use, PyTorch's unfused evaluation holds all pairs.
 
     Args:
         pairs: Queries, keys and values.
@@ -101,7 +105,8 @@ def _pair_score(
 ) -> PairScore:
     """Return a function of log κ + log c + s of a pair, −∞ for masked keys.
 
-    FlexAttention traces these functions, which are lambdas because a function with annotations is checked in tests.
+    FlexAttention traces these functions, which are lambdas because a function with annotations is
+    checked in tests.
     """
     if log_scale is None:
         plain: PairScore = lambda product, b, h, i, j: (  # noqa: E731
@@ -118,14 +123,15 @@ def _pair_score(
     )
 
 
-# Distinct offsets between the cells of two grids, a code of every query and a code of every key. The offset of a pair
-# has the index code of the query − code of the key.
+# Distinct offsets between the cells of two grids, a code of every query and a code of every key.
+# The offset of a pair has the index code of the query − code of the key.
 OffsetTable = tuple[Float[Tensor, "offsets axes"], Int[Tensor, "queries"], Int[Tensor, "keys"]]
 
 
 def _lattice(positions: Positions) -> list[tuple[float, int, int]] | None:
-    """Return the width of the common lattice of two grids along every axis, and the steps of a cell of queries and keys.
+    """Return the common lattice of two grids along every axis, or None.
 
+    An axis has a lattice width, and the steps of the lattice between cells of queries and of keys.
     The result is None without a common lattice, or if the lattice has too many offsets for a table.
     """
     if positions.grids is None:
@@ -153,9 +159,11 @@ def _lattice(positions: Positions) -> list[tuple[float, int, int]] | None:
 
 
 def offset_table(positions: Positions, like: Tensor) -> OffsetTable | None:
-    """Return the distinct offsets between two grids and the codes of their cells, or None without a small table.
+    """Return the distinct offsets between two grids and the codes of their cells, or None.
 
-    A pair with a prefix token has an index above that of all offsets, so that it can be clamped to one further entry.
+    The result is None without a small table.
+    A pair with a prefix token has an index above that of all offsets, so that it can be clamped to
+    one further entry.
     """
     axes = _lattice(positions)
     if axes is None or positions.grids is None:

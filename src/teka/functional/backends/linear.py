@@ -1,4 +1,4 @@
-"""The linear backend: sums over keys of products of features, for all keys or, if causal, up to each query."""
+"""The linear backend: sums of products of features over keys, bidirectional or causal."""
 
 import math
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class Sizes:
 
 
 def linear_cost(sizes: Sizes, num_waves: int = 1) -> Cost:
-    """Return the cost of sums over keys of φ(k) ⊗ waves ⊗ [v, 1]; if causal, also of all pairs within chunks."""
+    """Return the cost of sums of φ(k) ⊗ waves ⊗ [v, 1], and if causal of pairs within chunks."""
     num_features = sizes.num_features * num_waves
     num_products = (sizes.num_queries + sizes.num_keys) * num_features
     multiply_adds = num_products * (sizes.dim_value + 1)
@@ -61,8 +61,8 @@ class LinearFeatures:
 
     Args:
         numerator: Vectors whose inner products are the weights of the numerator.
-        denominator: Pairs of a weight and vectors: the denominator is the weighted sum of their inner products. Empty
-            if the denominator is the sum of the numerator's weights.
+        denominator: Pairs of a weight and vectors: the denominator is the weighted sum of their
+            inner products. Empty if the denominator is the sum of the numerator's weights.
     """
 
     numerator: Tensor
@@ -84,7 +84,8 @@ class LinearState:
 
     Args:
         values: Σ_j key_j v_jᵀ exp(s_j − p), with the keys' vectors of the numerator.
-        weights: Σ_j key_j exp(s_j − p) for every term of the denominator, shape (batch, heads, features).
+        weights: Σ_j key_j exp(s_j − p) for every term of the denominator, shape (batch, heads,
+            features).
         log_peak: p, the largest log scale s_j, or None for 0.
     """
 
@@ -156,13 +157,16 @@ class DecodingState:
     >>> options = {"kernel": "squared_relu", "relative": "decay"}
     >>> _, state = decode(query, key, value, None, **options)
     >>> _, next_state = decode(*torch.randn(3, 1, 2, 1, 4), state, **options)
-    >>> (state.num_tokens, next_state.num_tokens), state.sums.values.shape == next_state.sums.values.shape
-    ((5, 6), True)
+    >>> state.num_tokens, state.sums.values.shape
+    (5, torch.Size([1, 2, 4, 4]))
+    >>> next_state.num_tokens, next_state.sums.values.shape
+    (6, torch.Size([1, 2, 4, 4]))
 
     Args:
         num_tokens: Number of tokens so far.
         sums: Sums over all keys or, with a kernel of clipped distances, over the distant keys.
-        recent: With a kernel of clipped distances, the features, log scales and values of the last keys, newest first.
+        recent: With a kernel of clipped distances, the features, log scales and values of the last
+            keys, newest first.
         count: With a kernel whose denominator counts keys, the state of a single feature of 1.
         kernels: Names of the content kernel and of the relative kernel.
     """
@@ -232,15 +236,16 @@ def causal_sums(
 ) -> WeightedSums:
     """Return the sums over the keys j ≤ i of every query i.
 
-    The cost is O(L · (C + features) · dim_value) for chunks of C tokens. No bit of a row depends on a later key.
+    The cost is O(L · (C + features) · dim_value) for chunks of C tokens. No bit of a row depends on
+    a later key.
 
     Args:
         query: Vectors of the queries.
         key: Vectors of the keys, divided by exp(s_j).
         value: Values.
         log_scale: s_j, or None for 0.
-        rate: Decay r of every head, which multiplies the weight of key j by exp(−r (i − j)), or None. Without log
-            scales, these sums are not divided by a peak.
+        rate: Decay r of every head, which multiplies the weight of key j by exp(−r (i − j)), or
+            None. Without log scales, these sums are not divided by a peak.
     """
     if log_scale is None and rate is None and not is_dynamic(value.shape[2]):
         totals = [
@@ -281,14 +286,18 @@ def _causal_weight_sums(
     num_tokens = key.shape[2]
     query, key = _in_chunks(query, key)
     size = key.shape[3]
-    # A product with a triangular matrix is several times faster than a cumulative sum along the tokens.
+    # A product with a triangular matrix is several times faster than a cumulative sum along the
+    # tokens.
     within = key.new_ones(size, size).tril() @ key
     before = _sums_before(key.sum(dim=3, keepdim=True))
     return (query * (within + before)).sum(dim=-1).flatten(2, 3)[:, :, :num_tokens]
 
 
 def _in_chunks(*tensors: Tensor) -> list[Tensor]:
-    """Split tokens into chunks, (batch, heads, chunks, tokens, size), with zeros after the last token."""
+    """Split tokens into chunks of equal size, with zeros after the last token.
+
+    The results have the shape (batch, heads, chunks, tokens, size).
+    """
     num_tokens = tensors[0].shape[2]
     if is_dynamic(num_tokens):
         # A gather, because torch.export must not assume that there is more than one chunk.
@@ -316,7 +325,8 @@ def _sums_before(
     if num_chunks <= MAX_CHUNKS_OF_MATRIX:
         earlier = chunks.new_ones(num_chunks, num_chunks).tril(-1)
         return (earlier @ chunks.flatten(3)).unflatten(3, chunks.shape[3:])
-    # Not the cumulative sum minus the chunk itself: rounding would let a later token change an earlier output.
+    # Not the cumulative sum minus the chunk itself: rounding would let a later token change an
+    # earlier output.
     return pad(chunks[:, :, :-1], (0, 0, 0, 0, 1, 0)).cumsum(dim=2)
 
 
@@ -354,8 +364,9 @@ def _block_sums(
 ) -> tuple[Channels, Tensor, Tensor]:
     """Return the sums of a block of chunks, and the state and its log peak after the block.
 
-    Pairs within a chunk are computed directly. The sums before chunk c are Σ_{c' < c} exp(p_c' − P_c) S_c', where S_c'
-    are a chunk's own sums divided by exp(p_c'), and P_c is the largest p_c'. One product computes them for all chunks.
+    Pairs within a chunk are computed directly. The sums before chunk c are Σ_{c' < c} exp(p_c' −
+    P_c) S_c', where S_c' are a chunk's own sums divided by exp(p_c'), and P_c is the largest p_c'.
+    One product computes them for all chunks.
 
     Args:
         tokens: Vectors of queries and keys, log scales, and channels: values or ones.
@@ -378,8 +389,8 @@ def _block_sums(
     weighted_keys = key * torch.exp(scale - own_peak[..., None])[..., None]
     own = torch.cat([state[:, :, None], weighted_keys.transpose(-2, -1) @ channels], dim=2)
 
-    # Row c stands for the sums before chunk c, and the last row for those after the block. Column 0 is the state before
-    # the block, column c + 1 is chunk c.
+    # Row c stands for the sums before chunk c, and the last row for those after the block. Column 0
+    # is the state before the block, column c + 1 is chunk c.
     index = torch.arange(num_chunks + 1, device=channels.device)
     peaks = torch.cat([log_peak[..., None], own_peak], dim=-1)[:, :, None]
     if rate is not None:

@@ -1,4 +1,4 @@
-"""The windows backend: a grid is divided into tiles, and each tile attends to itself and a margin around it."""
+"""The windows backend: each tile of a grid attends to itself and a margin around it."""
 
 import math
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class Tiling:
     def tokens(
         self, margin: int, device: torch.device
     ) -> tuple[Int[Tensor, "tiles cells"], Bool[Tensor, "tiles cells"]]:
-        """Return the token in every cell of every tile with a margin, and True for cells on the grid.
+        """Return the token in every cell of every tile with a margin, and a mask of existing cells.
 
         Cells beyond the grid have the index of another token.
         """
@@ -99,7 +99,7 @@ def _in_tiles(
 
 
 def window_cost(tiling: Tiling, dense_size: int, dim_value: int) -> Cost:
-    """Return the cost of dense attention in every tile, and of the copies of its keys and values."""
+    """Return the cost of dense attention in every tile, and of copies of its keys and values."""
     num_tiles = math.prod(tiling.counts)
     num_keys = math.prod(side + 2 * tiling.reach for side in tiling.sides)
     tile = dense_cost(math.prod(tiling.sides), num_keys, dense_size, dim_value, passes=4)
@@ -114,7 +114,9 @@ def window_attention(
     log_relative: Float[Tensor, "heads cells seen"],
     within: Bool[Tensor, "cells seen"],
 ) -> Outputs:
-    """Return the attention of the cells of a grid, and of prefix tokens that attend to all and are attended to by all.
+    """Return the attention of the cells of a grid to their windows.
+
+    Prefix tokens attend to all tokens, and all tokens attend to them.
 
     Args:
         pairs: All queries, keys and values.

@@ -18,18 +18,20 @@ from teka.grid import Grid
 
 
 def rings_cost(grid: Grid, num_features: int, dim_value: int, max_distance: int) -> Cost:
-    """Return the cost of the additions of φ(k) ⊗ [v, 1], each of which reads two elements and writes one."""
-    # A product with a weight takes as long as five additions (measured). Distant tokens take as long as near rings.
+    """Return the cost of additions of φ(k) ⊗ [v, 1], which read two elements and write one."""
+    # A product with a weight takes as long as five additions (measured). Distant tokens take as
+    # long as near rings.
     additions = 2 * (3 * grid.num_axes + 5) * max_distance + 2 * grid.num_axes + 3
     num_elements = grid.num_tokens * num_features * (dim_value + 1)
     return Cost(num_elements * additions, num_elements * additions * 3 * BYTES)
 
 
 def rings(log_rings: RingWeights, tokens: FeatureInputs, grid: Grid) -> WeightedSums:
-    """Return Σ_r c_ir φ(q_i)ᵀR_r(i), where R_r(i) = Σ φ(k_j) ⊗ [v_j, 1] over the keys in ring r around i.
+    """Return Σ_r c_ir φ(q_i)ᵀR_r(i) with the sums R_r(i) = Σ φ(k_j) ⊗ [v_j, 1] over ring r.
 
-    Ring r < k holds the keys at distance r, ring k those at distance k or more. The largest c_ir of a row is taken
-    over rings that hold a kept key. Empty rings have weight 0, so that rounding errors are not amplified.
+    Ring r < k holds the keys at distance r, ring k those at distance k or more. The largest c_ir of
+    a row is taken over rings that hold a kept key. Empty rings have weight 0, so that rounding
+    errors are not amplified.
     """
     key_mask = tokens.key_mask
     if key_mask is None:
@@ -50,11 +52,15 @@ def rings(log_rings: RingWeights, tokens: FeatureInputs, grid: Grid) -> Weighted
 
 
 def causal_rings(log_rings: RingWeights, tokens: FeatureInputs, grid: Grid) -> WeightedSums:
-    """Return the sums over the keys j ≤ i of a sequence, where ring r < k of token i holds token i − r alone.
+    """Return the sums over the keys j ≤ i of a sequence.
 
-        Σ_{r<k} c_ir φ(q_i)ᵀφ(k_{i−r}) exp(s_{i−r}) [v_{i−r}, 1] + c_ik φ(q_i)ᵀ Σ_{j ≤ i−k} φ(k_j) exp(s_j) [v_j, 1]
+    Ring r < k of token i holds token i − r alone, so that the sums are
 
-    A row is divided by the largest exp(s) c of the keys up to the query, so that no bit of it depends on a later key.
+        Σ_{r<k} c_ir φ(q_i)ᵀφ(k_{i−r}) exp(s_{i−r}) [v_{i−r}, 1] + c_ik φ(q_i)ᵀ Σ_{j ≤ i−k} φ(k_j)
+        exp(s_j) [v_j, 1]
+
+    A row is divided by the largest exp(s) c of the keys up to the query, so that no bit of it
+    depends on a later key.
 
     Raises:
         ValueError: The grid has more than one axis, or a periodic axis.
@@ -99,16 +105,17 @@ def causal_rings(log_rings: RingWeights, tokens: FeatureInputs, grid: Grid) -> W
 
 
 def line_cost(num_tokens: int, num_features: int, dim_value: int, max_distance: int) -> Cost:
-    """Return the cost of products for the 2k − 1 near offsets of a line, and of sums of φ(k) ⊗ [v, 1] at both ends."""
+    """Return the cost of products for the 2k − 1 near offsets of a line, and sums at both ends."""
     near = (2 * max_distance - 1) * (num_features + dim_value + 1)
     far = 2 * num_features * (dim_value + 1)
     return Cost(num_tokens * (near + far), num_tokens * (near + 2 * far) * 3 * BYTES)
 
 
 def line_sums(log_entries: RingWeights, tokens: FeatureInputs, grid: Grid) -> WeightedSums:
-    """Return the sums with c of the signed offset, clipped to −k … k, by two causal passes along a line.
+    """Return the sums with a kernel of the signed offset, which is clipped to −k … k, along a line.
 
-    The first pass sums over the past and the token itself, the second over the future.
+    There are two causal passes. The first pass sums over the past and the token itself, the second
+    over the future.
 
     Args:
         log_entries: log c of the offsets −k … k.
@@ -117,7 +124,8 @@ def line_sums(log_entries: RingWeights, tokens: FeatureInputs, grid: Grid) -> We
     """
     max_distance = log_entries.shape[-1] // 2
     log_future = log_entries[..., : max_distance + 1].flip(-1)
-    # The past already counts the token itself. Its weight is finite, so that differences are not NaN.
+    # The past already counts the token itself. Its weight is finite, so that differences are not
+    # NaN.
     own = torch.full_like(log_future[..., :1], LOWEST_LOG_SCALE)
     log_future = torch.cat([own, log_future[..., 1:]], dim=-1)
     reversed_tokens = replace(
@@ -139,7 +147,7 @@ def line_sums(log_entries: RingWeights, tokens: FeatureInputs, grid: Grid) -> We
 def _delayed(
     log_scale: Float[Tensor, "batch heads tokens"], num_tokens: int
 ) -> Float[Tensor, "batch heads tokens"]:
-    """Return s_{i − num_tokens} at token i, and the lowest log scale where there is no such token."""
+    """Return s_{i − num_tokens} at token i, or the lowest log scale without such a token."""
     return pad(log_scale, (num_tokens, 0), value=LOWEST_LOG_SCALE)[..., : log_scale.shape[-1]]
 
 
@@ -157,14 +165,16 @@ def _weighted_rings(
 
 
 def ring_sums(cells: Cells, max_distance: int, grid: Grid) -> list[Cells]:
-    """Return R_0, …, R_k around every cell: sums of the cells at distance 0, …, k − 1, and at distance k or more.
+    """Return the sums R_0, …, R_k of the rings around every cell.
 
-    Only additions are used, because subtracting near rings from the total would lose digits. On a periodic axis of
+    Ring r < k holds the cells at distance r, and ring k those at distance k or more. Only additions
+    are used, because subtracting near rings from the total would lose digits. On a periodic axis of
     side s, 2(k − 1) < s must hold.
     """
     zeros = torch.zeros_like(cells)
     near = [cells] + [zeros] * (max_distance - 1)
-    # far[j] is the sum at distance j or more, counted along the axes so far; far[0] holds all cells there.
+    # far[j] is the sum at distance j or more, counted along the axes so far; far[0] holds all cells
+    # there.
     far = [cells] + [zeros] * max_distance
     for axis in range(grid.num_axes):
         dim, periodic = 2 + axis, grid.periodic[axis]
@@ -200,9 +210,10 @@ def _add_axis(rings: Sequence[Cells], dim: int, *, periodic: bool) -> list[Cells
 
 
 def sum_beyond(cells: Cells, step: int, dim: int, *, periodic: bool) -> Cells:
-    """Return at cell i the sum of cell i − step and all cells beyond it: before i if step > 0, else after i.
+    """Return at cell i the sum of cell i − step and of all cells beyond it.
 
-    On a periodic axis a cell is on the side of the shorter way to it; half of an even period counts as after.
+    These cells are before cell i if step > 0, and after it otherwise. On a periodic axis a cell is
+    on the side of the shorter way to it; half of an even period counts as after.
     """
     if not periodic:
         sums = cells.cumsum(dim) if step > 0 else cells.flip(dim).cumsum(dim).flip(dim)
@@ -223,7 +234,7 @@ def sum_beyond(cells: Cells, step: int, dim: int, *, periodic: bool) -> Cells:
 
 
 def shift(cells: Cells, step: int, dim: int, *, periodic: bool) -> Cells:
-    """Return at cell i what was at cell i − step; 0 where that is outside of an axis that is not periodic."""
+    """Return cell i − step at cell i, or 0 if it is beyond the end of an axis."""
     side = cells.shape[dim]
     if step == 0:
         return cells

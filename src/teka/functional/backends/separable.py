@@ -1,4 +1,4 @@
-"""The separable backend ("toeplitz"): a product of one-dimensional relative kernels on a grid, one matrix per axis."""
+"""The separable backend ("toeplitz"): a product of relative kernels of one axis, as matrices."""
 
 import torch
 from jaxtyping import Float
@@ -33,7 +33,7 @@ def separable_cost(query: Grid, key: Grid, num_features: int, dim_value: int) ->
 
 
 def axis_matrices_bytes(query: Grid, key: Grid) -> int:
-    """Return the bytes moved to make one matrix per axis: its logarithm, the row maxima and its exponential."""
+    """Return the bytes moved to compute the logarithm, row maxima and exponential of matrices."""
     sides = zip(query.shape, key.shape, strict=True)
     return sum(query_side * key_side for query_side, key_side in sides) * 6 * 2 * BYTES
 
@@ -44,7 +44,9 @@ def separable_sums(
     log_peak: Float[Tensor, "1 heads queries"],
     log_rows: RowFunction,
 ) -> WeightedSums:
-    """Return Σ_j φ(q_i)ᵀφ(k_j) c(x_i − x_j) [v_j, 1] with c = Π_axis c_axis, in O(L · m · (d + 1) · Σ sides).
+    """Return Σ_j φ(q_i)ᵀφ(k_j) c(x_i − x_j) [v_j, 1] with c = Π_axis c_axis.
+
+    The cost is O(L · m · (d + 1) · Σ sides).
 
     Args:
         tokens: Features and values.
@@ -64,7 +66,7 @@ def axis_sums(
     value: KeyChannels,
     *matrices: Float[Tensor, "heads _ _"],
 ) -> QueryChannels:
-    """Return Σ_j φ(q_i)ᵀφ(k_j) Π_axis C_axis[i, j] v_j: multiply φ(k) ⊗ v by one matrix after another."""
+    """Return Σ_j φ(q_i)ᵀφ(k_j) Π_axis C_axis[i, j] v_j, one product with φ(k) ⊗ v per axis."""
     batch, heads = value.shape[:2]
     maps = outer_product(key_features, value)
     channels = maps.shape[-1]

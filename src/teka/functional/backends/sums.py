@@ -22,9 +22,11 @@ from teka.functional.shapes import (
     Values,
 )
 
-# Log scale of a missing key: below every other log scale and finite, so that differences are not NaN.
+# Log scale of a missing key: below every other log scale and finite, so that differences are not
+# NaN.
 LOWEST_LOG_SCALE = -1e30
-# A row has underflowed if its mean relative weight is below this number, where the largest possible weight is 1.
+# A row has underflowed if its mean relative weight is below this number, where the largest possible
+# weight is 1.
 UNDERFLOW = {torch.float32: 1e-25, torch.float64: 1e-290}
 
 
@@ -46,7 +48,8 @@ class FeatureInputs:
         key_mask: True for keys that are kept, or None to keep all.
         scale: Factor of the inner products qᵀk.
         is_causal: True if queries attend to no later keys.
-        group: Processes that the tokens are divided over, or None. All tensors hold the tokens of this process.
+        group: Processes that the tokens are divided over, or None. All tensors hold the tokens of
+            this process.
     """
 
     query: Queries
@@ -132,17 +135,20 @@ class WeightedSums:
         return self.numerator / denominator.masked_fill(empty, 1.0)[..., None]
 
     def without_underflow(self, tokens: FeatureInputs, log_rows: RowFunction) -> "WeightedSums":
-        """Recompute rows that underflowed because a masked key had their largest relative weight (eager mode only).
+        """Recompute rows that underflowed because a masked key had their largest relative weight.
+
+        Nothing is recomputed in compiled graphs and under transforms.
 
         Args:
-            tokens: The inputs of the sums.
-            log_rows: Function that returns log c of some queries with all keys.
+                tokens: The inputs of the sums.
+                log_rows: Function that returns log c of some queries with all keys.
         """
         mode = execution_mode(tokens.query_features, tokens.key_features, tokens.value)
         if mode is not ExecutionMode.EAGER:
             return self
         with torch.no_grad():
-            # Absolute features, because a sum of products of both signs may be small without an underflow.
+            # Absolute features, because a sum of products of both signs may be small without an
+            # underflow.
             total = tokens.key_features.abs().sum(dim=2)[..., None]
             without_relative = (tokens.query_features.abs() @ total)[..., 0]
             threshold = UNDERFLOW[tokens.value.dtype] * without_relative
@@ -152,7 +158,7 @@ class WeightedSums:
     def recompute_rows(
         self, rows: QueryIndices, tokens: FeatureInputs, log_rows: RowFunction
     ) -> "WeightedSums":
-        """Replace the sums of some queries by sums over pairs, divided by their largest relative weight."""
+        """Replace the sums of some queries by sums over pairs, divided by the largest weight."""
         if len(rows) == 0:
             return self
         is_kept = (tokens.key_features != 0).any(dim=-1)[:, :, None]
@@ -170,7 +176,10 @@ class WeightedSums:
 
 
 def selected_rows(is_selected: Tensor) -> QueryIndices:
-    """Return the indices of queries that are selected in any sample and head; none on the "meta" device."""
+    """Return the indices of queries that are selected in any sample and head.
+
+    On the "meta" device the result is empty.
+    """
     if is_selected.is_meta:
         return is_selected.new_zeros(0, dtype=torch.long)
     return is_selected.flatten(0, 1).any(dim=0).nonzero().flatten()
@@ -188,8 +197,8 @@ def add_prefix(
         sums: Sums of the tokens with a position over each other.
         tokens: All tokens.
         num_prefix_tokens: Number of tokens without a position.
-        unplaced_sums: Function that returns the sums for pairs with a token without a position, from features of
-            queries, features of keys, and values.
+        unplaced_sums: Function that returns the sums for pairs with a token without a position,
+            from features of queries, features of keys, and values.
     """
     if not num_prefix_tokens:
         return sums

@@ -1,6 +1,7 @@
 """Linear attention in Triton kernels on an NVIDIA GPU.
 
-This module decides where the kernels can run. Triton itself is imported when the kernels are first used.
+This module decides where the kernels can run. Triton itself is imported when the kernels are first
+used.
 """
 
 import os
@@ -30,8 +31,10 @@ class TritonPositions:
     """Rotary angles of queries and keys for the Triton kernels.
 
     Args:
-        query_angles: Angles of the queries, shape (#batch, heads, queries, pairs), or None without a rotation.
-        key_angles: Angles of the keys, shape (#batch, heads, keys, pairs), or None without a rotation.
+        query_angles: Angles of the queries, shape (#batch, heads, queries, pairs), or None without
+            a rotation.
+        key_angles: Angles of the keys, shape (#batch, heads, keys, pairs), or None without a
+            rotation.
         length_share: Weight λ of the pair lengths in the denominator.
     """
 
@@ -48,7 +51,7 @@ class TritonPositions:
 
 
 def can_use_triton(kernel: Kernel, query: Tensor, value: Tensor) -> bool:
-    """Return True if the Triton kernels support this content kernel, dtype, head size and device."""
+    """Return True if the Triton kernels support the content kernel, dtype, sizes and device."""
     is_available = IS_INTERPRETED or (query.is_cuda and IS_ENABLED)
     if not HAS_TRITON or not is_available or query.dtype not in DTYPES:
         return False

@@ -2,9 +2,11 @@
 
 A block holds the vectors of some tokens of one head in float32. In these functions:
 
-- `features` are φ(x) · 2^(−e), where 2^e brings the row into the range of float32 and e is the row's `exponent`.
+- `features` are φ(x) · 2^(−e), where 2^e brings the row into the range of float32 and e is the
+  row's `exponent`.
 - `rotated` are the features of the numerator, rotated by the angle of the token's position.
-- `plain` and `lengths` are the features of the denominator: √(1 − λ) φ, and √λ times the lengths of the feature pairs.
+- `plain` and `lengths` are the features of the denominator: √(1 − λ) φ, and √λ times the lengths of
+  the feature pairs.
 
 Without a rotation, `rotated` and `plain` are `features`, and there are no lengths.
 """
@@ -16,7 +18,8 @@ from teka.functional.kernels.base import LOWEST_EXPONENT
 from teka.functional.kernels.rectified import LEAST_FEATURE, RANGE_BITS
 
 TINY = tl.constexpr(2.0**-126)  # the smallest normal float32
-# The exponent of a missing key: below every other exponent and finite, so that differences are not NaN.
+# The exponent of a missing key: below every other exponent and finite, so that differences are not
+# NaN.
 NO_KEY = tl.constexpr(-1e30)
 LEAST = tl.constexpr(LEAST_FEATURE)
 LEAST_ROOT = tl.constexpr(LEAST_FEATURE**0.5)
@@ -28,7 +31,7 @@ KEEP_NAN = tl.constexpr(tl.PropagateNan.ALL)
 
 @triton.jit
 def token_rows(head, tokens, num_tokens, heads, heads_first: tl.constexpr):
-    """Return the rows of tokens in a tensor (batch, heads, tokens, dim) or (batch, tokens, heads, dim)."""
+    """Return the rows of tokens in memory, where heads come first or tokens do."""
     if heads_first:
         rows = head * num_tokens + tokens
     else:
@@ -38,7 +41,7 @@ def token_rows(head, tokens, num_tokens, heads, heads_first: tl.constexpr):
 
 @triton.jit
 def load_block(pointer, rows, keep, dim: tl.constexpr, size: tl.constexpr):
-    """Load rows of `dim` elements as float32, padded to `size`. QueryIndices that are not kept are 0."""
+    """Load rows of `dim` elements as float32, padded to `size`, with 0 in rows not kept."""
     columns = tl.arange(0, size)
     mask = keep[:, None] & (columns < dim)[None, :]
     block = tl.load(pointer + rows[:, None] * dim + columns[None, :], mask=mask, other=0.0)
@@ -66,7 +69,8 @@ def load_finite(
 ):
     """Load a block and its poison, which is NaN for rows with NaN or infinity and 0 for others.
 
-    A causal block has 0 in these rows, because they must not reach earlier outputs through the sums of the block.
+    A causal block has 0 in these rows, because they must not reach earlier outputs through the sums
+    of the block.
     """
     block = load_block(pointer, rows, keep, dim, size)
     poison = tl.sum(block * 0.0, axis=1)
@@ -87,7 +91,11 @@ def kept_keys(key_mask, head, tokens, num_tokens, heads, is_masked: tl.constexpr
 
 @triton.jit
 def _scale_and_floor(vectors, floor_share, kernel: tl.constexpr):
-    """Scale rows into range by 2^(−8 steps). Return them, their floors, where a floor grows with x, and the steps."""
+    """Scale rows into range by 2^(−8 steps).
+
+    Returns:
+        The scaled rows, their floors, where a floor grows with x, and the steps.
+    """
     peak = tl.max(tl.abs(vectors), axis=1)
     steps = tl.floor(tl.log2(tl.maximum(peak, TINY)) / BITS + 0.5)
     steps = tl.minimum(tl.maximum(steps, -15.0), 15.0)
@@ -184,7 +192,7 @@ def pair_lengths_gradient(features, grad_lengths, size: tl.constexpr):
 
 @triton.jit
 def angles_gradient(rotated, grad_rotated, size: tl.constexpr):
-    """Return the gradient of the angles, r_2p g_2p+1 − r_2p+1 g_2p, for rotated features r with gradient g."""
+    """Return the gradient r_2p g_2p+1 − r_2p+1 g_2p of the angles, for rotated features r."""
     first, second = _split_pairs(rotated, size)
     grad_first, grad_second = _split_pairs(grad_rotated, size)
     return first * grad_second - second * grad_first
@@ -208,11 +216,13 @@ def load_features(
     dim: tl.constexpr,
     size: tl.constexpr,
 ):
-    """Load the vectors of a block of tokens and compute their features; the prologue of every kernel.
+    """Load the vectors of a block of tokens and compute their features.
+
+    This is the prologue of every kernel.
 
     Returns:
-        vectors, poison, features, exponent, rotated, plain, lengths, cosines, sines. Without a rotation the last three
-        are 0.
+        vectors, poison, features, exponent, rotated, plain, lengths, cosines, sines. Without a
+        rotation the last three are 0.
     """
     vectors, poison = load_finite(pointer, rows, keep, is_causal, dim, size)
     features, exponent = feature_map(vectors, root_scale, floor_share, kernel, dim, size)

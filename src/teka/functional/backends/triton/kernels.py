@@ -1,18 +1,21 @@
 """Triton kernels of linear attention and of its gradients.
 
-The state of a sequence is three sums over its keys: Σ r_j v_jᵀ, Σ p_j and Σ l_j of the rotated features r, the plain
-features p and the pair lengths l. A query with features r, p and l has the output N / D with N = rᵀ Σ r_j v_jᵀ and
-D = pᵀ Σ p_j + lᵀ Σ l_j. Features of keys differ by powers of 2, so that a state is divided by 2^peak, where peak is the
-largest exponent of its keys.
+The state of a sequence is three sums over its keys: Σ r_j v_jᵀ, Σ p_j and Σ l_j of the rotated
+features r, the plain features p and the pair lengths l. A query with features r, p and l has the
+output N / D with N = rᵀ Σ r_j v_jᵀ and D = pᵀ Σ p_j + lᵀ Σ l_j. Features of keys differ by powers
+of 2, so that a state is divided by 2^peak, where peak is the largest exponent of its keys.
 
-A sequence is divided into segments, and a segment into blocks. One program processes one segment of one head:
+A sequence is divided into segments, and a segment into blocks. One program processes one segment of
+one head:
 
 1. `sum_keys` computes the state of every segment of keys.
-2. If causal, `scan_segments` replaces these states by the state of all earlier segments. Otherwise they are added.
-3. `attend` computes the outputs. If causal, the state is updated block by block, and the pairs within a block are
-   computed directly. The divisor of query i is 2^m with m the largest exponent of the keys up to i, so that no bit of an
-   output depends on a later key.
-4. `query_gradients` and, after a second scan from the last segment to the first, `key_gradients` compute the gradients.
+2. If causal, `scan_segments` replaces these states by the state of all earlier segments. Otherwise
+   they are added.
+3. `attend` computes the outputs. If causal, the state is updated block by block, and the pairs
+   within a block are computed directly. The divisor of query i is 2^m with m the largest exponent
+   of the keys up to i, so that no bit of an output depends on a later key.
+4. `query_gradients` and, after a second scan from the last segment to the first, `key_gradients`
+   compute the gradients.
 """
 
 import triton
@@ -74,7 +77,7 @@ def add_to_state(
     rotary: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """Multiply a state by `decay` and add the products of a block of features with values and with weights."""
+    """Multiply a state by `decay` and add products of features with values and weights."""
     product = tl.dot(tl.trans(rotated), values, input_precision=precision)
     value_sum = value_sum * decay + product
     plain_sum = plain_sum * decay + tl.sum(plain * weights[:, None], axis=0)
@@ -98,7 +101,7 @@ def add_keys(
     rotary: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """Add a block of keys to a state that is divided by 2^peak. Return the state and its new peak."""
+    """Add keys to a state that is divided by 2^peak. Return the state and its new peak."""
     new_peak = tl.maximum(tl.max(tl.where(keep, exponent, NO_KEY), axis=0), peak)
     weights = tl.where(keep, tl.exp2(tl.minimum(exponent - new_peak, 0.0)), 0.0)
     values = values * weights[:, None]
@@ -123,7 +126,7 @@ def add_keys(
 def state_gradients(
     grad_numerator, grad_denominator, value_sum, plain_sum, length_sum, precision: tl.constexpr
 ):
-    """Return the gradients of rotated, plain and lengths of tokens that are multiplied by a state."""
+    """Return the gradients of rotated, plain and lengths, from products with a state."""
     grad_rotated = tl.dot(grad_numerator, tl.trans(value_sum), input_precision=precision)
     grad_plain = grad_denominator[:, None] * plain_sum[None, :]
     grad_lengths = grad_denominator[:, None] * length_sum[None, :]
@@ -132,7 +135,10 @@ def state_gradients(
 
 @triton.jit
 def pair_decay(exponent, keep, peak):
-    """Return 2^(e_j − m_i) for keys j ≤ i of a block, 0 for others, and m_i, the largest exponent of keys up to i."""
+    """Return 2^(e_j − m_i) for keys j ≤ i of a block and 0 for others, and m_i.
+
+    m_i is the largest exponent of the keys up to i.
+    """
     tokens = tl.arange(0, exponent.shape[0])
     is_seen = (tokens[:, None] >= tokens[None, :]) & keep[None, :]
     largest = tl.max(tl.where(is_seen, exponent[None, :], NO_KEY), axis=1)
@@ -172,7 +178,7 @@ def pair_gradients(
     rotary: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """Return the gradients of rotated, plain and lengths of the tokens that meet the given ones in the pairs."""
+    """Return the gradients of rotated, plain and lengths, from pairs with these tokens."""
     if rotary:
         grad_rotated = tl.dot(grad_weights, rotated, input_precision=precision)
         grad_plain = tl.dot(grad_totals, plain, input_precision=precision)
@@ -221,7 +227,10 @@ def peak_before(block_peaks, head, token, num_tokens, block: tl.constexpr):
 def scan_segments(
     states, decays, weights, num_segments, length, is_reversed: tl.constexpr, tile: tl.constexpr
 ):
-    """Replace the state of every segment by the sum S of the segments before it: S ← decay · S + weight · own state."""
+    """Replace the state of every segment by the sum S of the segments before it.
+
+    After each segment, S becomes decay · S + weight · state of the segment.
+    """
     head = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * tile + tl.arange(0, tile)
     inside = columns < length
@@ -269,7 +278,8 @@ def sum_keys(
 ):
     """Compute the state of one segment of keys and its peak.
 
-    If causal, keys and values that are not finite are left out, and the peak of their segment is NaN.
+    If causal, keys and values that are not finite are left out, and the peak of their segment is
+    NaN.
     """
     head = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1).to(tl.int64)
@@ -359,7 +369,10 @@ def attend(
     channels: tl.constexpr,
     length: tl.constexpr,
 ):
-    """Compute the outputs and 1/D of one segment of queries; if causal, also the peak after every block."""
+    """Compute the outputs and 1/D of one segment of queries.
+
+    If causal, also compute the peak after every block.
+    """
     head = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1).to(tl.int64)
     state_index = head
@@ -501,7 +514,7 @@ def query_gradients(
     channels: tl.constexpr,
     length: tl.constexpr,
 ):
-    """Compute the gradients of one segment of queries, and its part of the gradient of the state before it."""
+    """Compute the gradients of one segment of queries, and of the state before it."""
     head = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1).to(tl.int64)
     segment_index = head * tl.num_programs(1) + index

@@ -13,8 +13,9 @@ from torch.nn.functional import pad
 from teka.functional.backends.triton import IS_INTERPRETED, kernels
 from teka.functional.backends.triton.feature_maps import NO_KEY
 
-# Tokens of a segment, at least. The state of a head of 64 features then has an eighth of the size of its keys and
-# values. Bidirectional segments are longer if that still gives enough programs to fill a GPU.
+# Tokens of a segment, at least. The state of a head of 64 features then has an eighth of the size
+# of its keys and values. Bidirectional segments are longer if that still gives enough programs to
+# fill a GPU.
 SEGMENT_TOKENS = 256
 NUM_PROGRAMS = 1024
 # Elements of a state that one program of the scan processes.
@@ -56,7 +57,8 @@ class ForwardResult(NamedTuple):
         output: Weighted means of the values, shape (batch, heads, queries, dim_value).
         inverse: 1 / denominator of every query, 0 for queries without keys.
         states: The sums over all keys or, if causal, over the keys before every segment.
-        peaks: The largest exponent of all keys or, if causal, of the keys up to the end of every block.
+        peaks: The largest exponent of all keys or, if causal, of the keys up to the end of every
+            block.
     """
 
     output: Tensor
@@ -66,14 +68,15 @@ class ForwardResult(NamedTuple):
 
 
 class Launch:
-    """The inputs of one attention in a memory layout that the kernels support, and the launches of its kernels.
+    """The inputs of one attention in a supported memory layout, and the launches of its kernels.
 
     Args:
         query: Queries, shape (batch, heads, queries, dim).
         key: Keys, shape (batch, heads, keys, dim).
         value: Values, shape (batch, heads, keys, dim_value).
         key_mask: True for keys that are kept, shape (batch, keys), or None.
-        query_angles: Rotary angles of the queries, shape (#batch, heads, queries, dim / 2), or None.
+        query_angles: Rotary angles of the queries, shape (#batch, heads, queries, dim / 2), or
+            None.
         key_angles: Rotary angles of the keys, or None.
         options: Options of the attention.
     """
@@ -104,7 +107,8 @@ class Launch:
         size = max(triton.next_power_of_2(dim), MIN_SIZE * (2 if is_rotary else 1))
         channels = max(triton.next_power_of_2(dim_value), MIN_SIZE)
         self.state_length = size * channels + size + size // 2
-        # With 16-bit inputs, Triton 3.6 computes wrong products of rotated blocks of fewer than 32 tokens.
+        # With 16-bit inputs, Triton 3.6 computes wrong products of rotated blocks of fewer than 32
+        # tokens.
         self.block = 16 if query.dtype == torch.float32 else 32
         if is_bfloat16 and not self.is_causal:
             self.block = 64
@@ -137,13 +141,13 @@ class Launch:
         }
 
     def in_layout(self, tokens: Tensor) -> Tensor:
-        """Return tokens whose memory has the order (batch, heads, tokens) or (batch, tokens, heads) of the queries."""
+        """Return tokens in the memory order of the queries, with heads or tokens first."""
         if self.heads_first:
             return tokens.contiguous()
         return tokens.transpose(1, 2).contiguous().transpose(1, 2)
 
     def num_segments(self, tokens: Tensor) -> int:
-        """Return the number of programs for the tokens of one head; at least 1, which writes empty sums."""
+        """Return the number of programs for the tokens of one head, at least 1."""
         return max(1, triton.cdiv(tokens.shape[2], self.segment_size(tokens)))
 
     def segment_size(self, tokens: Tensor) -> int:
@@ -178,7 +182,7 @@ class Launch:
         )
 
     def new_gradients(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return memory for the gradients of queries, keys, values and the angles of queries and keys."""
+        """Return memory for the gradients of queries, keys, values and angles."""
         num_pairs = self.query_angles.shape[-1]
         grad_query_angles, grad_key_angles = (
             self.new_floats(tokens.shape[2], num_pairs).unflatten(0, tokens.shape[:2])
@@ -200,7 +204,7 @@ class Launch:
         )
 
     def scan(self, states: Tensor, decays: Tensor, weights: Tensor, *, is_reversed: bool) -> None:
-        """Replace the states of segments, in place, by the states before them in the order of the scan."""
+        """Replace the states of segments, in place, by the states before them."""
         grid = self.num_heads, triton.cdiv(self.state_length, SCAN_TILE)
         sizes = states.shape[1], self.state_length
         run(
@@ -234,7 +238,8 @@ class Launch:
         if self.is_causal:
             peaks_after = peaks.cummax(dim=-1).values
             state_peaks = pad(peaks_after[:, :-1], (1, 0), value=NO_KEY.value)
-            # A peak of NaN marks a key that is not finite. Every later output is NaN, whatever the state.
+            # A peak of NaN marks a key that is not finite. Every later output is NaN, whatever the
+            # state.
             decays = torch.exp2(state_peaks - peaks_after).nan_to_num(0.0)
             weights = torch.exp2(peaks - peaks_after).nan_to_num(0.0)
             self.scan(states, decays, weights, is_reversed=False)
@@ -311,7 +316,7 @@ def _angles(angles: Tensor | None, query: Tensor) -> Tensor:
 
 @functools.cache
 def _num_stages(device: torch.device) -> int:
-    """Return the number of pipeline stages of a loop, which depends on the shared memory of a multiprocessor."""
+    """Return the number of pipeline stages of a loop, which need shared memory."""
     if device.type != "cuda":
         return 2
     properties = torch.cuda.get_device_properties(device)

@@ -29,9 +29,9 @@ def triton_attention(
 ) -> Outputs:
     """Return linear attention in the dtype of the inputs, with sums in float32.
 
-    out_i = N_i / D_i with N_i = φ̃(q_i)ᵀ Σ_j φ̃(k_j) v_jᵀ and D_i = (1 − λ) φ(q_i)ᵀ Σ_j φ(k_j) + λ ψ(q_i)ᵀ Σ_j ψ(k_j).
-    φ̃ are rotated features and ψ the lengths of their pairs; λ = 0 without a rotation. Gradients do not use atomic
-    additions, so that they are deterministic.
+    out_i = N_i / D_i with N_i = φ̃(q_i)ᵀ Σ_j φ̃(k_j) v_jᵀ and D_i = (1 − λ) φ(q_i)ᵀ Σ_j φ(k_j) + λ
+    ψ(q_i)ᵀ Σ_j ψ(k_j). φ̃ are rotated features and ψ the lengths of their pairs; λ = 0 without a
+    rotation. Gradients do not use atomic additions, so that they are deterministic.
 
     Source: Katharopoulos et al. 2020, equation 5. The denominator is defined in `Rotary`.
     """
@@ -65,7 +65,7 @@ def feature_attention(
     length_share: float,
     is_causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the tensors of a `ForwardResult`. The arguments after the tensors are those of `Options`."""
+    """Return the tensors of a `ForwardResult`. The last arguments are those of `Options`."""
     options = Options(kernel, scale, epsilon, length_share, is_causal)
     launch = Launch(query, key, value, key_mask, query_angles, key_angles, options)
     return tuple(launch.forward())
@@ -96,7 +96,7 @@ def feature_attention_gradients(
     length_share: float,
     is_causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, keys, values and, for every sample, the angles of queries and keys."""
+    """Return the gradients of queries, keys, values and, for every sample, of the angles."""
     options = Options(kernel, scale, epsilon, length_share, is_causal)
     launch = Launch(query, key, value, key_mask, query_angles, key_angles, options)
     return launch.backward(gradient, ForwardResult(output, inverse, states, peaks))
@@ -114,7 +114,7 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 
 
 def _backward(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Compute gradients by the kernels, or by plain PyTorch if they will be differentiated again."""
+    """Compute gradients by the kernels, or by PyTorch if they will be differentiated again."""
     saved = ctx.saved_tensors  # torch.utils.checkpoint allows one access
     results = saved[:4]
     inputs = saved[4:]
