@@ -44,7 +44,7 @@ from teka.precision import widest_dtype
 
 # Sizes of the measured part of the inputs. All pairs of its tokens are computed.
 MAX_TOKENS = 1024
-MAX_TOKENS_OF_ALL_SAMPLES = 4096
+MAX_SAMPLES = 4
 # Rounding of the gain of an output that is a mean of the values.
 GAIN_ROUNDING = 1e-6
 TINY = torch.finfo(torch.float64).tiny
@@ -125,8 +125,7 @@ def _diagnose_layer(
     if positions is not None:
         positions = positions.to(device).expand(num_samples, -1, -1)
     whole = LayerInputs(tokens, grid, key_mask.to(device), num_prefix_tokens, positions)
-    num_measured = max(1, min(num_tokens - num_prefix_tokens, MAX_TOKENS))
-    measured = whole.shorten(num_measured, max(1, MAX_TOKENS_OF_ALL_SAMPLES // num_measured))
+    measured = whole.shorten(MAX_TOKENS, MAX_SAMPLES)
     # Tokens that are dropped may be NaN.
     is_dropped = ~measured.key_mask[..., None]
     measured = replace(measured, tokens=measured.tokens.double().masked_fill(is_dropped, 0.0))
@@ -143,8 +142,7 @@ def _diagnose_layer(
             largest[name] = float(projection(measured.tokens).abs().max())
     largest["output of a head"] = max(group.largest_output for group in groups)
     largest["output"] = float(measured.run(exact_layer)[measured.key_mask].abs().max())
-    moved = whole.shorten(num_tokens, max(1, MAX_TOKENS_OF_ALL_SAMPLES // num_tokens))
-    shift = measure_shifts(layer, moved, shifts)
+    shift = measure_shifts(layer, whole.shorten(num_tokens, MAX_SAMPLES), shifts)
     return Diagnosis(
         dtype=str(dtype).removeprefix("torch."),
         inputs=str(whole),
@@ -169,21 +167,16 @@ def _measure_heads(
     kernel, relative, key_mask = group.kernel, group.relative, inputs.key_mask
     projected = exact_layer.project(inputs.tokens, key_mask=key_mask)
     query, key, value = group.select(*projected, inputs.tokens.shape[1])
-    options: dict[str, Any] = {
-        "grid": inputs.grid,
-        "positions": inputs.positions,
-        "key_mask": key_mask,
-        "query_mask": key_mask,
-        "num_prefix_tokens": inputs.num_prefix_tokens,
-        "is_causal": group.is_causal,
-    }
+    options: dict[str, Any] = {**vars(inputs), "query_mask": key_mask, "is_causal": group.is_causal}
+    del options["tokens"]
 
     def weights_of(kernel: Kernel, relative: Relative | None) -> Tensor:
         # A weight is the output for values that are 1 at one key and 0 at all others.
         one_hot = torch.eye(key.shape[2], dtype=key.dtype, device=key.device)
         values = one_hot.expand(*key.shape[:2], -1, -1)
-        pair = {"kernel": kernel, "relative": relative, "backend": "dense"}
-        return attention(query, key, values, **pair, **options)
+        return attention(
+            query, key, values, kernel=kernel, relative=relative, backend="dense", **options
+        )
 
     def mean(per_token: Tensor) -> Tensor:
         kept = per_token.masked_fill(~key_mask[:, None], 0.0)
