@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -166,9 +165,9 @@ class _GridAttention(nn.Module):
         self.periodic = periodic
         self.norm = nn.LayerNorm(dim)
         self.context_norm = nn.LayerNorm(context_dim)
-        keywords: dict[str, Any] = {} if options is None else dict(vars(options))
-        keywords.update(context_dim=context_dim, num_axes=len(stride))
-        self.attention = Attention(dim, heads, **keywords)
+        self.attention = Attention(
+            dim, heads, options, context_dim=context_dim, num_axes=len(stride)
+        )
 
     def forward(
         self,
