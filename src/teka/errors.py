@@ -31,48 +31,52 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
-def wrong_value(argument: str, value: object, expected: str) -> ValueError:
-    """Return an error that reads "<argument> must be <expected>, got <value>.".
+def wrong_value(argument: str, value: object, expected: str, hint: str = "") -> ValueError:
+    """Return an error that reads "<argument> must be <expected>, got <value>. <hint>".
 
-    A hint after "; " in `expected` becomes a sentence of its own.
+    A hint may also follow "; " in `expected`; it becomes a sentence of its own.
 
-    >>> wrong_value("size", 0, "a whole number of at least 1; leave it out for the default")
-    ValueError('size must be a whole number of at least 1, got 0. Leave it out for the default.')
+    >>> wrong_value("size", 0, "at least 1", "Leave it out for the default.")
+    ValueError('size must be at least 1, got 0. Leave it out for the default.')
     """
-    return _error(argument, "be", expected, repr(value))
+    return _error(argument, "be", expected, repr(value), hint)
 
 
-def wrong_argument(argument: str, description: str, expected: str) -> ValueError:
+def wrong_argument(argument: str, description: str, expected: str, hint: str = "") -> ValueError:
     """Return the error of `wrong_value` with a description of the value instead of its repr."""
-    return _error(argument, "be", expected, description)
+    return _error(argument, "be", expected, description, hint)
 
 
-def wrong_type(argument: str, value: object, expected: str) -> ValueError:
+def wrong_type(argument: str, value: object, expected: str, hint: str = "") -> ValueError:
     """Return an error for an argument of the wrong type. It states the type, not the value."""
     kind = "None" if value is None else f"an object of type {type(value).__name__}"
-    return _error(argument, "be", expected, kind)
+    return _error(argument, "be", expected, kind, hint)
 
 
-def wrong_shape(argument: str, shape: Iterable[int], expected: str) -> ValueError:
+def wrong_shape(argument: str, shape: Iterable[int], expected: str, hint: str = "") -> ValueError:
     """Return an error for a tensor of the wrong shape.
 
     Args:
         argument: Name of the argument.
         shape: Shape of the tensor.
         expected: Expected shape in parentheses, or a description of it.
+        hint: A sentence that follows.
     """
     if expected.startswith("("):
-        return _error(argument, "have shape", expected, str(tuple(shape)))
-    return _error(argument, "have", expected, f"shape {tuple(shape)}")
+        return _error(argument, "have shape", expected, str(tuple(shape)), hint)
+    return _error(argument, "have", expected, f"shape {tuple(shape)}", hint)
 
 
-def _error(argument: str, verb: str, expected: str, value: str) -> ValueError:
-    expected, _, hint = expected.partition("; ")
+def _error(argument: str, verb: str, expected: str, value: str, hint: str) -> ValueError:
+    expected, _, first_hint = expected.partition("; ")
+    sentences = [f"{argument} must {verb} {expected}, got {value}."]
+    if first_hint:
+        is_word = first_hint.split()[0].isalpha()
+        first_hint = f"{first_hint[0].upper() if is_word else first_hint[0]}{first_hint[1:]}"
+        sentences.append(first_hint if first_hint.endswith(("?", ".")) else f"{first_hint}.")
     if hint:
-        first_word = hint.split()[0]
-        hint = f" {hint[0].upper() if first_word.isalpha() else hint[0]}{hint[1:]}"
-        hint += "" if hint.endswith(("?", ".")) else "."
-    return ValueError(f"{argument} must {verb} {expected}, got {value}.{hint}")
+        sentences.append(hint)
+    return ValueError(" ".join(sentences))
 
 
 def require(package: str, needed: str, install: str) -> ModuleType:

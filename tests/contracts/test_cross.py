@@ -469,7 +469,7 @@ BAD_CONTEXTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a number of queries": (
         {"context": torch.zeros(2, 60, 6), "context_grid": FINE, "num_queries": 3},
-        "num_queries must be None with a relative kernel, a context or causality.*got 3",
+        "num_queries must be None, got 3. With a relative kernel, a context or causality, all",
     ),
 }
 

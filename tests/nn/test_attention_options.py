@@ -197,7 +197,7 @@ def test_step_refuses_other_states(unchecked_annotations: None):
 
 
 def test_wrong_num_queries_is_an_error():
-    alone = "None with a relative kernel, a context or causality"
+    alone = "None"
     cases = (
         ("rotation", 3, alone), ("clipped", 15, alone), (None, 0, "at least 1"), (None, 16, "a whole number up to 15"),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Causal attention token by token, with a state of fixed size."""
+"""Recurrent evaluation of causal attention, with a state of constant size."""
 
 from functools import partial
 
@@ -88,8 +88,8 @@ def decode(
     positions = _positions(query, num_earlier, position, kind)
     plan = make_plan(kernel, relative, positions, heads=heads, dim=dim, is_causal=True, scale=scale)
     if plan.kernel.features is None:
-        expected = "a kernel with a feature map; only its state has a fixed size"
-        raise wrong_value("kernel", plan.kernel.name, expected)
+        hint = "The state of other kernels grows with the number of tokens."
+        raise wrong_value("kernel", plan.kernel.name, "a kernel with a feature map", hint)
     kernels = (plan.kernel.features.name, None if plan.relative is None else plan.relative.name)
     if state is not None and state.kernels != kernels:
         expected = f"{kernels}, the kernels of the next token"
@@ -157,9 +157,10 @@ def _advance(
     positions: Positions,
     key_mask: KeyMask,
 ) -> tuple[Outputs, DecodingState]:
-    """Return the output of the next token and the new state.
+    """Return the output of the next token and the state after it.
 
-    With several tokens, only the state is right.
+    For several tokens, the state is that after the last one. The outputs are wrong, because every
+    query attends to all of the tokens.
     """
     kernel = plan.kernel.features
     assert kernel is not None

@@ -20,7 +20,7 @@ DYNAMIC_TOKENS = 4096
 
 @dataclass(frozen=True)
 class Workload:
-    """Kernels and sizes of one attention call, which determine its cost.
+    """The kernels, positions and sizes of an attention call, from which its cost is estimated.
 
     Args:
         kernel: Content kernel.
@@ -59,7 +59,7 @@ def choose_backend(backend: str, work: Workload, device_type: str) -> str:
 
 
 def select_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu") -> str:
-    """Return the given backend, or the one with the lowest cost for "auto".
+    """Return `backend`, or the name with the lowest estimated cost if `backend` is "auto".
 
     Raises:
         ValueError: The backend is unknown or has no cost, because it cannot compute the kernels.
@@ -81,7 +81,7 @@ def select_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu
 
 
 def backend_costs(work: Workload) -> dict[str, Cost]:
-    """Return the cost of every backend that computes the attention exactly, "dense" included."""
+    """Return the estimated cost of each backend that can compute an attention call exactly."""
     if work.relative is not None and work.relative.appends_features:
         num_position_features = work.relative.num_position_features
         work = replace(work, relative=None, dim=work.dim + num_position_features)
@@ -105,7 +105,7 @@ def backend_costs(work: Workload) -> dict[str, Cost]:
 
 
 def _dense_cost(work: Workload) -> Cost:
-    """Return the cost of the dense backend, with a fused softmax where the kernels allow it."""
+    """Return the estimated cost of the dense backend, which computes every pair of tokens."""
     kernel, relative, positions = work.kernel, work.relative, work.positions
     size = kernel.dense_size(work.dim)
     passes = 3 if relative is None else relative.dense_passes(positions.num_axes)

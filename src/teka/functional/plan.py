@@ -1,4 +1,4 @@
-"""Evaluation of attention: check the kernels, choose a backend and compute the outputs."""
+"""Evaluation of an attention call: checks of the kernels, choice of a backend, computation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ LARGEST_IN_FLOAT32 = 1e4
 
 
 def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Check that queries, keys and values are floating-point tensors that fit each other."""
+    """Check the shapes and dtypes of queries, keys and values against each other."""
     check_tensor("query", query, "batch", "heads", "tokens", "dim")
     batch, heads, _, dim = query.shape
     check_tensor("key", key, batch, heads, "tokens", dim)
@@ -57,7 +57,7 @@ def attend(
     group: ProcessGroup | None = None,
     sequence_lengths: Sequence[int] | None = None,
 ) -> Outputs:
-    """Return the outputs of attention for tensors, masks and positions that are checked already.
+    """Compute attention for inputs whose shapes and dtypes have been checked.
 
     Arguments and errors are those of `teka.functional.attention`. `group` is a process group over
     which the tokens are divided. `sequence_lengths` are the lengths of sequences that are
@@ -91,7 +91,7 @@ def make_plan(
     is_causal: bool,
     scale: float | None = None,
 ) -> "Plan":
-    """Check that the kernels fit each other, the heads and the positions, and return a plan.
+    """Combine kernels and positions into a plan, and check that they are compatible.
 
     Args:
         kernel: Name of a content kernel, or an instance.
@@ -124,7 +124,7 @@ def make_plan(
 
 @dataclass(frozen=True)
 class Plan:
-    """An attention call without its tensors: matching kernels, positions and a backend.
+    """Everything that determines an attention call except its queries, keys and values.
 
     Args:
         kernel: Content kernel.
@@ -145,7 +145,7 @@ class Plan:
     group: ProcessGroup | None = None
 
     def with_backend(self, backend: str, query: Queries, key: Keys, value: Values) -> "Plan":
-        """Return the plan with a backend, or for "auto" with the cheapest one for these tensors."""
+        """Return the plan with a backend, the cheapest one for these tensors if it is "auto"."""
         batch, heads, num_queries, dim = query.shape
         num_keys = key.shape[2]
         if self.is_causal and num_keys != num_queries:
@@ -169,7 +169,7 @@ class Plan:
     def evaluate(
         self, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask, query_mask: QueryMask
     ) -> Outputs:
-        """Return the outputs in the dtype of the inputs, computed in float32 or float64."""
+        """Compute the outputs in float32 or float64, and return them in the dtype of the inputs."""
         dtype = query.dtype
         with without_autocast(query.device.type):
             triton_positions = self._triton_positions(query, key, value)
@@ -206,10 +206,10 @@ class Plan:
     def _attend_in_float64(
         self, query: Queries, key: Keys, value: Values, key_mask: KeyMask, query_mask: QueryMask
     ) -> Outputs:
-        """Attend in float64; if causal, from the first large token on.
+        """Compute the outputs in float64, because products of the inputs may overflow in float32.
 
-        Earlier outputs are computed in float32, because a later token must not change them, not
-        even by rounding.
+        Causal outputs before the first large token are computed in float32, so that a later token
+        does not change them by rounding.
         """
         output = self._attend(query.double(), key.double(), value.double(), key_mask, query_mask)
         if not self.is_causal:
@@ -229,7 +229,7 @@ class Plan:
         query_mask: QueryMask,
         triton_positions: TritonPositions | None = None,
     ) -> Outputs:
-        """Attend in the dtype of the inputs, in which masked tokens are 0."""
+        """Compute the outputs with the backend of the plan. Masked tokens must be 0."""
         with without_autocast(query.device.type):
             plan, query, key = self.with_position_features(query, key)
             plan = plan._with_fitted_kernel(query, key, key_mask, query_mask)
@@ -245,7 +245,10 @@ class Plan:
             return _sum_of_features(plan, query, key, value, key_mask)
 
     def with_position_features(self, query: Queries, key: Keys) -> tuple["Plan", Tensor, Tensor]:
-        """Append the features of a relative kernel of this kind, and drop it from the plan."""
+        """Append position features to queries and keys, if the relative kernel acts in this way.
+
+        The returned plan has no relative kernel, because the features have its effect.
+        """
         if self.relative is None or not self.relative.appends_features:
             return self, query, key
         vectors = self.relative.softmax_vectors(query, key, self.positions, scale=self.scale)
@@ -256,7 +259,7 @@ class Plan:
     def _with_fitted_kernel(
         self, query: Queries, key: Keys, key_mask: KeyMask, query_mask: QueryMask
     ) -> "Plan":
-        """Return the plan with its kernel fitted to the tokens, if it uses their statistics."""
+        """Return the plan with a kernel whose statistics are those of the queries and keys."""
         features = self.kernel.features
         if self.is_causal or features is None:
             return self
@@ -271,7 +274,7 @@ class Plan:
         return DenseInputs(query, key, value, self.kernel, self.scale, key_mask, self.is_causal)
 
     def _triton_positions(self, query: Queries, key: Keys, value: Values) -> TritonPositions | None:
-        """Return the rotary angles for Triton, or None if Triton cannot compute the attention."""
+        """Return inputs of the Triton kernels, or None if these cannot compute the attention."""
         kernel = self.kernel.features
         if self.backend != "linear" or self.group is not None or kernel is None:
             return None
@@ -293,9 +296,9 @@ class Plan:
 def _attend_packed(
     plan: Plan, query: Queries, key: Keys, value: Values, lengths: Sequence[int], backend: str
 ) -> Outputs:
-    """Attend within each of the concatenated sequences.
+    """Compute attention within each of several sequences that are concatenated along the tokens.
 
-    Sequences of one length are computed as one batch.
+    Sequences of the same length are computed together, as one batch.
     """
     points = plan.positions.points
     query_parts = query.split(lengths, dim=2)
@@ -321,7 +324,7 @@ def _attend_packed(
 
 
 def _dense(plan: Plan, query: Queries, key: Keys, value: Values, key_mask: KeyMask) -> Outputs:
-    """Attend with every pair of tokens. This is the reference for the other backends."""
+    """Compute attention from every pair of tokens, the reference for all other backends."""
     pairs = plan._pairs(query, key, value, key_mask)
     if plan.relative is not None:
         return plan.relative.dense(pairs, plan.positions)
@@ -395,7 +398,7 @@ def _feature_kernel(plan: Plan) -> FeatureKernel:
 
 
 def is_large_float32(tensor: Tensor) -> bool:
-    """Return True if products of the elements may overflow in float32."""
+    """Return True if a float32 tensor has elements so large that their products may overflow."""
     if tensor.dtype != torch.float32:
         return False
     tensor = tensor.detach()
@@ -408,14 +411,21 @@ def is_large_float32(tensor: Tensor) -> bool:
 def _replace_nonfinite(
     query: Queries, key: Keys, value: Values, is_causal: bool, can_read: bool
 ) -> tuple[Queries, Keys, Values, Bool[Tensor, "batch heads queries"] | None]:
-    """Replace NaN and infinity by 0, and return which outputs these affect.
+    """Replace NaN and infinity in the inputs by 0, and return a mask of outputs that become NaN.
 
-    A non-finite query affects its own output. In causal attention, a non-finite key or value
-    affects the outputs from its token on; otherwise it affects all outputs and stays as it is.
-    `can_read` is True in eager mode on a CPU, where a first check can read sums.
+    A non-finite query makes its own output NaN. In causal attention, a non-finite key or value
+    makes the outputs of its token and of all later tokens NaN. Otherwise non-finite keys and
+    values stay, because they affect all outputs.
+
+    Args:
+        query: Queries.
+        key: Keys.
+        value: Values.
+        is_causal: True for causal attention.
+        can_read: True if the elements can be read without delay.
 
     Returns:
-        Queries, keys, values, and the mask of affected outputs, or None if the inputs are finite.
+        Queries, keys, values, and the mask, or None if all inputs are finite.
     """
     tensors = (query, key, value)
     # A sum is finite only if all elements are. If it overflows, the elements are checked below.

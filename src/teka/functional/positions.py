@@ -28,7 +28,7 @@ from teka.precision import to_widest_dtype, widest_dtype
 
 @dataclass(frozen=True)
 class Positions:
-    """Positions of queries and keys: cells of a grid, coordinates, or none.
+    """Positions of queries and keys, as cells of a grid or as coordinates.
 
     Args:
         grid: Grid of the queries.
@@ -62,16 +62,15 @@ class Positions:
 
     @property
     def num_placed(self) -> int | None:
-        """Number of queries after the prefix, or None without positions."""
+        """Number of queries that have a position, or None if none has."""
         if self.grid is not None:
             return self.grid.num_tokens
         return None if self.points is None else self.points.shape[-2]
 
     def places(self, device: torch.device) -> Coordinates:
-        """Return the coordinates of the queries.
+        """Return the coordinates of the queries, in float64 if the device supports it.
 
-        They have dtype float64, or float32 on a device without it, because positions far from 0
-        need the digits.
+        Positions far from 0 need the precision of float64.
         """
         if self.grid is not None:
             make = _kept_places if may_cache(device) else _grid_places
@@ -80,9 +79,10 @@ class Positions:
         return self.points.to(device=device, dtype=widest_dtype(device))
 
     def axis_places(self, device: torch.device) -> Coordinates:
-        """Return the coordinates of the cells along the first axis, then along each further axis.
+        """Return the coordinates of the cells on each axis of the grid.
 
-        The other coordinates are 0. The dtype is that of `places`.
+        The cells of the first axis come first, with a coordinate of 0 along all other axes, then
+        those of the second axis, and so on.
         """
         assert self.grid is not None
         make = _kept_axis_places if may_cache(device) else _grid_axis_places
@@ -90,13 +90,13 @@ class Positions:
 
     @property
     def grids(self) -> tuple[Grid, Grid] | None:
-        """The grids of queries and keys, or None if one of them has coordinates."""
+        """The grids of queries and keys, or None if either has coordinates instead of a grid."""
         grid, key_grid = self.grid, self.of_keys.grid
         return None if grid is None or key_grid is None else (grid, key_grid)
 
     @property
     def shared_grid(self) -> Grid | None:
-        """The grid of queries and keys, or None if they do not share one."""
+        """The common grid of queries and keys, or None if there is no common grid."""
         return self.grid if self.grid == self.of_keys.grid else None
 
     @property
@@ -110,7 +110,9 @@ class Positions:
         )
 
     def offsets_like(self, tensor: Tensor, rows: slice | Tensor | None = None) -> Offsets:
-        """Return the offsets x_i − x_j from every key to the queries, wrapped along periodic axes.
+        """Return the offsets x_i − x_j of all pairs of a query i and a key j.
+
+        Along a periodic axis, the offset is the shortest one.
 
         Args:
             tensor: A tensor with the dtype and device of the result.
@@ -126,9 +128,10 @@ class Positions:
         return offsets if grid is None else grid.wrap(offsets)
 
     def axis_offsets_like(self, axis: int, tensor: Tensor) -> Float[Tensor, "query_side key_side"]:
-        """Return the offsets along one axis between the cells of both grids, wrapped if periodic.
+        """Return the offsets along one axis between the cells of the two grids.
 
-        The result has the dtype and device of `tensor`.
+        If the axis is periodic, the offset is the shortest one. The result has the dtype and the
+        device of `tensor`.
         """
         assert self.grids is not None
         dtype, device = widest_dtype(tensor.device), tensor.device
@@ -138,9 +141,9 @@ class Positions:
     def torus_frequency(
         self, frequency: Float[Tensor, "*waves axes"]
     ) -> Float[Tensor, "*waves axes"]:
-        """Round frequencies along periodic axes to multiples of 2π/P.
+        """Round frequencies along periodic axes to multiples of 2π / period.
 
-        The rounded components have a gradient of 0.
+        A rotation by these frequencies is then periodic too. Rounded components have no gradient.
         """
         frequency = to_widest_dtype(frequency)
         if not any(self.periods):
@@ -156,7 +159,7 @@ class Positions:
     def angles(
         self, frequency: Float[Tensor, "heads waves axes"], like: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the `phases` of queries and keys; one tensor twice if they share positions."""
+        """Return the phases ω·x of the queries and of the keys, modulo 2π."""
         angle = phases(frequency, self.places(like.device), like.dtype)
         return angle, angle if self.key is None else phases(
             frequency, self.key.places(like.device), like.dtype
@@ -312,7 +315,7 @@ def make_positions(argument: str, grid: GridLike | None, points: Tensor | None) 
 
 
 def as_coordinates(argument: str, points: Tensor) -> Tensor:
-    """Return coordinates as floating-point numbers; integers become float64 if possible."""
+    """Return coordinates as a floating-point tensor. Integers are converted to float64."""
     check_dtype(argument, points, COORDINATE_DTYPES)
     return points if points.is_floating_point() else to_widest_dtype(points)
 
@@ -330,10 +333,10 @@ def phases(
 
 
 def whole_steps(offsets: Float[Tensor, "*shape"], unit: float) -> Float[Tensor, "*shape"]:
-    """Return offsets in units, rounded to integers.
+    """Divide offsets by the length of a unit and round them to integers.
 
-    Halves are rounded up with a margin, so that rounding errors never give equal offsets different
-    integers.
+    The threshold for rounding up is slightly below one half. Without this margin, rounding errors
+    could round equal offsets to different integers.
     """
     return torch.floor(offsets / unit + 0.501)
 
@@ -344,7 +347,7 @@ def check_mask(argument: str, mask: Tensor, *, batch: int, num_tokens: int) -> N
 
 
 def length_mask(lengths: Tensor, num_tokens: int) -> Bool[Tensor, "batch tokens"]:
-    """Return the mask of a padded batch: True for the first lengths[b] tokens of sample b.
+    """Return a mask that is True for the first lengths[b] tokens of sample b.
 
     >>> import torch, teka
     >>> teka.functional.length_mask(torch.tensor([1, 3]), 3)

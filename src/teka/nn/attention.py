@@ -36,7 +36,10 @@ States = tuple[DecodingState, ...]
 
 @dataclass(frozen=True)
 class TokenGroup:
-    """The process group over which tokens are divided. Copies of a layer share it."""
+    """Holder of the process group over which the tokens of a layer are divided.
+
+    A deep copy of a layer shares the group, because process groups cannot be copied.
+    """
 
     group: ProcessGroup
 
@@ -154,8 +157,8 @@ class Attention(nn.Module):
         is_rotated = relative_class is not None and relative_class.rotates_features
         bias_cancels = kernel.is_softmax and not is_rotated
         if bias_cancels and self.query_key.removes_bias:
-            expected = "'plain' or 'normalized', because the mean cancels in the softmax"
-            raise wrong_value("query_key", options.query_key, expected)
+            hint = f"The mean of the keys has no effect with kernel={kernel.name!r}."
+            raise wrong_value("query_key", options.query_key, "'plain' or 'normalized'", hint)
         has_key_bias = options.qkv_bias and not self.query_key.removes_bias
         if bias_cancels and not self.query_key.acts:
             has_key_bias = False
@@ -174,7 +177,10 @@ class Attention(nn.Module):
 
     @property
     def equivariance(self) -> dict[str, str]:
-        """Equivariance to transformations of the tokens: "exact" or "in expectation"."""
+        """Transformations of the input to which the layer is equivariant.
+
+        The values are "exact", or "in expectation" over draws of random features.
+        """
         if self.relative is not None:
             return {"shift": self.relative().equivariance}
         if self.causal or self.value_convolution is not None:
@@ -186,9 +192,9 @@ class Attention(nn.Module):
         return self.kernel if isinstance(self.kernel, Kernel) else self.kernel()
 
     def head_groups(self) -> tuple[HeadGroup, ...]:
-        """Return the heads, grouped by their kernels.
+        """Return groups of heads that have the same kernels, with the current parameters.
 
-        The group with the relative kernel is the last one.
+        The heads with the relative kernel are in the last group.
         """
         kernel = self.current_kernel()
         relative = None if self.relative is None else self.relative()
@@ -210,7 +216,10 @@ class Attention(nn.Module):
     def project(
         self, tokens: Tokens, context: Context | None = None, key_mask: KeyMask = None
     ) -> tuple[AllQueries | None, AllKeys | None, AllValues]:
-        """Return queries, keys and values of all heads; None for those that no head uses."""
+        """Project tokens to queries, keys and values.
+
+        Queries or keys are None if no head uses them.
+        """
         context = tokens if context is None else context
         query = None if self.query is None else self._split_heads(self.query(tokens))
         key = None if self.key is None else self._split_heads(self.key(context))
@@ -242,10 +251,10 @@ class Attention(nn.Module):
         context_grid: GridLike | None = None,
         context_positions: Real[Tensor, "*key_batch placed_keys axes"] | None = None,
     ) -> Float[Tensor, "batch queries dim"]:
-        """Return the output of the attention for each token.
+        """Compute multi-head attention.
 
-        Heads give 0 for a sample whose keys are all masked, so the output is the bias of the output
-        projection.
+        If all keys of a sample are masked, the heads give 0, and the output is the bias of the
+        output projection.
 
         Args:
             tokens: Tokens, shape (B, L, dim).
@@ -306,7 +315,10 @@ class Attention(nn.Module):
     def resolve_grid(
         self, grid: GridLike | None, num_prefix_tokens: int
     ) -> tuple[Grid | None, int]:
-        """Return the grid and the number of prefix tokens, by default those of `teka.on`."""
+        """Return the grid and the number of prefix tokens of a call.
+
+        If the call has no grid, they are those of the surrounding `teka.on`.
+        """
         if grid is not None:
             return as_grid("grid", grid), num_prefix_tokens
         if self.relative is None and self.value_convolution is None:
@@ -315,7 +327,7 @@ class Attention(nn.Module):
         return surrounding_grid, num_prefix_tokens or surrounding_prefix
 
     def infer_num_axes(self, num_axes: int) -> None:
-        """Set the number of axes if it was not given; see `RelativeKernel.infer_num_axes`."""
+        """Set the number of axes of the relative kernel, unless the constructor has set it."""
         if isinstance(self.relative, RelativeKernel):
             self.relative.infer_num_axes(num_axes)
 
@@ -326,7 +338,7 @@ class Attention(nn.Module):
         *,
         position: Real[Tensor, "*batch axes"] | None = None,
     ) -> tuple[Token, States]:
-        """Attend causally from the next token, or several, given the state of the earlier tokens.
+        """Compute causal attention for the next token, or several, given the earlier state.
 
         The cost of a token does not grow with the number of earlier tokens. A prompt is read
         fastest in one call.
@@ -374,7 +386,7 @@ class Attention(nn.Module):
         return output.view(token.shape), tuple(new_states)
 
     def _join_heads(self, output: Outputs, tokens: Tokens) -> Tokens:
-        """Apply the gate, concatenate the heads, project and drop out."""
+        """Apply the gate, concatenate the heads and apply the output projection."""
         if self.gate is not None:
             output = output * self.gate(tokens)
         return self.dropout(self.output(output.transpose(1, 2).flatten(2)))
@@ -382,7 +394,9 @@ class Attention(nn.Module):
     def chosen_backend(
         self, grid: Grid | None = None, num_prefix_tokens: int = 0, batch: int = 1
     ) -> str:
-        """Return the backend of the heads with the relative kernel, or of all heads without one.
+        """Return the name of the backend that computes the attention on a grid.
+
+        If heads have different kernels, it is the backend of the heads with the relative kernel.
 
         Raises:
             ValueError: The backend of the layer cannot compute its kernels on this grid.
@@ -413,12 +427,12 @@ class Attention(nn.Module):
                     raise wrong_argument(argument, "a value", expected)
         sees_first_tokens_only = self.relative is None and context is None and not self.causal
         if num_queries is not None and not sees_first_tokens_only:
-            expected = "None with a relative kernel, a context or causality"
-            raise wrong_value("num_queries", num_queries, expected)
+            hint = "With a relative kernel, a context or causality, all tokens attend."
+            raise wrong_value("num_queries", num_queries, "None", hint)
 
 
 def check_next_tokens(token: Tensor, layer: Attention) -> None:
-    """Check the argument `token` of `Attention.step`: one token of each sample, or several."""
+    """Check that `token` holds one token per sample, or a sequence of tokens per sample."""
     is_sequence = isinstance(token, Tensor) and token.ndim == 3
     sizes = ("batch", "tokens", layer.dim) if is_sequence else ("batch", layer.dim)
     check_tokens("token", token, *sizes, first=layer.output)

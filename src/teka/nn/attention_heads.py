@@ -1,4 +1,4 @@
-"""Attention kernels with learned parameters, without projections."""
+"""Attention heads with learned kernels, for layers that have their own projections."""
 
 from typing import Any
 
@@ -20,10 +20,11 @@ from teka.precision import widest_dtype
 
 
 class AttentionHeads(nn.Module):
-    """`teka.functional.attention` with learned kernels, for layers that have their own projections.
+    """Attention between given queries, keys and values, with learned kernels.
 
-    `MultiheadAttention` and the layers that `teka.convert.replace_attention` changes use this
-    module between their projections. The relative kernel acts in every head.
+    It is `teka.functional.attention` as a module, for layers that have their own projections.
+    `MultiheadAttention` and `teka.convert.replace_attention` use it. The relative kernel acts in
+    every head.
 
     >>> import torch, teka
     >>> heads = teka.nn.AttentionHeads(8, 2, grid=teka.Grid((3, 4)))
@@ -85,10 +86,10 @@ class AttentionHeads(nn.Module):
         is_causal: bool = False,
         scale: float | None = None,
     ) -> Float[Tensor, "batch heads queries dim_value"]:
-        """Return the outputs; arguments and errors are those of `teka.functional.attention`.
+        """Compute attention; arguments and errors are those of `teka.functional.attention`.
 
-        If there are fewer causal queries than keys, the queries are the last tokens, as with a
-        key-value cache.
+        In causal attention with fewer queries than keys, the queries belong to the last tokens, as
+        with a key-value cache.
         """
         check_tensor("query", query, "batch", "heads", "tokens", self.dim_head)
         check_tensor("key", key, *query.shape[:2], "tokens", self.dim_head)
@@ -138,7 +139,10 @@ class AttentionHeads(nn.Module):
         *,
         scale: float | None = None,
     ) -> tuple[Float[Tensor, "batch heads tokens dim_value"], DecodingState]:
-        """Return the outputs of the next tokens and the new state; see `teka.functional.decode`."""
+        """Compute causal attention for the next tokens, given the state of the earlier ones.
+
+        Arguments, results and errors are those of `teka.functional.decode`.
+        """
         kernel, relative = self.current_kernels()
         if relative is not None and self.num_prefix_tokens:
             expected = "0 for heads that decode step by step"
@@ -157,11 +161,11 @@ class AttentionHeads(nn.Module):
     def _placement(
         self, grid: GridLike | None, num_prefix_tokens: int, num_tokens: int, device: torch.device
     ) -> dict[str, Any]:
-        """Return the positions and the number of prefix tokens, as arguments of `attention`.
+        """Return the keyword arguments of `attention` that give the tokens their positions.
 
-        The grid of the call has precedence over that of `teka.on`, and this one over the grid of
-        the layer. Without a grid, tokens are in a row: a grid of one axis, or coordinates in an
-        exported graph that serves any length.
+        The grid of the call takes precedence over the grid of `teka.on`, and that one over the grid
+        of the layer. Without any grid, the tokens are in a row. In an exported graph for sequences
+        of any length, coordinates replace the grid.
         """
         candidates = [(grid, 0), current_grid(), (self.grid, self.num_prefix_tokens)]
         for candidate, prefix in candidates:

@@ -1,4 +1,4 @@
-"""Heads of an attention layer, and the kernels that its options describe."""
+"""Groups of attention heads, and construction of their kernels from the options of a layer."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ from teka.nn.relative import DEFAULT_NUM_AXES, RelativeModule, from_known_option
 
 @dataclass(frozen=True)
 class HeadGroup:
-    """Heads of a layer that are computed together, because they have the same kernels.
+    """Attention heads that have the same kernels and are computed together.
 
     Args:
         kernel: Content kernel with the current parameters.
@@ -59,13 +59,16 @@ class HeadGroup:
 
     @property
     def bound(self) -> float | None:
-        """C with |out| ≤ C · max |v| for all tokens, or None if the kernels guarantee no bound."""
+        """C such that |output| ≤ C · max |value| for all inputs, or None if there is no bound."""
         return self.kernel.bound if self.relative is None else self.relative.bound_with(self.kernel)
 
     def select(
         self, query: AllQueries | None, key: AllKeys | None, value: AllValues, num_queries: int
     ) -> tuple[Queries, Keys, Values]:
-        """Return queries, keys and values of these heads; zeros for those that no kernel uses."""
+        """Select the queries, keys and values of these heads from those of the layer.
+
+        Queries or keys that the kernels do not use are zeros.
+        """
         value = value[:, self.heads]
         batch, num_heads, num_keys, _ = value.shape
         zero = value.new_zeros(1)
@@ -86,7 +89,7 @@ class HeadGroup:
         value: AllValues,
         inputs: AttentionInputs,
     ) -> Outputs:
-        """Return the outputs of these heads from the queries, keys and values of the layer."""
+        """Compute the outputs of these heads from the queries, keys and values of the layer."""
         relative = self.relative
         if relative is not None and inputs.group is not None:
             # The part of a periodic grid that a process has is not periodic, but its frequencies
@@ -113,7 +116,7 @@ class HeadGroup:
         context_grid: Grid | None = None,
         batch: int = 1,
     ) -> dict[str, Cost]:
-        """Return the cost of every backend that can compute these heads.
+        """Return the estimated cost of each backend that can compute these heads on a grid.
 
         Args:
             grid: Grid of the queries. May be None without a relative kernel; the costs are then
@@ -136,7 +139,10 @@ class HeadGroup:
     def costs_at(
         self, positions: Positions, num_queries: int, num_keys: int, *, batch: int
     ) -> dict[str, Cost]:
-        """Return the cost of every backend that can compute these heads at these positions."""
+        """Return the estimated cost of each backend that can compute these heads.
+
+        Unlike `costs`, this method takes any positions, such as coordinates.
+        """
         plan = make_plan(
             self.kernel,
             self.relative,
@@ -161,14 +167,16 @@ class HeadGroup:
 
 
 def pair_name(kernel: Kernel, relative: Relative | None) -> str:
-    """Return the name of a content kernel, or "kernel × relative kernel"."""
+    """Return the name of a pair of kernels, such as "softmax" or "relu × rotary"."""
     return kernel.name if relative is None else f"{kernel.name} × {relative.name}"
 
 
 def count_position_heads(
     position_heads: int | None, relative: str | RelativeModule | None, heads: int
 ) -> int:
-    """Return the number of heads that attend by position alone, with the kernel's default.
+    """Return the number of heads that attend by position alone.
+
+    If the option is None, the number is the default of the relative kernel.
 
     Raises:
         ValueError: The number does not fit the heads or the relative kernel.
@@ -200,7 +208,7 @@ def count_position_heads(
 def make_kernels(
     options: AttentionOptions, heads: int, dim_head: int, position_heads: int = 0
 ) -> tuple[ContentKernel, RelativeModule | None]:
-    """Return the content kernel and the relative kernel of a layer, with their parameters.
+    """Create the content kernel and the relative kernel that the options of a layer describe.
 
     Raises:
         ValueError: The kernels do not fit each other, or an option belongs to another kernel.

@@ -33,7 +33,7 @@ PLAIN_LAYERS = (
 
 
 def check_tokens(argument: str, tokens: Tensor, *sizes: str | int, first: nn.Module) -> None:
-    """Check the shape of tokens or images, and that a layer can take their dtype.
+    """Check that tokens or images have a given shape and the dtype of a layer's weights.
 
     Args:
         argument: Name of the argument, for the error message.
@@ -124,8 +124,8 @@ def make_inputs(
         excluded = {"num_prefix_tokens": num_prefix_tokens or None, "context": context}
         for argument, value in excluded.items():
             if value is not None:
-                expected = "None for a layer whose tokens are divided over processes"
-                raise wrong_argument(argument, "a value", expected)
+                hint = "The tokens of this layer are divided over processes."
+                raise wrong_argument(argument, "a value", "None", hint)
         if where.grid is not None:
             where = Positions(where.grid.shard(group.rank(), group.size()))
     keys = tokens if context is None else context

@@ -17,9 +17,10 @@ VALUES = ("projected", "tokens")
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionOptions:
-    """Options of an attention layer; `teka.nn.Attention` describes each of them.
+    """Options of an attention layer, which `teka.nn.Attention` describes one by one.
 
-    Layers and models take an instance, or the same options as keyword arguments.
+    Every layer with attention accepts an instance of this class, or the same options as keyword
+    arguments.
 
     >>> import torch, teka
     >>> options = teka.nn.AttentionOptions(kernel="softmax", relative="alibi")
@@ -63,11 +64,15 @@ class AttentionOptions:
         if not (is_number(self.dropout) and 0 <= self.dropout < 1):
             raise wrong_value("dropout", self.dropout, "a probability of at least 0 and below 1")
         if self.value_convolution is not None and self.causal:
-            expected = "None with causal=True, because it sees later tokens"
-            raise wrong_value("value_convolution", self.value_convolution, expected)
+            hint = "The convolution sees later tokens."
+            raise wrong_value(
+                "value_convolution", self.value_convolution, "None with causal=True", hint
+            )
         if self.query_key == "centred" and self.causal:
-            expected = "'plain' or 'normalized' with causal=True, because a mean sees later keys"
-            raise wrong_value("query_key", self.query_key, expected)
+            hint = "The mean of the keys depends on later keys."
+            raise wrong_value(
+                "query_key", self.query_key, "'plain' or 'normalized' with causal=True", hint
+            )
 
 
 ALL_OPTIONS = tuple(field.name for field in fields(AttentionOptions))
@@ -90,7 +95,7 @@ def make_options(
     keywords: dict[str, Any],
     allowed: Collection[str] = ALL_OPTIONS,
 ) -> AttentionOptions:
-    """Return the options with those replaced that are given as keyword arguments.
+    """Combine an options object with options that are given as keyword arguments.
 
     Args:
         layer: Name of the layer's class, for the error message.
@@ -122,8 +127,8 @@ def make_options(
 
 
 def without_relative(backend: str) -> str:
-    """Return the backend option for heads without a relative kernel.
+    """Return the backend for those heads of a layer that have no relative kernel.
 
-    Backends for particular relative kernels cannot compute these heads, so "auto" replaces them.
+    It is "auto" if the backend of the layer works with relative kernels only.
     """
     return backend if backend in ("dense", "linear") else "auto"

@@ -23,7 +23,9 @@ MAX_NUM_AXES = 4
 
 
 class RelativeModule(nn.Module):
-    """Base class of modules that return a relative kernel with their present parameters.
+    """Base class of modules that build a relative kernel from their parameters.
+
+    `forward` takes no arguments and returns the kernel.
 
     >>> import torch, teka
     >>> class Decay(teka.nn.RelativeModule):
@@ -52,16 +54,16 @@ class RelativeModule(nn.Module):
 
     @property
     def num_position_features(self) -> int:
-        """Number of features that the kernel adds to queries and keys."""
+        """Number of features that the kernel appends to every query and key."""
         return self().num_position_features if self.kernel_class.appends_features else 0
 
 
 class RelativeKernel(RelativeModule):
-    """A relative kernel whose tensors are learned.
+    """A relative kernel with learned parameters.
 
-    The tensors start from `initial` of the kernel's class and are parameters of the same name. A
-    tensor x with a constraint is learned as a parameter `raw_x`; a positive tensor is
-    softplus(`raw_x`). Fixed tensors are buffers.
+    The parameters have the names of the tensors of the kernel's class and start from the values of
+    its method `initial`. A tensor x that must be positive has a parameter `raw_x` with
+    x = softplus(raw_x).
 
     >>> import torch, teka
     >>> relative = teka.nn.RelativeKernel("quadratic", num_axes=2, heads=9)
@@ -136,10 +138,10 @@ class RelativeKernel(RelativeModule):
         return self.kernel_class(**values)
 
     def infer_num_axes(self, num_axes: int) -> None:
-        """Set the number of axes, if it was not given, to that of the first grid.
+        """Set the number of axes, unless the constructor or an earlier call has set it.
 
-        If the number differs from two, the parameters get new initial values. They stay the same
-        objects, so that optimizers keep them.
+        If the number is not two, the parameters get new initial values of another shape. They
+        remain the same objects, so an optimizer that was created earlier stays valid.
         """
         if not self.infers_num_axes:
             return
@@ -156,14 +158,14 @@ class RelativeKernel(RelativeModule):
             own.data = buffer.to(own)
 
     def _with_num_axes(self, num_axes: int) -> "RelativeKernel":
-        """Return a new kernel with another number of axes; the global random state is unchanged."""
+        """Create a kernel with another number of axes, without a change of the random state."""
         with torch.random.fork_rng(devices=[]):
             return RelativeKernel(
                 self.kernel_class, **{**self.initial_options, "num_axes": num_axes}
             )
 
     def _infer_num_axes_from(self, state_dict: dict[str, Any], prefix: str) -> None:
-        """Set the number of axes to the one whose tensors have the shapes of a state dict."""
+        """Set the number of axes for which the parameters have the shapes of a state dict."""
         for num_axes in (DEFAULT_NUM_AXES, *range(1, MAX_NUM_AXES + 1)):
             own = self._with_num_axes(num_axes).state_dict()
             shapes = {prefix + name: tensor.shape for name, tensor in own.items()}
@@ -178,7 +180,7 @@ class RelativeKernel(RelativeModule):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Load a state dict; older ones hold frequencies of "transformer_xl" once for all axes."""
+        """Load a state dict. Old ones of "transformer_xl" share frequencies between the axes."""
         if self.infers_num_axes:
             self._infer_num_axes_from(state_dict, prefix)
         saved = state_dict.get(prefix + "frequency")
@@ -232,12 +234,12 @@ class EmbeddedTable(RelativeModule):
 
 
 def initial_options(kernel: type[Relative]) -> Collection[str]:
-    """Return the names of the arguments of `initial` of a relative kernel."""
+    """Return the names of the options that a relative kernel can be created with."""
     return inspect.signature(kernel.initial).parameters
 
 
 def inverse_softplus(value: Tensor) -> Tensor:
-    """Return the number whose softplus is the positive `value`: log(eˣ − 1)."""
+    """Return log(exp(x) − 1), the inverse of softplus, for positive x."""
     return value + torch.log(-torch.expm1(-value))
 
 
@@ -259,7 +261,7 @@ def _kernel_class(kernel: str | type[Relative]) -> type[Relative]:
 
 
 def relative_class(relative: str | RelativeModule | None) -> type[Relative] | None:
-    """Return the class of the relative kernel with a name, or of a module; None for None."""
+    """Return the class of a relative kernel that is given by name or as a module."""
     if relative is None or isinstance(relative, RelativeModule):
         return None if relative is None else relative.kernel_class
     if not isinstance(relative, str):
@@ -271,7 +273,7 @@ def relative_class(relative: str | RelativeModule | None) -> type[Relative] | No
 
 
 def from_known_options(kernel: type[Relative], **options: Any) -> RelativeKernel:
-    """Return a module of the kernel with those options that it has and that are not None."""
+    """Create a relative kernel, and ignore options that it does not have or that are None."""
     known = initial_options(kernel)
     own = {name: value for name, value in options.items() if name in known and value is not None}
     return RelativeKernel(kernel, **own)

@@ -30,7 +30,7 @@ def hidden_size(dim: int, mlp_ratio: float, round_size: Callable[[float], int] =
 
 
 def count_window_heads(window_reach: int | None, heads: int) -> int:
-    """Return the number of heads that attend in a window: half of them, or none without a reach."""
+    """Return the number of window heads of a block: half of its heads, or 0 without a window."""
     check_sizes({"window_reach": window_reach}, or_none=True)
     if window_reach is None:
         return 0
@@ -41,7 +41,7 @@ def count_window_heads(window_reach: int | None, heads: int) -> int:
 
 
 def make_mlp(dim: int, hidden: int, dropout: float) -> nn.Sequential:
-    """Return an MLP with one hidden layer, a GELU, and dropout after both linear layers."""
+    """Create an MLP with one hidden layer, a GELU, and dropout after both linear layers."""
     return nn.Sequential(
         nn.Linear(dim, hidden),
         nn.GELU(),
@@ -54,8 +54,8 @@ def make_mlp(dim: int, hidden: int, dropout: float) -> nn.Sequential:
 class TransformerBlock(nn.Module):
     """A pre-norm transformer block: x + Attention(norm(x)), then x + MLP(norm(x)).
 
-    With `window_reach`, half of the heads are a second attention that is added: softmax within a
-    `Window` around the query. The other heads attend to all tokens. The cost stays linear.
+    With `window_reach`, half of the heads compute softmax attention within a window around each
+    query. The other heads attend to all tokens. The cost remains linear.
 
     Source: Vaswani et al. 2017; pre-norm after Xiong et al. 2020, as in Horn et al. 2021.
 
