@@ -1,10 +1,10 @@
-"""How the tests check annotations: what jaxtyping's import hook puts on every function of teka, at less cost.
+"""Faster checks of annotations for the tests, in place of jaxtyping's import hook.
 
-Its checks bind the arguments and check them twice, whether or not there is an array, and are written and compiled anew
-whenever a function is defined. Here a check is compiled at the first call of its function. It depends on types and
-shapes alone, so that arguments of the same types and shapes are not checked again, and it ends after some calls: most
-functions are called thousands of times, and an annotation that is wrong shows in the first calls of some test. The
-constructor of a dataclass is checked like any other function.
+- A check is compiled at the first call of its function, not at its definition.
+- Arguments of the same types and shapes are checked only once.
+- Only the first calls of a function are checked, because a wrong annotation shows in them.
+
+The constructor of a dataclass is checked like any other function.
 """
 
 import contextlib
@@ -23,15 +23,15 @@ from jaxtyping import _import_hook
 from torch import Tensor
 
 check_arrays = jaxtyping.jaxtyped
-# A process checks the first calls of each function, until so many calls or different types and shapes of arguments.
+# Limits of the checked calls of a function, and of their different types and shapes.
 MAX_CALLS = 300
 MAX_KINDS = 8
 
 
 class Loader(_import_hook._JaxtypingLoader):
-    """How jaxtyping loads a module, whose compiled file has a name of its own: here that of this module alone.
+    """The module loader of jaxtyping, which changes the name of a module's compiled file.
 
-    Otherwise all libraries that the module imports had such a name too, and were compiled anew.
+    This loader changes only the names of teka's modules, so that libraries are not compiled again.
     """
 
     def exec_module(self, module: ModuleType) -> None:
@@ -46,9 +46,9 @@ class Loader(_import_hook._JaxtypingLoader):
 
 
 def check(*, typechecker: Callable[[Callable], Callable]) -> Callable[[Callable], Callable]:
-    """Return what takes the place of `jaxtyping.jaxtyped`: checks that are made when a function is called.
+    """Return a replacement of `jaxtyping.jaxtyped` that makes checks when a function is called.
 
-    Functions inside functions, which are defined in each call of the one around them, are not checked.
+    Functions defined within functions are not checked.
     """
 
     def decorate(definition: Callable) -> Callable:
@@ -56,9 +56,9 @@ def check(*, typechecker: Callable[[Callable], Callable]) -> Callable[[Callable]
             if dataclasses.is_dataclass(definition) and "__init__" in vars(definition):
                 definition.__init__ = checked_when_called(definition.__init__, typechecker)
             return definition
-        # beartype does not know what stands in for `typing.Unpack` before Python 3.11 (beartype issue 509).
-        before = sys.version_info < (3, 11) and "Unpack[" in repr(definition.__annotations__)
-        if before or "<locals>" in definition.__qualname__:
+        # Before Python 3.11, beartype does not support `typing.Unpack` (beartype issue 509).
+        has_unpack = sys.version_info < (3, 11) and "Unpack[" in repr(definition.__annotations__)
+        if has_unpack or "<locals>" in definition.__qualname__:
             return definition
         return checked_when_called(definition, typechecker)
 
@@ -87,7 +87,7 @@ def checked_when_called(
         )
 
     @functools.wraps(definition)
-    def either(*arguments: object, **options: object) -> object:
+    def call(*arguments: object, **options: object) -> object:
         nonlocal num_calls
         if num_calls >= MAX_CALLS or jaxtyping.config.jaxtyping_disable:
             return definition(*arguments, **options)
@@ -101,12 +101,12 @@ def checked_when_called(
             num_calls = MAX_CALLS
         return result
 
-    either.check_again = check_again  # pyright: ignore[reportAttributeAccessIssue]
-    return either
+    call.check_again = check_again  # pyright: ignore[reportAttributeAccessIssue]
+    return call
 
 
 def kind(argument: object) -> Hashable:
-    """Types, shapes, and numbers and names as they are, which sizes may hang on; of other objects the type alone."""
+    """Return the type and shape of an array, the value of an integer or a string, or the type."""
     if isinstance(argument, (Tensor, np.ndarray)):
         return type(argument), argument.dtype, argument.shape
     if isinstance(argument, (int, str)):
@@ -117,19 +117,19 @@ def kind(argument: object) -> Hashable:
 
 
 def has_no_array(definition: Callable) -> bool:
-    """Whether annotations name types that are there, and no array among them."""
+    """Return True if all annotations can be resolved and none of them is an array."""
     try:
         return "jaxtyping." not in repr(get_type_hints(definition))
-    except NameError:  # imported for type checkers alone, which jaxtyping takes for anything
+    except NameError:  # the name is imported only for type checkers
         return False
 
 
 @contextlib.contextmanager
 def annotations_unchecked() -> Iterator[None]:
-    """Switch the checks of annotations off, and then to what they were: a test may ask for it in such a file."""
-    before = jaxtyping.config.jaxtyping_disable
+    """Switch the checks of annotations off within this context."""
+    was_disabled = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
     try:
         yield
     finally:
-        jaxtyping.config.update("jaxtyping_disable", before)
+        jaxtyping.config.update("jaxtyping_disable", was_disabled)

@@ -1,4 +1,6 @@
-"""The numbers of Cordonnier et al. (2020), "On the Relationship between Self-Attention and Convolutional Layers"."""
+"""Results of Cordonnier et al. (2020), "On the Relationship between Self-Attention and
+Convolutional Layers".
+"""
 
 import csv
 from pathlib import Path
@@ -6,10 +8,10 @@ from typing import NamedTuple
 
 
 class PaperModel(NamedTuple):
-    """A row of the tables in §4 and A.1: test accuracy in %, parameters and operations as the paper writes them.
+    """A row of the tables in §4 and A.1: test accuracy in %, parameters and operations.
 
-    The operations, two for each multiply-add, are those of linear maps and convolutions alone; what the heads do with
-    their weights is not in them (see docs/self_attention_network.md).
+    The paper counts only the operations of linear layers and convolutions, two per multiply-add,
+    and not those of attention weights. See docs/self_attention_network.md.
     """
 
     accuracy: float
@@ -18,7 +20,7 @@ class PaperModel(NamedTuple):
 
 
 def paper_models() -> dict[str, PaperModel]:
-    """The models of Cordonnier et al. (2020) by name, on CIFAR-10, one run each; "SA" is self-attention."""
+    """Return the models of the paper by name: one run each on CIFAR-10; "SA" is self-attention."""
     return {
         row["model"]: PaperModel(
             round(100 * float(row["accuracy"]), 1), row["parameters"], row["flops"]

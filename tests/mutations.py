@@ -1,10 +1,10 @@
-"""Break the source in many places, one at a time, and see that the tests find each: python tests/mutations.py.
+"""Break the source in many places, one at a time, and run the tests: python tests/mutations.py.
 
-Each fault of `mutations.yaml` is put into a copy of the source. All meet the tests that are named with them; those that
-none of these finds the whole default suites, and what those do not find the exhaustive one, each until the first
-failure. The test that fails must pass without the fault. Results are added to `build/mutations.jsonl` one by one, and
-faults that have one are not tried again; `--write` makes `docs/mutations.md` of them. Ends with 1 if the default suites
-do not find every fault.
+Each fault of `mutations.yaml` is put into a copy of the source. First the tests named with the
+fault run, then the default suites, then the exhaustive suite, until a test fails. That test must
+pass without the fault. Results are appended to `build/mutations.jsonl`, and faults with a result
+are not tried again. `--write` writes the results to `docs/mutations.md`. The exit status is 1 if
+the default suites do not find every fault.
 """
 
 import argparse
@@ -28,7 +28,7 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "build" / "mutations.jsonl", ROOT / "docs" / "mutations.md"
-# Imported once, for every fault is tried in a fork of this process; teka is not among them.
+# Imported once, because every fault is tried in a fork of this process.
 HEAVY = (
     "torch",
     "numpy",
@@ -53,11 +53,11 @@ class Fault:
     """A change of the source that some test must find.
 
     Args:
-        subject: What the file does.
-        file: The file, from src/teka.
-        tests: Where the tests are that should find it first, from tests.
-        correct: What stands there, once in the file.
-        wrong: What to put in its place.
+        subject: Heading of the fault in the table.
+        file: The file, relative to `src/teka`.
+        tests: Test files that should find the fault, relative to `tests`.
+        correct: Code that occurs once in the file.
+        wrong: Code to put in its place.
     """
 
     subject: str
@@ -68,13 +68,13 @@ class Fault:
 
     @property
     def key(self) -> str:
-        """What tells it from the others."""
+        """A hash that identifies the fault."""
         return hashlib.sha256(
             "\0".join((self.file, self.correct, self.wrong)).encode()
         ).hexdigest()[:16]
 
     def broken(self) -> str:
-        """The text of the file with the fault."""
+        """Return the text of the file with the fault."""
         text = (ROOT / "src" / "teka" / self.file).read_text(encoding="utf-8")
         found = list(_as_formatted(self.correct).finditer(text))
         if len(found) != 1:
@@ -87,8 +87,8 @@ class Fault:
 def _as_formatted(code: str) -> re.Pattern[str]:
     """Return a pattern for code however a formatter breaks its lines.
 
-    Between tokens there may be any white space, and before a closing bracket a trailing comma. White space at the
-    start of the code must match exactly because it is the indentation of the replacement.
+    Between tokens there may be any white space, and before a closing bracket a trailing comma.
+    White space at the start of the code must match exactly, because the replacement needs it.
     """
     stripped = code.lstrip()
     tokens = re.findall(r"\w+|[^\w\s]", stripped)
@@ -99,12 +99,12 @@ def _as_formatted(code: str) -> re.Pattern[str]:
 
 
 def read_faults() -> list[Fault]:
-    """All faults, each checked to fit the source as it is."""
+    """Read all faults, and check that they fit the present source."""
     groups = yaml.safe_load((ROOT / "tests" / "mutations.yaml").read_text(encoding="utf-8"))
     faults = [
-        Fault(**{name: text for name, text in group.items() if name != "faults"} | one)
+        Fault(**{name: text for name, text in group.items() if name != "faults"} | change)
         for group in groups
-        for one in group["faults"]
+        for change in group["faults"]
     ]
     wrong = []
     for fault in faults:
@@ -113,30 +113,30 @@ def read_faults() -> list[Fault]:
         except (ValueError, SyntaxError, OSError) as error:
             wrong.append(str(error))
     if len({fault.key for fault in faults}) < len(faults):
-        wrong.append("a fault stands there twice")
+        wrong.append("a fault is listed twice")
     if wrong:
         raise SystemExit("\n".join(wrong))
     return faults
 
 
 class FirstFailure:
-    """A plugin of pytest that notes which test failed first."""
+    """A plugin of pytest that records the first test that failed."""
 
     test = ""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note a test."""
+        """Record a failed test."""
         if report.failed:
             self.test = self.test or report.nodeid
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Note a file that cannot be read."""
+        """Record a file that cannot be collected."""
         if report.failed:
             self.test = self.test or report.nodeid
 
 
 def failing(source: Path, tests: list[str], *, level: str, folder: Path) -> str | None:
-    """The first of some tests that fails on a source, or what else ended them; None if all pass."""
+    """Return the first test that fails on a source, `SLOW` or `CRASH`, or None if all pass."""
     answer = folder / "answer.json"
     answer.unlink(missing_ok=True)
     child = os.fork()
@@ -152,16 +152,15 @@ def failing(source: Path, tests: list[str], *, level: str, folder: Path) -> str 
             return SLOW
         time.sleep(0.2)
     with contextlib.suppress(OSError):
-        os.killpg(child, signal.SIGKILL)  # what its tests may have left
+        os.killpg(child, signal.SIGKILL)  # processes that the tests started
     if not answer.is_file():
         return CRASH
     status, test = json.loads(answer.read_text(encoding="utf-8"))
     if status == pytest.ExitCode.OK:
         return None
     if status != pytest.ExitCode.TESTS_FAILED and not test:
-        raise RuntimeError(
-            f"pytest ended with {status}:\n{(folder / 'output').read_text(errors='replace')[-3000:]}"
-        )
+        output = (folder / "output").read_text(errors="replace")
+        raise RuntimeError(f"pytest ended with {status}:\n{output[-3000:]}")
     return test
 
 
@@ -182,7 +181,7 @@ def _run_tests(source: Path, tests: list[str], *, level: str, folder: Path, answ
 
 
 def find(fault: Fault, level: str) -> dict[str, Any] | None:
-    """Which test of a level finds a fault; None if there is none."""
+    """Return the result of a level that finds a fault, or None."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="teka-mutation-") as name:
         folder = Path(name)
@@ -190,7 +189,7 @@ def find(fault: Fault, level: str) -> dict[str, Any] | None:
             shutil.copytree(ROOT / "src", folder / copy)
         (folder / "broken" / "teka" / fault.file).write_text(fault.broken(), encoding="utf-8")
         tests = (
-            [f"tests/{one}" for one in fault.tests.split()]
+            [f"tests/{path}" for path in fault.tests.split()]
             if level == NEAREST
             else ["tests", "tests/compilers"]
         )
@@ -211,22 +210,23 @@ def find(fault: Fault, level: str) -> dict[str, Any] | None:
 
 
 def read_results() -> dict[str, dict[str, Any]]:
-    """What was found so far, by the faults' keys."""
+    """Read the results so far, by the keys of the faults."""
     lines = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.is_file() else []
-    return {one["key"]: one for one in map(json.loads, lines)}
+    return {result["key"]: result for result in map(json.loads, lines)}
 
 
 def page(faults: list[Fault], results: dict[str, dict[str, Any]]) -> str:
-    """The table as Markdown."""
+    """Return the table in Markdown."""
     found = sum(results[fault.key]["level"] in (NEAREST, DEFAULT) for fault in faults)
     lines = [
         "# Faults that the tests find",
         "",
-        "What a suite is worth is what it finds. Each of these faults was put into a copy of the source by",
-        "`python tests/mutations.py`, one at a time; the table names the first test that failed, which passes without",
-        f"the fault. The suites (`make test`, `make test-compilers`) find {found} of {len(faults)}. What they do not",
-        "is tried on the exhaustive suite, which holds it. The list is no sample: a fault that no test found when it",
-        "was first tried was given a test, and one that changes no output or gradient was replaced by another.",
+        "`python tests/mutations.py` puts each of these faults into a copy of the source, one at",
+        "a time. The table names the first test that failed; it passes without the fault. The",
+        "default suites (`make test`, `make test-compilers`) find",
+        f"{found} of {len(faults)} faults. The others are tried on the exhaustive suite. The list",
+        "is not a random sample: if no test found a fault at first, a test was added, and faults",
+        "that change no output or gradient were replaced.",
     ]
     for subject in dict.fromkeys(fault.subject for fault in faults):
         lines += [
@@ -249,7 +249,7 @@ def page(faults: list[Fault], results: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Try the faults that have no result yet, one after another."""
+    """Try the faults that have no result yet."""
     parser = argparse.ArgumentParser(prog="python tests/mutations.py", description=__doc__)
     parser.add_argument("--only", default="", help="a part of the names of files or subjects")
     parser.add_argument(
@@ -275,9 +275,9 @@ def main() -> int:
         PAGE.write_text(page(faults, results), encoding="utf-8")
         return 0
     waiting = [
-        one
-        for one in faults
-        if one.key not in results and options.only in f"{one.file} {one.subject}"
+        fault
+        for fault in faults
+        if fault.key not in results and options.only in f"{fault.file} {fault.subject}"
     ]
     if waiting:
         for module in HEAVY:
@@ -285,10 +285,10 @@ def main() -> int:
         importlib.import_module("torch").set_num_threads(1)
     RESULTS.parent.mkdir(exist_ok=True)
     for level in (NEAREST,) if options.nearest else (NEAREST, DEFAULT, EXHAUSTIVE, NONE):
-        for fault in [one for one in waiting if one.key not in results]:
-            nowhere = {"key": fault.key, "level": NONE, "test": "", "seconds": 0}
+        for fault in [fault for fault in waiting if fault.key not in results]:
+            not_found = {"key": fault.key, "level": NONE, "test": "", "seconds": 0}
             try:
-                result = nowhere if level == NONE else find(fault, level)
+                result = not_found if level == NONE else find(fault, level)
             except RuntimeError as error:
                 print(f"{fault.file}, {fault.wrong!r}: {error}", file=sys.stderr, flush=True)
                 waiting.remove(fault)
@@ -299,7 +299,10 @@ def main() -> int:
                     file.write(json.dumps(result, ensure_ascii=False) + "\n")
             print(f"{fault.file}, {fault.wrong!r}: {result or f'not by the {level}'}", flush=True)
     return int(
-        any(results.get(one.key, {"level": NONE})["level"] in (EXHAUSTIVE, NONE) for one in faults)
+        any(
+            results.get(fault.key, {"level": NONE})["level"] in (EXHAUSTIVE, NONE)
+            for fault in faults
+        )
     )
 
 

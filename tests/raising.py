@@ -1,4 +1,4 @@
-"""Errors that are asked for case by case, in one test."""
+"""Expected errors of several cases in one test."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,9 +8,9 @@ import pytest
 
 @contextmanager
 def raises_for(case: object, error: type[Exception], match: str) -> Iterator[None]:
-    """As `pytest.raises`, but where nothing or something else is raised, the failure names the case."""
+    """Expect an error as `pytest.raises` does, and name the case in a failure."""
     try:
         with pytest.raises(error, match=match):
             yield
-    except (Exception, pytest.fail.Exception) as wrong:
-        pytest.fail(f"{case}: {type(wrong).__name__}: {wrong}")
+    except (Exception, pytest.fail.Exception) as failure:
+        pytest.fail(f"{case}: {type(failure).__name__}: {failure}")

@@ -1,4 +1,4 @@
-"""The docs' pages hold together, and what they claim in numbers is so; the site itself is built by `make docs`."""
+"""Links, names and numbers in the documentation. `make docs` builds the site itself."""
 
 import importlib
 import math
@@ -146,7 +146,7 @@ def test_the_kernel_of_one_s_own_runs_and_is_as_exact_as_it_says(
 
 
 def test_every_system_of_the_papers_is_there_is_run_and_is_tested():
-    """The third column names what exists, or a command with options that it takes; the last a file of tests."""
+    """Check that the third column names code or a command, and the last column a test file."""
     rows = re.findall(
         r"^\| (?!what|-)[^|]+\|[^|]+\| ([^|]+) \| `([^|`]+)` \|$",
         TEXTS[DOCS / "papers.md"],
@@ -225,7 +225,7 @@ def test_a_shift_turns_the_draw_of_the_joint_form(shift, alpha):
 
 
 def moments_by_quadrature(estimate) -> tuple[float, float]:
-    """Mean and mean square of a function of one w ~ N(0, 1), by the trapezoidal rule on [−14, 14]."""
+    """Return E[f(w)] and E[f(w)²] for w ~ N(0, 1) by the trapezoidal rule on [−14, 14]."""
     draws = torch.linspace(-14, 14, 40_001, dtype=torch.float64)
     density = torch.exp(-draws.square() / 2) / math.sqrt(2 * math.pi) * (draws[1] - draws[0])
     values = estimate(draws)
@@ -454,5 +454,5 @@ def test_a_transform_errs_by_a_share_of_the_largest_sum():
         torch.fft.rfft(kernel.float()) * torch.fft.rfft(values.float()), n=side
     ).double()
     assert float((found - kernel).abs().max()) < 1e-6
-    # From 20 cells away the sums are at most e^−400 of the largest, which no float32 but 0 comes near to.
+    # Beyond 20 cells, sums are at most e^−400 of the largest sum, which is 0 in float32.
     assert float(((found - kernel).abs() / kernel)[20:26].min()) >= 1

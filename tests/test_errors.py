@@ -16,8 +16,8 @@ def test_unknown_name_lists_all_known_names_and_suggests_the_closest():
     error = unknown_name("kernel", "sofmax", ["positive", "softmax", "constant"])
     assert isinstance(error, ValueError)
     assert (
-        str(error)
-        == "kernel must be one of 'constant', 'positive', 'softmax', got 'sofmax'. Did you mean 'softmax'?"
+        str(error) == "kernel must be one of 'constant', 'positive', 'softmax', got 'sofmax'. "
+        "Did you mean 'softmax'?"
     )
 
 
@@ -75,6 +75,6 @@ def test_error_without_a_printable_message_gives_its_class_name():
 def test_unknown_name_among_many_lists_only_the_closest():
     names = [f"blocks.{index}.norm" for index in range(40)]
     assert str(unknown_name("layers", "blocks.7.nrm", names)) == (
-        "layers must be one of 40 names, got 'blocks.7.nrm'. Did you mean 'blocks.7.norm', 'blocks.37.norm' or "
-        "'blocks.27.norm'?"
+        "layers must be one of 40 names, got 'blocks.7.nrm'. Did you mean 'blocks.7.norm', "
+        "'blocks.37.norm' or 'blocks.27.norm'?"
     )

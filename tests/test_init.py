@@ -16,6 +16,9 @@ def test_every_public_name_exists():
 
 
 def test_packages_are_imported_lazily():
-    script = "import sys, teka; print(*(name for name in sys.modules if name.startswith('teka.'))); teka.audit.audit"
+    script = """import sys, teka
+print(*(name for name in sys.modules if name.startswith('teka.')))
+teka.audit.audit
+"""
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout.split() == []

@@ -1,9 +1,9 @@
 """Cases of the contracts: content kernel × relative kernel × backend, taken from the registries.
 
 A new kernel or backend is tested without changing these files. The default kernel is combined with
-every relative kernel. Kernels with code paths of their own are combined with one relative kernel per
-path, and the other kernels with two relative kernels. Every backend is tested. Further factors
-(dtype, mask, size) take turns. `make test-exhaustive` (TEKA_TESTS=exhaustive) tests all combinations.
+every relative kernel. Kernels with code paths of their own are combined with one relative kernel
+per path, and the other kernels with two relative kernels. Every backend is tested. Further factors
+(dtype, mask, size) take turns. `make test-exhaustive` (TEKA_TESTS=exhaustive) tests everything.
 """
 
 import dataclasses

@@ -81,7 +81,7 @@ REQUIRED_ARGUMENTS |= {
 
 @dataclass
 class Entry:
-    """A public function with correct arguments, and the constructor whose options an error may name."""
+    """A public function with correct arguments, and a constructor that errors may refer to."""
 
     call: Callable
     good: dict[str, Any]

@@ -40,9 +40,9 @@ from teka.models import Performer
 from teka.models.performer_config import POOLS, POSITIONS
 from teka.nn import Attention
 
-AWAY = "meta"
+TEST_DEVICE = "meta"
 # Features and positions are computed separately, so that not every pair is tested.
-APART = [
+TESTED_CASES = [
     case
     for case in SUPPORTED_CASES
     if EXHAUSTIVE
@@ -53,21 +53,21 @@ EVERY_PAIR = [case for case in CAUSAL_CASES if case.kernel == "softmax"]
 flex = import_module("teka.functional.backends.flex")
 
 
-# Whether an operation gives new tensors that depend on its arguments alone, and what it gave by what it was given.
+# True for operations without side effects, and the shape, stride and dtype of their results.
 PURE: dict[Any, bool] = {}
 RESULTS: dict[Any, tuple[torch.Size, tuple[int, ...], torch.dtype] | None] = {}
 
 
-def described(argument: Any) -> Hashable:
-    """What the shape of a result can depend on: all of an argument but the numbers in tensors."""
+def signature(argument: Any) -> Hashable:
+    """Return everything that the shape of a result can depend on."""
     if isinstance(argument, Tensor):
         return argument.shape, argument.stride(), argument.dtype, argument.device
     if isinstance(argument, (list, tuple)):
-        return tuple(map(described, argument))
+        return tuple(map(signature, argument))
     return type(argument), argument
 
 
-class Rehearsal(TorchDispatchMode):
+class CheckDevices(TorchDispatchMode):
     """A mode that checks devices. Every boolean reads as True and every number as 1."""
 
     has_float64 = True
@@ -77,16 +77,16 @@ class Rehearsal(TorchDispatchMode):
         for tensor in () if self.has_float64 else tree_leaves(result):
             if (
                 isinstance(tensor, Tensor)
-                and tensor.device.type == AWAY
+                and tensor.device.type == TEST_DEVICE
                 and tensor.dtype in (torch.float64, torch.complex128)
             ):
                 raise TypeError(f"{func}: a tensor of {tensor.dtype}")
         return result
 
     def call(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Call an operation, or give what an earlier call on tensors of the same shapes gave but for its memory.
+        """Call an operation, or return a tensor like the result of an earlier, equal call.
 
-        On the device without numbers torch computes shapes in Python, which takes most of the time of these tests.
+        PyTorch computes shapes of meta tensors in Python, which takes most of the time.
         """
         if func not in PURE:
             schema = func._schema
@@ -95,25 +95,25 @@ class Rehearsal(TorchDispatchMode):
                 "aten::nonzero",
             ) and not any(argument.alias_info for argument in (*schema.arguments, *schema.returns))
         if not PURE[func] or kwargs.get("generator") is not None:
-            return self.computed(func, args, kwargs)
+            return self.compute(func, args, kwargs)
         key = (
             func,
-            tuple(map(described, args)),
+            tuple(map(signature, args)),
             tuple(kwargs),
-            tuple(map(described, kwargs.values())),
+            tuple(map(signature, kwargs.values())),
         )
         if key not in RESULTS:
-            result = self.computed(func, args, kwargs)
-            is_known = isinstance(result, Tensor) and result.device.type == AWAY
+            result = self.compute(func, args, kwargs)
+            is_known = isinstance(result, Tensor) and result.device.type == TEST_DEVICE
             RESULTS[key] = (result.shape, result.stride(), result.dtype) if is_known else None
             return result
         known = RESULTS[key]
         if known is None:
-            return self.computed(func, args, kwargs)
+            return self.compute(func, args, kwargs)
         shape, stride, dtype = known
-        return torch.empty_strided(shape, stride, dtype=dtype, device=AWAY)
+        return torch.empty_strided(shape, stride, dtype=dtype, device=TEST_DEVICE)
 
-    def computed(self, func: Any, args: tuple, kwargs: dict) -> Any:
+    def compute(self, func: Any, args: tuple, kwargs: dict) -> Any:
         aten = torch.ops.aten
         if func is aten._local_scalar_dense.default:
             return args[0].dtype == torch.bool or 1
@@ -133,7 +133,7 @@ class Rehearsal(TorchDispatchMode):
         device = kwargs.get("device")
         if (
             func is aten._to_copy.default
-            and args[0].device.type == AWAY
+            and args[0].device.type == TEST_DEVICE
             and device == torch.device("cpu")
         ):
             return torch.ones(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
@@ -143,22 +143,24 @@ class Rehearsal(TorchDispatchMode):
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rehearsal]:
-    monkeypatch.setattr(cases, "DEVICE", AWAY)
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[CheckDevices]:
+    monkeypatch.setattr(cases, "DEVICE", TEST_DEVICE)
     # As on a GPU.
-    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: self.device.type == AWAY))
+    monkeypatch.setattr(
+        torch.Tensor, "is_cuda", property(lambda self: self.device.type == TEST_DEVICE)
+    )
     monkeypatch.setattr(torch.Tensor, "is_meta", property(lambda self: False))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(flex, "_compiled", lambda: flex_reference)
     monkeypatch.setattr(flex, "MIN_PAIRS", 0)
-    with Rehearsal() as mode:
+    with CheckDevices() as mode:
         yield mode
 
 
 @pytest.fixture
-def without_float64(monkeypatch: pytest.MonkeyPatch, elsewhere: Rehearsal) -> None:
+def without_float64(monkeypatch: pytest.MonkeyPatch, elsewhere: CheckDevices) -> None:
     """Simulate a device without float64, such as Apple GPUs."""
-    monkeypatch.setattr(precision, "DEVICES_WITHOUT_FLOAT64", {AWAY})
+    monkeypatch.setattr(precision, "DEVICES_WITHOUT_FLOAT64", {TEST_DEVICE})
     for cached in (positions._kept_places, positions._kept_axis_places):
         cached.cache_clear()
     elsewhere.has_float64 = False
@@ -167,10 +169,10 @@ def without_float64(monkeypatch: pytest.MonkeyPatch, elsewhere: Rehearsal) -> No
 def check_gradients(output: Tensor, leaves: dict[str, Tensor]) -> None:
     """Check that the output and all gradients are on the device."""
     gradients = torch.autograd.grad(output.sum(), list(leaves.values()), allow_unused=True)
-    assert output.device.type == AWAY
+    assert output.device.type == TEST_DEVICE
     assert any(gradient is not None for gradient in gradients)
     for name, gradient in zip(leaves, gradients, strict=True):
-        assert gradient is None or gradient.device.type == AWAY, name
+        assert gradient is None or gradient.device.type == TEST_DEVICE, name
 
 
 def check(case: Case, *, masked: bool, by_name: bool, first: int, is_causal: bool) -> None:
@@ -202,7 +204,7 @@ def check(case: Case, *, masked: bool, by_name: bool, first: int, is_causal: boo
     )
 
 
-@parametrize_by_kernel(APART, masked=[False, True], by_name=[False, True], first=[0, 1])
+@parametrize_by_kernel(TESTED_CASES, masked=[False, True], by_name=[False, True], first=[0, 1])
 def test_attention_creates_no_tensor_on_another_device(
     case: Case, masked: bool, by_name: bool, first: int
 ):
@@ -210,7 +212,7 @@ def test_attention_creates_no_tensor_on_another_device(
 
 
 @parametrize_by_kernel(
-    [*EVERY_PAIR, *(case for case in FAST_CAUSAL_CASES if case in APART)],
+    [*EVERY_PAIR, *(case for case in FAST_CAUSAL_CASES if case in TESTED_CASES)],
     masked=[False, True],
     by_name=[False, True],
 )
@@ -221,7 +223,7 @@ def test_causal_attention_creates_no_tensor_on_another_device(
 
 
 def check_module(make: Callable[[], nn.Module], call: Callable[[nn.Module], Tensor]) -> None:
-    with torch.device(AWAY):
+    with torch.device(TEST_DEVICE):
         module = make()
     check_gradients(call(module), dict(module.named_parameters()))
 
@@ -233,7 +235,7 @@ LAYERS |= {name: {"kernel": name, "relative": None} for name in KERNELS}
 def check_layer(options: dict[str, Any]) -> None:
     if options["relative"] == "rotation_joint":
         options = {**options, "kernel": "positive"}
-    tokens = torch.randn(2, 15, 8, device=AWAY)
+    tokens = torch.randn(2, 15, 8, device=TEST_DEVICE)
     check_module(
         lambda: Attention(8, 2, **options),
         lambda layer: layer(tokens, Grid((3, 5)), draw_mask(2, 15)),
@@ -250,7 +252,7 @@ def test_layers_create_no_tensor_on_another_device(options: dict[str, Any]):
     | {name: {"pool": name, "position": "none"} for name in POOLS}
 )
 def test_performer_creates_no_tensor_on_another_device(options: dict[str, Any]):
-    images = torch.randn(2, 2, 6, 4, device=AWAY)
+    images = torch.randn(2, 2, 6, 4, device=TEST_DEVICE)
     make = partial(Performer, (6, 4), 2, 3, dim=8, depth=1, heads=2, **options)
     check_module(make, lambda model: model(images))
 
@@ -263,7 +265,7 @@ def test_layer_works_without_float64(options: dict[str, Any]):
 
 @pytest.mark.usefixtures("without_float64")
 def test_polyphase_sampling_works_without_float64():
-    images = torch.randn(2, 2, 8, 8, device=AWAY)
+    images = torch.randn(2, 2, 8, 8, device=TEST_DEVICE)
     make = partial(
         Performer,
         8,
@@ -281,10 +283,10 @@ def test_polyphase_sampling_works_without_float64():
 
 
 def test_a_tensor_on_the_cpu_is_found():
-    tokens = torch.randn(2, 15, 8, device=AWAY)
-    for spoilt in (lambda: tokens * torch.arange(8), lambda: tokens @ torch.eye(8)):
+    tokens = torch.randn(2, 15, 8, device=TEST_DEVICE)
+    for faulty in (lambda: tokens * torch.arange(8), lambda: tokens @ torch.eye(8)):
         with pytest.raises(RuntimeError, match=r"two (different )?devices"):
-            spoilt()
+            faulty()
 
 
 def test_fake_tensors_are_not_cached():

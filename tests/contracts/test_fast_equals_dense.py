@@ -182,7 +182,7 @@ def test_float32_is_close_to_float64(case: Case, shape: tuple[int, ...]):
 
 @parametrize_by_kernel([case for case in FAST_CASES if not is_signed(case)])
 def test_large_queries_and_keys_are_accurate(case: Case):
-    # Features of large vectors differ by orders of magnitude, so that differences of sums would cancel.
+    # Features of large vectors differ by orders of magnitude, so differences of sums would cancel.
     relative = build_relative(
         case.relative, kernel=case.kernel, heads=3, dim=16, num_axes=2, max_distance=3
     )

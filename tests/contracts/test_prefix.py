@@ -66,7 +66,7 @@ def test_prefix_query_has_no_relative_weights(case: Case, num_prefix_tokens: int
     [case for case in EXACT if case.relative != "rotary" and is_weighted_mean(case.kernel)]
 )
 def test_prefix_key_has_a_relative_weight_of_one(case: Case):
-    """out = (S + κ_0 v_0) / (s + κ_0), with S and s the sums over placed keys of the dense weights."""
+    """out = (S + κ_0 v_0) / (s + κ_0), with the sums S and s over the keys on the grid."""
     prefix_value = 3.0
     query, key, _ = draw_inputs(1 + GRID.num_tokens)
     value = torch.zeros(2, 3, 1 + GRID.num_tokens, 1, dtype=torch.float64, device=DEVICE)
@@ -101,7 +101,7 @@ def test_a_class_token_with_a_position_is_found(pair: Case):
 
 
 def test_prefix_tokens_of_a_constant_kernel():
-    # With κ = 1 and log c(0) = a, each prefix token has the weight 1 and the cell has the weight e^a.
+    # With κ = 1 and log c(0) = a, a prefix token has the weight 1 and the cell has the weight e^a.
     query, key, value = draw_inputs(3, heads=1, dim_value=1)
     relative = build_relative("rotation", heads=1, dim=5, num_axes=1)
     assert isinstance(relative, FactorRelative)

@@ -46,7 +46,7 @@ BOUNDED_KERNELS = tuple(
 
 
 def build(num_axes: int, normalizer: str) -> Rotary:
-    """Return a kernel and a rotary with two rotated pairs, so that some features are not rotated."""
+    """Return a rotary kernel with two rotated pairs, so that some features are not rotated."""
     frequency = torch.randn(
         HEADS, 2, num_axes, generator=Generator().manual_seed(1), dtype=torch.float64
     )

@@ -1,4 +1,4 @@
-"""Custom kernels: backends equal the equation if kernels declare whether weights may be negative."""
+"""Custom kernels that declare whether their weights may be negative."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,6 +1,6 @@
-"""The transforms of torch.func and derivatives of derivatives, over every kernel × relative kernel × backend.
+"""Transforms of torch.func and second derivatives of every kernel, relative kernel and backend.
 
-Where torch has no rule for an operation, its error is held here, so that a change of either side is seen.
+If PyTorch does not support a transform of an operation, the test expects its error.
 """
 
 import dataclasses

@@ -129,7 +129,7 @@ def test_wrong_inputs_are_errors(unchecked_annotations: None):
         (
             (2, 15, 8),
             (Grid((15,)),),
-            "number of axes of grid or positions must be 2, .*got 1. Make the layer with num_axes=1",
+            "number of axes of grid or positions must be 2, .*got 1. Make the layer with num_axes",
         ),
     ):
         with pytest.raises(ValueError, match=message):
@@ -199,8 +199,11 @@ def test_step_refuses_other_states(unchecked_annotations: None):
 def test_wrong_num_queries_is_an_error():
     alone = "None"
     cases = (
-        ("rotation", 3, alone), ("clipped", 15, alone), (None, 0, "at least 1"), (None, 16, "a whole number up to 15"),
-    )  # fmt: skip
+        ("rotation", 3, alone),
+        ("clipped", 15, alone),
+        (None, 0, "at least 1"),
+        (None, 16, "a whole number up to 15"),
+    )
     for relative, num_queries, expected in cases:
         with pytest.raises(ValueError, match=rf"num_queries must be {expected}.*got {num_queries}"):
             build(relative=relative)(draw_tokens(15), GRID, None, 0, num_queries)

@@ -29,7 +29,7 @@ def draw_tokens(num_tokens: int, dim: int = 8, scale: float = 1.0) -> Tensor:
     return scale * torch.randn(2, num_tokens, dim, generator=torch.Generator().manual_seed(1))
 
 
-# Every content kernel and every relative kernel. tests/contracts check that all pairs are equivariant.
+# Every content kernel and every relative kernel. tests/contracts checks equivariance of all pairs.
 DIAGNOSED = [
     pair
     for pair in PAIRS
@@ -185,7 +185,7 @@ def test_the_recommended_number_of_features_gives_an_error_near_10_percent():
         {name: tensor for name, tensor in layer.state_dict().items() if "kernel." not in name},
         False,
     )
-    # The error falls more slowly than with the square root because its distribution has a heavy tail.
+    # The error falls more slowly than with the square root, because it has a heavy tail.
     assert median_error(more, tokens) == pytest.approx(0.1, rel=0.4)
 
 

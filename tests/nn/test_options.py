@@ -1,4 +1,4 @@
-"""Options of attention layers: declared and documented once, and passed on by layers that contain attention."""
+"""Options of attention layers, which layers and models that contain attention accept too."""
 
 import re
 from dataclasses import fields

@@ -157,16 +157,34 @@ def test_transforms_of_torch_func():
         (lambda: PolyphaseDownsample(2, select="largest"), "select must be one of.*got 'largest'"),
         (lambda: PolyphaseDownsample(2, select="learned"), "channels must be.*got None"),
         (lambda: PolyphaseDownsample(2, channels=3), "channels must be.*got 3"),
-        (lambda: PolyphaseDownsample(2, blur=4), "blur must be None, an odd number of cells.*got 4"),
+        (
+            lambda: PolyphaseDownsample(2, blur=4),
+            "blur must be None, an odd number of cells.*got 4",
+        ),
         (lambda: PolyphaseDownsample(2, blur="ideal", periodic=False), "blur must be.*got 'ideal'"),
-        (lambda: PolyphaseDownsample(2)(draw(1, 1, 7, 8)), r"inputs must have sides that are.*got shape \(1, 1, 7, 8\)"),
+        (
+            lambda: PolyphaseDownsample(2)(draw(1, 1, 7, 8)),
+            r"inputs must have sides that are.*got shape \(1, 1, 7, 8\)",
+        ),
         (lambda: PolyphasePatchEmbedding(3, 8, 0), "patch_size must be at least 1.*got 0"),
-        (lambda: PolyphasePatchEmbedding(3, 8, 2, select="fixed"), "select must be one of.*got 'fixed'"),
-        (lambda: PolyphasePatchEmbedding(1, 8, 4)(draw(1, 1, 8, 6).float()), "multiples of stride = "),
-        (lambda: PolyphaseUpsample(2)(draw(2, 1, 4, 4), torch.zeros(3).long()), "offset must have shape|offset must be"),
-        (lambda: PolyphaseUpsample(2)(draw(2, 1, 4, 4), torch.zeros(2)), "offset must be .*got torch.float32"),
+        (
+            lambda: PolyphasePatchEmbedding(3, 8, 2, select="fixed"),
+            "select must be one of.*got 'fixed'",
+        ),
+        (
+            lambda: PolyphasePatchEmbedding(1, 8, 4)(draw(1, 1, 8, 6).float()),
+            "multiples of stride = ",
+        ),
+        (
+            lambda: PolyphaseUpsample(2)(draw(2, 1, 4, 4), torch.zeros(3).long()),
+            "offset must have shape|offset must be",
+        ),
+        (
+            lambda: PolyphaseUpsample(2)(draw(2, 1, 4, 4), torch.zeros(2)),
+            "offset must be .*got torch.float32",
+        ),
     ],
-)  # fmt: skip
+)
 @pytest.mark.usefixtures("unchecked_annotations")
 def test_bad_input_is_an_error_that_names_it(make, message: str):
     with pytest.raises(ValueError, match=message):

@@ -152,7 +152,7 @@ class Measurement:
             math.prod(movement.seen_size(images.shape[2:])) * images.shape[1],
         )
         num_bytes = min(int(batch_size), entries) * size * images.element_size()
-        check_memory("batch_size", batch_size, num_bytes, "a batch of moved images")
+        check_memory("batch_size", batch_size, num_bytes, "moved images")
         check_memory("shifts", len(self.moved.shifts), entries * ENTRY_BYTES, "responses")
         self._function, self._output = function, output
         self._stride = None if stride is None else check_stride(stride, images.ndim - 2)
