@@ -56,13 +56,13 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[-\s]+", "-", heading) for heading in plain}
 
 
-def test_every_page_is_in_the_navigation_once_and_every_entry_is_a_page():
+def test_navigation_lists_every_page_once():
     notebooks = [name_of(path.with_suffix(".md")) for path in DOCS.rglob("*.ipynb")]
     assert sorted(NAV) == sorted([*map(name_of, PAGES), *notebooks])
 
 
 @pytest.mark.parametrize("concept", CONCEPTS)
-def test_every_kernel_has_a_page_that_names_its_file(concept):
+def test_every_kernel_has_a_page(concept):
     file = CONCEPTS[concept].__module__.removeprefix("teka.").replace(".", "/") + ".py"
     pages = [page for page in DERIVATIONS if file in code_files(page)]
     assert pages, f"no page says `Code: {file}`"
@@ -72,13 +72,13 @@ def test_every_kernel_has_a_page_that_names_its_file(concept):
 
 
 @pytest.mark.parametrize("page", DERIVATIONS, ids=name_of)
-def test_a_page_of_mathematics_names_files_that_exist_and_ends_with_its_sources(page):
+def test_math_pages_name_existing_files_and_sources(page):
     for file in code_files(page):
         assert (PACKAGE / file).is_file(), f"{name_of(page)} names {file}"
     assert re.search(r"\n## Sources\n\n- [^#]+$", TEXTS[page])
 
 
-def test_every_internal_link_resolves():
+def test_internal_links_resolve():
     notebooks = {path: path.read_text(encoding="utf-8") for path in DOCS.rglob("*.ipynb")}
     for page, text in {**TEXTS, **notebooks}.items():
         for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
@@ -89,7 +89,7 @@ def test_every_internal_link_resolves():
             )
 
 
-def test_every_formula_is_closed():
+def test_formulas_are_closed():
     for page in PAGES:
         text = re.sub(r"```.*?```|`[^`\n]*`", "", TEXTS[page], flags=re.DOTALL)
         displays = text.split("$$")
@@ -109,29 +109,27 @@ def run_code(page: str) -> dict[str, Any]:
     return names
 
 
-def test_the_ten_lines_of_the_first_page_run_and_are_exact():
+def test_code_of_the_first_page_runs():
     assert run_code("index.md")["error"].maximum < 1e-5
 
 
-def test_the_reference_names_every_command():
+def test_reference_lists_every_command():
     for command, (_, purpose) in COMMANDS.items():
         assert f"| `teka {command}` | {purpose} |\n" in TEXTS[DOCS / "api" / "cli.md"]
 
 
-def test_what_the_reference_documents_exists_and_has_a_docstring():
+def test_reference_entries_exist_and_have_docstrings():
     reference = "".join(text for page, text in TEXTS.items() if page.parent == DOCS / "api")
     paths = re.findall(r"^::: (\S+)$", reference, flags=re.MULTILINE)
     assert len(set(paths)) == len(paths) > 100
     for path in paths:
         module, _, attribute = path.rpartition(".")
-        found = getattr(importlib.import_module(module), attribute, None)
-        assert found is not None, path
-        assert found.__doc__, path
+        value = getattr(importlib.import_module(module), attribute, None)
+        assert value is not None, path
+        assert value.__doc__, path
 
 
-def test_the_kernel_of_one_s_own_runs_and_is_as_exact_as_it_says(
-    capsys: pytest.CaptureFixture[str],
-):
+def test_custom_kernel_example_is_accurate(capsys: pytest.CaptureFixture[str]):
     names = run_code("your_own_kernel.md")
     printed = [float(number) for number in capsys.readouterr().out.split()]
     assert len(printed) == 6
@@ -145,7 +143,7 @@ def test_the_kernel_of_one_s_own_runs_and_is_as_exact_as_it_says(
     assert names["output"].shape == (2, 64, 64)
 
 
-def test_every_system_of_the_papers_is_there_is_run_and_is_tested():
+def test_every_system_of_the_papers_has_code_and_tests():
     """Check that the third column names code or a command, and the last column a test file."""
     rows = re.findall(
         r"^\| (?!what|-)[^|]+\|[^|]+\| ([^|]+) \| `([^|`]+)` \|$",
@@ -157,16 +155,16 @@ def test_every_system_of_the_papers_is_there_is_run_and_is_tested():
         assert (ROOT / test).is_file(), test
         for code in re.findall(r"`([^`]+)`", run):
             if code.startswith("teka "):
-                name, *given = code.split()[1:]
+                name, *arguments = code.split()[1:]
                 module, _, attribute = COMMANDS[name][0].partition(":")
                 known = (
                     getattr(importlib.import_module(f"teka.cli.{module}"), attribute)
                     .make_parser()
                     .format_help()
                 )
-                assert all(f" {option} " in known for option in given if option.startswith("--")), (
-                    code
-                )
+                assert all(
+                    f" {option} " in known for option in arguments if option.startswith("--")
+                ), code
             elif code.startswith("teka."):
                 package, names = teka, code.partition("(")[0].split(".")[1:]
                 for place, part in enumerate(names):
@@ -191,7 +189,7 @@ def encode(place: float, frequency: float) -> Tensor:
 
 
 @given(angle, angle, angle, angle, angle)
-def test_lemma_1_holds_for_queries_by_keys_transposed(alpha, beta, frequency, here, there):
+def test_lemma_1_holds_for_query_key_products(alpha, beta, frequency, here, there):
     matrix = torch.tensor([[alpha, beta], [-beta, alpha]], dtype=torch.float64)
     phase = frequency * (here - there)
     product = encode(here, frequency) @ matrix @ encode(there, frequency)
@@ -200,7 +198,7 @@ def test_lemma_1_holds_for_queries_by_keys_transposed(alpha, beta, frequency, he
     )
 
 
-def test_lemma_1_fails_for_queries_transposed_by_keys():
+def test_lemma_1_fails_for_transposed_products():
     turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
     key = torch.diag(torch.tensor([1.0, 2.0], dtype=torch.float64))
     query = (turn @ key.inverse()).T
@@ -214,7 +212,7 @@ def test_lemma_1_fails_for_queries_transposed_by_keys():
 
 
 @given(st.floats(-1, 1), st.floats(-1, 1))
-def test_a_shift_turns_the_draw_of_the_joint_form(shift, alpha):
+def test_shift_rotates_the_draw_of_the_joint_form(shift, alpha):
     matrix = torch.tensor([[alpha, 0.7], [-0.7, alpha]], dtype=torch.float64)
     cosine, sine = math.cos(shift), math.sin(shift)
     turn = torch.tensor([[cosine, -sine], [sine, cosine]], dtype=torch.float64)
@@ -233,7 +231,7 @@ def moments_by_quadrature(estimate) -> tuple[float, float]:
 
 
 @given(angle.map(lambda x: x / 2), angle.map(lambda y: y / 2))
-def test_means_and_variances_of_random_features_are_as_stated(x, y):
+def test_means_and_variances_of_random_features(x, y):
     kernel, near, far = math.exp(x * y), (x - y) ** 2, (x + y) ** 2
     size = (x * x + y * y) / 2
     coefficient = -0.15
@@ -261,7 +259,7 @@ def test_means_and_variances_of_random_features_are_as_stated(x, y):
 
 
 @given(st.integers(1, 64), st.floats(0.1, 100))
-def test_the_optimal_coefficient_has_the_least_variance(dim, spread):
+def test_optimal_coefficient_minimizes_the_variance(dim, spread):
     rho = 2 * dim / (math.sqrt((2 * spread + dim) ** 2 + 8 * dim * spread) + 2 * spread + dim)
     assert dim / (1 + rho) - dim / (2 * rho) + spread == pytest.approx(
         0.0, abs=1e-9 * (dim + spread) / rho
@@ -269,7 +267,7 @@ def test_the_optimal_coefficient_has_the_least_variance(dim, spread):
     assert 0 < rho <= 1
 
 
-def test_draws_of_fixed_length_estimate_less_than_the_kernel():
+def test_draws_of_fixed_norm_underestimate_the_kernel():
     dim, square = (
         3,
         5.0,
@@ -283,7 +281,7 @@ def test_draws_of_fixed_length_estimate_less_than_the_kernel():
     assert sum(terms) < math.exp(square / 2)
 
 
-def test_the_best_shift_of_the_keys_is_the_sum_of_the_means():
+def test_best_key_shift_is_the_sum_of_the_means():
     x, y = normal(7, 3), normal(5, 3, seed=1) + 2
 
     def spread(shift: Tensor) -> float:
@@ -295,7 +293,7 @@ def test_the_best_shift_of_the_keys_is_the_sum_of_the_means():
     assert all(spread(best) < spread(best + step) for step in 0.1 * normal(20, 3, seed=2))
 
 
-def test_taylor_2_is_at_least_a_half_and_as_far_from_exp_as_stated():
+def test_error_of_taylor_2():
     logit = torch.linspace(-1, 1, 1001, dtype=torch.float64)
     kernel = 1 + logit + logit.square() / 2
     assert float(kernel.min()) == pytest.approx(0.5)
@@ -333,22 +331,22 @@ def rings_by_definition(values: Tensor, num_rings: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("shape", [(11,), (7, 5), (3, 2, 5)])
-def test_the_running_form_and_the_form_with_differences_give_the_rings(shape):
+def test_running_sums_and_differences_equal_the_rings(shape):
     values, num_rings = normal(*shape), 4
     rings = [values, *[torch.zeros_like(values)] * (num_rings - 1)]
     for axis in range(len(shape)):
         step = tuple(int(axis == other) for other in range(len(shape)))
-        back = tuple(-one for one in step)
+        back = tuple(-offset for offset in step)
         behind, ahead = [rings[0]], [torch.zeros_like(values)]
         for ring in range(1, num_rings):
             behind.append(rings[ring] + moved(behind[-1], step))
             ahead.append(moved(rings[ring - 1] + ahead[-1], back))
-        rings = [one + two for one, two in zip(behind, ahead, strict=True)]
-    for found, expected in zip(rings, rings_by_definition(values, num_rings), strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)
+        rings = [left + right for left, right in zip(behind, ahead, strict=True)]
+    for ring, expected in zip(rings, rings_by_definition(values, num_rings), strict=True):
+        torch.testing.assert_close(ring, expected, rtol=0, atol=1e-13)
 
 
-def test_the_four_sides_and_the_differences_give_the_rings_of_the_plane():
+def test_sides_and_differences_equal_the_rings_of_the_plane():
     num_rings, margin = 4, 8
     canvas = torch.zeros(5 + 2 * margin, 7 + 2 * margin, dtype=torch.float64)
     canvas[margin:-margin, margin:-margin] = normal(5, 7)
@@ -368,21 +366,21 @@ def test_the_four_sides_and_the_differences_give_the_rings_of_the_plane():
         )
         if ring >= 2:
             before = moved(rings[ring - 1], (1, 0)) + moved(rings[ring - 1], (-1, 0))
-            found = before - rings[ring - 2] + line[ring] - line[ring - 2]
-            torch.testing.assert_close(found[inner], rings[ring][inner], rtol=0, atol=1e-13)
+            sums = before - rings[ring - 2] + line[ring] - line[ring - 2]
+            torch.testing.assert_close(sums[inner], rings[ring][inner], rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize(
     ("num_axes", "size"), [(1, lambda r: 2), (2, lambda r: 4 * r), (3, lambda r: 4 * r * r + 2)]
 )
-def test_rings_hold_as_many_places_as_stated(num_axes, size):
+def test_number_of_cells_in_a_ring(num_axes, size):
     steps = torch.cartesian_prod(*[torch.arange(-4, 5)] * num_axes).reshape(-1, num_axes)
     counts = torch.bincount(steps.abs().sum(-1))
     assert [int(counts[ring]) for ring in (1, 2, 3, 4)] == [size(ring) for ring in (1, 2, 3, 4)]
 
 
 @given(st.integers(0, 10_000))
-def test_the_running_maximum_carries_a_causal_state(seed):
+def test_running_maximum_rescales_the_causal_state(seed):
     features, values = normal(6, 3, seed=seed).abs(), normal(6, 2, seed=seed + 1)
     log_scale = 50 * normal(6, seed=seed + 2)
     state, peak = (
@@ -404,7 +402,7 @@ def test_the_running_maximum_carries_a_causal_state(seed):
     "name",
     ["which_kernel.md", "which_kernel_tables.md", "linear_positions.md", "interval_coverage.md"],
 )
-def test_the_tables_of_kernels_are_those_of_the_studies_cells(name, monkeypatch):
+def test_kernel_tables_equal_the_study_results(name, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "studies")
     writer = importlib.import_module("tables")
     assert name in writer.TABLES
@@ -431,12 +429,12 @@ def test_jacobi_anger_is_negative_until_the_stated_order(sharpness, first):
     waves = [torch.cos(order * angles) for order in range(first + 4)]
     terms = [(truth * wave).mean() * wave * (2 if order else 1) for order, wave in enumerate(waves)]
     lowest = [float(torch.stack(terms[: order + 1]).sum(0).min()) for order in range(first + 4)]
-    assert all(one > 0 for one in lowest[first:])
+    assert all(value > 0 for value in lowest[first:])
     assert first == 1 or lowest[first - 1] < 0
 
 
 @pytest.mark.parametrize(("sharpness", "error"), [(1, 0.16), (2, 0.074), (4, 0.035)])
-def test_the_positive_stand_in_is_as_far_off_as_stated(sharpness, error):
+def test_error_of_the_positive_approximation(sharpness, error):
     cosine = torch.cos(torch.linspace(0, math.pi, 20_001, dtype=torch.float64))
     stand_in = ((1 + cosine) / 2) ** (2 * sharpness)
     assert float((stand_in - torch.exp(sharpness * (cosine - 1))).abs().max()) == pytest.approx(
@@ -444,15 +442,15 @@ def test_the_positive_stand_in_is_as_far_off_as_stated(sharpness, error):
     )
 
 
-def test_a_transform_errs_by_a_share_of_the_largest_sum():
+def test_fft_error_is_relative_to_the_largest_sum():
     side = 64
     offsets = torch.arange(side, dtype=torch.float64)
     kernel = torch.exp(-torch.minimum(offsets, side - offsets).square())
     values = torch.zeros(side, dtype=torch.float64)
     values[0] = 1.0
-    found = torch.fft.irfft(
+    actual = torch.fft.irfft(
         torch.fft.rfft(kernel.float()) * torch.fft.rfft(values.float()), n=side
     ).double()
-    assert float((found - kernel).abs().max()) < 1e-6
+    assert float((actual - kernel).abs().max()) < 1e-6
     # Beyond 20 cells, sums are at most e^−400 of the largest sum, which is 0 in float32.
-    assert float(((found - kernel).abs() / kernel)[20:26].min()) >= 1
+    assert float(((actual - kernel).abs() / kernel)[20:26].min()) >= 1
