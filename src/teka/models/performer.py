@@ -39,7 +39,7 @@ RELATIVE_OPTIONS = (
 
 
 class Performer(nn.Module):
-    """Classify signals, images or volumes with transformer blocks over pixels or patches.
+    """Transformer over pixels or patches that classifies signals, images or volumes.
 
     The stem turns the image into one token for each cell. With pool="class" a class token without
     a position precedes them. The last block then has no relative kernel, because only its class
@@ -81,18 +81,17 @@ class Performer(nn.Module):
         self.config = config
         stages = config.stages
         first, last = stages[0], stages[-1]
-        self.patch_size, self.periodic, self.num_stages = (
-            config.patch_size,
-            config.periodic,
-            len(stages),
-        )
-        self.in_channels, self.position = config.in_channels, config.position
+        self.patch_size = config.patch_size
+        self.periodic = config.periodic
+        self.num_stages = len(stages)
+        self.in_channels = config.in_channels
+        self.position = config.position
         self.pool = config.pool if config.head == "pooled" else None
         self.image_size: tuple[int, ...] = ()
-        self.only_size: tuple[int, ...] | None = None
+        self.fixed_image_size: tuple[int, ...] | None = None
         self.resize(config.image_size)
         if config.position == "absolute_table":
-            self.only_size = self.image_size
+            self.fixed_image_size = self.image_size
         num_axes = self.grid.num_axes
         self.align = None
         if config.subpixels > 1:
@@ -108,8 +107,8 @@ class Performer(nn.Module):
         if config.num_placed == 0 and config.position in RELATIVES:
             warnings.warn(
                 f"position={config.position!r} has no effect with depth=1 and pool='class': the "
-                "class token has no position, and nothing else is read of the last block; take "
-                "depth of at least 2 or pool='mean'",
+                "class token has no position, and it is all that is read of the last block. Use a "
+                "depth of at least 2 or pool='mean'.",
                 stacklevel=2,
             )
         self.blocks = nn.ModuleList(_make_blocks(config, num_axes))
@@ -150,8 +149,10 @@ class Performer(nn.Module):
             expected = f"sides that are multiples of patch_size = {self.patch_size}"
             if self.num_stages > 1:
                 expected += f" × {2 ** (self.num_stages - 1)} for {self.num_stages} stages"
-            if self.only_size is not None:
-                expected = f"{self.only_size}, for which position='absolute_table' has vectors"
+            if self.fixed_image_size is not None:
+                expected = (
+                    f"{self.fixed_image_size}, for which position='absolute_table' has vectors"
+                )
             raise wrong_value("image_size", image_size, expected)
         self.image_size = tuple(int(side) for side in sides)
         cells = [side // self.patch_size for side in sides]
@@ -164,7 +165,7 @@ class Performer(nn.Module):
         """Return True if the model can take images with these sides."""
         divisor = self.patch_size * 2 ** (self.num_stages - 1)
         is_multiple = not any(side % divisor for side in sides)
-        return is_multiple and self.only_size in (None, tuple(sides))
+        return is_multiple and self.fixed_image_size in (None, tuple(sides))
 
     @property
     def grid(self) -> Grid:

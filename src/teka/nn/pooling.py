@@ -72,7 +72,7 @@ class AttentionPool(nn.Module):
 
 
 class SpaceToDepth(nn.Module):
-    """Rearrange blocks of f × … × f cells into channels, with f = `factor`.
+    """Rearrangement of blocks of f × … × f cells into channels, with f = `factor`.
 
         y[c fⁿ + (t_1, …, t_n), i] = x[c, f i + t],   t in {0, …, f − 1}ⁿ in row-major order
 

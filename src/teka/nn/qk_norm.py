@@ -15,7 +15,7 @@ from teka.functional.shapes import KeyMask, Keys, Queries
 
 
 class PlainQueryKey(nn.Module):
-    """Leave queries and keys as they are.
+    """Queries and keys without normalization. Base class of the normalizations.
 
     Attributes:
         acts: Whether the module changes queries or keys.
@@ -39,7 +39,7 @@ class PlainQueryKey(nn.Module):
 
 
 class NormalizedQueryKey(PlainQueryKey):
-    """Divide queries and keys by their root mean square and multiply them by a learned gain.
+    """RMS normalization of queries and keys with a learned gain.
 
         x' = g ⊙ x / √(mean(x²))
 
@@ -70,10 +70,10 @@ def _normalize(vectors: Tensor, gain: Tensor) -> Tensor:
 
 
 class CentredQueryKey(PlainQueryKey):
-    """Subtract from the keys their mean over the kept keys of the same sample and head.
+    """Keys minus their mean over the kept keys of the same sample and head.
 
-    The softmax kernel does not change. A rectified kernel then sees keys in all directions. The
-    module is exactly equivariant to shifts, but not causal.
+    Attention with the softmax kernel does not change. For a rectified kernel, keys then point in
+    all directions. The module is exactly equivariant to shifts, but not causal.
     """
 
     acts = True

@@ -25,13 +25,15 @@ from teka.precision import to_widest_dtype
 
 SELECTIONS = ("norm", "learned", "fixed")
 SCORE_CHANNELS = 16
-INTEGER_BITS = 62  # Norms are summed as integers of so many bits.
-SELECTION_BLUR = 5  # Width of the binomial filter before the choice, with blur="ideal".
+# Norms are summed as integers with this number of bits.
+INTEGER_BITS = 62
+# Width of the binomial filter before the choice of an offset, with blur="ideal".
+SELECTION_BLUR = 5
 GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
 
 class PolyphaseDownsample(nn.Module):
-    """Keep every s-th cell of each axis, from an offset that depends on the content.
+    """Downsampling that keeps every s-th cell of each axis, at a content-dependent offset.
 
         y[n] = x[s·n + ĉ]
 
@@ -172,7 +174,7 @@ class PolyphaseDownsample(nn.Module):
 
 
 class PolyphaseUpsample(nn.Module):
-    """Put cells back where `PolyphaseDownsample` took them, with zeros between them.
+    """Upsampling that puts cells where `PolyphaseDownsample` took them, with zeros between them.
 
         x[s·n + ĉ] = y[n]
 
@@ -228,7 +230,7 @@ class PolyphaseUpsample(nn.Module):
 
 
 class PolyphasePatchEmbedding(nn.Module):
-    """Embed patches of p cells a side, starting at an offset that depends on the content.
+    """Embedding of patches of p cells a side that start at a content-dependent offset.
 
         z[n] = W x[p·n + ĉ + {0, …, p − 1}ⁿ] + b
 
@@ -376,7 +378,7 @@ def largest_coset(inputs: Tensor, stride: Sequence[int]) -> Int[Tensor, "batch"]
 
 
 class _Score(nn.Module):
-    """Score each coset by the mean over its cells of a network of two small convolutions."""
+    """Score of each coset: the mean over its cells of a small convolutional network."""
 
     def __init__(self, channels: int, num_axes: int) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ from teka.precision import without_autocast
 
 
 class AttentionDownsample(nn.Module):
-    """Downsample a grid by attention: every s-th cell attends to all fine cells.
+    """Downsampling of a grid by attention: every s-th cell attends to all fine cells.
 
         z[n] = q[n] + Attention(norm q → norm x)[n],   q[n] = W x[s·n + ĉ]
 
@@ -79,7 +79,7 @@ class AttentionDownsample(nn.Module):
 
 
 class AttentionUpsample(nn.Module):
-    """Upsample a grid by attention: every fine cell attends to the coarse cells at s·n + ĉ.
+    """Upsampling of a grid by attention: every fine cell attends to the coarse cells at s·n + ĉ.
 
         x[n] = f[n] + Attention(norm f → norm z)[n]
 
@@ -203,7 +203,7 @@ class _GridAttention(nn.Module):
 
 
 class SubpixelAlignment(nn.Module):
-    """Align inputs to a fraction of a cell that depends on their content.
+    """Alignment of inputs to a fraction of a cell that depends on their content.
 
         z[n] = x̂[n + ĉ/k],   ĉ = argmax_c Σ_n (x̂[n + c/k] − mean)⁴
 
