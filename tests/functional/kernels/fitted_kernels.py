@@ -44,10 +44,10 @@ def attention_matrix(
 
 
 def softmax_error(kernel: Kernel, query: Tensor, key: Tensor, *, scale: float) -> float:
-    """Mean over the rows of the L1 distance between the kernel's attention matrix and that of softmax."""
-    found = attention_matrix(kernel, query, key, scale=scale)
-    truth = attention_matrix(Softmax(), query, key, scale=scale)
-    return float((found - truth).abs().sum(dim=-1).mean())
+    """Return the mean L1 distance of the attention weights of a query from those of softmax."""
+    actual = attention_matrix(kernel, query, key, scale=scale)
+    reference = attention_matrix(Softmax(), query, key, scale=scale)
+    return float((actual - reference).abs().sum(dim=-1).mean())
 
 
 def draw_vectors(

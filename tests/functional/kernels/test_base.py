@@ -19,32 +19,32 @@ ALL_MODES = (*KERNELS, *OTHER_MODES)
 FEATURE_KERNELS = [name for name in KERNELS if isinstance(make_kernel(name, 5), FeatureKernel)]
 
 
-def test_a_name_makes_the_kernel_of_that_name():
+def test_make_kernel_by_name():
     assert all(make_kernel(name, 5).name == name for name in KERNELS)
 
 
-def test_the_registries_hold_what_the_design_names():
+def test_registries_hold_all_kernels():
     assert set(RANDOM_KERNELS) == {"positive", "trigonometric", "hyperbolic", "optimal"}
     expected = {"softmax", "squared_relu", "constant", "taylor2", "relu", "elu", "focused"}
     assert set(DETERMINISTIC_KERNELS) == expected | {"gaussian", "dot_product", "concatenation"}
     assert set(LEARNED_KERNELS) == {"hedgehog"}
 
 
-def test_an_instance_is_itself():
+def test_instance_is_returned_unchanged():
     kernel = SquaredRelu(0.1)
     assert make_kernel(kernel, 5) is kernel
 
 
-def test_random_features_by_name_have_the_default_number_and_the_same_draw_every_time():
+def test_random_kernels_by_name_are_reproducible():
     for name, kind in RANDOM_KERNELS.items():
-        one, other = make_kernel(name, 8), make_kernel(name, 8)
-        assert isinstance(one, kind)
-        assert isinstance(other, kind)
-        assert one.projection.shape == (16, 8)
-        assert torch.equal(one.projection, other.projection)
+        first, second = make_kernel(name, 8), make_kernel(name, 8)
+        assert isinstance(first, kind)
+        assert isinstance(second, kind)
+        assert first.projection.shape == (16, 8)
+        assert torch.equal(first.projection, second.projection)
 
 
-def test_the_default_number_of_features_is_d_ln_d_rounded_down_and_at_least_one():
+def test_default_num_features():
     assert [default_num_features(dim) for dim in (1, 2, 32, 48)] == [1, 1, 110, 185]
     assert default_num_features(64) == math.floor(64 * math.log(64))
 
@@ -57,13 +57,13 @@ def test_the_default_number_of_features_is_d_ln_d_rounded_down_and_at_least_one(
         (Positive, "a name or an inst"),
     ],
 )
-def test_what_is_no_kernel_is_refused(kernel: Any, message: str, unchecked_annotations: None):
+def test_invalid_kernels_raise(kernel: Any, message: str, unchecked_annotations: None):
     with pytest.raises(ValueError, match=message):
         make_kernel(kernel, 5)
 
 
 @pytest.mark.parametrize("name", FEATURE_KERNELS)
-def test_it_has_as_many_features_and_as_negative_weights_as_it_says(name: str):
+def test_declared_number_and_sign_of_features(name: str):
     query, key, _ = draw_inputs(50, scale=2.0)
     kernel = make_kernel(name, 5)
     assert isinstance(kernel, FeatureKernel)
@@ -75,7 +75,7 @@ def test_it_has_as_many_features_and_as_negative_weights_as_it_says(name: str):
     assert bool((features @ key_features.transpose(-2, -1) >= 0).all()) == kernel.nonnegative
 
 
-def test_a_kernel_is_not_assumed_to_be_nonnegative():
+def test_kernels_are_signed_by_default():
     class Undeclared(FeatureKernel):
         num_features = Elu.num_features
         query_features = Elu.query_features
@@ -86,7 +86,7 @@ def test_a_kernel_is_not_assumed_to_be_nonnegative():
 
 
 @pytest.mark.parametrize("name", ALL_MODES)
-def test_a_sample_does_not_depend_on_its_batch_mates_nor_a_head_on_another(name: str):
+def test_samples_and_heads_are_independent(name: str):
     query, key, _ = draw_inputs(6)
     kernel = build(name, 5)
     together = attention_matrix(kernel, query, key, scale=0.4)
@@ -97,7 +97,7 @@ def test_a_sample_does_not_depend_on_its_batch_mates_nor_a_head_on_another(name:
 
 
 @pytest.mark.parametrize("name", ALL_MODES)
-def test_what_is_masked_counts_neither_as_a_weight_nor_in_a_statistic(name: str):
+def test_masked_tokens_affect_neither_weights_nor_statistics(name: str):
     query, key, _ = draw_inputs(6)
     mask, query_mask, kernel = draw_mask(2, 6), draw_mask(2, 6, seed=1), build(name, 5)
     masks = {"key_mask": mask, "query_mask": query_mask}
@@ -111,7 +111,7 @@ def test_what_is_masked_counts_neither_as_a_weight_nor_in_a_statistic(name: str)
 
 
 @pytest.mark.parametrize("name", FEATURE_KERNELS)
-def test_the_causal_features_of_a_key_do_not_depend_on_other_keys(name: str):
+def test_causal_key_features_depend_on_one_key(name: str):
     _, key, _ = draw_inputs(6)
     kernel = make_kernel(name, 5)
     assert isinstance(kernel, FeatureKernel)
@@ -121,15 +121,15 @@ def test_the_causal_features_of_a_key_do_not_depend_on_other_keys(name: str):
     other_features, other_log_scale = kernel.causal_key_features(changed, scale=0.4)
     assert torch.equal(other_features[:, :, 3], features[:, :, 3])
     # None is a logarithm of 0 for every key.
-    one, other = (
+    log_scale_values, other = (
         torch.zeros_like(key[..., 0]) if given is None else given
         for given in (log_scale, other_log_scale)
     )
-    assert torch.equal(other[:, :, 3], one[:, :, 3])
+    assert torch.equal(other[:, :, 3], log_scale_values[:, :, 3])
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_causal_weights_are_the_others_up_to_each_query_s_own_place(name: str):
+def test_causal_weights_are_lower_triangular(name: str):
     query, key, _ = draw_inputs(6)
     mask, kernel = draw_mask(2, 6), make_kernel(name, 5)
     mask[:, :3] = torch.tensor([[True, True, False], [False, False, True]])
@@ -144,9 +144,7 @@ def test_causal_weights_are_the_others_up_to_each_query_s_own_place(name: str):
 
 
 @pytest.mark.parametrize("name", ALL_MODES)
-def test_weights_and_gradients_are_finite_in_float32_at_unit_scale_and_at_thirty_times_it(
-    name: str,
-):
+def test_weights_and_gradients_are_finite_for_large_inputs(name: str):
     for factor in (1.0, 30.0):
         query, key, _ = (
             tensor.requires_grad_() for tensor in draw_inputs(7, scale=factor, dtype=torch.float32)
@@ -159,7 +157,7 @@ def test_weights_and_gradients_are_finite_in_float32_at_unit_scale_and_at_thirty
 
 
 @pytest.mark.parametrize("name", ALL_MODES)
-def test_gradients_are_finite_where_queries_and_keys_are_zero(name: str):
+def test_gradients_are_finite_for_zero_vectors(name: str):
     query, key, _ = draw_inputs(7)
     query[:, :, 2], key[:, :, 3] = 0.0, 0.0
     query.requires_grad_()
@@ -170,14 +168,14 @@ def test_gradients_are_finite_where_queries_and_keys_are_zero(name: str):
 
 
 @pytest.mark.parametrize("name", ["squared_relu", "focused", "relu"])
-def test_a_rectified_kernel_takes_a_floor(name: str):
+def test_with_floor(name: str):
     assert with_floor(name, 0.25) == DETERMINISTIC_KERNELS[name](epsilon=0.25)  # pyright: ignore[reportCallIssue]
 
 
 @pytest.mark.parametrize(
     "kernel", ["softmax", "positive", "hedgehog", "no such", SquaredRelu()], ids=str
 )
-def test_a_kernel_without_a_floor_is_refused(kernel: Any):
+def test_with_floor_raises_for_other_kernels(kernel: Any):
     with pytest.raises(
         ValueError, match=r"epsilon must be None with kernel=.*got 0\.25\. kernel='squared_relu'"
     ):

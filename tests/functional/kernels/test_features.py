@@ -41,7 +41,7 @@ from teka.functional.kernels.features import second_order_features
 from teka.functional.positions import Positions
 
 
-def test_its_weights_are_the_formula_in_loops():
+def test_softmax_weights_equal_formula():
     query, key, _ = draw_inputs(6)
     log_relative = torch.randn(
         2, 3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
@@ -64,13 +64,13 @@ def test_its_weights_are_the_formula_in_loops():
                 assert relative_error(weights[batch, head, i], expected) < 1e-12
 
 
-def test_it_has_no_overflow():
+def test_softmax_does_not_overflow():
     query, key, _ = draw_inputs(6, scale=1e4)
     assert torch.isfinite(Softmax().weights(query, key, scale=1.0)).all()
 
 
 @pytest.mark.parametrize("key_shift", ["none", "mean"])
-def test_its_weights_are_the_formula_in_loops_of_taylor2(key_shift: Any):
+def test_taylor2_weights_equal_formula(key_shift: Any):
     query, key, _ = draw_inputs(6)
     mask = draw_mask(2, 6)
     kernel = fit(Taylor2(key_shift), query, key, scale=0.4, key_mask=mask)
@@ -86,7 +86,7 @@ def test_its_weights_are_the_formula_in_loops_of_taylor2(key_shift: Any):
 
 
 @given(dim=st.integers(1, 9), tokens=st.integers(1, 5), seed=st.integers(0, 2**32))
-def test_products_of_features_are_the_weights(dim: int, tokens: int, seed: int):
+def test_taylor2_feature_products_equal_weights(dim: int, tokens: int, seed: int):
     query, key = draw_vectors(2, 2, 3, tokens, dim, seed=seed)
     kernel = Taylor2()
     products = kernel.query_features(query, scale=0.4) @ kernel.key_features(
@@ -97,29 +97,29 @@ def test_products_of_features_are_the_weights(dim: int, tokens: int, seed: int):
 
 
 @pytest.mark.parametrize("entries", [[2.0], [2.0, 3.0], [2.0, 3.0, 5.0, 7.0, 11.0]])
-def test_features_are_the_product_of_every_pair_once(entries: list[float]):
+def test_second_order_features_hold_each_pair_once(entries: list[float]):
     pairs = itertools.combinations([1.0, *entries], 2)
     expected = [
         1.0,
         *(entry**2 / math.sqrt(2) for entry in entries),
-        *(one * other for one, other in pairs),
+        *(left * right for left, right in pairs),
     ]
     features = second_order_features(torch.tensor(entries, dtype=torch.float64))
     assert sorted(features.tolist()) == pytest.approx(sorted(expected), rel=1e-12)
 
 
-def test_it_has_one_and_d_and_d_times_d_plus_one_half_features_but_dense_vectors_of_size_d():
+def test_taylor2_sizes():
     assert Taylor2().num_features(16) == 153
     assert Taylor2().dense_size(16) == 16
 
 
 @given(seed=st.integers(0, 2**32), deviation=st.floats(0.01, 30.0))
-def test_no_weight_is_below_one_half(seed: int, deviation: float):
+def test_taylor2_weights_are_at_least_one_half(seed: int, deviation: float):
     query, key = draw_vectors(2, 2, 3, 6, 5, seed=seed, deviation=deviation)
     assert Taylor2().weights(query, key, scale=0.4).min() >= 0.5
 
 
-def test_with_its_mean_taken_out_a_vector_added_to_all_keys_changes_nothing():
+def test_taylor2_with_key_shift_ignores_common_key_offset():
     query, key, _ = draw_inputs(6)
     kernel = Taylor2("mean")
     moved = attention_matrix(kernel, query, key + 3.0, scale=0.4)
@@ -128,18 +128,18 @@ def test_with_its_mean_taken_out_a_vector_added_to_all_keys_changes_nothing():
     assert relative_error(attention_matrix(Taylor2(), query, key + 3.0, scale=0.4), plain) > 1e-3
 
 
-def test_taking_the_mean_out_brings_it_nearer_to_softmax():
+def test_key_shift_reduces_taylor2_error():
     query, key = (draw_vectors(1, 2, 64, 16, seed=seed, deviation=0.7, mean=0.5) for seed in (1, 2))
     centred = softmax_error(Taylor2("mean"), query, key, scale=0.25)
     assert centred < 0.5 * softmax_error(Taylor2(), query, key, scale=0.25)
 
 
-def test_its_error_to_softmax_is_the_known_one():
+def test_taylor2_error_to_softmax():
     query, key = (draw_vectors(1, 8, 256, 16, seed=seed) for seed in (1, 2))
     assert softmax_error(Taylor2(), query, key, scale=0.25) == pytest.approx(0.2, rel=0.08)
 
 
-def test_gradients_pass_through_the_mean():
+def test_key_shift_gradients():
     query, key, _ = draw_inputs(4, batch=1, heads=2, dim=3)
 
     def weights(key: torch.Tensor) -> torch.Tensor:
@@ -148,7 +148,7 @@ def test_gradients_pass_through_the_mean():
     assert torch.autograd.gradcheck(weights, key.requires_grad_())
 
 
-def test_a_mean_is_refused_where_it_would_hold_later_keys_or_was_not_taken():
+def test_key_shift_raises_if_causal_or_not_fitted():
     query, key, _ = draw_inputs(6)
     kernel = Taylor2("mean")
     fitted = kernel.fitted(query, key, scale=0.4, query_mask=None, key_mask=None)
@@ -163,7 +163,7 @@ def test_a_mean_is_refused_where_it_would_hold_later_keys_or_was_not_taken():
         kernel.key_features(key, scale=0.4)
 
 
-def test_an_unknown_shift_is_refused(unchecked_annotations: None):
+def test_unknown_key_shift_raises(unchecked_annotations: None):
     unknown: Any = "means"
     with pytest.raises(
         ValueError, match=r"key_shift must be one of .*got 'means'.*Did you mean 'mean'"
@@ -184,32 +184,35 @@ def build_learned(heads: int = HEADS) -> Hedgehog:
     )
 
 
-def test_its_weights_are_the_formula_in_loops_of_hedgehog():
+def test_hedgehog_weights_equal_formula():
     query, key, _ = draw_inputs(6)
     mask, kernel = draw_mask(2, 6), build_learned()
     weights = kernel.weights(query, key, scale=DIM**-0.5, key_mask=mask)
 
     def features(vector: Tensor, weight: Tensor, bias: Tensor) -> list[float]:
-        mapped = [float(row @ vector + one) for row, one in zip(weight, bias, strict=True)]
-        exponentials = [math.exp(one) for one in (*mapped, *(-one for one in mapped))]
-        return [one / sum(exponentials) for one in exponentials]
+        projected = [float(row @ vector + value) for row, value in zip(weight, bias, strict=True)]
+        exponentials = [math.exp(value) for value in (*projected, *(-value for value in projected))]
+        return [value / sum(exponentials) for value in exponentials]
 
     for batch in range(2):
         for head in range(HEADS):
             for i in range(6):
-                of_query = features(
+                query_features = features(
                     query[batch, head, i], kernel.query_weight[head], kernel.query_bias[head]
                 )
                 for j in range(6):
-                    of_key = features(
+                    key_features = features(
                         key[batch, head, j], kernel.key_weight[head], kernel.key_bias[head]
                     )
-                    expected = sum(one * other for one, other in zip(of_query, of_key, strict=True))
-                    found = float(weights[batch, head, i, j])
-                    assert found == pytest.approx(expected if mask[batch, j] else 0.0, rel=1e-12)
+                    expected = sum(
+                        left * right
+                        for left, right in zip(query_features, key_features, strict=True)
+                    )
+                    actual = float(weights[batch, head, i, j])
+                    assert actual == pytest.approx(expected if mask[batch, j] else 0.0, rel=1e-12)
 
 
-def test_the_scale_is_as_if_queries_and_keys_were_longer_and_its_default_changes_nothing():
+def test_hedgehog_scale_multiplies_vectors():
     query, _, _ = draw_inputs(6)
     kernel = build_learned()
     longer = kernel.query_features(1.7 * query, scale=DIM**-0.5)
@@ -218,9 +221,7 @@ def test_the_scale_is_as_if_queries_and_keys_were_longer_and_its_default_changes
 
 @pytest.mark.parametrize("factor", [0.0, 1.0, 1e4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_features_are_positive_and_add_up_to_one_for_vectors_of_any_size(
-    factor: float, dtype: torch.dtype
-):
+def test_hedgehog_features_are_a_distribution(factor: float, dtype: torch.dtype):
     query, key, _ = (factor * tensor for tensor in draw_inputs(6, dtype=dtype))
     kernel = build_learned()
     for features in (kernel.query_features(query, scale=0.4), kernel.key_features(key, scale=0.4)):
@@ -229,7 +230,7 @@ def test_features_are_positive_and_add_up_to_one_for_vectors_of_any_size(
         assert (features.sum(dim=-1) - 1).abs().max() < 1e-5
 
 
-def test_by_name_it_is_the_identity_in_every_head():
+def test_hedgehog_by_name_starts_from_identity():
     kernel = make_kernel("hedgehog", 4)
     assert isinstance(kernel, Hedgehog)
     assert torch.equal(kernel.query_weight, torch.eye(4)[None])
@@ -240,15 +241,16 @@ def test_by_name_it_is_the_identity_in_every_head():
     assert relative_error(kernel.query_features(query, scale=0.5), expected) < 1e-12
 
 
-def test_one_map_for_all_heads_is_the_same_map_in_each():
+def test_hedgehog_shared_weights_broadcast_over_heads():
     query = draw_inputs(6)[0]
-    one = build_learned(heads=1)
-    many = Hedgehog(*(getattr(one, name).repeat_interleave(HEADS, dim=0) for name in TENSORS))
-    features = [kernel.query_features(query, scale=0.4) for kernel in (one, many)]
+    shared = build_learned(heads=1)
+    many = Hedgehog(*(getattr(shared, name).repeat_interleave(HEADS, dim=0) for name in TENSORS))
+    features = [kernel.query_features(query, scale=0.4) for kernel in (shared, many)]
     assert relative_error(*features) < 1e-14
 
 
-# Every evaluation with a backward pass of its own, and those by autograd: in tiles, in chunks, on wrapped axes.
+# Every evaluation with a backward pass of its own, and those by autograd: in tiles, in chunks, on
+# wrapped axes.
 EVALUATIONS = [
     pytest.param(None, "dense", Grid(11), 0, id="every pair"),
     pytest.param(None, "linear", Grid(11), 0, id="sums over keys"),
@@ -265,7 +267,7 @@ EVALUATIONS = [
 
 
 def build(relative: str | None, num_axes: int) -> Relative | None:
-    """A relative kernel for queries and keys, or for the features, which are not as many as the identity's."""
+    """Build a relative kernel, with frequencies for the features if it is rotary."""
     if relative == "rotary":
         generator = torch.Generator().manual_seed(5)
         return Rotary.draw(
@@ -282,7 +284,7 @@ def gradients(output: Tensor, leaves: dict[str, Tensor]) -> list[Tensor]:
 
 @pytest.mark.parametrize("masked", [False, True], ids=["all keys", "some keys"])
 @pytest.mark.parametrize(("relative", "backend", "grid", "num_prefix_tokens"), EVALUATIONS)
-def test_what_each_head_learns_is_the_equations_gradient_by_every_evaluation(
+def test_hedgehog_gradients_equal_reference_for_every_backend(
     relative: str | None, backend: str, grid: Grid, num_prefix_tokens: int, masked: bool
 ):
     num_tokens = num_prefix_tokens + grid.num_tokens
@@ -302,20 +304,20 @@ def test_what_each_head_learns_is_the_equations_gradient_by_every_evaluation(
     positions = Positions(grid, num_prefix_tokens=num_prefix_tokens)
     keep = None if mask is None else mask[:, None]
     expected = reference_attention(inputs, kernel, built, positions, scale=DIM**-0.5, keep=keep)
-    for one, other in zip(gradients(output, leaves), gradients(expected, leaves), strict=True):
-        assert (other.flatten(1).norm(dim=-1) > 1e-4).all()
-        assert relative_error(one, other) < 1e-10
+    for gradient, reference in zip(
+        gradients(output, leaves), gradients(expected, leaves), strict=True
+    ):
+        assert (reference.flatten(1).norm(dim=-1) > 1e-4).all()
+        assert relative_error(gradient, reference) < 1e-10
 
 
 @pytest.mark.parametrize("relative", [None, "clipped", "fourier"])
-def test_what_each_head_learns_from_a_sequence_is_the_same_in_chunks_and_token_by_token(
-    relative: str | None,
-):
+def test_hedgehog_causal_gradients_agree(relative: str | None):
     num_tokens = 139  # more than a chunk
     inputs = draw_inputs(num_tokens, heads=HEADS, dim=DIM)
     kernel, leaves = with_leaves(build_learned())
     built = build(relative, 1)
-    found = []
+    actual = []
     for backend in ("dense", "rings" if relative == "clipped" else "linear"):
         output = attention(
             *inputs,
@@ -325,16 +327,16 @@ def test_what_each_head_learns_from_a_sequence_is_the_same_in_chunks_and_token_b
             is_causal=True,
             backend=backend,
         )
-        found.append([output, *gradients(output, leaves)])
+        actual.append([output, *gradients(output, leaves)])
     steps, state = [], None
     for token in range(num_tokens):
-        query, key, value = (one[:, :, token : token + 1] for one in inputs)
+        query, key, value = (tensor[:, :, token : token + 1] for tensor in inputs)
         output, state = decode(query, key, value, state, kernel=kernel, relative=built)
         steps.append(output)
     together = torch.cat(steps, dim=2)
-    found.append([together, *gradients(together, leaves)])
-    for other in found[1:]:
-        assert max(relative_error(*pair) for pair in zip(other, found[0], strict=True)) < 1e-10
+    actual.append([together, *gradients(together, leaves)])
+    for other in actual[1:]:
+        assert max(relative_error(*pair) for pair in zip(other, actual[0], strict=True)) < 1e-10
 
 
 @pytest.mark.parametrize(
@@ -346,7 +348,7 @@ def test_what_each_head_learns_from_a_sequence_is_the_same_in_chunks_and_token_b
         ({"key_bias": torch.ones(HEADS, MAPS + 1)}, "key_bias must have"),
     ],
 )
-def test_tensors_that_do_not_fit_each_other_are_refused(
+def test_hedgehog_tensors_of_different_sizes_raise(
     changed: dict[str, Tensor], message: str, unchecked_annotations: None
 ):
     with pytest.raises(ValueError, match=message):
@@ -356,13 +358,15 @@ def test_tensors_that_do_not_fit_each_other_are_refused(
 @pytest.mark.parametrize(
     ("heads", "dim"), [(HEADS + 1, DIM), (HEADS, DIM + 1)], ids=["more heads", "a larger size"]
 )
-def test_queries_that_do_not_fit_it_are_refused(heads: int, dim: int, unchecked_annotations: None):
+def test_hedgehog_raises_for_queries_of_another_size(
+    heads: int, dim: int, unchecked_annotations: None
+):
     inputs = draw_inputs(6, heads=heads, dim=dim)
     with pytest.raises(ValueError, match="query_weight must have"):
         attention(*inputs, kernel=build_learned())
 
 
-def test_its_weights_are_the_formula_in_loops_of_elu():
+def test_elu_weights_equal_formula():
     query, key, _ = draw_inputs(6)
     mask = draw_mask(2, 6)
     weights = Elu().weights(query, key, scale=0.4, key_mask=mask)
@@ -382,27 +386,30 @@ def test_its_weights_are_the_formula_in_loops_of_elu():
                     assert float(weights[batch, head, i, j]) == pytest.approx(expected, rel=1e-12)
 
 
-def test_it_is_elu_plus_one_and_so_is_its_gradient():
+def test_elu_features_and_gradients_equal_torch():
     vectors = draw_inputs(6)[0]
     vectors[..., 0] = 0.0
-    one, other = (vectors.clone().requires_grad_() for _ in range(2))
-    features, expected = Elu().query_features(one, scale=1.0), torch.nn.functional.elu(other) + 1
+    inputs, reference_inputs = (vectors.clone().requires_grad_() for _ in range(2))
+    features, expected = (
+        Elu().query_features(inputs, scale=1.0),
+        torch.nn.functional.elu(reference_inputs) + 1,
+    )
     assert relative_error(features, expected) < 1e-12
     gradients = [
         torch.autograd.grad(of.square().sum(), by)[0]
-        for of, by in ((features, one), (expected, other))
+        for of, by in ((features, inputs), (expected, reference_inputs))
     ]
     assert relative_error(*gradients) < 1e-12
 
 
-def test_small_features_keep_their_digits_and_none_is_zero():
+def test_small_elu_features_are_accurate_and_positive():
     query = torch.tensor([-20.0, -30.0, -1e4]).reshape(1, 1, 1, 3)
     features = Elu().query_features(query, scale=1.0)
     expected = torch.tensor([math.exp(-20), math.exp(-30), math.exp(LOWEST_EXPONENT)])
     assert (features[0, 0, 0] / expected - 1).abs().max() < 1e-5
 
 
-def test_its_features_are_one_and_zero_where_masked():
+def test_constant_features():
     query, key, _ = draw_inputs(6)
     mask = draw_mask(2, 6)
     assert torch.equal(
@@ -413,7 +420,7 @@ def test_its_features_are_one_and_zero_where_masked():
     assert Constant().num_features(5) == 1
 
 
-def test_alone_it_gives_the_mean_of_the_values():
+def test_constant_kernel_averages_values():
     query, key, value = draw_inputs(6)
     output = attention(query, key, value, kernel="constant")
     assert relative_error(output, value.mean(dim=2, keepdim=True).expand_as(output)) < 1e-12

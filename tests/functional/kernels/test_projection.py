@@ -11,9 +11,7 @@ from teka.functional import PROJECTIONS, draw_projection
 
 @pytest.mark.parametrize("projection", PROJECTIONS)
 @given(num_features=st.integers(1, 23), dim=st.integers(1, 7), seed=st.integers(0, 2**32))
-def test_a_projection_has_its_size_and_is_the_same_from_the_same_generator(
-    projection: str, num_features: int, dim: int, seed: int
-):
+def test_projection_shape_and_seed(projection: str, num_features: int, dim: int, seed: int):
     draws = [
         draw_projection(
             num_features, dim, generator=Generator().manual_seed(seed), projection=projection
@@ -27,7 +25,7 @@ def test_a_projection_has_its_size_and_is_the_same_from_the_same_generator(
 
 @pytest.mark.parametrize("projection", ["orthogonal", "fixed_norm"])
 @given(num_features=st.integers(1, 23), dim=st.integers(1, 7))
-def test_rows_of_one_block_are_orthogonal(projection: str, num_features: int, dim: int):
+def test_rows_of_a_block_are_orthogonal(projection: str, num_features: int, dim: int):
     drawn = draw_projection(
         num_features, dim, generator=Generator().manual_seed(0), projection=projection
     )
@@ -38,13 +36,13 @@ def test_rows_of_one_block_are_orthogonal(projection: str, num_features: int, di
 
 
 @given(num_features=st.integers(1, 23), dim=st.integers(1, 7), seed=st.integers(0, 2**32))
-def test_rows_of_fixed_norm_have_length_root_d(num_features: int, dim: int, seed: int):
+def test_fixed_norm_rows_have_length_root_d(num_features: int, dim: int, seed: int):
     generator = Generator().manual_seed(seed)
     drawn = draw_projection(num_features, dim, generator=generator, projection="fixed_norm")
     assert (drawn.norm(dim=-1) - math.sqrt(dim)).abs().max() < 1e-12
 
 
-def test_rows_of_fixed_norm_point_everywhere_alike():
+def test_fixed_norm_directions_are_uniform():
     generator = Generator().manual_seed(0)
     drawn = torch.cat(
         [draw_projection(7, 5, generator=generator, projection="fixed_norm") for _ in range(1500)]
@@ -53,16 +51,17 @@ def test_rows_of_fixed_norm_point_everywhere_alike():
     assert (drawn.T @ drawn / len(drawn) - torch.eye(5)).abs().max() < 0.06
 
 
-def test_features_of_fixed_norm_are_biased_downwards():
+def test_fixed_norm_features_are_biased_downwards():
     total = torch.tensor([0.9, -0.4, 1.3], dtype=torch.float64)
     generator = Generator().manual_seed(0)
     drawn = torch.cat(
         [draw_projection(3, 3, generator=generator, projection="fixed_norm") for _ in range(3000)]
     )
-    found = torch.exp(drawn @ total).mean()
-    # E exp(wᵀz) over directions in three dimensions is sinh(√3 ‖z‖) / (√3 ‖z‖), and for w ~ N(0, I) exp(‖z‖²/2).
+    actual = torch.exp(drawn @ total).mean()
+    # E exp(wᵀz) over directions in three dimensions is sinh(√3 ‖z‖) / (√3 ‖z‖), and for w ~ N(0, I)
+    # exp(‖z‖²/2).
     length = math.sqrt(3) * float(total.norm())
-    assert float(found) == pytest.approx(math.sinh(length) / length, rel=0.05)
+    assert float(actual) == pytest.approx(math.sinh(length) / length, rel=0.05)
     assert math.sinh(length) / length < math.exp(float(total @ total) / 2)
 
 
@@ -72,7 +71,8 @@ def test_every_row_is_standard_normal(projection: str):
     drawn = torch.cat(
         [draw_projection(7, 5, generator=generator, projection=projection) for _ in range(1500)]
     )
-    # 52,500 numbers: standard errors of .004 for the mean, .006 for the variance and .02 for the fourth moment.
+    # 52,500 numbers: standard errors of .004 for the mean, .006 for the variance and .02 for the
+    # fourth moment.
     assert abs(drawn.mean()) < 0.02
     assert drawn.square().mean() == pytest.approx(1, abs=0.03)
     assert drawn.pow(4).mean() == pytest.approx(3, abs=0.2)
@@ -82,7 +82,7 @@ def test_every_row_is_standard_normal(projection: str):
     assert drawn.square().sum(dim=1).var() == pytest.approx(10, rel=0.08)
 
 
-def test_a_generator_moves_on_from_draw_to_draw():
+def test_generator_advances_between_draws():
     generator = Generator().manual_seed(0)
     assert not torch.equal(
         draw_projection(3, 4, generator=generator), draw_projection(3, 4, generator=generator)
@@ -100,7 +100,7 @@ def test_a_generator_moves_on_from_draw_to_draw():
         ),
     ],
 )
-def test_bad_input_is_an_error_that_names_it(arguments: tuple[int, int, str], message: str):
+def test_invalid_arguments_raise(arguments: tuple[int, int, str], message: str):
     num_features, dim, projection = arguments
     with pytest.raises(ValueError, match=message):
         draw_projection(num_features, dim, generator=Generator(), projection=projection)

@@ -18,7 +18,7 @@ from teka.functional.kernels.base import LOWEST_EXPONENT, masked_mean
 from teka.functional.kernels.random import ExponentialKernel, RandomKernel, optimal_coefficient
 
 
-def test_it_is_the_mean_of_each_batch_and_head_over_the_kept_tokens():
+def test_masked_mean_averages_kept_tokens():
     vectors, mask = draw_inputs(6)[0], draw_mask(2, 6)
     mean = masked_mean(vectors, mask)
     for batch in range(2):
@@ -26,7 +26,7 @@ def test_it_is_the_mean_of_each_batch_and_head_over_the_kept_tokens():
         assert relative_error(mean[batch], expected) < 1e-12
 
 
-def test_without_a_mask_it_is_the_mean():
+def test_masked_mean_without_mask():
     vectors = draw_inputs(6)[0]
     assert (
         relative_error(
@@ -36,7 +36,7 @@ def test_without_a_mask_it_is_the_mean():
     )
 
 
-def test_what_is_dropped_may_be_nan_and_a_mean_of_nothing_is_zero():
+def test_masked_mean_ignores_nan_and_is_zero_without_tokens():
     vectors, mask = draw_inputs(6)[0], draw_mask(2, 6)
     mask[1] = False
     dropped = torch.where(mask[:, None, :, None], vectors, torch.nan)
@@ -93,7 +93,7 @@ FORMULAS = {
 
 
 @pytest.mark.parametrize("kind", FORMULAS)
-def test_its_weights_are_the_formula_in_loops_up_to_one_factor_a_row(kind: type[RandomKernel]):
+def test_random_weights_equal_formula_up_to_row_factor(kind: type[RandomKernel]):
     query, key, _ = draw_inputs(6)
     mask, kernel, (term, tolerance) = draw_mask(2, 6), build(kind), FORMULAS[kind]
     weights = kernel.weights(query, key, scale=SCALE, key_mask=mask)
@@ -107,9 +107,7 @@ def test_its_weights_are_the_formula_in_loops_up_to_one_factor_a_row(kind: type[
 
 
 @pytest.mark.parametrize("kind", FORMULAS)
-def test_a_projection_of_another_size_is_refused(
-    kind: type[RandomKernel], unchecked_annotations: None
-):
+def test_projection_of_another_size_raises(kind: type[RandomKernel], unchecked_annotations: None):
     for size in ((7, 4), (7,), (1, 7, 5)):
         with pytest.raises(ValueError, match="projection must have"):
             kind(torch.zeros(size)).num_features(5)
@@ -128,7 +126,7 @@ def test_a_projection_of_another_size_is_refused(
         (Optimal, "orthogonal", 256, 0.515),
     ],
 )
-def test_its_error_to_softmax_is_the_known_one(
+def test_error_to_softmax(
     kind: type[RandomKernel], projection: str, num_features: int, expected: float
 ):
     query, key = (draw_vectors(1, 2, 256, 16, seed=seed) for seed in (1, 2))
@@ -153,9 +151,7 @@ def estimate(kernel: ExponentialKernel, query: Tensor, key: Tensor, *, scale: fl
 
 @pytest.mark.parametrize("projection", ["orthogonal", "independent"])
 @pytest.mark.parametrize("kind", ["hyperbolic", "optimal", "fitted"])
-def test_it_is_unbiased_and_its_error_falls_as_one_over_the_root_of_the_number_of_draws(
-    kind: str, projection: str
-):
+def test_estimate_is_unbiased_and_converges(kind: str, projection: str):
     mean = 0.0 if kind == "hyperbolic" else 0.2
     query, key = (draw_vectors(1, 1, 5, 6, seed=seed, deviation=0.35, mean=mean) for seed in (1, 2))
     # A fitted kernel leaves out the factor exp(xᵀȳ) of the query.
@@ -164,10 +160,10 @@ def test_it_is_unbiased_and_its_error_falls_as_one_over_the_root_of_the_number_o
         if kind == "fitted"
         else torch.zeros(1, 1, 1, 6, dtype=torch.float64)
     )
-    truth = torch.exp(0.6 * query @ (key - left_out).transpose(-2, -1))
+    reference = torch.exp(0.6 * query @ (key - left_out).transpose(-2, -1))
     errors = []
     for num_draws in (12, 192):
-        found = []
+        actual = []
         for seed in range(150):
             kernel = build(
                 Hyperbolic if kind == "hyperbolic" else Optimal, num_draws, 6, projection, seed
@@ -177,28 +173,26 @@ def test_it_is_unbiased_and_its_error_falls_as_one_over_the_root_of_the_number_o
                 if isinstance(kernel, Optimal) and kind == "fitted"
                 else kernel
             )
-            found.append(estimate(kernel, query, key, scale=0.6))
-        found = torch.stack(found)
-        standard_error = found.std(dim=0) / math.sqrt(len(found))
-        assert ((found.mean(dim=0) - truth) / standard_error).abs().max() < 5
-        errors.append(float((found - truth).square().mean().sqrt()))
+            actual.append(estimate(kernel, query, key, scale=0.6))
+        actual = torch.stack(actual)
+        standard_error = actual.std(dim=0) / math.sqrt(len(actual))
+        assert ((actual.mean(dim=0) - reference) / standard_error).abs().max() < 5
+        errors.append(float((actual - reference).square().mean().sqrt()))
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.25)
 
 
 @pytest.mark.parametrize("kind", [Hyperbolic, Optimal])
-def test_orthogonal_draws_have_no_larger_variance_than_independent_ones(
-    kind: type[ExponentialKernel],
-):
+def test_orthogonal_draws_do_not_increase_variance(kind: type[ExponentialKernel]):
     query, key = (draw_vectors(1, 1, 5, 6, seed=seed, deviation=0.5) for seed in (1, 2))
     spread = {}
     for projection in ("orthogonal", "independent"):
         kernels = [build(kind, 6, 6, projection, seed) for seed in range(400)]
-        found = [estimate(kernel, query, key, scale=0.6) for kernel in kernels]
-        spread[projection] = float(torch.stack(found).var(dim=0).mean())
+        actual = [estimate(kernel, query, key, scale=0.6) for kernel in kernels]
+        spread[projection] = float(torch.stack(actual).var(dim=0).mean())
     assert spread["orthogonal"] <= spread["independent"]
 
 
-def test_no_feature_is_above_one_or_zero_but_where_masked():
+def test_features_are_in_range():
     query, key, _ = draw_inputs(6, scale=30.0)
     mask, kernel = draw_mask(2, 6), build(Positive)
     kept = kernel.key_features(key, scale=1.0, key_mask=mask).transpose(1, 2)[mask]
@@ -209,11 +203,11 @@ def test_no_feature_is_above_one_or_zero_but_where_masked():
     assert (dropped == 0).all()
 
 
-def test_the_product_of_two_features_at_the_floor_is_a_normal_float32():
+def test_product_of_floored_features_is_normal():
     assert math.exp(2 * LOWEST_EXPONENT) > torch.finfo(torch.float32).tiny
 
 
-def test_causal_features_times_their_scale_are_the_features():
+def test_exponential_causal_features_times_scale():
     _, key, _ = draw_inputs(6)
     kernel = build(Positive)
     features, log_scale = kernel.causal_key_features(key, scale=0.4)
@@ -226,11 +220,11 @@ def test_causal_features_times_their_scale_are_the_features():
     )
 
 
-def test_it_has_two_features_a_draw():
+def test_hyperbolic_num_features():
     assert build(Hyperbolic, 7, 5).num_features(5) == 14
 
 
-def test_the_same_draws_turned_round_give_the_same_kernel():
+def test_hyperbolic_is_symmetric_in_draws():
     query, key, _ = draw_inputs(6)
     kernel = build(Hyperbolic)
     rotated = Hyperbolic(-kernel.projection)
@@ -238,7 +232,7 @@ def test_the_same_draws_turned_round_give_the_same_kernel():
     assert difference.abs().max() < 1e-12
 
 
-def test_its_variance_is_the_stated_fraction_of_the_positive_features():
+def test_hyperbolic_variance_ratio():
     query, key = (draw_vectors(1, 1, 2, 3, seed=seed, deviation=0.4) for seed in (1, 2))
     variances = []
     for kind in (Hyperbolic, Positive):
@@ -256,9 +250,9 @@ def test_its_variance_is_the_stated_fraction_of_the_positive_features():
 
 
 def fitted(kernel: Optimal, query: Tensor, key: Tensor, *, scale: float) -> Optimal:
-    found = fit(kernel, query, key, scale=scale)
-    assert isinstance(found, Optimal)
-    return found
+    actual = fit(kernel, query, key, scale=scale)
+    assert isinstance(actual, Optimal)
+    return actual
 
 
 def second_moment(query: Tensor, key: Tensor, coefficient: float) -> float:
@@ -269,23 +263,21 @@ def second_moment(query: Tensor, key: Tensor, coefficient: float) -> float:
     return dim * math.log((1 + ratio) / 2) - dim / 2 * math.log(ratio) + ratio * float(square)
 
 
-def test_its_second_moment_is_the_stated_one():
+def test_optimal_second_moment():
     query, key = (draw_vectors(1, 1, 2, 3, seed=seed, deviation=0.5) for seed in (1, 2))
     kernel = build(Optimal, 200_000, 3, "independent")
     coefficient = optimal_coefficient(None, 3, scale=1.0)
     assert isinstance(coefficient, float)
     left, right = (kernel.query_exponent(vectors, scale=1.0).exp() for vectors in (query, key))
     products = (1 - 4 * coefficient) ** 1.5 * left[..., :, None, :] * right[..., None, :, :]
-    found = (products.square().mean(dim=-1).log() - 2 * query @ key.transpose(-2, -1)).mean()
-    assert float(found) == pytest.approx(
+    actual = (products.square().mean(dim=-1).log() - 2 * query @ key.transpose(-2, -1)).mean()
+    assert float(actual) == pytest.approx(
         second_moment(query[0, 0], key[0, 0], coefficient), abs=0.02
     )
 
 
 @pytest.mark.parametrize(("deviation", "mean"), [(0.1, 0.0), (1.0, 0.0), (0.5, 0.7), (3.0, 1.0)])
-def test_the_coefficient_minimises_the_second_moment_and_the_shift_lowers_it(
-    deviation: float, mean: float
-):
+def test_optimal_coefficient_minimizes_second_moment(deviation: float, mean: float):
     query, key = (draw_vectors(11, 7, seed=seed, deviation=deviation, mean=mean) for seed in (1, 2))
     square = (query[:, None] + key[None, :]).square().sum(dim=-1).mean()
     best = float(optimal_coefficient(square.reshape(1, 1, 1, 1), 7, scale=1.0))
@@ -305,19 +297,19 @@ def test_the_coefficient_minimises_the_second_moment_and_the_shift_lowers_it(
         assert least_after <= second_moment(query, key - factor * shift, after)
 
 
-def test_a_coefficient_of_zero_spread_is_zero():
+def test_optimal_coefficient_without_spread_is_zero():
     nothing = torch.zeros(1, 1, 1, 1, dtype=torch.float64)
     assert float(optimal_coefficient(nothing, 5, scale=1.0)) == 0
 
 
-def test_adding_one_vector_to_all_keys_and_one_to_all_queries_changes_the_draw_as_it_changes_softmax():
+def test_optimal_ignores_common_offsets_as_softmax():
     query, key, _ = draw_inputs(6)
     kernel = build(Optimal)
     moved = attention_matrix(kernel, query, key + 3.0, scale=0.4)
     assert relative_error(moved, attention_matrix(kernel, query, key, scale=0.4)) < 1e-12
 
 
-def test_statistics_are_those_of_the_kept_and_take_no_gradient():
+def test_optimal_statistics_use_kept_tokens_without_gradient():
     query, key, _ = (tensor.requires_grad_() for tensor in draw_inputs(6))
     mask, query_mask = draw_mask(2, 6), draw_mask(2, 6, seed=1)
     kernel = build(Optimal).fitted(query, key, scale=0.4, query_mask=query_mask, key_mask=mask)
@@ -333,7 +325,7 @@ def test_statistics_are_those_of_the_kept_and_take_no_gradient():
             assert float(kernel.mean_square[batch, head]) == pytest.approx(spread, rel=1e-12)
 
 
-def test_the_gradient_is_unbiased_although_the_statistics_are_detached():
+def test_optimal_gradient_is_unbiased():
     query, key, _ = draw_inputs(3, batch=1, heads=1, scale=0.4)
     query.requires_grad_()
     gradients = []
@@ -342,17 +334,17 @@ def test_the_gradient_is_unbiased_although_the_statistics_are_detached():
         gradients.append(
             torch.autograd.grad(estimate(kernel, query, key, scale=0.6).sum(), query)[0]
         )
-    truth = torch.exp(0.6 * query @ (key - key.mean(dim=-2, keepdim=True)).transpose(-2, -1)).sum()
-    expected = torch.autograd.grad(truth, query)[0]
-    found = torch.stack(gradients)
-    deviations = (found.mean(dim=0) - expected) / (found.std(dim=0) / math.sqrt(len(found)))
+    reference = torch.exp(
+        0.6 * query @ (key - key.mean(dim=-2, keepdim=True)).transpose(-2, -1)
+    ).sum()
+    expected = torch.autograd.grad(reference, query)[0]
+    actual = torch.stack(gradients)
+    deviations = (actual.mean(dim=0) - expected) / (actual.std(dim=0) / math.sqrt(len(actual)))
     assert deviations.abs().max() < 4.5
 
 
 @pytest.mark.parametrize(("deviation", "mean"), [(0.7, 0.0), (1.0, 0.0), (0.7, 0.5)])
-def test_its_error_to_softmax_is_no_larger_than_that_of_positive_features(
-    deviation: float, mean: float
-):
+def test_optimal_error_is_at_most_positive_error(deviation: float, mean: float):
     query, key = (
         draw_vectors(1, 2, 128, 16, seed=seed, deviation=deviation, mean=mean) for seed in (1, 2)
     )
@@ -364,14 +356,14 @@ def test_its_error_to_softmax_is_no_larger_than_that_of_positive_features(
     assert errors[Optimal] < errors[Positive]
 
 
-def test_means_far_from_zero_do_not_spoil_the_estimate():
+def test_optimal_with_large_means():
     query, key = (draw_vectors(1, 2, 64, 16, seed=seed, mean=8.0, deviation=0.4) for seed in (1, 2))
     kernel = build(Optimal, 256, 16)
     assert softmax_error(kernel, query, key, scale=0.25) < 0.1
     assert softmax_error(Positive(kernel.projection), query, key, scale=0.25) > 1
 
 
-def test_it_has_two_features_a_draw_and_both_signs():
+def test_trigonometric_num_features_and_signs():
     query, _, _ = draw_inputs(6)
     features = build(Trigonometric).query_features(query, scale=1.0)
     assert features.shape[-1] == build(Trigonometric).num_features(5) == 14
@@ -379,7 +371,7 @@ def test_it_has_two_features_a_draw_and_both_signs():
     assert not Trigonometric.nonnegative
 
 
-def test_causal_features_times_their_scale_are_the_features_of_trigonometric():
+def test_trigonometric_causal_features_times_scale():
     _, key, _ = draw_inputs(6)
     mask, kernel = draw_mask(2, 6), build(Trigonometric)
     features, log_scale = kernel.causal_key_features(key, scale=0.4, key_mask=mask)
@@ -388,5 +380,5 @@ def test_causal_features_times_their_scale_are_the_features_of_trigonometric():
     scaled = math.sqrt(0.4) * key
     assert relative_error(log_scale, scaled.square().sum(dim=-1) / 2) < 1e-12
     peak = torch.where(mask[:, None], log_scale, -math.inf).amax(dim=-1, keepdim=True)
-    found = features * (log_scale - peak).exp()[..., None]
-    assert relative_error(found, kernel.key_features(key, scale=0.4, key_mask=mask)) < 1e-12
+    actual = features * (log_scale - peak).exp()[..., None]
+    assert relative_error(actual, kernel.key_features(key, scale=0.4, key_mask=mask)) < 1e-12

@@ -20,7 +20,7 @@ FLOORED: tuple[type[FlooredRelu], ...] = (Relu, SquaredRelu, Focused)
 @pytest.mark.parametrize("kind", FLOORED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(exponent=st.floats(-6, 6), seed=st.integers(0, 2**32))
-def test_multiplying_queries_or_all_keys_changes_no_normalised_weight(
+def test_normalized_weights_are_scale_invariant(
     kind: type[FlooredRelu], dtype: torch.dtype, exponent: float, seed: int
 ):
     query, key, _ = draw_inputs(6, dtype=dtype, seed=seed)
@@ -35,7 +35,7 @@ def test_multiplying_queries_or_all_keys_changes_no_normalised_weight(
 
 
 class Sharper(Relu):
-    """Of other features, whose gradients by hand are not there."""
+    """A feature map with a learned slope."""
 
     def features_from_rectified(self, rectified: Tensor) -> Tensor:
         return rectified.pow(4)
@@ -52,45 +52,46 @@ class Sloped(Relu):
 
 
 @pytest.mark.parametrize("backend", ["dense", "linear"])
-def test_a_learned_feature_map_has_its_gradients(backend: str):
+def test_learned_feature_map_has_gradients(backend: str):
     slope = torch.ones(5, dtype=torch.float64, requires_grad=True)
     for kernel, leaves in ((Sharper(), []), (Sloped(slope=slope), [slope])):
-        inputs = [one.requires_grad_() for one in draw_inputs(150, dim=5)]
-        features = [kernel.feature_map(one, scale=1.0) for one in inputs[:2]]
+        inputs = [tensor.requires_grad_() for tensor in draw_inputs(150, dim=5)]
+        features = [kernel.feature_map(tensor, scale=1.0) for tensor in inputs[:2]]
         weights = features[0] @ features[1].mT
         expected = weights / weights.sum(dim=-1, keepdim=True) @ inputs[2]
         output = attention(*inputs, kernel=kernel, backend=backend)
         assert relative_error(output, expected) <= 1e-10
         gradients = (
-            torch.autograd.grad(one.sin().sum(), [*inputs, *leaves]) for one in (output, expected)
+            torch.autograd.grad(result.sin().sum(), [*inputs, *leaves])
+            for result in (output, expected)
         )
-        for found, truth in zip(*gradients, strict=True):
-            assert relative_error(found, truth) <= 1e-10
+        for actual, reference in zip(*gradients, strict=True):
+            assert relative_error(actual, reference) <= 1e-10
 
 
 @pytest.mark.parametrize("kind", FLOORED)
 @pytest.mark.parametrize("backend", ["dense", "linear"])
-def test_sizes_far_beyond_those_whose_squares_float32_holds_change_nothing(
-    kind: type[FlooredRelu], backend: str
-):
+def test_extreme_sizes_do_not_change_weights(kind: type[FlooredRelu], backend: str):
     query, key, value = draw_inputs(13, dtype=torch.float32)
     for is_causal in (False, True):
         options: dict[str, Any] = {"kernel": kind(), "backend": backend, "is_causal": is_causal}
         expected = attention(query, key, value, **options)
         for factors in ((1e-30, 1e-30), (1e-30, 1e30), (1e-10, 1e9), (1e30, 1e30)):
             scaled = [
-                (one * factor).requires_grad_()
-                for one, factor in zip((query, key), factors, strict=True)
+                (tensor * factor).requires_grad_()
+                for tensor, factor in zip((query, key), factors, strict=True)
             ]
             output = attention(scaled[0], scaled[1], value, **options)
             assert relative_error(output, expected) < 1e-5, (is_causal, factors)
-            for one, factor in zip(torch.autograd.grad(output.sum(), scaled), factors, strict=True):
-                assert (one * factor).isfinite().all()
-                assert (one * factor).abs().max() > 1e-3
+            for gradient, factor in zip(
+                torch.autograd.grad(output.sum(), scaled), factors, strict=True
+            ):
+                assert (gradient * factor).isfinite().all()
+                assert (gradient * factor).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("kind", FLOORED)
-def test_keys_that_are_all_zero_count_evenly(kind: type[FlooredRelu]):
+def test_zero_keys_have_equal_weights(kind: type[FlooredRelu]):
     query, key, value = draw_inputs(6, dtype=torch.float32)
     query[:, :, 2] = 0.0
     for backend in ("dense", "linear"):
@@ -101,7 +102,7 @@ def test_keys_that_are_all_zero_count_evenly(kind: type[FlooredRelu]):
 
 
 @pytest.mark.parametrize("kind", FLOORED)
-def test_the_floor_never_swamps_the_features(kind: type[FlooredRelu]):
+def test_floor_does_not_dominate_features(kind: type[FlooredRelu]):
     for size in (1e-6, 1.0, 1e6):
         query, key, _ = draw_inputs(6, scale=size)
         without = attention_matrix(kind(1e-12), query, key, scale=0.4)
@@ -109,9 +110,7 @@ def test_the_floor_never_swamps_the_features(kind: type[FlooredRelu]):
 
 
 @pytest.mark.parametrize("kind", FLOORED)
-def test_a_query_without_a_positive_entry_attends_by_the_sums_of_the_keys_features(
-    kind: type[FlooredRelu],
-):
+def test_query_without_positive_entry(kind: type[FlooredRelu]):
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
         key = draw_inputs(6, dtype=dtype)[1]
         sums = kind().key_features(key, scale=0.4).sum(dim=-1)
@@ -125,9 +124,7 @@ def test_a_query_without_a_positive_entry_attends_by_the_sums_of_the_keys_featur
 
 
 @pytest.mark.parametrize("kind", FLOORED)
-def test_the_vector_zero_has_next_to_no_features_and_its_gradient_is_finite(
-    kind: type[FlooredRelu],
-):
+def test_zero_vector_has_tiny_features(kind: type[FlooredRelu]):
     key = draw_inputs(6)[1]
     key[:, :, 2] = 0.0
     key.requires_grad_()
@@ -145,9 +142,7 @@ def test_the_vector_zero_has_next_to_no_features_and_its_gradient_is_finite(
 @pytest.mark.parametrize("kind", FLOORED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("backend", ["dense", "linear"])
-def test_a_zero_key_counts_for_less_than_any_other_key(
-    kind: type[FlooredRelu], dtype: torch.dtype, backend: str
-):
+def test_zero_key_has_least_weight(kind: type[FlooredRelu], dtype: torch.dtype, backend: str):
     query, key = torch.zeros(1, 1, 2, 64, dtype=dtype), torch.zeros(1, 1, 3, 64, dtype=dtype)
     query[..., 0, 0], query[..., 1, :] = 3.0, -1.0
     key[..., 0, 1], key[..., 1, :] = (
@@ -160,14 +155,15 @@ def test_a_zero_key_counts_for_less_than_any_other_key(
     )[0, 0]
     assert (weights[:, 2] < 0.01 * weights[:, :2].amin(dim=1)).all()
     assert all(
-        one.isfinite().all() for one in torch.autograd.grad(weights.square().sum(), (query, key))
+        gradient.isfinite().all()
+        for gradient in torch.autograd.grad(weights.square().sum(), (query, key))
     )
 
 
 @pytest.mark.parametrize(
     "kernel", [*(kind(0.1) for kind in FLOORED), Elu()], ids=lambda kernel: kernel.name
 )
-def test_features_can_be_differentiated_twice(kernel: PointwiseKernel):
+def test_features_are_twice_differentiable(kernel: PointwiseKernel):
     query = draw_inputs(2)[0].requires_grad_()
     features = lambda query: kernel.query_features(query, scale=0.4)  # noqa: E731
     assert torch.autograd.gradcheck(features, query)
@@ -175,7 +171,7 @@ def test_features_can_be_differentiated_twice(kernel: PointwiseKernel):
 
 
 @pytest.mark.parametrize("kind", FLOORED)
-def test_an_epsilon_that_is_not_positive_is_refused(kind: type[FlooredRelu]):
+def test_nonpositive_epsilon_raises(kind: type[FlooredRelu]):
     for epsilon in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="epsilon must be"):
             kind(epsilon)
@@ -194,7 +190,7 @@ def features_in_loops(kind: type[FlooredRelu], vector: torch.Tensor, epsilon: fl
 
 @pytest.mark.parametrize("kind", FLOORED)
 @pytest.mark.parametrize("epsilon", [1e-6, 0.5])
-def test_its_weights_are_the_formula_in_loops(kind: type[FlooredRelu], epsilon: float):
+def test_focused_weights_equal_formula(kind: type[FlooredRelu], epsilon: float):
     query, key, _ = draw_inputs(6)
     mask = draw_mask(2, 6)
     weights = kind(epsilon).weights(query, key, scale=0.4, key_mask=mask)
@@ -205,14 +201,14 @@ def test_its_weights_are_the_formula_in_loops(kind: type[FlooredRelu], epsilon: 
         assert float(weights[batch, head, i, j]) == pytest.approx(expected, rel=1e-12, abs=1e-30)
 
 
-def test_features_have_the_length_of_the_rectified_vector():
+def test_focused_features_keep_the_length():
     query = draw_inputs(6)[0]
     features = Focused().query_features(query, scale=0.4)
     rectified = torch.relu(query)
     assert relative_error(features.norm(dim=-1), rectified.norm(dim=-1)) < 1e-5
 
 
-def test_cubing_does_not_underflow():
+def test_focused_does_not_underflow():
     query = draw_inputs(6, scale=1e-7, dtype=torch.float32)[0]
     features = Focused().feature_map(query, scale=1.0)
     rescaled = Focused().feature_map(query * 2.0**23, scale=1.0)
@@ -220,7 +216,7 @@ def test_cubing_does_not_underflow():
     assert relative_error(features * 2.0**23, rescaled) < 1e-6
 
 
-def test_its_gradient_is_that_of_the_formula_although_the_peak_is_detached():
+def test_focused_gradient_equals_formula():
     query = draw_inputs(3)[0].requires_grad_()
     assert torch.autograd.gradcheck(
         lambda query: Focused(0.1).query_features(query, scale=0.4), query
@@ -228,7 +224,7 @@ def test_its_gradient_is_that_of_the_formula_although_the_peak_is_detached():
 
 
 @pytest.mark.parametrize("kind", FLOORED)
-def test_a_dropped_key_of_any_size_does_not_decide_the_range_of_the_others(kind: type[FlooredRelu]):
+def test_masked_keys_do_not_set_the_range(kind: type[FlooredRelu]):
     key, mask = draw_inputs(7)[1], torch.ones(2, 7, dtype=torch.bool)
     mask[:, 3] = False
     expected = kind().key_features(key, scale=1.0, key_mask=mask)
@@ -236,7 +232,7 @@ def test_a_dropped_key_of_any_size_does_not_decide_the_range_of_the_others(kind:
     assert torch.equal(kind().key_features(key, scale=1.0, key_mask=mask), expected)
 
 
-def test_among_keys_that_are_all_zero_dropped_ones_still_count_for_nothing():
+def test_masked_zero_keys_have_no_weight():
     query, key, value = draw_inputs(7)
     mask = torch.arange(7) < torch.tensor([[3], [5]])
     output = attention(

@@ -11,11 +11,11 @@ SCALE = 0.4
 QUERY, KEY, VALUE = draw_inputs(11)
 
 
-def of_pairs(weights: Tensor, denominator: Tensor) -> Tensor:
+def weighted_mean(weights: Tensor, denominator: Tensor) -> Tensor:
     return weights @ VALUE / denominator
 
 
-def test_dot_products_and_rectified_sums_are_over_the_number_of_keys():
+def test_sums_are_divided_by_the_number_of_keys():
     sums = QUERY.sum(-1)[..., :, None] + KEY.sum(-1)[..., None, :]
     for kernel, weights in {
         "dot_product": QUERY @ KEY.mT,
@@ -27,19 +27,19 @@ def test_dot_products_and_rectified_sums_are_over_the_number_of_keys():
                 if is_causal
                 else torch.ones(11, 11).double()
             )
-            expected = of_pairs(SCALE * weights * seen, seen.sum(-1, keepdim=True))
-            found = attention(QUERY, KEY, VALUE, kernel=kernel, scale=SCALE, is_causal=is_causal)
-            assert relative_error(found, expected) < 1e-12, (kernel, is_causal)
+            expected = weighted_mean(SCALE * weights * seen, seen.sum(-1, keepdim=True))
+            actual = attention(QUERY, KEY, VALUE, kernel=kernel, scale=SCALE, is_causal=is_causal)
+            assert relative_error(actual, expected) < 1e-12, (kernel, is_causal)
 
 
-def test_a_key_counts_as_much_as_its_place():
+def test_keys_are_counted_with_the_relative_kernel():
     relative, mask = (
         Decay(torch.full((3, 1), 0.3, dtype=torch.float64)),
         torch.arange(11).expand(2, -1) > 2,
     )
     offsets = (torch.arange(11)[:, None] - torch.arange(11)).abs().double()
     shares = torch.exp(-0.3 * offsets) * mask[0]
-    expected = of_pairs(SCALE * QUERY @ KEY.mT * shares, shares.sum(-1, keepdim=True))
+    expected = weighted_mean(SCALE * QUERY @ KEY.mT * shares, shares.sum(-1, keepdim=True))
     for backend in ("dense", "linear", "toeplitz", "fft"):
         options = {
             "kernel": "dot_product",
@@ -54,22 +54,24 @@ def test_a_key_counts_as_much_as_its_place():
         ), backend
 
 
-def test_a_factor_of_c_cancels_with_every_kernel():
-    one = Fourier.draw(
+def test_constant_factor_of_c_cancels():
+    relative = Fourier.draw(
         torch.Generator().manual_seed(0), heads=3, dim=5, num_axes=1, kernel="dot_product"
     )
-    tenfold = Fourier(10 * one.constant_weight, 10 * one.amplitude, one.frequency, one.phase)
+    tenfold = Fourier(
+        10 * relative.constant_weight, 10 * relative.amplitude, relative.frequency, relative.phase
+    )
     for kernel in ("dot_product", "concatenation", "gaussian"):
         first, second = (
             attention(QUERY, KEY, VALUE, kernel=kernel, relative=c, grid=Grid(11))
-            for c in (one, tenfold)
+            for c in (relative, tenfold)
         )
         assert relative_error(first, second) < 1e-12, kernel
 
 
-def test_the_gaussian_is_of_the_distance_of_query_and_key():
+def test_gaussian_weights_equal_formula():
     weights = torch.exp(-SCALE / 2 * torch.cdist(QUERY, KEY).square())
-    expected = of_pairs(weights, weights.sum(-1, keepdim=True))
+    expected = weighted_mean(weights, weights.sum(-1, keepdim=True))
     assert (
         relative_error(attention(QUERY, KEY, VALUE, kernel="gaussian", scale=SCALE), expected)
         < 1e-12

@@ -15,8 +15,8 @@ OFFSETS = torch.arange(-300, 301).double()
 def t5_bucket(relative_position: int, num_buckets: int = 32, max_distance: int = 128) -> int:
     """Return the bucket of a key minus its query, as in Raffel et al.'s code for both directions.
 
-    Far buckets grow with the logarithm of the distance. A rounded logarithm can fall on the wrong side of a border, so
-    powers are compared instead, which are exact at the borders.
+    Far buckets grow with the logarithm of the distance. A rounded logarithm can fall on the wrong
+    side of a border, so powers are compared instead, which are exact at the borders.
     """
     half = num_buckets // 2
     exact = half // 2
@@ -32,7 +32,7 @@ def t5_bucket(relative_position: int, num_buckets: int = 32, max_distance: int =
     )
 
 
-def test_the_buckets_are_those_of_t5():
+def test_t5_buckets_equal_original():
     kernel = T5(torch.zeros(1, 1, 32))
     assert kernel.bucket(OFFSETS).tolist() == [t5_bucket(-int(offset)) for offset in OFFSETS]
 
@@ -41,13 +41,13 @@ def test_the_buckets_are_those_of_t5():
     ("heads", "exponents"),
     [(8, [1, 2, 3, 4, 5, 6, 7, 8]), (1, [8]), (6, [2, 4, 6, 8, 1, 3]), (3, [4, 8, 2])],
 )
-def test_the_slopes_are_those_of_alibi(heads: int, exponents: list[float]):
+def test_alibi_slopes_equal_original(heads: int, exponents: list[float]):
     assert torch.equal(
         Alibi.initial(heads=heads).slope, 2.0 ** -torch.tensor(exponents, dtype=torch.float32)
     )
 
 
-def test_alibi_is_a_decay_with_one_rate_for_every_axis():
+def test_alibi_equals_decay():
     inputs, slope = draw_inputs(15), torch.tensor([0.5, 0.25, 2.0], dtype=torch.float64)
     outputs = [
         attention(*inputs, relative=relative, grid=Grid((3, 5)))
@@ -57,7 +57,7 @@ def test_alibi_is_a_decay_with_one_rate_for_every_axis():
 
 
 @pytest.mark.parametrize("form", ["logarithmic", "power"])
-def test_kerple_is_positive_definite_at_any_points(form: str):
+def test_kerple_is_positive_definite(form: str):
     weight, bend = (
         torch.tensor([[0.7, 1.5], [2.0, 0.3]]).double(),
         torch.tensor([[1.1, 0.4], [0.2, 2.0]]).double(),
@@ -70,22 +70,23 @@ def test_kerple_is_positive_definite_at_any_points(form: str):
     torch.testing.assert_close(alone, -weight[1, 0] * by_hand)
 
 
-def test_the_power_of_a_distance_of_0_has_gradients():
+def test_kerple_power_gradient_at_zero():
     weight, bend = (torch.ones(1, 1, dtype=torch.float64, requires_grad=True) for _ in range(2))
     Kerple(weight, bend, "power").log_at(torch.tensor([[0.0], [2.0]]).double()).sum().backward()
-    for one in (weight, bend):
-        assert one.grad is not None
-        assert one.grad.isfinite().all()
+    for parameter in (weight, bend):
+        assert parameter.grad is not None
+        assert parameter.grad.isfinite().all()
 
 
-def test_causal_decay_is_the_recurrence_of_retnet():
+def test_causal_decay_equals_retnet_recurrence():
     query, key, value = draw_inputs(300)
     rate = torch.tensor([[0.1], [0.9], [3.0]], dtype=torch.float64)
     chunked = attention(
         query, key, value, kernel="elu", relative=Decay(rate), grid=Grid(300), is_causal=True
     )
     features = [
-        torch.where(one > 0, 1 + one, one.exp()) for one in (query * 5**-0.25, key * 5**-0.25)
+        torch.where(vectors > 0, 1 + vectors, vectors.exp())
+        for vectors in (query * 5**-0.25, key * 5**-0.25)
     ]
     state = torch.zeros(2, 3, 5, 5, dtype=torch.float64)
     outputs = []
@@ -103,13 +104,11 @@ def test_causal_decay_is_the_recurrence_of_retnet():
 @pytest.mark.parametrize(
     ("shape", "is_causal"), [((200,), False), ((200,), True), ((3, 70), False)]
 )
-def test_a_query_whose_near_keys_are_masked_attends_to_the_far_ones(
-    shape: tuple[int, ...], is_causal: bool
-):
+def test_masked_near_keys(shape: tuple[int, ...], is_causal: bool):
     # exp(−2 · 100) is no float32.
     grid, far = Grid(shape), torch.zeros(2, math.prod(shape), dtype=torch.bool)
     far[:, 0] = True
-    inputs = [one.float() for one in draw_inputs(grid.num_tokens)]
+    inputs = [tensor.float() for tensor in draw_inputs(grid.num_tokens)]
     relative = Decay(torch.full((3, grid.num_axes), 2.0))
     options = {
         "relative": relative,
@@ -126,15 +125,16 @@ def test_a_query_whose_near_keys_are_masked_attends_to_the_far_ones(
         assert relative_error(output, inputs[2][:, :, :1].expand_as(output)) < 1e-5, kernel
 
 
-def test_many_tokens_lose_no_digits_to_their_place():
-    # Were exponents those of the place in the sequence, 3 · 20,000 would leave two digits of a float32.
-    query, key, value = (one.float() for one in draw_inputs(20_000, batch=1, heads=1))
+def test_decay_is_accurate_for_long_sequences():
+    # Were exponents those of the place in the sequence, 3 · 20,000 would leave two digits of a
+    # float32.
+    query, key, value = (tensor.float() for tensor in draw_inputs(20_000, batch=1, heads=1))
     relative, window = Decay(torch.full((1, 1), 3.0)), slice(19_900, 20_000)
     for is_causal in (False, True):
         options = {"kernel": "squared_relu", "relative": relative, "is_causal": is_causal}
         whole = attention(query, key, value, **options, grid=Grid(20_000), backend="linear")[
             :, :, -50:
         ]
-        part = [one[:, :, window].double() for one in (query, key, value)]
-        truth = attention(*part, **options, grid=Grid(100), backend="dense")[:, :, -50:]
-        assert relative_error(whole.double(), truth) < 3e-5
+        part = [tensor[:, :, window].double() for tensor in (query, key, value)]
+        reference = attention(*part, **options, grid=Grid(100), backend="dense")[:, :, -50:]
+        assert relative_error(whole.double(), reference) < 3e-5

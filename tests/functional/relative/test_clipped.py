@@ -19,9 +19,7 @@ def embedding(max_distance: int, dim: int = 5) -> Tensor:
 
 @pytest.mark.parametrize("max_distance", [1, 2, 4])
 @pytest.mark.parametrize("shape", [(11,), (3, 5), (2, 3, 4)])
-def test_attention_by_position_alone_is_the_formula_in_loops_over_pairs(
-    shape: tuple[int, ...], max_distance: int
-):
+def test_clipped_attention_equals_formula(shape: tuple[int, ...], max_distance: int):
     grid = Grid(shape)
     query, key, value = draw_inputs(grid.num_tokens, batch=1, heads=2)
     relative = Clipped(embedding(max_distance))
@@ -41,7 +39,7 @@ def test_attention_by_position_alone_is_the_formula_in_loops_over_pairs(
             assert relative_error(output[0, head, i], numerator / denominator) < 1e-12
 
 
-def test_its_ring_is_the_manhattan_distance_in_widths_rounded_and_clipped():
+def test_ring_is_clipped_manhattan_distance():
     relative = Clipped(embedding(3), ring_width=2.0)
     offsets = torch.tensor(
         [[0, 0], [0.6, -0.3], [1.2, 0], [-3, 2.9], [3, -3.2], [100, 0]], dtype=torch.float64
@@ -66,15 +64,16 @@ def test_spacing_and_ring_width_scale_together():
     assert torch.equal(outputs[0], outputs[2])
 
 
-def test_equal_offsets_lie_in_the_same_ring_wherever_they_are_on_the_grid():
-    # Three cells of 0.1 are one and a half widths of 0.2: rounding must not put them now here, now there.
+def test_equal_offsets_are_in_the_same_ring():
+    # Three cells of 0.1 are one and a half widths of 0.2: rounding must not put them now here, now
+    # there.
     ring = Clipped(embedding(4), ring_width=0.2).ring(Grid((11,), 0.1).offsets(dtype=torch.float64))
     for steps in range(11):
         assert len(set(ring.diagonal(steps).tolist())) == 1, steps
 
 
 @given(shift=st.floats(-50, 50))
-def test_a_shift_of_positions_that_lie_half_a_ring_apart_changes_no_ring(shift: float):
+def test_shift_of_half_ring_distances(shift: float):
     relative, positions = Clipped(embedding(4)), Grid((11,), 0.5).positions(dtype=torch.float64)
     rings = [
         relative.ring(place[:, None] - place[None, :]) for place in (positions, positions + shift)
@@ -94,7 +93,7 @@ def test_a_shift_of_positions_that_lie_half_a_ring_apart_changes_no_ring(shift: 
         (Grid((6, 7), periodic=(False, True)), True),
     ],
 )
-def test_the_ring_backend_fits_where_ring_and_cells_agree(grid: Grid, fits: bool):
+def test_rings_fit(grid: Grid, fits: bool):
     assert Clipped(embedding(4)).rings_fit(grid) == fits
 
 
@@ -107,7 +106,7 @@ def test_the_ring_backend_fits_where_ring_and_cells_agree(grid: Grid, fits: bool
         ((4, 5), math.nan, "ring_width must be .*got nan"),
     ],
 )
-def test_bad_input_is_an_error_that_names_it(
+def test_invalid_arguments_raise(
     size: tuple[int, ...], width: float, message: str, unchecked_annotations: None
 ):
     with pytest.raises(ValueError, match=message):
@@ -124,9 +123,7 @@ def build(num_features: int, seed: int = 0) -> ClippedFeatures:
 
 
 @pytest.mark.parametrize("backend", ["dense", "rings"])
-def test_attention_by_position_alone_is_the_formula_in_loops_over_pairs_of_clipped_features(
-    backend: str,
-):
+def test_clipped_features_attention_equals_formula(backend: str):
     grid, relative = Grid((3, 5)), build(7)
     query, key, value = draw_inputs(15, batch=1, heads=2)
     output = attention(
@@ -157,23 +154,25 @@ def test_attention_by_position_alone_is_the_formula_in_loops_over_pairs_of_clipp
             assert relative_error(output[0, head, i], numerator / denominator) < 1e-12
 
 
-def test_it_converges_to_the_clipped_kernel_as_features_grow():
+def test_clipped_features_converge_to_clipped():
     query = draw_inputs(6, scale=0.3)[0]
     exact = Clipped(build(1).distance_embedding * 0.3).log_rings(query, scale=SCALE).exp()
     errors = []
     for num_features in (16, 256, 4096):
-        found = []
+        actual = []
         for seed in range(8):
             relative = build(num_features, seed)
             quiet = ClippedFeatures(
                 relative.distance_embedding * 0.3, projection=relative.projection
             )
-            found.append((quiet.log_rings(query, scale=SCALE).exp() - exact).square().mean().sqrt())
-        errors.append(float(torch.stack(found).mean()))
+            actual.append(
+                (quiet.log_rings(query, scale=SCALE).exp() - exact).square().mean().sqrt()
+            )
+        errors.append(float(torch.stack(actual).mean()))
     assert errors[0] > 2 * errors[1] > 4 * errors[2]
 
 
-def test_it_is_finite_for_long_queries_and_embeddings():
+def test_clipped_features_are_finite_for_large_inputs():
     relative = build(7)
     long = ClippedFeatures(30 * relative.distance_embedding.float(), projection=relative.projection)
     assert torch.isfinite(
@@ -181,12 +180,12 @@ def test_it_is_finite_for_long_queries_and_embeddings():
     ).all()
 
 
-def test_without_a_projection_it_is_refused():
+def test_clipped_features_need_a_projection():
     with pytest.raises(ValueError, match=r"projection must be a tensor.*got None"):
         ClippedFeatures(torch.zeros(4, 5))
 
 
-def test_a_projection_of_another_size_is_refused(unchecked_annotations: None):
+def test_projection_of_another_size_raises(unchecked_annotations: None):
     with pytest.raises(
         ValueError, match=r"projection must have shape \(features, 5\).*got \(7, 4\)"
     ):

@@ -32,10 +32,10 @@ def product(relative: Fourier, query: Tensor, key: Tensor) -> Tensor:
     return product if query.ndim == 3 else product[0]
 
 
-def test_it_is_the_formula_in_loops():
+def test_log_kernel_equals_formula():
     relative, offsets = build(), places(11, 2)
-    found = relative.log_at(offsets)
-    assert found.shape == (3, 11)
+    actual = relative.log_at(offsets)
+    assert actual.shape == (3, 11)
     for head in range(3):
         for pair, (down, right) in enumerate(offsets.tolist()):
             total = float(relative.constant_weight[head])
@@ -43,12 +43,12 @@ def test_it_is_the_formula_in_loops():
                 omega = relative.frequency[head, wave].tolist()
                 angle = omega[0] * down + omega[1] * right + float(relative.phase[head, wave])
                 total += float(relative.amplitude[head, wave]) * (1 + math.cos(angle))
-            assert float(found[head, pair]) == pytest.approx(math.log(total), abs=1e-12)
+            assert float(actual[head, pair]) == pytest.approx(math.log(total), abs=1e-12)
 
 
 @pytest.mark.parametrize("num_axes", [1, 2, 3])
 @pytest.mark.parametrize("batch", [(), (4,)])
-def test_the_product_of_its_waves_is_the_kernel(num_axes: int, batch: tuple[int, ...]):
+def test_product_of_position_features_is_the_kernel(num_axes: int, batch: tuple[int, ...]):
     relative = build(num_axes)
     query, key = places(*batch, 7, num_axes), places(*batch, 5, num_axes, seed=1)
     query_waves, key_waves = relative.position_features(
@@ -62,7 +62,7 @@ def test_the_product_of_its_waves_is_the_kernel(num_axes: int, batch: tuple[int,
 
 
 @given(shift=st.floats(-1e3, 1e3))
-def test_a_shift_of_all_positions_changes_no_product(shift: float):
+def test_shift_of_all_positions(shift: float):
     relative, query, key = build(), places(7, 2), places(5, 2, seed=1)
     assert (
         relative_error(product(relative, query + shift, key + shift), product(relative, query, key))
@@ -71,17 +71,17 @@ def test_a_shift_of_all_positions_changes_no_product(shift: float):
 
 
 @pytest.mark.parametrize("shift", [1e3, 2.0**20])
-def test_in_float32_it_is_as_exact_at_coordinates_of_a_million(shift: float):
+def test_float32_is_accurate_at_large_coordinates(shift: float):
     relative, positions = build(), Grid((5, 7), 0.5).positions(dtype=torch.float32)
     assert product(relative, positions, positions).dtype == torch.float32
-    truth = product(relative, positions.double(), positions.double()).float()
-    assert relative_error(product(relative, positions + shift, positions + shift), truth) < 1e-5
+    reference = product(relative, positions.double(), positions.double()).float()
+    assert relative_error(product(relative, positions + shift, positions + shift), reference) < 1e-5
 
 
 @given(turns=st.tuples(st.integers(-3, 3), st.integers(-3, 3)), spacing=st.floats(0.2, 3))
-def test_on_a_torus_whole_turns_change_nothing(turns: tuple[int, int], spacing: float):
-    sites = Positions(Grid((5, 7), spacing, periodic=True))
-    relative, offsets = build().for_positions(sites), places(11, 2)
+def test_kernel_is_periodic_on_a_torus(turns: tuple[int, int], spacing: float):
+    grid_positions = Positions(Grid((5, 7), spacing, periodic=True))
+    relative, offsets = build().for_positions(grid_positions), places(11, 2)
     moved = offsets + spacing * torch.tensor([5.0 * turns[0], 7.0 * turns[1]], dtype=torch.float64)
     assert torch.allclose(relative.log_at(moved), relative.log_at(offsets), atol=1e-9)
     assert (
@@ -90,35 +90,36 @@ def test_on_a_torus_whole_turns_change_nothing(turns: tuple[int, int], spacing: 
     )
 
 
-def test_off_a_torus_frequencies_stay_and_on_it_they_are_the_nearest_that_fit():
+def test_frequencies_are_rounded_on_a_torus():
     bare = Positions(points=places(7, 2))
     assert torch.equal(build().for_positions(bare).frequency, build().frequency)
-    sites = Positions(Grid((50, 7), periodic=(True, False)))
-    change = build().for_positions(sites).frequency - build().frequency
+    grid_positions = Positions(Grid((50, 7), periodic=(True, False)))
+    change = build().for_positions(grid_positions).frequency - build().frequency
     assert 0 < float(change[..., 0].abs().max()) <= math.pi / 50 + 1e-12
     assert torch.count_nonzero(change[..., 1]) == 0
 
 
-def test_where_it_is_nearly_0_its_logarithm_keeps_its_digits():
-    one = torch.ones(1, 1, dtype=torch.float64)
-    relative = Fourier(torch.zeros(1, dtype=torch.float64), one, one[..., None], 0 * one)
+def test_logarithm_is_accurate_near_zero():
+    ones = torch.ones(1, 1, dtype=torch.float64)
+    relative = Fourier(torch.zeros(1, dtype=torch.float64), ones, ones[..., None], 0 * ones)
     near = torch.tensor([[math.pi - 1e-6]], dtype=torch.float64)
     assert float(relative.log_at(near)) == pytest.approx(math.log(0.5e-12), abs=1e-9)
 
 
 @pytest.mark.parametrize("periodic", [False, True])
-def test_every_parameter_has_a_gradient_through_kernel_and_waves(periodic: bool):
-    sites = Positions(Grid((5, 7), periodic=periodic))
+def test_parameters_have_gradients(periodic: bool):
+    grid_positions = Positions(Grid((5, 7), periodic=periodic))
     for evaluate in (
         lambda relative: relative.log_at(places(11, 2)),
         lambda relative: product(relative, *TWO),
     ):
         relative, leaves = with_leaves(build())
-        evaluate(relative.for_positions(sites)).square().sum().backward()
+        evaluate(relative.for_positions(grid_positions)).square().sum().backward()
         assert set(leaves) == {"constant_weight", "amplitude", "frequency", "phase"}
         for leaf in leaves.values():
             assert leaf.grad is not None
-            # Frequencies that were rounded to the torus do not change with what they were rounded from.
+            # Frequencies that were rounded to the torus do not change with what they were rounded
+            # from.
             rounded = periodic and leaf is leaves["frequency"]
             assert torch.count_nonzero(leaf.grad) == (0 if rounded else leaf.numel())
 
@@ -138,7 +139,7 @@ SIZES = {"constant_weight": (3,), "amplitude": (3, 4), "frequency": (3, 4, 2), "
         ("phase", (3, 4, 1), r"phase must have shape \(3, 4\), got \(3, 4, 1\)"),
     ],
 )
-def test_shapes_that_do_not_fit_each_other_are_refused(
+def test_inconsistent_shapes_raise(
     changed: str, size: tuple[int, ...], message: str, unchecked_annotations: None
 ):
     with pytest.raises(ValueError, match=message):
@@ -146,7 +147,7 @@ def test_shapes_that_do_not_fit_each_other_are_refused(
 
 
 @pytest.mark.parametrize("argument", ["constant_weight", "amplitude"])
-def test_a_negative_weight_is_refused(argument: str):
+def test_negative_weight_raises(argument: str):
     values = {name: torch.ones(right) for name, right in SIZES.items()}
     values[argument][-1] = -0.5
     with pytest.raises(
@@ -155,7 +156,7 @@ def test_a_negative_weight_is_refused(argument: str):
         Fourier(**values)
 
 
-def test_a_head_without_any_weight_is_refused():
+def test_head_without_weights_raises():
     weights = {"constant_weight": torch.tensor([1.0, 0.0]), "amplitude": torch.zeros(2, 3)}
     with pytest.raises(ValueError, match="at least one weight above 0 in every head"):
         Fourier(**weights, frequency=torch.ones(2, 3, 1), phase=torch.zeros(2, 3))

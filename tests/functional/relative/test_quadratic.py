@@ -24,20 +24,20 @@ def offsets_of(number: int = 11) -> Tensor:
     )
 
 
-def test_it_is_the_formula_in_loops():
+def test_log_kernel_equals_formula():
     relative, offsets = build(), offsets_of()
-    found = relative.log_at(offsets)
-    assert found.shape == (3, 11)
+    actual = relative.log_at(offsets)
+    assert actual.shape == (3, 11)
     for head in range(3):
         for pair, (down, right) in enumerate(offsets.tolist()):
             center = relative.center[head].tolist()
             expected = -float(relative.precision[head]) * (
                 (-down - center[0]) ** 2 + (-right - center[1]) ** 2
             )
-            assert float(found[head, pair]) == pytest.approx(expected, abs=1e-12)
+            assert float(actual[head, pair]) == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_query_looks_at_the_key_that_lies_at_its_centre_away_from_it():
+def test_query_attends_to_its_center():
     relative = Quadratic(torch.tensor([[1.0, -2.0]]), torch.ones(1))
     positions = Grid((5, 7)).positions()
     log_kernel = relative.log_at(positions[:, None] - positions[None, :])[0]
@@ -46,8 +46,9 @@ def test_a_query_looks_at_the_key_that_lies_at_its_centre_away_from_it():
     assert float(log_kernel[query, key]) == 0
 
 
-def test_it_is_the_papers_inner_product_up_to_a_factor_of_the_query():
-    # Equation 9: v = −α (1, −2Δ_1, −2Δ_2), r = (‖δ‖², δ_1, δ_2), δ = x_j − x_i; ‖Δ‖² cancels in the softmax.
+def test_quadratic_equals_paper_up_to_query_factor():
+    # Equation 9: v = −α (1, −2Δ_1, −2Δ_2), r = (‖δ‖², δ_1, δ_2), δ = x_j − x_i; ‖Δ‖² cancels in the
+    # softmax.
     relative, offsets = build(), offsets_of()
     delta, (first, second) = -offsets, relative.center[2].tolist()
     vector = -relative.precision[2] * torch.tensor(
@@ -59,22 +60,23 @@ def test_it_is_the_papers_inner_product_up_to_a_factor_of_the_query():
 
 
 @given(turns=st.tuples(st.integers(-3, 3), st.integers(-3, 3)), spacing=st.floats(0.2, 3))
-def test_on_a_torus_whole_turns_change_nothing(turns: tuple[int, int], spacing: float):
-    sites = Positions(Grid((5, 7), spacing, periodic=True))
-    relative, offsets = build().for_positions(sites), offsets_of()
+def test_kernel_is_periodic_on_a_torus(turns: tuple[int, int], spacing: float):
+    grid_positions = Positions(Grid((5, 7), spacing, periodic=True))
+    relative, offsets = build().for_positions(grid_positions), offsets_of()
     moved = offsets + spacing * torch.tensor([5.0 * turns[0], 7.0 * turns[1]], dtype=torch.float64)
     assert torch.allclose(relative.log_at(moved), relative.log_at(offsets), atol=1e-11)
 
 
-def test_on_a_torus_the_distance_to_the_centre_is_the_shorter_one():
-    sites = Positions(Grid((10, 10), periodic=(True, False)))
-    relative = Quadratic(torch.tensor([[4.0, 4.0]]), torch.ones(1)).for_positions(sites)
-    # From 0 to the key 4 cells up is 8 cells from the centre, or 2 round the torus; along the other axis it is 8.
+def test_torus_distance_is_the_shorter_one():
+    grid_positions = Positions(Grid((10, 10), periodic=(True, False)))
+    relative = Quadratic(torch.tensor([[4.0, 4.0]]), torch.ones(1)).for_positions(grid_positions)
+    # From 0 to the key 4 cells up is 8 cells from the centre, or 2 round the torus; along the other
+    # axis it is 8.
     assert relative.axis_log_kernel(0, torch.tensor([4.0])).tolist() == [[-4.0]]
     assert relative.axis_log_kernel(1, torch.tensor([4.0])).tolist() == [[-64.0]]
 
 
-def test_every_parameter_has_a_gradient():
+def test_quadratic_parameters_have_gradients():
     center, precision = (tensor.requires_grad_() for tensor in (build().center, build().precision))
     Quadratic(center, precision, (5.0, 7.0)).log_at(offsets_of()).sum().backward()
     for tensor in (center, precision):
@@ -90,21 +92,21 @@ def test_every_parameter_has_a_gradient():
         ((3, 2), (3, 1), "precision must have"),
     ],
 )
-def test_shapes_that_do_not_fit_are_refused(
+def test_invalid_shapes_raise(
     center: tuple[int, ...], precision: tuple[int, ...], message: str, unchecked_annotations: None
 ):
     with pytest.raises(ValueError, match=message):
         Quadratic(torch.ones(center), torch.ones(precision))
 
 
-def test_a_negative_precision_is_refused():
+def test_negative_precision_raises():
     with pytest.raises(
         ValueError, match=r"the smallest element of precision must be at least 0.*got -0.5"
     ):
         Quadratic(torch.ones(3, 2), torch.tensor([1.0, -0.5, 2.0]))
 
 
-def test_far_away_it_is_finite():
+def test_quadratic_is_finite_at_large_offsets():
     assert math.isfinite(float(build().log_at(torch.full((1, 2), 1e9)).min()))
 
 
@@ -120,58 +122,56 @@ def offsets_of_of_generalized_quadratic(*size: int) -> Tensor:
     )
 
 
-def test_it_is_the_formula_in_loops_of_generalized_quadratic():
+def test_generalized_quadratic_equals_formula():
     relative, offsets = build_of_generalized_quadratic(), offsets_of_of_generalized_quadratic(11)
-    found = relative.log_at(offsets)
-    assert found.shape == (3, 11)
+    actual = relative.log_at(offsets)
+    assert actual.shape == (3, 11)
     for head in range(3):
         inverse = relative.precision_factor[head].T @ relative.precision_factor[head]
         for pair in range(11):
             away = -offsets[pair] - relative.center[head]
-            assert float(found[head, pair]) == pytest.approx(
+            assert float(actual[head, pair]) == pytest.approx(
                 float(away @ inverse @ away) / -2, abs=1e-12
             )
 
 
-def test_offsets_of_any_rank_have_one_number_a_head_and_pair():
+def test_offsets_of_any_rank():
     relative, offsets = (
         build_of_generalized_quadratic(),
         offsets_of_of_generalized_quadratic(4, 5, 7),
     )
-    found = relative.log_at(offsets)
-    assert found.shape == (3, 4, 5, 7)
-    assert torch.allclose(found[:, 2, 3, 6], relative.log_at(offsets[2, 3, 6]))
+    actual = relative.log_at(offsets)
+    assert actual.shape == (3, 4, 5, 7)
+    assert torch.allclose(actual[:, 2, 3, 6], relative.log_at(offsets[2, 3, 6]))
 
 
-def test_with_a_round_precision_it_is_the_quadratic_kernel():
+def test_isotropic_precision_equals_quadratic():
     alpha = torch.tensor([0.3, 0.7], dtype=torch.float64)
     center = offsets_of_of_generalized_quadratic(2)
     round_factor = torch.sqrt(2 * alpha)[:, None, None] * torch.eye(2, dtype=torch.float64)
     for periods in (None, (5.0, None)):
-        found = GeneralizedQuadratic(center, round_factor, periods).log_at(
+        actual = GeneralizedQuadratic(center, round_factor, periods).log_at(
             offsets_of_of_generalized_quadratic(13)
         )
         assert torch.allclose(
-            found,
+            actual,
             Quadratic(center, alpha, periods).log_at(offsets_of_of_generalized_quadratic(13)),
             atol=1e-12,
         )
 
 
 @given(turns=st.tuples(st.integers(-3, 3), st.integers(-3, 3)), spacing=st.floats(0.2, 3))
-def test_on_a_torus_whole_turns_change_nothing_of_generalized_quadratic(
-    turns: tuple[int, int], spacing: float
-):
-    sites = Positions(Grid((5, 7), spacing, periodic=True))
+def test_generalized_quadratic_is_periodic_on_a_torus(turns: tuple[int, int], spacing: float):
+    grid_positions = Positions(Grid((5, 7), spacing, periodic=True))
     relative, offsets = (
-        build_of_generalized_quadratic().for_positions(sites),
+        build_of_generalized_quadratic().for_positions(grid_positions),
         offsets_of_of_generalized_quadratic(11),
     )
     moved = offsets + spacing * torch.tensor([5.0 * turns[0], 7.0 * turns[1]], dtype=torch.float64)
     assert torch.allclose(relative.log_at(moved), relative.log_at(offsets), atol=1e-11)
 
 
-def test_every_parameter_has_a_gradient_of_generalized_quadratic():
+def test_generalized_quadratic_parameters_have_gradients():
     center, factor = (
         tensor.requires_grad_()
         for tensor in (
@@ -196,7 +196,7 @@ def test_every_parameter_has_a_gradient_of_generalized_quadratic():
         ((3, 2), (1, 2, 2), "precision_factor must have"),
     ],
 )
-def test_shapes_that_do_not_fit_are_refused_of_generalized_quadratic(
+def test_generalized_quadratic_inconsistent_shapes_raise(
     center: tuple[int, ...], factor: tuple[int, ...], message: str, unchecked_annotations: None
 ):
     with pytest.raises(ValueError, match=message):
@@ -214,26 +214,26 @@ def between(query: Grid, key: Grid | None = None) -> Positions:
 
 
 @pytest.mark.parametrize("spacing", [(1.0, 1.0), (0.1, 3.7)])
-def test_it_is_row_plus_column_of_the_offset_in_cells(spacing: tuple[float, float]):
+def test_table_is_row_plus_column(spacing: tuple[float, float]):
     grid = Grid((5, 7), spacing)
     relative = build_of_table().for_positions(between(grid))
-    found = relative.log_at(grid.offsets(dtype=torch.float64))
+    actual = relative.log_at(grid.offsets(dtype=torch.float64))
     for i in range(35):
         for j in range(35):
             down, right = i // 7 - j // 7, i % 7 - j % 7
             row = relative.tables[:, 0, 3 + max(-3, min(3, down))]
             column = relative.tables[:, 1, 3 + max(-3, min(3, right))]
-            assert torch.allclose(found[:, i, j], row + column, atol=1e-12)
+            assert torch.allclose(actual[:, i, j], row + column, atol=1e-12)
 
 
-def test_a_table_of_one_entry_is_a_constant():
+def test_table_with_one_entry_is_constant():
     relative = Table(torch.full((2, 1, 1), 0.5))
     assert relative.max_offset == 0
     assert relative.log_at(torch.tensor([[-4.0], [0.0], [9.0]])).tolist() == [[0.5] * 3] * 2
 
 
 @given(turns=st.integers(-3, 3), spacing=st.floats(0.2, 3))
-def test_on_a_torus_rolling_the_cells_changes_nothing(turns: int, spacing: float):
+def test_table_is_shift_equivariant_on_a_torus(turns: int, spacing: float):
     grid = Grid((4, 7), spacing, periodic=(False, True))
     relative, offsets = (
         build_of_table().for_positions(between(grid)),
@@ -255,7 +255,7 @@ def test_on_a_torus_rolling_the_cells_changes_nothing(turns: int, spacing: float
         (Grid(1, 2.0, origin=4.0), Grid(1, 3.0), 2.0),
     ],
 )
-def test_between_two_grids_a_cell_is_the_finer_ones(query: Grid, key: Grid, width: float):
+def test_table_uses_the_finer_cells_of_two_grids(query: Grid, key: Grid, width: float):
     assert build_of_table(1).for_positions(between(query, key)).spacing == (width,)
 
 
@@ -268,14 +268,14 @@ def test_between_two_grids_a_cell_is_the_finer_ones(query: Grid, key: Grid, widt
         (Grid((5, 8)), Grid((5, 8), (1.0, 0.7))),
     ],
 )
-def test_grids_whose_cells_do_not_align_are_refused(query: Grid, key: Grid):
+def test_misaligned_grids_raise(query: Grid, key: Grid):
     with pytest.raises(
         ValueError, match=r"key_grid must be cells a whole number of cells from those"
     ):
         build_of_table(query.num_axes).for_positions(between(query, key))
 
 
-def test_bare_positions_are_refused():
+def test_positions_without_a_grid_raise():
     bare, grid = Positions(points=torch.zeros(7, 2)), Positions(Grid((5, 7)))
     for argument, placement in (("grid", bare), ("key_grid", replace(grid, key=bare))):
         with pytest.raises(
@@ -284,7 +284,7 @@ def test_bare_positions_are_refused():
             build_of_table().for_positions(placement)
 
 
-def test_every_entry_that_occurs_has_a_gradient():
+def test_used_table_entries_have_gradients():
     tables = build_of_table().tables.requires_grad_()
     Table(tables).log_at(Grid((4, 5)).offsets(dtype=torch.float64)).sum().backward()
     assert tables.grad is not None
@@ -292,7 +292,7 @@ def test_every_entry_that_occurs_has_a_gradient():
 
 
 @pytest.mark.parametrize("size", [(3, 7), (3, 2, 6)])
-def test_tables_of_another_shape_are_refused(size: tuple[int, ...], unchecked_annotations: None):
+def test_tables_of_invalid_shape_raise(size: tuple[int, ...], unchecked_annotations: None):
     message = r"tables must have shape \(heads, axes, (entries|2 max_offset \+ 1)\)"
     with pytest.raises(ValueError, match=message):
         Table(torch.ones(size))

@@ -14,21 +14,21 @@ SHARED = ("clipped", "clipped_features", "shaw")
 
 
 @pytest.mark.parametrize("name", RELATIVES)
-def test_a_name_makes_the_kernel_of_that_name_the_same_every_time(name: str):
-    made = [make_relative(name, heads=3, dim=5, num_axes=2, kernel="softmax") for _ in range(2)]
-    assert made[0].name == name
-    leaves, others = (with_leaves(relative)[1] for relative in made)
+def test_make_relative_by_name_is_reproducible(name: str):
+    kernels = [make_relative(name, heads=3, dim=5, num_axes=2, kernel="softmax") for _ in range(2)]
+    assert kernels[0].name == name
+    leaves, others = (with_leaves(relative)[1] for relative in kernels)
     assert leaves
     assert all(torch.equal(leaf, others[field]) for field, leaf in leaves.items())
 
 
-def test_an_instance_is_itself():
+def test_instance_is_returned_unchanged():
     relative = Clipped(torch.zeros(3, 5))
     assert make_relative(relative, heads=3, dim=5, num_axes=2, kernel="softmax") is relative
 
 
 @pytest.mark.parametrize("name", RELATIVES)
-def test_equivariance_is_declared_in_one_of_two_words(name: str):
+def test_equivariance_is_declared(name: str):
     assert RELATIVES[name].equivariance in ("exact", "in expectation")
 
 
@@ -36,22 +36,23 @@ def test_equivariance_is_declared_in_one_of_two_words(name: str):
     ("relative", "message"),
     [("cliped", "Did you mean 'clipped'"), (3, "None, a name or an instance")],
 )
-def test_what_is_no_relative_kernel_is_refused(
-    relative: Any, message: str, unchecked_annotations: None
-):
+def test_invalid_relative_kernels_raise(relative: Any, message: str, unchecked_annotations: None):
     with pytest.raises(ValueError, match=message):
         make_relative(relative, heads=3, dim=5, num_axes=2, kernel="softmax")
 
 
 @pytest.mark.parametrize("name", RELATIVES)
-def test_other_numbers_of_axes_and_heads_are_refused(name: str):
+def test_other_numbers_of_axes_or_heads_raise(name: str):
     kernel = make_kernel("positive", 5)
-    made = make_relative(name, heads=3, dim=5, num_axes=2, kernel="positive")
-    made.check(heads=3, dim=5, num_axes=2, kernel=kernel)
+    relative = make_relative(name, heads=3, dim=5, num_axes=2, kernel="positive")
+    relative.check(heads=3, dim=5, num_axes=2, kernel=kernel)
     if name not in BY_DISTANCE:
-        message = r"grid or positions must be 2, because relative\.\w+ has shape .*got 3\. Make the layer with num_axes=3"
+        message = (
+            r"grid or positions must be 2, because relative\.\w+ has shape .*got 3\. "
+            r"Make the layer with num_axes=3"
+        )
         with pytest.raises(ValueError, match=message):
-            made.check(heads=3, dim=5, num_axes=3, kernel=kernel)
+            relative.check(heads=3, dim=5, num_axes=3, kernel=kernel)
     if name not in SHARED:
         with pytest.raises(ValueError, match=r"relative\.\w+ must have shape \(2,.*got \(3,.*\)"):
-            made.check(heads=2, dim=5, num_axes=2, kernel=kernel)
+            relative.check(heads=2, dim=5, num_axes=2, kernel=kernel)

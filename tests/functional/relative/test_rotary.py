@@ -31,26 +31,26 @@ def products(relative: Rotary, positions: Tensor) -> Tensor:
     return relative.rotate(query, positions) @ relative.rotate(key, positions).transpose(-2, -1)
 
 
-def test_it_is_the_formula_in_loops():
+def test_log_kernel_equals_formula():
     relative, positions, features = build(), places(7, 2), draw_inputs(7)[0]
-    found = relative.rotate(features, positions)
+    actual = relative.rotate(features, positions)
     for head in range(3):
         for token, (down, right) in enumerate(positions.tolist()):
             for pair in range(2):
                 omega = relative.frequency[head, pair].tolist()
                 angle = omega[0] * down + omega[1] * right
                 first, second = features[1, head, token, 2 * pair : 2 * pair + 2].tolist()
-                rotated = found[1, head, token, 2 * pair : 2 * pair + 2].tolist()
+                rotated = actual[1, head, token, 2 * pair : 2 * pair + 2].tolist()
                 assert rotated[0] == pytest.approx(
                     first * math.cos(angle) - second * math.sin(angle), abs=1e-12
                 )
                 assert rotated[1] == pytest.approx(
                     first * math.sin(angle) + second * math.cos(angle), abs=1e-12
                 )
-    assert torch.equal(found[..., 4], features[..., 4])
+    assert torch.equal(actual[..., 4], features[..., 4])
 
 
-def test_at_the_origin_nothing_turns_and_nowhere_lengths_change():
+def test_rotation_is_identity_at_origin_and_keeps_length():
     features = draw_inputs(7)[0]
     assert torch.equal(build().rotate(features, torch.zeros(7, 2, dtype=torch.float64)), features)
     assert (
@@ -61,31 +61,35 @@ def test_at_the_origin_nothing_turns_and_nowhere_lengths_change():
 
 @pytest.mark.parametrize("num_axes", [1, 2, 3])
 @given(shift=st.floats(-1e3, 1e3))
-def test_inner_products_depend_on_the_offset_alone(num_axes: int, shift: float):
+def test_inner_products_depend_on_offsets_only(num_axes: int, shift: float):
     relative, positions = build(num_axes), places(4, 7, num_axes)
     assert (
         relative_error(products(relative, positions + shift), products(relative, positions)) < 1e-11
     )
 
 
-def test_positions_of_each_sample_turn_each_sample():
+def test_positions_may_differ_between_samples():
     relative, positions, features = build(), places(2, 7, 2), draw_inputs(7)[0]
     together = relative.rotate(features, positions)
     assert relative_error(together[1:], relative.rotate(features[1:], positions[1])) < 1e-12
 
 
 @pytest.mark.parametrize("shift", [1e3, 2.0**20])
-def test_in_float32_it_is_as_exact_at_coordinates_of_a_million(shift: float):
+def test_float32_is_accurate_at_large_coordinates(shift: float):
     positions = Grid((5, 7), 0.5).positions(dtype=torch.float32)
-    found = products(build(), positions + shift)
-    assert found.dtype == torch.float32
-    assert relative_error(found, products(build(), positions.double()).float()) < 1e-5
+    actual = products(build(), positions + shift)
+    assert actual.dtype == torch.float32
+    assert relative_error(actual, products(build(), positions.double()).float()) < 1e-5
 
 
 @given(turns=st.tuples(st.integers(-3, 3), st.integers(-3, 3)), spacing=st.floats(0.2, 3))
-def test_on_a_torus_whole_turns_change_nothing(turns: tuple[int, int], spacing: float):
-    sites = Positions(Grid((5, 7), spacing, periodic=True))
-    relative, positions, features = build().for_positions(sites), places(7, 2), draw_inputs(7)[0]
+def test_kernel_is_periodic_on_a_torus(turns: tuple[int, int], spacing: float):
+    grid_positions = Positions(Grid((5, 7), spacing, periodic=True))
+    relative, positions, features = (
+        build().for_positions(grid_positions),
+        places(7, 2),
+        draw_inputs(7)[0],
+    )
     moved = positions + spacing * torch.tensor(
         [5.0 * turns[0], 7.0 * turns[1]], dtype=torch.float64
     )
@@ -95,13 +99,13 @@ def test_on_a_torus_whole_turns_change_nothing(turns: tuple[int, int], spacing: 
     )
 
 
-def test_a_single_token_of_odd_strides_is_turned_as_among_others():
+def test_rotate_strided_single_token():
     relative, positions, features = build(), places(7, 2), draw_inputs(7)[0]
     alone = relative.rotate(features[:1, :, 3:4], positions[3:4])
     assert relative_error(alone, relative.rotate(features, positions)[:1, :, 3:4]) < 1e-12
 
 
-def test_the_form_that_is_compiled_is_the_same(monkeypatch: pytest.MonkeyPatch):
+def test_compiled_form_is_equal(monkeypatch: pytest.MonkeyPatch):
     relative, positions, features = build(), places(7, 2), draw_inputs(7)[0]
     rotated = relative.rotate(features, positions)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
@@ -165,7 +169,7 @@ def test_a_rotation_does_not_change_lengths():
     assert relative_error(relative.lengths(rotated), relative.lengths(features)) < 1e-14
 
 
-def test_a_kernel_of_signed_features_has_no_part_in_the_denominator():
+def test_signed_kernels_use_lengths():
     relative = build()
     assert relative.for_kernel(SquaredRelu()) is relative
     signed = make_kernel("trigonometric", 5)
@@ -182,19 +186,17 @@ def lengths(
 
 
 @pytest.mark.parametrize("smallest", [1.0, 1e-30])
-def test_lengths_have_the_gradient_of_a_root_and_that_of_zero_is_zero(
-    lengths: Callable[[Tensor], Tensor], smallest: float
-):
+def test_length_gradients(lengths: Callable[[Tensor], Tensor], smallest: float):
     features = torch.tensor([3.0, -4.0, 0.0, 0.0, 0.0, 2.0])
     features = (smallest * features).reshape(1, 1, 1, 6).requires_grad_()
-    found = lengths(features)
-    assert torch.allclose(found / smallest, torch.tensor([5.0, 0.0, 2.0]))
-    (gradient,) = torch.autograd.grad(found.sum(), features)
+    actual = lengths(features)
+    assert torch.allclose(actual / smallest, torch.tensor([5.0, 0.0, 2.0]))
+    (gradient,) = torch.autograd.grad(actual.sum(), features)
     assert torch.allclose(gradient, torch.tensor([0.6, -0.8, 0.0, 0.0, 0.0, 1.0]))
     assert lengths(torch.zeros_like(features)).count_nonzero() == 0
 
 
-def test_lengths_can_be_derived_twice():
+def test_lengths_are_twice_differentiable():
     features = draw_inputs(2, batch=1, heads=1, dim=4)[0].requires_grad_()
     assert torch.autograd.gradgradcheck(
         Rotary(torch.ones(1, 2, 1)).lengths, features, fast_mode=True
@@ -203,12 +205,12 @@ def test_lengths_can_be_derived_twice():
 
 @pytest.mark.parametrize("normalizer", ROTARY_NORMALIZERS)
 @pytest.mark.parametrize("recorded", [False, True])
-def test_pairs_by_halves_are_those_side_by_side_in_another_order(
+def test_halves_equal_adjacent_pairs_in_another_order(
     normalizer: str, recorded: bool, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: recorded)
     order, frequency = torch.tensor([0, 2, 1, 3, 4]), build().frequency
-    inputs = [one.requires_grad_() for one in (*draw_inputs(7), frequency)]
+    inputs = [tensor.requires_grad_() for tensor in (*draw_inputs(7), frequency)]
     adjacent, halves = (
         Rotary(frequency, normalizer, pairing=pairing) for pairing in rotary.PAIRINGS
     )
@@ -221,44 +223,44 @@ def test_pairs_by_halves_are_those_side_by_side_in_another_order(
     )
     gradients = (torch.autograd.grad(output.square().sum(), inputs) for output in outputs)
     assert relative_error(*outputs) < 1e-12
-    assert all(relative_error(one, other) < 1e-12 for one, other in zip(*gradients, strict=True))
+    assert all(relative_error(left, right) < 1e-12 for left, right in zip(*gradients, strict=True))
 
 
 @pytest.mark.parametrize("periodic", [False, True])
 def test_frequencies_have_gradients(periodic: bool):
-    frequency, sites = (
+    frequency, grid_positions = (
         build().frequency.requires_grad_(),
         Positions(Grid((5, 7), periodic=periodic)),
     )
-    products(Rotary(frequency).for_positions(sites), places(7, 2)).square().sum().backward()
+    products(
+        Rotary(frequency).for_positions(grid_positions), places(7, 2)
+    ).square().sum().backward()
     assert frequency.grad is not None
     assert torch.count_nonzero(frequency.grad) == (0 if periodic else frequency.numel())
 
 
 @pytest.mark.parametrize("kernel", ["softmax", "squared_relu", "taylor2", "positive"])
-def test_by_name_it_turns_every_pair_of_the_content_kernels_features(kernel: str):
+def test_rotary_by_name_rotates_all_features(kernel: str):
     relative = Rotary.draw(torch.Generator(), heads=3, dim=5, num_axes=2, kernel=kernel)
-    made = make_kernel(kernel, 5)
-    relative.check(heads=3, dim=5, num_axes=2, kernel=made)
-    size = made.num_features(5) if isinstance(made, FeatureKernel) else 5
+    content_kernel = make_kernel(kernel, 5)
+    relative.check(heads=3, dim=5, num_axes=2, kernel=content_kernel)
+    size = content_kernel.num_features(5) if isinstance(content_kernel, FeatureKernel) else 5
     assert relative.frequency.shape == (3, size // 2, 2)
 
 
 @pytest.mark.parametrize("size", [(3, 2), (3, 0, 2)])
-def test_frequencies_of_another_shape_are_refused(
-    size: tuple[int, ...], unchecked_annotations: None
-):
+def test_frequencies_of_invalid_shape_raise(size: tuple[int, ...], unchecked_annotations: None):
     with pytest.raises(ValueError, match=r"frequency must have shape \(heads, pairs, axes\)"):
         Rotary(torch.ones(size))
 
 
 @pytest.mark.parametrize("kernel", [Softmax(), SquaredRelu()])
-def test_more_pairs_than_features_are_refused(kernel: Softmax | SquaredRelu):
+def test_more_pairs_than_features_raise(kernel: Softmax | SquaredRelu):
     with pytest.raises(ValueError, match="at most 1 pairs for the 3 features of kernel="):
         build().check(heads=3, dim=3, num_axes=2, kernel=kernel)
 
 
-def test_a_kernel_of_a_single_feature_is_refused():
+def test_kernel_with_one_feature_raises():
     with pytest.raises(
         ValueError, match=r"kernel must be a kernel of at least 2 features.*got 'constant'"
     ):
@@ -267,7 +269,7 @@ def test_a_kernel_of_a_single_feature_is_refused():
         Rotary.draw(torch.Generator(), heads=3, dim=5, num_axes=2, kernel="constant")
 
 
-def test_an_unknown_normalizer_and_a_share_out_of_range_are_refused():
+def test_invalid_normalizer_and_length_share_raise():
     with pytest.raises(
         ValueError, match=r"normalizer must be .*got 'length'.*Did you mean 'lengths'"
     ):

@@ -31,29 +31,26 @@ def mixing(alpha: float, beta: float) -> Tensor:
 
 
 @given(x=Place, y=Place, shift=Place, frequency=Number, alpha=Number, beta=Number)
-def test_lemma_1_holds_and_the_inner_product_is_the_kernels_logarithm(
-    x: float, y: float, shift: float, frequency: float, alpha: float, beta: float
-):
-    here, there = (
+def test_lemma_1(x: float, y: float, shift: float, frequency: float, alpha: float, beta: float):
+    product, shifted_product = (
         float(encoding(x + by, frequency) @ mixing(alpha, beta) @ encoding(y + by, frequency))
         for by in (0.0, shift)
     )
-    assert there == pytest.approx(here, abs=1e-10)
+    assert shifted_product == pytest.approx(product, abs=1e-10)
     numbers = torch.tensor([frequency, alpha, beta, x - y], dtype=torch.float64)
     kernel = Rotation(numbers[:1], numbers[1].reshape(1, 1, 1), numbers[2].reshape(1, 1, 1))
-    assert float(kernel.axis_log_kernel(0, numbers[3:])) == pytest.approx(here, abs=1e-10)
+    assert float(kernel.axis_log_kernel(0, numbers[3:])) == pytest.approx(product, abs=1e-10)
 
 
 @given(x=Place, frequency=Number, alpha=Number, beta=Number)
-def test_the_proofs_second_line_has_the_corrected_signs(
-    x: float, frequency: float, alpha: float, beta: float
-):
+def test_corrected_signs_of_the_proof(x: float, frequency: float, alpha: float, beta: float):
     sine, cosine = encoding(x, frequency).tolist()
     expected = torch.tensor(
         [alpha * sine - beta * cosine, beta * sine + alpha * cosine], dtype=torch.float64
     )
     assert torch.allclose(encoding(x, frequency) @ mixing(alpha, beta), expected, atol=1e-12)
-    # With vectors as rows the product of the learned matrices is W_q W_kᵀ; the paper's W_qᵀW_k is another matrix.
+    # With vectors as rows the product of the learned matrices is W_q W_kᵀ; the paper's W_qᵀW_k is
+    # another matrix.
     generator = torch.Generator().manual_seed(0)
     key_matrix = torch.randn(2, 2, dtype=torch.float64, generator=generator)
     query_matrix = mixing(alpha, beta) @ torch.linalg.inv(key_matrix).T
@@ -61,17 +58,17 @@ def test_the_proofs_second_line_has_the_corrected_signs(
     assert float(logit) == pytest.approx(float(expected @ encoding(0.3, frequency)), abs=1e-9)
 
 
-def test_a_matrix_of_another_form_breaks_lemma_1():
+def test_lemma_1_needs_the_matrix_form():
     matrix = torch.tensor(
         [[1.0, 0.5], [0.5, 1.0]], dtype=torch.float64
     )  # β with the sign of the paper's second line
-    here, there = (
+    product, shifted_product = (
         float(encoding(1 + by, 1.0) @ matrix @ encoding(0.2 + by, 1.0)) for by in (0.0, 1.0)
     )
-    assert abs(here - there) > 0.1
+    assert abs(product - shifted_product) > 0.1
 
 
-def test_it_is_the_formula_in_loops_summed_over_axes_and_scales():
+def test_rotation_equals_formula():
     grid = Grid((2, 3, 2), (1.0, 0.5, 2.0))
     kernel = make_relative("rotation", heads=3, dim=5, num_axes=3, kernel="softmax")
     assert isinstance(kernel, Rotation)
@@ -92,19 +89,19 @@ def test_it_is_the_formula_in_loops_summed_over_axes_and_scales():
                 )
 
 
-def test_its_logarithm_is_the_sum_of_one_term_an_axis():
+def test_logarithm_is_a_sum_over_axes():
     grid = Grid((5, 7), periodic=(True, False))
     kernel = make_relative("rotation", heads=3, dim=5, num_axes=2, kernel="softmax")
     assert isinstance(kernel, Rotation)
     dense = kernel.log_kernel(draw_inputs(35)[0], grid.offsets(dtype=torch.float64), scale=1.0)[0]
     like = torch.zeros(0, dtype=torch.float64)
     apart = (Positions(grid).axis_offsets_like(axis, like) for axis in (0, 1))
-    first, second = (kernel.axis_log_kernel(axis, one) for axis, one in enumerate(apart))
+    first, second = (kernel.axis_log_kernel(axis, offset) for axis, offset in enumerate(apart))
     summed = first[:, :, None, :, None] + second[:, None, :, None, :]
     assert relative_error(dense, summed.reshape(3, 35, 35)) < 1e-12
 
 
-def test_offsets_of_each_sample_give_each_sample_its_own():
+def test_offsets_may_differ_between_samples():
     kernel = make_relative("rotation", heads=3, dim=5, num_axes=2, kernel="softmax")
     assert isinstance(kernel, Rotation)
     offsets = torch.rand(4, 6, 6, 2, dtype=torch.float64)
@@ -114,7 +111,7 @@ def test_offsets_of_each_sample_give_each_sample_its_own():
     assert relative_error(together[1:2], kernel.log_kernel(query, offsets[1], scale=1.0)) < 1e-12
 
 
-def test_the_initial_frequencies_and_the_scale_are_the_papers():
+def test_initial_values_equal_paper():
     assert initial_frequency(4).tolist() == pytest.approx([1, 0.3536, 0.125, 0.0442], abs=1e-4)
     assert rotation_scale(32, 2, 4) == pytest.approx(1 / math.sqrt(48))
 
@@ -133,7 +130,7 @@ def test_the_initial_frequencies_and_the_scale_are_the_papers():
         ((2,), (3, 2, 2), (3, 1, 2), "sine_weight must have"),
     ],
 )
-def test_shapes_that_do_not_fit_are_refused(
+def test_invalid_shapes_raise(
     frequency: tuple[int, ...],
     cosine: tuple[int, ...],
     sine: tuple[int, ...],
@@ -155,8 +152,8 @@ def build_exact(num_axes: int = 2) -> Rotation:
     return Rotation(joint.frequency, joint.cosine_weight, joint.sine_weight, joint.scale)
 
 
-def itself(sites: Positions, num_prefix_tokens: int = 0) -> Positions:
-    return replace(sites, num_prefix_tokens=num_prefix_tokens)
+def itself(grid_positions: Positions, num_prefix_tokens: int = 0) -> Positions:
+    return replace(grid_positions, num_prefix_tokens=num_prefix_tokens)
 
 
 def logits(query: Tensor, key: Tensor, placement: Positions, num_axes: int) -> Tensor:
@@ -165,7 +162,7 @@ def logits(query: Tensor, key: Tensor, placement: Positions, num_axes: int) -> T
 
 
 @pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 4)])
-def test_the_inner_product_of_the_concatenated_vectors_is_the_logit(shape: tuple[int, ...]):
+def test_concatenated_inner_product_is_the_logit(shape: tuple[int, ...]):
     grid = Grid(shape, 0.5)
     query, key, _ = draw_inputs(grid.num_tokens)
     expected = 0.4 * query @ key.transpose(-2, -1)
@@ -177,7 +174,7 @@ def test_the_inner_product_of_the_concatenated_vectors_is_the_logit(shape: tuple
     assert relative_error(logits(query, key, by_positions, len(shape)), expected) < 1e-12
 
 
-def test_queries_and_keys_may_lie_in_different_places():
+def test_queries_and_keys_at_different_positions():
     places, other = (
         torch.randn(7, 2, dtype=torch.float64),
         torch.randn(2, 5, 2, dtype=torch.float64),
@@ -191,16 +188,16 @@ def test_queries_and_keys_may_lie_in_different_places():
     assert relative_error(logits(query, key, placement, 2), expected) < 1e-12
 
 
-def test_a_prefix_has_no_position_among_queries_or_keys():
+def test_prefix_tokens_have_no_position():
     grid = Grid((3, 5))
     query, key, _ = draw_inputs(2 + 15)
-    found = logits(query, key, itself(Positions(grid), 2), 2)
+    actual = logits(query, key, itself(Positions(grid), 2), 2)
     content = 0.4 * query @ key.transpose(-2, -1)
-    assert relative_error(found[:, :, :2], content[:, :, :2]) < 1e-12
-    assert relative_error(found[:, :, :, :2], content[:, :, :, :2]) < 1e-12
+    assert relative_error(actual[:, :, :2], content[:, :, :2]) < 1e-12
+    assert relative_error(actual[:, :, :, :2], content[:, :, :, :2]) < 1e-12
 
 
-def test_with_the_softmax_kernel_it_is_the_rotation_kernel():
+def test_rotation_joint_equals_rotation_for_softmax():
     grid = Grid((3, 5))
     query, key, value = draw_inputs(15)
     joint = attention(query, key, value, relative=build(), grid=grid, scale=0.4)
@@ -208,7 +205,7 @@ def test_with_the_softmax_kernel_it_is_the_rotation_kernel():
     assert relative_error(joint, exact) < 1e-12
 
 
-def test_its_default_scale_is_that_of_the_concatenated_size():
+def test_rotation_joint_default_scale():
     grid = Grid((3, 5))
     query, key, value = draw_inputs(15)
     assert build().num_position_features == 16
@@ -219,7 +216,7 @@ def test_its_default_scale_is_that_of_the_concatenated_size():
 
 
 @pytest.mark.parametrize("kernel", ["squared_relu", "constant"])
-def test_a_kernel_that_does_not_estimate_softmax_is_refused(kernel: str):
+def test_kernels_that_do_not_estimate_softmax_raise(kernel: str):
     query, key, value = draw_inputs(15)
     with pytest.raises(
         ValueError, match=rf"kernel must be softmax or random features of it.*got '{kernel}'"
@@ -227,14 +224,14 @@ def test_a_kernel_that_does_not_estimate_softmax_is_refused(kernel: str):
         attention(query, key, value, kernel=kernel, relative="rotation_joint", grid=Grid((3, 5)))
 
 
-def test_a_periodic_axis_is_refused():
+def test_periodic_axis_raises():
     placement = itself(Positions(Grid((3, 5), periodic=(False, True))))
     with pytest.raises(ValueError, match="no periodic axis with relative='rotation_joint'"):
         build().for_positions(placement)
     assert isinstance(build().for_positions(itself(Positions(Grid((3, 5))))), RotationJoint)
 
 
-def test_it_declares_that_it_is_equivariant_in_expectation_only():
+def test_rotation_joint_is_equivariant_in_expectation():
     assert RotationJoint.equivariance == "in expectation"
     assert Rotation.equivariance == "exact"
 
@@ -246,12 +243,12 @@ def rotation(num_axes: int) -> Rotation:
 
 
 @pytest.mark.parametrize("shape", [(11,), (3, 5), (2, 3, 4)])
-def test_inner_products_are_logits_with_the_relative_kernel(shape: tuple[int, ...]):
-    sites = Positions(Grid(shape, spacing=0.7, origin=-3.0))
-    num_tokens = sites.num_placed
+def test_softmax_vectors_give_the_logits(shape: tuple[int, ...]):
+    grid_positions = Positions(Grid(shape, spacing=0.7, origin=-3.0))
+    num_tokens = grid_positions.num_placed
     assert num_tokens is not None
     query, key, _ = draw_inputs(num_tokens + 2)
-    placement = replace(sites, num_prefix_tokens=2)
+    placement = replace(grid_positions, num_prefix_tokens=2)
     relative = rotation(len(shape))
     left, right = relative.concatenate(query, key, placement, scale=0.4)
     expected = 0.4 * query @ key.mT
@@ -260,7 +257,7 @@ def test_inner_products_are_logits_with_the_relative_kernel(shape: tuple[int, ..
     assert relative_error(left @ right.mT, expected) < 1e-13
 
 
-def test_positions_of_their_own_for_every_sample_of_queries_and_keys():
+def test_softmax_vectors_with_positions_per_sample():
     query, key, _ = draw_inputs(11)
     key = key[:, :, :7]
     at_query, at_key = (torch.randn(2, size, 3, dtype=torch.float64) for size in (11, 7))
@@ -273,10 +270,10 @@ def test_positions_of_their_own_for_every_sample_of_queries_and_keys():
     assert relative_error(left @ right.mT, expected) < 1e-13
 
 
-def test_float32_places_far_away_are_no_less_exact():
-    sites = Positions(Grid((5, 7), origin=1e6))
+def test_softmax_vectors_are_accurate_at_large_coordinates():
+    grid_positions = Positions(Grid((5, 7), origin=1e6))
     query, key, _ = draw_inputs(35, dtype=torch.float32)
-    placement, relative = sites, rotation(2)
+    placement, relative = grid_positions, rotation(2)
     left, right = relative.concatenate(query, key, placement, scale=0.4)
     expected = 0.4 * query @ key.mT + relative.log_kernel(
         query, placement.offsets_like(query), scale=0.4

@@ -14,7 +14,7 @@ def softmax_of(scores: Tensor, value: Tensor) -> Tensor:
     return torch.softmax(scores, dim=-1) @ value
 
 
-def test_on_a_line_shaw_is_the_paper_s_sum_of_a_key_and_an_embedding_of_key_minus_query():
+def test_shaw_equals_paper_on_a_line():
     query, key, value = draw_inputs(11)
     papers = torch.randn(
         7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
@@ -26,7 +26,7 @@ def test_on_a_line_shaw_is_the_paper_s_sum_of_a_key_and_an_embedding_of_key_minu
     assert relative_error(ours, softmax_of(scores, value)) < 1e-12
 
 
-def test_shaw_tells_left_from_right_and_up_from_down():
+def test_shaw_depends_on_the_sign_of_offsets():
     query = torch.ones(1, 1, 2, dtype=torch.float64).expand(1, 1, 9, 2)
     value = torch.eye(9, dtype=torch.float64)[None, None]
     embedding = torch.zeros(2, 3, 2, dtype=torch.float64)
@@ -35,7 +35,7 @@ def test_shaw_tells_left_from_right_and_up_from_down():
     assert weights[0, 0, 4].argmax() == 6  # of the middle one: the lower left
 
 
-def test_transformer_xl_is_the_sum_of_its_four_terms():
+def test_transformer_xl_equals_paper():
     query, key, value = draw_inputs(13)
     generator = torch.Generator().manual_seed(1)
     frequency = torch.tensor([1.0, 0.3, 0.01], dtype=torch.float64)
@@ -55,7 +55,7 @@ def test_transformer_xl_is_the_sum_of_its_four_terms():
     assert relative_error(ours, softmax_of(scores, value)) < 1e-12
 
 
-def test_without_a_query_it_is_strategy_1():
+def test_transformer_xl_without_query_equals_rotation():
     inputs = draw_inputs(15)
     generator = torch.Generator().manual_seed(1)
     rotation = Rotation.draw(generator, heads=3, dim=5, num_axes=2, kernel="softmax")
@@ -66,5 +66,7 @@ def test_without_a_query_it_is_strategy_1():
     )
     frequency = rotation.frequency[:, None].expand(-1, 2)
     same = TransformerXL(frequency, weights.new_zeros(*weights.shape, 5), weights)
-    ours, theirs = (attention(*inputs, relative=one, grid=Grid((3, 5))) for one in (same, rotation))
-    assert relative_error(ours, theirs) < 1e-12
+    output, expected = (
+        attention(*inputs, relative=kernel, grid=Grid((3, 5))) for kernel in (same, rotation)
+    )
+    assert relative_error(output, expected) < 1e-12

@@ -14,7 +14,7 @@ GRID = Grid((19, 11), periodic=(False, True))
 
 
 @pytest.mark.parametrize("backend", ["dense", "windows"])
-def test_weights_by_place_alone_are_a_convolution_over_that_of_ones(backend: str):
+def test_constant_kernel_in_a_window_is_a_convolution(backend: str):
     value = draw_inputs(GRID.num_tokens, heads=1, dim=4)[2]
     bias = torch.randn(1, 5, 5, dtype=torch.float64)
     nothing = torch.zeros_like(value)
@@ -30,7 +30,8 @@ def test_weights_by_place_alone_are_a_convolution_over_that_of_ones(backend: str
 
     def convolved(image: torch.Tensor) -> torch.Tensor:
         wrapped = pad(pad(image, (2, 2, 0, 0), mode="circular"), (0, 0, 2, 2))
-        # A convolution of torch's adds what lies at the cell less the entry; ours is of query less key.
+        # A convolution of torch's adds what lies at the cell less the entry; ours is of query less
+        # key.
         return conv2d(wrapped, bias.exp().flip(1, 2)[:, None])
 
     images = GRID.unflatten(value[:, 0]).flatten(0, 1)[:, None]
@@ -43,38 +44,41 @@ def test_weights_by_place_alone_are_a_convolution_over_that_of_ones(backend: str
 @pytest.mark.parametrize(
     "kernel", [Optimal(torch.randn(6, 5).double()), Taylor2("mean")], ids=lambda kernel: kernel.name
 )
-def test_what_a_kernel_takes_of_all_tokens_of_a_sample_it_has_in_every_tile(kernel: Kernel):
+def test_fitted_kernels_work_in_tiles(kernel: Kernel):
     query, key, value = draw_inputs(GRID.num_tokens)
     assert max(Tiling(GRID, 2).counts) > 1
     relative = Window(torch.randn(3, 5, 5, dtype=torch.float64))
     options = {"kernel": kernel, "relative": relative, "grid": GRID}
-    found = [
+    actual = [
         attention(query, key + 1, value, **options, backend=backend)
         for backend in ("dense", "windows")
     ]
-    assert relative_error(found[1], found[0]) <= 1e-10
+    assert relative_error(actual[1], actual[0]) <= 1e-10
 
 
 @pytest.mark.parametrize("backend", ["dense", "windows"])
-def test_no_key_beyond_the_window_is_seen_and_a_query_without_keys_gives_0(backend: str):
+def test_keys_beyond_the_window_have_no_weight(backend: str):
     query, key, value = draw_inputs(GRID.num_tokens)
     relative = Window(torch.randn(3, 5, 5, dtype=torch.float64))
     cells = GRID.positions()
     near = (GRID.wrap(cells - cells[3 * 11 + 1]).abs() <= 2).all(dim=-1)
     options = {"kernel": "softmax", "relative": relative, "grid": GRID, "backend": backend}
     changed = [
-        torch.where(near[:, None], one, torch.full_like(one, math.pi)) for one in (key, value)
+        torch.where(near[:, None], tensor, torch.full_like(tensor, math.pi))
+        for tensor in (key, value)
     ]
     seen = [attention(query, *two, **options)[:, :, 3 * 11 + 1] for two in ((key, value), changed)]
     assert relative_error(*seen) <= 1e-12
     mask = ~near.expand(2, -1)
-    leaves = [one.requires_grad_() for one in (query, key, value)]
+    leaves = [tensor.requires_grad_() for tensor in (query, key, value)]
     output = attention(*leaves, **options, key_mask=mask)
     assert (output[:, :, 3 * 11 + 1] == 0).all()
-    assert all(one.isfinite().all() for one in torch.autograd.grad(output.square().sum(), leaves))
+    assert all(
+        tensor.isfinite().all() for tensor in torch.autograd.grad(output.square().sum(), leaves)
+    )
 
 
-def test_half_of_a_blocks_heads_attend_in_a_window_and_at_a_cost_that_stays_linear():
+def test_window_heads_have_linear_cost():
     block = TransformerBlock(8, 5, dim_head=3, window_reach=2).double()
     near = block.window_attention
     assert near is not None
@@ -117,6 +121,6 @@ def test_half_of_a_blocks_heads_attend_in_a_window_and_at_a_cost_that_stays_line
     ],
     ids=["not a square", "even sides", "one head", "no reach", "no divisor"],
 )
-def test_what_is_no_window_is_refused(build, message: str):
+def test_invalid_windows_raise(build, message: str):
     with pytest.raises(ValueError, match=message):
         build()

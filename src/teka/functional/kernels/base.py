@@ -124,14 +124,14 @@ class Kernel(TensorFields, ABC):
         return None
 
     def softmax_vectors(self, query: Queries, key: Keys) -> VectorPair | None:
-        """Return vectors x, y such that attention is softmax(scale · xᵀy), or None if there are none."""
+        """Return vectors x, y such that attention is softmax(scale · xᵀy), or None."""
         return (query, key) if self.is_softmax else None
 
     @abstractmethod
     def dense_vectors(
         self, query: Queries, key: Keys, *, scale: float, key_mask: KeyMask, is_causal: bool
     ) -> FeatureMaps:
-        """Return vectors of queries and keys for `dense_weights`, and the log scale s_j of each key.
+        """Return the vectors for `dense_weights`, and the log scale s_j of each key.
 
         `dense_weights` takes the inner products of the vectors. The log scale is None if it is 0.
         If causal, the vector and the log scale of a key depend on this key alone.

@@ -32,7 +32,7 @@ LEAST_FEATURE = 1e-14
 
 
 class PointwiseKernel(FeatureKernel):
-    """Base class of kernels with one feature map for queries and keys, which acts on each vector."""
+    """Base class of kernels with the same pointwise feature map for queries and keys."""
 
     @abstractmethod
     def feature_map(self, vectors: Vectors, *, scale: float) -> FeatureVectors:

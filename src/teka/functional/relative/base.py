@@ -189,7 +189,7 @@ class Relative(TensorFields, ABC):
 
     @property
     def num_waves(self) -> int:
-        """Factor by which `linear_features` are longer than the features of the content kernel."""
+        """Return the number of `linear_features` for each feature of the content kernel."""
         return 1
 
     @property
@@ -200,7 +200,7 @@ class Relative(TensorFields, ABC):
     def softmax_vectors(
         self, query: Queries, key: Keys, positions: Positions, *, scale: float
     ) -> VectorPair | None:
-        """Return vectors whose inner products are scale · qᵀk + log c, or None if there are none."""
+        """Return vectors with inner products scale · qᵀk + log c, or None if there are none."""
         return None
 
     def extra_softmax_dim(self, positions: Positions) -> int | None:

@@ -30,10 +30,11 @@ MAX_DISTANCE = 6
 class Clipped(FactorRelative):
     """The clipped kernel c(Δ; q) = exp(scale · qᵀw_r) with the ring r = min(‖Δ‖₁ / ring_width, k).
 
-    A sum over keys is a weighted sum of k + 1 sums over rings, which takes O(L · k).
+    Rings are rounded to whole numbers. A sum over keys is a weighted sum of k + 1 sums over rings,
+    which takes O(L · k).
 
-    Source: Horn et al. 2021, §2.3 (strategy 2), after Shaw et al. 2018. The paper does not state the
-    range of the embeddings w_0 to w_k, the Manhattan distance and the denominator.
+    Source: Horn et al. 2021, §2.3 (strategy 2), after Shaw et al. 2018. The paper does not state
+    the range of the embeddings w_0 to w_k, the Manhattan distance and the denominator.
 
     >>> import torch
     >>> from teka.functional import Clipped
@@ -120,7 +121,7 @@ class Clipped(FactorRelative):
         return lambda b, h, i, j: log_rings[b, h, i, ring[index(i, j)]]
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Return the cost of the backend "rings" for one grid, or in causal attention for a line."""
+        """Return the cost of the backend "rings" for a grid, or in causal attention a line."""
         grid = positions.shared_grid
         if grid is None or not self.rings_fit(grid):
             return {}

@@ -219,7 +219,7 @@ class Fourier(StationaryRelative):
     def _linear_features(
         self, tokens: FeatureInputs, positions: Positions
     ) -> tuple[LinearFeatures, LinearFeatures]:
-        """Return the features of queries and keys, multiplied by the features of their positions."""
+        """Return the features of queries and keys, multiplied by those of their positions."""
         query_waves, key_waves = self.position_features(positions, tokens.value)
         query = product_features(tokens.query_features, query_waves)
         key = product_features(tokens.key_features, key_waves)

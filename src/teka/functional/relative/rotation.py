@@ -36,7 +36,7 @@ def initial_frequency(num_frequencies: int) -> Float[Tensor, "scales"]:
 
 
 def rotation_scale(dim: int, num_axes: int, num_frequencies: int) -> float:
-    """Return 1/√d' for concatenated vectors of size d' = d + 2 · axes · scales (Horn et al. 2021)."""
+    """Return 1/√d' for concatenated vectors of size d' = d + 2 · axes · scales."""
     return (dim + 2 * num_axes * num_frequencies) ** -0.5
 
 
@@ -178,7 +178,7 @@ class Rotation(SeparableRelative):
 
 @dataclass(frozen=True)
 class RotationJoint(Rotation):
-    """The rotation kernel in the form of the paper: content features of [q; u(x_i) W] and [k; u(x_j)].
+    """The rotation kernel in the form of the paper: features of [q; u(x_i) W] and [k; u(x_j)].
 
     In expectation over the draws of random features it equals `Rotation` with the softmax kernel.
     For a single draw w it does not: exp(wᵀ[q; u(x_i) W]) · exp(wᵀ[k; u(x_j)]) depends on u(x_i) W +

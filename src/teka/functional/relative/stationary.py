@@ -101,7 +101,7 @@ class SeparableRelative(StationaryRelative):
     def axis_log_matrices(
         self, positions: Positions, like: Tensor
     ) -> tuple[list[AxisMatrix], Float[Tensor, "1 heads queries"]]:
-        """Return log c_a of every axis with row maxima of 0, and the sum of the maxima for each query."""
+        """Return log c_a of every axis minus its row maxima, and their sum for each query."""
         matrices = []
         log_peak = torch.zeros((), dtype=like.dtype, device=like.device)
         for axis in range(positions.num_axes):
