@@ -95,8 +95,10 @@ def by_name(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
     """A backend that "auto" takes for more tokens alone."""
     own = None if pair.kernel == "constant" else 0
     options = {"relative": pair.relative, "backend": pair.backend, "position_heads": own}
-    layer = Attention(DIM, 2, kernel=pair.kernel, **options)
-    return Placed(layer, Grid((7, 6))), torch.randn(batch, 42, DIM)
+    # The rings of Shaw need a line.
+    grid = Grid(42) if pair.relative == "shaw" else Grid((7, 6))
+    layer = Attention(DIM, 2, kernel=pair.kernel, num_axes=grid.num_axes, **options)
+    return Placed(layer, grid), torch.randn(batch, 42, DIM)
 
 
 def many(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:

@@ -101,7 +101,8 @@ def _in_tiles(
 def window_cost(tiling: Tiling, dense_size: int, dim_value: int) -> Cost:
     """Return the cost of dense attention in every tile, and of copies of its keys and values."""
     num_tiles = math.prod(tiling.counts)
-    num_keys = math.prod(side + 2 * tiling.reach for side in tiling.sides)
+    # torch.compile cannot trace a generator as an argument.
+    num_keys = math.prod([side + 2 * tiling.reach for side in tiling.sides])
     tile = dense_cost(math.prod(tiling.sides), num_keys, dense_size, dim_value, passes=4)
     copied = num_keys * (dense_size + dim_value) * 2 * BYTES
     return Cost(num_tiles * tile.multiply_adds, num_tiles * (tile.bytes + copied))
