@@ -44,6 +44,8 @@ from teka.nn import (
     prune_heads,
 )
 from teka.nn.diagnostics.explain import _explain_layer
+from teka.nn.options import ALL_OPTIONS, KERNEL_OPTIONS, AttentionOptions
+from teka.nn.transformer_block import BLOCK_OPTIONS
 
 PACKAGE = str(Path(teka.__file__).parent)
 GRID = Grid((2, 3))
@@ -77,6 +79,12 @@ REQUIRED_ARGUMENTS |= {
     "depth": 2,
     "shape": (2, 3),
 }
+# Options that these layers take as keyword arguments.
+OPTIONS_OF: dict[Callable, tuple[str, ...]] = {
+    Attention: ALL_OPTIONS,
+    TransformerBlock: BLOCK_OPTIONS,
+    MultiheadAttention: KERNEL_OPTIONS,
+}
 
 
 @dataclass
@@ -103,12 +111,22 @@ class Entry:
         """Return True if teka raised the error and it names an argument and its value."""
         ours = traceback.extract_tb(error.__traceback__)[-1].filename.startswith(PACKAGE)
         says = re.search(r"\bmust\b.*\bgot\b", str(error), re.DOTALL) is not None
-        names = (
-            self.takes
-            if self.made_by is None
-            else self.takes | set(inspect.signature(self.made_by).parameters)
-        )
+        names = self.takes if self.made_by is None else self.takes | set(arguments_of(self.made_by))
         return ours and says and any(re.search(rf"\b{name}\b", str(error)) for name in names)
+
+
+def arguments_of(kind: Callable) -> dict[str, Any]:
+    """Return valid values of the arguments of a constructor, with the options that are keywords."""
+    arguments: dict[str, Any] = {}
+    for name, parameter in inspect.signature(kind).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            options = dataclasses.asdict(AttentionOptions())
+            arguments |= {option: options[option] for option in OPTIONS_OF.get(kind, ())}
+        elif parameter.default is parameter.empty:
+            arguments[name] = REQUIRED_ARGUMENTS.get(name)
+        else:
+            arguments[name] = parameter.default
+    return arguments
 
 
 def constructor(kind: type, **changed: object) -> Entry:
@@ -122,13 +140,7 @@ def constructor(kind: type, **changed: object) -> Entry:
             else made
         )
 
-    parameters = inspect.signature(kind).parameters.items()
-    good = {
-        name: REQUIRED_ARGUMENTS.get(name)
-        if parameter.default is parameter.empty
-        else parameter.default
-        for name, parameter in parameters
-    }
+    good = arguments_of(kind)
     good.pop("device", None)  # PyTorch reports wrong devices
     return Entry(build, good | changed, kind)
 
@@ -141,6 +153,11 @@ def initial_options(kind: type[Relative]) -> dict[str, object]:
         else parameter.default
         for name, parameter in inspect.signature(kind.initial).parameters.items()
     }
+
+
+def initializer(name: str) -> Callable[..., RelativeKernel]:
+    """Return what makes a relative kernel from the arguments that its initial values have."""
+    return lambda **options: RelativeKernel(name, **options)
 
 
 def kernel(instance: object, argument: str, **options: object) -> Entry:
@@ -182,7 +199,7 @@ ENTRIES = {
     **{f"relative {name}": entry for name, entry in zip(RELATIVES, RELATIVE_ENTRIES, strict=True)},
     **{
         f"initial {name}": Entry(
-            partial(RelativeKernel, name), initial_options(RELATIVES[name]), RelativeKernel
+            initializer(name), initial_options(RELATIVES[name]), RelativeKernel
         )
         for name in RELATIVES
     },

@@ -360,7 +360,7 @@ class Attention(nn.Module):
             raise wrong_value("causal", self.causal, "True for a layer that decodes step by step")
         check_next_tokens(token, self)
         num_axes = 1
-        if position is not None and position.ndim > 0:
+        if isinstance(position, Tensor) and position.ndim > 0:
             num_axes = position.shape[-1]
         self.infer_num_axes(num_axes)
         groups = self.head_groups()
@@ -392,7 +392,7 @@ class Attention(nn.Module):
         return self.dropout(self.output(output.transpose(1, 2).flatten(2)))
 
     def chosen_backend(
-        self, grid: Grid | None = None, num_prefix_tokens: int = 0, batch: int = 1
+        self, grid: GridLike | None = None, num_prefix_tokens: int = 0, batch: int = 1
     ) -> str:
         """Return the name of the backend that computes the attention on a grid.
 
@@ -402,6 +402,7 @@ class Attention(nn.Module):
             ValueError: The backend of the layer cannot compute its kernels on this grid.
         """
         if grid is not None:
+            grid = as_grid("grid", grid)
             self.infer_num_axes(grid.num_axes)
         group = self.head_groups()[-1]
         costs = group.costs(grid, num_prefix_tokens=num_prefix_tokens, batch=batch)
