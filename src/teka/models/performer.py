@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from teka.checks import is_integer
 from teka.errors import wrong_value
 from teka.functional import RELATIVES, Kernel
-from teka.functional.kernels import RANDOM_KERNELS, with_floor
+from teka.functional.kernels import RANDOM_KERNELS, rectified_kernel
 from teka.functional.relative.rotation import NUM_FREQUENCIES, initial_frequency
 from teka.grid import Grid
 from teka.memory import MAX_IMAGE_PIXELS
@@ -258,7 +258,7 @@ def _make_blocks(config: PerformerConfig, num_axes: int) -> list[TransformerBloc
     keywords = config.attention_keywords()
     kernel = keywords["kernel"]
     if config.epsilon is not None:
-        keywords["kernel"] = with_floor(
+        keywords["kernel"] = rectified_kernel(
             kernel if isinstance(kernel, str | Kernel) else kernel(), config.epsilon
         )
     keywords |= {"num_waves": None, "mlp_ratio": config.mlp_ratio, "num_axes": num_axes}

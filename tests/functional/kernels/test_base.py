@@ -12,7 +12,7 @@ from teka.functional.kernels import (
     LEARNED_KERNELS,
     RANDOM_KERNELS,
     make_kernel,
-    with_floor,
+    rectified_kernel,
 )
 
 ALL_MODES = (*KERNELS, *OTHER_MODES)
@@ -168,15 +168,16 @@ def test_gradients_are_finite_for_zero_vectors(name: str):
 
 
 @pytest.mark.parametrize("name", ["squared_relu", "focused", "relu"])
-def test_with_floor(name: str):
-    assert with_floor(name, 0.25) == DETERMINISTIC_KERNELS[name](epsilon=0.25)  # pyright: ignore[reportCallIssue]
+def test_rectified_kernel(name: str):
+    assert rectified_kernel(name, 0.25) == DETERMINISTIC_KERNELS[name](epsilon=0.25)  # pyright: ignore[reportCallIssue]
 
 
 @pytest.mark.parametrize(
     "kernel", ["softmax", "positive", "hedgehog", "no such", SquaredRelu()], ids=str
 )
-def test_with_floor_raises_for_other_kernels(kernel: Any):
+def test_rectified_kernel_raises_for_other_kernels(kernel: Any):
     with pytest.raises(
-        ValueError, match=r"epsilon must be None with kernel=.*got 0\.25\. kernel='squared_relu'"
+        ValueError,
+        match=r"epsilon must be None with kernel=.*got 0\.25\. Only kernel='squared_relu'",
     ):
-        with_floor(kernel, 0.25)
+        rectified_kernel(kernel, 0.25)

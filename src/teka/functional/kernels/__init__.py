@@ -1,4 +1,4 @@
-"""Content kernels κ(q, k), by name."""
+"""Content kernels, which weigh a key by its content, and a registry of them by name."""
 
 from torch import Generator
 
@@ -42,10 +42,10 @@ KERNELS = (*DETERMINISTIC_KERNELS, *RANDOM_KERNELS, *LEARNED_KERNELS)
 
 
 def make_kernel(kernel: str | Kernel, dim: int) -> Kernel:
-    """Return a content kernel, given itself or its name.
+    """Return the content kernel with the given name.
 
-    By name, random features are drawn with seed 0, and learned kernels have their initial
-    parameters.
+    An instance of `Kernel` is returned unchanged. Random features are drawn with seed 0, and
+    learned parameters have their initial values.
     """
     if isinstance(kernel, Kernel):
         return kernel
@@ -64,13 +64,16 @@ def make_kernel(kernel: str | Kernel, dim: int) -> Kernel:
     raise unknown_name("kernel", kernel, KERNELS)
 
 
-def with_floor(kernel: str | Kernel, epsilon: float) -> FlooredRelu:
-    """Return the rectified kernel of a name with another floor ε, see `FlooredRelu`."""
+def rectified_kernel(kernel: str | Kernel, epsilon: float) -> FlooredRelu:
+    """Return a kernel of rectified vectors by its name, with a custom `epsilon`.
+
+    `epsilon` sets the smallest value of a rectified entry, see `FlooredRelu`.
+    """
     floored = {
         name: kind for name, kind in DETERMINISTIC_KERNELS.items() if issubclass(kind, FlooredRelu)
     }
     if not isinstance(kernel, str) or kernel not in floored:
         names = " or ".join(map(repr, floored))
-        expected = f"None with kernel={kernel!r}; kernel={names} takes it"
-        raise wrong_value("epsilon", epsilon, expected)
+        hint = f"Only kernel={names} takes epsilon."
+        raise wrong_value("epsilon", epsilon, f"None with kernel={kernel!r}", hint)
     return floored[kernel](epsilon=epsilon)

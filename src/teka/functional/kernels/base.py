@@ -1,4 +1,4 @@
-"""Base classes of content kernels κ(q, k)."""
+"""Base classes of content kernels, which weigh a key by its content."""
 
 import inspect
 import math
@@ -38,10 +38,11 @@ LOWEST_EXPONENT = -40.0
 
 
 class TensorFields:
-    """Mixin of dataclasses that checks tensor fields against their jaxtyping annotations.
+    """Mixin for dataclasses that checks the shapes of tensor fields against their annotations.
 
-    Dimensions of the same name must have the same size in all fields. Optional fields and fields
-    with a variable number of dimensions are not checked.
+    The annotations are jaxtyping types such as `Float[Tensor, "heads axes"]`. A named dimension
+    must have the same size in all fields. Optional fields and fields with a variable number of
+    dimensions are not checked.
 
     Class attributes:
 
@@ -71,7 +72,9 @@ class TensorFields:
 
 
 class Kernel(TensorFields, ABC):
-    """Base class of content kernels κ(q, k), which weigh a key by its content.
+    """Base class of content kernels κ(q, k), which weigh a key k for a query q.
+
+    The weight depends on the two vectors and not on their positions.
 
     Class attributes:
 
@@ -79,12 +82,12 @@ class Kernel(TensorFields, ABC):
     - `uses_content`: True if κ depends on q and k.
     - `is_softmax`: True if κ(q, k) = exp(scale · qᵀk).
     - `estimates_softmax`: True if κ(q, k) is exp(scale · qᵀk) or an estimate of it.
-    - `normalizes_by_count`: True if the output is divided by Σ_j c_ij, which is the number of keys
-      without a relative kernel, instead of the sum of the weights.
-    - `extra_dense_passes`: Number of passes over all pairs that `dense_weights` takes in addition
-      to those of the other kernels.
-    - `fitted_tensors`: Names of the fields that `FeatureKernel.fitted` sets, with one entry for
-      each sample.
+    - `normalizes_by_count`: True if the output is divided by the number of keys instead of the sum
+      of the weights. With a relative kernel c_ij, it is divided by Σ_j c_ij.
+    - `extra_dense_passes`: Number of additional passes over all pairs that `dense_weights` takes
+      compared with other kernels.
+    - `fitted_tensors`: Names of the fields that `FeatureKernel.fitted` sets. Their tensors have one
+      entry for each sample.
 
     >>> import torch
     >>> from teka.functional import DotProduct, Softmax
@@ -105,7 +108,10 @@ class Kernel(TensorFields, ABC):
     fitted_tensors: ClassVar[tuple[str, ...]] = ()
 
     def repeat_samples(self, repeats: int) -> "Kernel":
-        """Return the kernel for a batch that is repeated by `torch.repeat_interleave`."""
+        """Return the kernel for a batch in which each sample is repeated.
+
+        The statistics of each sample are repeated by `torch.repeat_interleave`.
+        """
         repeated = {}
         for name in self.fitted_tensors:
             tensor = getattr(self, name)
@@ -115,7 +121,10 @@ class Kernel(TensorFields, ABC):
 
     @property
     def bound(self) -> float | None:
-        """Return C such that |output| ≤ C · max |value| for all inputs, or None without a bound."""
+        """Return an upper limit of max |output| / max |value| for all inputs.
+
+        Return None if the output is not bounded.
+        """
         return None
 
     @property
@@ -124,30 +133,40 @@ class Kernel(TensorFields, ABC):
         return None
 
     def softmax_vectors(self, query: Queries, key: Keys) -> VectorPair | None:
-        """Return vectors x, y such that attention is softmax(scale · xᵀy), or None."""
+        """Return vectors x and y so that the weights are the softmax of the scores scale · xᵀy.
+
+        Return None if the kernel cannot be written as softmax attention.
+        """
         return (query, key) if self.is_softmax else None
 
     @abstractmethod
     def dense_vectors(
         self, query: Queries, key: Keys, *, scale: float, key_mask: KeyMask, is_causal: bool
     ) -> FeatureMaps:
-        """Return the vectors for `dense_weights`, and the log scale s_j of each key.
+        """Map queries and keys to vectors whose inner products determine the attention weights.
 
-        `dense_weights` takes the inner products of the vectors. The log scale is None if it is 0.
-        If causal, the vector and the log scale of a key depend on this key alone.
+        `dense_weights` computes the weights from the inner products. In causal attention, the
+        vector and the log scale of a key depend on this key alone.
+
+        Returns:
+            The vectors of queries, the vectors of keys, and the log scale s_j of each key, or None
+            if all log scales are 0. The weights of key j are multiplied by exp(s_j).
         """
 
     @abstractmethod
     def dense_weights(
         self, products: Pairs, *, log_relative: LogFactors, log_scale: LogScale, keep: PairMask
     ) -> Pairs:
-        """Return the weights κ(q_i, k_j) · c_ij, up to one factor for each query.
+        """Compute the attention weights κ(q_i, k_j) · c_ij from inner products.
+
+        Here c_ij is the weight of the relative kernel for query i and key j. The weights of each
+        query may have any common factor, because it cancels in the normalization.
 
         Args:
             products: Inner products of the `dense_vectors`.
             log_relative: log c_ij, or None for c = 1.
             log_scale: Log scale s_j of the `dense_vectors`.
-            keep: True for the pairs that count. The others have a weight of 0.
+            keep: True for the pairs to attend to. All other pairs have a weight of 0.
         """
 
     def weights(
@@ -160,9 +179,11 @@ class Kernel(TensorFields, ABC):
         key_mask: KeyMask = None,
         is_causal: bool = False,
     ) -> Pairs:
-        """Return the weights κ(q_i, k_j) · c_ij of all pairs, up to one factor for each query.
+        """Return the attention weights κ(q_i, k_j) · c_ij of all pairs of a query and a key.
 
-        This is the reference implementation. The weights of a query without a key are 0.
+        Here c_ij is the weight of the relative kernel for query i and key j. The weights of each
+        query may have any common factor. The weights of a query without a key are 0. This is the
+        reference implementation.
         """
         inputs = DenseInputs(query, key, key, self, scale, key_mask, is_causal)
         left, right, log_scale = inputs.vectors()
@@ -174,20 +195,20 @@ class Kernel(TensorFields, ABC):
 
     @abstractmethod
     def dense_size(self, dim: int) -> int:
-        """Return the length of the `dense_vectors` for queries of size `dim`."""
+        """Return the size of the `dense_vectors` of queries of size `dim`."""
 
     def log_content(self, like: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """Return a function that computes log κ from an inner product of `dense_vectors`, or None.
+        """Return a function that computes log κ from an inner product of two `dense_vectors`.
 
-        There is no such function if κ may be negative. `like` is a tensor with the dtype and device
-        of the products.
+        Return None if κ may be negative, because it then has no logarithm. `like` is a tensor with
+        the dtype and device of the inner products.
         """
         return None
 
 
 @dataclass(frozen=True)
 class DenseInputs:
-    """Inputs of attention that evaluates every pair of a query and a key.
+    """Inputs of the dense backend, which evaluates every pair of a query and a key.
 
     Args:
         query: Queries.
@@ -195,9 +216,9 @@ class DenseInputs:
         value: Values.
         kernel: Content kernel.
         scale: Factor of qᵀk.
-        key_mask: True for the keys that count, or None for all.
+        key_mask: True for the keys to attend to, or None for all.
         is_causal: If True, query i sees keys j ≤ i only.
-        window_mask: True for the pairs that the relative kernel lets count, or None for all.
+        window_mask: True for the pairs within the window of the relative kernel, or None for all.
     """
 
     query: Queries
@@ -210,18 +231,18 @@ class DenseInputs:
     window_mask: PairMask = None
 
     def vectors(self) -> FeatureMaps:
-        """Return the `dense_vectors` of the kernel for all queries and keys."""
+        """Return the `dense_vectors` of all queries and keys."""
         options = {"scale": self.scale, "key_mask": self.key_mask, "is_causal": self.is_causal}
         return self.kernel.dense_vectors(self.query, self.key, **options)
 
     def masks(self) -> tuple[PairMask, Bool[Tensor, "batch 1 queries 1"] | None]:
-        """Return a mask of the pairs that count and a mask of the queries without a key.
+        """Return a mask of the pairs to attend to and a mask of the queries without a key.
 
-        A mask is None if all pairs count, or no query is without a key.
+        The first mask is None if no pair is masked, and the second if every query has a key.
 
-        A query without a key is given all keys, because the softmax of an empty row is NaN. The
-        caller sets its output to 0. If causal, the last query sees all keys, also if there are more
-        keys than queries.
+        The softmax of a row without keys would be NaN. The first mask therefore lets a query
+        without a key attend to all keys, and the caller sets the output of this query to 0. In
+        causal attention the last query sees all keys, even if there are more keys than queries.
         """
         keep = self.window_mask
         if self.key_mask is not None:
@@ -241,14 +262,14 @@ class DenseInputs:
         return keep | is_empty, is_empty
 
     def with_vectors(self, query: Queries, key: Keys) -> "DenseInputs":
-        """Return the inputs with other queries and keys, whose products are not scaled."""
+        """Return a copy with new queries and keys, and a scale of 1."""
         return replace(self, query=query, key=key, scale=1.0)
 
 
 class FeatureKernel(Kernel):
-    """Base class of content kernels with a feature map, κ(q, k) = φ(q)ᵀφ(k).
+    """Base class of content kernels κ(q, k) = φ(q)ᵀφ(k) with a feature map φ.
 
-    Sums over keys take O(L).
+    The feature map makes attention linear in the number of tokens.
 
     Class attributes, in addition to those of `Kernel`:
 
@@ -290,44 +311,49 @@ class FeatureKernel(Kernel):
     def fitted(
         self, query: Queries, key: Keys, *, scale: float, query_mask: QueryMask, key_mask: KeyMask
     ) -> "FeatureKernel":
-        """Return the kernel with statistics of the queries and keys of each head, such as means.
+        """Return a copy of the kernel with statistics of queries and keys, such as their mean.
 
-        By default a kernel has no statistics and this method returns the kernel itself. It is not
-        called in causal attention. A kernel with statistics is a dataclass that lists their fields
-        in `fitted_tensors`.
+        The statistics are computed for each head of each sample. The default implementation
+        returns the kernel itself. A kernel with statistics is a dataclass that names their fields
+        in `fitted_tensors`. Causal attention does not call this method, because the statistics
+        would include later tokens.
         """
         return self
 
     @abstractmethod
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
-        """Return φ(q).
+        """Map queries to their features φ(q).
 
-        The features of a query may have any positive factor, because it cancels in the
-        normalization, unless the kernel `normalizes_by_count`.
+        The features of each query may have any positive factor, because it cancels in the
+        normalization of attention. If `normalizes_by_count` is True, the factor must be 1.
         """
 
     @abstractmethod
     def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask = None) -> KeyFeatures:
-        """Return φ(k), which is 0 for masked keys.
+        """Map keys to their features φ(k), which are 0 for masked keys.
 
-        All keys of a head may have one common positive factor, because it cancels in the
-        normalization, unless the kernel `normalizes_by_count`.
+        The features of all keys of a head may have any common positive factor, because it cancels
+        in the normalization of attention. If `normalizes_by_count` is True, it must be 1.
         """
 
     def causal_key_features(
         self, key: Keys, *, scale: float, key_mask: KeyMask = None
     ) -> CausalFeatures:
-        """Return φ(k_j) · exp(−s_j) and the log scale s_j that keeps it in range.
+        """Map keys to features for causal attention, and return the log scale of each key.
 
-        Both depend on key j alone. The features are 0 for masked keys. The log scale is finite, or
-        None if it is 0 for all keys.
+        The features of key j are φ(k_j) · exp(−s_j), where the log scale s_j is chosen so that the
+        features neither overflow nor underflow. Both depend on key j alone. The features are 0 for
+        masked keys. The log scale is finite, or None if it is 0 for all keys.
         """
         return self.key_features(key, scale=scale, key_mask=key_mask), None
 
     def feature_maps(
         self, query: Queries, key: Keys, *, scale: float, key_mask: KeyMask, is_causal: bool
     ) -> FeatureMaps:
-        """Return φ(q), φ(k) and, if causal, the log scale of `causal_key_features`."""
+        """Map queries and keys to features, and return the log scale of each key.
+
+        The log scale is None unless attention is causal, see `causal_key_features`.
+        """
         features = self.query_features(query, scale=scale)
         if is_causal:
             return features, *self.causal_key_features(key, scale=scale, key_mask=key_mask)
@@ -348,9 +374,10 @@ class FeatureKernel(Kernel):
 
 
 def smallest_normal(like: Tensor) -> Float[Tensor, ""]:
-    """Return the smallest normal number of a dtype, whose logarithm has a finite gradient.
+    """Return the smallest normal number in the dtype of a tensor.
 
-    It is a tensor, because FlexAttention traces a Python number as an unknown value.
+    As a lower limit, it keeps the gradient of a logarithm finite. It is returned as a tensor,
+    because FlexAttention traces a Python number as an unknown value.
     """
     return torch.full((), torch.finfo(like.dtype).tiny, dtype=like.dtype, device=like.device)
 
@@ -358,9 +385,11 @@ def smallest_normal(like: Tensor) -> Float[Tensor, ""]:
 def apply_log_factor(
     weights: Pairs, log_relative: LogFactors, log_scale: LogScale, keep: PairMask
 ) -> Pairs:
-    """Return weights_ij · c_ij · exp(s_j), divided by the largest factor of the row.
+    """Multiply weights by factors that are given by their logarithms.
 
-    Pairs that do not count get 0.
+    The factor of query i and key j is c_ij · exp(s_j), where c_ij is the weight of the relative
+    kernel and s_j the log scale of the key. The factors of each query are divided by the largest
+    one, so that they do not overflow. Masked pairs have a weight of 0.
     """
     if log_scale is not None:
         log_scale = log_scale[:, :, None]
@@ -372,19 +401,19 @@ def apply_log_factor(
 
 
 def mask_scores(scores: LogRelative, keep: PairMask) -> Float[Tensor, "..."]:
-    """Return the scores, with −∞ for pairs that do not count."""
+    """Return the scores, with −∞ for masked pairs."""
     return scores if keep is None else scores.masked_fill(~keep, -math.inf)
 
 
 def mask_features(features: KeyFeatures, key_mask: KeyMask) -> KeyFeatures:
-    """Return the features with 0 for masked keys, which then have no weight."""
+    """Set the features of masked keys to 0, so that these keys have no weight."""
     return features if key_mask is None else features.masked_fill(~key_mask[:, None, :, None], 0.0)
 
 
 def masked_mean(vectors: Keys, mask: KeyMask) -> Float[Tensor, "batch heads 1 dim"]:
-    """Return the mean of each head over the tokens that the mask keeps, or 0 if it keeps none.
+    """Return the mean vector of each head over the tokens that are not masked.
 
-    Masked tokens may be NaN.
+    The mean is 0 if all tokens are masked. Masked tokens may contain NaN.
     """
     if mask is None:
         return vectors.mean(dim=-2, keepdim=True)

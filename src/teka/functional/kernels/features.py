@@ -1,4 +1,4 @@
-"""The softmax kernel and kernels with a deterministic or a learned feature map."""
+"""The softmax kernel, and content kernels with a deterministic or learned feature map."""
 
 import math
 from collections.abc import Callable
@@ -44,9 +44,9 @@ KEY_SHIFTS = ("none", "mean")
 
 @dataclass(frozen=True)
 class Softmax(Kernel):
-    """The softmax kernel κ(q, k) = exp(scale · qᵀk).
+    """The kernel of standard attention, κ(q, k) = exp(scale · qᵀk).
 
-    It has no finite feature map, so that attention needs O(L²) work.
+    It has no finite feature map, so that attention with L tokens takes O(L²) operations.
 
     Source: Vaswani et al. 2017, equation 1.
 
@@ -86,14 +86,14 @@ class Softmax(Kernel):
 
 @dataclass(frozen=True)
 class Taylor2(FeatureKernel):
-    """The second-order Taylor polynomial of softmax, κ(q, k) = 1 + t + t²/2 with t = scale · qᵀk.
+    """The second-order Taylor polynomial of the softmax kernel, κ(q, k) = 1 + t + t²/2.
 
-    The feature map φ(x) = [1, x_i²/√2, x, x_i x_j (i < j)] with x = √scale · q (or k) is exact. It
-    has 1 + d + d(d + 1)/2 features. κ is at least 1/2. It differs from exp(t) by at most 0.22 for
-    |t| ≤ 1.
+    Here t = scale · qᵀk is the attention score of a query and a key. κ is at least 1/2, and it
+    differs from exp(t) by at most 0.22 for |t| ≤ 1. Vectors of size d have 1 + d + d(d + 1)/2
+    features, whose inner products are exactly κ.
 
-    Subtracting the mean of the keys does not change softmax attention, but makes t smaller, so that
-    κ is closer to exp(t).
+    Optionally, the mean of the keys is subtracted. This does not change softmax attention, but it
+    makes t smaller, so that κ is closer to exp(t).
 
     Source: Keles et al. 2023; Arora et al. 2024 (Based).
 
@@ -170,21 +170,22 @@ class Taylor2(FeatureKernel):
         if self.key_shift == "none":
             return key
         if is_causal:
-            expected = "'none' in causal attention; a mean would include later keys"
-            raise wrong_value("key_shift", self.key_shift, expected)
+            hint = "The mean of the keys would include later keys."
+            raise wrong_value("key_shift", self.key_shift, "'none' in causal attention", hint)
         if self.key_mean is None:
-            expected = "the mean of the keys with key_shift='mean'; call `fitted` first"
-            raise wrong_value("key_mean", None, expected)
+            expected = "the mean of the keys with key_shift='mean'"
+            raise wrong_value("key_mean", None, expected, "Call `fitted` first.")
         return key - self.key_mean
 
 
 def second_order_features(
     vectors: Float[Tensor, "*tokens dim"],
 ) -> Float[Tensor, "*tokens features"]:
-    """Return φ(x) = [1, x_i²/√2, x_i x_j (i < j, x_0 = 1)], with φ(x)ᵀφ(y) = 1 + xᵀy + (xᵀy)²/2.
+    """Return features φ(x) of vectors with φ(x)ᵀφ(y) = 1 + xᵀy + (xᵀy)²/2.
 
-    The products x_i x_j are sorted by the distance of i and j on a ring of x_0, …, x_d, so that
-    each distance is one product of two slices.
+    The features are 1, x_i²/√2, and the products of two different entries of [1, x_1, …, x_d].
+    The entries are arranged in a circle. All products of entries at one distance on the circle are
+    computed at once, as the product of two slices.
     """
     size = vectors.shape[-1] + 1
     one = torch.ones_like(vectors[..., :1])
@@ -199,13 +200,14 @@ def second_order_features(
 
 @dataclass(frozen=True)
 class Hedgehog(FeatureKernel):
-    """A learned feature map, φ(x) = softmax([Wx + b, −(Wx + b)]) over its 2r features.
+    """A learned feature map: the softmax of a linear projection and its negative.
 
-    The input is x = √(scale · √d) · q (or k), which is q itself for the usual scale 1/√d.
+    The features of a query or key x are φ(x) = softmax([Wx + b, −(Wx + b)]), where W and b are
+    learned. Before, x is multiplied by √(scale · √d), which is 1 for the usual scale 1/√d of
+    vectors of size d.
 
-    The features of a vector are positive and their sum is 1. For a query this sum cancels in the
-    normalization. For a key it does not, so that the length of a key changes which queries attend
-    to it and not its total weight.
+    The features of a vector are positive and their sum is 1. Therefore the length of a key changes
+    which queries attend to it, but not its total weight.
 
     Source: Zhang et al. 2024 (The Hedgehog & the Porcupine), §4.
 
@@ -232,7 +234,7 @@ class Hedgehog(FeatureKernel):
 
     @classmethod
     def identity(cls, dim: int, heads: int = 1) -> "Hedgehog":
-        """Return the kernel with W = I and b = 0, from which training starts in the paper."""
+        """Return the kernel with the initial values of the paper, identity matrices and no bias."""
         check_sizes({"dim": dim, "heads": heads})
         check_tensor_sizes({"dim": dim, "heads": heads}, heads * dim**2)
         weight, bias = torch.eye(dim).repeat(heads, 1, 1), torch.zeros(heads, dim)
@@ -261,9 +263,9 @@ class Hedgehog(FeatureKernel):
 
 @dataclass(frozen=True)
 class Elu(PointwiseKernel):
-    """A kernel with the features φ(x) = elu(x) + 1, where x = √scale · q (or k).
+    """A kernel with the features φ(x) = elu(x) + 1, where x is the query or key times √scale.
 
-    Features are at least exp(−40).
+    Features are at least exp(−40), so that the denominator of attention is never 0.
 
     Source: Katharopoulos et al. 2020, equation 7.
 
@@ -288,7 +290,7 @@ class Elu(PointwiseKernel):
 
 @dataclass(frozen=True)
 class Constant(PointwiseKernel):
-    """The kernel κ(q, k) = 1, with which attention depends on positions only.
+    """The constant kernel κ(q, k) = 1, with which attention depends on positions alone.
 
     Source: Cordonnier et al. 2020, §3.
 

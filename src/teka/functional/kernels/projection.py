@@ -1,4 +1,4 @@
-"""Random projections for random features."""
+"""Functions that draw the random projection matrices of random features."""
 
 import math
 from collections.abc import Callable
@@ -15,14 +15,14 @@ MOST_DRAWS = 2**20
 
 
 def independent_projection(num_features: int, dim: int, generator: Generator) -> ProjectionMatrix:
-    """Return independent draws w_r ~ N(0, I)."""
+    """Draw the rows of a projection independently from N(0, I)."""
     return torch.randn(
         num_features, dim, dtype=torch.float64, generator=generator, device=generator.device
     )
 
 
 def orthogonal_projection(num_features: int, dim: int, generator: Generator) -> ProjectionMatrix:
-    """Return draws w_r ~ N(0, I) that are orthogonal within each block of d draws.
+    """Draw rows of a projection from N(0, I) that are orthogonal within blocks of `dim` rows.
 
     Source: Choromanski et al. 2021, §2.4.
     """
@@ -32,10 +32,10 @@ def orthogonal_projection(num_features: int, dim: int, generator: Generator) -> 
 
 
 def fixed_norm_projection(num_features: int, dim: int, generator: Generator) -> ProjectionMatrix:
-    """Return draws of length √d that are orthogonal within each block of d draws.
+    """Draw rows of length √dim that are orthogonal within blocks of `dim` rows.
 
-    They have less variance, but are biased: the estimated kernel is smaller than exp(xᵀy),
-    particularly for large ‖x + y‖ and small d.
+    The fixed length reduces the variance of the estimated softmax kernel exp(xᵀy), but it causes a
+    bias: the estimate is too small, particularly for large ‖x + y‖ and small `dim`.
 
     Source: Choromanski et al. 2021, Theorem 1 (SMREG).
     """
@@ -43,7 +43,7 @@ def fixed_norm_projection(num_features: int, dim: int, generator: Generator) -> 
 
 
 def _orthogonal_directions(num_features: int, dim: int, generator: Generator) -> ProjectionMatrix:
-    """Return random unit vectors that are orthogonal within each block of d vectors."""
+    """Return random unit vectors, orthogonal within blocks."""
     blocks = []
     for start in range(0, num_features, dim):
         orthogonal, triangular = torch.linalg.qr(independent_projection(dim, dim, generator))
@@ -66,13 +66,13 @@ def draw_projection(
     """Draw a random projection for random features.
 
     Args:
-        num_features: Number of draws m.
-        dim: Size d of a draw.
+        num_features: Number of rows m.
+        dim: Size d of queries and keys.
         generator: Random generator on the CPU.
         projection: Distribution: "orthogonal", "independent" or "fixed_norm".
 
     Returns:
-        The draws in float64 on the CPU, shape (m, d).
+        The projection in float64 on the CPU, shape (m, d).
 
     Raises:
         ValueError: If an argument is invalid.
@@ -87,7 +87,7 @@ def draw_projection(
 
 
 def default_num_features(dim: int) -> int:
-    """Return the default number of random features, m = ⌊d ln d⌋ and at least 1.
+    """Return the default number of random features for vectors of size d, ⌊d ln d⌋ or 1.
 
     Source: Choromanski et al. 2021, Theorem 4; Horn et al. 2021.
     """

@@ -24,7 +24,7 @@ from teka.functional.shapes import (
 
 @dataclass(frozen=True)
 class RandomKernel(FeatureKernel):
-    """Base class of random-feature estimates of the softmax kernel.
+    """Base class of kernels that estimate the softmax kernel by random features.
 
     Args:
         projection: Draws w_r ~ N(0, I), shape (m, d).
@@ -46,22 +46,23 @@ class RandomKernel(FeatureKernel):
 
 
 class ExponentialKernel(RandomKernel):
-    """Base class of kernels with the features φ_r(x) = exp(e_r(x)).
+    """Base class of kernels whose random features are exponentials.
 
-    The largest exponent is subtracted before the exponential, because its factor cancels in the
-    normalization. It is the largest exponent of a query, or of all kept keys of a head. In causal
-    attention it is that of each key.
+    To avoid overflow, the largest exponent is subtracted before the exponential. The resulting
+    factor cancels in the normalization of attention. The largest exponent is taken over the
+    features of each query, or over all unmasked keys of a head. In causal attention it is taken
+    over the features of each key, because it must not depend on later keys.
     """
 
     nonnegative = True
 
     def query_exponent(self, query: Queries, *, scale: float) -> QueryFeatures:
-        """Return e(q), by default √scale w_rᵀq − scale ‖q‖²/2."""
+        """Return the exponents √scale w_rᵀq − scale ‖q‖²/2 of the features of queries."""
         scaled = query * math.sqrt(scale)
         return self.project(scaled) - scaled.square().sum(dim=-1, keepdim=True) / 2
 
     def key_exponent(self, key: Keys, *, scale: float) -> KeyFeatures:
-        """Return e(k), by default the same function as for queries."""
+        """Return the exponents of the features of keys."""
         return self.query_exponent(key, scale=scale)
 
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
@@ -81,11 +82,11 @@ class ExponentialKernel(RandomKernel):
 
 
 def _subtract_peak(exponent: KeyFeatures, key_mask: KeyMask) -> KeyFeatures:
-    """Return exponents minus the largest one of the kept keys of a head, and 0 for masked keys."""
-    kept = exponent
+    """Subtract the largest exponent of the unmasked keys of each head, and set masked keys to 0."""
+    unmasked = exponent
     if key_mask is not None:
-        kept = exponent.masked_fill(~key_mask[:, None, :, None], -torch.inf)
-    peak = kept.amax(dim=(-2, -1), keepdim=True).detach()
+        unmasked = exponent.masked_fill(~key_mask[:, None, :, None], -torch.inf)
+    peak = unmasked.amax(dim=(-2, -1), keepdim=True).detach()
     return mask_features(exponent - peak, key_mask)
 
 
@@ -96,9 +97,10 @@ def _floored_exp(exponent: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Positive(ExponentialKernel):
-    """Positive random features, φ_r(x) = exp(w_rᵀx − ‖x‖²/2) / √m with x = √scale · q (or k).
+    """Positive random features, an unbiased estimate of the softmax kernel exp(scale · qᵀk).
 
-    They are an unbiased estimate of the softmax kernel exp(scale · qᵀk).
+    The features are φ_r(x) = exp(w_rᵀx − ‖x‖²/2) / √m for m random vectors w_r ~ N(0, I). The
+    input x is the query or key times √scale.
 
     Source: Choromanski et al. 2021, Lemma 1 and equation 5.
 
@@ -120,11 +122,13 @@ class Positive(ExponentialKernel):
 
 @dataclass(frozen=True)
 class Hyperbolic(ExponentialKernel):
-    """Hyperbolic random features, φ(x) = exp(−‖x‖²/2) · [exp(wᵀx), exp(−wᵀx)] / √(2m).
+    """Hyperbolic random features, an unbiased estimate of the softmax kernel exp(scale · qᵀk).
 
-    With x = √scale · q (or k) they are an unbiased estimate of the softmax kernel exp(scale · qᵀk).
-    With independent draws, their variance is (1 − exp(−‖x+y‖²))/2 times that of `Positive` with the
-    same draws. It is smaller than that of `Positive` with the same number of features.
+    Each of m random vectors w ~ N(0, I) gives two features, exp(wᵀx − ‖x‖²/2) / √(2m) and
+    exp(−wᵀx − ‖x‖²/2) / √(2m). The input x is the query or key times √scale. For independent w,
+    the variance is smaller than that of `Positive` with the same number of features. It is
+    (1 − exp(−‖x+y‖²))/2 times the variance of `Positive` with the same w, where y is the other
+    input.
 
     Source: Choromanski et al. 2021, Lemmas 1 and 2.
 
@@ -151,19 +155,24 @@ class Hyperbolic(ExponentialKernel):
 
 @dataclass(frozen=True)
 class Optimal(ExponentialKernel):
-    """Random features of least variance, φ_r(x) ∝ exp(A‖w_r‖² + √(1−4A) w_rᵀx − ‖x‖²/2).
+    """Random features of the softmax kernel exp(scale · qᵀk) with the least variance.
 
-    With x = √scale · q (or k) they are an unbiased estimate of the softmax kernel exp(scale · qᵀk).
-    The constant (1−4A)^(d/4) / √m cancels in the normalization. A = 0 gives `Positive`. With
-    ρ = 1/(1−8A), for any A < 1/8,
+    The features are proportional to exp(A‖w_r‖² + √(1−4A) w_rᵀx − ‖x‖²/2) for random vectors
+    w_r ~ N(0, I), where x is the query or key times √scale. The estimate is unbiased for any
+    number A < 1/8, and A = 0 gives `Positive`. A is chosen for the least variance on the given
+    queries and keys, and their means are subtracted first.
+
+    Derivation: let x be a query and y a key of size d, both times √scale. The factor
+    (1−4A)^(d/4) / √m of the features cancels in the normalization. With ρ = 1/(1−8A), the estimate
+    κ̂ of κ has
 
         E[κ̂²] / κ² = ((1+ρ)/2)^d ρ^(−d/2) exp(ρ ‖x+y‖²).
 
     The mean over all pairs of the logarithm is smallest for ρ = 2d / (√((2s+d)² + 8ds) + 2s + d),
     where s is the mean of ‖x_i + y_j‖², and it grows with s. A vector that is added to all keys
-    changes κ by a factor for each query, which cancels. Adding −(x̄ + ȳ) gives the smallest s =
-    mean‖x−x̄‖² + mean‖y−ȳ‖². Because w meets x + y only, the mean can be subtracted from queries
-    and keys separately, which keeps both exponents small:
+    changes κ by a factor for each query, which cancels. With the means x̄ and ȳ, adding −(x̄ + ȳ)
+    gives the smallest s = mean‖x−x̄‖² + mean‖y−ȳ‖². Because w is multiplied by x + y only, the
+    means can be subtracted from queries and keys separately, which keeps both exponents small:
 
         exp(xᵀy) = exp(xᵀȳ) · exp((x−x̄)ᵀ(y−ȳ)) · exp(x̄ᵀ(y−ȳ)).
 
@@ -229,7 +238,7 @@ class Optimal(ExponentialKernel):
 
 
 def optimal_coefficient(mean_square: Tensor | None, dim: int, *, scale: float) -> float | Tensor:
-    """Return the coefficient A = (1 − 1/ρ)/8 ≤ 0 of `Optimal` that gives the least variance.
+    """Return the coefficient A ≤ 0 for which the features of `Optimal` have the least variance.
 
     Args:
         mean_square: s, the mean of ‖x_i + y_j‖², or None for its value for unit-normal queries and
@@ -244,12 +253,12 @@ def optimal_coefficient(mean_square: Tensor | None, dim: int, *, scale: float) -
 
 @dataclass(frozen=True)
 class Trigonometric(RandomKernel):
-    """Trigonometric random features, φ(x) = exp(‖x‖²/2) · [sin(wᵀx), cos(wᵀx)] / √m.
+    """Trigonometric random features, an unbiased estimate of the softmax kernel exp(scale · qᵀk).
 
-    With x = √scale · q (or k) they are an unbiased estimate of the softmax kernel exp(scale · qᵀk).
-    Because the features have both signs, the denominator of attention can be close to 0 for large
-    vectors, and the output can be very large (Choromanski et al. 2021, §2.3). The kernel exists for
-    comparisons with Horn et al. 2021; prefer `Positive`.
+    The features are exp(‖x‖²/2) · [sin(wᵀx), cos(wᵀx)] / √m for m random vectors w ~ N(0, I). The
+    input x is the query or key times √scale. Because the features have both signs, the denominator
+    of attention can be close to 0 for long vectors, and the output can be very large (Choromanski
+    et al. 2021, §2.3). The kernel exists for comparisons with Horn et al. 2021. Prefer `Positive`.
 
     Source: Rahimi and Recht 2007; Horn et al. 2021, §2.1.
 
@@ -268,13 +277,16 @@ class Trigonometric(RandomKernel):
     features_per_draw = 2
 
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
-        """Return φ(q) without exp(‖x‖²/2), which is one factor for each query."""
+        """Return the sines and cosines of the projected queries.
+
+        The factor exp(‖x‖²/2) of a query is left out, because it cancels in the normalization.
+        """
         phase = self.project(query * math.sqrt(scale))
         features = torch.cat([torch.sin(phase), torch.cos(phase)], dim=-1)
         return features / math.sqrt(self.projection.shape[0])
 
     def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask = None) -> KeyFeatures:
-        """Return φ(k) with the largest ‖x‖²/2 of its head subtracted in the exponent."""
+        """Return the features of keys, divided by the largest factor exp(‖x‖²/2) of each head."""
         features, exponent = self.causal_key_features(key, scale=scale, key_mask=key_mask)
         return features * torch.exp(_subtract_peak(exponent[..., None], key_mask))
 

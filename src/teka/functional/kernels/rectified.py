@@ -1,4 +1,4 @@
-"""Content kernels of rectified vectors: squared relu, relu and focused."""
+"""Content kernels whose features are rectified vectors: squared ReLU, ReLU and focused."""
 
 import math
 from abc import abstractmethod
@@ -32,11 +32,11 @@ LEAST_FEATURE = 1e-14
 
 
 class PointwiseKernel(FeatureKernel):
-    """Base class of kernels with the same pointwise feature map for queries and keys."""
+    """Base class of kernels that apply the same feature map to queries and keys."""
 
     @abstractmethod
     def feature_map(self, vectors: Vectors, *, scale: float) -> FeatureVectors:
-        """Return φ(x)."""
+        """Map vectors to features φ(x)."""
 
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
         return self.feature_map(query, scale=scale)
@@ -46,9 +46,9 @@ class PointwiseKernel(FeatureKernel):
 
 
 def _range_factor(vectors: Tensor, dims: tuple[int, ...]) -> Tensor | None:
-    """Return powers of 2⁸ that scale the largest entry to between 1/16 and 16.
+    """Return powers of 2⁸ that scale the largest entry of vectors to between 1/16 and 16.
 
-    Return None if all largest entries are in that range.
+    The largest entry is taken over the dimensions `dims`. Return None if no scaling is needed.
     """
     vectors = vectors.detach()
     largest, smallest = vectors.amax(dim=dims, keepdim=True), vectors.amin(dim=dims, keepdim=True)
@@ -66,8 +66,7 @@ def _range_factor(vectors: Tensor, dims: tuple[int, ...]) -> Tensor | None:
     return torch.exp2(-RANGE_BITS * steps)
 
 
-def _first_kept(key: Keys, key_mask: KeyMask) -> Float[Tensor, "batch heads first dim"]:
-    """Return the first key of every batch and head that the mask keeps."""
+def _first_unmasked_key(key: Keys, key_mask: KeyMask) -> Float[Tensor, "batch heads first dim"]:
     if key_mask is None:
         return key[:, :, :1]
     first = key_mask.int().argmax(dim=-1)[:, None, None, None]
@@ -76,15 +75,16 @@ def _first_kept(key: Keys, key_mask: KeyMask) -> Float[Tensor, "batch heads firs
 
 @dataclass(frozen=True)
 class FlooredRelu(PointwiseKernel):
-    """Base class of kernels of r(x) = max(x, ε ‖x‖/√d), with d features.
+    """Base class of kernels whose features are powers of a ReLU with a small positive minimum.
 
-    Because of the floor, a query without a positive entry attends to all keys, weighted by Σφ(k).
-    The floor grows with x, so that r(τx) = τ r(x) for τ > 0. The features of the zero vector are
-    10⁻¹⁴.
+    For a vector x of size d, the rectified vector is r(x) = max(x, ε ‖x‖/√d). The minimum lets a
+    query without a positive entry attend to all keys. It is relative to the length of x, so that
+    multiplying x by a positive number multiplies r(x) by the same number. The features of the zero
+    vector are 10⁻¹⁴.
 
-    Because φ(τx) = τ^degree φ(x), the size of a query and the common size of all keys cancel in the
-    normalization. Vectors are therefore scaled into range before powers are taken, by factors
-    without a gradient. In float32, keys may be 10⁹ times smaller than the largest key.
+    The length of a query and a common factor of all keys cancel in the normalization. To avoid
+    overflow, vectors are therefore scaled before powers are taken, by factors without a gradient.
+    In float32, keys may be 10⁹ times smaller than the largest key.
 
     Args:
         epsilon: ε > 0, relative to the root mean square of the entries of a vector.
@@ -107,7 +107,7 @@ class FlooredRelu(PointwiseKernel):
 
     @abstractmethod
     def features_from_rectified(self, rectified: Vectors) -> FeatureVectors:
-        """Return φ as a function of r."""
+        """Map rectified vectors r(x) to features φ(x)."""
 
     def feature_map(self, vectors: Vectors, *, scale: float) -> FeatureVectors:
         length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
@@ -128,14 +128,15 @@ class FlooredRelu(PointwiseKernel):
     def causal_key_features(
         self, key: Keys, *, scale: float, key_mask: KeyMask = None
     ) -> CausalFeatures:
-        """Return φ(k) of each key scaled into range, and the logarithm of the factor taken out.
+        """Map keys to features, and return the logarithm of the scale of each key.
 
-        If the first kept keys are in range, no key is scaled, because later keys must not decide
-        how earlier outputs are computed. Keys that are much smaller than the first one have no
-        visible weight.
+        Each key is scaled so that its powers neither overflow nor underflow. If the first unmasked
+        keys need no scaling, no key is scaled, because later keys must not change how earlier
+        outputs are computed. Keys that are much smaller than the first key then have no visible
+        weight.
         """
         log_scale = None
-        if _range_factor(_first_kept(key, key_mask), (-1,)) is not None:
+        if _range_factor(_first_unmasked_key(key, key_mask), (-1,)) is not None:
             factor = _range_factor(key, (-1,))
             if factor is not None:
                 key = key * factor
@@ -149,10 +150,11 @@ class FlooredRelu(PointwiseKernel):
 
 @dataclass(frozen=True)
 class SquaredRelu(FlooredRelu):
-    """The default kernel, with the features φ(x) = r² of r = max(x, ε ‖x‖/√d).
+    """The default content kernel, whose features are squares of a ReLU with a positive minimum.
 
-    It is deterministic and non-negative, with d features. The normalized weights do not change if a
-    query, or all keys, are multiplied by a positive number.
+    For a vector x of size d, the features are φ(x) = r² with r = max(x, ε ‖x‖/√d). They are
+    deterministic and non-negative. Multiplying a query, or all keys, by a positive number does not
+    change the attention weights.
 
     Source: So et al. 2021 (Primer) for the activation. Its use as a feature map is from this
     library.
@@ -183,7 +185,9 @@ class SquaredRelu(FlooredRelu):
 
 @dataclass(frozen=True)
 class Relu(FlooredRelu):
-    """A kernel with the features φ(x) = max(x, ε ‖x‖/√d).
+    """A kernel whose features are a ReLU with a small positive minimum.
+
+    For a vector x of size d, the features are φ(x) = max(x, ε ‖x‖/√d).
 
     Source: Choromanski et al. 2021 (Performer-ReLU). The relative floor is from this library.
 
@@ -204,10 +208,11 @@ class Relu(FlooredRelu):
 
 @dataclass(frozen=True)
 class Focused(FlooredRelu):
-    """A kernel with the features φ(x) = ‖r‖ · r³/‖r³‖ of r = max(x, ε ‖x‖/√d).
+    """The kernel of focused linear attention, which sharpens the direction of vectors.
 
-    Cubing moves the direction of a vector towards its largest entries, so that similar pairs gain
-    weight and dissimilar pairs lose weight.
+    For a vector x of size d, the features are φ(x) = ‖r‖ · r³/‖r³‖ with r = max(x, ε ‖x‖/√d).
+    Cubing the entries moves the direction of a vector towards its largest entries, so that similar
+    pairs gain weight and dissimilar pairs lose weight.
 
     Source: Han et al. 2023 (FLatten Transformer), with p = 3. The relative floor is from this
     library.

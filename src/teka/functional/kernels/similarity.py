@@ -23,13 +23,14 @@ from teka.functional.shapes import (
 
 @dataclass(frozen=True)
 class DotProduct(FeatureKernel):
-    """The dot product κ(q, k) = scale · qᵀk, divided by the number of keys.
+    """The dot product κ(q, k) = scale · qᵀk, without softmax.
 
-    With a relative kernel the output is out_i = Σ_j κ_ij c_ij v_j / Σ_j c_ij. Weights may be
-    negative, and a key that is twice as long has twice the weight, so that the output has no bound.
+    The weighted sum of the values is divided by the number of keys. With a relative kernel, whose
+    weight for query i and key j is c_ij, it is divided by Σ_j c_ij. Weights may be negative, and a
+    key that is twice as long has twice the weight, so that the output is not bounded.
 
     Source: Wang et al. 2018 (Non-local neural networks), equation 4. The denominator with a
-    relative kernel c is from this library.
+    relative kernel is from this library.
 
     >>> import torch
     >>> from teka.functional import DotProduct, attention
@@ -56,12 +57,13 @@ class DotProduct(FeatureKernel):
 
 @dataclass(frozen=True)
 class Concatenation(Kernel):
-    """The kernel κ(q, k) = scale · relu(Σ_e q_e + Σ_e k_e), normalized as `DotProduct`.
+    """The ReLU of the sum of all entries of a query and a key, times a scale.
 
-    The paper has relu(wᵀ[q; k]) with a learned w. Here w is a vector of ones, because the
-    projections that make q and k can learn any other w.
+    The output is normalized as for `DotProduct`. Non-local networks use relu(wᵀ[q; k]) with a
+    learned vector w. Here w is a vector of ones, because the projections of queries and keys can
+    learn any other w.
 
-    Source: Wang et al. 2018, equation 5.
+    Source: Wang et al. 2018 (Non-local neural networks), equation 5.
 
     >>> import torch
     >>> from teka.functional import Concatenation
@@ -96,8 +98,9 @@ class Concatenation(Kernel):
 class Gaussian(Softmax):
     """The Gaussian kernel κ(q, k) = exp(−scale · ‖q − k‖²/2).
 
-    Unlike with softmax, a longer key does not get more weight. The kernel is computed as softmax
-    with vectors that are one entry longer: scale · (qᵀk − ‖k‖²/2).
+    Unlike the softmax kernel, it does not give more weight to longer keys. It is computed as
+    softmax attention with the scores scale · (qᵀk − ‖k‖²/2), which are inner products of vectors
+    with one additional entry.
 
     Source: Wang et al. 2018, §3.2, after Buades et al. 2005 (non-local means).
 
