@@ -161,7 +161,8 @@ def make_steps(
             forms[f"{name}, compiled"] = torch.compile(layer, dynamic=False)
     steps = {}
     for name, layer in forms.items():
-        step = partial(run, layer, list(layer.parameters()), tokens, backward)
+        learned = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+        step = partial(run, layer, learned, tokens, backward)
         try:
             step()
         except Exception as error:
