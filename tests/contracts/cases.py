@@ -476,8 +476,8 @@ def flex_reference(
 ) -> Tensor:
     """Evaluate FlexAttention without compiling it."""
     products = scale * query @ key.transpose(-2, -1)
-    places = [torch.arange(side, device=query.device) for side in products.shape]
-    scores = score_mod(products, *torch.meshgrid(*places, indexing="ij"))
+    indices = [torch.arange(side, device=query.device) for side in products.shape]
+    scores = score_mod(products, *torch.meshgrid(*indices, indexing="ij"))
     assert block_mask is None or block_mask.kv_indices.device == query.device
     return scores.softmax(dim=-1) @ value
 

@@ -146,10 +146,16 @@ def test_supported_backends_are_the_documented_ones(pair: Case):
         kernel, relative = build_pair(pair, sites.num_axes)
         positions = replace(sites, num_prefix_tokens=num_prefix_tokens)
         on_torus = isinstance(relative, RotationJoint) and any(positions.periods)
-        placed = relative if relative is None or on_torus else relative.for_positions(positions)
+        kernel_for_positions = (
+            relative if relative is None or on_torus else relative.for_positions(positions)
+        )
         sizes = (sites.num_placed or 0) + num_prefix_tokens
         return set(
-            backend_costs(Workload(kernel, placed, positions, sizes, sizes, DIM, 4, is_causal=True))
+            backend_costs(
+                Workload(
+                    kernel, kernel_for_positions, positions, sizes, sizes, DIM, 4, is_causal=True
+                )
+            )
         )
 
     documented = causal_backends(pair.kernel, pair.relative)
@@ -267,12 +273,12 @@ def past_outputs_for_changed_futures(
     _, other_key, other_value = draw_inputs(
         query.shape[2], heads=HEADS, dim=DIM, seed=9, dtype=key.dtype
     )
-    lost = (math.nan * key, math.inf * value)
+    nan_input = (math.nan * key, math.inf * value)
     for later_key, later_value in (
         (1e3 * key, 1e3 * value),
         (0.0 * key, value),
         (other_key, other_value),
-        lost,
+        nan_input,
     ):
         changed = (
             torch.cat([now[:, :, :past], later[:, :, past:]], dim=2)
@@ -299,10 +305,10 @@ def test_nan_token_affects_only_later_outputs_and_gradients(case: Case):
     inputs = draw_inputs(2 * CHUNK + 5, heads=HEADS, dim=DIM)
     kernel, relative = build_pair(case)
     results = []
-    for lost in (None, 0, 1, 2):
+    for nan_input in (None, 0, 1, 2):
         tensors = [tensor.clone() for tensor in inputs]
-        if lost is not None:
-            tensors[lost][0, 0, 100] = math.nan
+        if nan_input is not None:
+            tensors[nan_input][0, 0, 100] = math.nan
         leaves = [tensor.requires_grad_() for tensor in tensors]
         grid = None if relative is None else Grid(2 * CHUNK + 5)
         output = attention(
@@ -316,9 +322,9 @@ def test_nan_token_affects_only_later_outputs_and_gradients(case: Case):
         results.append(
             torch.autograd.grad(output[:, :, :100].square().sum(), leaves, materialize_grads=True)
         )
-        if lost is not None:
+        if nan_input is not None:
             assert output[0, 0, 100].isnan().all()
-            assert output[0, 0, 101:].isnan().all() == (lost > 0)
+            assert output[0, 0, 101:].isnan().all() == (nan_input > 0)
             assert all(
                 relative_error(gradient, expected) <= TOLERANCE
                 for gradient, expected in zip(results[-1], results[0], strict=True)

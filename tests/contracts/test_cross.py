@@ -91,9 +91,9 @@ def fitted(
 
 
 def attend(
-    inputs: list[Tensor], kernel: Kernel, relative: Relative | None, **places: Any
+    inputs: list[Tensor], kernel: Kernel, relative: Relative | None, **options: Any
 ) -> Tensor:
-    return attention(*inputs, kernel=kernel, relative=relative, scale=SCALE, **places)
+    return attention(*inputs, kernel=kernel, relative=relative, scale=SCALE, **options)
 
 
 @parametrize_by_kernel(PAIRS)
@@ -118,8 +118,10 @@ def test_backends_equal_the_equation_between_two_grids(pair: Case, masked: bool)
         mask = draw_mask(2, key_grid.num_tokens) if masked else None
         kernel, relative = build_pair(pair)
         keep = None if mask is None else mask[:, None]
-        whole = fitted(inputs, kernel, relative, positions, mask)
-        expected = reference_attention(inputs, whole, relative, positions, scale=SCALE, keep=keep)
+        fitted_kernel = fitted(inputs, kernel, relative, positions, mask)
+        expected = reference_attention(
+            inputs, fitted_kernel, relative, positions, scale=SCALE, keep=keep
+        )
         for backend in sorted(offered(kernel, relative, positions)):
             output = attend(
                 inputs,
@@ -148,8 +150,8 @@ def test_backends_equal_the_equation_between_any_positions(pair: Case):
         (Positions(Grid((7, 1))), Positions(points=others)),
     ):
         positions = replace(here, key=there)
-        whole = fitted(inputs, kernel, relative, positions, None)
-        expected = reference_attention(inputs, whole, relative, positions, scale=SCALE)
+        fitted_kernel = fitted(inputs, kernel, relative, positions, None)
+        expected = reference_attention(inputs, fitted_kernel, relative, positions, scale=SCALE)
         for backend in sorted(offered(kernel, relative, positions)):
             output = attend(
                 inputs,
@@ -179,8 +181,8 @@ def test_backends_equal_the_equation_between_any_positions(pair: Case):
 def test_values_and_gradients_equal_the_dense_backend(case: Case, data: st.DataObject):
     num_axes = data.draw(st.integers(1, 3))
     sides = st.tuples(*[st.integers(1, {1: 11, 2: 6, 3: 3}[num_axes])] * num_axes)
-    whole = case.backend == "fft" or case.relative == "table"
-    spacing = 1.0 if whole else data.draw(st.sampled_from([1.0, 2.0, 0.7]))
+    needs_cells = case.backend == "fft" or case.relative == "table"
+    spacing = 1.0 if needs_cells else data.draw(st.sampled_from([1.0, 2.0, 0.7]))
     origin = (
         data.draw(st.integers(-4, 4))
         if case.relative == "table"
@@ -347,9 +349,13 @@ def test_lengths_apply_to_the_context():
     torch.manual_seed(0)
     layer = Attention(8, 2, relative="fourier", context_dim=6).double()
     tokens, context = torch.randn(2, 15, 8).double(), torch.randn(2, 11, 6).double()
-    places = torch.rand(2, 11, 2).double()
+    context_positions = torch.rand(2, 11, 2).double()
     together = layer(
-        tokens, COARSE, context=context, context_positions=places, lengths=torch.tensor([11, 4])
+        tokens,
+        COARSE,
+        context=context,
+        context_positions=context_positions,
+        lengths=torch.tensor([11, 4]),
     )
     for sample, length in enumerate((11, 4)):
         part = slice(sample, sample + 1)
@@ -357,7 +363,7 @@ def test_lengths_apply_to_the_context():
             tokens[part],
             COARSE,
             context=context[part, :length],
-            context_positions=places[part, :length],
+            context_positions=context_positions[part, :length],
         )
         assert relative_error(together[part], alone) <= TOLERANCE
 

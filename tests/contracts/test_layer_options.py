@@ -196,14 +196,14 @@ def test_state_dict_restores_the_layer(options: dict[str, Any]):
 @for_each(CAUSAL)
 def test_causal_layers_decode_step_by_step(options: dict[str, Any]):
     layer, tokens = build(causal=True, num_axes=1, **options), draw_tokens(9)
-    whole = layer(tokens, Grid(9))
+    expected = layer(tokens, Grid(9))
     other = torch.cat([tokens[:, :5], 30 * draw_tokens(4, seed=2)], dim=1)
-    assert relative_error(layer(other, Grid(9))[:, :5], whole[:, :5]) < TOLERANCE
+    assert relative_error(layer(other, Grid(9))[:, :5], expected[:, :5]) < TOLERANCE
     state, steps = None, []
     for token in tokens.unbind(1):
         output, state = layer.step(token, state)
         steps.append(output)
-    assert relative_error(torch.stack(steps, dim=1), whole) < TOLERANCE
+    assert relative_error(torch.stack(steps, dim=1), expected) < TOLERANCE
 
 
 @for_each(ALL)

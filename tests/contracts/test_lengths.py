@@ -49,11 +49,11 @@ def draw_ragged(num_axes: int = 2) -> tuple[Tensor, Tensor, Tensor]:
 @parametrize_by_kernel(PAIRS_WITH_POSITIONS, causal=[False, True])
 def test_sample_with_a_length_equals_the_sample_alone(pair: Case, causal: bool):
     layer, (tokens, positions, lengths) = build(pair, causal=causal), draw_ragged()
-    placed: dict[str, Tensor] = {} if pair.relative is None else {"positions": positions}
-    together = layer(tokens, lengths=lengths, **placed)
+    options: dict[str, Tensor] = {} if pair.relative is None else {"positions": positions}
+    together = layer(tokens, lengths=lengths, **options)
     for sample, length in enumerate(LENGTHS):
         part = (slice(sample, sample + 1), slice(0, length))
-        alone = layer(tokens[part], **{name: places[part] for name, places in placed.items()})
+        alone = layer(tokens[part], **{name: places[part] for name, places in options.items()})
         assert relative_error(together[part], alone) <= TOLERANCE
         assert not together[sample, length:].any()
 
@@ -71,9 +71,9 @@ def test_short_sequence_equals_a_short_grid(pair: Case, causal: bool):
 @parametrize_by_kernel(PAIRS_WITH_POSITIONS)
 def test_padding_has_no_gradient(pair: Case):
     layer, (tokens, positions, lengths) = build(pair, causal=True), draw_ragged()
-    places = {} if pair.relative is None else {"positions": positions}
+    options = {} if pair.relative is None else {"positions": positions}
     tokens.requires_grad_()
-    layer(tokens, lengths=lengths, **places).square().sum().backward()
+    layer(tokens, lengths=lengths, **options).square().sum().backward()
     assert tokens.grad is not None
     for sample, length in enumerate(LENGTHS):
         assert not tokens.grad[sample, length:].any()
@@ -88,19 +88,19 @@ def test_lengths_equal_a_mask(pair: Case):
     layer, (tokens, positions, lengths) = build(pair), draw_ragged()
     if pair.kernel == "optimal":
         return  # it is fitted to the queries, and only lengths mask queries
-    places = {} if pair.relative is None else {"positions": positions}
+    options = {} if pair.relative is None else {"positions": positions}
     mask = torch.arange(LONGEST) < lengths[:, None]
     by_mask, by_lengths = (
-        layer(tokens, None, mask, **places),
-        layer(tokens, lengths=lengths, **places),
+        layer(tokens, None, mask, **options),
+        layer(tokens, lengths=lengths, **options),
     )
     assert relative_error(by_mask[mask], by_lengths[mask]) <= TOLERANCE
 
 
 def test_full_lengths_change_nothing():
     layer, (tokens, positions, _) = build(Case("squared_relu", "fourier")), draw_ragged()
-    whole = layer(tokens, positions=positions, lengths=torch.full((3,), LONGEST))
-    assert relative_error(whole, layer(tokens, positions=positions)) <= TOLERANCE
+    full = layer(tokens, positions=positions, lengths=torch.full((3,), LONGEST))
+    assert relative_error(full, layer(tokens, positions=positions)) <= TOLERANCE
 
 
 def test_ignoring_lengths_would_fail():

@@ -182,8 +182,8 @@ def test_masking_all_grid_keys_leaves_the_prefix(case: Case):
 @parametrize_by_kernel(SUPPORTED_CASES)
 def test_samples_are_independent(case: Case):
     inputs, mask = draw_inputs(NUM_TOKENS), draw_mask(2, NUM_TOKENS)
-    for mates in (1.0, 100.0):
-        batch = [torch.cat([tensor[:1], mates * tensor[1:]]) for tensor in inputs]
+    for factor in (1.0, 100.0):
+        batch = [torch.cat([tensor[:1], factor * tensor[1:]]) for tensor in inputs]
         together = attend(case.kernel, case.relative, case.backend, batch, mask)
         alone = attend(
             case.kernel, case.relative, case.backend, [tensor[:1] for tensor in inputs], mask[:1]

@@ -53,12 +53,12 @@ def attend(
 def test_prefix_query_has_no_relative_weights(case: Case, num_prefix_tokens: int):
     inputs = draw_inputs(num_prefix_tokens + GRID.num_tokens)
     relative = build_relative(case.relative, kernel=case.kernel, heads=3, dim=5, num_axes=2)
-    placed = attend(case, inputs, num_prefix_tokens, relative, GRID)
+    on_grid = attend(case, inputs, num_prefix_tokens, relative, GRID)
     unplaced = attend(case, inputs, 0, None, None)
     first = slice(0, num_prefix_tokens)
-    assert relative_error(placed[:, :, first], unplaced[:, :, first]) <= TOLERANCE
+    assert relative_error(on_grid[:, :, first], unplaced[:, :, first]) <= TOLERANCE
     assert (
-        relative_error(placed[:, :, num_prefix_tokens:], unplaced[:, :, num_prefix_tokens:]) > 1e-3
+        relative_error(on_grid[:, :, num_prefix_tokens:], unplaced[:, :, num_prefix_tokens:]) > 1e-3
     )
 
 

@@ -80,10 +80,10 @@ WHERE: dict[str, tuple[str, str]] = {
 
 
 @for_each(WHERE)
-def test_every_defect_has_a_test(where: tuple[str, str]):
-    test, twin = where
+def test_every_defect_has_a_test(names: tuple[str, str]):
+    test, faulty_version = names
     (source,) = [text for text in SOURCES if f"def {test}(" in text]
-    assert source.count(twin) > (source == HERE)  # the table above mentions it once
+    assert source.count(faulty_version) > (source == HERE)  # the table above mentions it once
 
 
 # Joint rotation

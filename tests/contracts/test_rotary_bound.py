@@ -63,9 +63,9 @@ def with_gradients(output: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tenso
 def leaves_of(num_tokens: int, relative: Rotary) -> tuple[Rotary, dict[str, Tensor]]:
     inputs = draw_inputs(num_tokens, heads=HEADS, dim=DIM)
     named = zip(("query", "key", "value"), inputs, strict=True)
-    placed, more = with_leaves(relative)
-    assert isinstance(placed, Rotary)
-    return placed, {**{name: tensor.requires_grad_() for name, tensor in named}, **more}
+    rotary, more = with_leaves(relative)
+    assert isinstance(rotary, Rotary)
+    return rotary, {**{name: tensor.requires_grad_() for name, tensor in named}, **more}
 
 
 def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor], of: str = "") -> None:
@@ -132,9 +132,9 @@ def test_causal_values_and_gradients_equal_the_equation(kernel: str, normalizer:
     for key_mask, keep in ((None, past[None]), (mask, past & mask[:, None])):
         reference = reference_attention(inputs, built, relative, positions, scale=SCALE, keep=keep)
         # The reference has no gradient for a query without keys.
-        seen = keep.any(dim=-1)[:, None, :, None]
+        has_keys = keep.any(dim=-1)[:, None, :, None]
         expected = (
-            with_gradients(reference.where(seen, 0.0), leaves)
+            with_gradients(reference.where(has_keys, 0.0), leaves)
             if key_mask is None
             else {"output": reference.detach()}
         )
@@ -178,10 +178,10 @@ def extreme_tokens(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Tensor]]:
         case "nearly constant":
             query, key = (tensor[:, :, :1] + 0.01 * tensor for tensor in (query, key))
         case "one-hot":
-            places = torch.randint(
+            indices = torch.randint(
                 DIM, (2, HEADS, num_tokens), generator=Generator().manual_seed(seed)
             )
-            query = torch.nn.functional.one_hot(places, DIM).float()
+            query = torch.nn.functional.one_hot(indices, DIM).float()
             key = query.roll(1, dims=-1)  # the two features of a pair, a quarter turn apart
         case "opposed":
             key = -query

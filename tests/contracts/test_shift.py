@@ -134,8 +134,10 @@ def test_float32_is_precise_far_from_the_origin(pair: Case, origin: float):
     expected = attention(*inputs, **options, grid=here)
     assert relative_error(attention(*inputs, **options, grid=there), expected) <= 1e-5
     if pair in PAIRS_WITH_POSITIONS:
-        places = there.positions(dtype=torch.float64, device=DEVICE)
-        assert relative_error(attention(*inputs, **options, positions=places), expected) <= 1e-5
+        far_positions = there.positions(dtype=torch.float64, device=DEVICE)
+        assert (
+            relative_error(attention(*inputs, **options, positions=far_positions), expected) <= 1e-5
+        )
 
 
 @parametrize_by_kernel(IN_EXPECTATION_PAIRS)
@@ -239,10 +241,10 @@ def test_absolute_positions_are_not_equivariant(relative: str | None):
     )
     layer, position = layer.double().eval().to(DEVICE), AbsolutePosition(8).double().to(DEVICE)
     assert change_under_a_shift_on_a_canvas(layer, 8) <= TOLERANCE
-    placed = change_under_a_shift_on_a_canvas(
+    on_grid = change_under_a_shift_on_a_canvas(
         lambda tokens, grid, mask: layer(position(tokens, grid), grid, mask), 8
     )
-    assert placed > CLEARLY_BROKEN
+    assert on_grid > CLEARLY_BROKEN
 
 
 def test_random_kernels_are_tested_with_the_joint_form():

@@ -174,11 +174,11 @@ def test_decoding_equals_the_forward_pass(kernel: FeatureKernel):
             relative, heads=3, dim=DIM, num_axes=1, kernel=kernel, max_distance=3
         )
         grid = None if relative is None else Grid(13)
-        whole = attention(
+        expected = attention(
             *inputs, kernel=kernel, relative=built, grid=grid, is_causal=True, backend="dense"
         )
         outputs, state = [], None
         for query, key, value in zip(*(tensor.split(1, dim=2) for tensor in inputs), strict=True):
             output, state = decode(query, key, value, state, kernel=kernel, relative=built)
             outputs.append(output)
-        assert relative_error(torch.cat(outputs, dim=2), whole) < 1e-10, relative
+        assert relative_error(torch.cat(outputs, dim=2), expected) < 1e-10, relative

@@ -75,16 +75,16 @@ def build(
 
     def by(backend: str) -> Attend:
         def attend(query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor) -> Tensor:
-            placed = relative
-            if placed is not None:
-                assert dataclasses.is_dataclass(placed)
-                placed = dataclasses.replace(placed, **dict(zip(names, tensors, strict=True)))
+            changed = relative
+            if changed is not None:
+                assert dataclasses.is_dataclass(changed)
+                changed = dataclasses.replace(changed, **dict(zip(names, tensors, strict=True)))
             return attention(
                 query,
                 key,
                 value,
                 kernel=kernel,
-                relative=placed,
+                relative=changed,
                 grid=grid,
                 backend=backend,
                 is_causal=is_causal,

@@ -101,8 +101,8 @@ def test_masked_tokens_do_not_hide_small_weights(
     relative: str | None, query_size: float, key_size: float
 ):
     query, key, value = draw_inputs(40, dim=5)
-    query, key, places = query_size * query, key_size * key, torch.arange(40)
-    keep = ((places < 5) | (places == 30)).expand(2, -1)
+    query, key, indices = query_size * query, key_size * key, torch.arange(40)
+    keep = ((indices < 5) | (indices == 30)).expand(2, -1)
     for kernel in ("positive", "squared_relu"):
         built: Any = (
             build_pair(kernel, relative)[1]
@@ -172,7 +172,7 @@ def test_bfloat16_is_finite_and_accurate(relative: str | None):
         assert decoded.isfinite().all(), kernel
         if scale == 1.0 and kernel != "trigonometric":
             grid = None if relative is None else Grid(7)
-            whole = attention(
+            expected = attention(
                 *inputs,
                 kernel=built[0],
                 relative=built[1],
@@ -180,7 +180,7 @@ def test_bfloat16_is_finite_and_accurate(relative: str | None):
                 is_causal=True,
                 backend="dense",
             )
-            assert relative_error(decoded.double(), whole.double()) < 0.02, kernel
+            assert relative_error(decoded.double(), expected.double()) < 0.02, kernel
 
 
 @pytest.mark.parametrize("relative", ["fourier", "rotary"])
@@ -189,10 +189,10 @@ def test_late_positions_are_exact_in_bfloat16(relative: str):
     kernel, built = build_pair("squared_relu", relative)
     inputs = draw_inputs(270, dtype=torch.bfloat16)
     decoded, _ = decode_all(inputs, kernel, built)
-    whole = attention(
+    expected = attention(
         *inputs, kernel=kernel, relative=built, grid=Grid(270), is_causal=True, backend="dense"
     )
-    assert relative_error(decoded[:, :, 256:].double(), whole[:, :, 256:].double()) < 0.01
+    assert relative_error(decoded[:, :, 256:].double(), expected[:, :, 256:].double()) < 0.01
 
 
 @pytest.mark.parametrize("relative", ["fourier", "rotary", "rotation_joint"])
@@ -215,7 +215,7 @@ def test_kernels_may_be_given_by_name():
     for relative in RELATIVES:
         decoded, _ = decode_all(inputs, "positive", relative)
         grid = None if relative is None else Grid(9)
-        whole = attention(
+        expected = attention(
             *inputs,
             kernel="positive",
             relative=relative,
@@ -223,7 +223,7 @@ def test_kernels_may_be_given_by_name():
             is_causal=True,
             backend="dense",
         )
-        assert relative_error(decoded, whole) < 1e-10
+        assert relative_error(decoded, expected) < 1e-10
 
 
 def test_tokens_are_one_ring_width_apart():
@@ -232,7 +232,7 @@ def test_tokens_are_one_ring_width_apart():
     wide = Clipped(built.distance_embedding, ring_width=2.5)
     inputs = draw_inputs(9)
     decoded, _ = decode_all(inputs, "squared_relu", wide)
-    whole = attention(
+    expected = attention(
         *inputs,
         kernel="squared_relu",
         relative=wide,
@@ -240,7 +240,7 @@ def test_tokens_are_one_ring_width_apart():
         is_causal=True,
         backend="dense",
     )
-    assert relative_error(decoded, whole) < 1e-10
+    assert relative_error(decoded, expected) < 1e-10
 
 
 def test_growing_keys_give_finite_outputs():
@@ -368,5 +368,5 @@ def test_scale_multiplies_the_inner_product():
         query, key, value = (tensor[:, :, token : token + 1] for tensor in two)
         output, state = decode(query, key, value, state, kernel=kernel, scale=0.3)
         outputs.append(output)
-    whole = attention(*two, kernel=kernel, scale=0.3, is_causal=True, backend="dense")
-    assert relative_error(torch.cat(outputs, dim=2), whole) < 1e-12
+    expected = attention(*two, kernel=kernel, scale=0.3, is_causal=True, backend="dense")
+    assert relative_error(torch.cat(outputs, dim=2), expected) < 1e-12
