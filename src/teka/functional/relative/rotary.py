@@ -1,7 +1,6 @@
 """Rotary position embedding for softmax and for linear attention with bounded outputs."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -219,21 +218,17 @@ class Rotary(Relative):
         make_maps = kernel.dense_vectors if features is None else features.feature_maps
         options = {"scale": pairs.scale, "key_mask": pairs.key_mask, "is_causal": pairs.is_causal}
         query, key, log_scale = make_maps(pairs.query, pairs.key, **options)
-
-        def vectors(maps: Tokens, phasor: Phasor | None) -> LinearFeatures:
-            if features is None:
-                return LinearFeatures(self._apply_phasor(maps, phasor))
-            return self._rotated_features(maps, phasor)
-
         query_phasor, key_phasor = self._phasors(positions, pairs.query)
-        query_vectors = vectors(query[:, :, first:], query_phasor)
-        key_vectors = vectors(key[:, :, first:], key_phasor)
+        query_vectors = self._dense_vectors(kernel, query[:, :, first:], query_phasor)
+        key_vectors = self._dense_vectors(kernel, key[:, :, first:], key_phasor)
 
-        def products(part: Callable[[LinearFeatures], Tensor]) -> Tensor:
+        # Without annotations, which PyTorch 2.6 cannot compile in a function within a function.
+        def products(part):
             with_positions = part(query_vectors) @ part(key_vectors).mT
             if not first:
                 return with_positions
-            left, right = part(vectors(query, None)), part(vectors(key, None))
+            left = part(self._dense_vectors(kernel, query, None))
+            right = part(self._dense_vectors(kernel, key, None))
             rows = torch.cat([left[:, :, first:] @ right[:, :, :first].mT, with_positions], dim=-1)
             return torch.cat([left[:, :, :first] @ right.mT, rows], dim=2)
 
@@ -251,6 +246,12 @@ class Rotary(Relative):
             sums = WeightedSums(weights @ pairs.value, totals.sum(dim=-1))
             output = sums.divide(nonnegative=features.nonnegative)
         return output if is_empty is None else output.masked_fill(is_empty, 0.0)
+
+    def _dense_vectors(self, kernel: Kernel, maps: Tokens, phasor: Phasor | None) -> LinearFeatures:
+        """Return rotated features, or rotated queries or keys for a kernel without features."""
+        if kernel.features is None:
+            return LinearFeatures(self._apply_phasor(maps, phasor))
+        return self._rotated_features(maps, phasor)
 
     def triton_positions(
         self, positions: Positions, like: Tensor, num_features: int
