@@ -274,6 +274,8 @@ def cases() -> Iterator[tuple[str, Callable[[], float]]]:
     causal = partial(difference, is_causal=True)
     # The largest keys belong to the last segment.
     growing = (1.0, 1e3, 1e-2, 0.0) * 8 + (1e6,) * 3
+    # The largest keys of the first segment belong to its second block.
+    growing_within_segment = (1e-3, 1.0, 0.0, 1.0) * 4 + (1e-3, 1.0, 0.0, 1e4) * 4 + (1.0,) * 3
     yield "squared relu across grids", partial(both, None, CROSS_GRIDS)
     yield "contiguous inputs", partial(both, "rotary", LINE, heads_first=True)
     yield "keys of very different lengths", partial(both, None, {}, key_factors=growing)
@@ -290,7 +292,7 @@ def cases() -> Iterator[tuple[str, Callable[[], float]]]:
     yield "causal", partial(causal, "relu", None, {}, dtype=torch.float16)
     yield (
         "causal, keys of very different lengths",
-        partial(causal, "squared_relu", None, {}, key_factors=(1e-3, 1.0, 0.0, 1e4)),
+        partial(causal, "squared_relu", None, {}, key_factors=growing_within_segment),
     )
     yield "causal, rotary", partial(causal, "squared_relu", "rotary", LINE)
     yield (
