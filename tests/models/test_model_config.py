@@ -92,10 +92,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"options": {**PERFORMER["options"], "stem": torch.nn.Identity()}},
-        r"options must be .* plain JSON",
+        r"options must be a mapping of names to JSON data",
     ),
     ({"options": [8, 2, 2]}, r"options must be a dictionary"),
-    ({"facts": {"loss": float("nan")}}, r"facts must be .* plain JSON"),
+    ({"facts": {"loss": float("nan")}}, r"facts must be a mapping of names to JSON data"),
     ({"class_names": ["a", "b"]}, r"class_names must be 3 strings"),
     ({"class_names": "abc"}, r"class_names must be .*got 'abc'"),
     ({"licence": "MIT"}, "no field 'licence'"),

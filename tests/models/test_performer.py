@@ -307,7 +307,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"position_heads": 1, "position": "absolute"},
         "position_heads must be None or 0 without a relative kernel.*got 1",
     ),
-    ({"position_heads": 2}, "position_heads must be 0 to 1, fewer than heads = 2.*got 2"),
+    ({"position_heads": 2}, "position_heads must be at most 1, got 2"),
     (
         {"position_heads": 1, "position": "rotary"},
         "position_heads must be None or 0 with relative='rotary'.*got 1",

@@ -146,7 +146,7 @@ def test_wrong_number_of_position_heads_is_an_error(unchecked_annotations: None)
             "position_heads must be None or 0 with relative=RelativeKernel.*got 1",
         ),
         (2, "rotation_joint", "position_heads must be None or 0 with relative=.*got 2"),
-        (3, "fourier", "position_heads must be 0 to 2, fewer than heads = 3.*got 3"),
+        (3, "fourier", "position_heads must be at most 2, got 3"),
         (-1, RelativeKernel("clipped", dim_head=4), "position_heads must be at least 0.*got -1"),
         (0, "fuorier", "Did you mean 'fourier'"),
     ]

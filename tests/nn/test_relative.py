@@ -75,7 +75,8 @@ def test_module_and_none_are_returned_unchanged():
 
 
 @pytest.mark.parametrize(
-    ("relative", "message"), [("rotate", "Did you mean 'rotation'"), (3, "a name or a module")]
+    ("relative", "message"),
+    [("rotate", "Did you mean 'rotation'"), (3, "a name or a teka.nn.RelativeKernel")],
 )
 def test_other_types_are_not_relative_kernels(
     relative: Any, message: str, unchecked_annotations: None

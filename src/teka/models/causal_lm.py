@@ -1,4 +1,4 @@
-"""A causal language model that generates with a state of constant size."""
+"""A causal language model that generates text with a state of constant size."""
 
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ BlockStates = tuple[States, ...]
 
 
 class CausalLM(nn.Module):
-    """Token embedding, causal pre-norm transformer blocks, a norm, and logits of the next token.
+    """Causal language model with a token embedding and pre-norm transformer blocks.
 
     The output projection shares its weight with the embedding. Training and reading a prompt have
     linear cost. The cost of a generated token does not depend on the number of earlier tokens, and

@@ -1,4 +1,4 @@
-"""Configuration of a saved model: how to build it, and facts about it."""
+"""Configuration of a saved model: its class, sizes, options and training data."""
 
 import inspect
 import json
@@ -49,7 +49,7 @@ def model_class(name: str) -> type[nn.Module]:
 
 @cache
 def options_class(model: str) -> type[Any]:
-    """Return a frozen dataclass of the options of a model, without its sizes."""
+    """Return a frozen dataclass whose fields are the options of a model class."""
     kind = model_class(model)
     if model == "performer":
         options = [(field.name, field.type, field.default) for field in fields(PerformerConfig)]
@@ -71,7 +71,7 @@ def options_class(model: str) -> type[Any]:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Name, sizes and options of a model, and facts about it. All fields are plain JSON.
+    """Description from which a saved model can be rebuilt, as plain JSON data.
 
     >>> import torch, teka
     >>> options = {"dim": 16, "depth": 1, "heads": 2, "patch_size": 4}
@@ -130,8 +130,8 @@ class ModelConfig:
             if argument == "pictures" and value is None:
                 continue
             if not (isinstance(value, Mapping) and _is_json(value)):
-                expected = "a mapping of names to plain JSON: numbers, strings, lists, mappings"
-                raise wrong_value(argument, value, expected)
+                hint = "Numbers, strings, booleans, lists and mappings are JSON data."
+                raise wrong_value(argument, value, "a mapping of names to JSON data", hint)
         decode(options_class(self.model), self.options, f"options of {self.model}")
         names = self.class_names
         if names is not None and not (
@@ -142,7 +142,7 @@ class ModelConfig:
             raise wrong_value("class_names", names, f"{self.num_classes} strings, or None")
 
     def make_model(self, most: int | None = None) -> nn.Module:
-        """Return a new model on the CPU, in float32 and in evaluation mode.
+        """Build the model on the CPU, in float32 and in evaluation mode.
 
         The random state of PyTorch does not change.
 

@@ -40,8 +40,8 @@ def save(
 ) -> Path:
     """Write a model to a folder atomically, and return the folder.
 
-    A model does not know its options. So this function builds the model of the config with the
-    same weights, and checks that it gives the same logits.
+    Before writing, the function builds a model from the config, copies the weights into it and
+    checks that both models give the same logits.
 
     Args:
         model: Model, which does not change.
@@ -108,7 +108,7 @@ def load(path: str | Path) -> nn.Module:
 
 
 def read_config(path: str | Path) -> ModelConfig:
-    """Return the config of a model file, without reading the weights.
+    """Read the configuration of a saved model, without its weights.
 
     Args:
         path: Folder or name, as in `load`.
@@ -166,7 +166,7 @@ def _check_place(folder: Path) -> None:
 
 
 def pack(model: nn.Module, dtype: str) -> bytes:
-    """Return the parameters and buffers of a model in the safetensors format."""
+    """Serialize the parameters and buffers of a model in the safetensors format."""
     library = require("safetensors.torch", "model files need", "teka[train]")
     check_name("dtype", dtype, DTYPES)
     state = {}
@@ -181,7 +181,7 @@ def pack(model: nn.Module, dtype: str) -> bytes:
 
 
 def unpack(content: bytes, source: str) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file. `source` names the file in an error message."""
+    """Deserialize the tensors of a safetensors file; error messages name the file as `source`."""
     library = require("safetensors.torch", "model files need", "teka[train]")
     from safetensors import SafetensorError
 
@@ -224,7 +224,7 @@ def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -
 
 
 def check_same_logits(model: nn.Module, config: ModelConfig) -> None:
-    """Check that the model of a config gives the same logits as a model with the same weights."""
+    """Check that a config describes a model: one built from it must give the same logits."""
     kind = model_class(config.model)
     if type(model) is not kind:
         expected = f"{config.model!r}, a {kind.__name__}, as in the config"
@@ -239,5 +239,5 @@ def check_same_logits(model: nn.Module, config: ModelConfig) -> None:
     difference = (logits - expected_logits).abs().max()
     # NaN fails this comparison too.
     if not difference <= TOLERANCE * expected_logits.abs().max():
-        expected = "the options of the model: a model with these options gives other logits"
-        raise wrong_value("options", dict(config.options), expected)
+        hint = "A model with these options and the same weights gives other logits."
+        raise wrong_value("options", dict(config.options), "the options of the model", hint)

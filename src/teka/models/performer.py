@@ -129,7 +129,7 @@ class Performer(nn.Module):
         self.chosen_backends()  # Raises an error if a backend cannot compute this model.
 
     def resize(self, image_size: int | tuple[int, ...]) -> None:
-        """Take images of another size from now on. No parameter depends on the size.
+        """Change the image size that the model accepts. The parameters do not depend on it.
 
         Raises:
             ValueError: Sides that are not multiples of the patch size (times 2 for each stage
@@ -173,7 +173,7 @@ class Performer(nn.Module):
         return self.grids[0]
 
     def chosen_backends(self, batch: int = 1) -> tuple[str, ...]:
-        """Return the names of the backends of the blocks with a relative kernel.
+        """Return the names of the attention backends that the blocks use.
 
         If no block has a relative kernel, return the backends of all blocks.
         """
@@ -197,7 +197,7 @@ class Performer(nn.Module):
     def forward(
         self, images: Float[Tensor, "batch channels *sides"]
     ) -> Float[Tensor, "batch classes *dense"]:
-        """Return the logits of images, or of every pixel with head="dense".
+        """Return the logits of each image, or of each pixel with head="dense".
 
         Raises:
             ValueError: Images with another size or another number of channels than the model's.
@@ -216,7 +216,7 @@ class Performer(nn.Module):
     def encode(
         self, images: Float[Tensor, "batch channels *sides"]
     ) -> tuple[Float[Tensor, "batch tokens dim"], list[tuple[Tensor, Tensor]]]:
-        """Return the tokens after the last norm, and the cells and offset of each downsampling."""
+        """Return the final tokens, and the inputs and offset of every downsampling layer."""
         projections = (nn.Linear, *CONVOLUTION_MODULES.values())
         first_layer: nn.Module = self.stem
         for module in self.stem.modules():
@@ -302,7 +302,7 @@ def _make_blocks(config: PerformerConfig, num_axes: int) -> list[TransformerBloc
 def _make_relative(
     config: PerformerConfig, stage: Stage, num_axes: int, shared_frequency: Parameter
 ) -> str | RelativeModule | None:
-    """Return the relative kernel of a block: its name, or a module if it has options."""
+    """Return the relative kernel of a block, by name if it needs no further options."""
     position = config.position
     relative = position if position in RELATIVES else None
     heads = stage.heads - count_window_heads(config.window_reach, stage.heads)

@@ -233,10 +233,10 @@ class PerformerConfig:
 
     @property
     def num_placed(self) -> int:
-        """Number of blocks of the last stage whose positions can change the logits.
+        """Number of blocks in the last stage whose relative kernel can change the logits.
 
-        The last block before a class token is read is not among them, because the class token has
-        no position.
+        With a class token, the last block has no influence of this kind, because only its class
+        token is read, which has no position.
         """
         depth = self.stages[-1].depth
         return depth - 1 if self.pool == "class" and self.head == "pooled" else depth
@@ -247,7 +247,7 @@ class PerformerConfig:
         return AttentionOptions(**self.attention_keywords(), relative=relative)
 
     def attention_keywords(self) -> dict[str, Any]:
-        """Return the options of the attention by name, except for its relative kernel."""
+        """Return the options of the attention layers, without the relative kernel, as a dict."""
         return {name: getattr(self, name) for name in ATTENTION_OPTIONS}
 
     def _check_downsampling(self) -> None:
@@ -255,15 +255,16 @@ class PerformerConfig:
         stem = self.stem_layer
         num_stages = len(self.stages)
         if self.resampling == "attention" and num_stages == 1 and self.head != "dense":
-            expected = "'convolution' with one stage and head='pooled', where nothing is"
-            raise wrong_value("resampling", self.resampling, expected)
+            hint = "A model with one stage and head='pooled' does not resample."
+            raise wrong_value("resampling", self.resampling, "'convolution'", hint)
         has_sampling_stem = stem in ("polyphase_patch", *HALVING_STEMS) and self.patch_size > 1
         if num_stages == 1 and not has_sampling_stem:
-            expected = "its default without a halving: with one stage, and no stem with one"
+            expected = "its default"
+            hint = "A model with one stage and this stem does not downsample its grid."
             if self.select != "norm":
-                raise wrong_value("select", self.select, expected)
+                raise wrong_value("select", self.select, expected, hint)
             if self.blur is not None:
-                raise wrong_value("blur", self.blur, expected)
+                raise wrong_value("blur", self.blur, expected, hint)
         depths = self.stem_depth if isinstance(self.stem_depth, Sequence) else (self.stem_depth,)
         for depth in depths:
             check_sizes({"stem_depth": depth}, 0, most=MAX_NUM_BLOCKS)
@@ -275,7 +276,7 @@ class PerformerConfig:
             raise wrong_value("select", self.select, expected)
 
     def _check_head(self) -> None:
-        """Check that the pooling, the patches and the number of stages fit the head."""
+        """Check that pooling, patch size and number of stages are compatible with the head."""
         if self.head == "dense":
             if self.pool != "class":
                 expected = "left out with head='dense', which pools nothing"

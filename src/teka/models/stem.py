@@ -1,4 +1,4 @@
-"""Stem of a Performer, layers between its stages, and a dense head."""
+"""Stem, downsampling layers and dense prediction head of a Performer."""
 
 import itertools
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ BATCH_NORM = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
 @dataclass(frozen=True)
 class Resampling:
-    """Factory of the layers that halve a grid or undo a halving.
+    """Factory of the layers that downsample a grid by 2, or upsample it by 2.
 
     Attributes:
         num_axes: Number of axes of the grid.
@@ -52,7 +52,7 @@ class Resampling:
         return cls(num_axes, config.periodic, select, config.blur, attention)
 
     def between_stages(self, before: Stage, after: Stage) -> "PatchMerging | AttentionDownsample":
-        """Return the layer between two stages, which gives the coarse cells and their offset."""
+        """Create the downsampling layer between two stages, from `before` to `after` channels."""
         if self.attention is None:
             return PatchMerging(before.dim, after.dim, self)
         return AttentionDownsample(
@@ -66,10 +66,9 @@ class Resampling:
     def upsample(
         self, coarse_dim: int, dim: int, dim_head: int
     ) -> "SkipUpsample | AttentionUpsample":
-        """Return a layer that undoes a halving.
+        """Create an upsampling layer, the counterpart of a downsampling layer.
 
-        The layer takes the coarse cells, their offset and the cells before the halving. It gives
-        fine cells.
+        Its inputs are the coarse cells, the offset of the downsampling and the cells before it.
         """
         if self.attention is None:
             return SkipUpsample(coarse_dim, dim, self)
@@ -89,7 +88,7 @@ class Resampling:
     def patch_embedding(
         self, in_channels: int, dim: int, patch_size: int
     ) -> PolyphasePatchEmbedding:
-        """Return a patch embedding whose offset depends on the content."""
+        """Create a patch embedding with a content-dependent offset of the patches."""
         return PolyphasePatchEmbedding(
             in_channels,
             dim,
@@ -112,7 +111,7 @@ class Resampling:
         )
 
     def convolution(self, in_channels: int, width: int) -> nn.Sequential:
-        """Return a convolution of 3 cells a side, batch normalization and a GELU."""
+        """Create a 3-cell convolution with batch normalization and a GELU."""
         mode = "circular" if self.periodic else "zeros"
         convolution = CONVOLUTION_MODULES[self.num_axes](
             in_channels, width, 3, padding=1, padding_mode=mode, bias=False
@@ -120,7 +119,7 @@ class Resampling:
         return nn.Sequential(convolution, BATCH_NORM[self.num_axes](width), self.activation())
 
     def activation(self) -> nn.Module:
-        """Return a GELU, oversampled before an ideal filter so that it does not alias."""
+        """Create a GELU, which is anti-aliased if the downsampling filter is ideal."""
         return OversampledGELU() if self.blur == "ideal" else nn.GELU()
 
 
@@ -144,7 +143,7 @@ class ResidualConvolutions(nn.Module):
 
 
 class HalvingStem(nn.Module):
-    """Convolutions with downsamplings by 2 between them: (B, C, *S) to (B, dim, *S / p).
+    """Convolutional stem that downsamples by 2 several times, (B, C, *S) to (B, dim, *S / p).
 
     The first convolution sees every pixel and has dim / p channels. Each of the log2(p)
     downsamplings doubles the channels. After each convolution come the residual blocks of that
@@ -187,7 +186,7 @@ class HalvingStem(nn.Module):
     def encode(
         self, images: Float[Tensor, "batch channels *sides"]
     ) -> tuple[Float[Tensor, "batch dim *coarse"], list[tuple[Tensor, Tensor]]]:
-        """Return the cells of the tokens, and the cells and offset of each downsampling."""
+        """Return the grid of tokens, and the inputs and offset of every downsampling layer."""
         levels = []
         cells = images
         for convolution, sampling in zip(self.convolutions, self.samplings, strict=False):
@@ -199,7 +198,7 @@ class HalvingStem(nn.Module):
 
 
 class PatchMerging(nn.Module):
-    """Layer norm, and projection of blocks of 2 cells a side at a content-dependent offset."""
+    """Downsampling by 2: layer norm and projection of blocks at a content-dependent offset."""
 
     def __init__(self, dim: int, next_dim: int, resampling: Resampling) -> None:
         super().__init__()
@@ -214,7 +213,7 @@ class PatchMerging(nn.Module):
 
 
 class SkipUpsample(nn.Module):
-    """Polyphase upsampling, and a convolution of its output and the cells before downsampling."""
+    """Upsampling by 2 with a skip connection from the cells before the downsampling."""
 
     def __init__(self, coarse_dim: int, dim: int, resampling: Resampling) -> None:
         super().__init__()
@@ -233,7 +232,7 @@ class SkipUpsample(nn.Module):
 
 
 class DenseHead(nn.Module):
-    """Upsampling layers that undo each downsampling, and a projection to logits of every pixel."""
+    """Dense prediction head: one upsampling layer per downsampling, then logits of every pixel."""
 
     def __init__(
         self, widths: Sequence[int], num_classes: int, resampling: Resampling, dim_head: int
@@ -260,7 +259,7 @@ class DenseHead(nn.Module):
 
 
 def make_stem(config: PerformerConfig, dim: int, resampling: Resampling) -> nn.Module:
-    """Return the stem of a model, from images to cells with `dim` channels."""
+    """Create the stem of a model, which maps images to a grid of cells with `dim` channels."""
     stem, in_channels, patch_size = config.stem_layer, config.in_channels, config.patch_size
     if isinstance(stem, nn.Module):
         return stem

@@ -110,7 +110,9 @@ def redraw_projections(model: nn.Module) -> int:
 
 
 class LearnedFeatures(nn.Module):
-    """A kernel with learned features of each head, initialized by the identity (Zhang et al. 2024).
+    """A content kernel whose feature map is learned for each head (Zhang et al. 2024).
+
+    The map starts from the identity matrix.
 
     >>> import torch, teka
     >>> features = teka.nn.LearnedFeatures("hedgehog", dim=8, heads=2)

@@ -9,7 +9,7 @@ INITIAL_BIAS = 2.0
 
 
 class Gate(nn.Module):
-    """Gate σ(W x + b) of each token x, head and channel, which multiplies the output of the heads.
+    """Learned gate σ(W x + b) of a token x that multiplies the output of the attention heads.
 
     Initially W = 0 and b = 2, so that all gates are equal and nearly open.
 

@@ -197,11 +197,8 @@ def count_position_heads(
         expected = f"None or 0 with relative={relative!r}, which acts inside the content kernel"
         raise wrong_value("position_heads", position_heads, expected)
     if position_heads >= heads:
-        expected = (
-            f"0 to {heads - 1}, fewer than heads = {heads}. With kernel='constant', all heads "
-            "attend by position alone"
-        )
-        raise wrong_value("position_heads", position_heads, expected)
+        hint = "With kernel='constant', all heads attend by position alone."
+        raise wrong_value("position_heads", position_heads, f"at most {heads - 1}", hint)
     return position_heads
 
 
@@ -223,11 +220,8 @@ def make_kernels(
         and relative is not None
         and relative.kernel_class.rotates_features
     ):
-        expected = (
-            f"a kernel that does not rotate, or None, with kernel={current.name!r}, "
-            "which divides by the number of keys"
-        )
-        raise wrong_value("relative", options.relative, expected)
+        hint = f"kernel={current.name!r} divides by the number of keys."
+        raise wrong_value("relative", options.relative, "a kernel that does not rotate", hint)
     if options.rotary_normalizer is not None and features is None:
         expected = f"None with kernel={current.name!r}, whose denominator is the sum of its weights"
         raise wrong_value("rotary_normalizer", options.rotary_normalizer, expected)
@@ -296,8 +290,8 @@ def make_relative_kernel(
     if isinstance(relative, RelativeModule):
         return relative
     if relative == "rotary" and num_features < 2:
-        expected = "at least 2 with relative='rotary', which rotates pairs of them"
-        raise wrong_value("the number of features of kernel", num_features, expected)
+        hint = "relative='rotary' rotates pairs of features."
+        raise wrong_value("the number of features of kernel", num_features, "at least 2", hint)
     if options.rotary_normalizer is not None:
         check_name("rotary_normalizer", options.rotary_normalizer, ROTARY_NORMALIZERS)
     num_axes = options.num_axes

@@ -36,8 +36,10 @@ class ValueConvolution(nn.Module):
     def __init__(self, heads: int, dim_head: int, side: int, num_axes: int) -> None:
         super().__init__()
         if not is_integer(side) or side < 1 or side % 2 == 0:
-            expected = "None or an odd number of at least 1, the side in cells"
-            raise wrong_value("value_convolution", side, expected)
+            hint = "It is the side of the convolution kernel."
+            raise wrong_value(
+                "value_convolution", side, "None or an odd number of at least 1", hint
+            )
         if not is_integer(num_axes) or num_axes not in CONVOLUTIONS:
             raise wrong_value("num_axes", num_axes, "1, 2 or 3 with value_convolution")
         check_tensor_sizes({"value_convolution": side}, heads * dim_head * side**num_axes)
@@ -76,7 +78,7 @@ class ValueConvolution(nn.Module):
 def pad_axis(
     cells: Float[Tensor, "batch channels *sides"], axis: int, margin: int, *, periodic: bool
 ) -> Float[Tensor, "batch channels *padded_sides"]:
-    """Extend one axis on both sides by `margin` cells that wrap around, or that are 0."""
+    """Pad one axis of a grid on both sides, circularly if it is periodic and with zeros if not."""
     if not periodic:
         return pad(cells, [0, 0] * (cells.ndim - 1 - axis) + [margin, margin])
     # Circular padding cannot wrap around a small side more than once, so index instead.

@@ -97,8 +97,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         check_flags(unsupported)
         for argument, flag in unsupported.items():
             if flag:
-                expected = "False, because a key that is no token has no position"
-                raise wrong_value(argument, flag, expected)
+                hint = "The keys that it adds are not tokens and have no positions."
+                raise wrong_value(argument, flag, "False", hint)
         if embed_dim % num_heads:
             raise wrong_value("embed_dim", embed_dim, f"a multiple of num_heads, {num_heads}")
         if not is_number(dropout) or not 0 <= dropout <= 1:
@@ -134,9 +134,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[QueryTokens, Float[Tensor, "*heads queries keys"] | None]:
-        """Attend from the query tokens to the key tokens.
+        """Compute attention, with the arguments and results of `torch.nn.MultiheadAttention`.
 
-        Masks are as in PyTorch: True or −∞ for a key that is not attended to.
+        As in PyTorch, True or −∞ in a mask means that a key is not attended to.
 
         Args:
             query: Query tokens, shape (L, B, E), or (B, L, E) with `batch_first`, or (L, E).
@@ -223,7 +223,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
 
 def attended_keys(argument: str, mask: Shaped[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
-    """Return True for every key that a PyTorch mask does not drop.
+    """Convert a mask of PyTorch, boolean or additive, to a mask that is True for attended keys.
 
     Raises:
         ValueError: `mask` has elements other than booleans, or other than 0 and −∞.
@@ -232,8 +232,8 @@ def attended_keys(argument: str, mask: Shaped[Tensor, "*shape"]) -> Bool[Tensor,
         return ~mask
     keep = mask == 0
     if is_readable(keep) and not bool((keep | (mask == -torch.inf)).all()):
-        expected = "booleans, or 0 for a key that is attended to and −∞ for one that is not"
-        raise wrong_value(argument, mask.unique()[:3].tolist(), expected)
+        hint = "0 keeps a key and −∞ masks it."
+        raise wrong_value(argument, mask.unique()[:3].tolist(), "booleans, or 0 and −∞", hint)
     return keep
 
 
@@ -251,6 +251,6 @@ def is_causal_mask(mask: Shaped[Tensor, "*matrices queries keys"] | None) -> boo
     keep = attended_keys("attn_mask", mask)
     if is_readable(keep) and not bool((keep == torch.ones_like(keep).tril()).all()):
         actual = f"{int((~keep).sum())} of {keep.numel()} pairs dropped"
-        expected = "the causal mask; a sum over keys cannot apply any other mask"
-        raise wrong_argument("attn_mask", actual, expected)
+        hint = "Linear attention cannot apply any other mask to pairs of tokens."
+        raise wrong_argument("attn_mask", actual, "the causal mask", hint)
     return True

@@ -56,7 +56,10 @@ class AttentionPool(nn.Module):
         tokens: Float[Tensor, "batch tokens dim"],
         key_mask: Bool[Tensor, "batch tokens"] | None = None,
     ) -> Float[Tensor, "batch queries dim"]:
-        """Pool the tokens where `key_mask` is True. Heads of a sample without such tokens are 0."""
+        """Pool the tokens of each sample, without those where `key_mask` is False.
+
+        If all tokens of a sample are masked, its heads give 0.
+        """
         check_tokens("tokens", tokens, "batch", "tokens", self.dim, first=self.output)
         if key_mask is not None:
             check_mask("key_mask", key_mask, batch=tokens.shape[0], num_tokens=tokens.shape[1])
@@ -99,7 +102,7 @@ class SpaceToDepth(nn.Module):
     def forward(
         self, maps: Float[Tensor, "batch channels *sides"]
     ) -> Float[Tensor, "batch more_channels *fewer"]:
-        """Return the rearranged cells: (B, C, *S) to (B, C · fⁿ, *(S / f)).
+        """Rearrange a grid of shape (B, C, *S) to shape (B, C · fⁿ, *(S / f)).
 
         Raises:
             ValueError: Another number of axes, or a side that is not a multiple of f.

@@ -89,9 +89,9 @@ def _kept_heads(attention: Attention, heads: Iterable[int]) -> list[int]:
 
 
 def _projected_heads(attention: Attention, kept: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return the indices of the kept heads among the projected queries and among the keys.
+    """Return the rows of the query projection and of the key projection that remain.
 
-    Some heads have no queries or keys.
+    Heads that attend by position alone have no rows in these projections.
     """
     query_heads: list[int] = []
     key_heads: list[int] = []
@@ -112,7 +112,7 @@ def _projected_heads(attention: Attention, kept: Sequence[int]) -> tuple[list[in
 def _keep_heads(
     parameter: Tensor, kept: Sequence[int], num_heads: int, *, axis: int = 0
 ) -> Parameter:
-    """Return a parameter with the entries of some heads along an axis."""
+    """Return a parameter that contains only the entries of the remaining heads."""
     by_head = parameter.detach().unflatten(axis, (num_heads, -1))
     index = torch.tensor(kept, device=parameter.device)
     selected = by_head.index_select(axis, index).flatten(axis, axis + 1)
@@ -120,7 +120,7 @@ def _keep_heads(
 
 
 def _keep_outputs(linear: nn.Linear | None, kept: Sequence[int], dim_head: int) -> nn.Linear | None:
-    """Keep the outputs of some heads of a projection, in place. Return None if none is left."""
+    """Remove the outputs of pruned heads from a projection, or return None if nothing is left."""
     if linear is None or not kept:
         return None
     num_heads = linear.out_features // dim_head

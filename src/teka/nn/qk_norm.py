@@ -95,6 +95,6 @@ def make_query_key(query_key: str, heads: int, dim_head: int) -> PlainQueryKey:
     if query_key == "plain":
         return PlainQueryKey()
     if heads == 0:
-        expected = "'plain' with a kernel that does not depend on content"
-        raise wrong_value("query_key", query_key, expected)
+        hint = "The kernel does not depend on queries and keys."
+        raise wrong_value("query_key", query_key, "'plain'", hint)
     return CentredQueryKey() if query_key == "centred" else NormalizedQueryKey(heads, dim_head)

@@ -190,7 +190,7 @@ class RelativeKernel(RelativeModule):
 
 
 class EmbeddedTable(RelativeModule):
-    """`teka.functional.Table` with entries t_axis[Δ] = v_axisᵀ r_axis[Δ] of learned embeddings.
+    """A relative kernel from a table of inner products t_axis[Δ] = v_axisᵀ r_axis[Δ].
 
     The heads share the embeddings r ~ N(0, 1). Each head has vectors v that start as in
     `torch.nn.Linear`, so that an entry has variance 1/3. The module can learn the same tables as
@@ -265,8 +265,7 @@ def relative_class(relative: str | RelativeModule | None) -> type[Relative] | No
     if relative is None or isinstance(relative, RelativeModule):
         return None if relative is None else relative.kernel_class
     if not isinstance(relative, str):
-        expected = "None, a name or a module such as teka.nn.RelativeKernel"
-        raise wrong_value("relative", relative, expected)
+        raise wrong_value("relative", relative, "None, a name or a teka.nn.RelativeKernel")
     if relative not in RELATIVES:
         raise unknown_name("relative", relative, RELATIVES)
     return RELATIVES[relative]

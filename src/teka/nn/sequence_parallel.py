@@ -72,7 +72,7 @@ def shard_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
 
 
 def unsupported_reason(layer: Attention) -> str | None:
-    """Return why the tokens of a layer cannot be divided among processes, or None if they can."""
+    """Return the reason why a layer does not support sequence parallelism, or None if it does."""
     if layer.value_convolution is not None:
         return "with a value_convolution"
     if layer.query_key.removes_bias:

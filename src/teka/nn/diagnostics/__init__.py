@@ -1,1 +1,1 @@
-"""Diagnostics of attention layers: what they cost, and how well they work on given inputs."""
+"""Diagnostics of attention layers: cost, accuracy, equivariance and common problems."""

@@ -163,7 +163,7 @@ def _measure_heads(
     backend: str,
     dtype: torch.dtype,
 ) -> HeadMeasurements:
-    """Measure the heads of a group in float64, and the rounding of their backends in `dtype`."""
+    """Measure accuracy, output sizes and rounding errors of heads that have the same kernels."""
     kernel, relative, key_mask = group.kernel, group.relative, inputs.key_mask
     projected = exact_layer.project(inputs.tokens, key_mask=key_mask)
     query, key, value = group.select(*projected, inputs.tokens.shape[1])
@@ -225,7 +225,7 @@ def _feature_errors(
     equal_weights: Tensor,
     value: Tensor,
 ) -> FeatureErrors | None:
-    """Return the errors of random features, or None for kernels without any."""
+    """Compare random features with the exact kernel, or return None for other kernels."""
     exact_kernel, exact_relative = kernel, relative
     if isinstance(kernel, FeatureKernel) and kernel.estimates_softmax:
         draws = getattr(kernel, "projection", None)
@@ -262,7 +262,7 @@ def _costs(group: HeadGroup, inputs: LayerInputs) -> dict[str, Cost]:
 
 
 def _count_constant_waves(relative: Relative | None, grid: Grid | None) -> int:
-    """Return the number of waves whose frequency is rounded to 0 because the grid is periodic."""
+    """Count the frequencies that are rounded to 0 to make a kernel periodic on a periodic grid."""
     if not isinstance(relative, Fourier | Rotary) or grid is None:
         return 0
     rounded = Positions(grid).torus_frequency(relative.frequency)

@@ -1,4 +1,4 @@
-"""Changes of the output of an attention layer when its tokens are shifted."""
+"""Measurement of the shift equivariance of an attention layer."""
 
 import copy
 from collections.abc import Sequence
@@ -47,10 +47,10 @@ class LayerInputs:
         return f"{num_samples:,} × {num_tokens:,} tokens{grid}"
 
     def shorten(self, max_tokens: int, max_samples: int) -> "LayerInputs":
-        """Return the first samples, each with its prefix and at most `max_tokens` other tokens.
+        """Return a smaller input: fewer samples, with at most `max_tokens` tokens after the prefix.
 
-        The tokens are a block of the grid, or of the sequence, with the first token that may be
-        attended to. Samples without such a token in the block are left out.
+        The remaining tokens form a block of the grid or of the sequence that contains an unmasked
+        token. Samples whose tokens in this block are all masked are dropped.
         """
         prefix, grid, positions = self.num_prefix_tokens, self.grid, self.positions
         cells = torch.arange(self.tokens.shape[1] - prefix)
@@ -67,7 +67,7 @@ class LayerInputs:
         return LayerInputs(tokens, grid, key_mask, prefix, positions)
 
     def with_prefix(self, cells: Int[Tensor, "cells"]) -> Int[Tensor, "tokens"]:
-        """Return the indices of the prefix tokens and of the tokens of these cells."""
+        """Return the token indices of some grid cells, preceded by those of the prefix tokens."""
         prefix = torch.arange(self.num_prefix_tokens, device=cells.device)
         return torch.cat([prefix, self.num_prefix_tokens + cells])
 
@@ -78,7 +78,7 @@ def _coordinates(grid: Grid) -> Int[Tensor, "tokens axes"]:
 
 
 def _block_at(cell: int, grid: Grid, max_tokens: int) -> tuple[Int[Tensor, "cells"], Grid]:
-    """Return the cells of a block that contains a cell, and the grid of the block."""
+    """Return a rectangular block of a grid around a cell, with at most `max_tokens` cells."""
     shape, coordinates = torch.tensor(grid.shape), _coordinates(grid)
     sides = shape.clamp(max=int(max_tokens ** (1 / grid.num_axes)))
     start = torch.minimum(coordinates[cell], shape - sides)
@@ -132,7 +132,7 @@ def measure_shifts(
 def _make_steps(
     inputs: LayerInputs, shifts: Sequence[LayerShift] | None, *, is_causal: bool
 ) -> Steps:
-    """Return the shifts to measure, one in each row; 0 along axes without a symmetry."""
+    """Return one shift per row. Shifts along axes without translation symmetry are set to 0."""
     grid = inputs.grid
     steps: list[Sequence[float]] = []
     for shift in shifts or []:
@@ -172,7 +172,7 @@ def _run_at_positions(layer: Attention, inputs: LayerInputs, steps: Steps) -> li
 
 
 def _run_on_canvas(layer: Attention, inputs: LayerInputs, steps: Steps) -> list[Tensor]:
-    """Return the output after each step, on a grid with room for all steps."""
+    """Return the output after each shift, on a grid that is large enough for all shifts."""
     grid = inputs.grid
     assert grid is not None
     offsets = steps.long()

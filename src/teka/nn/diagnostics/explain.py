@@ -27,7 +27,7 @@ SELF_ATTENTION_INPUTS = ("tokens", "grid", "key_mask", "num_prefix_tokens", "pos
 
 @dataclass(frozen=True)
 class GroupExplanation:
-    """Costs of the heads that one pair of kernels computes.
+    """Estimated costs of the heads that share a content kernel and a relative kernel.
 
     Attributes:
         name: "kernel × relative kernel".
@@ -68,7 +68,9 @@ class GroupExplanation:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Costs of all backends for a layer on a grid. `str` returns a table.
+    """Estimated costs of all backends for an attention layer on a grid.
+
+    `str` returns a table.
 
     Attributes:
         groups: Costs of the heads, by their kernels.
@@ -262,7 +264,7 @@ def _scaled(grid: Grid, factor: float) -> Grid:
 
 
 def _crossover(is_dense_cheapest: Callable[[float], bool], grid: Grid) -> Grid | None:
-    """Return the smallest scaled grid on which "dense" is not the cheapest, found by bisection.
+    """Find the smallest scaled copy of a grid on which "dense" is not the cheapest backend.
 
     Args:
         is_dense_cheapest: Function of the factor of the sides.

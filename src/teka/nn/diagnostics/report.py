@@ -1,4 +1,4 @@
-"""Measurements and findings of the diagnostics, and their text."""
+"""Results of the diagnostics: measurements, problems found and recommendations."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -57,7 +57,7 @@ RECOMMENDATIONS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem of a layer on the given inputs. `str` adds a recommendation to the message.
+    """A problem that a diagnosis has found. `str` returns its message and a recommendation.
 
     Attributes:
         name: Name of the problem, a key of `RECOMMENDATIONS`.
@@ -77,7 +77,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class EstimatorErrors:
-    """Errors of an attention output that random features estimate.
+    """Errors of attention with random features, compared with exact attention.
 
     Attributes:
         error: ‖estimate − exact‖ / ‖exact‖.
@@ -102,13 +102,13 @@ class EstimatorErrors:
 
     @property
     def is_collapsed(self) -> bool:
-        """True if the estimate is the mean of the values but the exact output is not."""
+        """True if the estimate is close to the mean of the values and the exact output is not."""
         return self.spread < COLLAPSED_SPREAD
 
 
 @dataclass(frozen=True)
 class FeatureErrors:
-    """Errors of the random features of some heads, in float64.
+    """Errors of the random features of a group of heads, computed in float64.
 
     Attributes:
         exact: The estimated kernels, "kernel × relative kernel".
@@ -128,7 +128,7 @@ class FeatureErrors:
 
 @dataclass(frozen=True)
 class HeadMeasurements:
-    """Measurements of the heads that one pair of kernels computes, in float64.
+    """Measurements of the heads that share a content kernel and a relative kernel, in float64.
 
     The gain of query i is Σ_j |w_ij| / Σ_j w_ij, with the weights w_ij of the values. It bounds
     the ratio of the output to the largest value.
@@ -170,7 +170,7 @@ class HeadMeasurements:
 
     @property
     def is_collapsed(self) -> bool:
-        """True if the random features of a head have collapsed to the mean of the values."""
+        """True if the output of some head has collapsed to the mean of the values."""
         return self.features is not None and any(
             errors.is_collapsed for errors in self.features.by_head
         )
@@ -200,7 +200,9 @@ class ShiftErrors:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Measurements of an attention layer and the problems that they show. `str` returns a report.
+    """Measurements of an attention layer and the problems that they show.
+
+    `str` returns a report as text.
 
     Attributes:
         dtype: Dtype of the layer.
@@ -225,7 +227,7 @@ class Diagnosis:
 
     @property
     def is_collapsed(self) -> bool:
-        """True if the random features of any head give the mean of the values."""
+        """True if the random features of any head give the mean of the values for all queries."""
         return any(finding.name == "collapsed features" for finding in self.findings)
 
     def to_dict(self) -> dict[str, object]:
@@ -266,7 +268,7 @@ def _format(value: object) -> str:
 
 
 class LayerReports(dict[str, T]):
-    """Reports of the attention layers of a model by name. `str` joins them.
+    """Dictionary from names of attention layers to their reports. `str` returns them as one text.
 
     Attributes:
         skipped: Reasons by the names of layers without a report.
@@ -283,7 +285,7 @@ class LayerReports(dict[str, T]):
 
 
 def features_for(error: float, num_features: int, target: float = FEATURE_ERROR) -> int:
-    """Return the number of features for a target error, if the error falls as 1/√m."""
+    """Return the number of features for a target error, which falls as 1/√features."""
     return math.ceil(num_features * (error / target) ** 2)
 
 
@@ -295,7 +297,7 @@ def find_problems(
     dtype: torch.dtype,
     dim_head: int,
 ) -> tuple[Finding, ...]:
-    """Return a finding for every measurement beyond its threshold."""
+    """Compare measurements with their thresholds, and return a finding for each problem."""
     rounding = math.sqrt(torch.finfo(dtype).eps)
     findings: list[Finding] = []
     for group in groups:

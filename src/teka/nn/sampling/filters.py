@@ -1,4 +1,4 @@
-"""Low-pass filters that prevent aliasing when a grid is sampled."""
+"""Low-pass filters that prevent aliasing when a grid is downsampled."""
 
 import math
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ def apply_along_axis(inputs: Tensor, matrix: Float[Tensor, "to side"], axis: int
 
 
 def check_blur(blur: int | str | None, periodic: bool) -> int | str | None:
-    """Return the blur after a check that it is None, an odd number of cells or "ideal"."""
+    """Check the size of a low-pass filter: None, an odd number of cells or "ideal"."""
     if blur is None or (is_integer(blur) and 1 <= blur <= MAX_BLUR and blur % 2 == 1):
         return blur
     if not isinstance(blur, str) or blur != "ideal" or not periodic:
@@ -123,5 +123,5 @@ def _ideal_low_pass(inputs: Tensor, stride: Sequence[int]) -> Tensor:
 
 
 def at_least_float32(inputs: Tensor) -> Tensor:
-    """Return the inputs in float32, or in float64 if they have that dtype."""
+    """Convert half-precision inputs to float32, and return all others unchanged."""
     return inputs if inputs.dtype == torch.float64 else inputs.float()

@@ -1,4 +1,4 @@
-"""Polyphase sampling: downsampling whose grid moves with the content."""
+"""Adaptive polyphase sampling: shift-equivariant downsampling and upsampling."""
 
 import math
 from collections.abc import Sequence
@@ -117,7 +117,7 @@ class PolyphaseDownsample(nn.Module):
         inputs: Float[Tensor, "batch channels *sides"],
         offset: Int[Tensor, "batch"] | None = None,
     ) -> tuple[Float[Tensor, "batch channels *coarse"], Int[Tensor, "batch"]]:
-        """Return the chosen coset and its index, which `PolyphaseUpsample` takes.
+        """Downsample, and also return the index of the chosen coset for `PolyphaseUpsample`.
 
         Args:
             inputs: Cells, shape (B, C, *sides).
@@ -160,7 +160,7 @@ class PolyphaseDownsample(nn.Module):
         return largest_coset(filtered, self.stride)
 
     def check(self, inputs: Tensor) -> None:
-        """Check that the stride has an entry for each axis and divides all sides."""
+        """Check that the stride fits the axes of the inputs and divides their sides."""
         check_tensor("inputs", inputs, "batch", "channels", *(("side",) * len(self.stride)))
         if any(side % step for side, step in zip(inputs.shape[2:], self.stride, strict=True)):
             expected = f"sides that are multiples of stride = {self.stride}"
@@ -213,7 +213,7 @@ class PolyphaseUpsample(nn.Module):
     def forward(
         self, inputs: Float[Tensor, "batch channels *coarse"], offset: Int[Tensor, "batch"]
     ) -> Float[Tensor, "batch channels *sides"]:
-        """Return the fine grid with the inputs at the coset of each sample's offset.
+        """Place the inputs at the chosen offset of a fine grid of zeros.
 
         Raises:
             ValueError: Another number of axes, or another number of offsets than samples.
@@ -286,13 +286,13 @@ class PolyphasePatchEmbedding(nn.Module):
     def forward(
         self, inputs: Float[Tensor, "batch channels *sides"]
     ) -> Float[Tensor, "batch dim *coarse"]:
-        """Return the tokens on their grid; `sample` returns the offset too."""
+        """Return the embedded patches as a grid of tokens."""
         return self.sample(inputs)[0]
 
     def sample(
         self, inputs: Float[Tensor, "batch channels *sides"]
     ) -> tuple[Float[Tensor, "batch dim *coarse"], Int[Tensor, "batch"]]:
-        """Return the tokens, and the index of the offset at which their patches start."""
+        """Return the embedded patches, and the index of the offset at which the patches start."""
         self.sampling.check(inputs)
         margins = (0, self.project.kernel_size[0] - 1) * (inputs.ndim - 2)
         mode = "circular" if self.sampling.periodic else "constant"
@@ -302,7 +302,10 @@ class PolyphasePatchEmbedding(nn.Module):
 def split_cosets(
     inputs: Float[Tensor, "batch channels *sides"], stride: Sequence[int]
 ) -> Float[Tensor, "batch cosets channels *coarse"]:
-    """Return all cosets x_c[n] = x[s·n + c], with c in row-major order."""
+    """Split a grid into its cosets, the subgrids x_c[n] = x[s·n + c] for every offset c.
+
+    The offsets are in row-major order, and s is the stride.
+    """
     num_axes = len(stride)
     shape = [*inputs.shape[:2]]
     for side, step in zip(inputs.shape[2:], stride, strict=True):
@@ -314,7 +317,7 @@ def split_cosets(
 
 
 def join_cosets(cosets: Tensor, stride: Sequence[int]) -> Tensor:
-    """Return the grid with these cosets; the inverse of `split_cosets`."""
+    """Interleave the cosets of a grid. This is the inverse of `split_cosets`."""
     num_axes = len(stride)
     cosets = cosets.unflatten(1, tuple(stride))
     order = [0, num_axes + 1]
@@ -341,7 +344,7 @@ def put_coset(
     offset: Int[Tensor, "batch"],
     stride: Sequence[int],
 ) -> Float[Tensor, "batch channels *sides"]:
-    """Return a grid of zeros with the cells at each sample's coset; `take_coset` transposed."""
+    """Write one coset per sample into a grid of zeros, the transpose of `take_coset`."""
     cells = cells.unsqueeze(1)
     zeros = torch.zeros_like(cells).expand(-1, math.prod(stride), *cells.shape[2:])
     return join_cosets(zeros.scatter(1, _coset_index(offset, cells), cells), stride)
@@ -353,9 +356,9 @@ def _coset_index(offset: Tensor, coset: Tensor) -> Tensor:
 
 
 def largest_coset(inputs: Tensor, stride: Sequence[int]) -> Int[Tensor, "batch"]:
-    """Return the index of the coset with the largest norm of each sample.
+    """Return the index of the coset with the largest norm for each sample.
 
-    The result does not depend on the order of the cosets and of the cells.
+    Reordering the cosets or their cells does not change which coset is chosen.
     """
     energy = to_widest_dtype(at_least_float32(inputs).square().sum(1))
     maximum = energy.flatten(1).amax(1).clamp_min(torch.finfo(energy.dtype).tiny)
@@ -397,7 +400,7 @@ class _Score(nn.Module):
 
 
 def check_axes(argument: str, steps: int | Sequence[int], num_axes: int) -> tuple[int, ...]:
-    """Return one whole number of at least 1 for each of 1 to 3 axes."""
+    """Check a stride or factor, and return it as one integer per axis."""
     if not is_integer(num_axes) or num_axes not in CONVOLUTIONS:
         raise wrong_value("num_axes", num_axes, "1, 2 or 3")
     return check_stride(steps, num_axes, argument)

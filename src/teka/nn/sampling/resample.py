@@ -1,4 +1,4 @@
-"""Attention between two grids, and alignment of inputs to a fraction of a cell."""
+"""Downsampling and upsampling by attention, and alignment of inputs at subpixel precision."""
 
 import math
 from collections.abc import Sequence
@@ -146,7 +146,7 @@ class AttentionUpsample(nn.Module):
 
 
 class _GridAttention(nn.Module):
-    """q + Attention(norm q → norm x) between a fine grid and a coarse grid.
+    """Residual cross-attention between a fine grid and a coarse grid, with pre-normalization.
 
     The coarse grid of each sample starts at the offset of that sample.
     """
@@ -239,7 +239,7 @@ class SubpixelAlignment(nn.Module):
     def forward(
         self, inputs: Float[Tensor, "batch channels *sides"]
     ) -> Float[Tensor, "batch channels *sides"]:
-        """Return the aligned inputs; another number of axes is a ValueError."""
+        """Return the inputs, shifted by the fraction of a cell that their content determines."""
         check_tensor("inputs", inputs, "batch", "channels", *(("side",) * len(self.factor)))
         fine = inputs
         # In half precision, rounding would decide which fraction is chosen.
