@@ -90,11 +90,13 @@ class RelativeKernel(RelativeModule):
     ) -> None:
         super().__init__()
         self.kernel_class = _kernel_class(kernel)
-        self.infers_num_axes = num_axes is None and "num_axes" in initial_options(self.kernel_class)
-        if self.infers_num_axes:
-            num_axes = DEFAULT_NUM_AXES
-        if num_axes is not None:
-            options = {"num_axes": num_axes, **options}
+        has_axes = "num_axes" in initial_options(self.kernel_class)
+        self.infers_num_axes = num_axes is None and has_axes
+        if has_axes:
+            options["num_axes"] = DEFAULT_NUM_AXES if num_axes is None else num_axes
+        elif num_axes is not None:
+            expected = f"None with kernel={self.kernel_class.name!r}"
+            raise wrong_value("num_axes", num_axes, expected)
         self.initial_options = options
         initial = self.kernel_class.initial(**options)
         self.constraints = dict(initial.constraints)
