@@ -149,7 +149,7 @@ def test_supported_backends_are_the_documented_ones(pair: Case):
         kernel_for_positions = (
             relative if relative is None or on_torus else relative.for_positions(positions)
         )
-        sizes = (sites.num_placed or 0) + num_prefix_tokens
+        sizes = (sites.num_queries_with_position or 0) + num_prefix_tokens
         return set(
             backend_costs(
                 Workload(

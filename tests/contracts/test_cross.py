@@ -68,7 +68,9 @@ def grids_for(pair: Case) -> dict[str, tuple[Grid, Grid]]:
 
 
 def offered(kernel: Kernel, relative: Relative | None, positions: Positions) -> set[str]:
-    num_queries, num_keys = (sites.num_placed or 1 for sites in (positions, positions.of_keys))
+    num_queries, num_keys = (
+        sites.num_queries_with_position or 1 for sites in (positions, positions.of_keys)
+    )
     placed = None if relative is None else relative.for_positions(positions)
     return set(backend_costs(Workload(kernel, placed, positions, num_queries, num_keys, DIM, 4)))
 

@@ -290,6 +290,6 @@ def test_a_tensor_on_the_cpu_is_found():
 
 
 def test_fake_tensors_are_not_cached():
-    kept = flex._cached_causal_blocks.cache_info()
+    kept = flex._cached_causal_block_mask.cache_info()
     check(Case("softmax", "rotation", "dense"), masked=False, by_name=True, first=0, is_causal=True)
-    assert flex._cached_causal_blocks.cache_info() == kept
+    assert flex._cached_causal_block_mask.cache_info() == kept

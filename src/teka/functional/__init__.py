@@ -1,4 +1,4 @@
-"""Functional attention: content kernels, relative kernels and the backends that evaluate them."""
+"""Attention functions, and the content kernels and relative kernels that they combine."""
 
 from teka.functional.attention import attention
 from teka.functional.backends.costs import BACKENDS

@@ -31,12 +31,15 @@ def attention(
     num_prefix_tokens: int = 0,
     cu_seqlens: Int[Tensor, "sequences"] | None = None,
 ) -> Float[Tensor, "batch heads queries dim_value"]:
-    """Compute attention by content and by relative position.
+    """Compute attention with a content kernel κ and a relative kernel c.
+
+    The content kernel compares a query and a key, as softmax attention does with exp(qᵀk / √d). The
+    relative kernel weighs the offset between their positions. The output of query i is
 
         out_i = Σ_j κ(q_i, k_j) c(x_i − x_j; q_i) v_j / Σ_j κ(q_i, k_j) c(x_i − x_j; q_i)
 
-    The computation uses float32 or float64; the output has the dtype of the inputs. A query whose
-    keys are all masked gives 0.
+    where x_i is the position of token i. The computation uses float32 or float64; the output has
+    the dtype of the inputs. A query whose keys are all masked gives 0.
 
     Note:
         Float32 inputs above 10,000 are computed in float64 in eager mode on a CPU, so that inputs

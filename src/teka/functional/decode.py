@@ -10,7 +10,7 @@ from teka._compat import replace
 from teka.checks import BOOL_DTYPES, check_tensor
 from teka.errors import wrong_argument, wrong_shape, wrong_type, wrong_value
 from teka.functional.backends.feature_sums import featured
-from teka.functional.backends.linear import DecodingState, plain_step
+from teka.functional.backends.linear import DecodingState, decoding_step_without_positions
 from teka.functional.backends.sums import LOWEST_LOG_SCALE
 from teka.functional.kernels.base import Kernel, mask_features
 from teka.functional.plan import Plan, check_inputs, make_plan
@@ -36,9 +36,9 @@ def decode(
 ) -> tuple[Float[Tensor, "batch heads tokens dim_value"], DecodingState]:
     """Compute causal attention for the next tokens, given the state of the earlier ones.
 
-    Token by token, the outputs are those of `attention` with is_causal=True. The cost of a token
-    and the size of the state do not grow with the number of earlier tokens. A prompt of several
-    tokens can be computed in one call.
+    The outputs are those of `attention` with is_causal=True on the whole sequence. The cost of a
+    token and the size of the state do not grow with the number of earlier tokens. A prompt of
+    several tokens can be computed in one call.
 
     >>> import torch, teka
     >>> query, key, value = torch.randn(3, 1, 2, 5, 4)
@@ -88,7 +88,7 @@ def decode(
     positions = _positions(query, num_earlier, position, kind)
     plan = make_plan(kernel, relative, positions, heads=heads, dim=dim, is_causal=True, scale=scale)
     if plan.kernel.features is None:
-        hint = "The state of other kernels grows with the number of tokens."
+        hint = "Without a feature map, the state would grow with the number of tokens."
         raise wrong_value("kernel", plan.kernel.name, "a kernel with a feature map", hint)
     kernels = (plan.kernel.features.name, None if plan.relative is None else plan.relative.name)
     if state is not None and state.kernels != kernels:
@@ -96,7 +96,7 @@ def decode(
         raise wrong_value("state.kernels", state.kernels, expected)
     adds_states = state is None and (kind is None or not kind.requires_unit_steps)
     if num_tokens == 1 or adds_states:
-        output, state = _advance(plan, query, key, value, state, positions, key_mask)
+        output, state = _advance_state(plan, query, key, value, state, positions, key_mask)
         if num_tokens > 1:
             # The state is right, but each query has seen all tokens.
             causal_plan = plan.with_backend("auto", query, key, value)
@@ -148,7 +148,7 @@ def _positions(
     return Positions(points=position[..., None, :])
 
 
-def _advance(
+def _advance_state(
     plan: Plan,
     query: Queries,
     key: Keys,
@@ -157,10 +157,10 @@ def _advance(
     positions: Positions,
     key_mask: KeyMask,
 ) -> tuple[Outputs, DecodingState]:
-    """Return the output of the next token and the state after it.
+    """Add the next token to the state, and return the output of the token and the new state.
 
-    For several tokens, the state is that after the last one. The outputs are wrong, because every
-    query attends to all of the tokens.
+    With several tokens, the new state is correct. The outputs are not, because every query attends
+    to all of these tokens.
     """
     kernel = plan.kernel.features
     assert kernel is not None
@@ -178,7 +178,7 @@ def _advance(
             log_scale = torch.zeros_like(value[..., 0])
             log_scale = log_scale.masked_fill(~key_mask[:, None], LOWEST_LOG_SCALE)
             tokens = replace(tokens, log_scale=log_scale)
-        step = plain_step
+        step = decoding_step_without_positions
         if plan.relative is not None:
             step = partial(plan.relative.step, positions=positions)
         sums, new_state = step(tokens, state)
@@ -187,6 +187,6 @@ def _advance(
             key_ones = mask_features(ones, key_mask)
             counted = replace(tokens, query_features=ones, key_features=key_ones, value=ones)
             count, new_count = step(counted, None if state is None else state.count)
-            sums, new_state = sums.over(count), replace(new_state, count=new_count)
+            sums, new_state = sums.with_denominator_of(count), replace(new_state, count=new_count)
         output = sums.divide(nonnegative=kernel.nonnegative or kernel.normalizes_by_count)
     return output.to(dtype), new_state

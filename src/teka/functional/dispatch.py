@@ -20,7 +20,7 @@ DYNAMIC_TOKENS = 4096
 
 @dataclass(frozen=True)
 class Workload:
-    """The kernels, positions and sizes of an attention call, from which its cost is estimated.
+    """Kernels, positions and sizes of an attention call, from which its cost is estimated.
 
     Args:
         kernel: Content kernel.
@@ -59,7 +59,7 @@ def choose_backend(backend: str, work: Workload, device_type: str) -> str:
 
 
 def select_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu") -> str:
-    """Return `backend`, or the name with the lowest estimated cost if `backend` is "auto".
+    """Return `backend`, or the name of the backend with the lowest estimated cost for "auto".
 
     Raises:
         ValueError: The backend is unknown or has no cost, because it cannot compute the kernels.
@@ -71,7 +71,7 @@ def select_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu
         is_eager = execution_mode() is ExecutionMode.EAGER
         names = [name for name in costs if name != "fft" or is_eager]
         # torch.compile does not support min with a key.
-        work = [costs[name].work(name, device_type) for name in names]
+        work = [costs[name].estimated_time(name, device_type) for name in names]
         return names[work.index(min(work))]
     if backend not in costs:
         names = ", ".join(map(repr, ("auto", *costs)))

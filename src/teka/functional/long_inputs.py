@@ -1,4 +1,4 @@
-"""Linear attention of long inputs in chunks of tokens, to bound memory."""
+"""Linear attention of long inputs, computed in chunks of tokens to limit the memory."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ CHUNK_TOKENS = 4096
 class LongAttention:
     """Linear attention in chunks of tokens, which are computed again in the backward pass.
 
-    The second computation takes about a third more time. There are no second derivatives.
+    Chunks need less memory, but about a third more time. Second derivatives are not supported.
 
     Args:
         kernel: Content kernel.
@@ -47,7 +47,7 @@ class LongAttention:
     is_causal: bool
 
     def is_needed(self, query: Queries) -> bool:
-        """Return True if the features are large, and kernels and execution mode support chunks."""
+        """Return True if the features need much memory and the attention supports chunks."""
         kernel, relative = self.kernel, self.relative
         num_features = kernel.num_features(query.shape[-1])
         if relative is not None:
@@ -67,7 +67,7 @@ class LongAttention:
         return _ChunkedAttention.apply(self, query, key, value, *self.parameters())
 
     def parameters(self) -> list[Tensor]:
-        """Return the tensors of kernels and positions that need a gradient."""
+        """Return the tensors of the kernels and positions that require a gradient."""
         owners = (self.kernel, self.relative, self.positions, self.positions.of_keys)
         tensors = {
             id(field): field
@@ -95,7 +95,7 @@ class LongAttention:
         return LinearState.from_keys(vectors, value, tokens.log_scale)
 
     def read(self, query: Queries, rows: slice, state: LinearState) -> Outputs:
-        """Return the outputs of a chunk of queries from the sums over all keys."""
+        """Compute the outputs of a chunk of queries from the sums over all keys."""
         features = self.kernel.query_features(query.contiguous(), scale=self.scale)
         sums = state.read(self._vectors(features, rows, is_key=False))
         return sums.divide(nonnegative=self.kernel.nonnegative)
@@ -103,7 +103,7 @@ class LongAttention:
     def attend_chunk(
         self, query: Queries, key: Keys, value: Values, rows: slice, state: LinearState | None
     ) -> tuple[Outputs, LinearState]:
-        """Return the causal outputs of a chunk, and the sums over the keys up to its end."""
+        """Compute the causal outputs of a chunk, and the sums over all keys up to its end."""
         tokens = featured(
             self.kernel,
             query.contiguous(),
@@ -131,10 +131,10 @@ class LongAttention:
 
 
 class _ChunkedAttention(Function):
-    """Attention that keeps only its inputs and the sums over keys for the backward pass.
+    """Autograd function that keeps only its inputs and sums over keys for the backward pass.
 
-    Chunks are written into outputs and gradients that are allocated once, because chunks that are
-    concatenated at the end need twice the memory and fragment the allocator's.
+    Chunks are written into outputs and gradients that are allocated once. Concatenating the chunks
+    at the end would need twice the memory and fragment it.
     """
 
     @staticmethod
@@ -171,8 +171,8 @@ class _ChunkedAttention(Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "Attention of inputs as long as these has no second derivatives. "
-                "Call it with create_graph=False, or with fewer tokens at a time."
+                "Attention over this many tokens has no second derivatives. "
+                "Use create_graph=False or fewer tokens."
             )
         attention, states = ctx.attention, ctx.states
         query, key, value, *parameters = ctx.saved_tensors
@@ -185,7 +185,7 @@ class _ChunkedAttention(Function):
         def gradients(
             outputs: Sequence[Tensor], grad_outputs: Sequence[Tensor], inputs: Sequence[Tensor]
         ) -> Sequence[Tensor]:
-            """Return the gradients of the inputs, and add those of the parameters."""
+            """Return the gradients of the inputs, and accumulate those of the parameters."""
             results = torch.autograd.grad(
                 outputs, [*inputs, *parameters], grad_outputs, materialize_grads=True
             )
@@ -235,7 +235,7 @@ def _chunks(tokens: Tensor) -> Iterator[slice]:
 
 
 def _empty_tokens(like: Tensor, size: int) -> Tensor:
-    """Return memory for vectors of all heads, in the order of the projections of a layer."""
+    """Allocate vectors of all tokens, in a memory layout that has tokens before heads."""
     batch, heads, num_tokens, _ = like.shape
     return like.new_empty(batch, num_tokens, heads, size).transpose(1, 2)
 

@@ -1,4 +1,4 @@
-"""Evaluation of an attention call: checks of the kernels, choice of a backend, computation."""
+"""Evaluation of an attention call: checks of the arguments, choice of a backend, computation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from teka.errors import wrong_shape, wrong_value
 from teka.execution_mode import ExecutionMode, execution_mode
 from teka.functional.backends.dense import fused_softmax, matrix_attention
 from teka.functional.backends.feature_sums import featured, plain_sums
-from teka.functional.backends.sums import FeatureInputs, WeightedSums, add_prefix
+from teka.functional.backends.sums import FeatureInputs, WeightedSums, add_prefix_tokens
 from teka.functional.backends.triton import TritonPositions, can_use_triton
 from teka.functional.dispatch import Workload, choose_backend
 from teka.functional.kernels import make_kernel
@@ -31,7 +31,7 @@ LARGEST_IN_FLOAT32 = 1e4
 
 
 def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Check the shapes and dtypes of queries, keys and values against each other."""
+    """Check that queries, keys and values have compatible shapes and dtypes."""
     check_tensor("query", query, "batch", "heads", "tokens", "dim")
     batch, heads, _, dim = query.shape
     check_tensor("key", key, batch, heads, "tokens", dim)
@@ -91,7 +91,7 @@ def make_plan(
     is_causal: bool,
     scale: float | None = None,
 ) -> "Plan":
-    """Combine kernels and positions into a plan, and check that they are compatible.
+    """Build the plan of an attention call, and check that its kernels and positions are compatible.
 
     Args:
         kernel: Name of a content kernel, or an instance.
@@ -124,7 +124,7 @@ def make_plan(
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that determines an attention call except its queries, keys and values.
+    """Configuration of an attention call: everything except its queries, keys and values.
 
     Args:
         kernel: Content kernel.
@@ -145,7 +145,7 @@ class Plan:
     group: ProcessGroup | None = None
 
     def with_backend(self, backend: str, query: Queries, key: Keys, value: Values) -> "Plan":
-        """Return the plan with a backend, the cheapest one for these tensors if it is "auto"."""
+        """Return the plan with the given backend. "auto" selects the fastest backend."""
         batch, heads, num_queries, dim = query.shape
         num_keys = key.shape[2]
         if self.is_causal and num_keys != num_queries:
@@ -169,7 +169,7 @@ class Plan:
     def evaluate(
         self, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask, query_mask: QueryMask
     ) -> Outputs:
-        """Compute the outputs in float32 or float64, and return them in the dtype of the inputs."""
+        """Compute attention in float32 or float64. The outputs have the dtype of the inputs."""
         dtype = query.dtype
         with without_autocast(query.device.type):
             triton_positions = self._triton_positions(query, key, value)
@@ -206,10 +206,10 @@ class Plan:
     def _attend_in_float64(
         self, query: Queries, key: Keys, value: Values, key_mask: KeyMask, query_mask: QueryMask
     ) -> Outputs:
-        """Compute the outputs in float64, because products of the inputs may overflow in float32.
+        """Compute attention in float64, because products of the inputs may overflow in float32.
 
-        Causal outputs before the first large token are computed in float32, so that a later token
-        does not change them by rounding.
+        Causal outputs before the first large token are computed in float32. Otherwise, a later
+        large token would change how they are rounded.
         """
         output = self._attend(query.double(), key.double(), value.double(), key_mask, query_mask)
         if not self.is_causal:
@@ -229,7 +229,7 @@ class Plan:
         query_mask: QueryMask,
         triton_positions: TritonPositions | None = None,
     ) -> Outputs:
-        """Compute the outputs with the backend of the plan. Masked tokens must be 0."""
+        """Compute attention with the backend of the plan. Masked tokens must be 0."""
         with without_autocast(query.device.type):
             plan, query, key = self.with_position_features(query, key)
             plan = plan._with_fitted_kernel(query, key, key_mask, query_mask)
@@ -245,9 +245,9 @@ class Plan:
             return _sum_of_features(plan, query, key, value, key_mask)
 
     def with_position_features(self, query: Queries, key: Keys) -> tuple["Plan", Tensor, Tensor]:
-        """Append position features to queries and keys, if the relative kernel acts in this way.
+        """Append position features to queries and keys, if the relative kernel has such features.
 
-        The returned plan has no relative kernel, because the features have its effect.
+        The returned plan then has no relative kernel, because the features replace the kernel.
         """
         if self.relative is None or not self.relative.appends_features:
             return self, query, key
@@ -259,7 +259,7 @@ class Plan:
     def _with_fitted_kernel(
         self, query: Queries, key: Keys, key_mask: KeyMask, query_mask: QueryMask
     ) -> "Plan":
-        """Return the plan with a kernel whose statistics are those of the queries and keys."""
+        """Return a plan whose content kernel is fitted to statistics of the queries and keys."""
         features = self.kernel.features
         if self.is_causal or features is None:
             return self
@@ -274,7 +274,7 @@ class Plan:
         return DenseInputs(query, key, value, self.kernel, self.scale, key_mask, self.is_causal)
 
     def _triton_positions(self, query: Queries, key: Keys, value: Values) -> TritonPositions | None:
-        """Return inputs of the Triton kernels, or None if these cannot compute the attention."""
+        """Return the positions for the Triton kernels, or None if these kernels cannot be used."""
         kernel = self.kernel.features
         if self.backend != "linear" or self.group is not None or kernel is None:
             return None
@@ -296,7 +296,7 @@ class Plan:
 def _attend_packed(
     plan: Plan, query: Queries, key: Keys, value: Values, lengths: Sequence[int], backend: str
 ) -> Outputs:
-    """Compute attention within each of several sequences that are concatenated along the tokens.
+    """Compute attention separately for each of several sequences that are concatenated.
 
     Sequences of the same length are computed together, as one batch.
     """
@@ -324,7 +324,7 @@ def _attend_packed(
 
 
 def _dense(plan: Plan, query: Queries, key: Keys, value: Values, key_mask: KeyMask) -> Outputs:
-    """Compute attention from every pair of tokens, the reference for all other backends."""
+    """Compute attention with the dense backend, which evaluates every pair of tokens."""
     pairs = plan._pairs(query, key, value, key_mask)
     if plan.relative is not None:
         return plan.relative.dense(pairs, plan.positions)
@@ -379,7 +379,7 @@ def _sum_of_features(
         ones = torch.ones_like(query[..., :1])
         key_ones = mask_features(torch.ones_like(key[..., :1]), key_mask)
         counted = replace(tokens, query_features=ones, key_features=key_ones, value=value[..., :1])
-        sums = sums.over(_weighted_sums(plan, counted))
+        sums = sums.with_denominator_of(_weighted_sums(plan, counted))
     return sums.divide(nonnegative=kernel.nonnegative or kernel.normalizes_by_count)
 
 
@@ -388,7 +388,7 @@ def _weighted_sums(plan: Plan, tokens: FeatureInputs) -> WeightedSums:
     if relative is None:
         return plain_sums(tokens)
     sums = relative.sums(plan.backend, tokens.after(num_prefix_tokens), plan.positions)
-    return add_prefix(sums, tokens, num_prefix_tokens, relative.sums_without_positions)
+    return add_prefix_tokens(sums, tokens, num_prefix_tokens, relative.sums_without_positions)
 
 
 def _feature_kernel(plan: Plan) -> FeatureKernel:
@@ -411,11 +411,11 @@ def is_large_float32(tensor: Tensor) -> bool:
 def _replace_nonfinite(
     query: Queries, key: Keys, value: Values, is_causal: bool, can_read: bool
 ) -> tuple[Queries, Keys, Values, Bool[Tensor, "batch heads queries"] | None]:
-    """Replace NaN and infinity in the inputs by 0, and return a mask of outputs that become NaN.
+    """Replace NaN and infinity in the inputs by 0, and return a mask of outputs that must be NaN.
 
     A non-finite query makes its own output NaN. In causal attention, a non-finite key or value
-    makes the outputs of its token and of all later tokens NaN. Otherwise non-finite keys and
-    values stay, because they affect all outputs.
+    makes the outputs of its token and of all later tokens NaN. Otherwise, non-finite keys and
+    values are not replaced, because they affect all outputs.
 
     Args:
         query: Queries.

@@ -61,8 +61,8 @@ class Positions:
         return 0 if self.points is None else self.points.shape[-1]
 
     @property
-    def num_placed(self) -> int | None:
-        """Number of queries that have a position, or None if none has."""
+    def num_queries_with_position(self) -> int | None:
+        """Number of queries that have a position, or None if there are no positions."""
         if self.grid is not None:
             return self.grid.num_tokens
         return None if self.points is None else self.points.shape[-2]
@@ -79,10 +79,10 @@ class Positions:
         return self.points.to(device=device, dtype=widest_dtype(device))
 
     def axis_places(self, device: torch.device) -> Coordinates:
-        """Return the coordinates of the cells on each axis of the grid.
+        """Return the coordinates of the cells along each axis of the grid, in one tensor.
 
-        The cells of the first axis come first, with a coordinate of 0 along all other axes, then
-        those of the second axis, and so on.
+        The cells of the first axis come first, followed by those of the second axis, and so on. All
+        other coordinates of a cell are 0.
         """
         assert self.grid is not None
         make = _kept_axis_places if may_cache(device) else _grid_axis_places
@@ -90,18 +90,18 @@ class Positions:
 
     @property
     def grids(self) -> tuple[Grid, Grid] | None:
-        """The grids of queries and keys, or None if either has coordinates instead of a grid."""
+        """Grids of the queries and the keys, or None if one of them has coordinates instead."""
         grid, key_grid = self.grid, self.of_keys.grid
         return None if grid is None or key_grid is None else (grid, key_grid)
 
     @property
     def shared_grid(self) -> Grid | None:
-        """The common grid of queries and keys, or None if there is no common grid."""
+        """Grid that queries and keys have in common, or None if their grids differ."""
         return self.grid if self.grid == self.of_keys.grid else None
 
     @property
     def periods(self) -> tuple[float | None, ...]:
-        """Period of each axis in physical units, None for an axis that is not periodic."""
+        """Period of each axis in physical units. It is None for an axis that is not periodic."""
         grid = self.grid or self.of_keys.grid
         return (
             (None,) * self.num_axes
@@ -110,9 +110,9 @@ class Positions:
         )
 
     def offsets_like(self, tensor: Tensor, rows: slice | Tensor | None = None) -> Offsets:
-        """Return the offsets x_i − x_j of all pairs of a query i and a key j.
+        """Return the difference between the positions of every query and every key.
 
-        Along a periodic axis, the offset is the shortest one.
+        Along a periodic axis, the shortest difference is used.
 
         Args:
             tensor: A tensor with the dtype and device of the result.
@@ -128,10 +128,10 @@ class Positions:
         return offsets if grid is None else grid.wrap(offsets)
 
     def axis_offsets_like(self, axis: int, tensor: Tensor) -> Float[Tensor, "query_side key_side"]:
-        """Return the offsets along one axis between the cells of the two grids.
+        """Return the offsets along one axis between the cells of the query grid and the key grid.
 
-        If the axis is periodic, the offset is the shortest one. The result has the dtype and the
-        device of `tensor`.
+        Along a periodic axis, the shortest offset is used. The result has the dtype and the device
+        of `tensor`.
         """
         assert self.grids is not None
         dtype, device = widest_dtype(tensor.device), tensor.device
@@ -143,7 +143,7 @@ class Positions:
     ) -> Float[Tensor, "*waves axes"]:
         """Round frequencies along periodic axes to multiples of 2π / period.
 
-        A rotation by these frequencies is then periodic too. Rounded components have no gradient.
+        Sinusoids of these frequencies are then periodic, too. Rounded frequencies have no gradient.
         """
         frequency = to_widest_dtype(frequency)
         if not any(self.periods):
@@ -159,7 +159,7 @@ class Positions:
     def angles(
         self, frequency: Float[Tensor, "heads waves axes"], like: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the phases ω·x of the queries and of the keys, modulo 2π."""
+        """Return the phase of every frequency at each query position and each key position."""
         angle = phases(frequency, self.places(like.device), like.dtype)
         return angle, angle if self.key is None else phases(
             frequency, self.key.places(like.device), like.dtype
@@ -323,9 +323,9 @@ def as_coordinates(argument: str, points: Tensor) -> Tensor:
 def phases(
     frequency: Float[Tensor, "heads waves axes"], positions: Coordinates, dtype: torch.dtype
 ) -> Angles:
-    """Return the phases ω·x modulo 2π.
+    """Return the phase ω·x of every frequency ω at every position x, modulo 2π.
 
-    The product is taken in float64, because in float32 it has an error of 0.06 at x = 10⁶.
+    The product is computed in float64, because in float32 its error is 0.06 at x = 10⁶.
     """
     places = to_widest_dtype(positions)
     turns = places[..., None, :, :] @ (frequency.to(places) / (2 * math.pi)).transpose(-2, -1)

@@ -1,4 +1,4 @@
-"""Shapes of the tensors of attention, as names for type annotations."""
+"""Type annotations that name the shapes of tensors in attention."""
 
 from collections.abc import Callable, Sequence
 

@@ -132,8 +132,8 @@ class HeadGroup:
         queries = make_positions("", grid, None)
         keys = None if context_grid is None else make_positions("context_", context_grid, None)
         positions = Positions(queries.grid, None, keys, num_prefix_tokens)
-        num_queries = num_prefix_tokens + (positions.num_placed or 1)
-        num_keys = num_prefix_tokens + (positions.of_keys.num_placed or 1)
+        num_queries = num_prefix_tokens + (positions.num_queries_with_position or 1)
+        num_keys = num_prefix_tokens + (positions.of_keys.num_queries_with_position or 1)
         return self.costs_at(positions, num_queries, num_keys, batch=batch)
 
     def costs_at(

@@ -4,9 +4,9 @@ from torch import Tensor
 
 from teka import Grid
 from teka.functional import Quadratic, Shaw, attention
-from teka.functional.backends.feature_chunks import checkpointed
+from teka.functional.backends.feature_chunks import run_checkpointed
 from teka.functional.backends.feature_sums import plain_sums
-from teka.functional.backends.sums import FeatureInputs, WeightedSums, add_prefix
+from teka.functional.backends.sums import FeatureInputs, WeightedSums, add_prefix_tokens
 
 
 def sums(seed: int, log_peak: float | None) -> WeightedSums:
@@ -68,14 +68,14 @@ def test_with_a_kernel_of_one_it_is_linear_attention_over_all_tokens():
     query, key, value = (tensor.abs() for tensor in draw_inputs(11))
     placed = linear(query[:, :, 2:], key[:, :, 2:], value[:, :, 2:])
     tokens = FeatureInputs(query, query, key, value)
-    found, expected = add_prefix(placed, tokens, 2, linear), linear(query, key, value)
+    found, expected = add_prefix_tokens(placed, tokens, 2, linear), linear(query, key, value)
     assert relative_error(found.divide(nonnegative=True), expected.divide(nonnegative=True)) < 1e-14
 
 
 def test_without_such_tokens_nothing_is_added():
     query, key, value = draw_inputs(5)
     placed = linear(query, key, value)
-    assert add_prefix(placed, FeatureInputs(query, query, key, value), 0, linear) is placed
+    assert add_prefix_tokens(placed, FeatureInputs(query, query, key, value), 0, linear) is placed
 
 
 def test_it_runs_a_second_time_for_a_gradient_and_once_without():
@@ -86,21 +86,23 @@ def test_it_runs_a_second_time_for_a_gradient_and_once_without():
         return numbers.square()
 
     numbers = torch.arange(3.0, requires_grad=True)
-    checkpointed(square, numbers).sum().backward()
+    run_checkpointed(square, numbers).sum().backward()
     assert torch.equal(numbers.grad, 2 * numbers.detach())  # pyright: ignore[reportArgumentType]
     assert len(calls) == 2
     with torch.no_grad():
-        checkpointed(square, numbers)
+        run_checkpointed(square, numbers)
     assert len(calls) == 3
 
 
 def test_transforms_of_torch_func_go_through():
     numbers = torch.arange(3.0)
-    gradient = torch.func.grad(lambda one: checkpointed(torch.square, one).sum())(numbers)
+    gradient = torch.func.grad(lambda one: run_checkpointed(torch.square, one).sum())(numbers)
     assert torch.equal(gradient, 2 * numbers)
 
 
 def test_a_mean_over_the_count_of_keys_takes_both_peaks_into_account():
     above, below = sums(0, 3.0), sums(1, -1.0)
     expected = above.numerator * torch.tensor(4.0).double().exp() / below.denominator[..., None]
-    assert torch.allclose(above.over(below).divide(nonnegative=True), expected, rtol=1e-12)
+    assert torch.allclose(
+        above.with_denominator_of(below).divide(nonnegative=True), expected, rtol=1e-12
+    )

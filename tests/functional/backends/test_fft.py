@@ -18,10 +18,10 @@ from torch.autograd import grad
 from teka import Grid
 from teka.functional import GeneralizedQuadratic, attention
 from teka.functional.backends import feature_chunks
-from teka.functional.backends.fft import fast_length, fft, fft_fits
+from teka.functional.backends.fft import fft_sums, have_same_spacing, next_fast_length
 from teka.functional.relative.stationary import StationaryRelative
 
-FFT = sys.modules[fft.__module__]
+FFT = sys.modules[fft_sums.__module__]
 STATIONARY = ("rotation", "quadratic", "generalized_quadratic", "table", "fourier")
 
 
@@ -116,8 +116,8 @@ def test_two_grids_of_one_spacing_may_lie_anywhere(grid: Grid, key_grid: Grid):
 
 
 def test_two_grids_of_two_spacings_do_not_fit():
-    assert fft_fits(Grid(8), Grid(8))
-    assert not fft_fits(Grid(8), Grid(4, spacing=2.0, origin=0.5))
+    assert have_same_spacing(Grid(8), Grid(8))
+    assert not have_same_spacing(Grid(8), Grid(4, spacing=2.0, origin=0.5))
 
 
 def hard_kernels() -> list[GeneralizedQuadratic]:
@@ -190,4 +190,4 @@ def check_gradients(relative: StationaryRelative, grid: Grid, num_tokens: int) -
     ("least", "length"), [(1, 1), (7, 8), (9, 9), (11, 12), (13, 15), (511, 512), (257, 270)]
 )
 def test_transforms_are_padded_to_a_length_of_small_factors(least: int, length: int):
-    assert fast_length(least) == length
+    assert next_fast_length(least) == length

@@ -20,7 +20,7 @@ from torch.nn.attention import flex_attention as torch_flex
 
 from teka import Grid
 from teka.functional import KERNELS, RELATIVES, FeatureKernel, RotationJoint
-from teka.functional.backends.flex import flex, flex_fits, offset_table
+from teka.functional.backends.flex import can_use_flex, flex, offset_table
 from teka.functional.kernels import make_kernel
 from teka.functional.kernels.base import DenseInputs
 from teka.functional.positions import Positions
@@ -70,7 +70,8 @@ def compare(
 ) -> None:
     """Values and all gradients of `flex` against those of `dense`."""
     num_queries, num_keys = (
-        placement.num_prefix_tokens + (s.num_placed or 0) for s in (placement, placement.of_keys)
+        placement.num_prefix_tokens + (s.num_queries_with_position or 0)
+        for s in (placement, placement.of_keys)
     )
     relative = build_relative(
         relative_name,
@@ -92,7 +93,7 @@ def compare(
         kernel = kernel.fitted(query, key, scale=0.4, query_mask=None, key_mask=mask)
     placed = relative.for_positions(placement)
     assert isinstance(placed, FactorRelative)
-    assert flex_fits(query, value, kernel)
+    assert can_use_flex(query, value, kernel)
     term = placed.pair_term(query, placement, scale=0.4)
     assert term is not None
     inputs = [query, key, value, *leaves.values()]
@@ -182,12 +183,12 @@ def test_waves_of_bare_positions_equal_dense(
 def test_it_says_no_to_what_it_cannot_compute():
     query, _, value = draw_inputs(6)
     softmax = make_kernel("softmax", 5)
-    assert flex_fits(query, value, softmax)
-    assert not flex_fits(query[:0], value[:0], softmax)
-    assert not flex_fits(query, value, make_kernel("trigonometric", 5))
-    assert not flex_fits(query, value.expand(-1, -1, -1, 4).repeat(1, 1, 1, 65), softmax)
+    assert can_use_flex(query, value, softmax)
+    assert not can_use_flex(query[:0], value[:0], softmax)
+    assert not can_use_flex(query, value, make_kernel("trigonometric", 5))
+    assert not can_use_flex(query, value.expand(-1, -1, -1, 4).repeat(1, 1, 1, 65), softmax)
     inside = []
-    torch.func.vmap(lambda one: inside.append(flex_fits(query, value, softmax)) or one)(query)
+    torch.func.vmap(lambda one: inside.append(can_use_flex(query, value, softmax)) or one)(query)
     assert inside == [False]
 
 

@@ -11,7 +11,7 @@ from teka.functional import Clipped, FeatureKernel, attention
 from teka.functional.backends import linear
 from teka.functional.backends.feature_sums import plain_sums
 from teka.functional.backends.linear import CHUNK_TOKENS
-from teka.functional.backends.rings import causal_rings
+from teka.functional.backends.rings import causal_ring_sums
 from teka.functional.backends.sums import FeatureInputs, with_ones
 from teka.functional.kernels import make_kernel
 
@@ -189,7 +189,7 @@ def test_tokens_one_by_one_have_the_sums_of_chunks(has_denominator: bool):
             value[:, :, token : token + 1],
             log_scale[:, :, token : token + 1],
         )
-        sums, state = linear.linear_step(tokens, query_token, key_token, state)
+        sums, state = linear.decoding_step(tokens, query_token, key_token, state)
         outputs.append(sums.divide(nonnegative=True))
     assert relative_error(torch.cat(outputs, dim=2), whole) < 1e-12
 
@@ -234,7 +234,7 @@ def attend(inputs: list[Tensor], mask: Tensor | None, *, scaled: bool) -> Tensor
         query, query_features, key_features, value, log_scale if scaled else None, mask
     )
     log_rings = Clipped(embedding).log_rings(query, scale=0.4)
-    return causal_rings(log_rings, tokens, Grid(NUM_TOKENS)).divide(nonnegative=True)
+    return causal_ring_sums(log_rings, tokens, Grid(NUM_TOKENS)).divide(nonnegative=True)
 
 
 def by_pairs(inputs: list[Tensor], mask: Tensor | None, *, scaled: bool) -> Tensor:
@@ -289,4 +289,4 @@ def test_scales_of_any_size_stay_finite():
 def test_more_axes_or_an_axis_that_wraps_have_no_order_of_time(grid: Grid):
     one = torch.ones(1, 1, 20, 3)
     with pytest.raises(ValueError, match=r"grid must be .*got Grid"):
-        causal_rings(torch.ones(1, 1, 20, 4), FeatureInputs(one, one, one, one), grid)
+        causal_ring_sums(torch.ones(1, 1, 20, 4), FeatureInputs(one, one, one, one), grid)

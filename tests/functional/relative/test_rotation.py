@@ -245,7 +245,7 @@ def rotation(num_axes: int) -> Rotation:
 @pytest.mark.parametrize("shape", [(11,), (3, 5), (2, 3, 4)])
 def test_softmax_vectors_give_the_logits(shape: tuple[int, ...]):
     grid_positions = Positions(Grid(shape, spacing=0.7, origin=-3.0))
-    num_tokens = grid_positions.num_placed
+    num_tokens = grid_positions.num_queries_with_position
     assert num_tokens is not None
     query, key, _ = draw_inputs(num_tokens + 2)
     placement = replace(grid_positions, num_prefix_tokens=2)

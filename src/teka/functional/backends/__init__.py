@@ -1,1 +1,1 @@
-"""Backends, which are different ways to compute the same attention."""
+"""Attention backends, which are different algorithms for the same result."""

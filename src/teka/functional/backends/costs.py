@@ -1,4 +1,4 @@
-"""Estimated costs of the backends, from which `backend="auto"` chooses the cheapest."""
+"""Cost estimates of the attention backends, with which `backend="auto"` selects the fastest one."""
 
 from dataclasses import dataclass
 
@@ -52,8 +52,8 @@ class Cost:
     bytes: int
     heads: int = 1
 
-    def work(self, backend: str, device_type: str = "cpu") -> float:
-        """Return the estimated time per head: nanoseconds on a CPU, an arbitrary unit elsewhere."""
+    def estimated_time(self, backend: str, device_type: str = "cpu") -> float:
+        """Return the estimated time per head: nanoseconds on a CPU, arbitrary units on a GPU."""
         rate = RATES[backend] if device_type == "cpu" else GPU_RATE
         fixed = rate.call / self.heads + rate.head
         return fixed + rate.multiply_add * self.multiply_adds + rate.byte * self.bytes

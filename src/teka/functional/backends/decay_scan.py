@@ -1,4 +1,4 @@
-"""Sums that decay exponentially with the distance along every axis, by scans."""
+"""Linear attention whose weights decay exponentially with the distance along every axis."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from teka._compat import replace
 from teka.functional.backends.costs import BYTES, Cost
-from teka.functional.backends.feature_chunks import contract, outer_product, sum_over_features
+from teka.functional.backends.feature_chunks import contract_sums, outer_product, sum_over_features
 from teka.functional.backends.linear import LinearFeatures, Sizes, causal_sums, linear_cost
 from teka.functional.backends.sums import LOWEST_LOG_SCALE, FeatureInputs, WeightedSums, with_ones
 from teka.functional.shapes import Channels, Features
@@ -22,7 +22,7 @@ Rate = Float[Tensor, "heads"]
 
 
 def decay_cost(sizes: Sizes, grid: Grid) -> Cost:
-    """Return the cost of one or two causal passes on a line, or of block products per axis."""
+    """Estimate the cost of linear attention with exponential decay, on a sequence or on a grid."""
     if grid.num_axes == 1:
         cost = linear_cost(replace(sizes, is_causal=True))
         passes = 1 if sizes.is_causal else 2
@@ -32,8 +32,10 @@ def decay_cost(sizes: Sizes, grid: Grid) -> Cost:
     return Cost(multiply_adds + 2 * num_elements, 6 * grid.num_axes * num_elements * BYTES)
 
 
-def causal_decay(tokens: FeatureInputs, rate: Rate) -> WeightedSums:
-    """Return Σ_{j ≤ i} φ(q_i)ᵀφ(k_j) exp(s_j − r (i − j)) [v_j, 1] along a line.
+def causal_decay_sums(tokens: FeatureInputs, rate: Rate) -> WeightedSums:
+    """Compute causal linear attention whose weights decay exponentially with the distance.
+
+    The weight of key j for query i is multiplied by exp(−rate · (i − j)).
 
     Source: Sun et al. 2023 (RetNet), the chunkwise form.
     """
@@ -45,10 +47,12 @@ def causal_decay(tokens: FeatureInputs, rate: Rate) -> WeightedSums:
     return causal_sums(query, key, tokens.value, log_scale, rate)
 
 
-def line_decay(tokens: FeatureInputs, rate: Rate) -> WeightedSums:
-    """Return Σ_j φ(q_i)ᵀφ(k_j) exp(−r |i − j|) [v_j, 1] along a line.
+def bidirectional_decay_sums(tokens: FeatureInputs, rate: Rate) -> WeightedSums:
+    """Compute bidirectional linear attention on a sequence, with weights that decay with distance.
 
-    The sums are those of both directions, minus the token itself.
+    The weight of key j for query i is multiplied by exp(−rate · |i − j|). The result is the sum of
+    a forward and a backward pass. Both passes include the token itself, so its contribution is
+    subtracted once.
     """
     query, key, value = tokens.query_features, tokens.key_features, tokens.value
     past = causal_sums(LinearFeatures(query), LinearFeatures(key), value, rate=rate)
@@ -59,8 +63,11 @@ def line_decay(tokens: FeatureInputs, rate: Rate) -> WeightedSums:
     return WeightedSums(numerator, past.denominator + future.denominator.flip(2) - own)
 
 
-def grid_decay(tokens: FeatureInputs, rates: Sequence[Rate], grid: Grid) -> WeightedSums:
-    """Return Σ_j φ(q_i)ᵀφ(k_j) Π_a exp(−r_a |i_a − j_a|) [v_j, 1] on a grid."""
+def grid_decay_sums(tokens: FeatureInputs, rates: Sequence[Rate], grid: Grid) -> WeightedSums:
+    """Compute linear attention on a grid, with weights that decay exponentially along every axis.
+
+    The decay factor of a pair of tokens is a product of one exponential per axis.
+    """
     features = (tokens.query_features, tokens.key_features)
     sums = sum_over_features(_scan_axes, *features, with_ones(tokens.value), grid.shape, *rates)
     return WeightedSums.from_channels(sums)
@@ -76,7 +83,7 @@ def _scan_axes(
     maps = outer_product(key_features, value).unflatten(2, shape)
     for axis, rate in enumerate(rates):
         maps = scan(maps.movedim(2 + axis, 2), rate).movedim(2, 2 + axis)
-    return contract(query_features, maps.flatten(2, 1 + len(shape)))
+    return contract_sums(query_features, maps.flatten(2, 1 + len(shape)))
 
 
 def scan(
@@ -88,17 +95,18 @@ def scan(
         index = _indices(flat.shape[2], rate)
         matrix = torch.exp(-rate[:, None, None] * (index[:, None] - index).abs())
         return (matrix @ flat).reshape(cells.shape)
-    before = _scan_before(flat, rate)
-    after = _scan_before(flat.flip(2), rate).flip(2)
+    before = _decayed_sums_before(flat, rate)
+    after = _decayed_sums_before(flat.flip(2), rate).flip(2)
     return (flat + torch.exp(-rate)[:, None, None] * (before + after)).reshape(cells.shape)
 
 
-def _scan_before(
+def _decayed_sums_before(
     cells: Float[Tensor, "batch heads side size"], rate: Rate
 ) -> Float[Tensor, "batch heads side size"]:
-    """Return Σ_{j<i} exp(−r (i − 1 − j)) x_j.
+    """Return, for every position, the exponentially decayed sum over all earlier positions.
 
-    Cells within a block are summed by a matrix, and the sums of blocks recursively.
+    The sum at position i is Σ_{j<i} exp(−rate · (i − 1 − j)) x_j. Positions within a block are
+    summed by a matrix product, and the sums of whole blocks are accumulated recursively.
     """
     side = cells.shape[2]
     length = side if side <= 2 * BLOCK else BLOCK
@@ -111,7 +119,7 @@ def _scan_before(
     blocks = pad(cells, (0, 0, 0, num_blocks * BLOCK - side)).unflatten(2, (num_blocks, BLOCK))
     decay = torch.exp(-rate[:, None] * index)[:, None]
     block_sums = (decay.flip(-1)[:, None] @ blocks)[..., 0, :]
-    from_blocks = _scan_before(block_sums, rate * BLOCK)
+    from_blocks = _decayed_sums_before(block_sums, rate * BLOCK)
     sums = matrix[:, None] @ blocks + decay.mT[:, None] * from_blocks[..., None, :]
     return sums.flatten(2, 3)[:, :, :side]
 

@@ -1,4 +1,4 @@
-"""The dense backend: every pair of tokens, in O(L²). It is the reference for the other backends."""
+"""The dense backend, which evaluates every pair of tokens and is the reference for the others."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -10,7 +10,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from teka.execution_mode import ExecutionMode, execution_mode, is_dynamic, is_readable
 from teka.functional.backends.costs import BYTES, Cost
-from teka.functional.backends.feature_chunks import checkpointed
+from teka.functional.backends.feature_chunks import run_checkpointed
 from teka.functional.backends.sums import WeightedSums, with_ones
 from teka.functional.kernels.base import DenseInputs, apply_log_factor
 from teka.functional.shapes import Outputs, Queries
@@ -25,7 +25,7 @@ MAX_SCORE = 1e12
 def dense_cost(
     num_queries: int, num_keys: int, dense_size: int, dim_value: int, *, passes: int
 ) -> Cost:
-    """Return the cost of the weights, of their product with the values, and of passes over them."""
+    """Estimate the cost of dense attention, including the passes over the matrix of weights."""
     pairs = num_queries * num_keys
     return Cost(pairs * (dense_size + dim_value + 1), pairs * passes * 2 * BYTES)
 
@@ -33,9 +33,10 @@ def dense_cost(
 def matrix_attention(
     pairs: DenseInputs, log_rows: Callable[[Queries, slice], Tensor] | None
 ) -> Outputs:
-    """Return attention from the matrix of weights κ(q_i, k_j) c(x_i − x_j; q_i).
+    """Compute attention from the full matrix of attention weights.
 
-    A large matrix is computed some rows at a time.
+    To limit the memory, a large matrix is computed in chunks of rows, which are computed again in
+    the backward pass.
 
     Args:
         pairs: Queries, keys and values.
@@ -72,7 +73,7 @@ def matrix_attention(
         outputs = []
         for start in range(0, num_queries, num_rows):
             rows = slice(start, min(start + num_rows, num_queries))
-            outputs.append(checkpointed(attend, rows, query, left, right, value))
+            outputs.append(run_checkpointed(attend, rows, query, left, right, value))
         output = torch.cat(outputs, dim=2)
     if features is not None or kernel.normalizes_by_count:
         nonnegative = kernel.normalizes_by_count or (features is not None and features.nonnegative)
@@ -81,9 +82,9 @@ def matrix_attention(
 
 
 def fused_softmax(pairs: DenseInputs) -> Outputs:
-    """Return softmax attention by PyTorch's fused kernel, which holds no L × L matrix.
+    """Compute softmax attention with PyTorch's fused kernel, which never stores the full matrix.
 
-    Under the transforms of torch.func the kernel is not fused.
+    Under `torch.func` transforms, PyTorch's unfused implementation is used instead.
     """
     query, key, value = pairs.query, pairs.key, pairs.value
     mask, is_empty = None, None
@@ -108,7 +109,7 @@ def fused_softmax(pairs: DenseInputs) -> Outputs:
 
 
 def _has_large_scores(query: Tensor, key: Tensor, scale: float) -> bool:
-    """Return True if the fused backward pass, which recomputes float64 scores, may overflow."""
+    """Return True if float64 scores are so large that the fused backward pass may overflow."""
     if query.dtype != torch.float64 or not query.is_cpu or not is_readable(query):
         return False
     query_norm = torch.linalg.vector_norm(query.detach())

@@ -1,4 +1,4 @@
-"""Computing in chunks that are recomputed in the backward pass, to bound memory."""
+"""Sums over features in chunks that are recomputed in the backward pass to limit the memory."""
 
 from collections.abc import Callable
 from typing import TypeVar, cast
@@ -17,12 +17,12 @@ T = TypeVar("T")
 CHUNK_ELEMENTS = 2**22
 
 
-def checkpointed(function: Callable[..., T], *arguments: object) -> T:
-    """Return function(*arguments), and keep none of its tensors for the backward pass.
+def run_checkpointed(function: Callable[..., T], *arguments: object) -> T:
+    """Call a function without keeping its intermediate tensors for the backward pass.
 
-    The backward pass calls the function again. Under the transforms of torch.func everything is
-    kept. The function must not draw random numbers, because the state of the generators is not
-    restored.
+    The backward pass calls the function again. The function must not draw random numbers, because
+    the state of the random number generators is not restored. Under `torch.func` transforms, the
+    intermediate tensors are kept.
     """
     if not torch.is_grad_enabled() or execution_mode() is ExecutionMode.TRANSFORMED:
         return function(*arguments)
@@ -38,9 +38,10 @@ def sum_over_features(
     *arguments: object,
     copies: int = 1,
 ) -> QueryChannels:
-    """Return Σ_chunks function(φ(q) chunk, φ(k) chunk, value, *arguments).
+    """Split features into chunks, apply a function to every chunk, and add the results.
 
-    A single chunk is computed as usual. Several chunks are recomputed in the backward pass.
+    A single chunk is computed as usual. Several chunks are recomputed in the backward pass, which
+    limits the memory.
 
     Args:
         function: A function that is linear in φ(q) and φ(k), and sums over their features.
@@ -63,20 +64,20 @@ def sum_over_features(
         key_features.split(chunk_size, dim=-1),
         strict=True,
     )
-    sums = [checkpointed(function, *chunk, value, *arguments) for chunk in chunks]
+    sums = [run_checkpointed(function, *chunk, value, *arguments) for chunk in chunks]
     return sum(sums[1:], sums[0])
 
 
 def outer_product(
     key_features: KeyFeatures, value: KeyChannels
 ) -> Float[Tensor, "batch heads keys products"]:
-    """Return φ(k) ⊗ v of every key, flattened to one dimension of features × channels."""
+    """Return the outer product of each key's features and value, flattened to one dimension."""
     return (key_features[..., :, None] * value[..., None, :]).flatten(-2)
 
 
-def contract(
+def contract_sums(
     query_features: QueryFeatures, sums: Float[Tensor, "batch heads queries products"]
 ) -> QueryChannels:
-    """Return φ(q)ᵀS of every query, for sums S of flattened outer products."""
+    """Multiply the features of each query with its sum of flattened outer products."""
     sums = sums.unflatten(-1, (query_features.shape[-1], -1))
     return (query_features[..., None, :] @ sums)[..., 0, :]

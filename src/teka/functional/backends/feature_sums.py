@@ -1,4 +1,4 @@
-"""Sums over keys of products of features, for the tokens of one process or of several processes."""
+"""Sums over keys for linear attention, on one process or with the tokens on several processes."""
 
 import torch
 from torch import Tensor, distributed
@@ -51,7 +51,7 @@ def plain_sums(tokens: FeatureInputs) -> WeightedSums:
 
 
 def linear_sums(tokens: FeatureInputs, query: LinearFeatures, key: LinearFeatures) -> WeightedSums:
-    """Return the sums over all keys or, if causal, over the keys up to each query.
+    """Return the numerators and denominators of linear attention, bidirectional or causal.
 
     Args:
         tokens: Values and log scales; its features are not used.
@@ -68,12 +68,12 @@ def linear_sums(tokens: FeatureInputs, query: LinearFeatures, key: LinearFeature
 def _sums_over_group(
     tokens: FeatureInputs, query: LinearFeatures, key: LinearFeatures, group: ProcessGroup
 ) -> WeightedSums:
-    """Return the sums of the queries of this process over the keys of all processes.
+    """Compute linear attention from the queries of this process to the keys of all processes.
 
-    If causal, these are the keys of earlier processes, and those of this process up to each query.
-
-    The processes exchange the peaks of their log scales and their sums over keys, whose size does
-    not depend on the number of tokens. Gradients take the same way back.
+    In causal attention, the keys are those of earlier processes and, on this process, those up to
+    each query. The processes exchange only sums over their keys and the scales of these sums, whose
+    size does not depend on the number of tokens. The backward pass exchanges the gradients of the
+    sums.
     """
     rank = group.rank()
     log_scale = tokens.log_scale
@@ -104,7 +104,10 @@ def _sums_over_group(
 
 
 class _SumOverProcesses(Function):
-    """The sum of a tensor over the processes of a group, and of its gradients backward."""
+    """Differentiable all-reduce, which sums a tensor over the processes of a group.
+
+    The backward pass sums the gradients over the processes, too.
+    """
 
     @staticmethod
     def forward(ctx, tensor, group):

@@ -1,4 +1,4 @@
-"""The FFT backend: a convolution with a relative kernel, between grids of the same spacing."""
+"""The FFT backend, which computes attention between grids of equal spacing as a convolution."""
 
 import math
 from collections.abc import Callable
@@ -27,7 +27,7 @@ TOLERANCE = {torch.float32: 1e-7, torch.float64: 1e-11}
 
 
 def fft_cost(query: Grid, key: Grid, num_features: int, dim_value: int) -> Cost:
-    """Return the cost of a float64 transform of φ(k) ⊗ [v, 1] and of its inverse."""
+    """Estimate the cost of the FFT backend, which transforms products of features and values."""
     sides = zip(query.shape, key.shape, query.periodic, strict=True)
     sizes = [
         query_side if periodic else query_side + key_side - 1
@@ -38,22 +38,22 @@ def fft_cost(query: Grid, key: Grid, num_features: int, dim_value: int) -> Cost:
     return Cost(int(multiply_adds), num_elements * 2 * BYTES * (4 + 2 * len(sizes)))
 
 
-def fft_fits(query: Grid, key: Grid) -> bool:
+def have_same_spacing(query: Grid, key: Grid) -> bool:
     """Return True if both grids have the same spacing along every axis."""
     spacings = zip(query.spacing, key.spacing, strict=True)
     return all(abs(query_step - key_step) <= 1e-9 * key_step for query_step, key_step in spacings)
 
 
-def fft(
+def fft_sums(
     tokens: FeatureInputs,
     grids: tuple[Grid, Grid],
     log_at: Callable[[Tensor], Tensor],
     log_rows: RowFunction,
 ) -> WeightedSums:
-    """Return Σ_j φ(q_i)ᵀφ(k_j) c(x_i − x_j) [v_j, 1] as a convolution, in O(L · log L · m · d).
+    """Compute linear attention with a relative kernel as a convolution, by fast Fourier transform.
 
-    The rounding error of a transform is relative to the largest sum. QueryIndices with a small
-    denominator, far from where c is large, are therefore recomputed from every pair.
+    The rounding error of a transform is proportional to its largest result. Queries with a small
+    denominator are therefore inaccurate, and are recomputed from every pair of tokens.
 
     Args:
         tokens: Features and values.
@@ -66,7 +66,7 @@ def fft(
     tokens = replace(tokens, **{name: to_float64(getattr(tokens, name)) for name in names})
     query_features, key_features = tokens.query_features, tokens.key_features
     value = with_ones(tokens.value)
-    log_table, sizes = _offset_table(log_at, *grids, value)
+    log_table, sizes = _tabulate_log_kernel(log_at, *grids, value)
     log_peak = log_table.flatten(1).amax(dim=-1).detach()
     table = torch.exp(log_table - log_peak.reshape(-1, *[1] * len(sizes)))
     spectrum = torch.fft.rfftn(table, dim=tuple(range(1, table.ndim)))
@@ -87,17 +87,17 @@ def fft(
     return WeightedSums(sums.numerator.to(like), sums.denominator.to(like), sums.log_peak.to(like))
 
 
-def _offset_table(
+def _tabulate_log_kernel(
     log_at: Callable[[Tensor], Tensor], query: Grid, key: Grid, like: Tensor
 ) -> tuple[Float[Tensor, "heads *sizes"], list[int]]:
-    """Return log c at every offset between two cells, and the size of the table along every axis.
+    """Return a table of the log relative kernel at every offset from key to query, and its sizes.
 
-    Offset t of an axis has the index t modulo the size of the table.
+    Negative offsets are stored at the end of each axis, as a circular convolution by FFT requires.
     """
     sizes, offsets, occurs = [], [], []
     for axis in range(query.num_axes):
         sides = query.shape[axis], key.shape[axis]
-        size = sides[1] if query.periodic[axis] else fast_length(sides[0] + sides[1] - 1)
+        size = sides[1] if query.periodic[axis] else next_fast_length(sides[0] + sides[1] - 1)
         steps = torch.arange(size, device=like.device)
         steps = torch.where(steps < sides[0], steps, steps - size).to(like)
         shift = query.origin[axis] - key.origin[axis]
@@ -110,10 +110,10 @@ def _offset_table(
     return log_table.masked_fill(~occurs, -torch.inf), sizes
 
 
-def fast_length(least: int) -> int:
-    """Return the smallest length ≥ `least` with prime factors 2, 3 and 5 only.
+def next_fast_length(least: int) -> int:
+    """Return the smallest length ≥ `least` whose only prime factors are 2, 3 and 5.
 
-    Transforms of such lengths are fast.
+    Fast Fourier transforms of these lengths are efficient.
     """
     length = least
     while True:

@@ -1,4 +1,4 @@
-"""Dense attention on a GPU by FlexAttention, which holds no matrix of all pairs in memory.
+"""Dense attention on a GPU with PyTorch's FlexAttention, which never stores the attention matrix.
 
 Source: Dong et al. 2024 (FlexAttention).
 """
@@ -32,8 +32,8 @@ MAX_DENOMINATOR = 8
 MAX_OFFSETS_PER_TOKEN = 32
 
 
-def flex_fits(query: Queries, value: Values, kernel: Kernel) -> bool:
-    """Return True if `flex` supports the content kernel, sizes, dtype and execution mode."""
+def can_use_flex(query: Queries, value: Values, kernel: Kernel) -> bool:
+    """Return True if FlexAttention supports the content kernel, sizes, dtype and execution mode."""
     size = max(kernel.dense_size(query.shape[-1]), value.shape[-1])
     if query.shape[0] == 0 or size > MAX_SIZE:
         return False
@@ -49,10 +49,11 @@ def flex_fits(query: Queries, value: Values, kernel: Kernel) -> bool:
 
 
 def flex(pairs: DenseInputs, log_relative: PairFunction) -> Outputs:
-    """Return softmax_j(log κ(q_i, k_j) + log c(x_i − x_j; q_i)) v_j, 0 for queries without keys.
+    """Compute attention with a content kernel and a relative kernel by FlexAttention.
 
-    Gradients reach the tables of log c by atomic additions (PyTorch ≥ 2.6). There are no second
-    derivatives. On a CPU, which the tests use, PyTorch's unfused evaluation holds all pairs.
+    Queries without keys give 0. Second derivatives are not supported. Gradients of the relative
+    kernel need PyTorch 2.6 or later and use atomic additions, so they are not deterministic. On a
+    CPU, which only the tests use, PyTorch stores the full attention matrix.
 
     Args:
         pairs: Queries, keys and values.
@@ -62,10 +63,10 @@ def flex(pairs: DenseInputs, log_relative: PairFunction) -> Outputs:
     left, right, log_scale = pairs.vectors()
     log_content = pairs.kernel.log_content(query)
     assert log_content is not None
-    score = _pair_score(log_content, log_relative, log_scale, pairs.key_mask)
+    score = _make_score_function(log_content, log_relative, log_scale, pairs.key_mask)
     block_mask = None
     if pairs.is_causal:
-        causal_blocks = _cached_causal_blocks if may_cache(query.device) else _causal_blocks
+        causal_blocks = _cached_causal_block_mask if may_cache(query.device) else _causal_block_mask
         block_mask = causal_blocks(query.shape[2], query.device)
     attend = _compiled() if query.is_cuda else flex_attention
     padded = [_padded(tensor) for tensor in (left, right, value)]
@@ -79,14 +80,14 @@ def _compiled() -> Callable[..., Tensor]:
     return torch.compile(flex_attention, dynamic=False)
 
 
-def _causal_blocks(num_tokens: int, device: torch.device) -> BlockMask:
-    """Return the blocks that hold pairs with j ≤ i. FlexAttention skips the others."""
+def _causal_block_mask(num_tokens: int, device: torch.device) -> BlockMask:
+    """Return the FlexAttention mask of causal attention, which skips blocks of later keys."""
     return create_block_mask(
         lambda b, h, i, j: i >= j, None, None, num_tokens, num_tokens, device=str(device)
     )
 
 
-_cached_causal_blocks = functools.lru_cache(maxsize=8)(_causal_blocks)
+_cached_causal_block_mask = functools.lru_cache(maxsize=8)(_causal_block_mask)
 
 
 def _padded(
@@ -97,16 +98,16 @@ def _padded(
     return pad(vectors, (0, size - vectors.shape[-1]))
 
 
-def _pair_score(
+def _make_score_function(
     log_content: Callable[[Tensor], Tensor],
     log_relative: PairFunction,
     log_scale: LogScale,
     key_mask: KeyMask,
 ) -> PairScore:
-    """Return a function of log κ + log c + s of a pair, −∞ for masked keys.
+    """Return a function that adds the log relative kernel to a score and masks keys.
 
-    FlexAttention traces these functions, which are lambdas because a function with annotations is
-    checked in tests.
+    FlexAttention traces the function. It is a lambda because the tests add runtime checks to
+    annotated functions, which cannot be traced.
     """
     if log_scale is None:
         plain: PairScore = lambda product, b, h, i, j: (  # noqa: E731
@@ -128,11 +129,12 @@ def _pair_score(
 OffsetTable = tuple[Float[Tensor, "offsets axes"], Int[Tensor, "queries"], Int[Tensor, "keys"]]
 
 
-def _lattice(positions: Positions) -> list[tuple[float, int, int]] | None:
-    """Return the common lattice of two grids along every axis, or None.
+def _common_lattice(positions: Positions) -> list[tuple[float, int, int]] | None:
+    """Return the common lattice on which the cells of both grids lie, or None if there is none.
 
-    An axis has a lattice width, and the steps of the lattice between cells of queries and of keys.
-    The result is None without a common lattice, or if the lattice has too many offsets for a table.
+    For every axis, the result holds the spacing of the lattice, and the number of lattice steps
+    between neighboring cells of the query grid and of the key grid. The result is also None if the
+    lattice has too many offsets for a table.
     """
     if positions.grids is None:
         return None
@@ -159,13 +161,13 @@ def _lattice(positions: Positions) -> list[tuple[float, int, int]] | None:
 
 
 def offset_table(positions: Positions, like: Tensor) -> OffsetTable | None:
-    """Return the distinct offsets between two grids and the codes of their cells, or None.
+    """Return the distinct offsets between two grids, and integer codes of the cells, or None.
 
-    The result is None without a small table.
-    A pair with a prefix token has an index above that of all offsets, so that it can be clamped to
-    one further entry.
+    The offset from key j to query i has the index query_code[i] − key_code[j]. Pairs with a prefix
+    token have an index beyond the table, which callers clamp to one additional entry. The result is
+    None if the grids have no common lattice or if the table would be large.
     """
-    axes = _lattice(positions)
+    axes = _common_lattice(positions)
     if axes is None or positions.grids is None:
         return None
     query, key = positions.grids

@@ -1,4 +1,4 @@
-"""The linear backend: sums of products of features over keys, bidirectional or causal."""
+"""The linear backend: bidirectional, causal and recurrent attention in linear time."""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ BLOCK_CHUNKS = 16
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of one head of one sample in a backend that uses features."""
+    """Numbers of tokens, features and channels of one attention head, for cost estimates."""
 
     num_queries: int
     num_keys: int
@@ -36,7 +36,7 @@ class Sizes:
 
 
 def linear_cost(sizes: Sizes, num_waves: int = 1) -> Cost:
-    """Return the cost of sums of φ(k) ⊗ waves ⊗ [v, 1], and if causal of pairs within chunks."""
+    """Estimate the cost of linear attention, including the pairs within chunks if causal."""
     num_features = sizes.num_features * num_waves
     num_products = (sizes.num_queries + sizes.num_keys) * num_features
     multiply_adds = num_products * (sizes.dim_value + 1)
@@ -51,13 +51,13 @@ def linear_cost(sizes: Sizes, num_waves: int = 1) -> Cost:
 def product_features(
     features: Float[Tensor, "*tokens features"], waves: Float[Tensor, "*#tokens waves"]
 ) -> Float[Tensor, "*tokens products"]:
-    """Return φ ⊗ waves of every token, flattened to one dimension."""
+    """Return all products of a token's features with the sinusoids of its position, flattened."""
     return (features[..., None, :] * waves[..., :, None]).flatten(-2)
 
 
 @dataclass(frozen=True)
 class LinearFeatures:
-    """Vectors of queries or of keys whose inner products weigh the values.
+    """Feature vectors of queries or keys, whose inner products are the attention weights.
 
     Args:
         numerator: Vectors whose inner products are the weights of the numerator.
@@ -149,7 +149,10 @@ def _scaled(sums: Tensor, factor: Float[Tensor, "batch heads"]) -> Tensor:
 
 @dataclass(frozen=True)
 class DecodingState:
-    """Sums over the tokens so far, from which `decode` computes the next output.
+    """State of recurrent attention, which `decode` updates with every token.
+
+    The state holds sums over all earlier keys and values, so its size does not depend on their
+    number.
 
     >>> import torch
     >>> from teka.functional import decode
@@ -177,8 +180,8 @@ class DecodingState:
     count: "DecodingState | None" = None
     kernels: tuple[str, str | None] | None = None
 
-    def sums_for(self, new: LinearState) -> LinearState:
-        """Return the sums, to which those over new keys will be added.
+    def sums_compatible_with(self, new: LinearState) -> LinearState:
+        """Return the sums, after checking that the sums over new keys can be added to them.
 
         Raises:
             ValueError: The two have different shapes or dtypes.
@@ -191,16 +194,17 @@ class DecodingState:
         return self.sums
 
 
-def linear_step(
+def decoding_step(
     tokens: FeatureInputs,
     query: LinearFeatures,
     key: LinearFeatures,
     state: DecodingState | None,
     rate: Float[Tensor, "heads"] | None = None,
 ) -> tuple[WeightedSums, DecodingState]:
-    """Return the sums of the next token over all tokens so far, and the new state.
+    """Advance the state of recurrent linear attention by one token, and compute its output.
 
-    Several tokens are added at once, and each of them attends to all.
+    The output is returned as a numerator and a denominator. Several tokens can be added at once,
+    but then each of them attends to all of them.
 
     Args:
         tokens: Values and log scales of the next token.
@@ -211,7 +215,7 @@ def linear_step(
     """
     sums = LinearState.from_keys(key, tokens.value, tokens.log_scale)
     if state is not None:
-        old = state.sums_for(sums)
+        old = state.sums_compatible_with(sums)
         if rate is not None:
             log_peak = -rate if old.log_peak is None else old.log_peak - rate
             old = replace(old, log_peak=log_peak.expand(old.values.shape[:2]))
@@ -219,12 +223,12 @@ def linear_step(
     return sums.read(query), DecodingState(0, sums)
 
 
-def plain_step(
+def decoding_step_without_positions(
     tokens: FeatureInputs, state: DecodingState | None
 ) -> tuple[WeightedSums, DecodingState]:
-    """Return the sums of the next token without a relative kernel, and the new state."""
+    """Advance the state of recurrent linear attention by one token, without a relative kernel."""
     query = LinearFeatures(tokens.query_features)
-    return linear_step(tokens, query, LinearFeatures(tokens.key_features), state)
+    return decoding_step(tokens, query, LinearFeatures(tokens.key_features), state)
 
 
 def causal_sums(
@@ -234,10 +238,10 @@ def causal_sums(
     log_scale: LogScale = None,
     rate: Float[Tensor, "heads"] | None = None,
 ) -> WeightedSums:
-    """Return the sums over the keys j ≤ i of every query i.
+    """Return the numerators and denominators of causal linear attention.
 
-    The cost is O(L · (C + features) · dim_value) for chunks of C tokens. No bit of a row depends on
-    a later key.
+    Pairs of tokens within a chunk are computed directly, and earlier chunks contribute through
+    their sums. The result of a token is bitwise independent of all later tokens.
 
     Args:
         query: Vectors of the queries.
@@ -273,7 +277,7 @@ def _causal_value_sums(
 ) -> Float[Tensor, "batch heads queries dim"]:
     """Return Σ_{j ≤ i} (query_i · key_j) value_j."""
     num_tokens = value.shape[2]
-    query, key, value = _in_chunks(query, key, value)
+    query, key, value = _split_into_chunks(query, key, value)
     within = (query @ key.transpose(-2, -1)).tril() @ value
     before = _sums_before(key.transpose(-2, -1) @ value)
     return (within + query @ before).flatten(2, 3)[:, :, :num_tokens]
@@ -284,7 +288,7 @@ def _causal_weight_sums(
 ) -> Float[Tensor, "batch heads queries"]:
     """Return Σ_{j ≤ i} query_i · key_j."""
     num_tokens = key.shape[2]
-    query, key = _in_chunks(query, key)
+    query, key = _split_into_chunks(query, key)
     size = key.shape[3]
     # A product with a triangular matrix is several times faster than a cumulative sum along the
     # tokens.
@@ -293,8 +297,8 @@ def _causal_weight_sums(
     return (query * (within + before)).sum(dim=-1).flatten(2, 3)[:, :, :num_tokens]
 
 
-def _in_chunks(*tensors: Tensor) -> list[Tensor]:
-    """Split tokens into chunks of equal size, with zeros after the last token.
+def _split_into_chunks(*tensors: Tensor) -> list[Tensor]:
+    """Split tokens into chunks of equal size, and pad the last chunk with zeros.
 
     The results have the shape (batch, heads, chunks, tokens, size).
     """
@@ -337,14 +341,15 @@ def _scaled_sums(
     channels: Channels,
     rate: Float[Tensor, "heads"] | None,
 ) -> Channels:
-    """Return Σ_{j ≤ i} (query_i · key_j) exp(s_j − p_i) channels_j with p_i = max_{j ≤ i} s_j.
+    """Compute causal sums over keys whose features have individual log scales.
 
-    With a rate r, s_j + r j takes the place of s_j.
+    The sum of query i is divided by exp(p_i), where p_i is the largest log scale of the keys up to
+    i. This prevents overflow. With a decay rate r, r · j is added to the log scale of key j.
     """
     num_tokens = channels.shape[2]
     state = channels.new_zeros(*channels.shape[:2], key.shape[-1], channels.shape[-1])
     log_peak = channels.new_full(channels.shape[:2], -torch.inf)
-    chunks = _in_chunks(query, key, log_scale[..., None], channels)
+    chunks = _split_into_chunks(query, key, log_scale[..., None], channels)
     if is_dynamic(num_tokens):
         sums, _, _ = _block_sums(chunks, state, log_peak, rate)
         return sums.index_select(2, torch.arange(num_tokens, device=sums.device))
@@ -362,17 +367,20 @@ def _block_sums(
     log_peak: Float[Tensor, "batch heads"],
     rate: Float[Tensor, "heads"] | None,
 ) -> tuple[Channels, Tensor, Tensor]:
-    """Return the sums of a block of chunks, and the state and its log peak after the block.
+    """Compute the causal sums of a block of chunks, and the state after the block.
 
-    Pairs within a chunk are computed directly. The sums before chunk c are Σ_{c' < c} exp(p_c' −
-    P_c) S_c', where S_c' are a chunk's own sums divided by exp(p_c'), and P_c is the largest p_c'.
-    One product computes them for all chunks.
+    Pairs of tokens within a chunk are computed directly. Earlier keys contribute through a state
+    for each chunk, and one matrix product computes the states of all chunks. Each state is divided
+    by the exponential of its largest log scale, its log peak, to prevent overflow.
 
     Args:
         tokens: Vectors of queries and keys, log scales, and channels: values or ones.
         state: Sums over the keys before the block, divided by exp(log_peak).
         log_peak: The largest log scale before the block, −∞ if there are no keys.
         rate: Decay of every head per token, or None.
+
+    Returns:
+        Causal sums, and the state and its log peak after the block.
     """
     query, key, log_scale, channels = tokens
     num_chunks, size = channels.shape[2:4]

@@ -1,4 +1,4 @@
-"""The windows backend: each tile of a grid attends to itself and a margin around it."""
+"""The windows backend, in which each tile of a grid attends to itself and a margin around it."""
 
 import math
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ TILE_SIDES = {1: 64, 2: 8, 3: 4}
 
 @dataclass(frozen=True)
 class Tiling:
-    """A grid divided into tiles, each with a margin around it.
+    """Division of a grid into tiles, each with a margin around it.
 
     The last tile along an axis may extend beyond the grid.
 
@@ -35,21 +35,22 @@ class Tiling:
 
     @property
     def sides(self) -> list[int]:
-        """Return the number of cells of a tile along every axis."""
+        """Number of cells of a tile along every axis."""
         return [min(side, TILE_SIDES.get(self.grid.num_axes, 2)) for side in self.grid.shape]
 
     @property
     def counts(self) -> list[int]:
-        """Return the number of tiles along every axis."""
+        """Number of tiles along every axis."""
         sides = zip(self.grid.shape, self.sides, strict=True)
         return [math.ceil(side / tile_side) for side, tile_side in sides]
 
-    def tokens(
+    def tile_tokens(
         self, margin: int, device: torch.device
     ) -> tuple[Int[Tensor, "tiles cells"], Bool[Tensor, "tiles cells"]]:
-        """Return the token in every cell of every tile with a margin, and a mask of existing cells.
+        """Return the index of the token in each cell of each tile, and a mask of cells in the grid.
 
-        Cells beyond the grid have the index of another token.
+        The tiles include a margin of the given width. Cells outside the grid get an arbitrary
+        index.
         """
         tokens = torch.zeros(1, 1, dtype=torch.long, device=device)
         is_inside = torch.ones(1, 1, dtype=torch.bool, device=device)
@@ -67,8 +68,8 @@ class Tiling:
             is_inside = (is_inside[:, None, :, None] & inside).flatten(2).flatten(0, 1)
         return tokens, is_inside
 
-    def cells(self, device: torch.device) -> Int[Tensor, "tokens"]:
-        """Return the cell of every token, counted over the cells of all tiles without margins."""
+    def tile_cells(self, device: torch.device) -> Int[Tensor, "tokens"]:
+        """Return the index of each token if the tokens are sorted by tile."""
         tile = torch.zeros(1, dtype=torch.long, device=device)
         cell = tile
         for axis, side in enumerate(self.grid.shape):
@@ -78,8 +79,8 @@ class Tiling:
             cell = (cell[:, None] * tile_side + index % tile_side).flatten()
         return tile * math.prod(self.sides) + cell
 
-    def offsets(self, like: Tensor) -> Float[Tensor, "queries keys axes"]:
-        """Return the offsets of the cells of a tile from the cells of the tile with its margin."""
+    def tile_offsets(self, like: Tensor) -> Float[Tensor, "queries keys axes"]:
+        """Return the offsets from the cells of a tile and its margin to the cells of the tile."""
         queries = [torch.arange(side, device=like.device) for side in self.sides]
         keys = [
             torch.arange(-self.reach, side + self.reach, device=like.device) for side in self.sides
@@ -99,7 +100,7 @@ def _in_tiles(
 
 
 def window_cost(tiling: Tiling, dense_size: int, dim_value: int) -> Cost:
-    """Return the cost of dense attention in every tile, and of copies of its keys and values."""
+    """Estimate the cost of the windows backend, including copies of keys and values per tile."""
     num_tiles = math.prod(tiling.counts)
     # torch.compile cannot trace a generator as an argument.
     num_keys = math.prod([side + 2 * tiling.reach for side in tiling.sides])
@@ -115,9 +116,9 @@ def window_attention(
     log_relative: Float[Tensor, "heads cells seen"],
     within: Bool[Tensor, "cells seen"],
 ) -> Outputs:
-    """Return the attention of the cells of a grid to their windows.
+    """Compute attention in which every cell of a grid attends to the keys in a window around it.
 
-    Prefix tokens attend to all tokens, and all tokens attend to them.
+    Prefix tokens attend to all tokens, and all tokens attend to the prefix tokens.
 
     Args:
         pairs: All queries, keys and values.
@@ -128,7 +129,7 @@ def window_attention(
     """
     query, key, value, key_mask = pairs.query, pairs.key, pairs.value, pairs.key_mask
     first, num_tiles = num_prefix_tokens, math.prod(tiling.counts)
-    tokens, is_inside = tiling.tokens(tiling.reach, query.device)
+    tokens, is_inside = tiling.tile_tokens(tiling.reach, query.device)
     keys = _in_tiles(key[:, :, first:], tokens)
     values = _in_tiles(value[:, :, first:], tokens)
     is_kept = is_inside.expand(len(query), *is_inside.shape)
@@ -149,7 +150,7 @@ def window_attention(
         within = pad(within, (first, 0), value=True)
     tiles = replace(
         pairs,
-        query=_in_tiles(query[:, :, first:], tiling.tokens(0, query.device)[0]),
+        query=_in_tiles(query[:, :, first:], tiling.tile_tokens(0, query.device)[0]),
         key=keys,
         value=values,
         kernel=pairs.kernel.repeat_samples(num_tiles),
@@ -158,7 +159,7 @@ def window_attention(
     )
     outputs = matrix_attention(tiles, lambda _, rows: log_relative[None, :, rows])
     outputs = outputs.unflatten(0, (-1, num_tiles)).transpose(1, 2).flatten(2, 3)
-    outputs = outputs.index_select(2, tiling.cells(query.device))
+    outputs = outputs.index_select(2, tiling.tile_cells(query.device))
     if not first:
         return outputs
     prefix_outputs = matrix_attention(replace(pairs, query=query[:, :, :first]), None)

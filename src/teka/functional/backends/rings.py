@@ -1,4 +1,7 @@
-"""The ring backend: a relative kernel of the clipped Manhattan distance on a grid."""
+"""The ring backend, for relative kernels of the clipped Manhattan distance on a grid.
+
+A ring consists of the cells at the same distance from a given cell.
+"""
 
 from collections.abc import Sequence
 
@@ -10,7 +13,7 @@ from torch.nn.functional import pad
 from teka._compat import replace
 from teka.errors import wrong_value
 from teka.functional.backends.costs import BYTES, Cost
-from teka.functional.backends.feature_chunks import contract, outer_product, sum_over_features
+from teka.functional.backends.feature_chunks import contract_sums, outer_product, sum_over_features
 from teka.functional.backends.linear import LinearFeatures, causal_sums
 from teka.functional.backends.sums import LOWEST_LOG_SCALE, FeatureInputs, WeightedSums, with_ones
 from teka.functional.shapes import Cells, Channels, Features, RingWeights
@@ -18,7 +21,7 @@ from teka.grid import Grid
 
 
 def rings_cost(grid: Grid, num_features: int, dim_value: int, max_distance: int) -> Cost:
-    """Return the cost of additions of φ(k) ⊗ [v, 1], which read two elements and write one."""
+    """Estimate the cost of the ring backend for a kernel of the clipped Manhattan distance."""
     # A product with a weight takes as long as five additions (measured). Distant tokens take as
     # long as near rings.
     additions = 2 * (3 * grid.num_axes + 5) * max_distance + 2 * grid.num_axes + 3
@@ -26,12 +29,12 @@ def rings_cost(grid: Grid, num_features: int, dim_value: int, max_distance: int)
     return Cost(num_elements * additions, num_elements * additions * 3 * BYTES)
 
 
-def rings(log_rings: RingWeights, tokens: FeatureInputs, grid: Grid) -> WeightedSums:
-    """Return Σ_r c_ir φ(q_i)ᵀR_r(i) with the sums R_r(i) = Σ φ(k_j) ⊗ [v_j, 1] over ring r.
+def weighted_ring_sums(log_rings: RingWeights, tokens: FeatureInputs, grid: Grid) -> WeightedSums:
+    """Compute linear attention with a relative kernel of the clipped Manhattan distance.
 
-    Ring r < k holds the keys at distance r, ring k those at distance k or more. The largest c_ir of
-    a row is taken over rings that hold a kept key. Empty rings have weight 0, so that rounding
-    errors are not amplified.
+    The keys around a query form rings of equal distance, and all keys of a ring have the same
+    relative weight. The last ring holds all keys at the maximum distance or more. Rings without
+    unmasked keys have weight 0, so that their rounding errors are not amplified.
     """
     key_mask = tokens.key_mask
     if key_mask is None:
@@ -51,22 +54,18 @@ def rings(log_rings: RingWeights, tokens: FeatureInputs, grid: Grid) -> Weighted
     return WeightedSums.from_channels(sums, log_peak)
 
 
-def causal_rings(log_rings: RingWeights, tokens: FeatureInputs, grid: Grid) -> WeightedSums:
-    """Return the sums over the keys j ≤ i of a sequence.
+def causal_ring_sums(log_rings: RingWeights, tokens: FeatureInputs, grid: Grid) -> WeightedSums:
+    """Compute causal linear attention on a sequence, with a relative kernel of clipped distances.
 
-    Ring r < k of token i holds token i − r alone, so that the sums are
-
-        Σ_{r<k} c_ir φ(q_i)ᵀφ(k_{i−r}) exp(s_{i−r}) [v_{i−r}, 1] + c_ik φ(q_i)ᵀ Σ_{j ≤ i−k} φ(k_j)
-        exp(s_j) [v_j, 1]
-
-    A row is divided by the largest exp(s) c of the keys up to the query, so that no bit of it
-    depends on a later key.
+    Keys closer than the maximum distance have individual weights. All earlier keys share one
+    weight, so their sum comes from causal linear attention without a relative kernel. The result of
+    a token is bitwise independent of all later tokens.
 
     Raises:
         ValueError: The grid has more than one axis, or a periodic axis.
     """
     if grid.num_axes != 1 or grid.periodic[0]:
-        raise wrong_value("grid", grid, "one axis that is not periodic where attention is causal")
+        raise wrong_value("grid", grid, "a single non-periodic axis for causal attention")
     query_features, key_features, value = tokens.query_features, tokens.key_features, tokens.value
     log_scale = torch.zeros_like(value[..., 0]) if tokens.log_scale is None else tokens.log_scale
     if tokens.key_mask is not None:
@@ -75,7 +74,7 @@ def causal_rings(log_rings: RingWeights, tokens: FeatureInputs, grid: Grid) -> W
     num_tokens = value.shape[2]
 
     # Distant keys are delayed by k tokens.
-    far_scale = _delayed(log_scale, max_distance)
+    far_scale = _shift_log_scale(log_scale, max_distance)
     far_keys, far_values = (
         pad(tensor, (0, 0, max_distance, 0))[:, :, :num_tokens] for tensor in (key_features, value)
     )
@@ -83,7 +82,7 @@ def causal_rings(log_rings: RingWeights, tokens: FeatureInputs, grid: Grid) -> W
         LinearFeatures(query_features), LinearFeatures(far_keys), far_values, far_scale
     )
     assert far.log_peak is not None
-    scales = [_delayed(log_scale, distance) for distance in range(max_distance)]
+    scales = [_shift_log_scale(log_scale, distance) for distance in range(max_distance)]
     scales = torch.stack([*scales, far.log_peak], dim=-1)
     is_filled = scales > 0.5 * LOWEST_LOG_SCALE
     log_factor = (log_rings + scales).masked_fill(~is_filled, -torch.inf)
@@ -104,18 +103,20 @@ def causal_rings(log_rings: RingWeights, tokens: FeatureInputs, grid: Grid) -> W
     return WeightedSums(numerator, denominator, log_peak)
 
 
-def line_cost(num_tokens: int, num_features: int, dim_value: int, max_distance: int) -> Cost:
-    """Return the cost of products for the 2k − 1 near offsets of a line, and sums at both ends."""
+def signed_offset_cost(
+    num_tokens: int, num_features: int, dim_value: int, max_distance: int
+) -> Cost:
+    """Estimate the cost of attention on a sequence with a kernel of signed, clipped offsets."""
     near = (2 * max_distance - 1) * (num_features + dim_value + 1)
     far = 2 * num_features * (dim_value + 1)
     return Cost(num_tokens * (near + far), num_tokens * (near + 2 * far) * 3 * BYTES)
 
 
-def line_sums(log_entries: RingWeights, tokens: FeatureInputs, grid: Grid) -> WeightedSums:
-    """Return the sums with a kernel of the signed offset, which is clipped to −k … k, along a line.
+def signed_offset_sums(log_entries: RingWeights, tokens: FeatureInputs, grid: Grid) -> WeightedSums:
+    """Compute linear attention on a sequence with a relative kernel of signed, clipped offsets.
 
-    There are two causal passes. The first pass sums over the past and the token itself, the second
-    over the future.
+    A first causal pass covers the keys up to each query. A second causal pass, over the reversed
+    sequence, covers the later keys.
 
     Args:
         log_entries: log c of the offsets −k … k.
@@ -136,18 +137,18 @@ def line_sums(log_entries: RingWeights, tokens: FeatureInputs, grid: Grid) -> We
         value=tokens.value.flip(2),
         key_mask=None if tokens.key_mask is None else tokens.key_mask.flip(1),
     )
-    future = causal_rings(log_future.flip(2), reversed_tokens, grid)
+    future = causal_ring_sums(log_future.flip(2), reversed_tokens, grid)
     assert future.log_peak is not None
     future = WeightedSums(
         future.numerator.flip(2), future.denominator.flip(2), future.log_peak.flip(2)
     )
-    return causal_rings(log_entries[..., max_distance:], tokens, grid) + future
+    return causal_ring_sums(log_entries[..., max_distance:], tokens, grid) + future
 
 
-def _delayed(
+def _shift_log_scale(
     log_scale: Float[Tensor, "batch heads tokens"], num_tokens: int
 ) -> Float[Tensor, "batch heads tokens"]:
-    """Return s_{i − num_tokens} at token i, or the lowest log scale without such a token."""
+    """Shift log scales to later tokens. Missing keys get the lowest log scale."""
     return pad(log_scale, (num_tokens, 0), value=LOWEST_LOG_SCALE)[..., : log_scale.shape[-1]]
 
 
@@ -161,15 +162,15 @@ def _weighted_rings(
         ring_weights, ring_sums(maps, len(ring_weights) - 1, grid), strict=True
     ):
         total = total + weight * ring
-    return contract(query_features, total.flatten(2, 1 + grid.num_axes))
+    return contract_sums(query_features, total.flatten(2, 1 + grid.num_axes))
 
 
 def ring_sums(cells: Cells, max_distance: int, grid: Grid) -> list[Cells]:
-    """Return the sums R_0, …, R_k of the rings around every cell.
+    """Return, for every cell of a grid, the sums over the rings of cells around it.
 
-    Ring r < k holds the cells at distance r, and ring k those at distance k or more. Only additions
-    are used, because subtracting near rings from the total would lose digits. On a periodic axis of
-    side s, 2(k − 1) < s must hold.
+    Ring r holds the cells at Manhattan distance r, and the last ring all cells at `max_distance` or
+    more. Sums are never subtracted from each other, because this would lose digits. A periodic axis
+    must be longer than 2 · (max_distance − 1) cells.
     """
     zeros = torch.zeros_like(cells)
     near = [cells] + [zeros] * (max_distance - 1)
@@ -178,46 +179,45 @@ def ring_sums(cells: Cells, max_distance: int, grid: Grid) -> list[Cells]:
     far = [cells] + [zeros] * max_distance
     for axis in range(grid.num_axes):
         dim, periodic = 2 + axis, grid.periodic[axis]
-        near = _add_axis(near, dim, periodic=periodic)
-        farthest = sum_beyond(far[0], max_distance, dim, periodic=periodic)
-        beyond = [farthest + sum_beyond(far[0], -max_distance, dim, periodic=periodic)]
+        near = _extend_rings(near, dim, periodic=periodic)
+        farthest = _sum_from_distance(far[0], max_distance, dim, periodic=periodic)
+        beyond = [farthest + _sum_from_distance(far[0], -max_distance, dim, periodic=periodic)]
         for distance in range(max_distance - 1, 0, -1):
-            before = shift(far[0], distance, dim, periodic=periodic)
-            after = shift(far[0], -distance, dim, periodic=periodic)
+            before = _shift_cells(far[0], distance, dim, periodic=periodic)
+            after = _shift_cells(far[0], -distance, dim, periodic=periodic)
             beyond.insert(0, beyond[0] + before + after)
-        closer = _add_axis([zeros, *far[1:]], dim, periodic=periodic)
+        closer = _extend_rings([zeros, *far[1:]], dim, periodic=periodic)
         sums = [near_sum + far_sum for near_sum, far_sum in zip(closer[1:], beyond, strict=True)]
         far = [far[0].sum(dim=dim, keepdim=True).expand_as(cells), *sums]
     return [*near, far[-1]]
 
 
-def _add_axis(rings: Sequence[Cells], dim: int, *, periodic: bool) -> list[Cells]:
-    """Return R_r(i) = Σ_{|t| ≤ r} P_{r−|t|}(i + t) along an axis, from rings P in the axes before.
+def _extend_rings(rings: Sequence[Cells], dim: int, *, periodic: bool) -> list[Cells]:
+    """Extend sums over rings by the distance along one more axis.
 
-    The two halves of the sum are updated from radius to radius:
-
-        A_r(i) = Σ_{t=0}^{r} P_{r−t}(i + t) = P_r(i) + A_{r−1}(i + 1)
-        B_r(i) = Σ_{t=1}^{r} P_{r−t}(i − t) = P_{r−1}(i − 1) + B_{r−1}(i − 1)
+    Let P_r be the given sums over the ring of radius r. The new sum at cell i is Σ_{|t| ≤ r}
+    P_{r−|t|}(i + t). The parts with t ≥ 0 and t < 0 are computed from those of radius r − 1.
     """
     sums = [rings[0]]
     after = rings[0]
     before = torch.zeros_like(rings[0])
     for distance in range(1, len(rings)):
-        after = rings[distance] + shift(after, -1, dim, periodic=periodic)
-        before = shift(rings[distance - 1] + before, 1, dim, periodic=periodic)
+        after = rings[distance] + _shift_cells(after, -1, dim, periodic=periodic)
+        before = _shift_cells(rings[distance - 1] + before, 1, dim, periodic=periodic)
         sums.append(after + before)
     return sums
 
 
-def sum_beyond(cells: Cells, step: int, dim: int, *, periodic: bool) -> Cells:
-    """Return at cell i the sum of cell i − step and of all cells beyond it.
+def _sum_from_distance(cells: Cells, step: int, dim: int, *, periodic: bool) -> Cells:
+    """Sum, for every cell, all cells on one side of it that are at least |step| cells away.
 
-    These cells are before cell i if step > 0, and after it otherwise. On a periodic axis a cell is
-    on the side of the shorter way to it; half of an even period counts as after.
+    A positive step selects the cells before it, and a negative step those after it. On a periodic
+    axis, a cell belongs to the side with the shorter way. If both ways are equal, it counts as
+    after.
     """
     if not periodic:
         sums = cells.cumsum(dim) if step > 0 else cells.flip(dim).cumsum(dim).flip(dim)
-        return shift(sums, step, dim, periodic=False)
+        return _shift_cells(sums, step, dim, periodic=False)
     side = cells.shape[dim]
     sign = 1 if step > 0 else -1
     farthest = (side - 1) // 2 if step > 0 else side // 2
@@ -226,15 +226,15 @@ def sum_beyond(cells: Cells, step: int, dim: int, *, periodic: bool) -> Cells:
     total, block, size = torch.zeros_like(cells), cells, 1
     while size <= length:
         if length & size:
-            total = total + shift(block, step, dim, periodic=True)
+            total = total + _shift_cells(block, step, dim, periodic=True)
             step += sign * size
-        block = block + shift(block, sign * size, dim, periodic=True)
+        block = block + _shift_cells(block, sign * size, dim, periodic=True)
         size *= 2
     return total
 
 
-def shift(cells: Cells, step: int, dim: int, *, periodic: bool) -> Cells:
-    """Return cell i − step at cell i, or 0 if it is beyond the end of an axis."""
+def _shift_cells(cells: Cells, step: int, dim: int, *, periodic: bool) -> Cells:
+    """Move cells along an axis by `step`. Without periodicity, zeros are shifted in."""
     side = cells.shape[dim]
     if step == 0:
         return cells

@@ -1,4 +1,4 @@
-"""Inputs of the backends that use features, and the sums over keys that these backends return."""
+"""Inputs and outputs of the backends that compute attention from features of queries and keys."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ UNDERFLOW = {torch.float32: 1e-25, torch.float64: 1e-290}
 
 
 def with_ones(value: Values) -> Float[Tensor, "batch heads keys channels"]:
-    """Append a channel of ones, so that one product gives numerators and denominators."""
+    """Append a channel of ones to values, so that one sum gives both numerator and denominator."""
     return torch.cat([value, value.new_ones(*value.shape[:-1], 1)], dim=-1)
 
 
@@ -80,7 +80,7 @@ class FeatureInputs:
 
 @dataclass(frozen=True)
 class WeightedSums:
-    """Weighted sums of values over keys, and sums of weights.
+    """Numerators and denominators of attention outputs, which are sums over keys.
 
     Args:
         numerator: Σ_j weight_ij v_j / exp(log_peak_i).
@@ -117,15 +117,15 @@ class WeightedSums:
             peak,
         )
 
-    def over(self, count: "WeightedSums") -> "WeightedSums":
-        """Return the same numerators with the denominators of other sums."""
-        factor = torch.exp(self._log_peak() - count._log_peak())
-        return WeightedSums(self.numerator * factor[..., None], count.denominator)
+    def with_denominator_of(self, other: "WeightedSums") -> "WeightedSums":
+        """Return the numerators with the denominators of another object."""
+        factor = torch.exp(self._log_peak() - other._log_peak())
+        return WeightedSums(self.numerator * factor[..., None], other.denominator)
 
     def divide(self, *, nonnegative: bool) -> Outputs:
-        """Return the weighted means of the values.
+        """Divide numerators by denominators, and return the outputs of attention.
 
-        If weights are nonnegative, a row whose weights all underflow is 0 instead of NaN.
+        If the weights are nonnegative, a query whose weights all underflow gets 0 instead of NaN.
         """
         denominator = self.denominator
         empty = (
@@ -134,14 +134,16 @@ class WeightedSums:
         # The numerator of an empty row is 0 too. A denominator of 1 gives it a finite gradient.
         return self.numerator / denominator.masked_fill(empty, 1.0)[..., None]
 
-    def without_underflow(self, tokens: FeatureInputs, log_rows: RowFunction) -> "WeightedSums":
-        """Recompute rows that underflowed because a masked key had their largest relative weight.
+    def recompute_underflowed(self, tokens: FeatureInputs, log_rows: RowFunction) -> "WeightedSums":
+        """Recompute the sums of queries for which the weights of all unmasked keys underflowed.
 
-        Nothing is recomputed in compiled graphs and under transforms.
+        Weights underflow if the relative weight of a masked key is far larger than the others. The
+        sums are only checked in eager mode. Compiled graphs and `torch.func` transforms leave them
+        unchanged.
 
         Args:
-                tokens: The inputs of the sums.
-                log_rows: Function that returns log c of some queries with all keys.
+            tokens: Inputs from which the sums were computed.
+            log_rows: Function that returns the log relative kernel of some queries with all keys.
         """
         mode = execution_mode(tokens.query_features, tokens.key_features, tokens.value)
         if mode is not ExecutionMode.EAGER:
@@ -158,7 +160,11 @@ class WeightedSums:
     def recompute_rows(
         self, rows: QueryIndices, tokens: FeatureInputs, log_rows: RowFunction
     ) -> "WeightedSums":
-        """Replace the sums of some queries by sums over pairs, divided by the largest weight."""
+        """Recompute the sums of some queries from every pair of these queries with a key.
+
+        The weights of each query are divided by their largest relative weight, so that they do not
+        underflow.
+        """
         if len(rows) == 0:
             return self
         is_kept = (tokens.key_features != 0).any(dim=-1)[:, :, None]
@@ -176,35 +182,35 @@ class WeightedSums:
 
 
 def selected_rows(is_selected: Tensor) -> QueryIndices:
-    """Return the indices of queries that are selected in any sample and head.
+    """Return the indices of queries that are selected in at least one sample and head.
 
-    On the "meta" device the result is empty.
+    On the "meta" device, which holds no data, the result is empty.
     """
     if is_selected.is_meta:
         return is_selected.new_zeros(0, dtype=torch.long)
     return is_selected.flatten(0, 1).any(dim=0).nonzero().flatten()
 
 
-def add_prefix(
+def add_prefix_tokens(
     sums: WeightedSums,
     tokens: FeatureInputs,
     num_prefix_tokens: int,
-    unplaced_sums: Callable[[Tensor, Tensor, Tensor], WeightedSums],
+    sums_without_positions: Callable[[Tensor, Tensor, Tensor], WeightedSums],
 ) -> WeightedSums:
-    """Return the sums of all tokens, the first of which have no position.
+    """Extend sums over tokens with positions to prefix tokens, which have no position.
 
     Args:
         sums: Sums of the tokens with a position over each other.
         tokens: All tokens.
         num_prefix_tokens: Number of tokens without a position.
-        unplaced_sums: Function that returns the sums for pairs with a token without a position,
-            from features of queries, features of keys, and values.
+        sums_without_positions: Function that returns the sums over pairs with a token without a
+            position, from features of queries, features of keys, and values.
     """
     if not num_prefix_tokens:
         return sums
     first = num_prefix_tokens
     query_features, key_features, value = tokens.query_features, tokens.key_features, tokens.value
-    over_prefix = unplaced_sums(
+    over_prefix = sums_without_positions(
         query_features[:, :, first:], key_features[:, :, :first], value[:, :, :first]
     )
     if tokens.key_mask is not None and sums.log_peak is not None:
@@ -213,7 +219,7 @@ def add_prefix(
         log_peak = torch.where(has_keys, 0.0, LOWEST_LOG_SCALE).to(value.dtype)
         over_prefix = replace(over_prefix, log_peak=log_peak)
     sums = sums + over_prefix
-    prefix = unplaced_sums(query_features[:, :, :first], key_features, value)
+    prefix = sums_without_positions(query_features[:, :, :first], key_features, value)
     log_peak = sums.log_peak
     if log_peak is not None:
         log_peak = pad(log_peak.expand(sums.denominator.shape), (first, 0))

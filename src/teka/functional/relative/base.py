@@ -14,7 +14,7 @@ from teka.errors import wrong_value
 from teka.functional.backends.costs import Cost
 from teka.functional.backends.dense import fused_softmax, matrix_attention
 from teka.functional.backends.feature_sums import plain_sums
-from teka.functional.backends.flex import flex, flex_fits, offset_table
+from teka.functional.backends.flex import can_use_flex, flex, offset_table
 from teka.functional.backends.linear import DecodingState, LinearFeatures, Sizes
 from teka.functional.backends.sums import FeatureInputs, WeightedSums
 from teka.functional.backends.triton import TritonPositions
@@ -309,7 +309,7 @@ class FactorRelative(Relative):
             vectors = self.softmax_vectors(query, pairs.key, positions, scale=scale)
             if vectors is not None:
                 return fused_softmax(pairs.with_vectors(*vectors))
-        if query.is_cuda and flex_fits(query, pairs.value, kernel):
+        if query.is_cuda and can_use_flex(query, pairs.value, kernel):
             term = self.pair_term(query, positions, scale=scale)
             if term is not None:
                 return flex(pairs, term)

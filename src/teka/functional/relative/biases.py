@@ -13,8 +13,13 @@ from teka._compat import replace
 from teka.checks import POSITIVE_NUMBER, check_name, check_sizes, check_tensor_sizes, is_positive
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backends.costs import Cost
-from teka.functional.backends.decay_scan import causal_decay, decay_cost, grid_decay, line_decay
-from teka.functional.backends.linear import DecodingState, LinearFeatures, Sizes, linear_step
+from teka.functional.backends.decay_scan import (
+    bidirectional_decay_sums,
+    causal_decay_sums,
+    decay_cost,
+    grid_decay_sums,
+)
+from teka.functional.backends.linear import DecodingState, LinearFeatures, Sizes, decoding_step
 from teka.functional.backends.sums import FeatureInputs, WeightedSums
 from teka.functional.positions import Positions, whole_steps
 from teka.functional.relative.stationary import SeparableRelative, per_head, read_table
@@ -68,12 +73,16 @@ class DecayRelative(SeparableRelative):
             for axis in range(grid.num_axes)
         ]
         if tokens.is_causal:
-            return causal_decay(tokens, rates[0])
+            return causal_decay_sums(tokens, rates[0])
         is_line = grid.num_axes == 1
-        sums = line_decay(tokens, rates[0]) if is_line else grid_decay(tokens, rates, grid)
+        sums = (
+            bidirectional_decay_sums(tokens, rates[0])
+            if is_line
+            else grid_decay_sums(tokens, rates, grid)
+        )
         # The largest c of a query is 1, for the key at its own position.
         sums = replace(sums, log_peak=torch.zeros_like(sums.denominator))
-        return sums.without_underflow(
+        return sums.recompute_underflowed(
             tokens, lambda rows: self.log_at(positions.offsets_like(tokens.value, rows))
         )
 
@@ -81,7 +90,7 @@ class DecayRelative(SeparableRelative):
         self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
     ) -> tuple[WeightedSums, DecodingState]:
         query, key = LinearFeatures(tokens.query_features), LinearFeatures(tokens.key_features)
-        return linear_step(tokens, query, key, state, self.axis_rate(0).to(tokens.value))
+        return decoding_step(tokens, query, key, state, self.axis_rate(0).to(tokens.value))
 
 
 @dataclass(frozen=True)

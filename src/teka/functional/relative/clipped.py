@@ -12,7 +12,7 @@ from teka.checks import POSITIVE_NUMBER, check_sizes, check_tensor, check_tensor
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backends.costs import Cost
 from teka.functional.backends.linear import DecodingState, LinearFeatures, LinearState, Sizes
-from teka.functional.backends.rings import causal_rings, rings, rings_cost
+from teka.functional.backends.rings import causal_ring_sums, rings_cost, weighted_ring_sums
 from teka.functional.backends.sums import FeatureInputs, WeightedSums
 from teka.functional.kernels.base import LOWEST_EXPONENT
 from teka.functional.kernels.projection import default_num_features, draw_projection
@@ -133,7 +133,9 @@ class Clipped(FactorRelative):
         grid = positions.shared_grid
         assert grid is not None
         log_rings = self.log_rings(tokens.query, scale=tokens.scale)
-        return (causal_rings if tokens.is_causal else rings)(log_rings, tokens, grid)
+        return (causal_ring_sums if tokens.is_causal else weighted_ring_sums)(
+            log_rings, tokens, grid
+        )
 
     def step(
         self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
@@ -153,7 +155,7 @@ def ring_step(
     key_features, log_scale, value = tokens.key_features, tokens.log_scale, tokens.value
     log_scale = torch.zeros_like(value[..., 0]) if log_scale is None else log_scale
     new = LinearState.from_keys(LinearFeatures(key_features), value, log_scale)
-    distant = new.without_keys() if state is None else state.sums_for(new)
+    distant = new.without_keys() if state is None else state.sums_compatible_with(new)
     recent = [(key_features, log_scale, value), *(() if state is None else state.recent)]
     if len(recent) > log_rings.shape[-1] - 1:
         oldest_features, oldest_scale, oldest_value = recent.pop()

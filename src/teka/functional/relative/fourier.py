@@ -24,8 +24,8 @@ from teka.functional.backends.linear import (
     DecodingState,
     LinearFeatures,
     Sizes,
+    decoding_step,
     linear_cost,
-    linear_step,
     product_features,
 )
 from teka.functional.backends.sums import FeatureInputs, WeightedSums
@@ -210,7 +210,7 @@ class Fourier(StationaryRelative):
     def step(
         self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
     ) -> tuple[WeightedSums, DecodingState]:
-        return linear_step(tokens, *self._linear_features(tokens, positions), state)
+        return decoding_step(tokens, *self._linear_features(tokens, positions), state)
 
     @property
     def num_waves(self) -> int:

@@ -17,8 +17,8 @@ from teka.functional.backends.linear import (
     DecodingState,
     LinearFeatures,
     Sizes,
+    decoding_step,
     linear_cost,
-    linear_step,
 )
 from teka.functional.backends.sums import FeatureInputs, WeightedSums
 from teka.functional.backends.triton import TritonPositions
@@ -297,7 +297,7 @@ class Rotary(Relative):
         phasor, _ = self._phasors(positions, tokens.value)
         query = self._rotated_features(tokens.query_features, phasor)
         key = self._rotated_features(tokens.key_features, phasor)
-        return linear_step(tokens, query, key, state)
+        return decoding_step(tokens, query, key, state)
 
     @property
     def _length_weight(self) -> float:

@@ -13,7 +13,7 @@ from teka.checks import POSITIVE_NUMBER, check_tensor, check_tensor_sizes, is_po
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backends.costs import Cost
 from teka.functional.backends.linear import DecodingState, Sizes
-from teka.functional.backends.rings import causal_rings, line_cost, line_sums
+from teka.functional.backends.rings import causal_ring_sums, signed_offset_cost, signed_offset_sums
 from teka.functional.backends.sums import FeatureInputs, WeightedSums
 from teka.functional.positions import Positions, whole_steps
 from teka.functional.relative.base import FactorRelative, OffsetIndex, has_spacing
@@ -131,16 +131,18 @@ class Shaw(FactorRelative):
             return {}
         if grid.num_axes > 1 or grid.periodic[0]:
             return {}
-        cost = line_cost(grid.num_tokens, sizes.num_features, sizes.dim_value, self.max_distance)
+        cost = signed_offset_cost(
+            grid.num_tokens, sizes.num_features, sizes.dim_value, self.max_distance
+        )
         return {"rings": cost}
 
     def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
         grid = positions.shared_grid
         assert grid is not None
         if tokens.is_causal:
-            return causal_rings(self._log_past(tokens), tokens, grid)
+            return causal_ring_sums(self._log_past(tokens), tokens, grid)
         log_entries = self.log_entries(tokens.query, scale=tokens.scale)
-        return line_sums(log_entries[..., 0, :], tokens, grid)
+        return signed_offset_sums(log_entries[..., 0, :], tokens, grid)
 
     def step(
         self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions

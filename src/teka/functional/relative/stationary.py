@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from teka.functional.backends.costs import Cost
-from teka.functional.backends.fft import fft, fft_cost, fft_fits
+from teka.functional.backends.fft import fft_cost, fft_sums, have_same_spacing
 from teka.functional.backends.linear import Sizes
 from teka.functional.backends.separable import separable_cost, separable_sums
 from teka.functional.backends.sums import FeatureInputs, WeightedSums
@@ -52,14 +52,14 @@ class StationaryRelative(FactorRelative):
         # A compiled graph cannot read which rows to compute again.
         if grids is None or sizes.is_causal or torch.compiler.is_compiling():
             return {}
-        if not fft_fits(*grids):
+        if not have_same_spacing(*grids):
             return {}
         return {"fft": fft_cost(*grids, sizes.num_features, sizes.dim_value)}
 
     def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
         assert positions.grids is not None
         wide = to_float64(tokens.value.new_empty(0))
-        return fft(
+        return fft_sums(
             tokens,
             positions.grids,
             self.log_at,

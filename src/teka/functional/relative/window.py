@@ -158,6 +158,6 @@ class Window(StationaryRelative):
     def local_attention(self, pairs: DenseInputs, positions: Positions) -> Outputs:
         assert positions.grid is not None
         tiling = Tiling(positions.grid, self.reach)
-        offsets = tiling.offsets(pairs.query)
+        offsets = tiling.tile_offsets(pairs.query)
         relative = self.bias_at(offsets), self.is_within(offsets)
         return window_attention(pairs, tiling, positions.num_prefix_tokens, *relative)

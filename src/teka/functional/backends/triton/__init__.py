@@ -1,7 +1,7 @@
-"""Linear attention in Triton kernels on an NVIDIA GPU.
+"""Linear attention with Triton kernels on NVIDIA GPUs.
 
-This module decides where the kernels can run. Triton itself is imported when the kernels are first
-used.
+This module decides whether the kernels can be used. Triton itself is imported when a kernel is
+first used.
 """
 
 import os
@@ -44,7 +44,7 @@ class TritonPositions:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the angles, if any."""
+        """Angles of queries and keys, or an empty tuple without a rotation."""
         if self.query_angles is None or self.key_angles is None:
             return ()
         return self.query_angles, self.key_angles
@@ -63,7 +63,7 @@ def can_use_triton(kernel: Kernel, query: Tensor, value: Tensor) -> bool:
 
 
 def _is_supported_gpu(device: torch.device) -> bool:
-    """Return True for NVIDIA GPUs of compute capability 8.0 or higher."""
+    """Return True for NVIDIA GPUs with compute capability 8.0 or higher."""
     if torch.version.cuda is None or not torch.cuda.is_available():
         return False
     return torch.cuda.get_device_properties(device).major >= 8

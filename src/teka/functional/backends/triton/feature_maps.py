@@ -1,14 +1,17 @@
-"""Loading tokens, feature maps and rotations within Triton kernels, and their gradients.
+"""Building blocks of the Triton kernels: loading of tokens, feature maps, rotations and gradients.
 
-A block holds the vectors of some tokens of one head in float32. In these functions:
+A block holds the query or key vectors of some tokens of one head, in float32. The functions use
+these names:
 
-- `features` are φ(x) · 2^(−e), where 2^e brings the row into the range of float32 and e is the
-  row's `exponent`.
-- `rotated` are the features of the numerator, rotated by the angle of the token's position.
-- `plain` and `lengths` are the features of the denominator: √(1 − λ) φ, and √λ times the lengths of
-  the feature pairs.
+- `features`: φ(x), divided by a power of 2 so that float32 can hold it.
+- `exponent`: exponent of that power of 2, for each row.
+- `rotated`: features rotated by the angles of the token's position, for the numerator.
+- `plain`: features without a rotation, for the denominator.
+- `lengths`: lengths of the pairs of features that are rotated together, for the denominator.
 
-Without a rotation, `rotated` and `plain` are `features`, and there are no lengths.
+The denominator is a mixture. Its share of pair lengths is λ, so that `plain` is multiplied by
+√(1 − λ) and `lengths` by √λ. Without a rotation, `rotated` and `plain` are both `features`, and
+`lengths` are not used.
 """
 
 import triton
@@ -31,7 +34,7 @@ KEEP_NAN = tl.constexpr(tl.PropagateNan.ALL)
 
 @triton.jit
 def token_rows(head, tokens, num_tokens, heads, heads_first: tl.constexpr):
-    """Return the rows of tokens in memory, where heads come first or tokens do."""
+    """Return the memory rows of tokens, in a layout with either heads or tokens first."""
     if heads_first:
         rows = head * num_tokens + tokens
     else:
@@ -41,7 +44,7 @@ def token_rows(head, tokens, num_tokens, heads, heads_first: tl.constexpr):
 
 @triton.jit
 def load_block(pointer, rows, keep, dim: tl.constexpr, size: tl.constexpr):
-    """Load rows of `dim` elements as float32, padded to `size`, with 0 in rows not kept."""
+    """Load rows as float32, padded with zeros to `size` columns. Rows that are not kept are 0."""
     columns = tl.arange(0, size)
     mask = keep[:, None] & (columns < dim)[None, :]
     block = tl.load(pointer + rows[:, None] * dim + columns[None, :], mask=mask, other=0.0)
@@ -50,7 +53,7 @@ def load_block(pointer, rows, keep, dim: tl.constexpr, size: tl.constexpr):
 
 @triton.jit
 def store_block(pointer, block, rows, keep, dim: tl.constexpr, size: tl.constexpr):
-    """Store the first `dim` columns of the rows that are kept, in the dtype of the tensor."""
+    """Store the first `dim` columns of the rows to be kept, in the dtype of the tensor."""
     columns = tl.arange(0, size)
     mask = keep[:, None] & (columns < dim)[None, :]
     block = block.to(pointer.dtype.element_ty)
@@ -67,10 +70,10 @@ def clear_rows(block, poison):
 def load_finite(
     pointer, rows, keep, is_causal: tl.constexpr, dim: tl.constexpr, size: tl.constexpr
 ):
-    """Load a block and its poison, which is NaN for rows with NaN or infinity and 0 for others.
+    """Load a block of vectors, and mark the rows that contain NaN or infinity.
 
-    A causal block has 0 in these rows, because they must not reach earlier outputs through the sums
-    of the block.
+    The mark of a row, its `poison`, is NaN for these rows and 0 for others. In causal attention,
+    the marked rows are replaced by 0, because they must not affect outputs of earlier tokens.
     """
     block = load_block(pointer, rows, keep, dim, size)
     poison = tl.sum(block * 0.0, axis=1)
@@ -109,7 +112,10 @@ def _scale_and_floor(vectors, floor_share, kernel: tl.constexpr):
 def feature_map(
     vectors, root_scale, floor_share, kernel: tl.constexpr, dim: tl.constexpr, size: tl.constexpr
 ):
-    """Return φ(x) · 2^(−e), with 0 in padding columns, and the exponent e of each row."""
+    """Compute features, divided by a power of 2 for each row so that they do not overflow.
+
+    The result is the features, with 0 in padding columns, and the exponents of the powers.
+    """
     if kernel == "elu":
         scaled = vectors * root_scale
         negative = tl.exp(tl.maximum(tl.minimum(scaled, 0.0, KEEP_NAN), LOWEST, KEEP_NAN))
@@ -135,7 +141,10 @@ def feature_map_gradient(
     dim: tl.constexpr,
     size: tl.constexpr,
 ):
-    """Return the gradient of x from that of φ(x) · 2^(−e), where e is a constant."""
+    """Compute the gradient of vectors from the gradient of their features.
+
+    The power of 2 by which the features are divided is treated as a constant.
+    """
     grad_features = tl.where((tl.arange(0, size) < dim)[None, :], grad_features, 0.0)
     if kernel == "elu":
         scaled = vectors * root_scale
@@ -170,7 +179,7 @@ def _join_pairs(first, second, size: tl.constexpr):
 
 @triton.jit
 def rotate(features, cosine, sine, size: tl.constexpr):
-    """Rotate features 2p and 2p + 1 by angle p. A negative sine gives the inverse rotation."""
+    """Rotate each pair of adjacent features by an angle. A negative sine inverts the rotation."""
     first, second = _split_pairs(features, size)
     return _join_pairs(first * cosine - second * sine, first * sine + second * cosine, size)
 
@@ -184,7 +193,10 @@ def pair_lengths(features, size: tl.constexpr):
 
 @triton.jit
 def pair_lengths_gradient(features, grad_lengths, size: tl.constexpr):
-    """Return the gradient of features from that of the pair lengths; 0 for pairs of length 0."""
+    """Compute the gradient of features from the gradient of the lengths of their pairs.
+
+    A pair of length 0 has gradient 0.
+    """
     lengths = pair_lengths(features, size)
     ratio = tl.where(lengths > 0, grad_lengths / tl.maximum(lengths, TINY), 0.0)
     return features * _join_pairs(ratio, ratio, size)
@@ -192,7 +204,7 @@ def pair_lengths_gradient(features, grad_lengths, size: tl.constexpr):
 
 @triton.jit
 def angles_gradient(rotated, grad_rotated, size: tl.constexpr):
-    """Return the gradient r_2p g_2p+1 − r_2p+1 g_2p of the angles, for rotated features r."""
+    """Compute the gradient of the rotation angles from the gradient of the rotated features."""
     first, second = _split_pairs(rotated, size)
     grad_first, grad_second = _split_pairs(grad_rotated, size)
     return first * grad_second - second * grad_first
@@ -216,9 +228,7 @@ def load_features(
     dim: tl.constexpr,
     size: tl.constexpr,
 ):
-    """Load the vectors of a block of tokens and compute their features.
-
-    This is the prologue of every kernel.
+    """Load a block of query or key vectors, and compute their features and rotated features.
 
     Returns:
         vectors, poison, features, exponent, rotated, plain, lengths, cosines, sines. Without a
@@ -264,7 +274,7 @@ def store_gradients(
     dim: tl.constexpr,
     size: tl.constexpr,
 ):
-    """Store the gradients of the vectors and angles of a block from those of its features."""
+    """Store the gradients of a block of vectors and their angles, given those of their features."""
     if rotary:
         block = angles_gradient(rotated, grad_rotated, size)
         store_block(grad_angles, block, head_rows, keep, dim // 2, size // 2)

@@ -1,9 +1,10 @@
 """Triton kernels of linear attention and of its gradients.
 
-The state of a sequence is three sums over its keys: Σ r_j v_jᵀ, Σ p_j and Σ l_j of the rotated
-features r, the plain features p and the pair lengths l. A query with features r, p and l has the
-output N / D with N = rᵀ Σ r_j v_jᵀ and D = pᵀ Σ p_j + lᵀ Σ l_j. Features of keys differ by powers
-of 2, so that a state is divided by 2^peak, where peak is the largest exponent of its keys.
+The output of a query is a numerator divided by a denominator. Both are products of the features of
+the query with sums over keys. These sums are called the state of a sequence. For values v_j,
+rotated features r_j, plain features p_j and pair lengths l_j of the keys (see `feature_maps`), the
+state is Σ r_j v_jᵀ, Σ p_j and Σ l_j. It is divided by 2^peak to prevent overflow, where peak is the
+largest exponent of the keys' features.
 
 A sequence is divided into segments, and a segment into blocks. One program processes one segment of
 one head:
@@ -12,8 +13,9 @@ one head:
 2. If causal, `scan_segments` replaces these states by the state of all earlier segments. Otherwise
    they are added.
 3. `attend` computes the outputs. If causal, the state is updated block by block, and the pairs
-   within a block are computed directly. The divisor of query i is 2^m with m the largest exponent
-   of the keys up to i, so that no bit of an output depends on a later key.
+   within a block are computed directly. The numerator and denominator of a query are divided by
+   2^m, where m is the largest exponent of the keys up to the query, so that no bit of an output
+   depends on a later key.
 4. `query_gradients` and, after a second scan from the last segment to the first, `key_gradients`
    compute the gradients.
 """
@@ -77,7 +79,7 @@ def add_to_state(
     rotary: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """Multiply a state by `decay` and add products of features with values and weights."""
+    """Multiply a state by `decay`, and add products of features with values and with weights."""
     product = tl.dot(tl.trans(rotated), values, input_precision=precision)
     value_sum = value_sum * decay + product
     plain_sum = plain_sum * decay + tl.sum(plain * weights[:, None], axis=0)
@@ -101,7 +103,10 @@ def add_keys(
     rotary: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """Add keys to a state that is divided by 2^peak. Return the state and its new peak."""
+    """Add a block of keys to a state, and return the new state and its new peak.
+
+    A state is divided by 2^peak, where peak is the largest exponent of its keys.
+    """
     new_peak = tl.maximum(tl.max(tl.where(keep, exponent, NO_KEY), axis=0), peak)
     weights = tl.where(keep, tl.exp2(tl.minimum(exponent - new_peak, 0.0)), 0.0)
     values = values * weights[:, None]
@@ -126,7 +131,7 @@ def add_keys(
 def state_gradients(
     grad_numerator, grad_denominator, value_sum, plain_sum, length_sum, precision: tl.constexpr
 ):
-    """Return the gradients of rotated, plain and lengths, from products with a state."""
+    """Compute the gradients of a block's features through their products with a state."""
     grad_rotated = tl.dot(grad_numerator, tl.trans(value_sum), input_precision=precision)
     grad_plain = grad_denominator[:, None] * plain_sum[None, :]
     grad_lengths = grad_denominator[:, None] * length_sum[None, :]
@@ -135,9 +140,11 @@ def state_gradients(
 
 @triton.jit
 def pair_decay(exponent, keep, peak):
-    """Return 2^(e_j − m_i) for keys j ≤ i of a block and 0 for others, and m_i.
+    """Return scale factors for all pairs in a block, and the largest exponent for each query.
 
-    m_i is the largest exponent of the keys up to i.
+    The largest exponent is taken over the keys up to the query. The factor of a pair is 2 to the
+    power of the key's exponent minus the largest one. Pairs with a later or masked key have a
+    factor of 0.
     """
     tokens = tl.arange(0, exponent.shape[0])
     is_seen = (tokens[:, None] >= tokens[None, :]) & keep[None, :]
@@ -159,7 +166,7 @@ def pair_weights(
     rotary: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """Return the weights of all pairs of a block in the numerator and in the denominator."""
+    """Return the attention weights of all pairs in a block, for numerators and for denominators."""
     weights = tl.dot(rotated, tl.trans(key_rotated), input_precision=precision)
     totals = weights
     if rotary:
@@ -178,7 +185,7 @@ def pair_gradients(
     rotary: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """Return the gradients of rotated, plain and lengths, from pairs with these tokens."""
+    """Compute the gradients of features through the attention weights of pairs in a block."""
     if rotary:
         grad_rotated = tl.dot(grad_weights, rotated, input_precision=precision)
         grad_plain = tl.dot(grad_totals, plain, input_precision=precision)
@@ -202,7 +209,7 @@ def output_gradients(
     dim_value: tl.constexpr,
     channels: tl.constexpr,
 ):
-    """Load a block of output gradients g. Return those of N and D, g / D and −gᵀ out / D."""
+    """Load the gradients of outputs, and return the gradients of numerators and denominators."""
     grad_output = load_block(gradient, rows, keep, dim_value, channels)
     outputs = load_block(output, rows, keep, dim_value, channels)
     inverses = tl.load(inverse + head_rows, mask=keep, other=0.0)
@@ -217,7 +224,7 @@ def output_gradients(
 
 @triton.jit
 def peak_before(block_peaks, head, token, num_tokens, block: tl.constexpr):
-    """Return the largest exponent of the keys before the block that begins with a token."""
+    """Load the largest exponent of the keys before the block that starts at `token`."""
     index = token // block
     pointer = block_peaks + head * tl.cdiv(num_tokens, block) + index - 1
     return tl.load(pointer, mask=index > 0, other=NO_KEY)
@@ -227,9 +234,11 @@ def peak_before(block_peaks, head, token, num_tokens, block: tl.constexpr):
 def scan_segments(
     states, decays, weights, num_segments, length, is_reversed: tl.constexpr, tile: tl.constexpr
 ):
-    """Replace the state of every segment by the sum S of the segments before it.
+    """Replace the state of each segment by the accumulated state of all earlier segments.
 
-    After each segment, S becomes decay · S + weight · state of the segment.
+    After each segment, the accumulated state is multiplied by the segment's decay, and the
+    segment's state times its weight is added. With `is_reversed`, the scan starts at the last
+    segment.
     """
     head = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * tile + tl.arange(0, tile)
@@ -276,10 +285,10 @@ def sum_keys(
     channels: tl.constexpr,
     length: tl.constexpr,
 ):
-    """Compute the state of one segment of keys and its peak.
+    """Compute the state of one segment of keys, which is a sum over the keys, and its peak.
 
-    If causal, keys and values that are not finite are left out, and the peak of their segment is
-    NaN.
+    In causal attention, keys and values with NaN or infinity are skipped, and the peak of their
+    segment becomes NaN.
     """
     head = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1).to(tl.int64)
@@ -369,9 +378,9 @@ def attend(
     channels: tl.constexpr,
     length: tl.constexpr,
 ):
-    """Compute the outputs and 1/D of one segment of queries.
+    """Compute the outputs of one segment of queries, and the inverses of their denominators.
 
-    If causal, also compute the peak after every block.
+    In causal attention, the largest exponent of the keys up to each block is stored, too.
     """
     head = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1).to(tl.int64)
@@ -514,7 +523,7 @@ def query_gradients(
     channels: tl.constexpr,
     length: tl.constexpr,
 ):
-    """Compute the gradients of one segment of queries, and of the state before it."""
+    """Compute the gradients of one segment of queries, and of the state before the segment."""
     head = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1).to(tl.int64)
     segment_index = head * tl.num_programs(1) + index
@@ -699,9 +708,9 @@ def key_gradients(
     channels: tl.constexpr,
     length: tl.constexpr,
 ):
-    """Compute the gradients of one segment of keys and values, from its last block to the first.
+    """Compute the gradients of one segment of keys and values, from its last block to its first.
 
-    The gradient of the state after a block comes from the queries of later blocks.
+    In causal attention, the gradients of later queries are accumulated from block to block.
     """
     head = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1).to(tl.int64)

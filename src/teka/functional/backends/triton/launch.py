@@ -1,4 +1,4 @@
-"""Launching the Triton kernels of linear attention: memory layouts, block sizes and outputs."""
+"""Python launchers of the Triton kernels for linear attention, which also allocate the outputs."""
 
 import functools
 import math
@@ -51,7 +51,7 @@ class Options:
 
 
 class ForwardResult(NamedTuple):
-    """Outputs of an attention, and the tensors that its gradients need.
+    """Outputs of linear attention, and intermediate results for the backward pass.
 
     Args:
         output: Weighted means of the values, shape (batch, heads, queries, dim_value).
@@ -68,7 +68,7 @@ class ForwardResult(NamedTuple):
 
 
 class Launch:
-    """The inputs of one attention in a supported memory layout, and the launches of its kernels.
+    """A call of linear attention: inputs in a supported memory layout, and launches of the kernels.
 
     Args:
         query: Queries, shape (batch, heads, queries, dim).
@@ -93,9 +93,9 @@ class Launch:
     ) -> None:
         self.heads_first = query.is_contiguous()
         self.is_causal = options.is_causal
-        self.query = self.in_layout(query)
-        self.key = self.in_layout(key)
-        self.value = self.in_layout(value)
+        self.query = self.to_query_layout(query)
+        self.key = self.to_query_layout(key)
+        self.value = self.to_query_layout(value)
         self.key_mask = query if key_mask is None else key_mask.contiguous().view(torch.int8)
         self.query_angles = _angles(query_angles, query)
         self.key_angles = _angles(key_angles, query)
@@ -137,38 +137,38 @@ class Launch:
             "size": size,
             "channels": channels,
             "length": self.state_length,
-            "num_stages": 2 if precision == "tf32x3" else _num_stages(query.device),
+            "num_stages": 2 if precision == "tf32x3" else _num_pipeline_stages(query.device),
         }
 
-    def in_layout(self, tokens: Tensor) -> Tensor:
-        """Return tokens in the memory order of the queries, with heads or tokens first."""
+    def to_query_layout(self, tokens: Tensor) -> Tensor:
+        """Return tokens in the memory layout of the queries, with either heads or tokens first."""
         if self.heads_first:
             return tokens.contiguous()
         return tokens.transpose(1, 2).contiguous().transpose(1, 2)
 
     def num_segments(self, tokens: Tensor) -> int:
-        """Return the number of programs for the tokens of one head, at least 1."""
+        """Return the number of segments of each head. One program processes one segment."""
         return max(1, triton.cdiv(tokens.shape[2], self.segment_size(tokens)))
 
     def segment_size(self, tokens: Tensor) -> int:
-        """Return the number of tokens of one program."""
+        """Return the number of tokens of a segment."""
         if self.is_causal:
             return self.segment
         tokens_per_program = triton.cdiv(self.num_heads * tokens.shape[2], NUM_PROGRAMS)
         return max(self.segment, triton.next_power_of_2(tokens_per_program))
 
     def new_states(self, num_states: int) -> Tensor:
-        """Return memory for states of every head."""
+        """Allocate states of every head."""
         return self.new_floats(num_states, self.state_length)
 
     def new_floats(self, *shape: int) -> Tensor:
-        """Return memory for float32 elements of every head."""
+        """Allocate float32 elements of every head."""
         return self.query.new_empty(self.num_heads, *shape, dtype=torch.float32)
 
     def new_result(self) -> ForwardResult:
-        """Return memory for the result of the forward pass."""
+        """Allocate the result of the forward pass."""
         batch, heads, num_queries, _ = self.query.shape
-        output = self.in_layout(
+        output = self.to_query_layout(
             self.value.new_empty(batch, heads, num_queries, self.value.shape[-1])
         )
         num_states = 1
@@ -182,7 +182,7 @@ class Launch:
         )
 
     def new_gradients(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return memory for the gradients of queries, keys, values and angles."""
+        """Allocate the gradients of queries, keys, values, query angles and key angles."""
         num_pairs = self.query_angles.shape[-1]
         grad_query_angles, grad_key_angles = (
             self.new_floats(tokens.shape[2], num_pairs).unflatten(0, tokens.shape[:2])
@@ -192,7 +192,7 @@ class Launch:
         return grad_query, grad_key, grad_value, grad_query_angles, grad_key_angles
 
     def run(self, function: Any, tokens: Tensor, *tensors: Tensor, num_warps: int = 4) -> None:
-        """Run a Triton function with one program for each segment of these tokens."""
+        """Launch a Triton kernel with one program for each head and each segment of tokens."""
         run(
             function,
             (self.num_heads, self.num_segments(tokens)),
@@ -203,8 +203,10 @@ class Launch:
             **self.shared_arguments,
         )
 
-    def scan(self, states: Tensor, decays: Tensor, weights: Tensor, *, is_reversed: bool) -> None:
-        """Replace the states of segments, in place, by the states before them."""
+    def scan_states(
+        self, states: Tensor, decays: Tensor, weights: Tensor, *, is_reversed: bool
+    ) -> None:
+        """Replace the state of each segment by the accumulated state of earlier segments."""
         grid = self.num_heads, triton.cdiv(self.state_length, SCAN_TILE)
         sizes = states.shape[1], self.state_length
         run(
@@ -219,8 +221,8 @@ class Launch:
         )
 
     @property
-    def inputs(self) -> tuple[Tensor, ...]:
-        """Return queries, keys, values, mask, and the cosines and sines of the angles."""
+    def kernel_inputs(self) -> tuple[Tensor, ...]:
+        """Queries, keys, values, key mask, and cosines and sines of the rotation angles."""
         tables = [
             function(angles)
             for angles in (self.query_angles, self.key_angles)
@@ -231,7 +233,7 @@ class Launch:
     def forward(self) -> ForwardResult:
         """Compute the outputs."""
         result = self.new_result()
-        inputs = self.inputs
+        inputs = self.kernel_inputs
         states = self.new_states(self.num_segments(self.key))
         peaks = self.new_floats(states.shape[1])
         self.run(kernels.sum_keys, self.key, *inputs[1:4], *inputs[6:], states, peaks)
@@ -242,7 +244,7 @@ class Launch:
             # state.
             decays = torch.exp2(state_peaks - peaks_after).nan_to_num(0.0)
             weights = torch.exp2(peaks - peaks_after).nan_to_num(0.0)
-            self.scan(states, decays, weights, is_reversed=False)
+            self.scan_states(states, decays, weights, is_reversed=False)
         else:
             state_peaks = peaks.amax(dim=-1, keepdim=True)
             weights = torch.exp2(peaks - state_peaks)[..., None]
@@ -262,11 +264,11 @@ class Launch:
         return ForwardResult(result.output, result.inverse, states, peaks)
 
     def backward(self, gradient: Tensor, result: ForwardResult) -> tuple[Tensor, ...]:
-        """Compute the gradients of queries, keys, values and the angles of queries and keys."""
+        """Compute the gradients of queries, keys, values and rotation angles."""
         gradients = self.new_gradients()
         grad_query, grad_key, grad_value, grad_query_angles, grad_key_angles = gradients
-        inputs = self.inputs
-        outputs = result.output, result.inverse, self.in_layout(gradient)
+        inputs = self.kernel_inputs
+        outputs = result.output, result.inverse, self.to_query_layout(gradient)
         peaks = result.peaks
         grad_states = self.new_states(self.num_segments(self.query))
         self.run(
@@ -286,7 +288,7 @@ class Launch:
             peaks_before = pad(peaks[:, blocks - 1 : -1 : blocks], (1, 0), value=NO_KEY.value)
             peaks_after = torch.cat([peaks_before[:, 1:], peaks[:, -1:]], dim=-1)
             decays = torch.exp2(peaks_before - peaks_after)
-            self.scan(grad_states, decays, torch.ones_like(decays), is_reversed=True)
+            self.scan_states(grad_states, decays, torch.ones_like(decays), is_reversed=True)
         else:
             grad_states = grad_states.sum(dim=1, keepdim=True)
         self.run(
@@ -315,8 +317,8 @@ def _angles(angles: Tensor | None, query: Tensor) -> Tensor:
 
 
 @functools.cache
-def _num_stages(device: torch.device) -> int:
-    """Return the number of pipeline stages of a loop, which need shared memory."""
+def _num_pipeline_stages(device: torch.device) -> int:
+    """Return the number of software pipeline stages for which the GPU has enough shared memory."""
     if device.type != "cuda":
         return 2
     properties = torch.cuda.get_device_properties(device)

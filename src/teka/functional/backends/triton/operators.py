@@ -1,4 +1,4 @@
-"""The Triton kernels as custom operators, which torch.compile and torch.export see as one node."""
+"""Linear attention as custom PyTorch operators, which torch.compile and torch.export support."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,13 +27,13 @@ def triton_attention(
     key_mask: KeyMask,
     is_causal: bool,
 ) -> Outputs:
-    """Return linear attention in the dtype of the inputs, with sums in float32.
+    """Compute linear attention with Triton kernels, in the dtype of the inputs.
 
-    out_i = N_i / D_i with N_i = φ̃(q_i)ᵀ Σ_j φ̃(k_j) v_jᵀ and D_i = (1 − λ) φ(q_i)ᵀ Σ_j φ(k_j) + λ
-    ψ(q_i)ᵀ Σ_j ψ(k_j). φ̃ are rotated features and ψ the lengths of their pairs; λ = 0 without a
-    rotation. Gradients do not use atomic additions, so that they are deterministic.
+    Sums are computed in float32. The numerator uses features that are rotated by the positions. The
+    denominator, which is defined in `Rotary`, mixes features without a rotation and lengths of
+    feature pairs. Gradients are deterministic, because they are computed without atomic additions.
 
-    Source: Katharopoulos et al. 2020, equation 5. The denominator is defined in `Rotary`.
+    Source: Katharopoulos et al. 2020, equation 5.
     """
     epsilon = kernel.epsilon if isinstance(kernel, FlooredRelu) else 0.0
     return feature_attention(
@@ -65,7 +65,10 @@ def feature_attention(
     length_share: float,
     is_causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the tensors of a `ForwardResult`. The last arguments are those of `Options`."""
+    """Compute linear attention, and return the fields of a `ForwardResult`.
+
+    The arguments from `kernel` on are the fields of `Options`.
+    """
     options = Options(kernel, scale, epsilon, length_share, is_causal)
     launch = Launch(query, key, value, key_mask, query_angles, key_angles, options)
     return tuple(launch.forward())
@@ -96,7 +99,10 @@ def feature_attention_gradients(
     length_share: float,
     is_causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, keys, values and, for every sample, of the angles."""
+    """Compute the gradients of queries, keys, values and rotation angles.
+
+    The gradients of the angles are not summed over samples.
+    """
     options = Options(kernel, scale, epsilon, length_share, is_causal)
     launch = Launch(query, key, value, key_mask, query_angles, key_angles, options)
     return launch.backward(gradient, ForwardResult(output, inverse, states, peaks))
@@ -114,7 +120,7 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 
 
 def _backward(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Compute gradients by the kernels, or by PyTorch if they will be differentiated again."""
+    """Compute gradients with the Triton kernels, or with PyTorch for second derivatives."""
     saved = ctx.saved_tensors  # torch.utils.checkpoint allows one access
     results = saved[:4]
     inputs = saved[4:]
@@ -144,13 +150,13 @@ def _differentiable_gradients(
     # Views, because an input may be used twice or depend on another input.
     views = [None if tensor is None else tensor.view_as(tensor) for tensor in inputs]
     learned = [view for view in views if view is not None and view.requires_grad]
-    output = _plain_attention(views, options)
+    output = _differentiable_attention(views, options)
     gradients = iter(torch.autograd.grad(output, learned, gradient, create_graph=True))
     return [next(gradients) if view is not None and view.requires_grad else None for view in views]
 
 
-def _plain_attention(inputs: Sequence[Any], options: Options) -> Tensor:
-    """Return the same attention by PyTorch operations, which can be differentiated twice."""
+def _differentiable_attention(inputs: Sequence[Any], options: Options) -> Tensor:
+    """Compute linear attention with PyTorch operations, which support second derivatives."""
     query, key, value, key_mask, query_angles, key_angles = inputs
     kernel_class = {kind.name: kind for kind in CONTENT_KERNELS}[options.kernel]
     is_floored = issubclass(kernel_class, FlooredRelu)
