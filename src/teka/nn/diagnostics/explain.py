@@ -234,7 +234,7 @@ def _explain_layer(
     groups = []
     for group in layer.head_groups():
         costs = group.costs(query_grid, context_grid=key_grid, **options)
-        work = {name: cost.work(name, device_type) for name, cost in costs.items()}
+        work = {name: cost.estimated_time(name, device_type) for name, cost in costs.items()}
 
         def is_dense_cheapest(factor: float, group: HeadGroup = group) -> bool:
             context = None if key_grid is None else _scaled(key_grid, factor)
