@@ -261,7 +261,9 @@ def causal_sums(
         numerator = _causal_value_sums(query.numerator, key.numerator, value)
         return WeightedSums(numerator, sum(totals[1:], totals[0]))
     log_scale = torch.zeros_like(value[..., 0]) if log_scale is None else log_scale
-    log_peak = running_maximum(log_scale.detach()) if rate is None else None
+    # torch.export must not loop over a number of tokens that may change.
+    has_log_peak = rate is None and not is_dynamic(value.shape[2])
+    log_peak = running_maximum(log_scale.detach()) if has_log_peak else None
     if not query.denominator:
         sums = _scaled_sums(query.numerator, key.numerator, log_scale, with_ones(value), rate)
         return WeightedSums.from_channels(sums, log_peak)
