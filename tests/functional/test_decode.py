@@ -275,7 +275,7 @@ def test_state_can_be_used_twice():
         ({"kernel": "squard_relu"}, r"kernel must be .*got 'squard_relu'"),
         (
             {"relative": "rotation"},
-            "relative must be None, 'alibi'.*got 'rotation'.*Others need every pair",
+            "relative must be None, 'alibi'.*got 'rotation'.*Other relative kernels need",
         ),
         ({"relative": "quadratic"}, "relative must be None, 'alibi'.*got 'quadratic'"),
         (

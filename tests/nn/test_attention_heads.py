@@ -52,7 +52,7 @@ def test_fewer_causal_queries_than_keys_are_the_last_tokens(
 
 def test_more_causal_queries_than_keys_are_an_error():
     query, key, value = draw(11)
-    with pytest.raises(ValueError, match="11 tokens, the same number as query, with is_causal"):
+    with pytest.raises(ValueError, match="11 tokens, the same number as query"):
         make_heads("softmax", None)(query, key[:, :, :7], value[:, :, :7], is_causal=True)
 
 

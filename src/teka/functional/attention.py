@@ -107,8 +107,7 @@ def attention(
     sequence_lengths = None
     if cu_seqlens is not None:
         if num_keys != num_queries:
-            expected = f"{num_queries} tokens, the same number as query, with cu_seqlens"
-            raise wrong_shape("key", key.shape, expected)
+            raise wrong_shape("key", key.shape, f"{num_queries} tokens, the same number as query")
         excluded = {
             "key_mask": key_mask,
             "query_mask": query_mask,

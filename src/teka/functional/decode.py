@@ -83,8 +83,10 @@ def decode(
         kind = RELATIVES.get(relative)
     if kind is not None and not kind.supports_decoding:
         names = [repr(name) for name, other in sorted(RELATIVES.items()) if other.supports_decoding]
-        expected = f"None, {', '.join(names[:-1])} or {names[-1]}; others need every pair of tokens"
-        raise wrong_value("relative", kind.name, expected)
+        hint = "Other relative kernels need every pair of tokens."
+        raise wrong_value(
+            "relative", kind.name, f"None, {', '.join(names[:-1])} or {names[-1]}", hint
+        )
     positions = _positions(query, num_earlier, position, kind)
     plan = make_plan(kernel, relative, positions, heads=heads, dim=dim, is_causal=True, scale=scale)
     if plan.kernel.features is None:
@@ -92,8 +94,7 @@ def decode(
         raise wrong_value("kernel", plan.kernel.name, "a kernel with a feature map", hint)
     kernels = (plan.kernel.features.name, None if plan.relative is None else plan.relative.name)
     if state is not None and state.kernels != kernels:
-        expected = f"{kernels}, the kernels of the next token"
-        raise wrong_value("state.kernels", state.kernels, expected)
+        raise wrong_value("state.kernels", state.kernels, f"{kernels}, as for the next token")
     adds_states = state is None and (kind is None or not kind.requires_unit_steps)
     if num_tokens == 1 or adds_states:
         output, state = _advance_state(plan, query, key, value, state, positions, key_mask)
@@ -130,8 +131,8 @@ def _positions(
     batch, _, num_tokens, _ = query.shape
     if kind is not None and kind.requires_unit_steps:
         if position is not None:
-            expected = f"None with {kind.name!r}; its tokens have a spacing of 1"
-            raise wrong_argument("position", "a value", expected)
+            hint = "This relative kernel needs tokens with a spacing of 1."
+            raise wrong_argument("position", "a value", f"None with {kind.name!r}", hint)
         return Positions(Grid(num_tokens))
     if position is None:
         # bfloat16 does not hold all integers from 257 on.

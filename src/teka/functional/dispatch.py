@@ -75,8 +75,7 @@ def select_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu
         return names[work.index(min(work))]
     if backend not in costs:
         names = ", ".join(map(repr, ("auto", *costs)))
-        expected = f"one of {names} for this kernel, relative kernel and placement"
-        raise wrong_value("backend", backend, expected)
+        raise wrong_value("backend", backend, f"one of {names} for this kernel and these positions")
     return backend
 
 

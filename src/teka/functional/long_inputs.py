@@ -64,9 +64,9 @@ class LongAttention:
 
     def attend(self, query: Queries, key: Keys, value: Values) -> Outputs:
         """Return the outputs of all queries."""
-        return _ChunkedAttention.apply(self, query, key, value, *self.parameters())
+        return _ChunkedAttention.apply(self, query, key, value, *self.trainable_tensors())
 
-    def parameters(self) -> list[Tensor]:
+    def trainable_tensors(self) -> list[Tensor]:
         """Return the tensors of the kernels and positions that require a gradient."""
         owners = (self.kernel, self.relative, self.positions, self.positions.of_keys)
         tensors = {
@@ -94,7 +94,7 @@ class LongAttention:
         vectors = self._vectors(tokens.key_features, rows, is_key=True)
         return LinearState.from_keys(vectors, value, tokens.log_scale)
 
-    def read(self, query: Queries, rows: slice, state: LinearState) -> Outputs:
+    def attend_queries(self, query: Queries, rows: slice, state: LinearState) -> Outputs:
         """Compute the outputs of a chunk of queries from the sums over all keys."""
         features = self.kernel.query_features(query.contiguous(), scale=self.scale)
         sums = state.read(self._vectors(features, rows, is_key=False))
@@ -161,7 +161,7 @@ class _ChunkedAttention(Function):
             assert state is not None
             states = [state]
             for rows in _chunks(query):
-                output[:, :, rows] = attention.read(query[:, :, rows], rows, state)
+                output[:, :, rows] = attention.attend_queries(query[:, :, rows], rows, state)
         ctx.attention, ctx.states = attention, states
         ctx.save_for_backward(query, key, value, *parameters)
         return output
@@ -211,7 +211,7 @@ class _ChunkedAttention(Function):
             for rows in _chunks(query):
                 with torch.enable_grad():
                     chunk = _leaf(query[:, :, rows])
-                    output = attention.read(chunk, rows, state)
+                    output = attention.attend_queries(chunk, rows, state)
                 grads = gradients([output], [grad_output[:, :, rows]], [chunk, *state.sums])
                 grad_query[:, :, rows] = grads[0]
                 _accumulate(grad_state, grads[1:])

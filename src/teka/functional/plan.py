@@ -149,8 +149,7 @@ class Plan:
         batch, heads, num_queries, dim = query.shape
         num_keys = key.shape[2]
         if self.is_causal and num_keys != num_queries:
-            expected = f"{num_queries} tokens, the same number as query, with is_causal=True"
-            raise wrong_shape("key", key.shape, expected)
+            raise wrong_shape("key", key.shape, f"{num_queries} tokens, the same number as query")
         work = Workload(
             self.kernel,
             self.relative,

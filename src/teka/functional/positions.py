@@ -202,13 +202,15 @@ class Positions:
             return
         if self.key.num_axes != self.num_axes:
             actual = f"{self.key.num_axes} axes"
-            expected = f"of {self.num_axes} axes, like the queries"
-            raise wrong_argument(f"{key}grid or {key}positions", actual, expected)
+            raise wrong_argument(
+                f"{key}grid or {key}positions", actual, f"of {self.num_axes} axes, like the queries"
+            )
         if self.grids is not None:
             pairs = zip(self.periods, self.key.periods, strict=True)
             if not all(_is_same_period(*pair) for pair in pairs):
-                expected = f"a grid with the periods {self.periods} of `grid`"
-                raise wrong_value(f"{key}grid", self.key.grid, expected)
+                raise wrong_value(
+                    f"{key}grid", self.key.grid, f"a grid with the periods {self.periods} of `grid`"
+                )
 
     def check_tokens(self, argument: str, prefix: int, *, batch: int, num_tokens: int) -> None:
         """Check that the positions of the queries fit a sequence.
@@ -225,8 +227,9 @@ class Positions:
         grid, points = self.grid, self.points
         if (grid is None) == (points is None):
             actual = "neither" if grid is None else "both"
-            expected = "given, and not both"
-            raise wrong_argument(f"{argument}grid or {argument}positions", actual, expected)
+            raise wrong_argument(
+                f"{argument}grid or {argument}positions", actual, "given, and not both"
+            )
         if grid is not None:
             if num_tokens != prefix + grid.num_tokens:
                 expected = (

@@ -20,7 +20,7 @@ from torch.nn.attention import flex_attention as torch_flex
 
 from teka import Grid
 from teka.functional import KERNELS, RELATIVES, FeatureKernel, RotationJoint
-from teka.functional.backends.flex import can_use_flex, flex, offset_table
+from teka.functional.backends.flex import attend_with_flex, can_use_flex, offset_table
 from teka.functional.kernels import make_kernel
 from teka.functional.kernels.base import DenseInputs
 from teka.functional.positions import Positions
@@ -68,7 +68,7 @@ def compare(
     masked: bool = False,
     is_causal: bool = False,
 ) -> None:
-    """Values and all gradients of `flex` against those of `dense`."""
+    """Values and all gradients of `attend_with_flex` against those of `dense`."""
     num_queries, num_keys = (
         placement.num_prefix_tokens + (s.num_queries_with_position or 0)
         for s in (placement, placement.of_keys)
@@ -99,7 +99,7 @@ def compare(
     inputs = [query, key, value, *leaves.values()]
     results: list[list[Tensor]] = []
     pairs = DenseInputs(query, key, value, kernel, scale=0.4, key_mask=mask, is_causal=is_causal)
-    for output in (flex(pairs, term), placed.dense(pairs, placement)):
+    for output in (attend_with_flex(pairs, term), placed.dense(pairs, placement)):
         gradients = torch.autograd.grad(
             output.square().sum(), inputs, allow_unused=True, retain_graph=True
         )
@@ -155,7 +155,7 @@ def test_a_causal_query_without_keys_gets_zero():
     pairs = DenseInputs(
         query, key, value, make_kernel("softmax", 5), scale=0.4, key_mask=mask, is_causal=True
     )
-    output, expected = flex(pairs, term), relative.dense(pairs, PLACES["line"])
+    output, expected = attend_with_flex(pairs, term), relative.dense(pairs, PLACES["line"])
     assert torch.equal(output[0, :, :3], torch.zeros(3, 3, 4, dtype=torch.float64))
     assert relative_error(output, expected) <= BANDS[torch.float64]
 

@@ -105,8 +105,9 @@ def _decayed_sums_before(
 ) -> Float[Tensor, "batch heads side size"]:
     """Return, for every position, the exponentially decayed sum over all earlier positions.
 
-    The sum at position i is Σ_{j<i} exp(−rate · (i − 1 − j)) x_j. Positions within a block are
-    summed by a matrix product, and the sums of whole blocks are accumulated recursively.
+    Position j enters the sum at position i with the factor exp(−rate · (i − 1 − j)). Positions
+    within a block are summed by a matrix product, and the sums of whole blocks are accumulated
+    recursively.
     """
     side = cells.shape[2]
     length = side if side <= 2 * BLOCK else BLOCK

@@ -1,4 +1,4 @@
-"""Sums over keys for linear attention, on one process or with the tokens on several processes."""
+"""Sums over keys for linear attention, whose tokens may be distributed over processes."""
 
 import torch
 from torch import Tensor, distributed

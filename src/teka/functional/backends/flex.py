@@ -48,7 +48,7 @@ def can_use_flex(query: Queries, value: Values, kernel: Kernel) -> bool:
     return kernel.log_content(query) is not None
 
 
-def flex(pairs: DenseInputs, log_relative: PairFunction) -> Outputs:
+def attend_with_flex(pairs: DenseInputs, log_relative: PairFunction) -> Outputs:
     """Compute attention with a content kernel and a relative kernel by FlexAttention.
 
     Queries without keys give 0. Second derivatives are not supported. Gradients of the relative

@@ -74,7 +74,7 @@ class LinearFeatures:
         return self.denominator or ((1.0, self.numerator),)
 
     def joined_denominator(self) -> Tensor:
-        """Return vectors whose inner products are the weighted sum of those of `denominator`."""
+        """Concatenate the vectors of the denominator, so that one inner product gives their sum."""
         return torch.cat([math.sqrt(weight) * part for weight, part in self.denominator], dim=-1)
 
 
@@ -189,8 +189,11 @@ class DecodingState:
         old_shape, new_shape = tuple(self.sums.values.shape), tuple(new.values.shape)
         old_dtype, new_dtype = self.sums.values.dtype, new.values.dtype
         if old_shape != new_shape or old_dtype != new_dtype:
-            expected = f"of shape {new_shape} and {new_dtype}, to fit the next token"
-            raise wrong_value("state.sums.values", f"{old_shape} and {old_dtype}", expected)
+            raise wrong_value(
+                "state.sums.values",
+                f"{old_shape} and {old_dtype}",
+                f"of shape {new_shape} and {new_dtype}, to fit the next token",
+            )
         return self.sums
 
 
@@ -203,8 +206,8 @@ def decoding_step(
 ) -> tuple[WeightedSums, DecodingState]:
     """Advance the state of recurrent linear attention by one token, and compute its output.
 
-    The output is returned as a numerator and a denominator. Several tokens can be added at once,
-    but then each of them attends to all of them.
+    The output is returned as a numerator and a denominator. If several tokens are added at once,
+    each of them attends to all of them.
 
     Args:
         tokens: Values and log scales of the next token.

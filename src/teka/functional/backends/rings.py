@@ -195,8 +195,8 @@ def ring_sums(cells: Cells, max_distance: int, grid: Grid) -> list[Cells]:
 def _extend_rings(rings: Sequence[Cells], dim: int, *, periodic: bool) -> list[Cells]:
     """Extend sums over rings by the distance along one more axis.
 
-    Let P_r be the given sums over the ring of radius r. The new sum at cell i is Σ_{|t| ≤ r}
-    P_{r−|t|}(i + t). The parts with t ≥ 0 and t < 0 are computed from those of radius r − 1.
+    A cell that lies t cells away along the axis adds its given sum of radius r − |t| to the new sum
+    of radius r. The terms with t ≥ 0 and those with t < 0 are updated from radius to radius.
     """
     sums = [rings[0]]
     after = rings[0]
@@ -212,8 +212,8 @@ def _sum_from_distance(cells: Cells, step: int, dim: int, *, periodic: bool) -> 
     """Sum, for every cell, all cells on one side of it that are at least |step| cells away.
 
     A positive step selects the cells before it, and a negative step those after it. On a periodic
-    axis, a cell belongs to the side with the shorter way. If both ways are equal, it counts as
-    after.
+    axis, each cell belongs to the side on which it is closer. Cells that are equally close on both
+    sides count as after.
     """
     if not periodic:
         sums = cells.cumsum(dim) if step > 0 else cells.flip(dim).cumsum(dim).flip(dim)

@@ -118,7 +118,7 @@ class WeightedSums:
         )
 
     def with_denominator_of(self, other: "WeightedSums") -> "WeightedSums":
-        """Return the numerators with the denominators of another object."""
+        """Return these numerators together with the denominators of `other`."""
         factor = torch.exp(self._log_peak() - other._log_peak())
         return WeightedSums(self.numerator * factor[..., None], other.denominator)
 
@@ -197,7 +197,7 @@ def add_prefix_tokens(
     num_prefix_tokens: int,
     sums_without_positions: Callable[[Tensor, Tensor, Tensor], WeightedSums],
 ) -> WeightedSums:
-    """Extend sums over tokens with positions to prefix tokens, which have no position.
+    """Extend sums over keys by prefix tokens, such as a class token, which have no position.
 
     Args:
         sums: Sums of the tokens with a position over each other.

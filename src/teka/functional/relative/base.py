@@ -14,7 +14,7 @@ from teka.errors import wrong_value
 from teka.functional.backends.costs import Cost
 from teka.functional.backends.dense import fused_softmax, matrix_attention
 from teka.functional.backends.feature_sums import plain_sums
-from teka.functional.backends.flex import can_use_flex, flex, offset_table
+from teka.functional.backends.flex import attend_with_flex, can_use_flex, offset_table
 from teka.functional.backends.linear import DecodingState, LinearFeatures, Sizes
 from teka.functional.backends.sums import FeatureInputs, WeightedSums
 from teka.functional.backends.triton import TritonPositions
@@ -312,7 +312,7 @@ class FactorRelative(Relative):
         if query.is_cuda and can_use_flex(query, pairs.value, kernel):
             term = self.pair_term(query, positions, scale=scale)
             if term is not None:
-                return flex(pairs, term)
+                return attend_with_flex(pairs, term)
         return matrix_attention(
             pairs, lambda query, rows: self.log_rows(query, positions, rows, scale=scale)
         )

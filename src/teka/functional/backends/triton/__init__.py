@@ -63,7 +63,6 @@ def can_use_triton(kernel: Kernel, query: Tensor, value: Tensor) -> bool:
 
 
 def _is_supported_gpu(device: torch.device) -> bool:
-    """Return True for NVIDIA GPUs with compute capability 8.0 or higher."""
     if torch.version.cuda is None or not torch.cuda.is_available():
         return False
     return torch.cuda.get_device_properties(device).major >= 8

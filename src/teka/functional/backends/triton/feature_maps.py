@@ -34,7 +34,7 @@ KEEP_NAN = tl.constexpr(tl.PropagateNan.ALL)
 
 @triton.jit
 def token_rows(head, tokens, num_tokens, heads, heads_first: tl.constexpr):
-    """Return the memory rows of tokens, in a layout with either heads or tokens first."""
+    """Return the row indices of tokens in memory, where either heads or tokens come first."""
     if heads_first:
         rows = head * num_tokens + tokens
     else:
@@ -44,7 +44,7 @@ def token_rows(head, tokens, num_tokens, heads, heads_first: tl.constexpr):
 
 @triton.jit
 def load_block(pointer, rows, keep, dim: tl.constexpr, size: tl.constexpr):
-    """Load rows as float32, padded with zeros to `size` columns. Rows that are not kept are 0."""
+    """Load rows as float32 and pad them with zeros. Rows for which `keep` is False become 0."""
     columns = tl.arange(0, size)
     mask = keep[:, None] & (columns < dim)[None, :]
     block = tl.load(pointer + rows[:, None] * dim + columns[None, :], mask=mask, other=0.0)
@@ -53,7 +53,7 @@ def load_block(pointer, rows, keep, dim: tl.constexpr, size: tl.constexpr):
 
 @triton.jit
 def store_block(pointer, block, rows, keep, dim: tl.constexpr, size: tl.constexpr):
-    """Store the first `dim` columns of the rows to be kept, in the dtype of the tensor."""
+    """Store the rows for which `keep` is True, without padding, in the dtype of the tensor."""
     columns = tl.arange(0, size)
     mask = keep[:, None] & (columns < dim)[None, :]
     block = block.to(pointer.dtype.element_ty)

@@ -128,7 +128,7 @@ def add_keys(
 
 
 @triton.jit
-def state_gradients(
+def gradients_through_state(
     grad_numerator, grad_denominator, value_sum, plain_sum, length_sum, precision: tl.constexpr
 ):
     """Compute the gradients of a block's features through their products with a state."""
@@ -139,7 +139,7 @@ def state_gradients(
 
 
 @triton.jit
-def pair_decay(exponent, keep, peak):
+def causal_pair_scales(exponent, keep, peak):
     """Return scale factors for all pairs in a block, and the largest exponent for each query.
 
     The largest exponent is taken over the keys up to the query. The factor of a pair is 2 to the
@@ -176,7 +176,7 @@ def pair_weights(
 
 
 @triton.jit
-def pair_gradients(
+def gradients_through_pairs(
     grad_weights,
     grad_totals,
     rotated,
@@ -198,7 +198,7 @@ def pair_gradients(
 
 
 @triton.jit
-def output_gradients(
+def load_output_gradients(
     gradient,
     output,
     inverse,
@@ -223,7 +223,7 @@ def output_gradients(
 
 
 @triton.jit
-def peak_before(block_peaks, head, token, num_tokens, block: tl.constexpr):
+def load_peak_before(block_peaks, head, token, num_tokens, block: tl.constexpr):
     """Load the largest exponent of the keys before the block that starts at `token`."""
     index = token // block
     pointer = block_peaks + head * tl.cdiv(num_tokens, block) + index - 1
@@ -285,10 +285,10 @@ def sum_keys(
     channels: tl.constexpr,
     length: tl.constexpr,
 ):
-    """Compute the state of one segment of keys, which is a sum over the keys, and its peak.
+    """Compute the state of one segment of keys, which consists of sums over the keys.
 
-    In causal attention, keys and values with NaN or infinity are skipped, and the peak of their
-    segment becomes NaN.
+    The peak of the state, which is the largest exponent of the keys, is stored, too. In causal
+    attention, keys and values with NaN or infinity are skipped, and the peak becomes NaN.
     """
     head = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1).to(tl.int64)
@@ -380,7 +380,8 @@ def attend(
 ):
     """Compute the outputs of one segment of queries, and the inverses of their denominators.
 
-    In causal attention, the largest exponent of the keys up to each block is stored, too.
+    In causal attention, the largest exponent of the keys up to the end of each block is stored,
+    too.
     """
     head = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1).to(tl.int64)
@@ -440,7 +441,7 @@ def attend(
             )
             key_poison += value_poison
             keep = keep & (key_poison == key_poison)
-            decay, largest = pair_decay(exponent, keep, peak)
+            decay, largest = causal_pair_scales(exponent, keep, peak)
             weights, totals = pair_weights(
                 rotated,
                 plain,
@@ -531,7 +532,7 @@ def query_gradients(
     peak = 0.0
     if is_causal:
         state_index = segment_index
-        peak = peak_before(peaks, head, index * segment, num_tokens, block)
+        peak = load_peak_before(peaks, head, index * segment, num_tokens, block)
     first_peak = peak
     value_sum, plain_sum, length_sum = load_state(states + state_index * length, size, channels)
     grad_value_sum, grad_plain_sum, grad_length_sum = empty_state(size, channels)
@@ -558,7 +559,7 @@ def query_gradients(
             dim,
             size,
         )
-        grad_numerator, grad_denominator = output_gradients(
+        grad_numerator, grad_denominator = load_output_gradients(
             gradient, output, inverse, rows, head_rows, inside, is_causal, dim_value, channels
         )
         fading = tl.full((block,), 1.0, tl.float32)
@@ -586,10 +587,10 @@ def query_gradients(
             )
             key_poison += value_poison
             keep = keep & (key_poison == key_poison)
-            decay, largest = pair_decay(exponent, keep, peak)
+            decay, largest = causal_pair_scales(exponent, keep, peak)
             fading = tl.exp2(peak - largest)
             first_fading = tl.exp2(first_peak - largest)
-        grad_rotated, grad_plain, grad_lengths = state_gradients(
+        grad_rotated, grad_plain, grad_lengths = gradients_through_state(
             grad_numerator * fading[:, None],
             grad_denominator * fading,
             value_sum,
@@ -615,7 +616,7 @@ def query_gradients(
                 tl.dot(grad_numerator, tl.trans(values), input_precision=precision) * decay
             )
             grad_totals = grad_denominator[:, None] * decay
-            pair_rotated, pair_plain, pair_lengths = pair_gradients(
+            pair_rotated, pair_plain, pair_lengths = gradients_through_pairs(
                 grad_weights, grad_totals, key_rotated, key_plain, key_lengths, rotary, precision
             )
             grad_rotated += pair_rotated
@@ -752,12 +753,12 @@ def key_gradients(
         if is_causal:
             poison += value_poison
             keep = keep & (poison == poison)
-            peak = peak_before(peaks, head, start + block, num_tokens, block)
+            peak = load_peak_before(peaks, head, start + block, num_tokens, block)
         else:
             peak = tl.load(peaks + head)
         weights = tl.where(keep, tl.exp2(tl.minimum(exponent - peak, 0.0)), 0.0)
         grad_values = tl.dot(rotated, grad_value_sum, input_precision=precision) * weights[:, None]
-        grad_rotated, grad_plain, grad_lengths = state_gradients(
+        grad_rotated, grad_plain, grad_lengths = gradients_through_state(
             values * weights[:, None],
             weights,
             grad_value_sum,
@@ -784,11 +785,11 @@ def key_gradients(
                 dim,
                 size,
             )
-            grad_numerator, grad_denominator = output_gradients(
+            grad_numerator, grad_denominator = load_output_gradients(
                 gradient, output, inverse, rows, head_rows, inside, is_causal, dim_value, channels
             )
-            first_peak = peak_before(peaks, head, start, num_tokens, block)
-            decay, largest = pair_decay(exponent, keep, first_peak)
+            first_peak = load_peak_before(peaks, head, start, num_tokens, block)
+            decay, largest = causal_pair_scales(exponent, keep, first_peak)
             pairs, _ = pair_weights(
                 query_rotated,
                 query_plain,
@@ -805,7 +806,7 @@ def key_gradients(
                 tl.dot(grad_numerator, tl.trans(values), input_precision=precision) * decay
             )
             grad_totals = grad_denominator[:, None] * decay
-            pair_rotated, pair_plain, pair_lengths = pair_gradients(
+            pair_rotated, pair_plain, pair_lengths = gradients_through_pairs(
                 tl.trans(grad_weights),
                 tl.trans(grad_totals),
                 query_rotated,

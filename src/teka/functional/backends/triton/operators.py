@@ -120,7 +120,7 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 
 
 def _backward(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Compute gradients with the Triton kernels, or with PyTorch for second derivatives."""
+    """Compute gradients with Triton, or with PyTorch if second derivatives may follow."""
     saved = ctx.saved_tensors  # torch.utils.checkpoint allows one access
     results = saved[:4]
     inputs = saved[4:]
