@@ -413,7 +413,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a table of misaligned grids": (
         {"relative": "table"},
-        r"a whole number of cells .* with relative='table'",
+        r"key_grid must be aligned with .*With relative='table'",
     ),
     "a table of positions": (
         {"relative": "table", "key_grid": None, "key_positions": torch.zeros(60, 2)},

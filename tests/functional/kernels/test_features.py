@@ -159,7 +159,7 @@ def test_key_shift_raises_if_causal_or_not_fitted():
             causal.causal_key_features(key, scale=0.4)
         with pytest.raises(ValueError, match="in causal attention"):
             causal.weights(query, key, scale=0.4, is_causal=True)
-    with pytest.raises(ValueError, match=r"key_mean must be the mean of the keys.*got None"):
+    with pytest.raises(ValueError, match=r"key_mean must be set by `fitted`.*got None"):
         kernel.key_features(key, scale=0.4)
 
 

@@ -173,8 +173,7 @@ class Taylor2(FeatureKernel):
             hint = "The mean of the keys would include later keys."
             raise wrong_value("key_shift", self.key_shift, "'none' in causal attention", hint)
         if self.key_mean is None:
-            expected = "the mean of the keys with key_shift='mean'"
-            raise wrong_value("key_mean", None, expected, "Call `fitted` first.")
+            raise wrong_value("key_mean", None, "set by `fitted` with key_shift='mean'")
         return key - self.key_mean
 
 
@@ -252,8 +251,9 @@ class Hedgehog(FeatureKernel):
     def _features(self, vectors: Tokens, weight: Tensor, bias: Tensor, scale: float) -> Features:
         heads, dim = vectors.shape[1], vectors.shape[-1]
         if weight.shape[0] not in (1, heads) or weight.shape[-1] != dim:
-            expected = f"({heads} or 1, rows, {dim}) for these vectors"
-            raise wrong_shape("query_weight", weight.shape, expected)
+            raise wrong_shape(
+                "query_weight", weight.shape, f"({heads} or 1, rows, {dim}) for these vectors"
+            )
         # Scale the weight and not the vectors, because it has fewer elements.
         weight = math.sqrt(scale * math.sqrt(dim)) * weight.to(vectors)
         projected = vectors @ weight.mT + bias.to(vectors)[:, None]

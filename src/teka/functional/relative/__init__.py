@@ -1,4 +1,4 @@
-"""Relative kernels c(x_i − x_j; q_i), by name."""
+"""Relative kernels, which weigh a key by its relative position, and a registry of them by name."""
 
 from torch import Generator
 
@@ -40,9 +40,9 @@ RELATIVES: dict[str, type[Relative]] = {
 def make_relative(
     relative: str | Relative, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
 ) -> Relative:
-    """Return a relative kernel, given itself or its name.
+    """Return the relative kernel with the given name, with parameters drawn with seed 0.
 
-    By name, its parameters are drawn with seed 0.
+    An instance of `Relative` is returned unchanged.
     """
     if isinstance(relative, Relative):
         return relative

@@ -1,4 +1,4 @@
-"""Base classes of relative kernels c(x_i − x_j; q_i)."""
+"""Base classes of relative kernels, which weigh a key by its position relative to the query."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -46,16 +46,17 @@ def random_directions(
 
 
 def has_spacing(grid: Grid, spacing: float) -> bool:
-    """Return True if the cells of a grid have this spacing along all axes."""
+    """Return True if neighboring cells of a grid are this far apart along every axis."""
     return all(abs(step - spacing) <= 1e-9 * spacing for step in grid.spacing)
 
 
 class Relative(TensorFields, ABC):
-    """Base class of relative kernels c(x_i − x_j; q_i), which weigh a key by its relative position.
+    """Base class of relative kernels, which weigh a key by its position relative to the query.
 
-    A relative kernel is a frozen dataclass. The annotation of a tensor field names its dimensions:
-    "heads", "axes" and "dim" (the size of a query) have the sizes of the call, the other names are
-    free.
+    A relative kernel is written c(x_i − x_j; q_i) for a query q_i at the position x_i and a key at
+    x_j. Subclasses are frozen dataclasses. The annotation of a tensor field names its dimensions.
+    "heads", "axes" and "dim" (the size of a query) must match the inputs of attention. Dimensions
+    with other names can have any size.
 
     Class attributes:
 
@@ -69,10 +70,10 @@ class Relative(TensorFields, ABC):
       and keys.
     - `has_linear_features`: True if `linear_features` is implemented, so that sums over keys can be
       split across chunks and processes.
-    - `supports_decoding`: True if `step` is implemented, which decodes token by token with a state
-      of fixed size.
-    - `requires_unit_steps`: True if `step` takes one token at a time, and tokens must be 1 unit
-      apart.
+    - `supports_decoding`: True if `step` is implemented, so that causal attention can generate one
+      token at a time with a state of fixed size.
+    - `requires_unit_steps`: True if `step` takes one token at a time and needs tokens that are 1
+      unit apart.
     - `nonnegative_tensors`: Names of tensors that must not be negative.
     - `fixed_tensors`: Names of tensors that are not learned.
     - `has_position_heads`: True if half of the heads of a layer attend by position alone by
@@ -121,9 +122,9 @@ class Relative(TensorFields, ABC):
         num_axes: int,
         kernel: str | Kernel,
     ) -> R:
-        """Return the kernel with random tensors in float64.
+        """Return an example of the kernel with random tensors in float64.
 
-        Non-negative tensors are uniform between 0.1 and 0.6, the others ~ N(0, 1).
+        Non-negative tensors are uniform between 0.1 and 0.6. All others are standard normal.
 
         Args:
             generator: Random generator.
@@ -144,24 +145,27 @@ class Relative(TensorFields, ABC):
 
     @classmethod
     def initial(cls, *args: Any, **kwargs: Any) -> "Relative":
-        """Return the kernel with the tensors that training starts from.
+        """Return the kernel with its initial values, from which training starts.
 
-        `teka.nn.RelativeKernel` learns these tensors. The arguments are sizes, such as `num_axes`,
-        `heads` and `dim_head`, and the options of the kernel.
+        `teka.nn.RelativeKernel` learns the tensors of the kernel. The arguments are sizes, such as
+        `num_axes`, `heads` and `dim_head`, and the options of the kernel.
         """
         raise NotImplementedError(f"{cls.__name__} has no initial values to learn from")
 
     @property
     def constraints(self) -> dict[str, str]:
-        """Return the constraint of each learned tensor: "positive", or "below 2" for 0 to 2."""
+        """Return the names of constrained tensors and their constraint, "positive" or "below 2".
+
+        The values of a learned tensor that is "below 2" are between 0 and 2.
+        """
         learned = [name for name in self.nonnegative_tensors if name not in self.fixed_tensors]
         return dict.fromkeys(learned, "positive")
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        """Check that the tensors fit the heads, the positions and the content kernel.
+        """Check that the kernel matches the heads, the positions and the content kernel.
 
         Raises:
-            ValueError: If they do not fit.
+            ValueError: If the kernel does not match.
         """
         sizes = {"heads": heads, "dim": dim, "axes": num_axes}
         for name, dimensions in self.tensor_shapes.items():
@@ -172,11 +176,16 @@ class Relative(TensorFields, ABC):
             check_tensor(f"relative.{name}", tensor, *expected)
 
     def for_kernel(self, kernel: Kernel) -> "Relative":
-        """Return the relative kernel adapted to a content kernel, by default itself."""
+        """Adapt this relative kernel to a content kernel.
+
+        By default, the relative kernel is returned unchanged.
+        """
         return self
 
     def for_positions(self, positions: Positions) -> "Relative":
-        """Return the relative kernel adapted to positions, by default itself.
+        """Adapt this relative kernel to positions, such as to the periods of a grid.
+
+        By default, the relative kernel is returned unchanged.
 
         Raises:
             ValueError: If the kernel is not defined for these positions.
@@ -184,89 +193,127 @@ class Relative(TensorFields, ABC):
         return self
 
     def bound_with(self, kernel: Kernel) -> float | None:
-        """Return C such that |output| ≤ C · max |value| with a content kernel, or None."""
+        """Return an upper limit of max |output| / max |value| for a content kernel.
+
+        Return None if the output is not bounded.
+        """
         return kernel.bound
 
     @property
     def num_waves(self) -> int:
-        """Return the number of `linear_features` for each feature of the content kernel."""
+        """Return how many `linear_features` there are for each feature of the content kernel."""
         return 1
 
     @property
     def num_position_features(self) -> int:
-        """Return the number of entries that a kernel that `appends_features` appends."""
+        """Return the number of entries that are appended to each query and key.
+
+        It is 0 unless `appends_features` is True.
+        """
         return 0
 
     def softmax_vectors(
         self, query: Queries, key: Keys, positions: Positions, *, scale: float
     ) -> VectorPair | None:
-        """Return vectors with inner products scale · qᵀk + log c, or None if there are none."""
+        """Return query and key vectors with which softmax attention includes the relative kernel.
+
+        Their inner products are scale · qᵀk + log c, where c is the weight of the relative kernel.
+        Return None if there are no such vectors.
+        """
         return None
 
     def extra_softmax_dim(self, positions: Positions) -> int | None:
-        """Return the number of entries that `softmax_vectors` appends, or None without them."""
+        """Return the number of entries that `softmax_vectors` appends to queries and keys.
+
+        Return None if `softmax_vectors` does not support the positions.
+        """
         return None
 
     def triton_positions(
         self, positions: Positions, like: Tensor, num_features: int
     ) -> TritonPositions | None:
-        """Return the rotary angles for the Triton kernels, or None if these do not support them."""
+        """Return the angles of a rotary position embedding for the Triton kernels.
+
+        Return None if the Triton kernels do not support this relative kernel.
+        """
         return None
 
     @abstractmethod
     def dense_passes(self, num_axes: int) -> int:
-        """Return the number of passes over all pairs of the dense backend, for the cost model."""
+        """Return the number of passes over all pairs of tokens that the dense backend takes.
+
+        The number is an estimate for the cost model.
+        """
 
     @abstractmethod
     def dense(self, pairs: DenseInputs, positions: Positions) -> Outputs:
-        """Return the output of attention that evaluates every pair."""
+        """Return the output of the dense backend, which evaluates every pair of tokens."""
 
     def window_cost(self, positions: Positions, dense_size: int, dim_value: int) -> Cost | None:
-        """Return the cost of `local_attention`, or None if it cannot compute these positions."""
+        """Return the estimated cost of `local_attention`.
+
+        Return None if `local_attention` does not support the positions.
+        """
         return None
 
     def local_attention(self, pairs: DenseInputs, positions: Positions) -> Outputs:
-        """Return the output of attention within local windows, the backend "windows"."""
+        """Return the output of the backend "windows", which evaluates pairs within a window."""
         raise NotImplementedError(f"{self.name} has no window")
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Return the costs of the backends of `sums` for these positions, by default none."""
+        """Return the estimated cost of each backend of `sums` that supports the positions.
+
+        By default there is no such backend.
+        """
         return {}
 
     def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
-        """Return the weighted sums over keys, computed by one of the backends in `costs`.
+        """Compute the weighted sums over keys with one of the backends that `costs` returns.
 
-        All tokens have a position.
+        All tokens must have a position.
         """
         raise NotImplementedError(f"{self.name} needs every pair")
 
     def linear_features(
         self, features: Tensor, positions: Positions, *, is_key: bool
     ) -> LinearFeatures:
-        """Return vectors of queries or keys whose inner products are the weights."""
+        """Combine the features of queries or keys with their positions.
+
+        The inner product of the vectors of a query and a key is the attention weight of the pair,
+        including the relative kernel.
+        """
         raise NotImplementedError(f"{self.name} needs every pair")
 
     def sums_without_positions(
         self, query_features: Tensor, key_features: Tensor, value: Tensor
     ) -> WeightedSums:
-        """Return the weighted sums over pairs in which one of the tokens has no position."""
+        """Return the weighted sums over keys for pairs in which a token has no position.
+
+        By default, the relative kernel does not change the weights of these pairs.
+        """
         return plain_sums(FeatureInputs(query_features, query_features, key_features, value))
 
     def step(
         self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
     ) -> tuple[WeightedSums, DecodingState]:
-        """Return the sums of the next token of causal attention, and the new state."""
+        """Advance causal attention by one token, for generation.
+
+        Returns:
+            The weighted sums over all keys so far for the query of the new token, and the updated
+            recurrent state.
+        """
         raise NotImplementedError(f"{self.name} needs every pair")
 
 
 class FactorRelative(Relative):
-    """Base class of relative kernels c > 0 that multiply the weight of the content kernel."""
+    """Base class of relative kernels that multiply the weight of the content kernel by c > 0."""
 
     @abstractmethod
     def log_kernel(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
-        """Return log c of every pair, from the offsets x_i − x_j of each sample or of all samples.
+        """Return log c of every pair of a query and a key, given their offset x_i − x_j.
 
-        This is the reference implementation.
+        The offsets may be different for each sample, or shared by all samples. This is the
+        reference implementation.
         """
 
     def dense_passes(self, num_axes: int) -> int:
@@ -275,9 +322,11 @@ class FactorRelative(Relative):
     def pair_term(
         self, query: Queries, positions: Positions, *, scale: float
     ) -> PairFunction | None:
-        """Return log c as a function of the indices of a pair, for FlexAttention.
+        """Return a function that adds the relative kernel to the scores in FlexAttention.
 
-        Return None if no small table of offsets exists. log c is 0 for pairs with a prefix token.
+        The function computes log c from the indices of the sample, head, query and key. It is 0 if
+        one of the tokens is a prefix token, because prefix tokens have no position. Return None if
+        the positions have too many different offsets for a table.
         """
         numbers = offset_table(positions, query)
         if numbers is None:
@@ -293,12 +342,12 @@ class FactorRelative(Relative):
     def table_term(
         self, query: Queries, offsets: OffsetVectors, index: OffsetIndex, *, scale: float
     ) -> PairFunction:
-        """Return log c as a function of the indices of a pair, from a table over offsets.
+        """Return a function for FlexAttention that reads log c from a table of all offsets.
 
         Args:
             query: Queries.
-            offsets: All offsets of a pair. The table has one more entry, which is for pairs with a
-                prefix token.
+            offsets: All possible offsets x_i − x_j. The table has an additional last entry for
+                pairs with a prefix token.
             index: Index of a pair's entry in the table, from the indices of its query and its key.
             scale: Factor of qᵀk.
         """
@@ -320,25 +369,27 @@ class FactorRelative(Relative):
     def log_rows(
         self, query: Queries, positions: Positions, rows: slice, *, scale: float
     ) -> LogRelativeRows:
-        """Return log c of some queries with all keys, which is 0 for pairs with a prefix token."""
+        """Return log c for a slice of the queries and all keys.
+
+        It is 0 if one of the tokens is a prefix token, because prefix tokens have no position.
+        """
         first = positions.num_prefix_tokens
-        placed = slice(max(rows.start - first, 0), max(rows.stop - first, 0))
-        num_prefix_rows = rows.stop - rows.start - (placed.stop - placed.start)
-        log_relative = self.log_placed_rows(query[:, :, first:], positions, placed, scale=scale)
+        others = slice(max(rows.start - first, 0), max(rows.stop - first, 0))
+        num_prefix_rows = rows.stop - rows.start - (others.stop - others.start)
+        query = query[:, :, first:]
+        log_relative = self.log_rows_without_prefix(query, positions, others, scale=scale)
         return pad(log_relative, (first, 0, num_prefix_rows, 0)) if first else log_relative
 
-    def log_placed_rows(
+    def log_rows_without_prefix(
         self, query: Queries, positions: Positions, rows: slice, *, scale: float
     ) -> LogRelativeRows:
-        """Return log c of some queries with all keys, without prefix tokens."""
+        """Return log c for a slice of the queries and all keys, if there are no prefix tokens."""
         return self.log_kernel(query[:, :, rows], positions.offsets_like(query, rows), scale=scale)
 
 
 def check_num_axes(argument: str, tensor: Tensor, tensor_axes: int, num_axes: int) -> None:
-    """Check that positions have the number of axes of a tensor of a relative kernel."""
+    """Check that positions have the same number of axes as a tensor of a relative kernel."""
     if tensor_axes != num_axes:
         expected = f"{tensor_axes}, because relative.{argument} has shape {tuple(tensor.shape)}"
-        hint = f"make the layer with num_axes={num_axes}"
-        raise wrong_value(
-            "the number of axes of grid or positions", num_axes, f"{expected}; {hint}"
-        )
+        hint = f"Make the layer with num_axes={num_axes}."
+        raise wrong_value("the number of axes of grid or positions", num_axes, expected, hint)

@@ -1,4 +1,4 @@
-"""Relative kernels of the distance along each axis: decay, ALiBi, KERPLE and T5."""
+"""Position biases that are sums over the axes: exponential decay, ALiBi, KERPLE and T5."""
 
 import math
 from abc import abstractmethod
@@ -35,10 +35,10 @@ KERPLE_FORMS = ("logarithmic", "power")
 
 
 class DecayRelative(SeparableRelative):
-    """Base class of kernels that decay exponentially, log c(Δ) = −Σ_a r_a |Δ_a|.
+    """Base class of relative kernels that decay exponentially with the distance along each axis.
 
-    Sums over keys are computed by scans, because the weights of all earlier keys decay by the same
-    factor from one cell to the next.
+    From one cell of a grid to the next, the weights of all earlier keys decay by the same factor.
+    Sums over keys can therefore be computed by a scan in linear time.
     """
 
     supports_decoding = True
@@ -46,16 +46,16 @@ class DecayRelative(SeparableRelative):
 
     @abstractmethod
     def axis_rate(self, axis: int) -> Float[Tensor, "heads"]:
-        """Return r_a of every head."""
+        """Return the decay rate of each head along one axis."""
 
     def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
         return -per_head(self.axis_rate(axis), offsets) * offsets.abs()
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Return the costs of the backends "linear", "toeplitz" and "fft".
+        """Return the estimated costs of the backends "linear", "toeplitz" and "fft".
 
-        The scans of "linear" need one grid without periodic axes. In causal attention it must have
-        one axis.
+        The backend "linear" needs the same grid for queries and keys, without periodic axes. In
+        causal attention this grid must have one axis.
         """
         grid = positions.shared_grid
         costs = super().costs(sizes, positions)
@@ -95,11 +95,12 @@ class DecayRelative(SeparableRelative):
 
 @dataclass(frozen=True)
 class Decay(DecayRelative):
-    """Exponential decay with the distance, c(Δ) = Π_a λ_a^|Δ_a| with λ = exp(−rate).
+    """Exponential decay with the distance, with a learned rate for each head and axis.
 
-    Sums over keys are computed by two scans for each axis. Causal attention has a state that decays
-    from token to token. Along a periodic axis |Δ_a| is the shorter distance, and sums are computed
-    by Toeplitz matrices.
+    A key at the distance |Δ_a| along each axis a has the weight exp(−Σ_a rate_a |Δ_a|). Sums over
+    keys are computed by two scans along each axis, one in each direction. Causal attention needs
+    one scan only. Along a periodic axis the shorter distance counts, and Toeplitz matrices replace
+    the scans.
 
     Source: Sun et al. 2023 (RetNet), equation 5, for one direction. Both directions and several
     axes are from this library.
@@ -124,7 +125,7 @@ class Decay(DecayRelative):
 
     @classmethod
     def initial(cls, *, num_axes: int, heads: int) -> "Decay":
-        """Return rates that are the slopes of `Alibi` for all axes."""
+        """Return the slopes of `Alibi` as rates of all axes."""
         check_tensor_sizes({"num_axes": num_axes, "heads": heads})
         return cls(Alibi.initial(heads=heads).slope[:, None].repeat(1, num_axes))
 
@@ -134,9 +135,10 @@ class Decay(DecayRelative):
 
 @dataclass(frozen=True)
 class Alibi(DecayRelative):
-    """Attention with linear biases, log c(Δ) = −m ‖Δ‖₁ with a fixed slope m for each head.
+    """Attention with linear biases (ALiBi), which are proportional to the distance.
 
-    It is `Decay` with the same rate for all axes.
+    The bias is log c = −m ‖Δ‖₁, where ‖Δ‖₁ is the Manhattan distance of query and key, and m is a
+    fixed slope of each head. The kernel equals `Decay` with the same rate for all axes.
 
     Source: Press et al. 2022, §3, in both directions. The Manhattan distance on several axes is
     from this library.
@@ -164,10 +166,10 @@ class Alibi(DecayRelative):
 
     @classmethod
     def initial(cls, *, heads: int) -> "Alibi":
-        """Return the slopes of the paper, m = 2^(−8h/H) for h = 1, …, H.
+        """Return the slopes of the ALiBi paper, 2^(−8h/H) for head h = 1, …, H.
 
-        If H is not a power of two, the slopes are those of the next lower power of two, and slopes
-        in between.
+        If H is not a power of two, return the slopes for the next lower power of two, followed by
+        slopes in between.
         """
         check_sizes({"heads": heads}, most=MAX_HEADS)
         lower = 2 ** math.floor(math.log2(heads))
@@ -186,9 +188,11 @@ class Alibi(DecayRelative):
 
 @dataclass(frozen=True)
 class Kerple(SeparableRelative):
-    """A kernel with heavy tails, log c(Δ) = −Σ_a w_a log(1 + b_a |Δ_a|) or −Σ_a w_a |Δ_a|^b_a.
+    """The position bias of KERPLE, a learned function of the distance along each axis.
 
-    log c is conditionally positive definite, for the second form with b ≤ 2.
+    For the distance |Δ_a| along axis a, the bias is −Σ_a w_a log(1 + b_a |Δ_a|) in the logarithmic
+    form and −Σ_a w_a |Δ_a|^b_a in the power form. Each head learns its own w and b. The bias is
+    conditionally positive definite, in the power form for b ≤ 2.
 
     Source: Chi et al. 2022 (KERPLE), on one axis. The sum over axes is from this library.
 
@@ -220,7 +224,10 @@ class Kerple(SeparableRelative):
 
     @classmethod
     def initial(cls, *, num_axes: int, heads: int, form: str = KERPLE_FORMS[0]) -> "Kerple":
-        """Return weights uniform in [0, 2) and bends uniform in [0, 1), as in the authors' code."""
+        """Return uniformly distributed initial values, as in the authors' code.
+
+        Weights are between 0 and 2, and bends are between 0 and 1.
+        """
         check_tensor_sizes({"num_axes": num_axes, "heads": heads})
         weight, bend = torch.rand(2, heads, num_axes).clamp_min(1e-2)
         return cls(2 * weight, bend, form)
@@ -242,11 +249,12 @@ class Kerple(SeparableRelative):
 
 @dataclass(frozen=True)
 class T5(SeparableRelative):
-    """The relative position bias of T5, log c(Δ) = Σ_a t_a[bucket(Δ_a)].
+    """The relative position bias of T5, which is learned for buckets of distances.
 
-    Half of the buckets are for keys after the query, the other half for the other keys. Within each
-    half, one half of the buckets is for the distances 0, 1, …; the others have boundaries in a
-    geometric sequence up to `max_distance`. Keys at larger distances are in the last bucket.
+    The biases of all axes are added. Half of the buckets are for keys after the query, the other
+    half for all other keys. Within each half, the first half of the buckets contain one distance
+    each: 0, 1, and so on. The boundaries of the other buckets grow in a geometric sequence up to
+    `max_distance`. The last bucket also contains all larger distances.
 
     Source: Raffel et al. 2020, §2.1, and its code, on one axis. The sum over axes is from this
     library.
@@ -258,7 +266,7 @@ class T5(SeparableRelative):
     tensor([ 0,  1,  3,  4,  5,  7,  7,  9, 15])
 
     Args:
-        tables: t, shape (heads, axes, buckets). The number of buckets is a multiple of 4.
+        tables: Biases, shape (heads, axes, buckets). The number of buckets is a multiple of 4.
         max_distance: Distance, in units, from which all keys are in the last bucket. It is larger
             than a quarter of the number of buckets.
         unit: Length of a unit > 0 in physical units. Distances are rounded to whole units.
@@ -300,7 +308,7 @@ class T5(SeparableRelative):
 
     @classmethod
     def draw(cls, generator: Generator, **sizes: Any) -> "T5":
-        """Return tables ~ N(0, 1) of 12 buckets with a maximum distance of 6."""
+        """Return an example with standard normal biases, 12 buckets and a maximum distance of 6."""
         return replace(super().draw(generator, **sizes), max_distance=6.0)
 
     def bucket(self, offsets: AxisOffsets) -> Int[Tensor, "*pairs"]:

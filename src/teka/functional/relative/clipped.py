@@ -1,4 +1,4 @@
-"""The clipped kernel (strategy 2 of Horn et al. 2021), in an exact form and in the paper's form."""
+"""Relative kernels of clipped distances (strategy 2 of Horn et al. 2021), exact and estimated."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -28,10 +28,13 @@ MAX_DISTANCE = 6
 
 @dataclass(frozen=True)
 class Clipped(FactorRelative):
-    """The clipped kernel c(Δ; q) = exp(scale · qᵀw_r) with the ring r = min(‖Δ‖₁ / ring_width, k).
+    """Learned embeddings of the distance, which is clipped at a maximum of k.
 
-    Rings are rounded to whole numbers. A sum over keys is a weighted sum of k + 1 sums over rings,
-    which takes O(L · k).
+    A key has the weight c = exp(scale · qᵀw_r), where q is the query and w_r is the embedding of
+    the distance r = min(‖Δ‖₁ / ring_width, k). The Manhattan distance ‖Δ‖₁ is rounded to a whole
+    number of ring widths. All keys at one distance form a ring around the query. Attention with L
+    tokens takes O(L · k) operations, because a sum over keys is a weighted sum of k + 1 sums over
+    rings.
 
     Source: Horn et al. 2021, §2.3 (strategy 2), after Shaw et al. 2018. The paper does not state
     the range of the embeddings w_0 to w_k, the Manhattan distance and the denominator.
@@ -78,14 +81,14 @@ class Clipped(FactorRelative):
 
     @property
     def max_distance(self) -> int:
-        """Return k, the last ring, which holds all keys at a distance of at least k."""
+        """Return k, the distance in ring widths at which distances are clipped."""
         return self.distance_embedding.shape[0] - 1
 
     def rings_fit(self, grid: Grid) -> bool:
-        """Return True if ring r holds the cells r steps away, each of them once.
+        """Return True if the rings of a grid consist of whole cells and do not overlap.
 
-        The cells must be one ring width apart, and no ring below k may meet itself around a
-        periodic axis.
+        Neighboring cells must be one ring width apart. Along a periodic axis, all rings except the
+        last one must be smaller than the period.
         """
         diameter = 2 * (self.max_distance - 1)
         axes = zip(grid.shape, grid.periodic, strict=True)
@@ -93,14 +96,14 @@ class Clipped(FactorRelative):
         return is_wide and has_spacing(grid, self.ring_width)
 
     def ring(self, offsets: Float[Tensor, "*batch axes"]) -> Int[Tensor, "*batch"]:
-        """Return the rings of offsets."""
+        """Return the clipped distances of offsets, in ring widths."""
         distance = whole_steps(offsets.abs().sum(dim=-1), self.ring_width)
         return distance.clamp_max(self.max_distance).long()
 
     def log_rings(
         self, query: Queries, *, scale: float
     ) -> Float[Tensor, "batch heads queries rings"]:
-        """Return log c of every query and ring."""
+        """Return log c of every query for each distance."""
         return scale * (query @ self.distance_embedding.to(query).T)
 
     def log_kernel(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
@@ -121,7 +124,11 @@ class Clipped(FactorRelative):
         return lambda b, h, i, j: log_rings[b, h, i, ring[index(i, j)]]
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Return the cost of the backend "rings" for a grid, or in causal attention a line."""
+        """Return the estimated cost of the backend "rings", if it supports the positions.
+
+        The backend needs the same grid for queries and keys. In causal attention this grid must
+        have a single axis, which is not periodic.
+        """
         grid = positions.shared_grid
         if grid is None or not self.rings_fit(grid):
             return {}
@@ -140,17 +147,21 @@ class Clipped(FactorRelative):
     def step(
         self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
     ) -> tuple[WeightedSums, DecodingState]:
-        return ring_step(self.log_rings(tokens.query, scale=tokens.scale), tokens, state)
+        return decode_with_rings(self.log_rings(tokens.query, scale=tokens.scale), tokens, state)
 
 
-def ring_step(
+def decode_with_rings(
     log_rings: Float[Tensor, "batch heads 1 rings"],
     tokens: FeatureInputs,
     state: DecodingState | None,
 ) -> tuple[WeightedSums, DecodingState]:
-    """Return the sums of the next token, and the new state.
+    """Advance causal attention with clipped distances by one token, for generation.
 
-    Ring r < k holds the token r steps back, and ring k the tokens at least k steps back.
+    The recurrent state stores the features and values of the last k tokens, because the weights of
+    these tokens depend on their distance. All older tokens are stored as one sum.
+
+    Returns:
+        The weighted sums over all keys so far for the query of the new token, and the new state.
     """
     key_features, log_scale, value = tokens.key_features, tokens.log_scale, tokens.value
     log_scale = torch.zeros_like(value[..., 0]) if log_scale is None else log_scale
@@ -166,11 +177,12 @@ def ring_step(
     log_factors = [sums.log_peak + log_rings[..., -1]]
     for distance, (_, scale, _) in enumerate(recent):
         log_factors.append(log_rings[..., distance] + scale)
-    peak = torch.stack(log_factors).amax(dim=0).detach()
-    factors = [torch.exp(log_factor - peak) for log_factor in log_factors]
-    numerator = factors[0][..., None] * sums.numerator
-    denominator = factors[0] * sums.denominator
-    for factor, (features, _, values) in zip(factors[1:], recent, strict=True):
+    stacked = torch.stack(log_factors)
+    peak = stacked.amax(dim=0).detach()
+    distant_factor, *factors = torch.exp(stacked - peak)
+    numerator = distant_factor[..., None] * sums.numerator
+    denominator = distant_factor * sums.denominator
+    for factor, (features, _, values) in zip(factors, recent, strict=True):
         weight = factor * (tokens.query_features * features).sum(dim=-1)
         numerator = numerator + weight[..., None] * values
         denominator = denominator + weight
@@ -180,12 +192,13 @@ def ring_step(
 
 @dataclass(frozen=True)
 class ClippedFeatures(Clipped):
-    """The clipped kernel in the form of the paper, c(Δ; q) = φ(q)ᵀφ(w_r).
+    """The kernel of clipped distances as in Horn et al. 2021, estimated by random features.
 
-    φ are positive random features. The kernel costs more than `Clipped` and has the error of an
-    estimate, but it is equivariant for every draw. The paper does not state the denominator.
+    The weight exp(scale · qᵀw_r) of `Clipped` is estimated by φ(q)ᵀφ(w_r), where φ are positive
+    random features. This costs more than `Clipped` and is not exact, but a shift of all positions
+    never changes the output.
 
-    Source: Horn et al. 2021, §2.3 (strategy 2).
+    Source: Horn et al. 2021, §2.3 (strategy 2). The paper does not state the denominator.
 
     >>> import torch, teka
     >>> relative = teka.functional.ClippedFeatures(torch.randn(3, 4), projection=torch.randn(2, 4))
@@ -219,9 +232,10 @@ class ClippedFeatures(Clipped):
         ring_width: float = 1.0,
         num_features: int | None = None,
     ) -> "ClippedFeatures":
-        """Return embeddings of zeros, and an empty projection that `teka.nn.RandomFeatures` draws.
+        """Return embeddings and a projection of zeros, of which the projection is drawn later.
 
-        There are ⌊d ln d⌋ random features by default.
+        `teka.nn.RandomFeatures` draws the projection. For queries of size d, the default number of
+        random features is ⌊d ln d⌋.
         """
         check_tensor_sizes({"dim_head": dim_head, "max_distance": max_distance})
         check_sizes({"num_features": num_features}, or_none=True)
@@ -231,7 +245,7 @@ class ClippedFeatures(Clipped):
 
     @classmethod
     def draw(cls, generator: Generator, *, dim: int, **sizes: Any) -> "ClippedFeatures":
-        """Return embeddings ~ N(0, 1) and an orthogonal projection."""
+        """Return an example with standard normal embeddings and an orthogonal projection."""
         embedding = torch.randn(MAX_DISTANCE + 1, dim, generator=generator, dtype=torch.float64)
         projection = draw_projection(default_num_features(dim), dim, generator=generator)
         return cls(embedding, projection=projection)

@@ -1,4 +1,4 @@
-"""The Fourier kernel: a non-negative sum of sinusoids."""
+"""The Fourier relative kernel, a non-negative sum of sinusoids of the offset."""
 
 import math
 from dataclasses import dataclass
@@ -52,11 +52,13 @@ LONGEST_WAVE = 64.0
 
 @dataclass(frozen=True)
 class Fourier(StationaryRelative):
-    """A non-negative sum of sinusoids, c(Δ) = a_0 + Σ_f a_f [1 + cos(ω_f·Δ + θ_f)] with a ≥ 0.
+    """A learned, non-negative sum of sinusoids of the offset between query and key.
 
-    Because cos(ω·(x_i − x_j) + θ) = cos(ω·x_i + θ) cos(ω·x_j) + sin(ω·x_i + θ) sin(ω·x_j), c is an
-    inner product of 2F + 1 features of the positions. It is exact at any real positions, and sums
-    over keys cost O(L · m · F). On a periodic grid frequencies are rounded to those of the torus.
+    For the offset Δ, the weight is c(Δ) = a_0 + Σ_f a_f [1 + cos(ω_f·Δ + θ_f)] with F frequencies
+    ω_f, phases θ_f and amplitudes a ≥ 0. Because the cosine of a difference is a sum of products, c
+    is the inner product of 2F + 1 features of the query position and of the key position. Attention
+    is therefore linear in the number of tokens and exact at any real positions. On a periodic grid,
+    frequencies are rounded so that whole periods fit the grid.
 
     Source: this library. Choromanski et al. 2023 (FLT) use a similar sum, with random frequencies.
 
@@ -108,10 +110,10 @@ class Fourier(StationaryRelative):
         shortest_wave: float = SHORTEST_WAVE,
         wave_weight: float = 1.0,
     ) -> "Fourier":
-        """Return waves with random directions, log-uniform wavelengths and θ = 0.
+        """Return sinusoids with random directions and log-uniform wavelengths.
 
-        The weights are a_0 = 1 and a_f = A/F. c is 1 + 2A at offset 0 and between 1 and 1 + 2A
-        elsewhere.
+        Phases are 0, the constant a_0 is 1, and all amplitudes are equal. With their sum A, the
+        weight c is 1 + 2A at offset 0, and between 1 and 1 + 2A elsewhere.
 
         Args:
             num_axes: Number of axes of the grid.
@@ -125,8 +127,11 @@ class Fourier(StationaryRelative):
         if not is_positive(shortest_wave):
             raise wrong_value("shortest_wave", shortest_wave, POSITIVE_NUMBER)
         if not (is_number(longest_wave) and longest_wave >= shortest_wave):
-            expected = f"finite and at least shortest_wave = {shortest_wave:g}"
-            raise wrong_value("longest_wave", longest_wave, expected)
+            raise wrong_value(
+                "longest_wave",
+                longest_wave,
+                f"finite and at least shortest_wave = {shortest_wave:g}",
+            )
         if not is_positive(wave_weight):
             raise wrong_value("wave_weight", wave_weight, POSITIVE_NUMBER)
         length = shortest_wave * (longest_wave / shortest_wave) ** torch.rand(heads, num_waves, 1)
@@ -153,10 +158,12 @@ class Fourier(StationaryRelative):
     def position_features(
         self, positions: Positions, like: Tensor
     ) -> tuple[QueryPhases, KeyPhases]:
-        """Return features a(x_i) and b(x_j) of the positions, with c(x_i − x_j) = a(x_i)ᵀb(x_j).
+        """Return features of query and key positions whose inner products are the weights c.
 
-        a(x) = [a_0 + Σ_f a_f, a_f cos(ω_f·x + θ_f), a_f sin(ω_f·x + θ_f)]
-        b(x) = [1, cos ω_f·x, sin ω_f·x]
+        With the symbols of `Fourier`, the features of a position x are
+
+            [a_0 + Σ_f a_f, a_f cos(ω_f·x + θ_f), a_f sin(ω_f·x + θ_f)] for a query,
+            [1, cos ω_f·x, sin ω_f·x] for a key.
         """
         angle, key_angle = positions.angles(self.frequency, like)
         angle = angle + self.phase.to(angle)[:, None]
@@ -193,7 +200,7 @@ class Fourier(StationaryRelative):
         return lambda b, h, i, j: torch.where((i < first) | (j < first), 0.0, log_sum(b, h, i, j))
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Return the costs of the backends "linear" and "fft"."""
+        """Return the estimated costs of the backends "linear" and "fft"."""
         return {"linear": linear_cost(sizes, self.num_waves), **super().costs(sizes, positions)}
 
     def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
@@ -219,7 +226,7 @@ class Fourier(StationaryRelative):
     def _linear_features(
         self, tokens: FeatureInputs, positions: Positions
     ) -> tuple[LinearFeatures, LinearFeatures]:
-        """Return the features of queries and keys, multiplied by those of their positions."""
+        """Multiply the features of queries and keys by the features of their positions."""
         query_waves, key_waves = self.position_features(positions, tokens.value)
         query = product_features(tokens.query_features, query_waves)
         key = product_features(tokens.key_features, key_waves)

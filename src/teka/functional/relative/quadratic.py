@@ -1,4 +1,4 @@
-"""Gaussian relative kernels with a learned center, and tables of learned biases."""
+"""Relative kernels that are Gaussians around a learned center, or tables of learned biases."""
 
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
@@ -30,7 +30,9 @@ Centered = TypeVar("Centered", bound="CenteredRelative")
 
 @dataclass(frozen=True)
 class CenteredRelative(StationaryRelative):
-    """Base class of kernels around a learned center Δ_h for each head.
+    """Base class of relative kernels with a learned center Δ_h for each head.
+
+    A head prefers keys whose position relative to the query is Δ_h.
 
     Args:
         center: Δ_h, key minus query, in physical units, shape (heads, axes).
@@ -44,10 +46,10 @@ class CenteredRelative(StationaryRelative):
 
 @dataclass(frozen=True)
 class Quadratic(CenteredRelative, SeparableRelative):
-    """A Gaussian around a center for each head, log c = −α ‖(x_j − x_i) − Δ_h‖².
+    """A Gaussian of the relative position of a key, around a learned center for each head.
 
-    With the offset Δ = x_i − x_j, log c(Δ) = −α ‖Δ + Δ_h‖², which is a sum over axes. Along
-    periodic axes the shorter distance counts.
+    For a query at the position x_i and a key at x_j, log c = −α ‖(x_j − x_i) − Δ_h‖², where Δ_h is
+    the center of the head and α its precision. Along periodic axes the shorter distance counts.
 
     Source: Cordonnier et al. 2020, equation 9, with δ = x_j − x_i.
 
@@ -76,7 +78,10 @@ class Quadratic(CenteredRelative, SeparableRelative):
 
     @classmethod
     def initial(cls, *, num_axes: int, heads: int) -> "Quadratic":
-        """Return centers Δ_h ~ N(0, 2²) and precisions of 1 (Cordonnier et al. 2020)."""
+        """Return normally distributed centers with standard deviation 2, and precisions of 1.
+
+        Source: Cordonnier et al. 2020.
+        """
         check_tensor_sizes({"num_axes": num_axes, "heads": heads})
         return cls(2 * torch.randn(heads, num_axes), torch.ones(heads))
 
@@ -89,9 +94,10 @@ class Quadratic(CenteredRelative, SeparableRelative):
 
 @dataclass(frozen=True)
 class GeneralizedQuadratic(CenteredRelative):
-    """A Gaussian of any shape around a center for each head, log c = −½ (δ − Δ_h)ᵀ Σ⁻¹ (δ − Δ_h).
+    """A Gaussian with a learned center and a learned covariance matrix for each head.
 
-    Here δ = x_j − x_i and Σ⁻¹ = LᵀL. With the offset Δ = x_i − x_j, log c(Δ) = −½ ‖L (Δ + Δ_h)‖².
+    For a query at the position x_i and a key at x_j, log c = −½ ‖L (x_j − x_i − Δ_h)‖², where Δ_h
+    is the center of the head. The matrix L determines the inverse covariance matrix, which is LᵀL.
     Along periodic axes the shorter distance counts.
 
     Source: Cordonnier et al. 2020, equation 16.
@@ -117,7 +123,7 @@ class GeneralizedQuadratic(CenteredRelative):
 
     @classmethod
     def initial(cls, *, num_axes: int, heads: int) -> "GeneralizedQuadratic":
-        """Return centers Δ_h ~ N(0, 2²) and L = I."""
+        """Return centers Δ_h ~ N(0, 2²) and identity matrices L."""
         sizes = {"num_axes": num_axes, "heads": heads}
         check_tensor_sizes(sizes)
         check_tensor_sizes(sizes, heads * num_axes**2)
@@ -140,11 +146,11 @@ class GeneralizedQuadratic(CenteredRelative):
 
 @dataclass(frozen=True)
 class Table(SeparableRelative):
-    """A table of learned biases for each axis, log c(Δ) = Σ_axis t_axis[Δ_axis].
+    """Tables of learned biases for each axis, indexed by the offset of a key in cells.
 
-    Δ = x_i − x_j is counted in cells. In two dimensions it is row[Δ_y] + column[Δ_x]. Offsets
-    beyond ±k cells have the bias of ±k cells. The kernel needs grids, because offsets between cells
-    have no entry.
+    The bias log c is the sum of the entries of all axes. On images it is row[Δ_y] + column[Δ_x],
+    where the offset Δ is the position of the query minus that of the key. Offsets beyond ±k cells
+    are clipped to ±k. The kernel needs grids, because a fraction of a cell has no entry.
 
     Source: Ramachandran et al. 2019; Cordonnier et al. 2020, §4.3; Shaw et al. 2018 for the
     clipping.
@@ -174,7 +180,7 @@ class Table(SeparableRelative):
 
     @property
     def max_offset(self) -> int:
-        """Return k, the largest offset in cells with an entry of its own."""
+        """Return k, the largest offset in cells that is not clipped."""
         return self.tables.shape[-1] // 2
 
     @classmethod
@@ -184,15 +190,17 @@ class Table(SeparableRelative):
         return cls(torch.zeros(heads, num_axes, 2 * max_offset + 1))
 
     def for_positions(self, positions: Positions) -> "Table":
-        """Return the kernel with the cell width of the grid, or of the finer one of two grids.
+        """Return the kernel with the cell width of the grid.
+
+        If queries and keys have different grids, use the cell width of the finer one.
 
         Raises:
             ValueError: If there are positions instead of a grid, or the cells of two grids are not
                 aligned.
         """
         if positions.grids is None:
-            expected = "a grid, not bare positions, with relative='table', which counts cells"
-            raise wrong_value("grid" if positions.grid is None else "key_grid", None, expected)
+            argument = "grid" if positions.grid is None else "key_grid"
+            raise wrong_value(argument, None, "a grid, not bare positions, with relative='table'")
         query, key = positions.grids
         spacing = tuple(_cell_width(query, key, axis) for axis in range(query.num_axes))
         return Table(self.tables, spacing)
@@ -204,12 +212,12 @@ class Table(SeparableRelative):
 
 
 def _cell_width(query: Grid, key: Grid, axis: int) -> float:
-    """Return the cell width of which all offsets between the grids are multiples."""
+    """Return a cell width so that all offsets between two grids are whole multiples of it."""
     # The spacing of a single cell does not matter.
     spacings = [grid.spacing[axis] for grid in (query, key) if grid.shape[axis] > 1]
     width = min(spacings) if spacings else query.spacing[axis]
     for distance in (*spacings, query.origin[axis] - key.origin[axis]):
         if abs(distance / width - round(distance / width)) > MAX_MISALIGNMENT:
-            expected = f"cells a whole number of cells from those of {query} with relative='table'"
-            raise wrong_value("key_grid", key, expected)
+            hint = "With relative='table', their cells must be whole numbers of cells apart."
+            raise wrong_value("key_grid", key, f"aligned with {query}", hint)
     return width

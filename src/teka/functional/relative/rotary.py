@@ -43,18 +43,19 @@ Phasor = Tensor | tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Rotary(Relative):
-    """Rotary position embedding: R(x) rotates features 2p and 2p + 1 by the angle ω_p·x.
+    """Rotary position embedding (RoPE), for softmax attention and for linear attention.
 
-    Inner products depend on the offset alone, because ⟨R(x_i) a, R(x_j) b⟩ = ⟨a, R(x_j − x_i) b⟩.
-    Each head and pair has a frequency vector ω_p, so that the angle can change along any direction.
-    Features after the last pair are not rotated. On a periodic grid, frequencies are rounded to
-    those of the torus.
+    Each pair of features of a token is rotated by the angle ω·x, where x is the position of the
+    token, and ω is a frequency vector of the head and the pair. The inner product of a rotated
+    query and a rotated key depends only on the offset of their positions. Features after the last
+    pair are not rotated. On a periodic grid, frequencies are rounded so that whole periods fit the
+    grid.
 
     With the softmax kernel, queries and keys are rotated. With the other kernels the features φ are
-    rotated, and the weights w_ij = ⟨R(x_i) φ(q_i), R(x_j) φ(k_j)⟩ may be negative. Their sum could
-    therefore be close to 0, and the output out_i = Σ_j w_ij v_j / D_i needs another denominator
-    D_i. Let ψ_p = √(φ_2p² + φ_2p+1²) be the lengths of the pairs (and |φ| after the last pair),
-    with |w_ij| ≤ ψ(q_i)·ψ(k_j), and let λ be `length_share`:
+    rotated, and the weights w_ij = ⟨R(x_i) φ(q_i), R(x_j) φ(k_j)⟩ with the rotation R may be
+    negative. Their sum could therefore be close to 0, and the output out_i = Σ_j w_ij v_j / D_i
+    needs another denominator D_i. Let ψ_p = √(φ_2p² + φ_2p+1²) be the lengths of the pairs (and |φ|
+    after the last pair), with |w_ij| ≤ ψ(q_i)·ψ(k_j), and let λ be `length_share`:
 
     | normalizer | D_i | bound of |out| |
     |---|---|---|
@@ -123,7 +124,9 @@ class Rotary(Relative):
         normalizer: str = ROTARY_NORMALIZERS[0],
         length_share: float = LENGTH_SHARE,
     ) -> "Rotary":
-        """Return frequencies of length base^(−p / pairs) in random directions.
+        """Return frequency vectors in random directions, whose lengths decrease geometrically.
+
+        The length of the frequency vector of pair p is base^(−p / num_pairs).
 
         Args:
             num_axes: Number of axes of the grid.
@@ -145,15 +148,15 @@ class Rotary(Relative):
     def draw(
         cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
     ) -> "Rotary":
-        """Return frequencies ~ N(0, 1) for all pairs of features of the content kernel."""
+        """Return an example with standard normal frequencies for all pairs of features."""
         shape = (heads, num_rotated_features(make_kernel(kernel, dim), dim) // 2, num_axes)
         return cls(torch.randn(shape, generator=generator, dtype=torch.float64))
 
     def check(self, *, dim: int, kernel: Kernel, **sizes: int) -> None:
         super().check(dim=dim, kernel=kernel, **sizes)
         if kernel.normalizes_by_count:
-            expected = "a kernel that is divided by the sum of its weights with relative='rotary'"
-            raise wrong_value("kernel", kernel.name, expected)
+            hint = "relative='rotary' does not support division by the number of keys."
+            raise wrong_value("kernel", kernel.name, "normalized by the sum of its weights", hint)
         size = num_rotated_features(kernel, dim)
         if 2 * self.frequency.shape[1] > size:
             expected = (
@@ -162,7 +165,7 @@ class Rotary(Relative):
             raise wrong_shape("relative.frequency", self.frequency.shape, expected)
 
     def for_kernel(self, kernel: Kernel) -> "Rotary":
-        """Return the kernel with "lengths" instead of "mixed" if κ may be negative."""
+        """Replace the normalizer "mixed" by "lengths" if the content kernel may be negative."""
         is_signed = kernel.features is not None and not kernel.features.nonnegative
         if is_signed and self.normalizer == "mixed":
             return replace(self, normalizer="lengths")
@@ -183,9 +186,11 @@ class Rotary(Relative):
         return 1 / self.length_share if self.normalizer == "mixed" else 1.0
 
     def rotate(self, vectors: Tokens, coordinates: Coordinates) -> Tokens:
-        """Rotate each pair of features (f, g) by the angle t = ω_p·x.
+        """Rotate each pair of features by an angle that is proportional to the position.
 
-        The result is (f cos t − g sin t, f sin t + g cos t) for each pair, then the other features.
+        A pair (f, g) becomes (f cos t − g sin t, f sin t + g cos t), where the angle t is the inner
+        product of the frequency vector of the pair and the position. Features that belong to no
+        pair are unchanged.
         """
         angle = phases(self.frequency, coordinates, vectors.dtype)
         return self._apply_phasor(vectors, phasor_of(angle))
@@ -196,10 +201,8 @@ class Rotary(Relative):
         if positions.num_prefix_tokens:
             return None
         query_phasor, key_phasor = self._phasors(positions, query)
-        return (
-            self._apply_phasor(scale * query, query_phasor),
-            self._apply_phasor(key, key_phasor),
-        )
+        query = self._apply_phasor(scale * query, query_phasor)
+        return query, self._apply_phasor(key, key_phasor)
 
     def extra_softmax_dim(self, positions: Positions) -> int:
         return 0
@@ -278,7 +281,11 @@ class Rotary(Relative):
     def rotated_sums(
         self, tokens: FeatureInputs, query_phasor: Phasor | None, key_phasor: Phasor | None
     ) -> WeightedSums:
-        """Return Σ_j w_ij v_j and D_i. The phasors of tokens without a position are None."""
+        """Return the weighted sums of linear attention, after rotating queries and keys.
+
+        The phasors are the sines and cosines of the rotation angles. They are None for tokens
+        without a position, which are not rotated.
+        """
         return linear_sums(
             tokens,
             self._rotated_features(tokens.query_features, query_phasor),
@@ -301,24 +308,26 @@ class Rotary(Relative):
 
     @property
     def _length_weight(self) -> float:
-        """Return the share of ψ(q_i)·ψ(k_j) in the denominator; φ(q_i)·φ(k_j) has the rest."""
+        """Return the weight of the pair lengths in the denominator, between 0 and 1."""
         return {"mixed": self.length_share, "lengths": 1.0}.get(self.normalizer, 0.0)
 
     def _rotated_features(self, features: Tokens, phasor: Phasor | None) -> LinearFeatures:
-        """Return the vectors of the numerator and the denominator.
+        """Return rotated features for the numerator, and the vectors of the denominator.
 
-        The phasor of tokens without a position is None.
+        The phasor is None for tokens without a position, which are not rotated.
         """
-        rotated = self._apply_phasor(features, phasor)
+        # In eager mode, the rotation and the lengths share one copy of the pairs.
+        pairs = self._complex_pairs(features) if isinstance(phasor, Tensor) else None
+        rotated = self._apply_phasor(features, phasor, pairs)
         if self.normalizer == "nonnegative":
-            lengths = self.lengths(features) * math.sqrt((1 + LEAST_WEIGHT) / 2)
+            lengths = self.lengths(features, pairs) * math.sqrt((1 + LEAST_WEIGHT) / 2)
             return LinearFeatures(torch.cat([lengths, rotated * math.sqrt(0.5)], dim=-1))
         length_weight = 0.0 if phasor is None else self._length_weight
         terms = []
         if length_weight < 1:
             terms.append((1 - length_weight, features))
         if length_weight > 0:
-            terms.append((length_weight, self.lengths(features)))
+            terms.append((length_weight, self.lengths(features, pairs)))
         return LinearFeatures(rotated, tuple(terms))
 
     def _phasors(self, positions: Positions, like: Tensor) -> tuple[Phasor, Phasor]:
@@ -326,8 +335,9 @@ class Rotary(Relative):
         phasor = phasor_of(angle)
         return phasor, phasor if key_angle is angle else phasor_of(key_angle)
 
-    def _apply_phasor(self, vectors: Tokens, phasor: Phasor | None) -> Tokens:
-        """Rotate the pairs of vectors, or return the vectors of tokens without a position."""
+    def _apply_phasor(
+        self, vectors: Tokens, phasor: Phasor | None, complex_pairs: Tensor | None = None
+    ) -> Tokens:
         if phasor is None:
             return vectors
         if isinstance(phasor, tuple):
@@ -337,19 +347,26 @@ class Rotary(Relative):
             pairs = torch.stack(rotated, dim=-1)
         else:
             # In eager mode, complex numbers take a third of the time of real ones.
-            pairs = torch.view_as_real(self._complex_pairs(vectors) * phasor)
+            if complex_pairs is None:
+                complex_pairs = self._complex_pairs(vectors)
+            pairs = torch.view_as_real(complex_pairs * phasor)
         if self.pairing == "halves":
             pairs = pairs.mT
         return _append(pairs.flatten(-2), self._others(vectors))
 
-    def lengths(self, features: Tokens) -> Float[Tensor, "batch heads tokens lengths"]:
-        """Return ψ, the lengths √(f² + g²) of the pairs (f, g) and then |φ| of the other features.
+    def lengths(
+        self, features: Tokens, complex_pairs: Tensor | None = None
+    ) -> Float[Tensor, "batch heads tokens lengths"]:
+        """Return the length √(f² + g²) of each pair of features (f, g).
 
-        The gradient is 0 where a length is 0.
+        The absolute values of features that belong to no pair follow. The gradient is 0 where a
+        length is 0.
         """
         others = self._others(features).abs()
         if not torch.compiler.is_compiling():
-            return _append(self._complex_pairs(features).abs(), others)
+            if complex_pairs is None:
+                complex_pairs = self._complex_pairs(features)
+            return _append(complex_pairs.abs(), others)
         # ONNX has no complex numbers. Relative to the largest feature of a token, no visible square
         # underflows, and the root has a finite gradient at 0.
         tiny = torch.finfo(features.dtype).tiny
@@ -364,14 +381,13 @@ class Rotary(Relative):
         return paired.unflatten(-1, (-1, 2))
 
     def _complex_pairs(self, vectors: Tokens) -> Complex[Tensor, "batch heads tokens pairs"]:
-        """Return f + ig for each pair (f, g)."""
+        """Return f + ig for each pair of features (f, g)."""
         # Complex numbers need contiguous pairs. One copy is twice as fast as torch.complex of two
         # parts.
         pairs = self._pairs(vectors).clone(memory_format=torch.contiguous_format)
         return torch.view_as_complex(pairs)
 
     def _others(self, vectors: Tokens) -> Tensor:
-        """Return the features that are in no pair."""
         return vectors[..., 2 * self.frequency.shape[1] :]
 
 
@@ -386,15 +402,16 @@ def phasor_of(angle: Float[Tensor, "*shared heads tokens pairs"]) -> Phasor:
 
 
 def num_rotated_features(kernel: Kernel, dim: int) -> int:
-    """Return the number of features that can be rotated.
+    """Return the number of features that a rotary position embedding can rotate.
 
-    These are the features of the content kernel, or the entries of a query if it has none.
+    These are the features of the content kernel, or the entries of a query if the kernel has no
+    features.
 
     Raises:
         ValueError: If there are fewer than two.
     """
     size = dim if kernel.features is None else kernel.features.num_features(dim)
     if size < 2:
-        expected = "a kernel of at least 2 features with relative='rotary', which rotates pairs"
-        raise wrong_value("kernel", kernel.name, expected)
+        hint = "relative='rotary' rotates pairs of features."
+        raise wrong_value("kernel", kernel.name, "a kernel of at least 2 features", hint)
     return size

@@ -1,4 +1,4 @@
-"""The rotation kernel (strategy 1 of Horn et al. 2021), exact and in the paper's form."""
+"""Relative kernels of sinusoids of the offset (strategy 1 of Horn et al. 2021)."""
 
 import math
 from dataclasses import dataclass
@@ -18,9 +18,11 @@ from teka.functional.relative.stationary import SeparableRelative
 from teka.functional.shapes import (
     AxisOffsets,
     Coordinates,
+    Features,
     Keys,
     LogRelativePerHead,
     Queries,
+    Tokens,
     VectorPair,
 )
 from teka.precision import widest_dtype
@@ -30,19 +32,31 @@ NUM_FREQUENCIES = 4
 
 
 def initial_frequency(num_frequencies: int) -> Float[Tensor, "scales"]:
-    """Return ω_s = 8^(−s/2) radians per unit of length (Horn et al. 2021, authors' code)."""
+    """Return the initial frequencies 8^(−s/2) for s = 0, 1, …, in radians per unit of length.
+
+    Source: Horn et al. 2021, authors' code.
+    """
     dtype = widest_dtype(torch.get_default_device())
     return 8.0 ** (-torch.arange(num_frequencies, dtype=dtype) / 2)
 
 
 def rotation_scale(dim: int, num_axes: int, num_frequencies: int) -> float:
-    """Return 1/√d' for concatenated vectors of size d' = d + 2 · axes · scales."""
+    """Return the factor of attention scores for queries with appended sinusoids of the position.
+
+    It is 1/√d' for the size d' = dim + 2 · num_axes · num_frequencies of these queries.
+    """
     return (dim + 2 * num_axes * num_frequencies) ** -0.5
 
 
 @dataclass(frozen=True)
 class Rotation(SeparableRelative):
-    """The rotation kernel, log c(Δ) = scale · Σ_{a, s} [α_as cos(ω_s Δ_a) + β_as sin(ω_s Δ_a)].
+    """A learned sum of sinusoids of the offset, which is added to the attention scores.
+
+    For the offset Δ_a of query and key along each axis a and the frequencies ω_s,
+
+        log c(Δ) = scale · Σ_{a, s} [α_as cos(ω_s Δ_a) + β_as sin(ω_s Δ_a)].
+
+    Each head learns its weights α and β.
 
     Lemma 1 of the paper: for u(x) = [sin ωx, cos ωx], the inner product ⟨u(x) W, u(y)⟩ depends on
     x − y alone if W = [[α, β], [−β, α]]. Then
@@ -100,7 +114,7 @@ class Rotation(SeparableRelative):
         frequency: Tensor | None = None,
         weight_scale: float = 1.0,
     ) -> "Rotation":
-        """Return α, β ~ N(0, σ²) and ω = 8^(−s/2) (Horn et al. 2021).
+        """Return normally distributed weights α and β, and the frequencies of the paper.
 
         Args:
             num_axes: Number of axes of the grid.
@@ -125,7 +139,7 @@ class Rotation(SeparableRelative):
 
     @classmethod
     def draw(cls, generator: Generator, **sizes: Any) -> "Rotation":
-        """Return weights ~ N(0, 1), and the frequencies and the scale of the paper."""
+        """Return an example with standard normal weights, and the frequencies of the paper."""
         scale = rotation_scale(sizes["dim"], sizes["num_axes"], NUM_FREQUENCIES)
         kernel = super().draw(generator, **sizes)
         return replace(kernel, frequency=initial_frequency(NUM_FREQUENCIES), scale=scale)
@@ -151,9 +165,10 @@ class Rotation(SeparableRelative):
     def concatenate(
         self, query: Queries, key: Keys, positions: Positions, *, scale: float
     ) -> VectorPair:
-        """Return √scale · q and √scale · k, concatenated with sinusoids of their positions.
+        """Append sinusoids of the positions to queries and keys, which are multiplied by √scale.
 
-        The inner product is scale · qᵀk + log c. The sinusoids of tokens without a position are 0.
+        The inner product of the resulting vectors is scale · qᵀk + log c, where c is the weight of
+        the relative kernel. Zeros are appended to tokens without a position.
         """
         alpha = self.cosine_weight.to(query)[:, None]
         beta = self.sine_weight.to(query)[:, None]
@@ -164,26 +179,35 @@ class Rotation(SeparableRelative):
         vectors = []
         for content, waves in ((query, query_waves), (key, key_waves)):
             waves = torch.cat(tuple(waves), dim=-1).flatten(-2) * math.sqrt(self.scale)
-            waves = pad(waves, (0, 0, positions.num_prefix_tokens, 0))
-            waves = waves.expand(*content.shape[:-1], waves.shape[-1])
-            vectors.append(torch.cat([content * math.sqrt(scale), waves], dim=-1))
+            vectors.append(append_features(content * math.sqrt(scale), waves, positions))
         return vectors[0], vectors[1]
 
     def _waves(self, coordinates: Coordinates, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return sin ωx and cos ωx of the positions, shape (B or 1, 1, L, axes, scales)."""
+        """Return sin ωx and cos ωx of positions x, shape (batch or 1, 1, tokens, axes, scales)."""
         phase = coordinates[..., None] * self.frequency.to(coordinates)
         phase = phase[:, None] if phase.ndim == 4 else phase[None, None]
         return torch.sin(phase).to(dtype), torch.cos(phase).to(dtype)
 
 
+def append_features(vectors: Tokens, features: Tensor, positions: Positions) -> Features:
+    """Append features of the positions to queries or keys, and zeros to tokens without a position.
+
+    The features may be shared by all heads and samples.
+    """
+    features = pad(features, (0, 0, positions.num_prefix_tokens, 0))
+    return torch.cat([vectors, features.expand(*vectors.shape[:-1], -1)], dim=-1)
+
+
 @dataclass(frozen=True)
 class RotationJoint(Rotation):
-    """The rotation kernel in the form of the paper: features of [q; u(x_i) W] and [k; u(x_j)].
+    """The kernel of `Rotation` with sinusoids of the position appended to queries and keys.
 
-    In expectation over the draws of random features it equals `Rotation` with the softmax kernel.
-    For a single draw w it does not: exp(wᵀ[q; u(x_i) W]) · exp(wᵀ[k; u(x_j)]) depends on u(x_i) W +
-    u(x_j) instead of x_i − x_j. A shift of all positions therefore changes the output by about the
-    error of the estimate.
+    This is the form of the paper. The content kernel takes the longer vectors [q; u(x_i) W] and
+    [k; u(x_j)], with the symbols of `Rotation`. With the softmax kernel the result is the same.
+    With random features it is the same only in expectation over their draws. For a single draw w,
+    the product exp(wᵀ[q; u(x_i) W]) · exp(wᵀ[k; u(x_j)]) depends on u(x_i) W + u(x_j) instead of
+    x_i − x_j. A shift of all positions therefore changes the output by about the error of the
+    estimate.
 
     Source: Horn et al. 2021, §2.3 (strategy 1).
 
@@ -214,11 +238,8 @@ class RotationJoint(Rotation):
         super().check(kernel=kernel, **sizes)
         # The sum of the content and the position term becomes a product of weights for exp only.
         if not kernel.estimates_softmax:
-            expected = (
-                "softmax or random features of it with relative='rotation_joint'; "
-                "relative='rotation' takes all"
-            )
-            raise wrong_value("kernel", kernel.name, expected)
+            hint = "relative='rotation' supports all kernels, relative='rotation_joint' does not."
+            raise wrong_value("kernel", kernel.name, "softmax or random features of it", hint)
 
     @property
     def num_position_features(self) -> int:

@@ -1,4 +1,4 @@
-"""Relative kernels that depend on the query and on the signed offset: Shaw and Transformer-XL."""
+"""Relative kernels that depend on the query and the signed offset: Shaw and Transformer-XL."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,8 +17,8 @@ from teka.functional.backends.rings import causal_ring_sums, signed_offset_cost,
 from teka.functional.backends.sums import FeatureInputs, WeightedSums
 from teka.functional.positions import Positions, whole_steps
 from teka.functional.relative.base import FactorRelative, OffsetIndex, has_spacing
-from teka.functional.relative.clipped import MAX_DISTANCE, ring_step
-from teka.functional.relative.rotation import NUM_FREQUENCIES
+from teka.functional.relative.clipped import MAX_DISTANCE, decode_with_rings
+from teka.functional.relative.rotation import NUM_FREQUENCIES, append_features
 from teka.functional.shapes import (
     Keys,
     LogRelative,
@@ -35,10 +35,12 @@ WAVE_BASE = 10_000.0
 
 @dataclass(frozen=True)
 class Shaw(FactorRelative):
-    """Embeddings of clipped offsets, c(Δ; q) = exp(scale · Σ_a qᵀw_a[clip(Δ_a, −k, k)]).
+    """Learned embeddings of clipped offsets, as in Shaw et al. 2018.
 
-    Δ is counted in cells. A sum over keys is a weighted sum over (2k + 1)ⁿ bins, which takes O(L ·
-    (2k + 1)ⁿ). A bin is a single cell, or all cells beyond ±k along some axis.
+    For the offset Δ_a of query and key in cells along each axis a, the weight is
+    c(Δ; q) = exp(scale · Σ_a qᵀw_a[clip(Δ_a, −k, k)]), where w_a contains the embeddings of all
+    offsets from −k to k. On one axis, attention with L tokens takes O(L · k) operations, because a
+    sum over keys is a weighted sum of 2k + 1 sums over offsets.
 
     Source: Shaw et al. 2018, equations 2 and 4, on one axis, without embeddings of values. The
     offset here is query minus key, in the paper it is key minus query. On several axes it is
@@ -71,8 +73,9 @@ class Shaw(FactorRelative):
         super().__post_init__()
         num_entries = self.embedding.shape[1]
         if num_entries < 3 or num_entries % 2 == 0:
-            expected = "(axes, 2 max_distance + 1, dim) with a max_distance of at least 1"
-            raise wrong_shape("embedding", self.embedding.shape, expected)
+            raise wrong_shape(
+                "embedding", self.embedding.shape, "(axes, 2 max_distance + 1 ≥ 3, dim)"
+            )
         if not is_positive(self.unit):
             raise wrong_value("unit", self.unit, POSITIVE_NUMBER)
 
@@ -125,7 +128,11 @@ class Shaw(FactorRelative):
         )
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Return the cost of the backend "rings", which needs a line that is not periodic."""
+        """Return the estimated cost of the backend "rings", if it supports the positions.
+
+        The backend needs the same grid for queries and keys, with a single axis that is not
+        periodic.
+        """
         grid = positions.shared_grid
         if grid is None or not has_spacing(grid, self.unit):
             return {}
@@ -147,23 +154,25 @@ class Shaw(FactorRelative):
     def step(
         self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
     ) -> tuple[WeightedSums, DecodingState]:
-        return ring_step(self._log_past(tokens), tokens, state)
+        return decode_with_rings(self._log_past(tokens), tokens, state)
 
     def _log_past(self, tokens: FeatureInputs) -> Float[Tensor, "batch heads queries rings"]:
-        """Return log c of the keys 0, 1, … and at least k tokens before each query."""
+        """Return log c of keys that are 0, 1, … and at least k tokens before each query."""
         return self.log_entries(tokens.query, scale=tokens.scale)[..., 0, self.max_distance :]
 
 
 @dataclass(frozen=True)
 class TransformerXL(FactorRelative):
-    """Sinusoids of the offset with weights that depend on the query, as in Transformer-XL.
+    """The position bias of Transformer-XL: sinusoids of the offset, weighted by the query.
 
-        log c(Δ; q) = scale · Σ_{a, s} [α_as(q) cos(ω_sa Δ_a) + β_as(q) sin(ω_sa Δ_a)]
+    For the offset Δ_a of query and key along each axis a and the frequencies ω_sa,
 
-    The weights are [α, β] = W q + b. With b = W v they are the content–position and the
-    position–position terms of the paper, (q + v)ᵀW'r_Δ with sinusoids r_Δ. The term uᵀk of the
-    paper is a bias u of the queries in qᵀk. With the frequencies of `Rotation` the kernel is
-    strategy 1 of Horn et al. 2021 with weights that depend on the query.
+        log c(Δ; q) = scale · Σ_{a, s} [α_as(q) cos(ω_sa Δ_a) + β_as(q) sin(ω_sa Δ_a)].
+
+    The weights are a learned linear function of the query, [α, β] = W q + b. With b = W v they are
+    the content–position and the position–position terms of the paper, (q + v)ᵀW'r_Δ with sinusoids
+    r_Δ. The term uᵀk of the paper is a bias u of the queries in qᵀk. With the frequencies of
+    `Rotation` the kernel is strategy 1 of Horn et al. 2021 with weights that depend on the query.
 
     Because cos and sin of a difference are sums of products, log c is an inner product, and softmax
     attention needs no matrix of all pairs. Other content kernels evaluate every pair. Along
@@ -204,7 +213,7 @@ class TransformerXL(FactorRelative):
     def initial(
         cls, *, num_axes: int, heads: int, dim_head: int, frequency: Tensor | None = None
     ) -> "TransformerXL":
-        """Return W with the initial values of `torch.nn.Linear`, b = 0, and fixed frequencies.
+        """Return initial values as for `torch.nn.Linear` without a bias, and fixed frequencies.
 
         Args:
             num_axes: Number of axes of the grid.
@@ -226,7 +235,7 @@ class TransformerXL(FactorRelative):
 
     @classmethod
     def draw(cls, generator: Generator, **sizes: Any) -> "TransformerXL":
-        """Return weights ~ N(0, 1) and the frequencies 1, 1/4 and 1/16."""
+        """Return an example with standard normal weights and the frequencies 1, 1/4 and 1/16."""
         frequency = 4.0 ** -torch.arange(3, dtype=torch.float64)[:, None]
         kernel = super().draw(generator, **sizes)
         return replace(kernel, frequency=frequency.repeat(1, sizes["num_axes"]))
@@ -235,7 +244,10 @@ class TransformerXL(FactorRelative):
         return replace(self, frequency=positions.torus_frequency(self.frequency))
 
     def amplitudes(self, query: Queries, *, scale: float) -> tuple[Tensor, Tensor]:
-        """Return scale · α and scale · β, each (batch, heads, queries, scales · axes)."""
+        """Return the amplitudes of cosines and of sines for each query, scale · α and scale · β.
+
+        Both have the shape (batch, heads, queries, scales · axes).
+        """
         weights = torch.einsum("bhqd,hwad->bhqwa", query, self.query_weight.to(query))
         weights = scale * (weights + self.bias.to(query)[:, None])
         cosine, sine = weights.flatten(-2).chunk(2, dim=-1)
@@ -277,17 +289,22 @@ class TransformerXL(FactorRelative):
     def softmax_vectors(
         self, query: Queries, key: Keys, positions: Positions, *, scale: float
     ) -> VectorPair:
-        """Return [scale · q, α cos ωx + β sin ωx, α sin ωx − β cos ωx] and [k, cos ωy, sin ωy]."""
+        """Append sinusoids of the positions to queries and keys, for softmax attention.
+
+        For a query at the position x and a key at y, the vectors are
+
+            [scale · q, α cos ωx + β sin ωx, α sin ωx − β cos ωx],
+            [k, cos ωy, sin ωy].
+
+        Their inner product is scale · qᵀk + log c.
+        """
         scales, num_axes = self.frequency.shape
         frequency = torch.diag_embed(self.frequency).reshape(1, scales * num_axes, num_axes)
         query_angle, key_angle = positions.angles(frequency, query)
-        first = positions.num_prefix_tokens
-        alpha, beta = self.amplitudes(query[:, :, first:], scale=scale)
+        tokens = query[:, :, positions.num_prefix_tokens :]
+        alpha, beta = self.amplitudes(tokens, scale=scale)
         cosine, sine = torch.cos(query_angle), torch.sin(query_angle)
         query_waves = torch.cat([alpha * cosine + beta * sine, alpha * sine - beta * cosine], -1)
         key_waves = torch.cat([torch.cos(key_angle), torch.sin(key_angle)], dim=-1)
-        query_waves, key_waves = (
-            pad(waves, (0, 0, first, 0)) for waves in (query_waves, key_waves)
-        )
-        query_vectors = torch.cat([scale * query, query_waves], dim=-1)
-        return query_vectors, torch.cat([key, key_waves.expand(*key.shape[:-1], -1)], dim=-1)
+        query = append_features(scale * query, query_waves, positions)
+        return query, append_features(key, key_waves, positions)

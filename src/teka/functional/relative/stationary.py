@@ -1,4 +1,4 @@
-"""Base classes of relative kernels that depend on the offset alone."""
+"""Base classes of relative kernels that depend only on the offset between query and key."""
 
 import math
 from abc import abstractmethod
@@ -30,7 +30,7 @@ from teka.precision import to_float64, widest_dtype
 
 
 class StationaryRelative(FactorRelative):
-    """Base class of relative kernels c(x_i − x_j) that do not depend on the query."""
+    """Base class of relative kernels that depend on the offset, but not on the query itself."""
 
     @abstractmethod
     def log_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
@@ -47,7 +47,10 @@ class StationaryRelative(FactorRelative):
         return lambda b, h, i, j: table[h, index(i, j)]
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Return the cost of the backend "fft", which needs grids of one spacing."""
+        """Return the estimated cost of the backend "fft", if it supports the positions.
+
+        The backend needs grids with the same spacing for queries and keys.
+        """
         grids = positions.grids
         # A compiled graph cannot read which rows to compute again.
         if grids is None or sizes.is_causal or torch.compiler.is_compiling():
@@ -68,7 +71,10 @@ class StationaryRelative(FactorRelative):
 
 
 class SeparableRelative(StationaryRelative):
-    """Base class of stationary kernels with log c(Δ) = Σ_a log c_a(Δ_a), a product over axes."""
+    """Base class of stationary relative kernels that are a product of one factor for each axis.
+
+    The factor c_a depends on the offset along axis a alone, and log c is a sum over axes.
+    """
 
     @abstractmethod
     def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
@@ -81,9 +87,9 @@ class SeparableRelative(StationaryRelative):
         return sum(terms[1:], terms[0])
 
     def axis_log_matrix(self, axis: int, positions: Positions, like: Tensor) -> AxisMatrix:
-        """Return log c_a of every pair of cells along one axis of the grids.
+        """Return log c_a for every pair of a query and a key cell along one axis a.
 
-        Between grids of one spacing the kernel is evaluated once for each offset.
+        If both grids have the same spacing, the kernel is evaluated only once for each offset.
         """
         assert positions.grids is not None
         query, key = positions.grids
@@ -101,7 +107,10 @@ class SeparableRelative(StationaryRelative):
     def axis_log_matrices(
         self, positions: Positions, like: Tensor
     ) -> tuple[list[AxisMatrix], Float[Tensor, "1 heads queries"]]:
-        """Return log c_a of every axis minus its row maxima, and their sum for each query."""
+        """Return log c_a for every axis a, shifted so that the maximum of each row is 0.
+
+        Also return the sum over the axes of the subtracted maxima for each query.
+        """
         matrices = []
         log_peak = torch.zeros((), dtype=like.dtype, device=like.device)
         for axis in range(positions.num_axes):
@@ -114,11 +123,11 @@ class SeparableRelative(StationaryRelative):
             log_peak = log_peak[..., None] + row_peak.reshape(-1, *[1] * axis, log_matrix.shape[-2])
         return matrices, log_peak.flatten(1)[None]
 
-    def log_placed_rows(
+    def log_rows_without_prefix(
         self, query: Queries, positions: Positions, rows: slice, *, scale: float
     ) -> LogRelativeRows:
         if positions.grids is None:
-            return super().log_placed_rows(query, positions, rows, scale=scale)
+            return super().log_rows_without_prefix(query, positions, rows, scale=scale)
         # One small matrix for each axis, so that the kernel is not evaluated for every pair.
         shape = positions.grids[0].shape
         cells = torch.arange(rows.start, rows.stop, device=query.device)
@@ -135,7 +144,7 @@ class SeparableRelative(StationaryRelative):
         return log_relative[None]
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Return the costs of the backends "toeplitz" and "fft"."""
+        """Return the estimated costs of the backends "toeplitz" and "fft"."""
         if sizes.is_causal or positions.grids is None:
             return {}
         cost = separable_cost(*positions.grids, sizes.num_features, sizes.dim_value)
@@ -153,7 +162,7 @@ class SeparableRelative(StationaryRelative):
 def per_head(
     parameter: Float[Tensor, "heads"], offsets: AxisOffsets
 ) -> Float[Tensor, "heads *ones"]:
-    """Return one number for each head, in a shape that broadcasts with offsets."""
+    """Reshape a parameter with one number for each head so that it broadcasts with offsets."""
     return parameter.to(offsets).reshape(-1, *(1,) * offsets.ndim)
 
 

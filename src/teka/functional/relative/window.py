@@ -1,4 +1,4 @@
-"""Attention within local windows."""
+"""The relative kernel of a local window with learned biases."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -35,10 +35,12 @@ MAX_AXES = 62
 
 @dataclass(frozen=True)
 class Window(StationaryRelative):
-    """A local window, c(Δ) = exp(b[Δ]) for offsets of at most r cells along each axis, else 0.
+    """A local window with learned biases, outside of which keys have no weight.
 
-    It takes O(L · (2r + 1)ⁿ) for any content kernel. A query without a key in its window has an
-    output of 0; this happens between two grids or if keys are masked.
+    The window includes offsets Δ of at most r cells along each axis. Within the window, the weight
+    is c(Δ) = exp(b[Δ]) with the bias b. Attention with L tokens on n axes takes O(L · (2r + 1)ⁿ)
+    operations for any content kernel. If a query has no key in its window, because the grids are
+    different or keys are masked, its output is 0.
 
     Source: Ramachandran et al. 2019; Hassani et al. 2023 (neighborhood attention). There, windows
     at the edge of a grid move inward, which is not equivariant. Here they are cut off.
@@ -68,8 +70,8 @@ class Window(StationaryRelative):
         check_dtype("bias", self.bias)
         sides = set(map(int, self.bias.shape[1:]))
         if len(sides) != 1 or min(sides) < 3 or min(sides) % 2 == 0:
-            expected = "(heads, 2 reach + 1, …), one for each axis, reach at least 1"
-            raise wrong_shape("bias", self.bias.shape, expected)
+            hint = "The size must be the same for all axes, and the reach at least 1."
+            raise wrong_shape("bias", self.bias.shape, "(heads, 2 reach + 1, …)", hint)
         if not is_positive(self.unit):
             raise wrong_value("unit", self.unit, POSITIVE_NUMBER)
 
@@ -95,15 +97,16 @@ class Window(StationaryRelative):
     def check(self, *, heads: int, num_axes: int, **others: Any) -> None:
         check_num_axes("bias", self.bias, self.bias.ndim - 1, num_axes)
         if self.bias.shape[0] != heads:
-            expected = f"({heads}, 2 reach + 1, …) for {heads} heads"
-            raise wrong_shape("relative.bias", self.bias.shape, expected)
+            raise wrong_shape(
+                "relative.bias", self.bias.shape, f"({heads}, 2 reach + 1, …) for {heads} heads"
+            )
 
     def is_within(self, offsets: OffsetVectors) -> Bool[Tensor, "*pairs"]:
         """Return True for the offsets within the window."""
         return (whole_steps(offsets, self.unit).abs() <= self.reach).all(dim=-1)
 
     def bias_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
-        """Return b at offsets, or beyond the window the value at its edge."""
+        """Return the biases of offsets. Offsets beyond the window have the bias of its edge."""
         steps = whole_steps(offsets, self.unit).clamp(-self.reach, self.reach)
         entries = (steps + self.reach).long()
         index = entries[..., 0]
@@ -128,24 +131,25 @@ class Window(StationaryRelative):
             lambda query, rows: self.log_rows(query, positions, rows, scale=pairs.scale),
         )
 
-    def log_placed_rows(
+    def log_rows_without_prefix(
         self, query: Queries, positions: Positions, rows: slice, *, scale: float
     ) -> LogRelativeRows:
         bias = self.bias_at(positions.offsets_like(query, rows))
         return bias.transpose(0, 1) if bias.ndim == 4 else bias[None]
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Return no backend for sums over features.
+        """Return no costs, because no backend for sums over features supports windows.
 
-        The errors of a Fourier transform are relative to the largest sum, and a key beyond the
-        window must not have any weight.
+        The error of a Fourier transform is relative to the largest sum, so that keys beyond the
+        window would have a small weight.
         """
         return {}
 
     def window_cost(self, positions: Positions, dense_size: int, dim_value: int) -> Cost | None:
-        """Return the cost of local attention, or None if it cannot compute these positions.
+        """Return the estimated cost of local attention, or None if it is not supported.
 
-        It needs one grid with cells that are one unit wide, around which no window wraps.
+        It needs the same grid for queries and keys. Cells must be one unit wide, and windows must
+        be smaller than the period of each periodic axis.
         """
         grid = positions.shared_grid
         if grid is None or not has_spacing(grid, self.unit):
