@@ -127,7 +127,6 @@ def _positions(
     position: Tensor | None,
     kind: Relative | type[Relative] | None,
 ) -> Positions:
-    """Return the positions of the next tokens."""
     batch, _, num_tokens, _ = query.shape
     if kind is not None and kind.requires_unit_steps:
         if position is not None:

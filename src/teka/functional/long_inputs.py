@@ -228,7 +228,6 @@ class _ChunkedAttention(Function):
 
 
 def _chunks(tokens: Tensor) -> Iterator[slice]:
-    """Yield the rows of every chunk of tokens."""
     num_tokens = tokens.shape[2]
     for start in range(0, num_tokens, CHUNK_TOKENS):
         yield slice(start, min(start + CHUNK_TOKENS, num_tokens))

@@ -353,7 +353,6 @@ def _triton(
 def _sum_of_features(
     plan: Plan, query: Queries, key: Keys, value: Values, key_mask: KeyMask
 ) -> Outputs:
-    """Attend with sums over keys of products of features."""
     kernel = _feature_kernel(plan)
     if plan.backend == "linear" and plan.group is None:
         long = LongAttention(

@@ -186,13 +186,12 @@ class DecodingState:
         Raises:
             ValueError: The two have different shapes or dtypes.
         """
-        old_shape, new_shape = tuple(self.sums.values.shape), tuple(new.values.shape)
-        old_dtype, new_dtype = self.sums.values.dtype, new.values.dtype
-        if old_shape != new_shape or old_dtype != new_dtype:
+        old_values, new_values = self.sums.values, new.values
+        if old_values.shape != new_values.shape or old_values.dtype != new_values.dtype:
             raise wrong_value(
                 "state.sums.values",
-                f"{old_shape} and {old_dtype}",
-                f"of shape {new_shape} and {new_dtype}, to fit the next token",
+                f"{tuple(old_values.shape)} and {old_values.dtype}",
+                f"of shape {tuple(new_values.shape)} and {new_values.dtype}",
             )
         return self.sums
 
