@@ -43,7 +43,6 @@ def fixed_norm_projection(num_features: int, dim: int, generator: Generator) -> 
 
 
 def _orthogonal_directions(num_features: int, dim: int, generator: Generator) -> ProjectionMatrix:
-    """Return random unit vectors, orthogonal within blocks."""
     blocks = []
     for start in range(0, num_features, dim):
         orthogonal, triangular = torch.linalg.qr(independent_projection(dim, dim, generator))

@@ -91,7 +91,6 @@ def _subtract_peak(exponent: KeyFeatures, key_mask: KeyMask) -> KeyFeatures:
 
 
 def _floored_exp(exponent: Tensor) -> Tensor:
-    """Return exp(exponent), but at least exp(`LOWEST_EXPONENT`)."""
     return torch.exp(exponent).clamp_min(math.exp(LOWEST_EXPONENT))
 
 

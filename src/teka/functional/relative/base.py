@@ -306,14 +306,14 @@ class Relative(TensorFields, ABC):
 
 
 class FactorRelative(Relative):
-    """Base class of relative kernels that multiply the weight of the content kernel by c > 0."""
+    """Base class of relative kernels c > 0 that multiply the weights of the content kernel."""
 
     @abstractmethod
     def log_kernel(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
-        """Return log c of every pair of a query and a key, given their offset x_i − x_j.
+        """Return the logarithm of the relative kernel for every pair of a query and a key.
 
-        The offsets may be different for each sample, or shared by all samples. This is the
-        reference implementation.
+        The offsets of the pairs may be different for each sample, or shared by all samples. This
+        is the reference implementation.
         """
 
     def dense_passes(self, num_axes: int) -> int:
@@ -324,9 +324,9 @@ class FactorRelative(Relative):
     ) -> PairFunction | None:
         """Return a function that adds the relative kernel to the scores in FlexAttention.
 
-        The function computes log c from the indices of the sample, head, query and key. It is 0 if
-        one of the tokens is a prefix token, because prefix tokens have no position. Return None if
-        the positions have too many different offsets for a table.
+        The function computes the logarithm of the relative kernel from the indices of the sample,
+        head, query and key. It is 0 for prefix tokens, because they have no position. Return None
+        if the positions have too many different offsets for a table.
         """
         numbers = offset_table(positions, query)
         if numbers is None:
@@ -342,7 +342,9 @@ class FactorRelative(Relative):
     def table_term(
         self, query: Queries, offsets: OffsetVectors, index: OffsetIndex, *, scale: float
     ) -> PairFunction:
-        """Return a function for FlexAttention that reads log c from a table of all offsets.
+        """Return a function for FlexAttention that reads the relative kernel from a table.
+
+        The table contains the logarithm of the kernel for all offsets.
 
         Args:
             query: Queries.
@@ -369,9 +371,9 @@ class FactorRelative(Relative):
     def log_rows(
         self, query: Queries, positions: Positions, rows: slice, *, scale: float
     ) -> LogRelativeRows:
-        """Return log c for a slice of the queries and all keys.
+        """Return the logarithm of the relative kernel for a slice of the queries and all keys.
 
-        It is 0 if one of the tokens is a prefix token, because prefix tokens have no position.
+        It is 0 for pairs with a prefix token, because prefix tokens have no position.
         """
         first = positions.num_prefix_tokens
         others = slice(max(rows.start - first, 0), max(rows.stop - first, 0))
@@ -383,7 +385,7 @@ class FactorRelative(Relative):
     def log_rows_without_prefix(
         self, query: Queries, positions: Positions, rows: slice, *, scale: float
     ) -> LogRelativeRows:
-        """Return log c for a slice of the queries and all keys, if there are no prefix tokens."""
+        """Return the result of `log_rows` for queries and keys without prefix tokens."""
         return self.log_kernel(query[:, :, rows], positions.offsets_like(query, rows), scale=scale)
 
 

@@ -74,10 +74,9 @@ class DecayRelative(SeparableRelative):
         ]
         if tokens.is_causal:
             return causal_decay_sums(tokens, rates[0])
-        is_line = grid.num_axes == 1
         sums = (
             bidirectional_decay_sums(tokens, rates[0])
-            if is_line
+            if grid.num_axes == 1
             else grid_decay_sums(tokens, rates, grid)
         )
         # The largest c of a query is 1, for the key at its own position.

@@ -90,9 +90,10 @@ class Clipped(FactorRelative):
         Neighboring cells must be one ring width apart. Along a periodic axis, all rings except the
         last one must be smaller than the period.
         """
-        diameter = 2 * (self.max_distance - 1)
         axes = zip(grid.shape, grid.periodic, strict=True)
-        is_wide = all(diameter < side for side, is_periodic in axes if is_periodic)
+        is_wide = all(
+            2 * (self.max_distance - 1) < side for side, is_periodic in axes if is_periodic
+        )
         return is_wide and has_spacing(grid, self.ring_width)
 
     def ring(self, offsets: Float[Tensor, "*batch axes"]) -> Int[Tensor, "*batch"]:

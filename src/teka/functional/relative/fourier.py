@@ -96,8 +96,9 @@ class Fourier(StationaryRelative):
             total = self.constant_weight.detach() + self.amplitude.detach().sum(dim=1)
             if not bool((total > 0).all()):
                 argument = "the sum of constant_weight and amplitude"
-                expected = "at least one weight above 0 in every head"
-                raise wrong_value(argument, total.tolist(), expected)
+                raise wrong_value(
+                    argument, total.tolist(), "at least one weight above 0 in every head"
+                )
 
     @classmethod
     def initial(
@@ -226,7 +227,6 @@ class Fourier(StationaryRelative):
     def _linear_features(
         self, tokens: FeatureInputs, positions: Positions
     ) -> tuple[LinearFeatures, LinearFeatures]:
-        """Multiply the features of queries and keys by the features of their positions."""
         query_waves, key_waves = self.position_features(positions, tokens.value)
         query = product_features(tokens.query_features, query_waves)
         key = product_features(tokens.key_features, key_waves)

@@ -97,7 +97,7 @@ class GeneralizedQuadratic(CenteredRelative):
     """A Gaussian with a learned center and a learned covariance matrix for each head.
 
     For a query at the position x_i and a key at x_j, log c = −½ ‖L (x_j − x_i − Δ_h)‖², where Δ_h
-    is the center of the head. The matrix L determines the inverse covariance matrix, which is LᵀL.
+    is the center of the head and LᵀL its inverse covariance matrix.
     Along periodic axes the shorter distance counts.
 
     Source: Cordonnier et al. 2020, equation 16.
@@ -218,6 +218,6 @@ def _cell_width(query: Grid, key: Grid, axis: int) -> float:
     width = min(spacings) if spacings else query.spacing[axis]
     for distance in (*spacings, query.origin[axis] - key.origin[axis]):
         if abs(distance / width - round(distance / width)) > MAX_MISALIGNMENT:
-            hint = "With relative='table', their cells must be whole numbers of cells apart."
+            hint = "With relative='table', cells of both grids must be whole cells apart."
             raise wrong_value("key_grid", key, f"aligned with {query}", hint)
     return width

@@ -134,9 +134,12 @@ class Shaw(FactorRelative):
         periodic.
         """
         grid = positions.shared_grid
-        if grid is None or not has_spacing(grid, self.unit):
-            return {}
-        if grid.num_axes > 1 or grid.periodic[0]:
+        if (
+            grid is None
+            or grid.num_axes > 1
+            or grid.periodic[0]
+            or not has_spacing(grid, self.unit)
+        ):
             return {}
         cost = signed_offset_cost(
             grid.num_tokens, sizes.num_features, sizes.dim_value, self.max_distance

@@ -87,7 +87,7 @@ class SeparableRelative(StationaryRelative):
         return sum(terms[1:], terms[0])
 
     def axis_log_matrix(self, axis: int, positions: Positions, like: Tensor) -> AxisMatrix:
-        """Return log c_a for every pair of a query and a key cell along one axis a.
+        """Return the logarithm of the kernel along one axis, for all pairs of cells of the axis.
 
         If both grids have the same spacing, the kernel is evaluated only once for each offset.
         """
@@ -107,9 +107,9 @@ class SeparableRelative(StationaryRelative):
     def axis_log_matrices(
         self, positions: Positions, like: Tensor
     ) -> tuple[list[AxisMatrix], Float[Tensor, "1 heads queries"]]:
-        """Return log c_a for every axis a, shifted so that the maximum of each row is 0.
+        """Return the logarithm of the kernel along each axis, with row maxima of 0.
 
-        Also return the sum over the axes of the subtracted maxima for each query.
+        Also return the sum over all axes of the subtracted maxima for each query.
         """
         matrices = []
         log_peak = torch.zeros((), dtype=like.dtype, device=like.device)

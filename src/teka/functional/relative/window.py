@@ -70,7 +70,7 @@ class Window(StationaryRelative):
         check_dtype("bias", self.bias)
         sides = set(map(int, self.bias.shape[1:]))
         if len(sides) != 1 or min(sides) < 3 or min(sides) % 2 == 0:
-            hint = "The size must be the same for all axes, and the reach at least 1."
+            hint = "The number of biases must be the same along all axes, and the reach at least 1."
             raise wrong_shape("bias", self.bias.shape, "(heads, 2 reach + 1, …)", hint)
         if not is_positive(self.unit):
             raise wrong_value("unit", self.unit, POSITIVE_NUMBER)
