@@ -154,7 +154,9 @@ class Stochastic(Relative):
         self, query: Tensor, key: Tensor, positions: Positions, *, scale: float
     ) -> tuple[Tensor, Tensor]:
         frequency = positions.torus_frequency(self.frequency).to(query)
-        angle = torch.einsum("hdwa,la->hldw", frequency, positions.places(query.device).to(query))
+        angle = torch.einsum(
+            "hdwa,la->hldw", frequency, positions.coordinates(query.device).to(query)
+        )
 
         def carried(vectors: Tensor, turned: Tensor) -> Tensor:
             waves = torch.cat([turned.cos(), turned.sin()], -1) * self.gain.repeat(1, 1, 2)[:, None]

@@ -417,7 +417,7 @@ def reference_attention(
     numerator = denominator = query_features @ key_features.transpose(-2, -1)
     if isinstance(relative, Rotary):
         query_positions, key_positions = (
-            side.places(query.device) for side in (positions, positions.of_keys)
+            side.coordinates(query.device) for side in (positions, positions.of_keys)
         )
         rotated = (
             relative.rotate(query_features[:, :, num_prefix:], query_positions),
@@ -450,7 +450,7 @@ def reference_attention(
         denominator = torch.ones_like(numerator)
     if isinstance(relative, FactorRelative):
         query_positions, key_positions = (
-            side.places(query.device) for side in (positions, positions.of_keys)
+            side.coordinates(query.device) for side in (positions, positions.of_keys)
         )
         offsets = query_positions[..., :, None, :] - key_positions[..., None, :, :]
         offsets = offsets if positions.grid is None else positions.grid.wrap(offsets)

@@ -161,8 +161,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[CheckDevices]:
 def without_float64(monkeypatch: pytest.MonkeyPatch, elsewhere: CheckDevices) -> None:
     """Simulate a device without float64, such as Apple GPUs."""
     monkeypatch.setattr(precision, "DEVICES_WITHOUT_FLOAT64", {TEST_DEVICE})
-    for cached in (positions._kept_places, positions._kept_axis_places):
-        cached.cache_clear()
+    positions._cached_coordinates.cache_clear()
     elsewhere.has_float64 = False
 
 

@@ -126,7 +126,7 @@ class LongAttention:
         if self.relative is None:
             return LinearFeatures(features)
         positions = self.positions.of_keys if is_key else self.positions
-        points = positions.places(features.device)[..., rows, :]
+        points = positions.coordinates(features.device)[..., rows, :]
         return self.relative.linear_features(features, Positions(points=points), is_key=is_key)
 
 

@@ -5,7 +5,6 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -67,26 +66,16 @@ class Positions:
             return self.grid.num_tokens
         return None if self.points is None else self.points.shape[-2]
 
-    def places(self, device: torch.device) -> Coordinates:
+    def coordinates(self, device: torch.device) -> Coordinates:
         """Return the coordinates of the queries, in float64 if the device supports it.
 
         Positions far from 0 need the precision of float64.
         """
         if self.grid is not None:
-            make = _kept_places if may_cache(device) else _grid_places
+            make = _cached_coordinates if may_cache(device) else _grid_coordinates
             return make(self.grid, device)
         assert self.points is not None
         return self.points.to(device=device, dtype=widest_dtype(device))
-
-    def axis_places(self, device: torch.device) -> Coordinates:
-        """Return the coordinates of the cells along each axis of the grid, in one tensor.
-
-        The cells of the first axis come first, followed by those of the second axis, and so on. All
-        other coordinates of a cell are 0.
-        """
-        assert self.grid is not None
-        make = _kept_axis_places if may_cache(device) else _grid_axis_places
-        return make(self.grid, device)
 
     @property
     def grids(self) -> tuple[Grid, Grid] | None:
@@ -119,7 +108,7 @@ class Positions:
             rows: Indices of the queries. By default all.
         """
         grid = self.grid or self.of_keys.grid
-        query, key = self.places(tensor.device), self.of_keys.places(tensor.device)
+        query, key = self.coordinates(tensor.device), self.of_keys.coordinates(tensor.device)
         query = query if rows is None else query[..., rows, :]
         if query.ndim != key.ndim:
             query, key = (points if points.ndim == 3 else points[None] for points in (query, key))
@@ -160,9 +149,9 @@ class Positions:
         self, frequency: Float[Tensor, "heads waves axes"], like: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the phase of every frequency at each query position and each key position."""
-        angle = phases(frequency, self.places(like.device), like.dtype)
+        angle = phases(frequency, self.coordinates(like.device), like.dtype)
         return angle, angle if self.key is None else phases(
-            frequency, self.key.places(like.device), like.dtype
+            frequency, self.key.coordinates(like.device), like.dtype
         )
 
     def check(
@@ -257,19 +246,11 @@ def _is_same_period(period: float | None, other: float | None) -> bool:
     return abs(period - other) <= 1e-9
 
 
-def _grid_places(grid: Grid, device: torch.device) -> Float[Tensor, "tokens axes"]:
+def _grid_coordinates(grid: Grid, device: torch.device) -> Float[Tensor, "tokens axes"]:
     return grid.positions(dtype=widest_dtype(device), device=device)
 
 
-def _grid_axis_places(grid: Grid, device: torch.device) -> Float[Tensor, "rows axes"]:
-    options: dict[str, Any] = {"dtype": widest_dtype(device), "device": device}
-    return torch.block_diag(
-        *(grid.axis_positions(axis, **options)[:, None] for axis in range(grid.num_axes))
-    )
-
-
-_kept_places = functools.lru_cache(maxsize=8)(_grid_places)
-_kept_axis_places = functools.lru_cache(maxsize=8)(_grid_axis_places)
+_cached_coordinates = functools.lru_cache(maxsize=8)(_grid_coordinates)
 
 
 def packed_lengths(

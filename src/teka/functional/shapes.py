@@ -59,4 +59,3 @@ Channels = Float[Tensor, "batch heads tokens channels"]
 QueryChannels = Float[Tensor, "batch heads queries channels"]
 KeyChannels = Float[Tensor, "batch heads keys channels"]
 Cells = Float[Tensor, "batch heads *cells channels"]  # on a grid
-Gradients = Sequence[Tensor | None]  # None where no gradient is needed

@@ -141,6 +141,8 @@ class Fourier(StationaryRelative):
         return cls(torch.ones(heads), amplitude, frequency, torch.zeros(heads, num_waves))
 
     def for_positions(self, positions: Positions) -> "Fourier":
+        if not any(positions.periods):
+            return self
         return replace(self, frequency=positions.torus_frequency(self.frequency))
 
     def dense_passes(self, num_axes: int) -> int:

@@ -172,6 +172,8 @@ class Rotary(Relative):
         return self
 
     def for_positions(self, positions: Positions) -> "Rotary":
+        if not any(positions.periods):
+            return self
         return replace(self, frequency=positions.torus_frequency(self.frequency))
 
     def bound_with(self, kernel: Kernel) -> float | None:
@@ -295,7 +297,7 @@ class Rotary(Relative):
     def linear_features(
         self, features: Tensor, positions: Positions, *, is_key: bool
     ) -> LinearFeatures:
-        angle = phases(self.frequency, positions.places(features.device), features.dtype)
+        angle = phases(self.frequency, positions.coordinates(features.device), features.dtype)
         return self._rotated_features(features, phasor_of(angle))
 
     def step(

@@ -172,9 +172,9 @@ class Rotation(SeparableRelative):
         """
         alpha = self.cosine_weight.to(query)[:, None]
         beta = self.sine_weight.to(query)[:, None]
-        sine, cosine = key_waves = self._waves(positions.places(query.device), query.dtype)
+        sine, cosine = key_waves = self._waves(positions.coordinates(query.device), query.dtype)
         if positions.key is not None:
-            key_waves = self._waves(positions.key.places(key.device), key.dtype)
+            key_waves = self._waves(positions.key.coordinates(key.device), key.dtype)
         query_waves = [alpha * sine - beta * cosine, beta * sine + alpha * cosine]
         vectors = []
         for content, waves in ((query, query_waves), (key, key_waves)):
