@@ -327,9 +327,9 @@ def test_dense_layers_and_other_libraries_have_no_twin():
 def test_a_fast_path_that_computes_something_else_is_found(
     monkeypatch, factor: float, acceptable: bool
 ):
-    exact = plan_module.fast
+    exact = plan_module._sum_of_features
     monkeypatch.setattr(
-        plan_module, "fast", lambda *given, **named: factor * exact(*given, **named)
+        plan_module, "_sum_of_features", lambda *given, **named: factor * exact(*given, **named)
     )
     found = disagreement(step_of(LINEAR))
     assert found is not None
@@ -337,13 +337,13 @@ def test_a_fast_path_that_computes_something_else_is_found(
 
 
 def test_a_wrong_gradient_is_found_and_named(monkeypatch):
-    exact = plan_module.fast
+    exact = plan_module._sum_of_features
 
     def halves_the_gradient_of_keys(backend, query, key, *given, **named) -> Tensor:
         fixed = key.detach()
         return exact(backend, query, fixed + 0.5 * (key - fixed), *given, **named)
 
-    monkeypatch.setattr(plan_module, "fast", halves_the_gradient_of_keys)
+    monkeypatch.setattr(plan_module, "_sum_of_features", halves_the_gradient_of_keys)
     found = disagreement(step_of(LINEAR))
     assert found is not None
     assert found[0] in ("gradient of key.weight", "gradient of key.bias")
