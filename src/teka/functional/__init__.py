@@ -1,4 +1,8 @@
-"""Attention functions, and the content kernels and relative kernels that they combine."""
+"""Attention functions, and the two kinds of kernels of which attention weights are a product.
+
+A content kernel is a similarity of query and key, such as softmax. A relative kernel is a weight
+that depends on the offset between their positions.
+"""
 
 from teka.functional.attention import attention
 from teka.functional.backends.costs import BACKENDS

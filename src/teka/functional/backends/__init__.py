@@ -1,1 +1,1 @@
-"""Attention backends, which are different algorithms for the same result."""
+"""Algorithms for attention ("backends"), such as dense, linear and FFT, with equal results."""

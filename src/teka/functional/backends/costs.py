@@ -1,4 +1,8 @@
-"""Cost estimates of the attention backends, with which `backend="auto"` selects the fastest one."""
+"""Cost model of the attention algorithms (backends), from which the fastest one is chosen.
+
+A cost consists of multiply-adds and bytes. Constants that were fitted to measurements convert a
+cost to a time.
+"""
 
 from dataclasses import dataclass
 
@@ -8,7 +12,7 @@ BYTES = 4  # of a float32 element
 
 @dataclass(frozen=True)
 class Rate:
-    """Time that a backend takes, in nanoseconds.
+    """Measured speed of an attention backend, in nanoseconds per unit of work.
 
     Args:
         call: Time of a call.
@@ -40,7 +44,9 @@ GPU_RATE = Rate(0.0, 0.0, 1.0, 20.0)
 
 @dataclass(frozen=True)
 class Cost:
-    """Work of the forward pass of one head of one sample.
+    """Numbers of multiply-adds and bytes that one attention head of one sample needs.
+
+    The costs cover the forward pass. They are used to choose the fastest backend (algorithm).
 
     Args:
         multiply_adds: Number of multiply-adds.
@@ -53,7 +59,11 @@ class Cost:
     heads: int = 1
 
     def estimated_time(self, backend: str, device_type: str = "cpu") -> float:
-        """Return the estimated time per head: nanoseconds on a CPU, arbitrary units on a GPU."""
+        """Convert this cost to an estimated time per attention head, to compare backends.
+
+        The time is in nanoseconds on a CPU and in arbitrary units on a GPU, where no constants were
+        measured.
+        """
         rate = RATES[backend] if device_type == "cpu" else GPU_RATE
         fixed = rate.call / self.heads + rate.head
         return fixed + rate.multiply_add * self.multiply_adds + rate.byte * self.bytes

@@ -1,4 +1,4 @@
-"""Linear attention whose weights decay exponentially with the distance along every axis."""
+"""Linear attention whose weights decay exponentially with the distance of query and key."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,10 @@ Rate = Float[Tensor, "heads"]
 
 
 def decay_cost(sizes: Sizes, grid: Grid) -> Cost:
-    """Estimate the cost of linear attention with exponential decay, on a sequence or on a grid."""
+    """Estimate the cost of linear attention with exponential decay along a sequence or image axes.
+
+    The cost consists of multiply-adds and bytes, from which the fastest algorithm is chosen.
+    """
     if grid.num_axes == 1:
         cost = linear_cost(replace(sizes, is_causal=True))
         passes = 1 if sizes.is_causal else 2
@@ -33,9 +36,10 @@ def decay_cost(sizes: Sizes, grid: Grid) -> Cost:
 
 
 def causal_decay_sums(tokens: FeatureInputs, rate: Rate) -> WeightedSums:
-    """Compute causal linear attention whose weights decay exponentially with the distance.
+    """Compute causal linear attention in which the weights of old tokens decay exponentially.
 
-    The weight of key j for query i is multiplied by exp(−rate · (i − j)).
+    The weight of key j for query i is multiplied by exp(−rate · (i − j)), with one rate for each
+    head.
 
     Source: Sun et al. 2023 (RetNet), the chunkwise form.
     """
@@ -48,11 +52,11 @@ def causal_decay_sums(tokens: FeatureInputs, rate: Rate) -> WeightedSums:
 
 
 def bidirectional_decay_sums(tokens: FeatureInputs, rate: Rate) -> WeightedSums:
-    """Compute bidirectional linear attention on a sequence, with weights that decay with distance.
+    """Compute linear attention on a sequence, with weights that decay with the distance.
 
     The weight of key j for query i is multiplied by exp(−rate · |i − j|). The result is the sum of
-    a forward and a backward pass. Both passes include the token itself, so its contribution is
-    subtracted once.
+    a forward pass and a backward pass over the sequence. Both passes include the token itself, so
+    its contribution is subtracted once.
     """
     query, key, value = tokens.query_features, tokens.key_features, tokens.value
     past = causal_sums(LinearFeatures(query), LinearFeatures(key), value, rate=rate)
@@ -64,9 +68,10 @@ def bidirectional_decay_sums(tokens: FeatureInputs, rate: Rate) -> WeightedSums:
 
 
 def grid_decay_sums(tokens: FeatureInputs, rates: Sequence[Rate], grid: Grid) -> WeightedSums:
-    """Compute linear attention on a grid, with weights that decay exponentially along every axis.
+    """Compute linear attention on an image or volume, with weights that decay along every axis.
 
-    The decay factor of a pair of tokens is a product of one exponential per axis.
+    The weight of a key is multiplied by one exponential for each axis, exp(−rate · distance). Each
+    axis is therefore processed by its own scan, and the cost is linear in the number of tokens.
     """
     features = (tokens.query_features, tokens.key_features)
     sums = sum_over_features(_scan_axes, *features, with_ones(tokens.value), grid.shape, *rates)
@@ -103,10 +108,10 @@ def scan(
 def _decayed_sums_before(
     cells: Float[Tensor, "batch heads side size"], rate: Rate
 ) -> Float[Tensor, "batch heads side size"]:
-    """Return, for every position, the exponentially decayed sum over all earlier positions.
+    """Sum all earlier positions of each position, with exponentially decaying weights.
 
-    Position j enters the sum at position i with the factor exp(−rate · (i − 1 − j)). Positions
-    within a block are summed by a matrix product, and the sums of whole blocks are accumulated
+    Position j enters the sum at position i with the factor exp(−rate · (i − 1 − j)). Blocks of
+    positions are summed by a matrix product, and the sums of whole blocks are accumulated
     recursively.
     """
     side = cells.shape[2]

@@ -1,4 +1,7 @@
-"""The dense backend, which evaluates every pair of tokens and is the reference for the others."""
+"""The dense backend, which computes attention from the full matrix of query–key weights.
+
+It supports every kernel, and the tests compare the faster backends with its results.
+"""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -25,7 +28,10 @@ MAX_SCORE = 1e12
 def dense_cost(
     num_queries: int, num_keys: int, dense_size: int, dim_value: int, *, passes: int
 ) -> Cost:
-    """Estimate the cost of dense attention, including the passes over the matrix of weights."""
+    """Estimate the cost of computing attention from the full matrix of query–key weights.
+
+    The cost consists of multiply-adds and of the bytes that are moved in passes over this matrix.
+    """
     pairs = num_queries * num_keys
     return Cost(pairs * (dense_size + dim_value + 1), pairs * passes * 2 * BYTES)
 
@@ -33,10 +39,10 @@ def dense_cost(
 def matrix_attention(
     pairs: DenseInputs, log_rows: Callable[[Queries, slice], Tensor] | None
 ) -> Outputs:
-    """Compute attention from the full matrix of attention weights.
+    """Compute attention from the full matrix of query–key weights.
 
-    To limit the memory, a large matrix is computed in chunks of rows, which are computed again in
-    the backward pass.
+    A large matrix is computed in chunks of rows, to limit the memory. The backward pass computes
+    each chunk again instead of storing it.
 
     Args:
         pairs: Queries, keys and values.
@@ -82,9 +88,10 @@ def matrix_attention(
 
 
 def fused_softmax(pairs: DenseInputs) -> Outputs:
-    """Compute softmax attention with PyTorch's fused kernel, which never stores the full matrix.
+    """Compute softmax attention with PyTorch's fused kernel, which never stores all weights.
 
-    Under `torch.func` transforms, PyTorch's unfused implementation is used instead.
+    The fused kernel does not support `torch.func` transforms, so these use PyTorch's unfused
+    implementation.
     """
     query, key, value = pairs.query, pairs.key, pairs.value
     mask, is_empty = None, None
@@ -109,7 +116,10 @@ def fused_softmax(pairs: DenseInputs) -> Outputs:
 
 
 def _has_large_scores(query: Tensor, key: Tensor, scale: float) -> bool:
-    """Return True if float64 scores are so large that the fused backward pass may overflow."""
+    """Return True if float64 attention scores are too large for PyTorch's fused kernel.
+
+    The backward pass of scaled dot-product attention may overflow for these scores.
+    """
     if query.dtype != torch.float64 or not query.is_cpu or not is_readable(query):
         return False
     query_norm = torch.linalg.vector_norm(query.detach())

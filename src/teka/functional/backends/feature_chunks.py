@@ -1,4 +1,7 @@
-"""Sums over features in chunks that are recomputed in the backward pass to limit the memory."""
+"""Sums over the features of linear attention, computed in chunks to limit the memory.
+
+The backward pass computes each chunk again instead of storing it.
+"""
 
 from collections.abc import Callable
 from typing import TypeVar, cast
@@ -18,11 +21,11 @@ CHUNK_ELEMENTS = 2**22
 
 
 def run_checkpointed(function: Callable[..., T], *arguments: object) -> T:
-    """Call a function without keeping its intermediate tensors for the backward pass.
+    """Call a function without storing its intermediate tensors (gradient checkpointing).
 
     The backward pass calls the function again. The function must not draw random numbers, because
     the state of the random number generators is not restored. Under `torch.func` transforms, the
-    intermediate tensors are kept.
+    intermediate tensors are stored as usual.
     """
     if not torch.is_grad_enabled() or execution_mode() is ExecutionMode.TRANSFORMED:
         return function(*arguments)
@@ -38,10 +41,10 @@ def sum_over_features(
     *arguments: object,
     copies: int = 1,
 ) -> QueryChannels:
-    """Split features into chunks, apply a function to every chunk, and add the results.
+    """Apply a function to chunks of the features of queries and keys, and add the results.
 
-    A single chunk is computed as usual. Several chunks are recomputed in the backward pass, which
-    limits the memory.
+    Linear attention is a sum over features, so the result equals that of all features at once. The
+    backward pass computes each chunk again, which limits the memory.
 
     Args:
         function: A function that is linear in φ(q) and φ(k), and sums over their features.
@@ -71,13 +74,19 @@ def sum_over_features(
 def outer_product(
     key_features: KeyFeatures, value: KeyChannels
 ) -> Float[Tensor, "batch heads keys products"]:
-    """Return the outer product of each key's features and value, flattened to one dimension."""
+    """Return the outer product of the feature vector and the value vector of each key, flattened.
+
+    Linear attention sums these products over all keys.
+    """
     return (key_features[..., :, None] * value[..., None, :]).flatten(-2)
 
 
 def contract_sums(
     query_features: QueryFeatures, sums: Float[Tensor, "batch heads queries products"]
 ) -> QueryChannels:
-    """Multiply the features of each query with its sum of flattened outer products."""
+    """Multiply the feature vector of each query with a sum of outer products of keys and values.
+
+    This gives the numerators of linear attention, from sums of the results of `outer_product`.
+    """
     sums = sums.unflatten(-1, (query_features.shape[-1], -1))
     return (query_features[..., None, :] @ sums)[..., 0, :]

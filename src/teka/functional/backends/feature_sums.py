@@ -1,4 +1,4 @@
-"""Sums over keys for linear attention, whose tokens may be distributed over processes."""
+"""Linear attention on one device or with the tokens distributed over several processes."""
 
 import torch
 from torch import Tensor, distributed
@@ -51,7 +51,10 @@ def plain_sums(tokens: FeatureInputs) -> WeightedSums:
 
 
 def linear_sums(tokens: FeatureInputs, query: LinearFeatures, key: LinearFeatures) -> WeightedSums:
-    """Return the numerators and denominators of linear attention, bidirectional or causal.
+    """Compute linear attention as numerators and denominators, which are sums over the keys.
+
+    Attention is bidirectional or causal. If the tokens are distributed over processes, the sums
+    include the keys of all processes.
 
     Args:
         tokens: Values and log scales; its features are not used.
@@ -70,10 +73,9 @@ def _sums_over_group(
 ) -> WeightedSums:
     """Compute linear attention from the queries of this process to the keys of all processes.
 
-    In causal attention, the keys are those of earlier processes and, on this process, those up to
-    each query. The processes exchange only sums over their keys and the scales of these sums, whose
-    size does not depend on the number of tokens. The backward pass exchanges the gradients of the
-    sums.
+    In causal attention, queries see the keys of earlier processes, and the keys of this process up
+    to their own position. The processes exchange only sums over their keys, whose size does not
+    depend on the number of tokens. The backward pass exchanges the gradients of these sums.
     """
     rank = group.rank()
     log_scale = tokens.log_scale

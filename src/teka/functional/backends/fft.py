@@ -1,4 +1,8 @@
-"""The FFT backend, which computes attention between grids of equal spacing as a convolution."""
+"""The FFT backend, which computes attention between tokens on regular grids as a convolution.
+
+The attention weights must depend on the offset between query and key, apart from a product of
+features. The convolution is then computed by fast Fourier transforms.
+"""
 
 import math
 from collections.abc import Callable
@@ -27,7 +31,11 @@ TOLERANCE = {torch.float32: 1e-7, torch.float64: 1e-11}
 
 
 def fft_cost(query: Grid, key: Grid, num_features: int, dim_value: int) -> Cost:
-    """Estimate the cost of the FFT backend, which transforms products of features and values."""
+    """Estimate the cost of attention by fast Fourier transforms, in multiply-adds and bytes.
+
+    One transform is needed for each product of a key feature and a channel of the values. The cost
+    is compared with those of other algorithms to choose the fastest one.
+    """
     sides = zip(query.shape, key.shape, query.periodic, strict=True)
     sizes = [
         query_side if periodic else query_side + key_side - 1
@@ -39,7 +47,10 @@ def fft_cost(query: Grid, key: Grid, num_features: int, dim_value: int) -> Cost:
 
 
 def have_same_spacing(query: Grid, key: Grid) -> bool:
-    """Return True if both grids have the same spacing along every axis."""
+    """Return True if two grids of tokens have the same distance between neighbors along every axis.
+
+    Only then is attention between the grids a convolution.
+    """
     spacings = zip(query.spacing, key.spacing, strict=True)
     return all(abs(query_step - key_step) <= 1e-9 * key_step for query_step, key_step in spacings)
 
@@ -50,10 +61,10 @@ def fft_sums(
     log_at: Callable[[Tensor], Tensor],
     log_rows: RowFunction,
 ) -> WeightedSums:
-    """Compute linear attention with a relative kernel as a convolution, by fast Fourier transform.
+    """Compute linear attention with position-dependent weights as a convolution, by FFT.
 
-    The rounding error of a transform is proportional to its largest result. Queries with a small
-    denominator are therefore inaccurate, and are recomputed from every pair of tokens.
+    The rounding error of an FFT is proportional to its largest result. Queries with a small
+    denominator would therefore be inaccurate, and are computed again from every pair of tokens.
 
     Args:
         tokens: Features and values.
@@ -90,9 +101,10 @@ def fft_sums(
 def _tabulate_log_kernel(
     log_at: Callable[[Tensor], Tensor], query: Grid, key: Grid, like: Tensor
 ) -> tuple[Float[Tensor, "heads *sizes"], list[int]]:
-    """Return a table of the log relative kernel at every offset from key to query, and its sizes.
+    """Tabulate the log of a position-dependent weight at every offset between two grids of tokens.
 
     Negative offsets are stored at the end of each axis, as a circular convolution by FFT requires.
+    The size of the table along each axis is returned, too.
     """
     sizes, offsets, occurs = [], [], []
     for axis in range(query.num_axes):
@@ -111,9 +123,9 @@ def _tabulate_log_kernel(
 
 
 def next_fast_length(least: int) -> int:
-    """Return the smallest length ≥ `least` whose only prime factors are 2, 3 and 5.
+    """Return the smallest efficient FFT length that is not smaller than a given length.
 
-    Fast Fourier transforms of these lengths are efficient.
+    Efficient lengths have no prime factors other than 2, 3 and 5.
     """
     length = least
     while True:

@@ -1,4 +1,4 @@
-"""Dense attention on a GPU with PyTorch's FlexAttention, which never stores the attention matrix.
+"""Attention on a GPU with PyTorch's FlexAttention, which never stores the attention matrix.
 
 Source: Dong et al. 2024 (FlexAttention).
 """
@@ -33,7 +33,11 @@ MAX_OFFSETS_PER_TOKEN = 32
 
 
 def can_use_flex(query: Queries, value: Values, kernel: Kernel) -> bool:
-    """Return True if FlexAttention supports the content kernel, sizes, dtype and execution mode."""
+    """Return True if PyTorch's FlexAttention can compute attention with this content kernel.
+
+    The content kernel is the similarity of queries and keys. Its logarithm must exist, and sizes,
+    dtype and execution mode must be supported.
+    """
     size = max(kernel.dense_size(query.shape[-1]), value.shape[-1])
     if query.shape[0] == 0 or size > MAX_SIZE:
         return False
@@ -49,11 +53,12 @@ def can_use_flex(query: Queries, value: Values, kernel: Kernel) -> bool:
 
 
 def attend_with_flex(pairs: DenseInputs, log_relative: PairFunction) -> Outputs:
-    """Compute attention with a content kernel and a relative kernel by FlexAttention.
+    """Compute attention with PyTorch's FlexAttention, including position-dependent weights.
 
-    Queries without keys give 0. Second derivatives are not supported. Gradients of the relative
-    kernel need PyTorch 2.6 or later and use atomic additions, so they are not deterministic. On a
-    CPU, which only the tests use, PyTorch stores the full attention matrix.
+    The similarity of queries and keys may be any kernel with a logarithm. Queries without keys give
+    0. Second derivatives are not supported. Gradients of the position-dependent weights need
+    PyTorch 2.6 or later, and are not deterministic because they use atomic additions. On a CPU,
+    which only the tests use, PyTorch stores the full attention matrix.
 
     Args:
         pairs: Queries, keys and values.
@@ -81,7 +86,7 @@ def _compiled() -> Callable[..., Tensor]:
 
 
 def _causal_block_mask(num_tokens: int, device: torch.device) -> BlockMask:
-    """Return the FlexAttention mask of causal attention, which skips blocks of later keys."""
+    """Return FlexAttention's block mask of causal attention, which skips blocks of later keys."""
     return create_block_mask(
         lambda b, h, i, j: i >= j, None, None, num_tokens, num_tokens, device=str(device)
     )
@@ -104,10 +109,11 @@ def _make_score_function(
     log_scale: LogScale,
     key_mask: KeyMask,
 ) -> PairScore:
-    """Return a function that adds the log relative kernel to a score and masks keys.
+    """Return the function with which FlexAttention modifies the score of a query and a key.
 
-    FlexAttention traces the function. It is a lambda because the tests add runtime checks to
-    annotated functions, which cannot be traced.
+    The function adds the log of the position-dependent weight to the score and masks keys. It is a
+    lambda because FlexAttention traces it, and the tests add runtime checks to annotated functions,
+    which cannot be traced.
     """
     if log_scale is None:
         plain: PairScore = lambda product, b, h, i, j: (  # noqa: E731
@@ -130,11 +136,11 @@ OffsetTable = tuple[Float[Tensor, "offsets axes"], Int[Tensor, "queries"], Int[T
 
 
 def _common_lattice(positions: Positions) -> list[tuple[float, int, int]] | None:
-    """Return the common lattice on which the cells of both grids lie, or None if there is none.
+    """Find a regular lattice of points that contains the tokens of both the query and the key grid.
 
-    For every axis, the result holds the spacing of the lattice, and the number of lattice steps
-    between neighboring cells of the query grid and of the key grid. The result is also None if the
-    lattice has too many offsets for a table.
+    For every axis, the result holds the distance of neighboring lattice points, and the number of
+    lattice steps between neighboring tokens of each grid. The result is None if there is no such
+    lattice, or if it has too many offsets for a table.
     """
     if positions.grids is None:
         return None
@@ -161,11 +167,12 @@ def _common_lattice(positions: Positions) -> list[tuple[float, int, int]] | None
 
 
 def offset_table(positions: Positions, like: Tensor) -> OffsetTable | None:
-    """Return the distinct offsets between two grids, and integer codes of the cells, or None.
+    """Tabulate the distinct offsets between two grids of tokens, with an integer code per token.
 
-    The offset from key j to query i has the index query_code[i] − key_code[j]. Pairs with a prefix
-    token have an index beyond the table, which callers clamp to one additional entry. The result is
-    None if the grids have no common lattice or if the table would be large.
+    The offset from key j to query i has the table index query_code[i] − key_code[j]. Tokens without
+    a position, such as a class token, give an index beyond the table, which callers clamp to one
+    additional entry. The result is None if the grids have no common lattice or if the table would
+    be large.
     """
     axes = _common_lattice(positions)
     if axes is None or positions.grids is None:

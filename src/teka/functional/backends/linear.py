@@ -1,4 +1,7 @@
-"""The linear backend: bidirectional, causal and recurrent attention in linear time."""
+"""The linear backend, which computes attention in linear time by summing products of features.
+
+It supports bidirectional, causal and recurrent attention.
+"""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +29,7 @@ BLOCK_CHUNKS = 16
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of tokens, features and channels of one attention head, for cost estimates."""
+    """Numbers of tokens and features of an attention head, from which its cost is estimated."""
 
     num_queries: int
     num_keys: int
@@ -36,7 +39,10 @@ class Sizes:
 
 
 def linear_cost(sizes: Sizes, num_waves: int = 1) -> Cost:
-    """Estimate the cost of linear attention, including the pairs within chunks if causal."""
+    """Estimate the multiply-adds and bytes of linear attention, to compare it with other methods.
+
+    Causal attention also computes the weights of all pairs of tokens within short chunks.
+    """
     num_features = sizes.num_features * num_waves
     num_products = (sizes.num_queries + sizes.num_keys) * num_features
     multiply_adds = num_products * (sizes.dim_value + 1)
@@ -51,13 +57,17 @@ def linear_cost(sizes: Sizes, num_waves: int = 1) -> Cost:
 def product_features(
     features: Float[Tensor, "*tokens features"], waves: Float[Tensor, "*#tokens waves"]
 ) -> Float[Tensor, "*tokens products"]:
-    """Return all products of a token's features with the sinusoids of its position, flattened."""
+    """Return the products of each feature of a token with each sinusoid of its position.
+
+    The products are flattened to one vector. The inner product of two such vectors is the
+    similarity of a query and a key times a sum of cosines of their offset.
+    """
     return (features[..., None, :] * waves[..., :, None]).flatten(-2)
 
 
 @dataclass(frozen=True)
 class LinearFeatures:
-    """Feature vectors of queries or keys, whose inner products are the attention weights.
+    """Feature vectors of queries or keys, whose inner products are the weights of linear attention.
 
     Args:
         numerator: Vectors whose inner products are the weights of the numerator.
@@ -74,13 +84,16 @@ class LinearFeatures:
         return self.denominator or ((1.0, self.numerator),)
 
     def joined_denominator(self) -> Tensor:
-        """Concatenate the vectors of the denominator, so that one inner product gives their sum."""
+        """Concatenate the weighted feature vectors of all terms of the attention denominator.
+
+        One inner product of the long vectors then equals the weighted sum of the inner products.
+        """
         return torch.cat([math.sqrt(weight) * part for weight, part in self.denominator], dim=-1)
 
 
 @dataclass(frozen=True)
 class LinearState:
-    """Sums over keys, from which the outputs of any query follow.
+    """Sums over the keys of linear attention, from which the output of any query can be computed.
 
     Args:
         values: Σ_j key_j v_jᵀ exp(s_j − p), with the keys' vectors of the numerator.
@@ -149,10 +162,10 @@ def _scaled(sums: Tensor, factor: Float[Tensor, "batch heads"]) -> Tensor:
 
 @dataclass(frozen=True)
 class DecodingState:
-    """State of recurrent attention, which `decode` updates with every token.
+    """Recurrent state of causal linear attention, for generating one token after another.
 
-    The state holds sums over all earlier keys and values, so its size does not depend on their
-    number.
+    The state holds sums over all earlier keys and values, so its size does not grow with their
+    number. The function `decode` returns it.
 
     >>> import torch
     >>> from teka.functional import decode
@@ -181,7 +194,7 @@ class DecodingState:
     kernels: tuple[str, str | None] | None = None
 
     def sums_compatible_with(self, new: LinearState) -> LinearState:
-        """Return the sums, after checking that the sums over new keys can be added to them.
+        """Return the sums of this recurrent state if sums over new keys can be added to them.
 
         Raises:
             ValueError: The two have different shapes or dtypes.
@@ -203,10 +216,10 @@ def decoding_step(
     state: DecodingState | None,
     rate: Float[Tensor, "heads"] | None = None,
 ) -> tuple[WeightedSums, DecodingState]:
-    """Advance the state of recurrent linear attention by one token, and compute its output.
+    """Update the state of recurrent linear attention by one token, and compute the token's output.
 
-    The output is returned as a numerator and a denominator. If several tokens are added at once,
-    each of them attends to all of them.
+    The output is returned as a numerator and a denominator. If several tokens are added in one
+    call, each of them attends to all of them.
 
     Args:
         tokens: Values and log scales of the next token.
@@ -228,7 +241,11 @@ def decoding_step(
 def decoding_step_without_positions(
     tokens: FeatureInputs, state: DecodingState | None
 ) -> tuple[WeightedSums, DecodingState]:
-    """Advance the state of recurrent linear attention by one token, without a relative kernel."""
+    """Update recurrent linear attention by one token, and return its output and the new state.
+
+    The attention weights do not depend on positions. The output is returned as a numerator and a
+    denominator.
+    """
     query = LinearFeatures(tokens.query_features)
     return decoding_step(tokens, query, LinearFeatures(tokens.key_features), state)
 
@@ -240,10 +257,11 @@ def causal_sums(
     log_scale: LogScale = None,
     rate: Float[Tensor, "heads"] | None = None,
 ) -> WeightedSums:
-    """Return the numerators and denominators of causal linear attention.
+    """Compute causal linear attention as numerators and denominators.
 
-    Pairs of tokens within a chunk are computed directly, and earlier chunks contribute through
-    their sums. The result of a token is bitwise independent of all later tokens.
+    The sequence is divided into chunks. Pairs of tokens within a chunk are computed directly, and
+    earlier chunks contribute through sums over their keys. The result of a token is bitwise
+    independent of all later tokens.
 
     Args:
         query: Vectors of the queries.
@@ -302,7 +320,7 @@ def _causal_weight_sums(
 
 
 def _split_into_chunks(*tensors: Tensor) -> list[Tensor]:
-    """Split tokens into chunks of equal size, and pad the last chunk with zeros.
+    """Split the tokens of each tensor into chunks of equal size, and pad the last chunk with zeros.
 
     The results have the shape (batch, heads, chunks, tokens, size).
     """
@@ -345,10 +363,11 @@ def _scaled_sums(
     channels: Channels,
     rate: Float[Tensor, "heads"] | None,
 ) -> Channels:
-    """Compute causal sums over keys whose features have individual log scales.
+    """Compute causal linear attention with keys whose features are stored with a log scale each.
 
-    The sum of query i is divided by exp(p_i), where p_i is the largest log scale of the keys up to
-    i. This prevents overflow. With a decay rate r, r · j is added to the log scale of key j.
+    A log scale is the logarithm of a factor that was taken out of the features to avoid overflow.
+    For the same reason, the sum of query i is divided by exp(p_i), where p_i is the largest log
+    scale of the keys up to i. With a decay rate r, r · j is added to the log scale of key j.
     """
     num_tokens = channels.shape[2]
     state = channels.new_zeros(*channels.shape[:2], key.shape[-1], channels.shape[-1])
@@ -371,11 +390,11 @@ def _block_sums(
     log_peak: Float[Tensor, "batch heads"],
     rate: Float[Tensor, "heads"] | None,
 ) -> tuple[Channels, Tensor, Tensor]:
-    """Compute the causal sums of a block of chunks, and the state after the block.
+    """Compute causal linear attention for a block of chunks, and the recurrent state after it.
 
     Pairs of tokens within a chunk are computed directly. Earlier keys contribute through a state
-    for each chunk, and one matrix product computes the states of all chunks. Each state is divided
-    by the exponential of its largest log scale, its log peak, to prevent overflow.
+    for each chunk, which is a sum over keys. Each state is divided by the exponential of its
+    largest log scale (its log peak) to prevent overflow.
 
     Args:
         tokens: Vectors of queries and keys, log scales, and channels: values or ones.

@@ -1,4 +1,7 @@
-"""The windows backend, in which each tile of a grid attends to itself and a margin around it."""
+"""The windows backend, for attention to a local window of neighbors in an image or volume.
+
+The tokens are divided into tiles, and each tile attends to itself and a margin around it.
+"""
 
 import math
 from dataclasses import dataclass
@@ -21,9 +24,10 @@ TILE_SIDES = {1: 64, 2: 8, 3: 4}
 
 @dataclass(frozen=True)
 class Tiling:
-    """Division of a grid into tiles, each with a margin around it.
+    """Division of a grid of tokens, such as an image, into tiles with a margin around each.
 
-    The last tile along an axis may extend beyond the grid.
+    A tile and its margin contain all keys that the queries of the tile attend to. The last tile
+    along an axis may extend beyond the grid.
 
     Args:
         grid: The grid.
@@ -47,10 +51,10 @@ class Tiling:
     def tile_tokens(
         self, margin: int, device: torch.device
     ) -> tuple[Int[Tensor, "tiles cells"], Bool[Tensor, "tiles cells"]]:
-        """Return the index of the token in each cell of each tile, and a mask of cells in the grid.
+        """Return the token indices of each tile, to gather the tokens of a grid by tile.
 
-        The tiles include a margin of the given width. Cells outside the grid get an arbitrary
-        index.
+        The tiles include a margin of the given width. A mask is returned, too: it is False for
+        places outside the grid, whose index is arbitrary.
         """
         tokens = torch.zeros(1, 1, dtype=torch.long, device=device)
         is_inside = torch.ones(1, 1, dtype=torch.bool, device=device)
@@ -69,7 +73,10 @@ class Tiling:
         return tokens, is_inside
 
     def tile_cells(self, device: torch.device) -> Int[Tensor, "tokens"]:
-        """Return the index of each token if the tokens are sorted by tile."""
+        """Return the place of each token after sorting the tokens by tile.
+
+        Indexing with it restores the original order.
+        """
         tile = torch.zeros(1, dtype=torch.long, device=device)
         cell = tile
         for axis, side in enumerate(self.grid.shape):
@@ -80,7 +87,11 @@ class Tiling:
         return tile * math.prod(self.sides) + cell
 
     def tile_offsets(self, like: Tensor) -> Float[Tensor, "queries keys axes"]:
-        """Return the offsets from the cells of a tile and its margin to the cells of the tile."""
+        """Return the position differences between the queries of a tile and the keys around them.
+
+        The keys are those of the tile and its margin. All tiles have the same differences, so the
+        weights that depend on them are computed only once.
+        """
         queries = [torch.arange(side, device=like.device) for side in self.sides]
         keys = [
             torch.arange(-self.reach, side + self.reach, device=like.device) for side in self.sides
@@ -100,7 +111,10 @@ def _in_tiles(
 
 
 def window_cost(tiling: Tiling, dense_size: int, dim_value: int) -> Cost:
-    """Estimate the cost of the windows backend, including copies of keys and values per tile."""
+    """Estimate the cost of local-window attention, in multiply-adds and bytes.
+
+    Keys and values are copied for each tile. The estimate is used to choose the fastest algorithm.
+    """
     num_tiles = math.prod(tiling.counts)
     # torch.compile cannot trace a generator as an argument.
     num_keys = math.prod([side + 2 * tiling.reach for side in tiling.sides])
@@ -116,9 +130,10 @@ def window_attention(
     log_relative: Float[Tensor, "heads cells seen"],
     within: Bool[Tensor, "cells seen"],
 ) -> Outputs:
-    """Compute attention in which every cell of a grid attends to the keys in a window around it.
+    """Compute attention in which each token of a grid sees only the keys in a window around it.
 
-    Prefix tokens attend to all tokens, and all tokens attend to the prefix tokens.
+    Tokens without a position, such as a class token, attend to all tokens, and all tokens attend to
+    them.
 
     Args:
         pairs: All queries, keys and values.

@@ -1,6 +1,7 @@
-"""The ring backend, for relative kernels of the clipped Manhattan distance on a grid.
+"""The rings backend, for attention weights that depend on the clipped distance to the key.
 
-A ring consists of the cells at the same distance from a given cell.
+A ring consists of the tokens of an image or sequence at the same Manhattan distance from a query.
+All keys of a ring have the same position-dependent weight, so they are summed first.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,10 @@ from teka.grid import Grid
 
 
 def rings_cost(grid: Grid, num_features: int, dim_value: int, max_distance: int) -> Cost:
-    """Estimate the cost of the ring backend for a kernel of the clipped Manhattan distance."""
+    """Estimate the cost of attention that sums keys at equal distance, in multiply-adds and bytes.
+
+    The estimate is used to choose the fastest attention algorithm.
+    """
     # A product with a weight takes as long as five additions (measured). Distant tokens take as
     # long as near rings.
     additions = 2 * (3 * grid.num_axes + 5) * max_distance + 2 * grid.num_axes + 3
@@ -30,11 +34,11 @@ def rings_cost(grid: Grid, num_features: int, dim_value: int, max_distance: int)
 
 
 def weighted_ring_sums(log_rings: RingWeights, tokens: FeatureInputs, grid: Grid) -> WeightedSums:
-    """Compute linear attention with a relative kernel of the clipped Manhattan distance.
+    """Compute linear attention with weights that depend on the clipped Manhattan distance.
 
     The keys around a query form rings of equal distance, and all keys of a ring have the same
-    relative weight. The last ring holds all keys at the maximum distance or more. Rings without
-    unmasked keys have weight 0, so that their rounding errors are not amplified.
+    position-dependent weight. The last ring holds all keys at the maximum distance or more. Rings
+    without unmasked keys have weight 0, so that their rounding errors are not amplified.
     """
     key_mask = tokens.key_mask
     if key_mask is None:
@@ -55,11 +59,11 @@ def weighted_ring_sums(log_rings: RingWeights, tokens: FeatureInputs, grid: Grid
 
 
 def causal_ring_sums(log_rings: RingWeights, tokens: FeatureInputs, grid: Grid) -> WeightedSums:
-    """Compute causal linear attention on a sequence, with a relative kernel of clipped distances.
+    """Compute causal linear attention with weights that depend on the clipped distance of the key.
 
     Keys closer than the maximum distance have individual weights. All earlier keys share one
-    weight, so their sum comes from causal linear attention without a relative kernel. The result of
-    a token is bitwise independent of all later tokens.
+    weight, so they are added up by ordinary causal linear attention. The result of a token is
+    bitwise independent of all later tokens.
 
     Raises:
         ValueError: The grid has more than one axis, or a periodic axis.
@@ -106,17 +110,20 @@ def causal_ring_sums(log_rings: RingWeights, tokens: FeatureInputs, grid: Grid) 
 def signed_offset_cost(
     num_tokens: int, num_features: int, dim_value: int, max_distance: int
 ) -> Cost:
-    """Estimate the cost of attention on a sequence with a kernel of signed, clipped offsets."""
+    """Estimate the cost of linear attention with a weight for each clipped offset on a sequence.
+
+    The cost consists of multiply-adds and bytes, from which the fastest algorithm is chosen.
+    """
     near = (2 * max_distance - 1) * (num_features + dim_value + 1)
     far = 2 * num_features * (dim_value + 1)
     return Cost(num_tokens * (near + far), num_tokens * (near + 2 * far) * 3 * BYTES)
 
 
 def signed_offset_sums(log_entries: RingWeights, tokens: FeatureInputs, grid: Grid) -> WeightedSums:
-    """Compute linear attention on a sequence with a relative kernel of signed, clipped offsets.
+    """Compute linear attention on a sequence, with a weight for each signed, clipped offset.
 
-    A first causal pass covers the keys up to each query. A second causal pass, over the reversed
-    sequence, covers the later keys.
+    Keys before and after the query have different weights. A first causal pass covers the keys up
+    to each query. A second causal pass, over the reversed sequence, covers the later keys.
 
     Args:
         log_entries: log c of the offsets −k … k.
@@ -148,7 +155,6 @@ def signed_offset_sums(log_entries: RingWeights, tokens: FeatureInputs, grid: Gr
 def _shift_log_scale(
     log_scale: Float[Tensor, "batch heads tokens"], num_tokens: int
 ) -> Float[Tensor, "batch heads tokens"]:
-    """Shift log scales to later tokens. Missing keys get the lowest log scale."""
     return pad(log_scale, (num_tokens, 0), value=LOWEST_LOG_SCALE)[..., : log_scale.shape[-1]]
 
 
@@ -166,11 +172,11 @@ def _weighted_rings(
 
 
 def ring_sums(cells: Cells, max_distance: int, grid: Grid) -> list[Cells]:
-    """Return, for every cell of a grid, the sums over the rings of cells around it.
+    """For every token of a grid, sum the tokens around it that are at equal Manhattan distance.
 
-    Ring r holds the cells at Manhattan distance r, and the last ring all cells at `max_distance` or
+    The sum with index r holds the tokens at distance r, and the last sum those at `max_distance` or
     more. Sums are never subtracted from each other, because this would lose digits. A periodic axis
-    must be longer than 2 · (max_distance − 1) cells.
+    must be longer than 2 · (max_distance − 1) tokens.
     """
     zeros = torch.zeros_like(cells)
     near = [cells] + [zeros] * (max_distance - 1)
@@ -193,10 +199,11 @@ def ring_sums(cells: Cells, max_distance: int, grid: Grid) -> list[Cells]:
 
 
 def _extend_rings(rings: Sequence[Cells], dim: int, *, periodic: bool) -> list[Cells]:
-    """Extend sums over rings by the distance along one more axis.
+    """Extend sums of tokens at equal Manhattan distance by the distance along one more axis.
 
-    A cell that lies t cells away along the axis adds its given sum of radius r − |t| to the new sum
-    of radius r. The terms with t ≥ 0 and those with t < 0 are updated from radius to radius.
+    A token that lies t steps away along the axis adds its given sum of distance r − |t| to the new
+    sum of distance r. The terms with t ≥ 0 and those with t < 0 are updated from distance to
+    distance.
     """
     sums = [rings[0]]
     after = rings[0]
@@ -209,11 +216,11 @@ def _extend_rings(rings: Sequence[Cells], dim: int, *, periodic: bool) -> list[C
 
 
 def _sum_from_distance(cells: Cells, step: int, dim: int, *, periodic: bool) -> Cells:
-    """Sum, for every cell, all cells on one side of it that are at least |step| cells away.
+    """For every element along a dimension, sum those on one side that are at least |step| away.
 
-    A positive step selects the cells before it, and a negative step those after it. On a periodic
-    axis, each cell belongs to the side on which it is closer. Cells that are equally close on both
-    sides count as after.
+    A positive step selects the elements before it, and a negative step those after it. On a
+    periodic axis, each element belongs to the side on which it is closer. Elements that are equally
+    close on both sides count as after.
     """
     if not periodic:
         sums = cells.cumsum(dim) if step > 0 else cells.flip(dim).cumsum(dim).flip(dim)
@@ -234,7 +241,7 @@ def _sum_from_distance(cells: Cells, step: int, dim: int, *, periodic: bool) -> 
 
 
 def _shift_cells(cells: Cells, step: int, dim: int, *, periodic: bool) -> Cells:
-    """Move cells along an axis by `step`. Without periodicity, zeros are shifted in."""
+    """Shift a tensor along a dimension by `step`, either cyclically or with zeros shifted in."""
     side = cells.shape[dim]
     if step == 0:
         return cells

@@ -1,4 +1,8 @@
-"""The separable backend ("toeplitz"), which applies a relative kernel one axis at a time."""
+"""The separable backend ("toeplitz"), for position-dependent weights with one factor per axis.
+
+Attention on an image then needs one matrix product for rows and one for columns, instead of a
+matrix of all pairs of pixels.
+"""
 
 import torch
 from jaxtyping import Float
@@ -19,7 +23,10 @@ from teka.grid import Grid
 
 
 def separable_cost(query: Grid, key: Grid, num_features: int, dim_value: int) -> Cost:
-    """Estimate the cost of the separable backend, which needs one matrix product per axis."""
+    """Estimate the multiply-adds and bytes of attention with one matrix of weights per axis.
+
+    The estimate is used to choose the fastest attention algorithm.
+    """
     channels = num_features * (dim_value + 1)
     multiply_adds, moved, size = 0, 0, key.num_tokens
     for query_side, key_side in zip(query.shape, key.shape, strict=True):
@@ -33,7 +40,7 @@ def separable_cost(query: Grid, key: Grid, num_features: int, dim_value: int) ->
 
 
 def _axis_matrices_bytes(query: Grid, key: Grid) -> int:
-    """Estimate the bytes moved to compute the matrices of the relative kernels of all axes."""
+    """Estimate the bytes moved to compute one matrix of position-dependent weights per axis."""
     sides = zip(query.shape, key.shape, strict=True)
     return sum(query_side * key_side for query_side, key_side in sides) * 6 * 2 * BYTES
 
@@ -44,9 +51,10 @@ def separable_sums(
     log_peak: Float[Tensor, "1 heads queries"],
     log_rows: RowFunction,
 ) -> WeightedSums:
-    """Compute linear attention with a relative kernel that is a product of one kernel per axis.
+    """Compute linear attention with position-dependent weights that have one factor per axis.
 
-    The cost is proportional to the number of tokens times the sum of the grid's side lengths.
+    One matrix of weights is applied along each axis of the grid of tokens. The cost is proportional
+    to the number of tokens times the sum of the grid's side lengths.
 
     Args:
         tokens: Features and values.
@@ -66,10 +74,10 @@ def apply_axis_matrices(
     value: KeyChannels,
     *matrices: Float[Tensor, "heads _ _"],
 ) -> QueryChannels:
-    """Compute linear attention with a matrix of relative weights for each axis.
+    """Compute linear attention on a grid of tokens by applying one matrix of weights per axis.
 
-    The matrices are multiplied one after another with the outer products of key features and
-    values.
+    The matrices are multiplied one after another with the outer products of the features and values
+    of the keys.
     """
     batch, heads = value.shape[:2]
     maps = outer_product(key_features, value)

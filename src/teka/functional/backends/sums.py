@@ -1,4 +1,4 @@
-"""Inputs and outputs of the backends that compute attention from features of queries and keys."""
+"""Inputs and results of linear attention, which computes features of queries and keys first."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,13 +31,16 @@ UNDERFLOW = {torch.float32: 1e-25, torch.float64: 1e-290}
 
 
 def with_ones(value: Values) -> Float[Tensor, "batch heads keys channels"]:
-    """Append a channel of ones to values, so that one sum gives both numerator and denominator."""
+    """Append a channel of ones to values, so that one sum gives both numerator and denominator.
+
+    The denominator of attention is the sum of the weights, which equals the weighted sum of ones.
+    """
     return torch.cat([value, value.new_ones(*value.shape[:-1], 1)], dim=-1)
 
 
 @dataclass(frozen=True)
 class FeatureInputs:
-    """Features of queries and keys, and values.
+    """Features of queries and keys with the values, which are the inputs of linear attention.
 
     Args:
         query: Queries, on which some relative kernels depend.
@@ -80,7 +83,9 @@ class FeatureInputs:
 
 @dataclass(frozen=True)
 class WeightedSums:
-    """Numerators and denominators of attention outputs, which are sums over keys.
+    """Numerators and denominators of attention outputs, which are weighted sums over keys.
+
+    They are kept separate so that sums over several sets of keys can be added before the division.
 
     Args:
         numerator: Σ_j weight_ij v_j / exp(log_peak_i).
@@ -118,14 +123,15 @@ class WeightedSums:
         )
 
     def with_denominator_of(self, other: "WeightedSums") -> "WeightedSums":
-        """Return these numerators together with the denominators of `other`."""
+        """Combine the numerators of these attention sums with the denominators of other sums."""
         factor = torch.exp(self._log_peak() - other._log_peak())
         return WeightedSums(self.numerator * factor[..., None], other.denominator)
 
     def divide(self, *, nonnegative: bool) -> Outputs:
-        """Divide numerators by denominators, and return the outputs of attention.
+        """Divide numerators by denominators, which gives the outputs of attention.
 
-        If the weights are nonnegative, a query whose weights all underflow gets 0 instead of NaN.
+        If the weights are nonnegative, a query whose weights all underflow to 0 gets an output of 0
+        instead of NaN.
         """
         denominator = self.denominator
         empty = (
@@ -135,11 +141,11 @@ class WeightedSums:
         return self.numerator / denominator.masked_fill(empty, 1.0)[..., None]
 
     def recompute_underflowed(self, tokens: FeatureInputs, log_rows: RowFunction) -> "WeightedSums":
-        """Recompute the sums of queries for which the weights of all unmasked keys underflowed.
+        """Compute the attention sums again for queries whose weights all underflowed to 0.
 
-        Weights underflow if the relative weight of a masked key is far larger than the others. The
-        sums are only checked in eager mode. Compiled graphs and `torch.func` transforms leave them
-        unchanged.
+        Weights underflow if the position-dependent weight of a masked key is far larger than the
+        others. The check is made in eager mode only. Compiled graphs and `torch.func` transforms
+        leave the sums unchanged.
 
         Args:
             tokens: Inputs from which the sums were computed.
@@ -160,10 +166,10 @@ class WeightedSums:
     def recompute_rows(
         self, rows: QueryIndices, tokens: FeatureInputs, log_rows: RowFunction
     ) -> "WeightedSums":
-        """Recompute the sums of some queries from every pair of these queries with a key.
+        """Compute the attention sums of some queries again, from the weights of all their keys.
 
-        The weights of each query are divided by their largest relative weight, so that they do not
-        underflow.
+        The weights of each query are divided by its largest position-dependent weight, so that they
+        do not underflow.
         """
         if len(rows) == 0:
             return self
@@ -182,7 +188,7 @@ class WeightedSums:
 
 
 def selected_rows(is_selected: Tensor) -> QueryIndices:
-    """Return the indices of queries that are selected in at least one sample and head.
+    """Return the indices of queries that are selected in at least one sample and attention head.
 
     On the "meta" device, which holds no data, the result is empty.
     """
@@ -197,7 +203,10 @@ def add_prefix_tokens(
     num_prefix_tokens: int,
     sums_without_positions: Callable[[Tensor, Tensor, Tensor], WeightedSums],
 ) -> WeightedSums:
-    """Extend sums over keys by prefix tokens, such as a class token, which have no position.
+    """Add the keys of tokens without a position, such as a class token, to attention sums.
+
+    The given sums contain only tokens with a position. The results of queries without a position
+    are put before those of the other queries.
 
     Args:
         sums: Sums of the tokens with a position over each other.

@@ -1,4 +1,4 @@
-"""Linear attention with Triton kernels on NVIDIA GPUs.
+"""Linear attention with Triton kernels (compiled GPU programs) on NVIDIA GPUs.
 
 This module decides whether the kernels can be used. Triton itself is imported when a kernel is
 first used.
@@ -44,14 +44,17 @@ class TritonPositions:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Angles of queries and keys, or an empty tuple without a rotation."""
+        """Rotary angles of queries and keys. The tuple is empty without a rotation."""
         if self.query_angles is None or self.key_angles is None:
             return ()
         return self.query_angles, self.key_angles
 
 
 def can_use_triton(kernel: Kernel, query: Tensor, value: Tensor) -> bool:
-    """Return True if the Triton kernels support the content kernel, dtype, sizes and device."""
+    """Return True if the Triton kernels for linear attention can compute an attention call.
+
+    The feature map of the content kernel, the dtype, the sizes and the device must be supported.
+    """
     is_available = IS_INTERPRETED or (query.is_cuda and IS_ENABLED)
     if not HAS_TRITON or not is_available or query.dtype not in DTYPES:
         return False

@@ -1,7 +1,7 @@
-"""Building blocks of the Triton kernels: loading of tokens, feature maps, rotations and gradients.
+"""Functions of the Triton kernels for linear attention: loads, feature maps and gradients.
 
-A block holds the query or key vectors of some tokens of one head, in float32. The functions use
-these names:
+A block holds the query or key vectors of some tokens of one attention head, in float32. The
+functions use these names:
 
 - `features`: φ(x), divided by a power of 2 so that float32 can hold it.
 - `exponent`: exponent of that power of 2, for each row.
@@ -34,7 +34,7 @@ KEEP_NAN = tl.constexpr(tl.PropagateNan.ALL)
 
 @triton.jit
 def token_rows(head, tokens, num_tokens, heads, heads_first: tl.constexpr):
-    """Return the row indices of tokens in memory, where either heads or tokens come first."""
+    """Return the memory rows of tokens in a tensor that is stored heads first or tokens first."""
     if heads_first:
         rows = head * num_tokens + tokens
     else:
@@ -44,7 +44,10 @@ def token_rows(head, tokens, num_tokens, heads, heads_first: tl.constexpr):
 
 @triton.jit
 def load_block(pointer, rows, keep, dim: tl.constexpr, size: tl.constexpr):
-    """Load rows as float32 and pad them with zeros. Rows for which `keep` is False become 0."""
+    """Load rows of a matrix from GPU memory as float32, and pad their columns with zeros.
+
+    Rows for which `keep` is False become 0.
+    """
     columns = tl.arange(0, size)
     mask = keep[:, None] & (columns < dim)[None, :]
     block = tl.load(pointer + rows[:, None] * dim + columns[None, :], mask=mask, other=0.0)
@@ -53,7 +56,10 @@ def load_block(pointer, rows, keep, dim: tl.constexpr, size: tl.constexpr):
 
 @triton.jit
 def store_block(pointer, block, rows, keep, dim: tl.constexpr, size: tl.constexpr):
-    """Store the rows for which `keep` is True, without padding, in the dtype of the tensor."""
+    """Store rows of a matrix in GPU memory, without padding columns and in the memory's dtype.
+
+    Rows for which `keep` is False are not stored.
+    """
     columns = tl.arange(0, size)
     mask = keep[:, None] & (columns < dim)[None, :]
     block = block.to(pointer.dtype.element_ty)
@@ -70,10 +76,11 @@ def clear_rows(block, poison):
 def load_finite(
     pointer, rows, keep, is_causal: tl.constexpr, dim: tl.constexpr, size: tl.constexpr
 ):
-    """Load a block of vectors, and mark the rows that contain NaN or infinity.
+    """Load vectors of tokens from GPU memory, and mark the tokens with NaN or infinity.
 
-    The mark of a row, its `poison`, is NaN for these rows and 0 for others. In causal attention,
-    the marked rows are replaced by 0, because they must not affect outputs of earlier tokens.
+    The mark of a token, its `poison`, is NaN for these tokens and 0 for others. In causal
+    attention, the vectors of marked tokens are replaced by 0, because they must not affect the
+    outputs of earlier tokens.
     """
     block = load_block(pointer, rows, keep, dim, size)
     poison = tl.sum(block * 0.0, axis=1)
@@ -112,9 +119,10 @@ def _scale_and_floor(vectors, floor_share, kernel: tl.constexpr):
 def feature_map(
     vectors, root_scale, floor_share, kernel: tl.constexpr, dim: tl.constexpr, size: tl.constexpr
 ):
-    """Compute features, divided by a power of 2 for each row so that they do not overflow.
+    """Compute the features of query or key vectors, whose inner products are attention weights.
 
-    The result is the features, with 0 in padding columns, and the exponents of the powers.
+    The features of each token are divided by a power of 2 so that they do not overflow. The result
+    is the features, with 0 in padding columns, and the exponents of these powers.
     """
     if kernel == "elu":
         scaled = vectors * root_scale
@@ -141,9 +149,9 @@ def feature_map_gradient(
     dim: tl.constexpr,
     size: tl.constexpr,
 ):
-    """Compute the gradient of vectors from the gradient of their features.
+    """Compute the gradient of query or key vectors from the gradient of their features.
 
-    The power of 2 by which the features are divided is treated as a constant.
+    The features of each token are divided by a power of 2, which is treated as a constant.
     """
     grad_features = tl.where((tl.arange(0, size) < dim)[None, :], grad_features, 0.0)
     if kernel == "elu":
@@ -179,7 +187,10 @@ def _join_pairs(first, second, size: tl.constexpr):
 
 @triton.jit
 def rotate(features, cosine, sine, size: tl.constexpr):
-    """Rotate each pair of adjacent features by an angle. A negative sine inverts the rotation."""
+    """Rotate each pair of adjacent features by an angle, as in rotary position embedding.
+
+    A negative sine inverts the rotation.
+    """
     first, second = _split_pairs(features, size)
     return _join_pairs(first * cosine - second * sine, first * sine + second * cosine, size)
 
@@ -193,9 +204,9 @@ def pair_lengths(features, size: tl.constexpr):
 
 @triton.jit
 def pair_lengths_gradient(features, grad_lengths, size: tl.constexpr):
-    """Compute the gradient of features from the gradient of the lengths of their pairs.
+    """Compute the gradient of features from the gradient of the lengths √(f² + g²) of their pairs.
 
-    A pair of length 0 has gradient 0.
+    A pair (f, g) of length 0 has gradient 0.
     """
     lengths = pair_lengths(features, size)
     ratio = tl.where(lengths > 0, grad_lengths / tl.maximum(lengths, TINY), 0.0)
@@ -204,7 +215,10 @@ def pair_lengths_gradient(features, grad_lengths, size: tl.constexpr):
 
 @triton.jit
 def angles_gradient(rotated, grad_rotated, size: tl.constexpr):
-    """Compute the gradient of the rotation angles from the gradient of the rotated features."""
+    """Compute the gradient of the angles by which pairs of features were rotated.
+
+    It follows from the rotated features and their gradient.
+    """
     first, second = _split_pairs(rotated, size)
     grad_first, grad_second = _split_pairs(grad_rotated, size)
     return first * grad_second - second * grad_first
@@ -228,7 +242,9 @@ def load_features(
     dim: tl.constexpr,
     size: tl.constexpr,
 ):
-    """Load a block of query or key vectors, and compute their features and rotated features.
+    """Load query or key vectors, and compute their features with and without rotation.
+
+    The rotation is a rotary position embedding, which rotates pairs of features.
 
     Returns:
         vectors, poison, features, exponent, rotated, plain, lengths, cosines, sines. Without a
@@ -274,7 +290,10 @@ def store_gradients(
     dim: tl.constexpr,
     size: tl.constexpr,
 ):
-    """Store the gradients of a block of vectors and their angles, given those of their features."""
+    """Compute and store the gradients of query or key vectors and of their rotation angles.
+
+    They follow from the gradients of the features of these vectors, with and without rotation.
+    """
     if rotary:
         block = angles_gradient(rotated, grad_rotated, size)
         store_block(grad_angles, block, head_rows, keep, dim // 2, size // 2)

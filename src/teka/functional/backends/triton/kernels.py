@@ -1,10 +1,10 @@
-"""Triton kernels of linear attention and of its gradients.
+"""Triton kernels (GPU programs) of linear attention and of its gradients.
 
 The output of a query is a numerator divided by a denominator. Both are products of the features of
-the query with sums over keys. These sums are called the state of a sequence. For values v_j,
-rotated features r_j, plain features p_j and pair lengths l_j of the keys (see `feature_maps`), the
-state is Σ r_j v_jᵀ, Σ p_j and Σ l_j. It is divided by 2^peak to prevent overflow, where peak is the
-largest exponent of the keys' features.
+the query with sums over keys, which are called the state of a sequence. For values v_j, features
+r_j rotated by position, features p_j without rotation and lengths l_j of the rotated pairs of
+features, the state is Σ r_j v_jᵀ, Σ p_j and Σ l_j. It is divided by 2^peak to prevent overflow,
+where peak is the largest exponent of the keys' features.
 
 A sequence is divided into segments, and a segment into blocks. One program processes one segment of
 one head:
@@ -79,7 +79,11 @@ def add_to_state(
     rotary: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """Multiply a state by `decay`, and add products of features with values and with weights."""
+    """Update the recurrent state of linear attention, which consists of sums over keys.
+
+    The old state is multiplied by `decay`. Products of the keys' features with values and with
+    weights are added.
+    """
     product = tl.dot(tl.trans(rotated), values, input_precision=precision)
     value_sum = value_sum * decay + product
     plain_sum = plain_sum * decay + tl.sum(plain * weights[:, None], axis=0)
@@ -103,9 +107,10 @@ def add_keys(
     rotary: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """Add a block of keys to a state, and return the new state and its new peak.
+    """Add a block of keys to the recurrent state of linear attention.
 
-    A state is divided by 2^peak, where peak is the largest exponent of its keys.
+    The state consists of sums over keys, divided by 2^peak to prevent overflow, where peak is the
+    largest exponent of the keys' features. The new state and its new peak are returned.
     """
     new_peak = tl.maximum(tl.max(tl.where(keep, exponent, NO_KEY), axis=0), peak)
     weights = tl.where(keep, tl.exp2(tl.minimum(exponent - new_peak, 0.0)), 0.0)
@@ -131,7 +136,10 @@ def add_keys(
 def gradients_through_state(
     grad_numerator, grad_denominator, value_sum, plain_sum, length_sum, precision: tl.constexpr
 ):
-    """Compute the gradients of a block's features through their products with a state."""
+    """Compute the gradients of query features that were multiplied with sums over keys.
+
+    These products are the numerators and denominators of linear attention.
+    """
     grad_rotated = tl.dot(grad_numerator, tl.trans(value_sum), input_precision=precision)
     grad_plain = grad_denominator[:, None] * plain_sum[None, :]
     grad_lengths = grad_denominator[:, None] * length_sum[None, :]
@@ -140,11 +148,11 @@ def gradients_through_state(
 
 @triton.jit
 def causal_pair_scales(exponent, keep, peak):
-    """Return scale factors for all pairs in a block, and the largest exponent for each query.
+    """Return the scale factor of every query–key pair in a block of causal linear attention.
 
-    The largest exponent is taken over the keys up to the query. The factor of a pair is 2 to the
-    power of the key's exponent minus the largest one. Pairs with a later or masked key have a
-    factor of 0.
+    The features of each key are divided by a power of 2. The factor of a pair is 2 to the power of
+    the key's exponent minus the largest exponent of the keys up to the query, which is returned,
+    too. Pairs with a later or masked key have a factor of 0.
     """
     tokens = tl.arange(0, exponent.shape[0])
     is_seen = (tokens[:, None] >= tokens[None, :]) & keep[None, :]
@@ -166,7 +174,11 @@ def pair_weights(
     rotary: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """Return the attention weights of all pairs in a block, for numerators and for denominators."""
+    """Return the attention weights of all query–key pairs in a block of tokens.
+
+    With rotary position embedding, numerators and denominators of the outputs have different
+    weights, so two matrices are returned.
+    """
     weights = tl.dot(rotated, tl.trans(key_rotated), input_precision=precision)
     totals = weights
     if rotary:
@@ -185,7 +197,7 @@ def gradients_through_pairs(
     rotary: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """Compute the gradients of features through the attention weights of pairs in a block."""
+    """Compute the gradients of features from those of the attention weights of pairs in a block."""
     if rotary:
         grad_rotated = tl.dot(grad_weights, rotated, input_precision=precision)
         grad_plain = tl.dot(grad_totals, plain, input_precision=precision)
@@ -209,7 +221,10 @@ def load_output_gradients(
     dim_value: tl.constexpr,
     channels: tl.constexpr,
 ):
-    """Load the gradients of outputs, and return the gradients of numerators and denominators."""
+    """Load the gradients of attention outputs, and split them into two gradients.
+
+    These are the gradients of the numerator and the denominator of each output.
+    """
     grad_output = load_block(gradient, rows, keep, dim_value, channels)
     outputs = load_block(output, rows, keep, dim_value, channels)
     inverses = tl.load(inverse + head_rows, mask=keep, other=0.0)
@@ -224,7 +239,11 @@ def load_output_gradients(
 
 @triton.jit
 def load_peak_before(block_peaks, head, token, num_tokens, block: tl.constexpr):
-    """Load the largest exponent of the keys before the block that starts at `token`."""
+    """Load the largest exponent of the keys before a block of tokens in causal linear attention.
+
+    The features of keys are stored as a number times a power of 2, to prevent overflow. The block
+    starts at `token`.
+    """
     index = token // block
     pointer = block_peaks + head * tl.cdiv(num_tokens, block) + index - 1
     return tl.load(pointer, mask=index > 0, other=NO_KEY)
@@ -234,11 +253,11 @@ def load_peak_before(block_peaks, head, token, num_tokens, block: tl.constexpr):
 def scan_segments(
     states, decays, weights, num_segments, length, is_reversed: tl.constexpr, tile: tl.constexpr
 ):
-    """Replace the state of each segment by the accumulated state of all earlier segments.
+    """Replace the state of each segment of a sequence by the accumulated state of earlier segments.
 
-    After each segment, the accumulated state is multiplied by the segment's decay, and the
-    segment's state times its weight is added. With `is_reversed`, the scan starts at the last
-    segment.
+    A state consists of sums over keys in linear attention. After each segment, the accumulated
+    state is multiplied by the segment's decay, and the segment's state times its weight is added.
+    With `is_reversed`, the scan starts at the last segment.
     """
     head = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * tile + tl.arange(0, tile)
@@ -285,10 +304,11 @@ def sum_keys(
     channels: tl.constexpr,
     length: tl.constexpr,
 ):
-    """Compute the state of one segment of keys, which consists of sums over the keys.
+    """Sum the keys and values of one segment of a sequence, for linear attention.
 
-    The peak of the state, which is the largest exponent of the keys, is stored, too. In causal
-    attention, keys and values with NaN or infinity are skipped, and the peak becomes NaN.
+    The sums are called the state of the segment. Its peak, which is the largest exponent of the
+    keys' features, is stored, too. In causal attention, keys and values with NaN or infinity are
+    skipped, and the peak becomes NaN.
     """
     head = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1).to(tl.int64)
@@ -378,10 +398,10 @@ def attend(
     channels: tl.constexpr,
     length: tl.constexpr,
 ):
-    """Compute the outputs of one segment of queries, and the inverses of their denominators.
+    """Compute the attention outputs of one segment of queries, from sums over the keys.
 
-    In causal attention, the largest exponent of the keys up to the end of each block is stored,
-    too.
+    The inverses of the denominators are stored for the backward pass. In causal attention, the
+    largest exponent of the keys' features up to the end of each block is stored, too.
     """
     head = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1).to(tl.int64)
@@ -524,7 +544,10 @@ def query_gradients(
     channels: tl.constexpr,
     length: tl.constexpr,
 ):
-    """Compute the gradients of one segment of queries, and of the state before the segment."""
+    """Compute the gradients of one segment of queries in linear attention.
+
+    The gradient of the sums over keys before the segment is computed, too.
+    """
     head = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1).to(tl.int64)
     segment_index = head * tl.num_programs(1) + index
@@ -709,9 +732,10 @@ def key_gradients(
     channels: tl.constexpr,
     length: tl.constexpr,
 ):
-    """Compute the gradients of one segment of keys and values, from its last block to its first.
+    """Compute the gradients of one segment of keys and values in linear attention.
 
-    In causal attention, the gradients of later queries are accumulated from block to block.
+    The blocks of the segment are processed from last to first. In causal attention, the gradients
+    of later queries are accumulated from block to block.
     """
     head = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1).to(tl.int64)

@@ -1,4 +1,4 @@
-"""Python launchers of the Triton kernels for linear attention, which also allocate the outputs."""
+"""Launchers of the Triton kernels of linear attention, which also allocate the outputs."""
 
 import functools
 import math
@@ -68,7 +68,9 @@ class ForwardResult(NamedTuple):
 
 
 class Launch:
-    """A call of linear attention: inputs in a supported memory layout, and launches of the kernels.
+    """A call of linear attention on a GPU, which holds the inputs and launches the Triton kernels.
+
+    The inputs are converted to a memory layout that the kernels support.
 
     Args:
         query: Queries, shape (batch, heads, queries, dim).
@@ -141,13 +143,16 @@ class Launch:
         }
 
     def to_query_layout(self, tokens: Tensor) -> Tensor:
-        """Return tokens in the memory layout of the queries, with either heads or tokens first."""
+        """Return a tensor in the memory layout of the queries: heads first or tokens first."""
         if self.heads_first:
             return tokens.contiguous()
         return tokens.transpose(1, 2).contiguous().transpose(1, 2)
 
     def num_segments(self, tokens: Tensor) -> int:
-        """Return the number of segments of each head. One program processes one segment."""
+        """Return the number of segments into which a sequence is divided.
+
+        One GPU program processes one segment of one attention head.
+        """
         return max(1, triton.cdiv(tokens.shape[2], self.segment_size(tokens)))
 
     def segment_size(self, tokens: Tensor) -> int:
@@ -192,7 +197,7 @@ class Launch:
         return grad_query, grad_key, grad_value, grad_query_angles, grad_key_angles
 
     def run(self, function: Any, tokens: Tensor, *tensors: Tensor, num_warps: int = 4) -> None:
-        """Launch a Triton kernel with one program for each head and each segment of tokens."""
+        """Launch a Triton kernel with one GPU program per head and segment of a sequence."""
         run(
             function,
             (self.num_heads, self.num_segments(tokens)),
@@ -206,7 +211,11 @@ class Launch:
     def scan_states(
         self, states: Tensor, decays: Tensor, weights: Tensor, *, is_reversed: bool
     ) -> None:
-        """Replace the state of each segment by the accumulated state of earlier segments."""
+        """Replace the sums over the keys of each segment by those of all earlier segments.
+
+        This is a parallel scan over the segments of a sequence, which causal linear attention
+        needs.
+        """
         grid = self.num_heads, triton.cdiv(self.state_length, SCAN_TILE)
         sizes = states.shape[1], self.state_length
         run(
@@ -264,7 +273,7 @@ class Launch:
         return ForwardResult(result.output, result.inverse, states, peaks)
 
     def backward(self, gradient: Tensor, result: ForwardResult) -> tuple[Tensor, ...]:
-        """Compute the gradients of queries, keys, values and rotation angles."""
+        """Compute the gradients of queries, keys, values and rotary position angles on the GPU."""
         gradients = self.new_gradients()
         grad_query, grad_key, grad_value, grad_query_angles, grad_key_angles = gradients
         inputs = self.kernel_inputs

@@ -1,4 +1,4 @@
-"""Linear attention as custom PyTorch operators, which torch.compile and torch.export support."""
+"""Linear attention with Triton as PyTorch operators that torch.compile and torch.export support."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +27,7 @@ def triton_attention(
     key_mask: KeyMask,
     is_causal: bool,
 ) -> Outputs:
-    """Compute linear attention with Triton kernels, in the dtype of the inputs.
+    """Compute linear attention with Triton kernels on a GPU, in the dtype of the inputs.
 
     Sums are computed in float32. The numerator uses features that are rotated by the positions. The
     denominator, which is defined in `Rotary`, mixes features without a rotation and lengths of
@@ -65,8 +65,9 @@ def feature_attention(
     length_share: float,
     is_causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute linear attention, and return the fields of a `ForwardResult`.
+    """Compute linear attention with Triton kernels, as a custom PyTorch operator.
 
+    The outputs are returned with intermediate results for the backward pass (see `ForwardResult`).
     The arguments from `kernel` on are the fields of `Options`.
     """
     options = Options(kernel, scale, epsilon, length_share, is_causal)
@@ -99,9 +100,10 @@ def feature_attention_gradients(
     length_share: float,
     is_causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute the gradients of queries, keys, values and rotation angles.
+    """Compute the gradients of linear attention with Triton, as a custom PyTorch operator.
 
-    The gradients of the angles are not summed over samples.
+    These are the gradients of queries, keys, values and rotation angles. The gradients of angles
+    are not summed over the samples of the batch.
     """
     options = Options(kernel, scale, epsilon, length_share, is_causal)
     launch = Launch(query, key, value, key_mask, query_angles, key_angles, options)
@@ -120,7 +122,11 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 
 
 def _backward(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Compute gradients with Triton, or with PyTorch if second derivatives may follow."""
+    """Compute the gradients of linear attention with Triton.
+
+    PyTorch operations are used instead if second derivatives may follow, because Triton kernels do
+    not support them.
+    """
     saved = ctx.saved_tensors  # torch.utils.checkpoint allows one access
     results = saved[:4]
     inputs = saved[4:]
