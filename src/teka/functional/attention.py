@@ -31,10 +31,10 @@ def attention(
     num_prefix_tokens: int = 0,
     cu_seqlens: Int[Tensor, "sequences"] | None = None,
 ) -> Float[Tensor, "batch heads queries dim_value"]:
-    """Compute attention with a content kernel κ and a relative kernel c.
+    """Compute attention from a similarity of query and key and a position-dependent weight.
 
-    The content kernel compares a query and a key, as softmax attention does with exp(qᵀk / √d). The
-    relative kernel weighs the offset between their positions. The output of query i is
+    The similarity is the content kernel κ, such as exp(qᵀk / √d) in softmax attention. The relative
+    kernel c weighs the offset between the positions of query and key. The output of query i is
 
         out_i = Σ_j κ(q_i, k_j) c(x_i − x_j; q_i) v_j / Σ_j κ(q_i, k_j) c(x_i − x_j; q_i)
 

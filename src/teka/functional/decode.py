@@ -1,4 +1,7 @@
-"""Recurrent evaluation of causal attention, with a state of constant size."""
+"""Recurrent evaluation of causal attention, to generate a sequence token by token.
+
+The state has a constant size, because it consists of sums over the earlier keys.
+"""
 
 from functools import partial
 
@@ -34,11 +37,11 @@ def decode(
     key_mask: Bool[Tensor, "batch tokens"] | None = None,
     scale: float | None = None,
 ) -> tuple[Float[Tensor, "batch heads tokens dim_value"], DecodingState]:
-    """Compute causal attention for the next tokens, given the state of the earlier ones.
+    """Compute causal attention for the next tokens of a sequence, to generate it step by step.
 
-    The outputs are those of `attention` with is_causal=True on the whole sequence. The cost of a
-    token and the size of the state do not grow with the number of earlier tokens. A prompt of
-    several tokens can be computed in one call.
+    The recurrent state summarizes the earlier tokens. The outputs are those of `attention` with
+    is_causal=True on the whole sequence. The cost of a token and the size of the state do not grow
+    with the number of earlier tokens. A prompt of several tokens can be computed in one call.
 
     >>> import torch, teka
     >>> query, key, value = torch.randn(3, 1, 2, 5, 4)
@@ -157,7 +160,7 @@ def _advance_state(
     positions: Positions,
     key_mask: KeyMask,
 ) -> tuple[Outputs, DecodingState]:
-    """Add the next token to the state, and return the output of the token and the new state.
+    """Add the next token to the recurrent state of causal attention, and compute its output.
 
     With several tokens, the new state is correct. The outputs are not, because every query attends
     to all of these tokens.

@@ -1,4 +1,4 @@
-"""Choice of the backend that computes an attention call."""
+"""Choice of the algorithm (backend) that computes an attention call, by estimated cost."""
 
 import math
 from dataclasses import dataclass
@@ -21,6 +21,8 @@ DYNAMIC_TOKENS = 4096
 @dataclass(frozen=True)
 class Workload:
     """Kernels, positions and sizes of an attention call, from which its cost is estimated.
+
+    The cost determines which algorithm (backend) is used.
 
     Args:
         kernel: Content kernel.
@@ -48,7 +50,7 @@ class Workload:
 
 
 def choose_backend(backend: str, work: Workload, device_type: str) -> str:
-    """Return the given backend, or the cheapest one for "auto".
+    """Return the attention algorithm (backend) for a call, which is the fastest one for "auto".
 
     Raises:
         ValueError: The backend cannot compute the kernels.
@@ -59,7 +61,9 @@ def choose_backend(backend: str, work: Workload, device_type: str) -> str:
 
 
 def select_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu") -> str:
-    """Return `backend`, or the name of the backend with the lowest estimated cost for "auto".
+    """Return the attention algorithm with the lowest estimated cost if `backend` is "auto".
+
+    Any other name is checked and returned.
 
     Raises:
         ValueError: The backend is unknown or has no cost, because it cannot compute the kernels.
@@ -80,7 +84,10 @@ def select_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu
 
 
 def backend_costs(work: Workload) -> dict[str, Cost]:
-    """Return the estimated cost of each backend that can compute an attention call exactly."""
+    """Estimate the cost of an attention call with each algorithm (backend) that supports it.
+
+    All algorithms give the same result.
+    """
     if work.relative is not None and work.relative.appends_features:
         num_position_features = work.relative.num_position_features
         work = replace(work, relative=None, dim=work.dim + num_position_features)
@@ -104,7 +111,7 @@ def backend_costs(work: Workload) -> dict[str, Cost]:
 
 
 def _dense_cost(work: Workload) -> Cost:
-    """Return the estimated cost of the dense backend, which computes every pair of tokens."""
+    """Estimate the cost of attention from the full matrix of query–key weights."""
     kernel, relative, positions = work.kernel, work.relative, work.positions
     size = kernel.dense_size(work.dim)
     passes = 3 if relative is None else relative.dense_passes(positions.num_axes)

@@ -1,4 +1,4 @@
-"""Linear attention of long inputs, computed in chunks of tokens to limit the memory."""
+"""Linear attention of long sequences, computed in chunks of tokens to limit the memory."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ CHUNK_TOKENS = 4096
 
 @dataclass(frozen=True)
 class LongAttention:
-    """Linear attention in chunks of tokens, which are computed again in the backward pass.
+    """Linear attention of long sequences, in chunks that the backward pass computes again.
 
     Chunks need less memory, but about a third more time. Second derivatives are not supported.
 
@@ -47,7 +47,11 @@ class LongAttention:
     is_causal: bool
 
     def is_needed(self, query: Queries) -> bool:
-        """Return True if the features need much memory and the attention supports chunks."""
+        """Return True if linear attention should be computed in chunks of tokens.
+
+        This is the case if the features of all queries need much memory and the kernels support
+        chunks.
+        """
         kernel, relative = self.kernel, self.relative
         num_features = kernel.num_features(query.shape[-1])
         if relative is not None:
@@ -67,7 +71,7 @@ class LongAttention:
         return _ChunkedAttention.apply(self, query, key, value, *self.trainable_tensors())
 
     def trainable_tensors(self) -> list[Tensor]:
-        """Return the tensors of the kernels and positions that require a gradient."""
+        """Return the parameters of the kernels and positions that require a gradient."""
         owners = (self.kernel, self.relative, self.positions, self.positions.of_keys)
         tensors = {
             id(field): field
@@ -79,7 +83,7 @@ class LongAttention:
         return list(tensors.values())
 
     def key_state(self, key: Keys, value: Values, rows: slice) -> LinearState:
-        """Return the sums over a chunk of keys."""
+        """Sum the features and values of a chunk of keys, for linear attention."""
         # Causal features have a log scale for each key. A factor of all keys would be different in
         # every chunk.
         tokens = featured(
@@ -95,7 +99,7 @@ class LongAttention:
         return LinearState.from_keys(vectors, value, tokens.log_scale)
 
     def attend_queries(self, query: Queries, rows: slice, state: LinearState) -> Outputs:
-        """Compute the outputs of a chunk of queries from the sums over all keys."""
+        """Compute linear attention for a chunk of queries from the sums over all keys."""
         features = self.kernel.query_features(query.contiguous(), scale=self.scale)
         sums = state.read(self._vectors(features, rows, is_key=False))
         return sums.divide(nonnegative=self.kernel.nonnegative)
@@ -103,7 +107,10 @@ class LongAttention:
     def attend_chunk(
         self, query: Queries, key: Keys, value: Values, rows: slice, state: LinearState | None
     ) -> tuple[Outputs, LinearState]:
-        """Compute the causal outputs of a chunk, and the sums over all keys up to its end."""
+        """Compute causal linear attention for a chunk of tokens, and update the sums over keys.
+
+        The returned sums include all keys up to the end of the chunk.
+        """
         tokens = featured(
             self.kernel,
             query.contiguous(),
@@ -131,10 +138,11 @@ class LongAttention:
 
 
 class _ChunkedAttention(Function):
-    """Autograd function that keeps only its inputs and sums over keys for the backward pass.
+    """Autograd function of linear attention that computes the features of tokens in chunks.
 
-    Chunks are written into outputs and gradients that are allocated once. Concatenating the chunks
-    at the end would need twice the memory and fragment it.
+    For the backward pass it stores only its inputs and sums over keys. Chunks are written into
+    outputs and gradients that are allocated once, because concatenating them at the end would need
+    twice the memory and fragment it.
     """
 
     @staticmethod
@@ -185,7 +193,6 @@ class _ChunkedAttention(Function):
         def gradients(
             outputs: Sequence[Tensor], grad_outputs: Sequence[Tensor], inputs: Sequence[Tensor]
         ) -> Sequence[Tensor]:
-            """Return the gradients of the inputs, and accumulate those of the parameters."""
             results = torch.autograd.grad(
                 outputs, [*inputs, *parameters], grad_outputs, materialize_grads=True
             )
@@ -234,7 +241,7 @@ def _chunks(tokens: Tensor) -> Iterator[slice]:
 
 
 def _empty_tokens(like: Tensor, size: int) -> Tensor:
-    """Allocate vectors of all tokens, in a memory layout that has tokens before heads."""
+    """Allocate a tensor of vectors for all tokens, with tokens before heads in memory."""
     batch, heads, num_tokens, _ = like.shape
     return like.new_empty(batch, num_tokens, heads, size).transpose(1, 2)
 

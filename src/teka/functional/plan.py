@@ -1,4 +1,4 @@
-"""Evaluation of an attention call: checks of the arguments, choice of a backend, computation."""
+"""Evaluation of an attention call: argument checks, choice of an algorithm, computation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ LARGEST_IN_FLOAT32 = 1e4
 
 
 def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Check that queries, keys and values have compatible shapes and dtypes."""
+    """Check that the shapes and dtypes of queries, keys and values fit together."""
     check_tensor("query", query, "batch", "heads", "tokens", "dim")
     batch, heads, _, dim = query.shape
     check_tensor("key", key, batch, heads, "tokens", dim)
@@ -91,7 +91,10 @@ def make_plan(
     is_causal: bool,
     scale: float | None = None,
 ) -> "Plan":
-    """Build the plan of an attention call, and check that its kernels and positions are compatible.
+    """Collect the configuration of an attention call in a `Plan`.
+
+    Kernels that are given by name are created. The kernels and positions are checked for
+    compatibility.
 
     Args:
         kernel: Name of a content kernel, or an instance.
@@ -124,7 +127,7 @@ def make_plan(
 
 @dataclass(frozen=True)
 class Plan:
-    """Configuration of an attention call: everything except its queries, keys and values.
+    """Configuration of an attention call, which is everything except its queries, keys and values.
 
     Args:
         kernel: Content kernel.
@@ -145,7 +148,10 @@ class Plan:
     group: ProcessGroup | None = None
 
     def with_backend(self, backend: str, query: Queries, key: Keys, value: Values) -> "Plan":
-        """Return the plan with the given backend. "auto" selects the fastest backend."""
+        """Return this configuration with the given attention algorithm (backend).
+
+        The fastest algorithm is chosen for "auto".
+        """
         batch, heads, num_queries, dim = query.shape
         num_keys = key.shape[2]
         if self.is_causal and num_keys != num_queries:
@@ -168,7 +174,10 @@ class Plan:
     def evaluate(
         self, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask, query_mask: QueryMask
     ) -> Outputs:
-        """Compute attention in float32 or float64. The outputs have the dtype of the inputs."""
+        """Compute attention with this configuration, in float32 or float64.
+
+        The outputs have the dtype of the inputs.
+        """
         dtype = query.dtype
         with without_autocast(query.device.type):
             triton_positions = self._triton_positions(query, key, value)
@@ -228,7 +237,10 @@ class Plan:
         query_mask: QueryMask,
         triton_positions: TritonPositions | None = None,
     ) -> Outputs:
-        """Compute attention with the backend of the plan. Masked tokens must be 0."""
+        """Compute attention with the chosen algorithm (backend), for inputs that have been checked.
+
+        Masked tokens must be 0.
+        """
         with without_autocast(query.device.type):
             plan, query, key = self.with_position_features(query, key)
             plan = plan._with_fitted_kernel(query, key, key_mask, query_mask)
@@ -244,9 +256,10 @@ class Plan:
             return _sum_of_features(plan, query, key, value, key_mask)
 
     def with_position_features(self, query: Queries, key: Keys) -> tuple["Plan", Tensor, Tensor]:
-        """Append position features to queries and keys, if the relative kernel has such features.
+        """Append position features to queries and keys if the relative kernel works that way.
 
-        The returned plan then has no relative kernel, because the features replace the kernel.
+        Inner products of the longer vectors depend on the positions, so the returned configuration
+        has no relative kernel (position-dependent weight).
         """
         if self.relative is None or not self.relative.appends_features:
             return self, query, key
@@ -258,7 +271,7 @@ class Plan:
     def _with_fitted_kernel(
         self, query: Queries, key: Keys, key_mask: KeyMask, query_mask: QueryMask
     ) -> "Plan":
-        """Return a plan whose content kernel is fitted to statistics of the queries and keys."""
+        """Return a configuration whose kernel uses statistics of these queries and keys."""
         features = self.kernel.features
         if self.is_causal or features is None:
             return self
@@ -273,7 +286,7 @@ class Plan:
         return DenseInputs(query, key, value, self.kernel, self.scale, key_mask, self.is_causal)
 
     def _triton_positions(self, query: Queries, key: Keys, value: Values) -> TritonPositions | None:
-        """Return the positions for the Triton kernels, or None if these kernels cannot be used."""
+        """Return rotary angles for the Triton (GPU) kernels, or None if these cannot be used."""
         kernel = self.kernel.features
         if self.backend != "linear" or self.group is not None or kernel is None:
             return None
@@ -295,7 +308,7 @@ class Plan:
 def _attend_packed(
     plan: Plan, query: Queries, key: Keys, value: Values, lengths: Sequence[int], backend: str
 ) -> Outputs:
-    """Compute attention separately for each of several sequences that are concatenated.
+    """Compute attention within each of several sequences that are concatenated without padding.
 
     Sequences of the same length are computed together, as one batch.
     """
@@ -323,7 +336,7 @@ def _attend_packed(
 
 
 def _dense(plan: Plan, query: Queries, key: Keys, value: Values, key_mask: KeyMask) -> Outputs:
-    """Compute attention with the dense backend, which evaluates every pair of tokens."""
+    """Compute attention from the full matrix of query–key weights (the backend "dense")."""
     pairs = plan._pairs(query, key, value, key_mask)
     if plan.relative is not None:
         return plan.relative.dense(pairs, plan.positions)
@@ -409,11 +422,12 @@ def is_large_float32(tensor: Tensor) -> bool:
 def _replace_nonfinite(
     query: Queries, key: Keys, value: Values, is_causal: bool, can_read: bool
 ) -> tuple[Queries, Keys, Values, Bool[Tensor, "batch heads queries"] | None]:
-    """Replace NaN and infinity in the inputs by 0, and return a mask of outputs that must be NaN.
+    """Replace NaN and infinity in the inputs of attention by 0.
 
-    A non-finite query makes its own output NaN. In causal attention, a non-finite key or value
-    makes the outputs of its token and of all later tokens NaN. Otherwise, non-finite keys and
-    values are not replaced, because they affect all outputs.
+    The function also returns a mask of the outputs that must be NaN. A non-finite query makes its
+    own output NaN. In causal attention, a non-finite key or value makes the outputs of its token
+    and of all later tokens NaN. Otherwise, non-finite keys and values are not replaced, because
+    they affect all outputs.
 
     Args:
         query: Queries.

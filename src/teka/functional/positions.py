@@ -1,4 +1,4 @@
-"""Positions of queries and keys."""
+"""Positions of the tokens in attention, as cells of a grid or as coordinates."""
 
 import functools
 import itertools
@@ -27,7 +27,7 @@ from teka.precision import to_widest_dtype, widest_dtype
 
 @dataclass(frozen=True)
 class Positions:
-    """Positions of queries and keys, as cells of a grid or as coordinates.
+    """Positions of the queries and keys of attention, as cells of a grid or as coordinates.
 
     Args:
         grid: Grid of the queries.
@@ -61,15 +61,19 @@ class Positions:
 
     @property
     def num_queries_with_position(self) -> int | None:
-        """Number of queries that have a position, or None if there are no positions."""
+        """Number of queries that have a position, unlike a class token.
+
+        It is None if no query has a position.
+        """
         if self.grid is not None:
             return self.grid.num_tokens
         return None if self.points is None else self.points.shape[-2]
 
     def coordinates(self, device: torch.device) -> Coordinates:
-        """Return the coordinates of the queries, in float64 if the device supports it.
+        """Return the coordinates of the queries, for example the row and column of each pixel.
 
-        Positions far from 0 need the precision of float64.
+        They are in float64 if the device supports it, because positions far from 0 need this
+        precision.
         """
         if self.grid is not None:
             make = _cached_coordinates if may_cache(device) else _grid_coordinates
@@ -79,18 +83,24 @@ class Positions:
 
     @property
     def grids(self) -> tuple[Grid, Grid] | None:
-        """Grids of the queries and the keys, or None if one of them has coordinates instead."""
+        """Grids of the query tokens and of the key tokens, such as the pixels of an image.
+
+        The value is None if queries or keys have coordinates instead.
+        """
         grid, key_grid = self.grid, self.of_keys.grid
         return None if grid is None or key_grid is None else (grid, key_grid)
 
     @property
     def shared_grid(self) -> Grid | None:
-        """Grid that queries and keys have in common, or None if their grids differ."""
+        """Grid of tokens that queries and keys have in common, or None if their grids differ."""
         return self.grid if self.grid == self.of_keys.grid else None
 
     @property
     def periods(self) -> tuple[float | None, ...]:
-        """Period of each axis in physical units. It is None for an axis that is not periodic."""
+        """Length after which each position axis repeats.
+
+        It is None for an axis that is not periodic.
+        """
         grid = self.grid or self.of_keys.grid
         return (
             (None,) * self.num_axes
@@ -117,10 +127,10 @@ class Positions:
         return offsets if grid is None else grid.wrap(offsets)
 
     def axis_offsets_like(self, axis: int, tensor: Tensor) -> Float[Tensor, "query_side key_side"]:
-        """Return the offsets along one axis between the cells of the query grid and the key grid.
+        """Return the position differences along one axis between the query grid and the key grid.
 
-        Along a periodic axis, the shortest offset is used. The result has the dtype and the device
-        of `tensor`.
+        Along a periodic axis, the shortest difference is used. The result has the dtype and the
+        device of `tensor`.
         """
         assert self.grids is not None
         dtype, device = widest_dtype(tensor.device), tensor.device
@@ -130,9 +140,10 @@ class Positions:
     def torus_frequency(
         self, frequency: Float[Tensor, "*waves axes"]
     ) -> Float[Tensor, "*waves axes"]:
-        """Round frequencies along periodic axes to multiples of 2π / period.
+        """Round the frequencies of sinusoids so that they repeat with the periods of the grid.
 
-        Sinusoids of these frequencies are then periodic, too. Rounded frequencies have no gradient.
+        Along an axis with a period, the frequency becomes a multiple of 2π / period. Rounded
+        frequencies have no gradient.
         """
         frequency = to_widest_dtype(frequency)
         if not any(self.periods):
@@ -148,7 +159,10 @@ class Positions:
     def angles(
         self, frequency: Float[Tensor, "heads waves axes"], like: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the phase of every frequency at each query position and each key position."""
+        """Return the phases of sinusoids at the positions of the queries and of the keys.
+
+        The frequencies of the sinusoids are given.
+        """
         angle = phases(frequency, self.coordinates(like.device), like.dtype)
         return angle, angle if self.key is None else phases(
             frequency, self.key.coordinates(like.device), like.dtype
@@ -256,7 +270,7 @@ _cached_coordinates = functools.lru_cache(maxsize=8)(_grid_coordinates)
 def packed_lengths(
     cu_seqlens: Tensor, num_tokens: int, positions: Positions, excluded: Mapping[str, object]
 ) -> tuple[int, ...]:
-    """Return the lengths of concatenated sequences.
+    """Return the lengths of sequences that are concatenated without padding, from their boundaries.
 
     Args:
         cu_seqlens: Boundaries 0, …, L of the sequences.
@@ -299,7 +313,7 @@ def make_positions(argument: str, grid: GridLike | None, points: Tensor | None) 
 
 
 def as_coordinates(argument: str, points: Tensor) -> Tensor:
-    """Return coordinates as a floating-point tensor. Integers are converted to float64."""
+    """Return token coordinates as a floating-point tensor, with integers converted to float64."""
     check_dtype(argument, points, COORDINATE_DTYPES)
     return points if points.is_floating_point() else to_widest_dtype(points)
 
@@ -307,9 +321,10 @@ def as_coordinates(argument: str, points: Tensor) -> Tensor:
 def phases(
     frequency: Float[Tensor, "heads waves axes"], positions: Coordinates, dtype: torch.dtype
 ) -> Angles:
-    """Return the phase ω·x of every frequency ω at every position x, modulo 2π.
+    """Return the phases of sinusoids at token positions, ω·x modulo 2π.
 
-    The product is computed in float64, because in float32 its error is 0.06 at x = 10⁶.
+    Here ω is a frequency vector and x a position. The product is computed in float64, because in
+    float32 its error is 0.06 at x = 10⁶.
     """
     places = to_widest_dtype(positions)
     turns = places[..., None, :, :] @ (frequency.to(places) / (2 * math.pi)).transpose(-2, -1)
@@ -317,10 +332,10 @@ def phases(
 
 
 def whole_steps(offsets: Float[Tensor, "*shape"], unit: float) -> Float[Tensor, "*shape"]:
-    """Divide offsets by the length of a unit and round them to integers.
+    """Divide position differences by the length of a unit, and round them to integers.
 
     The threshold for rounding up is slightly below one half. Without this margin, rounding errors
-    could round equal offsets to different integers.
+    could round equal differences to different integers.
     """
     return torch.floor(offsets / unit + 0.501)
 
@@ -331,7 +346,7 @@ def check_mask(argument: str, mask: Tensor, *, batch: int, num_tokens: int) -> N
 
 
 def length_mask(lengths: Tensor, num_tokens: int) -> Bool[Tensor, "batch tokens"]:
-    """Return a mask that is True for the first lengths[b] tokens of sample b.
+    """Return a padding mask, which is True for the first `lengths[b]` tokens of sample b.
 
     >>> import torch, teka
     >>> teka.functional.length_mask(torch.tensor([1, 3]), 3)

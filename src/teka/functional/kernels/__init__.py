@@ -1,4 +1,7 @@
-"""Content kernels, which weigh a key by its content, and a registry of them by name."""
+"""Content kernels, which compute attention weights from the similarity of queries and keys.
+
+`KERNELS` lists them by name, such as "softmax" and "relu".
+"""
 
 from torch import Generator
 
@@ -42,7 +45,7 @@ KERNELS = (*DETERMINISTIC_KERNELS, *RANDOM_KERNELS, *LEARNED_KERNELS)
 
 
 def make_kernel(kernel: str | Kernel, dim: int) -> Kernel:
-    """Return the content kernel with the given name.
+    """Create the content kernel (similarity of queries and keys) with the given name.
 
     An instance of `Kernel` is returned unchanged. Random features are drawn with seed 0, and
     learned parameters have their initial values.
@@ -65,9 +68,10 @@ def make_kernel(kernel: str | Kernel, dim: int) -> Kernel:
 
 
 def rectified_kernel(kernel: str | Kernel, epsilon: float) -> FlooredRelu:
-    """Return a kernel of rectified vectors by its name, with a custom `epsilon`.
+    """Create a kernel that compares rectified queries and keys (after a ReLU), by its name.
 
-    `epsilon` sets the smallest value of a rectified entry, see `FlooredRelu`.
+    Rectified entries have a small positive minimum instead of 0, which `epsilon` sets. See
+    `FlooredRelu`.
     """
     floored = {
         name: kind for name, kind in DETERMINISTIC_KERNELS.items() if issubclass(kind, FlooredRelu)

@@ -1,4 +1,4 @@
-"""Base classes of content kernels, which weigh a key by its content."""
+"""Base classes of content kernels, which compute attention weights from queries and keys."""
 
 import inspect
 import math
@@ -72,9 +72,10 @@ class TensorFields:
 
 
 class Kernel(TensorFields, ABC):
-    """Base class of content kernels κ(q, k), which weigh a key k for a query q.
+    """Base class of content kernels κ(q, k), which are similarities of a query q and a key k.
 
-    The weight depends on the two vectors and not on their positions.
+    An example is exp(scale · qᵀk) of softmax attention. The similarity is the attention weight
+    before normalization, and does not depend on the positions of the tokens.
 
     Class attributes:
 
@@ -110,7 +111,8 @@ class Kernel(TensorFields, ABC):
     def repeat_samples(self, repeats: int) -> "Kernel":
         """Return the kernel for a batch in which each sample is repeated.
 
-        The statistics of each sample are repeated by `torch.repeat_interleave`.
+        Some kernels store statistics of each sample, such as the mean of its keys. These are
+        repeated by `torch.repeat_interleave`.
         """
         repeated = {}
         for name in self.fitted_tensors:
@@ -121,9 +123,10 @@ class Kernel(TensorFields, ABC):
 
     @property
     def bound(self) -> float | None:
-        """Return an upper limit of max |output| / max |value| for all inputs.
+        """Return an upper limit of the ratio max |output| / max |value| of attention.
 
-        Return None if the output is not bounded.
+        The limit is 1 if the output is a weighted mean with non-negative weights. It is None if the
+        output can be arbitrarily large.
         """
         return None
 
@@ -133,9 +136,10 @@ class Kernel(TensorFields, ABC):
         return None
 
     def softmax_vectors(self, query: Queries, key: Keys) -> VectorPair | None:
-        """Return vectors x and y so that the weights are the softmax of the scores scale · xᵀy.
+        """Return query and key vectors x and y with which softmax attention gives the same result.
 
-        Return None if the kernel cannot be written as softmax attention.
+        The attention weights are the softmax of the scores scale · xᵀy. Return None if the kernel
+        cannot be written as softmax attention.
         """
         return (query, key) if self.is_softmax else None
 
@@ -145,8 +149,8 @@ class Kernel(TensorFields, ABC):
     ) -> FeatureMaps:
         """Map queries and keys to vectors whose inner products determine the attention weights.
 
-        `dense_weights` computes the weights from the inner products. In causal attention, the
-        vector and the log scale of a key depend on this key alone.
+        `dense_weights` computes the weights of all pairs from the inner products. In causal
+        attention, the vector of a key depends on this key alone.
 
         Returns:
             The vectors of queries, the vectors of keys, and the log scale s_j of each key, or None
@@ -157,10 +161,11 @@ class Kernel(TensorFields, ABC):
     def dense_weights(
         self, products: Pairs, *, log_relative: LogFactors, log_scale: LogScale, keep: PairMask
     ) -> Pairs:
-        """Compute the attention weights κ(q_i, k_j) · c_ij from inner products.
+        """Compute the attention weights of all query–key pairs from inner products of vectors.
 
-        Here c_ij is the weight of the relative kernel for query i and key j. The weights of each
-        query may have any common factor, because it cancels in the normalization.
+        The weight of query i and key j is their similarity times a position-dependent weight c_ij.
+        The weights of each query may have any common factor, because it cancels in the
+        normalization.
 
         Args:
             products: Inner products of the `dense_vectors`.
@@ -179,11 +184,11 @@ class Kernel(TensorFields, ABC):
         key_mask: KeyMask = None,
         is_causal: bool = False,
     ) -> Pairs:
-        """Return the attention weights κ(q_i, k_j) · c_ij of all pairs of a query and a key.
+        """Return the matrix of attention weights of all queries and keys, before normalization.
 
-        Here c_ij is the weight of the relative kernel for query i and key j. The weights of each
-        query may have any common factor. The weights of a query without a key are 0. This is the
-        reference implementation.
+        The weight of query i and key j is their similarity times a position-dependent weight c_ij.
+        The weights of each query may have any common factor. The weights of a query without a key
+        are 0. The tests compare faster algorithms with this reference implementation.
         """
         inputs = DenseInputs(query, key, key, self, scale, key_mask, is_causal)
         left, right, log_scale = inputs.vectors()
@@ -198,17 +203,18 @@ class Kernel(TensorFields, ABC):
         """Return the size of the `dense_vectors` of queries of size `dim`."""
 
     def log_content(self, like: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """Return a function that computes log κ from an inner product of two `dense_vectors`.
+        """Return a function that computes the log of the similarity from an inner product.
 
-        Return None if κ may be negative, because it then has no logarithm. `like` is a tensor with
-        the dtype and device of the inner products.
+        The inner product is that of the `dense_vectors` of a query and a key. Return None if the
+        similarity may be negative, because it then has no logarithm. `like` is a tensor with the
+        dtype and device of the inner products.
         """
         return None
 
 
 @dataclass(frozen=True)
 class DenseInputs:
-    """Inputs of the dense backend, which evaluates every pair of a query and a key.
+    """Inputs of attention that is computed from the full matrix of query–key weights.
 
     Args:
         query: Queries.
@@ -236,13 +242,13 @@ class DenseInputs:
         return self.kernel.dense_vectors(self.query, self.key, **options)
 
     def masks(self) -> tuple[PairMask, Bool[Tensor, "batch 1 queries 1"] | None]:
-        """Return a mask of the pairs to attend to and a mask of the queries without a key.
-
-        The first mask is None if no pair is masked, and the second if every query has a key.
+        """Return a mask of the pairs to attend to, and a mask of the queries without any key.
 
         The softmax of a row without keys would be NaN. The first mask therefore lets a query
         without a key attend to all keys, and the caller sets the output of this query to 0. In
         causal attention the last query sees all keys, even if there are more keys than queries.
+
+        The first mask is None if no pair is masked, and the second if every query has a key.
         """
         keep = self.window_mask
         if self.key_mask is not None:
@@ -267,9 +273,10 @@ class DenseInputs:
 
 
 class FeatureKernel(Kernel):
-    """Base class of content kernels κ(q, k) = φ(q)ᵀφ(k) with a feature map φ.
+    """Base class of similarities κ(q, k) = φ(q)ᵀφ(k) of queries and keys, with a feature map φ.
 
-    The feature map makes attention linear in the number of tokens.
+    Attention with such a kernel takes linear time, because sums of φ(k) over all keys are computed
+    only once and then multiplied with φ(q) of each query.
 
     Class attributes, in addition to those of `Kernel`:
 
@@ -311,18 +318,18 @@ class FeatureKernel(Kernel):
     def fitted(
         self, query: Queries, key: Keys, *, scale: float, query_mask: QueryMask, key_mask: KeyMask
     ) -> "FeatureKernel":
-        """Return a copy of the kernel with statistics of queries and keys, such as their mean.
+        """Return a copy of the kernel that stores statistics of queries and keys, such as means.
 
-        The statistics are computed for each head of each sample. The default implementation
-        returns the kernel itself. A kernel with statistics is a dataclass that names their fields
-        in `fitted_tensors`. Causal attention does not call this method, because the statistics
-        would include later tokens.
+        The statistics are computed for each head of each sample. The default implementation returns
+        the kernel itself. A kernel with statistics is a dataclass that names their fields in
+        `fitted_tensors`. Causal attention does not call this method, because the statistics would
+        include later tokens.
         """
         return self
 
     @abstractmethod
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
-        """Map queries to their features φ(q).
+        """Map queries to features φ(q), whose inner products with φ(k) are the attention weights.
 
         The features of each query may have any positive factor, because it cancels in the
         normalization of attention. If `normalizes_by_count` is True, the factor must be 1.
@@ -330,29 +337,32 @@ class FeatureKernel(Kernel):
 
     @abstractmethod
     def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask = None) -> KeyFeatures:
-        """Map keys to their features φ(k), which are 0 for masked keys.
+        """Map keys to features φ(k), whose inner products with φ(q) are the attention weights.
 
-        The features of all keys of a head may have any common positive factor, because it cancels
-        in the normalization of attention. If `normalizes_by_count` is True, it must be 1.
+        The features of masked keys are 0. The features of all keys of a head may have any common
+        positive factor, because it cancels in the normalization of attention. If
+        `normalizes_by_count` is True, it must be 1.
         """
 
     def causal_key_features(
         self, key: Keys, *, scale: float, key_mask: KeyMask = None
     ) -> CausalFeatures:
-        """Map keys to features for causal attention, and return the log scale of each key.
+        """Map keys to features for causal attention, with a log scale for each key.
 
         The features of key j are φ(k_j) · exp(−s_j), where the log scale s_j is chosen so that the
-        features neither overflow nor underflow. Both depend on key j alone. The features are 0 for
-        masked keys. The log scale is finite, or None if it is 0 for all keys.
+        features neither overflow nor underflow. Both depend on key j alone, because later keys must
+        not change earlier outputs. The features are 0 for masked keys. The log scale is finite, or
+        None if it is 0 for all keys.
         """
         return self.key_features(key, scale=scale, key_mask=key_mask), None
 
     def feature_maps(
         self, query: Queries, key: Keys, *, scale: float, key_mask: KeyMask, is_causal: bool
     ) -> FeatureMaps:
-        """Map queries and keys to features, and return the log scale of each key.
+        """Map queries and keys to features, whose inner products are the attention weights.
 
-        The log scale is None unless attention is causal, see `causal_key_features`.
+        In causal attention, a factor is taken out of the features of each key to avoid overflow.
+        Its logarithm, the log scale, is returned too, and is None otherwise.
         """
         features = self.query_features(query, scale=scale)
         if is_causal:
@@ -374,10 +384,10 @@ class FeatureKernel(Kernel):
 
 
 def smallest_normal(like: Tensor) -> Float[Tensor, ""]:
-    """Return the smallest normal number in the dtype of a tensor.
+    """Return the smallest normal number in the dtype of a tensor, as a lower limit for logarithms.
 
-    As a lower limit, it keeps the gradient of a logarithm finite. It is returned as a tensor,
-    because FlexAttention traces a Python number as an unknown value.
+    The limit keeps the gradient of a logarithm finite. It is returned as a tensor, because
+    FlexAttention traces a Python number as an unknown value.
     """
     return torch.full((), torch.finfo(like.dtype).tiny, dtype=like.dtype, device=like.device)
 
@@ -385,11 +395,12 @@ def smallest_normal(like: Tensor) -> Float[Tensor, ""]:
 def apply_log_factor(
     weights: Pairs, log_relative: LogFactors, log_scale: LogScale, keep: PairMask
 ) -> Pairs:
-    """Multiply weights by factors that are given by their logarithms.
+    """Multiply attention weights by factors that are given by their logarithms.
 
-    The factor of query i and key j is c_ij · exp(s_j), where c_ij is the weight of the relative
-    kernel and s_j the log scale of the key. The factors of each query are divided by the largest
-    one, so that they do not overflow. Masked pairs have a weight of 0.
+    The factor of query i and key j is c_ij · exp(s_j). Here c_ij is a weight that depends on the
+    positions, and exp(s_j) a factor that was taken out of the key's features to avoid overflow. The
+    factors of each query are divided by the largest one, so that they do not overflow either.
+    Masked pairs have a weight of 0.
     """
     if log_scale is not None:
         log_scale = log_scale[:, :, None]
@@ -406,12 +417,12 @@ def mask_scores(scores: LogRelative, keep: PairMask) -> Float[Tensor, "..."]:
 
 
 def mask_features(features: KeyFeatures, key_mask: KeyMask) -> KeyFeatures:
-    """Set the features of masked keys to 0, so that these keys have no weight."""
+    """Set the vectors of masked tokens to 0, so that these tokens have no effect on sums."""
     return features if key_mask is None else features.masked_fill(~key_mask[:, None, :, None], 0.0)
 
 
 def masked_mean(vectors: Keys, mask: KeyMask) -> Float[Tensor, "batch heads 1 dim"]:
-    """Return the mean vector of each head over the tokens that are not masked.
+    """Return the mean of the query or key vectors of each head over the unmasked tokens.
 
     The mean is 0 if all tokens are masked. Masked tokens may contain NaN.
     """

@@ -1,4 +1,7 @@
-"""The softmax kernel, and content kernels with a deterministic or learned feature map."""
+"""The softmax kernel, and kernels whose feature maps are deterministic or learned.
+
+A feature map allows linear attention, because attention weights are inner products of features.
+"""
 
 import math
 from collections.abc import Callable
@@ -180,11 +183,12 @@ class Taylor2(FeatureKernel):
 def second_order_features(
     vectors: Float[Tensor, "*tokens dim"],
 ) -> Float[Tensor, "*tokens features"]:
-    """Return features φ(x) of vectors with φ(x)ᵀφ(y) = 1 + xᵀy + (xᵀy)²/2.
+    """Map vectors to features so that inner products of features are 1 + xᵀy + (xᵀy)²/2.
 
-    The features are 1, x_i²/√2, and the products of two different entries of [1, x_1, …, x_d].
-    The entries are arranged in a circle. All products of entries at one distance on the circle are
-    computed at once, as the product of two slices.
+    This is the second-order Taylor polynomial of exp(xᵀy). The features are 1, x_i²/√2, and the
+    products of two different entries of [1, x_1, …, x_d]. The entries are arranged in a circle. All
+    products of entries at one distance on the circle are computed at once, as the product of two
+    slices.
     """
     size = vectors.shape[-1] + 1
     one = torch.ones_like(vectors[..., :1])
@@ -199,11 +203,11 @@ def second_order_features(
 
 @dataclass(frozen=True)
 class Hedgehog(FeatureKernel):
-    """A learned feature map: the softmax of a linear projection and its negative.
+    """A learned feature map for linear attention: the softmax of a projection and its negative.
 
     The features of a query or key x are φ(x) = softmax([Wx + b, −(Wx + b)]), where W and b are
-    learned. Before, x is multiplied by √(scale · √d), which is 1 for the usual scale 1/√d of
-    vectors of size d.
+    learned. The attention weight is φ(q)ᵀφ(k). Before the projection, x is multiplied by √(scale ·
+    √d), which is 1 for the usual scale 1/√d of vectors of size d.
 
     The features of a vector are positive and their sum is 1. Therefore the length of a key changes
     which queries attend to it, but not its total weight.
@@ -233,7 +237,10 @@ class Hedgehog(FeatureKernel):
 
     @classmethod
     def identity(cls, dim: int, heads: int = 1) -> "Hedgehog":
-        """Return the kernel with the initial values of the paper, identity matrices and no bias."""
+        """Return this feature map with the initial values of the paper.
+
+        These are identity matrices as learned projections, and no bias.
+        """
         check_sizes({"dim": dim, "heads": heads})
         check_tensor_sizes({"dim": dim, "heads": heads}, heads * dim**2)
         weight, bias = torch.eye(dim).repeat(heads, 1, 1), torch.zeros(heads, dim)
@@ -263,8 +270,9 @@ class Hedgehog(FeatureKernel):
 
 @dataclass(frozen=True)
 class Elu(PointwiseKernel):
-    """A kernel with the features φ(x) = elu(x) + 1, where x is the query or key times √scale.
+    """The kernel of the first linear transformers, with the features φ(x) = elu(x) + 1.
 
+    The attention weight is φ(q)ᵀφ(k), where queries and keys are first multiplied by √scale.
     Features are at least exp(−40), so that the denominator of attention is never 0.
 
     Source: Katharopoulos et al. 2020, equation 7.
@@ -290,7 +298,9 @@ class Elu(PointwiseKernel):
 
 @dataclass(frozen=True)
 class Constant(PointwiseKernel):
-    """The constant kernel κ(q, k) = 1, with which attention depends on positions alone.
+    """The constant kernel κ(q, k) = 1, which ignores the contents of queries and keys.
+
+    Attention weights then depend on the positions of the tokens alone.
 
     Source: Cordonnier et al. 2020, §3.
 

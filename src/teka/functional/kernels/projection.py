@@ -1,4 +1,4 @@
-"""Functions that draw the random projection matrices of random features."""
+"""Random projection matrices for random features, which estimate softmax attention."""
 
 import math
 from collections.abc import Callable
@@ -15,14 +15,17 @@ MOST_DRAWS = 2**20
 
 
 def independent_projection(num_features: int, dim: int, generator: Generator) -> ProjectionMatrix:
-    """Draw the rows of a projection independently from N(0, I)."""
+    """Draw a random projection matrix with independent, normally distributed entries."""
     return torch.randn(
         num_features, dim, dtype=torch.float64, generator=generator, device=generator.device
     )
 
 
 def orthogonal_projection(num_features: int, dim: int, generator: Generator) -> ProjectionMatrix:
-    """Draw rows of a projection from N(0, I) that are orthogonal within blocks of `dim` rows.
+    """Draw a random projection matrix for random features, with orthogonal rows.
+
+    Each row is normally distributed, as with independent entries, but rows are orthogonal within
+    blocks of `dim` rows. This reduces the variance of the estimated attention weights.
 
     Source: Choromanski et al. 2021, §2.4.
     """
@@ -32,10 +35,11 @@ def orthogonal_projection(num_features: int, dim: int, generator: Generator) -> 
 
 
 def fixed_norm_projection(num_features: int, dim: int, generator: Generator) -> ProjectionMatrix:
-    """Draw rows of length √dim that are orthogonal within blocks of `dim` rows.
+    """Draw a random projection matrix with orthogonal rows of the same length √dim.
 
-    The fixed length reduces the variance of the estimated softmax kernel exp(xᵀy), but it causes a
-    bias: the estimate is too small, particularly for large ‖x + y‖ and small `dim`.
+    Rows are orthogonal within blocks of `dim` rows. The fixed length reduces the variance of the
+    estimated softmax kernel exp(xᵀy), but it causes a bias: the estimate is too small, particularly
+    for large ‖x + y‖ and small `dim`.
 
     Source: Choromanski et al. 2021, Theorem 1 (SMREG).
     """
@@ -86,7 +90,9 @@ def draw_projection(
 
 
 def default_num_features(dim: int) -> int:
-    """Return the default number of random features for vectors of size d, ⌊d ln d⌋ or 1.
+    """Return the default number of random features that estimate the softmax kernel.
+
+    For vectors of size d, this is d ln d, rounded down, and at least 1.
 
     Source: Choromanski et al. 2021, Theorem 4; Horn et al. 2021.
     """

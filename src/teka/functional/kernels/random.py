@@ -1,4 +1,4 @@
-"""Content kernels that estimate the softmax kernel by random features."""
+"""Random features, whose inner products estimate the weights of softmax attention."""
 
 import math
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from teka.functional.shapes import (
 
 @dataclass(frozen=True)
 class RandomKernel(FeatureKernel):
-    """Base class of kernels that estimate the softmax kernel by random features.
+    """Base class of random features, whose inner products estimate the softmax kernel.
 
     Args:
         projection: Draws w_r ~ N(0, I), shape (m, d).
@@ -46,18 +46,22 @@ class RandomKernel(FeatureKernel):
 
 
 class ExponentialKernel(RandomKernel):
-    """Base class of kernels whose random features are exponentials.
+    """Base class of random features that are exponentials, and therefore positive.
 
-    To avoid overflow, the largest exponent is subtracted before the exponential. The resulting
-    factor cancels in the normalization of attention. The largest exponent is taken over the
-    features of each query, or over all unmasked keys of a head. In causal attention it is taken
-    over the features of each key, because it must not depend on later keys.
+    Inner products of the features estimate the softmax kernel. To avoid overflow, the largest
+    exponent is subtracted before the exponential, and the resulting factor cancels in the
+    normalization of attention. The largest exponent is taken over the features of each query, or
+    over all unmasked keys of a head. In causal attention it is taken over the features of each key,
+    because it must not depend on later keys.
     """
 
     nonnegative = True
 
     def query_exponent(self, query: Queries, *, scale: float) -> QueryFeatures:
-        """Return the exponents √scale w_rᵀq − scale ‖q‖²/2 of the features of queries."""
+        """Return the exponents of the random features of queries.
+
+        They are √scale w_rᵀq − scale ‖q‖²/2 for a query q and the random vectors w_r.
+        """
         scaled = query * math.sqrt(scale)
         return self.project(scaled) - scaled.square().sum(dim=-1, keepdim=True) / 2
 
@@ -82,7 +86,10 @@ class ExponentialKernel(RandomKernel):
 
 
 def _subtract_peak(exponent: KeyFeatures, key_mask: KeyMask) -> KeyFeatures:
-    """Subtract the largest exponent of the unmasked keys of each head, and set masked keys to 0."""
+    """Subtract the largest exponent of the unmasked keys, to avoid overflow in the exponential.
+
+    The largest exponent is that of each attention head. Masked keys become 0.
+    """
     unmasked = exponent
     if key_mask is not None:
         unmasked = exponent.masked_fill(~key_mask[:, None, :, None], -torch.inf)
@@ -237,7 +244,7 @@ class Optimal(ExponentialKernel):
 
 
 def optimal_coefficient(mean_square: Tensor | None, dim: int, *, scale: float) -> float | Tensor:
-    """Return the coefficient A ≤ 0 for which the features of `Optimal` have the least variance.
+    """Return the parameter A ≤ 0 of the random features `Optimal` that minimizes their variance.
 
     Args:
         mean_square: s, the mean of ‖x_i + y_j‖², or None for its value for unit-normal queries and
@@ -276,16 +283,20 @@ class Trigonometric(RandomKernel):
     features_per_draw = 2
 
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
-        """Return the sines and cosines of the projected queries.
+        """Map queries to sines and cosines of random projections, which estimate softmax attention.
 
-        The factor exp(‖x‖²/2) of a query is left out, because it cancels in the normalization.
+        The factor exp(‖x‖²/2) of a query x is left out, because it cancels in the normalization.
         """
         phase = self.project(query * math.sqrt(scale))
         features = torch.cat([torch.sin(phase), torch.cos(phase)], dim=-1)
         return features / math.sqrt(self.projection.shape[0])
 
     def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask = None) -> KeyFeatures:
-        """Return the features of keys, divided by the largest factor exp(‖x‖²/2) of each head."""
+        """Map keys to sines and cosines of random projections, which estimate softmax attention.
+
+        The features of a key y have the factor exp(‖y‖²/2), divided by the largest such factor of
+        the head to avoid overflow.
+        """
         features, exponent = self.causal_key_features(key, scale=scale, key_mask=key_mask)
         return features * torch.exp(_subtract_peak(exponent[..., None], key_mask))
 

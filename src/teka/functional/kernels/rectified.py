@@ -1,4 +1,4 @@
-"""Content kernels whose features are rectified vectors: squared ReLU, ReLU and focused."""
+"""Kernels for linear attention whose features are powers of a ReLU with a positive minimum."""
 
 import math
 from abc import abstractmethod
@@ -32,7 +32,7 @@ LEAST_FEATURE = 1e-14
 
 
 class PointwiseKernel(FeatureKernel):
-    """Base class of kernels that apply the same feature map to queries and keys."""
+    """Base class of similarities of query and key that apply one feature map to both vectors."""
 
     @abstractmethod
     def feature_map(self, vectors: Vectors, *, scale: float) -> FeatureVectors:
@@ -46,9 +46,10 @@ class PointwiseKernel(FeatureKernel):
 
 
 def _range_factor(vectors: Tensor, dims: tuple[int, ...]) -> Tensor | None:
-    """Return powers of 2⁸ that scale the largest entry of vectors to between 1/16 and 16.
+    """Return powers of 2⁸ that scale vectors to a range in which their powers do not overflow.
 
-    The largest entry is taken over the dimensions `dims`. Return None if no scaling is needed.
+    The largest entry over the dimensions `dims` is then between 1/16 and 16. Return None if no
+    scaling is needed.
     """
     vectors = vectors.detach()
     largest, smallest = vectors.amax(dim=dims, keepdim=True), vectors.amin(dim=dims, keepdim=True)
@@ -75,12 +76,12 @@ def _first_unmasked_key(key: Keys, key_mask: KeyMask) -> Float[Tensor, "batch he
 
 @dataclass(frozen=True)
 class FlooredRelu(PointwiseKernel):
-    """Base class of kernels whose features are powers of a ReLU with a small positive minimum.
+    """Base class of feature maps that are powers of a ReLU with a small positive minimum.
 
-    For a vector x of size d, the rectified vector is r(x) = max(x, ε ‖x‖/√d). The minimum lets a
-    query without a positive entry attend to all keys. It is relative to the length of x, so that
-    multiplying x by a positive number multiplies r(x) by the same number. The features of the zero
-    vector are 10⁻¹⁴.
+    For a vector x of size d, the rectified vector is r(x) = max(x, ε ‖x‖/√d). Attention weights are
+    inner products of the features, so the minimum lets a query without a positive entry attend to
+    all keys. It is relative to the length of x, so that multiplying x by a positive number
+    multiplies r(x) by the same number. The features of the zero vector are 10⁻¹⁴.
 
     The length of a query and a common factor of all keys cancel in the normalization. To avoid
     overflow, vectors are therefore scaled before powers are taken, by factors without a gradient.
@@ -128,12 +129,12 @@ class FlooredRelu(PointwiseKernel):
     def causal_key_features(
         self, key: Keys, *, scale: float, key_mask: KeyMask = None
     ) -> CausalFeatures:
-        """Map keys to features, and return the logarithm of the scale of each key.
+        """Map keys to features for causal attention, with a log scale for each key.
 
-        Each key is scaled so that its powers neither overflow nor underflow. If the first unmasked
-        keys need no scaling, no key is scaled, because later keys must not change how earlier
-        outputs are computed. Keys that are much smaller than the first key then have no visible
-        weight.
+        The log scale is the logarithm of a factor that is taken out of the features, so that powers
+        of entries neither overflow nor underflow. If the first unmasked keys need no scaling, no
+        key is scaled, because later keys must not change how earlier outputs are computed. Keys
+        that are much smaller than the first key then have no visible weight.
         """
         log_scale = None
         if _range_factor(_first_unmasked_key(key, key_mask), (-1,)) is not None:
@@ -150,11 +151,11 @@ class FlooredRelu(PointwiseKernel):
 
 @dataclass(frozen=True)
 class SquaredRelu(FlooredRelu):
-    """The default content kernel, whose features are squares of a ReLU with a positive minimum.
+    """The default content kernel, an inner product of squared ReLU features of query and key.
 
-    For a vector x of size d, the features are φ(x) = r² with r = max(x, ε ‖x‖/√d). They are
-    deterministic and non-negative. Multiplying a query, or all keys, by a positive number does not
-    change the attention weights.
+    For a vector x of size d, the features are φ(x) = r² with r = max(x, ε ‖x‖/√d), a ReLU with a
+    small positive minimum. They are deterministic and non-negative. Multiplying a query, or all
+    keys, by a positive number does not change the attention weights.
 
     Source: So et al. 2021 (Primer) for the activation. Its use as a feature map is from this
     library.
@@ -185,9 +186,10 @@ class SquaredRelu(FlooredRelu):
 
 @dataclass(frozen=True)
 class Relu(FlooredRelu):
-    """A kernel whose features are a ReLU with a small positive minimum.
+    """A kernel for linear attention, the inner product of ReLU features of query and key.
 
-    For a vector x of size d, the features are φ(x) = max(x, ε ‖x‖/√d).
+    For a vector x of size d, the features are φ(x) = max(x, ε ‖x‖/√d), a ReLU with a small positive
+    minimum.
 
     Source: Choromanski et al. 2021 (Performer-ReLU). The relative floor is from this library.
 
@@ -208,11 +210,11 @@ class Relu(FlooredRelu):
 
 @dataclass(frozen=True)
 class Focused(FlooredRelu):
-    """The kernel of focused linear attention, which sharpens the direction of vectors.
+    """The kernel of focused linear attention, which concentrates the weight on similar keys.
 
-    For a vector x of size d, the features are φ(x) = ‖r‖ · r³/‖r³‖ with r = max(x, ε ‖x‖/√d).
-    Cubing the entries moves the direction of a vector towards its largest entries, so that similar
-    pairs gain weight and dissimilar pairs lose weight.
+    For a vector x of size d, the features are φ(x) = ‖r‖ · r³/‖r³‖ with r = max(x, ε ‖x‖/√d), and
+    the weight is φ(q)ᵀφ(k). Cubing the entries moves the direction of a vector towards its largest
+    entries, so that similar pairs gain weight and dissimilar pairs lose weight.
 
     Source: Han et al. 2023 (FLatten Transformer), with p = 3. The relative floor is from this
     library.

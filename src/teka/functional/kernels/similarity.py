@@ -1,4 +1,4 @@
-"""Content kernels of non-local networks: dot product, concatenation and Gaussian."""
+"""Similarities of query and key from non-local networks: dot product, concatenation, Gaussian."""
 
 from dataclasses import dataclass
 
@@ -23,11 +23,12 @@ from teka.functional.shapes import (
 
 @dataclass(frozen=True)
 class DotProduct(FeatureKernel):
-    """The dot product κ(q, k) = scale · qᵀk, without softmax.
+    """The similarity scale · qᵀk of a query q and a key k, without softmax.
 
-    The weighted sum of the values is divided by the number of keys. With a relative kernel, whose
-    weight for query i and key j is c_ij, it is divided by Σ_j c_ij. Weights may be negative, and a
-    key that is twice as long has twice the weight, so that the output is not bounded.
+    The weighted sum of the values is divided by the number of keys. With position-dependent weights
+    c_ij for query i and key j (a relative kernel), it is divided by Σ_j c_ij. Weights may be
+    negative, and a key that is twice as long has twice the weight, so that the output is not
+    bounded.
 
     Source: Wang et al. 2018 (Non-local neural networks), equation 4. The denominator with a
     relative kernel is from this library.
@@ -57,11 +58,11 @@ class DotProduct(FeatureKernel):
 
 @dataclass(frozen=True)
 class Concatenation(Kernel):
-    """The ReLU of the sum of all entries of a query and a key, times a scale.
+    """A similarity of query and key: the ReLU of the sum of all entries of both, times a scale.
 
-    The output is normalized as for `DotProduct`. Non-local networks use relu(wᵀ[q; k]) with a
-    learned vector w. Here w is a vector of ones, because the projections of queries and keys can
-    learn any other w.
+    The weighted sum of the values is divided by the number of keys. Non-local networks use
+    relu(wᵀ[q; k]) with a learned vector w. Here w is a vector of ones, because the projections of
+    queries and keys can learn any other w.
 
     Source: Wang et al. 2018 (Non-local neural networks), equation 5.
 
@@ -96,7 +97,7 @@ class Concatenation(Kernel):
 
 @dataclass(frozen=True)
 class Gaussian(Softmax):
-    """The Gaussian kernel κ(q, k) = exp(−scale · ‖q − k‖²/2).
+    """The similarity exp(−scale · ‖q − k‖²/2) of a query q and a key k, which decays with distance.
 
     Unlike the softmax kernel, it does not give more weight to longer keys. It is computed as
     softmax attention with the scores scale · (qᵀk − ‖k‖²/2), which are inner products of vectors

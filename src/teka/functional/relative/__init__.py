@@ -1,4 +1,7 @@
-"""Relative kernels, which weigh a key by its relative position, and a registry of them by name."""
+"""Relative kernels, which are attention weights that depend on the offset of query and key.
+
+`RELATIVES` lists them by name, such as "rotary" and "alibi".
+"""
 
 from torch import Generator
 
@@ -40,9 +43,9 @@ RELATIVES: dict[str, type[Relative]] = {
 def make_relative(
     relative: str | Relative, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
 ) -> Relative:
-    """Return the relative kernel with the given name, with parameters drawn with seed 0.
+    """Create the relative kernel (position-dependent attention weight) with the given name.
 
-    An instance of `Relative` is returned unchanged.
+    Its parameters are drawn with seed 0. An instance of `Relative` is returned unchanged.
     """
     if isinstance(relative, Relative):
         return relative

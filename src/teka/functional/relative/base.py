@@ -1,4 +1,4 @@
-"""Base classes of relative kernels, which weigh a key by its position relative to the query."""
+"""Base classes of attention weights that depend on the offset between query and key."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -46,17 +46,17 @@ def random_directions(
 
 
 def has_spacing(grid: Grid, spacing: float) -> bool:
-    """Return True if neighboring cells of a grid are this far apart along every axis."""
+    """Return True if neighboring cells of a grid are `spacing` apart along every axis."""
     return all(abs(step - spacing) <= 1e-9 * spacing for step in grid.spacing)
 
 
 class Relative(TensorFields, ABC):
-    """Base class of relative kernels, which weigh a key by its position relative to the query.
+    """Base class of relative kernels, attention weights that depend on the offset of query and key.
 
     A relative kernel is written c(x_i − x_j; q_i) for a query q_i at the position x_i and a key at
-    x_j. Subclasses are frozen dataclasses. The annotation of a tensor field names its dimensions.
-    "heads", "axes" and "dim" (the size of a query) must match the inputs of attention. Dimensions
-    with other names can have any size.
+    x_j, and multiplies the attention weight of the pair. Subclasses are frozen dataclasses. The
+    annotation of a tensor field names its dimensions. "heads", "axes" and "dim" (the size of a
+    query) must match the inputs of attention. Dimensions with other names can have any size.
 
     Class attributes:
 
@@ -122,9 +122,9 @@ class Relative(TensorFields, ABC):
         num_axes: int,
         kernel: str | Kernel,
     ) -> R:
-        """Return an example of the kernel with random tensors in float64.
+        """Create an example of this position-dependent weight with random parameters in float64.
 
-        Non-negative tensors are uniform between 0.1 and 0.6. All others are standard normal.
+        Non-negative parameters are uniform between 0.1 and 0.6. All others are standard normal.
 
         Args:
             generator: Random generator.
@@ -145,24 +145,27 @@ class Relative(TensorFields, ABC):
 
     @classmethod
     def initial(cls, *args: Any, **kwargs: Any) -> "Relative":
-        """Return the kernel with its initial values, from which training starts.
+        """Create this position-dependent weight with initial parameters, to start training.
 
-        `teka.nn.RelativeKernel` learns the tensors of the kernel. The arguments are sizes, such as
-        `num_axes`, `heads` and `dim_head`, and the options of the kernel.
+        `teka.nn.RelativeKernel` learns the parameters. The arguments are sizes, such as `num_axes`,
+        `heads` and `dim_head`, and options of the relative kernel.
         """
         raise NotImplementedError(f"{cls.__name__} has no initial values to learn from")
 
     @property
     def constraints(self) -> dict[str, str]:
-        """Return the names of constrained tensors and their constraint, "positive" or "below 2".
+        """Return the constraint of each learned tensor that is constrained, by the tensor's name.
 
-        The values of a learned tensor that is "below 2" are between 0 and 2.
+        A constraint is "positive", or "below 2" for values between 0 and 2.
         """
         learned = [name for name in self.nonnegative_tensors if name not in self.fixed_tensors]
         return dict.fromkeys(learned, "positive")
 
     def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
-        """Check that the kernel matches the heads, the positions and the content kernel.
+        """Check that the parameters fit the number of heads and axes, and the content kernel.
+
+        The content kernel is the similarity of queries and keys that is used with this
+        position-dependent weight.
 
         Raises:
             ValueError: If the kernel does not match.
@@ -176,16 +179,17 @@ class Relative(TensorFields, ABC):
             check_tensor(f"relative.{name}", tensor, *expected)
 
     def for_kernel(self, kernel: Kernel) -> "Relative":
-        """Adapt this relative kernel to a content kernel.
+        """Adapt this position-dependent weight to a content kernel (similarity of query and key).
 
-        By default, the relative kernel is returned unchanged.
+        By default, it is returned unchanged.
         """
         return self
 
     def for_positions(self, positions: Positions) -> "Relative":
-        """Adapt this relative kernel to positions, such as to the periods of a grid.
+        """Adapt this position-dependent weight to the positions of the tokens.
 
-        By default, the relative kernel is returned unchanged.
+        For example, frequencies are rounded to multiples of that of a periodic grid. By default,
+        the weight is returned unchanged.
 
         Raises:
             ValueError: If the kernel is not defined for these positions.
@@ -193,20 +197,25 @@ class Relative(TensorFields, ABC):
         return self
 
     def bound_with(self, kernel: Kernel) -> float | None:
-        """Return an upper limit of max |output| / max |value| for a content kernel.
+        """Return an upper limit of the ratio max |output| / max |value| of attention.
 
-        Return None if the output is not bounded.
+        The limit depends on the content kernel (similarity of query and key). Return None if the
+        output can be arbitrarily large.
         """
         return kernel.bound
 
     @property
     def num_waves(self) -> int:
-        """Return how many `linear_features` there are for each feature of the content kernel."""
+        """Return by which factor `linear_features` multiplies the number of features of a token.
+
+        The features of queries and keys are combined with their positions, for example by products
+        with sinusoids.
+        """
         return 1
 
     @property
     def num_position_features(self) -> int:
-        """Return the number of entries that are appended to each query and key.
+        """Return the number of position features that are appended to each query and key vector.
 
         It is 0 unless `appends_features` is True.
         """
@@ -215,15 +224,15 @@ class Relative(TensorFields, ABC):
     def softmax_vectors(
         self, query: Queries, key: Keys, positions: Positions, *, scale: float
     ) -> VectorPair | None:
-        """Return query and key vectors with which softmax attention includes the relative kernel.
+        """Return query and key vectors that make softmax attention depend on the positions.
 
-        Their inner products are scale · qᵀk + log c, where c is the weight of the relative kernel.
-        Return None if there are no such vectors.
+        The inner products of the vectors are scale · qᵀk + log c, where c is the position-dependent
+        weight. Return None if there are no such vectors.
         """
         return None
 
     def extra_softmax_dim(self, positions: Positions) -> int | None:
-        """Return the number of entries that `softmax_vectors` appends to queries and keys.
+        """Return how many position entries `softmax_vectors` appends to queries and keys.
 
         Return None if `softmax_vectors` does not support the positions.
         """
@@ -232,71 +241,74 @@ class Relative(TensorFields, ABC):
     def triton_positions(
         self, positions: Positions, like: Tensor, num_features: int
     ) -> TritonPositions | None:
-        """Return the angles of a rotary position embedding for the Triton kernels.
+        """Return the rotary angles of queries and keys for the Triton (GPU) kernels.
 
-        Return None if the Triton kernels do not support this relative kernel.
+        Return None if these kernels do not support this position-dependent weight.
         """
         return None
 
     @abstractmethod
     def dense_passes(self, num_axes: int) -> int:
-        """Return the number of passes over all pairs of tokens that the dense backend takes.
+        """Estimate how often dense attention reads or writes the matrix of query–key weights.
 
-        The number is an estimate for the cost model.
+        The estimate is used to choose the fastest attention algorithm.
         """
 
     @abstractmethod
     def dense(self, pairs: DenseInputs, positions: Positions) -> Outputs:
-        """Return the output of the dense backend, which evaluates every pair of tokens."""
+        """Compute attention from the full matrix of query–key weights, including the positions."""
 
     def window_cost(self, positions: Positions, dense_size: int, dim_value: int) -> Cost | None:
-        """Return the estimated cost of `local_attention`.
+        """Estimate the cost of attention within local windows, in multiply-adds and bytes.
 
         Return None if `local_attention` does not support the positions.
         """
         return None
 
     def local_attention(self, pairs: DenseInputs, positions: Positions) -> Outputs:
-        """Return the output of the backend "windows", which evaluates pairs within a window."""
+        """Compute attention in which each query sees only the keys in a window around it."""
         raise NotImplementedError(f"{self.name} has no window")
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Return the estimated cost of each backend of `sums` that supports the positions.
+        """Estimate the cost of each algorithm (backend) that computes linear attention here.
 
-        By default there is no such backend.
+        The algorithms include this position-dependent weight. Those that do not support the
+        positions are left out. By default there are none.
         """
         return {}
 
     def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
-        """Compute the weighted sums over keys with one of the backends that `costs` returns.
+        """Compute linear attention with this position-dependent weight.
 
-        All tokens must have a position.
+        The result is a numerator and a denominator for each query. `backend` is one of the
+        algorithms that `costs` returns. All tokens must have a position.
         """
         raise NotImplementedError(f"{self.name} needs every pair")
 
     def linear_features(
         self, features: Tensor, positions: Positions, *, is_key: bool
     ) -> LinearFeatures:
-        """Combine the features of queries or keys with their positions.
+        """Combine the features of queries or keys with their positions, for linear attention.
 
-        The inner product of the vectors of a query and a key is the attention weight of the pair,
-        including the relative kernel.
+        The inner product of the resulting vectors of a query and a key is the attention weight of
+        the pair, including the position-dependent weight.
         """
         raise NotImplementedError(f"{self.name} needs every pair")
 
     def sums_without_positions(
         self, query_features: Tensor, key_features: Tensor, value: Tensor
     ) -> WeightedSums:
-        """Return the weighted sums over keys for pairs in which a token has no position.
+        """Compute linear attention for pairs with a token without position, such as a class token.
 
-        By default, the relative kernel does not change the weights of these pairs.
+        The result is a numerator and a denominator for each query. By default, positions do not
+        change the weights of these pairs.
         """
         return plain_sums(FeatureInputs(query_features, query_features, key_features, value))
 
     def step(
         self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
     ) -> tuple[WeightedSums, DecodingState]:
-        """Advance causal attention by one token, for generation.
+        """Advance causal attention by one token, to generate a sequence token by token.
 
         Returns:
             The weighted sums over all keys so far for the query of the new token, and the updated
@@ -306,14 +318,17 @@ class Relative(TensorFields, ABC):
 
 
 class FactorRelative(Relative):
-    """Base class of relative kernels c > 0 that multiply the weights of the content kernel."""
+    """Base class of positive position-dependent factors of the attention weights.
+
+    The weight of a pair is the similarity of query and key times this factor.
+    """
 
     @abstractmethod
     def log_kernel(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
-        """Return the logarithm of the relative kernel for every pair of a query and a key.
+        """Return the log of the position-dependent weight for every pair of a query and a key.
 
-        The offsets of the pairs may be different for each sample, or shared by all samples. This
-        is the reference implementation.
+        The offsets of the pairs may be different for each sample, or shared by all samples. The
+        tests compare faster algorithms with this reference implementation.
         """
 
     def dense_passes(self, num_axes: int) -> int:
@@ -322,11 +337,11 @@ class FactorRelative(Relative):
     def pair_term(
         self, query: Queries, positions: Positions, *, scale: float
     ) -> PairFunction | None:
-        """Return a function that adds the relative kernel to the scores in FlexAttention.
+        """Return a function with which FlexAttention adds position-dependent terms to the scores.
 
-        The function computes the logarithm of the relative kernel from the indices of the sample,
-        head, query and key. It is 0 for prefix tokens, because they have no position. Return None
-        if the positions have too many different offsets for a table.
+        The function computes the log of the position-dependent weight from the indices of the
+        sample, head, query and key. It is 0 for tokens without a position, such as a class token.
+        Return None if the positions have too many different offsets for a table.
         """
         numbers = offset_table(positions, query)
         if numbers is None:
@@ -342,9 +357,10 @@ class FactorRelative(Relative):
     def table_term(
         self, query: Queries, offsets: OffsetVectors, index: OffsetIndex, *, scale: float
     ) -> PairFunction:
-        """Return a function for FlexAttention that reads the relative kernel from a table.
+        """Return a function with which FlexAttention reads position-dependent terms from a table.
 
-        The table contains the logarithm of the kernel for all offsets.
+        The table contains the log of the position-dependent weight for all offsets of query and
+        key.
 
         Args:
             query: Queries.
@@ -371,9 +387,9 @@ class FactorRelative(Relative):
     def log_rows(
         self, query: Queries, positions: Positions, rows: slice, *, scale: float
     ) -> LogRelativeRows:
-        """Return the logarithm of the relative kernel for a slice of the queries and all keys.
+        """Return the log of the position-dependent weight for some of the queries and all keys.
 
-        It is 0 for pairs with a prefix token, because prefix tokens have no position.
+        It is 0 for pairs with a token without a position, such as a class token.
         """
         first = positions.num_prefix_tokens
         others = slice(max(rows.start - first, 0), max(rows.stop - first, 0))
@@ -385,12 +401,11 @@ class FactorRelative(Relative):
     def log_rows_without_prefix(
         self, query: Queries, positions: Positions, rows: slice, *, scale: float
     ) -> LogRelativeRows:
-        """Return the result of `log_rows` for queries and keys without prefix tokens."""
         return self.log_kernel(query[:, :, rows], positions.offsets_like(query, rows), scale=scale)
 
 
 def check_num_axes(argument: str, tensor: Tensor, tensor_axes: int, num_axes: int) -> None:
-    """Check that positions have the same number of axes as a tensor of a relative kernel."""
+    """Check that positions have as many axes as a parameter of a position-dependent weight."""
     if tensor_axes != num_axes:
         expected = f"{tensor_axes}, because relative.{argument} has shape {tuple(tensor.shape)}"
         hint = f"Make the layer with num_axes={num_axes}."

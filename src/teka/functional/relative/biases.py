@@ -1,4 +1,4 @@
-"""Position biases that are sums over the axes: exponential decay, ALiBi, KERPLE and T5."""
+"""Position biases of attention scores that are sums over axes: decay, ALiBi, KERPLE and T5."""
 
 import math
 from abc import abstractmethod
@@ -35,10 +35,10 @@ KERPLE_FORMS = ("logarithmic", "power")
 
 
 class DecayRelative(SeparableRelative):
-    """Base class of relative kernels that decay exponentially with the distance along each axis.
+    """Base class of attention weights that decay exponentially with the distance along each axis.
 
-    From one cell of a grid to the next, the weights of all earlier keys decay by the same factor.
-    Sums over keys can therefore be computed by a scan in linear time.
+    From one token of a sequence to the next, the weights of all earlier keys decay by the same
+    factor. Sums over keys can therefore be computed by a scan in linear time.
     """
 
     supports_decoding = True
@@ -52,10 +52,11 @@ class DecayRelative(SeparableRelative):
         return -per_head(self.axis_rate(axis), offsets) * offsets.abs()
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Return the estimated costs of the backends "linear", "toeplitz" and "fft".
+        """Estimate the cost of each algorithm for linear attention with exponential decay.
 
-        The backend "linear" needs the same grid for queries and keys, without periodic axes. In
-        causal attention this grid must have one axis.
+        The algorithms are "linear" (scans along the axes), "toeplitz" (a matrix for each axis) and
+        "fft". "linear" needs the same grid for queries and keys, without periodic axes. In causal
+        attention this grid must have one axis.
         """
         grid = positions.shared_grid
         costs = super().costs(sizes, positions)
@@ -94,12 +95,12 @@ class DecayRelative(SeparableRelative):
 
 @dataclass(frozen=True)
 class Decay(DecayRelative):
-    """Exponential decay with the distance, with a learned rate for each head and axis.
+    """Exponential decay of attention weights with the distance, at a learned rate.
 
-    A key at the distance |Δ_a| along each axis a has the weight exp(−Σ_a rate_a |Δ_a|). Sums over
-    keys are computed by two scans along each axis, one in each direction. Causal attention needs
-    one scan only. Along a periodic axis the shorter distance counts, and Toeplitz matrices replace
-    the scans.
+    Each head has a rate for each axis. A key at the distance |Δ_a| along each axis a has the weight
+    exp(−Σ_a rate_a |Δ_a|). Sums over keys are computed by two scans along each axis, one in each
+    direction. Causal attention needs one scan only. Along a periodic axis the shorter distance
+    counts, and Toeplitz matrices replace the scans.
 
     Source: Sun et al. 2023 (RetNet), equation 5, for one direction. Both directions and several
     axes are from this library.
@@ -134,10 +135,10 @@ class Decay(DecayRelative):
 
 @dataclass(frozen=True)
 class Alibi(DecayRelative):
-    """Attention with linear biases (ALiBi), which are proportional to the distance.
+    """Attention with linear biases (ALiBi), which lower the score in proportion to the distance.
 
-    The bias is log c = −m ‖Δ‖₁, where ‖Δ‖₁ is the Manhattan distance of query and key, and m is a
-    fixed slope of each head. The kernel equals `Decay` with the same rate for all axes.
+    The bias of the score is −m ‖Δ‖₁, where ‖Δ‖₁ is the Manhattan distance of query and key, and m
+    is a fixed slope of each head. The kernel equals `Decay` with the same rate for all axes.
 
     Source: Press et al. 2022, §3, in both directions. The Manhattan distance on several axes is
     from this library.
@@ -165,10 +166,10 @@ class Alibi(DecayRelative):
 
     @classmethod
     def initial(cls, *, heads: int) -> "Alibi":
-        """Return the slopes of the ALiBi paper, 2^(−8h/H) for head h = 1, …, H.
+        """Create ALiBi position biases with the slopes of the paper, 2^(−8h/H) for h = 1, …, H.
 
-        If H is not a power of two, return the slopes for the next lower power of two, followed by
-        slopes in between.
+        If the number of heads H is not a power of two, the slopes are those for the next lower
+        power of two, followed by slopes in between.
         """
         check_sizes({"heads": heads}, most=MAX_HEADS)
         lower = 2 ** math.floor(math.log2(heads))
@@ -187,11 +188,11 @@ class Alibi(DecayRelative):
 
 @dataclass(frozen=True)
 class Kerple(SeparableRelative):
-    """The position bias of KERPLE, a learned function of the distance along each axis.
+    """The position bias of KERPLE, a learned function of the distance of query and key.
 
-    For the distance |Δ_a| along axis a, the bias is −Σ_a w_a log(1 + b_a |Δ_a|) in the logarithmic
-    form and −Σ_a w_a |Δ_a|^b_a in the power form. Each head learns its own w and b. The bias is
-    conditionally positive definite, in the power form for b ≤ 2.
+    For the distance |Δ_a| along axis a, the bias of the attention score is −Σ_a w_a log(1 + b_a
+    |Δ_a|) in the logarithmic form and −Σ_a w_a |Δ_a|^b_a in the power form. Each head learns its
+    own w and b. The bias is conditionally positive definite, in the power form for b ≤ 2.
 
     Source: Chi et al. 2022 (KERPLE), on one axis. The sum over axes is from this library.
 
@@ -223,7 +224,7 @@ class Kerple(SeparableRelative):
 
     @classmethod
     def initial(cls, *, num_axes: int, heads: int, form: str = KERPLE_FORMS[0]) -> "Kerple":
-        """Return uniformly distributed initial values, as in the authors' code.
+        """Create the KERPLE position bias with uniform random values, as in the authors' code.
 
         Weights are between 0 and 2, and bends are between 0 and 1.
         """
@@ -248,12 +249,12 @@ class Kerple(SeparableRelative):
 
 @dataclass(frozen=True)
 class T5(SeparableRelative):
-    """The relative position bias of T5, which is learned for buckets of distances.
+    """The relative position bias of T5, with one learned value for each range of distances.
 
-    The biases of all axes are added. Half of the buckets are for keys after the query, the other
-    half for all other keys. Within each half, the first half of the buckets contain one distance
-    each: 0, 1, and so on. The boundaries of the other buckets grow in a geometric sequence up to
-    `max_distance`. The last bucket also contains all larger distances.
+    The ranges are called buckets, and the biases of all axes are added. Half of the buckets are for
+    keys after the query, the other half for all other keys. Within each half, the first half of the
+    buckets contain one distance each: 0, 1, and so on. The boundaries of the other buckets grow in
+    a geometric sequence up to `max_distance`. The last bucket also contains all larger distances.
 
     Source: Raffel et al. 2020, §2.1, and its code, on one axis. The sum over axes is from this
     library.
@@ -307,7 +308,10 @@ class T5(SeparableRelative):
 
     @classmethod
     def draw(cls, generator: Generator, **sizes: Any) -> "T5":
-        """Return an example with standard normal biases, 12 buckets and a maximum distance of 6."""
+        """Create an example of the T5 position bias with standard normal values.
+
+        It has 12 buckets (ranges of distances) and a maximum distance of 6.
+        """
         return replace(super().draw(generator, **sizes), max_distance=6.0)
 
     def bucket(self, offsets: AxisOffsets) -> Int[Tensor, "*pairs"]:

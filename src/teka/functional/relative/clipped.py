@@ -1,4 +1,7 @@
-"""Relative kernels of clipped distances (strategy 2 of Horn et al. 2021), exact and estimated."""
+"""Attention weights that depend on the query and on a clipped distance to the key.
+
+They are strategy 2 of Horn et al. 2021. One version is exact, the other uses random features.
+"""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -28,7 +31,7 @@ MAX_DISTANCE = 6
 
 @dataclass(frozen=True)
 class Clipped(FactorRelative):
-    """Learned embeddings of the distance, which is clipped at a maximum of k.
+    """An attention weight with a learned embedding for each distance, up to a maximum of k.
 
     A key has the weight c = exp(scale · qᵀw_r), where q is the query and w_r is the embedding of
     the distance r = min(‖Δ‖₁ / ring_width, k). The Manhattan distance ‖Δ‖₁ is rounded to a whole
@@ -81,11 +84,14 @@ class Clipped(FactorRelative):
 
     @property
     def max_distance(self) -> int:
-        """Return k, the distance in ring widths at which distances are clipped."""
+        """Return k, the largest distance with its own embedding. Larger distances are clipped to k.
+
+        Distances are counted in ring widths.
+        """
         return self.distance_embedding.shape[0] - 1
 
     def rings_fit(self, grid: Grid) -> bool:
-        """Return True if the rings of a grid consist of whole cells and do not overlap.
+        """Return True if the keys at equal distance form non-overlapping rings of whole grid cells.
 
         Neighboring cells must be one ring width apart. Along a periodic axis, all rings except the
         last one must be smaller than the period.
@@ -125,10 +131,10 @@ class Clipped(FactorRelative):
         return lambda b, h, i, j: log_rings[b, h, i, ring[index(i, j)]]
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Return the estimated cost of the backend "rings", if it supports the positions.
+        """Estimate the cost of attention that sums keys at equal distance first ("rings").
 
-        The backend needs the same grid for queries and keys. In causal attention this grid must
-        have a single axis, which is not periodic.
+        The backend "rings" needs the same grid for queries and keys. In causal attention this grid
+        must have a single axis, which is not periodic. Otherwise the result is empty.
         """
         grid = positions.shared_grid
         if grid is None or not self.rings_fit(grid):
@@ -156,10 +162,11 @@ def decode_with_rings(
     tokens: FeatureInputs,
     state: DecodingState | None,
 ) -> tuple[WeightedSums, DecodingState]:
-    """Advance causal attention with clipped distances by one token, for generation.
+    """Advance causal attention by one token, with weights that depend on the clipped distance.
 
     The recurrent state stores the features and values of the last k tokens, because the weights of
-    these tokens depend on their distance. All older tokens are stored as one sum.
+    these tokens depend on their distance. All older tokens have the maximum distance k and are
+    stored as one sum.
 
     Returns:
         The weighted sums over all keys so far for the query of the new token, and the new state.
@@ -193,11 +200,11 @@ def decode_with_rings(
 
 @dataclass(frozen=True)
 class ClippedFeatures(Clipped):
-    """The kernel of clipped distances as in Horn et al. 2021, estimated by random features.
+    """Attention weights of clipped distances as in Horn et al. 2021, estimated by random features.
 
-    The weight exp(scale · qᵀw_r) of `Clipped` is estimated by φ(q)ᵀφ(w_r), where φ are positive
-    random features. This costs more than `Clipped` and is not exact, but a shift of all positions
-    never changes the output.
+    The weight exp(scale · qᵀw_r) of `Clipped` for a query q and the embedding w_r of the distance
+    is estimated by φ(q)ᵀφ(w_r), where φ are positive random features. This costs more than
+    `Clipped` and is not exact, but a shift of all positions never changes the output.
 
     Source: Horn et al. 2021, §2.3 (strategy 2). The paper does not state the denominator.
 
@@ -233,10 +240,10 @@ class ClippedFeatures(Clipped):
         ring_width: float = 1.0,
         num_features: int | None = None,
     ) -> "ClippedFeatures":
-        """Return embeddings and a projection of zeros, of which the projection is drawn later.
+        """Create weights of clipped distances, with zeros as embeddings and as projection.
 
-        `teka.nn.RandomFeatures` draws the projection. For queries of size d, the default number of
-        random features is ⌊d ln d⌋.
+        `teka.nn.RandomFeatures` draws the random projection later. For queries of size d, the
+        default number of random features is ⌊d ln d⌋.
         """
         check_tensor_sizes({"dim_head": dim_head, "max_distance": max_distance})
         check_sizes({"num_features": num_features}, or_none=True)
@@ -246,7 +253,7 @@ class ClippedFeatures(Clipped):
 
     @classmethod
     def draw(cls, generator: Generator, *, dim: int, **sizes: Any) -> "ClippedFeatures":
-        """Return an example with standard normal embeddings and an orthogonal projection."""
+        """Create an example with random distance embeddings and an orthogonal random projection."""
         embedding = torch.randn(MAX_DISTANCE + 1, dim, generator=generator, dtype=torch.float64)
         projection = draw_projection(default_num_features(dim), dim, generator=generator)
         return cls(embedding, projection=projection)

@@ -1,4 +1,4 @@
-"""The Fourier relative kernel, a non-negative sum of sinusoids of the offset."""
+"""A position-dependent attention weight that is a non-negative sum of sinusoids of the offset."""
 
 import math
 from dataclasses import dataclass
@@ -52,13 +52,13 @@ LONGEST_WAVE = 64.0
 
 @dataclass(frozen=True)
 class Fourier(StationaryRelative):
-    """A learned, non-negative sum of sinusoids of the offset between query and key.
+    """A position-dependent attention weight, a learned non-negative sum of sinusoids.
 
-    For the offset Δ, the weight is c(Δ) = a_0 + Σ_f a_f [1 + cos(ω_f·Δ + θ_f)] with F frequencies
-    ω_f, phases θ_f and amplitudes a ≥ 0. Because the cosine of a difference is a sum of products, c
-    is the inner product of 2F + 1 features of the query position and of the key position. Attention
-    is therefore linear in the number of tokens and exact at any real positions. On a periodic grid,
-    frequencies are rounded so that whole periods fit the grid.
+    For the offset Δ between query and key, the weight is c(Δ) = a_0 + Σ_f a_f [1 + cos(ω_f·Δ +
+    θ_f)] with F frequencies ω_f, phases θ_f and amplitudes a ≥ 0. Because the cosine of a
+    difference is a sum of products, c is the inner product of 2F + 1 features of the query position
+    and of the key position. Attention is therefore linear in the number of tokens and exact at any
+    real positions. On a periodic grid, frequencies are rounded so that whole periods fit the grid.
 
     Source: this library. Choromanski et al. 2023 (FLT) use a similar sum, with random frequencies.
 
@@ -111,10 +111,10 @@ class Fourier(StationaryRelative):
         shortest_wave: float = SHORTEST_WAVE,
         wave_weight: float = 1.0,
     ) -> "Fourier":
-        """Return sinusoids with random directions and log-uniform wavelengths.
+        """Create sinusoids with random directions and log-uniform wavelengths, to start training.
 
         Phases are 0, the constant a_0 is 1, and all amplitudes are equal. With their sum A, the
-        weight c is 1 + 2A at offset 0, and between 1 and 1 + 2A elsewhere.
+        position-dependent weight is 1 + 2A at offset 0, and between 1 and 1 + 2A elsewhere.
 
         Args:
             num_axes: Number of axes of the grid.
@@ -203,7 +203,11 @@ class Fourier(StationaryRelative):
         return lambda b, h, i, j: torch.where((i < first) | (j < first), 0.0, log_sum(b, h, i, j))
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Return the estimated costs of the backends "linear" and "fft"."""
+        """Estimate the cost of linear attention with this weight, for each supported algorithm.
+
+        The algorithms are "linear", which multiplies features with sinusoids of the position, and
+        "fft".
+        """
         return {"linear": linear_cost(sizes, self.num_waves), **super().costs(sizes, positions)}
 
     def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:

@@ -1,4 +1,4 @@
-"""Relative kernels that are Gaussians around a learned center, or tables of learned biases."""
+"""Position-dependent attention weights: Gaussians around a learned center, and learned tables."""
 
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
@@ -30,9 +30,9 @@ Centered = TypeVar("Centered", bound="CenteredRelative")
 
 @dataclass(frozen=True)
 class CenteredRelative(StationaryRelative):
-    """Base class of relative kernels with a learned center Δ_h for each head.
+    """Base class of attention weights that are largest at a learned offset for each head.
 
-    A head prefers keys whose position relative to the query is Δ_h.
+    A head prefers keys at the offset Δ_h, the center, from the query.
 
     Args:
         center: Δ_h, key minus query, in physical units, shape (heads, axes).
@@ -46,10 +46,11 @@ class CenteredRelative(StationaryRelative):
 
 @dataclass(frozen=True)
 class Quadratic(CenteredRelative, SeparableRelative):
-    """A Gaussian of the relative position of a key, around a learned center for each head.
+    """A position-dependent attention weight that is a Gaussian around a learned center.
 
-    For a query at the position x_i and a key at x_j, log c = −α ‖(x_j − x_i) − Δ_h‖², where Δ_h is
-    the center of the head and α its precision. Along periodic axes the shorter distance counts.
+    For a query at the position x_i and a key at x_j, the logarithm of the weight is −α ‖(x_j − x_i)
+    − Δ_h‖², where Δ_h is the center of the head and α its precision. Along periodic axes the
+    shorter distance counts.
 
     Source: Cordonnier et al. 2020, equation 9, with δ = x_j − x_i.
 
@@ -78,7 +79,9 @@ class Quadratic(CenteredRelative, SeparableRelative):
 
     @classmethod
     def initial(cls, *, num_axes: int, heads: int) -> "Quadratic":
-        """Return normally distributed centers with standard deviation 2, and precisions of 1.
+        """Create Gaussian position weights with random centers, from which training starts.
+
+        Centers are normally distributed with standard deviation 2, and precisions are 1.
 
         Source: Cordonnier et al. 2020.
         """
@@ -94,11 +97,11 @@ class Quadratic(CenteredRelative, SeparableRelative):
 
 @dataclass(frozen=True)
 class GeneralizedQuadratic(CenteredRelative):
-    """A Gaussian with a learned center and a learned covariance matrix for each head.
+    """A position-dependent attention weight, a Gaussian with learned center and covariance.
 
-    For a query at the position x_i and a key at x_j, log c = −½ ‖L (x_j − x_i − Δ_h)‖², where Δ_h
-    is the center of the head and LᵀL its inverse covariance matrix.
-    Along periodic axes the shorter distance counts.
+    For a query at the position x_i and a key at x_j, the logarithm of the weight is −½ ‖L (x_j −
+    x_i − Δ_h)‖², where Δ_h is the center of the head and LᵀL its inverse covariance matrix. Along
+    periodic axes the shorter distance counts.
 
     Source: Cordonnier et al. 2020, equation 16.
 
@@ -146,11 +149,12 @@ class GeneralizedQuadratic(CenteredRelative):
 
 @dataclass(frozen=True)
 class Table(SeparableRelative):
-    """Tables of learned biases for each axis, indexed by the offset of a key in cells.
+    """Tables of learned position biases for each axis, indexed by the offset of a key in cells.
 
-    The bias log c is the sum of the entries of all axes. On images it is row[Δ_y] + column[Δ_x],
-    where the offset Δ is the position of the query minus that of the key. Offsets beyond ±k cells
-    are clipped to ±k. The kernel needs grids, because a fraction of a cell has no entry.
+    The bias of the attention score is the sum of one table entry for each axis. On images it is
+    row[Δ_y] + column[Δ_x], where the offset Δ is the position of the query minus that of the key.
+    Offsets beyond ±k cells are clipped to ±k. Tokens must be on a grid, because a fraction of a
+    cell has no entry.
 
     Source: Ramachandran et al. 2019; Cordonnier et al. 2020, §4.3; Shaw et al. 2018 for the
     clipping.
@@ -185,12 +189,12 @@ class Table(SeparableRelative):
 
     @classmethod
     def initial(cls, *, num_axes: int, heads: int, max_offset: int = MAX_OFFSET) -> "Table":
-        """Return tables of zeros for offsets of up to `max_offset` cells."""
+        """Create tables of position biases with zeros, for offsets of up to `max_offset` cells."""
         check_tensor_sizes({"num_axes": num_axes, "heads": heads, "max_offset": max_offset})
         return cls(torch.zeros(heads, num_axes, 2 * max_offset + 1))
 
     def for_positions(self, positions: Positions) -> "Table":
-        """Return the kernel with the cell width of the grid.
+        """Return these position biases with the cell width of the grid of tokens.
 
         If queries and keys have different grids, use the cell width of the finer one.
 
@@ -212,7 +216,7 @@ class Table(SeparableRelative):
 
 
 def _cell_width(query: Grid, key: Grid, axis: int) -> float:
-    """Return a cell width so that all offsets between two grids are whole multiples of it."""
+    """Return a unit of length that divides all offsets between two grids of tokens."""
     # The spacing of a single cell does not matter.
     spacings = [grid.spacing[axis] for grid in (query, key) if grid.shape[axis] > 1]
     width = min(spacings) if spacings else query.spacing[axis]

@@ -1,4 +1,4 @@
-"""Rotary position embedding for softmax and for linear attention with bounded outputs."""
+"""Rotary position embedding (RoPE) for softmax attention and for linear attention."""
 
 import math
 from dataclasses import dataclass
@@ -124,9 +124,9 @@ class Rotary(Relative):
         normalizer: str = ROTARY_NORMALIZERS[0],
         length_share: float = LENGTH_SHARE,
     ) -> "Rotary":
-        """Return frequency vectors in random directions, whose lengths decrease geometrically.
+        """Create a rotary position embedding with frequency vectors in random directions.
 
-        The length of the frequency vector of pair p is base^(−p / num_pairs).
+        The length of the frequency vector of pair p of features is base^(−p / num_pairs).
 
         Args:
             num_axes: Number of axes of the grid.
@@ -148,7 +148,10 @@ class Rotary(Relative):
     def draw(
         cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
     ) -> "Rotary":
-        """Return an example with standard normal frequencies for all pairs of features."""
+        """Create an example of a rotary position embedding with random frequencies.
+
+        It rotates all pairs of features.
+        """
         shape = (heads, num_rotated_features(make_kernel(kernel, dim), dim) // 2, num_axes)
         return cls(torch.randn(shape, generator=generator, dtype=torch.float64))
 
@@ -165,7 +168,11 @@ class Rotary(Relative):
             raise wrong_shape("relative.frequency", self.frequency.shape, expected)
 
     def for_kernel(self, kernel: Kernel) -> "Rotary":
-        """Replace the normalizer "mixed" by "lengths" if the content kernel may be negative."""
+        """Return the rotary embedding with a denominator that suits the content kernel.
+
+        If the similarities of the content kernel may be negative, the normalizer "mixed" is
+        replaced by "lengths".
+        """
         is_signed = kernel.features is not None and not kernel.features.nonnegative
         if is_signed and self.normalizer == "mixed":
             return replace(self, normalizer="lengths")
@@ -188,7 +195,7 @@ class Rotary(Relative):
         return 1 / self.length_share if self.normalizer == "mixed" else 1.0
 
     def rotate(self, vectors: Tokens, coordinates: Coordinates) -> Tokens:
-        """Rotate each pair of features by an angle that is proportional to the position.
+        """Rotate each pair of features of a token by an angle that is proportional to its position.
 
         A pair (f, g) becomes (f cos t − g sin t, f sin t + g cos t), where the angle t is the inner
         product of the frequency vector of the pair and the position. Features that belong to no
@@ -253,7 +260,7 @@ class Rotary(Relative):
         return output if is_empty is None else output.masked_fill(is_empty, 0.0)
 
     def _dense_vectors(self, kernel: Kernel, maps: Tokens, phasor: Phasor | None) -> LinearFeatures:
-        """Return rotated features, or rotated queries or keys for a kernel without features."""
+        """Rotate features by their positions, or queries or keys if the kernel has no features."""
         if kernel.features is None:
             return LinearFeatures(self._apply_phasor(maps, phasor))
         return self._rotated_features(maps, phasor)
@@ -283,9 +290,9 @@ class Rotary(Relative):
     def rotated_sums(
         self, tokens: FeatureInputs, query_phasor: Phasor | None, key_phasor: Phasor | None
     ) -> WeightedSums:
-        """Return the weighted sums of linear attention, after rotating queries and keys.
+        """Compute linear attention with rotary position embedding, as numerators and denominators.
 
-        The phasors are the sines and cosines of the rotation angles. They are None for tokens
+        The phasors are the cosines and sines of the rotation angles. They are None for tokens
         without a position, which are not rotated.
         """
         return linear_sums(
@@ -310,13 +317,14 @@ class Rotary(Relative):
 
     @property
     def _length_weight(self) -> float:
-        """Return the weight of the pair lengths in the denominator, between 0 and 1."""
+        """Return the share of the attention denominator that uses lengths of rotated pairs."""
         return {"mixed": self.length_share, "lengths": 1.0}.get(self.normalizer, 0.0)
 
     def _rotated_features(self, features: Tokens, phasor: Phasor | None) -> LinearFeatures:
-        """Return rotated features for the numerator, and the vectors of the denominator.
+        """Rotate features by their positions, and return them with features for the denominator.
 
-        The phasor is None for tokens without a position, which are not rotated.
+        The phasor contains the cosines and sines of the rotation angles. It is None for tokens
+        without a position, which are not rotated.
         """
         # In eager mode, the rotation and the lengths share one copy of the pairs.
         pairs = self._complex_pairs(features) if isinstance(phasor, Tensor) else None
@@ -359,10 +367,10 @@ class Rotary(Relative):
     def lengths(
         self, features: Tokens, complex_pairs: Tensor | None = None
     ) -> Float[Tensor, "batch heads tokens lengths"]:
-        """Return the length √(f² + g²) of each pair of features (f, g).
+        """Return the length √(f² + g²) of each pair of features (f, g) that is rotated together.
 
-        The absolute values of features that belong to no pair follow. The gradient is 0 where a
-        length is 0.
+        A rotation by the position does not change these lengths. The absolute values of features
+        that belong to no pair follow. The gradient is 0 where a length is 0.
         """
         others = self._others(features).abs()
         if not torch.compiler.is_compiling():
@@ -404,7 +412,7 @@ def phasor_of(angle: Float[Tensor, "*shared heads tokens pairs"]) -> Phasor:
 
 
 def num_rotated_features(kernel: Kernel, dim: int) -> int:
-    """Return the number of features that a rotary position embedding can rotate.
+    """Return the number of entries per token that a rotary position embedding rotates.
 
     These are the features of the content kernel, or the entries of a query if the kernel has no
     features.

@@ -1,4 +1,7 @@
-"""Relative kernels of sinusoids of the offset (strategy 1 of Horn et al. 2021)."""
+"""Position biases of attention scores that are learned sums of sinusoids of the offset.
+
+They are strategy 1 of Horn et al. 2021.
+"""
 
 import math
 from dataclasses import dataclass
@@ -32,7 +35,9 @@ NUM_FREQUENCIES = 4
 
 
 def initial_frequency(num_frequencies: int) -> Float[Tensor, "scales"]:
-    """Return the initial frequencies 8^(−s/2) for s = 0, 1, …, in radians per unit of length.
+    """Return the initial frequencies of sinusoids of the position, 8^(−s/2) for s = 0, 1, ….
+
+    The unit is radians per unit of length.
 
     Source: Horn et al. 2021, authors' code.
     """
@@ -41,18 +46,19 @@ def initial_frequency(num_frequencies: int) -> Float[Tensor, "scales"]:
 
 
 def rotation_scale(dim: int, num_axes: int, num_frequencies: int) -> float:
-    """Return the factor of attention scores for queries with appended sinusoids of the position.
+    """Return the scale 1/√d' of attention scores for queries with appended position features.
 
-    It is 1/√d' for the size d' = dim + 2 · num_axes · num_frequencies of these queries.
+    Here d' = dim + 2 · num_axes · num_frequencies is the size of these queries, because a sine and
+    a cosine are appended for each frequency and axis.
     """
     return (dim + 2 * num_axes * num_frequencies) ** -0.5
 
 
 @dataclass(frozen=True)
 class Rotation(SeparableRelative):
-    """A learned sum of sinusoids of the offset, which is added to the attention scores.
+    """A position bias of attention scores that is a learned sum of sinusoids of the offset.
 
-    For the offset Δ_a of query and key along each axis a and the frequencies ω_s,
+    For the offset Δ_a of query and key along each axis a and the frequencies ω_s, the bias is
 
         log c(Δ) = scale · Σ_{a, s} [α_as cos(ω_s Δ_a) + β_as sin(ω_s Δ_a)].
 
@@ -114,7 +120,9 @@ class Rotation(SeparableRelative):
         frequency: Tensor | None = None,
         weight_scale: float = 1.0,
     ) -> "Rotation":
-        """Return normally distributed weights α and β, and the frequencies of the paper.
+        """Create a position bias with random weights of sinusoids, to start training.
+
+        The weights α and β are normally distributed, and the frequencies are those of the paper.
 
         Args:
             num_axes: Number of axes of the grid.
@@ -139,7 +147,7 @@ class Rotation(SeparableRelative):
 
     @classmethod
     def draw(cls, generator: Generator, **sizes: Any) -> "Rotation":
-        """Return an example with standard normal weights, and the frequencies of the paper."""
+        """Create an example with random weights of sinusoids, and the frequencies of the paper."""
         scale = rotation_scale(sizes["dim"], sizes["num_axes"], NUM_FREQUENCIES)
         kernel = super().draw(generator, **sizes)
         return replace(kernel, frequency=initial_frequency(NUM_FREQUENCIES), scale=scale)
@@ -165,10 +173,10 @@ class Rotation(SeparableRelative):
     def concatenate(
         self, query: Queries, key: Keys, positions: Positions, *, scale: float
     ) -> VectorPair:
-        """Append sinusoids of the positions to queries and keys, which are multiplied by √scale.
+        """Append sinusoids of the positions to queries and keys, for softmax attention.
 
-        The inner product of the resulting vectors is scale · qᵀk + log c, where c is the weight of
-        the relative kernel. Zeros are appended to tokens without a position.
+        The inner product of the resulting vectors is scale · qᵀk + log c, where log c is the
+        position bias. Zeros are appended to tokens without a position.
         """
         alpha = self.cosine_weight.to(query)[:, None]
         beta = self.sine_weight.to(query)[:, None]
@@ -183,16 +191,20 @@ class Rotation(SeparableRelative):
         return vectors[0], vectors[1]
 
     def _waves(self, coordinates: Coordinates, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return sin ωx and cos ωx of positions x, shape (batch or 1, 1, tokens, axes, scales)."""
+        """Return sines and cosines of the position of each token at all frequencies.
+
+        Both have the shape (batch or 1, 1, tokens, axes, scales).
+        """
         phase = coordinates[..., None] * self.frequency.to(coordinates)
         phase = phase[:, None] if phase.ndim == 4 else phase[None, None]
         return torch.sin(phase).to(dtype), torch.cos(phase).to(dtype)
 
 
 def append_features(vectors: Tokens, features: Tensor, positions: Positions) -> Features:
-    """Append features of the positions to queries or keys, and zeros to tokens without a position.
+    """Append features of the position to query or key vectors.
 
-    The features may be shared by all heads and samples.
+    Zeros are appended to tokens without a position, such as a class token. The features may be
+    shared by all heads and samples.
     """
     features = pad(features, (0, 0, positions.num_prefix_tokens, 0))
     return torch.cat([vectors, features.expand(*vectors.shape[:-1], -1)], dim=-1)
@@ -200,14 +212,14 @@ def append_features(vectors: Tokens, features: Tensor, positions: Positions) -> 
 
 @dataclass(frozen=True)
 class RotationJoint(Rotation):
-    """The kernel of `Rotation` with sinusoids of the position appended to queries and keys.
+    """The position bias `Rotation`, computed by appending sinusoids of the position to vectors.
 
-    This is the form of the paper. The content kernel takes the longer vectors [q; u(x_i) W] and
-    [k; u(x_j)], with the symbols of `Rotation`. With the softmax kernel the result is the same.
-    With random features it is the same only in expectation over their draws. For a single draw w,
-    the product exp(wᵀ[q; u(x_i) W]) · exp(wᵀ[k; u(x_j)]) depends on u(x_i) W + u(x_j) instead of
-    x_i − x_j. A shift of all positions therefore changes the output by about the error of the
-    estimate.
+    This is the form of the paper. The content kernel, a similarity of query and key, takes the
+    longer vectors [q; u(x_i) W] and [k; u(x_j)], with the symbols of `Rotation`. With the softmax
+    kernel the result is the same. With random features it is the same only in expectation over
+    their draws. For a single draw w, the product exp(wᵀ[q; u(x_i) W]) · exp(wᵀ[k; u(x_j)]) depends
+    on u(x_i) W + u(x_j) instead of x_i − x_j. A shift of all positions therefore changes the output
+    by about the error of the estimate.
 
     Source: Horn et al. 2021, §2.3 (strategy 1).
 

@@ -1,4 +1,4 @@
-"""Relative kernels that depend on the query and the signed offset: Shaw and Transformer-XL."""
+"""Attention weights that depend on the query and the signed offset: Shaw and Transformer-XL."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -35,10 +35,10 @@ WAVE_BASE = 10_000.0
 
 @dataclass(frozen=True)
 class Shaw(FactorRelative):
-    """Learned embeddings of clipped offsets, as in Shaw et al. 2018.
+    """Relative position embeddings for clipped offsets of query and key, as in Shaw et al. 2018.
 
-    For the offset Δ_a of query and key in cells along each axis a, the weight is
-    c(Δ; q) = exp(scale · Σ_a qᵀw_a[clip(Δ_a, −k, k)]), where w_a contains the embeddings of all
+    For the offset Δ_a in cells along each axis a, the attention weight has the factor c(Δ; q) =
+    exp(scale · Σ_a qᵀw_a[clip(Δ_a, −k, k)]), where w_a contains the learned embeddings of all
     offsets from −k to k. On one axis, attention with L tokens takes O(L · k) operations, because a
     sum over keys is a weighted sum of 2k + 1 sums over offsets.
 
@@ -128,10 +128,10 @@ class Shaw(FactorRelative):
         )
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Return the estimated cost of the backend "rings", if it supports the positions.
+        """Estimate the cost of attention that sums keys at equal offsets first ("rings").
 
-        The backend needs the same grid for queries and keys, with a single axis that is not
-        periodic.
+        The backend "rings" needs the same grid for queries and keys, with a single axis that is not
+        periodic. Otherwise the result is empty.
         """
         grid = positions.shared_grid
         if (
@@ -160,7 +160,10 @@ class Shaw(FactorRelative):
         return decode_with_rings(self._log_past(tokens), tokens, state)
 
     def _log_past(self, tokens: FeatureInputs) -> Float[Tensor, "batch heads queries rings"]:
-        """Return log c of keys that are 0, 1, … and at least k tokens before each query."""
+        """Return the log of the weight of keys that are 0, 1, … tokens before each query.
+
+        The last entry is for keys at the maximum distance or more.
+        """
         return self.log_entries(tokens.query, scale=tokens.scale)[..., 0, self.max_distance :]
 
 
@@ -168,7 +171,8 @@ class Shaw(FactorRelative):
 class TransformerXL(FactorRelative):
     """The position bias of Transformer-XL: sinusoids of the offset, weighted by the query.
 
-    For the offset Δ_a of query and key along each axis a and the frequencies ω_sa,
+    For the offset Δ_a of query and key along each axis a and the frequencies ω_sa, the bias of the
+    attention score is
 
         log c(Δ; q) = scale · Σ_{a, s} [α_as(q) cos(ω_sa Δ_a) + β_as(q) sin(ω_sa Δ_a)].
 
@@ -216,7 +220,9 @@ class TransformerXL(FactorRelative):
     def initial(
         cls, *, num_axes: int, heads: int, dim_head: int, frequency: Tensor | None = None
     ) -> "TransformerXL":
-        """Return initial values as for `torch.nn.Linear` without a bias, and fixed frequencies.
+        """Create the position bias with initial values as for `torch.nn.Linear` without a bias.
+
+        The frequencies of the sinusoids are fixed.
 
         Args:
             num_axes: Number of axes of the grid.
@@ -238,7 +244,7 @@ class TransformerXL(FactorRelative):
 
     @classmethod
     def draw(cls, generator: Generator, **sizes: Any) -> "TransformerXL":
-        """Return an example with standard normal weights and the frequencies 1, 1/4 and 1/16."""
+        """Create an example with random weights. The sinusoids have frequencies 1, 1/4 and 1/16."""
         frequency = 4.0 ** -torch.arange(3, dtype=torch.float64)[:, None]
         kernel = super().draw(generator, **sizes)
         return replace(kernel, frequency=frequency.repeat(1, sizes["num_axes"]))
@@ -247,9 +253,9 @@ class TransformerXL(FactorRelative):
         return replace(self, frequency=positions.torus_frequency(self.frequency))
 
     def amplitudes(self, query: Queries, *, scale: float) -> tuple[Tensor, Tensor]:
-        """Return the amplitudes of cosines and of sines for each query, scale · α and scale · β.
+        """Return the query-dependent amplitudes of the cosines and sines of the position bias.
 
-        Both have the shape (batch, heads, queries, scales · axes).
+        They are scale · α and scale · β, both of shape (batch, heads, queries, scales · axes).
         """
         weights = torch.einsum("bhqd,hwad->bhqwa", query, self.query_weight.to(query))
         weights = scale * (weights + self.bias.to(query)[:, None])
@@ -299,7 +305,7 @@ class TransformerXL(FactorRelative):
             [scale · q, α cos ωx + β sin ωx, α sin ωx − β cos ωx],
             [k, cos ωy, sin ωy].
 
-        Their inner product is scale · qᵀk + log c.
+        Their inner product is scale · qᵀk + log c, where log c is the position bias.
         """
         scales, num_axes = self.frequency.shape
         frequency = torch.diag_embed(self.frequency).reshape(1, scales * num_axes, num_axes)

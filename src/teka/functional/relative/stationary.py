@@ -1,4 +1,4 @@
-"""Base classes of relative kernels that depend only on the offset between query and key."""
+"""Base classes of attention weights that depend only on the offset between query and key."""
 
 import math
 from abc import abstractmethod
@@ -30,7 +30,11 @@ from teka.precision import to_float64, widest_dtype
 
 
 class StationaryRelative(FactorRelative):
-    """Base class of relative kernels that depend on the offset, but not on the query itself."""
+    """Base class of attention weights that depend on the offset, but not on the query itself.
+
+    The offset is the position of the query minus that of the key. Attention on a regular grid is
+    then a convolution.
+    """
 
     @abstractmethod
     def log_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
@@ -47,9 +51,10 @@ class StationaryRelative(FactorRelative):
         return lambda b, h, i, j: table[h, index(i, j)]
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Return the estimated cost of the backend "fft", if it supports the positions.
+        """Estimate the cost of attention as a convolution by fast Fourier transforms.
 
-        The backend needs grids with the same spacing for queries and keys.
+        The backend "fft" needs grids with the same spacing for queries and keys. Otherwise the
+        result is empty.
         """
         grids = positions.grids
         # A compiled graph cannot read which rows to compute again.
@@ -71,9 +76,10 @@ class StationaryRelative(FactorRelative):
 
 
 class SeparableRelative(StationaryRelative):
-    """Base class of stationary relative kernels that are a product of one factor for each axis.
+    """Base class of position-dependent attention weights with one factor for each axis.
 
-    The factor c_a depends on the offset along axis a alone, and log c is a sum over axes.
+    The factor of axis a depends on the offset of query and key along this axis alone. Attention on
+    an image can therefore be computed one axis at a time.
     """
 
     @abstractmethod
@@ -87,9 +93,9 @@ class SeparableRelative(StationaryRelative):
         return sum(terms[1:], terms[0])
 
     def axis_log_matrix(self, axis: int, positions: Positions, like: Tensor) -> AxisMatrix:
-        """Return the logarithm of the kernel along one axis, for all pairs of cells of the axis.
+        """Return the log of the weight along one axis, for all pairs of positions on the axis.
 
-        If both grids have the same spacing, the kernel is evaluated only once for each offset.
+        If both grids have the same spacing, the weight is computed only once for each offset.
         """
         assert positions.grids is not None
         query, key = positions.grids
@@ -107,9 +113,10 @@ class SeparableRelative(StationaryRelative):
     def axis_log_matrices(
         self, positions: Positions, like: Tensor
     ) -> tuple[list[AxisMatrix], Float[Tensor, "1 heads queries"]]:
-        """Return the logarithm of the kernel along each axis, with row maxima of 0.
+        """Return the log of the position-dependent weight as one matrix for each axis.
 
-        Also return the sum over all axes of the subtracted maxima for each query.
+        The maximum of each row is subtracted to avoid overflow. The sum of these maxima over the
+        axes is returned for each query, too.
         """
         matrices = []
         log_peak = torch.zeros((), dtype=like.dtype, device=like.device)
@@ -144,7 +151,10 @@ class SeparableRelative(StationaryRelative):
         return log_relative[None]
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Return the estimated costs of the backends "toeplitz" and "fft"."""
+        """Estimate the cost of linear attention with this weight, for each supported algorithm.
+
+        The algorithms are "toeplitz", with one matrix for each axis, and "fft".
+        """
         if sizes.is_causal or positions.grids is None:
             return {}
         cost = separable_cost(*positions.grids, sizes.num_features, sizes.dim_value)

@@ -1,4 +1,4 @@
-"""The relative kernel of a local window with learned biases."""
+"""Local-window attention with learned position biases."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -35,12 +35,12 @@ MAX_AXES = 62
 
 @dataclass(frozen=True)
 class Window(StationaryRelative):
-    """A local window with learned biases, outside of which keys have no weight.
+    """Local-window attention (neighborhood attention) with learned position biases.
 
-    The window includes offsets Δ of at most r cells along each axis. Within the window, the weight
-    is c(Δ) = exp(b[Δ]) with the bias b. Attention with L tokens on n axes takes O(L · (2r + 1)ⁿ)
-    operations for any content kernel. If a query has no key in its window, because the grids are
-    different or keys are masked, its output is 0.
+    The window of a query includes offsets Δ of at most r cells along each axis. Within the window,
+    the weight of a key is multiplied by exp(b[Δ]) with the bias b. Keys outside the window have no
+    weight. Attention with L tokens on n axes takes O(L · (2r + 1)ⁿ) operations. If a query has no
+    key in its window, because the grids are different or keys are masked, its output is 0.
 
     Source: Ramachandran et al. 2019; Hassani et al. 2023 (neighborhood attention). There, windows
     at the edge of a grid move inward, which is not equivariant. Here they are cut off.
@@ -91,7 +91,7 @@ class Window(StationaryRelative):
 
     @property
     def reach(self) -> int:
-        """Return r, the largest offset in cells along an axis within the window."""
+        """Return r, the largest offset in cells from a query to a key within its window."""
         return self.bias.shape[-1] // 2
 
     def check(self, *, heads: int, num_axes: int, **others: Any) -> None:
@@ -106,7 +106,10 @@ class Window(StationaryRelative):
         return (whole_steps(offsets, self.unit).abs() <= self.reach).all(dim=-1)
 
     def bias_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
-        """Return the biases of offsets. Offsets beyond the window have the bias of its edge."""
+        """Return the learned position biases of offsets between query and key.
+
+        Offsets beyond the window have the bias of its edge.
+        """
         steps = whole_steps(offsets, self.unit).clamp(-self.reach, self.reach)
         entries = (steps + self.reach).long()
         index = entries[..., 0]
@@ -138,15 +141,15 @@ class Window(StationaryRelative):
         return bias.transpose(0, 1) if bias.ndim == 4 else bias[None]
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Return no costs, because no backend for sums over features supports windows.
+        """Return no costs, because the algorithms for linear attention do not support windows.
 
-        The error of a Fourier transform is relative to the largest sum, so that keys beyond the
-        window would have a small weight.
+        In particular, the rounding error of a Fourier transform is relative to the largest sum, so
+        that keys beyond the window would have a small weight.
         """
         return {}
 
     def window_cost(self, positions: Positions, dense_size: int, dim_value: int) -> Cost | None:
-        """Return the estimated cost of local attention, or None if it is not supported.
+        """Estimate the cost of local-window attention, or return None if it is not supported.
 
         It needs the same grid for queries and keys. Cells must be one unit wide, and windows must
         be smaller than the period of each periodic axis.
