@@ -1,4 +1,4 @@
-"""Attention functions, and the two kinds of kernels of which attention weights are a product.
+"""Attention functions, and the two factors of attention weights: content and relative kernels.
 
 A content kernel is a similarity of query and key, such as softmax. A relative kernel is a weight
 that depends on the offset between their positions.

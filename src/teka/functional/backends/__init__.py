@@ -1,1 +1,6 @@
-"""Algorithms for attention ("backends"), such as dense, linear and FFT, with equal results."""
+"""Algorithms for attention (backends), which give the same result in different times.
+
+The backend "dense" computes every pair of tokens, "linear" sums products of features, "rings" sums
+keys at equal distance, "toeplitz" applies one matrix per axis, "fft" uses Fourier transforms, and
+"windows" computes local windows.
+"""

@@ -22,7 +22,7 @@ Rate = Float[Tensor, "heads"]
 
 
 def decay_cost(sizes: Sizes, grid: Grid) -> Cost:
-    """Estimate the cost of linear attention with exponential decay along a sequence or image axes.
+    """Estimate the cost of linear attention with exponential decay along one or more axes.
 
     The cost consists of multiply-adds and bytes, from which the fastest algorithm is chosen.
     """
@@ -108,7 +108,7 @@ def scan(
 def _decayed_sums_before(
     cells: Float[Tensor, "batch heads side size"], rate: Rate
 ) -> Float[Tensor, "batch heads side size"]:
-    """Sum all earlier positions of each position, with exponentially decaying weights.
+    """Return, for every token along an axis, a decaying sum over all earlier tokens.
 
     Position j enters the sum at position i with the factor exp(−rate · (i − 1 − j)). Blocks of
     positions are summed by a matrix product, and the sums of whole blocks are accumulated

@@ -172,7 +172,7 @@ def _weighted_rings(
 
 
 def ring_sums(cells: Cells, max_distance: int, grid: Grid) -> list[Cells]:
-    """For every token of a grid, sum the tokens around it that are at equal Manhattan distance.
+    """Sum the tokens at each Manhattan distance around every token of a grid.
 
     The sum with index r holds the tokens at distance r, and the last sum those at `max_distance` or
     more. Sums are never subtracted from each other, because this would lose digits. A periodic axis
@@ -216,7 +216,7 @@ def _extend_rings(rings: Sequence[Cells], dim: int, *, periodic: bool) -> list[C
 
 
 def _sum_from_distance(cells: Cells, step: int, dim: int, *, periodic: bool) -> Cells:
-    """For every element along a dimension, sum those on one side that are at least |step| away.
+    """Sum the elements on one side of every element that are at least |step| away.
 
     A positive step selects the elements before it, and a negative step those after it. On a
     periodic axis, each element belongs to the side on which it is closer. Elements that are equally

@@ -47,9 +47,10 @@ KEY_SHIFTS = ("none", "mean")
 
 @dataclass(frozen=True)
 class Softmax(Kernel):
-    """The kernel of standard attention, κ(q, k) = exp(scale · qᵀk).
+    """The kernel of standard attention, κ(q, k) = exp(scale · qᵀk) for a query q and a key k.
 
-    It has no finite feature map, so that attention with L tokens takes O(L²) operations.
+    It is not an inner product of features of finite size, so that attention with L tokens takes
+    O(L²) operations.
 
     Source: Vaswani et al. 2017, equation 1.
 
@@ -89,7 +90,7 @@ class Softmax(Kernel):
 
 @dataclass(frozen=True)
 class Taylor2(FeatureKernel):
-    """The second-order Taylor polynomial of the softmax kernel, κ(q, k) = 1 + t + t²/2.
+    """An approximation of softmax attention: the Taylor polynomial κ = 1 + t + t²/2 of exp(t).
 
     Here t = scale · qᵀk is the attention score of a query and a key. κ is at least 1/2, and it
     differs from exp(t) by at most 0.22 for |t| ≤ 1. Vectors of size d have 1 + d + d(d + 1)/2
@@ -185,10 +186,10 @@ def second_order_features(
 ) -> Float[Tensor, "*tokens features"]:
     """Map vectors to features so that inner products of features are 1 + xᵀy + (xᵀy)²/2.
 
-    This is the second-order Taylor polynomial of exp(xᵀy). The features are 1, x_i²/√2, and the
-    products of two different entries of [1, x_1, …, x_d]. The entries are arranged in a circle. All
-    products of entries at one distance on the circle are computed at once, as the product of two
-    slices.
+    This is the second-order Taylor polynomial of exp(xᵀy), which approximates softmax attention.
+    The features are 1, x_i²/√2, and the products of two different entries of [1, x_1, …, x_d]. The
+    entries are arranged in a circle. All products of entries at one distance on the circle are
+    computed at once, as the product of two slices.
     """
     size = vectors.shape[-1] + 1
     one = torch.ones_like(vectors[..., :1])
@@ -206,8 +207,8 @@ class Hedgehog(FeatureKernel):
     """A learned feature map for linear attention: the softmax of a projection and its negative.
 
     The features of a query or key x are φ(x) = softmax([Wx + b, −(Wx + b)]), where W and b are
-    learned. The attention weight is φ(q)ᵀφ(k). Before the projection, x is multiplied by √(scale ·
-    √d), which is 1 for the usual scale 1/√d of vectors of size d.
+    learned. The attention weight is φ(q)ᵀφ(k). Before the projection, x is multiplied by
+    √(scale · √d), which is 1 for the usual scale 1/√d of vectors of size d.
 
     The features of a vector are positive and their sum is 1. Therefore the length of a key changes
     which queries attend to it, but not its total weight.

@@ -86,9 +86,9 @@ class ExponentialKernel(RandomKernel):
 
 
 def _subtract_peak(exponent: KeyFeatures, key_mask: KeyMask) -> KeyFeatures:
-    """Subtract the largest exponent of the unmasked keys, to avoid overflow in the exponential.
+    """Subtract the largest exponent of each head, so that exponential features do not overflow.
 
-    The largest exponent is that of each attention head. Masked keys become 0.
+    Masked keys do not count, and their exponents become 0.
     """
     unmasked = exponent
     if key_mask is not None:
@@ -103,10 +103,11 @@ def _floored_exp(exponent: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Positive(ExponentialKernel):
-    """Positive random features, an unbiased estimate of the softmax kernel exp(scale · qᵀk).
+    """Positive random features, whose inner products estimate the weights of softmax attention.
 
-    The features are φ_r(x) = exp(w_rᵀx − ‖x‖²/2) / √m for m random vectors w_r ~ N(0, I). The
-    input x is the query or key times √scale.
+    The features are φ_r(x) = exp(w_rᵀx − ‖x‖²/2) / √m for m random vectors w_r of standard normal
+    entries. The input x is the query or key times √scale. The estimate φ(q)ᵀφ(k) of
+    exp(scale · qᵀk) is unbiased.
 
     Source: Choromanski et al. 2021, Lemma 1 and equation 5.
 
@@ -128,13 +129,14 @@ class Positive(ExponentialKernel):
 
 @dataclass(frozen=True)
 class Hyperbolic(ExponentialKernel):
-    """Hyperbolic random features, an unbiased estimate of the softmax kernel exp(scale · qᵀk).
+    """Random features with exponentials of opposite signs, to estimate softmax attention.
 
-    Each of m random vectors w ~ N(0, I) gives two features, exp(wᵀx − ‖x‖²/2) / √(2m) and
-    exp(−wᵀx − ‖x‖²/2) / √(2m). The input x is the query or key times √scale. For independent w,
-    the variance is smaller than that of `Positive` with the same number of features. It is
-    (1 − exp(−‖x+y‖²))/2 times the variance of `Positive` with the same w, where y is the other
-    input.
+    Each of m random vectors w of standard normal entries gives two features,
+    exp(wᵀx − ‖x‖²/2) / √(2m) and exp(−wᵀx − ‖x‖²/2) / √(2m). The input x is the query or key times
+    √scale. Inner products of the features are unbiased estimates of exp(scale · qᵀk). For
+    independent w, the variance is smaller than that of `Positive` with the same number of features.
+    It is (1 − exp(−‖x+y‖²))/2 times the variance of `Positive` with the same w, where y is the
+    other input.
 
     Source: Choromanski et al. 2021, Lemmas 1 and 2.
 
@@ -161,12 +163,13 @@ class Hyperbolic(ExponentialKernel):
 
 @dataclass(frozen=True)
 class Optimal(ExponentialKernel):
-    """Random features of the softmax kernel exp(scale · qᵀk) with the least variance.
+    """Random features with the least variance, to estimate softmax attention.
 
-    The features are proportional to exp(A‖w_r‖² + √(1−4A) w_rᵀx − ‖x‖²/2) for random vectors
-    w_r ~ N(0, I), where x is the query or key times √scale. The estimate is unbiased for any
-    number A < 1/8, and A = 0 gives `Positive`. A is chosen for the least variance on the given
-    queries and keys, and their means are subtracted first.
+    Inner products of the features are unbiased estimates of exp(scale · qᵀk). The features are
+    proportional to exp(A‖w_r‖² + √(1−4A) w_rᵀx − ‖x‖²/2) for random vectors w_r of standard normal
+    entries, where x is the query or key times √scale. The estimate is unbiased for any number
+    A < 1/8, and A = 0 gives `Positive`. A is chosen for the least variance on the given queries and
+    keys, and their means are subtracted first.
 
     Derivation: let x be a query and y a key of size d, both times √scale. The factor
     (1−4A)^(d/4) / √m of the features cancels in the normalization. With ρ = 1/(1−8A), the estimate
@@ -259,12 +262,13 @@ def optimal_coefficient(mean_square: Tensor | None, dim: int, *, scale: float) -
 
 @dataclass(frozen=True)
 class Trigonometric(RandomKernel):
-    """Trigonometric random features, an unbiased estimate of the softmax kernel exp(scale · qᵀk).
+    """Random features with sines and cosines, to estimate softmax attention.
 
-    The features are exp(‖x‖²/2) · [sin(wᵀx), cos(wᵀx)] / √m for m random vectors w ~ N(0, I). The
-    input x is the query or key times √scale. Because the features have both signs, the denominator
-    of attention can be close to 0 for long vectors, and the output can be very large (Choromanski
-    et al. 2021, §2.3). The kernel exists for comparisons with Horn et al. 2021. Prefer `Positive`.
+    The features are exp(‖x‖²/2) · [sin(wᵀx), cos(wᵀx)] / √m for m random vectors w of standard
+    normal entries. The input x is the query or key times √scale. Inner products are unbiased
+    estimates of exp(scale · qᵀk). Because the features have both signs, the denominator of
+    attention can be close to 0 for long vectors, and the output can be very large (Choromanski et
+    al. 2021, §2.3). The kernel exists for comparisons with Horn et al. 2021. Prefer `Positive`.
 
     Source: Rahimi and Recht 2007; Horn et al. 2021, §2.1.
 

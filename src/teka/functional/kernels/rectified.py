@@ -46,10 +46,10 @@ class PointwiseKernel(FeatureKernel):
 
 
 def _range_factor(vectors: Tensor, dims: tuple[int, ...]) -> Tensor | None:
-    """Return powers of 2⁸ that scale vectors to a range in which their powers do not overflow.
+    """Return scale factors for vectors, so that powers of their entries do not overflow.
 
-    The largest entry over the dimensions `dims` is then between 1/16 and 16. Return None if no
-    scaling is needed.
+    The factors are powers of 2⁸. They scale the largest entry over the dimensions `dims` to between
+    1/16 and 16. Return None if no scaling is needed.
     """
     vectors = vectors.detach()
     largest, smallest = vectors.amax(dim=dims, keepdim=True), vectors.amin(dim=dims, keepdim=True)

@@ -188,8 +188,8 @@ class Relative(TensorFields, ABC):
     def for_positions(self, positions: Positions) -> "Relative":
         """Adapt this position-dependent weight to the positions of the tokens.
 
-        For example, frequencies are rounded to multiples of that of a periodic grid. By default,
-        the weight is returned unchanged.
+        For example, the frequencies of sinusoids are rounded so that they repeat with a periodic
+        grid. By default, the weight is returned unchanged.
 
         Raises:
             ValueError: If the kernel is not defined for these positions.
@@ -206,10 +206,10 @@ class Relative(TensorFields, ABC):
 
     @property
     def num_waves(self) -> int:
-        """Return by which factor `linear_features` multiplies the number of features of a token.
+        """Return the number of combined features of content and position per content feature.
 
-        The features of queries and keys are combined with their positions, for example by products
-        with sinusoids.
+        `linear_features` combines the features of queries and keys with their positions, for
+        example by products with sinusoids.
         """
         return 1
 
@@ -270,10 +270,10 @@ class Relative(TensorFields, ABC):
         raise NotImplementedError(f"{self.name} has no window")
 
     def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Estimate the cost of each algorithm (backend) that computes linear attention here.
+        """Estimate the cost of linear attention with this weight, for each supported algorithm.
 
-        The algorithms include this position-dependent weight. Those that do not support the
-        positions are left out. By default there are none.
+        Algorithms (backends) that do not support the positions are left out. By default there are
+        none.
         """
         return {}
 

@@ -190,9 +190,10 @@ class Alibi(DecayRelative):
 class Kerple(SeparableRelative):
     """The position bias of KERPLE, a learned function of the distance of query and key.
 
-    For the distance |Δ_a| along axis a, the bias of the attention score is −Σ_a w_a log(1 + b_a
-    |Δ_a|) in the logarithmic form and −Σ_a w_a |Δ_a|^b_a in the power form. Each head learns its
-    own w and b. The bias is conditionally positive definite, in the power form for b ≤ 2.
+    For the distance |Δ_a| along axis a, the bias of the attention score is
+    −Σ_a w_a log(1 + b_a |Δ_a|) in the logarithmic form and −Σ_a w_a |Δ_a|^b_a in the power form.
+    Each head learns its own w and b. The bias is conditionally positive definite, in the power form
+    for b ≤ 2.
 
     Source: Chi et al. 2022 (KERPLE), on one axis. The sum over axes is from this library.
 

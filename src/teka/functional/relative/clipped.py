@@ -31,13 +31,13 @@ MAX_DISTANCE = 6
 
 @dataclass(frozen=True)
 class Clipped(FactorRelative):
-    """An attention weight with a learned embedding for each distance, up to a maximum of k.
+    """An attention weight that depends on the query and on the clipped distance of the key.
 
-    A key has the weight c = exp(scale · qᵀw_r), where q is the query and w_r is the embedding of
-    the distance r = min(‖Δ‖₁ / ring_width, k). The Manhattan distance ‖Δ‖₁ is rounded to a whole
-    number of ring widths. All keys at one distance form a ring around the query. Attention with L
-    tokens takes O(L · k) operations, because a sum over keys is a weighted sum of k + 1 sums over
-    rings.
+    For a query q, a key at the distance r has the weight c = exp(scale · qᵀw_r) with a learned
+    embedding w_r of the distance. The distance is r = min(‖Δ‖₁ / ring_width, k) with the maximum k,
+    where the Manhattan distance ‖Δ‖₁ is rounded to a whole number of ring widths. All keys at one
+    distance form a ring around the query. Attention with L tokens takes O(L · k) operations,
+    because a sum over keys is a weighted sum of k + 1 sums over rings.
 
     Source: Horn et al. 2021, §2.3 (strategy 2), after Shaw et al. 2018. The paper does not state
     the range of the embeddings w_0 to w_k, the Manhattan distance and the denominator.

@@ -54,11 +54,12 @@ LONGEST_WAVE = 64.0
 class Fourier(StationaryRelative):
     """A position-dependent attention weight, a learned non-negative sum of sinusoids.
 
-    For the offset Δ between query and key, the weight is c(Δ) = a_0 + Σ_f a_f [1 + cos(ω_f·Δ +
-    θ_f)] with F frequencies ω_f, phases θ_f and amplitudes a ≥ 0. Because the cosine of a
-    difference is a sum of products, c is the inner product of 2F + 1 features of the query position
-    and of the key position. Attention is therefore linear in the number of tokens and exact at any
-    real positions. On a periodic grid, frequencies are rounded so that whole periods fit the grid.
+    For the offset Δ between query and key, the weight is
+    c(Δ) = a_0 + Σ_f a_f [1 + cos(ω_f·Δ + θ_f)] with F frequencies ω_f, phases θ_f and amplitudes
+    a ≥ 0. Because the cosine of a difference is a sum of products, c is the inner product of 2F + 1
+    features of the query position and of the key position. Attention is therefore linear in the
+    number of tokens and exact at any real positions. On a periodic grid, frequencies are rounded so
+    that whole periods fit the grid.
 
     Source: this library. Choromanski et al. 2023 (FLT) use a similar sum, with random frequencies.
 
@@ -161,9 +162,10 @@ class Fourier(StationaryRelative):
     def position_features(
         self, positions: Positions, like: Tensor
     ) -> tuple[QueryPhases, KeyPhases]:
-        """Return features of query and key positions whose inner products are the weights c.
+        """Return features of positions whose inner products are position-dependent weights.
 
-        With the symbols of `Fourier`, the features of a position x are
+        For the weight a_0 + Σ_f a_f [1 + cos(ω_f·Δ + θ_f)] of the offset Δ, the features of a
+        position x are
 
             [a_0 + Σ_f a_f, a_f cos(ω_f·x + θ_f), a_f sin(ω_f·x + θ_f)] for a query,
             [1, cos ω_f·x, sin ω_f·x] for a key.

@@ -48,9 +48,9 @@ class CenteredRelative(StationaryRelative):
 class Quadratic(CenteredRelative, SeparableRelative):
     """A position-dependent attention weight that is a Gaussian around a learned center.
 
-    For a query at the position x_i and a key at x_j, the logarithm of the weight is −α ‖(x_j − x_i)
-    − Δ_h‖², where Δ_h is the center of the head and α its precision. Along periodic axes the
-    shorter distance counts.
+    For a query at the position x_i and a key at x_j, the logarithm of the weight is
+    −α ‖(x_j − x_i) − Δ_h‖², where Δ_h is the center of the head and α its precision. Along periodic
+    axes the shorter distance counts.
 
     Source: Cordonnier et al. 2020, equation 9, with δ = x_j − x_i.
 
@@ -99,9 +99,9 @@ class Quadratic(CenteredRelative, SeparableRelative):
 class GeneralizedQuadratic(CenteredRelative):
     """A position-dependent attention weight, a Gaussian with learned center and covariance.
 
-    For a query at the position x_i and a key at x_j, the logarithm of the weight is −½ ‖L (x_j −
-    x_i − Δ_h)‖², where Δ_h is the center of the head and LᵀL its inverse covariance matrix. Along
-    periodic axes the shorter distance counts.
+    For a query at the position x_i and a key at x_j, the logarithm of the weight is
+    −½ ‖L (x_j − x_i − Δ_h)‖², where Δ_h is the center of the head and LᵀL its inverse covariance
+    matrix. Along periodic axes the shorter distance counts.
 
     Source: Cordonnier et al. 2020, equation 16.
 

@@ -317,7 +317,10 @@ class Rotary(Relative):
 
     @property
     def _length_weight(self) -> float:
-        """Return the share of the attention denominator that uses lengths of rotated pairs."""
+        """Return the share of the attention denominator that uses lengths of rotated pairs.
+
+        The share is between 0 and 1. Lengths do not change under a rotation by the position.
+        """
         return {"mixed": self.length_share, "lengths": 1.0}.get(self.normalizer, 0.0)
 
     def _rotated_features(self, features: Tokens, phasor: Phasor | None) -> LinearFeatures:

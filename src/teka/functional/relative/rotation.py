@@ -62,19 +62,17 @@ class Rotation(SeparableRelative):
 
         log c(Δ) = scale · Σ_{a, s} [α_as cos(ω_s Δ_a) + β_as sin(ω_s Δ_a)].
 
-    Each head learns its weights α and β.
+    Each head learns its weights α and β. Because log c is a sum over axes, c is a product, and sums
+    over keys are computed by one Toeplitz matrix for each axis. On a periodic grid Δ is first
+    wrapped into [−P/2, P/2), so that c has the period P of the grid for any ω.
 
-    Lemma 1 of the paper: for u(x) = [sin ωx, cos ωx], the inner product ⟨u(x) W, u(y)⟩ depends on
-    x − y alone if W = [[α, β], [−β, α]]. Then
+    Lemma 1 of the paper: for u(x) = [sin ωx, cos ωx], the inner product ⟨u(x) W, u(y)⟩ depends on x
+    − y alone if W = [[α, β], [−β, α]]. Then
 
         u(x) W = [α sin ωx − β cos ωx, β sin ωx + α cos ωx],
         ⟨u(x) W, u(y)⟩ = α cos ω(x − y) + β sin ω(x − y).
 
     The paper requires this form of W_qᵀW_k. For vectors that are rows it is W_q W_kᵀ.
-
-    Because log c is a sum over axes, c is a product, and sums over keys are computed by one
-    Toeplitz matrix for each axis. On a periodic grid Δ is first wrapped into [−P/2, P/2), so that c
-    has the period of the grid for any ω.
 
     Source: Horn et al. 2021, Lemma 1 and §2.3 (strategy 1). The separable form is from this
     library.

@@ -176,14 +176,15 @@ class TransformerXL(FactorRelative):
 
         log c(Δ; q) = scale · Σ_{a, s} [α_as(q) cos(ω_sa Δ_a) + β_as(q) sin(ω_sa Δ_a)].
 
-    The weights are a learned linear function of the query, [α, β] = W q + b. With b = W v they are
-    the content–position and the position–position terms of the paper, (q + v)ᵀW'r_Δ with sinusoids
-    r_Δ. The term uᵀk of the paper is a bias u of the queries in qᵀk. With the frequencies of
-    `Rotation` the kernel is strategy 1 of Horn et al. 2021 with weights that depend on the query.
+    The weights are a learned linear function of the query, [α, β] = W q + b. Because cos and sin of
+    a difference are sums of products, log c is an inner product, and softmax attention needs no
+    matrix of all pairs. Other content kernels evaluate every pair. Along periodic axes, frequencies
+    are rounded so that the sinusoids repeat with the period.
 
-    Because cos and sin of a difference are sums of products, log c is an inner product, and softmax
-    attention needs no matrix of all pairs. Other content kernels evaluate every pair. Along
-    periodic axes, frequencies are rounded to those of the torus.
+    With b = W v the weights are the content–position and the position–position terms of the paper,
+    (q + v)ᵀW'r_Δ with sinusoids r_Δ. The term uᵀk of the paper is a bias u of the queries in qᵀk.
+    With the frequencies of `Rotation` the kernel is strategy 1 of Horn et al. 2021 with weights
+    that depend on the query.
 
     Source: Dai et al. 2019, §3.3; Cordonnier et al. 2020, equation 8, for two axes.
 

@@ -93,9 +93,10 @@ class SeparableRelative(StationaryRelative):
         return sum(terms[1:], terms[0])
 
     def axis_log_matrix(self, axis: int, positions: Positions, like: Tensor) -> AxisMatrix:
-        """Return the log of the weight along one axis, for all pairs of positions on the axis.
+        """Return the log of the position-dependent weight along one axis, as a matrix.
 
-        If both grids have the same spacing, the weight is computed only once for each offset.
+        Rows are query positions and columns are key positions on the axis. If both grids have the
+        same spacing, the weight is computed only once for each offset.
         """
         assert positions.grids is not None
         query, key = positions.grids

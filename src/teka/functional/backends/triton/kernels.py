@@ -81,8 +81,8 @@ def add_to_state(
 ):
     """Update the recurrent state of linear attention, which consists of sums over keys.
 
-    The old state is multiplied by `decay`. Products of the keys' features with values and with
-    weights are added.
+    The old state is multiplied by `decay`. Then the features of new keys are added, after
+    multiplication with their values (for numerators) or weights (for denominators).
     """
     product = tl.dot(tl.trans(rotated), values, input_precision=precision)
     value_sum = value_sum * decay + product
