@@ -401,6 +401,10 @@ class FactorRelative(Relative):
     def log_rows_without_prefix(
         self, query: Queries, positions: Positions, rows: slice, *, scale: float
     ) -> LogRelativeRows:
+        """Return the log of the position-dependent weight for tokens that all have a position.
+
+        `log_rows` adds the tokens without a position, such as a class token.
+        """
         return self.log_kernel(query[:, :, rows], positions.offsets_like(query, rows), scale=scale)
 
 
