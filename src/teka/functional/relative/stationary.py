@@ -32,8 +32,8 @@ from teka.precision import to_float64, widest_dtype
 class StationaryRelative(FactorRelative):
     """Base class of attention weights that depend on the offset, but not on the query itself.
 
-    The offset is the position of the query minus that of the key. Attention on a regular grid is
-    then a convolution.
+    The offset is the position of the query minus that of the key. Linear attention on a
+    regular grid is then a convolution.
     """
 
     @abstractmethod
