@@ -1,4 +1,4 @@
-"""Attention layers, relative kernels with learned parameters, transformer blocks and sampling."""
+"""Attention layers, position-dependent weights, transformer blocks and resampling layers."""
 
 from teka.nn.attention import Attention
 from teka.nn.attention_heads import AttentionHeads

@@ -1,4 +1,4 @@
-"""Multi-head attention with a content kernel and a relative kernel."""
+"""Multi-head attention whose weights combine the content of tokens with their positions."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -36,9 +36,9 @@ States = tuple[DecodingState, ...]
 
 @dataclass(frozen=True)
 class TokenGroup:
-    """Holder of the process group over which the tokens of a layer are divided.
+    """Holder of the process group among which the tokens of an attention layer are divided.
 
-    A deep copy of a layer shares the group, because process groups cannot be copied.
+    A deep copy of a layer keeps the same process group, because process groups cannot be copied.
     """
 
     group: ProcessGroup
@@ -48,17 +48,19 @@ class TokenGroup:
 
 
 class Attention(nn.Module):
-    """Multi-head attention with a content kernel κ and a relative kernel c.
+    """Multi-head attention with weights by the content and the relative positions of tokens.
 
         out_i = Σ_j κ(q_i, k_j) c(x_i − x_j; q_i) v_j / Σ_j κ(q_i, k_j) c(x_i − x_j; q_i)
 
-    The defaults, squared relu × rotary, cost O(L), and no output of a head is larger than 1/0.3
-    times the largest value. A layer with a relative kernel needs the positions of the tokens: a
-    grid or coordinates.
+    The content kernel κ is a similarity of query q_i and key k_j. The relative kernel c is a weight
+    that depends on the offset between their positions x_i and x_j. With the defaults, squared relu
+    and rotary, the cost grows linearly with the number of tokens, and no output of a head is larger
+    than 1/0.3 times the largest value v_j.
 
-    Dropout acts on the output, because the fast backends have no matrix of weights. The layer
-    creates only the projections that its kernels use: a kernel that does not depend on content
-    needs no queries and keys.
+    A layer with a relative kernel needs the positions of the tokens: a grid or coordinates. Dropout
+    acts on the output, because the fast backends have no matrix of weights. The layer creates only
+    the projections that its kernels use: a kernel that does not depend on content needs no queries
+    and keys.
 
     >>> import torch, teka
     >>> layer, ring = teka.nn.Attention(16, 2, num_axes=1), teka.Grid(12, periodic=True)
@@ -177,9 +179,10 @@ class Attention(nn.Module):
 
     @property
     def equivariance(self) -> dict[str, str]:
-        """Transformations of the input to which the layer is equivariant.
+        """Transformations of the tokens that the output follows, such as "shift".
 
-        The values are "exact", or "in expectation" over draws of random features.
+        The value of a transformation is "exact", or "in expectation" if the layer is equivariant
+        only on average over draws of random features.
         """
         if self.relative is not None:
             return {"shift": self.relative().equivariance}
@@ -192,9 +195,10 @@ class Attention(nn.Module):
         return self.kernel if isinstance(self.kernel, Kernel) else self.kernel()
 
     def head_groups(self) -> tuple[HeadGroup, ...]:
-        """Return groups of heads that have the same kernels, with the current parameters.
+        """Return the heads in groups that share the same kernels, with the current parameters.
 
-        The heads with the relative kernel are in the last group.
+        Usually all heads form one group. If some heads attend by position alone, they are the
+        second of two groups.
         """
         kernel = self.current_kernel()
         relative = None if self.relative is None else self.relative()
@@ -216,9 +220,10 @@ class Attention(nn.Module):
     def project(
         self, tokens: Tokens, context: Context | None = None, key_mask: KeyMask = None
     ) -> tuple[AllQueries | None, AllKeys | None, AllValues]:
-        """Project tokens to queries, keys and values.
+        """Apply the linear projections that turn tokens into queries, keys and values.
 
-        Queries or keys are None if no head uses them.
+        Queries or keys are None if no head uses them, for instance if all weights depend on
+        positions alone.
         """
         context = tokens if context is None else context
         query = None if self.query is None else self._split_heads(self.query(tokens))
@@ -251,10 +256,10 @@ class Attention(nn.Module):
         context_grid: GridLike | None = None,
         context_positions: Real[Tensor, "*key_batch placed_keys axes"] | None = None,
     ) -> Float[Tensor, "batch queries dim"]:
-        """Compute multi-head attention.
+        """Compute multi-head attention of the tokens to themselves or to a context.
 
-        If all keys of a sample are masked, the heads give 0, and the output is the bias of the
-        output projection.
+        If `key_mask` excludes all keys of a sample, every head returns 0, and the output is the
+        bias of the output projection.
 
         Args:
             tokens: Tokens, shape (B, L, dim).
@@ -315,9 +320,10 @@ class Attention(nn.Module):
     def resolve_grid(
         self, grid: GridLike | None, num_prefix_tokens: int
     ) -> tuple[Grid | None, int]:
-        """Return the grid and the number of prefix tokens of a call.
+        """Return the grid and the number of prefix tokens to use for a call of this layer.
 
-        If the call has no grid, they are those of the surrounding `teka.on`.
+        Prefix tokens have no position, such as a class token. If the call has no grid, both values
+        come from the surrounding context manager `teka.on`.
         """
         if grid is not None:
             return as_grid("grid", grid), num_prefix_tokens
@@ -327,7 +333,11 @@ class Attention(nn.Module):
         return surrounding_grid, num_prefix_tokens or surrounding_prefix
 
     def infer_num_axes(self, num_axes: int) -> None:
-        """Set the number of axes of the relative kernel, unless the constructor has set it."""
+        """Set the number of grid axes of the relative kernel, unless the constructor has set it.
+
+        A layer that was created without `num_axes` learns the number from the first grid that it
+        sees.
+        """
         if isinstance(self.relative, RelativeKernel):
             self.relative.infer_num_axes(num_axes)
 
@@ -338,10 +348,11 @@ class Attention(nn.Module):
         *,
         position: Real[Tensor, "*batch axes"] | None = None,
     ) -> tuple[Token, States]:
-        """Compute causal attention for the next token, or several, given the earlier state.
+        """Compute causal attention of the next token (or tokens) from the state of earlier tokens.
 
-        The cost of a token does not grow with the number of earlier tokens. A prompt is read
-        fastest in one call.
+        Use this method for autoregressive generation: the cost of a token does not grow with the
+        number of earlier tokens. Pass a prompt in one call, because that is faster than token by
+        token.
 
         Args:
             token: The next token of each sample, shape (B, dim), or the next L tokens, shape
@@ -386,7 +397,6 @@ class Attention(nn.Module):
         return output.view(token.shape), tuple(new_states)
 
     def _join_heads(self, output: Outputs, tokens: Tokens) -> Tokens:
-        """Apply the gate, concatenate the heads and apply the output projection."""
         if self.gate is not None:
             output = output * self.gate(tokens)
         return self.dropout(self.output(output.transpose(1, 2).flatten(2)))
@@ -394,9 +404,11 @@ class Attention(nn.Module):
     def chosen_backend(
         self, grid: GridLike | None = None, num_prefix_tokens: int = 0, batch: int = 1
     ) -> str:
-        """Return the name of the backend that computes the attention on a grid.
+        """Return the name of the backend that computes the attention on a given grid.
 
-        If heads have different kernels, it is the backend of the heads with the relative kernel.
+        Backends are algorithms with the same result but different costs. For example, "dense"
+        computes every pair of tokens. If only some heads have a relative kernel, the name is that
+        of their backend.
 
         Raises:
             ValueError: The backend of the layer cannot compute its kernels on this grid.
@@ -433,7 +445,7 @@ class Attention(nn.Module):
 
 
 def check_next_tokens(token: Tensor, layer: Attention) -> None:
-    """Check that `token` holds one token per sample, or a sequence of tokens per sample."""
+    """Check that the input of a decoding step has shape (batch, dim) or (batch, tokens, dim)."""
     is_sequence = isinstance(token, Tensor) and token.ndim == 3
     sizes = ("batch", "tokens", layer.dim) if is_sequence else ("batch", layer.dim)
     check_tokens("token", token, *sizes, first=layer.output)

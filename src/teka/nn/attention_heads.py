@@ -1,4 +1,4 @@
-"""Attention heads with learned kernels, for layers that have their own projections."""
+"""Attention with learned kernels, for layers that compute queries, keys and values themselves."""
 
 from typing import Any
 
@@ -20,11 +20,11 @@ from teka.precision import widest_dtype
 
 
 class AttentionHeads(nn.Module):
-    """Attention between given queries, keys and values, with learned kernels.
+    """Attention of given queries to given keys and values, with learned kernels.
 
-    It is `teka.functional.attention` as a module, for layers that have their own projections.
-    `MultiheadAttention` and `teka.convert.replace_attention` use it. The relative kernel acts in
-    every head.
+    This module wraps `teka.functional.attention` for layers that have their own projections, such
+    as `MultiheadAttention` and the layers that `teka.convert.replace_attention` creates. The
+    relative kernel, a weight that depends on the offset between query and key, acts in every head.
 
     >>> import torch, teka
     >>> heads = teka.nn.AttentionHeads(8, 2, grid=teka.Grid((3, 4)))
@@ -70,7 +70,11 @@ class AttentionHeads(nn.Module):
         self.kernel, self.relative = make_kernels(options, heads, dim_head)
 
     def current_kernels(self) -> tuple[Kernel, Relative | None]:
-        """Return the content kernel and the relative kernel with the current parameters."""
+        """Return the content kernel and the relative kernel with the current parameters.
+
+        The content kernel is a similarity of query and key. The relative kernel is a weight that
+        depends on the offset between their positions, or None.
+        """
         kernel = self.kernel if isinstance(self.kernel, Kernel) else self.kernel()
         return kernel, None if self.relative is None else self.relative()
 
@@ -86,10 +90,11 @@ class AttentionHeads(nn.Module):
         is_causal: bool = False,
         scale: float | None = None,
     ) -> Float[Tensor, "batch heads queries dim_value"]:
-        """Compute attention; arguments and errors are those of `teka.functional.attention`.
+        """Compute attention for queries, keys and values that are already split into heads.
 
-        In causal attention with fewer queries than keys, the queries belong to the last tokens, as
-        with a key-value cache.
+        The remaining arguments and the errors are those of `teka.functional.attention`. If causal
+        attention has fewer queries than keys, the queries are the last tokens, as with a key-value
+        cache.
         """
         check_tensor("query", query, "batch", "heads", "tokens", self.dim_head)
         check_tensor("key", key, *query.shape[:2], "tokens", self.dim_head)
@@ -139,9 +144,10 @@ class AttentionHeads(nn.Module):
         *,
         scale: float | None = None,
     ) -> tuple[Float[Tensor, "batch heads tokens dim_value"], DecodingState]:
-        """Compute causal attention for the next tokens, given the state of the earlier ones.
+        """Compute causal attention of the next tokens from the state of earlier tokens.
 
-        Arguments, results and errors are those of `teka.functional.decode`.
+        Use this method to generate a sequence. Arguments, results and errors are those of
+        `teka.functional.decode`.
         """
         kernel, relative = self.current_kernels()
         if relative is not None and self.num_prefix_tokens:
@@ -161,11 +167,11 @@ class AttentionHeads(nn.Module):
     def _placement(
         self, grid: GridLike | None, num_prefix_tokens: int, num_tokens: int, device: torch.device
     ) -> dict[str, Any]:
-        """Return the keyword arguments of `attention` that give the tokens their positions.
+        """Return the positions of the tokens as keyword arguments of `attention`.
 
-        The grid of the call takes precedence over the grid of `teka.on`, and that one over the grid
-        of the layer. Without any grid, the tokens are in a row. In an exported graph for sequences
-        of any length, coordinates replace the grid.
+        The first grid that exists is used: the grid of the call, then that of the context manager
+        `teka.on`, then that of the layer. Without any grid, the tokens form a row. In an exported
+        graph for sequences of any length, coordinates replace the grid.
         """
         candidates = [(grid, 0), current_grid(), (self.grid, self.num_prefix_tokens)]
         for candidate, prefix in candidates:

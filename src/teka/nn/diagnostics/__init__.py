@@ -1,1 +1,1 @@
-"""Diagnostics of attention layers: cost, accuracy, equivariance and common problems."""
+"""Measurements of the cost, accuracy, equivariance and problems of attention layers."""

@@ -63,14 +63,15 @@ def diagnose(layer: nn.Module, *inputs: Any, **keywords: Any) -> LayerReports[Di
 def diagnose(
     layer: nn.Module, *inputs: Any, shifts: Sequence[LayerShift] | None = None, **keywords: Any
 ) -> Diagnosis | LayerReports[Diagnosis]:
-    """Measure how well an attention layer, or each layer of a model, works on its inputs.
+    """Measure the accuracy and the numerical safety of attention layers on your inputs.
 
-    The report contains:
+    The report of a layer contains:
 
-    - the errors of random features, and whether the output has collapsed to the mean of the values;
-    - the sizes of the outputs, and the room that float16 leaves;
-    - the rounding differences of all backends;
-    - the changes of the output under shifts;
+    - the errors of random features, and whether they have collapsed, so that the output is nearly
+      the mean of the values for every query;
+    - the largest values, and how much they could grow before float16 overflows;
+    - the rounding differences between all backends, which are algorithms with the same result;
+    - the changes of the output when the tokens are shifted;
     - the problems that these measurements show, each with a recommendation.
 
     The layer does not change, and nothing is random. Long inputs are measured on their first
@@ -163,7 +164,7 @@ def _measure_heads(
     backend: str,
     dtype: torch.dtype,
 ) -> HeadMeasurements:
-    """Measure accuracy, output sizes and rounding errors of heads that have the same kernels."""
+    """Measure the accuracy, output sizes and rounding errors of heads that share their kernels."""
     kernel, relative, key_mask = group.kernel, group.relative, inputs.key_mask
     projected = exact_layer.project(inputs.tokens, key_mask=key_mask)
     query, key, value = group.select(*projected, inputs.tokens.shape[1])
@@ -225,7 +226,11 @@ def _feature_errors(
     equal_weights: Tensor,
     value: Tensor,
 ) -> FeatureErrors | None:
-    """Compare random features with the exact kernel, or return None for other kernels."""
+    """Compare attention by random features with attention by the exact kernel.
+
+    Random features have inner products that approximate a kernel such as softmax. Return None for
+    kernels without random features.
+    """
     exact_kernel, exact_relative = kernel, relative
     if isinstance(kernel, FeatureKernel) and kernel.estimates_softmax:
         draws = getattr(kernel, "projection", None)
@@ -262,7 +267,11 @@ def _costs(group: HeadGroup, inputs: LayerInputs) -> dict[str, Cost]:
 
 
 def _count_constant_waves(relative: Relative | None, grid: Grid | None) -> int:
-    """Count the frequencies that are rounded to 0 to make a kernel periodic on a periodic grid."""
+    """Count the sinusoids that become constant when they are made periodic on a grid.
+
+    On a periodic grid, a sinusoid completes a whole number of cycles. One that is much longer than
+    the grid is rounded to 0 cycles, so that it no longer depends on the position.
+    """
     if not isinstance(relative, Fourier | Rotary) or grid is None:
         return 0
     rounded = Positions(grid).torus_frequency(relative.frequency)

@@ -1,4 +1,4 @@
-"""Measurement of the shift equivariance of an attention layer."""
+"""Measurement of how the output of an attention layer changes when its tokens are shifted."""
 
 import copy
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ Steps = Float[Tensor, "steps axes"]
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """Inputs of a self-attention layer.
+    """Inputs of a self-attention layer: the tokens, their mask and their positions.
 
     Attributes:
         tokens: Tokens, shape (B, L, dim).
@@ -47,10 +47,11 @@ class LayerInputs:
         return f"{num_samples:,} × {num_tokens:,} tokens{grid}"
 
     def shorten(self, max_tokens: int, max_samples: int) -> "LayerInputs":
-        """Return a smaller input: fewer samples, with at most `max_tokens` tokens after the prefix.
+        """Return a smaller part of the inputs, so that expensive measurements stay fast.
 
-        The remaining tokens form a block of the grid or of the sequence that contains an unmasked
-        token. Samples whose tokens in this block are all masked are dropped.
+        At most `max_samples` samples and a block of `max_tokens` tokens remain, in addition to
+        prefix tokens such as a class token. The block contains a token that is not masked. Samples
+        whose remaining tokens are all masked are dropped.
         """
         prefix, grid, positions = self.num_prefix_tokens, self.grid, self.positions
         cells = torch.arange(self.tokens.shape[1] - prefix)
@@ -67,7 +68,10 @@ class LayerInputs:
         return LayerInputs(tokens, grid, key_mask, prefix, positions)
 
     def with_prefix(self, cells: Int[Tensor, "cells"]) -> Int[Tensor, "tokens"]:
-        """Return the token indices of some grid cells, preceded by those of the prefix tokens."""
+        """Convert indices of grid cells to token indices, and put the prefix tokens first.
+
+        Prefix tokens, such as a class token, come before the cells in a sequence and have no cell.
+        """
         prefix = torch.arange(self.num_prefix_tokens, device=cells.device)
         return torch.cat([prefix, self.num_prefix_tokens + cells])
 
@@ -78,7 +82,10 @@ def _coordinates(grid: Grid) -> Int[Tensor, "tokens axes"]:
 
 
 def _block_at(cell: int, grid: Grid, max_tokens: int) -> tuple[Int[Tensor, "cells"], Grid]:
-    """Return a rectangular block of a grid around a cell, with at most `max_tokens` cells."""
+    """Select a rectangular block of at most `max_tokens` cells around a cell of a grid.
+
+    Return the indices of these cells and the smaller grid that they form.
+    """
     shape, coordinates = torch.tensor(grid.shape), _coordinates(grid)
     sides = shape.clamp(max=int(max_tokens ** (1 / grid.num_axes)))
     start = torch.minimum(coordinates[cell], shape - sides)
@@ -91,10 +98,11 @@ def _block_at(cell: int, grid: Grid, max_tokens: int) -> tuple[Int[Tensor, "cell
 def measure_shifts(
     layer: Attention, inputs: LayerInputs, shifts: Sequence[LayerShift] | None
 ) -> ShiftErrors | None:
-    """Measure how much the output changes when the tokens are shifted.
+    """Measure how much the output of a layer changes when its tokens are shifted.
 
-    Tokens on a grid are rolled along periodic axes. Along other axes they move within a larger
-    grid, whose other cells are masked. Shifts are added to positions without a grid.
+    An equivariant layer has only rounding errors. Tokens on a grid are rolled along periodic axes.
+    Along other axes they move within a larger grid, whose other cells are masked. If tokens have
+    coordinates instead of a grid, the shift is added to the coordinates.
 
     Returns:
         Errors in the layer's dtype, and in float64 for the worst shift. None if no shift is a
@@ -132,7 +140,11 @@ def measure_shifts(
 def _make_steps(
     inputs: LayerInputs, shifts: Sequence[LayerShift] | None, *, is_causal: bool
 ) -> Steps:
-    """Return one shift per row. Shifts along axes without translation symmetry are set to 0."""
+    """Return the shifts to measure as a matrix with a row per shift and a column per axis.
+
+    Without given shifts, there are two defaults. A causal layer is not shifted along periodic axes,
+    because rolling changes the order of its tokens.
+    """
     grid = inputs.grid
     steps: list[Sequence[float]] = []
     for shift in shifts or []:
@@ -172,7 +184,11 @@ def _run_at_positions(layer: Attention, inputs: LayerInputs, steps: Steps) -> li
 
 
 def _run_on_canvas(layer: Attention, inputs: LayerInputs, steps: Steps) -> list[Tensor]:
-    """Return the output after each shift, on a grid that is large enough for all shifts."""
+    """Return the output after each shift of the tokens on an enlarged grid.
+
+    The grid is large enough that no shift moves a token past an edge that is not periodic. Cells
+    without a token are masked.
+    """
     grid = inputs.grid
     assert grid is not None
     offsets = steps.long()

@@ -27,7 +27,10 @@ SELF_ATTENTION_INPUTS = ("tokens", "grid", "key_mask", "num_prefix_tokens", "pos
 
 @dataclass(frozen=True)
 class GroupExplanation:
-    """Estimated costs of the heads that share a content kernel and a relative kernel.
+    """Estimated costs of the attention heads that share the same kernels, for each backend.
+
+    Backends are algorithms with the same result. "dense", for example, computes all pairs of
+    tokens.
 
     Attributes:
         name: "kernel × relative kernel".
@@ -68,9 +71,9 @@ class GroupExplanation:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Estimated costs of all backends for an attention layer on a grid.
+    """Estimated costs of all backends that can compute an attention layer on a grid.
 
-    `str` returns a table.
+    Backends are algorithms with the same result but different costs. `str` returns a table.
 
     Attributes:
         groups: Costs of the heads, by their kernels.
@@ -110,10 +113,12 @@ def explain(layer: nn.Module, *inputs: Any, **keywords: Any) -> LayerReports[Exp
 def explain(
     layer: nn.Module, *inputs: Any, device_type: str | None = None, **keywords: Any
 ) -> Explanation | LayerReports[Explanation]:
-    """Compare the costs of all backends for a layer, or for all attention layers of a model.
+    """Compare the estimated costs of all backends that can compute an attention layer.
 
-    The cost of a backend is the time of its multiply-adds and of the bytes that it moves, at the
-    rates of that backend. With backend="auto" a layer uses the backend with the lowest cost.
+    Backends are algorithms with the same result: "dense" computes every pair of tokens, and
+    "linear" sums products of features. The cost of a backend is the estimated time for its
+    multiply-adds and its memory traffic. With backend="auto", a layer uses the cheapest backend.
+    For a model, the costs of each of its attention layers are compared.
 
     Args:
         layer: An `Attention`, or a block or model that contains some.
@@ -164,7 +169,9 @@ def report_layers(
     keywords: dict[str, Any],
     make_report: Callable[..., T],
 ) -> LayerReports[T]:
-    """Run a module and report on the first call of each of its attention layers.
+    """Run a model once and make a report for each of its attention layers.
+
+    The report of a layer describes the first call of this layer with the inputs of that call.
 
     Args:
         module: Module that contains attention layers.
@@ -264,7 +271,11 @@ def _scaled(grid: Grid, factor: float) -> Grid:
 
 
 def _crossover(is_dense_cheapest: Callable[[float], bool], grid: Grid) -> Grid | None:
-    """Find the smallest scaled copy of a grid on which "dense" is not the cheapest backend.
+    """Find the smallest grid on which another backend is cheaper than "dense".
+
+    The "dense" backend computes every pair of tokens, so it is cheap only for few tokens. All
+    candidates have the proportions of the given grid. Return None if "dense" is cheapest on all of
+    them.
 
     Args:
         is_dense_cheapest: Function of the factor of the sides.

@@ -1,4 +1,4 @@
-"""Results of the diagnostics: measurements, problems found and recommendations."""
+"""Reports on attention layers: measurements, the problems that they show and recommendations."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -57,7 +57,9 @@ RECOMMENDATIONS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem that a diagnosis has found. `str` returns its message and a recommendation.
+    """A problem that `teka.diagnose` has found in an attention layer.
+
+    `str` returns its message and a recommendation.
 
     Attributes:
         name: Name of the problem, a key of `RECOMMENDATIONS`.
@@ -77,7 +79,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class EstimatorErrors:
-    """Errors of attention with random features, compared with exact attention.
+    """Errors of attention by random features, compared with attention by the exact kernel.
+
+    Random features have inner products that approximate a kernel. If they are too few, the output
+    may collapse: it is nearly the mean of the values for every query.
 
     Attributes:
         error: ‖estimate − exact‖ / ‖exact‖.
@@ -92,7 +97,10 @@ class EstimatorErrors:
 
     @classmethod
     def from_outputs(cls, estimate: Tensor, exact: Tensor, mean: Tensor) -> "EstimatorErrors":
-        """Compare an estimated output with the exact one and with the mean of the values."""
+        """Compare an approximate attention output with the exact one and with a baseline.
+
+        The baseline `mean` is the mean of the values, the output of attention with equal weights.
+        """
         size = exact.norm().clamp_min(torch.finfo(exact.dtype).tiny)
         distance = (exact - mean).norm()
         spread = 1.0
@@ -102,13 +110,19 @@ class EstimatorErrors:
 
     @property
     def is_collapsed(self) -> bool:
-        """True if the estimate is close to the mean of the values and the exact output is not."""
+        """True if the approximate output has collapsed: it is nearly the mean of the values.
+
+        All queries then get nearly the same output, although the exact output differs from that
+        mean.
+        """
         return self.spread < COLLAPSED_SPREAD
 
 
 @dataclass(frozen=True)
 class FeatureErrors:
-    """Errors of the random features of a group of heads, computed in float64.
+    """Errors of the random features that approximate the kernel of some attention heads.
+
+    The errors are relative to the output of the exact kernel and computed in float64.
 
     Attributes:
         exact: The estimated kernels, "kernel × relative kernel".
@@ -128,10 +142,10 @@ class FeatureErrors:
 
 @dataclass(frozen=True)
 class HeadMeasurements:
-    """Measurements of the heads that share a content kernel and a relative kernel, in float64.
+    """Accuracy and output sizes of attention heads that share the same kernels, in float64.
 
-    The gain of query i is Σ_j |w_ij| / Σ_j w_ij, with the weights w_ij of the values. It bounds
-    the ratio of the output to the largest value.
+    The gain of query i is Σ_j |w_ij| / Σ_j w_ij, where w_ij is the attention weight of value j. The
+    output is at most the gain times the largest value. The gain is 1 if no weight is negative.
 
     Attributes:
         name: "kernel × relative kernel".
@@ -170,7 +184,10 @@ class HeadMeasurements:
 
     @property
     def is_collapsed(self) -> bool:
-        """True if the output of some head has collapsed to the mean of the values."""
+        """True if the random features of at least one of these heads have collapsed.
+
+        The output of such a head is nearly the mean of the values for every query.
+        """
         return self.features is not None and any(
             errors.is_collapsed for errors in self.features.by_head
         )
@@ -178,7 +195,9 @@ class HeadMeasurements:
 
 @dataclass(frozen=True)
 class ShiftErrors:
-    """Changes of the output under shifts, relative to the norm of the output.
+    """Changes of the output of a layer when its tokens are shifted, relative to its norm.
+
+    For an equivariant layer, the output moves with the tokens, and only rounding errors remain.
 
     Attributes:
         method: How the tokens were shifted.
@@ -200,7 +219,7 @@ class ShiftErrors:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Measurements of an attention layer and the problems that they show.
+    """Result of `teka.diagnose`: measurements of an attention layer and the problems found.
 
     `str` returns a report as text.
 
@@ -227,7 +246,10 @@ class Diagnosis:
 
     @property
     def is_collapsed(self) -> bool:
-        """True if the random features of any head give the mean of the values for all queries."""
+        """True if the random features of at least one head of the layer have collapsed.
+
+        The output of such a head is nearly the mean of the values for every query.
+        """
         return any(finding.name == "collapsed features" for finding in self.findings)
 
     def to_dict(self) -> dict[str, object]:
@@ -268,7 +290,9 @@ def _format(value: object) -> str:
 
 
 class LayerReports(dict[str, T]):
-    """Dictionary from names of attention layers to their reports. `str` returns them as one text.
+    """Dictionary from the name of each attention layer of a model to its report.
+
+    `str` returns all reports as one text.
 
     Attributes:
         skipped: Reasons by the names of layers without a report.
@@ -285,7 +309,10 @@ class LayerReports(dict[str, T]):
 
 
 def features_for(error: float, num_features: int, target: float = FEATURE_ERROR) -> int:
-    """Return the number of features for a target error, which falls as 1/√features."""
+    """Return how many random features are needed to reduce the error to a target.
+
+    The error of random features falls with the square root of their number.
+    """
     return math.ceil(num_features * (error / target) ** 2)
 
 
@@ -297,7 +324,11 @@ def find_problems(
     dtype: torch.dtype,
     dim_head: int,
 ) -> tuple[Finding, ...]:
-    """Compare measurements with their thresholds, and return a finding for each problem."""
+    """Compare the measurements of an attention layer with thresholds, and return each problem.
+
+    Problems are, for example, inaccurate random features, large outputs, or an output that changes
+    when the tokens are shifted.
+    """
     rounding = math.sqrt(torch.finfo(dtype).eps)
     findings: list[Finding] = []
     for group in groups:
