@@ -1,4 +1,4 @@
-"""Content kernels as modules: random features with a stored projection, and learned features."""
+"""Kernels that compare queries and keys by random features or by learned features."""
 
 from typing import ClassVar
 
@@ -21,12 +21,13 @@ from teka.functional.kernels.projection import MOST_DRAWS
 
 
 class RandomFeatures(nn.Module):
-    """A random-feature kernel whose projection is part of the state dict.
+    """Kernel of random features, whose random projection is saved in the state dict.
 
-    The projection of draw n comes from a generator with the seed (s, n). The seed s and the number
-    n are buffers, so that a module that is loaded from a state dict computes the same output and
-    makes the same next draws. Nothing is redrawn in `forward`. Call `redraw_projections(model)` on
-    a schedule of your own; `teka train` does so every 1,000 steps (Horn et al. 2021).
+    Random features turn queries and keys into vectors whose inner product approximates a kernel
+    such as softmax. The seed s and the number n of draws are buffers, and draw n comes from a
+    generator with the seed (s, n). So a loaded module computes the same output and makes the same
+    next draws. `forward` redraws nothing. Call `redraw_projections(model)` on a schedule of your
+    own; `teka train` does so every 1,000 steps (Horn et al. 2021).
 
     >>> import torch, teka
     >>> features = teka.nn.RandomFeatures("positive", 8, num_features=5)
@@ -102,7 +103,11 @@ class RandomFeatures(nn.Module):
 
 
 def redraw_projections(model: nn.Module) -> int:
-    """Redraw the projection of every `RandomFeatures` in a model, and return their number."""
+    """Redraw the random projections of all `RandomFeatures` modules in a model.
+
+    During training, new draws keep the model from relying on the errors of one draw. Return the
+    number of redrawn modules.
+    """
     modules = [module for module in model.modules() if isinstance(module, RandomFeatures)]
     for module in modules:
         module.redraw()
@@ -110,9 +115,10 @@ def redraw_projections(model: nn.Module) -> int:
 
 
 class LearnedFeatures(nn.Module):
-    """A content kernel whose feature map is learned for each head (Zhang et al. 2024).
+    """Content kernel whose feature map is learned for each head (Zhang et al. 2024).
 
-    The map starts from the identity matrix.
+    The kernel of a query and a key is the inner product of their features. The weights of the
+    feature map start from the identity matrix.
 
     >>> import torch, teka
     >>> features = teka.nn.LearnedFeatures("hedgehog", dim=8, heads=2)

@@ -9,9 +9,10 @@ INITIAL_BIAS = 2.0
 
 
 class Gate(nn.Module):
-    """Learned gate σ(W x + b) of a token x that multiplies the output of the attention heads.
+    """Learned sigmoid gate that multiplies the output of the attention heads.
 
-    Initially W = 0 and b = 2, so that all gates are equal and nearly open.
+    The gate of a token x is σ(W x + b). Initially W = 0 and b = 2, so that all gates are equal and
+    nearly open.
 
     Source: Qiu et al. 2025.
     """

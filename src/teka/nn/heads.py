@@ -1,4 +1,4 @@
-"""Groups of attention heads, and construction of their kernels from the options of a layer."""
+"""Groups of attention heads that share kernels, and creation of kernels from layer options."""
 
 from dataclasses import dataclass
 
@@ -59,15 +59,18 @@ class HeadGroup:
 
     @property
     def bound(self) -> float | None:
-        """C such that |output| ≤ C · max |value| for all inputs, or None if there is no bound."""
+        """Constant C such that |output| ≤ C · max |value| for all inputs, or None without a bound.
+
+        It shows, for instance, whether the outputs of these heads can overflow in float16.
+        """
         return self.kernel.bound if self.relative is None else self.relative.bound_with(self.kernel)
 
     def select(
         self, query: AllQueries | None, key: AllKeys | None, value: AllValues, num_queries: int
     ) -> tuple[Queries, Keys, Values]:
-        """Select the queries, keys and values of these heads from those of the layer.
+        """Select the queries, keys and values of these heads from those of the whole layer.
 
-        Queries or keys that the kernels do not use are zeros.
+        If the kernels do not depend on queries or keys, zeros take their place.
         """
         value = value[:, self.heads]
         batch, num_heads, num_keys, _ = value.shape
@@ -116,7 +119,10 @@ class HeadGroup:
         context_grid: Grid | None = None,
         batch: int = 1,
     ) -> dict[str, Cost]:
-        """Return the estimated cost of each backend that can compute these heads on a grid.
+        """Estimate the cost of each backend that can compute these heads on a grid.
+
+        Backends are algorithms with the same result. The costs are multiply-adds and bytes, from
+        which the fastest backend is chosen.
 
         Args:
             grid: Grid of the queries. May be None without a relative kernel; the costs are then
@@ -139,9 +145,10 @@ class HeadGroup:
     def costs_at(
         self, positions: Positions, num_queries: int, num_keys: int, *, batch: int
     ) -> dict[str, Cost]:
-        """Return the estimated cost of each backend that can compute these heads.
+        """Estimate the cost of each backend for tokens at any positions, such as coordinates.
 
-        Unlike `costs`, this method takes any positions, such as coordinates.
+        The costs are multiply-adds and bytes, from which the fastest backend is chosen. For tokens
+        on a grid, `costs` needs fewer arguments.
         """
         plan = make_plan(
             self.kernel,
@@ -167,16 +174,21 @@ class HeadGroup:
 
 
 def pair_name(kernel: Kernel, relative: Relative | None) -> str:
-    """Return the name of a pair of kernels, such as "softmax" or "relu × rotary"."""
+    """Return the name of a pair of kernels, such as "softmax" or "relu × rotary".
+
+    The first is the content kernel, a similarity of query and key. The second is the relative
+    kernel, a weight that depends on the offset between their positions, if there is one.
+    """
     return kernel.name if relative is None else f"{kernel.name} × {relative.name}"
 
 
 def count_position_heads(
     position_heads: int | None, relative: str | RelativeModule | None, heads: int
 ) -> int:
-    """Return the number of heads that attend by position alone.
+    """Return how many heads attend by position alone and ignore the content of the tokens.
 
-    If the option is None, the number is the default of the relative kernel.
+    By default, these are half of the heads for relative kernels such as "clipped", and none for the
+    others.
 
     Raises:
         ValueError: The number does not fit the heads or the relative kernel.
@@ -205,7 +217,10 @@ def count_position_heads(
 def make_kernels(
     options: AttentionOptions, heads: int, dim_head: int, position_heads: int = 0
 ) -> tuple[ContentKernel, RelativeModule | None]:
-    """Create the content kernel and the relative kernel that the options of a layer describe.
+    """Create the kernels that the options of an attention layer describe.
+
+    The content kernel is a similarity of query and key. The relative kernel, if any, is a weight
+    that depends on the offset between their positions.
 
     Raises:
         ValueError: The kernels do not fit each other, or an option belongs to another kernel.

@@ -33,7 +33,7 @@ PLAIN_LAYERS = (
 
 
 def check_tokens(argument: str, tokens: Tensor, *sizes: str | int, first: nn.Module) -> None:
-    """Check that tokens or images have a given shape and the dtype of a layer's weights.
+    """Check that tokens or images have the expected shape and the dtype of a layer's weights.
 
     Args:
         argument: Name of the argument, for the error message.

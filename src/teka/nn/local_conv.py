@@ -20,13 +20,14 @@ CONVOLUTION_MODULES = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
 
 class ValueConvolution(nn.Module):
-    """Depthwise convolution of the values, which a layer adds to the output of its heads.
+    """Depthwise convolution of the values on a grid, added to the output of attention heads.
 
         y(x) = Σ_t w_t v(x + t)
 
-    The sum runs over the cells t of a cube with an odd side. Each head and channel has its own
-    weights, which are 0 initially. Offsets count cells. Values wrap around along periodic axes and
-    are 0 outside other axes. Masked values are 0. The output for tokens without a position is 0.
+    Here v(x) is the value at cell x, and t runs over a window that is an odd number of cells wide
+    along each axis. Each head and channel has its own weights w, which are 0 initially. Values wrap
+    around along periodic axes and are 0 outside other axes. Masked values are 0. The output for
+    tokens without a position, such as a class token, is 0.
 
     Source: Han et al. 2023 (FLatten Transformer), with one kernel for each head.
     """
@@ -78,7 +79,7 @@ class ValueConvolution(nn.Module):
 def pad_axis(
     cells: Float[Tensor, "batch channels *sides"], axis: int, margin: int, *, periodic: bool
 ) -> Float[Tensor, "batch channels *padded_sides"]:
-    """Pad one axis of a grid on both sides, circularly if it is periodic and with zeros if not."""
+    """Pad one axis of a grid on both sides: circularly if it is periodic, otherwise with zeros."""
     if not periodic:
         return pad(cells, [0, 0] * (cells.ndim - 1 - axis) + [margin, margin])
     # Circular padding cannot wrap around a small side more than once, so index instead.

@@ -1,4 +1,4 @@
-"""Attention with the signature and the parameters of `torch.nn.MultiheadAttention`."""
+"""Drop-in replacement for `torch.nn.MultiheadAttention` with the kernels of teka."""
 
 from typing import Any
 
@@ -136,7 +136,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     ) -> tuple[QueryTokens, Float[Tensor, "*heads queries keys"] | None]:
         """Compute attention, with the arguments and results of `torch.nn.MultiheadAttention`.
 
-        As in PyTorch, True or −∞ in a mask means that a key is not attended to.
+        As in PyTorch, a key is ignored where a boolean mask is True or an additive mask is −∞.
 
         Args:
             query: Query tokens, shape (L, B, E), or (B, L, E) with `batch_first`, or (L, E).
@@ -214,7 +214,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return is_batch
 
     def _projections(self) -> list[tuple[Tensor, Tensor | None]]:
-        """Return the weights and biases of the projections to queries, keys and values."""
+        """Return the weight and bias of the query, key and value projections, in this order."""
         weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         if self.in_proj_weight is not None:
             weights = self.in_proj_weight.chunk(3)
@@ -223,7 +223,9 @@ class MultiheadAttention(nn.MultiheadAttention):
 
 
 def attended_keys(argument: str, mask: Shaped[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
-    """Convert a mask of PyTorch, boolean or additive, to a mask that is True for attended keys.
+    """Convert a PyTorch attention mask to a boolean mask that is True for attended keys.
+
+    PyTorch masks are boolean with True for ignored keys, or additive with 0 and −∞.
 
     Raises:
         ValueError: `mask` has elements other than booleans, or other than 0 and −∞.

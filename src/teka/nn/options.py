@@ -17,10 +17,10 @@ VALUES = ("projected", "tokens")
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionOptions:
-    """Options of an attention layer, which `teka.nn.Attention` describes one by one.
+    """Options of an attention layer. `teka.nn.Attention` describes each of them.
 
-    Every layer with attention accepts an instance of this class, or the same options as keyword
-    arguments.
+    Every layer with attention accepts either an instance of this class or the same options as
+    keyword arguments.
 
     >>> import torch, teka
     >>> options = teka.nn.AttentionOptions(kernel="softmax", relative="alibi")
@@ -95,7 +95,9 @@ def make_options(
     keywords: dict[str, Any],
     allowed: Collection[str] = ALL_OPTIONS,
 ) -> AttentionOptions:
-    """Combine an options object with options that are given as keyword arguments.
+    """Merge an `AttentionOptions` object with options that are passed as keyword arguments.
+
+    Keyword arguments take precedence. Options that the layer does not have raise an error.
 
     Args:
         layer: Name of the layer's class, for the error message.
@@ -127,8 +129,9 @@ def make_options(
 
 
 def without_relative(backend: str) -> str:
-    """Return the backend for those heads of a layer that have no relative kernel.
+    """Return the backend to use for heads that have no relative kernel.
 
-    It is "auto" if the backend of the layer works with relative kernels only.
+    A relative kernel is a weight that depends on the offset between query and key. If the backend
+    of the layer works only with such a kernel, return "auto".
     """
     return backend if backend in ("dense", "linear") else "auto"

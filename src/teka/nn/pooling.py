@@ -16,13 +16,14 @@ from teka.nn.sampling.polyphase import join_cosets, split_cosets
 
 
 class AttentionPool(nn.Module):
-    """Softmax attention pooling with `num_queries` learned queries.
+    """Pooling of all tokens into `num_queries` vectors by softmax attention.
 
         out = W_o · concat_h softmax(q_h Kᵀ / √d) V
 
-    The output does not depend on the order of the tokens, and the cost is O(L). `dim` must be a
-    multiple of `heads`. `qkv_bias` adds a bias to the values only, because a bias of the keys
-    cancels in the softmax.
+    The queries q_h are learned parameters, and the keys K and values V of size d come from the
+    tokens. The output does not depend on the order of the tokens, and the cost is linear in their
+    number. `dim` must be a multiple of `heads`. `qkv_bias` adds a bias to the values only, because
+    a bias of the keys cancels in the softmax.
 
     Source: attention with a learned query; Lee et al. 2019 (Set Transformer), §3.2.
 
@@ -56,9 +57,9 @@ class AttentionPool(nn.Module):
         tokens: Float[Tensor, "batch tokens dim"],
         key_mask: Bool[Tensor, "batch tokens"] | None = None,
     ) -> Float[Tensor, "batch queries dim"]:
-        """Pool the tokens of each sample, without those where `key_mask` is False.
+        """Pool the tokens of each sample and ignore those where `key_mask` is False.
 
-        If all tokens of a sample are masked, its heads give 0.
+        If all tokens of a sample are masked, its heads return 0.
         """
         check_tokens("tokens", tokens, "batch", "tokens", self.dim, first=self.output)
         if key_mask is not None:
@@ -75,12 +76,14 @@ class AttentionPool(nn.Module):
 
 
 class SpaceToDepth(nn.Module):
-    """Rearrangement of blocks of f × … × f cells into channels, with f = `factor`.
+    """Lossless downsampling that moves each block of cells into the channels of one cell.
 
         y[c fⁿ + (t_1, …, t_n), i] = x[c, f i + t],   t in {0, …, f − 1}ⁿ in row-major order
 
-    On n = 2 axes this is `torch.nn.PixelUnshuffle`. `inverse` restores the input exactly. A shift
-    of the input by f cells shifts the output by one cell; other shifts permute the channels too.
+    A block has f = `factor` cells along each of n axes; t is a cell within block i, and c is a
+    channel. For n = 2 this is `torch.nn.PixelUnshuffle`. `inverse` restores the input exactly. A
+    shift of the input by f cells shifts the output by one cell; other shifts permute the channels
+    too.
 
     Source: Jacobsen et al. 2018 (i-RevNet), §3.1, after Shi et al. 2016; Cordonnier et al. 2020,
     §4.1, with f = 2.
@@ -102,7 +105,9 @@ class SpaceToDepth(nn.Module):
     def forward(
         self, maps: Float[Tensor, "batch channels *sides"]
     ) -> Float[Tensor, "batch more_channels *fewer"]:
-        """Rearrange a grid of shape (B, C, *S) to shape (B, C · fⁿ, *(S / f)).
+        """Move blocks of cells into channels: (B, C, *S) becomes (B, C · fⁿ, *(S / f)).
+
+        Here S are the sides of the grid, n is the number of axes and f is the factor.
 
         Raises:
             ValueError: Another number of axes, or a side that is not a multiple of f.

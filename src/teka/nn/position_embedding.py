@@ -20,9 +20,10 @@ TABLE_SCALE = 0.02
 class AbsolutePosition(nn.Module):
     """Sinusoidal position embedding with learned frequencies, added to the tokens.
 
-    Each of the n = `num_axes` axes a gets dim / n channels that hold sin(ω_f x_a) and cos(ω_f x_a).
-    The axes share the frequencies, which start at ω_f = 10000^(−2f / (dim / n)). Layers after this
-    module are not shift equivariant.
+    The channels are divided equally among the axes of the grid. Those of an axis a hold sin(ω_f
+    x_a) and cos(ω_f x_a), where x_a is the position along this axis. All axes share the
+    frequencies, which start at ω_f = 10000^(−2f / (dim / num_axes)). Layers after this module are
+    not shift equivariant, because tokens carry their absolute positions.
 
     Source: Vaswani et al. 2017, §3.5; Horn et al. 2021 (learnable frequencies, dim/2 per axis).
 
@@ -69,9 +70,10 @@ class AbsolutePosition(nn.Module):
 
 
 class AbsoluteTable(nn.Module):
-    """Learned position embedding: a vector for each cell of a grid, added to the tokens.
+    """Learned position embedding: one vector for each cell of a grid, added to its token.
 
-    The vectors are drawn from N(0, 0.02²). Layers after this module are not shift equivariant.
+    The vectors are drawn from N(0, 0.02²). Layers after this module are not shift equivariant,
+    because tokens carry their absolute positions.
 
     Source: Cordonnier et al. 2020, equation 7; Dosovitskiy et al. 2021 (ViT) for the initial
     values.

@@ -19,14 +19,14 @@ from teka.nn.relative import RelativeModule
 
 
 def prune_heads(attention: Attention, heads: Iterable[int]) -> Attention:
-    """Return a copy of a layer without some of its heads. The layer does not change.
+    """Return a smaller and faster copy of an attention layer without some of its heads.
 
         pruned(x) = Σ_{h kept} O_h attention_h(x) + b
 
-    The copy has the weights of the kept heads only, so its cost is lower. The bias b of the output
-    remains. Heads that attend by position alone (`position_heads`) remain such heads. If all of
-    them are removed, the copy has no relative kernel. If all other heads are removed, its content
-    kernel is the constant one. Parameters are not shared with the layer.
+    The output is the sum of the outputs of the kept heads h, each multiplied by its block O_h of
+    the output projection, plus the bias b. The layer does not change, and the copy shares no
+    parameters with it. If all heads with a relative kernel are removed, the copy has none. If only
+    heads that attend by position alone are kept, the content kernel of the copy is constant.
 
     Source: Michel, Levy & Neubig 2019; Cordonnier et al. 2020, A.1.
 
@@ -89,9 +89,10 @@ def _kept_heads(attention: Attention, heads: Iterable[int]) -> list[int]:
 
 
 def _projected_heads(attention: Attention, kept: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return the rows of the query projection and of the key projection that remain.
+    """Return the indices of the kept heads in the query projection and in the key projection.
 
-    Heads that attend by position alone have no rows in these projections.
+    They differ from the indices in the layer if some heads have no queries or keys, because they
+    attend by position alone.
     """
     query_heads: list[int] = []
     key_heads: list[int] = []
@@ -112,7 +113,7 @@ def _projected_heads(attention: Attention, kept: Sequence[int]) -> tuple[list[in
 def _keep_heads(
     parameter: Tensor, kept: Sequence[int], num_heads: int, *, axis: int = 0
 ) -> Parameter:
-    """Return a parameter that contains only the entries of the remaining heads."""
+    """Return a copy of a parameter with only the entries of the attention heads that are kept."""
     by_head = parameter.detach().unflatten(axis, (num_heads, -1))
     index = torch.tensor(kept, device=parameter.device)
     selected = by_head.index_select(axis, index).flatten(axis, axis + 1)
@@ -120,7 +121,10 @@ def _keep_heads(
 
 
 def _keep_outputs(linear: nn.Linear | None, kept: Sequence[int], dim_head: int) -> nn.Linear | None:
-    """Remove the outputs of pruned heads from a projection, or return None if nothing is left."""
+    """Remove the outputs of pruned attention heads from a linear layer, in place.
+
+    Return the layer, or None if no head is kept.
+    """
     if linear is None or not kept:
         return None
     num_heads = linear.out_features // dim_head

@@ -15,7 +15,7 @@ from teka.functional.shapes import KeyMask, Keys, Queries
 
 
 class PlainQueryKey(nn.Module):
-    """Queries and keys without normalization. Base class of the normalizations.
+    """Queries and keys without normalization. Base class of modules that normalize them.
 
     Attributes:
         acts: Whether the module changes queries or keys.
@@ -43,8 +43,8 @@ class NormalizedQueryKey(PlainQueryKey):
 
         x' = g ⊙ x / √(mean(x²))
 
-    The gain g has an entry for each head and channel. In the softmax kernel its size acts as a
-    temperature.
+    The gain g has an entry for each head and channel. With the softmax kernel, a larger gain makes
+    the attention weights sharper, like a lower temperature.
 
     Source: Henry et al. 2020 and Dehghani et al. 2023, with the norm of Zhang & Sennrich 2019.
     """
@@ -70,10 +70,11 @@ def _normalize(vectors: Tensor, gain: Tensor) -> Tensor:
 
 
 class CentredQueryKey(PlainQueryKey):
-    """Keys minus their mean over the kept keys of the same sample and head.
+    """Subtraction of the mean key from all keys of the same sample and head.
 
-    Attention with the softmax kernel does not change. For a rectified kernel, keys then point in
-    all directions. The module is exactly equivariant to shifts, but not causal.
+    The mean excludes masked keys. Softmax attention does not change. With kernels that apply a ReLU
+    to keys, centered keys point in all directions. The module is exactly equivariant to shifts, but
+    it cannot be causal, because the mean depends on later keys.
     """
 
     acts = True

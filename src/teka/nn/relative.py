@@ -23,9 +23,10 @@ MAX_NUM_AXES = 4
 
 
 class RelativeModule(nn.Module):
-    """Base class of modules that build a relative kernel from their parameters.
+    """Base class of modules whose parameters define a relative kernel.
 
-    `forward` takes no arguments and returns the kernel.
+    A relative kernel is a weight that depends on the offset between the positions of query and key.
+    `forward` takes no arguments and returns the kernel with the current parameters.
 
     >>> import torch, teka
     >>> class Decay(teka.nn.RelativeModule):
@@ -54,16 +55,19 @@ class RelativeModule(nn.Module):
 
     @property
     def num_position_features(self) -> int:
-        """Number of features that the kernel appends to every query and key."""
+        """Number of position-dependent features that the kernel appends to every query and key.
+
+        It is 0 for kernels that do not work by appending features.
+        """
         return self().num_position_features if self.kernel_class.appends_features else 0
 
 
 class RelativeKernel(RelativeModule):
-    """A relative kernel with learned parameters.
+    """Learned weight that depends on the offset between the positions of query and key.
 
-    The parameters have the names of the tensors of the kernel's class and start from the values of
-    its method `initial`. A tensor x that must be positive has a parameter `raw_x` with
-    x = softplus(raw_x).
+    The parameters are named after the tensors of the chosen kernel class, and its method `initial`
+    gives their initial values. A tensor x that must be positive has a parameter `raw_x` with x =
+    softplus(raw_x).
 
     >>> import torch, teka
     >>> relative = teka.nn.RelativeKernel("quadratic", num_axes=2, heads=9)
@@ -140,7 +144,7 @@ class RelativeKernel(RelativeModule):
         return self.kernel_class(**values)
 
     def infer_num_axes(self, num_axes: int) -> None:
-        """Set the number of axes, unless the constructor or an earlier call has set it.
+        """Set the number of grid axes, unless the constructor or an earlier call has set it.
 
         If the number is not two, the parameters get new initial values of another shape. They
         remain the same objects, so an optimizer that was created earlier stays valid.
@@ -160,14 +164,17 @@ class RelativeKernel(RelativeModule):
             own.data = buffer.to(own)
 
     def _with_num_axes(self, num_axes: int) -> "RelativeKernel":
-        """Create a kernel with another number of axes, without a change of the random state."""
+        """Create the same kind of relative kernel for another number of grid axes.
+
+        The random state of PyTorch does not change.
+        """
         with torch.random.fork_rng(devices=[]):
             return RelativeKernel(
                 self.kernel_class, **{**self.initial_options, "num_axes": num_axes}
             )
 
     def _infer_num_axes_from(self, state_dict: dict[str, Any], prefix: str) -> None:
-        """Set the number of axes for which the parameters have the shapes of a state dict."""
+        """Set the number of grid axes to the one for which the shapes of a state dict fit."""
         for num_axes in (DEFAULT_NUM_AXES, *range(1, MAX_NUM_AXES + 1)):
             own = self._with_num_axes(num_axes).state_dict()
             shapes = {prefix + name: tensor.shape for name, tensor in own.items()}
@@ -182,7 +189,10 @@ class RelativeKernel(RelativeModule):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Load a state dict. Old ones of "transformer_xl" share frequencies between the axes."""
+        """Load parameters, and convert those of earlier versions.
+
+        Earlier versions of "transformer_xl" had the same frequencies for all axes of a grid.
+        """
         if self.infers_num_axes:
             self._infer_num_axes_from(state_dict, prefix)
         saved = state_dict.get(prefix + "frequency")
@@ -192,9 +202,12 @@ class RelativeKernel(RelativeModule):
 
 
 class EmbeddedTable(RelativeModule):
-    """A relative kernel from a table of inner products t_axis[Δ] = v_axisᵀ r_axis[Δ].
+    """Relative kernel from a table with an entry for each offset along each axis.
 
-    The heads share the embeddings r ~ N(0, 1). Each head has vectors v that start as in
+        t_axis[Δ] = v_axisᵀ r_axis[Δ]
+
+    The entry t[Δ] for an offset Δ between query and key is the inner product of an embedding r[Δ] ~
+    N(0, 1), which the heads share, and a vector v of the head. The vectors v start as in
     `torch.nn.Linear`, so that an entry has variance 1/3. The module can learn the same tables as
     "table", but a step of the same size moves an entry about `embedding_dim` times as far.
 
@@ -236,12 +249,12 @@ class EmbeddedTable(RelativeModule):
 
 
 def initial_options(kernel: type[Relative]) -> Collection[str]:
-    """Return the names of the options that a relative kernel can be created with."""
+    """Return the names of the options with which a class of relative kernels can be created."""
     return inspect.signature(kernel.initial).parameters
 
 
 def inverse_softplus(value: Tensor) -> Tensor:
-    """Return log(exp(x) − 1), the inverse of softplus, for positive x."""
+    """Return log(exp(x) − 1), the inverse of softplus, for each positive element x of `value`."""
     return value + torch.log(-torch.expm1(-value))
 
 
@@ -263,7 +276,11 @@ def _kernel_class(kernel: str | type[Relative]) -> type[Relative]:
 
 
 def relative_class(relative: str | RelativeModule | None) -> type[Relative] | None:
-    """Return the class of a relative kernel that is given by name or as a module."""
+    """Return the class of a relative kernel that is given by name or as a module.
+
+    A relative kernel is a weight that depends on the offset between the positions of query and key.
+    The class of None is None.
+    """
     if relative is None or isinstance(relative, RelativeModule):
         return None if relative is None else relative.kernel_class
     if not isinstance(relative, str):
@@ -274,7 +291,11 @@ def relative_class(relative: str | RelativeModule | None) -> type[Relative] | No
 
 
 def from_known_options(kernel: type[Relative], **options: Any) -> RelativeKernel:
-    """Create a relative kernel, and ignore options that it does not have or that are None."""
+    """Create a relative kernel from those of the options that its class accepts.
+
+    Options that are None or unknown to the class are ignored, so that a caller can pass the options
+    of all kernels at once.
+    """
     known = initial_options(kernel)
     own = {name: value for name, value in options.items() if name in known and value is not None}
     return RelativeKernel(kernel, **own)

@@ -16,15 +16,16 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def shard_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
-    """Let every attention of a model attend to the tokens of all processes of a group.
+    """Let the attention layers of a model attend to the tokens of all processes of a group.
 
-    Each process holds a part of the tokens. The processes add their sums over keys,
+    Each process holds a part of a long sequence. Linear attention needs only sums over keys, and
+    the processes add theirs,
 
         out_i = φ(q_i)ᵀ Σ_r S_r / φ(q_i)ᵀ Σ_r z_r,   S_r = Σ_j φ(k_j) v_jᵀ,  z_r = Σ_j φ(k_j),
 
-    where r counts the processes and j the keys of process r. This takes one reduction in the
-    forward pass and one in the backward pass. Their size does not depend on the number of tokens.
-    A causal layer adds only the sums of lower ranks.
+    where φ maps queries and keys to features, r counts the processes and j the keys of process r.
+    This takes one reduction in the forward pass and one in the backward pass. Their size does not
+    depend on the number of tokens. A causal layer adds only the sums of lower ranks.
 
     - Call the model with the tokens of `grid.shard(rank, size)` and with the grid of all tokens, or
       with the `positions` of the tokens of this process.
@@ -72,7 +73,7 @@ def shard_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
 
 
 def unsupported_reason(layer: Attention) -> str | None:
-    """Return the reason why a layer does not support sequence parallelism, or None if it does."""
+    """Return the reason why the tokens of a layer cannot be divided among processes, or None."""
     if layer.value_convolution is not None:
         return "with a value_convolution"
     if layer.query_key.removes_bias:

@@ -21,7 +21,7 @@ BLOCK_OPTIONS = tuple(name for name in ALL_OPTIONS if name not in ("context_dim"
 
 
 def hidden_size(dim: int, mlp_ratio: float, round_size: Callable[[float], int] = int) -> int:
-    """Return the size of the hidden layer of an MLP, dim × mlp_ratio as an integer."""
+    """Return the width of the hidden layer of an MLP, dim × mlp_ratio rounded to an integer."""
     hidden = round_size(dim * mlp_ratio) if is_number(mlp_ratio) else 0
     if not 1 <= hidden <= MAX_SIZE // dim:
         expected = f"at least 1 / dim = 1 / {dim}, and a width up to {MAX_SIZE // dim}"
@@ -30,7 +30,10 @@ def hidden_size(dim: int, mlp_ratio: float, round_size: Callable[[float], int] =
 
 
 def count_window_heads(window_reach: int | None, heads: int) -> int:
-    """Return the number of window heads of a block: half of its heads, or 0 without a window."""
+    """Return how many attention heads of a block attend only to a window around each query.
+
+    With a window these are half of the heads, otherwise none.
+    """
     check_sizes({"window_reach": window_reach}, or_none=True)
     if window_reach is None:
         return 0
@@ -55,7 +58,7 @@ class TransformerBlock(nn.Module):
     """A pre-norm transformer block: x + Attention(norm(x)), then x + MLP(norm(x)).
 
     With `window_reach`, half of the heads compute softmax attention within a window around each
-    query. The other heads attend to all tokens. The cost remains linear.
+    query. The other heads attend to all tokens. With a linear kernel, the cost remains linear.
 
     Source: Vaswani et al. 2017; pre-norm after Xiong et al. 2020, as in Horn et al. 2021.
 
@@ -159,10 +162,10 @@ class TransformerBlock(nn.Module):
         *,
         position: Real[Tensor, "*batch axes"] | None = None,
     ) -> tuple[Token, States]:
-        """Transform the next token of a causal sequence, or several, given the earlier state.
+        """Transform the next token (or tokens) of a sequence from the state of earlier tokens.
 
-        The cost of a token does not grow with the number of earlier tokens. Arguments and errors
-        are those of `Attention.step`.
+        Use this method of a causal block for generation: the cost of a token does not grow with the
+        number of earlier tokens. Arguments and errors are those of `Attention.step`.
 
         Args:
             token: The next token of each sample, shape (B, dim), or the next L tokens, shape

@@ -144,8 +144,8 @@ class FeatureErrors:
 class HeadMeasurements:
     """Accuracy and output sizes of attention heads that share the same kernels, in float64.
 
-    The gain of query i is Σ_j |w_ij| / Σ_j w_ij, where w_ij is the attention weight of value j. The
-    output is at most the gain times the largest value. The gain is 1 if no weight is negative.
+    The gain of query i is Σ_j |w_ij|, where w_ij is the normalized attention weight of value j. The
+    output is at most the gain times the largest value.
 
     Attributes:
         name: "kernel × relative kernel".
@@ -195,7 +195,7 @@ class HeadMeasurements:
 
 @dataclass(frozen=True)
 class ShiftErrors:
-    """Changes of the output of a layer when its tokens are shifted, relative to its norm.
+    """Relative changes of the output of an attention layer when its tokens are shifted.
 
     For an equivariant layer, the output moves with the tokens, and only rounding errors remain.
 

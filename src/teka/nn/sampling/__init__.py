@@ -1,4 +1,4 @@
-"""Layers that change the resolution of a grid without breaking shift equivariance."""
+"""Downsampling and upsampling layers that preserve the shift equivariance of a model."""
 
 from teka.nn.sampling.filters import OversampledGELU
 from teka.nn.sampling.polyphase import (

@@ -1,4 +1,4 @@
-"""Low-pass filters that prevent aliasing when a grid is downsampled."""
+"""Low-pass filters that prevent aliasing when an image or another grid is downsampled."""
 
 import math
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ MAX_BLUR = 255
 
 
 class OversampledGELU(nn.Module):
-    """GELU on a grid twice as fine, followed by a low-pass filter.
+    """Anti-aliased GELU: it acts on a grid twice as fine, and a low-pass filter follows.
 
-    A GELU creates frequencies above the Nyquist frequency. On the original grid they alias, so
-    that the output no longer moves with the input. On the finer grid most of these frequencies
-    can be represented, and the filter removes them. Shifts by whole cells stay exact, and
-    fractional shifts become nearly exact. All axes must be periodic.
+    A GELU creates high frequencies. On the original grid, those above the Nyquist frequency alias,
+    so that the output no longer moves with the input. On the finer grid most of them can be
+    represented, and the filter removes them. Shifts by whole cells stay exact, and fractional
+    shifts become nearly exact. All axes must be periodic.
 
     Source: Karras et al. 2021 (StyleGAN3); Michaeli et al. 2023; Michaeli & Soudry 2025
     (arXiv 2510.22673).
@@ -47,10 +47,10 @@ class OversampledGELU(nn.Module):
 
 
 def interpolation_matrix(side: int, factor: int) -> Float[Tensor, "fine side"]:
-    """Return the matrix of trigonometric interpolation to a grid `factor` times as fine.
+    """Return the matrix that interpolates a periodic signal to a grid `factor` times as fine.
 
-    The matrix drops the Nyquist frequency of an even side. Its transpose divided by `factor` is
-    the low-pass filter back to the coarse grid.
+    The interpolation is trigonometric and drops the Nyquist frequency of an even side. The
+    transposed matrix divided by `factor` is a low-pass filter back to the coarse grid.
     """
     spectrum = torch.fft.rfft(torch.eye(side, dtype=torch.float64, device="cpu"), dim=0)
     below_nyquist = spectrum[: (side + 1) // 2]
@@ -63,7 +63,7 @@ def apply_along_axis(inputs: Tensor, matrix: Float[Tensor, "to side"], axis: int
 
 
 def check_blur(blur: int | str | None, periodic: bool) -> int | str | None:
-    """Check the size of a low-pass filter: None, an odd number of cells or "ideal"."""
+    """Check the width of an anti-aliasing filter: None, an odd number of cells or "ideal"."""
     if blur is None or (is_integer(blur) and 1 <= blur <= MAX_BLUR and blur % 2 == 1):
         return blur
     if not isinstance(blur, str) or blur != "ideal" or not periodic:
@@ -123,5 +123,5 @@ def _ideal_low_pass(inputs: Tensor, stride: Sequence[int]) -> Tensor:
 
 
 def at_least_float32(inputs: Tensor) -> Tensor:
-    """Convert half-precision inputs to float32, and return all others unchanged."""
+    """Convert half-precision inputs to float32, and return float32 and float64 unchanged."""
     return inputs if inputs.dtype == torch.float64 else inputs.float()

@@ -1,4 +1,4 @@
-"""Adaptive polyphase sampling: shift-equivariant downsampling and upsampling."""
+"""Adaptive polyphase sampling: downsampling and upsampling that are equivariant to shifts."""
 
 import math
 from collections.abc import Sequence
@@ -33,22 +33,23 @@ GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
 
 class PolyphaseDownsample(nn.Module):
-    """Downsampling that keeps every s-th cell of each axis, at a content-dependent offset.
+    """Downsampling that keeps every s-th cell of each axis, at an offset that the content decides.
 
         y[n] = x[s·n + ĉ]
 
-    A coset x_c[n] = x[s·n + c], with c ∈ {0, …, s − 1}ⁿ, holds every s-th cell. A shift of the
-    input permutes and rolls its cosets. The layer chooses the same coset before and after the
-    shift:
+    An ordinary stride s always starts at the first cell, so its output changes if the input moves
+    by one cell. Such a shift only permutes and rolls the subgrids x_c[n] = x[s·n + c] of every s-th
+    cell, called cosets. The layer chooses the same coset before and after the shift:
 
     - "norm": the coset with the largest norm, ĉ = argmax_c ‖x_c‖².
     - "learned": the coset with the largest score. A small convolutional network gives the scores.
-    - "fixed": always the first coset, which is an ordinary stride. It is equivariant only to
-      shifts by multiples of s.
+    - "fixed": always the first coset, which is an ordinary stride. It is equivariant only to shifts
+      by multiples of s.
 
-    So the output of a shifted input is the shifted output, y(T_τ x) = T_τ' y(x) with
-    τ' = (τ + c − c')/s. This is exact on periodic axes whose sides s divides. On a bounded grid,
-    content that enters or leaves at the edge can change the choice.
+    So the output of a shifted input is the shifted output. If the shift τ changes the chosen offset
+    from c to c', the output shifts by τ' = (τ + c − c')/s. This is exact on periodic axes whose
+    sides s divides. On a bounded grid, content that enters or leaves at the edge can change the
+    choice.
 
     Note:
         Norms are summed as integers, because the order of a floating-point sum could break ties.
@@ -117,7 +118,9 @@ class PolyphaseDownsample(nn.Module):
         inputs: Float[Tensor, "batch channels *sides"],
         offset: Int[Tensor, "batch"] | None = None,
     ) -> tuple[Float[Tensor, "batch channels *coarse"], Int[Tensor, "batch"]]:
-        """Downsample, and also return the index of the chosen coset for `PolyphaseUpsample`.
+        """Downsample, and also return which cells were kept, for use by `PolyphaseUpsample`.
+
+        The second result is the index of the chosen offset for each sample.
 
         Args:
             inputs: Cells, shape (B, C, *sides).
@@ -160,7 +163,7 @@ class PolyphaseDownsample(nn.Module):
         return largest_coset(filtered, self.stride)
 
     def check(self, inputs: Tensor) -> None:
-        """Check that the stride fits the axes of the inputs and divides their sides."""
+        """Check that the inputs have the right number of axes, with sides that the stride divides."""
         check_tensor("inputs", inputs, "batch", "channels", *(("side",) * len(self.stride)))
         if any(side % step for side, step in zip(inputs.shape[2:], self.stride, strict=True)):
             expected = f"sides that are multiples of stride = {self.stride}"
@@ -174,12 +177,13 @@ class PolyphaseDownsample(nn.Module):
 
 
 class PolyphaseUpsample(nn.Module):
-    """Upsampling that puts cells where `PolyphaseDownsample` took them, with zeros between them.
+    """Upsampling that returns cells to where `PolyphaseDownsample` took them, among zeros.
 
         x[s·n + ĉ] = y[n]
 
-    If a function f of the coarse grid is equivariant, then downsampling, f and upsampling
-    together are equivariant to every whole shift of the fine grid.
+    Here s is the stride, and ĉ is the offset that the downsampling chose. If a function f of the
+    coarse grid is equivariant to shifts, then downsampling, f and upsampling together are
+    equivariant to every shift of the fine grid by whole cells.
 
     Source: Chaman & Dokmanić 2021 (arXiv 2105.04040).
 
@@ -213,7 +217,9 @@ class PolyphaseUpsample(nn.Module):
     def forward(
         self, inputs: Float[Tensor, "batch channels *coarse"], offset: Int[Tensor, "batch"]
     ) -> Float[Tensor, "batch channels *sides"]:
-        """Place the inputs at the chosen offset of a fine grid of zeros.
+        """Spread coarse cells over a fine grid of zeros, starting at the offset of each sample.
+
+        Use the offset that `PolyphaseDownsample.sample` returned.
 
         Raises:
             ValueError: Another number of axes, or another number of offsets than samples.
@@ -230,13 +236,14 @@ class PolyphaseUpsample(nn.Module):
 
 
 class PolyphasePatchEmbedding(nn.Module):
-    """Embedding of patches of p cells a side that start at a content-dependent offset.
+    """Patch embedding whose patches start at an offset that the content decides.
 
         z[n] = W x[p·n + ĉ + {0, …, p − 1}ⁿ] + b
 
-    The layer computes W x for patches at every offset, which takes pⁿ times the work of an
-    ordinary patch embedding. `PolyphaseDownsample` with stride p then keeps one coset. So tokens
-    move with the content under every whole shift of a periodic grid, not only under multiples of p.
+    The tokens of an ordinary patch embedding move with the image only under shifts by multiples of
+    the patch size p. This layer embeds the patches at every offset, which takes pⁿ times the work
+    on n axes, and keeps those at the offset ĉ that `PolyphaseDownsample` chooses. So the tokens
+    move with the content under every shift of a periodic grid by whole cells.
 
     Source: Rojas-Gomez et al. 2023 (arXiv 2305.16316), adaptive tokenization and patch merging.
 
@@ -292,7 +299,10 @@ class PolyphasePatchEmbedding(nn.Module):
     def sample(
         self, inputs: Float[Tensor, "batch channels *sides"]
     ) -> tuple[Float[Tensor, "batch dim *coarse"], Int[Tensor, "batch"]]:
-        """Return the embedded patches, and the index of the offset at which the patches start."""
+        """Embed the patches, and also return at which offset they start in each sample.
+
+        The offset is an index that `PolyphaseUpsample` accepts.
+        """
         self.sampling.check(inputs)
         margins = (0, self.project.kernel_size[0] - 1) * (inputs.ndim - 2)
         mode = "circular" if self.sampling.periodic else "constant"
@@ -302,9 +312,10 @@ class PolyphasePatchEmbedding(nn.Module):
 def split_cosets(
     inputs: Float[Tensor, "batch channels *sides"], stride: Sequence[int]
 ) -> Float[Tensor, "batch cosets channels *coarse"]:
-    """Split a grid into its cosets, the subgrids x_c[n] = x[s·n + c] for every offset c.
+    """Split a grid into its cosets, the subgrids that hold every s-th cell of each axis.
 
-    The offsets are in row-major order, and s is the stride.
+    With the stride s, the coset of an offset c is x_c[n] = x[s·n + c]. The offsets are in row-major
+    order.
     """
     num_axes = len(stride)
     shape = [*inputs.shape[:2]]
@@ -317,7 +328,10 @@ def split_cosets(
 
 
 def join_cosets(cosets: Tensor, stride: Sequence[int]) -> Tensor:
-    """Interleave the cosets of a grid. This is the inverse of `split_cosets`."""
+    """Interleave the subgrids of every s-th cell (cosets) into one grid, where s is the stride.
+
+    This is the inverse of `split_cosets`.
+    """
     num_axes = len(stride)
     cosets = cosets.unflatten(1, tuple(stride))
     order = [0, num_axes + 1]
@@ -344,21 +358,24 @@ def put_coset(
     offset: Int[Tensor, "batch"],
     stride: Sequence[int],
 ) -> Float[Tensor, "batch channels *sides"]:
-    """Write one coset per sample into a grid of zeros, the transpose of `take_coset`."""
+    """Write coarse cells into every s-th cell of a grid of zeros, where s is the stride.
+
+    The first of these cells is at the offset of the sample. This is the transpose of `take_coset`.
+    """
     cells = cells.unsqueeze(1)
     zeros = torch.zeros_like(cells).expand(-1, math.prod(stride), *cells.shape[2:])
     return join_cosets(zeros.scatter(1, _coset_index(offset, cells), cells), stride)
 
 
 def _coset_index(offset: Tensor, coset: Tensor) -> Tensor:
-    """Return the offsets in the shape of a coset, (B, 1, C, *coarse), for gather and scatter."""
     return offset.long().view(-1, *(1,) * (coset.ndim - 1)).expand(coset.shape)
 
 
 def largest_coset(inputs: Tensor, stride: Sequence[int]) -> Int[Tensor, "batch"]:
     """Return the index of the coset with the largest norm for each sample.
 
-    Reordering the cosets or their cells does not change which coset is chosen.
+    The cosets of a grid are its subgrids of every s-th cell, where s is the stride. A shift of the
+    input only reorders cosets and their cells, which does not change which coset is chosen.
     """
     energy = to_widest_dtype(at_least_float32(inputs).square().sum(1))
     maximum = energy.flatten(1).amax(1).clamp_min(torch.finfo(energy.dtype).tiny)
@@ -381,7 +398,10 @@ def largest_coset(inputs: Tensor, stride: Sequence[int]) -> Int[Tensor, "batch"]
 
 
 class _Score(nn.Module):
-    """Score of each coset: the mean over its cells of a small convolutional network."""
+    """Convolutional network that gives a score to each subgrid of every s-th cell (coset).
+
+    `PolyphaseDownsample` keeps the subgrid with the largest score, a mean over its cells.
+    """
 
     def __init__(self, channels: int, num_axes: int) -> None:
         super().__init__()
@@ -400,7 +420,7 @@ class _Score(nn.Module):
 
 
 def check_axes(argument: str, steps: int | Sequence[int], num_axes: int) -> tuple[int, ...]:
-    """Check a stride or factor, and return it as one integer per axis."""
+    """Check a stride or scale factor, and return it as a tuple with one integer for each axis."""
     if not is_integer(num_axes) or num_axes not in CONVOLUTIONS:
         raise wrong_value("num_axes", num_axes, "1, 2 or 3")
     return check_stride(steps, num_axes, argument)

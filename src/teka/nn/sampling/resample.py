@@ -19,13 +19,13 @@ from teka.precision import without_autocast
 
 
 class AttentionDownsample(nn.Module):
-    """Downsampling of a grid by attention: every s-th cell attends to all fine cells.
+    """Downsampling by cross-attention: every s-th cell of a grid attends to all of its cells.
 
         z[n] = q[n] + Attention(norm q → norm x)[n],   q[n] = W x[s·n + ĉ]
 
-    `PolyphaseDownsample` chooses the offset ĉ. Coarse cells keep the positions of the fine cells
-    that they come from, so that the relative kernel gets the true distances. The layer is
-    therefore equivariant to the same shifts as `PolyphaseDownsample`.
+    `PolyphaseDownsample` with stride s chooses the offset ĉ of the cells that become queries q.
+    Coarse cells keep their positions on the fine grid, so that attention weights depend on true
+    distances. The layer is therefore equivariant to the same shifts as `PolyphaseDownsample`.
 
     Source: the general operator of the slides of Horn et al., whose queries have another size
     than its input.
@@ -79,9 +79,12 @@ class AttentionDownsample(nn.Module):
 
 
 class AttentionUpsample(nn.Module):
-    """Upsampling of a grid by attention: every fine cell attends to the coarse cells at s·n + ĉ.
+    """Upsampling by cross-attention: every cell of a fine grid attends to a coarse grid.
 
         x[n] = f[n] + Attention(norm f → norm z)[n]
+
+    The fine cells f, for instance those of a skip connection, are the queries. The coarse cells z
+    have the positions from which `AttentionDownsample` took them.
 
     >>> import torch, teka
     >>> up = teka.nn.AttentionUpsample(8, 4, 2, stride=(2, 3))
@@ -146,9 +149,10 @@ class AttentionUpsample(nn.Module):
 
 
 class _GridAttention(nn.Module):
-    """Residual cross-attention between a fine grid and a coarse grid, with pre-normalization.
+    """Cross-attention from one grid to another, with pre-normalization and a residual connection.
 
-    The coarse grid of each sample starts at the offset of that sample.
+    One grid is coarse: it covers every s-th cell of the other, from an offset that may differ
+    between samples.
     """
 
     def __init__(
@@ -203,14 +207,14 @@ class _GridAttention(nn.Module):
 
 
 class SubpixelAlignment(nn.Module):
-    """Alignment of inputs to a fraction of a cell that depends on their content.
+    """Shift of each input by a fraction of a cell that depends on its content.
 
         z[n] = x̂[n + ĉ/k],   ĉ = argmax_c Σ_n (x̂[n + c/k] − mean)⁴
 
-    Here x̂ is the trigonometric interpolation of x. On a grid k times as fine, a shift by τ/k is a
-    whole shift, which permutes and rolls the cosets x̂[n + c/k]. So the outputs z of the moved
-    input are moved by whole cells. A model that is invariant to whole shifts becomes invariant to
-    shifts by multiples of 1/k. All axes must be periodic.
+    Inputs that differ by a shift by a multiple of 1/k become equal up to a shift by whole cells. So
+    a model that is invariant to whole shifts becomes invariant to these finer shifts too. The layer
+    interpolates x to x̂, on a grid k times as fine, and keeps every k-th cell from the offset ĉ.
+    All axes must be periodic.
 
     Note:
         The choice uses fourth powers because the sums of squares of all cosets are equal, by
@@ -239,7 +243,10 @@ class SubpixelAlignment(nn.Module):
     def forward(
         self, inputs: Float[Tensor, "batch channels *sides"]
     ) -> Float[Tensor, "batch channels *sides"]:
-        """Return the inputs, shifted by the fraction of a cell that their content determines."""
+        """Shift each input by the fraction of a cell that its content determines.
+
+        Inputs that differ by a fractional shift then differ by a shift by whole cells only.
+        """
         check_tensor("inputs", inputs, "batch", "channels", *(("side",) * len(self.factor)))
         fine = inputs
         # In half precision, rounding would decide which fraction is chosen.
