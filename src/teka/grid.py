@@ -34,7 +34,11 @@ WRAP_TOLERANCE = 1e-6
 
 
 def wrap(offset: Float[Tensor, "*batch"], period: float | None) -> Float[Tensor, "*batch"]:
-    """Wrap offsets along one axis into [−P/2, P/2); a period P of None changes nothing."""
+    """Replace offsets along a periodic axis by the shortest equivalent ones.
+
+    For example, an offset of 7 with a period of 10 becomes −3. With a period P, the results lie in
+    [−P/2, P/2). With None, the axis is not periodic, and the offsets do not change.
+    """
     if period is None:
         return offset
     return offset - period * torch.floor(offset / period + (0.5 + WRAP_TOLERANCE))
@@ -42,9 +46,10 @@ def wrap(offset: Float[Tensor, "*batch"], period: float | None) -> Float[Tensor,
 
 @dataclass(frozen=True, init=False)
 class Grid:
-    """A regular grid with n axes. Its cells in row-major order are the tokens.
+    """Regular grid of tokens with n axes, such as a sequence, an image or a volume.
 
-    The token at index (i_1, …, i_n) has the position
+    The tokens are the cells of the grid in row-major order. The token at index (i_1, …, i_n) has
+    the position
 
         x = (o_1 + i_1 s_1, …, o_n + i_n s_n)
 
@@ -126,13 +131,16 @@ class Grid:
         return math.prod(self.shape)
 
     def axis_period(self, axis: int) -> float | None:
-        """Return the period of an axis in physical units, or None if the axis is not periodic."""
+        """Return the length of a periodic axis in physical units, or None for other axes.
+
+        The length is the number of cells times their spacing.
+        """
         return self.shape[axis] * self.spacing[axis] if self.periodic[axis] else None
 
     def axis_positions(
         self, axis: int, *, dtype: Dtype = None, device: Device = None
     ) -> Float[Tensor, "side"]:
-        """Return the position of every cell along one axis in physical units, shape (S,)."""
+        """Return the coordinate of every cell along one axis in physical units, shape (cells,)."""
         cells = torch.arange(
             self.shape[axis], dtype=dtype or torch.get_default_dtype(), device=device
         )
@@ -141,14 +149,18 @@ class Grid:
     def positions(
         self, *, dtype: Dtype = None, device: Device = None
     ) -> Float[Tensor, "tokens axes"]:
-        """Return the position of every token in physical units, shape (L, n)."""
+        """Return the coordinates of every token in physical units, shape (tokens, axes)."""
         sides = [
             self.axis_positions(axis, dtype=dtype, device=device) for axis in range(self.num_axes)
         ]
         return torch.stack(torch.meshgrid(*sides, indexing="ij"), dim=-1).reshape(-1, self.num_axes)
 
     def wrap(self, offsets: Float[Tensor, "*batch axes"]) -> Float[Tensor, "*batch axes"]:
-        """Wrap offsets into [−P/2, P/2) along every axis with a period P; shape (…, n)."""
+        """Replace offsets between tokens by the shortest equivalent ones on periodic axes.
+
+        For example, an offset of 7 along an axis with a period of 10 becomes −3. The offsets have
+        shape (…, n) for n axes. Along an axis with a period P, the results lie in [−P/2, P/2).
+        """
         check_dtype("offsets", offsets)
         if offsets.shape[-1:] != (self.num_axes,):
             raise wrong_shape("offsets", offsets.shape, f"(…, {self.num_axes})")
@@ -159,13 +171,19 @@ class Grid:
         )
 
     def wrap_axis(self, axis: int, offset: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-        """Wrap offsets along one axis into [−P/2, P/2) if the axis has a period P."""
+        """Replace offsets along one axis by the shortest equivalent ones if it is periodic.
+
+        With a period P, the results lie in [−P/2, P/2).
+        """
         return wrap(offset, self.axis_period(axis))
 
     def offsets(
         self, *, dtype: Dtype = None, device: Device = None
     ) -> Float[Tensor, "tokens tokens axes"]:
-        """Return the wrapped offset x_i − x_j of every pair of tokens, shape (L, L, n)."""
+        """Return the offset x_i − x_j of every pair of tokens, shape (tokens, tokens, axes).
+
+        Along periodic axes, the offset goes the shorter way around.
+        """
         # Offsets do not depend on the origin. Without the origin, they are more precise.
         positions = Grid(self.shape, self.spacing, self.periodic).positions(
             dtype=dtype, device=device
@@ -173,9 +191,10 @@ class Grid:
         return self.wrap(positions[:, None] - positions[None, :])
 
     def shard(self, index: int, count: int) -> "Grid":
-        """Return shard `index` of `count` shards along the first axis, as equal as possible.
+        """Return one of `count` parts of the grid, for instance for one of several processes.
 
-        If `count` is larger than 1, the first axis of a shard is not periodic.
+        The grid is divided along its first axis, as equally as possible. If `count` is larger than
+        1, this axis of a part is not periodic.
 
         Raises:
             ValueError: There are more shards than rows, or `index` is not from 0 to `count` − 1.
@@ -189,17 +208,19 @@ class Grid:
         return Grid((stop - start, *self.shape[1:]), self.spacing, periodic, origin)
 
     def flatten(self, tensor: Tensor) -> Tensor:
-        """Reshape channels over the grid (B, C, S_1, …, S_n) into tokens (B, L, C)."""
+        """Reshape an image-like tensor (B, C, S_1, …, S_n) into a sequence of tokens (B, L, C)."""
         self._check_channels(tensor)
         return tensor.flatten(2).transpose(1, 2)
 
     def unflatten(self, tokens: Tensor) -> Tensor:
-        """Reshape tokens (B, L, C) into channels over the grid (B, C, S_1, …, S_n)."""
+        """Reshape a sequence of tokens (B, L, C) into an image-like tensor (B, C, S_1, …, S_n)."""
         check_tensor("tokens", tokens, "batch", self.num_tokens, "channels", dtypes=None)
         return tokens.transpose(1, 2).unflatten(2, self.shape)
 
     def check_shift(self, shift: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
-        """Return a shift as one int per axis. A single int is a shift along the last axis.
+        """Check a shift, and return it as a tuple with one integer for each axis.
+
+        A single integer is a shift along the last axis.
 
         Raises:
             ValueError: `shift` is not one integer, or one per axis.
@@ -217,7 +238,7 @@ class Grid:
         return steps
 
     def roll(self, tensor: Tensor, shift: SupportsIndex | Sequence[SupportsIndex]) -> Tensor:
-        """Shift channels over the grid (B, C, S_1, …, S_n) circularly."""
+        """Shift an image-like tensor (B, C, S_1, …, S_n) circularly along the axes of the grid."""
         self._check_channels(tensor)
         steps = self.check_shift(shift)
         steps = [step % side for step, side in zip(steps, self.shape, strict=True)]
@@ -231,7 +252,7 @@ GridLike: TypeAlias = Grid | Sequence[int] | int
 
 
 def as_grid(argument: str, grid: GridLike) -> Grid:
-    """Convert a shape, or the length of a grid with one axis, to a `Grid`.
+    """Convert a shape such as (3, 5), or the length of a sequence, to a `Grid`.
 
     >>> as_grid("grid", (3, 5)) == Grid((3, 5)), as_grid("grid", 7) == Grid(7)
     (True, True)
@@ -255,9 +276,10 @@ register_constant(Grid, asdict, lambda fields: Grid(**fields))
 
 
 class _ActiveContexts(threading.local):
-    """The grids and numbers of prefix tokens of the `on` contexts of this thread, innermost last.
+    """Stack of the grids that nested `teka.on` contexts have set, one stack for each thread.
 
-    A ContextVar would not work, because torch.compile cannot read it.
+    An entry is a grid and its number of prefix tokens. A ContextVar would not work, because
+    torch.compile cannot read it.
     """
 
     def __init__(self) -> None:
@@ -326,5 +348,8 @@ _CHECKPOINTS_RESTORE_GRID = restore_in_recomputation(_capture_contexts)
 
 
 def current_grid() -> tuple[Grid | None, int]:
-    """Return the grid and the number of prefix tokens of the innermost `on`, or (None, 0)."""
+    """Return the grid and number of prefix tokens that the innermost `teka.on` has set.
+
+    Prefix tokens have no position, such as a class token. Outside of any context, return (None, 0).
+    """
     return _active.grids[-1] if _active.grids else (None, 0)

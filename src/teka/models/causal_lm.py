@@ -20,9 +20,9 @@ BlockStates = tuple[States, ...]
 class CausalLM(nn.Module):
     """Causal language model with a token embedding and pre-norm transformer blocks.
 
-    The output projection shares its weight with the embedding. Training and reading a prompt have
-    linear cost. The cost of a generated token does not depend on the number of earlier tokens, and
-    the state has a constant size.
+    The output projection shares its weight with the embedding. With the default kernels, the cost
+    of training and of reading a prompt is linear in the number of tokens. During generation, every
+    token has the same cost, because a state of constant size takes the place of a key-value cache.
 
     >>> import torch, teka
     >>> model = teka.models.CausalLM(100, dim=16, depth=2, heads=2).eval()

@@ -49,7 +49,10 @@ def model_class(name: str) -> type[nn.Module]:
 
 @cache
 def options_class(model: str) -> type[Any]:
-    """Return a frozen dataclass whose fields are the options of a model class."""
+    """Return a frozen dataclass whose fields are the options of a model class.
+
+    The options in the config of a saved model are checked against these fields.
+    """
     kind = model_class(model)
     if model == "performer":
         options = [(field.name, field.type, field.default) for field in fields(PerformerConfig)]
@@ -71,7 +74,9 @@ def options_class(model: str) -> type[Any]:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Description from which a saved model can be rebuilt, as plain JSON data.
+    """Description of a model as plain JSON data: its class, sizes, options and training data.
+
+    The config is saved beside the weights, so that the model can be rebuilt from both.
 
     >>> import torch, teka
     >>> options = {"dim": 16, "depth": 1, "heads": 2, "patch_size": 4}
@@ -142,7 +147,7 @@ class ModelConfig:
             raise wrong_value("class_names", names, f"{self.num_classes} strings, or None")
 
     def make_model(self, most: int | None = None) -> nn.Module:
-        """Build the model on the CPU, in float32 and in evaluation mode.
+        """Build the model with initial weights on the CPU, in float32 and evaluation mode.
 
         The random state of PyTorch does not change.
 

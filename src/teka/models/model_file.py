@@ -38,10 +38,10 @@ EXTRA_ELEMENTS = 100_000
 def save(
     model: nn.Module, path: str | Path, config: ModelConfig, *, dtype: str = "float32"
 ) -> Path:
-    """Write a model to a folder atomically, and return the folder.
+    """Write a model to a folder with a JSON config and safetensors weights, and return the folder.
 
-    Before writing, the function builds a model from the config, copies the weights into it and
-    checks that both models give the same logits.
+    The folder is written atomically. Before that, the function builds a model from the config,
+    copies the weights into it and checks that both models give the same logits.
 
     Args:
         model: Model, which does not change.
@@ -72,9 +72,9 @@ def save(
 
 
 def load(path: str | Path) -> nn.Module:
-    """Load a model on the CPU, in float32 and in evaluation mode.
+    """Load a saved model, or one that comes with the library, for inference on the CPU.
 
-    The random state of PyTorch does not change.
+    The model is in float32 and in evaluation mode. The random state of PyTorch does not change.
 
     Args:
         path: Folder of a model file, or the name of a model that comes with the library: "mnist",
@@ -108,7 +108,7 @@ def load(path: str | Path) -> nn.Module:
 
 
 def read_config(path: str | Path) -> ModelConfig:
-    """Read the configuration of a saved model, without its weights.
+    """Read the configuration of a saved model without loading its weights.
 
     Args:
         path: Folder or name, as in `load`.
@@ -181,7 +181,10 @@ def pack(model: nn.Module, dtype: str) -> bytes:
 
 
 def unpack(content: bytes, source: str) -> dict[str, Tensor]:
-    """Deserialize the tensors of a safetensors file; error messages name the file as `source`."""
+    """Read the tensors of a safetensors file from its content.
+
+    Error messages name the file as `source`.
+    """
     library = require("safetensors.torch", "model files need", "teka[train]")
     from safetensors import SafetensorError
 
@@ -224,7 +227,10 @@ def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -
 
 
 def check_same_logits(model: nn.Module, config: ModelConfig) -> None:
-    """Check that a config describes a model: one built from it must give the same logits."""
+    """Check that a config describes a model, before both are saved together.
+
+    A model that is built from the config and has the same weights must give the same logits.
+    """
     kind = model_class(config.model)
     if type(model) is not kind:
         expected = f"{config.model!r}, a {kind.__name__}, as in the config"

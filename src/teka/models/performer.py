@@ -39,12 +39,12 @@ RELATIVE_OPTIONS = (
 
 
 class Performer(nn.Module):
-    """Transformer over pixels or patches that classifies signals, images or volumes.
+    """Transformer with linear attention that classifies signals, images or volumes.
 
-    The stem turns the image into one token for each cell. With pool="class" a class token without
-    a position precedes them. The last block then has no relative kernel, because only its class
-    token is read. The frequencies of position "rotation" are shared by all layers (Horn et al.
-    2021).
+    A stem turns the image into a grid of tokens, one for each pixel or patch. With pool="class", a
+    class token without a position precedes them. The last block then has no position-dependent
+    weights (relative kernel), because only its class token is read. The frequencies of position
+    "rotation" are shared by all layers (Horn et al. 2021).
 
     On periodic images, stem="polyphase" and several stages keep equivariance to every whole shift
     (docs/maths/polyphase.md).
@@ -129,7 +129,7 @@ class Performer(nn.Module):
         self.chosen_backends()  # Raises an error if a backend cannot compute this model.
 
     def resize(self, image_size: int | tuple[int, ...]) -> None:
-        """Change the image size that the model accepts. The parameters do not depend on it.
+        """Change the image size that the model accepts, without a change of its parameters.
 
         Raises:
             ValueError: Sides that are not multiples of the patch size (times 2 for each stage
@@ -173,9 +173,10 @@ class Performer(nn.Module):
         return self.grids[0]
 
     def chosen_backends(self, batch: int = 1) -> tuple[str, ...]:
-        """Return the names of the attention backends that the blocks use.
+        """Return the names of the attention algorithms (backends) that the blocks use.
 
-        If no block has a relative kernel, return the backends of all blocks.
+        Blocks without a relative kernel, a weight that depends on the offset between tokens, count
+        only if no block has one.
         """
         layers = []
         blocks = iter(self.blocks)
@@ -197,7 +198,7 @@ class Performer(nn.Module):
     def forward(
         self, images: Float[Tensor, "batch channels *sides"]
     ) -> Float[Tensor, "batch classes *dense"]:
-        """Return the logits of each image, or of each pixel with head="dense".
+        """Return the class logits of each image, or of each pixel with head="dense".
 
         Raises:
             ValueError: Images with another size or another number of channels than the model's.
@@ -216,7 +217,10 @@ class Performer(nn.Module):
     def encode(
         self, images: Float[Tensor, "batch channels *sides"]
     ) -> tuple[Float[Tensor, "batch tokens dim"], list[tuple[Tensor, Tensor]]]:
-        """Return the final tokens, and the inputs and offset of every downsampling layer."""
+        """Return the final tokens and, for a dense head, a record of every downsampling layer.
+
+        Each record holds the input of the layer and the offset of the cells that it kept.
+        """
         projections = (nn.Linear, *CONVOLUTION_MODULES.values())
         first_layer: nn.Module = self.stem
         for module in self.stem.modules():
@@ -302,7 +306,10 @@ def _make_blocks(config: PerformerConfig, num_axes: int) -> list[TransformerBloc
 def _make_relative(
     config: PerformerConfig, stage: Stage, num_axes: int, shared_frequency: Parameter
 ) -> str | RelativeModule | None:
-    """Return the relative kernel of a block, by name if it needs no further options."""
+    """Return the relative kernel of a block, a weight that depends on the offset between tokens.
+
+    The result is only its name if the block can create it without further options.
+    """
     position = config.position
     relative = position if position in RELATIVES else None
     heads = stage.heads - count_window_heads(config.window_reach, stage.heads)

@@ -233,10 +233,10 @@ class PerformerConfig:
 
     @property
     def num_placed(self) -> int:
-        """Number of blocks in the last stage whose relative kernel can change the logits.
+        """Number of blocks in the last stage for which the positions of tokens matter.
 
-        With a class token, the last block has no influence of this kind, because only its class
-        token is read, which has no position.
+        If the logits come from a class token, only this token of the last block is read. It has no
+        position, so a relative kernel of that block would have no effect.
         """
         depth = self.stages[-1].depth
         return depth - 1 if self.pool == "class" and self.head == "pooled" else depth
@@ -247,7 +247,7 @@ class PerformerConfig:
         return AttentionOptions(**self.attention_keywords(), relative=relative)
 
     def attention_keywords(self) -> dict[str, Any]:
-        """Return the options of the attention layers, without the relative kernel, as a dict."""
+        """Return the options of all attention layers by name, without the position encoding."""
         return {name: getattr(self, name) for name in ATTENTION_OPTIONS}
 
     def _check_downsampling(self) -> None:
@@ -276,7 +276,7 @@ class PerformerConfig:
             raise wrong_value("select", self.select, expected)
 
     def _check_head(self) -> None:
-        """Check that pooling, patch size and number of stages are compatible with the head."""
+        """Check that the pooling, the patch size and the number of stages suit `head`."""
         if self.head == "dense":
             if self.pool != "class":
                 expected = "left out with head='dense', which pools nothing"

@@ -1,4 +1,4 @@
-"""Stem, downsampling layers and dense prediction head of a Performer."""
+"""Layers around the blocks of a Performer: stem, downsampling and dense prediction head."""
 
 import itertools
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ BATCH_NORM = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
 @dataclass(frozen=True)
 class Resampling:
-    """Factory of the layers that downsample a grid by 2, or upsample it by 2.
+    """Factory of all layers of a model that downsample or upsample a grid by a factor of 2.
 
     Attributes:
         num_axes: Number of axes of the grid.
         periodic: Whether opposite edges meet.
-        select: Choice of the offset, as in `teka.nn.PolyphaseDownsample`.
+        select: How cells to keep are chosen, as in `teka.nn.PolyphaseDownsample`.
         blur: Low-pass filter before a downsampling, as in `teka.nn.PolyphaseDownsample`.
         attention: Options of attention between two grids, or None for convolutions.
     """
@@ -52,7 +52,11 @@ class Resampling:
         return cls(num_axes, config.periodic, select, config.blur, attention)
 
     def between_stages(self, before: Stage, after: Stage) -> "PatchMerging | AttentionDownsample":
-        """Create the downsampling layer between two stages, from `before` to `after` channels."""
+        """Create the layer that downsamples a grid by 2 between two stages of a model.
+
+        The layer changes the number of channels from that of stage `before` to that of stage
+        `after`.
+        """
         if self.attention is None:
             return PatchMerging(before.dim, after.dim, self)
         return AttentionDownsample(
@@ -66,9 +70,10 @@ class Resampling:
     def upsample(
         self, coarse_dim: int, dim: int, dim_head: int
     ) -> "SkipUpsample | AttentionUpsample":
-        """Create an upsampling layer, the counterpart of a downsampling layer.
+        """Create a layer that upsamples a grid by 2 and uses a skip connection.
 
-        Its inputs are the coarse cells, the offset of the downsampling and the cells before it.
+        Its inputs are the coarse cells, the offset that the matching downsampling layer chose, and
+        the cells before that layer.
         """
         if self.attention is None:
             return SkipUpsample(coarse_dim, dim, self)
@@ -88,7 +93,7 @@ class Resampling:
     def patch_embedding(
         self, in_channels: int, dim: int, patch_size: int
     ) -> PolyphasePatchEmbedding:
-        """Create a patch embedding with a content-dependent offset of the patches."""
+        """Create a patch embedding whose patches start at an offset that the content decides."""
         return PolyphasePatchEmbedding(
             in_channels,
             dim,
@@ -111,7 +116,7 @@ class Resampling:
         )
 
     def convolution(self, in_channels: int, width: int) -> nn.Sequential:
-        """Create a 3-cell convolution with batch normalization and a GELU."""
+        """Create a convolution of width 3, followed by batch normalization and a GELU."""
         mode = "circular" if self.periodic else "zeros"
         convolution = CONVOLUTION_MODULES[self.num_axes](
             in_channels, width, 3, padding=1, padding_mode=mode, bias=False
@@ -119,12 +124,12 @@ class Resampling:
         return nn.Sequential(convolution, BATCH_NORM[self.num_axes](width), self.activation())
 
     def activation(self) -> nn.Module:
-        """Create a GELU, which is anti-aliased if the downsampling filter is ideal."""
+        """Create a GELU, which is anti-aliased if downsampling uses an ideal low-pass filter."""
         return OversampledGELU() if self.blur == "ideal" else nn.GELU()
 
 
 class ResidualConvolutions(nn.Module):
-    """Residual block of two convolutions.
+    """Residual block of two convolutions with batch normalization.
 
     Source: He et al. 2016 (the basic block).
     """
@@ -143,11 +148,12 @@ class ResidualConvolutions(nn.Module):
 
 
 class HalvingStem(nn.Module):
-    """Convolutional stem that downsamples by 2 several times, (B, C, *S) to (B, dim, *S / p).
+    """Convolutional stem that downsamples an image by 2 several times.
 
-    The first convolution sees every pixel and has dim / p channels. Each of the log2(p)
-    downsamplings doubles the channels. After each convolution come the residual blocks of that
-    resolution.
+    It turns images of shape (B, C, *S) into grids of tokens of shape (B, dim, *S / p), where the
+    patch size p is a power of 2. The first convolution sees every pixel and has dim / p channels.
+    Each downsampling is followed by a convolution with twice the channels and by the residual
+    blocks of that resolution.
     """
 
     def __init__(
@@ -186,7 +192,10 @@ class HalvingStem(nn.Module):
     def encode(
         self, images: Float[Tensor, "batch channels *sides"]
     ) -> tuple[Float[Tensor, "batch dim *coarse"], list[tuple[Tensor, Tensor]]]:
-        """Return the grid of tokens, and the inputs and offset of every downsampling layer."""
+        """Return the grid of tokens and, for a dense head, a record of every downsampling layer.
+
+        Each record holds the input of the layer and the offset of the cells that it kept.
+        """
         levels = []
         cells = images
         for convolution, sampling in zip(self.convolutions, self.samplings, strict=False):
@@ -198,7 +207,11 @@ class HalvingStem(nn.Module):
 
 
 class PatchMerging(nn.Module):
-    """Downsampling by 2: layer norm and projection of blocks at a content-dependent offset."""
+    """Downsampling by 2: layer norm, then a projection of each block of cells to one cell.
+
+    The blocks start at an offset that depends on the content, so that the layer is equivariant to
+    shifts.
+    """
 
     def __init__(self, dim: int, next_dim: int, resampling: Resampling) -> None:
         super().__init__()
@@ -213,7 +226,10 @@ class PatchMerging(nn.Module):
 
 
 class SkipUpsample(nn.Module):
-    """Upsampling by 2 with a skip connection from the cells before the downsampling."""
+    """Upsampling by 2 with a skip connection, followed by a convolution.
+
+    The skip connection concatenates the cells from before the matching downsampling layer.
+    """
 
     def __init__(self, coarse_dim: int, dim: int, resampling: Resampling) -> None:
         super().__init__()
@@ -232,7 +248,11 @@ class SkipUpsample(nn.Module):
 
 
 class DenseHead(nn.Module):
-    """Dense prediction head: one upsampling layer per downsampling, then logits of every pixel."""
+    """Head that predicts logits for every pixel, as for segmentation.
+
+    One upsampling layer undoes each downsampling layer of the model. Then a projection turns the
+    channels of each pixel into logits.
+    """
 
     def __init__(
         self, widths: Sequence[int], num_classes: int, resampling: Resampling, dim_head: int
@@ -259,7 +279,7 @@ class DenseHead(nn.Module):
 
 
 def make_stem(config: PerformerConfig, dim: int, resampling: Resampling) -> nn.Module:
-    """Create the stem of a model, which maps images to a grid of cells with `dim` channels."""
+    """Create the stem of a model, which maps images to a grid of tokens with `dim` channels."""
     stem, in_channels, patch_size = config.stem_layer, config.in_channels, config.patch_size
     if isinstance(stem, nn.Module):
         return stem

@@ -179,10 +179,11 @@ class Attention(nn.Module):
 
     @property
     def equivariance(self) -> dict[str, str]:
-        """Transformations of the tokens that the output follows, such as "shift".
+        """Transformations to which the layer is equivariant, such as "shift".
 
-        The value of a transformation is "exact", or "in expectation" if the layer is equivariant
-        only on average over draws of random features.
+        If the tokens are transformed, the output is transformed in the same way. The value of a
+        transformation is "exact", or "in expectation" if this holds only on average over draws of
+        random features.
         """
         if self.relative is not None:
             return {"shift": self.relative().equivariance}

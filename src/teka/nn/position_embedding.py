@@ -20,10 +20,10 @@ TABLE_SCALE = 0.02
 class AbsolutePosition(nn.Module):
     """Sinusoidal position embedding with learned frequencies, added to the tokens.
 
-    The channels are divided equally among the axes of the grid. Those of an axis a hold sin(ω_f
-    x_a) and cos(ω_f x_a), where x_a is the position along this axis. All axes share the
-    frequencies, which start at ω_f = 10000^(−2f / (dim / num_axes)). Layers after this module are
-    not shift equivariant, because tokens carry their absolute positions.
+    The channels are divided equally among the axes of the grid. An axis a with positions x_a has
+    the channels sin(ω_f x_a) and cos(ω_f x_a). All axes share the frequencies, which start at ω_f =
+    10000^(−2f / (dim / num_axes)). Layers after this module are not shift equivariant, because
+    tokens carry their absolute positions.
 
     Source: Vaswani et al. 2017, §3.5; Horn et al. 2021 (learnable frequencies, dim/2 per axis).
 

@@ -15,7 +15,7 @@ from teka.functional.shapes import KeyMask, Keys, Queries
 
 
 class PlainQueryKey(nn.Module):
-    """Queries and keys without normalization. Base class of modules that normalize them.
+    """Identity for queries and keys, and base class of modules that normalize them.
 
     Attributes:
         acts: Whether the module changes queries or keys.
@@ -70,7 +70,7 @@ def _normalize(vectors: Tensor, gain: Tensor) -> Tensor:
 
 
 class CentredQueryKey(PlainQueryKey):
-    """Subtraction of the mean key from all keys of the same sample and head.
+    """Module that subtracts the mean key from all keys of the same sample and head.
 
     The mean excludes masked keys. Softmax attention does not change. With kernels that apply a ReLU
     to keys, centered keys point in all directions. The module is exactly equivariant to shifts, but

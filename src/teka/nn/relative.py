@@ -66,8 +66,8 @@ class RelativeKernel(RelativeModule):
     """Learned weight that depends on the offset between the positions of query and key.
 
     The parameters are named after the tensors of the chosen kernel class, and its method `initial`
-    gives their initial values. A tensor x that must be positive has a parameter `raw_x` with x =
-    softplus(raw_x).
+    gives their initial values. A tensor x that must be positive is stored as a parameter `raw_x`,
+    with x = softplus(raw_x).
 
     >>> import torch, teka
     >>> relative = teka.nn.RelativeKernel("quadratic", num_axes=2, heads=9)
@@ -202,14 +202,14 @@ class RelativeKernel(RelativeModule):
 
 
 class EmbeddedTable(RelativeModule):
-    """Relative kernel from a table with an entry for each offset along each axis.
+    """Position-dependent weights from a table with an entry for each offset along each axis.
 
         t_axis[Δ] = v_axisᵀ r_axis[Δ]
 
-    The entry t[Δ] for an offset Δ between query and key is the inner product of an embedding r[Δ] ~
-    N(0, 1), which the heads share, and a vector v of the head. The vectors v start as in
-    `torch.nn.Linear`, so that an entry has variance 1/3. The module can learn the same tables as
-    "table", but a step of the same size moves an entry about `embedding_dim` times as far.
+    The entry t[Δ] for an offset Δ between query and key is the inner product of an embedding r[Δ],
+    which the heads share, and a vector v of the head. Initially, r is drawn from N(0, 1) and v as
+    in `torch.nn.Linear`, so that an entry has variance 1/3. The module can learn the same tables as
+    relative="table", but an optimizer step moves an entry about `embedding_dim` times as far.
 
     Source: Ramachandran et al. 2019; Cordonnier et al. 2020, §4.3, without their queries, and with
         400 for the size.
@@ -279,7 +279,7 @@ def relative_class(relative: str | RelativeModule | None) -> type[Relative] | No
     """Return the class of a relative kernel that is given by name or as a module.
 
     A relative kernel is a weight that depends on the offset between the positions of query and key.
-    The class of None is None.
+    If it is None, return None.
     """
     if relative is None or isinstance(relative, RelativeModule):
         return None if relative is None else relative.kernel_class

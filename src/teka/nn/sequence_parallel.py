@@ -73,7 +73,10 @@ def shard_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
 
 
 def unsupported_reason(layer: Attention) -> str | None:
-    """Return the reason why the tokens of a layer cannot be divided among processes, or None."""
+    """Return why the tokens of a layer cannot be divided among processes, or None if they can.
+
+    Dividing them needs attention that each process computes as a sum over its keys.
+    """
     if layer.value_convolution is not None:
         return "with a value_convolution"
     if layer.query_key.removes_bias:

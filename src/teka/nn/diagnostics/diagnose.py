@@ -226,7 +226,7 @@ def _feature_errors(
     equal_weights: Tensor,
     value: Tensor,
 ) -> FeatureErrors | None:
-    """Compare attention by random features with attention by the exact kernel.
+    """Compare attention with random features and attention with the exact kernel.
 
     Random features have inner products that approximate a kernel such as softmax. Return None for
     kernels without random features.

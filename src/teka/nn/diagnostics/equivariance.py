@@ -24,10 +24,10 @@ class LayerInputs:
 
     Attributes:
         tokens: Tokens, shape (B, L, dim).
-        grid: Grid of the tokens after the prefix, or None.
+        grid: Grid of the tokens that have a position, or None.
         key_mask: True where a token may be attended to, shape (B, L).
-        num_prefix_tokens: Number of first tokens without a position.
-        positions: Positions of the tokens after the prefix, shape (B, L, n), or None.
+        num_prefix_tokens: Number of first tokens without a position, such as a class token.
+        positions: Coordinates of the other tokens instead of a grid, shape (B, L, n), or None.
     """
 
     tokens: Float[Tensor, "batch tokens dim"]

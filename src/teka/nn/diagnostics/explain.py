@@ -33,12 +33,12 @@ class GroupExplanation:
     tokens.
 
     Attributes:
-        name: "kernel × relative kernel".
+        name: Names of the kernels, such as "softmax × rotary".
         num_heads: Number of heads.
         backend: Backend that computes the heads.
         is_cheapest: True for backend="auto", which chooses by cost.
         costs: Cost of one head and sample for each possible backend, cheapest first.
-        work: Each cost in one number, for the device.
+        work: Estimated cost of each backend in one number, for the device.
         crossover: Smallest number of tokens for which another backend costs less than "dense", on
             grids of the same proportions. None if there is none up to `MAX_CROSSOVER`.
     """
@@ -76,8 +76,8 @@ class Explanation:
     Backends are algorithms with the same result but different costs. `str` returns a table.
 
     Attributes:
-        groups: Costs of the heads, by their kernels.
-        num_tokens: Number of tokens that attend, with the prefix.
+        groups: Costs of each group of heads that share their kernels.
+        num_tokens: Number of tokens that attend, including prefix tokens without a position.
         num_keys: Number of tokens that are attended to.
         batch: Number of samples of a call.
         device_type: Device that the costs are for.

@@ -64,7 +64,7 @@ class Finding:
     Attributes:
         name: Name of the problem, a key of `RECOMMENDATIONS`.
         value: Measured value.
-        threshold: Threshold that the value exceeds, or falls below.
+        threshold: Limit beyond which the value is a problem.
         message: One or two sentences about the measurement.
     """
 
@@ -79,14 +79,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class EstimatorErrors:
-    """Errors of attention by random features, compared with attention by the exact kernel.
+    """Errors of attention with random features, compared with attention with the exact kernel.
 
     Random features have inner products that approximate a kernel. If they are too few, the output
     may collapse: it is nearly the mean of the values for every query.
 
     Attributes:
-        error: ‖estimate − exact‖ / ‖exact‖.
-        error_of_mean: ‖mean − exact‖ / ‖exact‖, where "mean" is the mean of the values.
+        error: Relative error with random features, ‖estimate − exact‖ / ‖exact‖.
+        error_of_mean: Relative error of the mean of the values, ‖mean − exact‖ / ‖exact‖.
         spread: ‖estimate − mean‖ / ‖exact − mean‖. It is 0 if the estimate is the mean of the
             values, and set to 1 if the exact output is that mean too.
     """
@@ -125,10 +125,10 @@ class FeatureErrors:
     The errors are relative to the output of the exact kernel and computed in float64.
 
     Attributes:
-        exact: The estimated kernels, "kernel × relative kernel".
+        exact: Names of the exact kernels, such as "softmax × alibi".
         num_features: Number of random features.
-        is_biased: True if all draws have the same norm. Their error does not vanish with their
-            number.
+        is_biased: True if all random vectors have the same norm. Their error does not vanish with
+            their number.
         total: Errors over all heads.
         by_head: Errors of each head.
     """
@@ -148,7 +148,7 @@ class HeadMeasurements:
     output is at most the gain times the largest value.
 
     Attributes:
-        name: "kernel × relative kernel".
+        name: Names of the kernels, such as "softmax × rotary".
         relative: Name of the relative kernel, or None.
         heads: Indices of the heads.
         backend: Backend of the heads.
@@ -227,7 +227,7 @@ class Diagnosis:
         dtype: Dtype of the layer.
         inputs: Number of samples and tokens.
         measured: The part of the inputs on which the heads are measured.
-        groups: Measurements of the heads, by their kernels.
+        groups: Measurements of each group of heads that share their kernels.
         largest: Largest absolute value of each tensor that has the layer's dtype.
         float16_headroom: Factor by which these tensors could grow in float16. Below 1, float16
             overflows.
@@ -295,7 +295,7 @@ class LayerReports(dict[str, T]):
     `str` returns all reports as one text.
 
     Attributes:
-        skipped: Reasons by the names of layers without a report.
+        skipped: Reason for each layer without a report, by the name of the layer.
     """
 
     def __init__(self) -> None:

@@ -163,7 +163,7 @@ class PolyphaseDownsample(nn.Module):
         return largest_coset(filtered, self.stride)
 
     def check(self, inputs: Tensor) -> None:
-        """Check that the inputs have the right number of axes, with sides that the stride divides."""
+        """Check that the inputs have the right number of axes and sides that the stride divides."""
         check_tensor("inputs", inputs, "batch", "channels", *(("side",) * len(self.stride)))
         if any(side % step for side, step in zip(inputs.shape[2:], self.stride, strict=True)):
             expected = f"sides that are multiples of stride = {self.stride}"
@@ -177,7 +177,7 @@ class PolyphaseDownsample(nn.Module):
 
 
 class PolyphaseUpsample(nn.Module):
-    """Upsampling that returns cells to where `PolyphaseDownsample` took them, among zeros.
+    """Upsampling that puts cells back where `PolyphaseDownsample` took them, among zeros.
 
         x[s·n + ĉ] = y[n]
 

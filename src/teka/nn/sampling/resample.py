@@ -23,9 +23,10 @@ class AttentionDownsample(nn.Module):
 
         z[n] = q[n] + Attention(norm q → norm x)[n],   q[n] = W x[s·n + ĉ]
 
-    `PolyphaseDownsample` with stride s chooses the offset ĉ of the cells that become queries q.
-    Coarse cells keep their positions on the fine grid, so that attention weights depend on true
-    distances. The layer is therefore equivariant to the same shifts as `PolyphaseDownsample`.
+    Here x is the input, and `PolyphaseDownsample` with stride s chooses the offset ĉ of the cells
+    that become queries q. Coarse cells z keep their positions on the fine grid, so that attention
+    weights depend on true distances. The layer is therefore equivariant to the same shifts as
+    `PolyphaseDownsample`.
 
     Source: the general operator of the slides of Horn et al., whose queries have another size
     than its input.
@@ -83,7 +84,7 @@ class AttentionUpsample(nn.Module):
 
         x[n] = f[n] + Attention(norm f → norm z)[n]
 
-    The fine cells f, for instance those of a skip connection, are the queries. The coarse cells z
+    The fine cells f are the queries, for instance those of a skip connection. The coarse cells z
     have the positions from which `AttentionDownsample` took them.
 
     >>> import torch, teka
@@ -213,8 +214,8 @@ class SubpixelAlignment(nn.Module):
 
     Inputs that differ by a shift by a multiple of 1/k become equal up to a shift by whole cells. So
     a model that is invariant to whole shifts becomes invariant to these finer shifts too. The layer
-    interpolates x to x̂, on a grid k times as fine, and keeps every k-th cell from the offset ĉ.
-    All axes must be periodic.
+    interpolates x to x̂, on a grid k = `factor` times as fine, and keeps every k-th cell from the
+    offset ĉ. All axes must be periodic.
 
     Note:
         The choice uses fourth powers because the sums of squares of all cosets are equal, by
@@ -245,7 +246,7 @@ class SubpixelAlignment(nn.Module):
     ) -> Float[Tensor, "batch channels *sides"]:
         """Shift each input by the fraction of a cell that its content determines.
 
-        Inputs that differ by a fractional shift then differ by a shift by whole cells only.
+        Inputs that differ by a shift by a multiple of 1 / `factor` then differ by whole cells only.
         """
         check_tensor("inputs", inputs, "batch", "channels", *(("side",) * len(self.factor)))
         fine = inputs
