@@ -326,7 +326,7 @@ def _attend_packed(
         batch_plan = plan
         if points is not None:
             point_parts = points.split(lengths, dim=-2)
-            copies = [point_parts[index].expand(len(query), -1, -1) for index in indices]
+            copies = [point_parts[index].expand(query.shape[0], -1, -1) for index in indices]
             batch_plan = replace(plan, positions=Positions(points=torch.cat(copies)))
         batch_plan = batch_plan.with_backend(backend, *batch)
         output = batch_plan.evaluate(*batch, key_mask=None, query_mask=None)

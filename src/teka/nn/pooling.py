@@ -66,7 +66,7 @@ class AttentionPool(nn.Module):
             check_mask("key_mask", key_mask, batch=tokens.shape[0], num_tokens=tokens.shape[1])
             tokens = tokens.masked_fill(~key_mask[..., None], 0.0)
         key, value = self.key(tokens), self.value(tokens)
-        query = self.query.to(key.dtype).expand(len(tokens), -1, -1)
+        query = self.query.to(key.dtype).expand(tokens.shape[0], -1, -1)
         query, key, value = (
             projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for projected in (query, key, value)

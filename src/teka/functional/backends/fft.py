@@ -148,7 +148,7 @@ def _convolve(
 ) -> QueryChannels:
     maps = key_features[..., :, None] * value[..., None, :]
     maps = maps.movedim(2, -1).unflatten(-1, grids[1].shape)
-    dims, batch = tuple(range(4, maps.ndim)), len(maps)
+    dims, batch = tuple(range(4, maps.ndim)), maps.shape[0]
     if batch == 0:  # torch.fft refuses empty tensors
         maps = maps.new_zeros(1, *maps.shape[1:])
     product = torch.fft.rfftn(maps, s=sizes, dim=dims) * spectrum[:, None, None]

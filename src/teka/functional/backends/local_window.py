@@ -147,7 +147,7 @@ def window_attention(
     tokens, is_inside = tiling.tile_tokens(tiling.reach, query.device)
     keys = _in_tiles(key[:, :, first:], tokens)
     values = _in_tiles(value[:, :, first:], tokens)
-    is_kept = is_inside.expand(len(query), *is_inside.shape)
+    is_kept = is_inside.expand(query.shape[0], *is_inside.shape)
     if key_mask is not None:
         is_kept = is_kept & key_mask[:, first:][:, tokens]
     is_kept = is_kept.flatten(0, 1)
@@ -157,7 +157,7 @@ def window_attention(
         )
         keys = torch.cat([prefix_key, keys], dim=2)
         values = torch.cat([prefix_value, values], dim=2)
-        is_prefix_kept = is_kept.new_ones(len(query), first)
+        is_prefix_kept = is_kept.new_ones(query.shape[0], first)
         if key_mask is not None:
             is_prefix_kept = key_mask[:, :first]
         is_kept = torch.cat([is_prefix_kept.repeat_interleave(num_tiles, dim=0), is_kept], dim=1)

@@ -108,7 +108,7 @@ def low_pass(
 
 
 def _ideal_low_pass(inputs: Tensor, stride: Sequence[int]) -> Tensor:
-    if len(inputs) == 0:  # The FFT on a CPU refuses an empty batch.
+    if inputs.shape[0] == 0:  # The FFT on a CPU refuses an empty batch.
         return inputs
     axes = tuple(range(2, inputs.ndim))
     spectrum = torch.fft.rfftn(at_least_float32(inputs), dim=axes)

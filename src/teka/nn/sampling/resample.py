@@ -140,12 +140,12 @@ class AttentionUpsample(nn.Module):
         """
         sides = ("side",) * len(self.stride)
         check_tensor("inputs", inputs, "batch", self.attend.attention.context_dim, *sides)
-        check_tensor("offset", offset, len(inputs), dtypes=INTEGER_DTYPES)
+        check_tensor("offset", offset, inputs.shape[0], dtypes=INTEGER_DTYPES)
         fine_sides = [side * step for side, step in zip(inputs.shape[2:], self.stride, strict=True)]
         if fine is None:
             query = self.query.to(inputs.dtype).view(1, -1, *(1,) * len(fine_sides))
-            fine = query.expand(len(inputs), -1, *fine_sides)
-        check_tensor("fine", fine, len(inputs), len(self.query), *fine_sides)
+            fine = query.expand(inputs.shape[0], -1, *fine_sides)
+        check_tensor("fine", fine, inputs.shape[0], len(self.query), *fine_sides)
         return self.attend(fine, inputs, offset)
 
 
