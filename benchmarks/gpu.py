@@ -41,7 +41,7 @@ TOKENS = 2**18  # of all samples together
 LENGTHS = (1024, 4096, 16384, 65536)
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 ROUND_SECONDS = 0.02
-# Whether the attention is rotary and whether it is causal.
+# For each form: is it rotary, and is it causal?
 FORMS = {
     "squared_relu": (False, False),
     "squared_relu × rotary": (True, False),

@@ -254,16 +254,8 @@ def main() -> None:
             name: layer for name, layer in layers.items() if name in [UNIT, *arguments.layers]
         }
     clock = time.process_time if arguments.cpu_time else time.perf_counter
-    rows = []
-    for num_tokens in arguments.tokens:
-        tokens = torch.randn(BATCH, num_tokens, DIM, dtype=dtype)
-        for backward in (False, True):
-            torch.compiler.reset()
-            steps = make_steps(layers, tokens, backward=backward)
-            medians = interleaved_medians(steps, arguments.seconds, clock)
-            rows.append({"tokens": num_tokens, "backward": backward, "ms": medians})
-            print(table(rows[-1:]), flush=True)
     name = processor() if dtype == torch.float32 else f"{processor()}, {arguments.dtype}"
+    rows: list[dict] = []
     saved[name] = {
         "torch": torch.__version__,
         "threads": 1,
@@ -273,7 +265,16 @@ def main() -> None:
         "heads": HEADS,
         "times": rows,
     }
-    arguments.out.write_text(json.dumps(saved, indent=2, ensure_ascii=False) + "\n")
+    for num_tokens in arguments.tokens:
+        tokens = torch.randn(BATCH, num_tokens, DIM, dtype=dtype)
+        for backward in (False, True):
+            torch.compiler.reset()
+            steps = make_steps(layers, tokens, backward=backward)
+            medians = interleaved_medians(steps, arguments.seconds, clock)
+            rows.append({"tokens": num_tokens, "backward": backward, "ms": medians})
+            print(table(rows[-1:]), flush=True)
+            # After each size, because the largest sizes take many minutes.
+            arguments.out.write_text(json.dumps(saved, indent=2, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -154,7 +154,7 @@ def damage_files(number: int, seed: int) -> Tally:
             use, result = TARGETS[name]
             outcome = use()
             if outcome.code != 0:
-                tally.add("unclear", f"{name} as it was: {outcome.error}")
+                tally.add("unclear", f"undamaged {name}: {outcome.error}")
             right[name] = None if result is None else result()
             _restore()
         path, before = Path(name), Path(name).read_bytes()

@@ -118,8 +118,7 @@ def test_parameters_have_gradients(periodic: bool):
         assert set(leaves) == {"constant_weight", "amplitude", "frequency", "phase"}
         for leaf in leaves.values():
             assert leaf.grad is not None
-            # Frequencies that were rounded to the torus do not change with what they were rounded
-            # from.
+            # Frequencies that are rounded for a periodic grid have no gradient.
             rounded = periodic and leaf is leaves["frequency"]
             assert torch.count_nonzero(leaf.grad) == (0 if rounded else leaf.numel())
 

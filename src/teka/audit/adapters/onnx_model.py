@@ -230,7 +230,7 @@ def read_graph(file: Path) -> Any:
         onnx = importlib.import_module("onnx")
         graph = onnx.load(file)
         return graph if graph.ByteSize() < _MOST_BYTES else None
-    except EXTERNAL_ERRORS:  # whatever it raises of a file that onnxruntime reads
+    except EXTERNAL_ERRORS:  # onnx may be missing or refuse a file that onnxruntime accepts
         return None
 
 

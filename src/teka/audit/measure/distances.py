@@ -80,9 +80,8 @@ def noise_floor(
         dtype = torch.float32 if images.dtype == torch.float64 else torch.float64
         try:
             cast = answer(copy.deepcopy(function).to(dtype), dtype, shapes)
-        except (
-            EXTERNAL_ERRORS
-        ) as error:  # whatever a module raises in a dtype that it was not made for
+        # Modules that do not support the dtype raise errors of many classes.
+        except EXTERNAL_ERRORS as error:
             return NoiseFloor(
                 repeat, None, f"the copy in {dtype} fails: {type(error).__name__}: {error}"
             )

@@ -100,9 +100,8 @@ def lie_derivative(
                 measured[method] = _measure(
                     function, derivative, images, axis, is_dense, batch_size
                 )
-            except (
-                EXTERNAL_ERRORS
-            ) as error:  # whatever an operation raises that has no such derivative
+            # Operations without this derivative raise errors of many classes.
+            except EXTERNAL_ERRORS as error:
                 if method == list(DERIVATIVES)[-1]:
                     raise
                 tried.append(f"{method}: {type(error).__name__}: {error_message(error)}")

@@ -96,7 +96,7 @@ def causal_ring_sums(log_rings: RingWeights, tokens: FeatureInputs, grid: Grid) 
 
     numerator = factor[..., -1:] * far.numerator
     denominator = factor[..., -1] * far.denominator
-    # One padded copy, of which the rings are views.
+    # The keys at each distance are a view of one padded copy.
     keys, values = (pad(tensor, (0, 0, max_distance - 1, 0)) for tensor in (key_features, value))
     for distance in range(max_distance):
         first = max_distance - 1 - distance

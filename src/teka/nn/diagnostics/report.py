@@ -369,7 +369,7 @@ def _feature_problems(group: HeadMeasurements, dim_head: int) -> Iterator[Findin
         heads = _heads_below(group, spreads, COLLAPSED_SPREAD)
         message = (
             f"The random features of {group.name} have collapsed in {heads}: the output is the "
-            "mean of the values, whatever the tokens are."
+            "mean of the values for every input."
         )
         yield Finding("collapsed features", min(spreads), COLLAPSED_SPREAD, message)
     error, num_features = features.total.error, features.num_features

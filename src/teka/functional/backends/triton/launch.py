@@ -249,8 +249,7 @@ class Launch:
         if self.is_causal:
             peaks_after = peaks.cummax(dim=-1).values
             state_peaks = pad(peaks_after[:, :-1], (1, 0), value=NO_KEY.value)
-            # A peak of NaN marks a key that is not finite. Every later output is NaN, whatever the
-            # state.
+            # A peak of NaN marks a key that is not finite. Every later output is NaN for any state.
             decays = torch.exp2(state_peaks - peaks_after).nan_to_num(0.0)
             weights = torch.exp2(peaks - peaks_after).nan_to_num(0.0)
             self.scan_states(states, decays, weights, is_reversed=False)
