@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import settings
 from jaxtyping import _import_hook
+
 from tests.annotations import Loader, annotations_unchecked, check
 
 # Tests and the commands that they start use one thread, because several test processes may run.

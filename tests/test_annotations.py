@@ -5,10 +5,10 @@ from typing import Any, cast
 import pytest
 import torch
 from jaxtyping import TypeCheckError
-from tests.annotations import annotations_unchecked
 
 from teka import Grid
 from teka.functional import SquaredRelu, attention
+from tests.annotations import annotations_unchecked
 
 
 @pytest.fixture(autouse=True)

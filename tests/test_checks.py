@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.raising import raises_for
 from torch import Tensor
 from torch.func import vmap
 
@@ -29,6 +28,7 @@ from teka.checks import (
     is_number,
     is_positive,
 )
+from tests.raising import raises_for
 
 
 def test_float_tensor_of_the_shape_is_accepted():

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import pkgutil
 import re
 from functools import cache
 from itertools import combinations
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import teka
+from reproduction.__main__ import REPRODUCTION_COMMANDS
 from teka import functional
 from teka.cli import COMMANDS
 from teka.functional import RELATIVES
@@ -154,14 +156,10 @@ def test_every_system_of_the_papers_has_code_and_tests():
     for run, test in rows:
         assert (ROOT / test).is_file(), test
         for code in re.findall(r"`([^`]+)`", run):
-            if code.startswith("teka "):
-                name, *arguments = code.split()[1:]
-                module, _, attribute = COMMANDS[name][0].partition(":")
-                known = (
-                    getattr(importlib.import_module(f"teka.cli.{module}"), attribute)
-                    .make_parser()
-                    .format_help()
-                )
+            if code.startswith(("teka ", "python -m reproduction ")):
+                name, *arguments = code.removeprefix("python -m ").split()[1:]
+                command = pkgutil.resolve_name((COMMANDS | REPRODUCTION_COMMANDS)[name][0])
+                known = command.make_parser().format_help()
                 assert all(
                     f" {option} " in known for option in arguments if option.startswith("--")
                 ), code
@@ -403,7 +401,7 @@ def test_running_maximum_rescales_the_causal_state(seed):
     ["which_kernel.md", "which_kernel_tables.md", "linear_positions.md", "interval_coverage.md"],
 )
 def test_kernel_tables_equal_the_study_results(name, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "studies")
+    monkeypatch.syspath_prepend(ROOT / "reproduction" / "studies")
     writer = importlib.import_module("tables")
     assert name in writer.TABLES
     # The page is written three times below, with the same tables.
@@ -411,7 +409,7 @@ def test_kernel_tables_equal_the_study_results(name, monkeypatch):
         writer.TABLES, name, {title: cache(write) for title, write in writer.TABLES[name].items()}
     )
     page = TEXTS[ROOT / "docs" / name]
-    assert writer.with_tables(name, page) == page, "run `python studies/tables.py`"
+    assert writer.with_tables(name, page) == page, "run `python reproduction/studies/tables.py`"
     bare = re.sub(r"(<!-- table: .* -->\n\n)(\|.*\n)+\n", r"\1", page)
     assert not re.search(r"-->\n\n\|", bare)
     assert writer.with_tables(name, bare) == page, (

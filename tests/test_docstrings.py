@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import teka
+from reproduction.baselines.self_attention_network import POSITIONS as ENCODINGS
 from teka.checks import PRECISIONS
-from teka.experiments.baselines.self_attention_network import POSITIONS as ENCODINGS
 from teka.functional import BACKENDS, KERNELS, PROJECTIONS, RELATIVES
 from teka.functional.backends import triton as triton_backend
 from teka.functional.kernels import DETERMINISTIC_KERNELS

@@ -18,12 +18,10 @@ ORDER = (
     ("functional",),
     ("nn",),
     ("models",),
-    ("experiments.baselines",),
     ("prediction",),
     ("integrations",),
     ("convert",),
     ("training",),
-    ("experiments",),
     ("cli",),
     ("__main__",),
 )
@@ -79,7 +77,7 @@ def imported_parts(source: str, package: tuple[str, ...] = ()) -> set[str]:
 
 def part_of(names: tuple[str, ...]) -> str:
     """Return the package of a module. The baselines are a package of their own."""
-    return ".".join(names[:2]) if names[:2] == ("experiments", "baselines") else names[0]
+    return names[0]
 
 
 @pytest.mark.parametrize("part", sorted({part_of(path.parts) for path in MODULES} - {"__init__"}))
@@ -102,8 +100,6 @@ def test_imported_parts():
         ("from teka.models import Performer", (), {"models"}),
         ("from ..models import Performer", ("nn",), {"models"}),
         ("from .. import models", ("nn",), {"models"}),
-        ("from teka.experiments.baselines import blocks", (), {"experiments.baselines"}),
-        ("from teka.experiments import study", (), {"experiments"}),
         ("from .attention import Attention", ("nn",), {"nn"}),
         ("def late():\n    from teka.cli import main", (), {"cli"}),
         ("import torch.nn\nfrom torch import nn", (), set()),

@@ -21,7 +21,7 @@ SPACING = (
     (re.compile(r"((?:<mrow>|<mo[^>]*>(?:&#x00028;|\(|\[|&#x0007B;|&#x0002C;|&#x0003D;)</mo>)<mo)(?=>&#x02212;)"),
      r'\1 form="prefix"'),
 )  # fmt: skip
-RECORDS = "benchmarks"
+RECORDS = "reproduction/benchmarks"
 VERSION = re.compile(r'^__version__ = "(.+)"$', flags=re.MULTILINE)
 
 

@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.raising import raises_for
 from torch import nn
 
 from teka.audit import (
@@ -15,6 +14,7 @@ from teka.audit import (
     square_shifts,
 )
 from teka.codec import encode
+from tests.raising import raises_for
 
 SIZES = [(11,), (5, 7), (3, 5, 2)]
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}

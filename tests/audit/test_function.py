@@ -1,6 +1,5 @@
 import pytest
 import torch
-from tests.raising import raises_for
 from torch import nn
 
 from teka.audit.audit import audit
@@ -13,6 +12,7 @@ from teka.audit.function import (
     weights_hash,
 )
 from teka.audit.settings import AuditSettings
+from tests.raising import raises_for
 
 BATCH = torch.arange(2 * 1 * 5 * 7, dtype=torch.float64).reshape(2, 1, 5, 7)
 

@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.raising import raises_for
 from torch.testing import assert_close
 
 from teka import Grid
@@ -20,6 +19,7 @@ from teka.audit.images import (
     window_size,
 )
 from teka.audit.movement import check_lossless, check_room
+from tests.raising import raises_for
 
 
 def test_margins_are_the_blank_cells_before_and_after_the_content():

@@ -10,9 +10,6 @@ import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.audit.adapters.tiny_vit import quiet
-from tests.audit.measure.models import present
-from tests.raising import raises_for
 from torch import Tensor, nn
 from transformers.modeling_outputs import ImageClassifierOutput
 
@@ -32,6 +29,9 @@ from teka.audit.model_output import (
     select_output,
 )
 from teka.audit.movement import Movement
+from tests.audit.adapters.tiny_vit import quiet
+from tests.audit.measure.models import present
+from tests.raising import raises_for
 
 TINY = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 CLASSES = {"id2label": dict(enumerate("abc")), "label2id": dict(zip("abc", range(3), strict=True))}

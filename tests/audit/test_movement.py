@@ -5,12 +5,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.raising import raises_for
 
 from teka import Grid
 from teka.audit import paste_on_canvas, translate
 from teka.audit.movement import TRANSLATION_MODES, Movement
 from teka.codec import decode, encode
+from tests.raising import raises_for
 
 SIZES = [(11,), (5, 7), (3, 5, 2)]
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.raising import raises_for
 from torch import Tensor, nn
 
 from teka import Grid
@@ -20,6 +19,7 @@ from teka.audit import (
 from teka.codec import encode
 from teka.convert import attention_from_convolution
 from teka.nn import AbsolutePosition, Attention, AttentionPool
+from tests.raising import raises_for
 
 GRID = Grid((3, 5))
 ORDERS = random_permutations(15, 4)

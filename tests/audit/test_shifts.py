@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.raising import raises_for
 
 from teka.audit import axis_shifts, square_shifts
 from teka.audit.shifts import check_shifts, shift_order
+from tests.raising import raises_for
 
 
 def test_axis_shifts_are_the_lines_through_zero():

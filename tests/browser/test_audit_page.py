@@ -3,6 +3,8 @@ import base64
 import numpy as np
 import pytest
 import torch
+
+from teka.audit.movement import Movement
 from tests.audit.page.audit_reports import (
     CROSS,
     LARGEST,
@@ -13,8 +15,6 @@ from tests.audit.page.audit_reports import (
     make_metrics,
 )
 from tests.audit.page.audit_reports import make_report as report_of
-
-from teka.audit.movement import Movement
 
 READ_CANVAS = """canvas => {
   const shown = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);

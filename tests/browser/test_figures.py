@@ -4,6 +4,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+
 from tests.audit.page.audit_reports import make_metrics, make_report
 
 FIGURE = "#mode-circular ~ .figures figure"

@@ -21,6 +21,8 @@ from pathlib import Path
 import hypothesis
 from hypothesis import HealthCheck
 from hypothesis import strategies as st
+
+from teka.memory import memory_bytes
 from tests.campaign.calls import fuzz_public_calls
 from tests.campaign.commands import fuzz_commands
 from tests.campaign.damages import damage_files
@@ -29,8 +31,6 @@ from tests.campaign.fixtures import STUDY, write_fixtures
 from tests.campaign.kills import kill_studies, kill_trainings
 from tests.campaign.outcome import Tally
 from tests.contracts.test_bad_input import call_wrongly
-
-from teka.memory import memory_bytes
 
 CLASSES = ("trainings", "studies", "disks", "files", "commands", "calls", "public calls")
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.campaign.outcome import Tally, TooLong
 from torch import Tensor, nn
 
 import teka.audit
@@ -32,6 +31,7 @@ from teka.audit.measure.distances import noise_floor, sensitivity_map
 from teka.audit.pytest import assert_consistent
 from teka.audit.settings import PARTS
 from teka.nn import Attention
+from tests.campaign.outcome import Tally, TooLong
 
 SECONDS = 10.0  # that no call needs, since all that is right in it is small
 BYTES = 3 * 2**30  # of address space beside what the process has

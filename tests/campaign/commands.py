@@ -4,14 +4,13 @@ import random
 import shutil
 from pathlib import Path
 
-from tests.campaign.outcome import Tally, run_command
-
 from teka.audit.layers.fixes import FIXES
 from teka.audit.movement import TRANSLATION_MODES
 from teka.audit.settings import PARTS
 from teka.cli.audit import METRICS, SHIFT_SETS
 from teka.functional import KERNELS, RELATIVES
 from teka.functional.relative.rotary import ROTARY_NORMALIZERS
+from tests.campaign.outcome import Tally, run_command
 
 # A command that works, for each; what is fuzzed goes behind it, and goes before it.
 SMALL = [

@@ -7,10 +7,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from teka.files import read_json
 from tests.campaign.commands import AUDIT, SMALL
 from tests.campaign.outcome import Outcome, Tally, run_command
-
-from teka.files import read_json
 
 
 class Hostile:

@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
+from teka import files
 from tests.campaign.commands import AUDIT, SMALL
 from tests.campaign.outcome import Tally, run_command
-
-from teka import files
 
 COMMANDS = {
     "train": (["train", *SMALL, "--epochs", "2", "--out", "new"], ["train", "--resume", "new"]),

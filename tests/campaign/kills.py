@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 
 import torch
-from tests.campaign.fixtures import TINY
-from tests.campaign.outcome import Tally
 
 import teka
 from teka.files import read_json
 from teka.training import Run
+from tests.campaign.fixtures import TINY
+from tests.campaign.outcome import Tally
 
 TRAIN = """
 import sys
@@ -29,7 +29,7 @@ if __name__ == "__main__":
 """
 STUDY = """
 import sys
-from teka.experiments.study import read_study, run_study
+from reproduction.study import read_study, run_study
 if __name__ == "__main__":
     run_study(read_study(sys.argv[1]), sys.argv[2], processes=2)
 """

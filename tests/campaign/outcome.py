@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from teka.cli import main
+from reproduction.__main__ import run as main
 
 SECONDS = 120  # which no command of the campaign needs
 

@@ -4,14 +4,15 @@ import importlib
 from pathlib import Path
 
 import pytest
+
+from reproduction.__main__ import REPRODUCTION_COMMANDS
+from teka.cli import COMMANDS
 from tests.campaign.calls import entries, fuzz_public_calls
 from tests.campaign.commands import AUDIT, BASES, OPTIONS, fuzz_commands
 from tests.campaign.damages import damage_files
 from tests.campaign.disks import fill_disks
 from tests.campaign.fixtures import write_fixtures
 from tests.campaign.outcome import run_command
-
-from teka.cli import COMMANDS
 
 pytestmark = pytest.mark.usefixtures("unchecked_annotations_in_module")
 
@@ -68,7 +69,7 @@ def test_right_arguments_of_every_public_call_give_a_result():
 
 
 def test_the_campaign_knows_every_command():
-    assert set(BASES) == set(OPTIONS) == set(COMMANDS)
+    assert set(BASES) == set(OPTIONS) == set(COMMANDS | REPRODUCTION_COMMANDS)
 
 
 @pytest.mark.parametrize("function", ["leaves", "leaves_when_called"])

@@ -19,7 +19,6 @@ def few_measurements():
         patched.setattr(progress, "_measured", lambda *arguments: known)
         train_module = importlib.import_module("teka.training.train")
         patched.setattr(train_module, "training_flops_per_image", lambda *arguments: 10**6)
-        patched.setattr("teka.training.heads.measure.CHANCE_DRAWS", 8)
         yield
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tests.audit.adapters.tiny_vit import write_vit
 
 from teka.audit.report import AuditReport
 from teka.cli import main
 from teka.cli.audit import check_files, shift_set
+from tests.audit.adapters.tiny_vit import write_vit
 
 SOURCE = """
 import torch

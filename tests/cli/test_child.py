@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.cli.child_commands import run
 
 from teka.cli import child
+from tests.cli.child_commands import run
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the deeds use signals and fork")

@@ -4,10 +4,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from safetensors.torch import load_file
-from tests.audit.page.test_compared import difference, make_pair
 
 from teka.cli import main
 from teka.cli.mend import cost
+from tests.audit.page.test_compared import difference, make_pair
 
 SOURCE = """
 import threading

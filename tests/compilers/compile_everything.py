@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from tests.contracts.cases import EXHAUSTIVE, RELATIVE_NAMES, Case, is_valid_pair, relative_error
 from torch import Tensor, nn
 
 from teka import Grid
 from teka.functional import KERNELS, Kernel, Taylor2, attention
 from teka.models import Performer
 from teka.nn import Attention, RelativeKernel
+from tests.contracts.cases import EXHAUSTIVE, RELATIVE_NAMES, Case, is_valid_pair, relative_error
 
 # Float32, eager against compiled: kernels may add in another order.
 BAND = 3e-5

@@ -15,8 +15,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from tests.compilers.compile_everything import BAND, DIM, Placed, change, jobs, met, report
-from tests.contracts.cases import Case
 from torch import Tensor, nn
 from torch.fx.experimental import symbolic_shapes
 
@@ -25,6 +23,8 @@ from teka.audit import Movement, blame_layers
 from teka.convert import mend, replace_attention
 from teka.models import Performer
 from teka.nn import Attention, MultiheadAttention
+from tests.compilers.compile_everything import BAND, DIM, Placed, change, jobs, met, report
+from tests.contracts.cases import Case
 
 
 def exported_change(model: nn.Module, tokens: Tensor, others: tuple[Tensor, ...] = ()) -> float:

@@ -3,10 +3,10 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from tests.contracts.cases import EXHAUSTIVE, RELATIVE_NAMES
-from tests.forks import run
 
 from teka.functional import KERNELS
+from tests.contracts.cases import EXHAUSTIVE, RELATIVE_NAMES
+from tests.forks import run
 
 # Processes among which the layers to compile are divided.
 PARTS = 6 if EXHAUSTIVE else 3

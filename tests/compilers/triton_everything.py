@@ -17,14 +17,6 @@ if os.environ.get("TEKA_DEVICE", "cpu") == "cpu":
 
 import pytest
 import torch
-from tests.contracts.cases import (
-    DEVICE,
-    build_relative,
-    draw_inputs,
-    draw_mask,
-    relative_error,
-    with_leaves,
-)
 from torch import Tensor, nn
 from torch.autograd import grad
 from torch.library import opcheck
@@ -34,6 +26,14 @@ from teka import Grid
 from teka.functional import Relative, Rotary, attention
 from teka.functional.backends.triton import launch, operators
 from teka.nn import Attention
+from tests.contracts.cases import (
+    DEVICE,
+    build_relative,
+    draw_inputs,
+    draw_mask,
+    relative_error,
+    with_leaves,
+)
 
 # Largest relative difference by dtype.
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.contracts.cases import build_kernel, build_relative, draw_inputs, for_each
 from torch import Tensor, nn
 
 import teka
@@ -46,6 +45,7 @@ from teka.nn import (
 from teka.nn.diagnostics.explain import _explain_layer
 from teka.nn.options import ALL_OPTIONS, KERNEL_OPTIONS, AttentionOptions
 from teka.nn.transformer_block import BLOCK_OPTIONS
+from tests.contracts.cases import build_kernel, build_relative, draw_inputs, for_each
 
 PACKAGE = str(Path(teka.__file__).parent)
 GRID = Grid((2, 3))

@@ -4,6 +4,13 @@ import itertools
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
+from teka import Grid
+from teka.functional import RELATIVES, attention, decode
+from teka.models import Performer
+from teka.models.performer_config import POOLS, POSITIONS
+from teka.nn import AbsolutePosition, Attention, AttentionPool, SpaceToDepth, TransformerBlock
 from tests.contracts.cases import (
     CAUSAL_CASES,
     PAIRS,
@@ -18,13 +25,6 @@ from tests.contracts.cases import (
     parametrize_by_kernel,
     with_leaves,
 )
-from torch import Tensor, nn
-
-from teka import Grid
-from teka.functional import RELATIVES, attention, decode
-from teka.models import Performer
-from teka.models.performer_config import POOLS, POSITIONS
-from teka.nn import AbsolutePosition, Attention, AttentionPool, SpaceToDepth, TransformerBlock
 
 # Relative kernels that support decoding.
 DECODABLE = (None, "clipped", "clipped_features", "fourier", "rotary", "rotation_joint")

@@ -7,24 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxtyping import Bool, Float
-from tests.contracts.cases import (
-    CAUSAL_CASES,
-    DEVICE,
-    FAST_CAUSAL_CASES,
-    PAIRS,
-    Case,
-    build_kernel,
-    build_relative,
-    causal_backends,
-    draw_inputs,
-    draw_mask,
-    is_signed,
-    one_axis_backends,
-    parametrize_by_kernel,
-    reference_attention,
-    relative_error,
-    with_leaves,
-)
 from torch import Tensor
 
 from teka import Grid
@@ -44,6 +26,24 @@ from teka.functional.dispatch import Workload, backend_costs
 from teka.functional.kernels.base import mask_features
 from teka.functional.positions import Positions
 from teka.nn import Attention
+from tests.contracts.cases import (
+    CAUSAL_CASES,
+    DEVICE,
+    FAST_CAUSAL_CASES,
+    PAIRS,
+    Case,
+    build_kernel,
+    build_relative,
+    causal_backends,
+    draw_inputs,
+    draw_mask,
+    is_signed,
+    one_axis_backends,
+    parametrize_by_kernel,
+    reference_attention,
+    relative_error,
+    with_leaves,
+)
 
 TOLERANCE = 1e-10
 # Errors of float32 relative to dense attention in float64 were up to 1.2e-5. With signed weights, a

@@ -7,7 +7,6 @@ from typing import ClassVar
 import pytest
 import torch
 from jaxtyping import Bool, Float
-from tests.contracts.cases import PAIRS, Case, parametrize_by_kernel
 from torch import Generator, Tensor
 
 import teka
@@ -15,6 +14,7 @@ from teka import Grid
 from teka.functional import Positive
 from teka.functional.kernels import RANDOM_KERNELS
 from teka.nn import Attention, RandomFeatures, redraw_projections
+from tests.contracts.cases import PAIRS, Case, parametrize_by_kernel
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+
+from teka import Grid
+from teka.functional import FeatureKernel, Kernel, Relative, RotationJoint, attention
+from teka.functional.dispatch import Workload, backend_costs
+from teka.functional.positions import Positions
+from teka.nn import Attention
 from tests.contracts.cases import (
     DEVICE,
     PAIRS,
@@ -22,13 +29,6 @@ from tests.contracts.cases import (
     roll_tokens,
     with_leaves,
 )
-from torch import Tensor
-
-from teka import Grid
-from teka.functional import FeatureKernel, Kernel, Relative, RotationJoint, attention
-from teka.functional.dispatch import Workload, backend_costs
-from teka.functional.positions import Positions
-from teka.nn import Attention
 
 TOLERANCE = 1e-10
 SCALE = 0.4

@@ -11,6 +11,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from teka import Grid, precision
+from teka.functional import KERNELS, RELATIVES, RotationJoint, attention, positions
+from teka.functional.kernels.base import Kernel
+from teka.functional.relative.base import Relative
+from teka.functional.relative.biases import DecayRelative
+from teka.models import Performer
+from teka.models.performer_config import POOLS, POSITIONS
+from teka.nn import Attention
 from tests.contracts import cases
 from tests.contracts.cases import (
     CAUSAL_CASES,
@@ -27,18 +39,6 @@ from tests.contracts.cases import (
     parametrize_by_kernel,
     with_leaves,
 )
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-
-from teka import Grid, precision
-from teka.functional import KERNELS, RELATIVES, RotationJoint, attention, positions
-from teka.functional.kernels.base import Kernel
-from teka.functional.relative.base import Relative
-from teka.functional.relative.biases import DecayRelative
-from teka.models import Performer
-from teka.models.performer_config import POOLS, POSITIONS
-from teka.nn import Attention
 
 TEST_DEVICE = "meta"
 # Features and positions are computed separately, so that not every pair is tested.

@@ -1,4 +1,7 @@
 import pytest
+
+from teka import Grid
+from teka.functional import BACKENDS, KERNELS, RELATIVES, attention
 from tests.contracts.cases import (
     FAST_CASES,
     PAIRS,
@@ -9,9 +12,6 @@ from tests.contracts.cases import (
     fast_backends,
     parametrize_by_kernel,
 )
-
-from teka import Grid
-from teka.functional import BACKENDS, KERNELS, RELATIVES, attention
 
 
 @parametrize_by_kernel(UNSUPPORTED_CASES)

@@ -5,20 +5,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.contracts.cases import (
-    DEVICE,
-    FAST_CASES,
-    SUPPORTED_CASES,
-    Case,
-    build_kernel,
-    build_relative,
-    draw_inputs,
-    draw_mask,
-    is_signed,
-    parametrize_by_kernel,
-    relative_error,
-    with_leaves,
-)
 from torch import Tensor
 
 from teka import Grid
@@ -36,6 +22,20 @@ from teka.functional import (
 from teka.functional.kernels import RANDOM_KERNELS
 from teka.functional.relative import make_relative
 from teka.functional.relative.biases import DecayRelative
+from tests.contracts.cases import (
+    DEVICE,
+    FAST_CASES,
+    SUPPORTED_CASES,
+    Case,
+    build_kernel,
+    build_relative,
+    draw_inputs,
+    draw_mask,
+    is_signed,
+    parametrize_by_kernel,
+    relative_error,
+    with_leaves,
+)
 
 TOLERANCE = 1e-10
 # Errors of float32 relative to dense attention in float64 were up to 3.3e-6. With signed weights, a

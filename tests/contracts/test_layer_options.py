@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import for_each, relative_error, roll_tokens
 from torch import Tensor, nn
 
 from teka import Grid, diagnose
 from teka.models import Performer
 from teka.nn import Attention, TransformerBlock
+from tests.contracts.cases import for_each, relative_error, roll_tokens
 
 TOLERANCE = 1e-10
 CLEARLY = 1e-3

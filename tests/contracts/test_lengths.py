@@ -3,6 +3,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.autograd import grad
+
+from teka import Grid
+from teka.functional import attention
+from teka.nn import Attention, TransformerBlock
 from tests.contracts.cases import (
     PAIRS,
     PAIRS_WITH_POSITIONS,
@@ -11,12 +17,6 @@ from tests.contracts.cases import (
     parametrize_by_kernel,
     relative_error,
 )
-from torch import Tensor
-from torch.autograd import grad
-
-from teka import Grid
-from teka.functional import attention
-from teka.nn import Attention, TransformerBlock
 
 TOLERANCE = 1e-10
 LENGTHS = (11, 1, 6)  # the first sample has no padding

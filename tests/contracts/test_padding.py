@@ -6,6 +6,11 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from jaxtyping import Bool, Float
+from torch import Tensor
+
+from teka import Grid
+from teka.functional import Elu, Kernel, Positive, attention
+from teka.nn import Attention, TransformerBlock
 from tests.contracts.cases import (
     DEVICE,
     PAIRS,
@@ -23,11 +28,6 @@ from tests.contracts.cases import (
     parametrize_by_kernel,
     relative_error,
 )
-from torch import Tensor
-
-from teka import Grid
-from teka.functional import Elu, Kernel, Positive, attention
-from teka.nn import Attention, TransformerBlock
 
 TOLERANCE = 1e-10
 GRID = Grid((3, 5))

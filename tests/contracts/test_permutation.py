@@ -1,6 +1,11 @@
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Generator
+
+from teka import Grid
+from teka.functional import attention
+from teka.nn import AttentionPool
 from tests.contracts.cases import (
     DEVICE,
     PAIRS,
@@ -14,11 +19,6 @@ from tests.contracts.cases import (
     parametrize_by_kernel,
     relative_error,
 )
-from torch import Generator
-
-from teka import Grid
-from teka.functional import attention
-from teka.nn import AttentionPool
 
 TOLERANCE = 1e-10
 NUM_TOKENS = 11

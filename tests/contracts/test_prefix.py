@@ -1,6 +1,11 @@
 import math
 
 import torch
+from torch import Tensor
+
+from teka import Grid
+from teka.functional import FeatureKernel, Relative, attention
+from teka.functional.relative.base import FactorRelative
 from tests.contracts.cases import (
     DEVICE,
     PAIRS_WITH_POSITIONS,
@@ -13,11 +18,6 @@ from tests.contracts.cases import (
     parametrize_by_kernel,
     relative_error,
 )
-from torch import Tensor
-
-from teka import Grid
-from teka.functional import FeatureKernel, Relative, attention
-from teka.functional.relative.base import FactorRelative
 
 TOLERANCE = 1e-10
 GRID = Grid((3, 5))

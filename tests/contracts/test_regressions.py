@@ -11,17 +11,17 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from jaxtyping import Float
-from tests.contracts.cases import draw_inputs, for_each, reference_attention, relative_error
-from tests.contracts.test_shift import change_under_a_shift_of_positions
 from torch import Generator, Tensor, nn
 
+from reproduction.bench.measure import Allocations
 from teka import Grid
-from teka.experiments.bench.measure import Allocations
 from teka.functional import Positive, SquaredRelu, attention, draw_projection, relative
 from teka.functional.positions import Positions
 from teka.models import Performer, PerformerConfig
 from teka.nn import Attention, AttentionOptions, RelativeKernel, redraw_projections
 from teka.nn.diagnostics.report import EstimatorErrors
+from tests.contracts.cases import draw_inputs, for_each, reference_attention, relative_error
+from tests.contracts.test_shift import change_under_a_shift_of_positions
 
 HERE = Path(__file__).read_text(encoding="utf-8")
 SOURCES = [

@@ -9,16 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.contracts.cases import (
-    build_kernel,
-    draw_inputs,
-    draw_mask,
-    is_weighted_mean,
-    reference_attention,
-    relative_error,
-    roll_tokens,
-    with_leaves,
-)
 from torch import Generator, Tensor
 
 from teka import Grid, diagnose, explain
@@ -29,6 +19,16 @@ from teka.functional.positions import Positions
 from teka.functional.relative.rotary import LENGTH_SHARE
 from teka.models import Performer
 from teka.nn import Attention, RelativeKernel
+from tests.contracts.cases import (
+    build_kernel,
+    draw_inputs,
+    draw_mask,
+    is_weighted_mean,
+    reference_attention,
+    relative_error,
+    roll_tokens,
+    with_leaves,
+)
 
 TOLERANCE = 1e-10
 SCALE = 0.4

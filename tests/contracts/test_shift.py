@@ -7,20 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.contracts.cases import (
-    DEVICE,
-    PAIRS,
-    PAIRS_WITH_POSITIONS,
-    SUPPORTED_CASES,
-    Case,
-    build_kernel,
-    build_relative,
-    draw_inputs,
-    parametrize_by_kernel,
-    relative_error,
-    relatives_to_test,
-    roll_tokens,
-)
 from torch import Generator, Tensor
 
 from teka import Grid
@@ -37,6 +23,20 @@ from teka.functional import (
 from teka.functional.kernels import RANDOM_KERNELS
 from teka.functional.relative.biases import DecayRelative
 from teka.nn import AbsolutePosition, Attention
+from tests.contracts.cases import (
+    DEVICE,
+    PAIRS,
+    PAIRS_WITH_POSITIONS,
+    SUPPORTED_CASES,
+    Case,
+    build_kernel,
+    build_relative,
+    draw_inputs,
+    parametrize_by_kernel,
+    relative_error,
+    relatives_to_test,
+    roll_tokens,
+)
 
 TOLERANCE = 1e-10
 CLEARLY_BROKEN = 0.01

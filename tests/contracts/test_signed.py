@@ -6,6 +6,14 @@ from typing import ClassVar
 import pytest
 import torch
 from jaxtyping import Bool, Float
+from torch import Tensor
+
+from teka import Grid
+from teka.functional import FeatureKernel, attention, decode
+from teka.functional.dispatch import Workload, backend_costs
+from teka.functional.kernels.base import mask_features
+from teka.functional.kernels.rectified import PointwiseKernel
+from teka.functional.positions import Positions
 from tests.contracts.cases import (
     DEVICE,
     RELATIVE_NAMES,
@@ -16,14 +24,6 @@ from tests.contracts.cases import (
     relative_error,
     with_leaves,
 )
-from torch import Tensor
-
-from teka import Grid
-from teka.functional import FeatureKernel, attention, decode
-from teka.functional.dispatch import Workload, backend_costs
-from teka.functional.kernels.base import mask_features
-from teka.functional.kernels.rectified import PointwiseKernel
-from teka.functional.positions import Positions
 
 DIM, SCALE = 6, 0.4
 WITHOUT_SOFTMAX = [name for name in RELATIVE_NAMES if name != "rotation_joint"]

@@ -3,6 +3,14 @@ import io
 
 import pytest
 import torch
+from torch import Tensor, nn
+
+from teka import Grid
+from teka.functional import attention, decode
+from teka.functional.kernels import RANDOM_KERNELS
+from teka.models import Performer
+from teka.models.performer_config import POOLS, POSITIONS
+from teka.nn import Attention, RandomFeatures, redraw_projections
 from tests.contracts.cases import (
     DEVICE,
     PAIRS,
@@ -18,14 +26,6 @@ from tests.contracts.cases import (
     parametrize_by_kernel,
     relative_error,
 )
-from torch import Tensor, nn
-
-from teka import Grid
-from teka.functional import attention, decode
-from teka.functional.kernels import RANDOM_KERNELS
-from teka.models import Performer
-from teka.models.performer_config import POOLS, POSITIONS
-from teka.nn import Attention, RandomFeatures, redraw_projections
 
 GRID = Grid((3, 5))
 # Error relative to float32 for the same input. Only the output is rounded.

@@ -11,6 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jacrev, jvp, vmap
+
+from teka import Grid
+from teka.functional import attention
+from teka.nn import Attention, AttentionPool, MultiheadAttention
 from tests.contracts.cases import (
     FAST_CASES,
     PAIRS,
@@ -23,12 +29,6 @@ from tests.contracts.cases import (
     relative_error,
     with_leaves,
 )
-from torch import Tensor, nn
-from torch.func import functional_call, grad, jacrev, jvp, vmap
-
-from teka import Grid
-from teka.functional import attention
-from teka.nn import Attention, AttentionPool, MultiheadAttention
 
 GRIDS = {False: Grid((2, 3)), True: Grid(5)}
 HEADS, DIM, DIM_VALUE = 2, 4, 3

@@ -6,13 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.convert.convolutions import (
-    CLASSES,
-    SHAPES,
-    draw_convolution,
-    draw_images,
-    largest_difference,
-)
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -27,6 +20,13 @@ from teka.convert import (
 from teka.convert.conversion import BorderedAttention
 from teka.nn import Attention, RelativeKernel
 from teka.nn.relative import RelativeModule, inverse_softplus
+from tests.convert.convolutions import (
+    CLASSES,
+    SHAPES,
+    draw_convolution,
+    draw_images,
+    largest_difference,
+)
 
 # Of the largest output. Measured: up to 3.6e-7 and 7e-16.
 ROUNDING = {torch.float32: 2e-6, torch.float64: 5e-15}

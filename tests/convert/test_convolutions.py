@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.convert.convolutions import draw_convolution, draw_images, largest_difference
 from torch import nn
 
 from teka import Grid
@@ -24,6 +23,7 @@ from teka.convert.convolutions import (
     stray_weight,
     window_reach,
 )
+from tests.convert.convolutions import draw_convolution, draw_images, largest_difference
 
 
 class Doubled(nn.Conv2d):

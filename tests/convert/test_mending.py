@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.annotations import annotations_unchecked
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -14,6 +13,7 @@ from teka.audit import Movement, axis_shifts, blame_layers
 from teka.audit.layers.fixes import FIXES
 from teka.convert import mend
 from teka.convert.mending import SAMPLED, Offsets
+from tests.annotations import annotations_unchecked
 
 SIDES = (16, 8)
 EVERY_SHIFT = tuple(itertools.product(range(0, SIDES[0], 3), range(SIDES[1])))

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.convert.convolutions import CLASSES
 from torch import Tensor, nn
 
 from teka import Grid
 from teka.convert import attention_from_convolution, low_rank_convolution
 from teka.convert.conversion import BorderedAttention
 from teka.convert.convolutions import stray_weight
+from tests.convert.convolutions import CLASSES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "attention_as_convolution.md").read_text(
     encoding="utf-8"

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.contracts.cases import draw_inputs, draw_mask, relative_error
 from torch import Generator, Tensor
 
 from teka import Grid
 from teka.functional import Clipped, Positive, Rotation, attention
+from tests.contracts.cases import draw_inputs, draw_mask, relative_error
 
 TOLERANCE = 1e-12
 

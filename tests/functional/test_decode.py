@@ -3,14 +3,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import (
-    KERNEL_CLASSES,
-    build_kernel,
-    build_relative,
-    draw_inputs,
-    is_valid_pair,
-    relative_error,
-)
 from torch import Tensor
 
 from teka import Grid
@@ -26,6 +18,14 @@ from teka.functional import (
     Rotary,
     attention,
     decode,
+)
+from tests.contracts.cases import (
+    KERNEL_CLASSES,
+    build_kernel,
+    build_relative,
+    draw_inputs,
+    is_valid_pair,
+    relative_error,
 )
 
 RELATIVES = (

@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+
+from teka import Grid
+from teka.functional import attention, long_inputs
 from tests.contracts.cases import (
     build_kernel,
     build_relative,
@@ -10,9 +13,6 @@ from tests.contracts.cases import (
     relative_error,
     with_leaves,
 )
-
-from teka import Grid
-from teka.functional import attention, long_inputs
 
 
 @pytest.fixture(autouse=True)

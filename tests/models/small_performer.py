@@ -3,11 +3,11 @@
 from typing import Any
 
 import torch
-from tests.contracts.cases import is_valid_pair
 from torch import Tensor
 
 from teka.functional import RELATIVES
 from teka.models import Performer
+from tests.contracts.cases import is_valid_pair
 
 SIZE = (6, 10)
 

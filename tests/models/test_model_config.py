@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 import torch
 
+from reproduction.baselines import SelfAttentionNetwork
 from teka.codec import decode, encode
-from teka.experiments.baselines import SelfAttentionNetwork
 from teka.models import ModelConfig
 from teka.models.model_config import MODELS, model_class, options_class
 

@@ -7,8 +7,6 @@ from typing import Any, cast
 import pytest
 import torch
 from safetensors.torch import save as pack_tensors
-from tests.models.small_performer import SIZE, draw_images, kernel_for
-from tests.models.test_models import SMALL
 from torch import nn
 
 import teka.models
@@ -18,6 +16,8 @@ from teka.models import ModelConfig, load, read_config, save
 from teka.models.model_config import MODELS, model_class
 from teka.models.model_file import CONFIG_FILE, PRETRAINED, WEIGHTS_FILE
 from teka.models.performer_config import POSITIONS
+from tests.models.small_performer import SIZE, draw_images, kernel_for
+from tests.models.test_models import SMALL
 
 TINY = {"dim": 8, "depth": 2, "heads": 2}
 # Options of a Performer that change its function or its parameters.

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import is_valid_pair, relative_error
-from tests.models.small_performer import SIZE, build, draw_images, kernel_for, layers
 from torch import nn
 
 from teka.functional import KERNELS, RELATIVES, Focused, SquaredRelu
 from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 from teka.models.performer_config import POOLS, POSITIONS
 from teka.nn import RelativeKernel, redraw_projections
+from tests.contracts.cases import is_valid_pair, relative_error
+from tests.models.small_performer import SIZE, build, draw_images, kernel_for, layers
 
 pytestmark = pytest.mark.usefixtures("unchecked_annotations_in_module")
 

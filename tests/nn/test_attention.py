@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import PAIRS, Case, parametrize_by_kernel, relative_error
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from teka import Grid
 from teka.functional import KERNELS
 from teka.nn import Attention
+from tests.contracts.cases import PAIRS, Case, parametrize_by_kernel, relative_error
 
 GRID = Grid((3, 5))
 

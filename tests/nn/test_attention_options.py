@@ -3,12 +3,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import relative_error
-from tests.nn.test_attention import build, draw_tokens
 
 from teka import Grid
 from teka.functional import SquaredRelu
 from teka.nn import Attention, AttentionHeads, RandomFeatures, RelativeKernel, TransformerBlock
+from tests.contracts.cases import relative_error
+from tests.nn.test_attention import build, draw_tokens
 
 GRID = Grid((3, 5))
 

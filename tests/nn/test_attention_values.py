@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import relative_error
 from torch import Tensor
 
 from teka import Grid, explain
 from teka.nn import Attention
+from tests.contracts.cases import relative_error
 
 GRID = Grid((3, 5))
 DIM, HEADS = 8, 3

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from jaxtyping import Float
-from tests.contracts.cases import PAIRS, Case
 from torch import Tensor
 
 import teka
@@ -17,6 +16,7 @@ from teka.functional.relative.rotary import LENGTH_SHARE
 from teka.nn import Attention, RandomFeatures
 from teka.nn.diagnostics.diagnose import MAX_TOKENS
 from teka.nn.diagnostics.report import COLLAPSED_SPREAD, EstimatorErrors, features_for
+from tests.contracts.cases import PAIRS, Case
 
 
 def build(seed: int = 0, **options: Any) -> Attention:

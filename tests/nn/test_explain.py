@@ -3,14 +3,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.annotations import annotations_unchecked
-from tests.contracts.cases import PAIRS, Case, parametrize_by_kernel
 
 import teka
 from teka import Grid
 from teka.functional.plan import Plan
 from teka.nn import Attention
 from teka.nn.diagnostics.explain import MAX_CROSSOVER, explain
+from tests.annotations import annotations_unchecked
+from tests.contracts.cases import PAIRS, Case, parametrize_by_kernel
 
 
 def build(**options: Any) -> Attention:

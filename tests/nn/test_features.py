@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import RELATIVES_OF_LEARNED
 from torch import Generator, nn
 
 import teka
@@ -12,6 +11,7 @@ from teka import Grid
 from teka.functional import RELATIVES, Hedgehog, Positive, Trigonometric, default_num_features
 from teka.models import Performer
 from teka.nn import Attention, LearnedFeatures, RandomFeatures, RelativeKernel, redraw_projections
+from tests.contracts.cases import RELATIVES_OF_LEARNED
 
 
 @pytest.mark.parametrize(

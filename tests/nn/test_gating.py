@@ -3,11 +3,11 @@
 import math
 
 import torch
-from tests.contracts.cases import relative_error
 from torch import nn
 
 from teka.nn import Attention
 from teka.nn.gating import Gate
+from tests.contracts.cases import relative_error
 
 
 def test_initial_gates_are_equal_and_nearly_open():

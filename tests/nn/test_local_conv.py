@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import relative_error
 from torch import Tensor, nn
 
 from teka import Grid
 from teka.nn import Attention
 from teka.nn.local_conv import ValueConvolution
+from tests.contracts.cases import relative_error
 
 GRIDS = [
     pytest.param(Grid(7), id="a line"),

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import relative_error
 from torch.nn.functional import pixel_unshuffle
 
 from teka.nn import AttentionPool, SpaceToDepth
+from tests.contracts.cases import relative_error
 
 
 def build(**options: Any) -> AttentionPool:

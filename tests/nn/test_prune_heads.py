@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import relative_error
 from torch import Tensor, nn
 
 from teka import Grid, functional
@@ -14,6 +13,7 @@ from teka.flops import flop_counter
 from teka.functional import KERNELS, RELATIVES, Quadratic
 from teka.nn import Attention, EmbeddedTable, LearnedFeatures, RelativeKernel, prune_heads
 from teka.nn.relative import RelativeModule
+from tests.contracts.cases import relative_error
 
 GRID = Grid((3, 5))
 DIM, HEADS, WIDTH = 8, 5, 4

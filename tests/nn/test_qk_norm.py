@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import relative_error
 from torch import Tensor, nn
 
 from teka import Grid
 from teka.nn import Attention
 from teka.nn.qk_norm import QUERY_KEYS, CentredQueryKey, NormalizedQueryKey, make_query_key
+from tests.contracts.cases import relative_error
 
 
 def draw(heads: int = 3, tokens: int = 7, dim: int = 5, seed: int = 1) -> Tensor:

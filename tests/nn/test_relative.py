@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import with_leaves
 from torch.nn import Parameter
 
 from teka import functional
@@ -14,6 +13,7 @@ from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 from teka.nn import Attention, AttentionOptions, EmbeddedTable, RelativeKernel
 from teka.nn.heads import make_relative_kernel
 from teka.nn.relative import relative_class
+from tests.contracts.cases import with_leaves
 
 
 def make(relative: Any, features: int = 5, num_waves: int | None = None) -> Any:

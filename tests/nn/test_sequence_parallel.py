@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import relative_error
 from torch import Tensor, distributed, nn
 from torch.multiprocessing.spawn import start_processes
 
 from teka import Grid
 from teka.nn import Attention, TransformerBlock, shard_tokens
+from tests.contracts.cases import relative_error
 
 TORUS, LINE = Grid((7, 3), spacing=(0.5, 1.0), periodic=True), Grid(21, origin=3.0)
 LAYERS: dict[str, tuple[dict[str, Any], Grid | None]] = {

@@ -5,8 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
+from reproduction.baselines.convolutional import ResNet18
 from teka.data import load as load_data
-from teka.experiments.baselines.convolutional import ResNet18
 from teka.models import ModelConfig, read_config, save
 from teka.prediction import predict
 from teka.prediction.pictures import read_images

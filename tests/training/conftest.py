@@ -19,13 +19,11 @@ TINY = Run.of(
 
 
 @pytest.fixture(scope="module", autouse=True)
-def few_measurements(request):
-    """Count no operations in a training, and few draws of initial heads: what counts and draws has its own tests."""
+def few_measurements():
+    """Skip the counting of operations in a training, which has its own tests."""
     with pytest.MonkeyPatch.context() as patched:
         train_module = importlib.import_module("teka.training.train")
         patched.setattr(train_module, "training_flops_per_image", lambda *arguments: 10**6)
-        if request.path.name != "test_measure.py":
-            patched.setattr("teka.training.heads.measure.CHANCE_DRAWS", 8)
         yield
 
 

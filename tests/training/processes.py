@@ -13,7 +13,7 @@ from teka.training import Execution, Run, train
 
 SERVER = multiprocessing.get_context("forkserver")
 # Importing takes longer than what the tests do. The server is shared with the workers of Dask.
-PRELOADED = ["lightning.pytorch", "teka.training", "teka.experiments.study"]
+PRELOADED = ["lightning.pytorch", "teka.training", "reproduction.study"]
 
 
 def start_training(

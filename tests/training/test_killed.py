@@ -11,10 +11,10 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from tests.training.processes import start_training
 
 from teka.files import read_json
 from teka.training import Execution, Run, checkpoint, train
+from tests.training.processes import start_training
 
 CPU = Execution(accelerator="cpu")
 

@@ -8,9 +8,9 @@ import pytest
 import yaml
 from lightning.pytorch.loggers import mlflow as lightnings_mlflow
 from lightning.pytorch.loggers import wandb as lightnings_wandb
-from tests.training.interrupt import InterruptAt
 
 from teka.training import train
+from tests.training.interrupt import InterruptAt
 
 NUMBERS = {
     "train_loss",

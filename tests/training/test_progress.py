@@ -6,7 +6,6 @@ import re
 
 import pytest
 import torch
-from tests.training.interrupt import InterruptAt
 
 from teka.models.model_config import MODELS
 from teka.training import Execution, Run, progress, train
@@ -21,6 +20,7 @@ from teka.training.progress import (
     peak,
     training_flops_per_image,
 )
+from tests.training.interrupt import InterruptAt
 
 
 class Terminal(io.StringIO):

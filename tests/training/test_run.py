@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from teka.experiments.baselines import ResNet18, SelfAttentionNetwork
+from reproduction.baselines import ResNet18, SelfAttentionNetwork
 from teka.functional import SquaredRelu
 from teka.models import PerformerConfig
 from teka.models.model_config import MODELS, model_class

@@ -3,12 +3,12 @@ import json
 import pytest
 import torch
 from lightning.pytorch import Callback
-from tests.training.interrupt import InterruptAt
 
 from teka.data import from_arrays
 from teka.nn import RandomFeatures
 from teka.training import Execution, Run, evaluate, export, restore, train
 from teka.training.checkpoint import read_weights
+from tests.training.interrupt import InterruptAt
 
 
 def weights(folder):

@@ -10,7 +10,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from teka import __version__
@@ -18,24 +18,24 @@ from teka.cli import child
 from teka.cli.child import BROKEN_PIPE, INTERRUPTED, USAGE_ERROR
 from teka.errors import first_line, is_out_of_memory, one_line, unknown_name
 
-# Where each command is within this package, and what it is for.
+# The object and the purpose of each command.
 COMMANDS = {
-    "demo": ("experiments:demo", "train five small models on digits, shift the images and compare"),
-    "download": ("pictures:download", "fetch published data sets and check them"),
-    "train": ("runs:train", "train a model on a data set"),
-    "evaluate": ("runs:evaluate", "accuracy of a trained run on its test images"),
-    "shift": ("experiments:shift", "accuracy of trained runs at every shift"),
-    "heads": ("runs:heads", "where the heads of a self-attention network look, in pictures"),
-    "prune": ("runs:prune", "remove a trained run's degenerate heads and train on"),
-    "export": ("runs:export", "write a trained run's model as a model file"),
-    "predict": ("pictures:predict", "what a trained model says of pictures"),
-    "audit": ("audit:audit", "what a model makes of images that move"),
-    "compare": ("compare:compare", "models over the same images, moved alike"),
-    "mend": ("mend:mend", "change what a model loses shifts by, and audit it before and after"),
-    "study": ("experiments:study", "train a grid of runs and compare them"),
-    "reproduce": ("experiments:reproduce", "the table and the figure of Horn et al. (2021)"),
-    "approximate": ("experiments:approximate", "how near random features come to softmax"),
-    "bench": ("experiments:bench", "time and memory of the layers on this machine"),
+    "demo": (
+        "teka.cli.shift:demo",
+        "train five small models on digits, shift the images and compare",
+    ),
+    "download": ("teka.cli.pictures:download", "fetch published data sets and check them"),
+    "train": ("teka.cli.runs:train", "train a model on a data set"),
+    "evaluate": ("teka.cli.runs:evaluate", "accuracy of a trained run on its test images"),
+    "shift": ("teka.cli.shift:shift", "accuracy of trained runs at every shift"),
+    "export": ("teka.cli.runs:export", "write a trained run's model as a model file"),
+    "predict": ("teka.cli.pictures:predict", "what a trained model says of pictures"),
+    "audit": ("teka.cli.audit:audit", "what a model makes of images that move"),
+    "compare": ("teka.cli.compare:compare", "models over the same images, moved alike"),
+    "mend": (
+        "teka.cli.mend:mend",
+        "change what a model loses shifts by, and audit it before and after",
+    ),
 }
 HELP = """usage: teka COMMAND [options]
 
@@ -49,7 +49,11 @@ MOST_CHARACTERS = 2000  # of an error, whose foreign parts are shorter
 ISOLATED = ("audit", "compare", "mend")  # commands that run a model's code
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(
+    arguments: Sequence[str] | None = None,
+    commands: Mapping[str, tuple[str, str]] = COMMANDS,
+    program: str = "teka",
+) -> int:
     """Run the `teka` command.
 
     Without arguments, as the command line calls it, commands that run a model's code do so in a child process, so that
@@ -58,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Args:
         arguments: The words after `teka`; by default those of the process.
+        commands: The object and the purpose of each command.
+        program: The words before the command in the command line that results record.
 
     Returns:
         Exit code: 0 if all went well, 1 only if an audit stayed below its threshold, 130 if interrupted, and 141 if the
@@ -66,16 +72,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None and words and words[0] in ISOLATED:
         return child.run_in_child(run, words, partial(_say, words))
-    return run(words)
+    return run(words, commands, program)
 
 
-def run(words: list[str]) -> int:
+def run(
+    words: list[str], commands: Mapping[str, tuple[str, str]] = COMMANDS, program: str = "teka"
+) -> int:
     """Run a command in this process, from its words to its exit code."""
     _open_output()
     before = _output()
     try:
         try:
-            code = _run(words)
+            code = _run(words, commands, program)
         except SystemExit:  # of the parser, which has printed help or an error
             sys.stdout.flush()
             raise
@@ -105,11 +113,11 @@ def run(words: list[str]) -> int:
             _close_output()
 
 
-def _run(given: list[str]) -> int:
+def _run(given: list[str], commands: Mapping[str, tuple[str, str]], program: str) -> int:
     if not given or given[0] in ("-h", "--help"):
         lines = [
-            f"  {name:<{max(map(len, COMMANDS))}}  {purpose}"
-            for name, (_, purpose) in COMMANDS.items()
+            f"  {name:<{max(map(len, commands))}}  {purpose}"
+            for name, (_, purpose) in commands.items()
         ]
         print(HELP.format("\n".join(lines)))
         return 0
@@ -117,10 +125,10 @@ def _run(given: list[str]) -> int:
         print(f"teka {__version__}")
         return 0
     name = given[0]
-    if name not in COMMANDS:
-        return _say([], unknown_name("command", name, COMMANDS))
+    if name not in commands:
+        return _say([], unknown_name("command", name, commands))
     try:
-        command = pkgutil.resolve_name(f"teka.cli.{COMMANDS[name][0]}")
+        command = pkgutil.resolve_name(commands[name][0])
     except ModuleNotFoundError as error:
         return _say([], f"{error.name} is not installed; pip install 'teka[train,report]'")
     except ImportError as error:
@@ -136,7 +144,7 @@ def _run(given: list[str]) -> int:
         f"teka {name}: warning: {one_line(message, MOST_CHARACTERS)}\n"
     )
     try:
-        return command.main(options, shlex.join(["teka", *given])) or 0
+        return command.main(options, f"{program} {shlex.join(given)}") or 0
     except OSError:
         raise
     except (ValueError, ImportError, FloatingPointError) as error:

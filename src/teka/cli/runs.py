@@ -1,4 +1,4 @@
-"""Commands of trained runs: train, evaluate, prune, export and heads."""
+"""Commands of trained runs: train, evaluate and export."""
 
 import argparse
 import contextlib
@@ -7,28 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from teka import training
-from teka.audit.page.tables import Table
 from teka.cli.parser import Option, Parser, command, fields_of, progress_bar
 from teka.errors import wrong_value
-from teka.experiments.baselines import SelfAttentionNetwork
-from teka.experiments.baselines.degenerate_heads import heads_table
 from teka.files import read_yaml, resolve_path
 from teka.models.model_file import WEIGHTS_FILE
 from teka.training import Execution, Run, restore
-from teka.training.checkpoint import CHECKPOINTS, LAST, load_weights
 from teka.training.execution import is_first_process
-from teka.training.heads.measure import attention_maps, middle_query
-from teka.training.heads.page import head_finding, write_heads
-from teka.training.heads.record import BEFORE_PRUNING_FILE, HEADS_FILE, load_head_record
 from teka.training.recipe import Recipe, recipe_names
 from teka.training.run import DataOptions, ModelOptions
 from teka.training.trained_run import EVALUATION_FILE
 
-HEADS_FOLDER, HEADS_IMAGES = "heads", 100
 RECIPE_HELP = f"How it is trained: {', '.join(recipe_names())}, or a YAML file; other options go before its fields."
 RUN = Option("run", str, "Folder of a finished run.")
 LOGGERS_HELP = "Services to log to besides CSV and TensorBoard: wandb, mlflow. Nothing is sent to one not named."
-QUERY_HELP = "The token whose attention maps are drawn, counted from 0 at the top left; the middle by default."
 DATA_DIR = Option("--data_dir", str | None, "Folder with the data set's files, if it has moved.")
 
 
@@ -151,45 +142,6 @@ def evaluate(options: argparse.Namespace, command: str) -> None:
 
 
 @command(
-    Option("run", str, "Folder of a finished run with position (generalized_)quadratic."),
-    Option("--out", str, "Folder to write, as a whole at the end.", required=True),
-    fields_of(training.prune, skip=("trained", "out", "command", "progress_bar")),
-    DATA_DIR,
-    examples=(
-        "teka prune runs/cifar10-generalized --out runs/cifar10-pruned",
-        "teka prune runs/digits-generalized --condition-number 100 --epochs 5 --learning-rate 3e-4 "
-        "--out runs/digits-pruned",
-    ),
-)
-def prune(options: argparse.Namespace, command: str) -> None:
-    """Remove the heads of a run of self_attention whose Gaussians have degenerated, and train on.
-
-    What is written is the folder of a finished run, for teka evaluate, shift, export and prune.
-    """
-    fields = vars(options)
-    trained = restore(fields.pop("run"), data_dir=fields.pop("data_dir"))
-    pruning = training.prune(trained, **fields, command=command)
-    print(heads_table(pruning.layers), end="\n\n")
-    headings = ("", "parameters", "MFLOPs", "accuracy")
-    sizes = {"before": pruning.before, "pruned": pruning.pruned, "trained on": pruning.tuned}
-    rows = tuple(
-        (
-            name,
-            f"{model.parameters:,}",
-            f"{model.flops / 1e6:,.1f}",
-            f"{100 * model.accuracy:.2f} %",
-        )
-        for name, model in sizes.items()
-    )
-    print(Table("", headings, rows).plain())
-    low, high = (f"{100 * end:.2f} %" for end in pruning.evaluation.interval)
-    print(
-        f"{pruning.evaluation.test_images:,} test images; the last 95 % interval is {low} to {high}"
-    )
-    print(f"written: {fields['out']}")
-
-
-@command(
     RUN,
     Option(
         "--out", str, "Folder to write; a model file that stood there is replaced.", required=True
@@ -213,62 +165,3 @@ def export(options: argparse.Namespace, command: str) -> None:
     )
     size = (folder / WEIGHTS_FILE).stat().st_size
     print(f"written: {folder}, the weights in {size / 1e6:.2f} MB of {options.dtype}")
-
-
-@command(
-    RUN,
-    Option("--query", int, QUERY_HELP, nargs=2, metavar=("ROW", "COLUMN")),
-    Option(
-        "--out", str | None, f"Folder for the files, {HEADS_FOLDER}/ within the run's by default."
-    ),
-    DATA_DIR,
-    examples=(
-        "teka heads runs/digits-self_attention-0",
-        "teka heads runs/cifar10 --query 3 12 --out pictures",
-    ),
-)
-def heads(options: argparse.Namespace, command: str) -> None:
-    """Draw where the heads of a finished run of model self_attention look.
-
-    Centers and ellipses over training, attention maps of one token, and how near they come to a convolution's window.
-    """
-    trained = restore(options.run, data_dir=options.data_dir)
-    model, run, result = trained.model, trained.run, trained.result
-    if not isinstance(model, SelfAttentionNetwork):
-        raise wrong_value(
-            "run", options.run, f"a run of model 'self_attention'; its model is {run.model!r}"
-        )
-    record = load_head_record(trained.folder / HEADS_FILE)
-    parent = trained.folder / BEFORE_PRUNING_FILE
-    load_weights(
-        model, trained.folder / CHECKPOINTS / LAST
-    )  # the record's end is not its best epoch
-    query = (
-        middle_query(model.grid) if options.query is None else (options.query[0], options.query[1])
-    )
-    images = trained.dataset.test.images[:HEADS_IMAGES]
-    words = [word.replace("_", " ") for word in (record.position, record.content) if word]
-    settings = {
-        "Command": command,
-        "Trained by": result.get("command"),
-        "Data": trained.dataset.name,
-        "Network": f"{run.depth} blocks of dim {run.dim}, heads {run.heads}, {result.get('parameters')} parameters",
-        "Training": f"{result.get('epochs')} epochs, {run.optimizer} at {run.learning_rate:g}, seed {run.seed}",
-        "Hardware": result.get("hardware"),
-        "Date": result.get("date"),
-        "Versions": f"teka {result.get('teka')}, PyTorch {result.get('torch')}",
-    }
-    with progress_bar() as show:
-        written = write_heads(
-            record,
-            attention_maps(model, images, query),
-            trained.folder / HEADS_FOLDER if options.out is None else Path(options.out),
-            query=query,
-            num_images=len(images),
-            name=f"{' and '.join(words)}, {trained.dataset.name}",
-            settings=[(name, str(value)) for name, value in settings.items() if value],
-            before=load_head_record(parent) if parent.is_file() else None,
-            progress=lambda done, total: show("pictures", done, total, ""),
-        )
-    print(f"{written.terminal}\n\n{head_finding(record)}")
-    print(f"written: {', '.join(map(str, written.files))}")

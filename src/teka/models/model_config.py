@@ -19,8 +19,9 @@ from teka.memory import MAX_IMAGE_PIXELS, TooManyElementsError, count_elements, 
 from teka.models.performer_config import PerformerConfig
 
 # Module and class of each model. Modules are imported at first use, because the baselines belong to
-# the experiments. Each class takes (image_size, in_channels, num_classes) and options by name.
-_BASELINES = "teka.experiments.baselines"
+# the reproductions, which are a part of the repository and not of the installed library.
+# Each class takes (image_size, in_channels, num_classes) and options by name.
+_BASELINES = "reproduction.baselines"
 MODELS = {
     "performer": ("teka.models.performer", "Performer"),
     "alexnet": (_BASELINES, "AlexNet"),
@@ -44,7 +45,8 @@ def model_class(name: str) -> type[nn.Module]:
     """
     check_name("model", name, MODELS)
     module, attribute = MODELS[name]
-    return getattr(require(module, f"the model {name!r} needs", "teka"), attribute)
+    install = "teka" if module.startswith("teka") else "-e '.[reproduction]' in a checkout of teka"
+    return getattr(require(module, f"the model {name!r} needs", install), attribute)
 
 
 @cache

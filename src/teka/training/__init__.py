@@ -11,7 +11,6 @@ except ModuleNotFoundError as error:
     ) from error
 
 from teka.training.execution import Execution
-from teka.training.prune import prune
 from teka.training.recipe import Recipe, read_recipe
 from teka.training.run import Run
 from teka.training.train import train
@@ -24,7 +23,6 @@ __all__ = [
     "TrainedRun",
     "evaluate",
     "export",
-    "prune",
     "read_recipe",
     "restore",
     "train",

@@ -18,7 +18,6 @@ from torch import nn
 from teka import data
 from teka.data import Dataset
 from teka.errors import first_line, is_out_of_memory, wrong_value
-from teka.experiments.baselines import SelfAttentionNetwork
 from teka.files import make_directory, read_json, write_json
 from teka.memory import TooManyElementsError, count_elements, memory_bytes
 from teka.provenance import provenance
@@ -33,7 +32,6 @@ from teka.training.checkpoint import (
 )
 from teka.training.classifier import Classifier
 from teka.training.execution import Execution, Processes, is_first_process
-from teka.training.heads.record import HeadRecorder
 from teka.training.loggers import check_loggers, open_loggers
 from teka.training.progress import Clock, EpochTable, Throughput, training_flops_per_image
 from teka.training.run import RUN_FILE, Run
@@ -83,7 +81,7 @@ def train(
 
     The folder holds `run.json`, `result.json`, `logs/` (a CSV table and TensorBoard's events for each start),
     `checkpoints/` with the best epoch's state (by validation accuracy; the last where nothing is held out) and the
-    last's, and of "self_attention" `heads.npz`: where its heads look before training and after each epoch.
+    last's. A model with a method `training_callbacks(run, folder)` adds Lightning callbacks of its own.
 
     Args:
         run: What to train.
@@ -187,8 +185,9 @@ def _train(
         )  # which are two even of one
         measured = Throughput(flops, run, num_images=len(dataset.train))
         more.insert(0, measured)
-    if isinstance(model, SelfAttentionNetwork):
-        more.insert(0, HeadRecorder(model, run, folder))
+    make_callbacks: Any = getattr(model, "training_callbacks", None)
+    if make_callbacks is not None:
+        more = [*make_callbacks(run, folder), *more]
     execution.prepare(model)
     steps = run.epochs * -(-len(dataset.train) // run.batch_size)
     classifier = Classifier(model, run, num_classes=dataset.num_classes, num_steps=steps)

@@ -1,4 +1,5 @@
 import pytest
+
 from tests.audit.adapters.tiny_vit import write_vit
 
 

@@ -6,13 +6,13 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from tests.audit.measure.models import present
 from torch import nn
 
 from teka.audit import AuditSettings, Movement, audit, blame_layers, square_shifts
 from teka.audit.adapters import Reading, load
 from teka.audit.adapters.onnx_model import OnnxFunction, load_onnx
 from teka.audit.measure.measure_responses import measure_responses
+from tests.audit.measure.models import present
 
 
 class Net(nn.Module):

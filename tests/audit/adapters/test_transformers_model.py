@@ -7,7 +7,6 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tests.audit.adapters.tiny_vit import CLASSES, quiet
 
 from teka.audit.adapters import Reading, load
 from teka.audit.adapters.transformers_model import (
@@ -17,6 +16,7 @@ from teka.audit.adapters.transformers_model import (
     read_processor_file,
 )
 from teka.data import Normalize
+from tests.audit.adapters.tiny_vit import CLASSES, quiet
 
 
 def test_it_answers_as_the_library_does_from_a_picture(vit_folder):

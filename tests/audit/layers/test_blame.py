@@ -2,7 +2,6 @@ import math
 
 import pytest
 import torch
-from tests.raising import raises_for
 from torch import nn
 
 from teka.audit import axis_shifts, square_shifts
@@ -11,6 +10,7 @@ from teka.audit.layers.blame import blame_layers
 from teka.audit.movement import Movement
 from teka.models import Performer
 from teka.nn import PolyphaseDownsample
+from tests.raising import raises_for
 
 CIRCULAR = Movement("circular")
 SHIFTS = axis_shifts(3)

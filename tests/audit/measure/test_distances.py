@@ -2,7 +2,6 @@ import json
 
 import pytest
 import torch
-from tests.raising import raises_for
 from torch import nn
 
 from teka.audit import square_shifts
@@ -10,6 +9,7 @@ from teka.audit.function import ModelError
 from teka.audit.measure.distances import NoiseFloor, SensitivityMap, noise_floor, sensitivity_map
 from teka.audit.movement import Movement
 from teka.codec import decode, encode
+from tests.raising import raises_for
 
 
 def images(dtype=torch.float32):

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.raising import raises_for
 from torch import nn
 from torch.testing import assert_close
 
@@ -16,6 +15,7 @@ from teka.audit.measure.lie_derivative import (
     lie_derivative,
 )
 from teka.codec import decode, encode
+from tests.raising import raises_for
 
 
 def wave(side, frequency, phases=(0.3,), axis=1, other=3):

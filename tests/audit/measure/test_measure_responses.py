@@ -6,6 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+
+from teka.audit import axis_shifts, square_shifts
+from teka.audit.function import ModelError
+from teka.audit.measure.measure_responses import Deadline, measure_responses, search_worst
+from teka.audit.movement import Movement
 from tests.audit.measure.models import (
     IMAGES,
     LABELS,
@@ -19,12 +25,6 @@ from tests.audit.measure.models import (
     present,
 )
 from tests.raising import raises_for
-from torch import nn
-
-from teka.audit import axis_shifts, square_shifts
-from teka.audit.function import ModelError
-from teka.audit.measure.measure_responses import Deadline, measure_responses, search_worst
-from teka.audit.movement import Movement
 
 CIRCULAR, ZERO = Movement("circular"), Movement("zero")
 SHIFTS = square_shifts(3)

@@ -3,6 +3,13 @@ import json
 import pytest
 import torch
 from safetensors import safe_open
+from torch import nn
+
+from teka.audit import square_shifts
+from teka.audit.function import ModelError
+from teka.audit.measure import measure_responses as measure_module
+from teka.audit.measure.measure_responses import Checkpoint, measure_responses
+from teka.audit.movement import Movement
 from tests.audit.measure.models import (
     IMAGES,
     LABELS,
@@ -13,13 +20,6 @@ from tests.audit.measure.models import (
     present,
 )
 from tests.raising import raises_for
-from torch import nn
-
-from teka.audit import square_shifts
-from teka.audit.function import ModelError
-from teka.audit.measure import measure_responses as measure_module
-from teka.audit.measure.measure_responses import Checkpoint, measure_responses
-from teka.audit.movement import Movement
 
 ZERO, SHIFTS = Movement("zero"), square_shifts(2)
 SETTINGS = {"labels": LABELS, "batch_size": 10}

@@ -5,8 +5,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.audit.measure import models
-from tests.raising import raises_for
 
 from teka.audit import axis_shifts, square_shifts, translate
 from teka.audit.function import ModelError
@@ -14,6 +12,8 @@ from teka.audit.measure import measurement
 from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.measure.measurement import MovedImages
 from teka.audit.movement import Movement
+from tests.audit.measure import models
+from tests.raising import raises_for
 
 CIRCULAR, ZERO = Movement("circular"), Movement("zero")
 SQUARE = square_shifts(3)

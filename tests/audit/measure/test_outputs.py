@@ -4,8 +4,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.audit.measure import models
-from tests.raising import raises_for
 from torch import nn
 from torch.nn.functional import avg_pool2d
 
@@ -20,6 +18,8 @@ from teka.audit.measure.outputs import (
 )
 from teka.audit.movement import Movement
 from teka.audit.statistics.summarize import summarize
+from tests.audit.measure import models
+from tests.raising import raises_for
 
 HEIGHT, WIDTH = 12, 18
 IMAGES = torch.rand(

@@ -2,13 +2,13 @@ import dataclasses
 
 import pytest
 import torch
-from tests.audit.measure.models import present
-from tests.raising import raises_for
 
 from teka.audit import axis_shifts, measure_responses, summarize
 from teka.audit.measure.responses import check_same_images, take_common
 from teka.audit.movement import Movement
 from teka.audit.statistics.metrics import CURVES
+from tests.audit.measure.models import present
+from tests.raising import raises_for
 
 SHIFTS = ((0, 0), (0, 1), (1, 0))
 

@@ -1,7 +1,6 @@
 import dataclasses
 
 import pytest
-from tests.audit.page.audit_reports import SQUARE, make_curve, make_report
 
 from teka.audit.caveats import Caveat
 from teka.audit.movement import Movement
@@ -11,6 +10,7 @@ from teka.audit.page.summary import summary_markdown
 from teka.audit.page.text import comparison_text
 from teka.audit.statistics.comparison import Comparison, Difference, DifferenceCurve
 from teka.audit.statistics.ranking import Pair
+from tests.audit.page.audit_reports import SQUARE, make_curve, make_report
 
 NAMES = ("patches", "rotation", "table")
 

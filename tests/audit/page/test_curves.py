@@ -6,7 +6,6 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from tests.audit.page.audit_reports import CROSS, SQUARE, make_metrics
 
 from teka.audit.page.curves import (
     MOST_BANDS,
@@ -18,6 +17,7 @@ from teka.audit.page.curves import (
     quantity_of,
 )
 from teka.audit.page.style import line_style
+from tests.audit.page.audit_reports import CROSS, SQUARE, make_metrics
 
 ACCURACY = quantity_of("accuracy")
 ENDS = ("values", "lower", "upper", "band_lower", "band_upper")

@@ -5,7 +5,6 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from tests.audit.page.audit_reports import make_layers, make_report
 
 from teka.audit.layers.blame import BREAKS
 from teka.audit.page.layers import (
@@ -20,6 +19,7 @@ from teka.audit.page.layers import (
     layer_rows,
 )
 from teka.audit.page.pages import render_audit_page
+from tests.audit.page.audit_reports import make_layers, make_report
 
 
 def test_layers_that_break_come_before_those_that_add_and_those_that_hold_positions():

@@ -3,7 +3,6 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from tests.audit.page.audit_reports import CROSS, SQUARE, make_metrics, make_phases, make_report
 
 from teka.audit.movement import Movement
 from teka.audit.page.modes import (
@@ -18,6 +17,7 @@ from teka.audit.page.modes import (
 )
 from teka.audit.page.style import heat_colour
 from teka.audit.statistics.phase import PHASE_VALUES
+from tests.audit.page.audit_reports import CROSS, SQUARE, make_metrics, make_phases, make_report
 
 
 def test_sizes_and_background_are_said_where_they_matter():

@@ -2,13 +2,13 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from tests.audit.page.audit_reports import CROSS, make_example, make_metrics, make_report
 
 from teka.audit.movement import Movement
 from teka.audit.page.pages import render_audit_page, write_audit_page
 from teka.audit.procedures import PresetResult
 from teka.audit.report import AuditReport, Failure
 from teka.audit.statistics.estimate import Estimate
+from tests.audit.page.audit_reports import CROSS, make_example, make_metrics, make_report
 
 VOID = {"meta", "br", "wbr", "input", "link", "img"}
 

@@ -2,8 +2,6 @@ import dataclasses
 import json
 import re
 
-from tests.audit.page.audit_reports import SQUARE, make_example, make_metrics, make_report
-
 from teka.audit.caveats import Caveat
 from teka.audit.measure.distances import NoiseFloor
 from teka.audit.measure.lie_derivative import LieDerivative
@@ -19,6 +17,7 @@ from teka.audit.page.pages import (
 from teka.audit.procedures import PresetResult
 from teka.audit.statistics.estimate import Estimate
 from teka.audit.statistics.metrics import NUMBERS
+from tests.audit.page.audit_reports import SQUARE, make_example, make_metrics, make_report
 
 
 def test_there_is_a_column_for_what_any_mode_has():

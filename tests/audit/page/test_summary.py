@@ -3,12 +3,12 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from tests.audit.page.audit_reports import make_metrics, make_report
-from tests.audit.page.test_compared import PAIRS, reports_of
 
 from teka.audit.caveats import Caveat
 from teka.audit.movement import Movement
 from teka.audit.page.summary import BADGE_COLOURS, badge_svg, summary_markdown
+from tests.audit.page.audit_reports import make_metrics, make_report
+from tests.audit.page.test_compared import PAIRS, reports_of
 
 VOID = Caveat("constant predictor", "invalidates", "It says 3.")
 

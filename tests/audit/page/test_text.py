@@ -1,8 +1,8 @@
 import pytest
-from tests.audit.page.audit_reports import CROSS, make_metrics, make_report
 
 from teka.audit.movement import Movement
 from teka.audit.page.text import audit_text
+from tests.audit.page.audit_reports import CROSS, make_metrics, make_report
 
 WIDTH = 100
 

@@ -6,7 +6,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from tests.raising import raises_for
 
 from teka.audit import wilson_interval
 from teka.audit.statistics.bootstrap import ImageAverage, ImageResamples, average
@@ -25,6 +24,7 @@ from teka.audit.statistics.intervals import (
     two_level_curve,
     wilson_of_mean,
 )
+from tests.raising import raises_for
 
 
 # R. G. Newcombe, "Two-sided confidence intervals for the single proportion", Statistics in Medicine 17 (1998), table I,

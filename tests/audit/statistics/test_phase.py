@@ -2,13 +2,13 @@ import json
 
 import pytest
 import torch
-from tests.raising import raises_for
 
 from teka.audit import square_shifts, wilson_interval
 from teka.audit.measure.responses import Responses
 from teka.audit.movement import Movement
 from teka.audit.statistics.phase import best_stride, error_by_phase, sort_by_phase
 from teka.codec import decode, encode
+from tests.raising import raises_for
 
 
 def test_phases_of_negative_shifts_are_those_of_the_shift_a_stride_away():

@@ -1,12 +1,5 @@
 import pytest
 import torch
-from tests.contracts.cases import (
-    build_relative,
-    draw_inputs,
-    draw_mask,
-    relative_error,
-    with_leaves,
-)
 from torch import Tensor
 
 from teka import Grid
@@ -15,6 +8,13 @@ from teka.functional.backends import dense
 from teka.functional.kernels.base import DenseInputs
 from teka.functional.positions import Positions
 from teka.functional.relative.stationary import SeparableRelative
+from tests.contracts.cases import (
+    build_relative,
+    draw_inputs,
+    draw_mask,
+    relative_error,
+    with_leaves,
+)
 
 
 def placed(grid: Grid, num_prefix_tokens: int) -> Positions:

@@ -1,5 +1,4 @@
 import torch
-from tests.contracts.cases import draw_inputs, relative_error
 from torch import Tensor
 
 from teka import Grid
@@ -7,6 +6,7 @@ from teka.functional import Quadratic, Shaw, attention
 from teka.functional.backends.feature_chunks import run_checkpointed
 from teka.functional.backends.feature_sums import plain_sums
 from teka.functional.backends.sums import FeatureInputs, WeightedSums, add_prefix_tokens
+from tests.contracts.cases import draw_inputs, relative_error
 
 
 def sums(seed: int, log_peak: float | None) -> WeightedSums:

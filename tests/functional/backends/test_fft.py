@@ -5,13 +5,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.contracts.cases import (
-    build_relative,
-    draw_inputs,
-    draw_mask,
-    relative_error,
-    with_leaves,
-)
 from torch import Generator, Tensor
 from torch.autograd import grad
 
@@ -20,6 +13,13 @@ from teka.functional import GeneralizedQuadratic, attention
 from teka.functional.backends import feature_chunks
 from teka.functional.backends.fft import fft_sums, have_same_spacing, next_fast_length
 from teka.functional.relative.stationary import StationaryRelative
+from tests.contracts.cases import (
+    build_relative,
+    draw_inputs,
+    draw_mask,
+    relative_error,
+    with_leaves,
+)
 
 FFT = sys.modules[fft_sums.__module__]
 STATIONARY = ("rotation", "quadratic", "generalized_quadratic", "table", "fourier")

@@ -5,16 +5,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.contracts.cases import (
-    build_kernel,
-    build_relative,
-    draw_inputs,
-    draw_mask,
-    flex_reference,
-    is_weighted_mean,
-    relative_error,
-    with_leaves,
-)
 from torch import Tensor
 from torch.nn.attention import flex_attention as torch_flex
 
@@ -25,6 +15,16 @@ from teka.functional.kernels import make_kernel
 from teka.functional.kernels.base import DenseInputs
 from teka.functional.positions import Positions
 from teka.functional.relative.base import FactorRelative
+from tests.contracts.cases import (
+    build_kernel,
+    build_relative,
+    draw_inputs,
+    draw_mask,
+    flex_reference,
+    is_weighted_mean,
+    relative_error,
+    with_leaves,
+)
 
 # The joint form becomes part of queries and keys before it comes here.
 FACTORS = [

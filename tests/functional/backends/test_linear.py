@@ -2,7 +2,6 @@ import itertools
 
 import pytest
 import torch
-from tests.contracts.cases import draw_inputs, draw_mask, relative_error
 from torch import Tensor
 from torch.autograd import grad
 
@@ -14,6 +13,7 @@ from teka.functional.backends.linear import CHUNK_TOKENS
 from teka.functional.backends.rings import causal_ring_sums
 from teka.functional.backends.sums import FeatureInputs, with_ones
 from teka.functional.kernels import make_kernel
+from tests.contracts.cases import draw_inputs, draw_mask, relative_error
 
 
 def test_it_is_the_sum_over_keys_of_the_features_products():

@@ -1,5 +1,12 @@
 import pytest
 import torch
+from torch import Tensor
+
+from teka import Grid
+from teka.functional import Clipped, attention
+from teka.functional.backends import feature_chunks
+from teka.functional.backends.costs import Cost
+from teka.functional.backends.rings import ring_sums, rings_cost
 from tests.contracts.cases import build_relative, draw_inputs, draw_mask, relative_error
 from tests.functional.backends.ring_cases import (
     GRIDS,
@@ -8,13 +15,6 @@ from tests.functional.backends.ring_cases import (
     random_cells,
     ring_members,
 )
-from torch import Tensor
-
-from teka import Grid
-from teka.functional import Clipped, attention
-from teka.functional.backends import feature_chunks
-from teka.functional.backends.costs import Cost
-from teka.functional.backends.rings import ring_sums, rings_cost
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)

@@ -2,13 +2,6 @@ import math
 
 import pytest
 import torch
-from tests.contracts.cases import (
-    build_relative,
-    draw_inputs,
-    draw_mask,
-    relative_error,
-    with_leaves,
-)
 from torch import Generator, Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -17,6 +10,13 @@ from teka.functional import Positive, Quadratic, Rotation, attention, draw_proje
 from teka.functional.backends import feature_chunks
 from teka.functional.backends.separable import apply_axis_matrices
 from teka.functional.positions import Positions
+from tests.contracts.cases import (
+    build_relative,
+    draw_inputs,
+    draw_mask,
+    relative_error,
+    with_leaves,
+)
 
 SIDES = [((11,), (7,)), ((5, 7), (3, 4)), ((2, 3, 5), (4, 2, 3)), ((1, 6), (5, 1))]
 

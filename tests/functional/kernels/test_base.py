@@ -3,8 +3,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import draw_inputs, draw_mask, relative_error
-from tests.functional.kernels.fitted_kernels import OTHER_MODES, attention_matrix, build, fit
 
 from teka.functional import KERNELS, Elu, FeatureKernel, Positive, SquaredRelu, default_num_features
 from teka.functional.kernels import (
@@ -14,6 +12,8 @@ from teka.functional.kernels import (
     make_kernel,
     rectified_kernel,
 )
+from tests.contracts.cases import draw_inputs, draw_mask, relative_error
+from tests.functional.kernels.fitted_kernels import OTHER_MODES, attention_matrix, build, fit
 
 ALL_MODES = (*KERNELS, *OTHER_MODES)
 FEATURE_KERNELS = [name for name in KERNELS if isinstance(make_kernel(name, 5), FeatureKernel)]

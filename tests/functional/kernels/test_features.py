@@ -7,20 +7,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.contracts.cases import (
-    build_relative,
-    draw_inputs,
-    draw_mask,
-    reference_attention,
-    relative_error,
-    with_leaves,
-)
-from tests.functional.kernels.fitted_kernels import (
-    attention_matrix,
-    draw_vectors,
-    fit,
-    softmax_error,
-)
 from torch import Tensor
 
 from teka import Grid
@@ -39,6 +25,20 @@ from teka.functional.kernels import make_kernel
 from teka.functional.kernels.base import LOWEST_EXPONENT
 from teka.functional.kernels.features import second_order_features
 from teka.functional.positions import Positions
+from tests.contracts.cases import (
+    build_relative,
+    draw_inputs,
+    draw_mask,
+    reference_attention,
+    relative_error,
+    with_leaves,
+)
+from tests.functional.kernels.fitted_kernels import (
+    attention_matrix,
+    draw_vectors,
+    fit,
+    softmax_error,
+)
 
 
 def test_softmax_weights_equal_formula():

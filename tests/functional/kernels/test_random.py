@@ -4,6 +4,11 @@ from typing import TypeVar
 
 import pytest
 import torch
+from torch import Generator, Tensor
+
+from teka.functional import Hyperbolic, Optimal, Positive, Trigonometric, draw_projection
+from teka.functional.kernels.base import LOWEST_EXPONENT, masked_mean
+from teka.functional.kernels.random import ExponentialKernel, RandomKernel, optimal_coefficient
 from tests.contracts.cases import draw_inputs, draw_mask, relative_error
 from tests.functional.kernels.fitted_kernels import (
     attention_matrix,
@@ -11,11 +16,6 @@ from tests.functional.kernels.fitted_kernels import (
     fit,
     softmax_error,
 )
-from torch import Generator, Tensor
-
-from teka.functional import Hyperbolic, Optimal, Positive, Trigonometric, draw_projection
-from teka.functional.kernels.base import LOWEST_EXPONENT, masked_mean
-from teka.functional.kernels.random import ExponentialKernel, RandomKernel, optimal_coefficient
 
 
 def test_masked_mean_averages_kept_tokens():

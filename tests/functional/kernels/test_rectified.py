@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.contracts.cases import draw_inputs, draw_mask, relative_error
-from tests.functional.kernels.fitted_kernels import attention_matrix
 from torch import Tensor
 
 from teka.functional import Elu, Focused, Relu, SquaredRelu, attention
 from teka.functional.kernels.rectified import FlooredRelu, PointwiseKernel
+from tests.contracts.cases import draw_inputs, draw_mask, relative_error
+from tests.functional.kernels.fitted_kernels import attention_matrix
 
 FLOORED: tuple[type[FlooredRelu], ...] = (Relu, SquaredRelu, Focused)
 

@@ -1,11 +1,11 @@
 """Non-local similarities, as their paper writes them: pair by pair."""
 
 import torch
-from tests.contracts.cases import draw_inputs, relative_error
 from torch import Tensor
 
 from teka import Grid
 from teka.functional import Decay, Fourier, attention
+from tests.contracts.cases import draw_inputs, relative_error
 
 SCALE = 0.4
 QUERY, KEY, VALUE = draw_inputs(11)

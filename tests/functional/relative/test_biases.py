@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from tests.contracts.cases import draw_inputs, relative_error
 
 from teka import Grid
 from teka.functional import T5, Alibi, Decay, Kerple, attention
+from tests.contracts.cases import draw_inputs, relative_error
 
 OFFSETS = torch.arange(-300, 301).double()
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.contracts.cases import draw_inputs, relative_error
 from torch import Generator, Tensor
 
 from teka import Grid
 from teka.functional import Clipped, ClippedFeatures, attention, draw_projection
+from tests.contracts.cases import draw_inputs, relative_error
 
 
 def embedding(max_distance: int, dim: int = 5) -> Tensor:

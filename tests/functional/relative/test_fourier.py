@@ -4,12 +4,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.contracts.cases import relative_error, with_leaves
 from torch import Tensor
 
 from teka import Grid
 from teka.functional import Fourier
 from teka.functional.positions import Positions
+from tests.contracts.cases import relative_error, with_leaves
 
 
 def build(num_axes: int = 2) -> Fourier:

@@ -2,11 +2,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.contracts.cases import with_leaves
 
 from teka.functional import RELATIVES, Clipped
 from teka.functional.kernels import make_kernel
 from teka.functional.relative import make_relative
+from tests.contracts.cases import with_leaves
 
 # Of however many axes, and of however many heads.
 BY_DISTANCE = ("alibi", "clipped", "clipped_features")

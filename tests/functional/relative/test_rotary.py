@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.contracts.cases import draw_inputs, relative_error
 from torch import Tensor
 
 from teka import Grid
@@ -14,6 +13,7 @@ from teka.functional.kernels import make_kernel
 from teka.functional.positions import Positions
 from teka.functional.relative import rotary
 from teka.functional.relative.rotary import LEAST_WEIGHT, ROTARY_NORMALIZERS
+from tests.contracts.cases import draw_inputs, relative_error
 
 
 def build(num_axes: int = 2) -> Rotary:

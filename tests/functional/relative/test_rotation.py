@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.contracts.cases import build_relative, draw_inputs, relative_error
 from torch import Tensor
 
 from teka import Grid
@@ -13,6 +12,7 @@ from teka.functional import Rotation, RotationJoint, attention
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
 from teka.functional.relative.rotation import initial_frequency, rotation_scale
+from tests.contracts.cases import build_relative, draw_inputs, relative_error
 
 Number = st.floats(-3, 3)
 Place = st.floats(-50, 50)

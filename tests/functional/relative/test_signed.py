@@ -1,11 +1,11 @@
 """Kernels of the query and the signed offset: the papers' formulae, term by term."""
 
 import torch
-from tests.contracts.cases import draw_inputs, relative_error
 from torch import Tensor
 
 from teka import Grid
 from teka.functional import Rotation, Shaw, TransformerXL, attention
+from tests.contracts.cases import draw_inputs, relative_error
 
 SCALE = 5**-0.5
 

@@ -2,13 +2,13 @@ import math
 
 import pytest
 import torch
-from tests.contracts.cases import draw_inputs, relative_error
 from torch.nn.functional import conv2d, pad
 
 from teka import Grid
 from teka.functional import Constant, Kernel, Optimal, Taylor2, Window, attention
 from teka.functional.backends.local_window import Tiling
 from teka.nn import TransformerBlock
+from tests.contracts.cases import draw_inputs, relative_error
 
 GRID = Grid((19, 11), periodic=(False, True))
 

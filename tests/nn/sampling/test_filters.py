@@ -3,11 +3,11 @@
 import math
 
 import torch
-from tests.nn.sampling.test_polyphase import draw
 from torch import nn
 
 from teka.nn import PolyphaseDownsample
 from teka.nn.sampling.filters import OversampledGELU
+from tests.nn.sampling.test_polyphase import draw
 
 
 def test_an_ideal_low_pass_makes_fractional_shifts_exact():

@@ -207,7 +207,9 @@ def test_seeds_are_counted(report_of, absolute, model):
 
 def test_the_report_of_the_published_demo_is_read():
     content = json.loads(
-        (Path(teka.__file__).parents[2] / "benchmarks" / "demo_report.json").read_text()
+        (
+            Path(teka.__file__).parents[2] / "reproduction" / "benchmarks" / "demo_report.json"
+        ).read_text()
     )
     report = decode(ShiftReport, content)
     assert [group.first.name for group in report.groups] == [

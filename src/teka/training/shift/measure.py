@@ -13,7 +13,6 @@ from teka.audit import Movement, Responses, axis_shifts, measure_responses, wils
 from teka.checks import check_name, check_sizes
 from teka.data import Split, lossless_selection
 from teka.errors import wrong_value
-from teka.experiments.baselines import SelfAttentionNetwork
 from teka.models import Performer
 from teka.provenance import provenance
 from teka.training.shift.page import Examples
@@ -123,11 +122,8 @@ def seeing(model: nn.Module, size: Sequence[int]) -> Iterator[None]:
 
 def backend_of(model: nn.Module, batch: int) -> str:
     """The backends that a model's layers choose for so many images at once; "torch" of one without such layers."""
-    return (
-        ", ".join(model.chosen_backends(batch))
-        if isinstance(model, Performer | SelfAttentionNetwork)
-        else "torch"
-    )
+    chosen_backends: Any = getattr(model, "chosen_backends", None)
+    return "torch" if chosen_backends is None else ", ".join(chosen_backends(batch))
 
 
 def accuracies(responses: Responses) -> dict[str, Any]:
@@ -163,8 +159,8 @@ def model_result(trained: TrainedRun, responses: Responses) -> ModelResult:
         if len(rows) > 1:
             accuracy[name] = {step: by_shift[row] for step, row in rows.items()}
             intervals[name] = {step: (low[row], high[row]) for step, row in rows.items()}
-    has_parts = isinstance(model, Performer | SelfAttentionNetwork)
-    kernel = run.content or "constant" if isinstance(model, SelfAttentionNetwork) else run.kernel
+    has_parts = hasattr(model, "chosen_backends")
+    kernel = run.content or "constant" if run.model == "self_attention" else run.kernel
     return ModelResult(
         name=trained.name,
         position=run.position if has_parts else BUILT_IN,

@@ -1,0 +1,33 @@
+"""The command line of the reproductions: python -m reproduction COMMAND [options].
+
+The commands of `teka` work too. With them, `--model` takes the baselines of this package.
+"""
+
+import sys
+
+from teka.cli import COMMANDS, main
+
+REPRODUCTION_COMMANDS = {
+    "study": ("reproduction.commands:study", "train a grid of runs and compare them"),
+    "reproduce": ("reproduction.commands:reproduce", "Table 1 and Figure 1 of Horn et al. (2021)"),
+    "approximate": ("reproduction.commands:approximate", "the error of random features"),
+    "bench": ("reproduction.commands:bench", "time and memory of the layers on this machine"),
+    "heads": ("reproduction.commands:heads", "draw where heads of a self-attention network look"),
+    "prune": ("reproduction.commands:prune", "remove degenerate heads and train on"),
+}
+
+
+def run(words: list[str]) -> int:
+    """Run one command and return its exit code.
+
+    Args:
+        words: The command and its options.
+    """
+    program = (
+        "python -m reproduction" if words[:1] and words[0] in REPRODUCTION_COMMANDS else "teka"
+    )
+    return main(words, COMMANDS | REPRODUCTION_COMMANDS, program)
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

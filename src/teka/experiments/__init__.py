@@ -1,1 +1,0 @@
-"""Grids of runs, the reproduction of the paper, and benchmarks: what is done with the library, apart from it."""

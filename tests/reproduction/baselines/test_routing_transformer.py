@@ -1,0 +1,202 @@
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from reproduction.baselines import RoutingTransformer
+from reproduction.baselines.routing_transformer import RoutingAttention, routed_attention
+from teka.flops import flop_counter
+from tests.contracts.cases import relative_error
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def members(vectors: Tensor, centroid: Tensor, cluster_size: int) -> Tensor:
+    """Which tokens are in which cluster, (B, H, c, L): those with fewer than w larger products."""
+    products = torch.einsum("hcd,bhld->bhcl", centroid, vectors)
+    return (products[..., None, :] > products[..., None]).sum(-1) < cluster_size
+
+
+def dense(query: Tensor, key: Tensor, value: Tensor, centroid: Tensor, cluster_size: int) -> Tensor:
+    """Every pair of every cluster, with a mask."""
+    of_query, of_key = (members(vectors, centroid, cluster_size) for vectors in (query, key))
+    logits = (query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1]))[:, :, None]
+    weights = logits.masked_fill(~of_key[..., None, :], -math.inf).softmax(-1)
+    outputs = (weights @ value[:, :, None]) * of_query[..., None]
+    return outputs.sum(2) / of_query.sum(2).clamp(min=1)[..., None]
+
+
+def build(**options) -> RoutingTransformer:
+    torch.manual_seed(0)
+    return RoutingTransformer((5, 7), 3, 10, **{"dim": 12, "depth": 2, "heads": 3, **options})
+
+
+@pytest.mark.parametrize(
+    ("num_clusters", "cluster_size"),
+    [
+        pytest.param(3, 5, id="some tokens are in no cluster"),
+        pytest.param(7, 2, id="many small clusters"),
+        pytest.param(5, 11, id="tokens are in several clusters"),
+    ],
+)
+def test_attention_is_the_dense_masked_formula_in_values_and_gradients(
+    num_clusters: int, cluster_size: int
+):
+    query, key = (normal(2, 3, 17, 4, seed=seed).requires_grad_() for seed in (1, 2))
+    value, centroid = (
+        normal(2, 3, 17, 5, seed=3).requires_grad_(),
+        normal(3, num_clusters, 4, seed=4),
+    )
+    found = routed_attention(query, key, value, centroid, cluster_size)
+    expected = dense(query, key, value, centroid, cluster_size)
+    assert relative_error(found, expected) < 1e-12
+    weight = normal(2, 3, 17, 5, seed=5)
+    for one, other in zip(
+        torch.autograd.grad((weight * found).sum(), (query, key, value)),
+        torch.autograd.grad((weight * expected).sum(), (query, key, value)),
+        strict=True,
+    ):
+        assert relative_error(one, other) < 1e-10
+
+
+def test_a_token_of_no_cluster_gets_nothing_and_one_cluster_of_all_tokens_is_softmax_attention():
+    query, key, value, centroid = (normal(2, 3, size, 4, seed=size) for size in (11, 11, 11, 2))
+    centroid = centroid[0]
+    outside = ~members(query, centroid, 3).any(2)
+    assert outside.any()
+    assert not routed_attention(query, key, value, centroid, 3)[outside].any()
+    weights = (query @ key.transpose(-1, -2) / 2).softmax(-1)
+    assert (
+        relative_error(routed_attention(query, key, value, centroid[:, :1], 11), weights @ value)
+        < 1e-12
+    )
+
+
+def test_queries_and_keys_are_normalised_and_routed_in_the_layer():
+    torch.manual_seed(0)
+    layer = RoutingAttention(12, 3, num_clusters=4, cluster_size=5).double().eval()
+    tokens = normal(2, 17, 12)
+    query, key, value = (
+        part(tokens).unflatten(-1, (3, 4)).transpose(1, 2)
+        for part in (layer.query, layer.key, layer.value)
+    )
+    query, key = (
+        (part - part.mean(-1, True)) / (part.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+        for part in (query, key)
+    )
+    mixed = dense(query, key, value, layer.centroid, 5)
+    assert relative_error(layer(tokens), layer.output(mixed.transpose(1, 2).flatten(2))) < 1e-12
+
+
+def test_centroids_begin_on_the_sphere_of_the_queries_and_keys():
+    layer = RoutingAttention(24, 3, num_clusters=5, cluster_size=2)
+    torch.testing.assert_close(
+        layer.centroid.norm(dim=-1), torch.full((3, 5), math.sqrt(8)), rtol=1e-3, atol=0
+    )
+    assert layer.centroid.mean(-1).abs().max() < 1e-6
+
+
+def test_a_centroid_moves_by_a_share_to_the_mean_of_the_vectors_that_are_nearest_to_it():
+    layer = RoutingAttention(8, 2, num_clusters=13, cluster_size=2, decay=0.75).double()
+    before, vectors = layer.centroid.clone(), normal(3, 2, 5, 4)
+    layer.move_centroids(vectors)
+    moved = 0
+    for head in range(2):
+        nearest = [
+            int((before[head] @ vector).argmax()) for vector in vectors[:, head].flatten(0, 1)
+        ]
+        for cluster in range(13):
+            of_it = vectors[:, head].flatten(0, 1)[
+                [place for place, found in enumerate(nearest) if found == cluster]
+            ]
+            expected = (
+                0.75 * before[head, cluster] + 0.25 * of_it.mean(0)
+                if len(of_it)
+                else before[head, cluster]
+            )
+            torch.testing.assert_close(layer.centroid[head, cluster], expected)
+            moved += len(of_it) > 0
+    assert 0 < moved < 26
+
+
+def test_centroids_move_in_training_alone_and_after_the_step_that_they_are_used_in():
+    model, images = build(dropout=0.0).double(), normal(3, 3, 5, 7)
+    names = [name for name, _ in model.named_buffers()]
+    assert names == ["blocks.0.attention.centroid", "blocks.1.attention.centroid"]
+    assert set(names) <= set(model.state_dict())
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    evaluated = model.eval()(images)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+    assert relative_error(model.train()(images), evaluated) < 1e-12
+    assert all(not torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+
+
+def test_in_training_batch_mates_are_seen_through_the_centroids_from_the_next_step_on():
+    images, others = normal(2, 3, 5, 7), normal(2, 3, 5, 7, seed=1)
+    alone, together = (build(dropout=0.0, decay=0.0).double() for _ in range(2))
+    first = alone(images), together(torch.cat([images, others]))[:2]
+    assert relative_error(*first) < 1e-12
+    assert relative_error(alone(images), together(images)) > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("size", "num_clusters", "cluster_size"),
+    [
+        pytest.param(32, 32, 32, id="32 clusters of 32 at 32 × 32"),
+        pytest.param(14, 14, 14, id="14 clusters of 14 at 14 × 14"),
+        pytest.param((5, 7), 6, 6, id="rounded at 5 × 7"),
+    ],
+)
+def test_by_default_there_are_about_as_many_clusters_as_tokens_in_each(
+    size, num_clusters, cluster_size
+):
+    layer = RoutingTransformer(size, 1, 10, dim=4, depth=1, heads=2).blocks.get_submodule(
+        "0.attention"
+    )
+    assert isinstance(layer, RoutingAttention)
+    assert layer.centroid.shape == (2, num_clusters, 2)
+    assert layer.cluster_size == cluster_size
+
+
+def test_it_has_the_parameters_of_its_parts():
+    with torch.device("meta"):
+        model = RoutingTransformer(32, 3, 10)
+    layer = 4 * 256**2 + 2 * 256 * 1024 + 1024 + 256 + 4 * 256
+    expected = 3 * 256 + 256 + 2 * 32 * 256 + 6 * layer + 2 * 256 + 2570
+    assert sum(parameter.numel() for parameter in model.parameters()) == expected
+
+
+def test_flops_are_those_of_the_products():
+    num_tokens, dim, heads, clusters, size = 35, 12, 3, 5, 4
+    attention = 4 * num_tokens * dim**2  # queries, keys, values and output
+    attention += (
+        2 * clusters * num_tokens * dim
+    )  # products of queries and of keys with the centroids
+    attention += 2 * clusters * size**2 * dim  # logits and their sums, in all heads
+    mlp = 2 * num_tokens * dim * 4 * dim
+    expected = 2 * (num_tokens * 3 * dim + 2 * (attention + mlp) + dim * 10)
+    model = build(heads=heads, num_clusters=clusters, cluster_size=size).eval()
+    with flop_counter() as counter:
+        model(torch.zeros(1, 3, 5, 7))
+    assert counter.get_total_flops() == expected
+
+
+def test_what_does_not_fit_is_an_error():
+    with pytest.raises(
+        ValueError, match=r"cluster_size must be at most the number of tokens = 35.*got 36"
+    ):
+        build(cluster_size=36)
+    with pytest.raises(
+        ValueError, match=r"cluster_size must be at most the number of tokens = 4.*got 5"
+    ):
+        RoutingAttention(8, 2, num_clusters=3, cluster_size=5)(torch.zeros(2, 4, 8))
+    with pytest.raises(ValueError, match=r"heads must be a divisor of dim = 12 below it.*got 12"):
+        build(heads=12)
+    for option in ("num_clusters", "cluster_size"):
+        with pytest.raises(ValueError, match=rf"{option} must be .*got 0"):
+            build(**{option: 0})
+    with pytest.raises(ValueError, match=r"decay must be between 0 and 1.*got 1.5"):
+        build(decay=1.5)

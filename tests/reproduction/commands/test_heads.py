@@ -1,0 +1,119 @@
+import json
+
+import pytest
+import torch
+
+from reproduction.__main__ import run as main
+from teka.training import Run, restore, train
+
+NETWORK = Run.of(
+    image_size=8, train_size=64, validation_size=32, model="self_attention", position="table", content="softmax", dim=6,
+    depth=2, heads=(3, 2), epochs=1, batch_size=32,
+)  # fmt: skip
+HEADS_FILES = {
+    "heads.html",
+    "heads.gif",
+    "head_centers.png",
+    "attention_maps.png",
+    "head_grid.png",
+    "accuracy.png",
+}
+
+
+@pytest.fixture(scope="module")
+def attentive(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("prune") / "run"
+    run = Run.of(
+        image_size=8,
+        train_size=64,
+        validation_size=32,
+        model="self_attention",
+        position="generalized_quadratic",
+        dim=6,
+        depth=2,
+        heads=3,
+        epochs=1,
+        batch_size=32,
+    )
+    train(run, folder, progress_bar=False, throughput=False)
+    return folder
+
+
+def test_prune_prints_counts_sizes_and_accuracies_and_writes_a_run(attentive, tmp_path, capsys):
+    # The heads' Gaussians begin nearly round, so that at 1.0001 all are too thin.
+    out = tmp_path / "pruned"
+    options = ["--condition-number", "1.0001", "--epochs", "1", "--learning-rate", "1e-4"]
+    assert main(["prune", str(attentive), "--out", str(out), *options]) == 0
+    shown = capsys.readouterr().out
+    rows = {line.split()[0]: line.split() for line in shown.splitlines() if line.strip()}
+    assert rows["all"] == ["all", "6", "0", "6", "4", "2"]
+    restored = restore(out)
+    parameters = sum(parameter.numel() for parameter in restored.model.parameters())
+    assert rows["pruned"][1] == f"{parameters:,}"
+    accuracy = json.loads((out / "evaluation.json").read_text())["accuracy"]
+    assert rows["trained"][-2:] == [f"{100 * accuracy:.2f}", "%"]
+    assert f"written: {out}" in shown
+    assert restored.run.learning_rate == 1e-4
+    assert restored.model(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
+    assert main(["evaluate", str(out)]) == 0
+
+
+def test_bad_input_of_prune_is_one_line(attentive, trained_folder, tmp_path, fails):
+    assert "self_attention" in fails("prune", trained_folder, "--out", tmp_path / "out")
+    assert "degenerate heads to spare" in fails("prune", attentive, "--out", tmp_path / "out")
+    assert "condition_number" in fails(
+        "prune", attentive, "--out", tmp_path / "out", "--condition-number", "0"
+    )
+    assert "epochs" in fails(
+        "prune",
+        attentive,
+        "--out",
+        tmp_path / "out",
+        "--condition-number",
+        "1.0001",
+        "--epochs",
+        "0",
+    )
+    assert "out" in fails("prune", attentive)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def network_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("network") / "run"
+    train(NETWORK, folder, command="teka train")
+    return folder
+
+
+def test_heads_writes_the_pictures_and_the_page_into_the_run(network_folder, capsys):
+    assert main(["heads", str(network_folder)]) == 0
+    assert {path.name for path in (network_folder / "heads").iterdir()} == HEADS_FILES
+    shown = capsys.readouterr().out
+    assert "of 3 × 3 taken" in shown
+    assert "of the 5 heads" in shown
+
+
+def test_the_query_and_the_folder_can_be_chosen(network_folder, tmp_path):
+    assert (
+        main(["heads", str(network_folder), "--query", "0", "3", "--out", str(tmp_path / "out")])
+        == 0
+    )
+    page = (tmp_path / "out" / "heads.html").read_text(encoding="utf-8")
+    assert "row 0, column 3" in page
+    assert "table and softmax" in page
+
+
+def test_bad_input_of_heads_is_one_line(network_folder, trained_folder, tmp_path, fails):
+    message = fails("heads", network_folder, "--query", "4", "0", "--out", tmp_path / "out")
+    assert (
+        "query must be a row from 0 to 3 and a column from 0 to 3, in tokens, got (4, 0)" in message
+    )
+    assert not (tmp_path / "out").exists()
+    assert r"Its model is 'performer'" in fails("heads", trained_folder)
+    assert "run.json" in fails("heads", tmp_path)
+
+
+def test_a_run_without_a_record_is_named(tmp_path, fails):
+    train(NETWORK.replace(content=None), tmp_path / "run")
+    (tmp_path / "run" / "heads.npz").unlink()
+    assert "heads.npz is not a file" in fails("heads", tmp_path / "run")

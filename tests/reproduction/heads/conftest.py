@@ -1,0 +1,41 @@
+import importlib
+
+import pytest
+
+from teka.training import Run, restore, train
+
+# A model and a training that take about a second: what is tested here is the way, not the accuracy.
+TINY = Run.of(
+    image_size=8,
+    train_size=96,
+    validation_size=40,
+    dim=8,
+    depth=2,
+    heads=2,
+    epochs=2,
+    batch_size=32,
+    kernel="positive",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_measurements(request):
+    """Count no operations in a training, and few draws of initial heads: what counts and draws has its own tests."""
+    with pytest.MonkeyPatch.context() as patched:
+        train_module = importlib.import_module("teka.training.train")
+        patched.setattr(train_module, "training_flops_per_image", lambda *arguments: 10**6)
+        if request.path.name != "test_measure.py":
+            patched.setattr("reproduction.heads.measure.CHANCE_DRAWS", 8)
+        yield
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    return TINY
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    train(TINY, folder, command="teka train")
+    return restore(folder)

@@ -1,0 +1,94 @@
+import copy
+from multiprocessing import popen_fork
+
+import pytest
+import yaml
+from joblib.externals.loky import get_reusable_executor
+from joblib.externals.loky.backend.process import LokyProcess
+
+from reproduction.study import read_study, run_study
+
+# Two models of a few hundred parameters on 64 images of digits, that train within a second.
+TINY = {
+    "name": "tiny",
+    "base": {
+        "data": "digits",
+        "image_size": 8,
+        "train_size": 64,
+        "validation_size": 20,
+        "stem": "convolution",
+        "periodic": True,
+        "dim": 8,
+        "heads": 2,
+        "depth": 1,
+        "batch_size": 16,
+        "epochs": 1,
+    },
+    "factors": {
+        "kernel": {"softmax": {"kernel": "softmax"}, "squared relu": {"kernel": "squared_relu"}},
+        "position": {"none": {"position": "none"}, "absolute": {"position": "absolute"}},
+    },
+    "leave_out": [{"kernel": "softmax", "position": ["absolute"]}],
+    "seeds": [0, 3],
+    "measure": {
+        "images": 50,
+        "shifted_images": 20,
+        "shifts": [[0, 3], [-2, 1]],
+        "curve_points": 3,
+        "save": "float16",
+    },
+    "reference": {"kernel": "softmax"},
+}
+
+
+@pytest.fixture(scope="package", autouse=True)
+def forks():
+    """Workers are forks of this process, which has imported all that they need, and whose threads are not in them."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(LokyProcess, "_Popen", staticmethod(popen_fork.Popen))
+        yield
+        get_reusable_executor().shutdown()
+
+
+@pytest.fixture(scope="session")
+def tiny_study(tmp_path_factory):
+    """A small study whose learning rate is tuned, as a file."""
+    tune = {
+        "field": "learning_rate",
+        "values": [0.003, 0.01],
+        "per": ["kernel"],
+        "at": {"position": "none"},
+        "seed": 7,
+    }
+    path = tmp_path_factory.mktemp("specification") / "tiny.yaml"
+    path.write_text(yaml.safe_dump({**TINY, "tune": tune}, sort_keys=False), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def finished(tiny_study, tmp_path_factory):
+    """The folder of the small study, run by two processes without an interruption."""
+    return run_study(
+        read_study(tiny_study),
+        tmp_path_factory.mktemp("finished"),
+        processes=2,
+        command="teka study",
+    )
+
+
+@pytest.fixture
+def tiny_fields():
+    """The keys of a small study, to change and write."""
+    return copy.deepcopy(TINY)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a study's YAML file; returns its path."""
+
+    def to_file(fields: object):
+        path = tmp_path / "tiny.yaml"
+        path.write_text(yaml.safe_dump(fields, sort_keys=False), encoding="utf-8")
+        return path
+
+    return to_file

@@ -1,0 +1,227 @@
+import importlib
+import json
+import multiprocessing
+import shutil
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from dask.config import set as set_dask_config
+from joblib.externals.loky import get_reusable_executor
+
+from reproduction.study import read_study, run_study
+from reproduction.study.run_study import Progress
+from teka.files import write_json
+from tests.campaign.kills import is_running
+
+# What the run alone decides; times are the machine's.
+DECIDED = (
+    "labels",
+    "run",
+    "accuracy",
+    "accuracy_by_shift",
+    "steps",
+    "parameters",
+    "backend",
+    "equivariance_error",
+)
+CELLS = {
+    "softmax--none--seed-0",
+    "softmax--none--seed-3",
+    "squared-relu--absolute--seed-0",
+    "squared-relu--absolute--seed-3",
+    "squared-relu--none--seed-0",
+    "squared-relu--none--seed-3",
+}
+# The part of the cells that is run again.
+HALF = {"kernel": ["squared relu"]}
+THIRD = {"kernel": ["squared relu"], "position": ["none"]}
+FORK = multiprocessing.get_context("fork")
+
+
+def read(path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def decided(folder):
+    return {
+        path.stem: [read(path)[key] for key in DECIDED]
+        for path in sorted((folder / "cells").glob("*.json"))
+    }
+
+
+def test_every_cell_has_a_file_and_nothing_else_is_left(finished):
+    assert {path.stem for path in (finished / "cells").iterdir()} == CELLS
+    assert not list((finished / "training").rglob("*.ckpt"))
+
+
+def test_every_cell_takes_the_rate_with_the_lowest_held_out_loss_of_its_kernel(finished):
+    for kernel in ("softmax", "squared-relu"):
+        losses = {}
+        for path in (finished / "tuning").glob(f"{kernel}--*.json"):
+            content = read(path)
+            losses[content["run"]["learning_rate"]] = content["learning_curve"][-1]["loss"]
+        assert len(losses) == 2
+        for path in (finished / "cells").glob(f"{kernel}--*.json"):
+            assert read(path)["run"]["learning_rate"] == min(losses, key=losses.__getitem__)
+
+
+def test_a_finished_study_is_left_alone(finished, tiny_study):
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*.json")}
+    stages = []
+    run_study(read_study(tiny_study), finished, progress=stages.append)
+    assert stages == [Progress("tuning", 4, 4, None), Progress("cells", 6, 6, None)]
+    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*.json")} == before
+
+
+def part(finished, only):
+    """Return what the cells of a part decided."""
+    beginning = "squared-relu--none" if "position" in only else "squared-relu"
+    return {
+        name: numbers for name, numbers in decided(finished).items() if name.startswith(beginning)
+    }
+
+
+def test_killed_at_any_moment_it_goes_on_to_the_same_numbers(finished, tiny_study, tmp_path):
+    out, study = tmp_path / "out", read_study(tiny_study)
+    get_reusable_executor().shutdown()  # a fork has nothing of it that works
+    options = {"processes": 2, "command": "teka study", "only": HALF}
+    process = FORK.Process(target=run_study, args=(study, out), kwargs=options)
+    process.start()
+    limit = time.monotonic() + 120
+    while len(list(out.glob("cells/*.json"))) < 1 and time.monotonic() < limit:
+        time.sleep(0.01)
+    listed = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True
+    ).stdout
+    children = [int(line) for line in listed.split()]
+    assert len(children) >= 2
+    process.kill()
+    process.join()
+    first = decided(out)
+    assert 1 <= len(first) < len(part(finished, HALF))
+    # Its processes end too: two of them on one cell would be in each other's way.
+    while any(map(is_running, children)) and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert not any(map(is_running, children))
+    # A half-written file of another life is no result.
+    (out / "cells" / ".squared-relu--none--seed-3.json.cut").write_text("{", encoding="utf-8")
+    run_study(study, out, **options)
+    assert decided(out) == part(finished, HALF)
+
+
+def test_a_folder_of_another_study_is_an_error_that_says_where_they_differ(
+    finished, tiny_study, tmp_path
+):
+    folder = tmp_path / "other"
+    shutil.copytree(finished, folder)
+    path = folder / "cells" / "softmax--none--seed-3.json"
+    content = read(path)
+    content["run"]["dim"] = 16
+    write_json(path, content)
+    with pytest.raises(ValueError, match=r"softmax--none--seed-3\.json differs in dim"):
+        run_study(read_study(tiny_study), folder)
+
+
+def test_a_file_may_lack_later_fields_and_say_what_the_model_has_by_itself(
+    finished, tiny_study, tmp_path
+):
+    folder = shutil.copytree(finished, tmp_path / "older")
+    shutil.rmtree(folder / "models")
+    for path in folder.rglob("*.json"):
+        content = read(path)
+        del content["run"]["epsilon"]
+        assert content["run"]["dropout"] is None
+        content["run"]["dropout"] = 0.0
+        write_json(path, content)
+    run_study(read_study(tiny_study), folder)
+
+
+def test_a_cell_that_is_no_model_is_named_by_its_error(tiny_fields, write, tmp_path):
+    tiny_fields["factors"]["position"]["absolute"]["patch_size"] = 3
+    with pytest.raises(
+        ValueError, match=r"cell squared-relu--absolute--seed-0: .*multiples of patch_size = 3"
+    ):
+        run_study(read_study(write(tiny_fields)), tmp_path / "out", only={"position": ["absolute"]})
+
+
+def test_a_cell_whose_loss_diverges_is_kept_as_failed(tiny_fields, write, tmp_path):
+    tiny_fields["base"] |= {"learning_rate": 1e30, "gradient_clip": 0.0, "warmup": 0.0, "epochs": 2}
+    only = {"kernel": ["softmax"], "seed": ["0"]}
+    folder = run_study(read_study(write(tiny_fields)), tmp_path / "out", only=only)
+    content = read(folder / "cells" / "softmax--none--seed-0.json")
+    assert "the loss is" in content["failed"]
+    assert "accuracy" not in content
+
+
+def test_a_process_that_is_killed_ends_the_study_with_a_word_on_how_to_go_on(tiny_study, tmp_path):
+    out = tmp_path / "out"
+
+    def kill_the_first():
+        while not list(out.rglob("run.json")):  # one is being trained
+            time.sleep(0.01)
+        multiprocessing.active_children()[0].kill()
+
+    threading.Thread(target=kill_the_first, daemon=True).start()
+    with pytest.raises(ChildProcessError, match="the same command resumes it"):
+        run_study(read_study(tiny_study), out, processes=2, only=THIRD)
+    run_study(
+        read_study(tiny_study), out, only=THIRD
+    )  # which takes away what a write that was cut off left
+    assert not list(out.rglob("*.part"))
+
+
+def test_several_calls_share_the_cells_and_give_the_same_numbers(
+    finished, tiny_study, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(sys.modules[run_study.__module__], "PAUSE", 0.1)
+    out, study = tmp_path / "out", read_study(tiny_study)
+    calls = [
+        FORK.Process(
+            target=run_study, args=(study, out), kwargs={"command": "teka study", "only": THIRD}
+        )
+        for _ in range(2)
+    ]
+    for call in calls:
+        call.start()
+    for call in calls:
+        call.join(240)
+    assert [call.exitcode for call in calls] == [0, 0]
+    assert decided(out) == part(finished, THIRD)
+    assert not list(out.rglob("*.claim"))
+
+
+def test_the_workers_of_a_dask_cluster_give_the_same_numbers(finished, tiny_study, tmp_path):
+    importlib.import_module("distributed")  # whose settings have their defaults then
+    # Both workers are forks of one process that has imported what they need.
+    multiprocessing.set_forkserver_preload(
+        ["lightning.pytorch", "teka.training", "reproduction.study"]
+    )
+    with set_dask_config({"distributed.worker.multiprocessing-method": "forkserver"}):
+        out = run_study(
+            read_study(tiny_study), tmp_path / "out", processes=2, parallel="dask", only=THIRD
+        )
+    assert decided(out) == part(finished, THIRD)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "message"),
+    [
+        ("slurm", "one of 'dask', 'loky', 'ray'"),
+        ("dask:tcp://127.0.0.1:9", "a cluster that answers"),
+    ],
+)
+def test_an_engine_that_is_not_there_is_an_error(
+    tiny_study, tmp_path, monkeypatch, parallel, message
+):
+    monkeypatch.setattr(sys.modules[run_study.__module__], "ANSWER", 1)
+    with pytest.raises(ValueError, match=message):
+        run_study(read_study(tiny_study), tmp_path / "out", parallel=parallel)
+
+
+def test_no_process_is_an_error(tiny_study, tmp_path):
+    with pytest.raises(ValueError, match=r"processes must be at least 1.*got 0"):
+        run_study(read_study(tiny_study), tmp_path / "out", processes=0)
+    assert not (tmp_path / "out").exists()
