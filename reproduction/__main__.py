@@ -10,10 +10,16 @@ from teka.cli import COMMANDS, main
 REPRODUCTION_COMMANDS = {
     "study": ("reproduction.commands:study", "train a grid of runs and compare them"),
     "reproduce": ("reproduction.commands:reproduce", "Table 1 and Figure 1 of Horn et al. (2021)"),
-    "approximate": ("reproduction.commands:approximate", "the error of random features"),
-    "bench": ("reproduction.commands:bench", "time and memory of the layers on this machine"),
-    "heads": ("reproduction.commands:heads", "draw where heads of a self-attention network look"),
-    "prune": ("reproduction.commands:prune", "remove degenerate heads and train on"),
+    "approximate": (
+        "reproduction.approximation.commands:approximate",
+        "the error of random features",
+    ),
+    "bench": ("reproduction.bench.commands:bench", "time and memory of the layers on this machine"),
+    "heads": (
+        "reproduction.heads.commands:heads",
+        "draw where heads of a self-attention network look",
+    ),
+    "prune": ("reproduction.heads.commands:prune", "remove degenerate heads and train on"),
 }
 
 

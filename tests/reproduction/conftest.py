@@ -1,8 +1,11 @@
 import itertools
 import json
+import sys
 
 import numpy as np
 import pytest
+
+from reproduction.__main__ import run as main
 
 STUDY_SHIFTS = [[0, 0], [0, 3], [-3, 0], [5, -2]]
 STUDY_ERRORS = {
@@ -139,3 +142,20 @@ def fake_study_cells(
 @pytest.fixture
 def study_cells():
     return fake_study_cells
+
+
+@pytest.fixture
+def fails(capsys):
+    """Run a command that must fail; returns its one line of error."""
+
+    def run(*arguments: str) -> str:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            sys.exit(main([str(argument) for argument in arguments]))
+        assert stopped.value.code == 2
+        error = capsys.readouterr().err
+        assert error.endswith("\n")
+        assert error.count("\n") == 1, error
+        return error
+
+    return run

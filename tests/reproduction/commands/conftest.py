@@ -1,14 +1,8 @@
 import importlib
-import sys
 
-import numpy as np
 import pytest
 
-from reproduction.__main__ import run as main
-from teka.data import load
-from teka.training import Run, progress, train
-
-TINY = Run.of(train_size=64, validation_size=32, dim=8, depth=2, heads=2, epochs=1, batch_size=32)
+from teka.training import progress
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -21,39 +15,3 @@ def few_measurements():
         patched.setattr(train_module, "training_flops_per_image", lambda *arguments: 10**6)
         patched.setattr("reproduction.heads.measure.CHANCE_DRAWS", 8)
         yield
-
-
-@pytest.fixture(scope="session")
-def few_digits(tmp_path_factory):
-    """A file of 96 digits for training and 20 for testing, of 8 × 8 on a canvas of 16 × 16."""
-    path, arrays = tmp_path_factory.mktemp("data") / "few.npz", {}
-    digits = load("digits", image_size=16)
-    for part, split, number in (("", digits.train, 96), ("test_", digits.test, 20)):
-        arrays[f"{part}images"] = np.rint(255 * split.images[:number, 0].numpy()).astype(np.uint8)
-        arrays[f"{part}labels"] = split.labels[:number].numpy()
-    np.savez(path, **arrays)
-    return str(path)
-
-
-@pytest.fixture(scope="session")
-def trained_folder(few_digits, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("cli") / "run"
-    train(TINY.replace(data=few_digits), folder)
-    return folder
-
-
-@pytest.fixture
-def fails(capsys):
-    """Run a command that must fail; returns its one line of error."""
-
-    def run(*arguments: str) -> str:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            sys.exit(main([str(argument) for argument in arguments]))
-        assert stopped.value.code == 2
-        error = capsys.readouterr().err
-        assert error.endswith("\n")
-        assert error.count("\n") == 1, error
-        return error
-
-    return run

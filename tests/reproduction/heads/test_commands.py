@@ -58,8 +58,8 @@ def test_prune_prints_counts_sizes_and_accuracies_and_writes_a_run(attentive, tm
     assert main(["evaluate", str(out)]) == 0
 
 
-def test_bad_input_of_prune_is_one_line(attentive, trained_folder, tmp_path, fails):
-    assert "self_attention" in fails("prune", trained_folder, "--out", tmp_path / "out")
+def test_bad_input_of_prune_is_one_line(attentive, trained, tmp_path, fails):
+    assert "self_attention" in fails("prune", trained.folder, "--out", tmp_path / "out")
     assert "degenerate heads to spare" in fails("prune", attentive, "--out", tmp_path / "out")
     assert "condition_number" in fails(
         "prune", attentive, "--out", tmp_path / "out", "--condition-number", "0"
@@ -103,13 +103,13 @@ def test_the_query_and_the_folder_can_be_chosen(network_folder, tmp_path):
     assert "table and softmax" in page
 
 
-def test_bad_input_of_heads_is_one_line(network_folder, trained_folder, tmp_path, fails):
+def test_bad_input_of_heads_is_one_line(network_folder, trained, tmp_path, fails):
     message = fails("heads", network_folder, "--query", "4", "0", "--out", tmp_path / "out")
     assert (
         "query must be a row from 0 to 3 and a column from 0 to 3, in tokens, got (4, 0)" in message
     )
     assert not (tmp_path / "out").exists()
-    assert r"Its model is 'performer'" in fails("heads", trained_folder)
+    assert r"Its model is 'performer'" in fails("heads", trained.folder)
     assert "run.json" in fails("heads", tmp_path)
 
 
