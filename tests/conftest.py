@@ -1,6 +1,7 @@
 import gc
 import os
 from collections.abc import Iterator
+from importlib import import_module
 
 import jaxtyping
 import pytest
@@ -20,6 +21,11 @@ jaxtyping.jaxtyped = check
 _import_hook._JaxtypingLoader = Loader
 # Garbage collection took a third of the time of the imports, whose objects all stay.
 gc.disable()
+
+
+def pytest_collection() -> None:
+    # Runs and model files of some tests name the baselines.
+    import_module("reproduction.baselines")
 
 
 def pytest_collection_finish() -> None:

@@ -1,13 +1,14 @@
-"""The models that the papers compare with: convolutional networks and transformers of other authors.
+"""Models that the papers compare with: convolutional networks and transformers of other authors.
 
-Every model takes `image_size`, `in_channels`, `num_classes` and its own options by name.
-`teka.models.model_config` lists all of them, so that model files of these models load.
+Every model takes `image_size`, `in_channels`, `num_classes` and its own options by name. Importing
+this package registers the models, so that runs and model files can name them.
 """
 
 from reproduction.baselines.convolutional import VGG16, AlexNet, ResNet18
 from reproduction.baselines.linformer import Linformer
 from reproduction.baselines.routing_transformer import RoutingTransformer
 from reproduction.baselines.self_attention_network import SelfAttentionNetwork
+from teka.models.model_config import register_model
 
 __all__ = [
     "VGG16",
@@ -17,3 +18,10 @@ __all__ = [
     "RoutingTransformer",
     "SelfAttentionNetwork",
 ]
+
+register_model("alexnet", AlexNet)
+register_model("vgg16", VGG16)
+register_model("resnet18", ResNet18)
+register_model("linformer", Linformer)
+register_model("routing_transformer", RoutingTransformer)
+register_model("self_attention", SelfAttentionNetwork)

@@ -13,16 +13,17 @@ MAX_LISTED_NAMES = 30
 EXTERNAL_ERRORS = (Exception, SystemExit)
 
 
-def unknown_name(argument: str, name: object, known: Iterable[str]) -> ValueError:
+def unknown_name(argument: str, name: object, known: Iterable[str], hint: str = "") -> ValueError:
     """Return an error for an unknown name. It lists the known names, or the closest of many."""
     names = sorted(known)
     if len(names) > MAX_LISTED_NAMES:
         first, *others = difflib.get_close_matches(str(name), names, n=3, cutoff=0.0)
         close = f"{first!r}, {', '.join(map(repr, others[:-1]))} or {others[-1]!r}"
-        return wrong_value(argument, name, f"one of {len(names)} names; did you mean {close}?")
-    return wrong_value(
-        argument, name, f"one of {', '.join(map(repr, names))}{did_you_mean(name, names)}"
-    )
+        return wrong_value(
+            argument, name, f"one of {len(names)} names; did you mean {close}?", hint
+        )
+    expected = f"one of {', '.join(map(repr, names))}{did_you_mean(name, names)}"
+    return wrong_value(argument, name, expected, hint)
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:

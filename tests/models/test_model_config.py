@@ -6,7 +6,7 @@ import torch
 from reproduction.baselines import SelfAttentionNetwork
 from teka.codec import decode, encode
 from teka.models import ModelConfig
-from teka.models.model_config import MODELS, model_class, options_class
+from teka.models.model_config import MODELS, model_class, options_class, register_model
 
 PERFORMER: dict[str, Any] = {
     "model": "performer",
@@ -47,6 +47,30 @@ def test_old_names_of_options_are_accepted():
         ModelConfig(
             "performer", (6, 10), 2, 3, {"encoding": "table", "dim": 8, "depth": 2, "heads": 2}
         )
+
+
+def test_a_registered_model_has_a_name(monkeypatch: pytest.MonkeyPatch):
+    class Small(torch.nn.Module):
+        def __init__(self, image_size: int, in_channels: int, num_classes: int, width: int = 2):
+            super().__init__()
+
+    monkeypatch.setattr("teka.models.model_config.MODELS", dict(MODELS))
+    register_model("small", Small)
+    register_model("small", Small)
+    assert isinstance(ModelConfig("small", (6, 10), 2, 3, {"width": 3}).make_model(), Small)
+    with pytest.raises(
+        ValueError, match="name must be a name that no other model has, got 'small'"
+    ):
+        register_model("small", torch.nn.Identity)
+
+
+def test_the_error_for_an_unregistered_baseline_says_what_to_import(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("teka.models.model_config.MODELS", {"performer": MODELS["performer"]})
+    message = "model must be one of 'performer', got 'vgg16'.*`import reproduction.baselines`"
+    with pytest.raises(ValueError, match=message):
+        ModelConfig("vgg16", (32, 32), 3, 10)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -55,7 +55,7 @@ FIX_HELP = (
     Option("--fix", str | None, FIX_HELP),
     Option("--out", str | None, "File of weights to write as safetensors, if a fix changed any."),
     examples=(
-        "teka mend runs/resnet18 --data cifar10 --data-dir data --html mended.html",
+        "teka mend timm:resnet18.a1_in1k --data cifar10 --data-dir data --html mended.html",
         "teka mend timm:resnet18.a1_in1k --data pictures --fix blur --mode crop --json mended.json",
         "teka mend model.py:make --data images.npz --fix circular,polyphase,positions --out mended.safetensors",
     ),

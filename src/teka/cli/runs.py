@@ -64,7 +64,7 @@ class _TrainParser(Parser):
     examples=(
         "teka train --position rotation --seed 1",
         "teka train --data mnist --data-dir data --image-size 32 --position absolute --kernel positive",
-        "teka train --recipe teka --model resnet18 --data mnist --data-dir data --image-size 32 --epochs 5",
+        "teka train --recipe teka --data mnist --data-dir data --image-size 32 --epochs 5",
         "teka train --data pictures --image-size 32 --out runs/pictures",
         "teka train --config run.yaml --epochs 50 --out runs/long",
         "teka train --resume runs/long",

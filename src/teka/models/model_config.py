@@ -12,41 +12,47 @@ from typing import Any
 import torch
 from torch import nn
 
-from teka.checks import MAX_SIZE, check_name, check_sizes
+from teka.checks import MAX_SIZE, check_sizes
 from teka.codec import decode
-from teka.errors import first_line, require, wrong_value
+from teka.errors import first_line, unknown_name, wrong_value
 from teka.memory import MAX_IMAGE_PIXELS, TooManyElementsError, count_elements, memory_bytes
+from teka.models.performer import Performer
 from teka.models.performer_config import PerformerConfig
 
-# Module and class of each model. Modules are imported at first use, because the baselines belong to
-# the reproductions, which are a part of the repository and not of the installed library.
-# Each class takes (image_size, in_channels, num_classes) and options by name.
-_BASELINES = "reproduction.baselines"
-MODELS = {
-    "performer": ("teka.models.performer", "Performer"),
-    "alexnet": (_BASELINES, "AlexNet"),
-    "vgg16": (_BASELINES, "VGG16"),
-    "resnet18": (_BASELINES, "ResNet18"),
-    "linformer": (_BASELINES, "Linformer"),
-    "routing_transformer": (_BASELINES, "RoutingTransformer"),
-    "self_attention": (_BASELINES, "SelfAttentionNetwork"),
-}
+# Model classes by name. `register_model` adds classes.
+MODELS: dict[str, type[nn.Module]] = {"performer": Performer}
+BASELINES_HINT = (
+    "The baselines need `import reproduction.baselines` in a checkout of teka, "
+    "or `python -m reproduction` instead of `teka`."
+)
 SIZES = ("image_size", "in_channels", "num_classes")
 # Old names of options in files of earlier versions.
 OLD_NAMES = {"self_attention": {"encoding": "position"}}
 
 
-def model_class(name: str) -> type[nn.Module]:
-    """Return the class of a model of `MODELS`.
+def register_model(name: str, model: type[nn.Module]) -> None:
+    """Register a model class, so that runs and model files can name it.
+
+    Args:
+        name: Name of the model.
+        model: Class that takes `image_size`, `in_channels`, `num_classes` and its options by name.
 
     Raises:
-        ValueError: An unknown name.
-        ImportError: The module of the model is not installed.
+        ValueError: Another class has this name.
     """
-    check_name("model", name, MODELS)
-    module, attribute = MODELS[name]
-    install = "teka" if module.startswith("teka") else "-e '.[reproduction]' in a checkout of teka"
-    return getattr(require(module, f"the model {name!r} needs", install), attribute)
+    if MODELS.setdefault(name, model) is not model:
+        raise wrong_value("name", name, "a name that no other model has")
+
+
+def model_class(name: str) -> type[nn.Module]:
+    """Return the model class with a name.
+
+    Raises:
+        ValueError: No model is registered under this name.
+    """
+    if not isinstance(name, str) or name not in MODELS:
+        raise unknown_name("model", name, MODELS, BASELINES_HINT)
+    return MODELS[name]
 
 
 @cache
@@ -112,7 +118,7 @@ class ModelConfig:
     facts: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_name("model", self.model, MODELS)
+        model_class(self.model)
         axes = (1, 2, 3) if self.model == "performer" else (2,)
         if not (isinstance(self.image_size, tuple) and len(self.image_size) in axes):
             raise wrong_value(

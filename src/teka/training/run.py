@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from teka.checks import MAX_SIZE, check_name, check_sizes, is_integer
+from teka.checks import MAX_SIZE, check_sizes, is_integer
 from teka.codec import decode
 from teka.errors import unknown_name, wrong_value
 from teka.files import read_json, write_json
@@ -139,7 +139,7 @@ class ModelOptions:
     value_convolution: int | None = None
 
     def __post_init__(self) -> None:
-        check_name("model", self.model, MODELS)
+        model_class(self.model)
         _check_size(self)
         for name in ("dim", "depth", "heads"):
             several = self.model == "performer" or (name, self.model) == ("heads", "self_attention")
