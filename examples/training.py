@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Generator, Tensor, nn
 
-from teka.audit import Movement, equivariance_error, measure_responses, summarize
+from teka.audit import Movement, measure_responses, summarize
 from teka.audit.statistics.metrics import NUMBERS
+from teka.testing import equivariance_error
 
 Batch = tuple[Tensor, Tensor]
 Shift = int | tuple[int, ...]

@@ -13,9 +13,9 @@ from reproduction.study.report.write import write_study
 from reproduction.study.run_cell import repeat_cell
 from reproduction.study.run_study import Progress
 from reproduction.study.step_seconds import measure_step_seconds
-from teka.audit.page.tables import Written
 from teka.cli.parser import Option, Show, command, fields_of, progress_bar
 from teka.errors import wrong_value
+from teka.reporting.tables import Written
 
 ONLY_HELP = (
     "Train only the runs at these levels; 'seed' is a factor too. May be given several times."

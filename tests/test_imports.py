@@ -13,8 +13,9 @@ ORDER = (
     ("_compat", "_checkpoint"),
     ("execution_mode", "precision"),
     ("checks", "codec", "errors", "files", "flops", "grid", "memory", "provenance"),
-    ("data",),
+    ("data", "reporting"),
     ("audit",),
+    ("testing",),
     ("functional",),
     ("nn",),
     ("models",),
@@ -116,7 +117,7 @@ def test_missing_extra_is_named():
 
 def test_import_needs_no_extras():
     script = (
-        "import sys, teka, teka.audit.page.charts;"
+        "import sys, teka, teka.reporting.charts;"
         f"print(*(name for name in {NOT_IMPORTED} if name in sys.modules))"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

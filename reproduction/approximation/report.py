@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reproduction.approximation.approximate import FILE
-from teka.audit.page.charts import (
+from teka.codec import encode
+from teka.functional import PROJECTIONS
+from teka.functional.kernels import RANDOM_KERNELS
+from teka.reporting.charts import (
     add_legend,
     draw_line,
     dress_panel,
@@ -18,12 +21,9 @@ from teka.audit.page.charts import (
     make_figure,
     tick_decades,
 )
-from teka.audit.page.pages import data_uri, render_page
-from teka.audit.page.style import INK, SOFT, level_styles
-from teka.audit.page.tables import Table, Written, write_files
-from teka.codec import encode
-from teka.functional import PROJECTIONS
-from teka.functional.kernels import RANDOM_KERNELS
+from teka.reporting.html import data_uri, render_page
+from teka.reporting.style import INK, SOFT, level_styles
+from teka.reporting.tables import Table, Written, write_files
 
 if TYPE_CHECKING:
     import matplotlib.axes

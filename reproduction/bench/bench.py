@@ -11,11 +11,11 @@ from reproduction.bench.cases import Budget, Case, make_case, measure_size, try_
 from reproduction.bench.layers import BASELINE, Settings
 from reproduction.bench.measure import estimate_peak_memory
 from reproduction.bench.report import draw_bench, scaling
-from teka.audit.page.charts import encode_png
 from teka.codec import encode
 from teka.errors import require, wrong_value
 from teka.files import make_directory, write_bytes, write_json
 from teka.provenance import provenance
+from teka.reporting.charts import encode_png
 
 BENCH_FILE = "bench.json"
 PLOT_FILE = "bench.png"

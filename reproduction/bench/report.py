@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reproduction.bench.layers import BASELINE, FLASH, FLASH_TWO_SIDED, MULTIHEAD, PEER, SDPA
-from teka.audit.page.charts import add_legend, draw_line, dress_panel, make_figure, tick_decades
-from teka.audit.page.style import BLACK, INK, PALE, LineStyle
-from teka.audit.page.tables import Table
+from teka.reporting.charts import add_legend, draw_line, dress_panel, make_figure, tick_decades
+from teka.reporting.style import BLACK, INK, PALE, LineStyle
+from teka.reporting.tables import Table
 
 if TYPE_CHECKING:
     import matplotlib.figure

@@ -14,11 +14,11 @@ from typing import Any
 from reproduction.study.measure import measure_model
 from reproduction.study.study import Measure, Stability
 from teka.audit import wilson_interval
-from teka.audit.page.tables import Table
 from teka.data import load
 from teka.models.model_file import PRETRAINED, read_config
 from teka.models.model_file import load as load_model
 from teka.provenance import provenance
+from teka.reporting.tables import Table
 
 NEAR = tuple((down, right) for down in (-1, 0, 1) for right in (-1, 0, 1) if down or right)
 HALVES = ((0.5, 0.0), (0.0, 0.5), (0.5, 0.5))

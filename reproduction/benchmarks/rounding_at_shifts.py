@@ -17,9 +17,9 @@ import torch
 from reproduction.study import read_study
 from reproduction.study.cells import find_cell
 from reproduction.study.run_cell import load_cell_data, run_model
-from teka.audit import equivariance_error
 from teka.files import write_json
 from teka.provenance import provenance
+from teka.testing import equivariance_error
 from teka.training.train import train
 
 LABELS, SEED, IMAGES = {"data": "fashion-mnist", "variant": "squared relu × rotation"}, 1, 16

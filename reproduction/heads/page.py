@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from reproduction.heads import pictures as draw
 from reproduction.heads.record import HeadRecord
 from teka import __version__
-from teka.audit.page.charts import encode_png
-from teka.audit.page.notation import listed
-from teka.audit.page.pages import data_uri, render_page
-from teka.audit.page.tables import Table, Written, write_files
 from teka.files import make_directory
+from teka.reporting.charts import encode_png
+from teka.reporting.formatting import listed
+from teka.reporting.html import data_uri, render_page
+from teka.reporting.tables import Table, Written, write_files
 
 COLUMNS = {
     **dict.fromkeys(("layer", "heads")),

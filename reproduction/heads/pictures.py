@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reproduction.heads.record import HeadRecord
-from teka.audit.page.charts import (
+from teka.errors import require
+from teka.reporting.charts import (
     LineLabel,
     draw_line,
     dress_panel,
@@ -17,8 +18,7 @@ from teka.audit.page.charts import (
     make_figure,
     stretch_for,
 )
-from teka.audit.page.style import GRID, INK, PALE, line_style
-from teka.errors import require
+from teka.reporting.style import GRID, INK, PALE, line_style
 
 if TYPE_CHECKING:
     import matplotlib.axes

@@ -12,10 +12,10 @@ from reproduction.study.report.results import StudyGroup, StudyResults
 from reproduction.study.report.tables import NOTHING, accuracy_cell, over_seeds
 from reproduction.study.report.write import as_csv, group_row
 from teka.audit import wilson_interval
-from teka.audit.page.charts import ShareCurve, draw_curves
-from teka.audit.page.notation import significant
-from teka.audit.page.style import PALE, line_style
-from teka.audit.page.tables import Table
+from teka.reporting.charts import ShareCurve, draw_curves
+from teka.reporting.formatting import significant
+from teka.reporting.style import PALE, line_style
+from teka.reporting.tables import Table
 
 if TYPE_CHECKING:
     import matplotlib.figure

@@ -13,11 +13,11 @@ from reproduction.study.report.results import StudyResults, read_study_results
 from reproduction.study.report.tables import how_far, measured
 from reproduction.study.run_study import Progress
 from teka import __version__
-from teka.audit.page.charts import encode_png
-from teka.audit.page.pages import data_uri, render_page
-from teka.audit.page.tables import Written, markdown_text, write_files
 from teka.checks import check_name
 from teka.errors import unknown_name
+from teka.reporting.charts import encode_png
+from teka.reporting.html import data_uri, render_page
+from teka.reporting.tables import Written, markdown_text, write_files
 
 TARGETS = ("table1", "figure1")
 SCALES = ("small", "full", "full-cpu", "one-stem")

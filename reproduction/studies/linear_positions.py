@@ -28,7 +28,6 @@ from torch.nn import Parameter
 from torch.nn.functional import cross_entropy, softplus
 
 from teka import Grid
-from teka.audit import equivariance_error
 from teka.data import load
 from teka.files import write_json
 from teka.functional.backends.costs import Cost
@@ -41,6 +40,7 @@ from teka.functional.relative.base import Relative
 from teka.models import Performer
 from teka.nn import Attention, RandomFeatures
 from teka.nn.relative import RelativeModule
+from teka.testing import equivariance_error
 
 OUT = Path(__file__).with_suffix(".json")
 SIDE, CYCLE, DRAWS = (

@@ -26,9 +26,9 @@ from reproduction.study.report.results import (
     read_study_results,
 )
 from reproduction.study.report.tables import NOTHING, with_interval
-from teka.audit.page.notation import percent
 from teka.audit.statistics.estimate import mean_over_seeds
 from teka.files import write_bytes
+from teka.reporting.formatting import percent
 
 ROOT = Path(__file__).parents[2]
 MARK = "<!-- table: {} -->"

@@ -13,9 +13,10 @@ from reproduction.heads.measure import HeadGrid
 from reproduction.heads.record import Moment
 from reproduction.study.cells import ShiftedClass, Stable
 from reproduction.study.study import Measure, Stability
-from teka.audit import Movement, equivariance_error, measure_responses
+from teka.audit import Movement, measure_responses
 from teka.data import Dataset, Split, lossless_selection
 from teka.flops import flop_counter
+from teka.testing import equivariance_error
 from teka.training.batches import batches
 from teka.training.shift.measure import accuracies, backend_of, can_see, seeing
 

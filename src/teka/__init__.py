@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from teka import audit, convert, functional, models, nn
+    from teka import audit, convert, functional, models, nn, testing
     from teka.grid import Grid, on
     from teka.nn.diagnostics.diagnose import diagnose
     from teka.nn.diagnostics.explain import explain
@@ -22,6 +22,7 @@ __all__ = [
     "models",
     "nn",
     "on",
+    "testing",
 ]
 
 # Modules of the names that are imported at their first use, so that `import teka` is fast.

@@ -28,9 +28,9 @@ from teka import Grid
 from teka.audit import AuditSettings, Movement, Responses, measure_responses
 from teka.audit.caveats import Caveat
 from teka.audit.measure.distances import noise_floor, sensitivity_map
-from teka.audit.pytest import assert_consistent
 from teka.audit.settings import PARTS
 from teka.nn import Attention
+from teka.testing import assert_consistent
 from tests.campaign.outcome import Tally, TooLong
 
 SECONDS = 10.0  # that no call needs, since all that is right in it is small
@@ -167,17 +167,17 @@ def entries() -> dict[str, Entry]:
             "num_images": 12,
             "num_shifts": 3,
         },
-        "audit.assert_permutation_equivariant": lambda: {
+        "testing.assert_permutation_equivariant": lambda: {
             "function": torch.tanh,
             "tokens": torch.rand(2, 4, 3),
             "permutations": [(1, 0, 2, 3)],
         },
-        "audit.assert_permutation_invariant": lambda: {
+        "testing.assert_permutation_invariant": lambda: {
             "function": lambda tokens: tokens.sum(1),
             "tokens": torch.rand(2, 4, 3),
             "permutations": [(1, 0, 2, 3)],
         },
-        "audit.assert_translation_equivariant": lambda: {
+        "testing.assert_equivariant": lambda: {
             "function": torch.tanh,
             "inputs": images(),
             "shifts": SHIFTS,
@@ -194,7 +194,7 @@ def entries() -> dict[str, Entry]:
             "second": responses(),
             "num_flips": 40,
         },
-        "audit.equivariance_error": lambda: {
+        "testing.equivariance_error": lambda: {
             "function": torch.tanh,
             "inputs": images(),
             "shifts": SHIFTS,
@@ -218,7 +218,7 @@ def entries() -> dict[str, Entry]:
             "labels": labels(),
         },
         "audit.paste_on_canvas": lambda: {"images": images(), "canvas_size": 8},
-        "audit.permutation_error": lambda: {
+        "testing.permutation_error": lambda: {
             "function": torch.tanh,
             "tokens": torch.rand(2, 4, 3),
             "permutations": [(1, 0, 2, 3)],
@@ -306,7 +306,7 @@ def entries() -> dict[str, Entry]:
     }
     made = {name: Entry(_public(name), good) for name, good in found.items()}
     made |= {
-        "audit.pytest.assert_consistent": Entry(
+        "testing.assert_consistent": Entry(
             assert_consistent,
             lambda: {"model": classify, "images": images(), "shifts": 1, "minimum": 0},
         ),

@@ -62,10 +62,16 @@ def test_right_arguments_of_every_public_call_give_a_result():
         if name != "data.download":  # which needs a network
             entry.call(**entry.good())
     modules = {
-        name: importlib.import_module(f"teka.{name}") for name in ("audit", "convert", "data")
+        name: importlib.import_module(f"teka.{name}")
+        for name in ("audit", "convert", "data", "testing")
     }
     public = {f"{package}.{name}" for package, module in modules.items() for name in module.__all__}
-    assert public - known.keys() == {"audit.ModelError"}
+    assert public - known.keys() == {
+        "audit.ModelError",
+        "testing.EquivarianceError",
+        "testing.RelativeErrors",
+        "testing.minimal_counter_example",
+    }
 
 
 def test_the_campaign_knows_every_command():

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from reproduction.study.report.results import GroupPoint, StudyGroup, StudyMatrix
-from teka.audit.page import charts
-from teka.audit.page.style import INK, LineStyle, level_styles
 from teka.errors import wrong_value
+from teka.reporting import charts
+from teka.reporting.style import INK, LineStyle, level_styles
 
 if TYPE_CHECKING:
     import matplotlib.axes

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reproduction.study.report.results import Quantity, StudyGroup, StudyMatrix
-from teka.audit.page import charts
-from teka.audit.page.notation import percent
-from teka.audit.page.style import BLACK, GRID, INK, PALE, line_style
+from teka.reporting import charts
+from teka.reporting.formatting import percent
+from teka.reporting.style import BLACK, GRID, INK, PALE, line_style
 
 if TYPE_CHECKING:
     import matplotlib.axes

@@ -9,9 +9,9 @@ from reproduction.study.report.results import (
     StudyResults,
     compare_with,
 )
-from teka.audit.page.notation import averaged, listed, percent, significant
-from teka.audit.page.tables import Table
 from teka.audit.statistics.estimate import Estimate, mean_over_seeds
+from teka.reporting.formatting import averaged, listed, percent, significant
+from teka.reporting.tables import Table
 
 NOTHING = "–"
 DIFFERENCES = ("at equal\nsteps", "at equal\ntime")

@@ -22,11 +22,11 @@ from reproduction.study.report.tables import (
     study_notes,
 )
 from reproduction.study.study import slug
-from teka.audit.page.charts import encode_png
-from teka.audit.page.notation import listed
-from teka.audit.page.tables import Written, csv_words, markdown_text, write_files
 from teka.audit.statistics.estimate import Estimate
 from teka.errors import require
+from teka.reporting.charts import encode_png
+from teka.reporting.formatting import listed
+from teka.reporting.tables import Written, csv_words, markdown_text, write_files
 
 QUANTITIES: tuple[BySeed, ...] = get_args(BySeed)
 PROVENANCE = ("hardware", "torch", "date")

@@ -1,13 +1,6 @@
 """Measure how any function of images, volumes or signals behaves when its input moves."""
 
 from teka.audit.audit import audit
-from teka.audit.equivariance import (
-    assert_permutation_equivariant,
-    assert_permutation_invariant,
-    assert_translation_equivariant,
-    equivariance_error,
-    permutation_error,
-)
 from teka.audit.function import ModelError
 from teka.audit.images import paste_on_canvas
 from teka.audit.layers.blame import blame_layers
@@ -33,21 +26,16 @@ __all__ = [
     "Movement",
     "Responses",
     "WorstShift",
-    "assert_permutation_equivariant",
-    "assert_permutation_invariant",
-    "assert_translation_equivariant",
     "audit",
     "axis_shifts",
     "best_stride",
     "blame_layers",
     "compare_responses",
-    "equivariance_error",
     "error_by_phase",
     "find_worst_shift",
     "lie_derivative",
     "measure_responses",
     "paste_on_canvas",
-    "permutation_error",
     "random_permutations",
     "search_worst",
     "square_shifts",

@@ -15,7 +15,6 @@ from teka.audit.measure.outputs import check_labels
 from teka.audit.model_output import STILL
 from teka.audit.movement import MODES
 from teka.audit.page.changes import change_sentence
-from teka.audit.page.notation import write_share, write_size, write_step
 from teka.audit.parts import Progress, Work, do_parts, find_caveats
 from teka.audit.report import AuditReport, PackedResponses
 from teka.audit.settings import AuditSettings, StepSet
@@ -33,6 +32,7 @@ from teka.checks import (
 )
 from teka.errors import wrong_argument, wrong_type, wrong_value
 from teka.provenance import provenance
+from teka.reporting.formatting import write_share, write_size, write_step
 
 PLACES = {
     "interior": "within the image",

@@ -14,10 +14,10 @@ from teka.audit.measure.boxes import LEAST_SCORE
 from teka.audit.measure.responses import Responses
 from teka.audit.model_output import MULTILABEL
 from teka.audit.movement import Movement
-from teka.audit.page.notation import write_share, write_size
 from teka.audit.statistics.intervals import wilson_interval
 from teka.checks import check_name
 from teka.errors import wrong_value
+from teka.reporting.formatting import write_share, write_size
 
 SEVERITIES = {
     "invalidates": "These results are invalid",

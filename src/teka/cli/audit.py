@@ -18,10 +18,8 @@ from teka.audit.changes import CHANGES
 from teka.audit.function import evaluating, module_of, observe_calls
 from teka.audit.measure.worst_shift import WorstShift, find_worst_shift
 from teka.audit.movement import TRANSLATION_MODES
-from teka.audit.page.notation import significant
 from teka.audit.page.pages import write_audit_page
 from teka.audit.page.summary import badge_svg, summary_markdown
-from teka.audit.page.tables import LONGEST_TEXT, WIDTH
 from teka.audit.page.text import audit_text
 from teka.audit.procedures import PRESETS
 from teka.audit.report import AuditReport
@@ -35,6 +33,8 @@ from teka.cli.own_models import OWN_LOADERS
 from teka.cli.parser import Option, command, fields_of, progress_bar
 from teka.errors import one_line, printable, require, wrong_value
 from teka.files import check_output_file, make_directory, resolve_path, write_bytes, write_json
+from teka.reporting.formatting import significant
+from teka.reporting.tables import LONGEST_TEXT, WIDTH
 
 SHIFT_SETS = ("square", "axes", "dy", "dx")
 # Shares, the higher the better.

@@ -11,7 +11,6 @@ import torch
 from teka.audit.adapters.case import AuditCase, is_trained_on, load_images
 from teka.audit.function import evaluating, module_of
 from teka.audit.measure.responses import Responses
-from teka.audit.page.tables import LONGEST_TEXT
 from teka.audit.page.text import audit_text, comparison_text
 from teka.audit.report import AuditReport, make_examples
 from teka.audit.settings import PARTS
@@ -30,6 +29,7 @@ from teka.cli.parser import Option, command
 from teka.codec import encode
 from teka.errors import one_line, wrong_argument, wrong_value
 from teka.files import make_directory
+from teka.reporting.tables import LONGEST_TEXT
 
 
 @command(

@@ -11,8 +11,7 @@ from torch import nn
 from teka.audit.adapters.case import AuditCase
 from teka.audit.layers.fixes import FIXES
 from teka.audit.page.compared import excluded, write_ends
-from teka.audit.page.notation import listed, write_difference, write_p_value
-from teka.audit.page.tables import LONGEST_TEXT
+from teka.audit.page.metric_formatting import write_difference
 from teka.audit.page.text import audit_text
 from teka.audit.report import AuditReport
 from teka.audit.settings import PARTS
@@ -42,6 +41,8 @@ from teka.errors import (
 )
 from teka.files import make_directory, write_bytes
 from teka.models.model_file import pack
+from teka.reporting.formatting import listed, write_p_value
+from teka.reporting.tables import LONGEST_TEXT
 
 FIX_HELP = (
     f"What to change, joined by commas: {', '.join(FIXES)}; by default what mends the layers that the audit of the "

@@ -5,7 +5,6 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from teka import data
-from teka.audit.page.tables import WIDEST, Table
 from teka.checks import check_sizes
 from teka.cli.parser import Option, command, fields_of, progress_bar
 from teka.data.catalogue import PUBLISHED_DATASETS
@@ -15,6 +14,7 @@ from teka.errors import wrong_value
 from teka.files import expand_user
 from teka.prediction.predict import DEFAULT_MODEL
 from teka.prediction.predict import predict as predict_classes
+from teka.reporting.tables import WIDEST, Table
 
 
 @command(

@@ -16,7 +16,7 @@ from teka.audit.page.curves import (
     difference_of,
     quantity_of,
 )
-from teka.audit.page.style import line_style
+from teka.reporting.style import line_style
 from tests.audit.page.audit_reports import CROSS, SQUARE, make_metrics
 
 ACCURACY = quantity_of("accuracy")

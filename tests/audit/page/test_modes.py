@@ -15,8 +15,8 @@ from teka.audit.page.modes import (
     mode_words,
     phase_map,
 )
-from teka.audit.page.style import heat_colour
 from teka.audit.statistics.phase import PHASE_VALUES
+from teka.reporting.style import heat_colour
 from tests.audit.page.audit_reports import CROSS, SQUARE, make_metrics, make_phases, make_report
 
 

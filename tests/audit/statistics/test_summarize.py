@@ -4,12 +4,13 @@ import json
 import pytest
 import torch
 
-from teka.audit import equivariance_error, square_shifts, wilson_interval
+from teka.audit import square_shifts, wilson_interval
 from teka.audit.measure.responses import Responses
 from teka.audit.movement import Movement
 from teka.audit.statistics.metrics import CURVES, NUMBERS, Metrics, SeedMetrics
 from teka.audit.statistics.summarize import summarize, summarize_seeds
 from teka.codec import decode, encode
+from teka.testing import equivariance_error
 from tests.audit.measure.models import present
 
 LINE = tuple((0, step) for step in range(-2, 3))

@@ -9,10 +9,10 @@ from torch.nn.functional import conv2d, pad
 
 from reproduction.baselines import SelfAttentionNetwork
 from reproduction.baselines.self_attention_network import POSITIONS, make_gaussian_or_table
-from teka.audit import equivariance_error
 from teka.functional import relative
 from teka.functional.relative.stationary import StationaryRelative
 from teka.nn import Attention, RelativeKernel
+from teka.testing import equivariance_error
 from tests.contracts.cases import relative_error
 from tests.cordonnier2020 import paper_models
 

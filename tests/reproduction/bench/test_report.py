@@ -18,7 +18,7 @@ from reproduction.bench.report import (
     place_name,
     scaling,
 )
-from teka.audit.page.style import BLACK
+from teka.reporting.style import BLACK
 
 SIZES = (256, 1024, 4096, 16384, 65536)
 POSITIVE = st.floats(1e-6, 1e6)

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from teka.audit.page.charts import encode_png
+from teka.reporting.charts import encode_png
 from teka.training.shift.page import draw_shift_curve, render_html, write_report
 
 VOID = {"meta", "img", "source", "br", "link"}

@@ -5,11 +5,12 @@ from typing import Any
 
 from teka.audit.changes import CHANGES
 from teka.audit.page.curves import CurveLine, curve_chart, curve_points, line_numbers, quantity_of
-from teka.audit.page.notation import MISSING, write_number, write_size
-from teka.audit.page.style import line_style
-from teka.audit.page.svg import swatch
+from teka.audit.page.metric_formatting import MISSING, write_number
 from teka.audit.report import AuditReport, ChangeResult
 from teka.audit.statistics.metrics import CURVES, Metrics
+from teka.reporting.formatting import write_size
+from teka.reporting.style import line_style
+from teka.reporting.svg import swatch
 
 SHOWN = ("accuracy", "agreement", "overlap", "retrieval", "error")
 BACK = "changed and changed back"

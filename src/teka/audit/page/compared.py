@@ -4,19 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from teka.audit.page.curves import curve_figure, difference_of
-from teka.audit.page.notation import (
-    MISSING,
-    is_share,
-    listed,
-    missing_intervals,
-    write_difference,
-    write_p_value,
-)
+from teka.audit.page.metric_formatting import MISSING, is_share, missing_intervals, write_difference
 from teka.audit.report import AuditReport
 from teka.audit.statistics.comparison import COMPARED_NUMBERS, Comparison, Difference
 from teka.audit.statistics.estimate import has_interval
 from teka.audit.statistics.metrics import NUMBERS
 from teka.audit.statistics.ranking import Lead, Pair, find_leads
+from teka.reporting.formatting import listed, write_p_value
 
 # The first that is defined names the winner.
 DECISIVE = ("worst_shift_accuracy", "consistency", "overlap", "mean_error")

@@ -5,19 +5,14 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from teka.audit.changes import CHANGES
-from teka.audit.page import svg
-from teka.audit.page.notation import (
-    is_share,
-    write_difference,
-    write_number,
-    write_size,
-    write_step,
-)
-from teka.audit.page.style import GRID, SOFT, LineStyle, chosen_ticks, line_style
-from teka.audit.page.tables import csv_text
+from teka.audit.page.metric_formatting import is_share, write_difference, write_number
 from teka.audit.shifts import CheckedShifts
 from teka.audit.statistics.estimate import Curve, has_interval
 from teka.audit.statistics.metrics import CURVES
+from teka.reporting import svg
+from teka.reporting.formatting import write_size, write_step
+from teka.reporting.style import GRID, SOFT, LineStyle, chosen_ticks, line_style
+from teka.reporting.tables import csv_text
 
 WIDTH, HEIGHT = 360.0, 222.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 350.0, 8.0, 176.0

@@ -6,10 +6,10 @@ from operator import attrgetter
 
 from teka.audit.layers.blame import LayerFinding, LayerFindings
 from teka.audit.layers.fixes import FIXES
-from teka.audit.page import svg
-from teka.audit.page.notation import write_size
-from teka.audit.page.style import INK, SOFT, LineStyle
-from teka.audit.page.tables import csv_text
+from teka.reporting import svg
+from teka.reporting.formatting import write_size
+from teka.reporting.style import INK, SOFT, LineStyle
+from teka.reporting.tables import csv_text
 
 NARROW, WIDE = 360.0, 860.0  # widths of the drawing for a phone and for a page
 HEIGHT, LEFT, BOTTOM = 280.0, 48.0, 246.0

@@ -7,21 +7,15 @@ from typing import Any
 
 from teka.audit.movement import MODES, Movement
 from teka.audit.page.curves import MOST_BANDS, curve_figure, quantity_of
-from teka.audit.page.notation import (
-    is_share,
-    listed,
-    missing_intervals,
-    write_number,
-    write_shift,
-    write_step,
-)
-from teka.audit.page.style import HEAT_LEVELS, INK, chosen_ticks, heat_colour, ink_on
-from teka.audit.page.svg import Scale, drawing, element, label, share_scale, ticks
-from teka.audit.page.tables import csv_text
+from teka.audit.page.metric_formatting import is_share, missing_intervals, write_number
 from teka.audit.report import AuditReport
 from teka.audit.statistics.estimate import has_interval
 from teka.audit.statistics.metrics import CURVES, Metrics
 from teka.audit.statistics.phase import PhaseTable
+from teka.reporting.formatting import listed, write_shift, write_step
+from teka.reporting.style import HEAT_LEVELS, INK, chosen_ticks, heat_colour, ink_on
+from teka.reporting.svg import Scale, drawing, element, label, share_scale, ticks
+from teka.reporting.tables import csv_text
 
 Pair = tuple[int | float, ...]
 WIDTH, LEFT, TOP, SIDE = 360.0, 46.0, 10.0, 306.0

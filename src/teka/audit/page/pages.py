@@ -1,32 +1,37 @@
 """Pages of one HTML file that needs no other and no network: the page of an audit, and any from a template."""
 
-import base64
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from teka.audit.caveats import SEVERITIES, Caveat
 from teka.audit.movement import Movement
-from teka.audit.page import layers, notation
+from teka.audit.page import layers
 from teka.audit.page.changes import change_sections
 from teka.audit.page.compared import comparison_sections
 from teka.audit.page.curves import curve_figure, quantity_of
+from teka.audit.page.metric_formatting import (
+    FOR_EXPERTS,
+    missing_intervals,
+    write_interval,
+    write_number,
+)
 from teka.audit.page.modes import confidences, mode_sections
-from teka.audit.page.notation import listed, missing_intervals, write_interval, write_number
-from teka.audit.page.style import line_style
-from teka.audit.page.svg import swatch
 from teka.audit.report import AuditReport
 from teka.audit.statistics.estimate import Estimate
 from teka.audit.statistics.metrics import NUMBERS, NumberMetric
 from teka.audit.statistics.ranking import Pair
-from teka.errors import printable_lines, require, wrong_value
+from teka.errors import wrong_value
 from teka.files import write_bytes
+from teka.reporting.formatting import listed, write_size
+from teka.reporting.html import render_page
+from teka.reporting.style import line_style
+from teka.reporting.svg import swatch
 
 if TYPE_CHECKING:
-    from jinja2 import Template
+    pass
 
 FIRST_NUMBERS = (
     "consistency",
@@ -292,7 +297,7 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()
         "caveats": caveat_models(reports),
         "severities": SEVERITIES,
         "columns": [NUMBERS[name] for name in columns],
-        "experts": [NUMBERS[name] for name in notation.FOR_EXPERTS],
+        "experts": [NUMBERS[name] for name in FOR_EXPERTS],
         "rows": audit_rows(reports, columns),
         "first_numbers": _first_numbers(reports),
         "interval_note": interval_note(reports, columns),
@@ -304,7 +309,9 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()
             example.label is not None for report in reports for example in report.examples
         ),
         "layers": layers,
-        "notation": notation,
+        "expert_metrics": FOR_EXPERTS,
+        "listed": listed,
+        "write_size": write_size,
         "presets": preset_sections(reports),
         "name_setting": name_setting,
         "write_setting": write_setting,
@@ -334,49 +341,3 @@ def _named(reports: Sequence[AuditReport]) -> str:
         if len(reports) <= MOST_NAMED
         else f"{len(reports)} models"
     )
-
-
-def render_page(package: str, template: str, content: Mapping[str, object]) -> str:
-    """Return one page that needs no other file and no network, from a template in a package and its content."""
-    require("jinja2", "reports need", "teka[report]")
-    from markupsafe import Markup
-
-    return _compiled_template(package, template).render(
-        style=Markup(_read_text("teka.audit.page", "style.css")), **content
-    )
-
-
-def _read_text(package: str, name: str) -> str:
-    return (files(package) / name).read_text(encoding="utf-8")
-
-
-@cache
-def _compiled_template(package: str, template: str) -> "Template":
-    """Return a compiled template. A process often writes many pages, and to compile takes most of the time of one."""
-    from jinja2 import Environment, FunctionLoader, StrictUndefined
-
-    def read(name: str) -> str:
-        # The frame of every page and its style lie here.
-        return _read_text(package if name == template else "teka.audit.page", name)
-
-    environment = Environment(
-        loader=FunctionLoader(read),
-        autoescape=True,
-        finalize=_visible,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["visible"] = _visible
-    return environment.get_template(template)
-
-
-def _visible(value: object) -> object:
-    """Return what a template writes, with control characters of plain text as escapes."""
-    is_text = isinstance(value, str) and not hasattr(value, "__html__")
-    return printable_lines(value) if is_text else value
-
-
-def data_uri(png: bytes) -> str:
-    """The file of a picture as the address of an image within a page."""
-    return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 from teka.audit.caveats import SEVERITIES
 from teka.audit.page.compared import winner
-from teka.audit.page.notation import MISSING, write_interval, write_share
+from teka.audit.page.metric_formatting import MISSING, write_interval
 from teka.audit.page.pages import audit_columns, audit_rows, caveat_models, interval_note
-from teka.audit.page.svg import element, escape, title
-from teka.audit.page.tables import Table, markdown_text
 from teka.audit.report import AuditReport
 from teka.audit.statistics.metrics import NUMBERS
 from teka.audit.statistics.ranking import Pair
+from teka.reporting.formatting import write_share
+from teka.reporting.svg import element, escape, title
+from teka.reporting.tables import Table, markdown_text
 
 SUMMARY_NUMBERS = ("accuracy", "minimum_accuracy", "worst_shift_accuracy", "consistency")
 SUMMARY_NUMBERS += ("overlap", "minimum_overlap", "retrieval", "maximum_error")

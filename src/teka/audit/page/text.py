@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from teka.audit.caveats import SEVERITIES
 from teka.audit.page.compared import differing, reference_of, valid_pairs, winner, write_ends
 from teka.audit.page.layers import blamed_layers
-from teka.audit.page.notation import is_share, missing_intervals, write_difference, write_p_value
+from teka.audit.page.metric_formatting import is_share, missing_intervals, write_difference
 from teka.audit.page.pages import audit_columns, audit_rows, interval_note, sorted_caveats
-from teka.audit.page.tables import LONGEST_TEXT, Table
 from teka.audit.report import AuditReport
 from teka.audit.statistics.comparison import COMPARED_NUMBERS, Comparison
 from teka.audit.statistics.metrics import NUMBERS
 from teka.audit.statistics.ranking import Pair
 from teka.errors import one_line, wrong_value
+from teka.reporting.formatting import write_p_value
+from teka.reporting.tables import LONGEST_TEXT, Table
 
 WIDTH = 100  # columns of a terminal that the text fits into
 INVALID = "Rows marked invalid are for diagnosis only"

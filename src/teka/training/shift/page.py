@@ -8,16 +8,16 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from teka.audit import Estimate
-from teka.audit.page import svg
-from teka.audit.page.charts import ShareCurve, draw_curves, encode_png
 from teka.audit.page.curves import CurveLine, CurvePoint, curve_chart, quantity_of
-from teka.audit.page.notation import write_shift, write_step
-from teka.audit.page.pages import data_uri, render_page
-from teka.audit.page.style import line_style
-from teka.audit.page.tables import write_files
 from teka.codec import encode
 from teka.errors import require
 from teka.files import write_json
+from teka.reporting import svg
+from teka.reporting.charts import ShareCurve, draw_curves, encode_png
+from teka.reporting.formatting import write_shift, write_step
+from teka.reporting.html import data_uri, render_page
+from teka.reporting.style import line_style
+from teka.reporting.tables import write_files
 from teka.training.shift.report import SeedGroup, ShiftReport, finding, table_note, table_rows
 
 if TYPE_CHECKING:

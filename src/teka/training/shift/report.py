@@ -8,9 +8,9 @@ from statistics import fmean
 from typing import NamedTuple
 
 from teka.audit import Estimate
-from teka.audit.page.notation import averaged, percent, write_step
-from teka.audit.page.tables import Table
 from teka.audit.statistics.estimate import mean_over_seeds
+from teka.reporting.formatting import averaged, percent, write_step
+from teka.reporting.tables import Table
 
 AXES = ("dx", "dy")
 """The shifts' axes: dx counts pixels to the right, dy pixels downwards, as `Grid` shifts."""

@@ -8,7 +8,7 @@ import pytest
 
 from reproduction.study.report import write
 from reproduction.study.report.write import write_study
-from teka.audit.page.tables import WIDTH
+from teka.reporting.tables import WIDTH
 
 REFERENCE = {"kernel": "softmax"}
 TABLES = {"summary.md", "summary.csv", "summary.json"}

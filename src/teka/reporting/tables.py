@@ -1,4 +1,4 @@
-"""A table from one description of its columns, for the terminal and as Markdown, and files with what they tell."""
+"""Tables for the terminal, Markdown and CSV."""
 
 import csv
 import io
@@ -25,15 +25,29 @@ _FORMULA = tuple("=+-@＝＋－＠")  # how a cell begins that a spreadsheet com
 
 @dataclass(frozen=True)
 class Table:
-    """A table whose first column names the rows, below a title, if any; a cell may have several lines."""
+    """A table whose first column names the rows.
+
+    Args:
+        title: Title above the table, or an empty text.
+        heads: Head of each column.
+        rows: The cells of each row. A cell may have several lines.
+        words: Heads of the columns, other than the first, that contain no numbers.
+    """
 
     title: str
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    words: tuple[str, ...] = ()  # heads of further columns that hold no numbers
+    words: tuple[str, ...] = ()
 
     def plain(self, width: int = WIDTH, *, narrowest: int = 40) -> str:
-        """Aligned text: long names are wrapped, to a narrowest column, then columns that do not fit continue below."""
+        """Return the table as aligned text.
+
+        Long names of rows are wrapped first. Columns that still do not fit continue below.
+
+        Args:
+            width: Characters of a line.
+            narrowest: Smallest width of the first column.
+        """
         self = replace(
             self,
             title=printable(self.title),
@@ -85,7 +99,7 @@ class Table:
         return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
     def markdown(self) -> str:
-        """A Markdown table, its title above it as a heading of the third level."""
+        """Return the table as Markdown, below its title as a heading of the third level."""
         rules = ("---", *["--:"] * (len(self.heads) - 1))
         lines = [
             [
@@ -99,7 +113,7 @@ class Table:
 
 
 def _clean(cells: tuple[str, ...]) -> tuple[str, ...]:
-    """Return cells whose lines are printable and not too long."""
+    """Return the cells with printable lines of limited length."""
     return tuple(
         "\n".join(shorten(printable(part), LONGEST_CELL) for part in cell.split("\n"))
         for cell in cells
@@ -107,18 +121,18 @@ def _clean(cells: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def markdown_text(text: str, most: int = LONGEST_TEXT) -> str:
-    """Return text, such as a name from a file, as one line of Markdown that shows it as it is."""
+    """Escape text, such as a name from a file, for one line of Markdown."""
     return _MARKS.sub(lambda mark: _ENTITIES.get(mark[0], f"\\{mark[0]}"), one_line(text, most))
 
 
 def csv_words(text: str) -> str:
-    """Return text for a cell of a CSV file, with an apostrophe before what a spreadsheet would take for a formula."""
+    """Escape text for a cell of a CSV file, so that no spreadsheet reads it as a formula."""
     text = printable_lines(text)
     return f"'{text}" if text.lstrip().startswith(_FORMULA) else text
 
 
 def csv_text(heads: Sequence[str], rows: Iterable[Sequence[str | float | int | None]]) -> str:
-    """Rows as comma-separated values, numbers to six digits, nothing where a number is None."""
+    """Return rows as comma-separated values, with six digits and an empty cell for None."""
     text = io.StringIO()
 
     def write(cell: str | float | int | None) -> str | int | None:
@@ -137,7 +151,7 @@ def csv_text(heads: Sequence[str], rows: Iterable[Sequence[str | float | int | N
 
 
 class Written(NamedTuple):
-    """The files written, and the tables and notes as text for a terminal of 120 columns."""
+    """The files of a report, and its tables and notes as text for a terminal of 120 columns."""
 
     files: tuple[Path, ...]
     terminal: str
@@ -149,7 +163,14 @@ def write_files(
     tables: Sequence[Table] = (),
     notes: Sequence[str] = (),
 ) -> Written:
-    """Write the files of a folder, all of whose contents are ready, by their names."""
+    """Write the files of a report into a folder, each one atomically.
+
+    Args:
+        folder: The folder.
+        contents: Content of each file by name.
+        tables: Tables for the terminal.
+        notes: Notes for the terminal.
+    """
     for name, content in contents.items():
         write_bytes(folder / name, content.encode() if isinstance(content, str) else content)
     terminal = [

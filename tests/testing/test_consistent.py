@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from teka.audit import AuditSettings, audit, square_shifts
 from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.movement import Movement
-from teka.audit.pytest import assert_consistent, minimal_counter_example
+from teka.testing import assert_consistent, minimal_counter_example
 
 
 def column_class(images: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ def test_the_counter_example_is_the_shortest_shift_of_all_images():
     with pytest.raises(AssertionError) as raised:
         assert_consistent(column_class, dots(4, 6), shifts=[(0, 2), (0, -2), (0, -1), (2, 0)])
     assert (
-        "the shortest shift that changes an answer is (0, -1): image 1 is answered 2 unshifted and 1 there"
+        "the shortest shift that changes a prediction is (0, -1): image 1 is predicted 2 unshifted and 1 there"
         in str(raised.value)
     )
     assert "(1 of 2 images change)" in str(raised.value)
@@ -59,7 +59,7 @@ def test_images_that_must_be_right_at_every_shift_need_labels():
     )
     assert metrics.numbers["worst_shift_accuracy"].value == 1.0
     with pytest.raises(
-        AssertionError, match="image 2 of class 2 is answered 2 unshifted and 1 there"
+        AssertionError, match="image 2 of class 2 is predicted 2 unshifted and 1 there"
     ):
         assert_consistent(
             column_class, images, labels, shifts=[(0, -1)], metric="worst_shift_accuracy"
@@ -119,4 +119,4 @@ def test_a_model_that_the_command_line_rejects_does_not_pass(model, labelled: bo
 
 def test_no_counter_example_is_said_where_there_is_none():
     responses = measure_responses(invariant, dots(1, 2), square_shifts(1), Movement("circular"))
-    assert minimal_counter_example(responses) == "no shift changes an answer"
+    assert minimal_counter_example(responses) == "no shift changes a prediction"

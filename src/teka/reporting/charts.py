@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float64, Real
 
-from teka.audit.page.notation import write_step
-from teka.audit.page.style import GRID, INK, LineStyle, chosen_ticks, line_style
 from teka.errors import require
+from teka.reporting.formatting import write_step
+from teka.reporting.style import GRID, INK, LineStyle, chosen_ticks, line_style
 
 if TYPE_CHECKING:
     import matplotlib.artist

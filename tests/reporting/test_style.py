@@ -1,6 +1,6 @@
 import pytest
 
-from teka.audit.page.style import (
+from teka.reporting.style import (
     COLOURS,
     HEAT,
     HEAT_LEVELS,

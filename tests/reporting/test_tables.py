@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from teka.audit.page.tables import WIDEST, WIDTH, Table, csv_text
+from teka.reporting.tables import WIDEST, WIDTH, Table, csv_text
 
 HEADS = ("name", *(f"head number {index}" for index in range(17)))
 NAME = "a name that is " + "very " * 30 + "long"

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teka.audit.page.charts import ShareCurve, draw_curves, encode_png, spread, stretch_for
+from teka.reporting.charts import ShareCurve, draw_curves, encode_png, spread, stretch_for
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.01, 0.1)), min_size=1, max_size=9))

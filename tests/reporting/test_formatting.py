@@ -1,14 +1,16 @@
 import pytest
 
-from teka.audit.page.notation import (
-    averaged,
-    listed,
+from teka.audit.page.metric_formatting import (
     missing_intervals,
-    percent,
-    significant,
     write_difference,
     write_interval,
     write_number,
+)
+from teka.reporting.formatting import (
+    averaged,
+    listed,
+    percent,
+    significant,
     write_p_value,
     write_share,
     write_shift,

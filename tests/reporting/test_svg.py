@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from teka.audit.page.style import MARKERS, line_style
-from teka.audit.page.svg import (
+from teka.reporting.style import MARKERS, line_style
+from teka.reporting.svg import (
     POINTS,
     Scale,
     drawing,

@@ -8,17 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from teka import Grid
-from teka.audit import (
-    assert_permutation_equivariant,
-    assert_permutation_invariant,
-    assert_translation_equivariant,
-    permutation_error,
-    random_permutations,
-    square_shifts,
-)
+from teka.audit import random_permutations, square_shifts
 from teka.codec import encode
 from teka.convert import attention_from_convolution
 from teka.nn import AbsolutePosition, Attention, AttentionPool
+from teka.testing import (
+    assert_equivariant,
+    assert_permutation_equivariant,
+    assert_permutation_invariant,
+    permutation_error,
+)
 from tests.raising import raises_for
 
 GRID = Grid((3, 5))
@@ -100,9 +99,7 @@ def test_a_convolution_of_kernel_size_3_is_neither_equivariant_nor_invariant(pad
 def test_a_convolution_of_kernel_size_3_is_translation_equivariant():
     torch.manual_seed(0)
     layer = nn.Conv2d(8, 6, 3, padding="same", padding_mode="circular", dtype=torch.float64).eval()
-    assert_translation_equivariant(
-        layer, GRID.unflatten(draw_tokens()), square_shifts(2), tolerance=TOLERANCE
-    )
+    assert_equivariant(layer, GRID.unflatten(draw_tokens()), square_shifts(2), tolerance=TOLERANCE)
 
 
 @pytest.mark.parametrize(("kernel_size", "largest"), [(1, 1e-10), (3, math.inf)])

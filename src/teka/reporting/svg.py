@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from teka.audit.page.style import GRID, SOFT, LineStyle
 from teka.errors import printable
+from teka.reporting.style import GRID, SOFT, LineStyle
 
 POINTS = {
     "o": "M-1 0a1 1 0 1 0 2 0a1 1 0 1 0 -2 0z",
@@ -21,7 +21,7 @@ POINTS = {
     "*": "M0 -1.25L.32 -.44L1.19 -.39L.52 .17L.73 1.01L0 .55L-.73 1.01L-.52 .17L-1.19 -.39L-.32 -.44z",
     ">": "M1.1 0L-.8 1.05V-1.05z",
 }
-"""Outline of each of `teka.audit.page.style.MARKERS`, about 1 in every direction."""
+"""Outline of each of `teka.reporting.style.MARKERS`, about 1 in every direction."""
 LABEL = {"text-anchor": "middle", "font-size": 12.0, "fill": SOFT, "font-weight": 400}
 """How the words of a drawing look unless they say otherwise."""
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)

@@ -7,13 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from teka.audit import (
-    assert_translation_equivariant,
-    axis_shifts,
-    equivariance_error,
-    square_shifts,
-)
+from teka.audit import axis_shifts, square_shifts
 from teka.codec import encode
+from teka.testing import assert_equivariant, equivariance_error
 from tests.raising import raises_for
 
 SIZES = [(11,), (5, 7), (3, 5, 2)]
@@ -37,7 +33,7 @@ def convolutional(num_axes, padding_mode="circular", stride=1):
 
 def test_circular_convolution_passes():
     for sizes in SIZES:
-        error = assert_translation_equivariant(
+        error = assert_equivariant(
             convolutional(len(sizes)),
             noise(*sizes),
             axis_shifts(2, len(sizes)),
@@ -50,7 +46,7 @@ def test_circular_convolution_passes():
 @pytest.mark.parametrize("sizes", SIZES)
 def test_a_mean_over_circular_convolutions_is_invariant(sizes):
     network = convolutional(len(sizes))
-    error = assert_translation_equivariant(
+    error = assert_equivariant(
         lambda images: network(images).flatten(2).mean(2),
         noise(*sizes),
         axis_shifts(2, len(sizes)),
@@ -64,7 +60,7 @@ def test_an_absolute_position_embedding_fails(sizes):
     network = convolutional(len(sizes))
     embedding = noise(*sizes, batch=1)
     with pytest.raises(AssertionError, match="not translation equivariant"):
-        assert_translation_equivariant(
+        assert_equivariant(
             lambda images: network(images + embedding), noise(*sizes), [1], tolerance=0.05
         )
 
@@ -118,9 +114,7 @@ def test_zero_padding_passes_on_a_canvas_once_the_border_covers_its_reach():
     # The first layer pads a background of zeros with zeros; so only the second feels the edge, one cell deep.
     function = convolutional(2, padding_mode="zeros")
     arguments = {"mode": "canvas", "canvas_size": (13, 17), "shifts": square_shifts(3)}
-    assert_translation_equivariant(
-        function, noise(5, 7), border=1, tolerance=TOLERANCE, **arguments
-    )
+    assert_equivariant(function, noise(5, 7), border=1, tolerance=TOLERANCE, **arguments)
     assert equivariance_error(function, noise(5, 7), border=0, **arguments).maximum > 1e-3
 
 
@@ -211,9 +205,7 @@ def test_low_precision_outputs_are_compared_without_overflow():
 def test_the_failure_names_worst_shift_error_tolerance_and_noise_floor():
     inputs = torch.arange(1.0, 12.0, dtype=torch.float64).reshape(1, 1, 11)
     with pytest.raises(AssertionError) as caught:
-        assert_translation_equivariant(
-            lambda line: line[:, :, 0], inputs, [-3, 1, 0], tolerance=2.5
-        )
+        assert_equivariant(lambda line: line[:, :, 0], inputs, [-3, 1, 0], tolerance=2.5)
     for part in (
         "error 10 at shift (1,)",
         "tolerance 2.5",
@@ -222,7 +214,7 @@ def test_the_failure_names_worst_shift_error_tolerance_and_noise_floor():
         "'invariant'",
     ):
         assert part in str(caught.value)
-    assert_translation_equivariant(lambda line: line[:, :, 0], inputs, [-3, 1, 0], tolerance=10.0)
+    assert_equivariant(lambda line: line[:, :, 0], inputs, [-3, 1, 0], tolerance=10.0)
 
 
 def growing_output():
@@ -281,6 +273,4 @@ def test_arguments_that_make_no_sense_are_refused(unchecked_annotations):
 def test_a_tolerance_that_makes_no_sense_is_refused():
     for tolerance in [-1e-3, math.nan, math.inf]:
         with raises_for(tolerance, ValueError, match="tolerance must be"):
-            assert_translation_equivariant(
-                lambda images: images, noise(5, 7), [1], tolerance=tolerance
-            )
+            assert_equivariant(lambda images: images, noise(5, 7), [1], tolerance=tolerance)

@@ -1,0 +1,1 @@
+"""Tables, charts and HTML pages for reports."""

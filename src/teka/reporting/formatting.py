@@ -1,0 +1,74 @@
+"""Numbers and lists as text for people."""
+
+import math
+from collections.abc import Sequence
+
+
+def percent(share: float, decimals: int = 1) -> str:
+    """Write a share in percent without the sign: 0.9814 is "98.1"."""
+    return f"{100 * share:.{decimals}f}"
+
+
+def write_share(share: float) -> str:
+    """Write a share in percent with one decimal, and "100.0" or "0.0" only if it is exact.
+
+    >>> from teka.reporting.formatting import write_share
+    >>> write_share(1.0), write_share(0.99999), write_share(0.9814)
+    ('100.0', '>99.9', '98.1')
+    """
+    rounded = {"100.0": ">99.9", "0.0": "<0.1"} if 0 < share < 1 else {}
+    return rounded.get(percent(share), percent(share))
+
+
+def write_size(value: float) -> str:
+    """Write a number with three digits, and with a power of ten if it is very small or large."""
+    if value == 0:
+        return "0"
+    if 1e-3 <= abs(value) < 1e5:
+        return f"{value:.3g}"
+    digits, power = f"{value:.1e}".split("e")
+    return f"{digits}e{int(power)}".replace("-", "−")
+
+
+def write_p_value(p_value: float) -> str:
+    """Write a p-value with three decimals: "p = 0.012" or "p < 0.001"."""
+    return "p < 0.001" if p_value < 0.001 else f"p = {p_value:.3f}"
+
+
+def significant(number: float | int, digits: int = 3) -> str:
+    """Write a number with significant digits and no exponent: "1.23", "36.0", "1,230"."""
+    if number == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(number))))
+    return f"{number:,.{decimals}f}"
+
+
+def write_step(step: int | float) -> str:
+    """Write a step in pixels with its sign: "−4", "0", "+0.5"."""
+    return f"{step:+g}".replace("-", "−") if step else "0"
+
+
+def write_shift(shift: Sequence[int | float]) -> str:
+    """Write a shift (dy, dx) as text: "dx +3, dy −5", or "unshifted"."""
+    down, right = shift
+    moves = [f"{name} {write_step(step)}" for name, step in (("dx", right), ("dy", down)) if step]
+    return ", ".join(moves) or "unshifted"
+
+
+def listed(values: Sequence[object]) -> str:
+    """Join values as a list in a sentence: "0, 1 and 2". No values give an empty text."""
+    words = [str(value) for value in values]
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
+
+
+def averaged(counts: Sequence[int]) -> str:
+    """Describe an average over seeds: "one seed", "mean of 3 seeds".
+
+    Args:
+        counts: Number of seeds of each model.
+    """
+    if max(counts) == 1:
+        return "one seed"
+    if min(counts) == max(counts):
+        return f"mean of {counts[0]} seeds"
+    return f"means of {min(counts)} to {max(counts)} seeds"

@@ -1,0 +1,511 @@
+"""Assertions for test suites: equivariance of any function, and stable predictions of a classifier.
+
+    from teka.testing import assert_consistent, assert_equivariant
+
+    def test_the_layer_is_equivariant(layer, images):
+        assert_equivariant(layer, images, shifts=[(0, 3), (5, -2)])
+
+    def test_the_classifier_keeps_its_predictions(model, images):
+        assert_consistent(model, images, shifts=4, minimum=0.99)
+
+The module does not import pytest, so that any test runner can use it.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from teka.audit.caveats import SEVERITIES, validity
+from teka.audit.function import Model, check_evaluation_mode, evaluate, relative_difference
+from teka.audit.images import Background, Size, check_images, roll_and_blank
+from teka.audit.measure.distances import noise_floor
+from teka.audit.measure.measure_responses import measure_responses
+from teka.audit.measure.responses import Responses
+from teka.audit.model_output import CLASSIFIERS
+from teka.audit.movement import TRANSLATION_MODES, make_movement
+from teka.audit.parts import FEW_IMAGES
+from teka.audit.settings import AuditSettings, Steps
+from teka.audit.shifts import Shift, square_set
+from teka.audit.statistics.metrics import Metrics
+from teka.audit.statistics.summarize import summarize
+from teka.checks import (
+    check_callable,
+    check_dense,
+    check_name,
+    check_number,
+    check_sequence,
+    check_sizes,
+    check_tensor,
+    is_integer,
+)
+from teka.errors import wrong_shape, wrong_value
+
+__all__ = [
+    "EquivarianceError",
+    "RelativeErrors",
+    "assert_consistent",
+    "assert_equivariant",
+    "assert_permutation_equivariant",
+    "assert_permutation_invariant",
+    "equivariance_error",
+    "minimal_counter_example",
+    "permutation_error",
+]
+
+OUTPUTS = ("auto", "dense", "invariant")
+METRICS = ("consistency", "worst_shift_accuracy", "consistency_when_right")
+Tokens = Float[Tensor, "batch tokens dim"]
+Permutations = Iterable[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class RelativeErrors:
+    """Relative errors of a function at each shift or permutation.
+
+    >>> from teka.testing import RelativeErrors
+    >>> errors = RelativeErrors((1e-7, 3e-7), noise_floor=0.0, output="dense")
+    >>> errors.maximum
+    3e-07
+
+    Args:
+        errors: One relative error for each shift or permutation, in the given order.
+        noise_floor: ‖f(x) − f(x)‖ / ‖f(x)‖ of two calls with the same input. Smaller errors mean
+            nothing.
+        output: "dense" if the output moves with the input, "invariant" if it does not.
+    """
+
+    errors: tuple[float, ...]
+    noise_floor: float
+    output: str
+
+    @property
+    def maximum(self) -> float:
+        """Largest error."""
+        return max(self.errors)
+
+    @property
+    def mean(self) -> float:
+        """Mean error."""
+        return sum(self.errors) / len(self.errors)
+
+
+@dataclass(frozen=True)
+class EquivarianceError(RelativeErrors):
+    """Relative errors of a function at each shift of its input.
+
+    >>> from teka.testing import EquivarianceError
+    >>> error = EquivarianceError((1e-7, 3e-7), 0.0, "dense", shifts=((0, 1), (1, 0)), mode="zero")
+    >>> error.worst_shift, error.by_shift[(0, 1)]
+    ((1, 0), 1e-07)
+
+    Args:
+        shifts: The shifts, in cells along each axis.
+        mode: What happens at the edges, a mode of `teka.audit.translate`.
+        border: Width of the border of cells that were not compared.
+    """
+
+    shifts: tuple[tuple[int, ...], ...]
+    mode: str
+    border: int = 0
+
+    @property
+    def by_shift(self) -> dict[tuple[int, ...], float]:
+        """The error at each shift."""
+        return dict(zip(self.shifts, self.errors, strict=True))
+
+    @property
+    def worst_shift(self) -> tuple[int, ...]:
+        """The shift with the largest error."""
+        return self.shifts[self.errors.index(self.maximum)]
+
+
+def equivariance_error(
+    function: Model,
+    inputs: Tensor,
+    shifts: Iterable[Shift],
+    *,
+    mode: str = "circular",
+    output: str = "auto",
+    border: int = 0,
+    canvas_size: Size | None = None,
+    background: Background = 0.0,
+) -> EquivarianceError:
+    """Measure how far a function is from being equivariant or invariant to shifts.
+
+    - Equivariance, for outputs of shape (B, C', *S): ‖f(T_s x) − T_s f(x)‖ / ‖T_s f(x)‖.
+    - Invariance, for all other outputs, such as logits (B, K): ‖f(T_s x) − f(x)‖ / ‖f(x)‖.
+
+    T_s moves the content at index i to i + s. The norm is over the whole batch, in float64. Dense
+    outputs are compared only at cells whose content did not cross an edge (except in mode
+    "circular") and that are at least `border` cells from every edge, before and after the shift.
+
+    >>> import torch, teka
+    >>> layer = torch.nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular").eval()
+    >>> errors = teka.testing.equivariance_error(layer, torch.rand(1, 1, 6, 6), shifts=[(0, 3)])
+    >>> errors.output, errors.maximum < 1e-5
+    ('dense', True)
+
+    Args:
+        function: Takes a batch (B, C, *S), or (B, C, *canvas_size) in mode "canvas", and returns a
+            real tensor (B, …). It is called without gradients, twice with the original input and
+            once for each shift.
+        inputs: Inputs (B, C, *S).
+        shifts: Shifts in cells: one integer for each axis, or one for the last axis.
+        mode: A mode of `teka.audit.translate` except "crop".
+        output: "dense", "invariant" or "auto". The latter means dense if the output has the spatial
+            sizes of the input.
+        border: Cells at each edge that are not compared.
+        canvas_size: Size of the canvas in mode "canvas".
+        background: Value of the cells that enter over an edge.
+
+    Raises:
+        ValueError: A module in training mode, shifts that are not integers, an argument that
+            `teka.audit.Movement` refuses, empty inputs, an output that is not a finite real tensor
+            (B, …) or that is zero, or a border that leaves no cell or belongs to no dense output.
+    """
+    check_sizes({"border": border}, least=0)
+    check_images(inputs, "inputs", least=1)
+    movement = make_movement(mode, background, canvas_size)
+    scene = movement.place(inputs)
+    steps = movement.check(scene, shifts)
+    for step in steps:
+        if float in map(type, step):
+            raise wrong_value("shifts", step, "whole numbers, to compare cell by cell")
+    axes = tuple(range(2, scene.ndim))
+    sizes = tuple(scene.shape[2:])
+    outside = torch.tensor(False)
+    interior = torch.zeros(1, 1, *sizes, dtype=torch.bool)
+    interior[(..., *(slice(border, max(side - border, border)) for side in sizes))] = True
+
+    def select(response: Tensor, reference: Tensor, step: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        if mode == "circular":
+            moved = interior.roll(step, axes)
+        else:
+            moved = roll_and_blank(interior, step, outside)
+        cells = (interior & moved)[0, 0]
+        if not cells.any():
+            expected = f"one that leaves cells of {sizes} to compare at shift {step}"
+            raise wrong_value("border", border, expected)
+        return response[..., cells], reference.roll(step, axes)[..., cells]
+
+    expected = f"({len(scene)}, channels, {', '.join(map(str, sizes))}) if dense"
+    errors = _measure(function, scene, output, axes, expected, steps, movement.move, select, border)
+    return EquivarianceError(*errors, steps, mode, border)
+
+
+def assert_equivariant(
+    function: Model,
+    inputs: Tensor,
+    shifts: Iterable[Shift],
+    *,
+    tolerance: float = 1e-5,
+    mode: str = "circular",
+    output: str = "auto",
+    border: int = 0,
+    canvas_size: Size | None = None,
+    background: Background = 0.0,
+) -> EquivarianceError:
+    """Assert that a function is equivariant or invariant to shifts, up to a tolerance.
+
+    Args:
+        function: See `equivariance_error`, also for the other arguments.
+        inputs: Inputs (B, C, *S).
+        shifts: Shifts in cells.
+        tolerance: Largest relative error that passes.
+        mode: What happens at the edges.
+        output: "dense", "invariant" or "auto".
+        border: Cells at each edge that are not compared.
+        canvas_size: Size of the canvas in mode "canvas".
+        background: Value of the cells that enter over an edge.
+
+    Returns:
+        The errors.
+
+    Raises:
+        AssertionError: An error is above the tolerance. The message names the worst shift.
+        ValueError: See `equivariance_error`.
+    """
+    __tracebackhide__ = True
+    _check_tolerance(tolerance)
+    error = equivariance_error(
+        function,
+        inputs,
+        shifts,
+        mode=mode,
+        output=output,
+        border=border,
+        canvas_size=canvas_size,
+        background=background,
+    )
+    note = f" (mode {error.mode!r}, output {error.output!r})"
+    _assert_within(tolerance, error, "translation equivariant", f"shift {error.worst_shift}", note)
+    return error
+
+
+def permutation_error(
+    function: Model, tokens: Tokens, permutations: Permutations, *, output: str = "auto"
+) -> RelativeErrors:
+    """Measure how far a function is from being equivariant or invariant to permutations of tokens.
+
+    - Equivariance, for outputs of shape (B, L, D'): ‖f(T_π x) − T_π f(x)‖ / ‖T_π f(x)‖.
+    - Invariance, for all other outputs, such as (B, D'): ‖f(T_π x) − f(x)‖ / ‖f(x)‖.
+
+    T_π moves token π(i) to position i. The norm is over the whole batch, in float64. Convert a
+    function of images with its grid:
+    `lambda tokens: grid.flatten(function(grid.unflatten(tokens)))`.
+
+    Source: Ji & Xie, A mathematical view of attention models in deep learning.
+
+    Args:
+        function: Takes tokens (B, L, D) and returns a real tensor (B, …).
+        tokens: Tokens (B, L, D).
+        permutations: Permutations of the integers from 0 to L − 1.
+        output: "dense", "invariant" or "auto". The latter means dense if the output has three axes
+            and the second has size L.
+
+    Raises:
+        ValueError: A module in training mode, an order that is not a permutation, empty tokens, or
+            an output that is not a finite real tensor (B, …) or that is zero.
+    """
+    check_dense("tokens", tokens)
+    check_tensor("tokens", tokens, "samples", "tokens", "dim")
+    num_tokens = tokens.shape[1]
+    expected_order = f"every whole number from 0 to {num_tokens - 1} once in each"
+    orders = [
+        check_sequence(
+            "permutations",
+            order.tolist() if isinstance(order, (Tensor, np.ndarray)) else order,
+            expected_order,
+        )
+        for order in check_sequence("permutations", permutations, "a list of permutations")
+    ]
+    if not orders:
+        raise wrong_value("permutations", orders, "at least one permutation")
+    for order in orders:
+        if not all(map(is_integer, order)) or sorted(order) != list(range(num_tokens)):
+            raise wrong_value("permutations", order, expected_order)
+
+    def permute(batch: Tensor, order: Sequence[int]) -> Tensor:
+        return batch[:, order]
+
+    expected = f"({len(tokens)}, {num_tokens}, dim) if dense"
+    return RelativeErrors(*_measure(function, tokens, output, (1,), expected, orders, permute))
+
+
+def assert_permutation_equivariant(
+    function: Model, tokens: Tokens, permutations: Permutations, *, tolerance: float = 1e-5
+) -> RelativeErrors:
+    """Assert that f(T_π x) equals T_π f(x) for every permutation, up to a tolerance.
+
+    The arguments are those of `permutation_error`, and the largest relative error that passes.
+    """
+    _check_tolerance(tolerance)
+    error = permutation_error(function, tokens, permutations, output="dense")
+    return _assert_within(tolerance, error, "permutation equivariant")
+
+
+def assert_permutation_invariant(
+    function: Model, tokens: Tokens, permutations: Permutations, *, tolerance: float = 1e-5
+) -> RelativeErrors:
+    """Assert that f(T_π x) equals f(x) for every permutation, up to a tolerance.
+
+    The arguments are those of `permutation_error`, and the largest relative error that passes.
+    """
+    _check_tolerance(tolerance)
+    error = permutation_error(function, tokens, permutations, output="invariant")
+    return _assert_within(tolerance, error, "permutation invariant")
+
+
+def assert_consistent(
+    model: Callable[[Tensor], object],
+    images: Float[Tensor, "images channels height width"],
+    labels: Int[Tensor, " images"] | None = None,
+    *,
+    shifts: int | Sequence[Steps] = 4,
+    mode: str = "circular",
+    minimum: float = 1.0,
+    metric: str = "consistency",
+    background: float | int | tuple[float | int, ...] = 0.0,
+    batch_size: int = 256,
+    seed: int = 0,
+) -> Metrics:
+    """Assert that a classifier keeps its predictions when its images are shifted.
+
+    The assertion makes the checks of `teka audit`. It fails for a classifier that predicts one
+    class for everything, that is no better than chance, that is not deterministic, or whose output
+    depends on the batch.
+
+    Args:
+        model: Classifier in evaluation mode. It takes images (B, C, H, W) and returns logits, or
+            any other output that `teka.audit.measure_responses` reads as that of a classifier.
+        images: Images (N, C, H, W).
+        labels: Classes of the images (N,), or None.
+        shifts: Largest shift in pixels along each axis, or a list of shifts.
+        mode: What happens at the edges, a mode of `teka.audit.translate`.
+        minimum: Smallest value of the metric that passes, from 0 to 1.
+        metric: "consistency" (share of pairs of image and shift whose prediction equals that of the
+            unshifted image); with labels also "consistency_when_right", or "worst_shift_accuracy"
+            (share of images that are classified correctly at every shift).
+        background: Value of the pixels that enter over an edge: one, or one for each channel.
+        batch_size: Number of images in one call.
+        seed: Seed of the bootstrap of the intervals.
+
+    Returns:
+        All metrics.
+
+    Raises:
+        AssertionError: The metric is below the minimum, or the results are invalid. The message
+            contains the metric, its interval and the image whose prediction changes at the
+            shortest shift, or the reason why the results are invalid.
+        ValueError: A minimum outside [0, 1], an unknown metric, a metric that needs labels, or
+            images or outputs that cannot be measured.
+    """
+    __tracebackhide__ = True
+    check_name("metric", metric, METRICS)
+    if metric != "consistency" and labels is None:
+        raise wrong_value("labels", None, f"a class for each image, for metric {metric!r}")
+    check_number("minimum", minimum, "a share from 0 to 1", low=0, high=1)
+    check_callable("model", model)
+    check_evaluation_mode("model", model)
+    check_name("mode", mode, TRANSLATION_MODES)
+    check_tensor("images", images, "images", "channels", "height", "width")
+    sizes = tuple(images.shape[2:])
+    step_set: Any = square_set("shifts", shifts) if is_integer(shifts) else shifts
+    settings = AuditSettings(
+        step_set, modes=(mode,), background=background, batch_size=batch_size, seed=seed
+    )
+    movement = settings.movement(mode, sizes)
+    responses = measure_responses(
+        model, images, settings.shifts_for(sizes), movement, labels=labels, batch_size=batch_size
+    )
+    if responses.predictions is None:
+        expected = f"one of {', '.join(CLASSIFIERS)}"
+        raise wrong_value("the output of model", responses.output, expected)
+    metrics = summarize(responses, seed=seed)
+    if metric not in metrics.numbers:
+        expected = f"one that these images define: {', '.join(metrics.numbers)}"
+        raise wrong_value("metric", metric, expected)
+    few_images = movement.move(movement.place(images[:FEW_IMAGES]), (0, 0))
+    repeat = noise_floor(model, few_images, batch_size=batch_size, precision=False).repeat
+    caveats = validity(model, few_images, [responses], repeat, batch_size=batch_size)
+    reasons = [
+        f"{caveat.name}: {caveat.message}" for caveat in caveats if caveat.severity == "invalidates"
+    ]
+    if reasons:
+        raise AssertionError(f"{SEVERITIES['invalidates'].lower()}, {' '.join(reasons)}")
+    number = metrics.numbers[metric]
+    if number.value < minimum:
+        raise AssertionError(
+            f"{metric.replace('_', ' ')} {number.value:.4f} ({number.lower:.4f} to "
+            f"{number.upper:.4f}, {len(images)} images, {len(metrics.shifts)} shifts, mode "
+            f"{mode!r}) is below {minimum}; {minimal_counter_example(responses)}"
+        )
+    return metrics
+
+
+def minimal_counter_example(responses: Responses) -> str:
+    """Describe the first image whose prediction changes at the shortest shift.
+
+    Shifts are ordered by their largest step, then by the sum of their steps.
+    """
+    predictions = responses.predictions
+    if predictions is None:
+        raise wrong_value("responses.output", responses.output, "'logits'")
+    unshifted = predictions[responses.zero]
+    lengths = [
+        (max(map(abs, shift)), sum(map(abs, shift)), row)
+        for row, shift in enumerate(responses.shifts)
+    ]
+    for _, _, row in sorted(lengths):
+        has_changed = (predictions[row] != unshifted) & responses.evaluated[row]
+        changed = has_changed.nonzero().flatten()
+        if len(changed):
+            image = int(changed[0])
+            label = "" if responses.labels is None else f" of class {int(responses.labels[image])}"
+            return (
+                f"the shortest shift that changes a prediction is {tuple(responses.shifts[row])}: "
+                f"image {image}{label} is predicted {int(unshifted[image])} unshifted and "
+                f"{int(predictions[row, image])} there ({len(changed)} of {responses.num_images} "
+                "images change)"
+            )
+    return "no shift changes a prediction"
+
+
+def _check_tolerance(tolerance: float | int) -> None:
+    check_number("tolerance", tolerance, "a finite number of at least 0", low=0)
+
+
+def _assert_within(
+    tolerance: float, error: RelativeErrors, name: str, worst: str = "", note: str = ""
+) -> RelativeErrors:
+    __tracebackhide__ = True
+    if error.noise_floor > tolerance:
+        raise AssertionError(
+            f"whether the function is {name} cannot be decided: two calls with the same inputs "
+            f"differ by {error.noise_floor:.3g}, tolerance {tolerance:.3g}{note}"
+        )
+    if not error.maximum <= tolerance:
+        worst = worst or f"permutation {error.errors.index(error.maximum)} of {len(error.errors)}"
+        limits = f"tolerance {tolerance:.3g}, noise floor {error.noise_floor:.3g}{note}"
+        raise AssertionError(f"not {name}: error {error.maximum:.3g} at {worst}, {limits}")
+    return error
+
+
+def _measure(
+    function: Model,
+    inputs: Tensor,
+    output: str,
+    axes: tuple[int, ...],
+    expected: str,
+    steps: Sequence[Any],
+    move: Callable[[Tensor, Any], Tensor],
+    select: Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]] | None = None,
+    border: int = 0,
+) -> tuple[tuple[float, ...], float, str]:
+    """Return the errors, the noise floor, and whether the output is dense or invariant.
+
+    Args:
+        function: The function.
+        inputs: Its inputs.
+        output: A name of `OUTPUTS`.
+        axes: Axes that a dense output shares with the inputs.
+        expected: Expected shape of a dense output, for the error message.
+        steps: Shifts or permutations.
+        move: Applies a step to the inputs or to a dense output.
+        select: Returns the elements of a response and of the moved reference to compare. By
+            default all elements.
+        border: Border of the caller, which needs a dense output unless it is 0.
+    """
+    check_callable("function", function)
+    check_evaluation_mode("function", function)
+    check_name("output", output, OUTPUTS)
+    with torch.no_grad():
+        # Each call gets a copy, because the function may write into its input.
+        reference = evaluate(function, inputs.clone())
+        repeated = evaluate(function, inputs.clone(), reference.shape)
+        has_sizes = reference.ndim == inputs.ndim and all(
+            reference.shape[axis] == inputs.shape[axis] for axis in axes
+        )
+        if output == "dense" and not has_sizes:
+            raise wrong_shape("the output of function", reference.shape, expected)
+        is_dense = has_sizes and output != "invariant"
+        if border and not is_dense:
+            expected = f"0, since an output of shape {tuple(reference.shape)} is not dense"
+            raise wrong_value("border", border, expected)
+        errors = []
+        for step in steps:
+            response = evaluate(function, move(inputs, step), reference.shape)
+            if not is_dense:
+                pair = response, reference
+            elif select is None:
+                pair = response, move(reference, step)
+            else:
+                pair = select(response, reference, step)
+            errors.append(relative_difference(*pair))
+    kind = "dense" if is_dense else "invariant"
+    return tuple(errors), relative_difference(repeated, reference), kind
