@@ -1,7 +1,6 @@
-"""What the models are made of beside their attention: a classifier of images, pre-norm and post-norm blocks."""
+"""Base class of the baselines, and transformer blocks."""
 
-from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Iterable
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -15,37 +14,50 @@ from teka.nn.transformer_block import hidden_size, make_mlp
 
 NORM_EPSILON = 1e-12
 ImageSize = int | tuple[int, int]
+Images = Float[Tensor, "batch channels height width"]
+Logits = Float[Tensor, "batch classes"]
 
 
 class ImageClassifier(nn.Module):
-    """Images of one size to logits; `logits` is what a model computes of images that have been checked."""
+    """Base class of models that map images of one size to logits. Subclasses define `logits`.
+
+    Args:
+        image_size: Height and width of the images, or one number for both.
+        in_channels: Number of channels of the images.
+        num_classes: Number of logits.
+        smallest: Smallest height and width that the model supports.
+        depth: Number of blocks.
+        sizes: Other sizes of the model, which must be positive integers.
+    """
 
     def __init__(
-        self, image_size: ImageSize, in_channels: int, num_classes: int, *, smallest: int = 1
+        self,
+        image_size: ImageSize,
+        in_channels: int,
+        num_classes: int,
+        *,
+        smallest: int = 1,
+        depth: int = 1,
+        **sizes: int,
     ) -> None:
         super().__init__()
-        check_sizes({"in_channels": in_channels, "num_classes": num_classes})
-        self.image_size, self.in_channels = (
-            check_image_size("image_size", image_size, smallest=smallest),
-            in_channels,
-        )
+        check_sizes({"in_channels": in_channels, "num_classes": num_classes, **sizes})
+        check_sizes({"depth": depth}, most=MAX_NUM_BLOCKS)
+        self.image_size = check_image_size("image_size", image_size, smallest=smallest)
+        self.in_channels = in_channels
 
-    def forward(
-        self, images: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch classes"]:
-        """Logits of images; a ValueError if they have other channels or another size than the model was made for."""
+    def forward(self, images: Images) -> Logits:
+        """Return the logits of images, after a check of their channels and size."""
         check_tensor("images", images, "batch", self.in_channels, *self.image_size)
         return self.logits(images)
 
-    @abstractmethod
-    def logits(
-        self, images: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch classes"]:
-        """Logits of images of the right size."""
+    def logits(self, images: Images) -> Logits:
+        """Return the logits of images of the right size."""
+        raise NotImplementedError
 
 
 class PreNormBlock(nn.Module):
-    """`teka.nn.TransformerBlock` for another attention: x + attention(norm(x)), then x + MLP(norm(x)) with a GELU."""
+    """A pre-norm transformer block around any attention module: `teka.nn.TransformerBlock`'s form."""
 
     def __init__(
         self, attention: nn.Module, dim: int, *, mlp_ratio: float = 4.0, dropout: float = 0.0
@@ -57,34 +69,26 @@ class PreNormBlock(nn.Module):
         self.mlp_norm = nn.LayerNorm(dim)
         self.mlp = make_mlp(dim, hidden_size(dim, mlp_ratio), dropout)
 
-    def forward(
-        self, tokens: Float[Tensor, "batch tokens dim"]
-    ) -> Float[Tensor, "batch tokens dim"]:
+    def forward(self, tokens: Tokens) -> Tokens:
         tokens = tokens + self.attention_dropout(self.attention(self.attention_norm(tokens)))
         return tokens + self.mlp(self.mlp_norm(tokens))
 
 
 def pre_norm_blocks(
-    make_attention: Callable[[], nn.Module],
-    dim: int,
-    depth: int,
-    *,
-    mlp_ratio: float,
-    dropout: float,
+    attentions: Iterable[nn.Module], dim: int, *, mlp_ratio: float, dropout: float
 ) -> nn.Sequential:
-    """Blocks one after another, each with an attention of its own."""
-    check_sizes({"depth": depth}, most=MAX_NUM_BLOCKS)
-    blocks = (
-        PreNormBlock(make_attention(), dim, mlp_ratio=mlp_ratio, dropout=dropout)
-        for _ in range(depth)
+    """Stack one block around each attention module."""
+    return nn.Sequential(
+        *[PreNormBlock(layer, dim, mlp_ratio=mlp_ratio, dropout=dropout) for layer in attentions]
     )
-    return nn.Sequential(*blocks)
 
 
 class PostNormBlock(nn.Module):
-    """x ← norm(x + W attention(x)), then norm(x + MLP(x)) with a GELU; W is a linear map as in Cordonnier et al.'s.
+    """A post-norm transformer block: x ← norm(x + W attention(x)), then x ← norm(x + MLP(x)).
 
-    Source: Vaswani et al. 2017; Devlin et al. 2019 (BERT), with its ε = 10⁻¹² of the norms.
+    W is a linear layer as in the code of Cordonnier et al. 2020, and the norms have ε = 10⁻¹².
+
+    Source: Vaswani et al. 2017; Devlin et al. 2019 (BERT).
     """
 
     def __init__(
@@ -101,16 +105,12 @@ class PostNormBlock(nn.Module):
         )
         self.mlp_norm = nn.LayerNorm(dim, eps=NORM_EPSILON)
 
-    def forward(
-        self, tokens: Float[Tensor, "batch tokens dim"], grid: Grid
-    ) -> Float[Tensor, "batch tokens dim"]:
+    def forward(self, tokens: Tokens, grid: Grid) -> Tokens:
         tokens = self.attention_norm(tokens + self.attention_output(self.attention(tokens, grid)))
         return self.mlp_norm(tokens + self.mlp(tokens))
 
 
-def project_heads(
-    linear: nn.Module, tokens: Tokens, dim_head: int
-) -> Float[Tensor, "batch heads tokens dim_head"]:
+def project_heads(linear: nn.Module, tokens: Tokens, dim_head: int) -> Outputs:
     """Project tokens and split the result into heads of size `dim_head`."""
     return linear(tokens).unflatten(-1, (-1, dim_head)).transpose(1, 2)
 
