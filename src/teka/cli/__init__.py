@@ -13,8 +13,12 @@ import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from cyclopts import App
+from cyclopts.exceptions import CycloptsError
+
 from teka import __version__
 from teka.cli import child
+from teka.cli.app import describe_error, make_app
 from teka.cli.child import BROKEN_PIPE, INTERRUPTED, USAGE_ERROR
 from teka.errors import first_line, is_out_of_memory, one_line, unknown_name
 
@@ -45,6 +49,7 @@ commands:
 {}
 
 teka COMMAND --help shows the options of a command, with examples; teka --version the version."""
+__all__ = ["COMMANDS", "main", "make_app"]
 MOST_CHARACTERS = 2000  # of an error, whose foreign parts are shorter
 ISOLATED = ("audit", "compare", "mend")  # commands that run a model's code
 
@@ -53,6 +58,7 @@ def main(
     arguments: Sequence[str] | None = None,
     commands: Mapping[str, tuple[str, str]] = COMMANDS,
     program: str = "teka",
+    app: App | None = None,
 ) -> int:
     """Run the `teka` command.
 
@@ -64,6 +70,7 @@ def main(
         arguments: The words after `teka`; by default those of the process.
         commands: The object and the purpose of each command.
         program: The words before the command in the command line that results record.
+        app: Parser of the arguments, as `make_app` returns it.
 
     Returns:
         Exit code: 0 if all went well, 1 only if an audit stayed below its threshold, 130 if interrupted, and 141 if the
@@ -72,18 +79,21 @@ def main(
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None and words and words[0] in ISOLATED:
         return child.run_in_child(run, words, partial(_say, words))
-    return run(words, commands, program)
+    return run(words, commands, program, app)
 
 
 def run(
-    words: list[str], commands: Mapping[str, tuple[str, str]] = COMMANDS, program: str = "teka"
+    words: list[str],
+    commands: Mapping[str, tuple[str, str]] = COMMANDS,
+    program: str = "teka",
+    app: App | None = None,
 ) -> int:
     """Run a command in this process, from its words to its exit code."""
     _open_output()
     before = _output()
     try:
         try:
-            code = _run(words, commands, program)
+            code = _run(words, commands, program) if app is None else run_app(words, app)
         except SystemExit:  # of the parser, which has printed help or an error
             sys.stdout.flush()
             raise
@@ -164,9 +174,55 @@ def _run(given: list[str], commands: Mapping[str, tuple[str, str]], program: str
         warnings.formatwarning = shown
 
 
-def _say(given: Sequence[str], message: object) -> int:
+def run_app(words: list[str], app: App) -> int:
+    """Run a command of an app and return its exit code."""
+    program = app.name[0]
+    command = words[0] if words and words[0] in app else ""
+    error_prefix = f"{program} {command}".strip()
+    shown = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_: (
+        f"{error_prefix}: warning: {one_line(message, MOST_CHARACTERS)}\n"
+    )
+    try:
+        if command:
+            app[command].help = None  # show the docstring instead of the summary
+        function, bound, unparsed = app.parse_args(words, print_error=False, exit_on_error=False)
+        line = {"command": f"{program} {shlex.join(words)}"} if "command" in unparsed else {}
+        return function(*bound.args, **bound.kwargs, **line) or 0
+    except OSError:
+        raise
+    except CycloptsError as error:
+        return _say([command], describe_error(error), program)
+    except ImportError as error:
+        cause = error.__cause__ or error  # the parser's own error says less
+        missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
+        hint = f"{missing} is not installed; pip install 'teka[train,report]'"
+        return _say([command], hint if missing else cause, program)
+    except (ValueError, FloatingPointError) as error:
+        return _say([command], error, program)
+    except SystemExit as error:  # no command leaves so; a model's own code may
+        message = f"the model's code ended the program with sys.exit({error.code!r})"
+        return _say([command], message, program)
+    except Exception as error:
+        if is_out_of_memory(error):
+            return _say([command], str(error) or "out of memory", program)
+        traceback.print_exc()
+        message = "internal error; please report it with the traceback above"
+        return _say([command], message, program)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # teka raises none
+        message = f"the model's code raised {type(error).__name__}: {first_line(error)}"
+        return _say([command], message, program)
+    finally:
+        warnings.formatwarning = shown
+
+
+def _say(given: Sequence[str], message: object, program: str = "teka") -> int:
     """Print an error in one line, even if a model's code closed standard error, and return its exit code."""
-    line = f"{' '.join(['teka', *given[:1]])}: error: {one_line(message, MOST_CHARACTERS)}\n"
+    line = (
+        f"{' '.join([program, *given[:1]]).strip()}: error: {one_line(message, MOST_CHARACTERS)}\n"
+    )
     try:
         sys.stderr.write(line)
         sys.stderr.flush()

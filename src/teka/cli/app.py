@@ -1,0 +1,106 @@
+"""The parser of the `teka` command: its commands, and how it reads their options."""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, get_args, get_origin
+
+from cyclopts import App, Parameter, Token
+from cyclopts.exceptions import (
+    CoercionError,
+    CycloptsError,
+    MissingArgumentError,
+    UnusedCliTokensError,
+)
+from cyclopts.help import DefaultFormatter, PanelSpec
+from rich.box import SIMPLE
+from rich.console import Console
+
+from teka import __version__
+from teka.codec import decode
+from teka.errors import wrong_value
+
+# Annotation of the keyword-only parameter `command` of a function that records its command line.
+CommandLine = Annotated[str, Parameter(parse=False)]
+# Import path and summary of each command, in the order of the help.
+COMMANDS: dict[str, tuple[str, str]] = {}
+# Options that are not named after the field that they set.
+OPTION_NAMES = {"deviation": "std", "blue_first": "bgr", "budget_seconds": "budget"}
+
+
+def make_app(name: str = "teka") -> App:
+    """Return the parser with every command of teka. Other packages can add commands to it.
+
+    A command is imported when it is used, so that `teka --help` is fast.
+
+    Args:
+        name: Words before the command, for error messages and for the command line that results
+            record.
+    """
+    app = App(
+        name=name,
+        help="Train, use and audit vision models whose attention depends on relative positions.",
+        version=f"teka {__version__}",
+        console=_Console(),
+        help_formatter=DefaultFormatter(panel_spec=PanelSpec(box=SIMPLE)),
+        default_parameter=Parameter(
+            converter=convert,
+            consume_multiple=1,
+            allow_repeating=True,
+            negative=(),
+            name_transform=lambda field: OPTION_NAMES.get(field, field).replace("_", "-"),
+            show_default=lambda value: None if value is False or value == () else value,
+        ),
+    )
+    for order, (command, (path, summary)) in enumerate(COMMANDS.items()):
+        app.command(path, name=command, help=summary, sort_key=order)
+    return app
+
+
+class _Console(Console):
+    """A console that does not hide that the reader of the output is gone."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # the BrokenPipeError, instead of SystemExit(1)
+
+
+def convert(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Convert the words of an option to its type. A word is JSON or a string.
+
+    The conversion is strict: no number is rounded, and an empty word is an error.
+    """
+    name = (tokens[0].keyword or "the argument").strip("[]")
+    words = [token.value for token in tokens]
+    if "" in words:
+        raise wrong_value(name, "", "a value")
+    is_list = len(words) > 1 or all(
+        get_origin(option) in (list, tuple, Sequence)
+        for option in (get_args(kind) if type(None) in get_args(kind) else (kind,))
+        if option is not type(None)
+    )
+    json_values = [_read_json(word) for word in words]
+    try:
+        return decode(kind, json_values if is_list else json_values[0], name)
+    except ValueError as error:
+        try:  # a string that looks like JSON, such as a file named 5
+            return decode(kind, words if is_list else words[0], name)
+        except ValueError:
+            raise error from None
+
+
+def _read_json(word: str) -> object:
+    try:
+        return json.loads(word)
+    except (ValueError, RecursionError):
+        return word
+
+
+def describe_error(error: CycloptsError) -> str:
+    """Return what is wrong with a command line: the argument, its value and what was expected."""
+    if isinstance(error, CoercionError) and isinstance(error.msg, str):
+        return error.msg
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        return f"{error.argument.name} needs a value"
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        return f"{error.unused_tokens[0]!r} is not expected here"
+    error.verbose = False
+    return str(error)

@@ -1,0 +1,63 @@
+"""Progress of commands that take more than a few seconds."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Protocol
+
+from rich import progress
+from rich.console import Console
+
+from teka.errors import printable
+
+SECONDS_PER_LINE = 5.0
+
+
+class ShowProgress(Protocol):
+    """Show that `done` of `total` steps of a stage are finished."""
+
+    def __call__(self, stage: str, done: int, total: int | None, note: str = "") -> None: ...
+
+
+@contextlib.contextmanager
+def show_progress() -> Iterator[ShowProgress]:
+    """Yield a function that shows progress and the time left on standard error.
+
+    A terminal shows a bar. Elsewhere, such as in a log file, at most one line is written every five
+    seconds, so that a short command writes none.
+    """
+    console = Console(stderr=True, markup=False, highlight=False)
+    bar = progress.Progress(
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[note]}", markup=False),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    last_line = time.monotonic()
+
+    def show(stage: str, done: int, total: int | None, note: str = "") -> None:
+        nonlocal last_line
+        stage = printable(stage)
+        note = printable(note)
+        if not bar.tasks or bar.tasks[-1].description != stage:
+            for task_id in bar.task_ids:
+                bar.remove_task(task_id)
+            bar.add_task(stage, completed=done, total=total, note=note)
+        task = bar.tasks[-1]
+        bar.update(task.id, completed=done, total=total, note=note)
+        if bar.disable and time.monotonic() - last_line >= SECONDS_PER_LINE:
+            last_line = time.monotonic()
+            left = task.time_remaining
+            words = [f"{stage}: {done}" if total is None else f"{stage}: {done} of {total}"]
+            words += [] if left is None else [f"{timedelta(seconds=round(left))} left"]
+            words += [note] if note else []
+            print(*words, sep=", ", file=sys.stderr, flush=True)
+
+    with bar:
+        yield show
