@@ -28,12 +28,12 @@ call = lambda: layer(torch.randn(2, 35, 32), teka.Grid((5, 7)))
 """
 CALL_AUDIT = """
 import torch, teka
-from teka.audit import audit
+from teka.audit import AuditSettings, audit
 from torch import nn
 layers = nn.Conv2d(1, 4, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(100, 3)
 model = nn.Sequential(*layers).eval()
 images, labels = torch.rand(8, 1, 11, 11), torch.arange(8) % 3
-call = lambda: audit(model, images, labels, shifts=[-1, 0, 1])
+call = lambda: audit(model, images, labels, AuditSettings(shifts=[-1, 0, 1]))
 """
 # Trace the second call, because the first one imports modules and fills caches.
 TRACE = """

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from teka.audit import AuditSettings, Movement, square_shifts
 from teka.audit.measure.responses import Responses
-from teka.audit.parts import block_ends, is_precise
+from teka.audit.stages import block_ends, is_precise
 from teka.audit.statistics.comparison import compare_responses
 from teka.audit.statistics.estimate import Curve, Estimate, has_interval
 from teka.audit.statistics.intervals import wilson_interval

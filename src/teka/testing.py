@@ -28,9 +28,9 @@ from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.measure.responses import Responses
 from teka.audit.model_output import CLASSIFIERS
 from teka.audit.movement import TRANSLATION_MODES, make_movement
-from teka.audit.parts import FEW_IMAGES
 from teka.audit.settings import AuditSettings, Steps
 from teka.audit.shifts import Shift, square_set
+from teka.audit.stages import FEW_IMAGES
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.summarize import summarize
 from teka.checks import (

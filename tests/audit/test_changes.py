@@ -87,7 +87,9 @@ def test_a_report_has_each_change_with_what_interpolation_alone_does(tmp_path):
     assert by_name["flip"].metrics.curves["agreement"].values == (1.0, 0.0, 1.0, 0.0)
     assert [name for name, one in by_name.items() if one.there_and_back] == ["rotation", "scale"]
     assert AuditReport.read(report.write(tmp_path / "report.json")) == report
-    assert sum("answer stays in" in sentence for sentence in report.verdict) == len(CHANGES)
+    assert sum("prediction stays the same in" in sentence for sentence in report.verdict) == len(
+        CHANGES
+    )
     sections = {section["name"]: section for section in change_sections([report])}
     assert [bool(sections[name]["figures"]) for name in CHANGES] == [False, False, True, True, True]
     assert "left–right" in render_audit_page([report])

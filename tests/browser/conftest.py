@@ -34,12 +34,12 @@ def browser():
 @pytest.fixture
 def open_page(browser, tmp_path):
     """Write reports as a page and open it; at the end nothing was asked of the network and nothing went wrong."""
-    from teka.audit.page.pages import write_audit_page
+    from teka.audit.page.pages import write_page
 
     said, requests, pages = [], [], []
 
     def open_(reports, width=1280, height=900):
-        path = write_audit_page(reports, tmp_path / f"audit-{len(pages)}.html")
+        path = write_page(reports, tmp_path / f"audit-{len(pages)}.html")
         page = browser.new_page(viewport={"width": width, "height": height})
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))

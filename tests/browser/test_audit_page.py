@@ -326,11 +326,11 @@ def test_the_strip_moves_and_stops(open_page):
 
 
 def test_nothing_moves_where_motion_is_not_wanted(browser, tmp_path):
-    from teka.audit.page.pages import write_audit_page
+    from teka.audit.page.pages import write_page
 
     context = browser.new_context(reduced_motion="reduce")
     page = context.new_page()
-    page.goto(write_audit_page([report_of()], tmp_path / "audit.html").as_uri())
+    page.goto(write_page([report_of()], tmp_path / "audit.html").as_uri())
     page.wait_for_timeout(700)
     assert page.locator("#strip button", has_text="Move").is_visible()
     assert page.locator("#strip [data-strip=shift]").inner_text() == "unshifted"
@@ -346,11 +346,11 @@ def test_it_prints_with_what_was_folded_away(open_page):
 
 
 def test_without_javascript_everything_but_the_viewer_is_there(browser, tmp_path):
-    from teka.audit.page.pages import write_audit_page
+    from teka.audit.page.pages import write_page
 
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
-    page.goto(write_audit_page([report_of()], tmp_path / "audit.html").as_uri())
+    page.goto(write_page([report_of()], tmp_path / "audit.html").as_uri())
     assert page.get_by_text("Moving the images needs JavaScript").is_visible()
     assert not page.locator("#viewer").is_visible()
     assert page.locator("svg.drawing").first.is_visible()

@@ -224,6 +224,7 @@ def entries() -> dict[str, Entry]:
             "permutations": [(1, 0, 2, 3)],
         },
         "audit.random_permutations": lambda: {"num_tokens": 4, "number": 2},
+        "audit.write_page": lambda: {"reports": [report()], "path": "page.html"},
         "audit.search_worst": lambda: {
             "function": classify,
             "images": images(),

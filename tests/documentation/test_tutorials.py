@@ -25,8 +25,11 @@ def first_steps(printed: str) -> bool:
 
 def audit_a_model(printed: str) -> bool:
     """The Performer and the mended network are exact, and the strided one is not."""
-    exact = printed.count("changes nothing but rounding") == printed.count("No layer breaks") == 2
-    return exact and printed.count("changes the answer in") == 1
+    exact = printed.count("does not change the output beyond rounding")
+    return (
+        exact == printed.count("No layer breaks") == 2
+        and printed.count("pixels changes the prediction in") == 1
+    )
 
 
 def why_exactness(printed: str) -> bool:

@@ -9,6 +9,7 @@ from teka.audit.measure.measure_responses import measure_responses, search_worst
 from teka.audit.measure.responses import Responses
 from teka.audit.measure.worst_shift import WorstShift, find_worst_shift
 from teka.audit.movement import Movement, translate
+from teka.audit.page.pages import write_page
 from teka.audit.report import AuditReport
 from teka.audit.settings import AuditSettings
 from teka.audit.shifts import axis_shifts, random_permutations, square_shifts
@@ -43,4 +44,5 @@ __all__ = [
     "summarize_seeds",
     "translate",
     "wilson_interval",
+    "write_page",
 ]

@@ -168,6 +168,7 @@ def chaman2021(
     )
 
 
+# The functions by name, one for each of `teka.audit.settings.PRESET_NAMES`.
 PRESETS = {"horn2021": horn2021, "zhang2019": zhang2019, "chaman2021": chaman2021}
 
 

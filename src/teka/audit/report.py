@@ -1,4 +1,4 @@
-"""Everything that an audit found, with images that show it, as it is written to a file and read back."""
+"""The report of an audit: all results, written to a file and read back."""
 
 import base64
 import io
@@ -26,16 +26,14 @@ from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.phase import PhaseTable
 from teka.checks import check_path
 from teka.codec import decode, encode
-from teka.errors import wrong_type, wrong_value
+from teka.errors import printable, wrong_type, wrong_value
 from teka.files import check_output_file, check_unpacked_size, read_json, write_json
 
 SCHEMA = 2
-VALIDITY, NOISE = (
-    "validity",
-    "noise floor",
-)  # the parts of an audit that check the responses, and repeat a call
+# Stages that check the responses, and that repeat a call.
+VALIDITY, NOISE = "validity", "noise floor"
 READ_SCHEMAS = (1, SCHEMA)
-# What a comparison of two models needs of each; the loss is not compared.
+# Fields of the responses that a comparison of two models needs.
 PACKED = (
     "evaluated",
     "error_squared",
@@ -50,29 +48,48 @@ PACKED += ("overlap", "cosine_distance", "rank")
 
 @dataclass(frozen=True)
 class Failure:
-    """A part of an audit that could not be done, while the rest was."""
+    """A stage of an audit that failed.
+
+    Args:
+        part: Name of the stage.
+        message: Error message.
+        traceback: Traceback of the error, or an empty text.
+    """
 
     part: str
     message: str
-    traceback: str = ""  # of what was raised, as Python prints it
+    traceback: str = ""
 
     @property
     def decides(self) -> bool:
-        """Return True if a gate cannot be decided without this part: a mode, or a check of validity."""
+        """Return True if the stage is needed to compare a metric with a threshold."""
         return self.part.startswith("mode ") or self.part in (VALIDITY, NOISE)
 
 
 @dataclass(frozen=True)
 class Example:
-    """One image and what the model answered at every shift (dy, dx), with the probability it gave that class."""
+    """The predictions of a classifier for one image at every shift.
+
+    Args:
+        mode: Mode of the shifts.
+        index: Index of the image.
+        label: Class of the image, or None.
+        image: Unshifted image: bytes of shape (height, width, channels) in base64.
+        height: Height in pixels.
+        width: Width in pixels.
+        channels: 1 or 3.
+        shifts: Shifts (dy, dx).
+        predictions: Predicted class at each shift.
+        probabilities: Probability of the predicted class at each shift.
+    """
 
     mode: str
-    index: int  # among the images
+    index: int
     label: int | None
-    image: str  # levels of the placed image before any shift, bytes of shape (H, W, C) in base64
+    image: str
     height: int
     width: int
-    channels: int  # 1 or 3
+    channels: int
     shifts: tuple[tuple[int | float, ...], ...]
     predictions: tuple[int, ...]
     probabilities: tuple[float, ...]
@@ -80,16 +97,21 @@ class Example:
 
 @dataclass(frozen=True)
 class ChangeResult:
-    """What a model does when its images change otherwise than by a shift; the shifts of the numbers are amounts."""
+    """Result for a change other than a shift, such as a rotation.
+
+    Args:
+        metrics: Metrics, whose shifts are the amounts of the change.
+        there_and_back: Metrics for images that are changed and changed back, which measure the
+            interpolation alone. None for a change without interpolation.
+    """
 
     metrics: Metrics
-    # The same images changed and changed back: what is left is what interpolation does. None of an exact change.
     there_and_back: Metrics | None
 
 
 @dataclass(frozen=True)
 class PackedResponses:
-    """The tables of `Responses` but the loss, with the labels, as text: a compressed .npz file in base64."""
+    """Responses of a model as text: a compressed .npz file in base64, without the loss."""
 
     movement: Movement
     shifts: tuple[tuple[int | float, ...], ...]
@@ -98,7 +120,7 @@ class PackedResponses:
 
     @classmethod
     def pack(cls, responses: Responses) -> "PackedResponses":
-        """What a model answered, ready to be kept in a report."""
+        """Pack the responses of a model for a report."""
         tables = {name: table for name in PACKED if (table := getattr(responses, name)) is not None}
         arrays: Any = {name: _smallest(table.cpu().numpy()) for name, table in tables.items()}
         file = io.BytesIO()
@@ -107,7 +129,11 @@ class PackedResponses:
         return cls(responses.movement, responses.shifts, responses.output, text)
 
     def unpack(self) -> Responses:
-        """The responses, for `teka.audit.compare_responses`; without the loss and the times."""
+        """Return the responses for `teka.audit.compare_responses`, without the loss.
+
+        Raises:
+            ValueError: The text is damaged.
+        """
         try:
             with np.load(
                 io.BytesIO(base64.b64decode(self.tables, validate=True)), allow_pickle=False
@@ -126,7 +152,7 @@ class PackedResponses:
 
 
 def _smallest(table: np.ndarray) -> np.ndarray:
-    """The table in single precision, if that holds its squares, or in the smallest integers that hold it."""
+    """Return a table in the smallest dtype that represents its values."""
     if table.dtype.kind == "f":
         with np.errstate(over="ignore"):
             single = table.astype(np.float32)
@@ -140,66 +166,91 @@ def _smallest(table: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, repr=False)
 class AuditReport:
-    """Everything that an audit found; printed, what a terminal shows of it.
+    """The results of an audit.
+
+    `print(report)` shows the verdict and the caveats.
 
     >>> import torch
     >>> from teka.audit import AuditSettings, audit
     >>> model = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 4))
     >>> settings = AuditSettings(shifts=[(0, 1), (1, 0)], parts=(), num_examples=0)
     >>> report = audit(model, torch.rand(20, 3, 8, 8), settings=settings)
-    >>> report.number("consistency"), report.verdict[0]
-    (1.0, 'With circular wrap, which no camera does, moving the image changes nothing but rounding.')
+    >>> report.number("consistency")
+    1.0
+    >>> report.verdict[1][:52]
+    'Mode circular (3 shifts, 20 images): the output does'
+
+    Args:
+        name: Name of the model.
+        model: Class, number of parameters and hash of the weights of the model, and other facts.
+        data: Number, shape, classes and hash of the images, and other facts.
+        settings: Settings of the audit.
+        metrics: Metrics of each mode.
+        phases: Metrics of each mode by phase of the stride of the model.
+        noise_floor: Difference of two equal calls, or None.
+        lie_derivative: Derivative along dy and dx.
+        sensitivity: Sensitivity to shifts in each mode.
+        layers: Layers that break equivariance, or None.
+        presets: Results of published protocols.
+        caveats: Reasons why the results could mislead.
+        failures: Stages that failed.
+        examples: Images whose predictions change most.
+        verdict: The results in sentences, the most important first.
+        provenance: Command, date, hardware, versions and seconds.
+        changes: Results for changes other than shifts.
+        responses: Responses for each entry of `metrics`. Reports of older versions have none.
     """
 
-    name: str  # what to call the model
-    model: dict[str, object]  # what it is, its parameters, a hash of its weights
-    data: dict[str, object]  # number, shape and classes of the images, a hash
+    name: str
+    model: dict[str, object]
+    data: dict[str, object]
     settings: dict[str, object]
-    metrics: tuple[Metrics, ...]  # of each mode, in the order asked for
-    phases: dict[str, PhaseTable]  # by mode, in the model's coarsest grid
+    metrics: tuple[Metrics, ...]
+    phases: dict[str, PhaseTable]
     noise_floor: NoiseFloor | None
-    lie_derivative: tuple[LieDerivative, ...]  # along dy and dx; fewer where it failed
-    sensitivity: dict[str, SensitivityMap]  # by mode
+    lie_derivative: tuple[LieDerivative, ...]
+    sensitivity: dict[str, SensitivityMap]
     layers: LayerFindings | None
     presets: tuple[PresetResult, ...]
     caveats: tuple[Caveat, ...]
     failures: tuple[Failure, ...]
-    examples: tuple[Example, ...]  # images whose answer changes most
-    verdict: tuple[str, ...]  # what it comes to, in plain sentences, the first the headline
-    provenance: dict[str, object]  # command, date, hardware, versions, seconds
-    changes: tuple[
-        ChangeResult, ...
-    ] = ()  # turned, rotated, scaled and the like; none in reports of older versions
-    responses: tuple[
-        PackedResponses, ...
-    ] = ()  # for each entry of `metrics`; none in reports of older versions
+    examples: tuple[Example, ...]
+    verdict: tuple[str, ...]
+    provenance: dict[str, object]
+    changes: tuple[ChangeResult, ...] = ()
+    responses: tuple[PackedResponses, ...] = ()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.name}: {' '.join(self.verdict[:1])}>"
 
     def __str__(self) -> str:
-        from teka.audit.page.text import audit_text
-
-        return audit_text([self])
+        lines = [*self.verdict, *(f"{caveat.name}: {caveat.message}" for caveat in self.caveats)]
+        lines += [f"{failure.part} failed: {failure.message}" for failure in self.failures]
+        return "\n".join([f"{self.name}:", *(f"  {printable(line)}" for line in lines)])
 
     @property
     def invalid(self) -> list[str]:
-        """The names of the caveats for which all numbers are invalid."""
+        """Names of the caveats that invalidate the results."""
         return [caveat.name for caveat in self.caveats if caveat.severity == "invalidates"]
 
     def number(self, metric: str) -> float:
-        """Return the lowest value over the modes of one of `metrics.NUMBERS`, for a gate.
+        """Return the lowest value of a metric over the modes.
+
+        Args:
+            metric: A name of `teka.audit.statistics.metrics.NUMBERS`.
 
         Raises:
-            ValueError: The number was not measured in every mode, or the report is invalid. What was measured all the
-                same is in `metrics`.
+            ValueError: The report is invalid, or the metric was not measured in every mode.
+                `metrics` contains the values of the measured modes.
         """
         if self.invalid:
             raise ValueError(
                 f"the results of {self.name} are invalid: {', '.join(self.invalid)}; see caveats"
             )
         if missing := [f"{one.part} ({one.message})" for one in self.failures if one.decides]:
-            raise ValueError(f"not everything that a gate needs was measured: {', '.join(missing)}")
+            raise ValueError(
+                f"the threshold needs every mode, but these failed: {', '.join(missing)}"
+            )
         known = sorted({key for one in self.metrics for key in one.numbers})
         if not isinstance(metric, str) or metric not in known:
             raise wrong_value(
@@ -208,12 +259,16 @@ class AuditReport:
         return min(one.numbers[metric].value for one in self.metrics if metric in one.numbers)
 
     def to_dict(self) -> dict[str, object]:
-        """Return all fields and the names of the caveats that make the report invalid, ready for JSON."""
+        """Convert the report to JSON data."""
         return {"schema": SCHEMA, "invalid": self.invalid, **encode(self)}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, object]) -> "AuditReport":
-        """What `to_dict` wrote, or that of an older version; ValueError for another schema or other fields."""
+        """Convert JSON data of `to_dict`, also of older versions, to a report.
+
+        Raises:
+            ValueError: An unknown schema or unknown fields.
+        """
         if not isinstance(content, Mapping):
             raise wrong_type("content", content, "a dictionary, as to_dict gives it")
         fields = dict(content)
@@ -223,27 +278,31 @@ class AuditReport:
                 f"one of {', '.join(map(str, READ_SCHEMAS))}, which this version of teka reads"
             )
             raise wrong_value("schema of the content", schema, expected)
-        fields.pop("invalid", None)  # which follows from the caveats
-        if "traps" in fields:  # as caveats were called
+        fields.pop("invalid", None)  # follows from the caveats
+        if "traps" in fields:  # old name of the caveats
             fields["caveats"] = fields.pop("traps")
         try:
             return decode(cls, fields)
         except ValueError as error:
-            raise ValueError(f"the content is no audit's report: {error}") from error
+            raise ValueError(f"the content is not the report of an audit: {error}") from error
 
     def write(self, path: str | Path) -> Path:
-        """Write the report, whole or not at all: a page if the name ends in .html, else JSON, which `read` reads."""
+        """Write the report as JSON, atomically. `teka.audit.write_page` writes a page.
+
+        Raises:
+            ValueError: A path that cannot be written.
+        """
         path = check_path("path", path)
         check_output_file("path", path)
-        if path.suffix == ".html":
-            from teka.audit.page.pages import write_audit_page
-
-            return write_audit_page([self], path)
         return write_json(path, self.to_dict())
 
     @classmethod
     def read(cls, path: str | Path) -> "AuditReport":
-        """Read a report that `write` wrote; a ValueError names the file that is not there, or is none."""
+        """Read a report that `write` wrote.
+
+        Raises:
+            ValueError: A file that is missing or is not a report.
+        """
         found = check_path("path", path)
         try:
             return cls.from_dict(read_json(found))
@@ -252,7 +311,10 @@ class AuditReport:
 
 
 def worst_images(responses: Responses, number: int) -> tuple[int, ...]:
-    """Indices of so many images whose answer changes at most shifts, those that are correct unshifted first."""
+    """Return the indices of the images whose predictions change at the most shifts.
+
+    Images that are classified correctly unshifted come first.
+    """
     if responses.predictions is None:
         return ()
     changed = (
@@ -260,7 +322,6 @@ def worst_images(responses: Responses, number: int) -> tuple[int, ...]:
     ).sum(dim=0)
     correct = responses.correct
     right = torch.zeros_like(changed) if correct is None else correct[responses.zero].to(changed)
-    # One that was correct has something to lose; ties go to the earlier image.
     order = torch.argsort(
         changed + right * (changed > 0) * responses.evaluated.shape[0], descending=True, stable=True
     )
@@ -268,7 +329,10 @@ def worst_images(responses: Responses, number: int) -> tuple[int, ...]:
 
 
 def encode_levels(image: Float[Tensor, "channels height width"]) -> str:
-    """An image's levels (H, W, C) in base64, of C other than 1 or 3 the mean; beyond [0, 1] spread over their range."""
+    """Encode an image as bytes (H, W, C) in base64.
+
+    The channels are averaged unless there are 1 or 3. Values outside [0, 1] are rescaled.
+    """
     shown = (image if image.shape[0] in (1, 3) else image.mean(dim=0, keepdim=True)).cpu()
     low, high = (bound.item() for bound in torch.aminmax(shown.double()))
     if low < 0 or high > 1:
@@ -284,7 +348,7 @@ def make_examples(
     indices: Iterable[int],
     settings: AuditSettings,
 ) -> Iterator[Example]:
-    """Some of the images, with a classifier's class and its probability at every shift; none of other outputs."""
+    """Yield images with the predictions of a classifier at every shift. Other outputs have none."""
     movement, shifts = responses.movement, responses.take_complete().shifts
     for index in (
         indices if responses.output in CLASSIFIERS and responses.output not in MULTILABEL else ()

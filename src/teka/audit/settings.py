@@ -1,4 +1,4 @@
-"""What an audit is asked to do."""
+"""Settings of an audit."""
 
 import math
 from collections.abc import Sequence
@@ -30,22 +30,20 @@ from teka.codec import encode
 from teka.errors import wrong_value
 from teka.memory import MAX_IMAGE_PIXELS
 
-# Along the last axis, or one step for each; fractions in the sub-pixel modes.
+# Steps in pixels along the last axis, or along each axis. Subpixel modes take fractions.
 Steps = int | float | Sequence[int | float]
 StepSet = Sequence[Steps] | np.ndarray | Tensor
-PARTS = (
-    "noise",
-    "layers",
-    "derivative",
-    "sensitivity",
-)  # what an audit does beside the shifts themselves
+# Optional stages of an audit.
+PARTS = ("noise", "layers", "derivative", "sensitivity")
+# Published protocols, which `teka.audit.procedures` implements.
+PRESET_NAMES = ("horn2021", "zhang2019", "chaman2021")
 MAX_SHIFT = 8
 SIDES = "a whole number of pixels, or one for each axis"
 
 
 @dataclass(frozen=True)
 class AuditSettings:
-    """What an audit is asked to do.
+    """Settings of an audit: shifts, modes, and everything else that is measured.
 
     >>> from teka.audit import AuditSettings, square_shifts
     >>> settings = AuditSettings(shifts=square_shifts(2), modes=("circular", "crop"), parts=())
@@ -53,31 +51,32 @@ class AuditSettings:
     (25, (24, 24))
 
     Args:
-        shifts: The set of shifts; None for the square of ±8 pixels, less for images of fewer than 32.
-        modes: Modes of the function `teka.audit.translate`, each measured for itself.
-        changes: What to measure too, names of `teka.audit.changes.CHANGES`.
-        preset: A procedure of the literature to add, a name of `teka.audit.procedures.PRESETS`, or None.
-        parts: Which of `PARTS` to do.
-        background: Value of the images' background: one, or one for each channel.
-        canvas_size: Size of the canvas for mode `canvas`; None for the images' and room for every shift.
-        crop_size: Size of the window for mode `crop`; None for the images' less room for every shift.
-        output: "auto", or the kind of the model's output: "logits", "probabilities", "classes", "multilabel",
-            "multilabel_probabilities", "features", "dense", "segmentation" or "boxes", of which `measure_responses`
-            says more.
-        stride: Pixels to a cell of dense outputs; None divides the sizes.
-        layers: Names of the modules to look at; None for all.
-        seed: Seed of the bootstrap and of the presets' draws.
-        device: Where images are taken; None leaves them.
-        batch_size: Images for one call.
-        budget_seconds: Time for the whole audit; None for no limit. A call of the model that has begun is not ended.
-        precision: Points of percent. So many images are taken, in random order, that half of the interval of the
-            consistency, or of the mean IoU, is at most this; None takes all.
-        confidence: Of intervals and bands.
-        num_resamples: Resamples of the bootstrap.
-        num_examples: Images to keep for the report.
+        shifts: Shifts, as integers along dx or pairs (dy, dx). By default all shifts of at most
+            8 pixels along each axis, and of at most a quarter of the side for smaller images.
+        modes: What happens at the edges, modes of `teka.audit.translate`. Each one is measured.
+        changes: Changes other than shifts to measure, names of `teka.audit.changes.CHANGES`.
+        preset: Published protocol to add: "horn2021", "zhang2019" or "chaman2021", or None.
+        parts: Optional stages: "noise", "layers", "derivative" and "sensitivity".
+        background: Value of the pixels that enter over an edge: one, or one for each channel.
+        canvas_size: Size of the canvas of mode "canvas". By default large enough for every shift.
+        crop_size: Size of the window of mode "crop". By default small enough for every shift.
+        output: Kind of the output: "auto", "logits", "probabilities", "classes", "multilabel",
+            "multilabel_probabilities", "features", "dense", "segmentation" or "boxes", see
+            `measure_responses`.
+        stride: Pixels per cell of dense outputs. By default the ratio of the sizes.
+        layers: Names of the modules to examine. By default all.
+        seed: Seed of the bootstrap and of random choices.
+        device: Device for the images. By default they stay on their device.
+        batch_size: Number of images in one call.
+        budget_seconds: Time for the whole audit, or None. A running call is not interrupted.
+        precision: Measure images in random order until half of the interval of the consistency, or
+            of the mean IoU, is at most this number of percentage points. None measures all images.
+        confidence: Confidence of intervals and bands.
+        num_resamples: Number of resamples of the bootstrap.
+        num_examples: Number of images that the report keeps.
 
     Raises:
-        ValueError: An unknown name, no mode, the same mode twice, or a number that is too small.
+        ValueError: An unknown name, no mode, a repeated mode, or a number that is out of range.
     """
 
     shifts: StepSet | None = None
@@ -127,9 +126,7 @@ class AuditSettings:
         if self.device is not None:
             check_device("device", self.device)
         if self.preset is not None:
-            from teka.audit.procedures import PRESETS  # which read these settings themselves
-
-            check_name("preset", self.preset, PRESETS)
+            check_name("preset", self.preset, PRESET_NAMES)
         check_names("parts", self.parts, PARTS)
         check_name("output", self.output, OUTPUT_CHOICES)
         check_sizes({"batch_size": self.batch_size})
@@ -150,11 +147,11 @@ class AuditSettings:
 
     @property
     def intervals(self) -> dict[str, Any]:
-        """How numbers get their intervals, as `summarize` and its like take it."""
+        """Arguments of `summarize` for the intervals."""
         return {name: getattr(self, name) for name in ("confidence", "num_resamples", "seed")}
 
     def shifts_for(self, sizes: Sequence[int]) -> tuple[tuple[int | float, ...], ...]:
-        """The shifts of images of these spatial sizes, zero among them."""
+        """Return the shifts for images of a size, with the zero shift."""
         if self.shifts is None:
             return square_shifts(min(MAX_SHIFT, min(sizes) // 4), len(sizes))
         still = (0,) * (len(sizes) - 1)
@@ -162,17 +159,16 @@ class AuditSettings:
             one if isinstance(one, list) else [*still, one]
             for one in read_steps("shifts", self.shifts)
         ]
-        # Whole numbers of pixels are ints.
         whole = [tuple(int(step) if step == int(step) else step for step in one) for one in given]
         return tuple(dict.fromkeys([(0, *still), *whole]))
 
     def to_dict(self, sizes: Sequence[int]) -> dict[str, object]:
-        """What was asked for of images of a size, ready for JSON."""
+        """Convert the settings for images of a size to JSON data."""
         content = encode(replace(self, shifts=self.shifts_for(sizes)))
         return {**content, "device": None if self.device is None else str(self.device)}
 
     def reach(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """The longest step along each axis, in whole pixels."""
+        """Return the longest step along each axis, rounded up to whole pixels."""
         shifts = self.shifts_for(sizes)
         wrong = [step for step in shifts if len(step) != len(sizes)]
         if wrong:
@@ -180,7 +176,7 @@ class AuditSettings:
         return tuple([math.ceil(max(map(abs, steps))) for steps in zip(*shifts, strict=True)])
 
     def movement(self, mode: str, sizes: Sequence[int]) -> Movement:
-        """How images of these spatial sizes move in one of the modes."""
+        """Return the movement of images of a size in a mode."""
         reach = zip(sizes, self.reach(sizes), strict=True)
         canvas = (
             self.canvas_size or tuple([side + 2 * step for side, step in reach])

@@ -18,7 +18,7 @@ from teka.audit.changes import CHANGES
 from teka.audit.function import evaluating, module_of, observe_calls
 from teka.audit.measure.worst_shift import WorstShift, find_worst_shift
 from teka.audit.movement import TRANSLATION_MODES
-from teka.audit.page.pages import write_audit_page
+from teka.audit.page.pages import write_page
 from teka.audit.page.summary import badge_svg, summary_markdown
 from teka.audit.page.text import audit_text
 from teka.audit.procedures import PRESETS
@@ -349,7 +349,7 @@ def write_results(
 ) -> None:
     """Write the files that were asked for, print text and tracebacks; what fails costs only itself."""
     writers: dict[str, Callable[[Path], object]] = {
-        "html": lambda path: write_audit_page(reports, path, pairs),
+        "html": lambda path: write_page(reports, path, pairs),
         "json": lambda path: write_json(path, content),
         "markdown": lambda path: write_bytes(path, summary_markdown(reports, pairs).encode()),
         "badge": lambda path: write_bytes(path, badge_svg(reports[0]).encode()),

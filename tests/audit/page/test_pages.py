@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 import pytest
 
 from teka.audit.movement import Movement
-from teka.audit.page.pages import render_audit_page, write_audit_page
+from teka.audit.page.pages import render_audit_page, write_page
 from teka.audit.procedures import PresetResult
 from teka.audit.report import AuditReport, Failure
 from teka.audit.statistics.estimate import Estimate
@@ -226,14 +226,14 @@ def test_names_are_escaped():
 def test_the_page_of_a_report_is_that_of_its_file(tmp_path):
     report = make_report()
     read = AuditReport.read(report.write(tmp_path / "audit.json"))
-    path = write_audit_page([read], tmp_path / "audit.html")
+    path = write_page([read], tmp_path / "audit.html")
     assert path == tmp_path / "audit.html"
     assert path.read_text(encoding="utf-8") == render_audit_page([report])
 
 
 def test_no_report_is_refused(tmp_path):
     with pytest.raises(ValueError, match="reports"):
-        write_audit_page([], tmp_path / "audit.html")
+        write_page([], tmp_path / "audit.html")
     assert not list(tmp_path.iterdir())
 
 

@@ -8,7 +8,6 @@ from teka.audit.page.curves import CurveLine, curve_chart, curve_points, line_nu
 from teka.audit.page.metric_formatting import MISSING, write_number
 from teka.audit.report import AuditReport, ChangeResult
 from teka.audit.statistics.metrics import CURVES, Metrics
-from teka.reporting.formatting import write_size
 from teka.reporting.style import line_style
 from teka.reporting.svg import swatch
 
@@ -89,29 +88,3 @@ def _figures(
     numbers = line_numbers(quantity_of(number), {name: drawn})
     named = [(line.name, swatch(line.style)) for line in drawn]
     return [{"name": CURVES[number].label, "chart": chart, "lines": named, "numbers": numbers}]
-
-
-def change_sentence(result: ChangeResult) -> str:
-    """What a model does when its images change in one way."""
-    metrics, numbers = result.metrics, result.metrics.numbers
-    change = CHANGES[metrics.movement.mode]
-    head = f"{change.spoken[:1].upper()}{change.spoken[1:]} ({metrics.num_images:,} images)"
-    back = None if result.there_and_back is None else result.there_and_back.numbers
-    if "consistency" in numbers:
-        said = f"{head}, the answer stays in {write_number('consistency', numbers['consistency'].value)} % of the cases"
-        if back is not None:
-            said += (
-                f", and changed back in {write_number('consistency', back['consistency'].value)} %"
-            )
-        if "accuracy" in metrics.curves:
-            values = metrics.curves["accuracy"].values
-            lowest = values.index(min(values))
-            at = change.write(metrics.shifts[lowest][0])
-            said += f"; {write_number('accuracy', values[lowest])} % are answered correctly at {at}, the worst"
-        return f"{said}."
-    if "overlap" in numbers:
-        share = write_number("overlap", numbers["overlap"].value)
-        return f"{head}, the mean IoU with what changes along is {share} %."
-    if "maximum_error" in numbers:
-        return f"{head}, the output changes by up to {write_size(numbers['maximum_error'].value)} of its size."
-    return f"{head}: no number is defined."

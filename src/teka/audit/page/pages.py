@@ -23,8 +23,9 @@ from teka.audit.report import AuditReport
 from teka.audit.statistics.estimate import Estimate
 from teka.audit.statistics.metrics import NUMBERS, NumberMetric
 from teka.audit.statistics.ranking import Pair
+from teka.checks import check_instance, check_path, check_sequence
 from teka.errors import wrong_value
-from teka.files import write_bytes
+from teka.files import check_output_file, write_bytes
 from teka.reporting.formatting import listed, write_size
 from teka.reporting.html import render_page
 from teka.reporting.style import line_style
@@ -265,16 +266,32 @@ def _movement(movement: Movement, sizes: tuple[int, int, int]) -> dict[str, obje
     }
 
 
-def write_audit_page(
+def write_page(
     reports: Sequence[AuditReport], path: str | Path, pairs: Sequence[Pair] = ()
 ) -> Path:
-    """Write the page of one or more audits, whole or not at all; several models are shown side by side.
+    """Write one HTML page about one or more audits, atomically.
 
-    Of several, `teka.audit.statistics.ranking.compare_every_two` makes the pairs, in any number of modes, from which
-    the page names a winner and shows paired differences.
+    Args:
+        reports: Reports, which the page shows side by side.
+        path: File of the page.
+        pairs: Comparisons of the models, from
+            `teka.audit.statistics.ranking.compare_every_two`, for paired differences.
+
+    Returns:
+        The path.
+
+    Raises:
+        ValueError: No report, or a path that cannot be written.
     """
-    write_bytes(Path(path), render_audit_page(reports, pairs).encode("utf-8"))
-    return Path(path)
+    reports = check_sequence("reports", reports, "a list of reports")
+    if not reports:
+        raise wrong_value("reports", reports, "at least one report")
+    for report in reports:
+        check_instance("reports", report, AuditReport)
+    path = check_path("path", path)
+    check_output_file("path", path)
+    write_bytes(path, render_audit_page(reports, pairs).encode("utf-8"))
+    return path
 
 
 def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()) -> str:

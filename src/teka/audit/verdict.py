@@ -1,0 +1,246 @@
+"""The verdict of an audit: its results in sentences."""
+
+from collections.abc import Mapping, Sequence
+
+from teka.audit.caveats import SEVERITIES
+from teka.audit.changes import CHANGES
+from teka.audit.layers.blame import LayerFindings
+from teka.audit.model_output import STILL
+from teka.audit.report import AuditReport, ChangeResult
+from teka.audit.statistics.estimate import Estimate
+from teka.audit.statistics.metrics import Metrics
+from teka.audit.statistics.phase import PhaseTable
+from teka.reporting.formatting import listed, write_share, write_size, write_step
+
+CAUSES = {
+    "interior": "inside the image",
+    "edge": "at the edges of the image",
+    "aliasing": "at shifts that are not a multiple of its stride",
+}
+
+
+def verdict(report: AuditReport) -> tuple[str, ...]:
+    """Describe the results of an audit in sentences, the most important one first.
+
+    The sentences about an invalid report contain no numbers.
+    """
+    undecided = [metrics for metrics in report.metrics if _is_undecided(metrics, report)]
+    if report.invalid:
+        headline = f"{SEVERITIES['invalidates']}: {', '.join(report.invalid)}."
+        modes = [_mode_sentence(metrics, report) for metrics in undecided]
+        return headline, *modes, *_layer_sentences(report.layers)
+    sentences = [_headline(report, undecided)]
+    sentences += [_mode_sentence(metrics, report) for metrics in report.metrics]
+    sentences += _phase_sentences(report.phases)
+    sentences += _layer_sentences(report.layers)
+    sentences += map(_change_sentence, report.changes)
+    for preset in report.presets:
+        numbers = "; ".join(
+            f"{name} {_interval(number)}" for name, number in preset.numbers.items()
+        )
+        sentences.append(f"Protocol {preset.name}: {numbers}.")
+    return tuple(sentences)
+
+
+def _headline(report: AuditReport, undecided: Sequence[Metrics]) -> str:
+    moved = [metrics for metrics in report.metrics if len(metrics.shifts) > 1]
+    if not moved:
+        return f"No image was moved{_budget_note(report)}."
+    decided = [metrics for metrics in moved if metrics not in undecided]
+    if all(metrics.is_exact for metrics in decided):
+        if undecided:
+            return f"{_undecided_sentence(report)} ({_circumstances(undecided, report)})."
+        largest = max(metrics.numbers["maximum_error"].value for metrics in moved)
+        return (
+            f"{_moving(moved)} does not change the output beyond rounding (relative error at most "
+            f"{write_size(largest)}; {_circumstances(moved, report)})."
+        )
+    with_overlap = [metrics for metrics in moved if "overlap" in metrics.numbers]
+    if with_overlap:
+        worst = min(with_overlap, key=lambda metrics: metrics.numbers["overlap"].value)
+        overlap = worst.numbers["overlap"]
+        return (
+            f"{_moving([worst])} leaves {write_share(overlap.value)} % overlap with the output "
+            f"for the unmoved image, moved along ({_confidence(overlap)}; "
+            f"{_circumstances([worst], report)})."
+        )
+    with_flips = [metrics for metrics in moved if "flip_rate" in metrics.numbers]
+    if with_flips:
+        worst = max(with_flips, key=lambda metrics: metrics.numbers["flip_rate"].value)
+        flip_rate = worst.numbers["flip_rate"]
+        if flip_rate.value > 0:
+            return (
+                f"{_moving([worst])} changes the prediction in {write_share(flip_rate.value)} % of "
+                f"cases ({_confidence(flip_rate)}; {_circumstances([worst], report)})."
+            )
+    with_errors = [metrics for metrics in moved if "maximum_error" in metrics.numbers]
+    # An output that is 0 has no size to compare with.
+    size = ""
+    if with_errors:
+        moved = [max(with_errors, key=lambda metrics: metrics.numbers["maximum_error"].value)]
+        size = f" by up to {write_size(moved[0].numbers['maximum_error'].value)} of its size"
+    never = ", and never the prediction" if with_flips else ""
+    return f"{_moving(moved)} changes the output{size}{never} ({_circumstances(moved, report)})."
+
+
+def _moving(moved: Sequence[Metrics]) -> str:
+    longest = max(abs(step) for metrics in moved for shift in metrics.shifts for step in shift)
+    return f"Moving the image by up to {longest:g} pixel{'' if longest == 1 else 's'}"
+
+
+def _circumstances(moved: Sequence[Metrics], report: AuditReport) -> str:
+    """Return the number of images and the modes of a headline."""
+    num_images = min(metrics.num_images for metrics in moved)
+    images = f"{num_images} image{'' if num_images == 1 else 's'}"
+    if any(caveat.name == "too few images" for caveat in report.caveats):
+        images = f"only {images}"
+    modes = [metrics.movement.mode for metrics in moved]
+    return f"{images}, mode{'' if len(modes) == 1 else 's'} {listed(modes)}"
+
+
+def _confidence(estimate: Estimate) -> str:
+    return (
+        f"{100 * estimate.confidence:g} % interval {write_share(estimate.lower)} to "
+        f"{write_share(estimate.upper)} %"
+    )
+
+
+def _interval(estimate: Estimate) -> str:
+    ends = f"{write_share(estimate.lower)} to {write_share(estimate.upper)} %"
+    return f"{write_share(estimate.value)} % ({ends})"
+
+
+def _is_undecided(metrics: Metrics, report: AuditReport) -> bool:
+    noise = report.noise_floor
+    return len(metrics.shifts) > 1 and noise is not None and metrics.is_within_noise(noise.repeat)
+
+
+def _undecided_sentence(report: AuditReport) -> str:
+    assert report.noise_floor is not None
+    return (
+        "Whether moving the image changes the output cannot be decided: two calls on the same "
+        f"images differ by {write_size(report.noise_floor.repeat)} of their size"
+    )
+
+
+def _budget_note(report: AuditReport) -> str:
+    return ": the time budget was spent" if report.settings.get("budget_seconds") else ""
+
+
+def _mode_sentence(metrics: Metrics, report: AuditReport) -> str:
+    numbers = metrics.numbers
+    mode = f"Mode {metrics.movement.mode}"
+    if len(metrics.shifts) < 2:
+        return f"{mode}: no image was moved{_budget_note(report)}."
+    where = f"{mode} ({len(metrics.shifts)} shifts, {metrics.num_images} images)"
+    if _is_undecided(metrics, report):
+        sentence = _undecided_sentence(report)
+        return f"{where}: {sentence[0].lower()}{sentence[1:]}."
+    if metrics.is_exact:
+        effect = "does not change" if metrics.output in STILL else "moves exactly with the image"
+        accuracy = ""
+        if "accuracy" in numbers:
+            accuracy = f"; {_interval(numbers['accuracy'])} of the images are classified correctly"
+        error = write_size(numbers["maximum_error"].value)
+        return f"{where}: the output {effect}, with a relative error of at most {error}{accuracy}."
+    if "overlap" in numbers:
+        lowest = write_share(numbers["minimum_overlap"].value)
+        return (
+            f"{where}: the mean IoU with the output for the unmoved image, moved along, is "
+            f"{_interval(numbers['overlap'])}, and {lowest} % at the worst shift."
+        )
+    if "flip_rate" not in numbers:
+        size = retrieval = ""
+        if "maximum_error" in numbers:
+            size = f" by {write_size(numbers['maximum_error'].value)} of its size"
+        if "retrieval" in numbers:
+            retrieval = (
+                f"; {_interval(numbers['retrieval'])} of the moved images are nearest to their own "
+                "unmoved image"
+            )
+        return f"{where}: the output changes{size} at the worst shift{retrieval}."
+    changes = f"{where}: the prediction changes in {_interval(numbers['flip_rate'])} of cases"
+    if "minimum_accuracy" not in numbers:
+        return f"{changes}."
+    accuracy_by_shift = metrics.curves["accuracy"].values
+    worst = metrics.shifts[accuracy_by_shift.index(min(accuracy_by_shift))]
+    return (
+        f"{changes}; {_interval(numbers['accuracy'])} of the images are classified correctly "
+        f"unshifted, {write_share(numbers['minimum_accuracy'].value)} % at the worst shift, "
+        f"(dy, dx) = {_write_tuple(worst)}, and {_interval(numbers['worst_shift_accuracy'])} at "
+        "every shift."
+    )
+
+
+def _write_tuple(shift: Sequence[int | float]) -> str:
+    return f"({', '.join(map(write_step, shift))})"
+
+
+def _phase_sentences(phases: Mapping[str, PhaseTable]) -> list[str]:
+    sentences = []
+    for mode, table in phases.items():
+        agreement = dict(zip(table.phases, table.values.get("agreement", ()), strict=False))
+        on_grid = agreement.pop((0,) * len(table.stride), None)
+        if on_grid is None or not agreement:
+            continue
+        worst = min(agreement, key=lambda phase: agreement[phase].value)
+        # If the intervals overlap, the phase may have no effect.
+        if agreement[worst].upper < on_grid.lower:
+            stride = " × ".join(map(str, table.stride))
+            sentences.append(
+                f"Mode {mode}: the prediction stays the same in {_interval(on_grid)} of cases at "
+                f"shifts by multiples of {stride} pixels, the stride of the model, and in "
+                f"{_interval(agreement[worst])} at shifts of {_write_tuple(worst)} pixels beyond."
+            )
+    return sentences
+
+
+def _layer_sentences(layers: LayerFindings | None) -> list[str]:
+    if layers is None:
+        return []
+    sentences = []
+    if layers.breaks:
+        broken = [f"{layer.name} {CAUSES[kind]}" for kind, layer in layers.breaks.items()]
+        owners = [
+            name.rpartition(".")[0] or "the model itself" for name in layers.absolute_embeddings
+        ]
+        added = f"; absolute positions are added in {' and '.join(owners)}" if owners else ""
+        sentences.append(f"Breaks equivariance first: {', '.join(broken)}{added}.")
+    if layers.undecided:
+        noise = max(layer.noise for layer in layers.undecided)
+        sentences.append(
+            f"Whether {layers.undecided[0].name} and the layers after it break equivariance cannot "
+            f"be decided: two copies of the same images differ by up to {write_size(noise)} there."
+        )
+    if not sentences:
+        threshold = write_size(layers.threshold)
+        sentences.append(
+            f"No layer breaks equivariance: every error is at most {threshold} of its output."
+        )
+    return sentences
+
+
+def _change_sentence(result: ChangeResult) -> str:
+    metrics, numbers = result.metrics, result.metrics.numbers
+    change = CHANGES[metrics.movement.mode]
+    subject = f"{change.spoken[:1].upper()}{change.spoken[1:]} ({metrics.num_images:,} images)"
+    if "consistency" in numbers:
+        same = write_share(numbers["consistency"].value)
+        sentence = f"{subject}: the prediction stays the same in {same} % of cases"
+        if result.there_and_back is not None:
+            back = write_share(result.there_and_back.numbers["consistency"].value)
+            sentence += f", and in {back} % if the change is undone"
+        if "accuracy" in metrics.curves:
+            accuracies = metrics.curves["accuracy"].values
+            worst = accuracies.index(min(accuracies))
+            amount = change.write(metrics.shifts[worst][0])
+            lowest = write_share(accuracies[worst])
+            sentence += f"; {lowest} % are classified correctly at {amount}, the worst amount"
+        return f"{sentence}."
+    if "overlap" in numbers:
+        overlap = write_share(numbers["overlap"].value)
+        return f"{subject}: the mean IoU with the output that changes along is {overlap} %."
+    if "maximum_error" in numbers:
+        error = write_size(numbers["maximum_error"].value)
+        return f"{subject}: the output changes by up to {error} of its size."
+    return f"{subject}: no metric is defined for this output."
