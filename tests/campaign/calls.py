@@ -282,10 +282,9 @@ def entries() -> dict[str, Entry]:
             "image_size": (4, 6),
             "in_channels": 1,
         },
-        "data.Fetcher": dict,
         "data.HorizontalFlip": dict,
         "data.Normalize": lambda: {"mean": (0.5,), "deviation": (0.5,)},
-        "data.RandomCrop": lambda: {"size": 3, "padding": 1},
+        "data.PictureFiles": lambda: {"paths": [], "in_channels": 1, "image_size": (2, 3)},
         "data.RandomShift": lambda: {"max_shift": 1},
         "data.Split": lambda: {"images": images(), "labels": labels()},
         "data.download": lambda: {"name": "digits", "data_dir": "downloads"},
@@ -332,9 +331,6 @@ def entries() -> dict[str, Entry]:
         ),
         "data.RandomShift.call": of_method(
             lambda: d.RandomShift(1), "__call__", images=images, generator=torch.Generator
-        ),
-        "data.RandomCrop.call": of_method(
-            lambda: d.RandomCrop(3), "__call__", images=images, generator=torch.Generator
         ),
         "data.HorizontalFlip.call": of_method(
             d.HorizontalFlip, "__call__", images=images, generator=torch.Generator

@@ -11,8 +11,8 @@ from teka.cli import main
 def test_it_says_where_the_files_are(tmp_path, monkeypatch, capsys):
     asked = []
 
-    def download(name, data_dir, *, fetcher):
-        asked.append((name, data_dir, fetcher.timeout, fetcher.attempts))
+    def download(name, data_dir, *, timeout, attempts):
+        asked.append((name, data_dir, timeout, attempts))
         return tmp_path / name
 
     monkeypatch.setattr(data, "download", download)
@@ -104,7 +104,7 @@ def test_a_model_may_be_named_before_the_pictures(pictures, tmp_path, capsys, fa
 def test_bad_pictures_are_one_line_that_names_them(pictures, tmp_path, fails, capsys):
     paths, _ = pictures
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
-    assert r"broken.png is no picture" in fails(
+    assert r"broken.png must be a readable picture" in fails(
         "predict", *paths, tmp_path / "broken.png", "--model", "digits"
     )
     assert "Did you mean 'light'" in fails(

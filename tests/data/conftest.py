@@ -4,6 +4,7 @@ import io
 import tarfile
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -11,18 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from teka.data.fetch import PublishedFile
-from teka.data.published import IdxDataset, RecordDataset
+from teka.data.published import PublishedDataset, PublishedFile
 
 
 def idx_bytes(values: Tensor) -> bytes:
-    header = bytes([0, 0, 8, values.ndim]) + b"".join(
-        side.to_bytes(4, "big") for side in values.shape
-    )
-    return header + values.to(torch.uint8).numpy().tobytes()
+    """Return the content of an IDX file."""
+    sizes = b"".join(side.to_bytes(4, "big") for side in values.shape)
+    return bytes([0, 0, 8, values.ndim]) + sizes + values.to(torch.uint8).numpy().tobytes()
 
 
 def tar_bytes(members: dict[str, bytes]) -> bytes:
+    """Return the content of a compressed tar archive."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for name, content in members.items():
@@ -33,23 +33,26 @@ def tar_bytes(members: dict[str, bytes]) -> bytes:
 
 
 class FileServer:
-    """Files at http://127.0.0.1, with a fault for each of the coming requests; what was asked for is kept.
+    """A local web server with faults for the next requests.
 
-    Args:
+    Attributes:
         files: Contents by path, without the first slash.
+        faults: Faults of the next requests, such as "500" or "truncates".
+        encoding: Content encoding that the server declares.
+        requests: Paths that were requested.
     """
 
-    def __init__(self, files: dict[str, bytes]) -> None:
-        self.files = files
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
         self.faults: list[str] = []
         self.encoding: str | None = None
         self.requests: list[str] = []
         self.closing = threading.Event()
-        files_and_faults = self
+        respond = self.respond
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                files_and_faults.answer(self)
+                respond(self)
 
             def log_message(self, format: str, *args: object) -> None:
                 pass
@@ -61,27 +64,27 @@ class FileServer:
         )
         self._thread.start()
 
-    def answer(self, handler: BaseHTTPRequestHandler) -> None:
-        self.requests.append(handler.path.removeprefix("/"))
+    def respond(self, handler: BaseHTTPRequestHandler) -> None:
+        path = handler.path.removeprefix("/")
+        self.requests.append(path)
         fault = self.faults.pop(0) if self.faults else "none"
-        content = self.files.get(handler.path.removeprefix("/"))
+        content = self.files.get(path)
         if fault.isdecimal() or content is None:
             handler.send_response(int(fault) if fault.isdecimal() else 404)
             handler.end_headers()
             return
-        body = content
         handler.send_response(200)
         if fault != "ends unannounced":
-            handler.send_header("Content-Length", str(len(body)))
+            handler.send_header("Content-Length", str(len(content)))
         if self.encoding is not None:
             handler.send_header("Content-Encoding", self.encoding)
         handler.end_headers()
-        half = len(body) // 2
+        half = len(content) // 2
         if fault == "corrupts":
-            body = body[:half] + bytes([body[half] ^ 255]) + body[half + 1 :]
-        handler.wfile.write(
-            body[:half] if fault in ("truncates", "stalls", "ends unannounced") else body
-        )
+            content = content[:half] + bytes([content[half] ^ 255]) + content[half + 1 :]
+        if fault in ("truncates", "stalls", "ends unannounced"):
+            content = content[:half]
+        handler.wfile.write(content)
         handler.wfile.flush()
         if fault == "stalls":
             self.closing.wait(timeout=60)
@@ -93,137 +96,131 @@ class FileServer:
         self._thread.join()
 
 
-class SyntheticIdx:
-    """A data set as published in four IDX files, small enough for a test."""
+def random_levels(num_images: int, shape: tuple[int, int, int], seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (num_images, *shape), generator=generator, dtype=torch.uint8)
 
-    height, width = 7, 11
 
-    def __init__(self) -> None:
-        self.train_images, self.train_labels = self._part(23, seed=0)
-        self.test_images, self.test_labels = self._part(5, seed=1)
-        self.contents = {
-            "train-images": idx_bytes(self.train_images),
-            "train-labels": idx_bytes(self.train_labels),
-            "test-images": idx_bytes(self.test_images),
-            "test-labels": idx_bytes(self.test_labels),
-        }
+@dataclass
+class SyntheticDataset:
+    """A small published data set.
 
-    def _part(self, num_images: int, seed: int) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(seed)
-        size = (num_images, self.height, self.width)
-        images = torch.randint(0, 256, size, generator=generator, dtype=torch.uint8)
-        # The first pixel tells which image it is.
-        images[:, 0, 0] = torch.arange(num_images)
-        return images, torch.arange(num_images) % 3
+    Attributes:
+        published: Its description.
+        contents: Contents of its files by their names.
+        splits: Images and labels for training and for test.
+    """
 
-    def dataset(
-        self, system_folder: Path | None = None, addresses: tuple[str, ...] = ()
-    ) -> IdxDataset:
-        hashes = {
-            file: hashlib.sha256(content).hexdigest() for file, content in self.contents.items()
-        }
-        return IdxDataset(
-            name="synthetic",
-            class_names=("a", "b", "c"),
-            remedy="Ask the author.",
-            hashes=hashes,
-            sizes={file: len(content) for file, content in self.contents.items()},
-            addresses=addresses,
-            system_folder=system_folder,
-        )
+    published: PublishedDataset
+    contents: dict[str, bytes]
+    splits: list[tuple[Tensor, Tensor]]
 
-    def write(self, folder: Path, *, packed: bool = True) -> Path:
+    def write(self, folder: Path, *, packed: bool = False) -> Path:
+        """Write the files to a folder."""
         folder.mkdir(parents=True, exist_ok=True)
-        for file, content in self.contents.items():
-            (folder / f"{file}{'.gz' if packed else ''}").write_bytes(
-                gzip.compress(content) if packed else content
-            )
+        for name, content in self.contents.items():
+            if packed:
+                (folder / f"{name}.gz").write_bytes(gzip.compress(content))
+            else:
+                (folder / name).write_bytes(content)
         return folder
 
 
-class SyntheticRecords:
-    """A data set as published in files of records, 3 for training and 1 for test, small enough for a test."""
+def make_idx_dataset(url: str) -> SyntheticDataset:
+    """Make a data set of four IDX files. The first pixel of an image is its number."""
+    splits = []
+    contents = {}
+    for split, num_images in (("train", 23), ("test", 5)):
+        images = random_levels(num_images, (1, 7, 11), seed=num_images)
+        images[:, 0, 0, 0] = torch.arange(num_images)
+        labels = torch.arange(num_images) % 3
+        contents[f"{split}-images"] = idx_bytes(images[:, 0])
+        contents[f"{split}-labels"] = idx_bytes(labels)
+        splits.append((images, labels))
+    files = [
+        PublishedFile(name, len(content), hashlib.sha256(content).hexdigest())
+        for name, content in contents.items()
+    ]
+    published = PublishedDataset(
+        name="mnist",
+        url=f"{url}mnist/",
+        folder="mnist",
+        train=tuple(files[:2]),
+        test=tuple(files[2:]),
+        format="idx",
+        image_shape=(1, 7, 11),
+        class_names=("a", "b", "c"),
+        license="none",
+        advice="Or ask the author.",
+    )
+    return SyntheticDataset(published, contents, splits)
 
-    train_files, test_files = ("batch-1", "batch-2", "batch-3"), ("batch-test",)
-    images_per_file, image_shape = 5, (3, 7, 11)
 
-    def __init__(self) -> None:
-        self.train_images, self.train_labels = self._part(len(self.train_files), seed=0)
-        self.test_images, self.test_labels = self._part(len(self.test_files), seed=1)
-        images, labels = (
-            torch.cat([self.train_images, self.test_images]),
-            torch.cat([self.train_labels, self.test_labels]),
-        )
+def make_record_dataset(url: str) -> SyntheticDataset:
+    """Make a data set of four files of records with five images each."""
+    contents = {}
+    splits = []
+    for split, numbers in (("train", (1, 2, 3)), ("test", (4,))):
+        images = random_levels(5 * len(numbers), (3, 7, 11), seed=len(numbers))
+        labels = torch.arange(len(images)) % 4
         records = torch.cat([labels[:, None].to(torch.uint8), images.flatten(1)], dim=1)
-        files = records.split(self.images_per_file)
-        self.contents = {
-            name: file.numpy().tobytes()
-            for name, file in zip(self.train_files + self.test_files, files, strict=True)
-        }
+        for number, part in zip(numbers, records.split(5), strict=True):
+            contents[f"{split}-{number}"] = part.numpy().tobytes()
+        splits.append((images, labels))
+    files = [PublishedFile(name, len(content)) for name, content in contents.items()]
+    published = PublishedDataset(
+        name="cifar10",
+        url=f"{url}synthetic.tar.gz",
+        archive_hash=f"md5:{hashlib.md5(make_archive(contents)).hexdigest()}",
+        folder="synthetic-bin",
+        train=tuple(files[:3]),
+        test=tuple(files[3:]),
+        format="records",
+        image_shape=(3, 7, 11),
+        class_names=tuple("abcd"),
+        license="none",
+        advice="Or ask the author.",
+    )
+    return SyntheticDataset(published, contents, splits)
 
-    def _part(self, num_files: int, seed: int) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(seed)
-        num_images = num_files * self.images_per_file
-        images = torch.randint(
-            0, 256, (num_images, *self.image_shape), generator=generator, dtype=torch.uint8
-        )
-        return images, torch.randint(0, 4, (num_images,), generator=generator)
 
-    def dataset(self, addresses: tuple[str, ...] = ()) -> RecordDataset:
-        return RecordDataset(
-            name="synthetic",
-            class_names=tuple("abcd"),
-            remedy="Ask the author.",
-            published_folder="synthetic-bin",
-            train=self.train_files,
-            test=self.test_files,
-            images_per_file=self.images_per_file,
-            image_shape=self.image_shape,
-            archive=PublishedFile(
-                name="synthetic.tar.gz",
-                addresses=tuple(f"{address}synthetic.tar.gz" for address in addresses),
-                known_hash=f"md5:{hashlib.md5(self.archive()).hexdigest()}",
-                is_packed=False,
-            ),
-        )
-
-    def archive(self) -> bytes:
-        """The published archive, which holds more than the files."""
-        members = {f"synthetic-bin/{name}": content for name, content in self.contents.items()}
-        return tar_bytes(
-            members | {"synthetic-bin/readme.html": b"<html>", "../batch-1": b"outside"}
-        )
-
-    def write(self, folder: Path) -> Path:
-        folder.mkdir(parents=True, exist_ok=True)
-        for file, content in self.contents.items():
-            (folder / file).write_bytes(content)
-        return folder
+def make_archive(contents: dict[str, bytes]) -> bytes:
+    """Return an archive with more members than the files of the data set."""
+    members = {f"synthetic-bin/{name}": content for name, content in contents.items()}
+    return tar_bytes(members | {"synthetic-bin/readme": b"text", "../train-1": b"outside"})
 
 
 @pytest.fixture
-def synthetic_records() -> SyntheticRecords:
-    return SyntheticRecords()
+def idx_dataset() -> SyntheticDataset:
+    return make_idx_dataset("http://127.0.0.1:9/")
 
 
 @pytest.fixture
-def synthetic() -> SyntheticIdx:
-    return SyntheticIdx()
-
-
-@pytest.fixture
-def to_idx():
-    return idx_bytes
-
-
-@pytest.fixture
-def to_tar():
-    return tar_bytes
+def record_dataset() -> SyntheticDataset:
+    return make_record_dataset("http://127.0.0.1:9/")
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    running = FileServer({})
+    monkeypatch.setattr("pooch.core.time.sleep", lambda seconds: None)
+    running = FileServer()
     yield running
     running.close()
+
+
+@pytest.fixture
+def served_idx(server: FileServer) -> SyntheticDataset:
+    """A data set of IDX files at the server."""
+    dataset = make_idx_dataset(server.address)
+    for name, content in dataset.contents.items():
+        server.files[f"mnist/{name}.gz"] = gzip.compress(content, mtime=0)
+    return dataset
+
+
+@pytest.fixture
+def served_records(server: FileServer) -> SyntheticDataset:
+    """A data set in an archive at the server."""
+    dataset = make_record_dataset(server.address)
+    server.files["synthetic.tar.gz"] = make_archive(dataset.contents)
+    return dataset

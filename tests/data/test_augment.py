@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from teka.data import HorizontalFlip, Normalize, RandomCrop, RandomShift, lossless_selection
-from teka.data.augment import blank_columns
+from teka.data import HorizontalFlip, Normalize, RandomShift, lossless_selection
 from teka.grid import Grid
 
 HEIGHT, WIDTH = 5, 7
@@ -16,8 +15,6 @@ TRANSFORMS = [
     RandomShift(2),
     RandomShift((1, 3), mode="circular"),
     RandomShift((1, 3), background=BACKGROUND),
-    RandomCrop((HEIGHT, WIDTH), padding=2),
-    RandomCrop((4, 3)),
     HorizontalFlip(),
 ]
 COLOURED = torch.rand(
@@ -79,18 +76,6 @@ def test_all_shifts_come_up_about_equally_often():
     assert all(abs(count - 400) < 100 for count in counts.values())
 
 
-def test_the_padding_and_every_place_of_a_window_come_up_and_no_other():
-    image = make_images(num_images=1)
-    windows = RandomCrop((4, 3), padding=1, background=BACKGROUND)(
-        image.expand(3000, -1, -1, -1), seeded()
-    )
-    padded = torch.nn.functional.pad(image, (1, 1, 1, 1), value=BACKGROUND)
-    expected = padded.unfold(2, 4, 1).unfold(3, 3, 1)[0].permute(1, 2, 0, 3, 4).flatten(0, 1)
-    assert len(expected) == (HEIGHT + 2 - 3) * (WIDTH + 2 - 2)
-    found = {tuple(window.flatten().tolist()) for window in windows}
-    assert found == {tuple(window.flatten().tolist()) for window in expected}
-
-
 def test_mirrored_images_are_flipped_and_the_others_are_not():
     images = make_images(num_images=1).expand(4000, -1, -1, -1)
     flipped = HorizontalFlip(0.25)(images, seeded())
@@ -149,8 +134,6 @@ def test_arguments_out_of_range_are_an_error(unchecked_annotations):
         (lambda: RandomShift(-1), r"max_shift must be .*got -1"),
         (lambda: RandomShift((1, -2)), r"max_shift must be .*got \(1, -2\)"),
         (lambda: RandomShift(1, "circlar"), "Did you mean 'circular'"),
-        (lambda: RandomCrop(0), r"size must be .*got 0"),
-        (lambda: RandomCrop(3, padding=-1), r"padding must be .*got -1"),
         (lambda: HorizontalFlip(1.5), r"probability must be .*got 1\.5"),
         (lambda: HorizontalFlip(float("nan")), r"probability must be .*got nan"),
     ]:
@@ -158,13 +141,9 @@ def test_arguments_out_of_range_are_an_error(unchecked_annotations):
             make()
 
 
-def test_a_shift_or_a_window_beyond_the_images_is_an_error():
-    with pytest.raises(
-        ValueError, match=r"max_shift must be at most the images' size, 5 × 7.*got 6"
-    ):
+def test_a_shift_beyond_the_image_size_is_an_error():
+    with pytest.raises(ValueError, match=r"max_shift must be at most the image size, 5 × 7.*got 6"):
         RandomShift(6)(make_images(), seeded())
-    with pytest.raises(ValueError, match=r"size must be at most 7 × 9.*got \(8, 5\)"):
-        RandomCrop((8, 5), padding=1)(make_images(), seeded())
 
 
 def test_every_channel_of_its_own_images_has_mean_0_and_mean_square_1():
@@ -242,31 +221,13 @@ def published_images(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     return images_from_columns(first, last, width=32), labels.long()
 
 
-def test_blank_columns_are_counted_on_each_side_and_lessened_by_one():
+def test_an_image_needs_more_blank_columns_than_the_margin_on_both_sides():
     first, last = torch.tensor([3, 0, 1, 12, 2]), torch.tensor([4, 12, 11, 12, 10])
-    left, right = blank_columns(images_from_columns(first, last, width=13))
-    assert left.tolist() == [2, 0, 0, 11, 1]
-    assert right.tolist() == [7, 0, 0, 0, 1]
-
-
-def test_an_image_by_hand():
-    image = torch.tensor(
-        [[0, 0, 0, 0.5, 0, 0, 0, 0], [0, 0, 0.1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0]]
-    )
-    left, right = blank_columns(image[None, None])
-    assert (left.item(), right.item()) == (1, 3)
-
-
-def test_blank_rows_are_the_blank_columns_of_the_transposed_image():
-    image = torch.zeros(1, 1, 7, 5)
-    image[0, 0, 3:5, :] = 1
-    above, below = blank_columns(image.transpose(2, 3))
-    assert (above.item(), below.item()) == (2, 1)
-
-
-def test_an_image_without_content_is_blank_from_both_sides():
-    left, right = blank_columns(torch.zeros(1, 1, 3, 7))
-    assert (left.item(), right.item()) == (6, 6)
+    images = images_from_columns(first, last, width=13)
+    for margin, expected in ((1, [0, 4]), (2, [0]), (3, [])):
+        mask = lossless_selection(images, torch.zeros(5), class_index=0, margin=margin)
+        assert mask.nonzero().flatten().tolist() == expected
+    assert lossless_selection(torch.zeros(1, 1, 3, 7), torch.ones(1), margin=6).all()
 
 
 def test_the_selection_has_the_papers_counts():

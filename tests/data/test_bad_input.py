@@ -43,10 +43,14 @@ CASES: list[tuple[Callable[..., object], str, list[object]]] = [
         ["abc", {}, 2**63, float("nan"), (8, "8")],
     ),
     (data.download, "name", [None, np.zeros(3), []]),
-    (lambda **given: data.download("mnist", **given), "fetcher", [5, "x"]),
+    (lambda **given: data.download("mnist", "x", **given), "attempts", [None, 0, "x"]),
     (arrays, "images", [*UNREADABLE, [[1], [1, 2]], "abc", None]),
     (arrays, "labels", [*UNREADABLE, [[1], [1, 2]], "abc", None]),
-    (data.Fetcher, "timeout", [None, "1", float("nan"), 0, IMAGES, 1e300]),
+    (
+        lambda **given: data.download("mnist", "x", **given),
+        "timeout",
+        [None, "1", float("nan"), 0, IMAGES, 1e300],
+    ),
     (
         lambda **given: data.Split(**{"images": IMAGES, "labels": LABELS, **given}),
         "images",

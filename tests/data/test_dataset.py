@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from teka.data import Dataset, Split
-from teka.data.dataset import Levels, hold_out_test
+from teka.data.dataset import hold_out_test
 
-LEVELS = Levels(
-    torch.arange(5, dtype=torch.uint8)[:, None, None, None].expand(5, 1, 2, 3), torch.arange(5), 4
+LEVELS = Split(
+    torch.arange(0, 250, 50, dtype=torch.uint8)[:, None, None, None].expand(5, 1, 2, 3),
+    torch.arange(5),
 )
 
 
@@ -37,7 +38,7 @@ def test_a_malformed_split_is_an_error():
         ),
         (torch.zeros(5, 2, 3, 7), torch.arange(4), r"labels must have shape \(5,\).*got \(4,\)"),
         (torch.zeros(5, 2, 3, 7), torch.zeros(5, 1).long(), r"labels must have .*got \(5, 1\)"),
-        (torch.zeros(5, 2, 3, 7).byte(), torch.arange(5), r"images must be .*got torch\.uint8"),
+        (torch.zeros(5, 2, 3, 7).int(), torch.arange(5), r"images must be .*got torch\.int32"),
         (torch.zeros(5, 2, 3, 7), torch.zeros(5), r"labels must be .*got torch\.float32"),
         (torch.zeros(5, 2, 3, 7), torch.zeros(5).bool(), r"labels must be .*got torch\.bool"),
         (torch.full((5, 2, 3, 7), 1.5), torch.arange(5), "intensities from 0 to 1"),
@@ -71,19 +72,42 @@ def test_a_label_that_is_no_class_is_an_error_that_names_the_part():
                 make_dataset(**{part: split})
 
 
-def test_taking_keeps_images_with_their_labels_in_the_order_asked_for():
-    for images in (LEVELS, LEVELS.to_split()):
-        taken = images.take(torch.tensor([3, 0, 4]))
+def test_levels_are_not_ready_for_training():
+    split = Split(torch.zeros(5, 2, 3, 7).byte(), torch.arange(5))
+    with pytest.raises(ValueError, match=r"train\.images\.dtype must be .*got torch\.uint8"):
+        make_dataset(train=split)
+
+
+def test_an_index_gives_images_and_labels():
+    split = make_split()
+    for index in (3, -1, slice(1, 4), [4, 0], torch.tensor([2, 2])):
+        images, labels = split[index]
+        assert torch.equal(images, split.images[index])
+        assert torch.equal(labels, split.labels[index])
+    with pytest.raises(IndexError):
+        split[5]
+
+
+def test_a_split_works_with_a_data_loader():
+    split = make_split()
+    loader = torch.utils.data.DataLoader(split, batch_size=2)
+    assert torch.equal(torch.cat([images for images, _ in loader]), split.images)
+    assert torch.cat([labels for _, labels in loader]).tolist() == list(range(5))
+
+
+def test_take_keeps_images_with_their_labels_in_order():
+    for split in (LEVELS, LEVELS.to_intensities()):
+        taken = split.take(torch.tensor([3, 0, 4]))
         assert taken.labels.tolist() == [3, 0, 4]
-        assert torch.equal(taken.images, images.images[[3, 0, 4]])
+        assert torch.equal(taken.images, split.images[[3, 0, 4]])
         assert len(taken) == 3
 
 
-def test_intensities_are_levels_over_the_highest_in_memory_of_their_own():
+def test_intensities_are_levels_over_255_in_new_memory():
     before = LEVELS.images.clone()
-    split = LEVELS.to_split()
+    split = LEVELS.to_intensities()
     assert split.images.dtype == torch.float32
-    assert split.images[:, 0, 0, 0].tolist() == [0, 0.25, 0.5, 0.75, 1]
+    assert torch.equal(split.images, before.float() / 255)
     assert torch.equal(split.labels, LEVELS.labels)
     split.images.zero_()
     assert torch.equal(LEVELS.images, before)

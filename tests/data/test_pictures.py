@@ -11,7 +11,7 @@ from torch.nn.functional import interpolate
 
 import teka
 from teka.data import resize_bilinear
-from teka.data.pictures import open_picture, read_header, read_picture
+from teka.data.pictures import PictureFiles, open_picture, read_header, read_picture
 
 GREY = np.random.default_rng(0).integers(0, 256, (23, 31), dtype=np.uint8)
 COLOUR = np.random.default_rng(1).integers(0, 256, (23, 31, 3), dtype=np.uint8)
@@ -56,7 +56,7 @@ def test_a_picture_that_is_cut_off_anywhere_is_an_error_that_names_it(format_: s
     content, path = file.getvalue(), tmp_path / "cut"
     for kept in range(0, len(content) // 2, 1 + len(content) // 60):
         path.write_bytes(content[:kept])
-        with pytest.raises(ValueError, match=f"{path} is no picture that can be read"):
+        with pytest.raises(ValueError, match=f"{path} must be a readable picture"):
             open_picture(path)
 
 
@@ -71,7 +71,7 @@ def test_whatever_a_damaged_file_raises_is_an_error_that_names_it(tmp_path: Path
         try:
             open_picture(path)
         except ValueError as error:
-            refused += f"{path} is no picture that can be read" in str(error)
+            refused += f"{path} must be a readable picture" in str(error)
     assert refused > len(content) // 20
 
 
@@ -90,7 +90,7 @@ def test_other_formats_are_refused_whatever_the_file_is_called(
         for read in (open_picture, read_header):
             with pytest.raises(
                 ValueError,
-                match=r"photo\.png is no picture that can be read, expected PNG, JPEG, GIF",
+                match=r"photo\.png must be a readable picture in the format PNG, JPEG, GIF",
             ):
                 read(path)
 
@@ -101,10 +101,7 @@ def test_pictures_are_opened_in_one_place():
         path for path in package.rglob("*.py") if "Image.open(" in path.read_text(encoding="utf-8")
     ]
     opening = {str(path.relative_to(package)) for path in paths}
-    assert opening == {
-        "data/pictures.py",
-        "training/heads/pictures.py",
-    }  # the latter reads what it has written itself
+    assert opening == {"data/pictures.py"}
 
 
 @pytest.mark.parametrize("name", ["none.png", "."], ids=["no file", "a folder"])
@@ -176,7 +173,7 @@ def test_what_is_transparent_shows_a_ground_that_the_visible_stands_out_from(
 
 def test_pixels_channels_and_grounds_that_are_none_are_an_error(tmp_path: Path):
     path = put(tmp_path, Image.new("LAB", (7, 5)), "picture.tif")
-    with pytest.raises(ValueError, match=r"the pixel type of .*picture\.tif must be .*got 'LAB'"):
+    with pytest.raises(ValueError, match=r"the mode of .*picture\.tif must be .*got 'LAB'"):
         read_picture(path)
     with pytest.raises(ValueError, match=r"in_channels must be 1 or 3.*got 2"):
         read_picture(tmp_path, in_channels=2)
@@ -250,3 +247,29 @@ def test_images_of_another_rank_or_type_are_an_error():
         resize_bilinear(make_images(7, 11)[0], 13)
     with pytest.raises(ValueError, match=r"images\.dtype must be torch\.uint8.*got torch\.float32"):
         resize_bilinear(make_images(7, 11).float(), 13)
+
+
+def test_picture_files_are_indexed_like_a_tensor(tmp_path: Path):
+    levels = make_images(5, 7)[:6]
+    paths = [put(tmp_path, Image.fromarray(image[0].numpy()), f"{number}.png")
+             for number, image in enumerate(levels)]  # fmt: skip
+    files = PictureFiles(paths, in_channels=1, image_size=(5, 7))
+    images = levels / 255
+    assert (len(files), files.shape, files.dtype) == (6, images.shape, images.dtype)
+    for index in (2, -1, slice(None), slice(1, 5, 2), slice(0, 0), [3, 3, 0], []):
+        assert torch.equal(files[index], images[index])
+    for index in (torch.tensor([4, 1]), torch.arange(6) > 3):
+        assert torch.equal(files[index], images[index])
+    assert torch.equal(files.take(torch.tensor([4, -5]))[:], images[[4, -5]])
+    with pytest.raises(IndexError):
+        files[6]
+
+
+def test_picture_files_of_another_size_are_resized_or_an_error(tmp_path: Path):
+    levels = make_images(5, 7)[:1]
+    path = put(tmp_path, Image.fromarray(levels[0, 0].numpy()))
+    resized = PictureFiles([path], in_channels=1, image_size=(3, 4))
+    assert torch.equal(resized[:], resize_bilinear(levels, (3, 4)) / 255)
+    fixed = PictureFiles([path], in_channels=1, image_size=(3, 4), resize=False)
+    with pytest.raises(ValueError, match=r"the size of .*png must be \(3, 4\).*got \(5, 7\)"):
+        fixed[0]

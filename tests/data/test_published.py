@@ -1,336 +1,329 @@
 import gzip
 import hashlib
-import shutil
+import re
+import stat
+import sys
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
-from teka.data.catalogue import FASHION_MNIST, MNIST
-from teka.data.dataset import Levels
-from teka.data.published import read_idx
+from teka.data.published import (
+    FORMATS,
+    PUBLISHED_DATASETS,
+    PublishedFile,
+    fetch,
+    find_file,
+    read_digits,
+    read_unpacked,
+)
 
-VALUES = torch.arange(2 * 3 * 5, dtype=torch.uint8).reshape(2, 3, 5)
-RECORD = 1 + 3 * 7 * 11
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "images-idx3-ubyte"
-
-
-def test_values_are_read_in_row_major_order(to_idx, path: Path):
-    for pack in [bytes, gzip.compress]:
-        for shape in [(30,), (2, 15), (2, 3, 5)]:
-            path.write_bytes(pack(to_idx(VALUES.reshape(shape))))
-            assert torch.equal(read_idx(path, num_axes=len(shape)), VALUES.reshape(shape))
+# Random bytes, which gzip cannot shorten.
+CONTENT = np.random.default_rng(0).bytes(90_001)
+PACKED = gzip.compress(CONTENT, mtime=0)
+SHA256 = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
+FAULTS = ("500", "429", "truncates", "stalls", "corrupts", "ends unannounced")
 
 
-def test_the_hash_is_that_of_the_unpacked_content(to_idx, path: Path):
-    content = to_idx(VALUES)
-    expected = hashlib.sha256(content).hexdigest()
-    for level in (1, 9):
-        path.write_bytes(gzip.compress(content, level))
-        assert torch.equal(read_idx(path, num_axes=3, sha256=expected), VALUES)
+def assert_is(read, dataset):
+    assert read.num_classes == len(dataset.published.class_names)
+    for split, (images, labels) in zip((read.train, read.test), dataset.splits, strict=True):
+        assert torch.equal(split.images, images)
+        assert torch.equal(split.labels, labels)
 
 
-def test_another_hash_is_an_error_that_names_the_file_and_both_hashes(to_idx, path: Path):
-    content = to_idx(VALUES)
-    path.write_bytes(content)
-    expected = "0" * 64
-    with pytest.raises(ValueError, match="not the published file") as caught:
-        read_idx(path, num_axes=3, sha256=expected)
-    for part in (str(path), hashlib.sha256(content).hexdigest(), expected):
-        assert part in str(caught.value)
-
-
-def test_a_wrong_magic_number_is_an_error_that_names_the_file(path: Path):
-    for content in [
-        b"",
-        b"\0\0",
-        b"not an IDX file",
-        b"\0\0\x09\x03" + bytes(50),
-        b"\0\0\x08\x02" + bytes(50),
-    ]:
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match="magic number 00000803") as caught:
-            read_idx(path, num_axes=3)
-        assert str(path) in str(caught.value)
-
-
-def test_too_few_bytes_are_an_error_that_names_the_file(to_idx, path: Path):
-    for pack in [bytes, gzip.compress]:
-        for kept in [4, 15, 16, 45]:
-            path.write_bytes(pack(to_idx(VALUES)[:kept]))
-            with pytest.raises(
-                ValueError, match=f"truncated: it unpacks to {kept} bytes"
-            ) as caught:
-                read_idx(path, num_axes=3)
-            assert str(path) in str(caught.value)
-
-
-def test_too_many_bytes_are_an_error_that_names_the_sizes(to_idx, path: Path):
-    path.write_bytes(to_idx(VALUES) + b"\0")
-    with pytest.raises(
-        ValueError,
-        match=r"too long: it unpacks to at least 47 bytes, expected 46 for the sizes \(2, 3, 5\)",
-    ):
-        read_idx(path, num_axes=3)
-
-
-def peak_bytes(act) -> int:
-    tracemalloc.start()
-    try:
-        with pytest.raises(ValueError, match=r"size of|too long|not the published file"):
-            act()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
-def test_no_more_is_unpacked_than_the_header_and_the_catalogue_say(to_idx, path: Path):
-    with gzip.open(path, "wb") as file:
-        file.write(to_idx(VALUES))
-        for _ in range(64):
-            file.write(bytes(2**20))
-    assert peak_bytes(lambda: read_idx(path, num_axes=3)) < 2**20
-    with gzip.open(path, "wb") as file:
-        file.write(
-            bytes([0, 0, 8, 3]) + b"".join(side.to_bytes(4, "big") for side in (64, 1024, 1024))
-        )
-        for _ in range(64):
-            file.write(bytes(2**20))
-    assert peak_bytes(lambda: read_idx(path, num_axes=3, num_bytes=46)) < 2**20
-    with gzip.open(path, "wb") as file:
-        file.write(bytes([0, 0, 8, 3]) + b"\xff" * 12)
-    assert peak_bytes(lambda: read_idx(path, num_axes=3)) < 2**20
-
-
-def test_the_catalogue_knows_the_sizes_of_its_files():
-    for dataset in (MNIST, FASHION_MNIST):
-        assert list(dataset.sizes) == list(dataset.hashes)
-        assert list(dataset.sizes.values()) == [47_040_016, 60_008, 7_840_016, 10_008]
-
-
-def test_gzip_data_cut_at_any_byte_is_an_error(to_idx, path: Path):
-    packed = gzip.compress(to_idx(VALUES))
-    for kept in range(2, len(packed)):
-        path.write_bytes(packed[:kept])
-        with pytest.raises(ValueError, match="truncated or damaged gzip data") as caught:
-            read_idx(path, num_axes=3)
-        assert str(path) in str(caught.value)
-
-
-def test_a_flipped_byte_in_gzip_data_is_an_error(to_idx, path: Path):
-    packed = bytearray(gzip.compress(to_idx(VALUES)))
-    for place in range(len(packed) - 8, len(packed)):  # the checksum and the length
-        damaged = packed.copy()
-        damaged[place] ^= 1
-        path.write_bytes(damaged)
-        with pytest.raises(ValueError, match="damaged gzip data"):
-            read_idx(path, num_axes=3)
-    packed[12] ^= 0xFF  # the compressed values themselves
-    path.write_bytes(packed)
-    with pytest.raises(ValueError, match="damaged gzip data"):
-        read_idx(path, num_axes=3)
-
-
-def assert_is_synthetic(synthetic, parts: tuple[Levels, Levels]):
-    train, test = parts
-    assert torch.equal(train.images, synthetic.train_images[:, None])
-    assert torch.equal(train.labels, synthetic.train_labels)
-    assert torch.equal(test.images, synthetic.test_images[:, None])
-    assert torch.equal(test.labels, synthetic.test_labels)
-    assert train.highest == test.highest == 255
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("inside", [".", "synthetic"])
-def test_files_are_found_in_the_folder_or_in_one_of_the_name(
-    synthetic, tmp_path: Path, packed: bool, inside: str
+@pytest.mark.parametrize("inside", [".", "mnist"])
+def test_idx_files_are_found_in_data_dir_and_in_a_folder_within(
+    idx_dataset, tmp_path: Path, packed: bool, inside: str
 ):
-    synthetic.write(tmp_path / inside, packed=packed)
-    assert_is_synthetic(synthetic, synthetic.dataset().read(tmp_path))
-    assert_is_synthetic(synthetic, synthetic.dataset().read(str(tmp_path)))
+    idx_dataset.write(tmp_path / inside, packed=packed)
+    assert_is(idx_dataset.published.read(tmp_path), idx_dataset)
+    assert_is(idx_dataset.published.read(str(tmp_path)), idx_dataset)
 
 
-@pytest.mark.parametrize("data_dir", [None, "elsewhere"])
-def test_the_system_folder_serves_where_the_given_one_does_not(
-    synthetic, tmp_path: Path, data_dir: str | None
+@pytest.mark.parametrize("inside", [".", "cifar10", "synthetic-bin"])
+def test_record_files_are_found_in_data_dir_and_in_folders_within(
+    record_dataset, tmp_path: Path, inside: str
 ):
-    system = synthetic.write(tmp_path / "system")
-    given = None if data_dir is None else tmp_path / data_dir
-    assert_is_synthetic(synthetic, synthetic.dataset(system).read(given))
+    record_dataset.write(tmp_path / inside)
+    assert_is(record_dataset.published.read(tmp_path), record_dataset)
 
 
-def test_the_folder_of_the_name_comes_first_and_the_system_last(synthetic, tmp_path: Path):
-    folders = [tmp_path / "synthetic", tmp_path, tmp_path / "system"]
+def test_the_system_folder_is_used_last(idx_dataset, tmp_path: Path):
+    system_folder = idx_dataset.write(tmp_path / "system")
+    published = replace(idx_dataset.published, system_folder=system_folder)
+    for data_dir in (None, tmp_path / "elsewhere"):
+        assert_is(published.read(data_dir), idx_dataset)
+    idx_dataset.write(tmp_path / "data")
+    (system_folder / "test-labels").write_bytes(b"damaged")
+    assert_is(published.read(tmp_path / "data"), idx_dataset)
+
+
+def test_the_first_folder_with_all_files_is_used(record_dataset, tmp_path: Path):
+    folders = [tmp_path / "synthetic-bin", tmp_path / "cifar10", tmp_path]
     for folder in folders:
-        synthetic.write(folder)
-        (folder / "test-labels.gz").write_bytes(b"damaged")
+        record_dataset.write(folder)
+        (folder / "train-2").write_bytes(b"")
     for folder in folders:
-        with pytest.raises(ValueError, match="magic number") as caught:
-            synthetic.dataset(tmp_path / "system").read(tmp_path)
-        assert str(folder / "test-labels.gz") in str(caught.value)
-        for file in folder.glob("*.gz"):
-            file.unlink()
+        with pytest.raises(ValueError, match=re.escape(f"size of {folder / 'train-2'} must be")):
+            record_dataset.published.read(tmp_path)
+        (folder / "train-1").unlink()
 
 
-def test_packed_and_plain_files_may_be_mixed(synthetic, tmp_path: Path):
-    synthetic.write(tmp_path, packed=True)
-    synthetic.write(tmp_path / "plain", packed=False)
-    (tmp_path / "train-labels.gz").unlink()
-    shutil.move(tmp_path / "plain" / "train-labels", tmp_path / "train-labels")
-    assert_is_synthetic(synthetic, synthetic.dataset().read(tmp_path))
-
-
-def test_of_a_packed_and_a_plain_file_the_plain_one_is_read(synthetic, tmp_path: Path):
-    synthetic.write(tmp_path, packed=True)
-    synthetic.write(tmp_path, packed=False)
+def test_the_unpacked_file_is_preferred(idx_dataset, tmp_path: Path):
+    idx_dataset.write(tmp_path, packed=True)
+    idx_dataset.write(tmp_path, packed=False)
     (tmp_path / "train-images.gz").write_bytes(b"damaged")
-    assert_is_synthetic(synthetic, synthetic.dataset().read(tmp_path))
+    (tmp_path / "test-labels").unlink()
+    assert_is(idx_dataset.published.read(tmp_path), idx_dataset)
 
 
-def test_missing_files_are_an_error_that_names_every_place_and_what_to_do(
-    synthetic, tmp_path: Path
-):
-    synthetic.write(tmp_path)
-    (tmp_path / "test-images.gz").unlink()
-    system = tmp_path / "system"
-    with pytest.raises(ValueError, match="the files of synthetic were not found") as caught:
-        synthetic.dataset(system).read(tmp_path)
+def test_missing_files_are_an_error_with_folders_and_advice(idx_dataset, tmp_path: Path):
+    idx_dataset.write(tmp_path)
+    (tmp_path / "test-images").unlink()
+    with pytest.raises(ValueError, match="the files of mnist must be") as caught:
+        idx_dataset.published.read(tmp_path)
     message = str(caught.value)
-    assert (
-        f"{tmp_path / 'synthetic'} (no train-images, no train-labels, no test-images, no test-labels)"
-        in message
-    )
-    assert f"{tmp_path} (no test-images)" in message
-    assert str(system) in message
-    assert message.endswith(f"Run `teka download synthetic --data-dir {tmp_path}`. Ask the author.")
-
-
-def test_no_folder_at_all_is_an_error_that_says_so(synthetic):
+    assert f"got not all of them in {tmp_path / 'mnist'} or" in message
+    assert message.endswith(f"Run `teka download mnist --data-dir {tmp_path}`. Or ask the author.")
     with pytest.raises(
-        ValueError, match=r"no data_dir was given\. Run `teka download synthetic --data-dir data`"
+        ValueError, match=r"got no data_dir\. Run `teka download .* --data-dir data"
     ):
-        synthetic.dataset().read()
+        idx_dataset.published.read()
 
 
-def test_a_data_dir_that_is_a_file_is_an_error_that_names_it(synthetic, tmp_path: Path):
-    file = tmp_path / "file"
-    file.write_bytes(b"")
-    with pytest.raises(ValueError, match="were not found") as caught:
-        synthetic.dataset().read(file)
-    assert str(file) in str(caught.value)
-
-
-@pytest.mark.parametrize("file", ["train-images", "train-labels", "test-images", "test-labels"])
-def test_each_of_the_four_files_is_checked_by_hash(synthetic, tmp_path: Path, file: str):
-    published = synthetic.dataset()
-    content = bytearray(synthetic.contents[file])
+@pytest.mark.parametrize("name", ["train-images", "train-labels", "test-images", "test-labels"])
+def test_each_idx_file_is_checked_by_its_hash(idx_dataset, tmp_path: Path, name: str):
+    content = bytearray(idx_dataset.contents[name])
     content[-1] ^= 1
-    synthetic.contents[file] = bytes(content)
-    synthetic.write(tmp_path)
-    with pytest.raises(ValueError, match="not the published file") as caught:
-        published.read(tmp_path)
-    assert str(tmp_path / f"{file}.gz") in str(caught.value)
+    idx_dataset.contents[name] = bytes(content)
+    idx_dataset.write(tmp_path)
+    with pytest.raises(ValueError, match="unpacked SHA-256") as caught:
+        idx_dataset.published.read(tmp_path)
+    assert str(tmp_path / name) in str(caught.value)
+    assert hashlib.sha256(content).hexdigest() in str(caught.value)
 
 
-def test_images_and_labels_of_different_number_are_an_error_that_names_both(
-    synthetic, to_idx, tmp_path: Path
+@pytest.mark.parametrize("change", [-1, -232, 1, 232])
+def test_a_file_of_another_size_is_an_error_with_both_sizes(
+    record_dataset, tmp_path: Path, change: int
 ):
-    synthetic.contents["test-labels"] = to_idx(synthetic.test_labels[:-1])
-    published = synthetic.dataset()
-    synthetic.write(tmp_path)
-    with pytest.raises(ValueError, match=r"has 5 images, but .*test-labels\.gz has 4 labels"):
-        published.read(tmp_path)
+    record_dataset.contents["train-3"] = (record_dataset.contents["train-3"] + bytes(300))[
+        : 1160 + change
+    ]
+    record_dataset.write(tmp_path)
+    description = "more" if change > 0 else f"{1160 + change:,} bytes"
+    with pytest.raises(ValueError, match=f"must be 1,160 bytes, got {description}") as caught:
+        record_dataset.published.read(tmp_path)
+    assert str(tmp_path / "train-3") in str(caught.value)
 
 
-def assert_is_synthetic_records(synthetic_records, data_dir: Path | str):
-    train, test = synthetic_records.dataset().read(data_dir)
-    assert torch.equal(train.images, synthetic_records.train_images)
-    assert torch.equal(train.labels, synthetic_records.train_labels)
-    assert torch.equal(test.images, synthetic_records.test_images)
-    assert torch.equal(test.labels, synthetic_records.test_labels)
-    assert train.highest == test.highest == 255
-    assert train.labels.dtype == torch.int64
+@pytest.mark.parametrize("label", [4, 255])
+def test_a_label_without_a_class_is_an_error(record_dataset, tmp_path: Path, label: int):
+    content = bytearray(record_dataset.contents["train-2"])
+    content[2 * 232] = label
+    record_dataset.contents["train-2"] = bytes(content)
+    record_dataset.write(tmp_path)
+    with pytest.raises(ValueError, match=f"must be classes from 0 to 3, got {label}") as caught:
+        record_dataset.published.read(tmp_path)
+    assert str(tmp_path / "train-2") in str(caught.value)
 
 
-@pytest.mark.parametrize("inside", ["synthetic-bin", "synthetic", "."])
-def test_files_are_found_in_the_folder_or_in_one_of_either_name(
-    synthetic_records, tmp_path: Path, inside: str
-):
-    synthetic_records.write(tmp_path / inside)
-    assert_is_synthetic_records(synthetic_records, tmp_path)
-    assert_is_synthetic_records(synthetic_records, str(tmp_path))
-
-
-def test_the_published_folder_comes_first_and_data_dir_itself_last(
-    synthetic_records, tmp_path: Path
-):
-    folders = [tmp_path / "synthetic-bin", tmp_path / "synthetic", tmp_path]
-    for folder in folders:
-        synthetic_records.write(folder)
-        (folder / "batch-2").write_bytes(b"")
-    for folder in folders:
-        with pytest.raises(ValueError, match="truncated") as caught:
-            synthetic_records.dataset().read(tmp_path)
-        assert str(caught.value).startswith(f"{folder / 'batch-2'} ")
-        (folder / "batch-1").unlink()
-
-
-def test_a_record_by_hand_is_a_label_then_whole_channels_row_by_row(
-    synthetic_records, tmp_path: Path
-):
-    record = bytes([3]) + b"".join(
-        bytes(10 * channel + row for _ in range(11)) for channel in range(3) for row in range(7)
+def test_a_record_is_a_label_and_channels_row_by_row():
+    record = bytes([3]) + bytes(
+        10 * channel + row for channel in range(3) for row in range(7) for _ in range(11)
     )
-    synthetic_records.contents["batch-test"] = record * 5
-    synthetic_records.write(tmp_path)
-    _, test = synthetic_records.dataset().read(tmp_path)
-    assert test.labels.tolist() == [3] * 5
-    assert test.images[4, :, :, 10].tolist() == [
+    contents = [torch.frombuffer(bytearray(record * 5), dtype=torch.uint8)]
+    images, labels = FORMATS["records"](contents, (3, 7, 11))
+    assert labels.tolist() == [3] * 5
+    assert images[4, :, :, 10].tolist() == [
         [10 * channel + row for row in range(7)] for channel in range(3)
     ]
 
 
-@pytest.mark.parametrize("file", ["batch-1", "batch-3", "batch-test"])
+def test_no_more_is_unpacked_than_the_published_size(tmp_path: Path):
+    path = tmp_path / "bomb.gz"
+    with gzip.open(path, "wb") as file:
+        for _ in range(64):
+            file.write(bytes(2**20))
+    tracemalloc.start()
+    assert len(read_unpacked(path, 46)) == 47
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+
+
+def test_damaged_gzip_data_is_an_error_with_the_path(tmp_path: Path):
+    path = tmp_path / "values.gz"
+    packed = gzip.compress(bytes(range(40)))
+    damaged = [packed[:size] for size in range(2, len(packed))]
+    for position in (12, *range(len(packed) - 8, len(packed))):
+        changed = bytearray(packed)
+        changed[position] ^= 0xFF
+        damaged.append(bytes(changed))
+    for content in damaged:
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=f"{path} must be complete gzip data"):
+            read_unpacked(path, 46)
+
+
+def get(server, folder: Path, *, timeout: float = 20.0, attempts: int = 3) -> bytes:
+    path = folder / "values"
+    options = {"unpacked_bytes": len(CONTENT), "timeout": timeout, "attempts": attempts}
+    fetch(f"{server.address}values.gz", path, SHA256, **options)
+    return path.read_bytes()
+
+
+def test_a_download_is_unpacked_readable_and_alone(server, tmp_path: Path):
+    server.files["values.gz"] = PACKED
+    assert get(server, tmp_path / "new") == CONTENT
+    assert stat.S_IMODE((tmp_path / "new" / "values").stat().st_mode) == 0o644
+    assert names(tmp_path) == ["new/values"]
+    assert get(server, tmp_path / "new") == CONTENT
+    assert server.requests == ["values.gz"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_passing_fault_is_tried_again(server, tmp_path: Path, fault: str):
+    server.files["values.gz"] = PACKED
+    server.faults = [fault]
+    assert get(server, tmp_path, timeout=1.0 if fault == "stalls" else 20.0) == CONTENT
+    assert names(tmp_path) == ["values"]
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_lasting_fault_is_an_error_and_leaves_no_file(server, tmp_path: Path, fault: str):
+    server.files["values.gz"] = PACKED
+    server.faults = [fault] * 100
+    with pytest.raises(ConnectionError, match="values could not be downloaded") as caught:
+        get(server, tmp_path, timeout=0.25 if fault == "stalls" else 20.0)
+    assert f"{server.address}values.gz" in str(caught.value)
+    words = {
+        "500": "500 Server Error",
+        "429": "429 Client Error",
+        "truncates": "IncompleteRead",
+        "stalls": "timed out",
+    }
+    assert re.search(words.get(fault, "gzip data|hash"), str(caught.value))
+    assert names(tmp_path) == []
+    assert len(server.requests) == 3
+
+
 @pytest.mark.parametrize(
-    ("change", "state"),
+    "content",
     [
-        pytest.param(-1, "truncated", id="one byte less"),
-        pytest.param(-RECORD, "truncated", id="one image less"),
-        pytest.param(1, "too long", id="one byte more"),
-        pytest.param(RECORD, "too long", id="one image more"),
+        pytest.param(gzip.compress(CONTENT[:-1] + b"\0"), id="another file"),
+        pytest.param(b"PK\x03\x04" + CONTENT, id="another archive"),
+        pytest.param(gzip.compress(bytes(20_000_000)), id="a bomb"),
     ],
 )
-def test_a_file_of_another_size_is_an_error_with_both_sizes(
-    synthetic_records, tmp_path: Path, file: str, change: int, state: str
-):
-    size = 5 * RECORD
-    synthetic_records.contents[file] = (synthetic_records.contents[file] + bytes(RECORD))[
-        : size + change
-    ]
-    synthetic_records.write(tmp_path)
-    with pytest.raises(ValueError, match=state) as caught:
-        synthetic_records.dataset().read(tmp_path)
-    assert str(caught.value) == (
-        f"{tmp_path / file} is {state}: it has {size + change} bytes, expected {size} for 5 images of one label "
-        "byte and 3 × 7 × 11 levels; `teka download synthetic` replaces it"
-    )
+def test_another_file_is_never_kept(server, tmp_path: Path, content: bytes):
+    server.files["values.gz"] = content
+    (tmp_path / "values").write_bytes(b"damaged")
+    with pytest.raises(ConnectionError, match="hash"):
+        get(server, tmp_path, attempts=1)
+    assert (tmp_path / "values").read_bytes() == b"damaged"
+    assert names(tmp_path) == ["values"]
 
 
-@pytest.mark.parametrize("label", [4, 255])
-def test_a_label_that_is_no_class_is_an_error_that_names_file_and_image(
-    synthetic_records, tmp_path: Path, label: int
-):
-    content = bytearray(synthetic_records.contents["batch-2"])
-    content[2 * RECORD] = label
-    synthetic_records.contents["batch-2"] = bytes(content)
-    synthetic_records.write(tmp_path)
-    with pytest.raises(
-        ValueError, match=f"label of its image 2 is {label}, expected a class from 0 to 3"
-    ) as caught:
-        synthetic_records.dataset().read(tmp_path)
-    assert str(caught.value).startswith(f"{tmp_path / 'batch-2'} ")
+def test_a_content_encoding_of_the_server_makes_no_difference(server, tmp_path: Path):
+    server.files["values.gz"] = PACKED
+    server.encoding = "gzip"
+    assert get(server, tmp_path) == CONTENT
+
+
+def test_an_interrupted_download_leaves_no_file(server, tmp_path: Path, monkeypatch):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    server.files["values.gz"] = PACKED
+    monkeypatch.setattr(gzip, "open", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        get(server, tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_without_pooch_the_error_says_how_to_install_it(server, tmp_path: Path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    with pytest.raises(ImportError, match=r"pip install teka\[train\]"):
+        get(server, tmp_path)
+
+
+def test_the_table_describes_whole_files():
+    for dataset in PUBLISHED_DATASETS.values():
+        assert len(set(dataset.class_names)) == 10
+        assert dataset.url.startswith("https://")
+        assert dataset.license
+        for file in dataset.files:
+            has_hash = dataset.archive_hash is None
+            assert (file.sha256 is not None) == has_hash
+            assert not has_hash or len(bytes.fromhex(file.sha256 or "")) == 32
+        if dataset.format == "idx":
+            sizes = [file.num_bytes for file in dataset.files]
+            assert sizes == [16 + 60_000 * 784, 8 + 60_000, 16 + 10_000 * 784, 8 + 10_000]
+        else:
+            assert all(file.num_bytes == 10_000 * (1 + 3 * 32 * 32) for file in dataset.files)
+            assert not any("pickle" in file.name or "py" in file.name for file in dataset.files)
+    hashes = [file.sha256 for name in ("mnist", "fashion-mnist") for file in
+              PUBLISHED_DATASETS[name].files]  # fmt: skip
+    assert len(set(hashes)) == 8
+
+
+def test_a_file_is_found_unpacked_or_packed(tmp_path: Path):
+    file = PublishedFile("values", 3)
+    assert find_file(tmp_path, file) is None
+    (tmp_path / "values.gz").touch()
+    assert find_file(tmp_path, file) == tmp_path / "values.gz"
+    (tmp_path / "values").touch()
+    assert find_file(tmp_path, file) == tmp_path / "values"
+
+
+def test_the_splits_of_digits_have_every_digit_once_with_its_label():
+    raw: Any = read_digits(8)
+    assert (len(raw.train), len(raw.test), raw.num_classes) == (1437, 360, 10)
+    images = torch.cat([raw.train.images, raw.test.images])
+    labels = torch.cat([raw.train.labels, raw.test.labels])
+    pixels, classes = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(1797)
+    assert order[:5].tolist() == [360, 1773, 1482, 600, 850]
+    assert np.array_equal(images.flatten(1).numpy() * 16, pixels[order])
+    assert np.array_equal(labels.numpy(), classes[order])
+
+
+def test_digits_are_centered_on_the_canvas():
+    bare: Any = read_digits(8)
+    for canvas_size, size, top, left in [
+        (8, (8, 8), 0, 0),
+        (9, (9, 9), 0, 0),
+        (16, (16, 16), 4, 4),
+        ((11, 17), (11, 17), 1, 4),
+        ((30, 8), (30, 8), 11, 0),
+    ]:
+        raw: Any = read_digits(canvas_size)
+        images = raw.test.images
+        assert images.shape == (360, 1, *size)
+        assert torch.equal(images[:, :, top : top + 8, left : left + 8], bare.test.images)
+        assert images.sum() == bare.test.images.sum()
+    assert bare.train.images.max() == 1
+
+
+def test_a_canvas_that_is_too_small_is_an_error():
+    for canvas_size in [7, 0, -8, (8, 7), (7, 8), (8,), (8, 8, 8)]:
+        with pytest.raises(ValueError, match=r"canvas_size must be .* each at least 8"):
+            read_digits(canvas_size)
+
+
+def test_without_scikit_learn_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(ImportError, match=r"pip install teka\[train\]"):
+        read_digits()

@@ -2,8 +2,9 @@ import itertools
 
 import pytest
 import torch
+from PIL import Image
 
-from teka.data import Split
+from teka.data import Split, load
 from teka.training.batches import Parts, batches, train_batches
 
 
@@ -64,3 +65,22 @@ def test_processes_share_the_images_of_an_evaluation():
 
 def test_evaluation_takes_every_image_in_order():
     assert labels(batches(split(11), batch_size=4)) == list(range(11))
+
+
+def test_streamed_pictures_make_the_batches_of_images_in_memory(tmp_path):
+    for number in range(11):
+        folder = tmp_path / "ab"[number % 2]
+        folder.mkdir(exist_ok=True)
+        Image.new("L", (4, 3), 20 * number).save(folder / f"{number}.png")
+    memory = load(str(tmp_path), validation_size=2).train
+    streamed = load(str(tmp_path), validation_size=2, stream=True).train
+    loaders = [
+        [train_batches(split, batch_size=3, seed=0), batches(split, batch_size=4)]
+        for split in (memory, streamed)
+    ]
+    assert all(loader.num_workers > 0 for loader in loaders[1])
+    for first, second in zip(*loaders, strict=True):
+        for expected, batch in zip(first, second, strict=True):
+            assert torch.equal(batch[0], expected[0])
+            assert torch.equal(batch[1], expected[1])
+            assert batch[2:] == expected[2:]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from teka import data
 from teka.checks import check_sizes
 from teka.cli.parser import Option, command, fields_of, progress_bar
-from teka.data.catalogue import PUBLISHED_DATASETS
-from teka.data.load import published_dataset
+from teka.data.load import check_downloadable
 from teka.data.pictures import SUFFIXES
+from teka.data.published import PUBLISHED_DATASETS
 from teka.errors import wrong_value
 from teka.files import expand_user
 from teka.prediction.predict import DEFAULT_MODEL
@@ -20,7 +20,8 @@ from teka.reporting.tables import WIDEST, Table
 @command(
     Option("names", str, f"Data sets: {', '.join(PUBLISHED_DATASETS)}.", nargs="+", metavar="NAME"),
     Option("--data_dir", str, "Folder for the files, made if it is missing.", "data"),
-    fields_of(data.Fetcher),
+    Option("--timeout", float, "Seconds without data after which a connection is stalled.", 30.0),
+    Option("--attempts", int, "Number of attempts for each file.", 5),
     examples=(
         "teka download mnist",
         "teka download mnist fashion-mnist cifar10 --data-dir data",
@@ -32,11 +33,11 @@ def download(options: Namespace, command: str) -> None:
 
     Whole files that are there are left alone.
     """
-    fetcher = data.Fetcher(options.timeout, options.attempts)
     for name in options.names:
-        published_dataset(name)  # a wrong name, before the first is fetched
+        check_downloadable(name)  # a wrong name, before the first is fetched
+    fetching = {"timeout": options.timeout, "attempts": options.attempts}
     for name in options.names:
-        print(f"{name}: {data.download(name, options.data_dir, fetcher=fetcher)}")
+        print(f"{name}: {data.download(name, options.data_dir, **fetching)}")
 
 
 @command(

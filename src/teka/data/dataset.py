@@ -1,17 +1,18 @@
-"""What a data set is once loaded, and the way there: whole levels as published are parted and become intensities."""
+"""Data sets for training: labeled images in three splits."""
 
 import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Int, UInt8
+from jaxtyping import Int
 from torch import Tensor
 
 from teka.checks import (
+    FLOAT_DTYPES,
     INTEGER_DTYPES,
     check_dense,
     check_image_size,
@@ -19,214 +20,250 @@ from teka.checks import (
     check_sizes,
     check_tensor,
 )
-from teka.data.pictures import resize_bilinear, to_intensities
-from teka.errors import wrong_argument, wrong_value
-from teka.memory import check_memory
+from teka.data.pictures import PictureFiles, resize_bilinear, to_intensities
+from teka.errors import wrong_argument, wrong_shape, wrong_value
+from teka.memory import check_memory, memory_bytes
 
-Side: TypeAlias = int | Sequence[int]  # of square images, or (height, width)
-VALIDATION_SHARE, TEST_SHARE = 10, 5
+ImageSize: TypeAlias = int | Sequence[int]  # the side of a square, or (height, width)
+SPLITS = ("train", "validation", "test")
+VALIDATION_FRACTION = 10  # a tenth of the training images
+TEST_FRACTION = 5  # a fifth of all images
 TEST_SEED = 0
+# Pictures are streamed if their intensities need more than a quarter of the memory.
+STREAMING_FRACTION = 4
 
 
 @dataclass(frozen=True)
-class Split:
-    """One part of a data set, maybe empty: intensities in [0, 1], shape (N, C, H, W), and the classes' indices (N,).
+class Split(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
+    """Images and their classes.
 
-    A background, where there is one, is 0.
+    A split is a map-style data set of PyTorch. An index, a slice or several indices give images and
+    labels.
 
     >>> import torch
     >>> from teka.data import Split
     >>> split = Split(torch.rand(5, 1, 8, 8), torch.tensor([0, 1, 0, 1, 1]))
-    >>> ones = split.take(split.labels.nonzero().flatten())
-    >>> len(split), len(ones), ones.images.shape
-    (5, 3, torch.Size([3, 1, 8, 8]))
+    >>> images, labels = split[[0, 2]]
+    >>> images.shape, labels
+    (torch.Size([2, 1, 8, 8]), tensor([0, 0]))
+    >>> loader = torch.utils.data.DataLoader(split, batch_size=4)
+    >>> [len(labels) for _, labels in loader]
+    [4, 1]
+
+    Args:
+        images: Tensor of shape (N, C, H, W) with intensities from 0 to 1 (floating point) or levels
+            from 0 to 255 (uint8), or `PictureFiles` that are read when they are indexed.
+        labels: Indices of the classes, shape (N,).
+
+    Raises:
+        ValueError: Shapes or dtypes do not match, or an intensity is not between 0 and 1.
     """
 
-    images: Tensor
+    images: Any  # Tensor | PictureFiles
     labels: Tensor
 
     def __post_init__(self) -> None:
-        check_dense("images", self.images)
         check_dense("labels", self.labels)
-        check_tensor("images", self.images, "batch", "channels", "height", "width")
+        if not isinstance(self.images, PictureFiles):
+            check_dense("images", self.images)
+            dtypes = None if self.images.dtype == torch.uint8 else FLOAT_DTYPES
+            shape = ("batch", "channels", "height", "width")
+            check_tensor("images", self.images, *shape, dtypes=dtypes)
+            if self.images.is_floating_point() and self.images.numel():
+                lowest, highest = (bound.item() for bound in torch.aminmax(self.images))
+                if not (lowest >= 0 and highest <= 1):  # also for NaN
+                    description = f"from {lowest} to {highest}"
+                    raise wrong_argument("images", description, "intensities from 0 to 1")
         check_tensor("labels", self.labels, len(self.images), dtypes=INTEGER_DTYPES)
-        if self.images.numel():
-            lowest, highest = (bound.item() for bound in torch.aminmax(self.images))
-            # Written so that NaN, for which every comparison is false, fails too.
-            if not (lowest >= 0 and highest <= 1):
-                raise wrong_argument(
-                    "images", f"from {lowest} to {highest}", "intensities from 0 to 1"
-                )
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.labels)
+
+    def __getitem__(self, indices: Any) -> tuple[Tensor, Tensor]:
+        return self.images[indices], self.labels[indices]
 
     def take(self, indices: Int[Tensor, " chosen"]) -> "Split":
-        """The images at these indices, in this order."""
+        """Return a split of the images at these indices, in this order."""
         check_dense("indices", indices)
         check_tensor("indices", indices, "batch", dtypes=INTEGER_DTYPES)
-        if len(indices) and not -len(self) <= int(indices.min()) <= int(indices.max()) < len(self):
-            raise wrong_argument(
-                "indices",
-                f"from {indices.min()} to {indices.max()}",
-                f"indices of {len(self)} images",
-            )
+        size = len(self)
+        if len(indices) and not -size <= int(indices.min()) <= int(indices.max()) < size:
+            description = f"from {indices.min()} to {indices.max()}"
+            raise wrong_argument("indices", description, f"indices of {size} images")
         indices = indices.long()
-        return Split(self.images[indices], self.labels[indices])
+        is_files = isinstance(self.images, PictureFiles)
+        images = self.images.take(indices) if is_files else self.images[indices]
+        return Split(images, self.labels[indices])
 
-    def to_split(self, image_size: Side | None = None) -> "Split":
-        """Itself: intensities are not resized, `Levels` are."""
-        if image_size is not None:
-            raise wrong_value(
-                "image_size", image_size, "None; images of floating point are not resized"
-            )
-        return self
+    def join(self, other: "Split") -> "Split":
+        """Return a split of the images of both splits."""
+        is_files = isinstance(self.images, PictureFiles)
+        join = PictureFiles.join if is_files else torch.cat
+        return Split(join([self.images, other.images]), torch.cat([self.labels, other.labels]))
 
-
-@dataclass(frozen=True)
-class Levels:
-    """Labelled images in whole levels 0 … highest, of which `highest` becomes intensity 1, in less memory."""
-
-    images: UInt8[Tensor, "images channels height width"]
-    labels: Int[Tensor, " images"]
-    highest: int = 255
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def take(self, indices: Int[Tensor, " chosen"]) -> "Levels":
-        """The images at these indices, in this order."""
-        return Levels(self.images[indices], self.labels[indices], self.highest)
-
-    def to_split(self, image_size: Side | None = None) -> Split:
-        """Intensities, of another size if one is given."""
-        images = self.images if image_size is None else resize_bilinear(self.images, image_size)
-        return Split(to_intensities(images, self.highest), self.labels)
+    def to_intensities(self, image_size: ImageSize | None = None) -> "Split":
+        """Return a split in memory with intensities. Levels are resized to an image size first."""
+        images = self.images[:]
+        if images.dtype == torch.uint8:
+            if image_size is not None:
+                images = resize_bilinear(images, image_size)
+            images = to_intensities(images)
+        elif image_size is not None and not isinstance(self.images, PictureFiles):
+            hint = "Floating-point images are not resized."
+            raise wrong_value("image_size", image_size, "None", hint)
+        return Split(images, self.labels)
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set for classification, ready for training.
+    """A data set for classification.
 
     >>> import torch
     >>> from teka.data import Dataset, Split
-    >>> whole = Split(torch.rand(10, 1, 8, 8), torch.arange(10) % 2)
-    >>> parts = [whole.take(torch.arange(*ends)) for ends in ((0, 6), (6, 8), (8, 10))]
-    >>> Dataset("stripes", *parts, num_classes=2, image_size=(8, 8), in_channels=1).sizes
+    >>> split = Split(torch.rand(10, 1, 8, 8), torch.arange(10) % 2)
+    >>> train, validation, test = (split.take(part) for part in torch.arange(10).split([6, 2, 2]))
+    >>> dataset = Dataset("stripes", train, validation, test, 2, image_size=(8, 8), in_channels=1)
+    >>> dataset.sizes
     {'image_size': (8, 8), 'in_channels': 1, 'num_classes': 2}
+
+    Args:
+        name: Name or path that the data set was loaded from.
+        train: Images for training.
+        validation: Images for early stopping and other choices. May be empty.
+        test: Images for the final evaluation.
+        num_classes: Number of classes. Labels are from 0 to `num_classes` − 1.
+        image_size: (height, width) in pixels.
+        in_channels: Number of channels.
+
+    Raises:
+        ValueError: Images of a split have another size, or a label is not a class.
     """
 
-    name: str  # it was loaded by
+    name: str
     train: Split
-    validation: Split  # to stop and choose by; may be empty
+    validation: Split
     test: Split
-    num_classes: int  # of which labels are 0 … num_classes − 1
-    image_size: tuple[int, int]  # (height, width) in pixels
+    num_classes: int
+    image_size: tuple[int, int]
     in_channels: int
 
     def __post_init__(self) -> None:
         check_instance("name", self.name, str)
         check_sizes({"num_classes": self.num_classes, "in_channels": self.in_channels})
-        height, width = check_image_size("image_size", self.image_size)
-        for part in ("train", "validation", "test"):
-            split: Split = getattr(self, part)
-            check_instance(part, split, Split)
-            check_tensor(f"{part}.images", split.images, "batch", self.in_channels, height, width)
-            if len(split) and not (
-                split.labels.min() >= 0 and split.labels.max() < self.num_classes
-            ):
-                came = f"from {split.labels.min().item()} to {split.labels.max().item()}"
-                raise wrong_value(
-                    f"{part}.labels", came, f"classes from 0 to {self.num_classes - 1}"
-                )
+        image_shape = (self.in_channels, *check_image_size("image_size", self.image_size))
+        for name in SPLITS:
+            split: Split = getattr(self, name)
+            check_instance(name, split, Split)
+            if split.images.shape[1:] != image_shape:
+                expected = f"(batch, {', '.join(map(str, image_shape))})"
+                raise wrong_shape(f"{name}.images", split.images.shape, expected)
+            if not split.images.dtype.is_floating_point:
+                expected = "a floating-point dtype"
+                raise wrong_value(f"{name}.images.dtype", split.images.dtype, expected)
+            wrong = split.labels[(split.labels < 0) | (split.labels >= self.num_classes)]
+            if len(wrong):
+                expected = f"classes from 0 to {self.num_classes - 1}"
+                raise wrong_value(f"{name}.labels", wrong[0].item(), expected)
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """What a model of its images is made with: image_size, in_channels and num_classes."""
+        """Arguments of a model for these images: image_size, in_channels and num_classes."""
         return {name: getattr(self, name) for name in ("image_size", "in_channels", "num_classes")}
 
-
-def hold_out_test(num_images: int) -> tuple[Int[Tensor, " train"], Int[Tensor, " test"]]:
-    """Indices for training and for test, a fifth of `numpy.random.default_rng(0).permutation(N)` at its end."""
-    if num_images < TEST_SHARE:
-        raise wrong_argument(
-            "images", f"{num_images} in all", f"at least {TEST_SHARE}, a fifth of them for test"
-        )
-    order = torch.from_numpy(np.random.default_rng(TEST_SEED).permutation(num_images))
-    num_train = num_images - num_images // TEST_SHARE
-    return order[:num_train], order[num_train:]
+    @property
+    def is_streaming(self) -> bool:
+        """True if images are read from picture files in every epoch, not held in memory."""
+        return any(isinstance(getattr(self, name).images, PictureFiles) for name in SPLITS)
 
 
-class Parts(NamedTuple):
-    """The images of a data set by the parts that it declares."""
+@dataclass(frozen=True)
+class RawDataset:
+    """The splits that a data set declares.
 
-    train: Levels | Split  # or all images, if no test part is declared
-    test: Levels | Split | None
+    Args:
+        train: Images for training, or all images if there are no test images.
+        test: Images for the final evaluation, or None.
+        num_classes: Number of classes.
+        validation: Images for early stopping, or None.
+    """
+
+    train: Split
+    test: Split | None
     num_classes: int
-    validation: Levels | Split | None = None
+    validation: Split | None = None
 
-    def with_test(self) -> "Parts":
-        """Return the parts with a fifth of the images held out for test, if no test part is declared."""
+    def with_test(self) -> "RawDataset":
+        """Return the data set with a fifth of the images held out for test if it has no test."""
         if self.test is not None:
             return self
         train, test = (self.train.take(indices) for indices in hold_out_test(len(self.train)))
-        return self._replace(train=train, test=test)
+        return dataclasses.replace(self, train=train, test=test)
 
 
-def _join(first: Levels | Split, second: Levels | Split) -> Levels | Split:
-    images, labels = (
-        torch.cat([getattr(first, name), getattr(second, name)]) for name in ("images", "labels")
-    )
-    return dataclasses.replace(first, images=images, labels=labels)
+def hold_out_test(num_images: int) -> tuple[Int[Tensor, " train"], Int[Tensor, " test"]]:
+    """Return indices of training and test images.
+
+    Test images are the last fifth of `numpy.random.default_rng(0).permutation(num_images)`.
+    """
+    if num_images < TEST_FRACTION:
+        expected = f"at least {TEST_FRACTION}, a fifth of them for test"
+        raise wrong_argument("images", f"{num_images} in all", expected)
+    order = torch.from_numpy(np.random.default_rng(TEST_SEED).permutation(num_images))
+    num_train = num_images - num_images // TEST_FRACTION
+    return order[:num_train], order[num_train:]
 
 
-def assemble(
+def make_dataset(
     name: str,
-    parts: Parts,
-    image_size: Side | None,
+    raw: RawDataset,
+    *,
+    image_size: ImageSize | None,
     validation_size: int | None,
     train_size: int | None,
     seed: int,
+    stream: bool | None = None,
 ) -> Dataset:
-    """Divide the training images into training and validation, and convert all to intensities.
+    """Divide the images of a data set into splits and convert them to intensities.
 
-    In the order `numpy.random.default_rng(seed).permutation(N)` of the training images the last `validation_size` are
-    for validation, and the first `train_size` of the others for training, by default all. By default the declared
-    validation images are used, or a tenth of the training images if there are none. With a `validation_size` declared
-    validation images are treated as the last training images. Every test image is kept.
+    The options are those of `teka.data.load`. Declared validation images are used for validation,
+    unless `validation_size` is given: then they are treated as the last training images.
     """
-    train, test, num_classes, validation = parts.with_test()
+    raw = raw.with_test()
+    train, validation, test = raw.train, raw.validation, raw.test
     assert test is not None
-    if validation is not None and validation_size is not None:
-        if validation.images.shape[1:] != train.images.shape[1:] or type(validation) is not type(
-            train
-        ):
-            raise wrong_value(
-                "validation_size",
-                validation_size,
-                "None; the validation images are of another kind",
-            )
-        train, validation = _join(train, validation), None
     if not (len(train) and len(test)):
-        raise wrong_argument(
-            "images", f"{len(train)} for training and {len(test)} for test", "at least one of each"
-        )
+        description = f"{len(train)} for training and {len(test)} for test"
+        raise wrong_argument("images", description, "at least one of each")
+    if validation is not None and validation_size is not None:
+        is_alike = validation.images.shape[1:] == train.images.shape[1:]
+        if not is_alike or validation.images.dtype != train.images.dtype:
+            hint = "The validation images differ from the training images in size or dtype."
+            raise wrong_value("validation_size", validation_size, "None", hint)
+        train, validation = train.join(validation), None
     if validation is not None:
         validation_size = 0
     elif validation_size is None:
-        validation_size = len(train) // VALIDATION_SHARE
+        validation_size = len(train) // VALIDATION_FRACTION
     check_sizes({"seed": seed}, 0)
     check_sizes({"validation_size": validation_size}, 0, len(train) - 1)
     rest = len(train) - validation_size
     check_sizes({"train_size": train_size}, most=rest, or_none=True)
-    if image_size is not None:
-        image_size = check_image_size("image_size", image_size)
-        num_images = len(train) + len(test) + (0 if validation is None else len(validation))
-        num_bytes = 4 * num_images * train.images.shape[1] * math.prod(image_size)
-        check_memory("image_size", image_size, num_bytes, "images")
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(train)))
-    held_out = train.take(order[rest:]) if validation is None else validation
-    chosen = (train.take(order[: rest if train_size is None else train_size]), held_out, test)
-    learned, validation, tested = (part.to_split(image_size) for part in chosen)
-    channels, height, width = learned.images.shape[1:]
-    return Dataset(name, learned, validation, tested, num_classes, (height, width), channels)
+    if validation is None:
+        validation = train.take(order[rest:])
+    train = train.take(order[: rest if train_size is None else train_size])
+
+    channels, *size = train.images.shape[1:]
+    if image_size is not None:
+        size = check_image_size("image_size", image_size)
+    num_bytes = 4 * channels * math.prod(size) * (len(train) + len(validation) + len(test))
+    if stream is None:
+        stream = num_bytes > memory_bytes() // STREAMING_FRACTION
+    if not (stream and isinstance(train.images, PictureFiles)):
+        check_memory("image_size", image_size, num_bytes, "images")
+        train = train.to_intensities(image_size)
+        validation = validation.to_intensities(image_size)
+        test = test.to_intensities(image_size)
+    return Dataset(
+        name, train, validation, test, raw.num_classes, (size[0], size[1]), in_channels=channels
+    )

@@ -1,11 +1,13 @@
-"""Picture files and whole levels: opening, reading and resizing them as Pillow does."""
+"""Reading and resizing of picture files with Pillow."""
 
 import contextlib
+import dataclasses
 import os
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,14 +15,14 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from teka.checks import check_dense, check_image_size, check_name, is_integer
-from teka.errors import require, wrong_argument, wrong_shape, wrong_type, wrong_value
+from teka.errors import first_line, require, wrong_argument, wrong_shape, wrong_type, wrong_value
 from teka.memory import MAX_IMAGE_PIXELS
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 GROUNDS = ("auto", "dark", "light")
-# The raster formats that are read. Pillow knows more, but some of them, such as PostScript, start other programs.
+# Pillow knows more formats, but some of them, such as PostScript, start other programs.
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "AVIF")
 SUFFIXES = (
     ".png",
@@ -36,158 +38,226 @@ SUFFIXES = (
     ".pbm",
     ".avif",
 )
-_CHANNELS = {1: "L", 3: "RGB"}
-_DEEP = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")
-GRAY = ("1", "L", "LA", "La", *_DEEP)  # modes of Pillow that store no color
+_MODES = {1: "L", 3: "RGB"}  # Pillow's mode for a number of channels
+_DEEP_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")
+GRAY_MODES = ("1", "L", "LA", "La", *_DEEP_MODES)
 
 
-def open_picture(path: "str | Path | Image") -> "Image":
-    """Return the pixels of a picture file or an open picture, rotated as its EXIF orientation says.
+def open_picture(picture: "str | Path | Image") -> "Image":
+    """Return the first frame of a picture file, rotated as its EXIF orientation says.
 
-    Of a file with several frames it is the first.
+    Args:
+        picture: Path of a file, or a picture of Pillow.
+
+    Raises:
+        ValueError: The file is missing, damaged, too large or of another format than `FORMATS`.
     """
     require("PIL", "pictures need", "teka[train]")
     from PIL import Image, ImageOps
 
-    if isinstance(path, Image.Image):
-        return ImageOps.exif_transpose(path)
-    with _reading(path), _open(path) as opened:
-        width, height = opened.size
-        picture = ImageOps.exif_transpose(opened) if width * height <= MAX_IMAGE_PIXELS else None
-    if picture is None:
-        came = f"{height:,} × {width:,} pixels"
-        raise wrong_value(f"the size of {path}", came, f"at most {MAX_IMAGE_PIXELS:,} pixels")
-    return picture
+    if isinstance(picture, Image.Image):
+        return ImageOps.exif_transpose(picture)
+    with _open(picture) as opened:
+        return ImageOps.exif_transpose(opened)
 
 
 def read_header(path: "str | Path") -> tuple[str, int, int]:
-    """Return the mode, height and width of a picture file without decoding its pixels."""
+    """Return Pillow's mode, the height and the width of a picture file without decoding it."""
     require("PIL", "pictures need", "teka[train]")
-    with _reading(path), _open(path) as opened:
+    with _open(path) as opened:
         return opened.mode, opened.height, opened.width
 
 
 @contextlib.contextmanager
 def _open(path: "str | Path") -> "Iterator[Image]":
-    from PIL import Image
-
-    Image.init()  # a Pillow that was built without a format does not know its name
-    formats = [name for name in FORMATS if name in Image.OPEN]
-    # Pillow maps an uncompressed TIFF that it opens by its name into memory, and then misreads a rotated one.
-    with Path(path).open("rb") as file, Image.open(file, formats=formats) as picture:
-        yield picture
-
-
-@contextlib.contextmanager
-def _reading(path: "str | Path") -> Iterator[None]:
-    """Raise a ValueError that names the file, whatever a missing or damaged file raises within."""
+    """Open a picture file. Errors within the context become a ValueError that names the file."""
     from PIL import Image
 
     if not isinstance(path, (str, os.PathLike)):
         raise wrong_type("picture", path, "a path or a picture of Pillow")
-    try:
-        is_file = Path(path).is_file()
-    except ValueError:  # a null character
-        is_file = False
-    if not is_file:
+    if not Path(path).is_file():
         raise wrong_value("picture", str(path), "an existing file")
+    Image.init()  # a Pillow that was built without a format does not know its name
+    formats = [name for name in FORMATS if name in Image.OPEN]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", Image.DecompressionBombWarning
-            )  # the limit here is lower
-            yield
+            # Pillow warns of sizes above its own limit, which is higher than ours.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            # Pillow maps an uncompressed TIFF that it opens by its name into memory, and then
+            # misreads a rotated one.
+            with Path(path).open("rb") as file, Image.open(file, formats=formats) as picture:
+                if picture.height * picture.width > MAX_IMAGE_PIXELS:
+                    raise Image.DecompressionBombError
+                yield picture
     except Image.DecompressionBombError as error:
-        raise wrong_argument(
-            f"the size of {path}", "a bomb", f"at most {MAX_IMAGE_PIXELS:,} pixels ({error})"
-        ) from error
+        expected = f"at most {MAX_IMAGE_PIXELS:,} pixels"
+        raise wrong_argument(f"the size of {path}", "more", expected) from error
     except Image.UnidentifiedImageError as error:
-        raise ValueError(
-            f"{path} is no picture that can be read, expected {', '.join(FORMATS)}"
-        ) from error
-    except Exception as error:  # what damaged files raise depends on their format
-        raise ValueError(f"{path} is no picture that can be read: {error}") from error
+        expected = f"a readable picture in the format {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+        raise wrong_argument(str(path), "another file", expected) from error
+    except Exception as error:  # the kind of error of a damaged file depends on its format
+        raise wrong_argument(str(path), first_line(error), "a readable picture") from error
 
 
 def read_picture(
-    path: "str | Path | Image", *, in_channels: int | None = 1, ground: str = "auto"
-) -> UInt8[Tensor, "channels h w"]:
-    """Return the levels 0 … 255 of a picture of any kind, in gray or RGB.
+    picture: "str | Path | Image", *, in_channels: int | None = 1, ground: str = "auto"
+) -> UInt8[Tensor, "channels height width"]:
+    """Return the pixels of a picture as levels from 0 to 255, in gray or RGB.
 
-    All commands read pictures by this function:
+    All commands read pictures with this function:
 
-    - The EXIF orientation is applied, and of several frames the first is taken.
+    - The EXIF orientation is applied. Of several frames, the first is used.
     - Palettes, CMYK and YCbCr become RGB, and RGB becomes gray by Pillow's luminance.
     - Transparent pixels are blended with the ground.
-    - 16-bit gray levels are divided by 257 and rounded; of 16-bit color Pillow keeps the high byte.
+    - 16-bit gray levels are divided by 257 and rounded. Pillow keeps the high byte of 16-bit color.
     - Floating-point levels are from 0 to 1, or from 0 to 255 if the largest is above 1.
 
     Args:
-        path: The file, or a picture of Pillow.
-        in_channels: 1 for gray, 3 for RGB, None for gray if the picture is stored without color, else RGB.
-        ground: Color behind transparent pixels: "dark", "light", or with "auto" the one of the two that the visible
-            pixels differ from more.
+        picture: Path of a file, or a picture of Pillow.
+        in_channels: 1 for gray, 3 for RGB, or None for gray if the picture is stored without color
+            and RGB otherwise.
+        ground: Color behind transparent pixels: "dark", "light", or "auto" for the color that
+            differs more from the visible pixels.
+
+    Raises:
+        ValueError: The file cannot be read, or its pixels cannot be converted.
     """
     check_name("ground", ground, GROUNDS)
-    if in_channels is not None and (not is_integer(in_channels) or in_channels not in _CHANNELS):
-        raise wrong_value(
-            "in_channels", in_channels, "1 or 3; a picture is gray or has three colors"
-        )
-    picture = open_picture(path)
+    if in_channels is not None and (not is_integer(in_channels) or in_channels not in _MODES):
+        raise wrong_value("in_channels", in_channels, "1 or 3; a picture is gray or RGB")
+    opened = open_picture(picture)
+    mode = opened.mode
     if in_channels is None:
-        in_channels = 1 if picture.mode in GRAY else 3
-    if picture.mode in _DEEP:
-        levels = _to_bytes(np.asarray(picture), path)[..., None].repeat(in_channels, axis=2)
+        in_channels = 1 if mode in GRAY_MODES else 3
+    if mode in _DEEP_MODES:
+        levels = _to_bytes(np.asarray(opened), picture)[..., None].repeat(in_channels, axis=2)
     else:
-        if picture.has_transparency_data:
-            picture = _over_ground(picture.convert("RGBA"), ground)
+        if opened.has_transparency_data:
+            opened = _blend_with_ground(opened.convert("RGBA"), ground)
         try:
-            levels = np.array(picture.convert(_CHANNELS[in_channels]))
+            levels = np.array(opened.convert(_MODES[in_channels]))
         except ValueError as error:
-            raise wrong_value(
-                f"the pixel type of {path}", picture.mode, "one that becomes gray or RGB"
-            ) from error
+            expected = "a mode that Pillow converts to gray or RGB"
+            raise wrong_value(f"the mode of {picture}", mode, expected) from error
     return torch.from_numpy(np.atleast_3d(levels)).permute(2, 0, 1).contiguous()
 
 
-def _to_bytes(levels: np.ndarray, path: object) -> np.ndarray:
-    """Bytes of deeper levels: whole ones from 0 to 65,535, or floating point from 0 to 1 or to 255."""
-    lowest, highest = float(levels.min()), float(levels.max())
-    top = 65535.0 if levels.dtype.kind != "f" else 1.0 if highest <= 1 else 255.0
+def _to_bytes(levels: np.ndarray, picture: object) -> np.ndarray:
+    """Scale integers from 0 to 65,535, or floats from 0 to 1 or to 255, to bytes."""
+    lowest = float(levels.min())
+    highest = float(levels.max())
+    top = 65535.0
+    if levels.dtype.kind == "f":
+        top = 1.0 if highest <= 1 else 255.0
     if not (lowest >= 0 and highest <= top):
-        raise wrong_argument(
-            f"the levels of {path}", f"from {lowest:g} to {highest:g}", f"levels from 0 to {top:g}"
-        )
+        description = f"from {lowest:g} to {highest:g}"
+        raise wrong_argument(f"the levels of {picture}", description, f"from 0 to {top:g}")
     return np.rint(levels.astype(np.float64) * (255 / top)).astype(np.uint8)
 
 
-def _over_ground(picture: "Image", ground: str) -> "Image":
+def _blend_with_ground(picture: "Image", ground: str) -> "Image":
     from PIL import Image
 
     if ground == "auto":
         opacity = np.asarray(picture)[..., 3].astype(np.float64)
-        grey = np.asarray(picture.convert("RGB").convert("L")).astype(np.float64)
-        ground = "light" if (grey * opacity).sum() / max(opacity.sum(), 1) < 128 else "dark"
+        gray = np.asarray(picture.convert("RGB").convert("L")).astype(np.float64)
+        visible_mean = (gray * opacity).sum() / max(opacity.sum(), 1)
+        ground = "light" if visible_mean < 128 else "dark"
     level = 255 if ground == "light" else 0
-    under = Image.new("RGBA", picture.size, (level, level, level, 255))
-    return Image.alpha_composite(under, picture).convert("RGB")
+    background = Image.new("RGBA", picture.size, (level, level, level, 255))
+    return Image.alpha_composite(background, picture).convert("RGB")
+
+
+@dataclass(frozen=True, eq=False)
+class PictureFiles:
+    """Images that are read from picture files when they are indexed.
+
+    An index, a slice, a list or a tensor of indices or a mask gives a tensor of intensities, as if
+    this were a tensor of shape (N, C, H, W). Data sets that do not fit into memory use it.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from PIL import Image
+    >>> from teka.data import PictureFiles
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "white.png")
+    ...     Image.new("L", (9, 5), 255).save(path)
+    ...     files = PictureFiles([path, path], in_channels=1, image_size=(3, 4))
+    ...     images = files[:]
+    >>> files.shape, images.mean()
+    (torch.Size([2, 1, 3, 4]), tensor(1.))
+
+    Args:
+        paths: The files.
+        in_channels: 1 for gray, 3 for RGB.
+        image_size: Height and width of the images.
+        resize: Resize pictures of another size, instead of raising an error.
+    """
+
+    paths: Sequence[Path]
+    in_channels: int
+    image_size: tuple[int, int]
+    resize: bool = True
+
+    dtype = torch.float32
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the tensor of all images, (N, C, H, W)."""
+        return torch.Size((len(self), self.in_channels, *self.image_size))
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, indices: Any) -> Float[Tensor, "*batch channels height width"]:
+        chosen = torch.arange(len(self))[indices]
+        images = torch.empty(chosen.numel(), *self.shape[1:])
+        for image, index in zip(images, chosen.flatten().tolist(), strict=True):
+            image.copy_(to_intensities(self._read(self.paths[index])))
+        return images.reshape(*chosen.shape, *self.shape[1:])
+
+    def take(self, indices: Tensor) -> "PictureFiles":
+        """Return the files at these indices, in this order, without reading them."""
+        return dataclasses.replace(self, paths=[self.paths[index] for index in indices.tolist()])
+
+    @staticmethod
+    def join(parts: "Sequence[PictureFiles]") -> "PictureFiles":
+        """Return the files of all parts."""
+        paths = [path for part in parts for path in part.paths]
+        return dataclasses.replace(parts[0], paths=paths)
+
+    def _read(self, path: Path) -> UInt8[Tensor, "channels height width"]:
+        levels = read_picture(path, in_channels=self.in_channels)
+        size = tuple(levels.shape[1:])
+        if size == self.image_size:
+            return levels
+        if not self.resize:
+            expected = f"{self.image_size}, the size of the first picture"
+            hint = "Pass image_size to resize all pictures."
+            raise wrong_value(f"the size of {path}", size, expected, hint)
+        return resize_bilinear(levels[None], self.image_size)[0]
 
 
 def resize_bilinear(
     images: Tensor, image_size: int | Sequence[int]
-) -> UInt8[Tensor, "images channels rows columns"]:
-    """Resize images bilinearly in whole levels by Pillow's `Image.resize(..., Resampling.BILINEAR)`, the width first.
+) -> UInt8[Tensor, "images channels new_height new_width"]:
+    """Resize images like Pillow's `Image.resize` with `Resampling.BILINEAR`, the width first.
 
-    Along one axis of S pixels, new pixel i of S' is a weighted mean with the triangle filter, which widens with the
-    reduction r = max(S / S', 1), so that shrinking averages:
+    Along an axis of S pixels, new pixel i of S' is a weighted mean with the triangle filter. The
+    filter widens with the reduction r = max(S / S', 1), so that shrinking averages:
 
         w_ij ∝ max(1 − |j + ½ − (i + ½) S / S'| / r, 0),   Σ_j w_ij = 1
 
-    Levels 0 … 255, of images (N, C, H, W), are rounded after the width and again after the height. Pillow itself takes
-    the height first where it shrinks more than the width, which moves some pixels by one level. torchvision's `Resize`
-    of a PIL image is this function; `torch.nn.functional.interpolate` on bytes is not (off by up to 2 levels).
+    Levels are rounded after the width and again after the height. Pillow itself starts with the
+    height if it shrinks more than the width, which changes some pixels by one level. torchvision's
+    `Resize` of a PIL image gives the same result, but `torch.nn.functional.interpolate` of bytes
+    differs by up to 2 levels.
 
-    Source: Horn et al. 2021, section 3 (images resized to 32×32); Pillow, src/libImaging/Resample.c.
+    Args:
+        images: Levels from 0 to 255, shape (N, C, H, W).
+        image_size: Side of a square, or (height, width).
+
+    Source: Horn et al. 2021, section 3 (images of 32×32); Pillow, src/libImaging/Resample.c.
     """
     check_dense("images", images)
     if images.ndim != 4:
@@ -199,20 +269,21 @@ def resize_bilinear(
     return _resize_rows(narrowed.transpose(2, 3), height).transpose(2, 3).contiguous()
 
 
-def _resize_rows(images: UInt8[Tensor, "n c h w"], side: int) -> UInt8[Tensor, "n c h side"]:
-    """Resize the last axis: all rows of all images are one picture of that width, which one call of Pillow resizes."""
+def _resize_rows(
+    images: UInt8[Tensor, "images channels height width"], size: int
+) -> UInt8[Tensor, "images channels height new_width"]:
+    """Resize the last axis. Pillow resizes the rows of all images in one call, as one picture."""
     require("PIL", "resizing needs", "teka[train]")
     from PIL import Image
 
     rows = images.flatten(0, 2)
     if not len(rows):
-        return images.new_empty((*images.shape[:3], side))
-    resized = Image.fromarray(rows.cpu().numpy()).resize(
-        (side, len(rows)), Image.Resampling.BILINEAR
-    )
+        return images.new_empty((*images.shape[:3], size))
+    picture = Image.fromarray(rows.cpu().numpy())
+    resized = picture.resize((size, len(rows)), Image.Resampling.BILINEAR)
     return torch.from_numpy(np.array(resized)).to(images.device).unflatten(0, images.shape[:3])
 
 
-def to_intensities(levels: UInt8[Tensor, "*shape"], highest: int = 255) -> Float[Tensor, "*shape"]:
-    """Intensities in [0, 1]: level / highest, in float32."""
-    return levels.to(torch.float32).div_(highest)
+def to_intensities(levels: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return levels / 255 in float32."""
+    return levels.to(torch.float32).div_(255)

@@ -1,297 +1,437 @@
-"""Data sets as they are published: where their files are looked for, fetched from and checked, and what they hold."""
+"""Published data sets: where they are downloaded from, their files, and how the files are read.
+
+A new data set in one of the formats "idx" and "records" is one row of `PUBLISHED_DATASETS`.
+
+References:
+    E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI repository, 1998.
+    Y. LeCun, C. Cortes, C. Burges, The MNIST database of handwritten digits, "File formats".
+    Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, Gradient-based learning applied to document
+    recognition, 1998.
+    H. Xiao, K. Rasul, R. Vollgraf, Fashion-MNIST: a novel image dataset for benchmarking machine
+    learning algorithms, 2017.
+    A. Krizhevsky, Learning multiple layers of features from tiny images, 2009.
+"""
 
 import gzip
 import hashlib
 import math
 import shlex
+import sys
 import tarfile
+import tempfile
 import zlib
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from io import BufferedReader
 from pathlib import Path
-from typing import ClassVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from teka.data.dataset import Levels
-from teka.data.fetch import Fetcher, PublishedFile
-from teka.errors import wrong_value
+from teka.checks import check_image_size
+from teka.data.dataset import ImageSize, RawDataset, Split
+from teka.errors import first_line, require, wrong_argument, wrong_value
 from teka.files import expand_user, make_directory, write_bytes
 from teka.memory import check_memory
 
-DATA_DIR = "data"
-_UNSIGNED_BYTE = 0x08
+DIGIT_NAMES = tuple("0123456789")
+NUM_TRAIN_DIGITS = 1437
+DIGITS_SEED = 0
+DIGIT_SIZE = 8
+MAX_DIGIT_LEVEL = 16
 
 
-@dataclass(frozen=True, kw_only=True)
-class PublishedDataset(ABC):
-    """A data set with files on the web; `remedy` tells the user how to get them without `teka download`."""
+class PublishedFile(NamedTuple):
+    """A file of a published data set.
+
+    Args:
+        name: Name of the unpacked file.
+        num_bytes: Size of the unpacked file.
+        sha256: Hash of the unpacked file, or None if its authors publish none.
+    """
 
     name: str
+    num_bytes: int
+    sha256: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedDataset:
+    """A data set on the web.
+
+    Args:
+        name: Name for `teka.data.load`.
+        url: Folder with the gzip-compressed files, or a tar archive with all files.
+        archive_hash: Hash of the archive, such as "md5:…". None if `url` is a folder.
+        folder: Name of the folder that downloaded files are put in.
+        train: Files with the training images.
+        test: Files with the test images.
+        format: A key of `FORMATS`.
+        image_shape: (channels, height, width).
+        class_names: Names of the classes.
+        license: Conditions of use, as far as the authors state them.
+        advice: How to get the files without `teka download`.
+        system_folder: Folder in which a package of the operating system installs the files.
+    """
+
+    name: str
+    url: str
+    archive_hash: str | None = None
+    folder: str
+    train: tuple[PublishedFile, ...]
+    test: tuple[PublishedFile, ...]
+    format: str
+    image_shape: tuple[int, int, int]
     class_names: tuple[str, ...]
-    remedy: str
+    license: str
+    advice: str
     system_folder: Path | None = None
 
-    endings: ClassVar[tuple[str, ...]] = (
-        "",
-    )  # what may follow a file's name; the first that is there is taken
-
     @property
-    @abstractmethod
-    def files(self) -> tuple[str, ...]:
-        """Names of the files, those for training first."""
-
-    def folders(self, data_dir: Path) -> list[Path]:
-        """Where the files may lie, the folder that they are downloaded to first."""
-        return [data_dir / self.name, data_dir]
-
-    @abstractmethod
-    def read_file(self, file: str, path: Path) -> UInt8[Tensor, "..."]:
-        """What a file holds; a ValueError if it is not the published one, as far as that can be told."""
-
-    @abstractmethod
-    def read_files(self, paths: Mapping[str, Path]) -> tuple[Levels, Levels]:
-        """Training and test images."""
-
-    @abstractmethod
-    def fetch(self, data_dir: Path, fetcher: Fetcher) -> None:
-        """Put the files that are lacking into the first folder."""
-
-    def read(self, data_dir: str | Path | None = None) -> tuple[Levels, Levels]:
-        """Training and test images with levels 0 … 255, shapes (N, C, H, W), from the first folder that has all files.
-
-        The ValueError, if none has, names every folder, what it lacks and what to do.
-        """
-        folders = [] if data_dir is None else self.folders(expand_user(data_dir))
-        looked = []
-        for folder in [*folders, *([] if self.system_folder is None else [self.system_folder])]:
-            found = self._find(folder)
-            absent = [file for file in self.files if file not in found]
-            if not absent:
-                return self.read_files(found)
-            looked.append(f"{folder} (no {', no '.join(absent)})")
-        places = "; looked in " + " and ".join(looked) if looked else ": no data_dir was given"
-        target = shlex.quote(str(DATA_DIR if data_dir is None else data_dir))
-        told = f" and give {target} as data_dir" if data_dir is None else ""
-        advice = f"Run `teka download {self.name} --data-dir {target}`{told}. {self.remedy}"
-        raise ValueError(f"the files of {self.name} were not found{places}. {advice}")
-
-    def download(self, data_dir: Path, fetcher: Fetcher) -> Path:
-        """The folder in `data_dir` that has all files whole; if none has, the first, into which they are fetched."""
-        for folder in self.folders(data_dir):
-            if not self.lacking(folder):
-                return folder
-            if len(self._find(folder)) == len(self.files):
-                break  # damaged, but it would be read before a later one
-        self.fetch(data_dir, fetcher)
-        return self.folders(data_dir)[0]
-
-    def lacking(self, folder: Path) -> list[str]:
-        """The files that are not in a folder, or are damaged as they would be read."""
-        found, lacking = self._find(folder), []
-        for file in self.files:
-            try:
-                self.read_file(file, found[file])
-            except (KeyError, ValueError):
-                lacking.append(file)
-        return lacking
-
-    def _find(self, folder: Path) -> dict[str, Path]:
-        paths = [
-            (file, folder / f"{file}{ending}")
-            for file in self.files
-            for ending in reversed(self.endings)
-        ]
-        return {file: path for file, path in paths if path.is_file()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class IdxDataset(PublishedDataset):
-    """Grey images published as four IDX files: images and labels for training, images and labels for test."""
-
-    hashes: Mapping[str, str]
-    sizes: Mapping[str, int]  # of the unpacked files, in bytes
-    addresses: tuple[str, ...] = ()
-
-    endings = ("", ".gz")
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        return tuple(self.hashes)
-
-    def read_file(self, file: str, path: Path) -> UInt8[Tensor, "..."]:
-        num_axes = 3 if file in self.files[::2] else 1
-        return read_idx(
-            path, num_axes=num_axes, sha256=self.hashes[file], num_bytes=self.sizes[file]
-        )
-
-    def read_files(self, paths: Mapping[str, Path]) -> tuple[Levels, Levels]:
-        parts = []
-        for images_file, labels_file in (self.files[:2], self.files[2:]):
-            images, labels = (
-                self.read_file(file, paths[file]) for file in (images_file, labels_file)
-            )
-            if len(images) != len(labels):
-                raise ValueError(
-                    f"{paths[images_file]} has {len(images)} images, but {paths[labels_file]} has {len(labels)} labels"
-                )
-            parts.append(Levels(images[:, None], labels.to(torch.int64)))
-        return parts[0], parts[1]
-
-    def fetch(self, data_dir: Path, fetcher: Fetcher) -> None:
-        folder = self.folders(data_dir)[0]
-        for file in self.lacking(folder):
-            addresses = tuple(f"{address}{file}.gz" for address in self.addresses)
-            fetcher.fetch(
-                PublishedFile(
-                    file, addresses, f"sha256:{self.hashes[file]}", max_bytes=self.sizes[file]
-                ),
-                folder,
-            )
-
-
-def read_idx(
-    path: Path, *, num_axes: int, sha256: str | None = None, num_bytes: int | None = None
-) -> UInt8[Tensor, "..."]:
-    """Read an IDX file of unsigned bytes, packed by gzip or not (its content tells, not its name).
-
-    The file is two zero bytes, the type of the values (8: unsigned byte), the number of axes n, then n sizes, each a
-    big-endian 32-bit number, then the values. The hash and the size, if they are given, are those of the *unpacked*
-    content. No more is unpacked than the header says.
-
-    Source: Y. LeCun, C. Cortes, C. Burges, The MNIST database of handwritten digits, "File formats".
-    """
-    start = 4 + 4 * num_axes
-    try:
-        with _open_unpacked(path) as file:
-            content = bytearray(file.read(start))
-            sizes = _check_header(path, content, num_axes)
-            expected = start + math.prod(sizes)
-            if num_bytes not in (None, expected):
-                raise ValueError(
-                    f"{path} is not the published file: it unpacks to {expected:,} bytes, expected {num_bytes:,}"
-                )
-            check_memory(f"the size of {path}", f"{expected:,} bytes", expected, "images")
-            content += file.read(expected + 1 - start)  # one byte more than there should be
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is truncated or damaged gzip data: {error}") from error
-    if len(content) != expected:
-        more = "at least " if len(content) > expected else ""
-        raise ValueError(
-            f"{path} is {_state(len(content), expected)}: it unpacks to {more}{len(content)} bytes, "
-            f"expected {expected} for the sizes {tuple(sizes)}"
-        )
-    found = hashlib.sha256(content).hexdigest()
-    if sha256 not in (None, found):
-        raise ValueError(
-            f"{path} is not the published file: the SHA-256 of its unpacked content is {found}, expected {sha256}"
-        )
-    return torch.from_numpy(np.frombuffer(content, dtype=np.uint8, offset=start).reshape(sizes))
-
-
-def _open_unpacked(path: Path) -> gzip.GzipFile | BufferedReader:
-    with path.open("rb") as file:
-        is_packed = file.read(2) == b"\x1f\x8b"
-    return gzip.GzipFile(path) if is_packed else path.open("rb")
-
-
-def _check_header(path: Path, header: bytes | bytearray, num_axes: int) -> list[int]:
-    """Return the sizes that the first bytes of an IDX file name."""
-    magic = bytes([0, 0, _UNSIGNED_BYTE, num_axes])
-    start = len(magic) + 4 * num_axes
-    if header[: len(magic)] != magic:
-        found = header[: len(magic)].hex() or "nothing"
-        raise ValueError(f"{path} starts with {found}, expected the IDX magic number {magic.hex()}")
-    if len(header) < start:
-        raise ValueError(
-            f"{path} is truncated: it unpacks to {len(header)} bytes, expected a header of {start}"
-        )
-    return [
-        int.from_bytes(header[place : place + 4], "big") for place in range(len(magic), start, 4)
-    ]
-
-
-def _state(size: int, expected: int) -> str:
-    return "truncated" if size < expected else "too long"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordDataset(PublishedDataset):
-    """Images published as binary files of records, in an archive that unpacks to `published_folder`.
-
-    A record is one byte, the label, then C · H · W bytes, the levels: channel by channel, each row by row. Sizes and
-    the range of labels are checked, no hash: a level that was changed goes unseen.
-    """
-
-    train: tuple[str, ...]
-    test: tuple[str, ...]
-    images_per_file: int
-    image_shape: tuple[int, int, int]
-    archive: PublishedFile
-    published_folder: str
-
-    @property
-    def files(self) -> tuple[str, ...]:
+    def files(self) -> tuple[PublishedFile, ...]:
+        """Files of both splits."""
         return self.train + self.test
 
-    def folders(self, data_dir: Path) -> list[Path]:
-        return [data_dir / self.published_folder, *super().folders(data_dir)]
+    def read(self, data_dir: str | Path | None = None) -> RawDataset:
+        """Read the data set from the first folder that has all files.
 
-    @property
-    def file_size(self) -> int:
-        """Bytes of every file."""
-        return self.images_per_file * (1 + math.prod(self.image_shape))
-
-    def read_file(self, file: str, path: Path) -> UInt8[Tensor, "images bytes"]:
-        size, expected = path.stat().st_size, self.file_size
-        if size != expected:
-            raise ValueError(
-                f"{path} is {_state(size, expected)}: it has {size} bytes, expected {expected} for "
-                f"{self.images_per_file} images of one label byte and {' × '.join(map(str, self.image_shape))} levels; "
-                f"`teka download {self.name}` replaces it"
+        Raises:
+            ValueError: A file is damaged, or no folder has all files. The error lists the folders.
+        """
+        folders = self.folders(data_dir)
+        folder = next(filter(self.has_all, folders), None)
+        if folder is None:
+            target = shlex.quote(str("data" if data_dir is None else data_dir))
+            option = f" and pass data_dir={target}" if data_dir is None else ""
+            raise wrong_argument(
+                f"the files of {self.name}",
+                f"not all of them in {' or '.join(map(str, folders))}"
+                if folders
+                else "no data_dir",
+                f"{', '.join(file.name for file in self.files)} in one folder",
+                f"Run `teka download {self.name} --data-dir {target}`{option}. {self.advice}",
             )
-        records = torch.from_numpy(np.fromfile(path, dtype=np.uint8)).view(self.images_per_file, -1)
-        outside = records[:, 0] >= len(self.class_names)
-        if outside.any():
-            index = int(outside.int().argmax())
-            raise ValueError(
-                f"{path} is not the published file: the label of its image {index} is {records[index, 0]}, "
-                f"expected a class from 0 to {len(self.class_names) - 1}"
-            )
-        return records
-
-    def read_files(self, paths: Mapping[str, Path]) -> tuple[Levels, Levels]:
-        parts = []
+        splits = []
         for files in (self.train, self.test):
-            labels, levels = torch.cat(
-                [self.read_file(file, paths[file]) for file in files]
-            ).tensor_split([1], dim=1)
-            parts.append(
-                Levels(
-                    levels.unflatten(1, self.image_shape).contiguous(), labels[:, 0].to(torch.int64)
-                )
-            )
-        return parts[0], parts[1]
+            contents = [self._read_file(folder, file) for file in files]
+            images, labels = FORMATS[self.format](contents, self.image_shape)
+            splits.append(Split(images.contiguous(), labels.to(torch.int64)))
+        return RawDataset(splits[0], splits[1], len(self.class_names))
 
-    def fetch(self, data_dir: Path, fetcher: Fetcher) -> None:
-        """Fetch the archive and take its files out; it is removed again, unless it was there before."""
-        kept = (data_dir / self.archive.name).is_file()
-        archive = fetcher.fetch(self.archive, data_dir)
-        folder = make_directory("data_dir", data_dir / self.published_folder)
-        with tarfile.open(archive) as tar:
-            for file in self.files:  # by their whole names: no path in the archive decides on one
-                content = tar.extractfile(f"{self.published_folder}/{file}")
-                assert content is not None
-                levels = content.read(self.file_size + 1)
-                if len(levels) != self.file_size:
-                    raise wrong_value(
-                        f"the size of {file} in {archive}", len(levels), f"{self.file_size} bytes"
-                    )
-                write_bytes(folder / file, levels)
-        if not kept:
-            archive.unlink()
+    def folders(self, data_dir: str | Path | None) -> list[Path]:
+        """Return the folders in which files are looked for, the one for downloads first."""
+        folders = []
+        if data_dir is not None:
+            parent = expand_user(data_dir)
+            folders = [parent / self.folder, parent / self.name, parent]
+        return folders if self.system_folder is None else [*folders, self.system_folder]
+
+    def has_all(self, folder: Path) -> bool:
+        """Return True if a folder has all files. They may be damaged."""
+        return all(find_file(folder, file) for file in self.files)
+
+    def download(self, data_dir: Path, *, timeout: float, attempts: int) -> Path:
+        """Download missing and damaged files, and return the folder with all files."""
+        folders = filter(self.has_all, self.folders(data_dir))
+        folder = next(folders, None) or make_directory("data_dir", data_dir / self.folder)
+        missing = [file for file in self.files if not self._is_complete(folder, file)]
+        if missing and self.archive_hash is not None:
+            archive = data_dir / self.url.rpartition("/")[2]
+            is_new = not archive.is_file()
+            fetch(self.url, archive, self.archive_hash, timeout=timeout, attempts=attempts)
+            self._extract(archive, missing, folder)
+            if is_new:
+                archive.unlink()
+        elif missing:
+            for file in missing:
+                url = f"{self.url}{file.name}.gz"
+                fetch(
+                    url,
+                    folder / file.name,
+                    f"sha256:{file.sha256}",
+                    unpacked_bytes=file.num_bytes,
+                    timeout=timeout,
+                    attempts=attempts,
+                )
+        return folder
+
+    def _extract(self, archive: Path, files: list[PublishedFile], folder: Path) -> None:
+        with tarfile.open(archive) as members:
+            for file in files:  # by full name, so that the archive does not choose any path
+                member = members.extractfile(f"{self.folder}/{file.name}")
+                assert member is not None
+                content = member.read(file.num_bytes + 1)
+                check_content(f"{file.name} in {archive}", content, file)
+                write_bytes(folder / file.name, content)
+
+    def _is_complete(self, folder: Path, file: PublishedFile) -> bool:
+        try:
+            self._read_file(folder, file)
+        except ValueError:
+            return False
+        return True
+
+    def _read_file(self, folder: Path, file: PublishedFile) -> UInt8[Tensor, " bytes"]:
+        path = find_file(folder, file)
+        if path is None:
+            raise wrong_value(f"a file in {folder}", None, file.name)
+        content = read_unpacked(path, file.num_bytes)
+        check_content(str(path), content, file)
+        values = torch.frombuffer(content, dtype=torch.uint8)
+        if file.sha256 is None:
+            _, labels = FORMATS[self.format]([values], self.image_shape)
+            if labels.max() >= len(self.class_names):
+                expected = f"classes from 0 to {len(self.class_names) - 1}"
+                raise wrong_value(f"the largest label in {path}", int(labels.max()), expected)
+        return values
+
+
+def find_file(folder: Path, file: PublishedFile) -> Path | None:
+    """Return the path of a file in a folder, unpacked or compressed by gzip, or None."""
+    paths = (folder / file.name, folder / f"{file.name}.gz")
+    return next((path for path in paths if path.is_file()), None)
+
+
+def read_unpacked(path: Path, num_bytes: int) -> bytearray:
+    """Read a file that may be compressed by gzip, but unpack at most `num_bytes` + 1 bytes."""
+    with path.open("rb") as file:
+        is_packed = file.read(2) == b"\x1f\x8b"
+    try:
+        with gzip.open(path) if is_packed else path.open("rb") as file:
+            return bytearray(file.read(num_bytes + 1))
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise wrong_argument(str(path), first_line(error), "complete gzip data") from error
+
+
+def check_content(name: str, content: bytes | bytearray, file: PublishedFile) -> None:
+    """Check that unpacked content has the size and the hash of the published file."""
+    hint = "`teka download` replaces damaged files."
+    if len(content) != file.num_bytes:
+        description = "more" if len(content) > file.num_bytes else f"{len(content):,} bytes"
+        expected = f"{file.num_bytes:,} bytes"
+        raise wrong_argument(f"the unpacked size of {name}", description, expected, hint)
+    sha256 = hashlib.sha256(content).hexdigest()
+    if file.sha256 not in (None, sha256):
+        raise wrong_argument(f"the unpacked SHA-256 of {name}", sha256, str(file.sha256), hint)
+
+
+def fetch(
+    url: str,
+    path: Path,
+    known_hash: str,
+    *,
+    unpacked_bytes: int | None = None,
+    timeout: float,
+    attempts: int,
+) -> None:
+    """Download a file with pooch, unless it is there with the right hash.
+
+    The file appears atomically, after its hash was checked.
+
+    Args:
+        url: URL of the file.
+        path: Where to put the file.
+        known_hash: Hash of the file, such as "sha256:…".
+        unpacked_bytes: Unpack a gzip-compressed file of this unpacked size. The hash is that of
+            the unpacked content.
+        timeout: Seconds without data after which a connection counts as stalled.
+        attempts: Number of attempts.
+
+    Raises:
+        ConnectionError: All attempts failed.
+    """
+    pooch = require("pooch", "downloads need", "teka[train]")
+    from requests import RequestException
+
+    # Without this header, a server may compress the file once more.
+    headers = {"Accept-Encoding": "identity"}
+    is_terminal = sys.stderr.isatty()
+    download = pooch.HTTPDownloader(progressbar=is_terminal, timeout=timeout, headers=headers)
+
+    def download_and_unpack(url: str, output_file: str, source: object) -> None:
+        if unpacked_bytes is None:
+            download(url, output_file, source)
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                packed = Path(folder, path.name)
+                download(url, str(packed), source)
+                Path(output_file).write_bytes(read_unpacked(packed, unpacked_bytes))
+        Path(output_file).chmod(0o644)  # temporary files are readable for their owner alone
+
+    registry = {path.name: known_hash}
+    urls = {path.name: url}
+    retries = attempts - 1
+    files = pooch.create(path.parent, "", registry=registry, urls=urls, retry_if_failed=retries)
+    try:
+        files.fetch(path.name, downloader=download_and_unpack)
+    except (RequestException, ValueError) as error:
+        message = f"{path.name} could not be downloaded from {url}: {first_line(error)}"
+        raise ConnectionError(message) from error
+
+
+Arrays = tuple[UInt8[Tensor, "images channels height width"], UInt8[Tensor, " images"]]
+
+
+def read_idx(contents: list[Tensor], image_shape: tuple[int, int, int]) -> Arrays:
+    """Read images and labels from a file for each.
+
+    A file is a header of 4 bytes and 4 more per axis, then the values. The hash of a file has been
+    checked, so that its header is known.
+    """
+    images, labels = contents
+    return images[16:].view(-1, *image_shape), labels[8:]
+
+
+def read_records(contents: list[Tensor], image_shape: tuple[int, int, int]) -> Arrays:
+    """Read images and labels from files of records: one byte for the label, then the image."""
+    records = torch.cat(contents).view(-1, 1 + math.prod(image_shape))
+    return records[:, 1:].unflatten(1, image_shape), records[:, 0]
+
+
+FORMATS: dict[str, Callable[[list[Tensor], tuple[int, int, int]], Arrays]] = {
+    "idx": read_idx,
+    "records": read_records,
+}
+
+PUBLISHED_DATASETS = {
+    dataset.name: dataset
+    for dataset in (
+        PublishedDataset(
+            name="mnist",
+            # The copy that PyTorch uses. The authors' own server often refuses.
+            url="https://ossci-datasets.s3.amazonaws.com/mnist/",
+            folder="mnist",
+            train=(
+                PublishedFile(
+                    "train-images-idx3-ubyte",
+                    47_040_016,
+                    "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+                ),
+                PublishedFile(
+                    "train-labels-idx1-ubyte",
+                    60_008,
+                    "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+                ),
+            ),
+            test=(
+                PublishedFile(
+                    "t10k-images-idx3-ubyte",
+                    7_840_016,
+                    "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+                ),
+                PublishedFile(
+                    "t10k-labels-idx1-ubyte",
+                    10_008,
+                    "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+                ),
+            ),
+            format="idx",
+            image_shape=(1, 28, 28),
+            class_names=DIGIT_NAMES,
+            license="CC BY-SA 3.0",
+            advice="Or download the four files from "
+            "https://ossci-datasets.s3.amazonaws.com/mnist/ into a folder and pass it as data_dir.",
+        ),
+        PublishedDataset(
+            name="fashion-mnist",
+            # The authors' repository. Their server has no https.
+            url="https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
+            folder="fashion-mnist",
+            train=(
+                PublishedFile(
+                    "train-images-idx3-ubyte",
+                    47_040_016,
+                    "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+                ),
+                PublishedFile(
+                    "train-labels-idx1-ubyte",
+                    60_008,
+                    "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+                ),
+            ),
+            test=(
+                PublishedFile(
+                    "t10k-images-idx3-ubyte",
+                    7_840_016,
+                    "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+                ),
+                PublishedFile(
+                    "t10k-labels-idx1-ubyte",
+                    10_008,
+                    "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+                ),
+            ),
+            format="idx",
+            image_shape=(1, 28, 28),
+            class_names=(
+                "T-shirt/top",
+                "Trouser",
+                "Pullover",
+                "Dress",
+                "Coat",
+                "Sandal",
+                "Shirt",
+                "Sneaker",
+                "Bag",
+                "Ankle boot",
+            ),
+            license="MIT",
+            advice="Or run `apt-get install dataset-fashion-mnist` on Debian or Ubuntu.",
+            system_folder=Path("/usr/share/datasets/fashion-mnist"),
+        ),
+        PublishedDataset(
+            name="cifar10",
+            # The "binary version", because the pickles of the "Python version" are never read.
+            # The authors publish a hash of the archive, but none of its files.
+            url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+            archive_hash="md5:c32a1d4ab5d03f1284b67883e8d87530",
+            folder="cifar-10-batches-bin",
+            train=tuple(
+                PublishedFile(f"data_batch_{number}.bin", 30_730_000) for number in range(1, 6)
+            ),
+            test=(PublishedFile("test_batch.bin", 30_730_000),),
+            format="records",
+            image_shape=(3, 32, 32),
+            class_names=(
+                "airplane",
+                "automobile",
+                "bird",
+                "cat",
+                "deer",
+                "dog",
+                "frog",
+                "horse",
+                "ship",
+                "truck",
+            ),
+            license="not stated; the authors ask to cite Krizhevsky 2009",
+            advice="Or download https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz, unpack it "
+            "and pass the folder as data_dir.",
+        ),
+    )
+}
+
+
+def read_digits(canvas_size: ImageSize = 16) -> RawDataset:
+    """Return scikit-learn's 1,797 handwritten digits of 8×8 pixels, each centered on a canvas.
+
+    The first 1,437 of `numpy.random.default_rng(0).permutation(1797)` are for training, the others
+    for test. If the margin is odd, its smaller half is above and to the left.
+    """
+    height, width = check_image_size("canvas_size", canvas_size, smallest=DIGIT_SIZE)
+    datasets = require("sklearn.datasets", "digits need", "teka[train]")
+    pixels, classes = datasets.load_digits(return_X_y=True)
+    num_images = len(pixels)
+    check_memory("image_size", canvas_size, 4 * num_images * height * width, "images")
+    digits = torch.from_numpy(pixels).float() / MAX_DIGIT_LEVEL
+    canvas = torch.zeros(num_images, 1, height, width)
+    top = (height - DIGIT_SIZE) // 2
+    left = (width - DIGIT_SIZE) // 2
+    center = canvas[:, 0, top : top + DIGIT_SIZE, left : left + DIGIT_SIZE]
+    center.copy_(digits.view(num_images, DIGIT_SIZE, DIGIT_SIZE))
+    images = Split(canvas, torch.from_numpy(classes).long())
+    order = torch.from_numpy(np.random.default_rng(DIGITS_SEED).permutation(num_images))
+    train, test = order[:NUM_TRAIN_DIGITS], order[NUM_TRAIN_DIGITS:]
+    return RawDataset(images.take(train), images.take(test), len(DIGIT_NAMES))

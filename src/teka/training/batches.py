@@ -1,18 +1,21 @@
 """Batches of a split, in an order that only the seed and the epoch decide, whatever they are divided among."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningDataModule
 from torch import Generator, Tensor
-from torch.utils.data import DataLoader, Sampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Sampler
 from torch.utils.data import Dataset as TorchDataset
 
 from teka.data import Dataset, Split
 from teka.training.execution import Execution
 from teka.training.run import Run
+
+MAX_NUM_WORKERS = 8
 
 
 class Part(NamedTuple):
@@ -70,26 +73,35 @@ class Parts(Sampler[Part]):
 
 
 @dataclass
-class _ImagesOfParts(TorchDataset[TrainBatch]):
-    """The images of a part, taken at once."""
+class _TrainingParts(TorchDataset[TrainBatch]):
+    """The images of a part, read together."""
 
     split: Split
 
     def __getitem__(self, part: Part) -> TrainBatch:
-        return TrainBatch(
-            self.split.images[part.indices], self.split.labels[part.indices], part.weight
-        )
+        images, labels = self.split[part.indices]
+        return TrainBatch(images, labels, part.weight)
 
 
 def train_batches(split: Split, **options: int) -> DataLoader:
-    """Shuffled batches of every image of the split, with what their mean loss counts for, by the options of `Parts`."""
-    return DataLoader(_ImagesOfParts(split), batch_size=None, sampler=Parts(len(split), **options))
+    """Return shuffled batches of all images of a split, with the options of `Parts`."""
+    sampler = Parts(len(split), **options)
+    dataset = _TrainingParts(split)
+    return DataLoader(dataset, batch_size=None, sampler=sampler, **_workers(split))
 
 
 def batches(split: Split, *, batch_size: int, rank: int = 0, world_size: int = 1) -> DataLoader:
-    """Batches of every image of the split, in order; of several processes each takes its share."""
-    images, labels = split.images[rank::world_size], split.labels[rank::world_size]
-    return DataLoader(TensorDataset(images, labels), batch_size=batch_size)
+    """Return batches of all images of a split, in order. Each process gets its share."""
+    indices = range(rank, len(split), world_size)
+    sampler = BatchSampler(indices, batch_size, drop_last=False)
+    return DataLoader(split, batch_size=None, sampler=sampler, **_workers(split))
+
+
+def _workers(split: Split) -> dict[str, Any]:
+    """Return options with which picture files are read by other processes."""
+    if isinstance(split.images, Tensor):
+        return {}
+    return {"num_workers": min(MAX_NUM_WORKERS, os.cpu_count() or 1), "persistent_workers": True}
 
 
 class BatchSource(LightningDataModule):

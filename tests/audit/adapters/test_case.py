@@ -332,7 +332,7 @@ def test_a_picture_that_cannot_be_looked_at_is_left_to_be_read(tmp_path, monkeyp
     write_pictures(tmp_path, ("a", "b"))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     assert usual_mode(str(tmp_path))[0] == "circular"
-    with pytest.raises(ValueError, match=r"the size of .*png must be .*got a bomb"):
+    with pytest.raises(ValueError, match=r"the size of .*png must be .*got more"):
         load_images(str(tmp_path), Preprocessing())
 
 

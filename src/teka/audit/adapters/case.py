@@ -21,10 +21,10 @@ from teka.audit.model_output import CLASSIFIERS, MULTILABEL
 from teka.audit.settings import AuditSettings
 from teka.checks import check_image_size, check_name, check_sizes
 from teka.data import load, resize_bilinear
+from teka.data.custom_images import find_pictures, has_pictures, read_npz
 from teka.data.dataset import hold_out_test
 from teka.data.load import NAMES, class_names, find_path
-from teka.data.own_images import find_pictures, read_npz
-from teka.data.pictures import GRAY, read_header, read_picture, to_intensities
+from teka.data.pictures import GRAY_MODES, read_header, read_picture, to_intensities
 from teka.errors import wrong_argument, wrong_value
 
 _IMAGES_AT_ONCE = 256
@@ -75,7 +75,7 @@ def load_images(
     `teka.data.load` holds out for test.
     """
     path = None if data in NAMES else find_path(data, data_dir)
-    if path is not None and path.is_dir():
+    if path is not None and has_pictures(path):
         parts, names = find_pictures(path)
         part = "test" if "test" in parts else "held out" if held_out else "all"
         found = parts["test" if part == "test" else "all"]
@@ -91,7 +91,7 @@ def load_images(
         test = read.train if part == "all" else read.with_test().test
         if test is None or not len(test):
             raise wrong_argument(f"the test images of {data}", "none", "at least one")
-        test = test.to_split(image_size)
+        test = test.to_intensities(image_size)
         num_classes, names = read.num_classes, None
     else:
         dataset = load(data, data_dir=data_dir, image_size=image_size)
@@ -135,7 +135,9 @@ def read_pictures(
     """Pictures as a model takes them, of unknown channels gray if all files are; and their size, if it is one."""
     channels = transform.in_channels
     is_gray = (
-        all(read_header(file)[0] in GRAY for file in files) if channels is None else channels == 1
+        all(read_header(file)[0] in GRAY_MODES for file in files)
+        if channels is None
+        else channels == 1
     )
     images, sizes = [], set()
     for path in files:
@@ -164,7 +166,7 @@ def usual_mode(data: str, data_dir: str | Path | None = None) -> tuple[str, str]
     because that is what moving a camera does, and "circular" for all else.
     """
     path = None if data in NAMES else find_path(data, data_dir)
-    if path is None or not path.is_dir():
+    if path is None or not has_pictures(path):
         return "circular", "a data set of arrays"
     parts = find_pictures(path)[0]
     files = [file for file, _ in parts.get("test", next(iter(parts.values())))]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from teka.audit.adapters.subject import Subject
 from teka.audit.caveats import Caveat
-from teka.data.own_images import class_numbers
+from teka.data.custom_images import class_numbers
 from teka.errors import wrong_value
 
 _WORDNET_ID = re.compile(r"n[0-9]{8}")

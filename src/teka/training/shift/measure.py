@@ -58,6 +58,7 @@ class ShiftSettings:
 
     def images(self, split: Split) -> Split:
         """The images that are shifted."""
+        split = Split(split.images[:], split.labels)  # reads picture files
         if self.selection == "all":
             return split
         keep = lossless_selection(split.images, split.labels, class_index=FIGURE1_CLASS, margin=8)
@@ -65,7 +66,7 @@ class ShiftSettings:
             raise wrong_value(
                 "selection", self.selection, "images of class 1 with 8 blank columns on both sides"
             )
-        return Split(split.images[keep], split.labels[keep])
+        return split.take(keep.nonzero().flatten())
 
     def movement(self, trained: TrainedRun) -> Movement:
         """How the images of a run are moved."""

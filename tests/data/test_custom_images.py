@@ -11,9 +11,11 @@ from PIL import Image
 
 from teka.audit.adapters import Preprocessing
 from teka.audit.adapters.case import load_images
-from teka.data import Split, from_arrays, load, resize_bilinear
-from teka.data.dataset import Levels, hold_out_test
-from teka.data.own_images import find_classes, read_arrays, read_image_folder, read_npz
+from teka.data import from_arrays, load, resize_bilinear
+from teka.data.custom_images import find_pictures, read_arrays, read_npz, read_picture_set
+from teka.data.dataset import RawDataset, hold_out_test
+from teka.data.load import class_names
+from teka.data.pictures import PictureFiles
 from teka.prediction.pictures import read_images
 
 GENERATOR = np.random.default_rng(0)
@@ -28,11 +30,21 @@ HEIGHT, WIDTH = 5, 7
 def read(
     images: np.ndarray | torch.Tensor = BYTES, labels: np.ndarray | torch.Tensor = LABELS, **options
 ) -> tuple[Any, Any, int]:
-    return read_arrays(images, labels, **options).with_test()[:3]
+    return splits_of(read_arrays(images, labels, **options))
 
 
 def read_folder(folder: Path, **options) -> tuple[Any, Any, int]:
-    return read_image_folder(folder, **options).with_test()[:3]
+    """Return the pictures of a folder, read into memory."""
+    return splits_of(read_picture_set(folder, **options))
+
+
+def splits_of(raw: RawDataset) -> tuple[Any, Any, int]:
+    raw = raw.with_test()
+    assert raw.test is not None
+    splits = [raw.train, raw.test]
+    if isinstance(raw.train.images, PictureFiles):
+        splits = [split.to_intensities() for split in splits]
+    return splits[0], splits[1], raw.num_classes
 
 
 def test_axes_are_put_in_order():
@@ -49,8 +61,7 @@ def test_axes_are_put_in_order():
                 expected = torch.from_numpy(BYTES[:, :1] if axes == "NHW" else BYTES)
                 assert num_classes == 4
                 for part, indices in zip((train, test), hold_out_test(23), strict=True):
-                    assert isinstance(part, Levels)
-                    assert part.highest == 255
+                    assert part.images.dtype == torch.uint8
                     assert torch.equal(part.images, expected[indices])
                     assert torch.equal(part.labels, torch.from_numpy(LABELS)[indices])
 
@@ -68,15 +79,13 @@ def test_floating_point_is_intensities():
         images = (BYTES / 255).astype(dtype)
         train, test, _ = read(images)
         for part, indices in zip((train, test), hold_out_test(23), strict=True):
-            assert isinstance(part, Split)
             assert part.images.dtype == torch.float32
             assert torch.equal(part.images, torch.from_numpy(images.astype(np.float32))[indices])
 
 
 def test_tensors_of_every_floating_point_type_are_intensities():
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
-        train = read_arrays(torch.from_numpy(BYTES / 255).to(dtype), LABELS, axes="NCHW")[0]
-        assert isinstance(train, Split)
+        train = read_arrays(torch.from_numpy(BYTES / 255).to(dtype), LABELS, axes="NCHW").train
         assert train.images.dtype == torch.float32
 
 
@@ -112,7 +121,7 @@ def test_axes_that_the_shape_does_not_tell_must_be_declared():
         images = np.zeros(shape, dtype=np.uint8)
         with pytest.raises(
             ValueError,
-            match=r"axes must be 'NHWC' or 'NCHW': the shape of images, .* not tell.*got None",
+            match=r"axes must be 'NHWC' or 'NCHW', got None\. The shape of images, .* not tell",
         ):
             read(images)
         for axes in ("NHWC", "NCHW"):
@@ -129,9 +138,9 @@ def test_malformed_arrays_are_an_error_that_names_them():
         ({"axes": "NWH"}, "axes must be one of .*got 'NWH'.*Did you mean 'NHW'"),
         ({"labels": LABELS[:-1]}, r"labels must have shape \(23,\).*got \(22,\)"),
         ({"labels": LABELS[:, None]}, r"labels must have .*got \(23, 1\)"),
-        ({"labels": LABELS / 1}, r"labels\.dtype must be a whole number type.*got 'float64'"),
+        ({"labels": LABELS / 1}, r"labels\.dtype must be an integer dtype.*got 'float64'"),
         ({"labels": LABELS == 0}, r"labels\.dtype must be .*got 'bool'"),
-        ({"labels": LABELS - 1}, r"labels must be .*got from -1 to "),
+        ({"labels": LABELS - 1}, r"label in labels must be at least 0, got .*-1"),
         ({"images": BYTES.astype(np.int64)}, r"images\.dtype must be uint8.*got 'int64'"),
         ({"images": BYTES > 3}, r"images\.dtype must be .*got 'bool'"),
         (
@@ -142,11 +151,11 @@ def test_malformed_arrays_are_an_error_that_names_them():
         ({"images": np.full(BYTES.shape, np.nan)}, r"images must be .*got from nan to nan"),
         (
             {"test_images": TEST_BYTES},
-            "test_labels must be given just when test_images are.*got None",
+            "test_labels must be given together with test_images, got None",
         ),
         (
             {"test_labels": TEST_LABELS},
-            "test_labels must be given just when test_images are, got 'given'",
+            "test_images must be given together with test_labels, got None",
         ),
         (
             {"test_images": TEST_BYTES, "test_labels": LABELS},
@@ -189,8 +198,7 @@ def test_a_tenth_is_for_validation_by_default():
 def test_bytes_are_resized_and_floating_point_is_not():
     assert from_arrays(BYTES, LABELS, image_size=(11, 2)).image_size == (11, 2)
     with pytest.raises(
-        ValueError,
-        match=r"image_size must be None, got \(11, 11\). Images of floating point are not resized",
+        ValueError, match=r"image_size must be None, got 11\. Floating-point images are not resized"
     ):
         from_arrays(BYTES / 255, LABELS, image_size=11)
     with pytest.raises(ValueError, match=r"image_size must be .*got 0"):
@@ -209,7 +217,7 @@ def test_a_file_holds_the_arguments(tmp_path: Path):
         path = tmp_path / "arrays.npz"
         save(path, images=OF_AXES["NHWC"], labels=LABELS, test_images=TEST_BYTES.transpose(0, 2, 3, 1),
              test_labels=TEST_LABELS, axes="NHWC")  # fmt: skip
-        found: Any = read_npz(path)
+        found = splits_of(read_npz(path))
         expected = read(test_images=TEST_BYTES, test_labels=TEST_LABELS)
         assert found[2] == expected[2]
         for part, expected_part in zip(found[:2], expected[:2], strict=True):
@@ -231,7 +239,7 @@ def test_a_file_may_use_the_names_of_others(tmp_path: Path, names: tuple[str, ..
     arrays = (BYTES, LABELS[:, None], TEST_BYTES, TEST_LABELS)
     given: dict[str, Any] = dict(zip(names, arrays, strict=True))
     np.savez(tmp_path / "arrays.npz", **given)
-    found: Any = read_npz(tmp_path / "arrays.npz")
+    found = splits_of(read_npz(tmp_path / "arrays.npz"))
     expected = read(**TEST)
     assert found[2] == expected[2]
     for part, other in zip(found[:2], expected[:2], strict=True):
@@ -339,7 +347,7 @@ def test_a_file_with_a_changed_byte_is_an_error_or_unchanged(tmp_path: Path):
         content[int(np.random.default_rng(seed).integers(len(content)))] ^= 255
         path.write_bytes(bytes(content))
         try:
-            found = read_npz(path)[0].images
+            found = read_npz(path).train.images
         except ValueError as error:
             found = str(error)
         assert (
@@ -396,14 +404,13 @@ def put_classes(
 def test_without_parts_every_picture_is_in_just_one_part_with_its_class(
     tmp_path: Path, channels: int
 ):
-    images = torch.stack(put_classes(tmp_path, {"b": 4, "a": 3, "c": 6}, channels=channels))
+    images = torch.stack(put_classes(tmp_path, {"b": 4, "a": 3, "c": 6}, channels=channels)) / 255
     labels = torch.tensor([0] * 3 + [1] * 4 + [2] * 6)
     train, test, num_classes = read_folder(tmp_path)
     assert num_classes == 3
     for part, indices in zip((train, test), hold_out_test(13), strict=True):
         assert torch.equal(part.images, images[indices])
         assert torch.equal(part.labels, labels[indices])
-        assert part.highest == 255
 
 
 def test_train_and_test_folders_are_the_parts_whole_and_in_order(tmp_path: Path):
@@ -411,9 +418,9 @@ def test_train_and_test_folders_are_the_parts_whole_and_in_order(tmp_path: Path)
     test_images = put_classes(tmp_path / "test", {"c": 2, "b": 1}, seed=50)
     train, test, num_classes = read_folder(tmp_path)
     assert num_classes == 3
-    assert torch.equal(train.images, torch.stack(train_images))
+    assert torch.equal(train.images, torch.stack(train_images) / 255)
     assert train.labels.tolist() == [0, 0, 1, 1, 1, 2]
-    assert torch.equal(test.images, torch.stack(test_images))
+    assert torch.equal(test.images, torch.stack(test_images) / 255)
     assert test.labels.tolist() == [1, 2, 2]
 
 
@@ -430,7 +437,7 @@ def test_classes_are_sorted_by_number_if_all_names_are_integers_else_as_words(tm
         folder = tmp_path / str(number)
         for part in ("train", "test"):
             put_classes(folder / part, dict.fromkeys(names, 1))
-        assert find_classes(folder) == expected
+        assert find_pictures(folder)[1] == expected
         train, test, _ = read_folder(folder)
         assert (
             train.labels.tolist()
@@ -453,7 +460,7 @@ def test_lossless_formats_give_the_same_levels(tmp_path: Path, format_: str):
     image = pixels(7)
     put(tmp_path / "test" / "a" / f"one.{format_}", image)
     _, test, _ = read_folder(tmp_path)
-    assert torch.equal(test.images[0], image)
+    assert torch.equal(test.images[0], image / 255)
 
 
 def test_a_palette_counts_as_colour(tmp_path: Path):
@@ -461,7 +468,7 @@ def test_a_palette_counts_as_colour(tmp_path: Path):
     image = pixels(7)
     put(tmp_path / "test" / "a" / "one.gif", image)
     _, test, _ = read_folder(tmp_path)
-    assert torch.equal(test.images[0], image.expand(3, -1, -1))
+    assert torch.equal(test.images[0], image.expand(3, -1, -1) / 255)
 
 
 def test_one_colour_picture_makes_all_rgb(tmp_path: Path):
@@ -469,8 +476,8 @@ def test_one_colour_picture_makes_all_rgb(tmp_path: Path):
     colour = pixels(9, channels=3)
     put(tmp_path / "test" / "a" / "one.png", colour)
     train, test, _ = read_folder(tmp_path)
-    assert torch.equal(train.images, torch.stack(grey).expand(-1, 3, -1, -1))
-    assert torch.equal(test.images[0], colour)
+    assert torch.equal(train.images, torch.stack(grey).expand(-1, 3, -1, -1) / 255)
+    assert torch.equal(test.images[0], colour / 255)
 
 
 def test_an_opaque_picture_with_an_alpha_channel_is_its_colours(tmp_path: Path):
@@ -478,7 +485,7 @@ def test_an_opaque_picture_with_an_alpha_channel_is_its_colours(tmp_path: Path):
     colour = pixels(9, channels=3)
     opaque = torch.cat([colour, torch.full((1, HEIGHT, WIDTH), 255, dtype=torch.uint8)])
     put(tmp_path / "test" / "a" / "one.png", opaque)
-    assert torch.equal(read_folder(tmp_path)[1].images[0], colour)
+    assert torch.equal(read_folder(tmp_path)[1].images[0], colour / 255)
 
 
 @pytest.mark.parametrize("image_size", [11, (3, 13)])
@@ -493,9 +500,8 @@ def test_every_picture_is_resized_whatever_its_shape(
         put(tmp_path / "train" / "ab"[index // 2] / f"{index}.png", image)
     put(tmp_path / "test" / "a" / "0.png", images[0])
     train, _, _ = read_folder(tmp_path, image_size=image_size)
-    assert torch.equal(
-        train.images, torch.cat([resize_bilinear(image[None], image_size) for image in images])
-    )
+    expected = torch.cat([resize_bilinear(image[None], image_size) for image in images])
+    assert torch.equal(train.images, expected / 255)
 
 
 def test_the_first_picture_of_another_size_is_an_error_that_names_it(tmp_path: Path):
@@ -503,8 +509,7 @@ def test_the_first_picture_of_another_size_is_an_error_that_names_it(tmp_path: P
     put(tmp_path / "a" / "9.png", pixels(0, height=6))
     put(tmp_path / "b" / "9.png", pixels(0, height=8))
     with pytest.raises(
-        ValueError,
-        match=r"9\.png has 6 × 7 pixels, expected the 5 × 7 of .*000\.png; with image_size",
+        ValueError, match=r"size of .*9\.png must be \(5, 7\), .*got \([68], 7\)\. Pass image_size"
     ):
         read_folder(tmp_path)
 
@@ -541,7 +546,7 @@ def test_training_and_prediction_and_audits_read_every_kind_of_picture_alike(
 def test_a_file_that_is_no_picture_is_an_error_that_names_it(tmp_path: Path):
     put_classes(tmp_path, {"a": 3, "b": 3})
     (tmp_path / "a" / "notes.txt").write_text("no picture")
-    with pytest.raises(ValueError, match=r"notes\.txt is no picture that can be read"):
+    with pytest.raises(ValueError, match=r"notes\.txt must be a readable picture"):
         read_folder(tmp_path)
 
 
@@ -581,21 +586,21 @@ def test_a_validation_size_draws_from_training_and_validation_pictures(tmp_path:
 
 
 def test_a_folder_of_another_layout_is_an_error_that_names_it(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"the classes of .* must be at least two.*got 'none'"):
+    with pytest.raises(ValueError, match=r"the classes of .* must be at least two.*got \[\]"):
         read_folder(tmp_path)
     put_classes(tmp_path, {"train": 3})
     with pytest.raises(
-        ValueError, match=r"the classes of .* must be at least two.*got '1 \(train\)'"
+        ValueError, match=r"the classes of .* must be at least two.*got \['train'\]"
     ):
         read_folder(tmp_path)
     put_classes(tmp_path, {"bus": 3, "train/cat": 3})
     with pytest.raises(
-        ValueError, match=r"the pictures in .*train must be files only.*got the folder cat"
+        ValueError, match=r"the files in .*train must be .* no folders, got \['cat'\]"
     ):
         read_folder(tmp_path)
     (tmp_path / "validation").mkdir()
     with pytest.raises(
-        ValueError, match=r"only parts \(train, val, test\) or only classes, not \['bus'\]"
+        ValueError, match=r"only splits \(train, val, test\) or only classes, not \['bus'\]"
     ):
         read_folder(tmp_path)
     (tmp_path / "val").mkdir()
@@ -607,7 +612,7 @@ def test_a_class_of_the_test_part_alone_is_an_error_that_names_it(tmp_path: Path
     put_classes(tmp_path / "train", {"a": 1, "b": 1})
     put_classes(tmp_path / "test", {"a": 1, "c": 1})
     with pytest.raises(
-        ValueError, match=r"the classes of .*test must be those of .*train: a, b.*got 'c'"
+        ValueError, match=r"the class of the test picture .* must be .*: a, b, got 'c'"
     ):
         read_folder(tmp_path)
 
@@ -638,7 +643,7 @@ def test_a_jpeg_is_read_too(tmp_path: Path):
     put_classes(tmp_path / "train", {"a": 1, "b": 1})
     put(tmp_path / "test" / "a" / "one.jpg", torch.full((1, HEIGHT, WIDTH), 97, dtype=torch.uint8))
     _, test, _ = read_folder(tmp_path)
-    assert (test.images == 97).all()
+    assert (test.images == 97 / 255).all()
 
 
 def test_the_noted_orientation_is_applied(tmp_path: Path):
@@ -649,4 +654,103 @@ def test_the_noted_orientation_is_applied(tmp_path: Path):
     path = tmp_path / "test" / "a" / "one.png"
     path.parent.mkdir(parents=True)
     picture(image).save(path, exif=exif)
-    assert torch.equal(read_folder(tmp_path)[1].images[0], image.rot90(-1, dims=(1, 2)))
+    assert torch.equal(read_folder(tmp_path)[1].images[0], image.rot90(-1, dims=(1, 2)) / 255)
+
+
+def write_csv(path: Path, *rows: str) -> Path:
+    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return path
+
+
+def test_a_csv_file_labels_the_pictures_of_a_flat_folder(tmp_path: Path):
+    images = torch.stack([put_number(tmp_path / "flat", number) for number in range(10)])
+    rows = [f"{number}.png,{10 + number % 2}" for number in range(10)]
+    path = write_csv(tmp_path / "flat" / "labels.csv", "file,label", *rows)
+    beside = write_csv(tmp_path / "more.csv", "label,file,author", *(
+        f"{10 + number % 2},flat/{number}.png,me" for number in range(10)
+    ))  # fmt: skip
+    for csv_file in (path, beside):
+        dataset = load(str(csv_file))
+        train, test = hold_out_test(10)
+        assert torch.equal(dataset.test.images, images[test] / 255)
+        assert dataset.test.labels.tolist() == (test % 2).tolist()
+        assert len(dataset.train) + len(dataset.validation) == len(train)
+        assert class_names(str(csv_file)) == ("10", "11")
+        audited = load_images(str(csv_file), Preprocessing())
+        assert torch.equal(audited.images, images / 255)
+        assert audited.class_names == ("10", "11")
+
+
+def put_number(folder: Path, number: int) -> torch.Tensor:
+    put(folder / f"{number}.png", pixels(number))
+    return pixels(number)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            ["file,class", "0.png,a"],
+            r"row 1 of .*labels\.csv must be a header with .*file and label",
+        ),
+        ([], r"row 1 of .* must be a header"),
+        (["file,label", "0.png,a", "9.png,b"], r"file in row 3 of .* existing file.*got '9\.png'"),
+        (["file,label", "0.png,a", "0.png,b"], r"file in row 3 of .*got '0\.png'"),
+        (["file,label", "0.png,a", ",b"], r"file in row 3 of .*got ''"),
+        (["file,label", "0.png", "1.png,b"], "label in row 2 of .*name of a class, got None"),
+        (["file,label", "0.png,", "1.png,b"], "label in row 2 of .*name of a class, got ''"),
+        (["file,label", "0.png,a", "1.png,a"], r"classes of .*at least two .*got \['a'\]"),
+        (["file,label", "0.png,a\0", "1.png,b"], "."),
+    ],
+)
+def test_a_wrong_row_of_a_csv_file_is_an_error_with_its_number(
+    tmp_path: Path, rows: list[str], message: str
+):
+    for number in range(3):
+        put_number(tmp_path, number)
+    path = write_csv(tmp_path / "labels.csv", *rows)
+    if message == ".":
+        path.write_bytes(b"file,label\n\xff,a\n")
+        message = r"labels\.csv must be a CSV file in UTF-8"
+    with pytest.raises(ValueError, match=message):
+        load(str(path))
+
+
+def test_streamed_pictures_are_those_in_memory(tmp_path: Path):
+    for split, count in (("train", 12), ("val", 3), ("test", 4)):
+        put_classes(tmp_path / split, {"a": count, "b": 2}, channels=3)
+    choices: list[dict[str, Any]] = [{}, {"image_size": (3, 4)}, {"train_size": 5}]
+    choices.append({"train_size": 5, "validation_size": 6})
+    for options in choices:
+        memory = load(str(tmp_path), **options)
+        streamed = load(str(tmp_path), stream=True, **options)
+        assert streamed.is_streaming
+        assert not memory.is_streaming
+        assert streamed.sizes == memory.sizes
+        for split in ("train", "validation", "test"):
+            first, second = getattr(memory, split), getattr(streamed, split)
+            assert torch.equal(first.images, second.images[:])
+            assert torch.equal(first.labels, second.labels)
+
+
+def test_pictures_are_streamed_if_they_need_more_than_a_quarter_of_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    put_classes(tmp_path, {"a": 5, "b": 5})
+    num_bytes = 10 * 4 * HEIGHT * WIDTH
+    for memory, is_streaming in ((4 * num_bytes, False), (4 * num_bytes - 4, True)):
+        monkeypatch.setattr("teka.data.dataset.memory_bytes", lambda memory=memory: memory)
+        assert load(str(tmp_path)).is_streaming == is_streaming
+        assert not load(str(tmp_path), stream=False).is_streaming
+    np.savez(tmp_path / "arrays.npz", images=BYTES, labels=LABELS)
+    assert not load(str(tmp_path / "arrays.npz"), stream=True).is_streaming
+
+
+def test_streaming_reads_only_the_pictures_of_a_batch(tmp_path: Path):
+    put_classes(tmp_path, {"a": 5, "b": 5})
+    dataset = load(str(tmp_path), stream=True)
+    for path in dataset.train.images.paths[2:]:
+        path.write_bytes(b"damaged")
+    assert len(dataset.train[:2][0]) == 2
+    with pytest.raises(ValueError, match="must be a readable picture"):
+        dataset.train[1:3]

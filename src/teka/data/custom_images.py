@@ -1,0 +1,307 @@
+"""Custom images: picture files in a folder or listed in a CSV file, and arrays."""
+
+import csv
+import re
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from teka.checks import check_dense, check_image_size, check_name
+from teka.data.dataset import ImageSize, RawDataset, Split
+from teka.data.pictures import GRAY_MODES, PictureFiles, read_header, read_picture
+from teka.errors import first_line, wrong_argument, wrong_shape, wrong_value
+from teka.files import check_unpacked_size
+
+Array = np.ndarray | Tensor
+# Names of the folders of the splits, in lower case.
+SPLIT_FOLDERS = {
+    "train": "train",
+    "training": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "test": "test",
+    "testing": "test",
+}
+AXES = ("NHW", "NHWC", "NCHW")
+# Names of arrays in an .npz file: ours first, then those of MedMNIST, Keras and scikit-learn.
+ARRAY_NAMES = {
+    "images": ("images", "train_images", "x_train", "X_train", "x", "X", "data"),
+    "labels": ("labels", "train_labels", "y_train", "y", "target"),
+    "test_images": ("test_images", "x_test", "X_test"),
+    "test_labels": ("test_labels", "y_test"),
+    "validation_images": ("validation_images", "val_images", "x_val"),
+    "validation_labels": ("validation_labels", "val_labels", "y_val"),
+    "axes": ("axes",),
+}
+
+
+def has_pictures(path: Path) -> bool:
+    """Return True for the path of a folder or of a labels CSV."""
+    return path.is_dir() or path.suffix.lower() == ".csv"
+
+
+def find_pictures(path: Path) -> tuple[dict[str, list[tuple[Path, int]]], list[str]]:
+    """Find the pictures of each split, without reading them.
+
+    Args:
+        path: A folder with a sub-folder for each class, maybe within folders for splits, or a CSV
+            file with the columns file and label.
+
+    Returns:
+        The pictures of "train", "test" and maybe "validation", or of "all" if no splits are
+        declared, each with the index of its class; and the names of the classes.
+
+    Raises:
+        ValueError: The folder or the CSV file has another layout.
+    """
+    if path.is_dir():
+        folders = _find_split_folders(path) or {"all": path}
+        splits = {split: _find_labeled(folder) for split, folder in folders.items()}
+    else:
+        splits = {"all": _read_labels(path)}
+    train = splits["all"] if "all" in splits else splits["train"]
+    classes = sort_classes(list({label for _, label in train}))
+    if len(classes) < 2:
+        expected = "at least two sub-folders of pictures, or labels in a CSV file"
+        raise wrong_value(f"the classes of {path}", classes, expected)
+    indices = {label: index for index, label in enumerate(classes)}
+    for split, pictures in splits.items():
+        for file, label in pictures:
+            if label not in indices:
+                expected = f"a class of the training pictures: {', '.join(classes)}"
+                raise wrong_value(f"the class of the {split} picture {file}", label, expected)
+    labeled = {
+        split: [(file, indices[label]) for file, label in pictures]
+        for split, pictures in splits.items()
+    }
+    return labeled, classes
+
+
+def _read_labels(path: Path) -> list[tuple[Path, str]]:
+    """Read the files and labels of a CSV file. Relative paths start at the folder of the CSV."""
+    labels = {}
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as lines:
+            reader = csv.DictReader(lines)
+            if not {"file", "label"} <= set(reader.fieldnames or ()):
+                expected = "a header with the columns file and label"
+                raise wrong_value(f"row 1 of {path}", reader.fieldnames, expected)
+            for number, row in enumerate(reader, start=2):
+                file = path.parent / (row["file"] or "")
+                if not file.is_file() or file in labels:
+                    expected = "an existing file that no other row names"
+                    raise wrong_value(f"the file in row {number} of {path}", row["file"], expected)
+                if not row["label"]:
+                    expected = "the name of a class"
+                    raise wrong_value(
+                        f"the label in row {number} of {path}", row["label"], expected
+                    )
+                labels[file] = row["label"]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise wrong_argument(str(path), first_line(error), "a CSV file in UTF-8") from error
+    return list(labels.items())
+
+
+def _find_split_folders(folder: Path) -> dict[str, Path]:
+    """Return the folders of "train", "test" and maybe "validation", or {} if none are declared.
+
+    A folder declares splits if it has a sub-folder for training and one for validation or test.
+    Without a test folder, the validation folder is used for test.
+    """
+    names = [path.name for path in _visible(folder) if path.is_dir()]
+    splits: dict[str, Path] = {}
+    for name in names:
+        split = SPLIT_FOLDERS.get(name.lower())
+        if split in splits:
+            expected = f"one for {split}, not {splits[split].name} and {name}"
+            raise wrong_value(f"the sub-folders of {folder}", names, expected)
+        if split is not None:
+            splits[split] = folder / name
+    if "train" not in splits or len(splits) < 2:
+        return {}
+    others = [name for name in names if name.lower() not in SPLIT_FOLDERS]
+    if others:
+        expected = f"only splits (train, val, test) or only classes, not {others}"
+        raise wrong_value(f"the sub-folders of {folder}", names, expected)
+    if "test" not in splits:
+        splits["test"] = splits.pop("validation")
+    return splits
+
+
+def _find_labeled(folder: Path) -> list[tuple[Path, str]]:
+    """Return the pictures in the sub-folders of a folder with the names of the sub-folders."""
+    pictures = []
+    for subfolder in filter(Path.is_dir, _visible(folder)):
+        files = _visible(subfolder)
+        nested = [file.name for file in files if file.is_dir()]
+        if nested or not files:
+            expected = "one picture or more, and no folders"
+            raise wrong_value(f"the files in {subfolder}", nested, expected)
+        pictures += [(file, subfolder.name) for file in files]
+    return pictures
+
+
+def _visible(folder: Path) -> list[Path]:
+    paths = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    return sorted(paths, key=lambda path: path.name)
+
+
+def sort_classes(names: Sequence[str]) -> list[str]:
+    """Sort class names, by number if all of them are different integers.
+
+    >>> sort_classes(["10", "2", "0"]), sort_classes(["class_10", "class_2"])
+    (['0', '2', '10'], ['class_10', 'class_2'])
+    """
+    return sorted(names, key=int if class_numbers(names) else None)
+
+
+def class_numbers(names: Sequence[str]) -> list[int] | None:
+    """Return class names as integers, or None if they are not all different integers."""
+    if not all(re.fullmatch(r"-?[0-9]+", name) for name in names):
+        return None
+    numbers = [int(name) for name in names]
+    return numbers if numbers and len(set(numbers)) == len(numbers) else None
+
+
+def read_picture_set(path: Path, *, image_size: ImageSize | None = None) -> RawDataset:
+    """Return the pictures of a folder or a labels CSV as files that have not been read.
+
+    The images are gray if every picture is stored in gray, and RGB otherwise. All pictures must
+    have the same size, unless they are resized to an `image_size`.
+    """
+    splits, classes = find_pictures(path)
+    files = [file for pictures in splits.values() for file, _ in pictures]
+    in_channels = 1 if all(read_header(file)[0] in GRAY_MODES for file in files) else 3
+    resize = image_size is not None
+    size = image_size if image_size is not None else read_picture(files[0]).shape[1:]
+    size = check_image_size("image_size", size)
+    raw = {}
+    for name, pictures in splits.items():
+        images = PictureFiles([file for file, _ in pictures], in_channels, size, resize)
+        labels = torch.tensor([label for _, label in pictures], dtype=torch.int64)
+        raw[name] = Split(images, labels)
+    train = raw["all"] if "all" in raw else raw["train"]
+    return RawDataset(train, raw.get("test"), len(classes), raw.get("validation"))
+
+
+def read_arrays(
+    images: Array,
+    labels: Array,
+    *,
+    test_images: Array | None = None,
+    test_labels: Array | None = None,
+    validation_images: Array | None = None,
+    validation_labels: Array | None = None,
+    axes: str | None = None,
+) -> RawDataset:
+    """Return the images of arrays, see `teka.data.from_arrays`.
+
+    Without test images, the validation images are used for test.
+    """
+    if axes is None:
+        axes = _guess_axes(_to_numpy("images", images).shape)
+    check_name("axes", axes, AXES)
+    train = _read_split("images", images, labels, axes)
+    assert train is not None
+    test = _read_split("test_images", test_images, test_labels, axes)
+    validation = _read_split("validation_images", validation_images, validation_labels, axes)
+    if test is None:
+        test, validation = validation, None
+    splits = [split for split in (train, test, validation) if split is not None and len(split)]
+    num_classes = 1 + max(int(split.labels.max()) for split in splits)
+    return RawDataset(train, test, num_classes, validation)
+
+
+def read_npz(path: Path) -> RawDataset:
+    """Return the images of an .npz file with arrays named as in `ARRAY_NAMES`.
+
+    Nothing is unpickled. Labels may have shape (N, 1).
+    """
+    try:
+        if not zipfile.is_zipfile(path):
+            raise ValueError("it is not a zip archive")
+        loaded = np.load(path, allow_pickle=False)
+        assert isinstance(loaded, np.lib.npyio.NpzFile)
+        with loaded as file:
+            check_unpacked_size(file.zip, path)
+            arguments = {name: key for key, names in ARRAY_NAMES.items() for name in names}
+            arrays: dict[str, np.ndarray] = {}
+            for name in file.files:
+                check_name("a name of an array", name, arguments)
+                argument = arguments[name]
+                if argument in arrays:
+                    raise ValueError(f"it has {argument} twice, also as {name}")
+                array = file[name]
+                is_column = argument.endswith("labels") and array.shape[1:] == (1,)
+                arrays[argument] = array[:, 0] if is_column else array
+        axes = arrays.pop("axes", None)
+        if not {"images", "labels"} <= arrays.keys():
+            raise ValueError(f"it has only {', '.join(arrays) or 'no arrays'}")
+        return read_arrays(**arrays, axes=None if axes is None else str(axes))
+    except Exception as error:  # the kind of error of a damaged file depends on the position
+        expected = f"an .npz file of images and labels ({first_line(error)})"
+        raise wrong_value("name", str(path), expected) from error
+
+
+def _guess_axes(shape: Sequence[int]) -> str:
+    if len(shape) == 3:
+        return "NHW"
+    if len(shape) != 4:
+        raise wrong_shape("images", shape, "(N, H, W), (N, H, W, C) or (N, C, H, W)")
+    is_first = shape[1] in (1, 3)
+    if is_first == (shape[3] in (1, 3)):
+        hint = f"The shape of images, {tuple(shape)}, does not tell."
+        raise wrong_value("axes", None, "'NHWC' or 'NCHW'", hint)
+    return "NCHW" if is_first else "NHWC"
+
+
+def _to_numpy(argument: str, array: Array) -> np.ndarray:
+    if isinstance(array, Tensor):
+        check_dense(argument, array)
+        # NumPy has no bfloat16.
+        array = array.float() if array.dtype == torch.bfloat16 else array
+        return array.detach().cpu().numpy()
+    try:
+        return np.asarray(array)
+    except (ValueError, MemoryError) as error:
+        raise wrong_value(argument, array, f"an array ({first_line(error)})") from error
+
+
+def _read_split(
+    argument: str, images: Array | None, labels: Array | None, axes: str
+) -> Split | None:
+    """Check and copy arrays, so that their strides, byte order and later changes do not matter."""
+    labels_argument = argument.replace("images", "labels")
+    if images is None and labels is None:
+        return None
+    if images is None or labels is None:
+        missing, other = (
+            (argument, labels_argument) if images is None else (labels_argument, argument)
+        )
+        raise wrong_value(missing, None, f"given together with {other}")
+    pixels = _to_numpy(argument, images)
+    classes = _to_numpy(labels_argument, labels)
+    if pixels.ndim != len(axes):
+        raise wrong_shape(argument, pixels.shape, f"({', '.join(axes)})")
+    if classes.shape != pixels.shape[:1]:
+        expected = f"({len(pixels)},), one label for each image"
+        raise wrong_shape(labels_argument, classes.shape, expected)
+    if classes.dtype.kind not in "iu":
+        raise wrong_value(f"{labels_argument}.dtype", str(classes.dtype), "an integer dtype")
+    if classes.size and classes.min() < 0:
+        raise wrong_value(f"the smallest label in {labels_argument}", classes.min(), "at least 0")
+    if pixels.dtype != np.uint8 and pixels.dtype.kind != "f":
+        expected = "uint8 for levels from 0 to 255, or a float dtype for intensities from 0 to 1"
+        raise wrong_value(f"{argument}.dtype", str(pixels.dtype), expected)
+    if axes == "NHW":
+        pixels = pixels[:, None]
+    elif axes == "NHWC":
+        pixels = pixels.transpose(0, 3, 1, 2)
+    dtype = np.uint8 if pixels.dtype == np.uint8 else np.float32
+    pixels = np.array(pixels, dtype=dtype, order="C")
+    return Split(torch.from_numpy(pixels), torch.from_numpy(classes.astype(np.int64)))
