@@ -1,5 +1,6 @@
 import json
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
@@ -50,10 +51,9 @@ def test_decode_inverts_encode(drawing: Drawing):
     assert decode(Drawing, json.loads(json.dumps(encode(drawing)))) == drawing
 
 
-def test_numpy_scalars_become_python_numbers():
-    assert json.dumps(encode({"place": (np.int64(3), np.float32(0.5)), "right": np.True_})) == (
-        '{"place": [3, 0.5], "right": true}'
-    )
+def test_numpy_scalars_and_fractions_become_python_numbers():
+    values = {"place": (np.int64(3), np.float32(0.5), Fraction(1, 4)), "right": np.True_}
+    assert json.dumps(encode(values)) == '{"place": [3, 0.5, 0.25], "right": true}'
 
 
 WHOLE = {"name": "a", "points": {}, "corners": [{"place": [1]}, {"place": []}]}

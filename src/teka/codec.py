@@ -5,6 +5,7 @@ import sys
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -24,7 +25,7 @@ def encode(value: object) -> Any:
     """Convert a value to JSON data.
 
     Dataclasses become dictionaries, tuples become lists, keys and paths become strings, and NumPy
-    scalars become Python numbers.
+    scalars and fractions become Python numbers.
     """
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: encode(getattr(value, field.name)) for field in fields(value)}
@@ -34,6 +35,8 @@ def encode(value: object) -> Any:
         return [encode(item) for item in value]
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, Fraction):
+        return float(value)
     return str(value) if isinstance(value, Path) else value
 
 

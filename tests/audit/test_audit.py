@@ -1,5 +1,7 @@
 from dataclasses import replace
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -271,6 +273,23 @@ def test_what_the_caller_knows_is_in_the_report():
     assert report.data["class_names"] == ["small", "large"]
     assert report.caveats[0] == caveat
     assert report.provenance["command"] == "teka audit sums"
+
+
+def test_numbers_of_any_type_give_the_same_report(tmp_path, unchecked_annotations):
+    whole = {"num_resamples": 400, "batch_size": 7}
+    settings = replace(QUICK, confidence=0.5, seed=3, precision=20.0, **whole)
+    expected = audit(invariant, random_images(), settings=settings)
+    settings = replace(
+        QUICK,
+        confidence=Fraction(1, 2),
+        precision=Fraction(20),
+        seed=np.int64(3),
+        **{name: np.int64(number) for name, number in whole.items()},
+    )
+    report = audit(invariant, random_images(), settings=settings)
+    assert report.metrics == expected.metrics
+    report.write(tmp_path / "report.json")
+    assert AuditReport.read(tmp_path / "report.json").settings == expected.settings
 
 
 def test_progress_names_its_part():

@@ -100,7 +100,7 @@ class AuditContext:
         self.order = torch.arange(len(self.images))
         if self.settings.precision is not None:
             # The first images must represent all images.
-            generator = torch.Generator().manual_seed(self.settings.seed)
+            generator = torch.Generator().manual_seed(int(self.settings.seed))
             self.order = torch.randperm(len(self.images), generator=generator)
             self.images = self.images[self.order]
             self.labels = None if self.labels is None else self.labels[self.order]

@@ -47,6 +47,11 @@ def test_another_number_of_images_is_refused(plain, respond):
         check_same_images("second", plain, respond(SHIFTS, torch.zeros(3, 5, dtype=torch.int64)))
 
 
+def test_shifts_that_can_be_read_only_once_are_refused(plain):
+    with pytest.raises(ValueError, match=r"^shifts must be a list of shifts"):
+        dataclasses.replace(plain, shifts=iter(SHIFTS))
+
+
 def test_an_image_is_decided_by_one_wrong_answer(plain):
     assert without(plain, 1, 2).is_decided
     assert not without(plain, 1, 0).is_decided

@@ -84,6 +84,8 @@ class Responses:
     def __post_init__(self) -> None:
         check_name("output", self.output, OUTPUTS)
         check_instance("movement", self.movement, Movement)
+        if not isinstance(self.shifts, Sequence):  # an iterator can be read only once
+            raise wrong_value("shifts", self.shifts, "a list of shifts")
         read_steps("shifts", self.shifts)
         for name in (*_TABLES, "labels"):
             if getattr(self, name) is not None:

@@ -20,7 +20,7 @@ class ImageResamples:
     """Resamples of N images with replacement, each with all its shifts, drawn once for every average (Efron 1979)."""
 
     def __init__(self, num_images: int, settings: BootstrapSettings) -> None:
-        generator = torch.Generator().manual_seed(int(settings.seed))
+        generator = torch.Generator().manual_seed(settings.seed)
         counts = []
         for start in range(0, settings.num_resamples, _CHUNK):
             rows = min(_CHUNK, settings.num_resamples - start)

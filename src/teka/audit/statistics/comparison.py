@@ -232,7 +232,7 @@ def sign_flip_test(
     p = (1 + the number of random flips of the images' signs with |mean| at least as large) / (1 + flips), after Fisher
     1935 and Phipson and Smyth 2010.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(int(seed))
     columns = differences.T.contiguous()
     # Sums that differ only by rounding are equal.
     observed = differences.sum(dim=1).abs() - 1e-9 * differences.abs().sum(dim=1)

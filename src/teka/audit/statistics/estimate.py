@@ -70,6 +70,9 @@ class BootstrapSettings:
         check_confidence(self.confidence)
         check_sizes({"num_resamples": self.num_resamples}, most=MOST_RESAMPLES)
         check_sizes({"seed": self.seed}, least=0)
+        # PyTorch takes neither a confidence of type Fraction nor a seed of type numpy.int64.
+        object.__setattr__(self, "confidence", float(self.confidence))
+        object.__setattr__(self, "seed", int(self.seed))
         needed = round(2 / (1 - self.confidence))
         if self.num_resamples < needed:
             raise wrong_value(
