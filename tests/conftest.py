@@ -1,3 +1,4 @@
+import atexit
 import gc
 import os
 from collections.abc import Iterator
@@ -30,12 +31,11 @@ def pytest_collection() -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+    # Triton reports leaks if objects are still frozen at the end. Until then they stay frozen,
+    # because pytest collects garbage several times, which takes seconds with so many objects.
+    atexit.register(gc.unfreeze)
     gc.set_threshold(20_000)  # the default is 700
     gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # otherwise Triton reports leaks
 
 
 @pytest.fixture(scope="session", autouse=True)

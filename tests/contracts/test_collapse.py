@@ -89,11 +89,11 @@ def test_features_dominated_by_epsilon_are_a_collapse(num_features: int):
 
 
 def test_every_new_draw_is_diagnosed():
-    layer = unit_scale_layer(2048, FaultyFeatures)
+    layer = unit_scale_layer(266, FaultyFeatures)
     for _ in range(3):
         assert teka.diagnose(layer, draw_tokens()).is_collapsed
         assert redraw_projections(layer) == 1
-    other = unit_scale_layer(2048)
+    other = unit_scale_layer(266)
     other.load_state_dict(layer.state_dict())
     assert not teka.diagnose(other, draw_tokens()).is_collapsed
 
