@@ -10,11 +10,6 @@ from teka.cli import COMMANDS, main
 REPRODUCTION_COMMANDS = {
     "study": ("reproduction.commands:study", "train a grid of runs and compare them"),
     "reproduce": ("reproduction.commands:reproduce", "Table 1 and Figure 1 of Horn et al. (2021)"),
-    "approximate": (
-        "reproduction.approximation.commands:approximate",
-        "the error of random features",
-    ),
-    "bench": ("reproduction.bench.commands:bench", "time and memory of the layers on this machine"),
     "heads": (
         "reproduction.heads.commands:heads",
         "draw where heads of a self-attention network look",

@@ -1,77 +1,147 @@
-"""How unevenly each content kernel spreads a query's weight over keys, and how much of it depends on the query.
+"""Contrast of attention weights before training: how unevenly a query's weight is spread over keys.
 
-    python reproduction/benchmarks/contrast.py
+    python -m reproduction.benchmarks.contrast                      # kernels: contrast.json
+    python -m reproduction.benchmarks.contrast --data-dir data      # and contrast_in_layers.json
 
-writes reproduction/benchmarks/contrast.json and prints the table. Queries and keys are normal, of unit size, as a layer's are at
-first, and three times as long, as they may become. Three numbers a kernel, each a mean over heads:
-
-- contrast: standard deviation of a query's weights over their mean, 0 for the plain mean of all values;
-- query: share of the weights' variance that depends on the query, and not on the key alone;
-- keys: 1 / Σ p², the number of keys that a query attends to in effect, of 196.
+The contrast is the standard deviation of a query's weights over their mean. It is 0 for the plain
+mean of all values.
 """
 
-import argparse
-import sys
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import torch
+from torch import Generator, Tensor, nn
 
-from teka.files import write_json
-from teka.functional import Kernel, draw_projection
+from reproduction.benchmarks.measurement import run_script, save_results
+from teka.data import load
+from teka.functional import Kernel, attention, draw_projection
 from teka.functional.kernels import RANDOM_KERNELS, make_kernel
-from teka.provenance import provenance
+from teka.models import Performer
+from teka.nn import Attention
 
-DIM_HEAD, NUM_TOKENS, HEADS, SCALES = 16, 196, 64, (1.0, 3.0)
-DETERMINISTIC = ("softmax", "squared_relu", "focused", "relu", "elu", "taylor2", "hedgehog")
+FOLDER = Path(__file__).parent
+DIM_HEAD, NUM_TOKENS, HEADS = 16, 196, 64
+KERNELS = ("softmax", "squared_relu", "focused", "relu", "elu", "taylor2", "hedgehog")
 RANDOM = (("positive", 44), ("positive", 176), ("optimal", 44), ("hyperbolic", 44))
+# Options of the Performers of the studies `kernels` (images of 14 × 14) and `large` (28 × 28).
+MODELS: list[dict[str, Any]] = [
+    *({"image_size": 14, "kernel": name} for name in KERNELS),
+    *({"image_size": 14, "kernel": name, "num_features": count} for name, count in RANDOM),
+    *({"image_size": 28, "kernel": name} for name in ("softmax", "squared_relu", "focused")),
+    {"image_size": 28, "kernel": "softmax", "query_key": "normalized"},
+]
 
 
-def kernels(generator: torch.Generator) -> dict[str, Kernel]:
-    """The kernels of the study, the random ones with one draw."""
-    made: dict[str, Kernel] = {name: make_kernel(name, DIM_HEAD) for name in DETERMINISTIC}
+def make_kernels() -> dict[str, Kernel]:
+    """Return the kernels by name. Kernels with random features have one draw."""
+    generator = Generator().manual_seed(0)
+    kernels: dict[str, Kernel] = {name: make_kernel(name, DIM_HEAD) for name in KERNELS}
     for name, num_features in RANDOM:
         projection = draw_projection(num_features, DIM_HEAD, generator=generator)
-        made[f"{name}, m = {num_features}"] = RANDOM_KERNELS[name](projection.double())
-    return made
+        kernels[f"{name}, m = {num_features}"] = RANDOM_KERNELS[name](projection.double())
+    return kernels
 
 
-def measure(kernel: Kernel, size: float, generator: torch.Generator) -> dict[str, float]:
-    """Contrast, share of the query and number of keys for normal queries and keys of a size."""
-    query, key = (
-        size * torch.randn(1, HEADS, NUM_TOKENS, DIM_HEAD, generator=generator, dtype=torch.float64)
-        for _ in range(2)
-    )
+def measure_kernel(kernel: Kernel, size: float) -> dict[str, float]:
+    """Return numbers about the weights of normal queries and keys.
+
+    They are the contrast, the share of the variance that depends on the query and not on the key
+    alone ("query"), and the effective number of keys, 1 / Σ p² ("keys").
+    """
+    generator = Generator().manual_seed(1)
+    shape = 2, 1, HEADS, NUM_TOKENS, DIM_HEAD
+    query, key = size * torch.randn(shape, generator=generator, dtype=torch.float64)
     weights = kernel.weights(query, key, scale=DIM_HEAD**-0.5)
-    weights = weights / weights.sum(dim=-1, keepdim=True) * NUM_TOKENS
-    of_key = weights.mean(dim=-2, keepdim=True)
-    variance = (weights - 1).square().mean(dim=(-2, -1))
+    weights = weights / weights.mean(dim=-1, keepdim=True)
+    variance = (weights - 1).square().mean(dim=-1)
+    query_variance = weights.var(dim=-2, correction=0).mean(dim=-1)
     return {
-        "contrast": (weights - 1).square().mean(dim=-1).sqrt().mean().item(),
-        "query": ((weights - of_key).square().mean(dim=(-2, -1)) / variance).mean().item(),
-        "keys": (NUM_TOKENS**2 / weights.square().sum(dim=-1)).mean().item(),
+        "contrast": variance.sqrt().mean().item(),
+        "query": (query_variance / variance.mean(dim=-1)).mean().item(),
+        "keys": (NUM_TOKENS / (1 + variance)).mean().item(),
     }
 
 
-def main() -> None:
-    """Measure every kernel, print the table and write the JSON file."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def measure_layer(layer: Attention, arguments: tuple[Any, ...]) -> dict[str, float]:
+    """Return the size of the queries, and the contrasts of the median query and the class token."""
+    tokens, grid, _, num_prefix_tokens, *_ = arguments
+    query, key, _ = layer.project(tokens)
+    assert query is not None
+    assert key is not None
+    (group,) = layer.head_groups()
+    places = {"grid": grid, "num_prefix_tokens": num_prefix_tokens}
+    if group.relative is None:  # the last layer, of which only the class token is read
+        places = {}
+    # A weight is the output for values that are 1 at one key and 0 at all others.
+    num_keys = key.shape[2]
+    one_hot = torch.eye(num_keys).expand(*key.shape[:2], -1, -1)
+    weights = attention(
+        query, key, one_hot, kernel=group.kernel, relative=group.relative, backend="dense", **places
     )
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
-    out = parser.parse_args().out
-    rows = []
-    for size in SCALES:
-        for name, kernel in kernels(torch.Generator().manual_seed(0)).items():
-            numbers = measure(kernel, size, torch.Generator().manual_seed(1))
-            rows.append({"kernel": name, "size": size, **numbers})
-            print(
-                f"{name:<20} × {size:g}  "
-                + "  ".join(f"{key} {number:7.2f}" for key, number in numbers.items())
-            )
-    command = " ".join(["python", "reproduction/benchmarks/contrast.py", *sys.argv[1:]])
+    contrast = (num_keys * weights).std(dim=-1)
+    return {
+        "size": query.square().mean().sqrt().item(),
+        "contrast": contrast.median().item(),
+        "class_token": contrast[:, :, 0].mean().item(),
+    }
+
+
+def measure_model(images: Tensor, options: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the measurements of all layers of a new model."""
+    model = Performer(
+        in_channels=1,
+        num_classes=10,
+        dim=32,
+        heads=2,
+        depth=2,
+        stem="convolution",
+        periodic=True,
+        rotary_normalizer=None if options["kernel"] == "softmax" else "features",
+        **options,
+    )
+    layers = []
+
+    def measure(layer: nn.Module, arguments: tuple[Any, ...]) -> None:
+        layers.append({"layer": len(layers) + 1, **measure_layer(layer, arguments)})
+
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.register_forward_pre_hook(measure)
+    with torch.no_grad():
+        model.eval()(images)
+    return layers
+
+
+def main(*, data_dir: str | None = None, out: Path = FOLDER) -> None:
+    """Measure all kernels, and with MNIST the layers of new models.
+
+    Args:
+        data_dir: Folder of the data sets, or None to measure the kernels alone.
+        out: Folder of the result files.
+    """
+    rows = [
+        {"kernel": name, "size": size, **measure_kernel(kernel, size)}
+        for size in (1.0, 3.0)
+        for name, kernel in make_kernels().items()
+    ]
+    print(pd.DataFrame(rows).round(2).to_string())
     sizes = {"dim_head": DIM_HEAD, "num_tokens": NUM_TOKENS, "heads": HEADS}
-    write_json(out, {**provenance(command), **sizes, "rows": rows})
+    save_results(out / "contrast.json", **sizes, rows=rows)
+    if data_dir is None:
+        return
+    rows = []
+    for options in MODELS:
+        dataset = load("mnist", data_dir=data_dir, image_size=options["image_size"])
+        for seed in range(3):
+            torch.manual_seed(seed)
+            layers = measure_model(dataset.train.images[:4], options)
+            rows += [{"model": str(options), **layer} for layer in layers]
+    means = pd.DataFrame(rows).groupby(["model", "layer"], sort=False).mean()
+    print(means.round(2).to_string())
+    save_results(out / "contrast_in_layers.json", rows=means.reset_index().to_dict("records"))
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

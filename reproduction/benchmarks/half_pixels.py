@@ -1,89 +1,94 @@
-"""What parts of a pixel change: python reproduction/benchmarks/half_pixels.py DATA_DIR [MODEL ...].
+"""Effect of shifts by fractions of a pixel on new and on packaged models.
 
-Of new models, by their low pass: digits of MNIST move by half a pixel along one axis or both (Fourier); the change of
-the logits is relative to how these differ between the digits. Batch normalisation has seen the digits; nothing is
-trained. Of packaged models, as they are and behind `SubpixelAlignment`: accuracy, and which answers stay.
+    python -m reproduction.benchmarks.half_pixels --data-dir data
+    python -m reproduction.benchmarks.half_pixels --data-dir data --models cifar10
+
+New models, by their low-pass filter: the change of the logits under half-pixel shifts, relative to
+the differences between images. Packaged models, as they are and after `SubpixelAlignment`: the
+accuracy and the share of unchanged predictions.
 """
 
-import sys
+from collections.abc import Sequence
+from itertools import product
 from statistics import fmean
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from reproduction.benchmarks.measurement import run_script
 from teka.audit import translate
 from teka.data import load
 from teka.models import Performer
 from teka.models import load as load_model
 from teka.nn.sampling import SubpixelAlignment
 
-IMAGES, SEEDS, PASSES, MOVED_IMAGES = 64, 3, 30, 1000
-HALVES = ((0.5, 0), (0, 0.5), (0.5, 0.5))
-QUARTERS = ((0.25, 0), (0, 0.75), (0.25, 0.5))
-OTHERS = ((0.1, 0.3), (0.37, 0.81), (0.9, 0.05))
+SHIFTS = {
+    "halves": ((0.5, 0), (0, 0.5), (0.5, 0.5)),
+    "quarters": ((0.25, 0), (0, 0.75), (0.25, 0.5)),
+    "others": ((0.1, 0.3), (0.37, 0.81), (0.9, 0.05)),
+}
 
 
-def change(blur: int | str | None, patch_size: int, seed: int, images: torch.Tensor) -> float:
-    """The mean over the half shifts of ‖f(T x) − f(x)‖ / ‖f(x) − its mean over the images‖."""
-    torch.manual_seed(seed)
-    options = {
-        "stem": "polyphase",
-        "patch_size": patch_size,
-        "blur": blur,
-        "periodic": True,
-        "pool": "mean",
-    }
-    model = Performer((28, 28), 1, 10, dim=64, depth=2, heads=4, **options)
-    with torch.inference_mode():
-        for _ in range(PASSES):
-            model(images)
-        model.eval()
-        logits = model(images)
-        size = (logits - logits.mean(dim=0)).norm()
-        return fmean(
-            float((model(translate(images, half, mode="fourier")) - logits).norm() / size)
-            for half in HALVES
-        )
+def relative_change(blur: int | str | None, patch_size: int, images: Tensor) -> float:
+    """Return ‖f(T x) − f(x)‖ / ‖f(x) − mean f‖ of a new model, the mean over half-pixel shifts."""
+    model = Performer(
+        images.shape[-1],
+        1,
+        10,
+        dim=64,
+        depth=2,
+        heads=4,
+        stem="polyphase",
+        patch_size=patch_size,
+        blur=blur,
+        periodic=True,
+        pool="mean",
+    )
+    for _ in range(30):  # for the statistics of batch normalization
+        model(images)
+    model.eval()
+    logits = model(images)
+    shifted = [model(translate(images, shift, mode="fourier")) for shift in SHIFTS["halves"]]
+    size = (logits - logits.mean(dim=0)).norm()
+    return fmean(((output - logits).norm() / size).item() for output in shifted)
 
 
-def trained(name: str, data_dir: str, fractions: int) -> str:
-    """Accuracy of a packaged model that is given aligned images, and of some of them the answers that stay."""
-    model, dataset = load_model(name), load(name, data_dir=data_dir)
-    function = nn.Sequential(SubpixelAlignment(fractions), model) if fractions else model
-    chosen = torch.randperm(len(dataset.test), generator=torch.Generator().manual_seed(0))[
-        :MOVED_IMAGES
-    ]
-    images = dataset.test.images[chosen]
+def measure_packaged(name: str, data_dir: str, subpixels: int) -> dict[str, float]:
+    """Return the accuracy of a packaged model, and the shares of unchanged predictions."""
+    model = load_model(name)
+    if subpixels > 1:
+        model = nn.Sequential(SubpixelAlignment(subpixels), model)
 
-    def answers(images: torch.Tensor) -> torch.Tensor:
-        with torch.inference_mode():
-            return torch.cat([function(batch).argmax(dim=1) for batch in images.split(250)])
+    def predict(images: Tensor) -> Tensor:
+        return torch.cat([model(batch).argmax(dim=1) for batch in images.split(250)])
 
-    accuracy = (answers(dataset.test.images) == dataset.test.labels).double().mean()
-    still, kept = answers(images), []
-    for shifts in (HALVES, QUARTERS, OTHERS):
-        same = [answers(translate(images, shift, mode="fourier")) == still for shift in shifts]
-        kept.append(f"{100 * float(torch.stack(same).double().mean()):.2f}")
-    return f"accuracy {100 * float(accuracy):.2f} %, answers that stay under halves, quarters, others: {', '.join(kept)}"
+    test = load(name, data_dir=data_dir).test
+    shares = {"accuracy": predict(test.images) == test.labels}
+    order = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))
+    images = test.images[order[:1000]]
+    unshifted = predict(images)
+    for kind, shifts in SHIFTS.items():
+        shifted = [predict(translate(images, shift, mode="fourier")) for shift in shifts]
+        shares[kind] = torch.stack(shifted) == unshifted
+    return {kind: is_equal.double().mean().item() for kind, is_equal in shares.items()}
 
 
-def main() -> None:
-    """Measure and print."""
-    torch.set_num_threads(1)
-    images = load("mnist", data_dir=sys.argv[1]).test.images[:IMAGES]
-    for patch_size in (4, 2):
-        for blur in (None, 5, "ideal"):
-            found = [change(blur, patch_size, seed, images) for seed in range(SEEDS)]
-            print(
-                f"patches of {patch_size}, blur {blur}: {fmean(found):.3f}  ({min(found):.3f} to {max(found):.3f})"
-            )
-    for name in sys.argv[2:]:
-        for fractions in (0, 2, 4, 8):
-            print(
-                f"{name}, aligned to 1/{fractions or 1}: {trained(name, sys.argv[1], fractions)}",
-                flush=True,
-            )
+@torch.inference_mode()
+def main(*, data_dir: str = "data", models: Sequence[str] = ()) -> None:
+    """Measure and print.
+
+    Args:
+        data_dir: Folder of the data sets.
+        models: Names of packaged models.
+    """
+    images = load("mnist", data_dir=data_dir).test.images[:64]
+    for patch_size, blur, seed in product((4, 2), (None, 5, "ideal"), range(3)):
+        torch.manual_seed(seed)
+        change = relative_change(blur, patch_size, images)
+        print(f"patches of {patch_size}, blur {blur}, seed {seed}: {change:.3f}")
+    for name, subpixels in product(models, (1, 2, 4, 8)):
+        print(name, subpixels, measure_packaged(name, data_dir, subpixels), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -1,109 +1,93 @@
-"""Push 1,048,576 tokens through one layer, forward and forward with backward, and measure time and peak memory.
+"""Time and peak memory of one layer with 1,048,576 tokens, forward, and forward and backward.
 
-    python reproduction/benchmarks/million_tokens.py
-    python reproduction/benchmarks/million_tokens.py --side 256 --layers squared_relu-rotary --out /tmp/tokens.json
+    python -m reproduction.benchmarks.million_tokens
+    python -m reproduction.benchmarks.million_tokens --tokens 65536 --out /tmp/tokens.json
 
-Each measurement is a process of its own. Its peak resident memory includes the interpreter, the weights, the tokens and
-their gradients. Times are those of the processor, and of the wall.
+Each measurement is a process of its own. Its peak resident memory includes the interpreter, the
+weights, the tokens and their gradients.
 """
 
-import argparse
 import json
 import resource
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from teka import Grid
-from teka.files import read_json, write_json
-from teka.nn import Attention
-from teka.provenance import provenance
+from reproduction.benchmarks.layers import DIM, HEADS, make_layer, run_layer
+from reproduction.benchmarks.measurement import run_script, save_results
+from teka.files import read_json
 
-DIM, HEADS = 256, 8
-LAYERS = {
-    "squared_relu-rotary": {},
-    "squared_relu-rotary-causal": {"causal": True, "num_axes": 1},
-    "squared_relu": {"relative": None},
-    "squared_relu-fourier": {"relative": "fourier"},
-    "squared_relu-clipped": {"relative": "clipped"},
-}
-DIRECTIONS = ("forward", "forward_backward")
+LAYERS = (
+    "squared_relu × rotary",
+    "teka, causal",
+    "squared_relu",
+    "squared_relu × fourier",
+    "squared_relu × clipped",
+)
 OUT = Path(__file__).with_suffix(".json")
 
 
-def measure(name: str, direction: str, side: int) -> dict[str, object]:
+def measure(name: str, num_tokens: int, backward: bool) -> dict[str, object]:
     """Return the time and peak memory of one pass in this process."""
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    options = LAYERS[name]
-    layer = Attention(DIM, HEADS, **options)
-    for parameter in layer.parameters():
-        if not parameter.any():
-            torch.nn.init.normal_(parameter)
-    grid = Grid(side**2) if options.get("causal") else Grid((side, side))
-    backward = direction == "forward_backward"
-    tokens = torch.randn(1, side**2, DIM, requires_grad=backward)
+    layer = make_layer(name)
+    tokens = torch.randn(1, num_tokens, DIM)
     start, cpu_start = time.perf_counter(), time.process_time()
-    with torch.set_grad_enabled(backward):
-        output = layer(tokens, grid)
-        if backward:
-            output.backward(torch.ones_like(output))
-    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+    run_layer(layer, tokens, backward)
     return {
         "layer": name,
-        "direction": direction,
-        "seconds": round(seconds, 1),
-        "cpu_seconds": round(cpu_seconds, 1),
+        "direction": "forward_backward" if backward else "forward",
+        "seconds": round(time.perf_counter() - start, 1),
+        "cpu_seconds": round(time.process_time() - cpu_start, 1),
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "finite": bool(torch.isfinite(output).all()),
     }
 
 
-def measure_in_process(name: str, direction: str, side: int) -> dict[str, object]:
-    """Return the measurement of a process of its own, or how the process failed."""
-    command = [sys.executable, __file__, "--side", str(side), "--one", name, direction]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode == 0:
-        return json.loads(result.stdout)
-    message = result.stderr.strip().splitlines()[-1:]
-    failed = f"exit {result.returncode}"
-    return {"layer": name, "direction": direction, "failed": failed, "message": message}
+def measure_in_new_process(name: str, num_tokens: int, backward: bool) -> dict[str, object]:
+    """Return the measurement of a new process."""
+    options = [
+        "--tokens",
+        str(num_tokens),
+        "--layers",
+        name,
+        "--backward" if backward else "--no-backward",
+    ]
+    command = [sys.executable, "-m", __spec__.name, *options]
+    return json.loads(subprocess.check_output(command))
 
 
-def main() -> None:
-    """Measure the layers in both directions, and replace their rows in the file."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--side", type=int, default=1024, help="square root of the tokens")
-    parser.add_argument("--layers", nargs="+", choices=LAYERS, default=list(LAYERS))
-    parser.add_argument("--directions", nargs="+", choices=DIRECTIONS, default=DIRECTIONS)
-    parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.one is not None:
-        print(json.dumps(measure(*options.one, options.side)))
+def main(
+    *,
+    tokens: int = 1024**2,
+    layers: Sequence[str] = LAYERS,
+    backward: bool | None = None,
+    out: Path = OUT,
+) -> None:
+    """Measure layers, and replace their rows in a file.
+
+    Args:
+        tokens: Number of tokens, a square.
+        layers: Names of layers, as for the benchmark of layers.
+        backward: Measure one layer in this process, with or without the backward pass, and print
+            the result.
+        out: The file.
+    """
+    if backward is not None:
+        print(json.dumps(measure(layers[0], tokens, backward)))
         return
-    torch.set_num_threads(1)
-    description = provenance(
-        f"python reproduction/benchmarks/million_tokens.py --side {options.side}"
-    )
-    rows = {}
-    if options.out.exists():
-        for row in read_json(options.out)["rows"]:
-            rows[row["layer"], row["direction"]] = row
-    for name in options.layers:
-        for direction in options.directions:
-            row = measure_in_process(name, direction, options.side)
-            row["date"] = description["date"]
-            rows[name, direction] = row
+    saved = read_json(out)["rows"] if out.exists() else []
+    rows = {(row["layer"], row["direction"]): row for row in saved}
+    settings = {"tokens": tokens, "batch": 1, "dim": DIM, "heads": HEADS}
+    for name in layers:
+        for with_backward in (False, True):
+            row = measure_in_new_process(name, tokens, with_backward)
+            rows[name, row["direction"]] = row
             print(row, flush=True)
-    settings = {"tokens": options.side**2, "batch": 1, "dim": DIM, "heads": HEADS, "threads": 1}
-    write_json(options.out, {**description, "settings": settings, "rows": list(rows.values())})
+            save_results(out, settings=settings, rows=list(rows.values()))
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -28,8 +28,8 @@ class Rate:
 
 
 # Fitted to times of one thread of a server CPU, forward and with the backward pass, on grids of one
-# to three axes. `python reproduction/benchmarks/backends.py --table` compares the resulting choices
-# with the times.
+# to three axes. `python -m reproduction.benchmarks.backends` fits them again and compares the
+# resulting choices with the times.
 RATES = {
     "dense": Rate(600_000.0, 0.0, 0.070, 0.041),
     "linear": Rate(650_000.0, 0.0, 0.14, 0.0),

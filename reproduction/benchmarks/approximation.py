@@ -1,0 +1,202 @@
+"""Errors of random features against exact softmax attention.
+
+    python -m reproduction.benchmarks.approximation             # measures; four minutes
+    python -m reproduction.benchmarks.approximation --table     # prints the committed errors
+
+Two errors are measured for each kernel, way of drawing and number of features, in float64:
+
+- "output": ‖ÂV − AV‖ / ‖AV‖, the relative error of the output for normal tokens;
+- "ball": the largest total variation ½ Σ_j |â_ij − a_ij| of the weights of a query, for queries and
+  keys that fill a ball.
+
+Source: Choromanski et al. 2021, Rethinking attention with Performers, Figure 4 and Theorem 4.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import torch
+from scipy.stats import sem, t
+from torch import Generator, Tensor
+from torch.nn.functional import normalize
+
+from reproduction.benchmarks.measurement import run_script, save_results
+from teka.files import read_json
+from teka.functional import PROJECTIONS, Kernel, Softmax, draw_projection
+from teka.functional.kernels import RANDOM_KERNELS
+
+OUT = Path(__file__).with_suffix(".json")
+PANEL = ["kind", "size"]
+LINE = ["kernel", "projection", *PANEL]
+
+
+def draw_tokens(kind: str, size: float, num_tokens: int, dim: int) -> list[Tensor]:
+    """Return queries, keys and values of one head in float64.
+
+    For kind "output", queries and keys are normal. For kind "ball", their lengths, scaled by
+    d^(−1/4), are uniform up to the radius, and one of them lies on the surface.
+    """
+    generator = Generator().manual_seed(0)
+    shape = 3, 1, 1, num_tokens, dim
+    query, key, value = torch.randn(shape, dtype=torch.float64, generator=generator)
+    if kind == "output":
+        return [size * query, size * key, value]
+    lengths = torch.rand(2, 1, 1, num_tokens, 1, dtype=torch.float64, generator=generator)
+    lengths[..., 0, :] = 1
+    radii = size * dim**0.25 * lengths
+    return [radii[0] * normalize(query, dim=-1), radii[1] * normalize(key, dim=-1), value]
+
+
+def draw_kernels(
+    name: str, projection: str, num_features: int, dim: int, draws: int
+) -> Iterator[Kernel]:
+    """Yield a kernel with each of its draws."""
+    kernel_class = RANDOM_KERNELS[name]
+    # Some kernels have two features for each drawn vector.
+    count = max(1, num_features // kernel_class.features_per_draw)
+    for draw in range(draws):
+        generator = Generator().manual_seed(1_000_003 * (draw + 1))
+        yield kernel_class(draw_projection(count, dim, generator=generator, projection=projection))
+
+
+def attention_weights(kernel: Kernel, query: Tensor, key: Tensor) -> Tensor:
+    """Return the weights of all pairs, which sum to 1 for each query."""
+    scale = query.shape[-1] ** -0.5
+    if kernel.features is not None:
+        kernel = kernel.features.fitted(query, key, scale=scale, query_mask=None, key_mask=None)
+    weights = kernel.weights(query, key, scale=scale)
+    return weights / weights.sum(dim=-1, keepdim=True)
+
+
+def measure_errors(
+    dim: int,
+    num_tokens: int,
+    sizes: Sequence[float],
+    radii: Sequence[float],
+    num_features: Sequence[int],
+    draws: int,
+) -> pd.DataFrame:
+    """Return the mean errors with 95 % intervals over draws.
+
+    "error_of_mean" is the error of the mean of the values, which ignores the queries.
+    """
+    rows = []
+    variants = list(product(RANDOM_KERNELS, PROJECTIONS, num_features))
+    for kind, size in [*product(["output"], sizes), *product(["ball"], radii)]:
+        query, key, value = draw_tokens(kind, size, num_tokens, dim)
+        exact = attention_weights(Softmax(), query, key)
+        output = exact @ value
+        error_of_mean = (value.mean(dim=-2, keepdim=True) - output).norm() / output.norm()
+        for name, projection, count in variants:
+            errors = []
+            for kernel in draw_kernels(name, projection, count, dim, draws):
+                weights = attention_weights(kernel, query, key)
+                if kind == "output":
+                    error = (weights @ value - output).norm() / output.norm()
+                else:
+                    error = (weights - exact).abs().sum(dim=-1).max() / 2
+                errors.append(error.item())
+            mean = np.mean(errors)
+            lower, upper = t.interval(0.95, draws - 1, mean, sem(errors))
+            rows.append(
+                {
+                    "kind": kind,
+                    "size": size,
+                    "kernel": name,
+                    "projection": projection,
+                    "num_features": count,
+                    "error": mean,
+                    "lower": lower,
+                    "upper": upper,
+                    "mean_square": np.mean(np.square(errors)),
+                    "error_of_mean": error_of_mean.item(),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def error_slope(line: pd.DataFrame) -> float:
+    """Return the power of the number of features by which an error falls.
+
+    Only the larger half of the numbers of features is used.
+    """
+    upper = line.tail(math.ceil(len(line) / 2))
+    return np.polyfit(np.log(upper.num_features), np.log(upper.error), deg=1)[0]
+
+
+def print_tables(rows: pd.DataFrame) -> None:
+    """Print the errors for the most features, their slopes, and the effect of the drawing."""
+    by_number = rows.set_index(["num_features", *LINE])
+    slopes = rows.groupby(LINE)[["num_features", "error"]].apply(error_slope)
+    squares = by_number.mean_square.xs(rows.num_features.median())
+    ratios = squares / squares.xs("independent", level="projection")
+    tables = {
+        "error for the most features": by_number.error.xs(rows.num_features.max()),
+        "power of the number of features": slopes,
+        "mean square over that of independent draws, median number of features": ratios,
+    }
+    for title, values in tables.items():
+        print(f"\n{title}\n{values.unstack(PANEL).to_string(float_format='{:.3g}'.format)}")
+    print(f"\nerror of the mean of the values\n{rows.groupby(PANEL).error_of_mean.first()}")
+
+
+def draw_errors(rows: pd.DataFrame, path: Path) -> None:
+    """Draw the errors by kernel, and those of the kernel "positive" by way of drawing."""
+    by_kernel = rows[rows.projection == "orthogonal"].groupby(PANEL)
+    by_projection = rows[rows.kernel == "positive"].groupby(PANEL)
+    panels = [*product(by_kernel, ["kernel"]), *product(by_projection, ["projection"])]
+    figure, axes = plt.subplots(4, len(panels) // 4, figsize=(12, 14), layout="constrained")
+    for axis, (((kind, size), lines), label) in zip(axes.flat, panels, strict=True):
+        for name, line in lines.groupby(label):
+            axis.loglog(line.num_features, line.error, marker="o", label=name)
+            lower = line.lower.clip(lower=line.error / 10)
+            axis.fill_between(line.num_features, lower, line.upper, alpha=0.2)
+        if kind == "output":
+            axis.axhline(lines.error_of_mean.iloc[0], color="gray", linestyle="dotted")
+        axis.set(title=f"{kind}, size {size:g}", xlabel="features", ylabel="error")
+        axis.legend()
+    figure.savefig(path, dpi=100)
+
+
+def main(
+    *,
+    dim: int = 32,
+    num_tokens: int = 256,
+    sizes: Sequence[float] = (0.25, 0.5, 1.0),
+    radii: Sequence[float] = (0.5, 1.0, 2.0),
+    num_features: Sequence[int] = (16, 32, 64, 128, 256, 512, 1024),
+    draws: int = 20,
+    table: bool = False,
+    picture: Path | None = None,
+    out: Path = OUT,
+) -> None:
+    """Measure the errors, and print and draw them.
+
+    Args:
+        dim: Size of queries and keys.
+        num_tokens: Number of queries, of keys and of values.
+        sizes: Standard deviations of queries and keys, for the error of the output.
+        radii: Radii of the balls of queries and keys, for the error of the weights.
+        num_features: Numbers of features.
+        draws: Number of draws, at least 2. All draws see the same tokens.
+        table: Use the errors of the file.
+        picture: File of the picture.
+        out: Result file.
+    """
+    if not table:
+        rows = measure_errors(dim, num_tokens, sizes, radii, num_features, draws)
+        settings = {"dim": dim, "num_tokens": num_tokens, "draws": draws}
+        save_results(out, settings=settings, rows=rows.to_dict("records"))
+    rows = pd.DataFrame(read_json(out)["rows"])
+    print_tables(rows)
+    if picture is not None:
+        draw_errors(rows, picture)
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,60 @@
+"""Interleaved timing, result files and the command line of the benchmark scripts."""
+
+import shlex
+import statistics
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import cyclopts
+import torch
+from torch.utils.benchmark import timer
+
+from teka.files import write_json
+from teka.provenance import provenance
+
+Step = Callable[[], object]
+MIN_ROUNDS = 3
+
+
+def interleaved_medians(
+    steps: Mapping[str, Step], seconds: float, clock: Callable[[], float] = timer
+) -> dict[str, float]:
+    """Return the median time of each step in seconds.
+
+    The steps take turns, so that a slow moment of the machine affects all of them. A step leaves
+    the rounds when it has taken `seconds` in total, but not before three rounds.
+
+    Args:
+        steps: The functions to time. Call each of them once before, so that nothing is compiled
+            while the clock runs.
+        seconds: Total time of each step.
+        clock: A function that returns the time. The default waits until a GPU has finished.
+    """
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    remaining = dict(steps)
+    while remaining:
+        for name, step in list(remaining.items()):
+            start = clock()
+            step()
+            times[name].append(clock() - start)
+            if sum(times[name]) >= seconds and len(times[name]) >= MIN_ROUNDS:
+                del remaining[name]
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def save_results(out: Path, **results: object) -> None:
+    """Write results to a JSON file, with the command, the versions, the hardware and the date."""
+    module = f"reproduction.benchmarks.{Path(sys.argv[0]).stem}"
+    command = shlex.join(["python", "-m", module, *sys.argv[1:]])
+    write_json(out, {**provenance(command), **results})
+
+
+def run_script(main: Callable[..., Any]) -> None:
+    """Run a function as the command line of a script, on one thread and with a fixed seed."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    app = cyclopts.App(default_parameter=cyclopts.Parameter(consume_multiple=True))
+    app.default(main)
+    app()

@@ -1,0 +1,89 @@
+import pandas as pd
+import pytest
+import torch
+
+from reproduction.benchmarks.approximation import (
+    OUT,
+    attention_weights,
+    draw_errors,
+    draw_kernels,
+    draw_tokens,
+    error_slope,
+    main,
+    measure_errors,
+)
+from teka.files import read_json
+from teka.functional import Softmax, Trigonometric, attention
+
+DIM, NUM_TOKENS, DRAWS = 5, 17, 6
+
+
+@pytest.fixture(scope="module")
+def errors() -> pd.DataFrame:
+    return measure_errors(DIM, NUM_TOKENS, [0.3], [0.7], [16, 64, 256], DRAWS)
+
+
+def select(errors: pd.DataFrame, **levels: object) -> pd.DataFrame:
+    for name, level in levels.items():
+        errors = errors[errors[name] == level]
+    return errors
+
+
+def test_errors_are_those_of_attention(errors):
+    query, key, value = draw_tokens("output", 0.3, NUM_TOKENS, DIM)
+    exact = attention(query, key, value, kernel="softmax")
+    expected = []
+    for kernel in draw_kernels("positive", "orthogonal", 64, DIM, DRAWS):
+        output = attention(query, key, value, kernel=kernel, backend="linear")
+        expected.append(((output - exact).norm() / exact.norm()).item())
+    levels = {"kernel": "positive", "projection": "orthogonal", "num_features": 64}
+    row = select(errors, kind="output", **levels).iloc[0]
+    assert row.error == pytest.approx(sum(expected) / DRAWS, rel=1e-9)
+    assert row.lower < row.error < row.upper
+    mean = value.mean(dim=2, keepdim=True)
+    assert row.error_of_mean == pytest.approx(((mean - exact).norm() / exact.norm()).item())
+
+    query, key, _ = draw_tokens("ball", 0.7, NUM_TOKENS, DIM)
+    exact = attention_weights(Softmax(), query, key)
+    expected = []
+    for kernel in draw_kernels("hyperbolic", "independent", 16, DIM, DRAWS):
+        difference = attention_weights(kernel, query, key) - exact
+        expected.append(difference.abs().sum(dim=-1).max().item() / 2)
+    levels = {"kernel": "hyperbolic", "projection": "independent", "num_features": 16}
+    row = select(errors, kind="ball", **levels).iloc[0]
+    assert row.error == pytest.approx(sum(expected) / DRAWS)
+
+
+@pytest.mark.parametrize("kind", ["output", "ball"])
+@pytest.mark.parametrize("projection", ["orthogonal", "independent"])
+def test_errors_fall_with_the_square_root_of_the_number_of_features(errors, kind, projection):
+    line = select(errors, kind=kind, kernel="positive", projection=projection)
+    assert error_slope(line) == pytest.approx(-0.5, abs=0.2)
+
+
+def test_the_tokens_of_a_ball_lie_within_it_and_one_on_its_surface():
+    query, key, _ = draw_tokens("ball", 0.7, NUM_TOKENS, DIM)
+    for tokens in (query, key):
+        lengths = tokens.norm(dim=-1) * DIM**-0.25
+        assert lengths.max() == pytest.approx(0.7)
+        assert lengths.min() < 0.2
+    weights = attention_weights(Softmax(), query, key)
+    assert torch.allclose(weights.sum(dim=-1), torch.ones(1, 1, NUM_TOKENS, dtype=torch.float64))
+
+
+def test_kernels_with_two_features_per_draw_have_half_as_many_draws():
+    for kernel in draw_kernels("trigonometric", "independent", 64, DIM, 2):
+        assert isinstance(kernel, Trigonometric)
+        assert kernel.projection.shape == (32, DIM)
+
+
+def test_the_script_writes_its_results_and_prints_them(tmp_path, capsys):
+    out = tmp_path / "errors.json"
+    main(dim=3, num_tokens=4, sizes=[0.5], radii=[1.0], num_features=[4, 8, 16], draws=2, out=out)
+    assert len(read_json(out)["rows"]) == 2 * 4 * 3 * 3
+    assert "hyperbolic" in capsys.readouterr().out
+
+
+def test_the_committed_errors_can_be_drawn(tmp_path):
+    draw_errors(pd.DataFrame(read_json(OUT)["rows"]), tmp_path / "errors.png")
+    assert (tmp_path / "errors.png").stat().st_size > 10_000

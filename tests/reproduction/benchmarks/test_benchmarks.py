@@ -1,0 +1,126 @@
+import itertools
+import json
+
+import pandas as pd
+import pytest
+import torch
+
+from reproduction.benchmarks import backends, contrast, gpu, layers, million_tokens
+from reproduction.benchmarks.measurement import interleaved_medians
+from teka.files import read_json
+
+
+def test_steps_take_turns_and_leave_after_their_time():
+    calls: list[str] = []
+    now = itertools.count()
+    steps = {name: lambda name=name: calls.append(name) for name in "ab"}
+    medians = interleaved_medians(steps, seconds=3.0, clock=lambda: float(next(now)))
+    assert "".join(calls) == "ababab"
+    assert medians == {"a": 1.0, "b": 1.0}
+
+
+def test_the_layers_are_timed_and_added_to_the_file(tmp_path, capsys):
+    out = tmp_path / "layers.json"
+    names = ["teka, causal", "plain", "MultiheadAttention", "constant × quadratic"]
+    layers.main(tokens=[16], layers=names, seconds=0.0, memory=True, out=out)
+    (result,) = read_json(out).values()
+    for row in result["times"]:
+        assert set(row["ms"]) == set(row["mb"]) == {layers.UNIT, *names}
+    forward, both = (row["mb"]["plain"] for row in result["times"])
+    assert forward < both
+    layers.main(table=True, out=out)
+    assert "multiples of the four products" in capsys.readouterr().out
+
+
+def test_the_plain_layer_is_the_default_layer():
+    torch.manual_seed(0)
+    plain, default = layers.PlainLayer(), layers.TekaLayer()
+    dim_head = layers.DIM // layers.HEADS
+    # teka rotates neighboring features, the plain layer features that are half a head apart.
+    order = torch.arange(layers.DIM).view(layers.HEADS, 2, dim_head // 2).mT.flatten()
+    query, key, value, output = (projection.state_dict() for projection in plain.projections)
+    default.attention.query.load_state_dict({name: x[order] for name, x in query.items()})
+    default.attention.key.load_state_dict({name: x[order] for name, x in key.items()})
+    default.attention.value.load_state_dict(value)
+    default.attention.output.load_state_dict(output)
+    plain.frequency.data = default.attention.relative.frequency[..., 0]
+    tokens = torch.randn(2, 9, layers.DIM)
+    assert torch.allclose(plain(tokens), default(tokens), atol=1e-5)
+
+
+def test_the_committed_times_of_layers_can_be_read(capsys):
+    layers.main(table=True)
+    assert "performer-pytorch, compiled" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_memory_is_measured_in_a_new_process(backward):
+    row = million_tokens.measure("squared_relu", 16, backward=backward)
+    assert row["peak_bytes"] > 1e8
+    assert row["direction"] == ("forward_backward" if backward else "forward")
+
+
+def test_every_backend_of_an_attention_is_timed():
+    case = {
+        "kernel": "squared_relu",
+        "relative": "fourier",
+        "shape": (3, 4),
+        "heads": 2,
+        "batch": 1,
+    }
+    times = backends.measure(case, seconds=0.0)
+    assert set(times) == {"forward", "forward_backward"}
+    assert set(times["forward"]) == {"dense", "linear", "fft"}
+    frame = backends.flatten([{**case, "seconds": times}])
+    assert frame.is_chosen.sum() == 2
+
+
+def test_the_fit_finds_the_rates_of_exact_times():
+    rows = []
+    for heads, multiply_adds, num_bytes in itertools.product([1, 8], [1e6, 1e8], [1e5, 1e9]):
+        nanoseconds = 2e5 + heads * (3e4 + 0.05 * multiply_adds + 0.1 * num_bytes)
+        costs = {"heads": heads, "multiply_adds": multiply_adds, "bytes": num_bytes}
+        rows.append({"backend": "linear", "nanoseconds": nanoseconds, **costs})
+    rates = backends.fit_rates(pd.DataFrame(rows)).loc["linear"]
+    assert rates.tolist() == pytest.approx([2e5, 3e4, 0.05, 0.1], rel=1e-6)
+
+
+def test_the_committed_times_of_backends_can_be_read(capsys):
+    backends.main(table=True)
+    assert "of 458 comparisons" in capsys.readouterr().out
+
+
+def test_attention_is_timed_with_and_without_rotary_and_beside_softmax(monkeypatch):
+    monkeypatch.setattr(gpu, "NUM_CALLS", 1)
+    inputs = gpu.draw_inputs(1, 16, torch.float32, "cpu")
+    query = inputs[0]
+    for is_rotary, is_causal in itertools.product([False, True], repeat=2):
+        variants = gpu.make_variants(inputs, is_rotary, is_causal)
+        variants = {name: passes for name, passes in variants.items() if "compiled" not in name}
+        rows = gpu.measure(variants, query, bandwidth=1e9, seconds=0.0)
+        assert len(rows) == 2 + (not is_rotary)
+        assert all(row["forward_backward"]["share_of_floor"] > 0 for row in rows)
+
+
+def test_the_committed_times_of_the_gpu_can_be_read(capsys):
+    gpu.main(table=True)
+    assert "causal squared_relu × rotary, without Triton" in capsys.readouterr().out
+
+
+def test_the_contrast_of_kernels_is_that_of_the_committed_file(tmp_path):
+    contrast.main(out=tmp_path)
+    results = [
+        json.loads((folder / "contrast.json").read_text())["rows"]
+        for folder in (tmp_path, contrast.FOLDER)
+    ]
+    for row, committed in zip(*results, strict=True):
+        assert row == pytest.approx(committed, rel=1e-6)
+
+
+def test_the_contrast_of_a_layer_before_training_is_small_for_softmax():
+    torch.manual_seed(0)
+    images = torch.rand(2, 1, 14, 14)
+    softmax = contrast.measure_model(images, {"image_size": 14, "kernel": "softmax"})
+    squared = contrast.measure_model(images, {"image_size": 14, "kernel": "squared_relu"})
+    assert len(softmax) == 2
+    assert softmax[0]["class_token"] < 0.3 * squared[0]["class_token"]
