@@ -5,7 +5,8 @@ The commands of `teka` work too. With them, `--model` takes the baselines of thi
 
 import sys
 
-from teka.cli import COMMANDS, main
+from teka.cli import main, make_app
+from teka.cli.parser import old_command
 
 REPRODUCTION_COMMANDS = {
     "study": ("reproduction.commands:study", "train a grid of runs and compare them"),
@@ -24,10 +25,10 @@ def run(words: list[str]) -> int:
     Args:
         words: The command and its options.
     """
-    program = (
-        "python -m reproduction" if words[:1] and words[0] in REPRODUCTION_COMMANDS else "teka"
-    )
-    return main(words, COMMANDS | REPRODUCTION_COMMANDS, program)
+    app = make_app("python -m reproduction")
+    for name, (path, summary) in REPRODUCTION_COMMANDS.items():
+        app.command(old_command(path), name=name, help=summary, help_flags=[], version_flags=[])
+    return main(words, app)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ from reproduction.heads.measure import attention_maps, middle_query
 from reproduction.heads.page import head_finding, write_heads
 from reproduction.heads.prune import prune as prune_run
 from reproduction.heads.record import BEFORE_PRUNING_FILE, HEADS_FILE, load_head_record
-from teka.cli.parser import Option, command, fields_of, progress_bar
-from teka.cli.runs import DATA_DIR, RUN
+from teka.cli.parser import DATA_DIR, RUN, Option, command, fields_of, progress_bar
 from teka.errors import wrong_value
 from teka.reporting.tables import Table
 from teka.training import restore

@@ -23,7 +23,7 @@ from teka.audit.adapters.case import AuditCase, make_case
 from teka.audit.report import AuditReport
 from teka.audit.settings import AuditSettings
 from teka.cli import main as teka
-from teka.cli.own_models import OWN_LOADERS
+from teka.cli.local_models import LOCAL_LOADERS
 from teka.data import load as load_data
 from teka.files import write_json
 from teka.models import load as load_packaged
@@ -140,7 +140,7 @@ def enlarged(data_dir: str) -> str:
 
 def case_of(spec: str, preset: str, data: str, data_dir: str) -> AuditCase:
     """The model and images that the command shows it."""
-    subject = load(spec, Reading(data_dir=data_dir), loaders=OWN_LOADERS)
+    subject = load(spec, Reading(data_dir=data_dir), loaders=LOCAL_LOADERS)
     settings = AuditSettings(seed=SEED, batch_size=BATCH)
     return make_case(subject, data, settings, data_dir=data_dir, num_images=IMAGES[preset])
 

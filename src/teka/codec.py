@@ -51,7 +51,7 @@ def decode(kind: type[T], content: object, argument: str | None = None) -> T:
     Raises:
         ValueError: A field is missing, unknown or of the wrong type. The message names the field.
     """
-    return _decode(kind, content, argument or kind.__name__)
+    return decode_value(kind, content, argument or kind.__name__)
 
 
 @cache
@@ -59,7 +59,8 @@ def _field_types(kind: type) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
-def _decode(kind: Any, content: object, where: str) -> Any:
+def decode_value(kind: Any, content: object, where: str) -> Any:
+    """Convert JSON data to any type that a field can have, as `decode` does."""
     origin, arguments = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
         return _decode_fields(kind, content, where)
@@ -67,7 +68,7 @@ def _decode(kind: Any, content: object, where: str) -> Any:
         return _decode_union(arguments, content, where)
     if origin is Annotated:
         number_type, most, expected = arguments
-        number = _decode(number_type, content, where)
+        number = decode_value(number_type, content, where)
         if not 0 <= number <= most:
             raise wrong_value(where, content, expected)
         return number
@@ -80,12 +81,12 @@ def _decode(kind: Any, content: object, where: str) -> Any:
         if len(items) != len(arguments):
             raise wrong_value(where, content, f"a list of {len(arguments)}")
         return tuple(
-            _decode(item_type, item, f"{where}[{index}]")
+            decode_value(item_type, item, f"{where}[{index}]")
             for index, (item_type, item) in enumerate(zip(arguments, items, strict=True))
         )
     if origin in (tuple, list, Sequence):
         items = [
-            _decode(arguments[0], item, f"{where}[{index}]")
+            decode_value(arguments[0], item, f"{where}[{index}]")
             for index, item in enumerate(_check_type(content, Sequence, where, "a list"))
         ]
         return items if origin is list else tuple(items)
@@ -110,7 +111,7 @@ def _decode_mapping(key_type: Any, value_type: Any, content: object, where: str)
     for key, item in items.items():
         if key_type is int and not re.fullmatch("0|-?[1-9][0-9]*", str(key)):
             raise wrong_value(f"{where}.{key}", key, "a whole number as key, such as '-4'")
-        decoded[key_type(key)] = _decode(value_type, item, f"{where}.{key}")
+        decoded[key_type(key)] = decode_value(value_type, item, f"{where}.{key}")
     return decoded
 
 
@@ -128,7 +129,7 @@ def _decode_fields(kind: Any, content: object, where: str) -> Any:
     field_types = _field_types(kind)
     return kind(
         **{
-            name: _decode(field_types[name], item, f"{where}.{name}")
+            name: decode_value(field_types[name], item, f"{where}.{name}")
             for name, item in items.items()
         }
     )
@@ -142,7 +143,7 @@ def _decode_union(kinds: tuple[Any, ...], content: object, where: str) -> Any:
     errors = {}
     for kind in sorted(kinds, key=lambda kind: kind is float):
         try:
-            return _decode(kind, content, where)
+            return decode_value(kind, content, where)
         except ValueError as error:
             errors[kind] = error
     errors.pop(type(None), None)

@@ -7,7 +7,8 @@ from pathlib import Path
 from teka.audit.layers.fixes import FIXES
 from teka.audit.movement import TRANSLATION_MODES
 from teka.audit.settings import PARTS
-from teka.cli.audit import METRICS, SHIFT_SETS
+from teka.cli.audit import METRICS
+from teka.cli.audit_options import SHIFT_SETS
 from teka.functional import KERNELS, RELATIVES
 from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 from tests.campaign.outcome import Tally, run_command
@@ -36,7 +37,7 @@ BASES = {
     "predict": ["predict", "picture.png", "--model", "model"],
     "audit": ["audit", "model.py:make", *AUDIT, "--skip", *PARTS],
     "compare": ["compare", "model.py:make", "model", *AUDIT],
-    "mend": ["mend", "model.py:make", *AUDIT],
+    "fix": ["fix", "model.py:make", *AUDIT],
     "study": ["study", "study.yaml", "--summary", "--out", "new"],
     "reproduce": ["reproduce", "table1", "--list"],
     "download": ["download", "digits"],
@@ -46,7 +47,7 @@ OPTIONS = {
     "train": "dim depth heads dim_head patch_size stem periodic pool position kernel num_features backend epochs seed "
     "batch_size optimizer learning_rate betas momentum weight_decay schedule warmup gradient_clip patience epsilon "
     "redraw_every precision label_smoothing random_shift random_flip data data_dir image_size train_size query_key "
-    "validation_size model tokens encoding content downsampling resnet_stem dropout position_heads num_waves gate "
+    "validation_size model tokens content downsampling resnet_stem dropout position_heads num_waves gate "
     "longest_wave wave_weight rotation_weight_scale rotary_normalizer value_convolution out resume loggers recipe "
     "config accelerator devices num_nodes accumulate compile activation_checkpointing",
     "evaluate": "data_dir batch_size",
@@ -60,7 +61,7 @@ OPTIONS = {
     "fail_under metric markdown badge weights num_classes mean std bgr find_worst precision change",
     "compare": "data images seed mode max_shift shifts step background batch_size device confidence html json markdown "
     "resume",
-    "mend": "data images seed mode max_shift shifts step background batch_size device confidence html json markdown "
+    "fix": "data images seed mode max_shift shifts step background batch_size device confidence html json markdown "
     "resume fix out weights",
     "study": "out data_dir processes parallel only summary repeat",
     "reproduce": "scale out data_dir processes parallel only list summary",
@@ -145,7 +146,6 @@ FITTING = {
     "optimizer": ("adam", "adamw", "sgd"),
     "schedule": ("constant", "cosine"),
     "precision": ("float32", "bfloat16", "float16"),
-    "encoding": ("quadratic", "generalized_quadratic", "table"),
     "dtype": ("float16", "float32"),
     "direction": ("forward", "forward_backward"),
     "ground": ("auto", "dark", "light"),

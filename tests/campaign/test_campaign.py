@@ -116,7 +116,7 @@ def test_a_model_that_leaves_the_program_does_not_pass_the_gate(function: str):
         ),
         ("demo --seeds=--", "seeds"),
         ("train --config=--", "a YAML file"),
-        ("train --out=", "--out is '', expected a value"),
+        ("train --out=", "--out must be a value, got ''"),
         ("train --out /proc/teka", "out must be a folder that can be written to"),
     ],
 )

@@ -1,6 +1,5 @@
 import json
 import os
-from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,7 @@ from PIL import Image
 
 from teka.audit.report import AuditReport
 from teka.cli import main
-from teka.cli.audit import check_files, shift_set
+from teka.cli.audit_options import check_outputs, shift_set
 from tests.audit.adapters.tiny_vit import write_vit
 
 SOURCE = """
@@ -257,10 +256,10 @@ def test_bad_input_is_one_line_before_anything_is_measured(here, fails):
     assert "one of" in fails("audit", "nothing", "--data", "data.npz")
     assert "It has" in fails("audit", "models.py:plaice", "--data", "data.npz")
     assert "Did you mean 'digits'" in fails("audit", "digits", "--data", "digitz")
-    assert "Did you mean 'circular'" in fails(*good, "--mode", "circulr", *FAST)
-    assert "metric" in fails(*good, "--metric", "flip_rate")
+    assert 'Did you mean "circular"' in fails(*good, "--mode", "circulr", *FAST)
+    assert "--metric" in fails(*good, "--metric", "flip_rate")
     assert "fail_under" in fails(*good, "--fail-under", "95")
-    assert "skip" in fails(*good, "--skip", "noises")
+    assert 'Did you mean "noise"' in fails(*good, "--skip", "noises")
     assert "preset" in fails(*good, "--preset", "horn2022")
     assert "a directory" in fails(*good, "--html", here / "taken")
     assert "got -1" in fails(*good, "--images", "-1")
@@ -331,7 +330,7 @@ def test_a_model_that_came_in_training_mode_is_searched_in_evaluation(here):
 def test_a_pipe_is_written_to_where_no_file_can_be_made():
     reader, writer = os.pipe()
     try:
-        assert check_files(Namespace(badge=f"/dev/fd/{writer}", html=None, resume=None)) is None
+        check_outputs({"badge": f"/dev/fd/{writer}"}, ())
     finally:
         os.close(reader)
         os.close(writer)
@@ -354,7 +353,7 @@ def test_the_worst_shift_alone_is_found_and_makes_no_report(
     shown = capsys.readouterr().out
     assert r"The worst of 25 shifts is (dy, dx) = (" in shown
     for unused, said in (
-        (("--json", str(tmp_path / "report.json"), "--change", "flip"), "json, changes"),
+        (("--json", str(tmp_path / "report.json"), "--change", "flip"), "json, change"),
         (
             ("--fail-under", "0.5", "--precision", "2", "--budget", "9"),
             "fail_under, precision, budget",
@@ -362,7 +361,7 @@ def test_the_worst_shift_alone_is_found_and_makes_no_report(
         (("--preset", "chaman2021", "--resume", str(tmp_path / "state")), "preset, resume"),
         (("--mode", "zero", "circular"), "several modes"),
     ):
-        assert f"find_worst must be None with {said}: it looks for one" in fails(*asked, *unused)
+        assert f"find_worst must be None with {said}: it searches one" in fails(*asked, *unused)
     assert not (tmp_path / "state").exists()
     assert "find_worst must be None without labels" in fails(*asked, "--ignore-labels")
 
@@ -375,13 +374,10 @@ def test_a_result_does_not_overwrite_the_model_or_the_data(
     monkeypatch.chdir(tmp_path)
     Path(overwritten).write_text("kept")
     Path("link").symlink_to(overwritten)
-    results = dict.fromkeys(("out", "html", "json", "markdown", "badge", "resume"))
-    for inputs in ({"model": "code.py:make"}, {"models": ["digits", "code.py"]}):
+    for inputs in (("code.py:make", "images.npz"), ("digits", "code.py", "images.npz")):
         for path in (overwritten, f"./{overwritten}", "link"):
             with pytest.raises(
                 ValueError, match=f"{argument} must be another file than that of a model or"
             ):
-                check_files(
-                    Namespace(**{**results, **inputs, "data": "images.npz", argument: path})
-                )
+                check_outputs({argument: path}, inputs)
     assert Path(overwritten).read_text() == "kept"

@@ -35,7 +35,8 @@ def test_options_become_the_run(tmp_path, capsys):
                 "--position",
                 "clipped",
                 "--betas",
-                "[0.8, 0.9]",
+                "0.8",
+                "0.9",
                 "--out",
                 str(tmp_path / "r"),
             ]
@@ -129,7 +130,7 @@ def test_a_run_on_a_file_of_ones_own_is_named_after_it_and_evaluated(tmp_path, m
     folder = tmp_path / "runs" / "noise-rotary-squared_relu-0"
     assert Run.load(folder).data == "data/noise.npz"
     assert main(["evaluate", str(folder)]) == 0
-    assert "on 10 test images of data/noise.npz" in capsys.readouterr().out
+    assert "on the test images of data/noise.npz" in capsys.readouterr().out
 
 
 def test_a_recipe_decides_how_it_is_trained_and_other_options_go_before_it(tmp_path):
@@ -226,7 +227,7 @@ def test_of_several_processes_that_torchrun_starts_the_first_prints(tmp_path, ca
     shown = capfd.readouterr()
     assert [process.exitcode for process in processes] == [0, 0], shown.err
     *_, row, last = shown.out.splitlines()
-    assert len(shown.out.splitlines()) == 4  # two are the table's heading
+    assert len(shown.out.splitlines()) == 5  # the first names the run, two head the table
     assert row.split()[0] == "1/1"
     assert last.startswith(f"{tmp_path / 'r'}: ")
     assert json.loads((tmp_path / "r" / "result.json").read_text())["peak_source"].startswith(

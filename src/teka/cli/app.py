@@ -16,13 +16,42 @@ from rich.box import SIMPLE
 from rich.console import Console
 
 from teka import __version__
-from teka.codec import decode
+from teka.codec import decode_value
 from teka.errors import wrong_value
 
 # Annotation of the keyword-only parameter `command` of a function that records its command line.
 CommandLine = Annotated[str, Parameter(parse=False)]
 # Import path and summary of each command, in the order of the help.
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS = {
+    "demo": (
+        "teka.cli.shift:demo",
+        "Train five small models on digits and compare them on shifted images.",
+    ),
+    "download": ("teka.cli.pictures:download", "Download published data sets and check them."),
+    "train": ("teka.cli.runs:train_app", "Train a model on a data set."),
+    "evaluate": (
+        "teka.cli.runs:evaluate",
+        "Measure the accuracy of a trained run on every test image.",
+    ),
+    "shift": (
+        "teka.cli.shift:shift",
+        "Measure the accuracy of trained runs at every shift of their test images.",
+    ),
+    "export": ("teka.cli.runs:export", "Write the best weights of a finished run as a model file."),
+    "predict": ("teka.cli.pictures:predict", "Classify picture files with a trained model."),
+    "audit": (
+        "teka.cli.audit:audit",
+        "Measure how the predictions of a model change when its input images are shifted.",
+    ),
+    "compare": (
+        "teka.cli.compare:compare",
+        "Audit models on the same shifted images and compare every two of them.",
+    ),
+    "fix": (
+        "teka.cli.fix:fix",
+        "Make a model less sensitive to shifts without training, and audit it before and after.",
+    ),
+}
 # Options that are not named after the field that they set.
 OPTION_NAMES = {"deviation": "std", "blue_first": "bgr", "budget_seconds": "budget"}
 
@@ -40,6 +69,7 @@ def make_app(name: str = "teka") -> App:
         name=name,
         help="Train, use and audit vision models whose attention depends on relative positions.",
         version=f"teka {__version__}",
+        group_parameters="Options",
         console=_Console(),
         help_formatter=DefaultFormatter(panel_spec=PanelSpec(box=SIMPLE)),
         default_parameter=Parameter(
@@ -53,6 +83,7 @@ def make_app(name: str = "teka") -> App:
     )
     for order, (command, (path, summary)) in enumerate(COMMANDS.items()):
         app.command(path, name=command, help=summary, sort_key=order)
+    app.command("teka.cli.fix:fix", name="mend", show=False)  # its former name
     return app
 
 
@@ -69,7 +100,7 @@ def convert(kind: Any, tokens: Sequence[Token]) -> Any:
     The conversion is strict: no number is rounded, and an empty word is an error.
     """
     name = (tokens[0].keyword or "the argument").strip("[]")
-    words = [token.value for token in tokens]
+    words = [{"True": "true", "False": "false"}.get(t.value, t.value) for t in tokens]  # of YAML
     if "" in words:
         raise wrong_value(name, "", "a value")
     is_list = len(words) > 1 or all(
@@ -79,10 +110,10 @@ def convert(kind: Any, tokens: Sequence[Token]) -> Any:
     )
     json_values = [_read_json(word) for word in words]
     try:
-        return decode(kind, json_values if is_list else json_values[0], name)
+        return decode_value(kind, json_values if is_list else json_values[0], name)
     except ValueError as error:
         try:  # a string that looks like JSON, such as a file named 5
-            return decode(kind, words if is_list else words[0], name)
+            return decode_value(kind, words if is_list else words[0], name)
         except ValueError:
             raise error from None
 
@@ -94,12 +125,24 @@ def _read_json(word: str) -> object:
         return word
 
 
-def describe_error(error: CycloptsError) -> str:
-    """Return what is wrong with a command line: the argument, its value and what was expected."""
+def describe_error(error: CycloptsError, program: str) -> str:
+    """Return what is wrong with a command line: the argument, its value and what was expected.
+
+    Args:
+        error: Error of the parser.
+        program: Program and command.
+    """
     if isinstance(error, CoercionError) and isinstance(error.msg, str):
         return error.msg
     if isinstance(error, MissingArgumentError) and error.argument is not None:
-        return f"{error.argument.name} needs a value"
+        argument = error.argument
+        if error.keyword is None and argument.required:
+            options = [option for option in argument.children_recursive if not option.children]
+            missing = next((option for option in options if option.required), argument)
+            return f"{missing.name} is required; see {program} --help"
+        name = argument.name
+        count = argument.token_count()[0]
+        return f"{name} needs {f'{count} values' if count > 1 else 'a value'}"
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         return f"{error.unused_tokens[0]!r} is not expected here"
     error.verbose = False

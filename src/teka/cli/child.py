@@ -1,7 +1,8 @@
-"""A child process for commands that run a model's code, so that the code cannot end the command unnoticed.
+"""A child process for commands that run a model's code.
 
-The parent reports success only if the child delivers an exit code through a pipe. A child that ends without one,
-whether by `os._exit`, a signal or a crash, is an error.
+The code cannot end the command unnoticed, because the parent reports success only if the child
+sends an exit code through a pipe. A child that ends without one, whether by `os._exit`, a signal
+or a crash, is an error.
 """
 
 import contextlib
@@ -20,15 +21,12 @@ from typing import Any
 USAGE_ERROR = 2
 INTERRUPTED = 130  # 128 + SIGINT, as in shells
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as in shells
-GRACE_SECONDS = (
-    10.0  # for a call that began within the budget, for an interrupted child, and for its cleanup
-)
-_LONGEST_WAIT = (
-    1.0  # seconds, because a process that the child has left behind can keep its pipes open
-)
-_INTERRUPT_SECONDS = (
-    1.0  # a terminal and the parent both send an interrupt; within this time they count as one
-)
+# For a call that began within the budget, for an interrupted child, and for the cleanup of a child.
+GRACE_SECONDS = 10.0
+# The parent polls, because a process that the child has left behind can keep the pipes open.
+_POLL_SECONDS = 1.0
+# A terminal and the parent both send an interrupt. Within this time they count as one.
+_INTERRUPT_SECONDS = 1.0
 _IDLE, _CALL, _DONE = b"idle", b"call", b"done"
 
 _connection: Connection | None = None  # to the parent, in the child
@@ -41,7 +39,10 @@ def in_child() -> bool:
 
 
 def was_interrupted() -> bool:
-    """Return True in a child that received an interrupt, in contrast to code that raised `KeyboardInterrupt`."""
+    """Return True in a child that received an interrupt.
+
+    In contrast, the code of a model may raise `KeyboardInterrupt` by itself.
+    """
     return _was_interrupted
 
 
@@ -80,12 +81,16 @@ def run_in_child(
 def _await_code(
     process: BaseProcess, receiver: Connection, seconds: float | None = None
 ) -> int | str | None:
-    """Return the exit code of the child, None if it ended without one, or the reason to kill it if time is up."""
+    """Wait for the exit code of the child.
+
+    Returns:
+        The exit code, None if the child ended without one, or the reason to kill it if time is up.
+    """
     deadline = math.inf if seconds is None else time.monotonic() + seconds
     reason = ""
     while True:
         left = deadline - time.monotonic()
-        ready = wait([receiver, process.sentinel], min(max(left, 0.0), _LONGEST_WAIT))
+        ready = wait([receiver, process.sentinel], min(max(left, 0.0), _POLL_SECONDS))
         if not ready and left <= 0:
             return reason
         if receiver not in ready and not receiver.poll():
@@ -105,13 +110,16 @@ def _await_code(
             budget = float(rest[0])
             deadline = time.monotonic() + budget + GRACE_SECONDS
             reason = (
-                f"the model did not answer within --budget {budget:g} and {GRACE_SECONDS:g} more seconds; if it is "
-                "slow, raise the budget or lower --batch-size"
+                f"the model did not answer within --budget {budget:g} and {GRACE_SECONDS:g} more "
+                "seconds; if it is slow, raise the budget or lower --batch-size"
             )
 
 
 def _interrupt(process: BaseProcess, receiver: Connection) -> int:
-    """Hand an interrupt on to the child, because only a terminal sends it to both processes, and await the end."""
+    """Send an interrupt to the child and wait for its end.
+
+    The signal is needed because only a terminal sends an interrupt to both processes.
+    """
     code = None
     with contextlib.suppress(KeyboardInterrupt, ProcessLookupError):
         if os.name == "posix" and process.pid is not None and process.is_alive():
@@ -129,7 +137,8 @@ def _describe_end(exit_code: int | None) -> str:
         with contextlib.suppress(ValueError):
             name = signal.Signals(-exit_code).name
             return f"the process was ended by {name} before the result was complete"
-    return f"the model's code ended the process with exit code {exit_code} before the result was complete"
+    reason = f"the model's code ended the process with exit code {exit_code}"
+    return f"{reason} before the result was complete"
 
 
 def _occupy_standard_streams() -> None:
@@ -144,18 +153,12 @@ def _run_child(run: Callable[[list[str]], int], words: list[str], connection: Co
     global _connection
     _connection = connection
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    if (
-        signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
-    ):  # as it is in the background of a shell
+    # A shell ignores interrupts of its background jobs.
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _raise_interrupt())
-    try:
-        code = run(words)
-    except SystemExit as error:  # of the parser, which has printed help or an error
-        code = (
-            error.code if isinstance(error.code, int) else 0 if error.code is None else USAGE_ERROR
-        )
+    code = run(words)
     connection.send_bytes(b"%s %d" % (_DONE, code))
-    # The report is complete. What handlers of the model's code print at exit would only follow it.
+    # The report is complete. Do not print what the model's exit handlers write.
     with contextlib.suppress(OSError):
         null = os.open(os.devnull, os.O_WRONLY)
         for number in (1, 2):
@@ -183,9 +186,10 @@ def _raise_interrupt() -> Callable[[int, Any], None]:
 
 
 def report_calls(budget: float | None) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Return a context for each call of a model's code, whose begin and end the parent is told.
+    """Return a context manager for calls of a model's code.
 
-    The context also restores the standard streams, which the code may replace.
+    It tells the parent when a call begins and ends, so that the parent can end a call that takes
+    too long. It also restores the standard streams, which the code may replace.
     """
 
     @contextlib.contextmanager

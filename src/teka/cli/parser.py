@@ -138,6 +138,8 @@ def command(
     return lambda main: Command(main, options, examples, parser)
 
 
+RUN = Option("run", str, "Folder of a finished run.")
+DATA_DIR = Option("--data_dir", str | None, "Folder with the data set's files, if it has moved.")
 Show = Callable[[str, int, int | None, str], None]
 
 
@@ -175,3 +177,28 @@ def progress_bar(*, lines: bool = False) -> Iterator[Show]:
             bar.update(bar.task_ids[-1], completed=done, total=total, note=text)
 
         yield show
+
+
+def old_command(path: str) -> Any:
+    """Return a command for `App.command` that runs an object made by `command`."""
+    import pkgutil
+    from typing import Annotated
+
+    from cyclopts import Parameter
+
+    from teka.cli.app import CommandLine
+
+    def run(
+        *words: Annotated[
+            str, Parameter(allow_leading_hyphen=True, converter=lambda _, t: t[0].value)
+        ],
+        command: CommandLine,
+    ) -> int:
+        old: Command = pkgutil.resolve_name(path)
+        try:
+            options = old.make_parser().parse_args(list(words))
+        except SystemExit as error:  # of the parser, which has printed help or an error
+            return int(str(error.code))
+        return old.main(options, command) or 0
+
+    return run

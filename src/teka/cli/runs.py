@@ -1,95 +1,94 @@
 """Commands of trained runs: train, evaluate and export."""
 
-import argparse
-import contextlib
-import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from cyclopts import App, Parameter
+from cyclopts.argument import ArgumentCollection
+from cyclopts.config import Dict
 
 from teka import training
-from teka.cli.parser import Option, Parser, command, fields_of, progress_bar
+from teka.cli.app import CommandLine
+from teka.cli.progress import show_progress
 from teka.errors import wrong_value
 from teka.files import read_yaml, resolve_path
 from teka.models.model_file import WEIGHTS_FILE
 from teka.training import Execution, Run, restore
 from teka.training.execution import is_first_process
-from teka.training.recipe import Recipe, recipe_names
+from teka.training.recipe import Recipe, read_recipe
 from teka.training.run import DataOptions, ModelOptions
 from teka.training.trained_run import EVALUATION_FILE
 
-RECIPE_HELP = f"How it is trained: {', '.join(recipe_names())}, or a YAML file; other options go before its fields."
-RUN = Option("run", str, "Folder of a finished run.")
-LOGGERS_HELP = "Services to log to besides CSV and TensorBoard: wandb, mlflow. Nothing is sent to one not named."
-DATA_DIR = Option("--data_dir", str | None, "Folder with the data set's files, if it has moved.")
+
+def read_option_files(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Set the options that the command line leaves out, from --config and then from --recipe."""
+
+    def set_options(content: object, file: str) -> None:
+        if not isinstance(content, dict) or any(isinstance(v, dict) for v in content.values()):
+            raise wrong_value("config", file, "a file of options and their values")
+        options = {str(name): value for name, value in content.items()}
+        Dict(options, source=file, use_commands_as_keys=False)(app, commands, arguments)
+
+    for token in reversed(arguments["--config"].tokens):  # an option of the last file counts
+        set_options(read_yaml("config", token.value), token.value)
+    for token in arguments["--recipe"].tokens[-1:]:
+        recipe = vars(read_recipe(token.value))
+        set_options({k: v for k, v in recipe.items() if v is not None}, token.value)
 
 
-class _TrainParser(Parser):
-    """A parser whose defaults are the fields of the recipe that is asked for, so that other options go before them."""
-
-    def parse_args(self, *arguments: Any, **options: Any) -> Any:
-        first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-        first.add_argument("--recipe")
-        first.add_argument("--config", action="append", default=[])
-        with contextlib.suppress(argparse.ArgumentError):  # which the whole parser puts into words
-            given = first.parse_known_args(*arguments[:1])[0]
-            # The whole parser reads files without a limit to their nesting.
-            files = [read_yaml("config", str(file)) for file in given.config]
-            recipes = [
-                file["recipe"]
-                for file in files
-                if isinstance(file, dict) and file.get("recipe") is not None
-            ]
-            recipes += [] if given.recipe is None else [given.recipe]
-            if recipes:
-                self.set_defaults(vars(training.read_recipe(recipes[-1])))
-        return super().parse_args(*arguments, **options)
+train_app = App(name="train", config=read_option_files)
 
 
-@command(
-    Option("--recipe", str | None, RECIPE_HELP),
-    lambda parser: parser.add_argument(
-        "--config", action="config", help="YAML or JSON file of the options below."
-    ),
-    Option("--out", str | None, "Folder of the run, named after it under runs/ by default."),
-    Option(
-        "--resume",
-        str | None,
-        "Folder of a run to resume by its own options, but for those of devices and parts.",
-    ),
-    Option("--loggers", str, LOGGERS_HELP, [], nargs="+"),
-    fields_of(DataOptions, ModelOptions, Recipe),
-    Option("--encoding", str | None, "The older name of --position of self_attention."),
-    Option("--seed", int, "Seed of weights, order of images, dropout, projections.", 0),
-    fields_of(Execution),
-    examples=(
-        "teka train --position rotation --seed 1",
-        "teka train --data mnist --data-dir data --image-size 32 --position absolute --kernel positive",
-        "teka train --recipe teka --data mnist --data-dir data --image-size 32 --epochs 5",
-        "teka train --data pictures --image-size 32 --out runs/pictures",
-        "teka train --config run.yaml --epochs 50 --out runs/long",
-        "teka train --resume runs/long",
-        "teka train --loggers wandb --out runs/shared",
-        "torchrun --standalone --nproc-per-node 4 --no-python teka train --batch-size 256",
-    ),
-    parser=_TrainParser,
-)
-def train(options: argparse.Namespace, command: str) -> None:
-    """Train a model on a data set; Ctrl-C leaves a run that --resume continues."""
-    fields = vars(options)
-    out, resume, loggers = fields.pop("out"), fields.pop("resume"), fields.pop("loggers")
-    fields.pop("config", None)
-    fields.pop("recipe")
-    execution = Execution(
-        **{field.name: fields.pop(field.name) for field in dataclasses.fields(Execution)}
-    )
-    run = Run.from_dict(fields)
+@train_app.default
+def train(
+    *,
+    out: str | None = None,
+    resume: str | None = None,
+    recipe: str | None = None,
+    config: tuple[str, ...] = (),
+    loggers: tuple[str, ...] = (),
+    seed: int = 0,
+    images: Annotated[DataOptions, Parameter(name="*", group="Data")] = DataOptions(),
+    network: Annotated[ModelOptions, Parameter(name="*", group="Model")] = ModelOptions(),
+    training_recipe: Annotated[Recipe, Parameter(name="*", group="Training")] = Recipe(),
+    execution: Annotated[Execution, Parameter(name="*", group="Devices")] = Execution(),
+    command: CommandLine,
+) -> None:
+    """Train a model on a data set.
+
+    Ctrl-C stops the run. The same run continues with `--resume`.
+
+    For example:
+
+        teka train --position rotation --seed 1
+        teka train --data mnist --data-dir data --image-size 32 --position absolute
+        teka train --recipe teka --data pictures --image-size 32 --out runs/pictures
+        teka train --config run.yaml --epochs 50 --out runs/long
+        teka train --resume runs/long
+        torchrun --standalone --nproc-per-node 4 --no-python teka train --batch-size 256
+
+    Args:
+        out: Folder of the run. By default it is named after the data, the model and the seed, in
+            the folder runs.
+        resume: Folder of a run to continue with its own options. Only options of devices can be
+            given too.
+        recipe: Values for the options of training: horn2021, teka, or another recipe of the
+            package, or a YAML file. Options on the command line or in --config go first.
+        config: YAML or JSON file with values for any of these options. Options on the command line
+            go first.
+        loggers: Services that record the run in addition to CSV and TensorBoard: wandb, mlflow.
+        seed: Seed of the weights, the order of the images, dropout and random projections.
+    """
+    run = Run(images, network, training_recipe, seed)
     if resume is not None:
         if out is not None or run != Run():
-            raise wrong_value("resume", resume, "no option of a run beside it; its own are used")
-        out, run = resume, Run.load(Path(resume))
-    folder = _default_folder(run) if out is None else Path(out)
+            raise wrong_value("resume", resume, "given without other options of the run")
+        run = Run.load(Path(resume))
+    folder = Path(resume or out or _default_folder(run))
+    if is_first_process():
+        print(f"training {run.model} on {run.data}, at most {run.epochs} epochs, in {folder}")
     try:
-        result: Any = training.train(
+        result = training.train(
             run,
             folder,
             resume=resume is not None,
@@ -102,66 +101,70 @@ def train(options: argparse.Namespace, command: str) -> None:
             print(f"interrupted; resume with: teka train --resume {folder}")
         raise
     if is_first_process():
-        accuracy = result["validation_accuracy"]
-        held_out = "" if accuracy is None else f", validation accuracy {100 * accuracy:.1f} %"
-        took = f"{result['epochs']} epochs, {result['seconds']:.0f} s"
-        print(f"{folder}: {result['parameters']:,} parameters, {took}{held_out}")
+        summary = [f"{result['parameters']:,} parameters", f"{result['epochs']} epochs"]
+        summary += [f"{result['seconds']:.0f} s"]
+        if result["validation_accuracy"] is not None:
+            summary += [f"validation accuracy {100 * result['validation_accuracy']:.1f} %"]
+        print(f"{folder}: {', '.join(summary)}")
 
 
 def _default_folder(run: Run) -> Path:
-    data = resolve_path("data", run.data).stem  # of a name, or a path
+    data = resolve_path("data", run.data).stem  # of a name or a path
     model = f"{run.position}-{run.kernel}" if run.model == "performer" else run.model
     return Path("runs") / f"{data}-{model}-{run.seed}"
 
 
-@command(
-    RUN,
-    DATA_DIR,
-    Option("--batch_size", int, "Images at a time.", 256),
-    examples=(
-        "teka evaluate runs/digits-rotation-squared_relu-0",
-        "teka evaluate runs/long --data-dir data",
-    ),
-)
-def evaluate(options: argparse.Namespace, command: str) -> None:
-    """Measure a trained run on every test image."""
-    trained = restore(options.run, data_dir=options.data_dir)
-    with progress_bar() as show:
-        shown = {"progress": lambda done, total: show("test images", done, total, "")}
+def evaluate(
+    run: str, /, *, data_dir: str | None = None, batch_size: int = 256, command: CommandLine
+) -> None:
+    """Measure the accuracy of a trained run on every test image.
+
+    For example:
+
+        teka evaluate runs/digits-rotary-squared_relu-0
+        teka evaluate runs/long --data-dir data
+
+    Args:
+        run: Folder of a finished run.
+        data_dir: Folder with the files of the data set, if it has moved.
+        batch_size: Number of images per batch.
+    """
+    trained = restore(run, data_dir=data_dir)
+    print(f"evaluating {trained.name} on the test images of {trained.dataset.name}")
+    with show_progress() as show:
         evaluation = training.evaluate(
-            trained, batch_size=options.batch_size, command=command, **shown
+            trained,
+            batch_size=batch_size,
+            command=command,
+            progress=lambda done, total: show("test images", done, total),
         )
     low, high = evaluation.interval
-    print(f"{trained.name} on {evaluation.test_images:,} test images of {evaluation.dataset}")
     print(
-        f"accuracy  {100 * evaluation.accuracy:.2f} %   (95 % interval {100 * low:.2f} % to {100 * high:.2f} %)"
+        f"accuracy  {100 * evaluation.accuracy:.2f} % of {evaluation.test_images:,} images   "
+        f"(95 % interval {100 * low:.2f} % to {100 * high:.2f} %)"
     )
     for label, accuracy in enumerate(evaluation.accuracy_by_class):
         print(f"class {label:>3}  {100 * accuracy:.2f} %")
     print(f"written: {trained.folder / EVALUATION_FILE}")
 
 
-@command(
-    RUN,
-    Option(
-        "--out", str, "Folder to write; a model file that stood there is replaced.", required=True
-    ),
-    Option(
-        "--dtype", str, "How weights are stored: float32, or float16, which rounds them.", "float32"
-    ),
-    DATA_DIR,
-    examples=(
-        "teka export runs/digits-rotary-squared_relu-0 --out models/digits",
-        "teka export runs/mnist --data-dir data --out models/mnist --dtype float16",
-    ),
-)
-def export(options: argparse.Namespace, command: str) -> None:
-    """Write the best weights of a finished run as a model file, for teka predict --model and teka.models.load.
+def export(run: str, /, *, out: str, dtype: str = "float32", data_dir: str | None = None) -> None:
+    """Write the best weights of a finished run as a model file.
 
-    It is a folder with config.json and model.safetensors.
+    A model file is a folder with config.json and model.safetensors. `teka predict --model` and
+    `teka.models.load` read it.
+
+    For example:
+
+        teka export runs/digits-rotary-squared_relu-0 --out models/digits
+        teka export runs/mnist --data-dir data --out models/mnist --dtype float16
+
+    Args:
+        run: Folder of a finished run.
+        out: Folder to write. A model file that exists there is replaced.
+        dtype: Type of the stored weights: float32, or float16, which rounds them.
+        data_dir: Folder with the files of the data set, if it has moved.
     """
-    folder = training.export(
-        restore(options.run, data_dir=options.data_dir), options.out, dtype=options.dtype
-    )
+    folder = training.export(restore(run, data_dir=data_dir), out, dtype=dtype)
     size = (folder / WEIGHTS_FILE).stat().st_size
-    print(f"written: {folder}, the weights in {size / 1e6:.2f} MB of {options.dtype}")
+    print(f"written: {folder}, the weights in {size / 1e6:.2f} MB of {dtype}")

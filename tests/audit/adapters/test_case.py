@@ -17,7 +17,7 @@ from teka.audit.adapters.case import (
 )
 from teka.audit.function import call_model
 from teka.audit.settings import AuditSettings
-from teka.cli.own_models import OWN_LOADERS
+from teka.cli.local_models import LOCAL_LOADERS
 from teka.data import Normalize, resize_bilinear
 from teka.data import load as load_data
 
@@ -52,10 +52,10 @@ def arrays(tmp_path):
 
 
 def test_a_model_of_this_library_gets_data_as_its_training_did():
-    case = make_case(load("mnist", loaders=OWN_LOADERS), "digits", SETTINGS, num_images=7)
+    case = make_case(load("mnist", loaders=LOCAL_LOADERS), "digits", SETTINGS, num_images=7)
     assert case.images.shape == (7, 1, 28, 28)
     assert case.known["caveats"] == ()
-    every = make_case(load("digits", loaders=OWN_LOADERS), "digits", SETTINGS)
+    every = make_case(load("digits", loaders=LOCAL_LOADERS), "digits", SETTINGS)
     assert torch.equal(every.images, load_data("digits", image_size=16).test.images)
     assert every.known["class_names"] == tuple("0123456789")
     assert "360 of 360 test images of digits, 16 × 16" in every.description
@@ -89,7 +89,7 @@ def test_a_model_of_this_library_gets_data_as_they_are_where_these_are_shifted_b
     tmp_path,
 ):
     write_pictures(tmp_path, ("a", "b"), colour=False)
-    mnist = load("mnist", loaders=OWN_LOADERS)
+    mnist = load("mnist", loaders=LOCAL_LOADERS)
     case = make_case(mnist, str(tmp_path), SETTINGS, shift="before", labelled=False)
     assert tuple(case.images.shape[1:]) == (1, 9, 7)
     assert call_model(case.function, case.images, str).values.shape[1:] == (10,)

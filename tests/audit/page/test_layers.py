@@ -42,7 +42,7 @@ def test_nobody_is_blamed_where_nothing_was_measured():
 
 def test_the_fix_stands_beside_the_layer_that_it_mends_and_nowhere_else():
     layers = make_layers()
-    assert not any("teka mend" in words for *_, words in blamed_layers(layers))
+    assert not any("teka fix" in words for *_, words in blamed_layers(layers))
     fixes = {
         "polyphase": {"embed": "", "other": ""},
         "positions": {"add_position.position": ""},
@@ -51,9 +51,9 @@ def test_the_fix_stands_beside_the_layer_that_it_mends_and_nowhere_else():
     mended = {
         name: words for _, name, words in blamed_layers(dataclasses.replace(layers, fixes=fixes))
     }
-    assert mended["embed"].endswith("error 0.4; teka mend --fix polyphase")
-    assert mended["add_position.position"].endswith("; teka mend --fix positions")
-    assert "teka mend" not in mended["blocks.0.attention.output.dense"]
+    assert mended["embed"].endswith("error 0.4; teka fix --fix polyphase")
+    assert mended["add_position.position"].endswith("; teka fix --fix positions")
+    assert "teka fix" not in mended["blocks.0.attention.output.dense"]
 
 
 def test_every_kind_of_break_has_a_role():

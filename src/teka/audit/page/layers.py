@@ -87,7 +87,7 @@ def blamed_layers(layers: LayerFindings | None) -> list[tuple[str, str, str]]:
 
 def _command(fixes: Sequence[str]) -> str:
     """What mends a layer, to stand after what it is to blame for."""
-    return f"; teka mend --fix {','.join(fixes)}" if fixes else ""
+    return f"; teka fix --fix {','.join(fixes)}" if fixes else ""
 
 
 def layer_legend(layers: LayerFindings) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Models of this library as subjects of an audit: finished runs, and model files."""
+"""Load models of this library for an audit: finished runs and model files."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,13 +14,19 @@ from teka.models.model_file import PRETRAINED
 
 
 def load_run(path: str, reading: Reading) -> Subject:
-    """The best model of a finished run; its data, which may have moved to `data_dir`, say how large it is."""
-    from teka.training import restore
+    """Load the best model of a finished run.
+
+    Args:
+        path: Folder of the run.
+        reading: Options for the model. `data_dir` is the folder of the data set if it has moved.
+    """
+    from teka.training import restore  # needs Lightning
 
     trained = restore(expand_user(path), data_dir=reading.data_dir)
-    data, name = trained.dataset, trained.name
-    transform, size = _checked(name, data.image_size, data.in_channels, reading)
-    # A data set that was passed to `train` has no path, and so no names.
+    data = trained.dataset
+    name = trained.name
+    transform, size = _fit_preprocessing(name, data.image_size, data.in_channels, reading)
+    # A data set that was passed to `train` as an object has no class names.
     names = (
         class_names(trained.run.data, data_dir=trained.run.data_dir)
         if data.name == trained.run.data
@@ -38,10 +44,10 @@ def load_run(path: str, reading: Reading) -> Subject:
 
 
 def load_model_file(path: str, reading: Reading) -> Subject:
-    """The model of a model file's folder, or of the name of one that comes with the library."""
+    """Load a model file from its folder, or a packaged model by its name."""
     config = models.read_config(path)
     name = Path(path).name
-    transform, size = _checked(name, config.image_size, config.in_channels, reading)
+    transform, size = _fit_preprocessing(name, config.image_size, config.in_channels, reading)
     run = config.facts.get("run")
     known = {
         "class_names": config.class_names,
@@ -54,10 +60,10 @@ def load_model_file(path: str, reading: Reading) -> Subject:
     )
 
 
-def _checked(
+def _fit_preprocessing(
     name: str, size: tuple[int, ...], in_channels: int, reading: Reading
 ) -> tuple[Preprocessing, tuple[int, int] | None]:
-    """The preprocessing of a model that was made for images of one size."""
+    """Return the preprocessing of a model and its image size, which cannot be changed."""
     if len(size) != 2:
         raise wrong_value("model", name, f"a model of images, not of {len(size)} axes")
     wanted = reading.input_size
@@ -74,8 +80,8 @@ def _is_model_file(spec: str) -> bool:
 _MODEL_FILE = (
     f"the folder of a model file, or a model that comes with teka ({', '.join(PRETRAINED)})"
 )
-# The models that come with the library go before folders of their names.
-OWN_LOADERS = (
+# Names of packaged models go before folders of the same name.
+LOCAL_LOADERS = (
     Loader(_MODEL_FILE, _is_model_file, load_model_file),
     Loader(
         "the folder of a teka run",

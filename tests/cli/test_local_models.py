@@ -3,13 +3,13 @@ import torch
 
 from teka import models
 from teka.audit.adapters import FORMS, Reading, load
-from teka.cli.own_models import OWN_LOADERS, load_model_file, load_run
+from teka.cli.local_models import LOCAL_LOADERS, load_model_file, load_run
 from teka.models import ModelConfig, save
 from teka.training import Run, restore, train
 
 
 def test_the_packaged_models_take_pictures_and_have_names():
-    subject = load("digits", loaders=OWN_LOADERS)
+    subject = load("digits", loaders=LOCAL_LOADERS)
     assert (subject.kind, subject.input_size, subject.in_channels) == (
         "teka model file",
         (16, 16),
@@ -33,7 +33,7 @@ def test_a_run_gives_its_best_model(tmp_path):
         batch_size=16,
     )
     train(run, tmp_path / "run")
-    subject = load(str(tmp_path / "run"), loaders=OWN_LOADERS)
+    subject = load(str(tmp_path / "run"), loaders=LOCAL_LOADERS)
     assert (subject.kind, subject.input_size, subject.num_classes) == ("teka run", (11, 11), 10)
     images = torch.rand(2, 1, 11, 11)
     with torch.inference_mode():
@@ -46,15 +46,15 @@ def test_a_packaged_model_goes_before_a_folder_of_its_name(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     config = ModelConfig("resnet18", (8, 8), 1, 3)
     save(config.make_model(), tmp_path / "digits", config)
-    assert load("digits", loaders=OWN_LOADERS).num_classes == 10
-    assert load("./digits", loaders=OWN_LOADERS).num_classes == 3
+    assert load("digits", loaders=LOCAL_LOADERS).num_classes == 10
+    assert load("./digits", loaders=LOCAL_LOADERS).num_classes == 3
 
 
 @pytest.mark.parametrize("size", [16, (16, 16)])
 def test_the_size_that_a_model_was_made_for_may_be_said_and_another_is_refused(size):
-    assert load("digits", Reading(input_size=size), loaders=OWN_LOADERS).input_size == (16, 16)
+    assert load("digits", Reading(input_size=size), loaders=LOCAL_LOADERS).input_size == (16, 16)
     with pytest.raises(ValueError, match=r"input_size must be \(16, 16\).*got 20"):
-        load("digits", Reading(input_size=20), loaders=OWN_LOADERS)
+        load("digits", Reading(input_size=20), loaders=LOCAL_LOADERS)
 
 
 def test_what_is_no_model_is_an_error_that_names_every_form(tmp_path):
@@ -63,5 +63,5 @@ def test_what_is_no_model_is_an_error_that_names_every_form(tmp_path):
     with pytest.raises(ValueError, match=r"config\.json"):
         load_model_file(str(tmp_path), Reading())
     with pytest.raises(ValueError, match="one of") as caught:
-        load("dgits", loaders=OWN_LOADERS)
-    assert all(form in str(caught.value) for form in (*FORMS, *(one.form for one in OWN_LOADERS)))
+        load("dgits", loaders=LOCAL_LOADERS)
+    assert all(form in str(caught.value) for form in (*FORMS, *(one.form for one in LOCAL_LOADERS)))

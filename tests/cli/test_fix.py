@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file
 
 from teka.cli import main
-from teka.cli.mend import cost
+from teka.cli.fix import accuracy_cost
 from tests.audit.page.test_compared import difference, make_pair
 
 SOURCE = """
@@ -63,14 +63,14 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_it_audits_before_and_after_and_says_what_was_done_and_what_it_costs(here, capsys):
+def test_the_report_has_the_audit_before_and_after_the_fixes_and_their_cost(here, capsys):
     assert (
-        main(["mend", "models.py:strided", *OPTIONS, "--html", "out.html", "--json", "out.json"])
+        main(["fix", "models.py:strided", *OPTIONS, "--html", "out.html", "--json", "out.json"])
         == 0
     )
     written = json.loads((here / "out.json").read_text())
     before, after = written["reports"]
-    assert (before["name"], after["name"]) == ("models:strided", "models:strided, mended")
+    assert (before["name"], after["name"]) == ("models:strided", "models:strided, fixed")
     assert written["mending"]["fixed"] == {"circular": ["model.0"], "polyphase": ["model.0"]}
     assert after["model"]["mended"] == {"circular": 1, "polyphase": 1}
     errors = [one["metrics"][0]["numbers"]["maximum_error"]["value"] for one in (before, after)]
@@ -80,29 +80,29 @@ def test_it_audits_before_and_after_and_says_what_was_done_and_what_it_costs(her
     out = " ".join(capsys.readouterr().out.split())
     assert "circular: model.0 polyphase: model.0" in out
     # Without training the model predicts one class, so that what its accuracy becomes says nothing.
-    assert "models:strided, mended is not compared, because its results are invalid" in out
-    assert "accuracy unshifted" not in out
-    assert "teka mend --fix circular" in out
+    assert "models:strided, fixed is not compared, because its results are invalid" in out
+    assert "accuracy on unshifted" not in out
+    assert "teka fix --fix circular" in out
     page = (here / "out.html").read_text()
-    assert "Mended without training: circular in 1 layer and polyphase in 1 layer." in page
-    assert "teka mend --fix polyphase" in page
+    assert "Fixed without training: circular in 1 layer and polyphase in 1 layer." in page
+    assert "teka fix --fix polyphase" in page
 
 
-def test_chosen_fixes_are_made_and_weights_are_written_where_a_fix_changes_them(here, capsys):
-    options = (*OPTIONS, "--max-shift", "1", "--out", "mended.safetensors")
-    assert main(["mend", "models.py:strided", *options, "--fix", "blur"]) == 0
-    assert "not written: weights, for no fix changed any" in capsys.readouterr().out
-    assert not (here / "mended.safetensors").exists()
+def test_chosen_fixes_are_applied_and_changed_weights_are_written(here, capsys):
+    options = (*OPTIONS, "--max-shift", "1", "--out", "fixed.safetensors")
+    assert main(["fix", "models.py:strided", *options, "--fix", "blur"]) == 0
+    assert "not written: weights, because no fix changed any" in capsys.readouterr().out
+    assert not (here / "fixed.safetensors").exists()
     for model in ("placed", "bare"):
-        assert main(["mend", f"models.py:{model}", *options, "--fix", "positions"]) == 0
-        (name, table), *more = load_file(here / "mended.safetensors").items()
+        assert main(["fix", f"models.py:{model}", *options, "--fix", "positions"]) == 0
+        (name, table), *more = load_file(here / "fixed.safetensors").items()
         assert (name, more) == ("pos_embed", [])
         assert (table == table.flatten()[0]).all()
-        (here / "mended.safetensors").unlink()
+        (here / "fixed.safetensors").unlink()
 
 
-def test_a_model_with_nothing_to_mend_is_left_and_the_audit_written(here, capsys):
-    assert main(["mend", "models.py:plain", *OPTIONS, "--json", "out.json"]) == 0
+def test_a_model_that_needs_no_fix_is_audited(here, capsys):
+    assert main(["fix", "models.py:plain", *OPTIONS, "--json", "out.json"]) == 0
     assert "nothing to mend" in capsys.readouterr().out
     written = json.loads((here / "out.json").read_text())
     assert (len(written["reports"]), written["comparisons"]) == (1, [])
@@ -114,34 +114,34 @@ def test_a_model_with_nothing_to_mend_is_left_and_the_audit_written(here, capsys
         (
             (0.03, 0.01, 0.05),
             0.001,
-            "It loses accuracy unshifted: −3.0 points (−5.0 to −1.0, p = 0.001).",
+            "It loses accuracy on unshifted images: −3.0 points (−5.0 to −1.0, p = 0.001).",
         ),
         (
             (-0.03, -0.05, -0.01),
             0.001,
-            "It gains accuracy unshifted: +3.0 points (+1.0 to +5.0, p = 0.001).",
+            "It gains accuracy on unshifted images: +3.0 points (+1.0 to +5.0, p = 0.001).",
         ),
         (
             (0.01, -0.01, 0.03),
             0.3,
-            "not told apart from that before: −1.0 points (−3.0 to +1.0, p = 0.300).",
+            "on unshifted images is not significant: −1.0 points (−3.0 to +1.0, p = 0.300).",
         ),
     ],
 )
-def test_a_loss_is_called_a_loss_and_what_is_not_told_apart_is_said_to_be(ends, p_value, words):
+def test_the_cost_in_accuracy_says_whether_it_is_significant(ends, p_value, words):
     pair = make_pair(0, 1, 0.1, 0.5)
-    assert "is not known" in cost([pair])
+    assert "is not known" in accuracy_cost([pair])
     pair.comparison.numbers["accuracy"] = replace(
         difference(0.0, p_value), value=ends[0], lower=ends[1], upper=ends[2]
     )
-    assert cost([pair]).endswith(words)
+    assert accuracy_cost([pair]).endswith(words)
 
 
 def test_bad_input_is_one_line(here, fails):
     assert "Did you mean 'polyphase'?" in fails(
-        "mend", "models.py:strided", *OPTIONS, "--fix", "polyphse"
+        "fix", "models.py:strided", *OPTIONS, "--fix", "polyphse"
     )
-    assert "a torch.nn.Module" in fails("mend", "models.py:no_module", *OPTIONS)
-    assert "a module that can be copied (" in fails("mend", "models.py:locked", *OPTIONS)
-    said = fails("mend", "models.py:bare", *OPTIONS, "--json", "here", "--out", "here")
+    assert "a torch.nn.Module" in fails("fix", "models.py:no_module", *OPTIONS)
+    assert "a module that can be copied (" in fails("fix", "models.py:locked", *OPTIONS)
+    said = fails("fix", "models.py:bare", *OPTIONS, "--json", "here", "--out", "here")
     assert "out must be another file than that of --json, got 'here'" in said

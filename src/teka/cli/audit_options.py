@@ -1,0 +1,236 @@
+"""Options that the commands audit, compare and fix share."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from teka.audit.adapters import Reading, Subject, load
+from teka.audit.adapters.case import AuditCase, AuditImages, load_images, make_case, usual_mode
+from teka.audit.adapters.reading import Size
+from teka.audit.function import observe_calls
+from teka.audit.movement import TRANSLATION_MODES
+from teka.audit.settings import AuditSettings
+from teka.audit.shifts import MOST_SHIFTS, MOST_STEPS, axis_shifts, square_shifts
+from teka.cli.child import report_calls
+from teka.cli.local_models import LOCAL_LOADERS
+from teka.errors import require, wrong_value
+from teka.files import check_output_file, make_directory, resolve_path
+from teka.reporting.formatting import significant
+
+SHIFT_SETS = ("square", "axes", "dy", "dx")
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """The images of an audit.
+
+    Args:
+        data: Data set with test images: digits, mnist, fashion-mnist, cifar10, a folder of
+            pictures, or an .npz file.
+        data_dir: Folder with the files of the data set.
+        images: Largest number of test images, drawn by --seed; 0 takes all.
+        image_size: Size of the images when they are loaded: the side of a square, or
+            [height,width].
+        shift_before_resize: Shift images before they are resized to the model's input size, by
+            pixels of the data. By default they are shifted by pixels of the model's input.
+        ignore_labels: Measure no accuracy, for example because the classes of the data are not
+            those of the model.
+    """
+
+    data: str
+    data_dir: str | None = None
+    images: int = 500
+    image_size: Size = None
+    shift_before_resize: bool = False
+    ignore_labels: bool = False
+
+
+@dataclass(frozen=True)
+class ShiftOptions:
+    """The shifts of an audit.
+
+    Args:
+        mode: How images are shifted. Several modes are measured one after the other. The default is
+            crop for a folder of pictures that mostly have at least 128 pixels on each side, and
+            circular for other data.
+        max_shift: Largest shift in pixels. The default is 8, or a quarter of the image's side if
+            that is less.
+        shifts: Set of shifts: all of a square, along both axes, or along one axis.
+        step: Pixels between two shifts. A fraction gives sub-pixel shifts.
+        placed_size: Size of the window of mode crop, or of the canvas of mode canvas. By default
+            every shift has room.
+    """
+
+    mode: Annotated[tuple[str, ...], Parameter(choices=TRANSLATION_MODES)] = ()
+    max_shift: int | float | None = None
+    shifts: Annotated[str, Parameter(choices=SHIFT_SETS)] = "square"
+    step: int | float = 1
+    placed_size: Size = None
+
+
+@dataclass(frozen=True)
+class ResultOptions:
+    """The files that an audit writes.
+
+    Args:
+        html: Page to write. It is one file with all results and figures.
+        json: Report to write as JSON.
+        markdown: Summary to write as Markdown, for example for a pull request.
+        resume: Folder for the state of measurements. The same command continues from there.
+        debug: Print the tracebacks of stages that failed.
+    """
+
+    html: str | None = None
+    json: str | None = None
+    markdown: str | None = None
+    resume: str | None = None
+    debug: bool = False
+
+    def check(self, inputs: Sequence[str], **more: str | None) -> Path | None:
+        """Check that every file can be written, and make the folders.
+
+        Args:
+            inputs: Models and data, which must not be overwritten.
+            more: Other files to write, by the names of their options.
+
+        Returns:
+            The folder of `resume`, or None.
+        """
+        files = {"html": self.html, "json": self.json, "markdown": self.markdown, **more}
+        check_outputs({name: file for name, file in files.items() if file is not None}, inputs)
+        if self.html is not None:
+            require("jinja2", "reports need", "teka[report]")
+        return None if self.resume is None else make_directory("resume", self.resume)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class AuditOptions:
+    """Options that the commands audit, compare and fix share."""
+
+    images: Annotated[ImageOptions, Parameter(name="*", group="Images")]
+    shifts: Annotated[ShiftOptions, Parameter(name="*", group="Shifts")] = ShiftOptions()
+    reading: Annotated[Reading, Parameter(name="*", group="Model", parse="^(?!data_dir$)")] = (
+        Reading()
+    )
+    settings: Annotated[
+        AuditSettings,
+        Parameter(
+            name="*",
+            group="Measurement",
+            parse="^(?!(shifts|modes|changes|parts|canvas_size|crop_size|device|precision)$)",
+        ),
+    ] = AuditSettings()
+    results: Annotated[ResultOptions, Parameter(name="*", group="Results")] = ResultOptions()
+
+    def make_settings(self, parts: Sequence[str]) -> AuditSettings:
+        """Return the settings of an audit with these stages."""
+        modes = self.shifts.mode
+        if not modes and self.settings.preset is None:
+            modes = usual_mode(self.images.data, self.images.data_dir)[:1]
+        return dataclasses.replace(
+            self.settings,
+            shifts=shift_set(self.shifts.shifts, self.shifts.max_shift, self.shifts.step),
+            modes=modes or ("circular",),  # a preset brings its own
+            parts=parts,
+            device=self.reading.device,
+        )
+
+    def load_model(self, model: str) -> Subject:
+        """Load a model. From here on, --budget limits each call of the model's code."""
+        observe_calls(report_calls(self.settings.budget_seconds))
+        reading = dataclasses.replace(self.reading, data_dir=self.images.data_dir)
+        return load(model, reading, loaders=LOCAL_LOADERS)
+
+    def make_case(
+        self,
+        model: Subject,
+        settings: AuditSettings,
+        read: Callable[..., AuditImages] = load_images,
+        held_out: bool | None = None,
+    ) -> AuditCase:
+        """Return a model with its images."""
+        images = self.images
+        case = make_case(
+            model,
+            images.data,
+            settings,
+            data_dir=images.data_dir,
+            image_size=images.image_size,
+            num_images=images.images or None,
+            placed_size=self.shifts.placed_size,
+            shift="before" if images.shift_before_resize else "after",
+            labelled=not images.ignore_labels,
+            held_out=held_out,
+            read=read,
+        )
+        if self.shifts.mode or settings.preset is not None:
+            return case
+        mode, reason = usual_mode(images.data, images.data_dir)
+        words = f"{mode}, the default, because {reason}"
+        known = {**case.known, "data_facts": {**case.known["data_facts"], "mode": words}}
+        description = f"{case.description}; mode {words}"
+        return dataclasses.replace(case, known=known, description=description)
+
+
+def shift_set(
+    name: str, max_shift: int | float | None, step: int | float
+) -> tuple[tuple[int | float, ...], ...] | None:
+    """Return the shifts (dy, dx) of one of `SHIFT_SETS`, or None for the default of an audit."""
+    if max_shift is None:
+        if name != SHIFT_SETS[0] or step != 1:
+            raise wrong_value("max_shift", None, "given with --shifts or --step")
+        return None
+    if not 0 < step < math.inf:
+        raise wrong_value("step", step, "a positive number of pixels")
+    if not 0 <= max_shift < math.inf:
+        raise wrong_value("max_shift", max_shift, "a number of pixels of at least 0")
+    most = MOST_STEPS if name != "square" else (math.isqrt(MOST_SHIFTS) - 1) // 2
+    if max_shift / step > most + 0.5:
+        if step == 1:
+            raise wrong_value("max_shift", max_shift, f"at most {most} for --shifts {name}")
+        least = significant(max_shift / most)
+        limit = f"--shifts {name} takes at most {most} steps up to --max-shift"
+        raise wrong_value("step", step, f"at least {least}: {limit}")
+    count = round(max_shift / step)
+    if abs(count * step - max_shift) > 1e-9:
+        raise wrong_value("max_shift", max_shift, f"a multiple of the step, {step}, of at least 0")
+    shifts = square_shifts(count) if name == "square" else axis_shifts(count)
+    if name in ("dy", "dx"):
+        other_axis = 1 if name == "dy" else 0
+        shifts = tuple(shift for shift in shifts if shift[other_axis] == 0)
+    return tuple(tuple(_pixels(index * step) for index in shift) for shift in shifts)
+
+
+def _pixels(distance: int | float) -> int | float:
+    """Return a distance without the rounding error of a product. A whole number is an int."""
+    rounded = round(distance, 9)
+    return int(rounded) if rounded == int(rounded) else rounded
+
+
+def check_outputs(files: Mapping[str, str], inputs: Sequence[str]) -> None:
+    """Check that files can be written, and that no file is written twice or is an input.
+
+    Args:
+        files: Files to write, by the names of their options.
+        inputs: Names or files of models and data. A model's file may be followed by ":" and the
+            name of a function.
+    """
+    candidates = [Path(name) for text in inputs for name in (text, text.rpartition(":")[0])]
+    input_files = [path for path in candidates if path.is_file()]
+    options: dict[Path, str] = {}
+    for option, name in files.items():
+        path = Path(name)
+        if path.is_file() or not path.exists():  # not the folder of a device or a pipe
+            make_directory(option, path.parent)
+        check_output_file(option, path)
+        if path.is_file() and any(path.samefile(file) for file in input_files):
+            raise wrong_value(option, name, "another file than that of a model or the data")
+        other = options.setdefault(resolve_path(option, path), option)
+        if other != option:
+            raise wrong_value(option, name, f"another file than that of --{other}")

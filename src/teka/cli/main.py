@@ -1,0 +1,162 @@
+"""Run the `teka` command: exit codes, errors and standard output."""
+
+import contextlib
+import io
+import logging
+import os
+import shlex
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from functools import partial
+
+from cyclopts import App
+from cyclopts.exceptions import CycloptsError
+
+from teka.cli import child
+from teka.cli.app import describe_error, make_app
+from teka.cli.child import BROKEN_PIPE, INTERRUPTED, USAGE_ERROR
+from teka.errors import first_line, is_out_of_memory, one_line
+
+MAX_ERROR_LENGTH = 2000
+ISOLATED_COMMANDS = ("audit", "compare", "fix", "mend")  # they run the code of a model
+
+
+def main(arguments: Sequence[str] | None = None, app: App | None = None) -> int:
+    """Run a command and return its exit code.
+
+    Without arguments, commands that run a model's code do so in a child process, so that the code
+    cannot end the command without an error. With arguments, everything runs in this process.
+
+    Args:
+        arguments: Words after the name of the program, by default those of this process.
+        app: Parser with the commands, by default `make_app()`.
+
+    Returns:
+        0 if the command succeeded, 1 if an audit stayed below its threshold, 130 if interrupted,
+        141 if nobody reads the output any more, and 2 for any other error, with one line on
+        standard error.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None and app is None and words and words[0] in ISOLATED_COMMANDS:
+        return child.run_in_child(run, words, partial(_print_error, f"teka {words[0]}"))
+    return run(words, app)
+
+
+def run(words: list[str], app: App | None = None) -> int:
+    """Run a command in this process and return its exit code."""
+    app = app or make_app()
+    command = words[0] if words and words[0] in app else ""
+    print_error = partial(_print_error, f"{app.name[0]} {command}".rstrip())
+    _prepare_output()
+    output = _output_identity()
+    try:
+        code = _call(words, app, command, print_error)
+        if _output_identity() == output:
+            sys.stdout.flush()
+        elif code != USAGE_ERROR:
+            return print_error("the model's code closed or replaced standard output")
+        return code
+    except KeyboardInterrupt:
+        if child.in_child() and not child.was_interrupted():
+            return print_error("the model's code raised KeyboardInterrupt")
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to interrupt
+        sys.stderr.write("\ninterrupted\n")
+        return INTERRUPTED
+    except BrokenPipeError:
+        _discard_output()
+        return BROKEN_PIPE
+    except OSError as error:
+        _discard_output()
+        file = f": {error.filename}" if error.filename else ""
+        return print_error(f"{error.strerror}{file}" if error.strerror else error)
+    finally:
+        if _output_identity() != output:
+            _discard_output()
+
+
+def _call(words: list[str], app: App, command: str, print_error: partial[int]) -> int:
+    """Parse and call a command. Every exception but an interrupt and an OSError is one line."""
+    for package in ("pytorch", "fabric"):
+        logging.getLogger(f"lightning.{package}").setLevel(logging.WARNING)
+    format_warning = warnings.formatwarning
+    prefix = print_error.args[0]
+    warnings.formatwarning = lambda message, *_: (
+        f"{prefix}: warning: {one_line(message, MAX_ERROR_LENGTH)}\n"
+    )
+    try:
+        if command:
+            app[command].help = None  # its help shows the docstring instead of the summary
+        function, bound, unparsed = app.parse_args(words, print_error=False, exit_on_error=False)
+        record = {}
+        if "command" in unparsed:
+            record = {"command": f"{app.name[0]} {shlex.join(words)}"}
+        return function(*bound.args, **bound.kwargs, **record) or 0
+    except (KeyboardInterrupt, OSError):
+        raise
+    except CycloptsError as error:
+        return print_error(describe_error(error, prefix))
+    except ImportError as error:
+        cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
+        if isinstance(cause, ModuleNotFoundError):
+            cause = f"{cause.name} is not installed; pip install 'teka[train,report]'"
+        return print_error(cause)
+    except (ValueError, FloatingPointError) as error:
+        return print_error(error)
+    except SystemExit as error:  # no command raises it, but the code of a model may
+        return print_error(f"the model's code ended the program with sys.exit({error.code!r})")
+    except Exception as error:
+        if is_out_of_memory(error):
+            return print_error(str(error) or "out of memory")
+        traceback.print_exc()
+        return print_error("internal error; please report it with the traceback above")
+    except BaseException as error:  # of a model's code
+        return print_error(f"the model's code raised {type(error).__name__}: {first_line(error)}")
+    finally:
+        warnings.formatwarning = format_warning
+
+
+def _print_error(prefix: str, message: object) -> int:
+    """Print an error as one line, even if standard error was closed, and return the exit code."""
+    line = f"{prefix}: error: {one_line(message, MAX_ERROR_LENGTH)}\n"
+    try:
+        sys.stderr.write(line)
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        with contextlib.suppress(OSError):
+            os.write(2, line.encode(errors="replace"))
+    return USAGE_ERROR
+
+
+def _prepare_output() -> None:
+    """Replace closed streams, and print "?" for characters that a terminal does not have."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, io.StringIO())
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _output_identity() -> tuple[object, ...]:
+    """Return a value that changes when code closes or replaces standard output."""
+    stream = sys.stdout
+    if stream is None or stream.closed:
+        return (None,)
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):  # a stream in memory has no file descriptor
+        return (stream,)
+    return (stream, status.st_dev, status.st_ino)
+
+
+def _discard_output() -> None:
+    """Keep Python from writing at exit what cannot be written."""
+    for number, stream in enumerate((sys.stdout, sys.stderr), start=1):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), number)
