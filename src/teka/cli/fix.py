@@ -1,6 +1,7 @@
 """The command `fix`: make a model less sensitive to shifts without training."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -96,7 +97,7 @@ def fix(
     folder = None if state is None else make_directory("resume", state / "-".join(num_layers))
     after = audit_modes(fixed_case, command, folder, debug=results.debug)
 
-    def judge(reports: list[AuditReport], pairs: list[Pair]) -> list[AuditReport]:
+    def judge(reports: list[AuditReport], pairs: Sequence[Pair]) -> list[AuditReport]:
         first, *rest = reports[1].verdict
         cost = " ".join(excluded(reports)) or accuracy_cost(pairs)
         counts = [f"{name} in {n} layer{'s' if n > 1 else ''}" for name, n in num_layers.items()]
@@ -124,7 +125,7 @@ def _rename(case: AuditCase, function: nn.Module, num_layers: dict[str, int]) ->
     return replace(case, function=function, subject=subject, known=known)
 
 
-def accuracy_cost(pairs: list[Pair]) -> str:
+def accuracy_cost(pairs: Sequence[Pair]) -> str:
     """Return a sentence on the change of the accuracy on unshifted images.
 
     The first model of each pair is the one before the fix.

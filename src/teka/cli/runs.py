@@ -1,7 +1,7 @@
 """Commands of trained runs: train, evaluate and export."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 from cyclopts.argument import ArgumentCollection
@@ -88,7 +88,7 @@ def train(
     if is_first_process():
         print(f"training {run.model} on {run.data}, at most {run.epochs} epochs, in {folder}")
     try:
-        result = training.train(
+        result: Any = training.train(
             run,
             folder,
             resume=resume is not None,
