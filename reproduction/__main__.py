@@ -5,6 +5,8 @@ The commands of `teka` work too. With them, `--model` takes the baselines of thi
 
 import sys
 
+from cyclopts import App
+
 from teka.cli import main, make_app
 from teka.cli.parser import old_command
 
@@ -19,16 +21,21 @@ REPRODUCTION_COMMANDS = {
 }
 
 
+def make_reproduction_app() -> App:
+    """Return the parser with the commands of teka and of the reproductions."""
+    app = make_app("python -m reproduction")
+    for name, (path, summary) in REPRODUCTION_COMMANDS.items():
+        app.command(old_command(path), name=name, help=summary, help_flags=[], version_flags=[])
+    return app
+
+
 def run(words: list[str]) -> int:
     """Run one command and return its exit code.
 
     Args:
         words: The command and its options.
     """
-    app = make_app("python -m reproduction")
-    for name, (path, summary) in REPRODUCTION_COMMANDS.items():
-        app.command(old_command(path), name=name, help=summary, help_flags=[], version_flags=[])
-    return main(words, app)
+    return main(words, make_reproduction_app())
 
 
 if __name__ == "__main__":

@@ -17,12 +17,7 @@ from teka.reporting.tables import WIDEST, Table
 
 
 def download(
-    names: list[str],
-    /,
-    *,
-    data_dir: str = "data",
-    timeout: float = 30.0,
-    attempts: int = 5,
+    names: list[str], /, *, data_dir: str = "data", timeout: float = 30.0, attempts: int = 5
 ) -> None:
     """Download published data sets and check them.
 
