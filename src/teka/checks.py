@@ -182,7 +182,7 @@ def check_tensor_sizes(sizes: Mapping[str, Any], num_elements: int | None = None
 
 
 def check_image_size(
-    argument: str, size: int | Sequence[int], *, smallest: int = 1
+    argument: str, size: int | Sequence[int] | None, *, smallest: int = 1
 ) -> tuple[int, int]:
     """Return an image size as (height, width) in pixels. A single integer is the side of a square.
 

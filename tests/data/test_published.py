@@ -14,7 +14,6 @@ import torch
 from sklearn.datasets import load_digits
 
 from teka.data.published import (
-    FORMATS,
     PUBLISHED_DATASETS,
     PublishedFile,
     fetch,
@@ -95,9 +94,11 @@ def test_missing_files_are_an_error_with_folders_and_advice(idx_dataset, tmp_pat
         idx_dataset.published.read(tmp_path)
     message = str(caught.value)
     assert f"got not all of them in {tmp_path / 'mnist'} or" in message
-    assert message.endswith(f"Run `teka download mnist --data-dir {tmp_path}`. Or ask the author.")
+    assert message.endswith(
+        f"Run `teka download mnist --data-dir {tmp_path}`, and pass {tmp_path} as data_dir. Or ask the author."
+    )
     with pytest.raises(
-        ValueError, match=r"got no data_dir\. Run `teka download .* --data-dir data"
+        ValueError, match=r"in any data_dir\. Run `teka download .* --data-dir data"
     ):
         idx_dataset.published.read()
 
@@ -139,14 +140,15 @@ def test_a_label_without_a_class_is_an_error(record_dataset, tmp_path: Path, lab
     assert str(tmp_path / "train-2") in str(caught.value)
 
 
-def test_a_record_is_a_label_and_channels_row_by_row():
+def test_a_record_is_a_label_and_channels_row_by_row(record_dataset, tmp_path: Path):
     record = bytes([3]) + bytes(
         10 * channel + row for channel in range(3) for row in range(7) for _ in range(11)
     )
-    contents = [torch.frombuffer(bytearray(record * 5), dtype=torch.uint8)]
-    images, labels = FORMATS["records"](contents, (3, 7, 11))
-    assert labels.tolist() == [3] * 5
-    assert images[4, :, :, 10].tolist() == [
+    record_dataset.contents["test-4"] = record * 5
+    record_dataset.write(tmp_path)
+    test = record_dataset.published.read(tmp_path).test
+    assert test.labels.tolist() == [3] * 5
+    assert test.images[4, :, :, 10].tolist() == [
         [10 * channel + row for row in range(7)] for channel in range(3)
     ]
 

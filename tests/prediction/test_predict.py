@@ -12,21 +12,18 @@ from teka.prediction import predict
 from teka.prediction.pictures import read_images
 
 
-def right(pictures: list[Path], labels: list[int]) -> float:
-    found = predict(pictures, "digits", batch_size=64)
-    return float(
-        np.mean(
-            [one.class_names[0] == str(label) for one, label in zip(found, labels, strict=True)]
-        )
-    )
+def accuracy(pictures: list[Path], labels: list[int]) -> float:
+    predictions = predict(pictures, "digits", batch_size=64)
+    predicted = [prediction.class_names[0] for prediction in predictions]
+    return float(np.mean(np.array(predicted) == np.array(labels, dtype=str)))
 
 
-def test_pictures_of_the_test_images_are_recognised_as_the_images_are(digits, put):
+def test_pictures_of_test_images_are_classified(digits, put):
     levels, labels = digits
-    assert right([put(image) for image in levels[:100]], labels[:100]) >= 0.95
+    assert accuracy([put(image) for image in levels[:100]], labels[:100]) >= 0.95
 
 
-def test_larger_pictures_dark_on_light_and_off_centre_are_recognised(digits, put):
+def test_large_dark_off_center_pictures_are_classified(digits, put):
     levels, labels = digits
     generator = np.random.default_rng(0)
     pictures = []
@@ -36,10 +33,10 @@ def test_larger_pictures_dark_on_light_and_off_centre_are_recognised(digits, put
         before = generator.integers(0, 100, 2)
         after = generator.integers(10, 100, 2)
         pictures.append(put(255 - np.pad(large, list(zip(before, after, strict=True)))))
-    assert right(pictures, labels[:100]) >= 0.92
+    assert accuracy(pictures, labels[:100]) >= 0.92
 
 
-def test_a_picture_alone_is_as_in_a_batch(digits, put):
+def test_a_prediction_does_not_depend_on_the_batch(digits, put):
     pictures = [put(image) for image in digits[0][:5]]
     counts: list[tuple[int, int]] = []
     together = predict(pictures, "digits")
@@ -47,16 +44,16 @@ def test_a_picture_alone_is_as_in_a_batch(digits, put):
         pictures, "digits", batch_size=2, progress=lambda done, total: counts.append((done, total))
     )
     assert counts == [(2, 5), (4, 5), (5, 5)]
-    for picture, one, part in zip(pictures, together, parts, strict=True):
+    for picture, prediction, part in zip(pictures, together, parts, strict=True):
         (alone,) = predict([picture], "digits")
-        assert one.class_names == alone.class_names == part.class_names
-        assert one.probabilities == pytest.approx(alone.probabilities, abs=1e-5)
-        assert sum(one.probabilities) == pytest.approx(1, abs=1e-5)
-        assert list(one.probabilities) == sorted(one.probabilities, reverse=True)
+        assert prediction.class_names == alone.class_names == part.class_names
+        assert prediction.probabilities == pytest.approx(alone.probabilities, abs=1e-5)
+        assert sum(prediction.probabilities) == pytest.approx(1, abs=1e-5)
+        assert list(prediction.probabilities) == sorted(prediction.probabilities, reverse=True)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_pictures_taken_whole_are_as_a_folder_of_pictures_is_read(channels: int, tmp_path: Path):
+def test_whole_pictures_are_read_like_a_folder_of_pictures(channels: int, tmp_path: Path):
     generator = np.random.default_rng(0)
     shape = (11, 9) if channels == 1 else (11, 9, 3)
     for name in ("a", "b"):
@@ -67,21 +64,21 @@ def test_pictures_taken_whole_are_as_a_folder_of_pictures_is_read(channels: int,
     dataset = load_data(str(tmp_path), image_size=(6, 8), validation_size=0)
     config = ModelConfig("resnet18", (6, 8), channels, 2, {"width": 4})
     pictures = [tmp_path / "test" / name / "0.png" for name in ("a", "b")]
-    found = read_images(
+    images = read_images(
         pictures, config.pictures, image_size=config.image_size, in_channels=channels
     )
-    assert torch.equal(found, dataset.test.images)
+    assert torch.equal(images, dataset.test.images)
 
 
 def test_a_folders_model_and_class_names_are_used(put, tmp_path: Path):
     config = ModelConfig("resnet18", (6, 8), 3, 2, {"width": 4}, ("cat", "dog"), {"fit": "whole"})
     torch.manual_seed(0)
     folder = save(ResNet18((6, 8), 3, 2, width=4).eval(), tmp_path / "model", config)
-    (one,) = predict([put(np.zeros((20, 30, 3), dtype=np.uint8))], folder)
-    assert set(one.class_names) == {"cat", "dog"}
+    (prediction,) = predict([put(np.zeros((20, 30, 3), dtype=np.uint8))], folder)
+    assert set(prediction.class_names) == {"cat", "dog"}
 
 
-def test_bad_input_is_an_error_that_names_the_picture(put, digits, unchecked_annotations: None):
+def test_wrong_input_is_an_error(put, digits, unchecked_annotations: None):
     blank = put(np.zeros((9, 9), dtype=np.uint8))
     with pytest.raises(ValueError, match=rf"{blank}: ink must be .*got none"):
         predict([put(digits[0][0]), blank], "digits")
@@ -102,19 +99,17 @@ def test_bad_input_is_an_error_that_names_the_picture(put, digits, unchecked_ann
         predict([blank], 5)  # pyright: ignore[reportArgumentType]
 
 
-def test_a_model_of_pixels_is_refused(put, tmp_path: Path):
+def test_a_model_that_classifies_pixels_is_an_error(put, tmp_path: Path):
     options = {"dim": 8, "depth": 1, "heads": 2, "head": "dense"}
     config = ModelConfig("performer", (8, 8), 1, 2, options)
-    with pytest.raises(
-        ValueError, match=r"one of whole pictures, .*It says the class of every pixel"
-    ):
+    with pytest.raises(ValueError, match="classifier of whole pictures, not of each pixel"):
         predict(
             [put(np.zeros((9, 9), dtype=np.uint8))],
             save(config.make_model(), tmp_path / "model", config),
         )
 
 
-def test_the_digits_box_is_that_of_the_data():
+def test_the_packaged_model_of_digits_has_their_settings():
     assert read_config("digits").pictures == {
         "fit": "ink",
         "canvas": [16, 16],

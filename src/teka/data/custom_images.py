@@ -92,15 +92,13 @@ def _read_labels(path: Path) -> list[tuple[Path, str]]:
                 expected = "a header with the columns file and label"
                 raise wrong_value(f"row 1 of {path}", reader.fieldnames, expected)
             for number, row in enumerate(reader, start=2):
+                where = f"in row {number} of {path}"
                 file = path.parent / (row["file"] or "")
                 if not file.is_file() or file in labels:
                     expected = "an existing file that no other row names"
-                    raise wrong_value(f"the file in row {number} of {path}", row["file"], expected)
+                    raise wrong_value(f"the file {where}", row["file"], expected)
                 if not row["label"]:
-                    expected = "the name of a class"
-                    raise wrong_value(
-                        f"the label in row {number} of {path}", row["label"], expected
-                    )
+                    raise wrong_value(f"the label {where}", row["label"], "the name of a class")
                 labels[file] = row["label"]
     except (csv.Error, UnicodeDecodeError) as error:
         raise wrong_argument(str(path), first_line(error), "a CSV file in UTF-8") from error
@@ -169,24 +167,25 @@ def class_numbers(names: Sequence[str]) -> list[int] | None:
 
 
 def read_picture_set(path: Path, *, image_size: ImageSize | None = None) -> RawDataset:
-    """Return the pictures of a folder or a labels CSV as files that have not been read.
+    """Return the pictures of a folder or a labels CSV as `PictureFiles`.
 
     The images are gray if every picture is stored in gray, and RGB otherwise. All pictures must
     have the same size, unless they are resized to an `image_size`.
     """
-    splits, classes = find_pictures(path)
-    files = [file for pictures in splits.values() for file, _ in pictures]
+    pictures, classes = find_pictures(path)
+    files = [file for split in pictures.values() for file, _ in split]
     in_channels = 1 if all(read_header(file)[0] in GRAY_MODES for file in files) else 3
     resize = image_size is not None
-    size = image_size if image_size is not None else read_picture(files[0]).shape[1:]
-    size = check_image_size("image_size", size)
-    raw = {}
-    for name, pictures in splits.items():
-        images = PictureFiles([file for file, _ in pictures], in_channels, size, resize)
-        labels = torch.tensor([label for _, label in pictures], dtype=torch.int64)
-        raw[name] = Split(images, labels)
-    train = raw["all"] if "all" in raw else raw["train"]
-    return RawDataset(train, raw.get("test"), len(classes), raw.get("validation"))
+    size = check_image_size(
+        "image_size", image_size if resize else read_picture(files[0]).shape[1:]
+    )
+    splits = {}
+    for name, labeled in pictures.items():
+        paths, labels = zip(*labeled, strict=True) if labeled else ((), ())
+        images = PictureFiles(paths, in_channels, size, resize)
+        splits[name] = Split(images, torch.tensor(labels, dtype=torch.int64))
+    train = splits["all"] if "all" in splits else splits["train"]
+    return RawDataset(train, splits.get("test"), len(classes), splits.get("validation"))
 
 
 def read_arrays(

@@ -86,10 +86,6 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
         """Return a split of the images at these indices, in this order."""
         check_dense("indices", indices)
         check_tensor("indices", indices, "batch", dtypes=INTEGER_DTYPES)
-        size = len(self)
-        if len(indices) and not -size <= int(indices.min()) <= int(indices.max()) < size:
-            description = f"from {indices.min()} to {indices.max()}"
-            raise wrong_argument("indices", description, f"indices of {size} images")
         indices = indices.long()
         is_files = isinstance(self.images, PictureFiles)
         images = self.images.take(indices) if is_files else self.images[indices]

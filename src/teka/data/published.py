@@ -12,6 +12,7 @@ References:
     A. Krizhevsky, Learning multiple layers of features from tiny images, 2009.
 """
 
+import functools
 import gzip
 import hashlib
 import math
@@ -20,7 +21,7 @@ import sys
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -68,7 +69,8 @@ class PublishedDataset:
         folder: Name of the folder that downloaded files are put in.
         train: Files with the training images.
         test: Files with the test images.
-        format: A key of `FORMATS`.
+        format: "idx" for a file with images and a file with labels, each a header of 4 bytes and 4
+            more per axis, then the values; "records" for one byte with the label before each image.
         image_shape: (channels, height, width).
         class_names: Names of the classes.
         license: Conditions of use, as far as the authors state them.
@@ -100,33 +102,26 @@ class PublishedDataset:
         Raises:
             ValueError: A file is damaged, or no folder has all files. The error lists the folders.
         """
-        folders = self.folders(data_dir)
+        folders = [] if data_dir is None else self.folders(expand_user(data_dir))
+        if self.system_folder is not None:
+            folders.append(self.system_folder)
         folder = next(filter(self.has_all, folders), None)
         if folder is None:
-            target = shlex.quote(str("data" if data_dir is None else data_dir))
-            option = f" and pass data_dir={target}" if data_dir is None else ""
-            raise wrong_argument(
-                f"the files of {self.name}",
-                f"not all of them in {' or '.join(map(str, folders))}"
-                if folders
-                else "no data_dir",
-                f"{', '.join(file.name for file in self.files)} in one folder",
-                f"Run `teka download {self.name} --data-dir {target}`{option}. {self.advice}",
-            )
+            target = shlex.quote(str(data_dir or "data"))
+            description = f"not all of them in {' or '.join(map(str, folders)) or 'any data_dir'}"
+            expected = f"{', '.join(file.name for file in self.files)} in one folder"
+            command = f"teka download {self.name} --data-dir {target}"
+            hint = f"Run `{command}`, and pass {target} as data_dir. {self.advice}"
+            raise wrong_argument(f"the files of {self.name}", description, expected, hint)
         splits = []
         for files in (self.train, self.test):
-            contents = [self._read_file(folder, file) for file in files]
-            images, labels = FORMATS[self.format](contents, self.image_shape)
-            splits.append(Split(images.contiguous(), labels.to(torch.int64)))
+            images, labels = self._decode([self._read_file(folder, file) for file in files])
+            splits.append(Split(images.contiguous(), labels.long()))
         return RawDataset(splits[0], splits[1], len(self.class_names))
 
-    def folders(self, data_dir: str | Path | None) -> list[Path]:
+    def folders(self, data_dir: Path) -> list[Path]:
         """Return the folders in which files are looked for, the one for downloads first."""
-        folders = []
-        if data_dir is not None:
-            parent = expand_user(data_dir)
-            folders = [parent / self.folder, parent / self.name, parent]
-        return folders if self.system_folder is None else [*folders, self.system_folder]
+        return [data_dir / self.folder, data_dir / self.name, data_dir]
 
     def has_all(self, folder: Path) -> bool:
         """Return True if a folder has all files. They may be damaged."""
@@ -137,34 +132,26 @@ class PublishedDataset:
         folders = filter(self.has_all, self.folders(data_dir))
         folder = next(folders, None) or make_directory("data_dir", data_dir / self.folder)
         missing = [file for file in self.files if not self._is_complete(folder, file)]
-        if missing and self.archive_hash is not None:
-            archive = data_dir / self.url.rpartition("/")[2]
-            is_new = not archive.is_file()
-            fetch(self.url, archive, self.archive_hash, timeout=timeout, attempts=attempts)
-            self._extract(archive, missing, folder)
-            if is_new:
-                archive.unlink()
-        elif missing:
+        fetch_file = functools.partial(fetch, timeout=timeout, attempts=attempts)
+        if self.archive_hash is None:
             for file in missing:
                 url = f"{self.url}{file.name}.gz"
-                fetch(
-                    url,
-                    folder / file.name,
-                    f"sha256:{file.sha256}",
-                    unpacked_bytes=file.num_bytes,
-                    timeout=timeout,
-                    attempts=attempts,
-                )
+                known_hash = f"sha256:{file.sha256}"
+                fetch_file(url, folder / file.name, known_hash, unpacked_bytes=file.num_bytes)
+        elif missing:
+            archive = data_dir / self.url.rpartition("/")[2]
+            is_new = not archive.is_file()
+            fetch_file(self.url, archive, self.archive_hash)
+            with tarfile.open(archive) as members:
+                for file in missing:  # by full name, so that the archive does not choose any path
+                    member = members.extractfile(f"{self.folder}/{file.name}")
+                    assert member is not None
+                    content = member.read(file.num_bytes + 1)
+                    check_content(f"{file.name} in {archive}", content, file)
+                    write_bytes(folder / file.name, content)
+            if is_new:
+                archive.unlink()
         return folder
-
-    def _extract(self, archive: Path, files: list[PublishedFile], folder: Path) -> None:
-        with tarfile.open(archive) as members:
-            for file in files:  # by full name, so that the archive does not choose any path
-                member = members.extractfile(f"{self.folder}/{file.name}")
-                assert member is not None
-                content = member.read(file.num_bytes + 1)
-                check_content(f"{file.name} in {archive}", content, file)
-                write_bytes(folder / file.name, content)
 
     def _is_complete(self, folder: Path, file: PublishedFile) -> bool:
         try:
@@ -181,11 +168,21 @@ class PublishedDataset:
         check_content(str(path), content, file)
         values = torch.frombuffer(content, dtype=torch.uint8)
         if file.sha256 is None:
-            _, labels = FORMATS[self.format]([values], self.image_shape)
+            _, labels = self._decode([values])
             if labels.max() >= len(self.class_names):
                 expected = f"classes from 0 to {len(self.class_names) - 1}"
                 raise wrong_value(f"the largest label in {path}", int(labels.max()), expected)
         return values
+
+    def _decode(
+        self, contents: Sequence[Tensor]
+    ) -> tuple[UInt8[Tensor, "images channels height width"], UInt8[Tensor, " images"]]:
+        """Return the images and the labels in the files of a split."""
+        if self.format == "idx":  # the hash was checked, so that the headers are known
+            images, labels = contents
+            return images[16:].view(-1, *self.image_shape), labels[8:]
+        records = torch.cat(list(contents)).view(-1, 1 + math.prod(self.image_shape))
+        return records[:, 1:].unflatten(1, self.image_shape), records[:, 0]
 
 
 def find_file(folder: Path, file: PublishedFile) -> Path | None:
@@ -270,30 +267,6 @@ def fetch(
         message = f"{path.name} could not be downloaded from {url}: {first_line(error)}"
         raise ConnectionError(message) from error
 
-
-Arrays = tuple[UInt8[Tensor, "images channels height width"], UInt8[Tensor, " images"]]
-
-
-def read_idx(contents: list[Tensor], image_shape: tuple[int, int, int]) -> Arrays:
-    """Read images and labels from a file for each.
-
-    A file is a header of 4 bytes and 4 more per axis, then the values. The hash of a file has been
-    checked, so that its header is known.
-    """
-    images, labels = contents
-    return images[16:].view(-1, *image_shape), labels[8:]
-
-
-def read_records(contents: list[Tensor], image_shape: tuple[int, int, int]) -> Arrays:
-    """Read images and labels from files of records: one byte for the label, then the image."""
-    records = torch.cat(contents).view(-1, 1 + math.prod(image_shape))
-    return records[:, 1:].unflatten(1, image_shape), records[:, 0]
-
-
-FORMATS: dict[str, Callable[[list[Tensor], tuple[int, int, int]], Arrays]] = {
-    "idx": read_idx,
-    "records": read_records,
-}
 
 PUBLISHED_DATASETS = {
     dataset.name: dataset
@@ -423,15 +396,12 @@ def read_digits(canvas_size: ImageSize = 16) -> RawDataset:
     height, width = check_image_size("canvas_size", canvas_size, smallest=DIGIT_SIZE)
     datasets = require("sklearn.datasets", "digits need", "teka[train]")
     pixels, classes = datasets.load_digits(return_X_y=True)
-    num_images = len(pixels)
-    check_memory("image_size", canvas_size, 4 * num_images * height * width, "images")
-    digits = torch.from_numpy(pixels).float() / MAX_DIGIT_LEVEL
-    canvas = torch.zeros(num_images, 1, height, width)
+    check_memory("image_size", canvas_size, 4 * len(pixels) * height * width, "images")
+    digits = torch.from_numpy(pixels).float().view(-1, 1, DIGIT_SIZE, DIGIT_SIZE) / MAX_DIGIT_LEVEL
     top = (height - DIGIT_SIZE) // 2
     left = (width - DIGIT_SIZE) // 2
-    center = canvas[:, 0, top : top + DIGIT_SIZE, left : left + DIGIT_SIZE]
-    center.copy_(digits.view(num_images, DIGIT_SIZE, DIGIT_SIZE))
-    images = Split(canvas, torch.from_numpy(classes).long())
-    order = torch.from_numpy(np.random.default_rng(DIGITS_SEED).permutation(num_images))
+    margins = (left, width - DIGIT_SIZE - left, top, height - DIGIT_SIZE - top)
+    images = Split(torch.nn.functional.pad(digits, margins), torch.from_numpy(classes).long())
+    order = torch.from_numpy(np.random.default_rng(DIGITS_SEED).permutation(len(pixels)))
     train, test = order[:NUM_TRAIN_DIGITS], order[NUM_TRAIN_DIGITS:]
     return RawDataset(images.take(train), images.take(test), len(DIGIT_NAMES))

@@ -1,4 +1,4 @@
-"""What trained models say of pictures."""
+"""Classification of pictures with trained models."""
 
 from teka.prediction.pictures import PictureSettings
 from teka.prediction.predict import Prediction, predict

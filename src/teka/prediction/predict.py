@@ -1,4 +1,4 @@
-"""What a trained model says of picture files."""
+"""Classification of picture files with a trained model."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from teka.checks import check_callable, check_sizes
+from teka.checks import check_sizes
 from teka.errors import did_you_mean, wrong_type, wrong_value
 from teka.files import expand_user
 from teka.models import load, read_config
@@ -18,7 +18,7 @@ DEFAULT_MODEL = "mnist"
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of a picture file: the classes, the most probable first, and their softmax probabilities.
+    """Classes of a picture, the most probable first, and their softmax probabilities.
 
     >>> import tempfile
     >>> from PIL import Image, ImageOps
@@ -44,55 +44,55 @@ def predict(
     batch_size: int = 256,
     progress: Callable[[int, int], object] | None = None,
 ) -> list[Prediction]:
-    """For each picture file every class by a model file, the most probable first, and how probable it holds them.
+    """Classify picture files with a trained model.
 
     Args:
-        pictures: The files, of any size and kind that Pillow reads.
-        model: "mnist", "fashion-mnist", "cifar10" or "digits", which come with the library, or a folder that
-            `teka export` has written.
-        ground: What is drawn on: "dark", "light", or "auto" by the border. Of whole pictures only what is transparent.
-        batch_size: Pictures at a time.
-        progress: Called after each batch with the number of pictures so far and of all.
+        pictures: Files of any size, in a format that teka reads.
+        model: "mnist", "fashion-mnist", "cifar10" or "digits", which come with the library, or a
+            folder that `teka export` has written.
+        ground: Color that is drawn on: "dark", "light", or "auto" to choose it by the border. For
+            photographs it is only the color behind transparent pixels.
+        batch_size: Number of pictures at a time.
+        progress: Called after each batch with the number of classified pictures and of all.
 
     Raises:
         ImportError: Pillow or safetensors is not installed.
-        ValueError: A file that is no picture, a picture without ink, or a model file that cannot be read or gives no
-            classes of a whole picture.
+        ValueError: A file is not a picture, a picture has no ink, or the model cannot be read or
+            does not classify whole pictures.
     """
     check_sizes({"batch_size": batch_size})
-    if isinstance(pictures, str) or not isinstance(pictures, Sequence):
+    if isinstance(pictures, str) or not isinstance(pictures, Sequence) or not pictures:
         raise wrong_value("pictures", pictures, "a list of files")
-    if progress is not None:
-        check_callable("progress", progress)
-    if not pictures:
-        raise wrong_value("pictures", list(pictures), "at least one")
     _check_model(model)
     config = read_config(model)
-    loaded = load(model)
-    sizes = {"image_size": config.image_size, "in_channels": config.in_channels}
-    names = config.class_names or tuple(map(str, range(config.num_classes)))
+    network = load(model)
+    class_names = config.class_names or tuple(map(str, range(config.num_classes)))
     predictions = []
     for start in range(0, len(pictures), batch_size):
         batch = pictures[start : start + batch_size]
+        images = read_images(
+            batch,
+            config.pictures,
+            image_size=config.image_size,
+            in_channels=config.in_channels,
+            ground=ground,
+        )
         with torch.inference_mode():
-            images = read_images(batch, config.pictures, **sizes, ground=ground)
-            logits = loaded(images)
+            logits = network(images)
         if logits.ndim != 2:
-            raise wrong_value(
-                "model", str(model), "one of whole pictures; it says the class of every pixel"
-            )
-        probabilities = logits.softmax(dim=1)
-        for picture, highest, classes in zip(
-            batch, *probabilities.sort(descending=True, stable=True), strict=True
-        ):
-            ranked = tuple(names[label] for label in classes.tolist())
-            predictions.append(Prediction(str(picture), ranked, tuple(highest.tolist())))
+            expected = "a classifier of whole pictures, not of each pixel"
+            raise wrong_value("model", str(model), expected)
+        probabilities, classes = logits.softmax(dim=1).sort(descending=True, stable=True)
+        for picture, row, labels in zip(batch, probabilities, classes, strict=True):
+            names = tuple(class_names[label] for label in labels.tolist())
+            predictions.append(Prediction(str(picture), names, tuple(row.tolist())))
         if progress is not None:
             progress(len(predictions), len(pictures))
     return predictions
 
 
 def _check_model(model: object) -> None:
+    """Check that a model is the name of a packaged model or an existing folder, but not a run."""
     if not isinstance(model, (str, Path)):
         raise wrong_type("model", model, "a name or a folder")
     if str(model) in PRETRAINED:
@@ -102,6 +102,5 @@ def _check_model(model: object) -> None:
     if not str(model) or not folder.is_dir():
         raise wrong_value("model", str(model), f"{expected}{did_you_mean(model, PRETRAINED)}")
     if (folder / "run.json").is_file():
-        raise wrong_value(
-            "model", str(model), f"{expected}: export this run by teka export {model} --out FOLDER"
-        )
+        hint = f"Export this run with teka export {model} --out FOLDER."
+        raise wrong_value("model", str(model), expected, hint)
