@@ -139,7 +139,7 @@ def test_custom_kernel_example_is_accurate(capsys: pytest.CaptureFixture[str]):
     inputs = names["query"], names["key"], names["value"]
     ours, theirs = (
         functional.attention(*inputs, kernel=kernel)
-        for kernel in (names["kernel"], functional.Trigonometric(names["normal"]))
+        for kernel in (names["kernel"], functional.TrigonometricFeatures(names["normal"]))
     )
     torch.testing.assert_close(ours, theirs)
     assert names["output"].shape == (2, 64, 64)

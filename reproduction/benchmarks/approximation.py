@@ -68,7 +68,9 @@ def attention_weights(kernel: Kernel, query: Tensor, key: Tensor) -> Tensor:
     """Return the weights of all pairs, which sum to 1 for each query."""
     scale = query.shape[-1] ** -0.5
     if kernel.features is not None:
-        kernel = kernel.features.fitted(query, key, scale=scale, query_mask=None, key_mask=None)
+        kernel = kernel.features.with_statistics(
+            query, key, scale=scale, query_mask=None, key_mask=None
+        )
     weights = kernel.weights(query, key, scale=scale)
     return weights / weights.sum(dim=-1, keepdim=True)
 

@@ -81,8 +81,8 @@ def look(relative: Relative, grid: Grid) -> Heads:
     spacing = torch.tensor(grid.spacing, dtype=torch.float64)
     row, column = middle_query(grid)
     query = torch.tensor([row * grid.shape[1] + column])
-    offsets = positions.offsets_like(spacing, query)[0]
-    placed = relative.for_positions(positions)
+    offsets = positions.pairwise_offsets(spacing, query)[0]
+    placed = relative.adapt_to_positions(positions)
     assert isinstance(placed, StationaryRelative)
     away = -offsets / spacing  # key less query, in tokens
     tensors = (value for value in vars(relative).values() if isinstance(value, Tensor))

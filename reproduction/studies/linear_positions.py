@@ -30,13 +30,13 @@ from torch.nn.functional import cross_entropy, softplus
 from teka import Grid
 from teka.data import load
 from teka.files import write_json
+from teka.functional.backends.attention_sums import FeatureInputs, WeightedSums
 from teka.functional.backends.costs import Cost
-from teka.functional.backends.feature_sums import plain_sums
-from teka.functional.backends.linear import Sizes, linear_cost
-from teka.functional.backends.sums import FeatureInputs, WeightedSums
-from teka.functional.kernels.base import DenseInputs, Kernel
+from teka.functional.backends.feature_sums import position_free_sums
+from teka.functional.backends.linear import AttentionSizes, linear_cost
+from teka.functional.kernels.content_kernel import DenseInputs, Kernel
 from teka.functional.positions import Positions
-from teka.functional.relative.base import Relative
+from teka.functional.relative.relative_kernel import Relative
 from teka.models import Performer
 from teka.nn import Attention, RandomFeatures
 from teka.nn.relative import RelativeModule
@@ -64,10 +64,10 @@ class Permutation(Relative):
     def __init__(self, powers: Tensor) -> None:
         self.powers = powers  # (axes, side, CYCLE): where features of cell x come from
 
-    def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
+    def check_compatibility(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
         assert num_axes == 2
 
-    def dense_passes(self, num_axes: int) -> int:
+    def num_dense_passes(self, num_axes: int) -> int:
         return 3
 
     def permuted(self, features: Tensor, grid: Grid) -> Tensor:
@@ -86,23 +86,27 @@ class Permutation(Relative):
             .flatten(2, 3)
         )
 
-    def dense(self, pairs: DenseInputs, positions: Positions) -> Tensor:
+    def dense_attention(self, pairs: DenseInputs, positions: Positions) -> Tensor:
         query, key, _ = pairs.vectors()
         assert positions.grid is not None
         weights = self.permuted(query, positions.grid) @ self.permuted(key, positions.grid).mT
         return (weights @ pairs.value) / weights.sum(-1, keepdim=True)
 
-    def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
+    def estimate_costs(self, sizes: AttentionSizes, positions: Positions) -> dict[str, Cost]:
         return {"linear": linear_cost(sizes)}
 
-    def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
+    def weighted_sums(
+        self, backend: str, tokens: FeatureInputs, positions: Positions
+    ) -> WeightedSums:
         assert positions.grid is not None
         features = (
             self.permuted(one, positions.grid)
             for one in (tokens.query_features, tokens.key_features)
         )
         query_features, key_features = features
-        return plain_sums(FeatureInputs(tokens.query, query_features, key_features, tokens.value))
+        return position_free_sums(
+            FeatureInputs(tokens.query, query_features, key_features, tokens.value)
+        )
 
 
 class Permutations(RelativeModule):
@@ -140,10 +144,10 @@ class Stochastic(Relative):
     def __init__(self, frequency: Tensor, phase: Tensor, gain: Tensor, noise: Tensor) -> None:
         self.frequency, self.phase, self.gain, self.noise = frequency, phase, gain, noise
 
-    def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
+    def check_compatibility(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
         assert self.frequency.shape[-1] == num_axes
 
-    def dense_passes(self, num_axes: int) -> int:
+    def num_dense_passes(self, num_axes: int) -> int:
         return 3
 
     @property
@@ -153,7 +157,7 @@ class Stochastic(Relative):
     def softmax_vectors(
         self, query: Tensor, key: Tensor, positions: Positions, *, scale: float
     ) -> tuple[Tensor, Tensor]:
-        frequency = positions.torus_frequency(self.frequency).to(query)
+        frequency = positions.round_frequency_to_periods(self.frequency).to(query)
         angle = torch.einsum(
             "hdwa,la->hldw", frequency, positions.coordinates(query.device).to(query)
         )
@@ -166,7 +170,7 @@ class Stochastic(Relative):
 
         return carried(query, angle + self.phase[:, None]), carried(key, angle)
 
-    def dense(self, pairs: DenseInputs, positions: Positions) -> Tensor:
+    def dense_attention(self, pairs: DenseInputs, positions: Positions) -> Tensor:
         raise NotImplementedError(
             "it joins queries and keys, so that a plan has no relative kernel left"
         )

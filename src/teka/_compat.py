@@ -1,4 +1,4 @@
-"""Undocumented interfaces of PyTorch that teka needs, and workarounds for its versions."""
+"""Workarounds for differences between PyTorch versions, and undocumented functions of PyTorch."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -21,7 +21,7 @@ T = TypeVar("T")
 def replace(instance: T, **changes: object) -> T:
     """Return a copy of a dataclass instance with changed fields, as `dataclasses.replace` does.
 
-    `torch.compile` of PyTorch 2.6 cannot follow `dataclasses.replace`.
+    `torch.compile` of PyTorch 2.6 cannot compile `dataclasses.replace`.
     """
     dataclass: Any = instance
     values = {field.name: getattr(instance, field.name) for field in fields(dataclass)}
@@ -55,5 +55,5 @@ def are_transforms_active() -> bool:
 
 
 def is_fake_mode_active() -> bool:
-    """Return True within FakeTensorMode, where new tensors have no elements."""
+    """Return True within PyTorch's FakeTensorMode, in which new tensors have no elements."""
     return _get_dispatch_mode(_TorchDispatchModeKey.FAKE) is not None

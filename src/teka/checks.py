@@ -1,7 +1,7 @@
-"""Checks of arguments: tensors, sizes, numbers, flags, names and paths.
+"""Functions that check arguments: tensors, sizes, numbers, flags, names and paths.
 
-Each check raises a ValueError with a message of `teka.errors`. Only `check_nonnegative` reads the
-elements of a tensor.
+Each check raises a ValueError with a clear message. Only `check_nonnegative` reads the elements of
+a tensor.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ MAX_FILE_NAME_BYTES = 255
 MAX_NUM_VALUES = 1_000_000  # in a list that is passed as an argument
 MAX_SIZE = 2**31 - 1  # PyTorch's own error for a larger size would not name the argument
 UNSUPPORTED_DTYPES = (torch.complex32, torch.float8_e4m3fn, torch.float8_e5m2)
-POSITIVE_NUMBER = "a positive finite number within the range of float32"
+POSITIVE_NUMBER = "a positive finite number that fits in float32"
 Dtypes = tuple[torch.dtype, ...] | None  # the allowed dtypes, or None for all of them
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 BOOL_DTYPES = (torch.bool,)
@@ -65,7 +65,7 @@ def check_dtype(argument: str, tensor: object, dtypes: Dtypes = FLOAT_DTYPES) ->
     if not isinstance(tensor, Tensor):
         raise wrong_type(argument, tensor, f"a tensor of {_DTYPE_DESCRIPTIONS[dtypes]}")
     if tensor.is_nested:
-        expected = "a padded tensor, with the lengths in a mask or in `lengths`"
+        expected = "a padded tensor and a mask"
         hint = "use torch.nested.to_padded_tensor(tensor, 0.0)"
         raise wrong_argument(argument, "a nested tensor", f"{expected}; {hint}")
     if dtypes is not None and tensor.dtype not in dtypes:
@@ -104,7 +104,10 @@ def _matches_size(actual: int, expected: str | int) -> bool:
 
 
 def check_nonnegative(argument: str, tensor: Tensor) -> None:
-    """Check that no element of a tensor is negative, if `can_check_elements` allows the check."""
+    """Check that no element of a tensor is negative.
+
+    The check is skipped if reading the elements would be slow; see `can_check_elements`.
+    """
     if not can_check_elements(tensor):
         return
     smallest = tensor.min().item()
@@ -129,7 +132,7 @@ def is_number(number: object) -> TypeGuard[float]:
 
 
 def is_positive(number: object) -> TypeGuard[float]:
-    """Return True for a number that is positive and finite in float32; see `POSITIVE_NUMBER`."""
+    """Return True for a number that is positive and finite in float32, but not for tensors."""
     return is_number(number) and bool(number >= torch.finfo(torch.float32).tiny)
 
 
@@ -184,7 +187,9 @@ def check_tensor_sizes(sizes: Mapping[str, Any], num_elements: int | None = None
 def check_image_size(
     argument: str, size: int | Sequence[int] | None, *, smallest: int = 1
 ) -> tuple[int, int]:
-    """Return an image size as (height, width) in pixels. A single integer is the side of a square.
+    """Check an image size, and return it as (height, width) in pixels.
+
+    A single integer is the side of a square.
 
     Raises:
         ValueError: `size` is not such a size, or the image has more than `MAX_IMAGE_PIXELS` pixels.
@@ -194,7 +199,7 @@ def check_image_size(
         sides = tuple(size) if len(size) == 2 else ()
     if len(sides) != 2 or not all(is_integer(side) and side >= smallest for side in sides):
         raise wrong_value(
-            argument, size, f"one whole number or (height, width), each at least {smallest} pixels"
+            argument, size, f"an integer or (height, width), each at least {smallest} pixels"
         )
     if sides[0] * sides[1] > MAX_IMAGE_PIXELS:
         raise wrong_value(argument, size, f"at most {MAX_IMAGE_PIXELS:,} pixels")
@@ -204,7 +209,9 @@ def check_image_size(
 def check_stride(
     stride: int | Sequence[int], num_axes: int, argument: str = "stride"
 ) -> tuple[int, ...]:
-    """Return a stride with one integer per axis. A single integer applies to all axes.
+    """Check a stride, and return it with one integer per axis.
+
+    A single integer applies to all axes.
 
     Raises:
         ValueError: `stride` is not made of integers of at least 1, or their number is wrong.
@@ -263,7 +270,7 @@ def check_number(
 
 
 def check_device(argument: str, device: object) -> torch.device:
-    """Return the named device. Raise a ValueError if this machine cannot compute on it."""
+    """Check that PyTorch can compute on a device of this machine, and return the device."""
     try:
         torch_device = torch.device(device)  # pyright: ignore[reportArgumentType, reportCallIssue]
         torch.empty(0, device=torch_device)
@@ -283,9 +290,9 @@ def check_device(argument: str, device: object) -> torch.device:
 
 
 def check_dense(argument: str, tensor: object) -> None:
-    """Check that an argument is a dense tensor of a common dtype, on a device that stores elements.
+    """Check that an argument is an ordinary tensor that stores its elements.
 
-    Nested, sparse, quantized and meta tensors are not allowed.
+    Nested, sparse, quantized and meta tensors are not allowed, nor are uncommon dtypes.
     """
     if not isinstance(tensor, Tensor):
         raise wrong_type(argument, tensor, "a tensor")
@@ -335,7 +342,7 @@ def check_instance(argument: str, value: object, kind: type) -> None:
 
 
 def check_path(argument: str, path: object) -> Path:
-    """Return an argument as a path. Raise a ValueError if no file system accepts it."""
+    """Check that an argument is a valid path, and return it as a `Path`."""
     if not isinstance(path, (str, os.PathLike)) or not str(path) or "\0" in str(path):
         raise wrong_value(argument, path, "a path")
     if any(len(os.fsencode(part)) > MAX_FILE_NAME_BYTES for part in Path(path).parts):

@@ -1,4 +1,4 @@
-"""Error messages of the form "<argument> must be <expected>, got <value>."."""
+"""Helpers for error messages of the form "<argument> must be <expected>, got <value>."."""
 
 import difflib
 import unicodedata
@@ -14,7 +14,7 @@ EXTERNAL_ERRORS = (Exception, SystemExit)
 
 
 def unknown_name(argument: str, name: object, known: Iterable[str], hint: str = "") -> ValueError:
-    """Return an error for an unknown name. It lists the known names, or the closest of many."""
+    """Return an error for an unknown name that lists the known names, or the closest of many."""
     names = sorted(known)
     if len(names) > MAX_LISTED_NAMES:
         first, *others = difflib.get_close_matches(str(name), names, n=3, cutoff=0.0)
@@ -27,15 +27,18 @@ def unknown_name(argument: str, name: object, known: Iterable[str], hint: str = 
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Return "; did you mean …?" with the closest known name, or "" if no name is close."""
+    """Return the text "; did you mean …?" with the closest known name.
+
+    The text is empty if no name is close.
+    """
     matches = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
 def wrong_value(argument: str, value: object, expected: str, hint: str = "") -> ValueError:
-    """Return an error that reads "<argument> must be <expected>, got <value>. <hint>".
+    """Return an error with the message "<argument> must be <expected>, got <value>. <hint>".
 
-    A hint may also follow "; " in `expected`; it becomes a sentence of its own.
+    A hint may also follow "; " in `expected`. It becomes a sentence of its own.
 
     >>> wrong_value("size", 0, "at least 1", "Leave it out for the default.")
     ValueError('size must be at least 1, got 0. Leave it out for the default.')
@@ -44,12 +47,15 @@ def wrong_value(argument: str, value: object, expected: str, hint: str = "") -> 
 
 
 def wrong_argument(argument: str, description: str, expected: str, hint: str = "") -> ValueError:
-    """Return the error of `wrong_value` with a description of the value instead of its repr."""
+    """Return an error for a wrong argument with a description of its value.
+
+    The message is "<argument> must be <expected>, got <description>. <hint>".
+    """
     return _error(argument, "be", expected, description, hint)
 
 
 def wrong_type(argument: str, value: object, expected: str, hint: str = "") -> ValueError:
-    """Return an error for an argument of the wrong type. It states the type, not the value."""
+    """Return an error for an argument of the wrong type that names this type."""
     kind = "None" if value is None else f"an object of type {type(value).__name__}"
     return _error(argument, "be", expected, kind, hint)
 
@@ -100,7 +106,7 @@ def require(package: str, needed: str, install: str) -> ModuleType:
 
 
 def printable(text: object) -> str:
-    """Return text with escapes for control characters, so that it cannot control a terminal.
+    """Escape control characters in a text, so that it cannot control a terminal.
 
     Characters that change the direction of the text are escaped too.
     """
@@ -124,7 +130,7 @@ def _is_printable(character: str) -> bool:
 
 
 def one_line(text: object, most: int = MAX_MESSAGE_LENGTH) -> str:
-    """Return text of unknown origin as one printable line of at most `most` characters.
+    """Return a text of unknown origin as one printable line of at most `most` characters.
 
     >>> one_line("three short   words", most=11)
     'three shor…'
@@ -138,7 +144,7 @@ def shorten(text: str, most: int) -> str:
 
 
 def error_message(error: BaseException) -> str:
-    """Return an error's message as one short line, or the name of its class if it has none."""
+    """Return the message of an error as one short line, or the name of its class if it has none."""
     return one_line(_text(error)) or type(error).__name__
 
 

@@ -37,7 +37,7 @@ def wrap(offset: Float[Tensor, "*batch"], period: float | None) -> Float[Tensor,
     """Replace offsets along a periodic axis by the shortest equivalent ones.
 
     For example, an offset of 7 with a period of 10 becomes −3. With a period P, the results lie in
-    [−P/2, P/2). With None, the axis is not periodic, and the offsets do not change.
+    [−P/2, P/2). If the period is None, the offsets do not change.
     """
     if period is None:
         return offset
@@ -101,7 +101,7 @@ class Grid:
         object.__setattr__(self, "shape", tuple(int(side) for side in sides))
         spacings = self._per_axis("spacing", spacing)
         if not all(is_positive(step) for step in spacings):
-            expected = "positive finite numbers within the range of float32"
+            expected = "positive finite numbers that fit in float32"
             raise wrong_value("spacing", spacing, expected)
         object.__setattr__(self, "spacing", tuple(float(step) for step in spacings))
         flags = self._per_axis("periodic", periodic)
@@ -133,14 +133,17 @@ class Grid:
     def axis_period(self, axis: int) -> float | None:
         """Return the length of a periodic axis in physical units, or None for other axes.
 
-        The length is the number of cells times their spacing.
+        The length is the number of tokens along the axis times their spacing.
         """
         return self.shape[axis] * self.spacing[axis] if self.periodic[axis] else None
 
     def axis_positions(
         self, axis: int, *, dtype: Dtype = None, device: Device = None
     ) -> Float[Tensor, "side"]:
-        """Return the coordinate of every cell along one axis in physical units, shape (cells,)."""
+        """Return the coordinate of every token along one axis in physical units.
+
+        The result has one entry for each token along this axis.
+        """
         cells = torch.arange(
             self.shape[axis], dtype=dtype or torch.get_default_dtype(), device=device
         )
@@ -275,8 +278,8 @@ def as_grid(argument: str, grid: GridLike) -> Grid:
 register_constant(Grid, asdict, lambda fields: Grid(**fields))
 
 
-class _ActiveContexts(threading.local):
-    """Stack of the grids that nested `teka.on` contexts have set, one stack for each thread.
+class _ActiveGrids(threading.local):
+    """Stack of the grids that nested `teka.on` contexts have set, with one stack for each thread.
 
     An entry is a grid and its number of prefix tokens. A ContextVar would not work, because
     torch.compile cannot read it.
@@ -286,12 +289,12 @@ class _ActiveContexts(threading.local):
         self.grids: list[tuple[Grid, int]] = []
 
 
-_active = _ActiveContexts()
+_active = _ActiveGrids()
 
 
 @contextmanager
 def on(grid: GridLike, num_prefix_tokens: int = 0) -> Iterator[None]:
-    """Set the default grid of all layers that are called within this context.
+    """Set the default token grid of all layers that are called within this context.
 
     Layers in the context need no argument for the grid, so that they work in `nn.Sequential` and in
     models of other libraries. A grid or positions passed to a layer take precedence. Contexts can
@@ -316,8 +319,8 @@ def on(grid: GridLike, num_prefix_tokens: int = 0) -> Iterator[None]:
     """
     if not _CHECKPOINTS_RESTORE_GRID:
         warnings.warn(
-            "Activation checkpointing of this version of PyTorch ignores teka.on: layers may be "
-            "recomputed without a grid. Pass the grid to the layers.",
+            "Activation checkpointing of this version of PyTorch ignores teka.on, so that layers "
+            "may be recomputed without a grid. Pass the grid to the layers as an argument.",
             stacklevel=3,
         )
     grid = as_grid("grid", grid)
@@ -348,7 +351,7 @@ _CHECKPOINTS_RESTORE_GRID = restore_in_recomputation(_capture_contexts)
 
 
 def current_grid() -> tuple[Grid | None, int]:
-    """Return the grid and number of prefix tokens that the innermost `teka.on` has set.
+    """Return the grid and the number of prefix tokens that the innermost `teka.on` has set.
 
     Prefix tokens have no position, such as a class token. Outside of any context, return (None, 0).
     """

@@ -49,8 +49,8 @@ from teka.functional.kernels import (
 )
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
-from teka.functional.relative.base import FactorRelative
 from teka.functional.relative.biases import DecayRelative
+from teka.functional.relative.relative_kernel import PositiveRelative
 from teka.functional.relative.rotary import LEAST_WEIGHT
 from teka.functional.relative.stationary import SeparableRelative, StationaryRelative
 
@@ -404,9 +404,11 @@ def reference_attention(
     """
     query, key, value = inputs
     num_prefix = positions.num_prefix_tokens
-    relative = None if relative is None else relative.for_kernel(kernel).for_positions(positions)
+    relative = (
+        None if relative is None else relative.adapt_to_kernel(kernel).adapt_to_positions(positions)
+    )
     if isinstance(relative, RotationJoint):
-        query, key = relative.concatenate(query, key, positions, scale=scale)
+        query, key = relative.append_sinusoids(query, key, positions, scale=scale)
         relative, scale = None, 1.0
     query_features, key_features = math.sqrt(scale) * query, math.sqrt(scale) * key
     if isinstance(kernel, FeatureKernel):
@@ -417,7 +419,7 @@ def reference_attention(
     numerator = denominator = query_features @ key_features.transpose(-2, -1)
     if isinstance(relative, Rotary):
         query_positions, key_positions = (
-            side.coordinates(query.device) for side in (positions, positions.of_keys)
+            side.coordinates(query.device) for side in (positions, positions.key_side)
         )
         rotated = (
             relative.rotate(query_features[:, :, num_prefix:], query_positions),
@@ -448,13 +450,13 @@ def reference_attention(
                 denominator = (1 - share) * denominator + share * lengths
     if kernel.normalizes_by_count:
         denominator = torch.ones_like(numerator)
-    if isinstance(relative, FactorRelative):
+    if isinstance(relative, PositiveRelative):
         query_positions, key_positions = (
-            side.coordinates(query.device) for side in (positions, positions.of_keys)
+            side.coordinates(query.device) for side in (positions, positions.key_side)
         )
         offsets = query_positions[..., :, None, :] - key_positions[..., None, :, :]
         offsets = offsets if positions.grid is None else positions.grid.wrap(offsets)
-        factor = relative.log_kernel(query[:, :, num_prefix:], offsets, scale=scale).exp()
+        factor = relative.log_weights(query[:, :, num_prefix:], offsets, scale=scale).exp()
         factor = pad(factor, (num_prefix, 0, num_prefix, 0), value=1.0)
         numerator, denominator = numerator * factor, denominator * factor
     if keep is not None:

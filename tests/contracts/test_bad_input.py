@@ -30,7 +30,6 @@ from teka.functional import (
 )
 from teka.models import Performer, PerformerConfig
 from teka.nn import (
-    AbsolutePosition,
     Attention,
     AttentionPool,
     EmbeddedTable,
@@ -38,6 +37,7 @@ from teka.nn import (
     MultiheadAttention,
     RandomFeatures,
     RelativeKernel,
+    SinusoidalPositionEmbedding,
     SpaceToDepth,
     TransformerBlock,
     prune_heads,
@@ -151,7 +151,7 @@ def initial_options(kind: type[Relative]) -> dict[str, object]:
         name: REQUIRED_ARGUMENTS.get(name)
         if parameter.default is parameter.empty
         else parameter.default
-        for name, parameter in inspect.signature(kind.initial).parameters.items()
+        for name, parameter in inspect.signature(kind.with_initial_parameters).parameters.items()
     }
 
 
@@ -209,7 +209,7 @@ ENTRIES = {
     },
     **{
         kind.__name__: constructor(kind)
-        for kind in (AbsolutePosition, SpaceToDepth, MultiheadAttention)
+        for kind in (SinusoidalPositionEmbedding, SpaceToDepth, MultiheadAttention)
     },
     "Performer": Entry(
         lambda **options: Performer(PerformerConfig(**options)),
@@ -229,7 +229,7 @@ ENTRIES = {
     "chosen_backend": Entry(LAYER.chosen_backend, {"grid": GRID}, Attention),
     "explain": Entry(partial(_explain_layer, LAYER), {"grid": GRID}, Attention),
     "prune_heads": Entry(prune_heads, {"attention": LAYER, "heads": [0]}),
-    "positions": Entry(AbsolutePosition(8).forward, {"tokens": TOKENS, "grid": GRID}),
+    "positions": Entry(SinusoidalPositionEmbedding(8).forward, {"tokens": TOKENS, "grid": GRID}),
     "pool": Entry(AttentionPool(8, 2).forward, {"tokens": TOKENS, "key_mask": MASK}),
     "model": Entry(PERFORMER.forward, {"images": IMAGES}),
     "resize": Entry(

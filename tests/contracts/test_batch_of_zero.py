@@ -10,7 +10,13 @@ from teka import Grid
 from teka.functional import RELATIVES, attention, decode
 from teka.models import Performer
 from teka.models.performer_config import POOLS, POSITIONS
-from teka.nn import AbsolutePosition, Attention, AttentionPool, SpaceToDepth, TransformerBlock
+from teka.nn import (
+    Attention,
+    AttentionPool,
+    SinusoidalPositionEmbedding,
+    SpaceToDepth,
+    TransformerBlock,
+)
 from tests.contracts.cases import (
     CAUSAL_CASES,
     PAIRS,
@@ -145,7 +151,7 @@ def test_other_modules_accept_an_empty_batch():
         AttentionPool(8, 2), torch.randn(2, 5, 8), torch.ones(2, 5).bool(), size=(1, 8)
     )
     assert_finite_gradients_of_an_empty_batch(
-        AbsolutePosition(8), torch.randn(2, 6, 8), Grid((2, 3)), size=(6, 8)
+        SinusoidalPositionEmbedding(8), torch.randn(2, 6, 8), Grid((2, 3)), size=(6, 8)
     )
     blocks = SpaceToDepth()
     assert blocks.inverse(blocks(torch.randn(0, 3, 4, 6))).shape == (0, 3, 4, 6)

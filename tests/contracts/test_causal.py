@@ -14,7 +14,7 @@ from teka.functional import (
     Clipped,
     FeatureKernel,
     Kernel,
-    Positive,
+    PositiveFeatures,
     Relative,
     RotationJoint,
     Taylor2,
@@ -23,7 +23,7 @@ from teka.functional import (
 )
 from teka.functional.backends import linear
 from teka.functional.dispatch import Workload, backend_costs
-from teka.functional.kernels.base import mask_features
+from teka.functional.kernels.content_kernel import mask_features
 from teka.functional.positions import Positions
 from teka.nn import Attention
 from tests.contracts.cases import (
@@ -147,7 +147,7 @@ def test_supported_backends_are_the_documented_ones(pair: Case):
         positions = replace(sites, num_prefix_tokens=num_prefix_tokens)
         on_torus = isinstance(relative, RotationJoint) and any(positions.periods)
         kernel_for_positions = (
-            relative if relative is None or on_torus else relative.for_positions(positions)
+            relative if relative is None or on_torus else relative.adapt_to_positions(positions)
         )
         sizes = (sites.num_queries_with_position or 0) + num_prefix_tokens
         return set(
@@ -332,7 +332,7 @@ def test_nan_token_affects_only_later_outputs_and_gradients(case: Case):
 
 
 @dataclass(frozen=True)
-class MaximumOverAllKeys(Positive):
+class MaximumOverAllKeys(PositiveFeatures):
     """A faulty version that subtracts the maximum exponent of all keys, also of later keys."""
 
     name: ClassVar[str] = "maximum_over_all_keys"
@@ -356,7 +356,7 @@ class MaximumOverAllKeys(Positive):
 @pytest.mark.parametrize("epsilon", [0.0, 1e-4])
 def test_a_maximum_over_all_keys_would_leak_the_future(epsilon: float, backend: str):
     is_correct, _ = build_pair(Case("positive", None))
-    assert isinstance(is_correct, Positive)
+    assert isinstance(is_correct, PositiveFeatures)
     broken = MaximumOverAllKeys(is_correct.projection, epsilon)
     # The exponents of long keys are far below those of zero keys, so that past features underflow.
     query, key, value = draw_inputs(
@@ -460,7 +460,7 @@ def test_causal_attention_does_not_fit_the_kernel_to_all_keys():
     kernel = build_kernel("optimal", None, DIM)
     assert isinstance(kernel, FeatureKernel)
     query, key, _ = inputs
-    fitted = kernel.fitted(query, key, scale=SCALE, query_mask=None, key_mask=None)
+    fitted = kernel.with_statistics(query, key, scale=SCALE, query_mask=None, key_mask=None)
     outputs = [
         past_outputs_for_changed_futures(inputs, feature_kernel, None, "linear", 6)
         for feature_kernel in (kernel, fitted)

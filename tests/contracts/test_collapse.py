@@ -11,14 +11,14 @@ from torch import Generator, Tensor
 
 import teka
 from teka import Grid
-from teka.functional import Positive
+from teka.functional import PositiveFeatures
 from teka.functional.kernels import RANDOM_KERNELS
 from teka.nn import Attention, RandomFeatures, redraw_projections
 from tests.contracts.cases import PAIRS, Case, parametrize_by_kernel
 
 
 @dataclass(frozen=True)
-class EpsilonAfterExponential(Positive):
+class EpsilonAfterExponential(PositiveFeatures):
     """A faulty version that adds epsilon to much smaller features, after the exponential."""
 
     name: ClassVar[str] = "epsilon_after_exponential"

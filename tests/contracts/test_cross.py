@@ -69,9 +69,9 @@ def grids_for(pair: Case) -> dict[str, tuple[Grid, Grid]]:
 
 def offered(kernel: Kernel, relative: Relative | None, positions: Positions) -> set[str]:
     num_queries, num_keys = (
-        sites.num_queries_with_position or 1 for sites in (positions, positions.of_keys)
+        sites.num_queries_with_position or 1 for sites in (positions, positions.key_side)
     )
-    placed = None if relative is None else relative.for_positions(positions)
+    placed = None if relative is None else relative.adapt_to_positions(positions)
     return set(backend_costs(Workload(kernel, placed, positions, num_queries, num_keys, DIM, 4)))
 
 
@@ -87,9 +87,9 @@ def fitted(
         return kernel
     query, key, scale = inputs[0], inputs[1], SCALE
     if isinstance(relative, RotationJoint):
-        query, key = relative.concatenate(query, key, positions, scale=scale)
+        query, key = relative.append_sinusoids(query, key, positions, scale=scale)
         scale = 1.0
-    return kernel.fitted(query, key, scale=scale, query_mask=None, key_mask=mask)
+    return kernel.with_statistics(query, key, scale=scale, query_mask=None, key_mask=mask)
 
 
 def attend(
@@ -477,7 +477,7 @@ BAD_CONTEXTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a number of queries": (
         {"context": torch.zeros(2, 60, 6), "context_grid": FINE, "num_queries": 3},
-        "num_queries must be None, got 3. With a relative kernel, a context or causality, all",
+        "num_queries must be None, got 3. Only self-attention without positions",
     ),
 }
 

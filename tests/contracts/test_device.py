@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_leaves
 
 from teka import Grid, precision
 from teka.functional import KERNELS, RELATIVES, RotationJoint, attention, positions
-from teka.functional.kernels.base import Kernel
-from teka.functional.relative.base import Relative
+from teka.functional.kernels.content_kernel import Kernel
 from teka.functional.relative.biases import DecayRelative
+from teka.functional.relative.relative_kernel import Relative
 from teka.models import Performer
 from teka.models.performer_config import POOLS, POSITIONS
 from teka.nn import Attention

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from teka import Grid
-from teka.functional import Elu, Kernel, Positive, attention
+from teka.functional import Elu, Kernel, PositiveFeatures, attention
 from teka.nn import Attention, TransformerBlock
 from tests.contracts.cases import (
     DEVICE,
@@ -227,7 +227,7 @@ def test_an_unmasked_denominator_is_found():
 
 
 @dataclass(frozen=True)
-class MaximumOverTheBatch(Positive):
+class MaximumOverTheBatch(PositiveFeatures):
     """A faulty version that subtracts the maximum over batch, heads and tokens."""
 
     name: ClassVar[str] = "maximum_over_the_batch"
@@ -245,7 +245,7 @@ class MaximumOverTheBatch(Positive):
 
 def test_a_maximum_over_the_batch_is_found():
     is_correct = build_kernel("positive", None, 5)
-    assert isinstance(is_correct, Positive)
+    assert isinstance(is_correct, PositiveFeatures)
     inputs = draw_inputs(NUM_TOKENS, scale=1.5)
     batch = [tensor.clone() for tensor in inputs]
     # The keys of the other sample maximize the exponent wᵀx − ‖x‖²/2.

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from teka import Grid
 from teka.functional import FeatureKernel, Relative, attention
-from teka.functional.relative.base import FactorRelative
+from teka.functional.relative.relative_kernel import PositiveRelative
 from tests.contracts.cases import (
     DEVICE,
     PAIRS_WITH_POSITIONS,
@@ -73,12 +73,12 @@ def test_prefix_key_has_a_relative_weight_of_one(case: Case):
     value[:, :, 0] = prefix_value
     relative = build_relative(case.relative, kernel=case.kernel, heads=3, dim=5, num_axes=2)
     kernel = build_kernel(case.kernel, relative, 5)
-    assert isinstance(relative, FactorRelative)
-    log_relative = relative.log_kernel(
+    assert isinstance(relative, PositiveRelative)
+    log_relative = relative.log_weights(
         query[:, :, 1:], GRID.offsets(dtype=torch.float64, device=DEVICE), scale=SCALE
     )
     if isinstance(kernel, FeatureKernel):
-        kernel = kernel.fitted(query, key, scale=SCALE, query_mask=None, key_mask=None)
+        kernel = kernel.with_statistics(query, key, scale=SCALE, query_mask=None, key_mask=None)
     # The dense weights may have a factor per row, which cancels.
     content = kernel.weights(query, key, scale=SCALE)
     weights = content[:, :, 1:] * torch.nn.functional.pad(log_relative, (1, 0)).exp()
@@ -104,9 +104,9 @@ def test_prefix_tokens_of_a_constant_kernel():
     # With κ = 1 and log c(0) = a, a prefix token has the weight 1 and the cell has the weight e^a.
     query, key, value = draw_inputs(3, heads=1, dim_value=1)
     relative = build_relative("rotation", heads=1, dim=5, num_axes=1)
-    assert isinstance(relative, FactorRelative)
+    assert isinstance(relative, PositiveRelative)
     weight = math.exp(
-        float(relative.log_kernel(query[:, :, 2:], query.new_zeros(1, 1, 1), scale=1.0))
+        float(relative.log_weights(query[:, :, 2:], query.new_zeros(1, 1, 1), scale=1.0))
     )
     output = attend(Case("constant", "rotation"), [query, key, value], 2, relative, Grid((1,)))
     expected = (value[:, 0, 0] + value[:, 0, 1] + weight * value[:, 0, 2]) / (2 + weight)

@@ -15,11 +15,11 @@ from torch import Generator, Tensor, nn
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from teka import Grid
-from teka.functional import Positive, SquaredRelu, attention, draw_projection, relative
+from teka.functional import PositiveFeatures, SquaredRelu, attention, draw_projection, relative
 from teka.functional.positions import Positions
 from teka.models import Performer, PerformerConfig
 from teka.nn import Attention, AttentionOptions, RelativeKernel, redraw_projections
-from teka.nn.diagnostics.report import EstimatorErrors
+from teka.nn.diagnostics.report import ApproximationErrors
 from tests.contracts.cases import draw_inputs, for_each, reference_attention, relative_error
 from tests.contracts.test_shift import change_under_a_shift_of_positions
 
@@ -91,14 +91,18 @@ def test_every_defect_has_a_test(names: tuple[str, str]):
 
 def test_product_form_is_equivariant_and_joint_form_is_not():
     rotation, joint = (
-        kind.draw(Generator().manual_seed(0), heads=3, dim=5, num_axes=2, kernel="positive")
+        kind.random_example(
+            Generator().manual_seed(0), heads=3, dim=5, num_axes=2, kernel="positive"
+        )
         for kind in (relative.Rotation, relative.RotationJoint)
     )
     assert isinstance(joint, relative.RotationJoint)
     shift = torch.tensor([4.0, 3.0], dtype=torch.float64)
     for num_features in (64, 1024):
         drawn = [
-            Positive(draw_projection(num_features, size, generator=Generator().manual_seed(1)))
+            PositiveFeatures(
+                draw_projection(num_features, size, generator=Generator().manual_seed(1))
+            )
             for size in (5, 5 + joint.num_position_features)
         ]
         assert change_under_a_shift_of_positions(drawn[0], rotation, 2, shift) <= 1e-10
@@ -107,7 +111,7 @@ def test_product_form_is_equivariant_and_joint_form_is_not():
 
 def test_inaccurate_joint_estimate_is_reported():
     query, key, value = draw_inputs(64, dim=16, scale=1.0)
-    joint = relative.RotationJoint.draw(
+    joint = relative.RotationJoint.random_example(
         Generator().manual_seed(0), heads=3, dim=16, num_axes=2, kernel="positive"
     )
     assert isinstance(joint, relative.RotationJoint)
@@ -117,8 +121,8 @@ def test_inaccurate_joint_estimate_is_reported():
     mean = value.mean(dim=2, keepdim=True).expand_as(value)
     options = {"relative": joint, "grid": Grid((8, 8))}
     exact = attention(query, key, value, **options)
-    estimate = attention(query, key, value, kernel=Positive(projection), **options)
-    errors = EstimatorErrors.from_outputs(estimate, exact, mean)
+    estimate = attention(query, key, value, kernel=PositiveFeatures(projection), **options)
+    errors = ApproximationErrors.from_outputs(estimate, exact, mean)
     assert errors.error > errors.error_of_mean
 
 

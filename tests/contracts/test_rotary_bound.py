@@ -211,7 +211,7 @@ def test_outputs_are_within_the_documented_bound(
     query, key, value = (tensor[:, :, 1 - first :] for tensor in (query, key, value))
     relative = build(1 if way == "step" else len(shape), normalizer)
     if built.nonnegative or normalizer == "nonnegative":
-        assert relative.bound_with(built) == BOUNDS[normalizer]
+        assert relative.output_bound_with(built) == BOUNDS[normalizer]
     options: dict[str, Any] = {"kernel": built, "relative": relative}
     mask = None
     if way == "step":

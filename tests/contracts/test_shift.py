@@ -22,7 +22,7 @@ from teka.functional import (
 )
 from teka.functional.kernels import RANDOM_KERNELS
 from teka.functional.relative.biases import DecayRelative
-from teka.nn import AbsolutePosition, Attention
+from teka.nn import Attention, SinusoidalPositionEmbedding
 from tests.contracts.cases import (
     DEVICE,
     PAIRS,
@@ -210,7 +210,11 @@ def test_rolling_a_periodic_grid_rolls_the_output(
         with pytest.raises(ValueError, match="no periodic axis"):
             attend(*inputs)
         return
-    if case.backend == "rings" and isinstance(relative, Clipped) and not relative.rings_fit(grid):
+    if (
+        case.backend == "rings"
+        and isinstance(relative, Clipped)
+        and not relative.supports_rings(grid)
+    ):
         with pytest.raises(ValueError, match=r"backend must be .*got 'rings'"):
             attend(*inputs)
         return
@@ -239,7 +243,10 @@ def test_absolute_positions_are_not_equivariant(relative: str | None):
         kernel="squared_relu" if relative != "rotation_joint" else "softmax",
         relative=relative,
     )
-    layer, position = layer.double().eval().to(DEVICE), AbsolutePosition(8).double().to(DEVICE)
+    layer, position = (
+        layer.double().eval().to(DEVICE),
+        SinusoidalPositionEmbedding(8).double().to(DEVICE),
+    )
     assert change_under_a_shift_on_a_canvas(layer, 8) <= TOLERANCE
     on_grid = change_under_a_shift_on_a_canvas(
         lambda tokens, grid, mask: layer(position(tokens, grid), grid, mask), 8

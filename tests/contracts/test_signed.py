@@ -11,8 +11,8 @@ from torch import Tensor
 from teka import Grid
 from teka.functional import FeatureKernel, attention, decode
 from teka.functional.dispatch import Workload, backend_costs
-from teka.functional.kernels.base import mask_features
-from teka.functional.kernels.rectified import PointwiseKernel
+from teka.functional.kernels.content_kernel import mask_features
+from teka.functional.kernels.rectified import SharedFeatureMapKernel
 from teka.functional.positions import Positions
 from tests.contracts.cases import (
     DEVICE,
@@ -55,7 +55,7 @@ class Sines(FeatureKernel):
 
 
 @dataclass(frozen=True)
-class Shifted(PointwiseKernel):
+class Shifted(SharedFeatureMapKernel):
     """φ(x) = x + 0.5."""
 
     name: ClassVar[str] = "shifted"
@@ -71,7 +71,7 @@ class Shifted(PointwiseKernel):
 
 
 @dataclass(frozen=True)
-class Raised(PointwiseKernel):
+class Raised(SharedFeatureMapKernel):
     """φ(x) = x² + 0.5. No feature is 0, not even of masked tokens."""
 
     name: ClassVar[str] = "raised"
@@ -101,7 +101,7 @@ def changes(kernel: FeatureKernel, name: str | None, *, is_causal: bool) -> dict
     relative = build_relative(
         name, heads=3, dim=DIM, num_axes=grid.num_axes, kernel=kernel, max_distance=3
     )
-    relative = None if relative is None else relative.for_kernel(kernel)
+    relative = None if relative is None else relative.adapt_to_kernel(kernel)
     positions = Positions(grid, num_prefix_tokens=first)
 
     def with_gradients(output: Tensor) -> list[Tensor]:

@@ -9,10 +9,10 @@ from torch import Generator, Tensor
 from teka.functional import (
     PROJECTIONS,
     FeatureKernel,
-    Hyperbolic,
-    Optimal,
-    Positive,
-    Trigonometric,
+    HyperbolicFeatures,
+    OptimalFeatures,
+    PositiveFeatures,
+    TrigonometricFeatures,
     draw_projection,
 )
 from teka.functional.kernels import RANDOM_KERNELS
@@ -22,7 +22,7 @@ SCALE, DIM = 0.6, 6
 
 def positive(kernel: FeatureKernel, vectors: Tensor) -> Tensor:
     """exp(wᵀx − ‖x‖²/2) / √m."""
-    assert isinstance(kernel, Positive)
+    assert isinstance(kernel, PositiveFeatures)
     x = math.sqrt(SCALE) * vectors
     exponent = x @ kernel.projection.T - x.square().sum(dim=-1, keepdim=True) / 2
     return exponent.exp() / math.sqrt(len(kernel.projection))
@@ -30,7 +30,7 @@ def positive(kernel: FeatureKernel, vectors: Tensor) -> Tensor:
 
 def trigonometric(kernel: FeatureKernel, vectors: Tensor) -> Tensor:
     """exp(‖x‖²/2) · [sin(wᵀx), cos(wᵀx)] / √m."""
-    assert isinstance(kernel, Trigonometric)
+    assert isinstance(kernel, TrigonometricFeatures)
     x = math.sqrt(SCALE) * vectors
     phase = x @ kernel.projection.T
     waves = torch.cat([phase.sin(), phase.cos()], dim=-1)
@@ -41,7 +41,7 @@ def trigonometric(kernel: FeatureKernel, vectors: Tensor) -> Tensor:
 
 def hyperbolic(kernel: FeatureKernel, vectors: Tensor) -> Tensor:
     """exp(±wᵀx − ‖x‖²/2) / √(2m)."""
-    assert isinstance(kernel, Hyperbolic)
+    assert isinstance(kernel, HyperbolicFeatures)
     x = math.sqrt(SCALE) * vectors
     phase = x @ kernel.projection.T
     exponent = torch.cat([phase, -phase], dim=-1) - x.square().sum(dim=-1, keepdim=True) / 2
@@ -50,7 +50,7 @@ def hyperbolic(kernel: FeatureKernel, vectors: Tensor) -> Tensor:
 
 def optimal(kernel: FeatureKernel, vectors: Tensor) -> Tensor:
     """(1 − 4A)^(d/4) exp(A‖w‖² + √(1 − 4A) wᵀx − ‖x‖²/2) / √m, for unit-normal queries and keys."""
-    assert isinstance(kernel, Optimal)
+    assert isinstance(kernel, OptimalFeatures)
     x = math.sqrt(SCALE) * vectors
     s = 2 * DIM * SCALE
     rho = 2 * DIM / (math.sqrt((2 * s + DIM) ** 2 + 8 * DIM * s) + 2 * s + DIM)

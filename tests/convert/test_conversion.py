@@ -407,9 +407,12 @@ def test_every_query_that_sees_the_place_gives_it_at_least_that_share():
     relative, grid = quadratic([[1.2, -2.1], [0.0, 0.4]], 3.0), Grid((7, 9))
     found = head_offsets(build_by_position(relative), grid)
     assert [one.offset for one in found] == [(1, -2), (0, 0)]
-    log_kernel = relative().log_at(-(grid.positions()[None] - grid.positions()[:, None]))
+    log_weights = relative().log_at(-(grid.positions()[None] - grid.positions()[:, None]))
     weights = (
-        torch.softmax(log_kernel, dim=-1).detach().unflatten(1, grid.shape).unflatten(3, grid.shape)
+        torch.softmax(log_weights, dim=-1)
+        .detach()
+        .unflatten(1, grid.shape)
+        .unflatten(3, grid.shape)
     )
     inner = weights[0, 2, 5, 3, 3], weights[1, 3, 4, 3, 4]
     for one, weight in zip(found, inner, strict=True):

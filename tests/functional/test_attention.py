@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from teka import Grid
-from teka.functional import Clipped, Positive, Rotation, attention
+from teka.functional import Clipped, PositiveFeatures, Rotation, attention
 from tests.contracts.cases import draw_inputs, draw_mask, relative_error
 
 TOLERANCE = 1e-12
@@ -271,7 +271,7 @@ BAD = {
     ),
     "an infinite scale": ({"scale": math.inf}, r"scale must be .*got inf"),
     "a projection of another size": (
-        {"kernel": Positive(torch.zeros(7, 4))},
+        {"kernel": PositiveFeatures(torch.zeros(7, 4))},
         r"projection must have shape \(features, 5\).*got \(7, 4\)",
     ),
     "embeddings of another size": (

@@ -13,7 +13,7 @@ from teka.functional import (
     DecodingState,
     FeatureKernel,
     Kernel,
-    Positive,
+    PositiveFeatures,
     Relative,
     Rotary,
     attention,
@@ -359,7 +359,7 @@ def test_wrong_position_is_an_error(position: Any, unchecked_annotations: None):
 
 def test_scale_multiplies_the_inner_product():
     inputs = draw_inputs(1)
-    kernel = Positive(
+    kernel = PositiveFeatures(
         torch.randn(7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     )
     two = [torch.cat([tensor, 2 * tensor], dim=2) for tensor in inputs]

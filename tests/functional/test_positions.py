@@ -23,42 +23,44 @@ def make_positions(
 
 def test_only_offsets_of_a_periodic_grid_wrap():
     grid = Grid((5,), periodic=True)
-    assert make_positions(grid).offsets_like(LIKE)[0, 4, 0] == 1
-    assert make_positions(positions=grid.positions()).offsets_like(LIKE)[0, 4, 0] == -4
+    assert make_positions(grid).pairwise_offsets(LIKE)[0, 4, 0] == 1
+    assert make_positions(positions=grid.positions()).pairwise_offsets(LIKE)[0, 4, 0] == -4
 
 
 def test_offsets_are_query_minus_key_positions():
     positions = torch.rand(2, 3, 4)
-    offsets = make_positions(positions=positions).offsets_like(LIKE)
+    offsets = make_positions(positions=positions).pairwise_offsets(LIKE)
     assert offsets.dtype == torch.float64
     assert torch.equal(offsets[1, 0, 2], (positions[1, 0].double() - positions[1, 2].double()))
 
 
 def test_offsets_far_from_the_origin_are_exact():
     positions = 5e6 + torch.tensor([[0.0], [0.25], [0.5]], dtype=torch.float64)
-    offsets = make_positions(positions=positions).offsets_like(LIKE.float())
+    offsets = make_positions(positions=positions).pairwise_offsets(LIKE.float())
     assert offsets.dtype == torch.float32
     assert offsets[:, 0, 0].tolist() == [0.0, 0.25, 0.5]
 
 
 def test_offsets_of_some_queries():
     placement = make_positions(Grid((3, 5), periodic=(True, False)))
-    every = placement.offsets_like(LIKE)
-    assert torch.equal(placement.offsets_like(LIKE, slice(4, 9)), every[4:9])
+    every = placement.pairwise_offsets(LIKE)
+    assert torch.equal(placement.pairwise_offsets(LIKE, slice(4, 9)), every[4:9])
 
 
 def test_queries_and_keys_may_have_different_positions():
     placement = Positions(Grid(2, spacing=2.0, origin=0.5), key=Positions(Grid(4)))
-    assert placement.offsets_like(LIKE)[..., 0].tolist() == [
+    assert placement.pairwise_offsets(LIKE)[..., 0].tolist() == [
         [0.5, -0.5, -1.5, -2.5],
         [2.5, 1.5, 0.5, -0.5],
     ]
-    assert torch.equal(placement.axis_offsets_like(0, LIKE), placement.offsets_like(LIKE)[..., 0])
+    assert torch.equal(
+        placement.pairwise_axis_offsets(0, LIKE), placement.pairwise_offsets(LIKE)[..., 0]
+    )
     assert placement.shared_grid is None
     mixed = Positions(
         Grid(4, periodic=True), key=Positions(points=torch.tensor([[[3.5]], [[0.0]]]))
     )
-    assert mixed.offsets_like(LIKE)[..., 0, 0].tolist() == [
+    assert mixed.pairwise_offsets(LIKE)[..., 0, 0].tolist() == [
         [0.5, 1.5, -1.5, -0.5],
         [0.0, 1.0, -2.0, -1.0],
     ]
@@ -73,7 +75,7 @@ def test_num_axes():
 def test_torus_frequencies_are_rounded_without_a_gradient():
     placement = make_positions(Grid((4, 6), spacing=(1.0, 0.5), periodic=(True, False)))
     frequency = torch.tensor([[1.5, 1.5], [0.1, 0.1]], dtype=torch.float64, requires_grad=True)
-    rounded = placement.torus_frequency(frequency)
+    rounded = placement.round_frequency_to_periods(frequency)
     assert rounded.tolist() == [[math.pi / 2, 1.5], [0.0, 0.1]]
     (gradient,) = torch.autograd.grad(rounded.sum(), frequency)
     assert gradient.tolist() == [[0.0, 1.0], [0.0, 1.0]]

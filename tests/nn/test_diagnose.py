@@ -10,12 +10,12 @@ from torch import Tensor
 
 import teka
 from teka import Grid
-from teka.functional import Positive, Rotary, SquaredRelu, attention
+from teka.functional import PositiveFeatures, Rotary, SquaredRelu, attention
 from teka.functional.positions import Positions
 from teka.functional.relative.rotary import LENGTH_SHARE
 from teka.nn import Attention, RandomFeatures
 from teka.nn.diagnostics.diagnose import MAX_TOKENS
-from teka.nn.diagnostics.report import COLLAPSED_SPREAD, EstimatorErrors, features_for
+from teka.nn.diagnostics.report import COLLAPSED_SPREAD, ApproximationErrors, required_num_features
 from tests.contracts.cases import PAIRS, Case
 
 
@@ -130,11 +130,13 @@ def test_feature_errors_compare_the_layer_with_softmax_attention():
     exact = attention(query, key, value)
     estimate = attention(query, key, value, kernel=layer.kernel())
     mean = value.mean(dim=2, keepdim=True).expand_as(value)
-    total = EstimatorErrors.from_outputs(estimate, exact, mean)
+    total = ApproximationErrors.from_outputs(estimate, exact, mean)
     assert group.features.total.error == pytest.approx(total.error, rel=1e-9)
     assert group.features.total.spread == pytest.approx(total.spread, rel=1e-9)
     for head, errors in enumerate(group.features.by_head):
-        expected = EstimatorErrors.from_outputs(estimate[:, head], exact[:, head], mean[:, head])
+        expected = ApproximationErrors.from_outputs(
+            estimate[:, head], exact[:, head], mean[:, head]
+        )
         assert errors.error == pytest.approx(expected.error, rel=1e-9)
         assert errors.error_of_mean == pytest.approx(expected.error_of_mean, rel=1e-9)
     assert group.query_norm is not None
@@ -144,22 +146,22 @@ def test_feature_errors_compare_the_layer_with_softmax_attention():
 def test_estimator_errors_are_relative_to_the_norm_of_the_exact_output():
     exact = torch.tensor([[3.0, 0.0], [0.0, 4.0]]).double()
     estimate = torch.tensor([[3.0, 0.0], [0.0, 1.0]]).double()
-    errors = EstimatorErrors.from_outputs(estimate, exact, torch.zeros(1, 2).double())
-    assert errors == EstimatorErrors(error=3 / 5, error_of_mean=1.0, spread=10**0.5 / 5)
+    errors = ApproximationErrors.from_outputs(estimate, exact, torch.zeros(1, 2).double())
+    assert errors == ApproximationErrors(error=3 / 5, error_of_mean=1.0, spread=10**0.5 / 5)
 
 
 def test_an_exact_output_that_is_the_mean_of_the_values_has_not_collapsed():
     mean = torch.randn(1, 4, generator=torch.Generator().manual_seed(0)).double()
     for exact in (mean, mean + 1e-12, 0 * mean):
-        errors = EstimatorErrors.from_outputs(exact, exact, exact.clone())
+        errors = ApproximationErrors.from_outputs(exact, exact, exact.clone())
         assert errors.spread == 1
         assert errors.error_of_mean < 1e-10
         assert not errors.is_collapsed
 
 
 def test_the_threshold_of_a_collapse():
-    assert EstimatorErrors(1.0, 1.0, COLLAPSED_SPREAD - 1e-9).is_collapsed
-    assert not EstimatorErrors(1.0, 1.0, COLLAPSED_SPREAD).is_collapsed
+    assert ApproximationErrors(1.0, 1.0, COLLAPSED_SPREAD - 1e-9).is_collapsed
+    assert not ApproximationErrors(1.0, 1.0, COLLAPSED_SPREAD).is_collapsed
 
 
 def median_error(layer: Attention, tokens: Tensor, grid: Grid | None = None) -> float:
@@ -180,7 +182,7 @@ def test_the_recommended_number_of_features_gives_an_error_near_10_percent():
     tokens = draw_tokens(200, 16, 0.7)
     error = median_error(layer, tokens)
     assert error > 0.2
-    more = build(**options, num_features=features_for(error, 6))
+    more = build(**options, num_features=required_num_features(error, 6))
     more.load_state_dict(
         {name: tensor for name, tensor in layer.state_dict().items() if "kernel." not in name},
         False,
@@ -280,7 +282,7 @@ def test_the_layer_does_not_change_and_the_result_is_deterministic():
 
 
 @dataclass(frozen=True)
-class Flat(Positive):
+class Flat(PositiveFeatures):
     """Features that do not depend on the queries."""
 
     def query_exponent(
@@ -302,7 +304,10 @@ def test_a_collapse_is_reported():
     finding = diagnosis.findings[0]
     assert finding.name == "collapsed features"
     assert finding.value < finding.threshold
-    assert "have collapsed in heads 0, 1: the output is the mean of the values" in finding.message
+    assert (
+        "have collapsed in heads 0, 1. For every input, the output is nearly the mean"
+        in finding.message
+    )
     assert not teka.diagnose(build(kernel="positive"), draw_tokens(35)).is_collapsed
 
 
@@ -364,7 +369,10 @@ def test_only_the_feature_normalizer_of_rotary_has_large_outputs_for_a_nearly_bl
         on_grid = Positions(grid)
         query_vectors = group.relative.linear_features(query_features, on_grid, is_key=False)
         key_vectors = group.relative.linear_features(key_features, on_grid, is_key=True)
-        denominator = query_vectors.joined_denominator() @ key_vectors.joined_denominator().mT
+        denominator = (
+            query_vectors.concatenate_denominator_features()
+            @ key_vectors.concatenate_denominator_features().mT
+        )
         is_dropped = ~mask[:, None, None]
         denominator = denominator.masked_fill(is_dropped, 0.0).sum(dim=-1, keepdim=True)
         weights = numerator.masked_fill(is_dropped, 0.0) / denominator
@@ -383,8 +391,8 @@ def test_only_the_feature_normalizer_of_rotary_has_large_outputs_for_a_nearly_bl
         assert measured.bound is None
         assert measured.largest_gain > 10
         assert diagnosis.findings[0].name == "large outputs"
-        assert "does not bound its weights" in text
-        assert "rotary_normalizer='nonnegative', or 'mixed' (the default)" in text
+        assert "are not bounded" in text
+        assert "rotary_normalizer='nonnegative', or the default 'mixed'" in text
         assert "bound: None" in text
         assert "No problem found." not in text
     else:
@@ -432,7 +440,7 @@ def test_the_text_of_a_report():
         "room in float16: a factor of",
         "method: moved on a larger grid",
         "findings - ",
-        "relative='rotation' is the same kernel",
+        "relative='rotation', which is the same kernel",
     ):
         assert part in " ".join(text.split()), text
     assert max(map(len, text.splitlines())) <= 100

@@ -7,7 +7,7 @@ from torch import Tensor
 
 import teka
 from teka import Grid
-from teka.functional.plan import Plan
+from teka.functional.attention_plan import AttentionPlan
 from teka.nn import Attention
 from teka.nn.diagnostics.explain import MAX_CROSSOVER, explain
 from tests.annotations import annotations_unchecked
@@ -27,7 +27,7 @@ def test_the_named_backends_are_the_ones_that_compute(
     chosen: list[str] = []
 
     def record(
-        plan: Plan, query: Tensor, key: Tensor, value: Tensor, **masks: Tensor | None
+        plan: AttentionPlan, query: Tensor, key: Tensor, value: Tensor, **masks: Tensor | None
     ) -> Tensor:
         chosen.append(plan.backend)
         return torch.zeros_like(value)  # the output is of no interest
@@ -35,7 +35,7 @@ def test_the_named_backends_are_the_ones_that_compute(
     grid = Grid(shape)
     layer = build(dim=8, kernel=pair.kernel, relative=pair.relative, backend=backend)
     with torch.no_grad(), annotations_unchecked(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Plan, "evaluate", record)
+        patch.setattr(AttentionPlan, "evaluate", record)
         layer(torch.randn(1, 1 + grid.num_tokens, 8), grid, None, 1)
     explained = explain(layer, grid, num_prefix_tokens=1)
     assert [group.backend for group in explained.groups] == chosen

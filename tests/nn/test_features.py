@@ -8,17 +8,23 @@ from torch import Generator, nn
 
 import teka
 from teka import Grid
-from teka.functional import RELATIVES, Hedgehog, Positive, Trigonometric, default_num_features
+from teka.functional import (
+    RELATIVES,
+    Hedgehog,
+    PositiveFeatures,
+    TrigonometricFeatures,
+    default_num_features,
+)
 from teka.models import Performer
 from teka.nn import Attention, LearnedFeatures, RandomFeatures, RelativeKernel, redraw_projections
 from tests.contracts.cases import RELATIVES_OF_LEARNED
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("positive", Positive), ("trigonometric", Trigonometric)]
+    ("name", "kind"), [("positive", PositiveFeatures), ("trigonometric", TrigonometricFeatures)]
 )
 def test_forward_returns_the_kernel_with_the_projection(
-    name: str, kind: type[Positive] | type[Trigonometric]
+    name: str, kind: type[PositiveFeatures] | type[TrigonometricFeatures]
 ):
     features = RandomFeatures(name, 5)
     kernel = features()

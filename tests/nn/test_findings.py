@@ -8,16 +8,16 @@ import torch
 
 from teka.nn.diagnostics.report import (
     RECOMMENDATIONS,
-    EstimatorErrors,
+    ApproximationErrors,
     FeatureErrors,
     Finding,
     HeadMeasurements,
     ShiftErrors,
-    features_for,
     find_problems,
+    required_num_features,
 )
 
-GOOD_ERRORS = EstimatorErrors(error=0.05, error_of_mean=0.4, spread=1.0)
+GOOD_ERRORS = ApproximationErrors(error=0.05, error_of_mean=0.4, spread=1.0)
 GOOD_HEADS = HeadMeasurements(
     name="positive × rotation",
     relative="rotation",
@@ -67,7 +67,7 @@ def gains(largest: float, share: float, bound: float | None = None) -> dict[str,
 
 
 def feature_errors(error: float, spread: float = 1.0, is_biased: bool = False) -> FeatureErrors:
-    errors = EstimatorErrors(error, 0.4, spread)
+    errors = ApproximationErrors(error, 0.4, spread)
     return FeatureErrors(
         "softmax", 64, is_biased=is_biased, total=errors, by_head=(GOOD_ERRORS, errors)
     )
@@ -79,14 +79,14 @@ def test_good_measurements_have_no_findings():
 
 
 def test_inaccurate_features_name_the_number_of_features_that_is_needed():
-    assert features_for(0.3, 64) == 576
-    assert features_for(0.1, 64) == 64
+    assert required_num_features(0.3, 64) == 576
+    assert required_num_features(0.1, 64) == 64
     (finding,) = find(features=feature_errors(0.3))
     assert finding.name == "inaccurate features"
     assert finding.value == 0.3
-    assert "error of 30 % with 64 random features" in finding.message
-    assert "the mean of the values has 40 %" in finding.message
-    assert "10 % takes 576 or more" in finding.message
+    assert "with 64 random features has an error of 30 %" in finding.message
+    assert "The mean of the values as output would have an error of 40 %" in finding.message
+    assert "10 % takes at least 576 features" in finding.message
     for kernel in ("'softmax'", "'squared_relu'", "'taylor2'"):
         assert kernel in str(finding)
 
@@ -101,8 +101,11 @@ def test_a_collapse_names_its_heads():
     (finding,) = find(features=feature_errors(0.05, spread=0.01))
     assert finding.name == "collapsed features"
     assert (finding.value, finding.threshold) == (0.01, 0.1)
-    assert "have collapsed in head 3: the output is the mean of the values" in finding.message
-    assert "Use more features" in str(finding)
+    assert (
+        "have collapsed in head 3. For every input, the output is nearly the mean"
+        in finding.message
+    )
+    assert "Use more random features" in str(finding)
     both = find(features=feature_errors(0.05, spread=0.01), unevenness=(0.0, 0.0))
     assert names(both) == ["collapsed features"]
 
@@ -118,17 +121,17 @@ def test_biased_draws_and_clipped_features_have_their_own_findings():
 @pytest.mark.parametrize(
     ("changes", "name", "message"),
     [
-        ({"unevenness": (0.0, 4.0)}, "even weights", "the mean of the values in head 2."),
-        ({"unevenness": (0.0, 0.0)}, "even weights", "the mean of the values in heads 2, 3."),
+        ({"unevenness": (0.0, 4.0)}, "even weights", "are nearly equal in head 2."),
+        ({"unevenness": (0.0, 0.0)}, "even weights", "are nearly equal in heads 2, 3."),
         (
             {"rounding": {"fft": 0.01}},
             "rounding of a backend",
-            "The fft backend of positive × rotation differs from the dense one by 1.0e-02",
+            "The backend 'fft' of positive × rotation differs from 'dense' by 1.0e-02",
         ),
         (
             {"num_constant_waves": 3},
             "constant waves",
-            "3 waves of positive × rotation are longer than the torus",
+            "3 sinusoids of positive × rotation have longer wavelengths than the periodic grid",
         ),
     ],
 )
@@ -151,8 +154,8 @@ def test_large_outputs_need_gains_above_the_bound_that_are_large_or_frequent():
         assert finding.name == "large outputs"
         assert finding.value == unbounded["largest_gain"]
         assert f"up to {unbounded['output_ratio']:.3g} times as large" in finding.message
-        assert "rotary_normalizer='nonnegative', or 'mixed' (the default)" in str(finding)
-        assert "kernel='squared_relu' or 'positive'" in str(finding)
+        assert "rotary_normalizer='nonnegative', or the default 'mixed'" in str(finding)
+        assert "kernel='squared_relu' or kernel='positive'" in str(finding)
 
 
 def test_float16_overflow_names_the_largest_tensor():
@@ -170,7 +173,7 @@ def test_rounding_under_shifts_is_not_shift_sensitivity():
     assert finding.name == "shift sensitivity"
     assert finding.value == 0.23
     assert "A shift changes the output by 2.4e-01" in finding.message
-    assert "relative='rotation' is the same kernel and exactly equivariant" in str(finding)
+    assert "relative='rotation', which is the same kernel and exactly equivariant" in str(finding)
     rounded = dataclasses.replace(GOOD_SHIFT, by_shift={(1.0, 0.0): 0.001})
     (finding,) = find(shift=rounded)
     assert finding.name == "rounding under shifts"

@@ -10,11 +10,11 @@ import torch
 from teka import Grid
 from teka.models import Performer
 from teka.nn import (
-    AbsolutePosition,
     Attention,
     AttentionHeads,
     AttentionOptions,
     AttentionPool,
+    SinusoidalPositionEmbedding,
     TransformerBlock,
 )
 from teka.nn.local_conv import ValueConvolution
@@ -83,7 +83,7 @@ def test_block_passes_all_options_to_its_attention():
         (Attention(8, 2, relative=None, value_convolution=3), {"shift": "exact"}),
         (AttentionPool(8, 2), {"permutation": "exact"}),
         (ValueConvolution(2, 3, 3, 2), {"shift": "exact"}),
-        (AbsolutePosition(8), {}),
+        (SinusoidalPositionEmbedding(8), {}),
     ],
     ids=lambda value: type(value).__name__,
 )

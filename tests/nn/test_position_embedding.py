@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from teka import Grid
-from teka.nn import AbsolutePosition, AbsoluteTable
+from teka.nn import LearnedPositionEmbedding, SinusoidalPositionEmbedding
 
 
 @pytest.mark.parametrize(("shape", "dim"), [((7,), 6), ((3, 5), 12), ((2, 3, 4), 6)])
 def test_sinusoids_of_every_frequency_and_axis_are_added(shape: tuple[int, ...], dim: int):
     grid = Grid(shape, 0.5)
-    position = AbsolutePosition(dim, grid.num_axes).double()
+    position = SinusoidalPositionEmbedding(dim, grid.num_axes).double()
     sinusoids = position(torch.zeros(2, grid.num_tokens, dim, dtype=torch.float64), grid)
     per_axis = dim // grid.num_axes
     for token, point in enumerate(grid.positions(dtype=torch.float64).tolist()):
@@ -26,7 +26,7 @@ def test_sinusoids_of_every_frequency_and_axis_are_added(shape: tuple[int, ...],
 
 
 def test_tokens_keep_their_values_and_dtype():
-    grid, position = Grid((3, 5)), AbsolutePosition(8)
+    grid, position = Grid((3, 5)), SinusoidalPositionEmbedding(8)
     tokens = torch.randn(2, 15, 8)
     assert torch.allclose(
         position(tokens, grid) - position(torch.zeros_like(tokens), grid), tokens, atol=1e-6
@@ -35,14 +35,14 @@ def test_tokens_keep_their_values_and_dtype():
 
 
 def test_positions_are_exact_in_half_precision():
-    grid, position = Grid(600), AbsolutePosition(4, 1).bfloat16()
+    grid, position = Grid(600), SinusoidalPositionEmbedding(4, 1).bfloat16()
     tokens = torch.zeros(1, 600, 4)
     expected = position.float()(tokens, grid)
     assert (position.bfloat16()(tokens.bfloat16(), grid) - expected).abs().max() <= 0.01
 
 
 def test_frequencies_have_gradients():
-    position = AbsolutePosition(8)
+    position = SinusoidalPositionEmbedding(8)
     position(torch.zeros(1, 15, 8), Grid((3, 5))).sum().backward()
     assert position.frequency.shape == (2,)
     assert position.frequency.grad is not None
@@ -52,17 +52,17 @@ def test_frequencies_have_gradients():
 @pytest.mark.parametrize(("dim", "num_axes"), [(6, 2), (8, 3)])
 def test_a_dim_that_the_axes_do_not_divide_is_an_error(dim: int, num_axes: int):
     with pytest.raises(ValueError, match=rf"dim must be a multiple of.*got {dim}"):
-        AbsolutePosition(dim, num_axes)
+        SinusoidalPositionEmbedding(dim, num_axes)
 
 
 @pytest.mark.parametrize("grid", [Grid((15,)), Grid((3, 4))])
 def test_a_grid_with_other_axes_or_tokens_is_an_error(grid: Grid):
     with pytest.raises(ValueError, match="2 axes and 15 tokens"):
-        AbsolutePosition(8)(torch.zeros(1, 15, 8), grid)
+        SinusoidalPositionEmbedding(8)(torch.zeros(1, 15, 8), grid)
 
 
 def test_a_table_adds_the_vector_of_each_cell_of_its_grid():
-    module, tokens = AbsoluteTable(4, (3, 5)), torch.randn(2, 15, 4)
+    module, tokens = LearnedPositionEmbedding(4, (3, 5)), torch.randn(2, 15, 4)
     added = module(tokens, Grid((3, 5), spacing=0.1)) - tokens
     torch.testing.assert_close(added, module.table.expand(2, -1, -1))
     assert module.table.std() < 0.1

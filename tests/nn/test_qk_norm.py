@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from teka import Grid
 from teka.nn import Attention
-from teka.nn.qk_norm import QUERY_KEYS, CentredQueryKey, NormalizedQueryKey, make_query_key
+from teka.nn.qk_norm import QUERY_KEYS, KeyCentering, QueryKeyRMSNorm, make_query_key
 from tests.contracts.cases import relative_error
 
 
@@ -33,7 +33,7 @@ def test_queries_and_keys_keep_their_shapes(query_key: str):
 
 
 def test_normalized_vectors_keep_their_direction():
-    module = NormalizedQueryKey(3, 5).double()
+    module = QueryKeyRMSNorm(3, 5).double()
     one = torch.ones((), dtype=torch.float64)
     inputs = (draw(), draw(seed=2))
     for vectors, normalized in zip(inputs, module(*inputs, None), strict=True):
@@ -41,7 +41,7 @@ def test_normalized_vectors_keep_their_direction():
         assert torch.allclose(torch.cosine_similarity(normalized, vectors, dim=-1), one)
     nn.init.normal_(module.key_gain)
     scaled = module(*inputs, None)[1]
-    unscaled = NormalizedQueryKey(3, 5).double()(*inputs, None)[1]
+    unscaled = QueryKeyRMSNorm(3, 5).double()(*inputs, None)[1]
     assert torch.allclose(scaled / module.key_gain, unscaled)
 
 
@@ -69,7 +69,7 @@ def test_the_size_of_the_gain_is_a_temperature_of_softmax_and_cancels_in_squared
 
 
 def test_centred_keys_have_mean_0_over_the_kept_keys():
-    module, key = CentredQueryKey(), draw()
+    module, key = KeyCentering(), draw()
     keep = torch.tensor([[True] * 4 + [False] * 3, [False, True] * 3 + [True]])
     query, centred = module(draw(seed=2), key, keep)
     assert torch.equal(query, draw(seed=2))

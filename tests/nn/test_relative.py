@@ -11,7 +11,7 @@ from teka import functional
 from teka.functional import RELATIVES, Softmax, default_num_features
 from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 from teka.nn import Attention, AttentionOptions, EmbeddedTable, RelativeKernel
-from teka.nn.heads import make_relative_kernel
+from teka.nn.head_groups import make_relative_kernel
 from teka.nn.relative import relative_class
 from tests.contracts.cases import with_leaves
 
@@ -26,7 +26,7 @@ def test_every_relative_kernel_has_a_module_with_a_state_dict(name: str):
     module, other = make(name), make(name)
     assert RELATIVES[name] is relative_class(name) is relative_class(module)
     assert type(module()) is RELATIVES[name]
-    module().check(heads=3, dim=5, num_axes=2, kernel=Softmax())
+    module().check_compatibility(heads=3, dim=5, num_axes=2, kernel=Softmax())
     other.load_state_dict(module.state_dict())
     assert all("." not in key or key.startswith("random_features.") for key in module.state_dict())
     leaves, others = (with_leaves(kernel)[1] for kernel in (module(), other()))

@@ -11,7 +11,7 @@ from teka import Grid
 from teka.audit import random_permutations, square_shifts
 from teka.codec import encode
 from teka.convert import attention_from_convolution
-from teka.nn import AbsolutePosition, Attention, AttentionPool
+from teka.nn import Attention, AttentionPool, SinusoidalPositionEmbedding
 from teka.testing import (
     assert_equivariant,
     assert_permutation_equivariant,
@@ -65,7 +65,7 @@ def test_attention_that_sees_where_tokens_are_is_not_permutation_equivariant(rel
 
 
 def test_absolute_positions_end_permutation_equivariance():
-    layer, position = build(relative=None), AbsolutePosition(8).double()
+    layer, position = build(relative=None), SinusoidalPositionEmbedding(8).double()
     assert (
         permutation_error(
             lambda tokens: layer(position(tokens, GRID)), draw_tokens(), ORDERS

@@ -33,7 +33,7 @@ from teka.errors import (
     wrong_value,
 )
 from teka.files import make_directory, write_bytes
-from teka.models.model_file import pack
+from teka.models.model_file import serialize_weights
 from teka.reporting.formatting import listed, write_p_value
 from teka.reporting.tables import LONGEST_TEXT
 
@@ -113,7 +113,7 @@ def fix(
     # Without the module that prepares the images, so that the weights keep their names.
     modules = case.function.named_modules()
     path = next((name for name, module in modules if module is case.subject.module), "")
-    write_bytes(Path(out), pack(fixed.get_submodule(path), "float32"))
+    write_bytes(Path(out), serialize_weights(fixed.get_submodule(path), "float32"))
     print(f"written: {printable(out)}")
 
 

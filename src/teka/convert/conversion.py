@@ -252,8 +252,10 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
             "attention.relative", name, "a relative kernel of the offset alone, such as 'quadratic'"
         )
     heads = attention.heads
-    relative.check(heads=heads, dim=attention.dim_head, num_axes=grid.num_axes, kernel=Constant())
-    relative = relative.for_positions(Positions(grid))
+    relative.check_compatibility(
+        heads=heads, dim=attention.dim_head, num_axes=grid.num_axes, kernel=Constant()
+    )
+    relative = relative.adapt_to_positions(Positions(grid))
     assert isinstance(relative, StationaryRelative)
     device = attention.output.weight.device
     # Offsets δ = x_j − x_i between cells are themselves a grid.

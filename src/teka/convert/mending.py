@@ -180,10 +180,10 @@ class Offsets:
         grid = (*cells.shape[2:], *sampling.stride)
         known, layers = chosen.get(grid, (None, []))
         if known is None or id(layer) in layers or known.shape[0] != cells.shape[0]:
-            sampled, known = sampling.sample(cells)
+            sampled, known = sampling.forward_with_offset(cells)
             layers = []
         else:
-            sampled, _ = sampling.sample(cells, known)
+            sampled, _ = sampling.forward_with_offset(cells, known)
         chosen[grid] = known, [*layers, id(layer)]
         return sampled
 

@@ -16,7 +16,7 @@ from teka.checks import check_instance, check_module, check_sizes
 from teka.errors import wrong_shape, wrong_value
 from teka.grid import Grid
 from teka.nn import AttentionHeads, MultiheadAttention
-from teka.nn.heads import pair_name
+from teka.nn.head_groups import name_kernels
 from teka.nn.multihead_attention import is_causal_mask
 from teka.nn.options import AttentionOptions
 
@@ -182,7 +182,7 @@ def replace_attention(
         if isinstance(module, nn.TransformerEncoder) and made:
             module.use_nested_tensor = False  # only torch's own attention supports it
     num_new = sum(parameter.numel() for heads in made.values() for parameter in heads.parameters())
-    kernels = pair_name(*next(iter(made.values())).current_kernels()) if made else ""
+    kernels = name_kernels(*next(iter(made.values())).current_kernels()) if made else ""
     reasons = {name: layer.reason for name, layer in found.items() if layer.attend_by is None}
     report = ReplacementReport(
         kernels, {name: layer.was for name, layer in able.items()}, reasons, num_kept, num_new

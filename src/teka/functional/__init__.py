@@ -1,7 +1,8 @@
-"""Attention functions, and the two factors of attention weights: content and relative kernels.
+"""Attention as plain functions, with a choice of similarity and of position-dependent weights.
 
-A content kernel is a similarity of query and key, such as softmax. A relative kernel is a weight
-that depends on the offset between their positions.
+A content kernel computes the similarity of a query and a key, such as exp(qᵀk) in softmax
+attention. A relative kernel computes a weight from the offset between their positions. Attention
+weights are the product of both.
 """
 
 from teka.functional.attention import attention
@@ -9,22 +10,27 @@ from teka.functional.backends.costs import BACKENDS
 from teka.functional.backends.linear import DecodingState
 from teka.functional.decode import decode
 from teka.functional.kernels import KERNELS, default_num_features, draw_projection
-from teka.functional.kernels.base import FeatureKernel, Kernel
-from teka.functional.kernels.features import Constant, Elu, Hedgehog, Softmax, Taylor2
-from teka.functional.kernels.projection import PROJECTIONS
-from teka.functional.kernels.random import Hyperbolic, Optimal, Positive, Trigonometric
+from teka.functional.kernels.content_kernel import FeatureKernel, Kernel
+from teka.functional.kernels.feature_kernels import Constant, Elu, Hedgehog, Softmax, Taylor2
+from teka.functional.kernels.random_features import (
+    HyperbolicFeatures,
+    OptimalFeatures,
+    PositiveFeatures,
+    TrigonometricFeatures,
+)
+from teka.functional.kernels.random_projection import PROJECTIONS
 from teka.functional.kernels.rectified import Focused, Relu, SquaredRelu
 from teka.functional.kernels.similarity import Concatenation, DotProduct, Gaussian
 from teka.functional.positions import length_mask
 from teka.functional.relative import RELATIVES
-from teka.functional.relative.base import Relative
 from teka.functional.relative.biases import T5, Alibi, Decay, Kerple
 from teka.functional.relative.clipped import Clipped, ClippedFeatures
 from teka.functional.relative.fourier import Fourier
 from teka.functional.relative.quadratic import GeneralizedQuadratic, Quadratic, Table
+from teka.functional.relative.relative_kernel import Relative
 from teka.functional.relative.rotary import Rotary
 from teka.functional.relative.rotation import Rotation, RotationJoint
-from teka.functional.relative.signed import Shaw, TransformerXL
+from teka.functional.relative.signed_offsets import Shaw, TransformerXL
 from teka.functional.relative.window import Window
 
 __all__ = [
@@ -48,11 +54,11 @@ __all__ = [
     "Gaussian",
     "GeneralizedQuadratic",
     "Hedgehog",
-    "Hyperbolic",
+    "HyperbolicFeatures",
     "Kernel",
     "Kerple",
-    "Optimal",
-    "Positive",
+    "OptimalFeatures",
+    "PositiveFeatures",
     "Quadratic",
     "Relative",
     "Relu",
@@ -65,7 +71,7 @@ __all__ = [
     "Table",
     "Taylor2",
     "TransformerXL",
-    "Trigonometric",
+    "TrigonometricFeatures",
     "Window",
     "attention",
     "decode",

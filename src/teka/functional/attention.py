@@ -5,10 +5,10 @@ from torch import Tensor
 
 from teka.checks import check_flags, check_sizes
 from teka.errors import wrong_shape
-from teka.functional.kernels.base import Kernel
-from teka.functional.plan import attend, check_inputs
+from teka.functional.attention_plan import attend, check_inputs
+from teka.functional.kernels.content_kernel import Kernel
 from teka.functional.positions import Positions, check_mask, make_positions, packed_lengths
-from teka.functional.relative.base import Relative
+from teka.functional.relative.relative_kernel import Relative
 from teka.grid import GridLike
 
 
@@ -31,20 +31,20 @@ def attention(
     num_prefix_tokens: int = 0,
     cu_seqlens: Int[Tensor, "sequences"] | None = None,
 ) -> Float[Tensor, "batch heads queries dim_value"]:
-    """Compute attention from a similarity of query and key and a position-dependent weight.
+    """Compute attention whose weights depend on the content and the relative positions of tokens.
 
-    The similarity is the content kernel κ, such as exp(qᵀk / √d) in softmax attention. The relative
-    kernel c weighs the offset between the positions of query and key. The output of query i is
+    The output of query i is the weighted mean of the values,
 
         out_i = Σ_j κ(q_i, k_j) c(x_i − x_j; q_i) v_j / Σ_j κ(q_i, k_j) c(x_i − x_j; q_i)
 
-    where x_i is the position of token i. The computation uses float32 or float64; the output has
-    the dtype of the inputs. A query whose keys are all masked gives 0.
+    where x_i is the position of token i. The content kernel κ is a similarity of query and key,
+    such as exp(qᵀk / √d) in softmax attention. The relative kernel c is a weight that depends on
+    the offset between their positions. The computation uses float32 or float64; the output has the
+    dtype of the inputs. A query whose keys are all masked gives 0.
 
-    Note:
-        Float32 inputs above 10,000 are computed in float64 in eager mode on a CPU, so that inputs
-        up to 1e30 give finite outputs and gradients. On a GPU, in compiled or exported graphs and
-        under `torch.func`, keep inputs below 10,000.
+    Note: Float32 inputs above 10,000 are computed in float64 in eager mode on a CPU, so that inputs
+    up to 1e30 give finite outputs and gradients. On a GPU, in compiled or exported graphs and under
+    `torch.func`, keep inputs below 10,000.
 
     >>> import torch, teka
     >>> query, key, value = torch.randn(3, 1, 2, 12, 8)
@@ -98,7 +98,7 @@ def attention(
     where = Positions(
         query_positions.grid, query_positions.points, positions_of_keys, num_prefix_tokens
     )
-    if relative is not None or where.is_known or where.of_keys.is_known:
+    if relative is not None or where.is_known or where.key_side.is_known:
         where.check(batch=batch, num_queries=num_queries, num_keys=num_keys)
     if key_mask is not None:
         check_mask("key_mask", key_mask, batch=batch, num_tokens=num_keys)

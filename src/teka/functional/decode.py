@@ -1,7 +1,4 @@
-"""Recurrent evaluation of causal attention, to generate a sequence token by token.
-
-The state has a constant size, because it consists of sums over the earlier keys.
-"""
+"""Token-by-token evaluation of causal attention, for generation with a state of constant size."""
 
 from functools import partial
 
@@ -12,14 +9,14 @@ from torch import Tensor
 from teka._compat import replace
 from teka.checks import BOOL_DTYPES, check_tensor
 from teka.errors import wrong_argument, wrong_shape, wrong_type, wrong_value
-from teka.functional.backends.feature_sums import featured
+from teka.functional.attention_plan import AttentionPlan, check_inputs, make_plan
+from teka.functional.backends.attention_sums import LOWEST_LOG_SCALE
+from teka.functional.backends.feature_sums import compute_features
 from teka.functional.backends.linear import DecodingState, decoding_step_without_positions
-from teka.functional.backends.sums import LOWEST_LOG_SCALE
-from teka.functional.kernels.base import Kernel, mask_features
-from teka.functional.plan import Plan, check_inputs, make_plan
+from teka.functional.kernels.content_kernel import Kernel, mask_features
 from teka.functional.positions import Positions, as_coordinates
 from teka.functional.relative import RELATIVES
-from teka.functional.relative.base import Relative
+from teka.functional.relative.relative_kernel import Relative
 from teka.functional.shapes import KeyMask, Keys, Outputs, Queries, Values
 from teka.grid import Grid
 from teka.precision import without_autocast
@@ -39,9 +36,9 @@ def decode(
 ) -> tuple[Float[Tensor, "batch heads tokens dim_value"], DecodingState]:
     """Compute causal attention for the next tokens of a sequence, to generate it step by step.
 
-    The recurrent state summarizes the earlier tokens. The outputs are those of `attention` with
-    is_causal=True on the whole sequence. The cost of a token and the size of the state do not grow
-    with the number of earlier tokens. A prompt of several tokens can be computed in one call.
+    The recurrent state summarizes the earlier tokens, so the cost of a token does not grow with
+    their number. The outputs are those of `attention` with is_causal=True on the whole sequence. A
+    prompt of several tokens can be computed in one call.
 
     >>> import torch, teka
     >>> query, key, value = torch.randn(3, 1, 2, 5, 4)
@@ -93,7 +90,7 @@ def decode(
     positions = _positions(query, num_earlier, position, kind)
     plan = make_plan(kernel, relative, positions, heads=heads, dim=dim, is_causal=True, scale=scale)
     if plan.kernel.features is None:
-        hint = "Without a feature map, the state would grow with the number of tokens."
+        hint = "Without a feature map, the recurrent state would grow with the number of tokens."
         raise wrong_value("kernel", plan.kernel.name, "a kernel with a feature map", hint)
     kernels = (plan.kernel.features.name, None if plan.relative is None else plan.relative.name)
     if state is not None and state.kernels != kernels:
@@ -133,7 +130,7 @@ def _positions(
     batch, _, num_tokens, _ = query.shape
     if kind is not None and kind.requires_unit_steps:
         if position is not None:
-            hint = "This relative kernel needs tokens with a spacing of 1."
+            hint = "With this relative kernel, neighboring tokens must be 1 unit apart."
             raise wrong_argument("position", "a value", f"None with {kind.name!r}", hint)
         return Positions(Grid(num_tokens))
     if position is None:
@@ -152,7 +149,7 @@ def _positions(
 
 
 def _advance_state(
-    plan: Plan,
+    plan: AttentionPlan,
     query: Queries,
     key: Keys,
     value: Values,
@@ -162,8 +159,8 @@ def _advance_state(
 ) -> tuple[Outputs, DecodingState]:
     """Add the next token to the recurrent state of causal attention, and compute its output.
 
-    With several tokens, the new state is correct. The outputs are not, because every query attends
-    to all of these tokens.
+    If several tokens are added in one call, the new state is correct, but the outputs are not,
+    because every query attends to all of these tokens.
     """
     kernel = plan.kernel.features
     assert kernel is not None
@@ -173,7 +170,7 @@ def _advance_state(
     key, value = mask_features(key, key_mask), mask_features(value, key_mask)
     with without_autocast(query.device.type):
         plan, query, key = plan.with_position_features(query, key)
-        tokens = featured(
+        tokens = compute_features(
             kernel, query, key, value, scale=plan.scale, key_mask=key_mask, is_causal=True
         )
         if key_mask is not None and tokens.log_scale is None:
@@ -183,7 +180,7 @@ def _advance_state(
             tokens = replace(tokens, log_scale=log_scale)
         step = decoding_step_without_positions
         if plan.relative is not None:
-            step = partial(plan.relative.step, positions=positions)
+            step = partial(plan.relative.decode_step, positions=positions)
         sums, new_state = step(tokens, state)
         if kernel.normalizes_by_count:
             ones = torch.ones_like(value[..., :1])

@@ -1,4 +1,4 @@
-"""Choice of the algorithm (backend) that computes an attention call, by estimated cost."""
+"""Choice of the fastest algorithm (backend) for an attention call, by estimated cost."""
 
 import math
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from teka.errors import wrong_value
 from teka.execution_mode import ExecutionMode, execution_mode, is_dynamic
 from teka.functional.backends.costs import BACKENDS, Cost
 from teka.functional.backends.dense import dense_cost
-from teka.functional.backends.linear import Sizes, linear_cost
-from teka.functional.kernels.base import Kernel
+from teka.functional.backends.linear import AttentionSizes, linear_cost
+from teka.functional.kernels.content_kernel import Kernel
 from teka.functional.positions import Positions
-from teka.functional.relative.base import Relative
+from teka.functional.relative.relative_kernel import Relative
 
 # Number of queries and of keys that the choice assumes if an exported graph serves any number.
 DYNAMIC_TOKENS = 4096
@@ -20,9 +20,9 @@ DYNAMIC_TOKENS = 4096
 
 @dataclass(frozen=True)
 class Workload:
-    """Kernels, positions and sizes of an attention call, from which its cost is estimated.
+    """Description of an attention call: its kernels, positions and sizes.
 
-    The cost determines which algorithm (backend) is used.
+    The cost of each attention algorithm (backend) is estimated from this description.
 
     Args:
         kernel: Content kernel.
@@ -50,7 +50,10 @@ class Workload:
 
 
 def choose_backend(backend: str, work: Workload, device_type: str) -> str:
-    """Return the attention algorithm (backend) for a call, which is the fastest one for "auto".
+    """Return the name of the algorithm (backend) for an attention call.
+
+    With "auto", the algorithm with the lowest estimated cost is chosen. Any other name is checked
+    and returned.
 
     Raises:
         ValueError: The backend cannot compute the kernels.
@@ -61,9 +64,9 @@ def choose_backend(backend: str, work: Workload, device_type: str) -> str:
 
 
 def select_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu") -> str:
-    """Return the attention algorithm with the lowest estimated cost if `backend` is "auto".
+    """Return the attention algorithm (backend) with the lowest estimated cost.
 
-    Any other name is checked and returned.
+    This is the meaning of backend="auto". Any other name is checked and returned.
 
     Raises:
         ValueError: The backend is unknown or has no cost, because it cannot compute the kernels.
@@ -84,7 +87,7 @@ def select_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu
 
 
 def backend_costs(work: Workload) -> dict[str, Cost]:
-    """Estimate the cost of an attention call with each algorithm (backend) that supports it.
+    """Estimate the cost of an attention call for each algorithm (backend) that supports it.
 
     All algorithms give the same result.
     """
@@ -94,27 +97,29 @@ def backend_costs(work: Workload) -> dict[str, Cost]:
     costs = {"dense": _dense_cost(work)}
     relative, features = work.relative, work.kernel.features
     if relative is not None and not work.is_causal:
-        dense_size = work.kernel.dense_size(work.dim)
-        window_cost = relative.window_cost(work.positions, dense_size, work.dim_value)
+        dense_vector_size = work.kernel.dense_vector_size(work.dim)
+        window_cost = relative.window_cost(work.positions, dense_vector_size, work.dim_value)
         if window_cost is not None:
             costs["windows"] = window_cost
     has_causal_prefix = work.is_causal and work.positions.num_prefix_tokens > 0
     if features is not None and not (has_causal_prefix and relative is not None):
         num_features = features.num_features(work.dim)
-        sizes = Sizes(work.num_queries, work.num_keys, num_features, work.dim_value, work.is_causal)
+        sizes = AttentionSizes(
+            work.num_queries, work.num_keys, num_features, work.dim_value, work.is_causal
+        )
         if relative is None:
             costs["linear"] = linear_cost(sizes)
         else:
-            costs.update(relative.costs(sizes, work.positions))
+            costs.update(relative.estimate_costs(sizes, work.positions))
     num_heads = work.heads * work.batch
     return {name: replace(cost, heads=num_heads) for name, cost in costs.items()}
 
 
 def _dense_cost(work: Workload) -> Cost:
-    """Estimate the cost of attention from the full matrix of query–key weights."""
+    """Estimate the cost of attention that computes the weight of every query–key pair."""
     kernel, relative, positions = work.kernel, work.relative, work.positions
-    size = kernel.dense_size(work.dim)
-    passes = 3 if relative is None else relative.dense_passes(positions.num_axes)
+    size = kernel.dense_vector_size(work.dim)
+    passes = 3 if relative is None else relative.num_dense_passes(positions.num_axes)
     depends_on_sample = relative is None or relative.uses_query or relative.rotates_features
     if not depends_on_sample and positions.grid is not None:
         # The samples of a batch share one matrix of the relative kernel.

@@ -10,11 +10,11 @@ from torch.autograd import Function
 
 from teka._compat import replace
 from teka.execution_mode import ExecutionMode, execution_mode
-from teka.functional.backends.feature_sums import featured, linear_sums
+from teka.functional.backends.feature_sums import compute_features, linear_sums
 from teka.functional.backends.linear import LinearFeatures, LinearState
-from teka.functional.kernels.base import FeatureKernel
+from teka.functional.kernels.content_kernel import FeatureKernel
 from teka.functional.positions import Positions
-from teka.functional.relative.base import Relative
+from teka.functional.relative.relative_kernel import Relative
 from teka.functional.shapes import KeyMask, Keys, Outputs, Queries, Values
 from teka.precision import backward_without_autocast
 
@@ -25,10 +25,11 @@ CHUNK_TOKENS = 4096
 
 
 @dataclass(frozen=True)
-class LongAttention:
-    """Linear attention of long sequences, in chunks that the backward pass computes again.
+class ChunkedLinearAttention:
+    """Linear attention of a long sequence, computed in chunks of tokens to limit the memory.
 
-    Chunks need less memory, but about a third more time. Second derivatives are not supported.
+    The backward pass computes each chunk again, which takes about a third more time. Second
+    derivatives are not supported.
 
     Args:
         kernel: Content kernel.
@@ -46,23 +47,22 @@ class LongAttention:
     key_mask: KeyMask
     is_causal: bool
 
-    def is_needed(self, query: Queries) -> bool:
-        """Return True if linear attention should be computed in chunks of tokens.
+    def needs_chunks(self, query: Queries) -> bool:
+        """Return True if the features of all queries at once would need too much memory.
 
-        This is the case if the features of all queries need much memory and the kernels support
-        chunks.
+        Linear attention is then computed in chunks of tokens, if the kernels support it.
         """
         kernel, relative = self.kernel, self.relative
         num_features = kernel.num_features(query.shape[-1])
         if relative is not None:
-            num_features *= relative.num_waves
+            num_features *= relative.feature_multiplier
         if execution_mode(query) is not ExecutionMode.EAGER:
             return False
         if query[..., 0].numel() * num_features < LONG_ELEMENTS:
             return False
         if kernel.normalizes_by_count or self.positions.num_prefix_tokens:
             return False
-        if any(getattr(kernel, name) is not None for name in kernel.fitted_tensors):
+        if any(getattr(kernel, name) is not None for name in kernel.statistics_fields):
             return False
         return relative is None or relative.has_linear_features
 
@@ -72,7 +72,7 @@ class LongAttention:
 
     def trainable_tensors(self) -> list[Tensor]:
         """Return the parameters of the kernels and positions that require a gradient."""
-        owners = (self.kernel, self.relative, self.positions, self.positions.of_keys)
+        owners = (self.kernel, self.relative, self.positions, self.positions.key_side)
         tensors = {
             id(field): field
             for owner in owners
@@ -82,11 +82,11 @@ class LongAttention:
         }
         return list(tensors.values())
 
-    def key_state(self, key: Keys, value: Values, rows: slice) -> LinearState:
-        """Sum the features and values of a chunk of keys, for linear attention."""
+    def sum_key_chunk(self, key: Keys, value: Values, rows: slice) -> LinearState:
+        """Sum the features and values of one chunk of keys, for linear attention."""
         # Causal features have a log scale for each key. A factor of all keys would be different in
         # every chunk.
-        tokens = featured(
+        tokens = compute_features(
             self.kernel,
             key[:, :, :0],
             key.contiguous(),
@@ -98,20 +98,20 @@ class LongAttention:
         vectors = self._vectors(tokens.key_features, rows, is_key=True)
         return LinearState.from_keys(vectors, value, tokens.log_scale)
 
-    def attend_queries(self, query: Queries, rows: slice, state: LinearState) -> Outputs:
-        """Compute linear attention for a chunk of queries from the sums over all keys."""
+    def attend_query_chunk(self, query: Queries, rows: slice, state: LinearState) -> Outputs:
+        """Compute linear attention for one chunk of queries from the sums over all keys."""
         features = self.kernel.query_features(query.contiguous(), scale=self.scale)
         sums = state.read(self._vectors(features, rows, is_key=False))
         return sums.divide(nonnegative=self.kernel.nonnegative)
 
-    def attend_chunk(
+    def attend_causal_chunk(
         self, query: Queries, key: Keys, value: Values, rows: slice, state: LinearState | None
     ) -> tuple[Outputs, LinearState]:
-        """Compute causal linear attention for a chunk of tokens, and update the sums over keys.
+        """Compute causal linear attention for one chunk of tokens, and update the sums over keys.
 
-        The returned sums include all keys up to the end of the chunk.
+        The updated sums include all keys up to the end of the chunk.
         """
-        tokens = featured(
+        tokens = compute_features(
             self.kernel,
             query.contiguous(),
             key.contiguous(),
@@ -132,23 +132,23 @@ class LongAttention:
     def _vectors(self, features: Tensor, rows: slice, *, is_key: bool) -> LinearFeatures:
         if self.relative is None:
             return LinearFeatures(features)
-        positions = self.positions.of_keys if is_key else self.positions
+        positions = self.positions.key_side if is_key else self.positions
         points = positions.coordinates(features.device)[..., rows, :]
         return self.relative.linear_features(features, Positions(points=points), is_key=is_key)
 
 
 class _ChunkedAttention(Function):
-    """Autograd function of linear attention that computes the features of tokens in chunks.
+    """Autograd function of linear attention that processes a long sequence in chunks of tokens.
 
     For the backward pass it stores only its inputs and sums over keys. Chunks are written into
     outputs and gradients that are allocated once, because concatenating them at the end would need
-    twice the memory and fragment it.
+    twice the memory.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
-        attention: LongAttention,
+        attention: ChunkedLinearAttention,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -161,15 +161,15 @@ class _ChunkedAttention(Function):
             states.append(state)
             if attention.is_causal:
                 chunk = query[:, :, rows], key[:, :, rows], value[:, :, rows]
-                output[:, :, rows], state = attention.attend_chunk(*chunk, rows, state)
+                output[:, :, rows], state = attention.attend_causal_chunk(*chunk, rows, state)
             else:
-                added = attention.key_state(key[:, :, rows], value[:, :, rows], rows)
+                added = attention.sum_key_chunk(key[:, :, rows], value[:, :, rows], rows)
                 state = added if state is None else state + added
         if not attention.is_causal:
             assert state is not None
             states = [state]
             for rows in _chunks(query):
-                output[:, :, rows] = attention.attend_queries(query[:, :, rows], rows, state)
+                output[:, :, rows] = attention.attend_query_chunk(query[:, :, rows], rows, state)
         ctx.attention, ctx.states = attention, states
         ctx.save_for_backward(query, key, value, *parameters)
         return output
@@ -179,7 +179,7 @@ class _ChunkedAttention(Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "Attention over this many tokens has no second derivatives. "
+                "Linear attention with this many tokens does not support second derivatives. "
                 "Use create_graph=False or fewer tokens."
             )
         attention, states = ctx.attention, ctx.states
@@ -204,7 +204,7 @@ class _ChunkedAttention(Function):
                 with torch.enable_grad():
                     chunk = [_leaf(tensor[:, :, rows]) for tensor in (query, key, value)]
                     state = None if state is None else _leaf_state(state)
-                    output, new_state = attention.attend_chunk(*chunk, rows, state)
+                    output, new_state = attention.attend_causal_chunk(*chunk, rows, state)
                 grads = gradients(
                     [output, *new_state.sums][: 1 + len(grad_state)],
                     [grad_output[:, :, rows], *grad_state],
@@ -218,14 +218,14 @@ class _ChunkedAttention(Function):
             for rows in _chunks(query):
                 with torch.enable_grad():
                     chunk = _leaf(query[:, :, rows])
-                    output = attention.attend_queries(chunk, rows, state)
+                    output = attention.attend_query_chunk(chunk, rows, state)
                 grads = gradients([output], [grad_output[:, :, rows]], [chunk, *state.sums])
                 grad_query[:, :, rows] = grads[0]
                 _accumulate(grad_state, grads[1:])
             for rows in _chunks(key):
                 with torch.enable_grad():
                     chunk = [_leaf(tensor[:, :, rows]) for tensor in (key, value)]
-                    added = attention.key_state(*chunk, rows)
+                    added = attention.sum_key_chunk(*chunk, rows)
                     # The sums are divided by the peak of all keys.
                     empty = replace(added.without_keys(), log_peak=state.log_peak)
                     added = added if state.log_peak is None else empty + added

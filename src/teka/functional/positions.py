@@ -1,4 +1,4 @@
-"""Positions of the tokens in attention, as cells of a grid or as coordinates."""
+"""Positions of the tokens in attention, as a regular grid or as coordinates."""
 
 import functools
 import itertools
@@ -27,7 +27,7 @@ from teka.precision import to_widest_dtype, widest_dtype
 
 @dataclass(frozen=True)
 class Positions:
-    """Positions of the queries and keys of attention, as cells of a grid or as coordinates.
+    """Positions of the queries and keys of attention, as a regular grid or as coordinates.
 
     Args:
         grid: Grid of the queries.
@@ -43,7 +43,7 @@ class Positions:
     num_prefix_tokens: int = 0
 
     @property
-    def of_keys(self) -> "Positions":
+    def key_side(self) -> "Positions":
         """Positions of the keys."""
         return self if self.key is None else self.key
 
@@ -61,9 +61,9 @@ class Positions:
 
     @property
     def num_queries_with_position(self) -> int | None:
-        """Number of queries that have a position, unlike a class token.
+        """Number of queries that have a position, or None if no query has one.
 
-        It is None if no query has a position.
+        A class token, for example, has no position.
         """
         if self.grid is not None:
             return self.grid.num_tokens
@@ -83,33 +83,33 @@ class Positions:
 
     @property
     def grids(self) -> tuple[Grid, Grid] | None:
-        """Grids of the query tokens and of the key tokens, such as the pixels of an image.
+        """Grids of the query tokens and of the key tokens, such as the pixels of two images.
 
         The value is None if queries or keys have coordinates instead.
         """
-        grid, key_grid = self.grid, self.of_keys.grid
+        grid, key_grid = self.grid, self.key_side.grid
         return None if grid is None or key_grid is None else (grid, key_grid)
 
     @property
     def shared_grid(self) -> Grid | None:
         """Grid of tokens that queries and keys have in common, or None if their grids differ."""
-        return self.grid if self.grid == self.of_keys.grid else None
+        return self.grid if self.grid == self.key_side.grid else None
 
     @property
     def periods(self) -> tuple[float | None, ...]:
-        """Length after which each position axis repeats.
+        """Period of each position axis, the length after which positions repeat.
 
         It is None for an axis that is not periodic.
         """
-        grid = self.grid or self.of_keys.grid
+        grid = self.grid or self.key_side.grid
         return (
             (None,) * self.num_axes
             if grid is None
             else tuple(map(grid.axis_period, range(grid.num_axes)))
         )
 
-    def offsets_like(self, tensor: Tensor, rows: slice | Tensor | None = None) -> Offsets:
-        """Return the difference between the positions of every query and every key.
+    def pairwise_offsets(self, tensor: Tensor, rows: slice | Tensor | None = None) -> Offsets:
+        """Return the offset from every key to every query, the difference of their positions.
 
         Along a periodic axis, the shortest difference is used.
 
@@ -117,8 +117,8 @@ class Positions:
             tensor: A tensor with the dtype and device of the result.
             rows: Indices of the queries. By default all.
         """
-        grid = self.grid or self.of_keys.grid
-        query, key = self.coordinates(tensor.device), self.of_keys.coordinates(tensor.device)
+        grid = self.grid or self.key_side.grid
+        query, key = self.coordinates(tensor.device), self.key_side.coordinates(tensor.device)
         query = query if rows is None else query[..., rows, :]
         if query.ndim != key.ndim:
             query, key = (points if points.ndim == 3 else points[None] for points in (query, key))
@@ -126,8 +126,10 @@ class Positions:
         offsets = (query[..., :, None, :] - key[..., None, :, :]).to(tensor)
         return offsets if grid is None else grid.wrap(offsets)
 
-    def axis_offsets_like(self, axis: int, tensor: Tensor) -> Float[Tensor, "query_side key_side"]:
-        """Return the position differences along one axis between the query grid and the key grid.
+    def pairwise_axis_offsets(
+        self, axis: int, tensor: Tensor
+    ) -> Float[Tensor, "query_side key_side"]:
+        """Return the offset from every key to every query along one axis of a grid.
 
         Along a periodic axis, the shortest difference is used. The result has the dtype and the
         device of `tensor`.
@@ -137,7 +139,7 @@ class Positions:
         query, key = (grid.axis_positions(axis, dtype=dtype, device=device) for grid in self.grids)
         return self.grids[0].wrap_axis(axis, (query[:, None] - key[None, :]).to(tensor))
 
-    def torus_frequency(
+    def round_frequency_to_periods(
         self, frequency: Float[Tensor, "*waves axes"]
     ) -> Float[Tensor, "*waves axes"]:
         """Round the frequencies of sinusoids so that they repeat with the periods of the grid.
@@ -156,7 +158,7 @@ class Positions:
         ]
         return torch.stack(rounded, dim=-1)
 
-    def angles(
+    def sinusoid_phases(
         self, frequency: Float[Tensor, "heads waves axes"], like: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the phases of sinusoids at the positions of the queries and of the keys.
@@ -194,7 +196,7 @@ class Positions:
             raise wrong_value("num_prefix_tokens", prefix, "0 if the keys have their own positions")
         for argument, positions, num_tokens in (
             ("", self, num_queries),
-            (key, self.of_keys, num_keys),
+            (key, self.key_side, num_keys),
         ):
             if is_needed or positions.is_known:
                 first = prefix if positions is self else 0
@@ -321,7 +323,7 @@ def as_coordinates(argument: str, points: Tensor) -> Tensor:
 def phases(
     frequency: Float[Tensor, "heads waves axes"], positions: Coordinates, dtype: torch.dtype
 ) -> Angles:
-    """Return the phases of sinusoids at token positions, ω·x modulo 2π.
+    """Return the phases ω·x of sinusoids at token positions, modulo 2π.
 
     Here ω is a frequency vector and x a position. The product is computed in float64, because in
     float32 its error is 0.06 at x = 10⁶.
@@ -331,11 +333,11 @@ def phases(
     return turns.frac().to(dtype) * (2 * math.pi)
 
 
-def whole_steps(offsets: Float[Tensor, "*shape"], unit: float) -> Float[Tensor, "*shape"]:
-    """Divide position differences by the length of a unit, and round them to integers.
+def round_to_steps(offsets: Float[Tensor, "*shape"], unit: float) -> Float[Tensor, "*shape"]:
+    """Divide offsets between positions by the length of a step, and round them to integers.
 
     The threshold for rounding up is slightly below one half. Without this margin, rounding errors
-    could round equal differences to different integers.
+    could round equal offsets to different integers.
     """
     return torch.floor(offsets / unit + 0.501)
 

@@ -18,7 +18,7 @@ BlockStates = tuple[States, ...]
 
 
 class CausalLM(nn.Module):
-    """Causal language model with a token embedding and pre-norm transformer blocks.
+    """Causal language model: a token embedding, transformer blocks and an output projection.
 
     The output projection shares its weight with the embedding. With the default kernels, the cost
     of training and of reading a prompt is linear in the number of tokens. During generation, every
@@ -82,11 +82,11 @@ class CausalLM(nn.Module):
         check_tensor("tokens", tokens, *sizes, dtypes=INTEGER_DTYPES)
         hidden = self.embedding(tokens)
         states = [None] * len(self.blocks) if state is None else state
-        new_states = []
+        allocate_states = []
         for block, block_state in zip(self.blocks, states, strict=True):
             hidden, new_state = cast(TransformerBlock, block).step(hidden, block_state)
-            new_states.append(new_state)
-        return self._logits(hidden), tuple(new_states)
+            allocate_states.append(new_state)
+        return self._logits(hidden), tuple(allocate_states)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return linear(self.norm(hidden), self.embedding.weight)

@@ -143,7 +143,7 @@ class ModelConfig:
             if argument == "pictures" and value is None:
                 continue
             if not (isinstance(value, Mapping) and _is_json(value)):
-                hint = "Numbers, strings, booleans, lists and mappings are JSON data."
+                hint = "JSON data consists of numbers, strings, booleans, lists and mappings."
                 raise wrong_value(argument, value, "a mapping of names to JSON data", hint)
         decode(options_class(self.model), self.options, f"options of {self.model}")
         names = self.class_names
@@ -157,7 +157,7 @@ class ModelConfig:
     def make_model(self, most: int | None = None) -> nn.Module:
         """Build the model with initial weights on the CPU, in float32 and evaluation mode.
 
-        The random state of PyTorch does not change.
+        The state of PyTorch's random number generators does not change.
 
         Args:
             most: Largest allowed number of elements. By default, the number that fits in memory.

@@ -1,4 +1,4 @@
-"""Model files: a folder with a JSON config and the weights as safetensors."""
+"""Saving and loading of models, as a folder with a JSON config and the weights as safetensors."""
 
 import copy
 import hashlib
@@ -38,10 +38,10 @@ EXTRA_ELEMENTS = 100_000
 def save(
     model: nn.Module, path: str | Path, config: ModelConfig, *, dtype: str = "float32"
 ) -> Path:
-    """Write a model to a folder with a JSON config and safetensors weights, and return the folder.
+    """Save a model in a folder with a JSON config and safetensors weights, and return the folder.
 
     The folder is written atomically. Before that, the function builds a model from the config,
-    copies the weights into it and checks that both models give the same logits.
+    copies the weights into it, and checks that both models give the same logits.
 
     Args:
         model: Model, which does not change.
@@ -58,7 +58,7 @@ def save(
     folder = resolve_path("path", path)
     _check_place(folder)
     check_same_logits(model, config)
-    weights = pack(model, dtype)
+    weights = serialize_weights(model, dtype)
     description = {
         "sha256": hashlib.sha256(weights).hexdigest(),
         "bytes": len(weights),
@@ -72,9 +72,10 @@ def save(
 
 
 def load(path: str | Path) -> nn.Module:
-    """Load a saved model, or one that comes with the library, for inference on the CPU.
+    """Load a saved model, or a pretrained model of the library, for inference on the CPU.
 
-    The model is in float32 and in evaluation mode. The random state of PyTorch does not change.
+    The model is in float32 and in evaluation mode. The state of PyTorch's random number generators
+    does not change.
 
     Args:
         path: Folder of a model file, or the name of a model that comes with the library: "mnist",
@@ -91,15 +92,13 @@ def load(path: str | Path) -> nn.Module:
         raise wrong_value("path", str(folder), f"a folder that holds {WEIGHTS_FILE}")
     content = weights_path.read_bytes()
     if len(content) != description["bytes"]:
-        expected = (
-            f"{description['bytes']}, as in {CONFIG_FILE}: the file is cut off or belongs to "
-            "another config"
-        )
-        raise wrong_value(f"the number of bytes of {weights_path}", len(content), expected)
+        expected = f"{description['bytes']}, as in {CONFIG_FILE}"
+        hint = "The weights file is incomplete, or belongs to the config of another model."
+        raise wrong_value(f"the number of bytes of {weights_path}", len(content), expected, hint)
     if hashlib.sha256(content).hexdigest() != description["sha256"]:
         expected = f"the file with the SHA-256 in {CONFIG_FILE}: it is damaged or of another config"
         raise wrong_value("weights", str(weights_path), expected)
-    tensors = unpack(content, str(weights_path))
+    tensors = parse_safetensors(content, str(weights_path))
     # A model may register parameters twice while it is built. The exact comparison comes later.
     num_elements = sum(tensor.numel() for tensor in tensors.values())
     model = config.make_model(most=2 * num_elements + EXTRA_ELEMENTS)
@@ -165,7 +164,7 @@ def _check_place(folder: Path) -> None:
         raise wrong_value("path", str(folder), expected)
 
 
-def pack(model: nn.Module, dtype: str) -> bytes:
+def serialize_weights(model: nn.Module, dtype: str) -> bytes:
     """Serialize the parameters and buffers of a model in the safetensors format."""
     library = require("safetensors.torch", "model files need", "teka[train]")
     check_name("dtype", dtype, DTYPES)
@@ -180,8 +179,8 @@ def pack(model: nn.Module, dtype: str) -> bytes:
     return library.save(state)
 
 
-def unpack(content: bytes, source: str) -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file from its content.
+def parse_safetensors(content: bytes, source: str) -> dict[str, Tensor]:
+    """Read the tensors from the content of a safetensors file.
 
     Error messages name the file as `source`.
     """
@@ -227,7 +226,7 @@ def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -
 
 
 def check_same_logits(model: nn.Module, config: ModelConfig) -> None:
-    """Check that a config describes a model, before both are saved together.
+    """Check that a model can be rebuilt from its config, before both are saved together.
 
     A model that is built from the config and has the same weights must give the same logits.
     """
@@ -245,5 +244,5 @@ def check_same_logits(model: nn.Module, config: ModelConfig) -> None:
     difference = (logits - expected_logits).abs().max()
     # NaN fails this comparison too.
     if not difference <= TOLERANCE * expected_logits.abs().max():
-        hint = "A model with these options and the same weights gives other logits."
+        hint = "A model built from these options with the same weights gives different logits."
         raise wrong_value("options", dict(config.options), "the options of the model", hint)

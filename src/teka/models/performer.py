@@ -1,4 +1,4 @@
-"""Performer: a transformer with linear attention for signals, images and volumes."""
+"""Performer: a transformer with linear attention that classifies signals, images and volumes."""
 
 import itertools
 import math
@@ -14,18 +14,24 @@ from torch.nn import Parameter
 from teka.checks import is_integer
 from teka.errors import wrong_value
 from teka.functional import RELATIVES, Kernel
-from teka.functional.kernels import RANDOM_KERNELS, rectified_kernel
-from teka.functional.relative.rotation import NUM_FREQUENCIES, initial_frequency
+from teka.functional.kernels import RANDOM_KERNELS, make_rectified_kernel
+from teka.functional.relative.rotation import NUM_FREQUENCIES, initial_frequencies
 from teka.grid import Grid
 from teka.memory import MAX_IMAGE_PIXELS
 from teka.models.performer_config import PerformerConfig, Stage
-from teka.models.stem import DenseHead, HalvingStem, Resampling, make_stem
-from teka.nn import AbsolutePosition, AbsoluteTable, AttentionPool, RelativeKernel, TransformerBlock
-from teka.nn.heads import count_position_heads
+from teka.models.performer_layers import ConvolutionalStem, DenseHead, ResamplingFactory, make_stem
+from teka.nn import (
+    AttentionPool,
+    LearnedPositionEmbedding,
+    RelativeKernel,
+    SinusoidalPositionEmbedding,
+    TransformerBlock,
+)
+from teka.nn.head_groups import count_position_heads
 from teka.nn.inputs import check_tokens
 from teka.nn.local_conv import CONVOLUTION_MODULES
-from teka.nn.options import without_relative
-from teka.nn.relative import RelativeModule, from_known_options
+from teka.nn.options import backend_without_relative
+from teka.nn.relative import RelativeModule, make_with_known_options
 from teka.nn.sampling import SubpixelAlignment
 from teka.nn.transformer_block import count_window_heads
 
@@ -42,12 +48,12 @@ class Performer(nn.Module):
     """Transformer with linear attention that classifies signals, images or volumes.
 
     A stem turns the image into a grid of tokens, one for each pixel or patch. With pool="class", a
-    class token without a position precedes them. The last block then has no position-dependent
-    weights (relative kernel), because only its class token is read. The frequencies of position
-    "rotation" are shared by all layers (Horn et al. 2021).
+    class token without a position precedes them. The last block then ignores positions, because
+    only its class token is read. The frequencies of position "rotation" are shared by all layers
+    (Horn et al. 2021).
 
-    On periodic images, stem="polyphase" and several stages keep equivariance to every whole shift
-    (docs/maths/polyphase.md).
+    On periodic images, a model with stem="polyphase" and several stages is equivariant to every
+    shift by whole pixels (docs/maths/polyphase.md).
 
     >>> import torch, teka
     >>> options = {"dim": 16, "depth": 2, "heads": 2, "periodic": True}
@@ -96,25 +102,25 @@ class Performer(nn.Module):
         self.align = None
         if config.subpixels > 1:
             self.align = SubpixelAlignment(config.subpixels, num_axes=num_axes)
-        resampling = Resampling.of(config, num_axes)
+        resampling = ResamplingFactory.of(config, num_axes)
         self.stem = make_stem(config, first.dim, resampling)
         self.class_token = Parameter(torch.randn(first.dim)) if self.pool == "class" else None
-        self.absolute_position: AbsolutePosition | AbsoluteTable | None = None
+        self.absolute_position: SinusoidalPositionEmbedding | LearnedPositionEmbedding | None = None
         if config.position == "absolute":
-            self.absolute_position = AbsolutePosition(first.dim, num_axes)
+            self.absolute_position = SinusoidalPositionEmbedding(first.dim, num_axes)
         elif config.position == "absolute_table":
-            self.absolute_position = AbsoluteTable(first.dim, self.grid.shape)
-        if config.num_placed == 0 and config.position in RELATIVES:
+            self.absolute_position = LearnedPositionEmbedding(first.dim, self.grid.shape)
+        if config.num_blocks_with_positions == 0 and config.position in RELATIVES:
             warnings.warn(
-                f"position={config.position!r} has no effect with depth=1 and pool='class': the "
-                "class token has no position, and it is all that is read of the last block. Use a "
-                "depth of at least 2 or pool='mean'.",
+                f"position={config.position!r} has no effect with depth=1 and pool='class'. The "
+                "logits depend only on the class token of the last block, which has no position. "
+                "Use a depth of at least 2, or pool='mean'.",
                 stacklevel=2,
             )
         self.blocks = nn.ModuleList(_make_blocks(config, num_axes))
         self.depths = [stage.depth for stage in stages]
         self.merges = nn.ModuleList(
-            resampling.between_stages(*pair) for pair in itertools.pairwise(stages)
+            resampling.make_stage_downsampling(*pair) for pair in itertools.pairwise(stages)
         )
         self.norm = nn.LayerNorm(last.dim)
         self.attention_pool = None
@@ -123,7 +129,7 @@ class Performer(nn.Module):
         self.head: nn.Module = nn.Linear(last.dim, config.num_classes)
         if config.head == "dense":
             dim_head = config.dim_head or first.dim // first.heads
-            stem_widths = self.stem.widths[:-1] if isinstance(self.stem, HalvingStem) else []
+            stem_widths = self.stem.widths[:-1] if isinstance(self.stem, ConvolutionalStem) else []
             widths = [*stem_widths, *(stage.dim for stage in stages)]
             self.head = DenseHead(widths, config.num_classes, resampling, dim_head)
         self.chosen_backends()  # Raises an error if a backend cannot compute this model.
@@ -173,10 +179,9 @@ class Performer(nn.Module):
         return self.grids[0]
 
     def chosen_backends(self, batch: int = 1) -> tuple[str, ...]:
-        """Return the names of the attention algorithms (backends) that the blocks use.
+        """Return the names of the attention algorithms (backends) that the blocks of the model use.
 
-        Blocks without a relative kernel, a weight that depends on the offset between tokens, count
-        only if no block has one.
+        Blocks without position-dependent attention weights count only if no block has them.
         """
         layers = []
         blocks = iter(self.blocks)
@@ -217,9 +222,10 @@ class Performer(nn.Module):
     def encode(
         self, images: Float[Tensor, "batch channels *sides"]
     ) -> tuple[Float[Tensor, "batch tokens dim"], list[tuple[Tensor, Tensor]]]:
-        """Return the final tokens and, for a dense head, a record of every downsampling layer.
+        """Return the tokens after the last block, and the inputs of all downsampling layers.
 
-        Each record holds the input of the layer and the offset of the cells that it kept.
+        A dense head needs the latter. Each entry holds the input of a downsampling layer and the
+        offset of the pixels that it kept. Without a dense head there are no entries.
         """
         projections = (nn.Linear, *CONVOLUTION_MODULES.values())
         first_layer: nn.Module = self.stem
@@ -232,7 +238,7 @@ class Performer(nn.Module):
         if self.align is not None:
             images = self.align(images)
         levels: list[tuple[Tensor, Tensor]] = []
-        if isinstance(self.stem, HalvingStem):
+        if isinstance(self.stem, ConvolutionalStem):
             cells, levels = self.stem.encode(images)
         else:
             cells = self.stem(images)
@@ -262,7 +268,7 @@ def _make_blocks(config: PerformerConfig, num_axes: int) -> list[TransformerBloc
     keywords = config.attention_keywords()
     kernel = keywords["kernel"]
     if config.epsilon is not None:
-        keywords["kernel"] = rectified_kernel(
+        keywords["kernel"] = make_rectified_kernel(
             kernel if isinstance(kernel, str | Kernel) else kernel(), config.epsilon
         )
     keywords |= {"num_waves": None, "mlp_ratio": config.mlp_ratio, "num_axes": num_axes}
@@ -271,12 +277,14 @@ def _make_blocks(config: PerformerConfig, num_axes: int) -> list[TransformerBloc
     is_feature_count_of_relative = config.position == "clipped_features" and not is_random
     if is_feature_count_of_relative and config.max_distance is not None:
         keywords["num_features"] = None
-    shared_frequency = Parameter(initial_frequency(NUM_FREQUENCIES).to(torch.get_default_dtype()))
+    shared_frequency = Parameter(initial_frequencies(NUM_FREQUENCIES).to(torch.get_default_dtype()))
     blocks = []
     stages = config.stages
     for index, stage in enumerate(stages):
-        num_placed = config.num_placed if index == len(stages) - 1 else stage.depth
-        for _ in range(num_placed):
+        num_blocks_with_positions = (
+            config.num_blocks_with_positions if index == len(stages) - 1 else stage.depth
+        )
+        for _ in range(num_blocks_with_positions):
             relative = _make_relative(config, stage, num_axes, shared_frequency)
             blocks.append(
                 TransformerBlock(
@@ -293,12 +301,12 @@ def _make_blocks(config: PerformerConfig, num_axes: int) -> list[TransformerBloc
         keywords |= {
             "position_heads": None,
             "rotary_normalizer": None,
-            "backend": without_relative(config.backend),
+            "backend": backend_without_relative(config.backend),
         }
     if is_feature_count_of_relative:
         keywords["num_features"] = None
     last = stages[-1]
-    for _ in range(last.depth - config.num_placed):
+    for _ in range(last.depth - config.num_blocks_with_positions):
         blocks.append(TransformerBlock(last.dim, last.heads, relative=None, **keywords))
     return blocks
 
@@ -306,7 +314,7 @@ def _make_blocks(config: PerformerConfig, num_axes: int) -> list[TransformerBloc
 def _make_relative(
     config: PerformerConfig, stage: Stage, num_axes: int, shared_frequency: Parameter
 ) -> str | RelativeModule | None:
-    """Return the relative kernel of a block, a weight that depends on the offset between tokens.
+    """Return the position-dependent attention weight (relative kernel) of a block.
 
     The result is only its name if the block can create it without further options.
     """
@@ -327,4 +335,4 @@ def _make_relative(
     if not options:
         return relative
     options |= sizes | {"num_features": config.num_features}
-    return from_known_options(RELATIVES[position], **options)
+    return make_with_known_options(RELATIVES[position], **options)

@@ -232,11 +232,11 @@ class PerformerConfig:
         return "convolution" if self.patch_size == 1 else "patch"
 
     @property
-    def num_placed(self) -> int:
+    def num_blocks_with_positions(self) -> int:
         """Number of blocks in the last stage for which the positions of tokens matter.
 
         If the logits come from a class token, only this token of the last block is read. It has no
-        position, so a relative kernel of that block would have no effect.
+        position, so position-dependent attention weights in that block would have no effect.
         """
         depth = self.stages[-1].depth
         return depth - 1 if self.pool == "class" and self.head == "pooled" else depth
@@ -255,12 +255,12 @@ class PerformerConfig:
         stem = self.stem_layer
         num_stages = len(self.stages)
         if self.resampling == "attention" and num_stages == 1 and self.head != "dense":
-            hint = "A model with one stage and head='pooled' does not resample."
+            hint = "Models with one stage and head='pooled' have no layers that resample."
             raise wrong_value("resampling", self.resampling, "'convolution'", hint)
         has_sampling_stem = stem in ("polyphase_patch", *HALVING_STEMS) and self.patch_size > 1
         if num_stages == 1 and not has_sampling_stem:
             expected = "its default"
-            hint = "A model with one stage and this stem does not downsample its grid."
+            hint = "Models with one stage and this stem have no layer that downsamples tokens."
             if self.select != "norm":
                 raise wrong_value("select", self.select, expected, hint)
             if self.blur is not None:
@@ -285,20 +285,18 @@ class PerformerConfig:
                 expected = "1 with head='dense', or stem='polyphase' or 'strided'"
                 raise wrong_value("patch_size", self.patch_size, expected)
         elif self.pool == "class" and len(self.stages) > 1:
-            expected = (
-                "'mean' or 'attention' with several stages, which a class token does not pass"
-            )
-            raise wrong_value("pool", self.pool, expected)
+            expected = "'mean' or 'attention' with several stages"
+            hint = "A class token has no position in a grid, so that it cannot be downsampled."
+            raise wrong_value("pool", self.pool, expected, hint)
 
     def _check_positions(self) -> None:
         """Check that options of positions have an effect."""
-        if self.num_placed == 0:
+        if self.num_blocks_with_positions == 0:
             for option in ("value_convolution", "window_reach"):
                 if getattr(self, option) is not None:
-                    expected = (
-                        "None with depth=1 and pool='class', where it could not change the logits"
-                    )
-                    raise wrong_value(option, getattr(self, option), expected)
+                    expected = "None with depth=1 and pool='class'"
+                    hint = "The logits would not depend on it."
+                    raise wrong_value(option, getattr(self, option), expected, hint)
         for option, positions in POSITIONS_WITH.items():
             value = getattr(self, option)
             if value is not None and self.position not in positions:

@@ -1,4 +1,4 @@
-"""Attention layers, position-dependent weights, transformer blocks and resampling layers."""
+"""Layers for attention, position-dependent attention weights, transformer blocks and resampling."""
 
 from teka.nn.attention import Attention
 from teka.nn.attention_heads import AttentionHeads
@@ -6,7 +6,7 @@ from teka.nn.features import LearnedFeatures, RandomFeatures, redraw_projections
 from teka.nn.multihead_attention import MultiheadAttention
 from teka.nn.options import AttentionOptions
 from teka.nn.pooling import AttentionPool, SpaceToDepth
-from teka.nn.position_embedding import AbsolutePosition, AbsoluteTable
+from teka.nn.position_embedding import LearnedPositionEmbedding, SinusoidalPositionEmbedding
 from teka.nn.prune_heads import prune_heads
 from teka.nn.relative import EmbeddedTable, RelativeKernel, RelativeModule
 from teka.nn.sampling import (
@@ -20,8 +20,6 @@ from teka.nn.sequence_parallel import shard_tokens
 from teka.nn.transformer_block import TransformerBlock
 
 __all__ = [
-    "AbsolutePosition",
-    "AbsoluteTable",
     "Attention",
     "AttentionDownsample",
     "AttentionHeads",
@@ -30,6 +28,7 @@ __all__ = [
     "AttentionUpsample",
     "EmbeddedTable",
     "LearnedFeatures",
+    "LearnedPositionEmbedding",
     "MultiheadAttention",
     "PolyphaseDownsample",
     "PolyphasePatchEmbedding",
@@ -37,6 +36,7 @@ __all__ = [
     "RandomFeatures",
     "RelativeKernel",
     "RelativeModule",
+    "SinusoidalPositionEmbedding",
     "SpaceToDepth",
     "TransformerBlock",
     "prune_heads",

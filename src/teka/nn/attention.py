@@ -1,4 +1,4 @@
-"""Multi-head attention whose weights combine the content of tokens with their positions."""
+"""Multi-head attention whose weights combine the content and the relative positions of tokens."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from teka.functional.dispatch import select_backend
 from teka.functional.shapes import KeyMask, Outputs
 from teka.grid import Grid, GridLike, as_grid, current_grid
 from teka.nn.gating import Gate
-from teka.nn.heads import HeadGroup, count_position_heads, make_kernels
+from teka.nn.head_groups import HeadGroup, count_position_heads, make_kernels
 from teka.nn.inputs import (
     AllKeys,
     AllQueries,
@@ -26,7 +26,7 @@ from teka.nn.inputs import (
     make_inputs,
 )
 from teka.nn.local_conv import ValueConvolution
-from teka.nn.options import AttentionOptions, make_options, without_relative
+from teka.nn.options import AttentionOptions, backend_without_relative, make_options
 from teka.nn.qk_norm import make_query_key
 from teka.nn.relative import DEFAULT_NUM_AXES, RelativeKernel
 
@@ -35,7 +35,7 @@ States = tuple[DecodingState, ...]
 
 
 @dataclass(frozen=True)
-class TokenGroup:
+class ProcessGroupHolder:
     """Holder of the process group among which the tokens of an attention layer are divided.
 
     A deep copy of a layer keeps the same process group, because process groups cannot be copied.
@@ -43,12 +43,12 @@ class TokenGroup:
 
     group: ProcessGroup
 
-    def __deepcopy__(self, memo: object) -> "TokenGroup":
+    def __deepcopy__(self, memo: object) -> "ProcessGroupHolder":
         return self
 
 
 class Attention(nn.Module):
-    """Multi-head attention with weights by the content and the relative positions of tokens.
+    """Multi-head attention whose weights depend on the content and relative positions of tokens.
 
         out_i = Σ_j κ(q_i, k_j) c(x_i − x_j; q_i) v_j / Σ_j κ(q_i, k_j) c(x_i − x_j; q_i)
 
@@ -58,9 +58,9 @@ class Attention(nn.Module):
     than 1/0.3 times the largest value v_j.
 
     A layer with a relative kernel needs the positions of the tokens: a grid or coordinates. Dropout
-    acts on the output, because the fast backends have no matrix of weights. The layer creates only
-    the projections that its kernels use: a kernel that does not depend on content needs no queries
-    and keys.
+    acts on the output, because fast algorithms have no matrix of attention weights. The layer
+    creates only the projections that its kernels use: a kernel that does not depend on content
+    needs no queries and keys.
 
     >>> import torch, teka
     >>> layer, ring = teka.nn.Attention(16, 2, num_axes=1), teka.Grid(12, periodic=True)
@@ -127,7 +127,7 @@ class Attention(nn.Module):
         self.dim_value = self.dim_head if options.values == "projected" else self.context_dim
         self.causal = options.causal
         self.backend = options.backend
-        self.token_group: TokenGroup | None = None  # set by `shard_tokens`
+        self.token_group: ProcessGroupHolder | None = None  # set by `shard_tokens`
         self.position_heads = count_position_heads(options.position_heads, options.relative, heads)
         self.content_heads = heads - self.position_heads
         self.kernel, self.relative = make_kernels(
@@ -179,11 +179,10 @@ class Attention(nn.Module):
 
     @property
     def equivariance(self) -> dict[str, str]:
-        """Transformations to which the layer is equivariant, such as "shift".
+        """Transformations of the tokens that transform the output in the same way, such as "shift".
 
-        If the tokens are transformed, the output is transformed in the same way. The value of a
-        transformation is "exact", or "in expectation" if this holds only on average over draws of
-        random features.
+        The value of a transformation is "exact", or "in expectation" if this holds only on average
+        over draws of random features.
         """
         if self.relative is not None:
             return {"shift": self.relative().equivariance}
@@ -196,10 +195,10 @@ class Attention(nn.Module):
         return self.kernel if isinstance(self.kernel, Kernel) else self.kernel()
 
     def head_groups(self) -> tuple[HeadGroup, ...]:
-        """Return the heads in groups that share the same kernels, with the current parameters.
+        """Return the attention heads in groups that share the same kernels.
 
-        Usually all heads form one group. If some heads attend by position alone, they are the
-        second of two groups.
+        The kernels have their current parameters. Usually all heads form one group. If some heads
+        attend by position alone, they are a second group.
         """
         kernel = self.current_kernel()
         relative = None if self.relative is None else self.relative()
@@ -212,7 +211,7 @@ class Attention(nn.Module):
             return (HeadGroup(kernel, relative, content, self.backend, queries, keys, *sizes),)
         position = slice(self.content_heads, self.heads)
         position_queries = slice(-self.position_heads, None) if uses_query else None
-        content_backend = without_relative(self.backend)
+        content_backend = backend_without_relative(self.backend)
         return (
             HeadGroup(kernel, None, content, content_backend, keys, keys, *sizes),
             HeadGroup(Constant(), relative, position, self.backend, position_queries, None, *sizes),
@@ -257,7 +256,7 @@ class Attention(nn.Module):
         context_grid: GridLike | None = None,
         context_positions: Real[Tensor, "*key_batch placed_keys axes"] | None = None,
     ) -> Float[Tensor, "batch queries dim"]:
-        """Compute multi-head attention of the tokens to themselves or to a context.
+        """Compute multi-head attention of the tokens to themselves, or to a context.
 
         If `key_mask` excludes all keys of a sample, every head returns 0, and the output is the
         bias of the output projection.
@@ -305,7 +304,7 @@ class Attention(nn.Module):
             group=None if self.token_group is None else self.token_group.group,
         )
         if not torch.compiler.is_compiling():
-            self.infer_num_axes(inputs.positions.num_axes)
+            self.set_num_axes(inputs.positions.num_axes)
         query, key, value = self.project(inputs.tokens, inputs.context, inputs.key_mask)
         outputs = [group.attend(query, key, value, inputs) for group in self.head_groups()]
         output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
@@ -321,7 +320,7 @@ class Attention(nn.Module):
     def resolve_grid(
         self, grid: GridLike | None, num_prefix_tokens: int
     ) -> tuple[Grid | None, int]:
-        """Return the grid and the number of prefix tokens to use for a call of this layer.
+        """Return the token grid and the number of prefix tokens to use for a call of this layer.
 
         Prefix tokens have no position, such as a class token. If the call has no grid, both values
         come from the surrounding context manager `teka.on`.
@@ -333,14 +332,14 @@ class Attention(nn.Module):
         surrounding_grid, surrounding_prefix = current_grid()
         return surrounding_grid, num_prefix_tokens or surrounding_prefix
 
-    def infer_num_axes(self, num_axes: int) -> None:
-        """Set the number of grid axes of the relative kernel, unless the constructor has set it.
+    def set_num_axes(self, num_axes: int) -> None:
+        """Set the number of axes of the token grid, unless the constructor has set it.
 
         A layer that was created without `num_axes` learns the number from the first grid that it
-        sees.
+        receives.
         """
         if isinstance(self.relative, RelativeKernel):
-            self.relative.infer_num_axes(num_axes)
+            self.relative.set_num_axes(num_axes)
 
     def step(
         self,
@@ -370,11 +369,11 @@ class Attention(nn.Module):
         """
         if not self.causal:
             raise wrong_value("causal", self.causal, "True for a layer that decodes step by step")
-        check_next_tokens(token, self)
+        check_decoding_tokens(token, self)
         num_axes = 1
         if isinstance(position, Tensor) and position.ndim > 0:
             num_axes = position.shape[-1]
-        self.infer_num_axes(num_axes)
+        self.set_num_axes(num_axes)
         groups = self.head_groups()
         if state is not None and not (isinstance(state, tuple) and len(state) == len(groups)):
             actual = f"{len(state)} states" if isinstance(state, tuple) else state
@@ -383,7 +382,7 @@ class Attention(nn.Module):
         tokens = token if token.ndim == 3 else token[:, None]
         query, key, value = self.project(tokens)
         outputs = []
-        new_states = []
+        allocate_states = []
         for index, group in enumerate(groups):
             output, new_state = decode(
                 *group.select(query, key, value, tokens.shape[1]),
@@ -393,9 +392,9 @@ class Attention(nn.Module):
                 position=position,
             )
             outputs.append(output)
-            new_states.append(new_state)
+            allocate_states.append(new_state)
         output = self._join_heads(torch.cat(outputs, dim=1), tokens)
-        return output.view(token.shape), tuple(new_states)
+        return output.view(token.shape), tuple(allocate_states)
 
     def _join_heads(self, output: Outputs, tokens: Tokens) -> Tokens:
         if self.gate is not None:
@@ -405,20 +404,20 @@ class Attention(nn.Module):
     def chosen_backend(
         self, grid: GridLike | None = None, num_prefix_tokens: int = 0, batch: int = 1
     ) -> str:
-        """Return the name of the backend that computes the attention on a given grid.
+        """Return the name of the algorithm (backend) that computes the attention on a given grid.
 
-        Backends are algorithms with the same result but different costs. For example, "dense"
-        computes every pair of tokens. If only some heads have a relative kernel, the name is that
-        of their backend.
+        Backends have the same result but different costs. For example, "dense" computes every pair
+        of tokens. If only some heads have position-dependent weights, the name is that of their
+        backend.
 
         Raises:
             ValueError: The backend of the layer cannot compute its kernels on this grid.
         """
         if grid is not None:
             grid = as_grid("grid", grid)
-            self.infer_num_axes(grid.num_axes)
+            self.set_num_axes(grid.num_axes)
         group = self.head_groups()[-1]
-        costs = group.costs(grid, num_prefix_tokens=num_prefix_tokens, batch=batch)
+        costs = group.estimate_costs(grid, num_prefix_tokens=num_prefix_tokens, batch=batch)
         return select_backend(group.backend, costs, self.output.weight.device.type)
 
     def _check_arguments(
@@ -441,11 +440,11 @@ class Attention(nn.Module):
                     raise wrong_argument(argument, "a value", expected)
         sees_first_tokens_only = self.relative is None and context is None and not self.causal
         if num_queries is not None and not sees_first_tokens_only:
-            hint = "With a relative kernel, a context or causality, all tokens attend."
+            hint = "Only self-attention without positions and without a causal mask supports it."
             raise wrong_value("num_queries", num_queries, "None", hint)
 
 
-def check_next_tokens(token: Tensor, layer: Attention) -> None:
+def check_decoding_tokens(token: Tensor, layer: Attention) -> None:
     """Check that the input of a decoding step has shape (batch, dim) or (batch, tokens, dim)."""
     is_sequence = isinstance(token, Tensor) and token.ndim == 3
     sizes = ("batch", "tokens", layer.dim) if is_sequence else ("batch", layer.dim)

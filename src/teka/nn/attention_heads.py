@@ -12,9 +12,9 @@ from teka.checks import check_sizes, check_tensor
 from teka.errors import wrong_value
 from teka.execution_mode import is_dynamic
 from teka.functional import DecodingState, Kernel, attention, decode
-from teka.functional.relative.base import Relative
+from teka.functional.relative.relative_kernel import Relative
 from teka.grid import Grid, GridLike, as_grid, current_grid
-from teka.nn.heads import make_kernels, pair_name
+from teka.nn.head_groups import make_kernels, name_kernels
 from teka.nn.options import KERNEL_OPTIONS, AttentionOptions, make_options
 from teka.precision import widest_dtype
 
@@ -103,7 +103,7 @@ class AttentionHeads(nn.Module):
         num_earlier = num_keys - num_queries if is_causal else 0
         placement: dict[str, Any] = {}
         if relative is not None:
-            placement = self._placement(grid, num_prefix_tokens, num_keys, query.device)
+            placement = self._position_arguments(grid, num_prefix_tokens, num_keys, query.device)
         if num_earlier > 0 and (num_queries > 1 or placement.get("num_prefix_tokens")):
             # The outputs of the earlier tokens are discarded below.
             query = pad(query, (0, 0, num_earlier, 0))
@@ -118,7 +118,7 @@ class AttentionHeads(nn.Module):
                 placement = {"positions": points[-1:], "key_positions": points}
             else:
                 key_placement = {f"key_{name}": where for name, where in placement.items()}
-                placement = self._placement(None, 0, num_queries, query.device)
+                placement = self._position_arguments(None, 0, num_queries, query.device)
                 placement = {**placement, **key_placement, "num_prefix_tokens": 0}
         output = attention(
             query,
@@ -164,14 +164,13 @@ class AttentionHeads(nn.Module):
             scale=scale,
         )
 
-    def _placement(
+    def _position_arguments(
         self, grid: GridLike | None, num_prefix_tokens: int, num_tokens: int, device: torch.device
     ) -> dict[str, Any]:
         """Return the positions of the tokens as keyword arguments of `attention`.
 
-        The first grid that exists is used: the grid of the call, then that of the context manager
-        `teka.on`, then that of the layer. Without any grid, the tokens form a row. In an exported
-        graph for sequences of any length, coordinates replace the grid.
+        The first grid that exists is used: the grid of the call, that of the context manager
+        `teka.on`, or that of the layer. Without any grid, the tokens form a row.
         """
         candidates = [(grid, 0), current_grid(), (self.grid, self.num_prefix_tokens)]
         for candidate, prefix in candidates:
@@ -188,5 +187,5 @@ class AttentionHeads(nn.Module):
         return {"grid": Grid(num_tokens - prefix), "num_prefix_tokens": prefix}
 
     def extra_repr(self) -> str:
-        name = pair_name(*self.current_kernels())
+        name = name_kernels(*self.current_kernels())
         return f"{name!r}, dim_head={self.dim_head}, heads={self.heads}, grid={self.grid}"

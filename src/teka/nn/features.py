@@ -1,4 +1,7 @@
-"""Kernels that compare queries and keys by random features or by learned features."""
+"""Modules for kernels with random features or learned features.
+
+Such a kernel compares queries and keys by the inner product of their features.
+"""
 
 from typing import ClassVar
 
@@ -17,17 +20,17 @@ from teka.functional import (
     draw_projection,
 )
 from teka.functional.kernels import LEARNED_KERNELS, RANDOM_KERNELS
-from teka.functional.kernels.projection import MOST_DRAWS
+from teka.functional.kernels.random_projection import MOST_DRAWS
 
 
 class RandomFeatures(nn.Module):
     """Kernel of random features, whose random projection is saved in the state dict.
 
     Random features turn queries and keys into vectors whose inner product approximates a kernel
-    such as softmax. The seed s and the number n of draws are buffers, and draw n comes from a
-    generator with the seed (s, n). So a loaded module computes the same output and makes the same
-    next draws. `forward` redraws nothing. Call `redraw_projections(model)` on a schedule of your
-    own; `teka train` does so every 1,000 steps (Horn et al. 2021).
+    such as softmax. `forward` does not draw new features. Call `redraw_projections(model)` on your
+    own schedule. `teka train` does so every 1,000 steps (Horn et al. 2021). Draws are reproducible:
+    the seed and the number of draws are buffers of the module, so that a loaded module makes the
+    same next draws.
 
     >>> import torch, teka
     >>> features = teka.nn.RandomFeatures("positive", 8, num_features=5)
@@ -103,7 +106,7 @@ class RandomFeatures(nn.Module):
 
 
 def redraw_projections(model: nn.Module) -> int:
-    """Redraw the random projections of all `RandomFeatures` modules in a model.
+    """Draw new random projections in all `RandomFeatures` modules of a model.
 
     During training, new draws keep the model from relying on the errors of one draw. Return the
     number of redrawn modules.
@@ -115,7 +118,7 @@ def redraw_projections(model: nn.Module) -> int:
 
 
 class LearnedFeatures(nn.Module):
-    """Content kernel whose feature map is learned for each head (Zhang et al. 2024).
+    """Kernel for linear attention with a learned feature map for each head (Zhang et al. 2024).
 
     The kernel of a query and a key is the inner product of their features. The weights of the
     feature map start from the identity matrix.
@@ -148,7 +151,7 @@ class LearnedFeatures(nn.Module):
         check_sizes({"dim": dim, "heads": heads})
         check_tensor_sizes({"dim": dim, "heads": heads}, heads * dim**2)
         self.kernel, self.dim, self.heads = kernel, dim, heads
-        initial = LEARNED_KERNELS[kernel].identity(dim, heads)
+        initial = LEARNED_KERNELS[kernel].with_identity_weights(dim, heads)
         for name in self.head_parameters:
             setattr(self, name, Parameter(getattr(initial, name)))
 

@@ -33,7 +33,7 @@ PLAIN_LAYERS = (
 
 
 def check_tokens(argument: str, tokens: Tensor, *sizes: str | int, first: nn.Module) -> None:
-    """Check that tokens or images have the expected shape and the dtype of a layer's weights.
+    """Check that tokens or images have the expected shape, and the dtype of a layer's weights.
 
     Args:
         argument: Name of the argument, for the error message.
@@ -124,7 +124,7 @@ def make_inputs(
         excluded = {"num_prefix_tokens": num_prefix_tokens or None, "context": context}
         for argument, value in excluded.items():
             if value is not None:
-                hint = "The tokens of this layer are divided over processes."
+                hint = "This argument is not supported if tokens are divided among processes."
                 raise wrong_argument(argument, "a value", "None", hint)
         if where.grid is not None:
             where = Positions(where.grid.shard(group.rank(), group.size()))

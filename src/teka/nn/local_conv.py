@@ -10,7 +10,7 @@ from torch.nn.functional import conv1d, conv2d, conv3d, pad
 
 from teka.checks import check_tensor_sizes, is_integer
 from teka.errors import wrong_value
-from teka.functional.kernels.base import mask_features
+from teka.functional.kernels.content_kernel import mask_features
 from teka.functional.shapes import KeyMask, Values
 from teka.grid import Grid
 
@@ -24,10 +24,10 @@ class ValueConvolution(nn.Module):
 
         y(x) = Σ_t w_t v(x + t)
 
-    Here v(x) is the value at cell x, and t runs over a window that is an odd number of cells wide
-    along each axis. Each head and channel has its own weights w, which are 0 initially. Values wrap
-    around along periodic axes and are 0 outside other axes. Masked values are 0. The output for
-    tokens without a position, such as a class token, is 0.
+    Here v(x) is the value at position x, and t runs over a window with an odd width along each
+    axis. Each head and channel has its own weights w, which are 0 initially. Values wrap around
+    along periodic axes and are 0 outside other axes. Masked values are 0. The output for tokens
+    without a position, such as a class token, is 0.
 
     Source: Han et al. 2023 (FLatten Transformer), with one kernel for each head.
     """

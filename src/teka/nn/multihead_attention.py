@@ -1,4 +1,4 @@
-"""Drop-in replacement for `torch.nn.MultiheadAttention` with the kernels of teka."""
+"""Drop-in replacement for `torch.nn.MultiheadAttention` with linear-time kernels."""
 
 from typing import Any
 
@@ -97,7 +97,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         check_flags(unsupported)
         for argument, flag in unsupported.items():
             if flag:
-                hint = "The keys that it adds are not tokens and have no positions."
+                hint = "The additional keys would have no positions, which relative kernels need."
                 raise wrong_value(argument, flag, "False", hint)
         if embed_dim % num_heads:
             raise wrong_value("embed_dim", embed_dim, f"a multiple of num_heads, {num_heads}")
@@ -253,6 +253,6 @@ def is_causal_mask(mask: Shaped[Tensor, "*matrices queries keys"] | None) -> boo
     keep = attended_keys("attn_mask", mask)
     if is_readable(keep) and not bool((keep == torch.ones_like(keep).tril()).all()):
         actual = f"{int((~keep).sum())} of {keep.numel()} pairs dropped"
-        hint = "Linear attention cannot apply any other mask to pairs of tokens."
+        hint = "Linear attention supports only the causal mask and masks of individual keys."
         raise wrong_argument("attn_mask", actual, "the causal mask", hint)
     return True

@@ -17,7 +17,7 @@ VALUES = ("projected", "tokens")
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionOptions:
-    """Options of an attention layer. `teka.nn.Attention` describes each of them.
+    """Options of an attention layer, as a dataclass. `teka.nn.Attention` describes each option.
 
     Every layer with attention accepts either an instance of this class or the same options as
     keyword arguments.
@@ -128,10 +128,9 @@ def make_options(
     return replace(options, **keywords)
 
 
-def without_relative(backend: str) -> str:
-    """Return the backend to use for heads that have no relative kernel.
+def backend_without_relative(backend: str) -> str:
+    """Return the attention algorithm (backend) for heads without position-dependent weights.
 
-    A relative kernel is a weight that depends on the offset between query and key. If the backend
-    of the layer works only with such a kernel, return "auto".
+    If the algorithm of the layer works only with such weights, return "auto".
     """
     return backend if backend in ("dense", "linear") else "auto"

@@ -12,11 +12,11 @@ from teka.checks import check_dtype, check_flags, check_sizes, check_tensor_size
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.positions import check_mask
 from teka.nn.inputs import check_tokens
-from teka.nn.sampling.polyphase import join_cosets, split_cosets
+from teka.nn.sampling.polyphase import join_polyphase, split_polyphase
 
 
 class AttentionPool(nn.Module):
-    """Pooling of all tokens into `num_queries` vectors by softmax attention.
+    """Pooling of all tokens into `num_queries` vectors by softmax attention with learned queries.
 
         out = W_o · concat_h softmax(q_h Kᵀ / √d) V
 
@@ -76,13 +76,13 @@ class AttentionPool(nn.Module):
 
 
 class SpaceToDepth(nn.Module):
-    """Lossless downsampling that moves each block of cells into the channels of one cell.
+    """Lossless downsampling that moves each block of pixels into the channels of one pixel.
 
         y[c fⁿ + (t_1, …, t_n), i] = x[c, f i + t],   t in {0, …, f − 1}ⁿ in row-major order
 
-    A block has f = `factor` cells along each of n axes; t is a cell within block i, and c is a
+    A block has f = `factor` pixels along each of n axes; t is a pixel within block i, and c is a
     channel. For n = 2 this is `torch.nn.PixelUnshuffle`. `inverse` restores the input exactly. A
-    shift of the input by f cells shifts the output by one cell; other shifts permute the channels
+    shift of the input by f pixels shifts the output by one pixel; other shifts permute the channels
     too.
 
     Source: Jacobsen et al. 2018 (i-RevNet), §3.1, after Shi et al. 2016; Cordonnier et al. 2020,
@@ -105,7 +105,7 @@ class SpaceToDepth(nn.Module):
     def forward(
         self, maps: Float[Tensor, "batch channels *sides"]
     ) -> Float[Tensor, "batch more_channels *fewer"]:
-        """Move blocks of cells into channels: (B, C, *S) becomes (B, C · fⁿ, *(S / f)).
+        """Move blocks of pixels into channels: (B, C, *S) becomes (B, C · fⁿ, *(S / f)).
 
         Here S are the sides of the grid, n is the number of axes and f is the factor.
 
@@ -118,7 +118,7 @@ class SpaceToDepth(nn.Module):
                 f"(batch, channels) and {self.num_axes} sides, multiples of factor = {self.factor}"
             )
             raise wrong_shape("maps", maps.shape, expected)
-        return split_cosets(maps, self.stride).transpose(1, 2).flatten(1, 2)
+        return split_polyphase(maps, self.stride).transpose(1, 2).flatten(1, 2)
 
     def inverse(
         self, maps: Float[Tensor, "batch more_channels *fewer"]
@@ -130,5 +130,5 @@ class SpaceToDepth(nn.Module):
                 f"(batch, a multiple of {self.cells_per_block} channels) and {self.num_axes} sides"
             )
             raise wrong_shape("maps", maps.shape, expected)
-        cosets = maps.unflatten(1, (-1, self.cells_per_block)).transpose(1, 2)
-        return join_cosets(cosets, self.stride)
+        components = maps.unflatten(1, (-1, self.cells_per_block)).transpose(1, 2)
+        return join_polyphase(components, self.stride)

@@ -17,7 +17,7 @@ from teka.grid import Grid
 TABLE_SCALE = 0.02
 
 
-class AbsolutePosition(nn.Module):
+class SinusoidalPositionEmbedding(nn.Module):
     """Sinusoidal position embedding with learned frequencies, added to the tokens.
 
     The channels are divided equally among the axes of the grid. An axis a with positions x_a has
@@ -28,7 +28,7 @@ class AbsolutePosition(nn.Module):
     Source: Vaswani et al. 2017, §3.5; Horn et al. 2021 (learnable frequencies, dim/2 per axis).
 
     >>> import torch, teka
-    >>> position = teka.nn.AbsolutePosition(4, num_axes=1)
+    >>> position = teka.nn.SinusoidalPositionEmbedding(4, num_axes=1)
     >>> embedded = position(torch.zeros(1, 2, 4), teka.Grid(2)).detach()
     >>> embedded.round(decimals=2)  # sin x, sin x/100, cos x, cos x/100
     tensor([[[0.0000, 0.0000, 1.0000, 1.0000],
@@ -69,8 +69,8 @@ class AbsolutePosition(nn.Module):
         return tokens + sinusoids.to(tokens.dtype)
 
 
-class AbsoluteTable(nn.Module):
-    """Learned position embedding: one vector for each cell of a grid, added to its token.
+class LearnedPositionEmbedding(nn.Module):
+    """Learned position embedding: one vector for each position of a grid, added to its token.
 
     The vectors are drawn from N(0, 0.02²). Layers after this module are not shift equivariant,
     because tokens carry their absolute positions.
@@ -79,7 +79,7 @@ class AbsoluteTable(nn.Module):
     values.
 
     >>> import torch, teka
-    >>> position = teka.nn.AbsoluteTable(8, (2, 3))
+    >>> position = teka.nn.LearnedPositionEmbedding(8, (2, 3))
     >>> tokens = torch.zeros(1, 6, 8)
     >>> torch.equal(position(tokens, teka.Grid((2, 3)))[0], position.table)
     True

@@ -13,8 +13,8 @@ from teka.errors import wrong_type, wrong_value
 from teka.functional import Constant, Hedgehog
 from teka.nn.attention import Attention
 from teka.nn.features import LearnedFeatures
-from teka.nn.options import without_relative
-from teka.nn.qk_norm import PlainQueryKey
+from teka.nn.options import backend_without_relative
+from teka.nn.qk_norm import IdentityQueryKeyNorm
 from teka.nn.relative import RelativeModule
 
 
@@ -63,7 +63,7 @@ def prune_heads(attention: Attention, heads: Iterable[int]) -> Attention:
         _prune_relative(pruned.relative, position_heads, attention.position_heads)
     else:
         pruned.relative = None
-        pruned.backend = without_relative(attention.backend)
+        pruned.backend = backend_without_relative(attention.backend)
     pruned.heads = len(kept)
     pruned.position_heads = len(position_heads) if content_heads else 0
     pruned.content_heads = pruned.heads - pruned.position_heads
@@ -113,7 +113,7 @@ def _projected_heads(attention: Attention, kept: Sequence[int]) -> tuple[list[in
 def _keep_heads(
     parameter: Tensor, kept: Sequence[int], num_heads: int, *, axis: int = 0
 ) -> Parameter:
-    """Return a copy of a parameter with only the entries of the attention heads that are kept."""
+    """Return a copy of a parameter that contains only the attention heads to keep."""
     by_head = parameter.detach().unflatten(axis, (num_heads, -1))
     index = torch.tensor(kept, device=parameter.device)
     selected = by_head.index_select(axis, index).flatten(axis, axis + 1)
@@ -158,7 +158,7 @@ def _prune_content(pruned: Attention, kept: Sequence[int], num_heads: int) -> No
         # PyTorch does not replace a module by an object that is not a module.
         del pruned.kernel
         pruned.kernel = Constant()
-        pruned.query_key = PlainQueryKey()
+        pruned.query_key = IdentityQueryKeyNorm()
         return
     kernel = pruned.kernel
     if isinstance(kernel, LearnedFeatures):

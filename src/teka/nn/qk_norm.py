@@ -9,13 +9,13 @@ from torch.nn.functional import rms_norm
 
 from teka.errors import wrong_value
 from teka.execution_mode import is_readable
-from teka.functional.kernels.base import masked_mean
-from teka.functional.plan import is_large_float32
+from teka.functional.attention_plan import is_large_float32
+from teka.functional.kernels.content_kernel import masked_mean
 from teka.functional.shapes import KeyMask, Keys, Queries
 
 
-class PlainQueryKey(nn.Module):
-    """Identity for queries and keys, and base class of modules that normalize them.
+class IdentityQueryKeyNorm(nn.Module):
+    """Module that returns queries and keys unchanged, and base class of query–key normalizations.
 
     Attributes:
         acts: Whether the module changes queries or keys.
@@ -38,7 +38,7 @@ class PlainQueryKey(nn.Module):
         return query, key
 
 
-class NormalizedQueryKey(PlainQueryKey):
+class QueryKeyRMSNorm(IdentityQueryKeyNorm):
     """RMS normalization of queries and keys with a learned gain.
 
         x' = g ⊙ x / √(mean(x²))
@@ -69,8 +69,8 @@ def _normalize(vectors: Tensor, gain: Tensor) -> Tensor:
     return (rms_norm(wide, wide.shape[-1:]) * gain).to(vectors.dtype)
 
 
-class CentredQueryKey(PlainQueryKey):
-    """Module that subtracts the mean key from all keys of the same sample and head.
+class KeyCentering(IdentityQueryKeyNorm):
+    """Module that subtracts the mean of all keys of a sample and head from each key.
 
     The mean excludes masked keys. Softmax attention does not change. With kernels that apply a ReLU
     to keys, centered keys point in all directions. The module is exactly equivariant to shifts, but
@@ -87,15 +87,15 @@ class CentredQueryKey(PlainQueryKey):
 QUERY_KEYS = ("plain", "normalized", "centred")
 
 
-def make_query_key(query_key: str, heads: int, dim_head: int) -> PlainQueryKey:
+def make_query_key(query_key: str, heads: int, dim_head: int) -> IdentityQueryKeyNorm:
     """Return the normalization with a name of `QUERY_KEYS`.
 
     Raises:
         ValueError: A normalization without heads whose keys it could change.
     """
     if query_key == "plain":
-        return PlainQueryKey()
+        return IdentityQueryKeyNorm()
     if heads == 0:
         hint = "The kernel does not depend on queries and keys."
         raise wrong_value("query_key", query_key, "'plain'", hint)
-    return CentredQueryKey() if query_key == "centred" else NormalizedQueryKey(heads, dim_head)
+    return KeyCentering() if query_key == "centred" else QueryKeyRMSNorm(heads, dim_head)

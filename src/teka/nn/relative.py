@@ -23,7 +23,7 @@ MAX_NUM_AXES = 4
 
 
 class RelativeModule(nn.Module):
-    """Base class of modules whose parameters define a relative kernel.
+    """Base class of modules with the learned parameters of a relative kernel.
 
     A relative kernel is a weight that depends on the offset between the positions of query and key.
     `forward` takes no arguments and returns the kernel with the current parameters.
@@ -55,19 +55,19 @@ class RelativeModule(nn.Module):
 
     @property
     def num_position_features(self) -> int:
-        """Number of position-dependent features that the kernel appends to every query and key.
+        """Number of position-dependent features that are appended to every query and key.
 
-        It is 0 for kernels that do not work by appending features.
+        It is 0 for position-dependent weights that do not work by appending features.
         """
         return self().num_position_features if self.kernel_class.appends_features else 0
 
 
 class RelativeKernel(RelativeModule):
-    """Learned weight that depends on the offset between the positions of query and key.
+    """Learned attention weight that depends on the offset between the positions of query and key.
 
-    The parameters are named after the tensors of the chosen kernel class, and its method `initial`
-    gives their initial values. A tensor x that must be positive is stored as a parameter `raw_x`,
-    with x = softplus(raw_x).
+    The parameters are named after the tensors of the chosen kernel class, and its method
+    `with_initial_parameters` gives their initial values. A tensor x that must be positive is stored
+    as a parameter `raw_x`, with x = softplus(raw_x).
 
     >>> import torch, teka
     >>> relative = teka.nn.RelativeKernel("quadratic", num_axes=2, heads=9)
@@ -82,8 +82,9 @@ class RelativeKernel(RelativeModule):
         kernel: A name of `teka.functional.RELATIVES`, or a class such as `teka.functional.Rotary`.
         num_axes: Number of axes of the grid, for kernels that have this option. With None, the
             kernel has two axes until the first call of a layer on a grid with another number; see
-            `infer_num_axes`.
-        **options: Other arguments of `initial` of that class, such as `heads` and `dim_head`.
+            `set_num_axes`.
+        **options: Other arguments of `with_initial_parameters` of that class, such as `heads` and
+            `dim_head`.
 
     Raises:
         ValueError: The name is unknown, or an option is out of range.
@@ -102,7 +103,7 @@ class RelativeKernel(RelativeModule):
             expected = f"None with kernel={self.kernel_class.name!r}"
             raise wrong_value("num_axes", num_axes, expected)
         self.initial_options = options
-        initial = self.kernel_class.initial(**options)
+        initial = self.kernel_class.with_initial_parameters(**options)
         self.constraints = dict(initial.constraints)
         self.options: dict[str, Any] = {}
         dataclass: Any = initial
@@ -143,8 +144,8 @@ class RelativeKernel(RelativeModule):
                 values[name] = getattr(self, name)
         return self.kernel_class(**values)
 
-    def infer_num_axes(self, num_axes: int) -> None:
-        """Set the number of grid axes, unless the constructor or an earlier call has set it.
+    def set_num_axes(self, num_axes: int) -> None:
+        """Set the number of axes of the token grid, unless it has been set before.
 
         If the number is not two, the parameters get new initial values of another shape. They
         remain the same objects, so an optimizer that was created earlier stays valid.
@@ -164,7 +165,7 @@ class RelativeKernel(RelativeModule):
             own.data = buffer.to(own)
 
     def _with_num_axes(self, num_axes: int) -> "RelativeKernel":
-        """Create the same kind of relative kernel for another number of grid axes.
+        """Create the same kind of position-dependent weight for another number of grid axes.
 
         The random state of PyTorch does not change.
         """
@@ -173,14 +174,14 @@ class RelativeKernel(RelativeModule):
                 self.kernel_class, **{**self.initial_options, "num_axes": num_axes}
             )
 
-    def _infer_num_axes_from(self, state_dict: dict[str, Any], prefix: str) -> None:
-        """Set the number of grid axes to the one for which the shapes of a state dict fit."""
+    def _set_num_axes_from(self, state_dict: dict[str, Any], prefix: str) -> None:
+        """Set the number of grid axes so that the shapes of the parameters fit a state dict."""
         for num_axes in (DEFAULT_NUM_AXES, *range(1, MAX_NUM_AXES + 1)):
             own = self._with_num_axes(num_axes).state_dict()
             shapes = {prefix + name: tensor.shape for name, tensor in own.items()}
             saved = {name: tensor.shape for name, tensor in state_dict.items() if name in shapes}
             if saved == shapes:
-                self.infer_num_axes(num_axes)
+                self.set_num_axes(num_axes)
                 return
 
     def extra_repr(self) -> str:
@@ -189,12 +190,12 @@ class RelativeKernel(RelativeModule):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Load parameters, and convert those of earlier versions.
+        """Load parameters, and convert those that an earlier version of the library has saved.
 
         Earlier versions of "transformer_xl" had the same frequencies for all axes of a grid.
         """
         if self.infers_num_axes:
-            self._infer_num_axes_from(state_dict, prefix)
+            self._set_num_axes_from(state_dict, prefix)
         saved = state_dict.get(prefix + "frequency")
         if isinstance(saved, Tensor) and saved.ndim == 1 and self.frequency.ndim == 2:
             state_dict[prefix + "frequency"] = saved[:, None].expand_as(self.frequency)
@@ -202,7 +203,7 @@ class RelativeKernel(RelativeModule):
 
 
 class EmbeddedTable(RelativeModule):
-    """Position-dependent weights from a table with an entry for each offset along each axis.
+    """Tables of learned position biases for each axis, each entry an inner product of embeddings.
 
         t_axis[Δ] = v_axisᵀ r_axis[Δ]
 
@@ -249,8 +250,11 @@ class EmbeddedTable(RelativeModule):
 
 
 def initial_options(kernel: type[Relative]) -> Collection[str]:
-    """Return the names of the options with which a class of relative kernels can be created."""
-    return inspect.signature(kernel.initial).parameters
+    """Return the names of the options with which a class of relative kernels can be created.
+
+    A relative kernel is a position-dependent attention weight.
+    """
+    return inspect.signature(kernel.with_initial_parameters).parameters
 
 
 def inverse_softplus(value: Tensor) -> Tensor:
@@ -276,10 +280,9 @@ def _kernel_class(kernel: str | type[Relative]) -> type[Relative]:
 
 
 def relative_class(relative: str | RelativeModule | None) -> type[Relative] | None:
-    """Return the class of a relative kernel that is given by name or as a module.
+    """Return the class of a relative kernel (position-dependent weight) from its name or module.
 
-    A relative kernel is a weight that depends on the offset between the positions of query and key.
-    If it is None, return None.
+    Return None for None.
     """
     if relative is None or isinstance(relative, RelativeModule):
         return None if relative is None else relative.kernel_class
@@ -290,8 +293,8 @@ def relative_class(relative: str | RelativeModule | None) -> type[Relative] | No
     return RELATIVES[relative]
 
 
-def from_known_options(kernel: type[Relative], **options: Any) -> RelativeKernel:
-    """Create a relative kernel from those of the options that its class accepts.
+def make_with_known_options(kernel: type[Relative], **options: Any) -> RelativeKernel:
+    """Create a relative kernel (position-dependent weight) from the options that its class knows.
 
     Options that are None or unknown to the class are ignored, so that a caller can pass the options
     of all kernels at once.

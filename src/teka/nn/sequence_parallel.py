@@ -7,7 +7,7 @@ from torch import nn
 from teka._compat import ProcessGroup
 from teka.errors import wrong_argument, wrong_type, wrong_value
 from teka.functional import FeatureKernel
-from teka.nn.attention import Attention, TokenGroup
+from teka.nn.attention import Attention, ProcessGroupHolder
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -63,19 +63,23 @@ def shard_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
     if not layers:
         raise wrong_value("model", type(model).__name__, "a model with a teka.nn.Attention")
     for name, layer in layers.items():
-        reason = None if group is None else unsupported_reason(layer)
+        reason = None if group is None else why_not_shardable(layer)
         if reason:
-            expected = "a layer whose sums over keys can be added across processes"
-            raise wrong_argument(f"attention {name or 'itself'}", f"a layer {reason}", expected)
+            expected = "a layer whose tokens can be divided"
+            hint = "Each process must be able to compute the attention as a sum over its own keys."
+            raise wrong_argument(
+                f"attention {name or 'itself'}", f"a layer {reason}", expected, hint
+            )
     for layer in layers.values():
-        layer.token_group = None if group is None else TokenGroup(group)
+        layer.token_group = None if group is None else ProcessGroupHolder(group)
     return model
 
 
-def unsupported_reason(layer: Attention) -> str | None:
-    """Return why the tokens of a layer cannot be divided among processes, or None if they can.
+def why_not_shardable(layer: Attention) -> str | None:
+    """Return why the tokens of an attention layer cannot be divided among processes.
 
-    Dividing them needs attention that each process computes as a sum over its keys.
+    Return None if they can. Each process must be able to compute the attention as a sum over its
+    own keys.
     """
     if layer.value_convolution is not None:
         return "with a value_convolution"
@@ -85,7 +89,7 @@ def unsupported_reason(layer: Attention) -> str | None:
         kernel, relative = group.kernel, group.relative
         if not isinstance(kernel, FeatureKernel):
             return f"with kernel={kernel.name!r}, which has no features"
-        if type(kernel).fitted is not FeatureKernel.fitted and not layer.causal:
+        if type(kernel).with_statistics is not FeatureKernel.with_statistics and not layer.causal:
             return f"with kernel={kernel.name!r}, which is fitted to all tokens"
         if relative is not None and not relative.has_linear_features:
             return f"with relative={relative.name!r}, whose sums are not sums of features"

@@ -11,7 +11,7 @@ from teka.checks import INTEGER_DTYPES, MAX_SIZE, check_sizes, check_tensor, is_
 from teka.errors import wrong_argument, wrong_value
 from teka.functional import length_mask
 from teka.grid import GridLike
-from teka.nn.attention import Attention, States, Token, check_next_tokens
+from teka.nn.attention import Attention, States, Token, check_decoding_tokens
 from teka.nn.inputs import check_tokens
 from teka.nn.options import ALL_OPTIONS, AttentionOptions, make_options
 from teka.nn.relative import DEFAULT_NUM_AXES, RelativeKernel
@@ -184,7 +184,7 @@ class TransformerBlock(nn.Module):
         if self.window_attention is not None:
             expected = "None for a block that decodes step by step"
             raise wrong_argument("window_reach", "a value", expected)
-        check_next_tokens(token, self.attention)
+        check_decoding_tokens(token, self.attention)
         attended, state = self.attention.step(self.attention_norm(token), state, position=position)
         token = token + attended
         return token + self.mlp(self.mlp_norm(token)), state

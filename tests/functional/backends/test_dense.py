@@ -5,7 +5,7 @@ from torch import Tensor
 from teka import Grid
 from teka.functional import FeatureKernel, Kernel, Softmax, SquaredRelu
 from teka.functional.backends import dense
-from teka.functional.kernels.base import DenseInputs
+from teka.functional.kernels.content_kernel import DenseInputs
 from teka.functional.positions import Positions
 from teka.functional.relative.stationary import SeparableRelative
 from tests.contracts.cases import (
@@ -37,14 +37,14 @@ def test_it_is_the_normalised_product_of_content_and_relative_weights(
     pairs = DenseInputs(
         query, key, value, kernel, scale=0.4, key_mask=mask if masked else None, is_causal=is_causal
     )
-    output = relative.for_positions(positions).dense(pairs, positions)
+    output = relative.adapt_to_positions(positions).dense_attention(pairs, positions)
     if isinstance(kernel, FeatureKernel):
         content = kernel.query_features(query, scale=0.4) @ kernel.key_features(key, scale=0.4).mT
     else:
         content = torch.exp(0.4 * query @ key.mT)
     factor = torch.ones(1, 3, 16, 16, dtype=torch.float64)
     offsets = grid.offsets(dtype=torch.float64)
-    factor[..., 1:, 1:] = relative.log_kernel(query[:, :, 1:], offsets, scale=0.4).exp()
+    factor[..., 1:, 1:] = relative.log_weights(query[:, :, 1:], offsets, scale=0.4).exp()
     weights = content * factor * mask[:, None, None, :]
     weights = weights.tril() if is_causal else weights
     total = weights.sum(dim=-1, keepdim=True)
@@ -65,7 +65,7 @@ def gradients(grid: Grid, key_grid: Grid, num_prefix_tokens: int) -> list[Tensor
     relative, leaves = with_leaves(relative)
     positions = Positions(grid, key=Positions(key_grid), num_prefix_tokens=num_prefix_tokens)
     pairs = DenseInputs(query, key, value, SquaredRelu(), scale=0.4, key_mask=None, is_causal=False)
-    output = relative.dense(pairs, positions)
+    output = relative.dense_attention(pairs, positions)
     return [output, *torch.autograd.grad(output.sin().sum(), [query, key, value, *leaves.values()])]
 
 

@@ -3,9 +3,9 @@ from torch import Tensor
 
 from teka import Grid
 from teka.functional import Quadratic, Shaw, attention
+from teka.functional.backends.attention_sums import FeatureInputs, WeightedSums, add_prefix_tokens
 from teka.functional.backends.feature_chunks import run_checkpointed
-from teka.functional.backends.feature_sums import plain_sums
-from teka.functional.backends.sums import FeatureInputs, WeightedSums, add_prefix_tokens
+from teka.functional.backends.feature_sums import position_free_sums
 from tests.contracts.cases import draw_inputs, relative_error
 
 
@@ -61,7 +61,7 @@ def test_where_no_key_counts_nothing_is_taken_from_other_sums():
 
 
 def linear(query: Tensor, key: Tensor, value: Tensor) -> WeightedSums:
-    return plain_sums(FeatureInputs(query, query, key, value))
+    return position_free_sums(FeatureInputs(query, query, key, value))
 
 
 def test_with_a_kernel_of_one_it_is_linear_attention_over_all_tokens():

@@ -12,9 +12,9 @@ from teka import Grid
 from teka.functional import KERNELS, RELATIVES, FeatureKernel, RotationJoint
 from teka.functional.backends.flex import attend_with_flex, can_use_flex, offset_table
 from teka.functional.kernels import make_kernel
-from teka.functional.kernels.base import DenseInputs
+from teka.functional.kernels.content_kernel import DenseInputs
 from teka.functional.positions import Positions
-from teka.functional.relative.base import FactorRelative
+from teka.functional.relative.relative_kernel import PositiveRelative
 from tests.contracts.cases import (
     build_kernel,
     build_relative,
@@ -30,7 +30,7 @@ from tests.contracts.cases import (
 FACTORS = [
     name
     for name, kind in RELATIVES.items()
-    if issubclass(kind, FactorRelative) and not issubclass(kind, RotationJoint)
+    if issubclass(kind, PositiveRelative) and not issubclass(kind, RotationJoint)
 ]
 BANDS = {torch.float64: 1e-10, torch.float32: 1e-4}
 
@@ -71,7 +71,7 @@ def compare(
     """Values and all gradients of `attend_with_flex` against those of `dense`."""
     num_queries, num_keys = (
         placement.num_prefix_tokens + (s.num_queries_with_position or 0)
-        for s in (placement, placement.of_keys)
+        for s in (placement, placement.key_side)
     )
     relative = build_relative(
         relative_name,
@@ -90,16 +90,16 @@ def compare(
     )
     mask = draw_mask(2, num_keys) if masked else None
     if isinstance(kernel, FeatureKernel) and not is_causal:
-        kernel = kernel.fitted(query, key, scale=0.4, query_mask=None, key_mask=mask)
-    placed = relative.for_positions(placement)
-    assert isinstance(placed, FactorRelative)
+        kernel = kernel.with_statistics(query, key, scale=0.4, query_mask=None, key_mask=mask)
+    placed = relative.adapt_to_positions(placement)
+    assert isinstance(placed, PositiveRelative)
     assert can_use_flex(query, value, kernel)
-    term = placed.pair_term(query, placement, scale=0.4)
+    term = placed.flex_score_term(query, placement, scale=0.4)
     assert term is not None
     inputs = [query, key, value, *leaves.values()]
     results: list[list[Tensor]] = []
     pairs = DenseInputs(query, key, value, kernel, scale=0.4, key_mask=mask, is_causal=is_causal)
-    for output in (attend_with_flex(pairs, term), placed.dense(pairs, placement)):
+    for output in (attend_with_flex(pairs, term), placed.dense_attention(pairs, placement)):
         gradients = torch.autograd.grad(
             output.square().sum(), inputs, allow_unused=True, retain_graph=True
         )
@@ -149,13 +149,16 @@ def test_a_causal_query_without_keys_gets_zero():
     mask = torch.ones(2, 13, dtype=torch.bool)
     mask[0, :3] = False
     relative = build_relative("quadratic", heads=3, dim=5, num_axes=1)
-    assert isinstance(relative, FactorRelative)
-    term = relative.pair_term(query, PLACES["line"], scale=0.4)
+    assert isinstance(relative, PositiveRelative)
+    term = relative.flex_score_term(query, PLACES["line"], scale=0.4)
     assert term is not None
     pairs = DenseInputs(
         query, key, value, make_kernel("softmax", 5), scale=0.4, key_mask=mask, is_causal=True
     )
-    output, expected = attend_with_flex(pairs, term), relative.dense(pairs, PLACES["line"])
+    output, expected = (
+        attend_with_flex(pairs, term),
+        relative.dense_attention(pairs, PLACES["line"]),
+    )
     assert torch.equal(output[0, :, :3], torch.zeros(3, 3, 4, dtype=torch.float64))
     assert relative_error(output, expected) <= BANDS[torch.float64]
 
@@ -205,8 +208,8 @@ def test_tables_are_small_or_there_are_none():
         ("clipped", [True, False, False]),
     ):
         relative = build_relative(name, heads=3, dim=5, num_axes=2)
-        assert isinstance(relative, FactorRelative)
-        terms = [relative.pair_term(query, place, scale=0.4) for place in (here, bare, odd)]
+        assert isinstance(relative, PositiveRelative)
+        terms = [relative.flex_score_term(query, place, scale=0.4) for place in (here, bare, odd)]
         assert [term is not None for term in terms] == found
 
 
@@ -227,4 +230,4 @@ def test_every_pair_of_cells_finds_its_own_offset(
     assert numbers is not None
     offsets, query_code, key_code = numbers
     found = offsets[query_code[:, None] - key_code[None, :]]
-    assert torch.allclose(found, placement.offsets_like(like), atol=1e-12)
+    assert torch.allclose(found, placement.pairwise_offsets(like), atol=1e-12)

@@ -8,10 +8,10 @@ from torch.autograd import grad
 from teka import Grid
 from teka.functional import Clipped, FeatureKernel, attention
 from teka.functional.backends import linear
-from teka.functional.backends.feature_sums import plain_sums
+from teka.functional.backends.attention_sums import FeatureInputs, append_ones
+from teka.functional.backends.feature_sums import position_free_sums
 from teka.functional.backends.linear import CHUNK_TOKENS
 from teka.functional.backends.rings import causal_ring_sums
-from teka.functional.backends.sums import FeatureInputs, with_ones
 from teka.functional.kernels import make_kernel
 from tests.contracts.cases import draw_inputs, draw_mask, relative_error
 
@@ -22,7 +22,7 @@ def test_it_is_the_sum_over_keys_of_the_features_products():
         torch.rand(2, 3, size, 7, dtype=torch.float64, generator=generator) for size in (4, 6)
     )
     value = torch.randn(2, 3, 6, 5, dtype=torch.float64, generator=generator)
-    sums = plain_sums(FeatureInputs(query, query, key, value))
+    sums = position_free_sums(FeatureInputs(query, query, key, value))
     numerator, denominator = torch.zeros(2, 3, 4, 5).double(), torch.zeros(2, 3, 4).double()
     for i in range(4):
         for j in range(6):
@@ -115,7 +115,7 @@ def one_maximum_over_all_keys(
     """A twin as in earlier code: features over one maximum of the whole sequence, and a cumulative sum of them."""
     features = kernel.query_features(query, scale=0.5)
     sums = torch.cumsum(
-        kernel.key_features(key, scale=0.5)[..., None] * with_ones(value)[..., None, :], dim=2
+        kernel.key_features(key, scale=0.5)[..., None] * append_ones(value)[..., None, :], dim=2
     )
     mixed = (features[..., None, :] @ sums)[..., 0, :]
     return mixed[..., :-1] / mixed[..., -1:].clamp_min(torch.finfo(mixed.dtype).tiny)
@@ -240,7 +240,7 @@ def attend(inputs: list[Tensor], mask: Tensor | None, *, scaled: bool) -> Tensor
 def by_pairs(inputs: list[Tensor], mask: Tensor | None, *, scaled: bool) -> Tensor:
     query, query_features, key_features, log_scale, value, embedding = inputs
     offsets = Grid(NUM_TOKENS).offsets(dtype=torch.float64)
-    log_factor = Clipped(embedding).log_kernel(query, offsets, scale=0.4)
+    log_factor = Clipped(embedding).log_weights(query, offsets, scale=0.4)
     if scaled:
         log_factor = log_factor + log_scale[:, :, None]
     keep = torch.ones(NUM_TOKENS, NUM_TOKENS, dtype=torch.bool).tril()[None, None]

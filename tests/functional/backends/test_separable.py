@@ -6,7 +6,7 @@ from torch import Generator, Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from teka import Grid
-from teka.functional import Positive, Quadratic, Rotation, attention, draw_projection
+from teka.functional import PositiveFeatures, Quadratic, Rotation, attention, draw_projection
 from teka.functional.backends import feature_chunks
 from teka.functional.backends.separable import apply_axis_matrices
 from teka.functional.positions import Positions
@@ -71,7 +71,7 @@ def run(shape: tuple[int, ...], name: str = "rotation") -> list[Tensor]:
         query,
         key,
         value,
-        kernel=Positive(draw_projection(13, 5, generator=Generator().manual_seed(0))),
+        kernel=PositiveFeatures(draw_projection(13, 5, generator=Generator().manual_seed(0))),
         relative=relative,
         grid=grid,
         key_mask=draw_mask(2, grid.num_tokens),
@@ -140,6 +140,6 @@ def test_the_product_of_the_axis_matrices_is_the_dense_kernel():
     )
     product = torch.einsum("hab,hcd,hef->hacebdf", *map(torch.exp, log_matrices)).reshape(3, 24, 60)
     tokens = draw_inputs(24)[0]
-    dense = relative.log_kernel(tokens, positions.offsets_like(tokens), scale=1.0)[0]
+    dense = relative.log_weights(tokens, positions.pairwise_offsets(tokens), scale=1.0)[0]
     assert relative_error(product * torch.exp(log_peak[0])[..., None], dense.exp()) < 1e-12
     assert all((matrix.amax(dim=-1) == 0).all() for matrix in log_matrices)

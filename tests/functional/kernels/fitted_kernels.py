@@ -25,7 +25,7 @@ def fit(
 ) -> Kernel:
     if not isinstance(kernel, FeatureKernel):
         return kernel
-    return kernel.fitted(query, key, scale=scale, query_mask=query_mask, key_mask=key_mask)
+    return kernel.with_statistics(query, key, scale=scale, query_mask=query_mask, key_mask=key_mask)
 
 
 def attention_matrix(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from teka.functional import Elu, Focused, Relu, SquaredRelu, attention
-from teka.functional.kernels.rectified import FlooredRelu, PointwiseKernel
+from teka.functional.kernels.rectified import FlooredRelu, SharedFeatureMapKernel
 from tests.contracts.cases import draw_inputs, draw_mask, relative_error
 from tests.functional.kernels.fitted_kernels import attention_matrix
 
@@ -163,7 +163,7 @@ def test_zero_key_has_least_weight(kind: type[FlooredRelu], dtype: torch.dtype, 
 @pytest.mark.parametrize(
     "kernel", [*(kind(0.1) for kind in FLOORED), Elu()], ids=lambda kernel: kernel.name
 )
-def test_features_are_twice_differentiable(kernel: PointwiseKernel):
+def test_features_are_twice_differentiable(kernel: SharedFeatureMapKernel):
     query = draw_inputs(2)[0].requires_grad_()
     features = lambda query: kernel.query_features(query, scale=0.4)  # noqa: E731
     assert torch.autograd.gradcheck(features, query)

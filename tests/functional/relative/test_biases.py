@@ -43,7 +43,8 @@ def test_t5_buckets_equal_original():
 )
 def test_alibi_slopes_equal_original(heads: int, exponents: list[float]):
     assert torch.equal(
-        Alibi.initial(heads=heads).slope, 2.0 ** -torch.tensor(exponents, dtype=torch.float32)
+        Alibi.with_initial_parameters(heads=heads).slope,
+        2.0 ** -torch.tensor(exponents, dtype=torch.float32),
     )
 
 

@@ -94,7 +94,7 @@ def test_shift_of_half_ring_distances(shift: float):
     ],
 )
 def test_rings_fit(grid: Grid, fits: bool):
-    assert Clipped(embedding(4)).rings_fit(grid) == fits
+    assert Clipped(embedding(4)).supports_rings(grid) == fits
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tests.contracts.cases import relative_error, with_leaves
 
 
 def build(num_axes: int = 2) -> Fourier:
-    return Fourier.draw(
+    return Fourier.random_example(
         torch.Generator().manual_seed(1), heads=3, dim=5, num_axes=num_axes, kernel="softmax"
     )
 
@@ -81,7 +81,7 @@ def test_float32_is_accurate_at_large_coordinates(shift: float):
 @given(turns=st.tuples(st.integers(-3, 3), st.integers(-3, 3)), spacing=st.floats(0.2, 3))
 def test_kernel_is_periodic_on_a_torus(turns: tuple[int, int], spacing: float):
     grid_positions = Positions(Grid((5, 7), spacing, periodic=True))
-    relative, offsets = build().for_positions(grid_positions), places(11, 2)
+    relative, offsets = build().adapt_to_positions(grid_positions), places(11, 2)
     moved = offsets + spacing * torch.tensor([5.0 * turns[0], 7.0 * turns[1]], dtype=torch.float64)
     assert torch.allclose(relative.log_at(moved), relative.log_at(offsets), atol=1e-9)
     assert (
@@ -92,9 +92,9 @@ def test_kernel_is_periodic_on_a_torus(turns: tuple[int, int], spacing: float):
 
 def test_frequencies_are_rounded_on_a_torus():
     bare = Positions(points=places(7, 2))
-    assert torch.equal(build().for_positions(bare).frequency, build().frequency)
+    assert torch.equal(build().adapt_to_positions(bare).frequency, build().frequency)
     grid_positions = Positions(Grid((50, 7), periodic=(True, False)))
-    change = build().for_positions(grid_positions).frequency - build().frequency
+    change = build().adapt_to_positions(grid_positions).frequency - build().frequency
     assert 0 < float(change[..., 0].abs().max()) <= math.pi / 50 + 1e-12
     assert torch.count_nonzero(change[..., 1]) == 0
 
@@ -114,7 +114,7 @@ def test_parameters_have_gradients(periodic: bool):
         lambda relative: product(relative, *TWO),
     ):
         relative, leaves = with_leaves(build())
-        evaluate(relative.for_positions(grid_positions)).square().sum().backward()
+        evaluate(relative.adapt_to_positions(grid_positions)).square().sum().backward()
         assert set(leaves) == {"constant_weight", "amplitude", "frequency", "phase"}
         for leaf in leaves.values():
             assert leaf.grad is not None

@@ -13,7 +13,7 @@ from teka.functional.positions import Positions
 
 
 def build() -> Quadratic:
-    return Quadratic.draw(
+    return Quadratic.random_example(
         torch.Generator().manual_seed(1), heads=3, dim=5, num_axes=2, kernel="softmax"
     )
 
@@ -40,10 +40,10 @@ def test_log_kernel_equals_formula():
 def test_query_attends_to_its_center():
     relative = Quadratic(torch.tensor([[1.0, -2.0]]), torch.ones(1))
     positions = Grid((5, 7)).positions()
-    log_kernel = relative.log_at(positions[:, None] - positions[None, :])[0]
+    log_weights = relative.log_at(positions[:, None] - positions[None, :])[0]
     query, key = 1 * 7 + 4, 2 * 7 + 2
-    assert int(log_kernel[query].argmax()) == key
-    assert float(log_kernel[query, key]) == 0
+    assert int(log_weights[query].argmax()) == key
+    assert float(log_weights[query, key]) == 0
 
 
 def test_quadratic_equals_paper_up_to_query_factor():
@@ -62,18 +62,20 @@ def test_quadratic_equals_paper_up_to_query_factor():
 @given(turns=st.tuples(st.integers(-3, 3), st.integers(-3, 3)), spacing=st.floats(0.2, 3))
 def test_kernel_is_periodic_on_a_torus(turns: tuple[int, int], spacing: float):
     grid_positions = Positions(Grid((5, 7), spacing, periodic=True))
-    relative, offsets = build().for_positions(grid_positions), offsets_of()
+    relative, offsets = build().adapt_to_positions(grid_positions), offsets_of()
     moved = offsets + spacing * torch.tensor([5.0 * turns[0], 7.0 * turns[1]], dtype=torch.float64)
     assert torch.allclose(relative.log_at(moved), relative.log_at(offsets), atol=1e-11)
 
 
 def test_torus_distance_is_the_shorter_one():
     grid_positions = Positions(Grid((10, 10), periodic=(True, False)))
-    relative = Quadratic(torch.tensor([[4.0, 4.0]]), torch.ones(1)).for_positions(grid_positions)
+    relative = Quadratic(torch.tensor([[4.0, 4.0]]), torch.ones(1)).adapt_to_positions(
+        grid_positions
+    )
     # From 0 to the key 4 cells up is 8 cells from the centre, or 2 round the torus; along the other
     # axis it is 8.
-    assert relative.axis_log_kernel(0, torch.tensor([4.0])).tolist() == [[-4.0]]
-    assert relative.axis_log_kernel(1, torch.tensor([4.0])).tolist() == [[-64.0]]
+    assert relative.axis_log_weights(0, torch.tensor([4.0])).tolist() == [[-4.0]]
+    assert relative.axis_log_weights(1, torch.tensor([4.0])).tolist() == [[-64.0]]
 
 
 def test_quadratic_parameters_have_gradients():
@@ -111,7 +113,7 @@ def test_quadratic_is_finite_at_large_offsets():
 
 
 def build_of_generalized_quadratic() -> GeneralizedQuadratic:
-    return GeneralizedQuadratic.draw(
+    return GeneralizedQuadratic.random_example(
         torch.Generator().manual_seed(1), heads=3, dim=5, num_axes=2, kernel="softmax"
     )
 
@@ -164,7 +166,7 @@ def test_isotropic_precision_equals_quadratic():
 def test_generalized_quadratic_is_periodic_on_a_torus(turns: tuple[int, int], spacing: float):
     grid_positions = Positions(Grid((5, 7), spacing, periodic=True))
     relative, offsets = (
-        build_of_generalized_quadratic().for_positions(grid_positions),
+        build_of_generalized_quadratic().adapt_to_positions(grid_positions),
         offsets_of_of_generalized_quadratic(11),
     )
     moved = offsets + spacing * torch.tensor([5.0 * turns[0], 7.0 * turns[1]], dtype=torch.float64)
@@ -204,7 +206,7 @@ def test_generalized_quadratic_inconsistent_shapes_raise(
 
 
 def build_of_table(num_axes: int = 2) -> Table:
-    return Table.draw(
+    return Table.random_example(
         torch.Generator().manual_seed(1), heads=3, dim=5, num_axes=num_axes, kernel="softmax"
     )
 
@@ -216,7 +218,7 @@ def between(query: Grid, key: Grid | None = None) -> Positions:
 @pytest.mark.parametrize("spacing", [(1.0, 1.0), (0.1, 3.7)])
 def test_table_is_row_plus_column(spacing: tuple[float, float]):
     grid = Grid((5, 7), spacing)
-    relative = build_of_table().for_positions(between(grid))
+    relative = build_of_table().adapt_to_positions(between(grid))
     actual = relative.log_at(grid.offsets(dtype=torch.float64))
     for i in range(35):
         for j in range(35):
@@ -236,7 +238,7 @@ def test_table_with_one_entry_is_constant():
 def test_table_is_shift_equivariant_on_a_torus(turns: int, spacing: float):
     grid = Grid((4, 7), spacing, periodic=(False, True))
     relative, offsets = (
-        build_of_table().for_positions(between(grid)),
+        build_of_table().adapt_to_positions(between(grid)),
         grid.offsets(dtype=torch.float64),
     )
     positions = grid.positions(dtype=torch.float64)
@@ -256,7 +258,7 @@ def test_table_is_shift_equivariant_on_a_torus(turns: int, spacing: float):
     ],
 )
 def test_table_uses_the_finer_cells_of_two_grids(query: Grid, key: Grid, width: float):
-    assert build_of_table(1).for_positions(between(query, key)).spacing == (width,)
+    assert build_of_table(1).adapt_to_positions(between(query, key)).spacing == (width,)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +272,7 @@ def test_table_uses_the_finer_cells_of_two_grids(query: Grid, key: Grid, width: 
 )
 def test_misaligned_grids_raise(query: Grid, key: Grid):
     with pytest.raises(ValueError, match=r"key_grid must be aligned with"):
-        build_of_table(query.num_axes).for_positions(between(query, key))
+        build_of_table(query.num_axes).adapt_to_positions(between(query, key))
 
 
 def test_positions_without_a_grid_raise():
@@ -279,7 +281,7 @@ def test_positions_without_a_grid_raise():
         with pytest.raises(
             ValueError, match=rf"^{argument} must be a grid, not bare positions, with.*got None"
         ):
-            build_of_table().for_positions(placement)
+            build_of_table().adapt_to_positions(placement)
 
 
 def test_used_table_entries_have_gradients():

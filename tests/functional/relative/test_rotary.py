@@ -17,7 +17,7 @@ from tests.contracts.cases import draw_inputs, relative_error
 
 
 def build(num_axes: int = 2) -> Rotary:
-    return Rotary.draw(
+    return Rotary.random_example(
         torch.Generator().manual_seed(1), heads=3, dim=5, num_axes=num_axes, kernel="softmax"
     )
 
@@ -86,7 +86,7 @@ def test_float32_is_accurate_at_large_coordinates(shift: float):
 def test_kernel_is_periodic_on_a_torus(turns: tuple[int, int], spacing: float):
     grid_positions = Positions(Grid((5, 7), spacing, periodic=True))
     relative, positions, features = (
-        build().for_positions(grid_positions),
+        build().adapt_to_positions(grid_positions),
         places(7, 2),
         draw_inputs(7)[0],
     )
@@ -114,7 +114,7 @@ def test_compiled_form_is_equal(monkeypatch: pytest.MonkeyPatch):
 
 def denominator_vectors(relative: Rotary, features: Tensor) -> Tensor:
     vectors = relative.linear_features(features, Positions(points=places(7, 2)), is_key=False)
-    return vectors.joined_denominator()
+    return vectors.concatenate_denominator_features()
 
 
 def test_denominator_vectors_are_features_or_lengths_or_both():
@@ -171,9 +171,9 @@ def test_a_rotation_does_not_change_lengths():
 
 def test_signed_kernels_use_lengths():
     relative = build()
-    assert relative.for_kernel(SquaredRelu()) is relative
+    assert relative.adapt_to_kernel(SquaredRelu()) is relative
     signed = make_kernel("trigonometric", 5)
-    assert relative.for_kernel(signed).normalizer == "lengths"
+    assert relative.adapt_to_kernel(signed).normalizer == "lengths"
 
 
 @pytest.fixture(params=[False, True], ids=["as it is", "recorded"])
@@ -233,7 +233,7 @@ def test_frequencies_have_gradients(periodic: bool):
         Positions(Grid((5, 7), periodic=periodic)),
     )
     products(
-        Rotary(frequency).for_positions(grid_positions), places(7, 2)
+        Rotary(frequency).adapt_to_positions(grid_positions), places(7, 2)
     ).square().sum().backward()
     assert frequency.grad is not None
     assert torch.count_nonzero(frequency.grad) == (0 if periodic else frequency.numel())
@@ -241,9 +241,9 @@ def test_frequencies_have_gradients(periodic: bool):
 
 @pytest.mark.parametrize("kernel", ["softmax", "squared_relu", "taylor2", "positive"])
 def test_rotary_by_name_rotates_all_features(kernel: str):
-    relative = Rotary.draw(torch.Generator(), heads=3, dim=5, num_axes=2, kernel=kernel)
+    relative = Rotary.random_example(torch.Generator(), heads=3, dim=5, num_axes=2, kernel=kernel)
     content_kernel = make_kernel(kernel, 5)
-    relative.check(heads=3, dim=5, num_axes=2, kernel=content_kernel)
+    relative.check_compatibility(heads=3, dim=5, num_axes=2, kernel=content_kernel)
     size = content_kernel.num_features(5) if isinstance(content_kernel, FeatureKernel) else 5
     assert relative.frequency.shape == (3, size // 2, 2)
 
@@ -257,16 +257,16 @@ def test_frequencies_of_invalid_shape_raise(size: tuple[int, ...], unchecked_ann
 @pytest.mark.parametrize("kernel", [Softmax(), SquaredRelu()])
 def test_more_pairs_than_features_raise(kernel: Softmax | SquaredRelu):
     with pytest.raises(ValueError, match="at most 1 pairs for the 3 features of kernel="):
-        build().check(heads=3, dim=3, num_axes=2, kernel=kernel)
+        build().check_compatibility(heads=3, dim=3, num_axes=2, kernel=kernel)
 
 
 def test_kernel_with_one_feature_raises():
     with pytest.raises(
         ValueError, match=r"kernel must be a kernel of at least 2 features.*got 'constant'"
     ):
-        build().check(heads=3, dim=5, num_axes=2, kernel=Constant())
+        build().check_compatibility(heads=3, dim=5, num_axes=2, kernel=Constant())
     with pytest.raises(ValueError, match=r"kernel must be .*got 'constant'"):
-        Rotary.draw(torch.Generator(), heads=3, dim=5, num_axes=2, kernel="constant")
+        Rotary.random_example(torch.Generator(), heads=3, dim=5, num_axes=2, kernel="constant")
 
 
 def test_invalid_normalizer_and_length_share_raise():

@@ -11,7 +11,7 @@ from teka import Grid
 from teka.functional import Rotation, RotationJoint, attention
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
-from teka.functional.relative.rotation import initial_frequency, rotation_scale
+from teka.functional.relative.rotation import initial_frequencies, rotation_scale
 from tests.contracts.cases import build_relative, draw_inputs, relative_error
 
 Number = st.floats(-3, 3)
@@ -39,7 +39,7 @@ def test_lemma_1(x: float, y: float, shift: float, frequency: float, alpha: floa
     assert shifted_product == pytest.approx(product, abs=1e-10)
     numbers = torch.tensor([frequency, alpha, beta, x - y], dtype=torch.float64)
     kernel = Rotation(numbers[:1], numbers[1].reshape(1, 1, 1), numbers[2].reshape(1, 1, 1))
-    assert float(kernel.axis_log_kernel(0, numbers[3:])) == pytest.approx(product, abs=1e-10)
+    assert float(kernel.axis_log_weights(0, numbers[3:])) == pytest.approx(product, abs=1e-10)
 
 
 @given(x=Place, frequency=Number, alpha=Number, beta=Number)
@@ -73,7 +73,7 @@ def test_rotation_equals_formula():
     kernel = make_relative("rotation", heads=3, dim=5, num_axes=3, kernel="softmax")
     assert isinstance(kernel, Rotation)
     query = draw_inputs(12)[0]
-    log_kernel = kernel.log_kernel(query, grid.offsets(dtype=torch.float64), scale=1.0)
+    log_weights = kernel.log_weights(query, grid.offsets(dtype=torch.float64), scale=1.0)
     places = grid.positions(dtype=torch.float64).tolist()
     for head in range(3):
         for i, place in enumerate(places):
@@ -84,7 +84,7 @@ def test_rotation_equals_formula():
                         phase = frequency * (place[axis] - other[axis])
                         total += float(kernel.cosine_weight[head, axis, scale]) * math.cos(phase)
                         total += float(kernel.sine_weight[head, axis, scale]) * math.sin(phase)
-                assert float(log_kernel[0, head, i, j]) == pytest.approx(
+                assert float(log_weights[0, head, i, j]) == pytest.approx(
                     total / math.sqrt(5 + 2 * 3 * 4), abs=1e-12
                 )
 
@@ -93,10 +93,10 @@ def test_logarithm_is_a_sum_over_axes():
     grid = Grid((5, 7), periodic=(True, False))
     kernel = make_relative("rotation", heads=3, dim=5, num_axes=2, kernel="softmax")
     assert isinstance(kernel, Rotation)
-    dense = kernel.log_kernel(draw_inputs(35)[0], grid.offsets(dtype=torch.float64), scale=1.0)[0]
+    dense = kernel.log_weights(draw_inputs(35)[0], grid.offsets(dtype=torch.float64), scale=1.0)[0]
     like = torch.zeros(0, dtype=torch.float64)
-    apart = (Positions(grid).axis_offsets_like(axis, like) for axis in (0, 1))
-    first, second = (kernel.axis_log_kernel(axis, offset) for axis, offset in enumerate(apart))
+    apart = (Positions(grid).pairwise_axis_offsets(axis, like) for axis in (0, 1))
+    first, second = (kernel.axis_log_weights(axis, offset) for axis, offset in enumerate(apart))
     summed = first[:, :, None, :, None] + second[:, None, :, None, :]
     assert relative_error(dense, summed.reshape(3, 35, 35)) < 1e-12
 
@@ -106,13 +106,13 @@ def test_offsets_may_differ_between_samples():
     assert isinstance(kernel, Rotation)
     offsets = torch.rand(4, 6, 6, 2, dtype=torch.float64)
     query = draw_inputs(6, batch=4)[0]
-    together = kernel.log_kernel(query, offsets, scale=1.0)
+    together = kernel.log_weights(query, offsets, scale=1.0)
     assert together.shape == (4, 3, 6, 6)
-    assert relative_error(together[1:2], kernel.log_kernel(query, offsets[1], scale=1.0)) < 1e-12
+    assert relative_error(together[1:2], kernel.log_weights(query, offsets[1], scale=1.0)) < 1e-12
 
 
 def test_initial_values_equal_paper():
-    assert initial_frequency(4).tolist() == pytest.approx([1, 0.3536, 0.125, 0.0442], abs=1e-4)
+    assert initial_frequencies(4).tolist() == pytest.approx([1, 0.3536, 0.125, 0.0442], abs=1e-4)
     assert rotation_scale(32, 2, 4) == pytest.approx(1 / math.sqrt(48))
 
 
@@ -157,7 +157,7 @@ def itself(grid_positions: Positions, num_prefix_tokens: int = 0) -> Positions:
 
 
 def logits(query: Tensor, key: Tensor, placement: Positions, num_axes: int) -> Tensor:
-    joined_query, joined_key = build(num_axes).concatenate(query, key, placement, scale=0.4)
+    joined_query, joined_key = build(num_axes).append_sinusoids(query, key, placement, scale=0.4)
     return joined_query @ joined_key.transpose(-2, -1)
 
 
@@ -166,7 +166,7 @@ def test_concatenated_inner_product_is_the_logit(shape: tuple[int, ...]):
     grid = Grid(shape, 0.5)
     query, key, _ = draw_inputs(grid.num_tokens)
     expected = 0.4 * query @ key.transpose(-2, -1)
-    expected = expected + build_exact(len(shape)).log_kernel(
+    expected = expected + build_exact(len(shape)).log_weights(
         query, grid.offsets(dtype=torch.float64), scale=0.4
     )
     assert relative_error(logits(query, key, itself(Positions(grid)), len(shape)), expected) < 1e-12
@@ -182,7 +182,7 @@ def test_queries_and_keys_at_different_positions():
     query, key = draw_inputs(7)[0], draw_inputs(5)[1]
     placement = Positions(points=places, key=Positions(points=other))
     offsets = places[None, :, None] - other[:, None]
-    expected = 0.4 * query @ key.transpose(-2, -1) + build_exact().log_kernel(
+    expected = 0.4 * query @ key.transpose(-2, -1) + build_exact().log_weights(
         query, offsets, scale=0.4
     )
     assert relative_error(logits(query, key, placement, 2), expected) < 1e-12
@@ -227,8 +227,8 @@ def test_kernels_that_do_not_estimate_softmax_raise(kernel: str):
 def test_periodic_axis_raises():
     placement = itself(Positions(Grid((3, 5), periodic=(False, True))))
     with pytest.raises(ValueError, match="no periodic axis with relative='rotation_joint'"):
-        build().for_positions(placement)
-    assert isinstance(build().for_positions(itself(Positions(Grid((3, 5))))), RotationJoint)
+        build().adapt_to_positions(placement)
+    assert isinstance(build().adapt_to_positions(itself(Positions(Grid((3, 5))))), RotationJoint)
 
 
 def test_rotation_joint_is_equivariant_in_expectation():
@@ -250,10 +250,12 @@ def test_softmax_vectors_give_the_logits(shape: tuple[int, ...]):
     query, key, _ = draw_inputs(num_tokens + 2)
     placement = replace(grid_positions, num_prefix_tokens=2)
     relative = rotation(len(shape))
-    left, right = relative.concatenate(query, key, placement, scale=0.4)
+    left, right = relative.append_sinusoids(query, key, placement, scale=0.4)
     expected = 0.4 * query @ key.mT
     placed = query[:, :, 2:]
-    expected[:, :, 2:, 2:] += relative.log_kernel(placed, placement.offsets_like(placed), scale=0.4)
+    expected[:, :, 2:, 2:] += relative.log_weights(
+        placed, placement.pairwise_offsets(placed), scale=0.4
+    )
     assert relative_error(left @ right.mT, expected) < 1e-13
 
 
@@ -263,9 +265,9 @@ def test_softmax_vectors_with_positions_per_sample():
     at_query, at_key = (torch.randn(2, size, 3, dtype=torch.float64) for size in (11, 7))
     placement = Positions(points=at_query, key=Positions(points=at_key))
     relative = rotation(3)
-    left, right = relative.concatenate(query, key, placement, scale=0.4)
-    expected = 0.4 * query @ key.mT + relative.log_kernel(
-        query, placement.offsets_like(query), scale=0.4
+    left, right = relative.append_sinusoids(query, key, placement, scale=0.4)
+    expected = 0.4 * query @ key.mT + relative.log_weights(
+        query, placement.pairwise_offsets(query), scale=0.4
     )
     assert relative_error(left @ right.mT, expected) < 1e-13
 
@@ -274,8 +276,8 @@ def test_softmax_vectors_are_accurate_at_large_coordinates():
     grid_positions = Positions(Grid((5, 7), origin=1e6))
     query, key, _ = draw_inputs(35, dtype=torch.float32)
     placement, relative = grid_positions, rotation(2)
-    left, right = relative.concatenate(query, key, placement, scale=0.4)
-    expected = 0.4 * query @ key.mT + relative.log_kernel(
-        query, placement.offsets_like(query), scale=0.4
+    left, right = relative.append_sinusoids(query, key, placement, scale=0.4)
+    expected = 0.4 * query @ key.mT + relative.log_weights(
+        query, placement.pairwise_offsets(query), scale=0.4
     )
     assert relative_error(left @ right.mT, expected) < 3e-6

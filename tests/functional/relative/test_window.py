@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import conv2d, pad
 
 from teka import Grid
-from teka.functional import Constant, Kernel, Optimal, Taylor2, Window, attention
+from teka.functional import Constant, Kernel, OptimalFeatures, Taylor2, Window, attention
 from teka.functional.backends.local_window import Tiling
 from teka.nn import TransformerBlock
 from tests.contracts.cases import draw_inputs, relative_error
@@ -42,7 +42,9 @@ def test_constant_kernel_in_a_window_is_a_convolution(backend: str):
 
 
 @pytest.mark.parametrize(
-    "kernel", [Optimal(torch.randn(6, 5).double()), Taylor2("mean")], ids=lambda kernel: kernel.name
+    "kernel",
+    [OptimalFeatures(torch.randn(6, 5).double()), Taylor2("mean")],
+    ids=lambda kernel: kernel.name,
 )
 def test_fitted_kernels_work_in_tiles(kernel: Kernel):
     query, key, value = draw_inputs(GRID.num_tokens)
@@ -83,7 +85,9 @@ def test_window_heads_have_linear_cost():
     near = block.window_attention
     assert near is not None
     assert (near.heads, block.attention.heads) == (2, 3)
-    costs = [near.head_groups()[0].costs(Grid((side, side)))["windows"] for side in (64, 128)]
+    costs = [
+        near.head_groups()[0].estimate_costs(Grid((side, side)))["windows"] for side in (64, 128)
+    ]
     assert costs[1].multiply_adds == 4 * costs[0].multiply_adds
     tokens = torch.randn(2, 48, 8, dtype=torch.float64)
     grid = Grid((8, 6), periodic=True)

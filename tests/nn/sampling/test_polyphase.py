@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from teka.nn import PolyphaseDownsample, PolyphasePatchEmbedding, PolyphaseUpsample
-from teka.nn.sampling.polyphase import split_cosets
+from teka.nn.sampling.polyphase import split_polyphase
 
 CASES = {"a signal": ((15,), 3), "a picture": ((8, 12), (2, 4)), "a volume": ((4, 6, 10), 2)}
 SHIFTS = ((1, 1, 1), (5, -3, 2), (-7, 4, 9))
@@ -34,10 +34,10 @@ def test_down_and_upsampling_is_equivariant_to_every_shift(case: str, select: st
         )
         down, up = down.double().eval(), PolyphaseUpsample(stride, num_axes=len(sides), blur=blur)
         inputs = draw(4, 3, *sides)
-        coarse, offset = down.sample(inputs)
+        coarse, offset = down.forward_with_offset(inputs)
         assert len(set(offset.tolist())) > 1, "the samples of this test take the same coset"
         for shift in SHIFTS:
-            moved, moved_offset = down.sample(roll(inputs, shift))
+            moved, moved_offset = down.forward_with_offset(roll(inputs, shift))
             assert (moved.flatten(2).sum(2) - coarse.flatten(2).sum(2)).abs().max() < 1e-12, (
                 blur,
                 shift,
@@ -55,12 +55,12 @@ def test_patch_embedding_is_equivariant_to_every_shift(case: str):
     embed = PolyphasePatchEmbedding(3, 5, size, num_axes=len(sides)).double()
     up = PolyphaseUpsample(size, num_axes=len(sides))
     inputs = draw(4, 3, *sides)
-    tokens, offset = embed.sample(inputs)
+    tokens, offset = embed.forward_with_offset(inputs)
     start = tuple(-int(index) for index in torch.unravel_index(offset[0], (size,) * len(sides)))
     cells = (slice(None), *(slice(None, None, size),) * len(sides))
     assert torch.allclose(tokens[0], embed.project(roll(inputs, start))[0][cells])
     for shift in SHIFTS:
-        moved = up(*embed.sample(roll(inputs, shift)))
+        moved = up(*embed.forward_with_offset(roll(inputs, shift)))
         assert (moved - roll(up(tokens, offset), shift)).abs().max() < 1e-12, shift
 
 
@@ -73,8 +73,8 @@ def test_a_fixed_stride_is_equivariant_to_its_multiples_only():
 
 def test_the_chosen_coset_is_the_one_with_the_largest_norm():
     inputs = draw(5, 3, 8, 12)
-    coarse, offset = PolyphaseDownsample((2, 4)).sample(inputs)
-    cosets = split_cosets(inputs, (2, 4))
+    coarse, offset = PolyphaseDownsample((2, 4)).forward_with_offset(inputs)
+    cosets = split_polyphase(inputs, (2, 4))
     assert torch.equal(offset, cosets.square().flatten(2).sum(2).argmax(1))
     assert torch.equal(coarse, cosets[torch.arange(5), offset])
 
@@ -84,9 +84,11 @@ def test_ties_do_not_depend_on_the_position():
     for row, column, value in ((1, 2, 1.0), (3, 3, 2.0), (4, 5, 2.0), (6, 6, 1.0)):
         points[..., row, column] = value
     down, up = PolyphaseDownsample(2), PolyphaseUpsample(2)
-    expected = up(*down.sample(points))
+    expected = up(*down.forward_with_offset(points))
     for shift in itertools.product(range(8), range(8)):
-        assert torch.equal(up(*down.sample(roll(points, shift))), roll(expected, shift)), shift
+        assert torch.equal(
+            up(*down.forward_with_offset(roll(points, shift))), roll(expected, shift)
+        ), shift
 
 
 def test_an_input_that_equals_its_shift_gives_equal_cells():
@@ -99,7 +101,7 @@ def test_an_input_that_equals_its_shift_gives_equal_cells():
 def test_first_and_second_gradients():
     inputs = draw(3, 2, 4, 6).requires_grad_()
     down, up = PolyphaseDownsample(2), PolyphaseUpsample(2)
-    coarse, offset = down.sample(inputs)
+    coarse, offset = down.forward_with_offset(inputs)
     cells = coarse.detach().requires_grad_()
     for function, argument in ((down, inputs), (lambda cells: up(cells, offset), cells)):
         assert torch.autograd.gradcheck(
@@ -129,7 +131,7 @@ def test_a_model_with_convolutions_is_exactly_equivariant():
     )
 
     def model(inputs: Tensor) -> Tensor:
-        coarse, offset = down.sample(first(inputs).relu())
+        coarse, offset = down.forward_with_offset(first(inputs).relu())
         return up(second(coarse).relu(), offset)
 
     inputs = draw(2, 3, 8, 6)
@@ -140,7 +142,7 @@ def test_transforms_of_torch_func():
     down, up, inputs = PolyphaseDownsample(2), PolyphaseUpsample(2), draw(3, 1, 2, 4, 6)
 
     def energy(sample: Tensor) -> Tensor:
-        return up(*down.sample(sample)).pow(3).sum()
+        return up(*down.forward_with_offset(sample)).pow(3).sum()
 
     batched = torch.func.vmap(torch.func.grad(energy))(inputs)
     separate = [torch.autograd.functional.jacobian(energy, sample) for sample in inputs]
@@ -205,7 +207,7 @@ def test_small_sides_are_equivariant_after_a_blur_that_makes_cosets_equal(
             .eval()
         )
         up, inputs = PolyphaseUpsample(stride, num_axes=1), draw(6, 3, side)
-        expected = up(*down.sample(inputs))
+        expected = up(*down.forward_with_offset(inputs))
         for shift in range(1, side):
-            moved = up(*down.sample(inputs.roll(shift, 2)))
+            moved = up(*down.forward_with_offset(inputs.roll(shift, 2)))
             assert (moved - expected.roll(shift, 2)).abs().max() < 1e-12, (stride, side, shift)

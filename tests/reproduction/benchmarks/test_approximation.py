@@ -13,7 +13,7 @@ from reproduction.benchmarks.approximation import (
     measure_errors,
 )
 from teka.files import read_json
-from teka.functional import Softmax, Trigonometric, attention
+from teka.functional import Softmax, TrigonometricFeatures, attention
 
 DIM, NUM_TOKENS, DRAWS = 5, 17, 6
 
@@ -73,7 +73,7 @@ def test_the_tokens_of_a_ball_lie_within_it_and_one_on_its_surface():
 
 def test_kernels_with_two_features_per_draw_have_half_as_many_draws():
     for kernel in draw_kernels("trigonometric", "independent", 64, DIM, 2):
-        assert isinstance(kernel, Trigonometric)
+        assert isinstance(kernel, TrigonometricFeatures)
         assert kernel.projection.shape == (32, DIM)
 
 

@@ -81,7 +81,9 @@ def test_everything_is_counted_in_tokens_whatever_the_spacing():
 
 def test_a_table_has_its_attention_and_no_center():
     torch.manual_seed(0)
-    kernel = EmbeddedTable(2, 3, max_offset=12, embedding_dim=5)().for_positions(Positions(GRID))
+    kernel = EmbeddedTable(2, 3, max_offset=12, embedding_dim=5)().adapt_to_positions(
+        Positions(GRID)
+    )
     assert isinstance(kernel, relative.Table)
     heads = look(kernel, GRID)
     assert heads.center.isnan().all()

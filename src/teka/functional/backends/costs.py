@@ -1,7 +1,7 @@
-"""Cost model of the attention algorithms (backends), from which the fastest one is chosen.
+"""Cost model that predicts which attention algorithm (backend) is the fastest for an input.
 
-A cost consists of multiply-adds and bytes. Constants that were fitted to measurements convert a
-cost to a time.
+The cost of an algorithm is its number of multiply-adds and of bytes that it moves. Measured
+constants convert this cost to a time.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,10 @@ BYTES = 4  # of a float32 element
 
 
 @dataclass(frozen=True)
-class Rate:
-    """Measured speed of an attention backend, in nanoseconds per unit of work.
+class BackendSpeed:
+    """Measured speed of an attention algorithm, as the time that each unit of work takes.
+
+    All times are in nanoseconds.
 
     Args:
         call: Time of a call.
@@ -31,22 +33,23 @@ class Rate:
 # to three axes. `python -m reproduction.benchmarks.backends` fits them again and compares the
 # resulting choices with the times.
 RATES = {
-    "dense": Rate(600_000.0, 0.0, 0.070, 0.041),
-    "linear": Rate(650_000.0, 0.0, 0.14, 0.0),
-    "toeplitz": Rate(0.0, 350_000.0, 0.041, 0.11),
-    "rings": Rate(0.0, 720_000.0, 0.0, 0.027),
-    "fft": Rate(0.0, 330_000.0, 0.10, 0.080),
-    "windows": Rate(0.0, 700_000.0, 0.14, 0.10),
+    "dense": BackendSpeed(600_000.0, 0.0, 0.070, 0.041),
+    "linear": BackendSpeed(650_000.0, 0.0, 0.14, 0.0),
+    "toeplitz": BackendSpeed(0.0, 350_000.0, 0.041, 0.11),
+    "rings": BackendSpeed(0.0, 720_000.0, 0.0, 0.027),
+    "fft": BackendSpeed(0.0, 330_000.0, 0.10, 0.080),
+    "windows": BackendSpeed(0.0, 700_000.0, 0.14, 0.10),
 }
 # Not measured. On a GPU, moving a byte is slower in comparison with arithmetic.
-GPU_RATE = Rate(0.0, 0.0, 1.0, 20.0)
+GPU_SPEED = BackendSpeed(0.0, 0.0, 1.0, 20.0)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Numbers of multiply-adds and bytes that one attention head of one sample needs.
+    """Estimated amount of work of an attention algorithm, for one head of one sample.
 
-    The costs cover the forward pass. They are used to choose the fastest backend (algorithm).
+    It counts multiply-adds and bytes of the forward pass. The fastest algorithm is chosen by these
+    costs.
 
     Args:
         multiply_adds: Number of multiply-adds.
@@ -59,11 +62,11 @@ class Cost:
     heads: int = 1
 
     def estimated_time(self, backend: str, device_type: str = "cpu") -> float:
-        """Convert this cost to an estimated time per attention head, to compare backends.
+        """Convert this amount of work to an estimated time per head, to compare algorithms.
 
-        The time is in nanoseconds on a CPU and in arbitrary units on a GPU, where no constants were
-        measured.
+        The time is in nanoseconds on a CPU. On a GPU the unit is arbitrary, because no speed was
+        measured there.
         """
-        rate = RATES[backend] if device_type == "cpu" else GPU_RATE
+        rate = RATES[backend] if device_type == "cpu" else GPU_SPEED
         fixed = rate.call / self.heads + rate.head
         return fixed + rate.multiply_add * self.multiply_adds + rate.byte * self.bytes

@@ -1,4 +1,4 @@
-"""Linear attention whose weights decay exponentially with the distance of query and key."""
+"""Linear attention whose weights decay exponentially with the distance between query and key."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,19 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from teka._compat import replace
+from teka.functional.backends.attention_sums import (
+    LOWEST_LOG_SCALE,
+    FeatureInputs,
+    WeightedSums,
+    append_ones,
+)
 from teka.functional.backends.costs import BYTES, Cost
-from teka.functional.backends.feature_chunks import contract_sums, outer_product, sum_over_features
-from teka.functional.backends.linear import LinearFeatures, Sizes, causal_sums, linear_cost
-from teka.functional.backends.sums import LOWEST_LOG_SCALE, FeatureInputs, WeightedSums, with_ones
+from teka.functional.backends.feature_chunks import (
+    apply_sums_to_queries,
+    outer_product,
+    sum_over_features,
+)
+from teka.functional.backends.linear import AttentionSizes, LinearFeatures, causal_sums, linear_cost
 from teka.functional.shapes import Channels, Features
 from teka.grid import Grid
 
@@ -21,10 +30,10 @@ BLOCK = 16
 Rate = Float[Tensor, "heads"]
 
 
-def decay_cost(sizes: Sizes, grid: Grid) -> Cost:
-    """Estimate the cost of linear attention with exponential decay along one or more axes.
+def decay_cost(sizes: AttentionSizes, grid: Grid) -> Cost:
+    """Estimate the amount of work of linear attention whose weights decay with the distance.
 
-    The cost consists of multiply-adds and bytes, from which the fastest algorithm is chosen.
+    The estimate consists of multiply-adds and bytes, and is used to choose the fastest algorithm.
     """
     if grid.num_axes == 1:
         cost = linear_cost(replace(sizes, is_causal=True))
@@ -38,8 +47,8 @@ def decay_cost(sizes: Sizes, grid: Grid) -> Cost:
 def causal_decay_sums(tokens: FeatureInputs, rate: Rate) -> WeightedSums:
     """Compute causal linear attention in which the weights of old tokens decay exponentially.
 
-    The weight of key j for query i is multiplied by exp(−rate · (i − j)), with one rate for each
-    head.
+    The weight of key j for query i is multiplied by exp(−rate · (i − j)). Each head has its own
+    rate.
 
     Source: Sun et al. 2023 (RetNet), the chunkwise form.
     """
@@ -52,7 +61,7 @@ def causal_decay_sums(tokens: FeatureInputs, rate: Rate) -> WeightedSums:
 
 
 def bidirectional_decay_sums(tokens: FeatureInputs, rate: Rate) -> WeightedSums:
-    """Compute linear attention on a sequence, with weights that decay with the distance.
+    """Compute bidirectional linear attention whose weights decay exponentially with the distance.
 
     The weight of key j for query i is multiplied by exp(−rate · |i − j|). The result is the sum of
     a forward pass and a backward pass over the sequence. Both passes include the token itself, so
@@ -70,11 +79,11 @@ def bidirectional_decay_sums(tokens: FeatureInputs, rate: Rate) -> WeightedSums:
 def grid_decay_sums(tokens: FeatureInputs, rates: Sequence[Rate], grid: Grid) -> WeightedSums:
     """Compute linear attention on an image or volume, with weights that decay along every axis.
 
-    The weight of a key is multiplied by one exponential for each axis, exp(−rate · distance). Each
-    axis is therefore processed by its own scan, and the cost is linear in the number of tokens.
+    The weight of a key is multiplied by one factor exp(−rate · distance) for each axis. The axes
+    are processed one after another, so the cost is linear in the number of tokens.
     """
     features = (tokens.query_features, tokens.key_features)
-    sums = sum_over_features(_scan_axes, *features, with_ones(tokens.value), grid.shape, *rates)
+    sums = sum_over_features(_scan_axes, *features, append_ones(tokens.value), grid.shape, *rates)
     return WeightedSums.from_channels(sums)
 
 
@@ -88,7 +97,7 @@ def _scan_axes(
     maps = outer_product(key_features, value).unflatten(2, shape)
     for axis, rate in enumerate(rates):
         maps = scan(maps.movedim(2 + axis, 2), rate).movedim(2, 2 + axis)
-    return contract_sums(query_features, maps.flatten(2, 1 + len(shape)))
+    return apply_sums_to_queries(query_features, maps.flatten(2, 1 + len(shape)))
 
 
 def scan(
@@ -108,11 +117,10 @@ def scan(
 def _decayed_sums_before(
     cells: Float[Tensor, "batch heads side size"], rate: Rate
 ) -> Float[Tensor, "batch heads side size"]:
-    """Return, for every token along an axis, a decaying sum over all earlier tokens.
+    """Return, for every token along an axis, the exponentially decaying sum of all earlier tokens.
 
-    Position j enters the sum at position i with the factor exp(−rate · (i − 1 − j)). Blocks of
-    positions are summed by a matrix product, and the sums of whole blocks are accumulated
-    recursively.
+    Token j enters the sum of token i with the factor exp(−rate · (i − 1 − j)). The sum within a
+    block of tokens is a matrix product, and the sums of whole blocks are accumulated recursively.
     """
     side = cells.shape[2]
     length = side if side <= 2 * BLOCK else BLOCK

@@ -1,6 +1,6 @@
-"""The dense backend, which computes attention from the full matrix of query–key weights.
+"""Attention computed from the full matrix of query–key weights (the backend "dense").
 
-It supports every kernel, and the tests compare the faster backends with its results.
+This algorithm supports every kernel. The tests compare the faster algorithms with its results.
 """
 
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from teka.execution_mode import ExecutionMode, execution_mode, is_dynamic, is_readable
+from teka.functional.backends.attention_sums import WeightedSums, append_ones
 from teka.functional.backends.costs import BYTES, Cost
 from teka.functional.backends.feature_chunks import run_checkpointed
-from teka.functional.backends.sums import WeightedSums, with_ones
-from teka.functional.kernels.base import DenseInputs, apply_log_factor
+from teka.functional.kernels.content_kernel import DenseInputs, multiply_by_log_factors
 from teka.functional.shapes import Outputs, Queries
 
 # Elements of the matrix of weights that are held at once: 32 MiB in float32. The rows of a larger
@@ -26,45 +26,46 @@ MAX_SCORE = 1e12
 
 
 def dense_cost(
-    num_queries: int, num_keys: int, dense_size: int, dim_value: int, *, passes: int
+    num_queries: int, num_keys: int, dense_vector_size: int, dim_value: int, *, passes: int
 ) -> Cost:
-    """Estimate the cost of computing attention from the full matrix of query–key weights.
+    """Estimate the amount of work of attention that computes the weight of every query–key pair.
 
-    The cost consists of multiply-adds and of the bytes that are moved in passes over this matrix.
+    The estimate consists of multiply-adds and bytes, and is used to choose the fastest algorithm.
     """
     pairs = num_queries * num_keys
-    return Cost(pairs * (dense_size + dim_value + 1), pairs * passes * 2 * BYTES)
+    return Cost(pairs * (dense_vector_size + dim_value + 1), pairs * passes * 2 * BYTES)
 
 
-def matrix_attention(
-    pairs: DenseInputs, log_rows: Callable[[Queries, slice], Tensor] | None
+def dense_attention(
+    pairs: DenseInputs, log_weight_rows: Callable[[Queries, slice], Tensor] | None
 ) -> Outputs:
     """Compute attention from the full matrix of query–key weights.
 
-    A large matrix is computed in chunks of rows, to limit the memory. The backward pass computes
+    To limit the memory, a large matrix is computed in chunks of rows. The backward pass computes
     each chunk again instead of storing it.
 
     Args:
         pairs: Queries, keys and values.
-        log_rows: Function that returns log c of some rows for all queries, or None for c = 1.
+        log_weight_rows: Function that returns the log of the position-dependent weights of some
+            queries and all keys, or None if all weights are 1.
     """
     query, value, kernel = pairs.query, pairs.value, pairs.kernel
     left, right, log_scale = pairs.vectors()
-    keep, is_empty = pairs.masks()
+    keep, is_empty = pairs.attention_masks()
     features = kernel.features
     if features is not None and not kernel.normalizes_by_count:
         # The product with a column of ones sums the weights, which saves a pass over the matrix.
-        value = with_ones(value)
+        value = append_ones(value)
 
     def attend(rows: slice, query: Tensor, left: Tensor, right: Tensor, value: Tensor) -> Tensor:
-        log_relative = None if log_rows is None else log_rows(query, rows)
+        log_relative = None if log_weight_rows is None else log_weight_rows(query, rows)
         keep_rows = keep if keep is None or keep.shape[2] == 1 else keep[:, :, rows]
         products = left[:, :, rows] @ right.transpose(-2, -1)
         factors = {"log_relative": log_relative, "log_scale": log_scale, "keep": keep_rows}
         mixed = kernel.dense_weights(products, **factors) @ value
         if not kernel.normalizes_by_count:
             return mixed
-        counts = apply_log_factor(torch.ones_like(products), *factors.values())
+        counts = multiply_by_log_factors(torch.ones_like(products), *factors.values())
         return torch.cat([mixed, counts.sum(dim=-1, keepdim=True)], dim=-1)
 
     batch, heads, num_queries, _ = query.shape
@@ -87,11 +88,11 @@ def matrix_attention(
     return output if is_empty is None else output.masked_fill(is_empty, 0.0)
 
 
-def fused_softmax(pairs: DenseInputs) -> Outputs:
-    """Compute softmax attention with PyTorch's fused kernel, which never stores all weights.
+def fused_softmax_attention(pairs: DenseInputs) -> Outputs:
+    """Compute softmax attention with PyTorch's fused kernel, which stores no weight matrix.
 
-    The fused kernel does not support `torch.func` transforms, so these use PyTorch's unfused
-    implementation.
+    Under `torch.func` transforms, which the fused kernel does not support, PyTorch's unfused
+    implementation is used.
     """
     query, key, value = pairs.query, pairs.key, pairs.value
     mask, is_empty = None, None
@@ -99,7 +100,7 @@ def fused_softmax(pairs: DenseInputs) -> Outputs:
     if query.shape[-1] > size:
         value = pad(value, (0, query.shape[-1] - size))
     if pairs.key_mask is not None:
-        mask, is_empty = pairs.masks()
+        mask, is_empty = pairs.attention_masks()
     is_transformed = execution_mode(query, key, value) is ExecutionMode.TRANSFORMED
     is_fused = not is_transformed and not _has_large_scores(query, key, pairs.scale)
     with nullcontext() if is_fused else sdpa_kernel(SDPBackend.MATH):
@@ -116,9 +117,9 @@ def fused_softmax(pairs: DenseInputs) -> Outputs:
 
 
 def _has_large_scores(query: Tensor, key: Tensor, scale: float) -> bool:
-    """Return True if float64 attention scores are too large for PyTorch's fused kernel.
+    """Return True if float64 attention scores are too large for PyTorch's fused attention kernel.
 
-    The backward pass of scaled dot-product attention may overflow for these scores.
+    The backward pass of scaled dot-product attention may overflow for such scores.
     """
     if query.dtype != torch.float64 or not query.is_cpu or not is_readable(query):
         return False

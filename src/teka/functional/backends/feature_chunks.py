@@ -1,4 +1,4 @@
-"""Sums over the features of linear attention, computed in chunks to limit the memory.
+"""Linear attention in chunks of features, to limit the memory.
 
 The backward pass computes each chunk again instead of storing it.
 """
@@ -21,10 +21,10 @@ CHUNK_ELEMENTS = 2**22
 
 
 def run_checkpointed(function: Callable[..., T], *arguments: object) -> T:
-    """Call a function without storing its intermediate tensors (gradient checkpointing).
+    """Call a function with gradient checkpointing, which does not store intermediate tensors.
 
     The backward pass calls the function again. The function must not draw random numbers, because
-    the state of the random number generators is not restored. Under `torch.func` transforms, the
+    the state of the random number generators is not restored. Under `torch.func` transforms,
     intermediate tensors are stored as usual.
     """
     if not torch.is_grad_enabled() or execution_mode() is ExecutionMode.TRANSFORMED:
@@ -41,10 +41,10 @@ def sum_over_features(
     *arguments: object,
     copies: int = 1,
 ) -> QueryChannels:
-    """Apply a function to chunks of the features of queries and keys, and add the results.
+    """Compute a sum over the features of queries and keys chunk by chunk, to limit the memory.
 
-    Linear attention is a sum over features, so the result equals that of all features at once. The
-    backward pass computes each chunk again, which limits the memory.
+    The function is applied to one chunk of features at a time, and the results are added. The
+    backward pass computes each chunk again instead of storing it.
 
     Args:
         function: A function that is linear in φ(q) and φ(k), and sums over their features.
@@ -74,19 +74,19 @@ def sum_over_features(
 def outer_product(
     key_features: KeyFeatures, value: KeyChannels
 ) -> Float[Tensor, "batch heads keys products"]:
-    """Return the outer product of the feature vector and the value vector of each key, flattened.
+    """Return the flattened outer product of each key's feature vector with its value vector.
 
-    Linear attention sums these products over all keys.
+    Linear attention needs the sum of these products over all keys.
     """
     return (key_features[..., :, None] * value[..., None, :]).flatten(-2)
 
 
-def contract_sums(
+def apply_sums_to_queries(
     query_features: QueryFeatures, sums: Float[Tensor, "batch heads queries products"]
 ) -> QueryChannels:
-    """Multiply the feature vector of each query with a sum of outer products of keys and values.
+    """Multiply the feature vector of each query with sums over keys, to get attention numerators.
 
-    This gives the numerators of linear attention, from sums of the results of `outer_product`.
+    The sums over keys are those of the results of `outer_product`.
     """
     sums = sums.unflatten(-1, (query_features.shape[-1], -1))
     return (query_features[..., None, :] @ sums)[..., 0, :]

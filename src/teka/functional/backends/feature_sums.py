@@ -1,18 +1,18 @@
-"""Linear attention on one device or with the tokens distributed over several processes."""
+"""Linear attention on one device, or with the tokens of a sequence divided among processes."""
 
 import torch
 from torch import Tensor, distributed
 from torch.autograd import Function
 
 from teka._compat import ProcessGroup
+from teka.functional.backends.attention_sums import LOWEST_LOG_SCALE, FeatureInputs, WeightedSums
 from teka.functional.backends.linear import LinearFeatures, LinearState, causal_sums
-from teka.functional.backends.sums import LOWEST_LOG_SCALE, FeatureInputs, WeightedSums
-from teka.functional.kernels.base import FeatureKernel
+from teka.functional.kernels.content_kernel import FeatureKernel
 from teka.functional.shapes import KeyMask, Keys, Queries, Values
 from teka.precision import backward_without_autocast
 
 
-def featured(
+def compute_features(
     kernel: FeatureKernel,
     query: Queries,
     key: Keys,
@@ -23,7 +23,7 @@ def featured(
     is_causal: bool,
     group: ProcessGroup | None = None,
 ) -> FeatureInputs:
-    """Return the features of queries and keys, with the values."""
+    """Map queries and keys to features, and collect them with the values."""
     # The sums of several processes need a log scale for each key, because a factor of all keys
     # would be different in every process.
     query_features, key_features, log_scale = kernel.feature_maps(
@@ -44,17 +44,20 @@ def featured(
     )
 
 
-def plain_sums(tokens: FeatureInputs) -> WeightedSums:
-    """Return the sums without a relative kernel."""
+def position_free_sums(tokens: FeatureInputs) -> WeightedSums:
+    """Compute linear attention whose weights do not depend on positions.
+
+    Return the numerator and the denominator of each output.
+    """
     query, key = LinearFeatures(tokens.query_features), LinearFeatures(tokens.key_features)
     return linear_sums(tokens, query, key)
 
 
 def linear_sums(tokens: FeatureInputs, query: LinearFeatures, key: LinearFeatures) -> WeightedSums:
-    """Compute linear attention as numerators and denominators, which are sums over the keys.
+    """Compute linear attention, and return the numerator and the denominator of each output.
 
-    Attention is bidirectional or causal. If the tokens are distributed over processes, the sums
-    include the keys of all processes.
+    Both are sums over the keys. Attention is bidirectional or causal. If the tokens are divided
+    among several processes, the sums include the keys of all processes.
 
     Args:
         tokens: Values and log scales; its features are not used.
@@ -62,20 +65,20 @@ def linear_sums(tokens: FeatureInputs, query: LinearFeatures, key: LinearFeature
         key: Vectors of the keys.
     """
     if tokens.group is not None:
-        return _sums_over_group(tokens, query, key, tokens.group)
+        return _sums_over_processes(tokens, query, key, tokens.group)
     if tokens.is_causal:
         return causal_sums(query, key, tokens.value, tokens.log_scale)
     return LinearState.from_keys(key, tokens.value, tokens.log_scale).read(query)
 
 
-def _sums_over_group(
+def _sums_over_processes(
     tokens: FeatureInputs, query: LinearFeatures, key: LinearFeatures, group: ProcessGroup
 ) -> WeightedSums:
     """Compute linear attention from the queries of this process to the keys of all processes.
 
-    In causal attention, queries see the keys of earlier processes, and the keys of this process up
-    to their own position. The processes exchange only sums over their keys, whose size does not
-    depend on the number of tokens. The backward pass exchanges the gradients of these sums.
+    In causal attention, queries attend to the keys of earlier processes, and to the keys of this
+    process up to their own position. Processes exchange only sums over their keys, whose size does
+    not depend on the number of tokens.
     """
     rank = group.rank()
     log_scale = tokens.log_scale
@@ -94,10 +97,10 @@ def _sums_over_group(
     def total(sums: Tensor) -> Tensor:
         shape = (*shares.shape, *[1] * (sums.ndim - 2))
         if not tokens.is_causal:
-            return _SumOverProcesses.apply(shares.view(shape)[rank] * sums, group)
+            return _AllReduceSum.apply(shares.view(shape)[rank] * sums, group)
         # The first process has no earlier keys, but takes part in the exchange.
         is_own = (ranks == rank).to(sums).view(-1, *[1] * sums.ndim)
-        return (shares.view(shape) * _SumOverProcesses.apply(is_own * sums, group)).sum(dim=0)
+        return (shares.view(shape) * _AllReduceSum.apply(is_own * sums, group)).sum(dim=0)
 
     state = LinearState(total(own.values), tuple(map(total, own.weights)), log_peak)
     if not tokens.is_causal:
@@ -105,10 +108,10 @@ def _sums_over_group(
     return causal_sums(query, key, tokens.value, log_scale) + state.read(query)
 
 
-class _SumOverProcesses(Function):
-    """Differentiable all-reduce, which sums a tensor over the processes of a group.
+class _AllReduceSum(Function):
+    """Differentiable all-reduce, which sums a tensor over all processes of a group.
 
-    The backward pass sums the gradients over the processes, too.
+    The backward pass sums the gradients over the processes as well.
     """
 
     @staticmethod
@@ -121,4 +124,4 @@ class _SumOverProcesses(Function):
     @staticmethod
     @backward_without_autocast
     def backward(ctx, *grad_outputs):
-        return _SumOverProcesses.apply(grad_outputs[0], ctx.group), None
+        return _AllReduceSum.apply(grad_outputs[0], ctx.group), None

@@ -1,7 +1,7 @@
-"""The FFT backend, which computes attention between tokens on regular grids as a convolution.
+"""Attention on regular grids computed as a convolution by Fourier transforms (the backend "fft").
 
-The attention weights must depend on the offset between query and key, apart from a product of
-features. The convolution is then computed by fast Fourier transforms.
+This is possible if the attention weight depends only on the offset between query and key, apart
+from a product of their features.
 """
 
 import math
@@ -12,9 +12,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from teka._compat import replace
+from teka.functional.backends.attention_sums import (
+    FeatureInputs,
+    WeightedSums,
+    append_ones,
+    selected_query_indices,
+)
 from teka.functional.backends.costs import BYTES, Cost
 from teka.functional.backends.feature_chunks import sum_over_features
-from teka.functional.backends.sums import FeatureInputs, WeightedSums, selected_rows, with_ones
 from teka.functional.shapes import (
     KeyChannels,
     KeyFeatures,
@@ -31,10 +36,9 @@ TOLERANCE = {torch.float32: 1e-7, torch.float64: 1e-11}
 
 
 def fft_cost(query: Grid, key: Grid, num_features: int, dim_value: int) -> Cost:
-    """Estimate the cost of attention by fast Fourier transforms, in multiply-adds and bytes.
+    """Estimate the amount of work of attention that is computed by fast Fourier transforms.
 
-    One transform is needed for each product of a key feature and a channel of the values. The cost
-    is compared with those of other algorithms to choose the fastest one.
+    The estimate consists of multiply-adds and bytes, and is used to choose the fastest algorithm.
     """
     sides = zip(query.shape, key.shape, query.periodic, strict=True)
     sizes = [
@@ -47,9 +51,9 @@ def fft_cost(query: Grid, key: Grid, num_features: int, dim_value: int) -> Cost:
 
 
 def have_same_spacing(query: Grid, key: Grid) -> bool:
-    """Return True if two grids of tokens have the same distance between neighbors along every axis.
+    """Return True if two grids of tokens have the same distance between neighboring tokens.
 
-    Only then is attention between the grids a convolution.
+    Attention between two grids is a convolution only if this holds for every axis.
     """
     spacings = zip(query.spacing, key.spacing, strict=True)
     return all(abs(query_step - key_step) <= 1e-9 * key_step for query_step, key_step in spacings)
@@ -59,7 +63,7 @@ def fft_sums(
     tokens: FeatureInputs,
     grids: tuple[Grid, Grid],
     log_at: Callable[[Tensor], Tensor],
-    log_rows: RowFunction,
+    log_weight_rows: RowFunction,
 ) -> WeightedSums:
     """Compute linear attention with position-dependent weights as a convolution, by FFT.
 
@@ -70,14 +74,14 @@ def fft_sums(
         tokens: Features and values.
         grids: Grids of queries and keys.
         log_at: log c at offsets.
-        log_rows: log c of all pairs of some queries, in float64.
+        log_weight_rows: log c of all pairs of some queries, in float64.
     """
     like = tokens.value
     names = ("query_features", "key_features", "value")
     tokens = replace(tokens, **{name: to_float64(getattr(tokens, name)) for name in names})
     query_features, key_features = tokens.query_features, tokens.key_features
-    value = with_ones(tokens.value)
-    log_table, sizes = _tabulate_log_kernel(log_at, *grids, value)
+    value = append_ones(tokens.value)
+    log_table, sizes = _tabulate_log_weights(log_at, *grids, value)
     log_peak = log_table.flatten(1).amax(dim=-1).detach()
     table = torch.exp(log_table - log_peak.reshape(-1, *[1] * len(sizes)))
     spectrum = torch.fft.rfftn(table, dim=tuple(range(1, table.ndim)))
@@ -92,19 +96,19 @@ def fft_sums(
         epsilon = torch.finfo(table.dtype).eps * max(1.0, math.log2(table[0].numel()))
         norms = key_features.norm(dim=2) * table.flatten(1).norm(dim=-1)[:, None]
         noise = epsilon * (query_features.abs() @ norms[..., None])[..., 0]
-        rows = selected_rows(noise > TOLERANCE[like.dtype] * sums.denominator.abs())
-    sums = sums.recompute_rows(rows, tokens, log_rows)
+        rows = selected_query_indices(noise > TOLERANCE[like.dtype] * sums.denominator.abs())
+    sums = sums.recompute_queries(rows, tokens, log_weight_rows)
     assert sums.log_peak is not None
     return WeightedSums(sums.numerator.to(like), sums.denominator.to(like), sums.log_peak.to(like))
 
 
-def _tabulate_log_kernel(
+def _tabulate_log_weights(
     log_at: Callable[[Tensor], Tensor], query: Grid, key: Grid, like: Tensor
 ) -> tuple[Float[Tensor, "heads *sizes"], list[int]]:
-    """Tabulate the log of a position-dependent weight at every offset between two grids of tokens.
+    """Tabulate the log of the position-dependent attention weight for every offset of two grids.
 
-    Negative offsets are stored at the end of each axis, as a circular convolution by FFT requires.
-    The size of the table along each axis is returned, too.
+    The table has one entry per offset, in the order that a circular convolution by FFT requires:
+    negative offsets are at the end of each axis. The size of the table is returned as well.
     """
     sizes, offsets, occurs = [], [], []
     for axis in range(query.num_axes):
@@ -123,7 +127,7 @@ def _tabulate_log_kernel(
 
 
 def next_fast_length(least: int) -> int:
-    """Return the smallest efficient FFT length that is not smaller than a given length.
+    """Return the smallest length, not below a minimum, for which an FFT is efficient.
 
     Efficient lengths have no prime factors other than 2, 3 and 5.
     """

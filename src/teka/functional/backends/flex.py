@@ -1,4 +1,4 @@
-"""Attention on a GPU with PyTorch's FlexAttention, which never stores the attention matrix.
+"""Attention on a GPU with PyTorch's FlexAttention, which does not store the attention matrix.
 
 Source: Dong et al. 2024 (FlexAttention).
 """
@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from torch.nn.functional import pad
 
 from teka.execution_mode import ExecutionMode, execution_mode, may_cache
-from teka.functional.kernels.base import DenseInputs, Kernel
+from teka.functional.kernels.content_kernel import DenseInputs, Kernel
 from teka.functional.positions import Positions
 from teka.functional.shapes import KeyMask, LogScale, Outputs, PairFunction, Queries, Values
 
@@ -33,12 +33,12 @@ MAX_OFFSETS_PER_TOKEN = 32
 
 
 def can_use_flex(query: Queries, value: Values, kernel: Kernel) -> bool:
-    """Return True if PyTorch's FlexAttention can compute attention with this content kernel.
+    """Return True if PyTorch's FlexAttention can compute attention with this similarity function.
 
-    The content kernel is the similarity of queries and keys. Its logarithm must exist, and sizes,
-    dtype and execution mode must be supported.
+    The similarity of query and key (content kernel) must have a logarithm, and sizes, dtype and
+    execution mode must be supported.
     """
-    size = max(kernel.dense_size(query.shape[-1]), value.shape[-1])
+    size = max(kernel.dense_vector_size(query.shape[-1]), value.shape[-1])
     if query.shape[0] == 0 or size > MAX_SIZE:
         return False
     if query.is_cuda:
@@ -49,14 +49,14 @@ def can_use_flex(query: Queries, value: Values, kernel: Kernel) -> bool:
             return False
     if execution_mode(query) is ExecutionMode.TRANSFORMED:
         return False
-    return kernel.log_content(query) is not None
+    return kernel.log_similarity(query) is not None
 
 
 def attend_with_flex(pairs: DenseInputs, log_relative: PairFunction) -> Outputs:
     """Compute attention with PyTorch's FlexAttention, including position-dependent weights.
 
-    The similarity of queries and keys may be any kernel with a logarithm. Queries without keys give
-    0. Second derivatives are not supported. Gradients of the position-dependent weights need
+    The similarity of queries and keys may be any function with a logarithm. Queries without keys
+    give 0. Second derivatives are not supported. Gradients of the position-dependent weights need
     PyTorch 2.6 or later, and are not deterministic because they use atomic additions. On a CPU,
     which only the tests use, PyTorch stores the full attention matrix.
 
@@ -66,9 +66,9 @@ def attend_with_flex(pairs: DenseInputs, log_relative: PairFunction) -> Outputs:
     """
     query, value = pairs.query, pairs.value
     left, right, log_scale = pairs.vectors()
-    log_content = pairs.kernel.log_content(query)
-    assert log_content is not None
-    score = _make_score_function(log_content, log_relative, log_scale, pairs.key_mask)
+    log_similarity = pairs.kernel.log_similarity(query)
+    assert log_similarity is not None
+    score = _make_score_function(log_similarity, log_relative, log_scale, pairs.key_mask)
     block_mask = None
     if pairs.is_causal:
         causal_blocks = _cached_causal_block_mask if may_cache(query.device) else _causal_block_mask
@@ -86,7 +86,7 @@ def _compiled() -> Callable[..., Tensor]:
 
 
 def _causal_block_mask(num_tokens: int, device: torch.device) -> BlockMask:
-    """Return FlexAttention's block mask of causal attention, which skips blocks of later keys."""
+    """Return the block mask with which FlexAttention skips all keys after a query."""
     return create_block_mask(
         lambda b, h, i, j: i >= j, None, None, num_tokens, num_tokens, device=str(device)
     )
@@ -104,24 +104,24 @@ def _padded(
 
 
 def _make_score_function(
-    log_content: Callable[[Tensor], Tensor],
+    log_similarity: Callable[[Tensor], Tensor],
     log_relative: PairFunction,
     log_scale: LogScale,
     key_mask: KeyMask,
 ) -> PairScore:
-    """Return the function with which FlexAttention modifies the score of a query and a key.
+    """Return a function with which FlexAttention modifies the attention score of a query–key pair.
 
-    The function adds the log of the position-dependent weight to the score and masks keys. It is a
-    lambda because FlexAttention traces it, and the tests add runtime checks to annotated functions,
-    which cannot be traced.
+    The function adds the log of the position-dependent weight to the score, and masks keys. It is a
+    lambda, because the tests add runtime checks to annotated functions, which FlexAttention cannot
+    trace.
     """
     if log_scale is None:
         plain: PairScore = lambda product, b, h, i, j: (  # noqa: E731
-            log_content(product) + log_relative(b, h, i, j)
+            log_similarity(product) + log_relative(b, h, i, j)
         )
     else:
         plain = lambda product, b, h, i, j: (  # noqa: E731
-            log_content(product) + log_relative(b, h, i, j) + log_scale[b, h, j]
+            log_similarity(product) + log_relative(b, h, i, j) + log_scale[b, h, j]
         )
     if key_mask is None:
         return plain
@@ -136,11 +136,11 @@ OffsetTable = tuple[Float[Tensor, "offsets axes"], Int[Tensor, "queries"], Int[T
 
 
 def _common_lattice(positions: Positions) -> list[tuple[float, int, int]] | None:
-    """Find a regular lattice of points that contains the tokens of both the query and the key grid.
+    """Find a regular lattice of points that contains the tokens of two grids.
 
-    For every axis, the result holds the distance of neighboring lattice points, and the number of
-    lattice steps between neighboring tokens of each grid. The result is None if there is no such
-    lattice, or if it has too many offsets for a table.
+    For every axis, return the distance between neighboring lattice points, and how many lattice
+    steps neighboring tokens of each grid are apart. Return None if there is no such lattice, or if
+    it has too many points.
     """
     if positions.grids is None:
         return None
@@ -167,12 +167,12 @@ def _common_lattice(positions: Positions) -> list[tuple[float, int, int]] | None
 
 
 def offset_table(positions: Positions, like: Tensor) -> OffsetTable | None:
-    """Tabulate the distinct offsets between two grids of tokens, with an integer code per token.
+    """Tabulate the distinct offsets between two grids of tokens, so that pairs can look them up.
 
-    The offset from key j to query i has the table index query_code[i] − key_code[j]. Tokens without
-    a position, such as a class token, give an index beyond the table, which callers clamp to one
-    additional entry. The result is None if the grids have no common lattice or if the table would
-    be large.
+    Each token gets an integer code. The offset from key j to query i has the table index
+    query_code[i] − key_code[j]. Tokens without a position, such as a class token, give an index
+    beyond the table, which callers clamp to one additional entry. Return None if the table would be
+    large, or if the grids have no common lattice.
     """
     axes = _common_lattice(positions)
     if axes is None or positions.grids is None:

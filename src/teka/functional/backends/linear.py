@@ -1,6 +1,6 @@
-"""The linear backend, which computes attention in linear time by summing products of features.
+"""Attention in linear time, by sums of products of features (the backend "linear").
 
-It supports bidirectional, causal and recurrent attention.
+Bidirectional, causal and recurrent attention are supported.
 """
 
 import math
@@ -15,8 +15,13 @@ from torch.nn.functional import pad
 from teka._compat import replace
 from teka.errors import wrong_value
 from teka.execution_mode import is_dynamic
+from teka.functional.backends.attention_sums import (
+    LOWEST_LOG_SCALE,
+    FeatureInputs,
+    WeightedSums,
+    append_ones,
+)
 from teka.functional.backends.costs import BYTES, Cost
-from teka.functional.backends.sums import LOWEST_LOG_SCALE, FeatureInputs, WeightedSums, with_ones
 from teka.functional.shapes import Channels, KeyFeatures, LogScale, QueryFeatures, Values
 
 # Causal attention computes every pair of tokens within a chunk, and sums over the chunks before it.
@@ -28,8 +33,8 @@ BLOCK_CHUNKS = 16
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Numbers of tokens and features of an attention head, from which its cost is estimated."""
+class AttentionSizes:
+    """Numbers of tokens and features of an attention head, to estimate its amount of work."""
 
     num_queries: int
     num_keys: int
@@ -38,15 +43,16 @@ class Sizes:
     is_causal: bool
 
 
-def linear_cost(sizes: Sizes, num_waves: int = 1) -> Cost:
-    """Estimate the multiply-adds and bytes of linear attention, to compare it with other methods.
+def linear_cost(sizes: AttentionSizes, feature_multiplier: int = 1) -> Cost:
+    """Estimate the amount of work of linear attention, to compare it with other algorithms.
 
-    Causal attention also computes the weights of all pairs of tokens within short chunks.
+    The estimate consists of multiply-adds and bytes. Causal attention also computes the weights of
+    all pairs of tokens within short chunks.
     """
-    num_features = sizes.num_features * num_waves
+    num_features = sizes.num_features * feature_multiplier
     num_products = (sizes.num_queries + sizes.num_keys) * num_features
     multiply_adds = num_products * (sizes.dim_value + 1)
-    num_bytes = 2 * num_products * BYTES if num_waves > 1 else 0
+    num_bytes = 2 * num_products * BYTES if feature_multiplier > 1 else 0
     if sizes.is_causal:
         pairs = sizes.num_keys * min(CHUNK_TOKENS, sizes.num_keys)
         multiply_adds += pairs * (num_features + sizes.dim_value + 1)
@@ -54,20 +60,23 @@ def linear_cost(sizes: Sizes, num_waves: int = 1) -> Cost:
     return Cost(multiply_adds, num_bytes)
 
 
-def product_features(
-    features: Float[Tensor, "*tokens features"], waves: Float[Tensor, "*#tokens waves"]
+def multiply_by_sinusoids(
+    features: Float[Tensor, "*tokens features"], sinusoids: Float[Tensor, "*#tokens sinusoids"]
 ) -> Float[Tensor, "*tokens products"]:
-    """Return the products of each feature of a token with each sinusoid of its position.
+    """Multiply each feature of a token with each sinusoid of its position.
 
-    The products are flattened to one vector. The inner product of two such vectors is the
-    similarity of a query and a key times a sum of cosines of their offset.
+    The inner product of the results of a query and a key is their similarity times a sum of cosines
+    of the offset between them. Attention weights therefore depend on the positions, at linear cost.
     """
-    return (features[..., None, :] * waves[..., :, None]).flatten(-2)
+    return (features[..., None, :] * sinusoids[..., :, None]).flatten(-2)
 
 
 @dataclass(frozen=True)
 class LinearFeatures:
-    """Feature vectors of queries or keys, whose inner products are the weights of linear attention.
+    """Feature vectors of queries or keys in linear attention.
+
+    Inner products of query and key features are the attention weights. Numerator and denominator of
+    the output may use different features.
 
     Args:
         numerator: Vectors whose inner products are the weights of the numerator.
@@ -83,10 +92,12 @@ class LinearFeatures:
         """Return the terms of the denominator, at least one."""
         return self.denominator or ((1.0, self.numerator),)
 
-    def joined_denominator(self) -> Tensor:
-        """Concatenate the weighted feature vectors of all terms of the attention denominator.
+    def concatenate_denominator_features(self) -> Tensor:
+        """Concatenate the feature vectors of all terms of the attention denominator.
 
-        One inner product of the long vectors then equals the weighted sum of the inner products.
+        The denominator is a weighted sum of terms, and each term is an inner product of features.
+        With the features multiplied by the root of the weight, one inner product of the long
+        vectors gives the sum.
         """
         return torch.cat([math.sqrt(weight) * part for weight, part in self.denominator], dim=-1)
 
@@ -94,6 +105,8 @@ class LinearFeatures:
 @dataclass(frozen=True)
 class LinearState:
     """Sums over the keys of linear attention, from which the output of any query can be computed.
+
+    Their size does not depend on the number of keys.
 
     Args:
         values: Σ_j key_j v_jᵀ exp(s_j − p), with the keys' vectors of the numerator.
@@ -162,10 +175,10 @@ def _scaled(sums: Tensor, factor: Float[Tensor, "batch heads"]) -> Tensor:
 
 @dataclass(frozen=True)
 class DecodingState:
-    """Recurrent state of causal linear attention, for generating one token after another.
+    """State of causal linear attention for generating a sequence token by token.
 
-    The state holds sums over all earlier keys and values, so its size does not grow with their
-    number. The function `decode` returns it.
+    The state holds sums over all earlier keys and values, so its size does not grow with the number
+    of tokens. The function `decode` returns it.
 
     >>> import torch
     >>> from teka.functional import decode
@@ -193,8 +206,8 @@ class DecodingState:
     count: "DecodingState | None" = None
     kernels: tuple[str, str | None] | None = None
 
-    def sums_compatible_with(self, new: LinearState) -> LinearState:
-        """Return the sums of this recurrent state if sums over new keys can be added to them.
+    def compatible_sums(self, new: LinearState) -> LinearState:
+        """Return the sums over earlier keys after checking that new keys can be added to them.
 
         Raises:
             ValueError: The two have different shapes or dtypes.
@@ -216,7 +229,7 @@ def decoding_step(
     state: DecodingState | None,
     rate: Float[Tensor, "heads"] | None = None,
 ) -> tuple[WeightedSums, DecodingState]:
-    """Update the state of recurrent linear attention by one token, and compute the token's output.
+    """Add one token to the state of recurrent linear attention, and compute its output.
 
     The output is returned as a numerator and a denominator. If several tokens are added in one
     call, each of them attends to all of them.
@@ -230,7 +243,7 @@ def decoding_step(
     """
     sums = LinearState.from_keys(key, tokens.value, tokens.log_scale)
     if state is not None:
-        old = state.sums_compatible_with(sums)
+        old = state.compatible_sums(sums)
         if rate is not None:
             log_peak = -rate if old.log_peak is None else old.log_peak - rate
             old = replace(old, log_peak=log_peak.expand(old.values.shape[:2]))
@@ -241,10 +254,9 @@ def decoding_step(
 def decoding_step_without_positions(
     tokens: FeatureInputs, state: DecodingState | None
 ) -> tuple[WeightedSums, DecodingState]:
-    """Update recurrent linear attention by one token, and return its output and the new state.
+    """Add one token to the state of recurrent linear attention that ignores positions.
 
-    The attention weights do not depend on positions. The output is returned as a numerator and a
-    denominator.
+    Return the output of the token, as a numerator and a denominator, and the new state.
     """
     query = LinearFeatures(tokens.query_features)
     return decoding_step(tokens, query, LinearFeatures(tokens.key_features), state)
@@ -257,7 +269,7 @@ def causal_sums(
     log_scale: LogScale = None,
     rate: Float[Tensor, "heads"] | None = None,
 ) -> WeightedSums:
-    """Compute causal linear attention as numerators and denominators.
+    """Compute causal linear attention, and return the numerator and the denominator of each output.
 
     The sequence is divided into chunks. Pairs of tokens within a chunk are computed directly, and
     earlier chunks contribute through sums over their keys. The result of a token is bitwise
@@ -285,12 +297,17 @@ def causal_sums(
     has_log_peak = rate is None and not is_dynamic(value.shape[2])
     log_peak = running_maximum(log_scale.detach()) if has_log_peak else None
     if not query.denominator:
-        sums = _scaled_sums(query.numerator, key.numerator, log_scale, with_ones(value), rate)
+        sums = _scaled_causal_sums(
+            query.numerator, key.numerator, log_scale, append_ones(value), rate
+        )
         return WeightedSums.from_channels(sums, log_peak)
-    query_vectors, key_vectors = query.joined_denominator(), key.joined_denominator()
+    query_vectors, key_vectors = (
+        query.concatenate_denominator_features(),
+        key.concatenate_denominator_features(),
+    )
     ones = torch.ones_like(log_scale)[..., None]
-    denominator = _scaled_sums(query_vectors, key_vectors, log_scale, ones, rate)[..., 0]
-    numerator = _scaled_sums(query.numerator, key.numerator, log_scale, value, rate)
+    denominator = _scaled_causal_sums(query_vectors, key_vectors, log_scale, ones, rate)[..., 0]
+    numerator = _scaled_causal_sums(query.numerator, key.numerator, log_scale, value, rate)
     return WeightedSums(numerator, denominator, log_peak)
 
 
@@ -356,35 +373,36 @@ def _sums_before(
     return pad(chunks[:, :, :-1], (0, 0, 0, 0, 1, 0)).cumsum(dim=2)
 
 
-def _scaled_sums(
+def _scaled_causal_sums(
     query: QueryFeatures,
     key: KeyFeatures,
     log_scale: Float[Tensor, "batch heads tokens"],
     channels: Channels,
     rate: Float[Tensor, "heads"] | None,
 ) -> Channels:
-    """Compute causal linear attention with keys whose features are stored with a log scale each.
+    """Compute causal linear attention with features that are scaled to avoid overflow.
 
-    A log scale is the logarithm of a factor that was taken out of the features to avoid overflow.
-    For the same reason, the sum of query i is divided by exp(p_i), where p_i is the largest log
-    scale of the keys up to i. With a decay rate r, r · j is added to the log scale of key j.
+    Each key comes with a log scale: its features have been divided by the exponential of this
+    number. The sums of a query are divided by the exponential of the largest log scale of the keys
+    up to it. A decay of the weights is treated as a log scale that grows with the position of the
+    key.
     """
     num_tokens = channels.shape[2]
     state = channels.new_zeros(*channels.shape[:2], key.shape[-1], channels.shape[-1])
     log_peak = channels.new_full(channels.shape[:2], -torch.inf)
     chunks = _split_into_chunks(query, key, log_scale[..., None], channels)
     if is_dynamic(num_tokens):
-        sums, _, _ = _block_sums(chunks, state, log_peak, rate)
+        sums, _, _ = _causal_block_sums(chunks, state, log_peak, rate)
         return sums.index_select(2, torch.arange(num_tokens, device=sums.device))
     blocks = []
     # Split and not sliced, because the gradients of slices are as large as the whole tensor.
     for block in zip(*(tensor.split(BLOCK_CHUNKS, dim=2) for tensor in chunks), strict=True):
-        sums, state, log_peak = _block_sums(block, state, log_peak, rate)
+        sums, state, log_peak = _causal_block_sums(block, state, log_peak, rate)
         blocks.append(sums)
     return torch.cat(blocks, dim=2)[:, :, :num_tokens]
 
 
-def _block_sums(
+def _causal_block_sums(
     tokens: Sequence[Float[Tensor, "batch heads chunks chunk _"]],
     state: Float[Tensor, "batch heads features channels"],
     log_peak: Float[Tensor, "batch heads"],
@@ -392,9 +410,9 @@ def _block_sums(
 ) -> tuple[Channels, Tensor, Tensor]:
     """Compute causal linear attention for a block of chunks, and the recurrent state after it.
 
-    Pairs of tokens within a chunk are computed directly. Earlier keys contribute through a state
-    for each chunk, which is a sum over keys. Each state is divided by the exponential of its
-    largest log scale (its log peak) to prevent overflow.
+    Pairs of tokens within a chunk are computed directly. Earlier keys contribute through the state,
+    a sum over keys. It is divided by the exponential of the largest log scale of these keys to
+    prevent overflow.
 
     Args:
         tokens: Vectors of queries and keys, log scales, and channels: values or ones.

@@ -1,6 +1,6 @@
-"""The windows backend, for attention to a local window of neighbors in an image or volume.
+"""Attention to a local window of neighbors in an image or volume (the backend "windows").
 
-The tokens are divided into tiles, and each tile attends to itself and a margin around it.
+The grid of tokens is divided into tiles. Each tile attends to itself and to a margin around it.
 """
 
 import math
@@ -13,8 +13,8 @@ from torch.nn.functional import pad
 
 from teka._compat import replace
 from teka.functional.backends.costs import BYTES, Cost
-from teka.functional.backends.dense import dense_cost, matrix_attention
-from teka.functional.kernels.base import DenseInputs
+from teka.functional.backends.dense import dense_attention, dense_cost
+from teka.functional.kernels.content_kernel import DenseInputs
 from teka.functional.shapes import Outputs
 from teka.grid import Grid
 
@@ -24,7 +24,7 @@ TILE_SIDES = {1: 64, 2: 8, 3: 4}
 
 @dataclass(frozen=True)
 class Tiling:
-    """Division of a grid of tokens, such as an image, into tiles with a margin around each.
+    """Division of a grid of tokens, such as an image, into equal tiles with a margin.
 
     A tile and its margin contain all keys that the queries of the tile attend to. The last tile
     along an axis may extend beyond the grid.
@@ -48,13 +48,13 @@ class Tiling:
         sides = zip(self.grid.shape, self.sides, strict=True)
         return [math.ceil(side / tile_side) for side, tile_side in sides]
 
-    def tile_tokens(
+    def tile_token_indices(
         self, margin: int, device: torch.device
     ) -> tuple[Int[Tensor, "tiles cells"], Bool[Tensor, "tiles cells"]]:
-        """Return the token indices of each tile, to gather the tokens of a grid by tile.
+        """Return the indices of the tokens in each tile, to gather the tokens of a grid by tile.
 
-        The tiles include a margin of the given width. A mask is returned, too: it is False for
-        places outside the grid, whose index is arbitrary.
+        The tiles include a margin of the given width. A mask is returned as well. It is False
+        outside the grid, where the index is arbitrary.
         """
         tokens = torch.zeros(1, 1, dtype=torch.long, device=device)
         is_inside = torch.ones(1, 1, dtype=torch.bool, device=device)
@@ -72,10 +72,10 @@ class Tiling:
             is_inside = (is_inside[:, None, :, None] & inside).flatten(2).flatten(0, 1)
         return tokens, is_inside
 
-    def tile_cells(self, device: torch.device) -> Int[Tensor, "tokens"]:
-        """Return the place of each token after sorting the tokens by tile.
+    def token_order_by_tile(self, device: torch.device) -> Int[Tensor, "tokens"]:
+        """Return the index of each token after the tokens have been sorted by tile.
 
-        Indexing with it restores the original order.
+        Indexing with the result restores the original order of the tokens.
         """
         tile = torch.zeros(1, dtype=torch.long, device=device)
         cell = tile
@@ -86,11 +86,11 @@ class Tiling:
             cell = (cell[:, None] * tile_side + index % tile_side).flatten()
         return tile * math.prod(self.sides) + cell
 
-    def tile_offsets(self, like: Tensor) -> Float[Tensor, "queries keys axes"]:
-        """Return the position differences between the queries of a tile and the keys around them.
+    def query_key_offsets(self, like: Tensor) -> Float[Tensor, "queries keys axes"]:
+        """Return the offset from every key to every query of a tile.
 
-        The keys are those of the tile and its margin. All tiles have the same differences, so the
-        weights that depend on them are computed only once.
+        The keys are those of the tile and of the margin around it. The offsets are the same for all
+        tiles, so weights that depend on them are computed only once.
         """
         queries = [torch.arange(side, device=like.device) for side in self.sides]
         keys = [
@@ -110,16 +110,17 @@ def _in_tiles(
     return tiles.transpose(1, 2).flatten(0, 1)
 
 
-def window_cost(tiling: Tiling, dense_size: int, dim_value: int) -> Cost:
-    """Estimate the cost of local-window attention, in multiply-adds and bytes.
+def window_cost(tiling: Tiling, dense_vector_size: int, dim_value: int) -> Cost:
+    """Estimate the amount of work of attention to local windows.
 
-    Keys and values are copied for each tile. The estimate is used to choose the fastest algorithm.
+    The estimate consists of multiply-adds and bytes, and is used to choose the fastest algorithm.
+    Keys and values are copied for each tile.
     """
     num_tiles = math.prod(tiling.counts)
     # torch.compile cannot trace a generator as an argument.
     num_keys = math.prod([side + 2 * tiling.reach for side in tiling.sides])
-    tile = dense_cost(math.prod(tiling.sides), num_keys, dense_size, dim_value, passes=4)
-    copied = num_keys * (dense_size + dim_value) * 2 * BYTES
+    tile = dense_cost(math.prod(tiling.sides), num_keys, dense_vector_size, dim_value, passes=4)
+    copied = num_keys * (dense_vector_size + dim_value) * 2 * BYTES
     return Cost(num_tiles * tile.multiply_adds, num_tiles * (tile.bytes + copied))
 
 
@@ -130,7 +131,7 @@ def window_attention(
     log_relative: Float[Tensor, "heads cells seen"],
     within: Bool[Tensor, "cells seen"],
 ) -> Outputs:
-    """Compute attention in which each token of a grid sees only the keys in a window around it.
+    """Compute attention in which each token of a grid attends to the keys in a window around it.
 
     Tokens without a position, such as a class token, attend to all tokens, and all tokens attend to
     them.
@@ -144,7 +145,7 @@ def window_attention(
     """
     query, key, value, key_mask = pairs.query, pairs.key, pairs.value, pairs.key_mask
     first, num_tiles = num_prefix_tokens, math.prod(tiling.counts)
-    tokens, is_inside = tiling.tile_tokens(tiling.reach, query.device)
+    tokens, is_inside = tiling.tile_token_indices(tiling.reach, query.device)
     keys = _in_tiles(key[:, :, first:], tokens)
     values = _in_tiles(value[:, :, first:], tokens)
     is_kept = is_inside.expand(query.shape[0], *is_inside.shape)
@@ -165,17 +166,17 @@ def window_attention(
         within = pad(within, (first, 0), value=True)
     tiles = replace(
         pairs,
-        query=_in_tiles(query[:, :, first:], tiling.tile_tokens(0, query.device)[0]),
+        query=_in_tiles(query[:, :, first:], tiling.tile_token_indices(0, query.device)[0]),
         key=keys,
         value=values,
         kernel=pairs.kernel.repeat_samples(num_tiles),
         key_mask=is_kept,
         window_mask=within[None, None],
     )
-    outputs = matrix_attention(tiles, lambda _, rows: log_relative[None, :, rows])
+    outputs = dense_attention(tiles, lambda _, rows: log_relative[None, :, rows])
     outputs = outputs.unflatten(0, (-1, num_tiles)).transpose(1, 2).flatten(2, 3)
-    outputs = outputs.index_select(2, tiling.tile_cells(query.device))
+    outputs = outputs.index_select(2, tiling.token_order_by_tile(query.device))
     if not first:
         return outputs
-    prefix_outputs = matrix_attention(replace(pairs, query=query[:, :, :first]), None)
+    prefix_outputs = dense_attention(replace(pairs, query=query[:, :, :first]), None)
     return torch.cat([prefix_outputs, outputs], dim=2)

@@ -1,7 +1,7 @@
-"""The rings backend, for attention weights that depend on the clipped distance to the key.
+"""Linear attention with weights that depend on the clipped distance (the backend "rings").
 
-A ring consists of the tokens of an image or sequence at the same Manhattan distance from a query.
-All keys of a ring have the same position-dependent weight, so they are summed first.
+All keys at the same Manhattan distance from a query form a ring. They share one position-dependent
+weight, so they are summed first.
 """
 
 from collections.abc import Sequence
@@ -13,18 +13,27 @@ from torch.nn.functional import pad
 
 from teka._compat import replace
 from teka.errors import wrong_value
+from teka.functional.backends.attention_sums import (
+    LOWEST_LOG_SCALE,
+    FeatureInputs,
+    WeightedSums,
+    append_ones,
+)
 from teka.functional.backends.costs import BYTES, Cost
-from teka.functional.backends.feature_chunks import contract_sums, outer_product, sum_over_features
+from teka.functional.backends.feature_chunks import (
+    apply_sums_to_queries,
+    outer_product,
+    sum_over_features,
+)
 from teka.functional.backends.linear import LinearFeatures, causal_sums
-from teka.functional.backends.sums import LOWEST_LOG_SCALE, FeatureInputs, WeightedSums, with_ones
 from teka.functional.shapes import Cells, Channels, Features, RingWeights
 from teka.grid import Grid
 
 
 def rings_cost(grid: Grid, num_features: int, dim_value: int, max_distance: int) -> Cost:
-    """Estimate the cost of attention that sums keys at equal distance, in multiply-adds and bytes.
+    """Estimate the amount of work of attention that first sums all keys at equal distance.
 
-    The estimate is used to choose the fastest attention algorithm.
+    The estimate consists of multiply-adds and bytes, and is used to choose the fastest algorithm.
     """
     # A product with a weight takes as long as five additions (measured). Distant tokens take as
     # long as near rings.
@@ -36,9 +45,9 @@ def rings_cost(grid: Grid, num_features: int, dim_value: int, max_distance: int)
 def weighted_ring_sums(log_rings: RingWeights, tokens: FeatureInputs, grid: Grid) -> WeightedSums:
     """Compute linear attention with weights that depend on the clipped Manhattan distance.
 
-    The keys around a query form rings of equal distance, and all keys of a ring have the same
-    position-dependent weight. The last ring holds all keys at the maximum distance or more. Rings
-    without unmasked keys have weight 0, so that their rounding errors are not amplified.
+    All keys at the same distance from a query form a ring and share one position-dependent weight.
+    The last ring holds all keys at the maximum distance or more. Rings without unmasked keys have
+    weight 0, so that their rounding errors are not amplified.
     """
     key_mask = tokens.key_mask
     if key_mask is None:
@@ -53,17 +62,22 @@ def weighted_ring_sums(log_rings: RingWeights, tokens: FeatureInputs, grid: Grid
     weights = torch.exp((log_rings - log_peak[..., None]).masked_fill(~is_filled, -torch.inf))
     features = (tokens.query_features, tokens.key_features)
     sums = sum_over_features(
-        _weighted_rings, *features, with_ones(tokens.value), weights, grid, copies=max_distance + 1
+        _weighted_rings,
+        *features,
+        append_ones(tokens.value),
+        weights,
+        grid,
+        copies=max_distance + 1,
     )
     return WeightedSums.from_channels(sums, log_peak)
 
 
 def causal_ring_sums(log_rings: RingWeights, tokens: FeatureInputs, grid: Grid) -> WeightedSums:
-    """Compute causal linear attention with weights that depend on the clipped distance of the key.
+    """Compute causal linear attention with weights that depend on the clipped distance.
 
-    Keys closer than the maximum distance have individual weights. All earlier keys share one
-    weight, so they are added up by ordinary causal linear attention. The result of a token is
-    bitwise independent of all later tokens.
+    Each distance below the maximum has its own weight. All keys at the maximum distance or more
+    share one weight, so they are added by ordinary causal linear attention. The result of a token
+    is bitwise independent of all later tokens.
 
     Raises:
         ValueError: The grid has more than one axis, or a periodic axis.
@@ -110,9 +124,9 @@ def causal_ring_sums(log_rings: RingWeights, tokens: FeatureInputs, grid: Grid) 
 def signed_offset_cost(
     num_tokens: int, num_features: int, dim_value: int, max_distance: int
 ) -> Cost:
-    """Estimate the cost of linear attention with a weight for each clipped offset on a sequence.
+    """Estimate the amount of work of linear attention with one weight per clipped offset.
 
-    The cost consists of multiply-adds and bytes, from which the fastest algorithm is chosen.
+    The estimate consists of multiply-adds and bytes, and is used to choose the fastest algorithm.
     """
     near = (2 * max_distance - 1) * (num_features + dim_value + 1)
     far = 2 * num_features * (dim_value + 1)
@@ -120,10 +134,10 @@ def signed_offset_cost(
 
 
 def signed_offset_sums(log_entries: RingWeights, tokens: FeatureInputs, grid: Grid) -> WeightedSums:
-    """Compute linear attention on a sequence, with a weight for each signed, clipped offset.
+    """Compute linear attention on a sequence, with one weight per signed and clipped offset.
 
-    Keys before and after the query have different weights. A first causal pass covers the keys up
-    to each query. A second causal pass, over the reversed sequence, covers the later keys.
+    Keys before and after the query have different weights. A causal pass covers the keys up to each
+    query, and a second causal pass over the reversed sequence covers the later keys.
 
     Args:
         log_entries: log c of the offsets −k … k.
@@ -168,15 +182,15 @@ def _weighted_rings(
         ring_weights, ring_sums(maps, len(ring_weights) - 1, grid), strict=True
     ):
         total = total + weight * ring
-    return contract_sums(query_features, total.flatten(2, 1 + grid.num_axes))
+    return apply_sums_to_queries(query_features, total.flatten(2, 1 + grid.num_axes))
 
 
 def ring_sums(cells: Cells, max_distance: int, grid: Grid) -> list[Cells]:
-    """Sum the tokens at each Manhattan distance around every token of a grid.
+    """Sum the tokens at each Manhattan distance from every token of a grid.
 
-    The sum with index r holds the tokens at distance r, and the last sum those at `max_distance` or
-    more. Sums are never subtracted from each other, because this would lose digits. A periodic axis
-    must be longer than 2 · (max_distance − 1) tokens.
+    The last sum holds all tokens at `max_distance` or more. Sums are never subtracted from each
+    other, because the difference would lose digits. A periodic axis must be longer than 2 ·
+    (max_distance − 1) tokens.
     """
     zeros = torch.zeros_like(cells)
     near = [cells] + [zeros] * (max_distance - 1)
@@ -199,11 +213,10 @@ def ring_sums(cells: Cells, max_distance: int, grid: Grid) -> list[Cells]:
 
 
 def _extend_rings(rings: Sequence[Cells], dim: int, *, periodic: bool) -> list[Cells]:
-    """Extend sums of tokens at equal Manhattan distance by the distance along one more axis.
+    """Add one more axis to sums of tokens at equal Manhattan distance.
 
-    A token that lies t steps away along the axis adds its given sum of distance r − |t| to the new
-    sum of distance r. The terms with t ≥ 0 and those with t < 0 are updated from distance to
-    distance.
+    The Manhattan distance is the sum of the distances along all axes. A token that is t steps away
+    along the new axis therefore adds its sum at distance r − |t| to the new sum at distance r.
     """
     sums = [rings[0]]
     after = rings[0]
@@ -216,11 +229,11 @@ def _extend_rings(rings: Sequence[Cells], dim: int, *, periodic: bool) -> list[C
 
 
 def _sum_from_distance(cells: Cells, step: int, dim: int, *, periodic: bool) -> Cells:
-    """Sum the elements on one side of every element that are at least |step| away.
+    """Sum, for every element along an axis, the elements on one side beyond a minimum distance.
 
-    A positive step selects the elements before it, and a negative step those after it. On a
-    periodic axis, each element belongs to the side on which it is closer. Elements that are equally
-    close on both sides count as after.
+    The distance is |step|. A positive step selects the elements before it, and a negative step
+    those after it. On a periodic axis, each element belongs to the side on which it is closer.
+    Elements that are equally close on both sides count as after.
     """
     if not periodic:
         sums = cells.cumsum(dim) if step > 0 else cells.flip(dim).cumsum(dim).flip(dim)
@@ -241,7 +254,7 @@ def _sum_from_distance(cells: Cells, step: int, dim: int, *, periodic: bool) -> 
 
 
 def _shift_cells(cells: Cells, step: int, dim: int, *, periodic: bool) -> Cells:
-    """Shift a tensor along a dimension by `step`, either cyclically or with zeros shifted in."""
+    """Shift a tensor along a dimension, either circularly or with zeros shifted in."""
     side = cells.shape[dim]
     if step == 0:
         return cells

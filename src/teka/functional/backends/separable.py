@@ -1,16 +1,20 @@
-"""The separable backend ("toeplitz"), for position-dependent weights with one factor per axis.
+"""Linear attention with one matrix of position weights per axis (the backend "toeplitz").
 
-Attention on an image then needs one matrix product for rows and one for columns, instead of a
-matrix of all pairs of pixels.
+If the position-dependent weight is a product of one factor per axis, attention on an image needs
+only one matrix for rows and one for columns, instead of a matrix of all pairs of pixels.
 """
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from teka.functional.backends.attention_sums import FeatureInputs, WeightedSums, append_ones
 from teka.functional.backends.costs import BYTES, Cost
-from teka.functional.backends.feature_chunks import contract_sums, outer_product, sum_over_features
-from teka.functional.backends.sums import FeatureInputs, WeightedSums, with_ones
+from teka.functional.backends.feature_chunks import (
+    apply_sums_to_queries,
+    outer_product,
+    sum_over_features,
+)
 from teka.functional.shapes import (
     AxisMatrices,
     KeyChannels,
@@ -23,9 +27,9 @@ from teka.grid import Grid
 
 
 def separable_cost(query: Grid, key: Grid, num_features: int, dim_value: int) -> Cost:
-    """Estimate the multiply-adds and bytes of attention with one matrix of weights per axis.
+    """Estimate the amount of work of attention with one matrix of position weights per axis.
 
-    The estimate is used to choose the fastest attention algorithm.
+    The estimate consists of multiply-adds and bytes, and is used to choose the fastest algorithm.
     """
     channels = num_features * (dim_value + 1)
     multiply_adds, moved, size = 0, 0, key.num_tokens
@@ -40,7 +44,7 @@ def separable_cost(query: Grid, key: Grid, num_features: int, dim_value: int) ->
 
 
 def _axis_matrices_bytes(query: Grid, key: Grid) -> int:
-    """Estimate the bytes moved to compute one matrix of position-dependent weights per axis."""
+    """Estimate the bytes moved to compute the matrix of position-dependent weights of each axis."""
     sides = zip(query.shape, key.shape, strict=True)
     return sum(query_side * key_side for query_side, key_side in sides) * 6 * 2 * BYTES
 
@@ -49,9 +53,9 @@ def separable_sums(
     tokens: FeatureInputs,
     log_matrices: AxisMatrices,
     log_peak: Float[Tensor, "1 heads queries"],
-    log_rows: RowFunction,
+    log_weight_rows: RowFunction,
 ) -> WeightedSums:
-    """Compute linear attention with position-dependent weights that have one factor per axis.
+    """Compute linear attention with position-dependent weights that are a product over the axes.
 
     One matrix of weights is applied along each axis of the grid of tokens. The cost is proportional
     to the number of tokens times the sum of the grid's side lengths.
@@ -60,12 +64,12 @@ def separable_sums(
         tokens: Features and values.
         log_matrices: log c_axis of every axis, each row minus its maximum.
         log_peak: Sum of these maxima for every query.
-        log_rows: log c of all pairs of some queries, for rows that underflow.
+        log_weight_rows: log c of all pairs of some queries, for rows that underflow.
     """
     matrices = [torch.exp(matrix) for matrix in log_matrices]
     features = (tokens.query_features, tokens.key_features)
-    sums = sum_over_features(apply_axis_matrices, *features, with_ones(tokens.value), *matrices)
-    return WeightedSums.from_channels(sums, log_peak).recompute_underflowed(tokens, log_rows)
+    sums = sum_over_features(apply_axis_matrices, *features, append_ones(tokens.value), *matrices)
+    return WeightedSums.from_channels(sums, log_peak).recompute_underflowed(tokens, log_weight_rows)
 
 
 def apply_axis_matrices(
@@ -76,8 +80,7 @@ def apply_axis_matrices(
 ) -> QueryChannels:
     """Compute linear attention on a grid of tokens by applying one matrix of weights per axis.
 
-    The matrices are multiplied one after another with the outer products of the features and values
-    of the keys.
+    The matrices act one after another on the outer products of the keys' features and values.
     """
     batch, heads = value.shape[:2]
     maps = outer_product(key_features, value)
@@ -87,4 +90,4 @@ def apply_axis_matrices(
         after //= matrix.shape[-1]
         maps = matrix[:, None] @ maps.reshape(batch, heads, before, matrix.shape[-1], after)
         before *= matrix.shape[-2]
-    return contract_sums(query_features, maps.reshape(batch, heads, before, channels))
+    return apply_sums_to_queries(query_features, maps.reshape(batch, heads, before, channels))

@@ -1,21 +1,21 @@
-"""Content kernels, which compute attention weights from the similarity of queries and keys.
+"""Content kernels, which are similarities of queries and keys, such as exp(qᵀk) in softmax.
 
-`KERNELS` lists them by name, such as "softmax" and "relu".
+`KERNELS` lists their names, such as "softmax" and "relu".
 """
 
 from torch import Generator
 
 from teka.errors import unknown_name, wrong_value
-from teka.functional.kernels.base import Kernel
-from teka.functional.kernels.features import Constant, Elu, Hedgehog, Softmax, Taylor2
-from teka.functional.kernels.projection import default_num_features, draw_projection
-from teka.functional.kernels.random import (
-    Hyperbolic,
-    Optimal,
-    Positive,
-    RandomKernel,
-    Trigonometric,
+from teka.functional.kernels.content_kernel import Kernel
+from teka.functional.kernels.feature_kernels import Constant, Elu, Hedgehog, Softmax, Taylor2
+from teka.functional.kernels.random_features import (
+    HyperbolicFeatures,
+    OptimalFeatures,
+    PositiveFeatures,
+    RandomFeatureKernel,
+    TrigonometricFeatures,
 )
+from teka.functional.kernels.random_projection import default_num_features, draw_projection
 from teka.functional.kernels.rectified import FlooredRelu, Focused, Relu, SquaredRelu
 from teka.functional.kernels.similarity import Concatenation, DotProduct, Gaussian
 
@@ -36,16 +36,17 @@ DETERMINISTIC_KERNELS: dict[str, type[Kernel]] = {
     )
 }
 # Kernels with a random projection.
-RANDOM_KERNELS: dict[str, type[RandomKernel]] = {
-    kernel.name: kernel for kernel in (Positive, Hyperbolic, Optimal, Trigonometric)
+RANDOM_KERNELS: dict[str, type[RandomFeatureKernel]] = {
+    kernel.name: kernel
+    for kernel in (PositiveFeatures, HyperbolicFeatures, OptimalFeatures, TrigonometricFeatures)
 }
-# Kernels with learned parameters, which start from `identity`.
+# Kernels with learned parameters, which start from `with_identity_weights`.
 LEARNED_KERNELS: dict[str, type[Hedgehog]] = {Hedgehog.name: Hedgehog}
 KERNELS = (*DETERMINISTIC_KERNELS, *RANDOM_KERNELS, *LEARNED_KERNELS)
 
 
 def make_kernel(kernel: str | Kernel, dim: int) -> Kernel:
-    """Create the content kernel (similarity of queries and keys) with the given name.
+    """Create the content kernel (similarity of queries and keys) with a given name.
 
     An instance of `Kernel` is returned unchanged. Random features are drawn with seed 0, and
     learned parameters have their initial values.
@@ -63,14 +64,14 @@ def make_kernel(kernel: str | Kernel, dim: int) -> Kernel:
         projection = draw_projection(default_num_features(dim), dim, generator=generator)
         return RANDOM_KERNELS[kernel](projection)
     if kernel in LEARNED_KERNELS:
-        return LEARNED_KERNELS[kernel].identity(dim)
+        return LEARNED_KERNELS[kernel].with_identity_weights(dim)
     raise unknown_name("kernel", kernel, KERNELS)
 
 
-def rectified_kernel(kernel: str | Kernel, epsilon: float) -> FlooredRelu:
-    """Create a kernel that compares rectified queries and keys (after a ReLU), by its name.
+def make_rectified_kernel(kernel: str | Kernel, epsilon: float) -> FlooredRelu:
+    """Create a kernel of ReLU features by its name, with a given minimum `epsilon`.
 
-    Rectified entries have a small positive minimum instead of 0, which `epsilon` sets. See
+    Entries of queries and keys that would be 0 after the ReLU get a small positive minimum. See
     `FlooredRelu`.
     """
     floored = {

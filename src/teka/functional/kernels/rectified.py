@@ -12,7 +12,7 @@ from torch import Tensor
 from teka.checks import POSITIVE_NUMBER, is_positive
 from teka.errors import wrong_value
 from teka.execution_mode import ExecutionMode, execution_mode, is_readable
-from teka.functional.kernels.base import FeatureKernel, mask_features
+from teka.functional.kernels.content_kernel import FeatureKernel, mask_features
 from teka.functional.shapes import (
     CausalFeatures,
     FeatureVectors,
@@ -31,8 +31,8 @@ RANGE_BITS = 8.0
 LEAST_FEATURE = 1e-14
 
 
-class PointwiseKernel(FeatureKernel):
-    """Base class of similarities of query and key that apply one feature map to both vectors."""
+class SharedFeatureMapKernel(FeatureKernel):
+    """Base class of kernels for linear attention with one feature map for queries and keys."""
 
     @abstractmethod
     def feature_map(self, vectors: Vectors, *, scale: float) -> FeatureVectors:
@@ -45,7 +45,7 @@ class PointwiseKernel(FeatureKernel):
         return mask_features(self.feature_map(key, scale=scale), key_mask)
 
 
-def _range_factor(vectors: Tensor, dims: tuple[int, ...]) -> Tensor | None:
+def _overflow_safe_factors(vectors: Tensor, dims: tuple[int, ...]) -> Tensor | None:
     """Return scale factors for vectors, so that powers of their entries do not overflow.
 
     The factors are powers of 2⁸. They scale the largest entry over the dimensions `dims` to between
@@ -75,13 +75,15 @@ def _first_unmasked_key(key: Keys, key_mask: KeyMask) -> Float[Tensor, "batch he
 
 
 @dataclass(frozen=True)
-class FlooredRelu(PointwiseKernel):
-    """Base class of feature maps that are powers of a ReLU with a small positive minimum.
+class FlooredRelu(SharedFeatureMapKernel):
+    """Base class of features that are powers of a ReLU with a small positive minimum.
 
-    For a vector x of size d, the rectified vector is r(x) = max(x, ε ‖x‖/√d). Attention weights are
-    inner products of the features, so the minimum lets a query without a positive entry attend to
-    all keys. It is relative to the length of x, so that multiplying x by a positive number
-    multiplies r(x) by the same number. The features of the zero vector are 10⁻¹⁴.
+        r(x) = max(x, ε ‖x‖/√d)
+
+    Here x is a query or key of size d, and the features are powers of r(x). Because of the minimum,
+    a query without a positive entry still attends to all keys. The minimum is relative to the
+    length of x, so that multiplying x by a positive number multiplies r(x) by the same number. The
+    features of the zero vector are 10⁻¹⁴.
 
     The length of a query and a common factor of all keys cancel in the normalization. To avoid
     overflow, vectors are therefore scaled before powers are taken, by factors without a gradient.
@@ -118,27 +120,26 @@ class FlooredRelu(PointwiseKernel):
         return self.features_from_rectified(torch.relu(vectors - floor) + floor)
 
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
-        factor = _range_factor(query, (-1,))
+        factor = _overflow_safe_factors(query, (-1,))
         return self.feature_map(query if factor is None else query * factor, scale=scale)
 
     def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask = None) -> KeyFeatures:
-        factor = _range_factor(mask_features(key, key_mask), (-2, -1))
+        factor = _overflow_safe_factors(mask_features(key, key_mask), (-2, -1))
         key = key if factor is None else key * factor
         return mask_features(self.feature_map(key, scale=scale), key_mask)
 
     def causal_key_features(
         self, key: Keys, *, scale: float, key_mask: KeyMask = None
     ) -> CausalFeatures:
-        """Map keys to features for causal attention, with a log scale for each key.
+        """Map keys to features for causal attention, scaled so that they do not overflow.
 
-        The log scale is the logarithm of a factor that is taken out of the features, so that powers
-        of entries neither overflow nor underflow. If the first unmasked keys need no scaling, no
-        key is scaled, because later keys must not change how earlier outputs are computed. Keys
-        that are much smaller than the first key then have no visible weight.
+        The logarithm of the scale of each key is returned as well. If the first unmasked keys need
+        no scaling, no key is scaled, because later keys must not change how earlier outputs are
+        computed. Keys that are much smaller than the first key then have no visible weight.
         """
         log_scale = None
-        if _range_factor(_first_unmasked_key(key, key_mask), (-1,)) is not None:
-            factor = _range_factor(key, (-1,))
+        if _overflow_safe_factors(_first_unmasked_key(key, key_mask), (-1,)) is not None:
+            factor = _overflow_safe_factors(key, (-1,))
             if factor is not None:
                 key = key * factor
                 log_scale = -self.degree * factor[..., 0].log()
@@ -151,11 +152,13 @@ class FlooredRelu(PointwiseKernel):
 
 @dataclass(frozen=True)
 class SquaredRelu(FlooredRelu):
-    """The default content kernel, an inner product of squared ReLU features of query and key.
+    """The default kernel for linear attention, an inner product of squared ReLU features.
 
-    For a vector x of size d, the features are φ(x) = r² with r = max(x, ε ‖x‖/√d), a ReLU with a
-    small positive minimum. They are deterministic and non-negative. Multiplying a query, or all
-    keys, by a positive number does not change the attention weights.
+        φ(x) = max(x, ε ‖x‖/√d)²
+
+    Here x is a query or key of size d, and ε sets a small positive minimum of the ReLU. The
+    features are deterministic and non-negative. Multiplying a query, or all keys, by a positive
+    number does not change the attention weights.
 
     Source: So et al. 2021 (Primer) for the activation. Its use as a feature map is from this
     library.
@@ -188,8 +191,9 @@ class SquaredRelu(FlooredRelu):
 class Relu(FlooredRelu):
     """A kernel for linear attention, the inner product of ReLU features of query and key.
 
-    For a vector x of size d, the features are φ(x) = max(x, ε ‖x‖/√d), a ReLU with a small positive
-    minimum.
+        φ(x) = max(x, ε ‖x‖/√d)
+
+    Here x is a query or key of size d, and ε sets a small positive minimum of the ReLU.
 
     Source: Choromanski et al. 2021 (Performer-ReLU). The relative floor is from this library.
 
@@ -212,9 +216,11 @@ class Relu(FlooredRelu):
 class Focused(FlooredRelu):
     """The kernel of focused linear attention, which concentrates the weight on similar keys.
 
-    For a vector x of size d, the features are φ(x) = ‖r‖ · r³/‖r³‖ with r = max(x, ε ‖x‖/√d), and
-    the weight is φ(q)ᵀφ(k). Cubing the entries moves the direction of a vector towards its largest
-    entries, so that similar pairs gain weight and dissimilar pairs lose weight.
+        φ(x) = ‖r‖ · r³/‖r³‖,   r = max(x, ε ‖x‖/√d)
+
+    Here x is a query or key of size d, and r is a ReLU with a small positive minimum. The attention
+    weight is the inner product of the features of query and key. Cubing the entries moves a vector
+    towards its largest entries, so that similar pairs gain weight and dissimilar pairs lose weight.
 
     Source: Han et al. 2023 (FLatten Transformer), with p = 3. The relative floor is from this
     library.

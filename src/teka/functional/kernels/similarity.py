@@ -4,8 +4,13 @@ from dataclasses import dataclass
 
 import torch
 
-from teka.functional.kernels.base import FeatureKernel, Kernel, apply_log_factor, mask_features
-from teka.functional.kernels.features import Softmax
+from teka.functional.kernels.content_kernel import (
+    FeatureKernel,
+    Kernel,
+    mask_features,
+    multiply_by_log_factors,
+)
+from teka.functional.kernels.feature_kernels import Softmax
 from teka.functional.shapes import (
     FeatureMaps,
     KeyFeatures,
@@ -25,10 +30,9 @@ from teka.functional.shapes import (
 class DotProduct(FeatureKernel):
     """The similarity scale · qᵀk of a query q and a key k, without softmax.
 
-    The weighted sum of the values is divided by the number of keys. With position-dependent weights
-    c_ij for query i and key j (a relative kernel), it is divided by Σ_j c_ij. Weights may be
-    negative, and a key that is twice as long has twice the weight, so that the output is not
-    bounded.
+    The weighted sum of the values is divided by the number of keys. If positions give each pair an
+    additional weight c_ij (a relative kernel), it is divided by Σ_j c_ij instead. Weights may be
+    negative, and a key that is twice as long has twice the weight, so the output is not bounded.
 
     Source: Wang et al. 2018 (Non-local neural networks), equation 4. The denominator with a
     relative kernel is from this library.
@@ -58,7 +62,7 @@ class DotProduct(FeatureKernel):
 
 @dataclass(frozen=True)
 class Concatenation(Kernel):
-    """A similarity of query and key: the ReLU of the sum of all entries of both, times a scale.
+    """The ReLU of the sum of all entries of a query and a key, used as their similarity.
 
     The weighted sum of the values is divided by the number of keys. Non-local networks use
     relu(wᵀ[q; k]) with a learned vector w. Here w is a vector of ones, because the projections of
@@ -89,19 +93,19 @@ class Concatenation(Kernel):
     def dense_weights(
         self, products: Pairs, *, log_relative: LogFactors, log_scale: LogScale, keep: PairMask
     ) -> Pairs:
-        return apply_log_factor(torch.relu(products), log_relative, log_scale, keep)
+        return multiply_by_log_factors(torch.relu(products), log_relative, log_scale, keep)
 
-    def dense_size(self, dim: int) -> int:
+    def dense_vector_size(self, dim: int) -> int:
         return 2
 
 
 @dataclass(frozen=True)
 class Gaussian(Softmax):
-    """The similarity exp(−scale · ‖q − k‖²/2) of a query q and a key k, which decays with distance.
+    """The similarity exp(−scale · ‖q − k‖²/2), which decays with the distance of query and key.
 
     Unlike the softmax kernel, it does not give more weight to longer keys. It is computed as
-    softmax attention with the scores scale · (qᵀk − ‖k‖²/2), which are inner products of vectors
-    with one additional entry.
+    softmax attention, after one entry has been appended to queries and keys so that the scores
+    become scale · (qᵀk − ‖k‖²/2).
 
     Source: Wang et al. 2018, §3.2, after Buades et al. 2005 (non-local means).
 
@@ -130,5 +134,5 @@ class Gaussian(Softmax):
         query_vectors, key_vectors = self.softmax_vectors(query, key)
         return scale * query_vectors, key_vectors, None
 
-    def dense_size(self, dim: int) -> int:
+    def dense_vector_size(self, dim: int) -> int:
         return dim + 1

@@ -1,20 +1,20 @@
 """Relative kernels, which are attention weights that depend on the offset of query and key.
 
-`RELATIVES` lists them by name, such as "rotary" and "alibi".
+`RELATIVES` lists their names, such as "rotary" and "alibi".
 """
 
 from torch import Generator
 
 from teka.errors import unknown_name, wrong_value
-from teka.functional.kernels.base import Kernel
-from teka.functional.relative.base import Relative
+from teka.functional.kernels.content_kernel import Kernel
 from teka.functional.relative.biases import T5, Alibi, Decay, Kerple
 from teka.functional.relative.clipped import Clipped, ClippedFeatures
 from teka.functional.relative.fourier import Fourier
 from teka.functional.relative.quadratic import GeneralizedQuadratic, Quadratic, Table
+from teka.functional.relative.relative_kernel import Relative
 from teka.functional.relative.rotary import Rotary
 from teka.functional.relative.rotation import Rotation, RotationJoint
-from teka.functional.relative.signed import Shaw, TransformerXL
+from teka.functional.relative.signed_offsets import Shaw, TransformerXL
 from teka.functional.relative.window import Window
 
 RELATIVES: dict[str, type[Relative]] = {
@@ -43,7 +43,7 @@ RELATIVES: dict[str, type[Relative]] = {
 def make_relative(
     relative: str | Relative, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
 ) -> Relative:
-    """Create the relative kernel (position-dependent attention weight) with the given name.
+    """Create the relative kernel (position-dependent attention weight) with a given name.
 
     Its parameters are drawn with seed 0. An instance of `Relative` is returned unchanged.
     """
@@ -57,4 +57,4 @@ def make_relative(
         raise unknown_name("relative", relative, RELATIVES)
     generator = Generator().manual_seed(0)
     sizes = {"heads": heads, "dim": dim, "num_axes": num_axes}
-    return RELATIVES[relative].draw(generator, **sizes, kernel=kernel)
+    return RELATIVES[relative].random_example(generator, **sizes, kernel=kernel)

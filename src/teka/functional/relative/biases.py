@@ -1,4 +1,4 @@
-"""Position biases of attention scores that are sums over axes: decay, ALiBi, KERPLE and T5."""
+"""Position biases that grow with the distance of query and key: decay, ALiBi, KERPLE and T5."""
 
 import math
 from abc import abstractmethod
@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 from teka._compat import replace
 from teka.checks import POSITIVE_NUMBER, check_name, check_sizes, check_tensor_sizes, is_positive
 from teka.errors import wrong_shape, wrong_value
+from teka.functional.backends.attention_sums import FeatureInputs, WeightedSums
 from teka.functional.backends.costs import Cost
 from teka.functional.backends.decay_scan import (
     bidirectional_decay_sums,
@@ -19,10 +20,14 @@ from teka.functional.backends.decay_scan import (
     decay_cost,
     grid_decay_sums,
 )
-from teka.functional.backends.linear import DecodingState, LinearFeatures, Sizes, decoding_step
-from teka.functional.backends.sums import FeatureInputs, WeightedSums
-from teka.functional.positions import Positions, whole_steps
-from teka.functional.relative.stationary import SeparableRelative, per_head, read_table
+from teka.functional.backends.linear import (
+    AttentionSizes,
+    DecodingState,
+    LinearFeatures,
+    decoding_step,
+)
+from teka.functional.positions import Positions, round_to_steps
+from teka.functional.relative.stationary import SeparableRelative, broadcast_per_head, read_table
 from teka.functional.shapes import AxisOffsets, LogRelativePerHead
 from teka.precision import to_widest_dtype
 
@@ -48,25 +53,21 @@ class DecayRelative(SeparableRelative):
     def axis_rate(self, axis: int) -> Float[Tensor, "heads"]:
         """Return the decay rate of each head along one axis."""
 
-    def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
-        return -per_head(self.axis_rate(axis), offsets) * offsets.abs()
+    def axis_log_weights(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
+        return -broadcast_per_head(self.axis_rate(axis), offsets) * offsets.abs()
 
-    def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Estimate the cost of each algorithm for linear attention with exponential decay.
-
-        The algorithms are "linear" (scans along the axes), "toeplitz" (a matrix for each axis) and
-        "fft". "linear" needs the same grid for queries and keys, without periodic axes. In causal
-        attention this grid must have one axis.
-        """
+    def estimate_costs(self, sizes: AttentionSizes, positions: Positions) -> dict[str, Cost]:
         grid = positions.shared_grid
-        costs = super().costs(sizes, positions)
+        costs = super().estimate_costs(sizes, positions)
         if grid is None or any(grid.periodic) or (sizes.is_causal and grid.num_axes > 1):
             return costs
         return {"linear": decay_cost(sizes, grid), **costs}
 
-    def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
+    def weighted_sums(
+        self, backend: str, tokens: FeatureInputs, positions: Positions
+    ) -> WeightedSums:
         if backend != "linear":
-            return super().sums(backend, tokens, positions)
+            return super().weighted_sums(backend, tokens, positions)
         grid = positions.shared_grid
         assert grid is not None
         rates = [
@@ -83,10 +84,10 @@ class DecayRelative(SeparableRelative):
         # The largest c of a query is 1, for the key at its own position.
         sums = replace(sums, log_peak=torch.zeros_like(sums.denominator))
         return sums.recompute_underflowed(
-            tokens, lambda rows: self.log_at(positions.offsets_like(tokens.value, rows))
+            tokens, lambda rows: self.log_at(positions.pairwise_offsets(tokens.value, rows))
         )
 
-    def step(
+    def decode_step(
         self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
     ) -> tuple[WeightedSums, DecodingState]:
         query, key = LinearFeatures(tokens.query_features), LinearFeatures(tokens.key_features)
@@ -95,12 +96,14 @@ class DecayRelative(SeparableRelative):
 
 @dataclass(frozen=True)
 class Decay(DecayRelative):
-    """Exponential decay of attention weights with the distance, at a learned rate.
+    """Attention weights that decay exponentially with the distance, at a learned rate.
 
-    Each head has a rate for each axis. A key at the distance |Δ_a| along each axis a has the weight
-    exp(−Σ_a rate_a |Δ_a|). Sums over keys are computed by two scans along each axis, one in each
-    direction. Causal attention needs one scan only. Along a periodic axis the shorter distance
-    counts, and Toeplitz matrices replace the scans.
+        c(Δ) = exp(−Σ_a rate_a |Δ_a|)
+
+    Here |Δ_a| is the distance of query and key along axis a. Each head has a rate for each axis.
+    Sums over keys are computed by two scans along each axis, one in each direction. Causal
+    attention needs one scan only. Along a periodic axis the shorter distance counts, and Toeplitz
+    matrices replace the scans.
 
     Source: Sun et al. 2023 (RetNet), equation 5, for one direction. Both directions and several
     axes are from this library.
@@ -124,10 +127,10 @@ class Decay(DecayRelative):
     rate: Float[Tensor, "heads axes"]
 
     @classmethod
-    def initial(cls, *, num_axes: int, heads: int) -> "Decay":
+    def with_initial_parameters(cls, *, num_axes: int, heads: int) -> "Decay":
         """Return the slopes of `Alibi` as rates of all axes."""
         check_tensor_sizes({"num_axes": num_axes, "heads": heads})
-        return cls(Alibi.initial(heads=heads).slope[:, None].repeat(1, num_axes))
+        return cls(Alibi.with_initial_parameters(heads=heads).slope[:, None].repeat(1, num_axes))
 
     def axis_rate(self, axis: int) -> Float[Tensor, "heads"]:
         return self.rate[:, axis]
@@ -137,22 +140,24 @@ class Decay(DecayRelative):
 class Alibi(DecayRelative):
     """Attention with linear biases (ALiBi), which lower the score in proportion to the distance.
 
-    The bias of the score is −m ‖Δ‖₁, where ‖Δ‖₁ is the Manhattan distance of query and key, and m
-    is a fixed slope of each head. The kernel equals `Decay` with the same rate for all axes.
+    The bias of the attention score is −m ‖Δ‖₁, where ‖Δ‖₁ is the Manhattan distance of query and
+    key, and m is a fixed slope of each head. The result equals that of `Decay` with the same rate
+    for all axes.
 
     Source: Press et al. 2022, §3, in both directions. The Manhattan distance on several axes is
     from this library.
 
     >>> import torch
     >>> from teka.functional import Alibi
-    >>> kernel = Alibi.initial(heads=4)
+    >>> kernel = Alibi.with_initial_parameters(heads=4)
     >>> kernel.slope
     tensor([0.2500, 0.0625, 0.0156, 0.0039])
     >>> kernel.log_at(torch.tensor([[3.0, -5.0]])).flatten()  # −m (3 + 5)
     tensor([-2.0000, -0.5000, -0.1250, -0.0312])
 
     Args:
-        slope: m ≥ 0 per unit of length, shape (heads,). `initial` has the slopes of the paper.
+        slope: m ≥ 0 per unit of length, shape (heads,). `with_initial_parameters` sets the slopes
+            of the paper.
 
     Raises:
         ValueError: If a slope is negative.
@@ -165,7 +170,7 @@ class Alibi(DecayRelative):
     slope: Float[Tensor, "heads"]
 
     @classmethod
-    def initial(cls, *, heads: int) -> "Alibi":
+    def with_initial_parameters(cls, *, heads: int) -> "Alibi":
         """Create ALiBi position biases with the slopes of the paper, 2^(−8h/H) for h = 1, …, H.
 
         If the number of heads H is not a power of two, the slopes are those for the next lower
@@ -178,9 +183,9 @@ class Alibi(DecayRelative):
         return cls(2.0 ** -torch.tensor(exponents))
 
     @classmethod
-    def draw(cls, generator: Generator, *, heads: int, **sizes: Any) -> "Alibi":
+    def random_example(cls, generator: Generator, *, heads: int, **sizes: Any) -> "Alibi":
         """Return the slopes of the paper in float64."""
-        return cls(cls.initial(heads=heads).slope.double())
+        return cls(cls.with_initial_parameters(heads=heads).slope.double())
 
     def axis_rate(self, axis: int) -> Float[Tensor, "heads"]:
         return self.slope
@@ -188,12 +193,13 @@ class Alibi(DecayRelative):
 
 @dataclass(frozen=True)
 class Kerple(SeparableRelative):
-    """The position bias of KERPLE, a learned function of the distance of query and key.
+    """The relative position bias of KERPLE, a learned function of the distance of query and key.
 
-    For the distance |Δ_a| along axis a, the bias of the attention score is
-    −Σ_a w_a log(1 + b_a |Δ_a|) in the logarithmic form and −Σ_a w_a |Δ_a|^b_a in the power form.
-    Each head learns its own w and b. The bias is conditionally positive definite, in the power form
-    for b ≤ 2.
+        −Σ_a w_a log(1 + b_a |Δ_a|)   (logarithmic form)
+        −Σ_a w_a |Δ_a|^b_a            (power form)
+
+    Here |Δ_a| is the distance along axis a. Each head learns its own w and b. The bias, which is
+    added to the attention score, is conditionally positive definite, in the power form for b ≤ 2.
 
     Source: Chi et al. 2022 (KERPLE), on one axis. The sum over axes is from this library.
 
@@ -224,10 +230,12 @@ class Kerple(SeparableRelative):
         check_name("form", self.form, KERPLE_FORMS)
 
     @classmethod
-    def initial(cls, *, num_axes: int, heads: int, form: str = KERPLE_FORMS[0]) -> "Kerple":
-        """Create the KERPLE position bias with uniform random values, as in the authors' code.
+    def with_initial_parameters(
+        cls, *, num_axes: int, heads: int, form: str = KERPLE_FORMS[0]
+    ) -> "Kerple":
+        """Create the KERPLE position bias with uniform random parameters, as in the authors' code.
 
-        Weights are between 0 and 2, and bends are between 0 and 1.
+        The parameters w are between 0 and 2, and the parameters b are between 0 and 1.
         """
         check_tensor_sizes({"num_axes": num_axes, "heads": heads})
         weight, bend = torch.rand(2, heads, num_axes).clamp_min(1e-2)
@@ -237,9 +245,9 @@ class Kerple(SeparableRelative):
     def constraints(self) -> dict[str, str]:
         return {"weight": "positive", "bend": "below 2" if self.form == "power" else "positive"}
 
-    def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
-        weight = per_head(self.weight[:, axis], offsets)
-        bend = per_head(self.bend[:, axis], offsets)
+    def axis_log_weights(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
+        weight = broadcast_per_head(self.weight[:, axis], offsets)
+        bend = broadcast_per_head(self.bend[:, axis], offsets)
         distance = offsets.abs()
         if self.form == "logarithmic":
             return -weight * torch.log1p(bend * distance)
@@ -295,7 +303,7 @@ class T5(SeparableRelative):
             raise wrong_value("unit", self.unit, POSITIVE_NUMBER)
 
     @classmethod
-    def initial(
+    def with_initial_parameters(
         cls,
         *,
         num_axes: int,
@@ -308,18 +316,18 @@ class T5(SeparableRelative):
         return cls(torch.zeros(heads, num_axes, num_buckets), max_distance)
 
     @classmethod
-    def draw(cls, generator: Generator, **sizes: Any) -> "T5":
-        """Create an example of the T5 position bias with standard normal values.
+    def random_example(cls, generator: Generator, **sizes: Any) -> "T5":
+        """Create an example of the T5 position bias with random values and 12 ranges of distances.
 
-        It has 12 buckets (ranges of distances) and a maximum distance of 6.
+        The values are standard normal. The maximum distance is 6.
         """
-        return replace(super().draw(generator, **sizes), max_distance=6.0)
+        return replace(super().random_example(generator, **sizes), max_distance=6.0)
 
     def bucket(self, offsets: AxisOffsets) -> Int[Tensor, "*pairs"]:
         """Return the buckets of offsets x_i − x_j."""
         num_per_side = self.tables.shape[-1] // 2
         num_exact = num_per_side // 2
-        steps = whole_steps(to_widest_dtype(offsets).abs(), self.unit)
+        steps = round_to_steps(to_widest_dtype(offsets).abs(), self.unit)
         log_ratio = torch.log(steps.clamp_min(num_exact) / num_exact)
         share = log_ratio / math.log(self.max_distance / num_exact)
         far_bucket = num_exact + torch.floor(share * (num_per_side - num_exact) + 1e-9)
@@ -327,5 +335,5 @@ class T5(SeparableRelative):
         is_after = (offsets < 0) & (steps > 0)
         return (bucket + num_per_side * is_after).long()
 
-    def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
+    def axis_log_weights(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
         return read_table(self.tables[:, axis].to(offsets), self.bucket(offsets))

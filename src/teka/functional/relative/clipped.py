@@ -1,6 +1,6 @@
-"""Attention weights that depend on the query and on a clipped distance to the key.
+"""Attention weights that depend on the query and on the clipped distance of the key.
 
-They are strategy 2 of Horn et al. 2021. One version is exact, the other uses random features.
+This is strategy 2 of Horn et al. 2021, in an exact version and in one with random features.
 """
 
 from dataclasses import dataclass
@@ -13,15 +13,20 @@ from torch.nn.functional import pad
 
 from teka.checks import POSITIVE_NUMBER, check_sizes, check_tensor, check_tensor_sizes, is_positive
 from teka.errors import wrong_shape, wrong_value
+from teka.functional.backends.attention_sums import FeatureInputs, WeightedSums
 from teka.functional.backends.costs import Cost
-from teka.functional.backends.linear import DecodingState, LinearFeatures, LinearState, Sizes
+from teka.functional.backends.linear import (
+    AttentionSizes,
+    DecodingState,
+    LinearFeatures,
+    LinearState,
+)
 from teka.functional.backends.rings import causal_ring_sums, rings_cost, weighted_ring_sums
-from teka.functional.backends.sums import FeatureInputs, WeightedSums
-from teka.functional.kernels.base import LOWEST_EXPONENT
-from teka.functional.kernels.projection import default_num_features, draw_projection
-from teka.functional.kernels.random import Positive
-from teka.functional.positions import Positions, whole_steps
-from teka.functional.relative.base import FactorRelative, OffsetIndex, has_spacing
+from teka.functional.kernels.content_kernel import LOWEST_EXPONENT
+from teka.functional.kernels.random_features import PositiveFeatures
+from teka.functional.kernels.random_projection import default_num_features, draw_projection
+from teka.functional.positions import Positions, round_to_steps
+from teka.functional.relative.relative_kernel import OffsetIndex, PositiveRelative, has_spacing
 from teka.functional.shapes import LogRelative, Offsets, OffsetVectors, PairFunction, Queries
 from teka.grid import Grid
 
@@ -30,14 +35,15 @@ MAX_DISTANCE = 6
 
 
 @dataclass(frozen=True)
-class Clipped(FactorRelative):
+class Clipped(PositiveRelative):
     """An attention weight that depends on the query and on the clipped distance of the key.
 
-    For a query q, a key at the distance r has the weight c = exp(scale · qᵀw_r) with a learned
-    embedding w_r of the distance. The distance is r = min(‖Δ‖₁ / ring_width, k) with the maximum k,
-    where the Manhattan distance ‖Δ‖₁ is rounded to a whole number of ring widths. All keys at one
-    distance form a ring around the query. Attention with L tokens takes O(L · k) operations,
-    because a sum over keys is a weighted sum of k + 1 sums over rings.
+        c = exp(scale · qᵀw_r),   r = min(‖Δ‖₁ / ring_width, k)
+
+    Here w_r is a learned embedding of the distance r, and ‖Δ‖₁ is the Manhattan distance of query
+    and key, rounded to a whole number of ring widths. Distances above the maximum k are clipped.
+    All keys at one distance form a ring around the query. Attention with L tokens takes O(L · k)
+    operations, because a sum over keys is a weighted sum of k + 1 sums over rings.
 
     Source: Horn et al. 2021, §2.3 (strategy 2), after Shaw et al. 2018. The paper does not state
     the range of the embeddings w_0 to w_k, the Manhattan distance and the denominator.
@@ -75,7 +81,7 @@ class Clipped(FactorRelative):
             raise wrong_value("ring_width", self.ring_width, POSITIVE_NUMBER)
 
     @classmethod
-    def initial(
+    def with_initial_parameters(
         cls, *, dim_head: int, max_distance: int = MAX_DISTANCE, ring_width: float = 1.0
     ) -> "Clipped":
         """Return embeddings of zeros."""
@@ -84,16 +90,16 @@ class Clipped(FactorRelative):
 
     @property
     def max_distance(self) -> int:
-        """Return k, the largest distance with its own embedding. Larger distances are clipped to k.
+        """The largest distance with its own embedding, to which larger distances are clipped.
 
         Distances are counted in ring widths.
         """
         return self.distance_embedding.shape[0] - 1
 
-    def rings_fit(self, grid: Grid) -> bool:
-        """Return True if the keys at equal distance form non-overlapping rings of whole grid cells.
+    def supports_rings(self, grid: Grid) -> bool:
+        """Return True if keys at equal distance can be summed first on a grid of tokens.
 
-        Neighboring cells must be one ring width apart. Along a periodic axis, all rings except the
+        Neighboring tokens must be one ring width apart. Along a periodic axis, all rings except the
         last one must be smaller than the period.
         """
         axes = zip(grid.shape, grid.periodic, strict=True)
@@ -104,7 +110,7 @@ class Clipped(FactorRelative):
 
     def ring(self, offsets: Float[Tensor, "*batch axes"]) -> Int[Tensor, "*batch"]:
         """Return the clipped distances of offsets, in ring widths."""
-        distance = whole_steps(offsets.abs().sum(dim=-1), self.ring_width)
+        distance = round_to_steps(offsets.abs().sum(dim=-1), self.ring_width)
         return distance.clamp_max(self.max_distance).long()
 
     def log_rings(
@@ -113,37 +119,34 @@ class Clipped(FactorRelative):
         """Return log c of every query for each distance."""
         return scale * (query @ self.distance_embedding.to(query).T)
 
-    def log_kernel(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
+    def log_weights(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
         log_rings = self.log_rings(query, scale=scale)
         ring = self.ring(offsets)
         ring = ring[:, None] if ring.ndim == 3 else ring
         return log_rings.gather(-1, ring.expand(*log_rings.shape[:-1], ring.shape[-1]))
 
-    def dense_passes(self, num_axes: int) -> int:
+    def num_dense_passes(self, num_axes: int) -> int:
         # The ring of an offset, and a table lookup.
         return 8 + 6 * num_axes
 
-    def table_term(
+    def flex_table_term(
         self, query: Queries, offsets: OffsetVectors, index: OffsetIndex, *, scale: float
     ) -> PairFunction:
         ring = pad(self.ring(offsets).int(), (0, 1), value=self.max_distance + 1)
         log_rings = pad(self.log_rings(query, scale=scale), (0, 1))
         return lambda b, h, i, j: log_rings[b, h, i, ring[index(i, j)]]
 
-    def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Estimate the cost of attention that sums keys at equal distance first ("rings").
-
-        The backend "rings" needs the same grid for queries and keys. In causal attention this grid
-        must have a single axis, which is not periodic. Otherwise the result is empty.
-        """
+    def estimate_costs(self, sizes: AttentionSizes, positions: Positions) -> dict[str, Cost]:
         grid = positions.shared_grid
-        if grid is None or not self.rings_fit(grid):
+        if grid is None or not self.supports_rings(grid):
             return {}
         if sizes.is_causal and (grid.num_axes > 1 or grid.periodic[0]):
             return {}
         return {"rings": rings_cost(grid, sizes.num_features, sizes.dim_value, self.max_distance)}
 
-    def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
+    def weighted_sums(
+        self, backend: str, tokens: FeatureInputs, positions: Positions
+    ) -> WeightedSums:
         grid = positions.shared_grid
         assert grid is not None
         log_rings = self.log_rings(tokens.query, scale=tokens.scale)
@@ -151,7 +154,7 @@ class Clipped(FactorRelative):
             log_rings, tokens, grid
         )
 
-    def step(
+    def decode_step(
         self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
     ) -> tuple[WeightedSums, DecodingState]:
         return decode_with_rings(self.log_rings(tokens.query, scale=tokens.scale), tokens, state)
@@ -174,7 +177,7 @@ def decode_with_rings(
     key_features, log_scale, value = tokens.key_features, tokens.log_scale, tokens.value
     log_scale = torch.zeros_like(value[..., 0]) if log_scale is None else log_scale
     new = LinearState.from_keys(LinearFeatures(key_features), value, log_scale)
-    distant = new.without_keys() if state is None else state.sums_compatible_with(new)
+    distant = new.without_keys() if state is None else state.compatible_sums(new)
     recent = [(key_features, log_scale, value), *(() if state is None else state.recent)]
     if len(recent) > log_rings.shape[-1] - 1:
         oldest_features, oldest_scale, oldest_value = recent.pop()
@@ -202,8 +205,8 @@ def decode_with_rings(
 class ClippedFeatures(Clipped):
     """Attention weights of clipped distances as in Horn et al. 2021, estimated by random features.
 
-    The weight exp(scale · qᵀw_r) of `Clipped` for a query q and the embedding w_r of the distance
-    is estimated by φ(q)ᵀφ(w_r), where φ are positive random features. This costs more than
+    They estimate the weight of `Clipped`, which depends on the query and on an embedding of the
+    distance, by an inner product of positive random features of both. This costs more than
     `Clipped` and is not exact, but a shift of all positions never changes the output.
 
     Source: Horn et al. 2021, §2.3 (strategy 2). The paper does not state the denominator.
@@ -232,7 +235,7 @@ class ClippedFeatures(Clipped):
         check_tensor("projection", self.projection, "features", self.distance_embedding.shape[-1])
 
     @classmethod
-    def initial(
+    def with_initial_parameters(
         cls,
         *,
         dim_head: int,
@@ -240,10 +243,10 @@ class ClippedFeatures(Clipped):
         ring_width: float = 1.0,
         num_features: int | None = None,
     ) -> "ClippedFeatures":
-        """Create weights of clipped distances, with zeros as embeddings and as projection.
+        """Create attention weights of clipped distances, with zeros as distance embeddings.
 
-        `teka.nn.RandomFeatures` draws the random projection later. For queries of size d, the
-        default number of random features is ⌊d ln d⌋.
+        The random projection is 0, too, until `teka.nn.RandomFeatures` draws it. For queries of
+        size d, the default number of random features is ⌊d ln d⌋.
         """
         check_tensor_sizes({"dim_head": dim_head, "max_distance": max_distance})
         check_sizes({"num_features": num_features}, or_none=True)
@@ -252,7 +255,7 @@ class ClippedFeatures(Clipped):
         return cls(embedding, ring_width, torch.zeros(num_features, dim_head))
 
     @classmethod
-    def draw(cls, generator: Generator, *, dim: int, **sizes: Any) -> "ClippedFeatures":
+    def random_example(cls, generator: Generator, *, dim: int, **sizes: Any) -> "ClippedFeatures":
         """Create an example with random distance embeddings and an orthogonal random projection."""
         embedding = torch.randn(MAX_DISTANCE + 1, dim, generator=generator, dtype=torch.float64)
         projection = draw_projection(default_num_features(dim), dim, generator=generator)
@@ -262,7 +265,7 @@ class ClippedFeatures(Clipped):
         self, query: Queries, *, scale: float
     ) -> Float[Tensor, "batch heads queries rings"]:
         assert self.projection is not None
-        kernel = Positive(self.projection)
+        kernel = PositiveFeatures(self.projection)
         query_exponent = kernel.query_exponent(query, scale=scale)
         embedding = self.distance_embedding.to(query)[None, None]
         ring_exponent = kernel.key_exponent(embedding, scale=scale)

@@ -18,20 +18,20 @@ from teka.checks import (
     is_positive,
 )
 from teka.errors import wrong_value
+from teka.functional.backends.attention_sums import FeatureInputs, WeightedSums
 from teka.functional.backends.costs import Cost
 from teka.functional.backends.feature_sums import linear_sums
 from teka.functional.backends.linear import (
+    AttentionSizes,
     DecodingState,
     LinearFeatures,
-    Sizes,
     decoding_step,
     linear_cost,
-    product_features,
+    multiply_by_sinusoids,
 )
-from teka.functional.backends.sums import FeatureInputs, WeightedSums
-from teka.functional.kernels.base import smallest_normal
+from teka.functional.kernels.content_kernel import smallest_normal
 from teka.functional.positions import Positions
-from teka.functional.relative.base import random_directions
+from teka.functional.relative.relative_kernel import random_directions
 from teka.functional.relative.stationary import StationaryRelative
 from teka.functional.shapes import (
     KeyPhases,
@@ -52,14 +52,15 @@ LONGEST_WAVE = 64.0
 
 @dataclass(frozen=True)
 class Fourier(StationaryRelative):
-    """A position-dependent attention weight, a learned non-negative sum of sinusoids.
+    """A position-dependent attention weight: a learned, non-negative sum of sinusoids.
 
-    For the offset Δ between query and key, the weight is
-    c(Δ) = a_0 + Σ_f a_f [1 + cos(ω_f·Δ + θ_f)] with F frequencies ω_f, phases θ_f and amplitudes
-    a ≥ 0. Because the cosine of a difference is a sum of products, c is the inner product of 2F + 1
-    features of the query position and of the key position. Attention is therefore linear in the
-    number of tokens and exact at any real positions. On a periodic grid, frequencies are rounded so
-    that whole periods fit the grid.
+        c(Δ) = a_0 + Σ_f a_f [1 + cos(ω_f·Δ + θ_f)]
+
+    Here Δ is the offset between query and key, and each sinusoid has a learned frequency ω_f, phase
+    θ_f and amplitude a_f ≥ 0. Because the cosine of a difference is a sum of products, c is the
+    inner product of features of the query position and of the key position. Attention is therefore
+    linear in the number of tokens and exact at any real positions. On a periodic grid, frequencies
+    are rounded so that whole periods fit the grid.
 
     Source: this library. Choromanski et al. 2023 (FLT) use a similar sum, with random frequencies.
 
@@ -102,7 +103,7 @@ class Fourier(StationaryRelative):
                 )
 
     @classmethod
-    def initial(
+    def with_initial_parameters(
         cls,
         *,
         num_axes: int,
@@ -141,12 +142,12 @@ class Fourier(StationaryRelative):
         amplitude = torch.full((heads, num_waves), wave_weight / num_waves)
         return cls(torch.ones(heads), amplitude, frequency, torch.zeros(heads, num_waves))
 
-    def for_positions(self, positions: Positions) -> "Fourier":
+    def adapt_to_positions(self, positions: Positions) -> "Fourier":
         if not any(positions.periods):
             return self
-        return replace(self, frequency=positions.torus_frequency(self.frequency))
+        return replace(self, frequency=positions.round_frequency_to_periods(self.frequency))
 
-    def dense_passes(self, num_axes: int) -> int:
+    def num_dense_passes(self, num_axes: int) -> int:
         # One cosine for each wave.
         return 3 + 17 * self.frequency.shape[1]
 
@@ -162,7 +163,7 @@ class Fourier(StationaryRelative):
     def position_features(
         self, positions: Positions, like: Tensor
     ) -> tuple[QueryPhases, KeyPhases]:
-        """Return features of positions whose inner products are position-dependent weights.
+        """Return features of query and key positions whose inner products are attention weights.
 
         For the weight a_0 + Σ_f a_f [1 + cos(ω_f·Δ + θ_f)] of the offset Δ, the features of a
         position x are
@@ -170,7 +171,7 @@ class Fourier(StationaryRelative):
             [a_0 + Σ_f a_f, a_f cos(ω_f·x + θ_f), a_f sin(ω_f·x + θ_f)] for a query,
             [1, cos ω_f·x, sin ω_f·x] for a key.
         """
-        angle, key_angle = positions.angles(self.frequency, like)
+        angle, key_angle = positions.sinusoid_phases(self.frequency, like)
         angle = angle + self.phase.to(angle)[:, None]
         amplitude = self.amplitude.to(angle)[:, None]
         constant = self.constant_weight.to(angle)[:, None, None]
@@ -182,8 +183,10 @@ class Fourier(StationaryRelative):
         key = torch.cat([ones, torch.cos(key_angle), torch.sin(key_angle)], dim=-1)
         return query if query.ndim == 4 else query[None], key if key.ndim == 4 else key[None]
 
-    def pair_term(self, query: Queries, positions: Positions, *, scale: float) -> PairFunction:
-        term = super().pair_term(query, positions, scale=scale)
+    def flex_score_term(
+        self, query: Queries, positions: Positions, *, scale: float
+    ) -> PairFunction:
+        term = super().flex_score_term(query, positions, scale=scale)
         if term is not None:
             return term
         first, tiny = positions.num_prefix_tokens, smallest_normal(query)
@@ -204,38 +207,38 @@ class Fourier(StationaryRelative):
             return log_sum
         return lambda b, h, i, j: torch.where((i < first) | (j < first), 0.0, log_sum(b, h, i, j))
 
-    def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Estimate the cost of linear attention with this weight, for each supported algorithm.
+    def estimate_costs(self, sizes: AttentionSizes, positions: Positions) -> dict[str, Cost]:
+        return {
+            "linear": linear_cost(sizes, self.feature_multiplier),
+            **super().estimate_costs(sizes, positions),
+        }
 
-        The algorithms are "linear", which multiplies features with sinusoids of the position, and
-        "fft".
-        """
-        return {"linear": linear_cost(sizes, self.num_waves), **super().costs(sizes, positions)}
-
-    def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
+    def weighted_sums(
+        self, backend: str, tokens: FeatureInputs, positions: Positions
+    ) -> WeightedSums:
         if backend == "fft":
-            return super().sums(backend, tokens, positions)
+            return super().weighted_sums(backend, tokens, positions)
         return linear_sums(tokens, *self._linear_features(tokens, positions))
 
     def linear_features(
         self, features: Tensor, positions: Positions, *, is_key: bool
     ) -> LinearFeatures:
         position_features = self.position_features(positions, features)[1 if is_key else 0]
-        return LinearFeatures(product_features(features, position_features))
+        return LinearFeatures(multiply_by_sinusoids(features, position_features))
 
-    def step(
+    def decode_step(
         self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
     ) -> tuple[WeightedSums, DecodingState]:
         return decoding_step(tokens, *self._linear_features(tokens, positions), state)
 
     @property
-    def num_waves(self) -> int:
+    def feature_multiplier(self) -> int:
         return 2 * self.frequency.shape[1] + 1
 
     def _linear_features(
         self, tokens: FeatureInputs, positions: Positions
     ) -> tuple[LinearFeatures, LinearFeatures]:
         query_waves, key_waves = self.position_features(positions, tokens.value)
-        query = product_features(tokens.query_features, query_waves)
-        key = product_features(tokens.key_features, key_waves)
+        query = multiply_by_sinusoids(tokens.query_features, query_waves)
+        key = multiply_by_sinusoids(tokens.key_features, key_waves)
         return LinearFeatures(query), LinearFeatures(key)

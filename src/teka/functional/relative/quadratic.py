@@ -1,4 +1,7 @@
-"""Position-dependent attention weights: Gaussians around a learned center, and learned tables."""
+"""Attention weights whose logarithm is quadratic in the offset of query and key, and tables.
+
+Such a weight is a Gaussian around a learned center. A table has a learned entry for each offset.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
@@ -14,7 +17,7 @@ from teka.functional.positions import Positions
 from teka.functional.relative.stationary import (
     SeparableRelative,
     StationaryRelative,
-    per_head,
+    broadcast_per_head,
     read_table,
 )
 from teka.functional.shapes import AxisOffsets, LogRelativePerHead, OffsetVectors
@@ -40,17 +43,18 @@ class CenteredRelative(StationaryRelative):
 
     center: Float[Tensor, "heads axes"]
 
-    def for_positions(self: Centered, positions: Positions) -> Centered:
+    def adapt_to_positions(self: Centered, positions: Positions) -> Centered:
         return replace(self, periods=positions.periods)
 
 
 @dataclass(frozen=True)
 class Quadratic(CenteredRelative, SeparableRelative):
-    """A position-dependent attention weight that is a Gaussian around a learned center.
+    """Position-dependent attention weight whose logarithm is quadratic, a Gaussian of the offset.
 
-    For a query at the position x_i and a key at x_j, the logarithm of the weight is
-    −α ‖(x_j − x_i) − Δ_h‖², where Δ_h is the center of the head and α its precision. Along periodic
-    axes the shorter distance counts.
+        log c = −α ‖(x_j − x_i) − Δ_h‖²
+
+    Here x_i and x_j are the positions of query and key, Δ_h is the learned center of the head, and
+    α its learned precision. Along periodic axes the shorter distance counts.
 
     Source: Cordonnier et al. 2020, equation 9, with δ = x_j − x_i.
 
@@ -65,7 +69,7 @@ class Quadratic(CenteredRelative, SeparableRelative):
         center: Δ_h, key minus query, in physical units, shape (heads, axes).
         precision: α ≥ 0 in units of length^−2, shape (heads,).
         periods: Period of each axis in physical units, or None if the axis is not periodic.
-            `for_positions` sets the periods of the grid.
+            `adapt_to_positions` sets the periods of the grid.
 
     Raises:
         ValueError: If a precision is negative.
@@ -78,7 +82,7 @@ class Quadratic(CenteredRelative, SeparableRelative):
     periods: tuple[float | None, ...] | None = None
 
     @classmethod
-    def initial(cls, *, num_axes: int, heads: int) -> "Quadratic":
+    def with_initial_parameters(cls, *, num_axes: int, heads: int) -> "Quadratic":
         """Create Gaussian position weights with random centers, from which training starts.
 
         Centers are normally distributed with standard deviation 2, and precisions are 1.
@@ -88,20 +92,21 @@ class Quadratic(CenteredRelative, SeparableRelative):
         check_tensor_sizes({"num_axes": num_axes, "heads": heads})
         return cls(2 * torch.randn(heads, num_axes), torch.ones(heads))
 
-    def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
-        distance = offsets + per_head(self.center[:, axis], offsets)
+    def axis_log_weights(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
+        distance = offsets + broadcast_per_head(self.center[:, axis], offsets)
         if self.periods is not None:
             distance = wrap(distance, self.periods[axis])
-        return -per_head(self.precision, offsets) * distance.square()
+        return -broadcast_per_head(self.precision, offsets) * distance.square()
 
 
 @dataclass(frozen=True)
 class GeneralizedQuadratic(CenteredRelative):
-    """A position-dependent attention weight, a Gaussian with learned center and covariance.
+    """Position-dependent attention weight, a Gaussian of the offset with any covariance matrix.
 
-    For a query at the position x_i and a key at x_j, the logarithm of the weight is
-    −½ ‖L (x_j − x_i − Δ_h)‖², where Δ_h is the center of the head and LᵀL its inverse covariance
-    matrix. Along periodic axes the shorter distance counts.
+        log c = −½ ‖L (x_j − x_i − Δ_h)‖²
+
+    Here x_i and x_j are the positions of query and key, Δ_h is the learned center of the head, and
+    LᵀL its learned inverse covariance matrix. Along periodic axes the shorter distance counts.
 
     Source: Cordonnier et al. 2020, equation 16.
 
@@ -125,14 +130,14 @@ class GeneralizedQuadratic(CenteredRelative):
     periods: tuple[float | None, ...] | None = None
 
     @classmethod
-    def initial(cls, *, num_axes: int, heads: int) -> "GeneralizedQuadratic":
+    def with_initial_parameters(cls, *, num_axes: int, heads: int) -> "GeneralizedQuadratic":
         """Return centers Δ_h ~ N(0, 2²) and identity matrices L."""
         sizes = {"num_axes": num_axes, "heads": heads}
         check_tensor_sizes(sizes)
         check_tensor_sizes(sizes, heads * num_axes**2)
         return cls(2 * torch.randn(heads, num_axes), torch.eye(num_axes).repeat(heads, 1, 1))
 
-    def dense_passes(self, num_axes: int) -> int:
+    def num_dense_passes(self, num_axes: int) -> int:
         # A product with a matrix and a sum of squares.
         return 3 + 25 * num_axes
 
@@ -149,12 +154,12 @@ class GeneralizedQuadratic(CenteredRelative):
 
 @dataclass(frozen=True)
 class Table(SeparableRelative):
-    """Tables of learned position biases for each axis, indexed by the offset of a key in cells.
+    """Tables of learned position biases for each axis, indexed by the offset of a key.
 
     The bias of the attention score is the sum of one table entry for each axis. On images it is
     row[Δ_y] + column[Δ_x], where the offset Δ is the position of the query minus that of the key.
-    Offsets beyond ±k cells are clipped to ±k. Tokens must be on a grid, because a fraction of a
-    cell has no entry.
+    Offsets are counted in grid cells, and clipped to the range from −k to k. Tokens must be on a
+    grid, because a fractional offset has no entry.
 
     Source: Ramachandran et al. 2019; Cordonnier et al. 2020, §4.3; Shaw et al. 2018 for the
     clipping.
@@ -167,8 +172,8 @@ class Table(SeparableRelative):
 
     Args:
         tables: t with entry k + Δ for an offset of Δ cells, shape (heads, axes, 2k + 1).
-        spacing: Width of a cell along each axis in physical units, or None for 1. `for_positions`
-            sets the width of the cells of the grid.
+        spacing: Width of a cell along each axis in physical units, or None for 1.
+            `adapt_to_positions` sets the width of the cells of the grid.
     """
 
     name = "table"
@@ -188,15 +193,17 @@ class Table(SeparableRelative):
         return self.tables.shape[-1] // 2
 
     @classmethod
-    def initial(cls, *, num_axes: int, heads: int, max_offset: int = MAX_OFFSET) -> "Table":
-        """Create tables of position biases with zeros, for offsets of up to `max_offset` cells."""
+    def with_initial_parameters(
+        cls, *, num_axes: int, heads: int, max_offset: int = MAX_OFFSET
+    ) -> "Table":
+        """Create tables of position biases with zeros, for offsets of up to `max_offset` tokens."""
         check_tensor_sizes({"num_axes": num_axes, "heads": heads, "max_offset": max_offset})
         return cls(torch.zeros(heads, num_axes, 2 * max_offset + 1))
 
-    def for_positions(self, positions: Positions) -> "Table":
-        """Return these position biases with the cell width of the grid of tokens.
+    def adapt_to_positions(self, positions: Positions) -> "Table":
+        """Set the distance between neighboring tokens of the grid, which is the unit of the table.
 
-        If queries and keys have different grids, use the cell width of the finer one.
+        If queries and keys have different grids, the finer grid determines the unit.
 
         Raises:
             ValueError: If there are positions instead of a grid, or the cells of two grids are not
@@ -206,22 +213,22 @@ class Table(SeparableRelative):
             argument = "grid" if positions.grid is None else "key_grid"
             raise wrong_value(argument, None, "a grid, not bare positions, with relative='table'")
         query, key = positions.grids
-        spacing = tuple(_cell_width(query, key, axis) for axis in range(query.num_axes))
+        spacing = tuple(_common_offset_unit(query, key, axis) for axis in range(query.num_axes))
         return Table(self.tables, spacing)
 
-    def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
+    def axis_log_weights(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
         spacing = 1.0 if self.spacing is None else self.spacing[axis]
         steps = torch.round(offsets / spacing).clamp(-self.max_offset, self.max_offset)
         return read_table(self.tables[:, axis].to(offsets), steps.long() + self.max_offset)
 
 
-def _cell_width(query: Grid, key: Grid, axis: int) -> float:
-    """Return a unit of length that divides all offsets between two grids of tokens."""
+def _common_offset_unit(query: Grid, key: Grid, axis: int) -> float:
+    """Return a unit of length that divides all offsets between two grids along one axis."""
     # The spacing of a single cell does not matter.
     spacings = [grid.spacing[axis] for grid in (query, key) if grid.shape[axis] > 1]
     width = min(spacings) if spacings else query.spacing[axis]
     for distance in (*spacings, query.origin[axis] - key.origin[axis]):
         if abs(distance / width - round(distance / width)) > MAX_MISALIGNMENT:
-            hint = "With relative='table', cells of both grids must be whole cells apart."
+            hint = "With relative='table', offsets between grids must be whole numbers of cells."
             raise wrong_value("key_grid", key, f"aligned with {query}", hint)
     return width

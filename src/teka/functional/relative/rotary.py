@@ -10,22 +10,22 @@ from torch import Generator, Tensor
 from teka._compat import replace
 from teka.checks import POSITIVE_NUMBER, check_name, check_tensor_sizes, is_number, is_positive
 from teka.errors import wrong_shape, wrong_value
+from teka.functional.backends.attention_sums import FeatureInputs, WeightedSums
 from teka.functional.backends.costs import Cost
-from teka.functional.backends.dense import fused_softmax
+from teka.functional.backends.dense import fused_softmax_attention
 from teka.functional.backends.feature_sums import linear_sums
 from teka.functional.backends.linear import (
+    AttentionSizes,
     DecodingState,
     LinearFeatures,
-    Sizes,
     decoding_step,
     linear_cost,
 )
-from teka.functional.backends.sums import FeatureInputs, WeightedSums
 from teka.functional.backends.triton import TritonPositions
 from teka.functional.kernels import make_kernel
-from teka.functional.kernels.base import DenseInputs, Kernel, apply_log_factor
+from teka.functional.kernels.content_kernel import DenseInputs, Kernel, multiply_by_log_factors
 from teka.functional.positions import Positions, phases
-from teka.functional.relative.base import Relative, random_directions
+from teka.functional.relative.relative_kernel import Relative, random_directions
 from teka.functional.shapes import Coordinates, Keys, Outputs, Queries, Tokens, VectorPair
 
 ROTARY_NORMALIZERS = ("mixed", "nonnegative", "lengths", "features")
@@ -114,7 +114,7 @@ class Rotary(Relative):
         check_name("pairing", self.pairing, PAIRINGS)
 
     @classmethod
-    def initial(
+    def with_initial_parameters(
         cls,
         *,
         num_axes: int,
@@ -145,7 +145,7 @@ class Rotary(Relative):
         return cls(frequency, normalizer, length_share)
 
     @classmethod
-    def draw(
+    def random_example(
         cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
     ) -> "Rotary":
         """Create an example of a rotary position embedding with random frequencies.
@@ -155,10 +155,10 @@ class Rotary(Relative):
         shape = (heads, num_rotated_features(make_kernel(kernel, dim), dim) // 2, num_axes)
         return cls(torch.randn(shape, generator=generator, dtype=torch.float64))
 
-    def check(self, *, dim: int, kernel: Kernel, **sizes: int) -> None:
-        super().check(dim=dim, kernel=kernel, **sizes)
+    def check_compatibility(self, *, dim: int, kernel: Kernel, **sizes: int) -> None:
+        super().check_compatibility(dim=dim, kernel=kernel, **sizes)
         if kernel.normalizes_by_count:
-            hint = "relative='rotary' does not support division by the number of keys."
+            hint = "With relative='rotary', the output cannot be divided by the number of keys."
             raise wrong_value("kernel", kernel.name, "normalized by the sum of its weights", hint)
         size = num_rotated_features(kernel, dim)
         if 2 * self.frequency.shape[1] > size:
@@ -167,25 +167,25 @@ class Rotary(Relative):
             )
             raise wrong_shape("relative.frequency", self.frequency.shape, expected)
 
-    def for_kernel(self, kernel: Kernel) -> "Rotary":
-        """Return the rotary embedding with a denominator that suits the content kernel.
+    def adapt_to_kernel(self, kernel: Kernel) -> "Rotary":
+        """Return the rotary embedding with an attention denominator that suits the similarity.
 
-        If the similarities of the content kernel may be negative, the normalizer "mixed" is
-        replaced by "lengths".
+        If similarities of query and key may be negative, the normalizer "mixed" is replaced by
+        "lengths".
         """
         is_signed = kernel.features is not None and not kernel.features.nonnegative
         if is_signed and self.normalizer == "mixed":
             return replace(self, normalizer="lengths")
         return self
 
-    def for_positions(self, positions: Positions) -> "Rotary":
+    def adapt_to_positions(self, positions: Positions) -> "Rotary":
         if not any(positions.periods):
             return self
-        return replace(self, frequency=positions.torus_frequency(self.frequency))
+        return replace(self, frequency=positions.round_frequency_to_periods(self.frequency))
 
-    def bound_with(self, kernel: Kernel) -> float | None:
+    def output_bound_with(self, kernel: Kernel) -> float | None:
         if kernel.features is None:
-            return kernel.bound
+            return kernel.output_bound
         if self.normalizer == "nonnegative":
             return 1.0
         # The weights of pairs without a position are not rotated, and may be negative if those of
@@ -216,51 +216,53 @@ class Rotary(Relative):
     def extra_softmax_dim(self, positions: Positions) -> int:
         return 0
 
-    def dense_passes(self, num_axes: int) -> int:
+    def num_dense_passes(self, num_axes: int) -> int:
         return 6
 
-    def dense(self, pairs: DenseInputs, positions: Positions) -> Outputs:
+    def dense_attention(self, pairs: DenseInputs, positions: Positions) -> Outputs:
         kernel, features, first = pairs.kernel, pairs.kernel.features, positions.num_prefix_tokens
         if kernel.is_softmax:
             softmax_vectors = self.softmax_vectors(
                 pairs.query, pairs.key, positions, scale=pairs.scale
             )
             if softmax_vectors is not None:
-                return fused_softmax(pairs.with_vectors(*softmax_vectors))
+                return fused_softmax_attention(pairs.with_vectors(*softmax_vectors))
         make_maps = kernel.dense_vectors if features is None else features.feature_maps
         options = {"scale": pairs.scale, "key_mask": pairs.key_mask, "is_causal": pairs.is_causal}
         query, key, log_scale = make_maps(pairs.query, pairs.key, **options)
         query_phasor, key_phasor = self._phasors(positions, pairs.query)
-        query_vectors = self._dense_vectors(kernel, query[:, :, first:], query_phasor)
-        key_vectors = self._dense_vectors(kernel, key[:, :, first:], key_phasor)
+        query_vectors = self._rotated_vectors(kernel, query[:, :, first:], query_phasor)
+        key_vectors = self._rotated_vectors(kernel, key[:, :, first:], key_phasor)
 
         # Without annotations, which PyTorch 2.6 cannot compile in a function within a function.
         def products(part):
             with_positions = part(query_vectors) @ part(key_vectors).mT
             if not first:
                 return with_positions
-            left = part(self._dense_vectors(kernel, query, None))
-            right = part(self._dense_vectors(kernel, key, None))
+            left = part(self._rotated_vectors(kernel, query, None))
+            right = part(self._rotated_vectors(kernel, key, None))
             rows = torch.cat([left[:, :, first:] @ right[:, :, :first].mT, with_positions], dim=-1)
             return torch.cat([left[:, :, :first] @ right.mT, rows], dim=2)
 
         weights = products(lambda vectors: vectors.numerator)
-        keep, is_empty = pairs.masks()
+        keep, is_empty = pairs.attention_masks()
         if features is None:
             weights = kernel.dense_weights(weights, log_relative=None, log_scale=None, keep=keep)
             output = weights @ pairs.value
         else:
             totals = weights
             if query_vectors.denominator:
-                totals = products(LinearFeatures.joined_denominator)
-            weights = apply_log_factor(weights, None, log_scale, keep)
-            totals = apply_log_factor(totals, None, log_scale, keep)
+                totals = products(LinearFeatures.concatenate_denominator_features)
+            weights = multiply_by_log_factors(weights, None, log_scale, keep)
+            totals = multiply_by_log_factors(totals, None, log_scale, keep)
             sums = WeightedSums(weights @ pairs.value, totals.sum(dim=-1))
             output = sums.divide(nonnegative=features.nonnegative)
         return output if is_empty is None else output.masked_fill(is_empty, 0.0)
 
-    def _dense_vectors(self, kernel: Kernel, maps: Tokens, phasor: Phasor | None) -> LinearFeatures:
-        """Rotate features by their positions, or queries or keys if the kernel has no features."""
+    def _rotated_vectors(
+        self, kernel: Kernel, maps: Tokens, phasor: Phasor | None
+    ) -> LinearFeatures:
+        """Rotate features by their positions, or queries and keys if there is no feature map."""
         if kernel.features is None:
             return LinearFeatures(self._apply_phasor(maps, phasor))
         return self._rotated_features(maps, phasor)
@@ -271,14 +273,16 @@ class Rotary(Relative):
         is_supported = self.pairing == "adjacent" and self.normalizer != "nonnegative"
         if not is_supported or 2 * self.frequency.shape[1] != num_features:
             return None
-        angles = positions.angles(self.frequency, like)
+        angles = positions.sinusoid_phases(self.frequency, like)
         query, key = (angle if angle.ndim == 4 else angle[None] for angle in angles)
         return TritonPositions(query, key, self._length_weight)
 
-    def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
+    def estimate_costs(self, sizes: AttentionSizes, positions: Positions) -> dict[str, Cost]:
         return {"linear": linear_cost(sizes)}
 
-    def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
+    def weighted_sums(
+        self, backend: str, tokens: FeatureInputs, positions: Positions
+    ) -> WeightedSums:
         return self.rotated_sums(tokens, *self._phasors(positions, tokens.value))
 
     def sums_without_positions(
@@ -290,10 +294,11 @@ class Rotary(Relative):
     def rotated_sums(
         self, tokens: FeatureInputs, query_phasor: Phasor | None, key_phasor: Phasor | None
     ) -> WeightedSums:
-        """Compute linear attention with rotary position embedding, as numerators and denominators.
+        """Compute linear attention with rotary position embedding, before the division.
 
-        The phasors are the cosines and sines of the rotation angles. They are None for tokens
-        without a position, which are not rotated.
+        Return the numerator and the denominator of each output. The phasors are the cosines and
+        sines of the rotation angles. They are None for tokens without a position, which are not
+        rotated.
         """
         return linear_sums(
             tokens,
@@ -307,7 +312,7 @@ class Rotary(Relative):
         angle = phases(self.frequency, positions.coordinates(features.device), features.dtype)
         return self._rotated_features(features, phasor_of(angle))
 
-    def step(
+    def decode_step(
         self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
     ) -> tuple[WeightedSums, DecodingState]:
         phasor, _ = self._phasors(positions, tokens.value)
@@ -317,17 +322,17 @@ class Rotary(Relative):
 
     @property
     def _length_weight(self) -> float:
-        """Return the share of the attention denominator that uses lengths of rotated pairs.
+        """Share of the attention denominator that is computed from lengths of feature pairs.
 
-        The share is between 0 and 1. Lengths do not change under a rotation by the position.
+        It is between 0 and 1. Lengths do not change when the pairs are rotated by the position.
         """
         return {"mixed": self.length_share, "lengths": 1.0}.get(self.normalizer, 0.0)
 
     def _rotated_features(self, features: Tokens, phasor: Phasor | None) -> LinearFeatures:
-        """Rotate features by their positions, and return them with features for the denominator.
+        """Rotate features by their positions, for the numerator of linear attention.
 
-        The phasor contains the cosines and sines of the rotation angles. It is None for tokens
-        without a position, which are not rotated.
+        Features for the denominator are returned as well. The phasor contains the cosines and sines
+        of the rotation angles. It is None for tokens without a position, which are not rotated.
         """
         # In eager mode, the rotation and the lengths share one copy of the pairs.
         pairs = self._complex_pairs(features) if isinstance(phasor, Tensor) else None
@@ -344,7 +349,7 @@ class Rotary(Relative):
         return LinearFeatures(rotated, tuple(terms))
 
     def _phasors(self, positions: Positions, like: Tensor) -> tuple[Phasor, Phasor]:
-        angle, key_angle = positions.angles(self.frequency, like)
+        angle, key_angle = positions.sinusoid_phases(self.frequency, like)
         phasor = phasor_of(angle)
         return phasor, phasor if key_angle is angle else phasor_of(key_angle)
 
@@ -415,7 +420,7 @@ def phasor_of(angle: Float[Tensor, "*shared heads tokens pairs"]) -> Phasor:
 
 
 def num_rotated_features(kernel: Kernel, dim: int) -> int:
-    """Return the number of entries per token that a rotary position embedding rotates.
+    """Return how many entries of each token a rotary position embedding rotates.
 
     These are the features of the content kernel, or the entries of a query if the kernel has no
     features.

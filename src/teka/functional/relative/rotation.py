@@ -1,6 +1,6 @@
-"""Position biases of attention scores that are learned sums of sinusoids of the offset.
+"""The relative kernel "rotation": position biases that are learned sums of sinusoids.
 
-They are strategy 1 of Horn et al. 2021.
+It is strategy 1 of Horn et al. 2021, where the weights of the sinusoids form rotation matrices.
 """
 
 import math
@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from teka._compat import replace
 from teka.checks import check_tensor, check_tensor_sizes, is_number
 from teka.errors import wrong_value
-from teka.functional.kernels.base import Kernel
+from teka.functional.kernels.content_kernel import Kernel
 from teka.functional.positions import Positions
 from teka.functional.relative.stationary import SeparableRelative
 from teka.functional.shapes import (
@@ -34,7 +34,7 @@ from teka.precision import widest_dtype
 NUM_FREQUENCIES = 4
 
 
-def initial_frequency(num_frequencies: int) -> Float[Tensor, "scales"]:
+def initial_frequencies(num_frequencies: int) -> Float[Tensor, "scales"]:
     """Return the initial frequencies of sinusoids of the position, 8^(−s/2) for s = 0, 1, ….
 
     The unit is radians per unit of length.
@@ -46,10 +46,10 @@ def initial_frequency(num_frequencies: int) -> Float[Tensor, "scales"]:
 
 
 def rotation_scale(dim: int, num_axes: int, num_frequencies: int) -> float:
-    """Return the scale 1/√d' of attention scores for queries with appended position features.
+    """Return the scale of attention scores for queries with appended sinusoids of the position.
 
-    Here d' = dim + 2 · num_axes · num_frequencies is the size of these queries, because a sine and
-    a cosine are appended for each frequency and axis.
+    The scale is 1/√d' for queries of size d' = dim + 2 · num_axes · num_frequencies, because a sine
+    and a cosine are appended for each frequency and axis.
     """
     return (dim + 2 * num_axes * num_frequencies) ** -0.5
 
@@ -66,8 +66,8 @@ class Rotation(SeparableRelative):
     over keys are computed by one Toeplitz matrix for each axis. On a periodic grid Δ is first
     wrapped into [−P/2, P/2), so that c has the period P of the grid for any ω.
 
-    Lemma 1 of the paper: for u(x) = [sin ωx, cos ωx], the inner product ⟨u(x) W, u(y)⟩ depends on x
-    − y alone if W = [[α, β], [−β, α]]. Then
+    The name comes from Lemma 1 of the paper: for u(x) = [sin ωx, cos ωx], the inner product ⟨u(x)
+    W, u(y)⟩ depends on x − y alone if W = [[α, β], [−β, α]], a scaled rotation matrix. Then
 
         u(x) W = [α sin ωx − β cos ωx, β sin ωx + α cos ωx],
         ⟨u(x) W, u(y)⟩ = α cos ω(x − y) + β sin ω(x − y).
@@ -108,7 +108,7 @@ class Rotation(SeparableRelative):
             raise wrong_value("scale", self.scale, "a finite number of at least 0")
 
     @classmethod
-    def initial(
+    def with_initial_parameters(
         cls,
         *,
         num_axes: int,
@@ -135,7 +135,7 @@ class Rotation(SeparableRelative):
         if not (is_number(weight_scale) and weight_scale >= 0):
             raise wrong_value("weight_scale", weight_scale, "a finite number of at least 0")
         if frequency is None:
-            frequency = initial_frequency(num_frequencies).to(torch.get_default_dtype())
+            frequency = initial_frequencies(num_frequencies).to(torch.get_default_dtype())
         check_tensor("frequency", frequency, "scales")
         shape = (heads, num_axes, len(frequency))
         cosine_weight = weight_scale * torch.randn(shape)
@@ -144,13 +144,13 @@ class Rotation(SeparableRelative):
         return cls(frequency, cosine_weight, sine_weight, scale)
 
     @classmethod
-    def draw(cls, generator: Generator, **sizes: Any) -> "Rotation":
+    def random_example(cls, generator: Generator, **sizes: Any) -> "Rotation":
         """Create an example with random weights of sinusoids, and the frequencies of the paper."""
         scale = rotation_scale(sizes["dim"], sizes["num_axes"], NUM_FREQUENCIES)
-        kernel = super().draw(generator, **sizes)
-        return replace(kernel, frequency=initial_frequency(NUM_FREQUENCIES), scale=scale)
+        kernel = super().random_example(generator, **sizes)
+        return replace(kernel, frequency=initial_frequencies(NUM_FREQUENCIES), scale=scale)
 
-    def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
+    def axis_log_weights(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
         phase = offsets[..., None] * self.frequency.to(offsets)
         waves = torch.cat([torch.cos(phase), torch.sin(phase)], dim=-1)
         weight = torch.cat([self.cosine_weight[:, axis], self.sine_weight[:, axis]], dim=-1)
@@ -166,39 +166,40 @@ class Rotation(SeparableRelative):
     ) -> VectorPair | None:
         if self.extra_softmax_dim(positions) is None:
             return None
-        return self.concatenate(query, key, positions, scale=scale)
+        return self.append_sinusoids(query, key, positions, scale=scale)
 
-    def concatenate(
+    def append_sinusoids(
         self, query: Queries, key: Keys, positions: Positions, *, scale: float
     ) -> VectorPair:
         """Append sinusoids of the positions to queries and keys, for softmax attention.
 
-        The inner product of the resulting vectors is scale · qᵀk + log c, where log c is the
-        position bias. Zeros are appended to tokens without a position.
+        The inner product of the longer vectors of a query and a key is their attention score,
+        including the position bias. Zeros are appended to tokens without a position.
         """
         alpha = self.cosine_weight.to(query)[:, None]
         beta = self.sine_weight.to(query)[:, None]
-        sine, cosine = key_waves = self._waves(positions.coordinates(query.device), query.dtype)
+        sine, cosine = key_waves = self._sines_and_cosines(
+            positions.coordinates(query.device), query.dtype
+        )
         if positions.key is not None:
-            key_waves = self._waves(positions.key.coordinates(key.device), key.dtype)
+            key_waves = self._sines_and_cosines(positions.key.coordinates(key.device), key.dtype)
         query_waves = [alpha * sine - beta * cosine, beta * sine + alpha * cosine]
         vectors = []
         for content, waves in ((query, query_waves), (key, key_waves)):
             waves = torch.cat(tuple(waves), dim=-1).flatten(-2) * math.sqrt(self.scale)
-            vectors.append(append_features(content * math.sqrt(scale), waves, positions))
+            vectors.append(append_position_features(content * math.sqrt(scale), waves, positions))
         return vectors[0], vectors[1]
 
-    def _waves(self, coordinates: Coordinates, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return sines and cosines of the position of each token at all frequencies.
-
-        Both have the shape (batch or 1, 1, tokens, axes, scales).
-        """
+    def _sines_and_cosines(
+        self, coordinates: Coordinates, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Return sines and cosines of the position of each token at all frequencies."""
         phase = coordinates[..., None] * self.frequency.to(coordinates)
         phase = phase[:, None] if phase.ndim == 4 else phase[None, None]
         return torch.sin(phase).to(dtype), torch.cos(phase).to(dtype)
 
 
-def append_features(vectors: Tokens, features: Tensor, positions: Positions) -> Features:
+def append_position_features(vectors: Tokens, features: Tensor, positions: Positions) -> Features:
     """Append features of the position to query or key vectors.
 
     Zeros are appended to tokens without a position, such as a class token. The features may be
@@ -212,12 +213,12 @@ def append_features(vectors: Tokens, features: Tensor, positions: Positions) -> 
 class RotationJoint(Rotation):
     """The position bias `Rotation`, computed by appending sinusoids of the position to vectors.
 
-    This is the form of the paper. The content kernel, a similarity of query and key, takes the
-    longer vectors [q; u(x_i) W] and [k; u(x_j)], with the symbols of `Rotation`. With the softmax
-    kernel the result is the same. With random features it is the same only in expectation over
-    their draws. For a single draw w, the product exp(wᵀ[q; u(x_i) W]) · exp(wᵀ[k; u(x_j)]) depends
-    on u(x_i) W + u(x_j) instead of x_i − x_j. A shift of all positions therefore changes the output
-    by about the error of the estimate.
+    This is the form of the paper. The similarity function (content kernel) takes the longer vectors
+    [q; u(x_i) W] and [k; u(x_j)], with the symbols of `Rotation`. With the softmax kernel the
+    result is the same. With random features it is the same only in expectation over their draws.
+    For a single draw w, the product exp(wᵀ[q; u(x_i) W]) · exp(wᵀ[k; u(x_j)]) depends on u(x_i) W +
+    u(x_j) instead of x_i − x_j. A shift of all positions therefore changes the output by about the
+    error of the estimate.
 
     Source: Horn et al. 2021, §2.3 (strategy 1).
 
@@ -244,8 +245,8 @@ class RotationJoint(Rotation):
     appends_features = True
     supports_decoding = True
 
-    def check(self, *, kernel: Kernel, **sizes: int) -> None:
-        super().check(kernel=kernel, **sizes)
+    def check_compatibility(self, *, kernel: Kernel, **sizes: int) -> None:
+        super().check_compatibility(kernel=kernel, **sizes)
         # The sum of the content and the position term becomes a product of weights for exp only.
         if not kernel.estimates_softmax:
             hint = "relative='rotation' supports all kernels, relative='rotation_joint' does not."
@@ -255,13 +256,13 @@ class RotationJoint(Rotation):
     def num_position_features(self) -> int:
         return 2 * self.cosine_weight[0].numel()
 
-    def for_positions(self, positions: Positions) -> "RotationJoint":
+    def adapt_to_positions(self, positions: Positions) -> "RotationJoint":
         """Return the kernel itself.
 
         Raises:
             ValueError: If an axis is periodic, because a torus has no absolute positions.
         """
         if any(positions.periods):
-            grid = positions.grid or positions.of_keys.grid
+            grid = positions.grid or positions.key_side.grid
             raise wrong_value("grid", grid, "no periodic axis with relative='rotation_joint'")
         return self

@@ -8,13 +8,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from teka.functional.backends.attention_sums import FeatureInputs, WeightedSums
 from teka.functional.backends.costs import Cost
 from teka.functional.backends.fft import fft_cost, fft_sums, have_same_spacing
-from teka.functional.backends.linear import Sizes
+from teka.functional.backends.linear import AttentionSizes
 from teka.functional.backends.separable import separable_cost, separable_sums
-from teka.functional.backends.sums import FeatureInputs, WeightedSums
 from teka.functional.positions import Positions
-from teka.functional.relative.base import FactorRelative, OffsetIndex
+from teka.functional.relative.relative_kernel import OffsetIndex, PositiveRelative
 from teka.functional.shapes import (
     AxisMatrix,
     AxisOffsets,
@@ -29,10 +29,10 @@ from teka.functional.shapes import (
 from teka.precision import to_float64, widest_dtype
 
 
-class StationaryRelative(FactorRelative):
+class StationaryRelative(PositiveRelative):
     """Base class of attention weights that depend on the offset, but not on the query itself.
 
-    The offset is the position of the query minus that of the key. Linear attention on a
+    They are stationary: a shift of all positions does not change them. Linear attention on a
     regular grid is then a convolution.
     """
 
@@ -40,22 +40,17 @@ class StationaryRelative(FactorRelative):
     def log_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
         """Return log c of every head at offsets."""
 
-    def log_kernel(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
+    def log_weights(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
         log_relative = self.log_at(offsets)
         return log_relative.transpose(0, 1) if log_relative.ndim == 4 else log_relative[None]
 
-    def table_term(
+    def flex_table_term(
         self, query: Queries, offsets: OffsetVectors, index: OffsetIndex, *, scale: float
     ) -> PairFunction:
         table = pad(self.log_at(offsets), (0, 1))
         return lambda b, h, i, j: table[h, index(i, j)]
 
-    def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Estimate the cost of attention as a convolution by fast Fourier transforms.
-
-        The backend "fft" needs grids with the same spacing for queries and keys. Otherwise the
-        result is empty.
-        """
+    def estimate_costs(self, sizes: AttentionSizes, positions: Positions) -> dict[str, Cost]:
         grids = positions.grids
         # A compiled graph cannot read which rows to compute again.
         if grids is None or sizes.is_causal or torch.compiler.is_compiling():
@@ -64,31 +59,33 @@ class StationaryRelative(FactorRelative):
             return {}
         return {"fft": fft_cost(*grids, sizes.num_features, sizes.dim_value)}
 
-    def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
+    def weighted_sums(
+        self, backend: str, tokens: FeatureInputs, positions: Positions
+    ) -> WeightedSums:
         assert positions.grids is not None
         wide = to_float64(tokens.value.new_empty(0))
         return fft_sums(
             tokens,
             positions.grids,
             self.log_at,
-            lambda rows: self.log_at(positions.offsets_like(wide, rows)),
+            lambda rows: self.log_at(positions.pairwise_offsets(wide, rows)),
         )
 
 
 class SeparableRelative(StationaryRelative):
-    """Base class of position-dependent attention weights with one factor for each axis.
+    """Base class of position-dependent attention weights that are a product over the axes.
 
-    The factor of axis a depends on the offset of query and key along this axis alone. Attention on
+    The factor of an axis depends on the offset of query and key along this axis alone. Attention on
     an image can therefore be computed one axis at a time.
     """
 
     @abstractmethod
-    def axis_log_kernel(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
+    def axis_log_weights(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
         """Return log c_a of every head at offsets along one axis."""
 
     def log_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
         terms = [
-            self.axis_log_kernel(axis, offsets[..., axis]) for axis in range(offsets.shape[-1])
+            self.axis_log_weights(axis, offsets[..., axis]) for axis in range(offsets.shape[-1])
         ]
         return sum(terms[1:], terms[0])
 
@@ -101,7 +98,7 @@ class SeparableRelative(StationaryRelative):
         assert positions.grids is not None
         query, key = positions.grids
         if query.spacing[axis] != key.spacing[axis]:
-            return self.axis_log_kernel(axis, positions.axis_offsets_like(axis, like))
+            return self.axis_log_weights(axis, positions.pairwise_axis_offsets(axis, like))
         side = key.shape[axis]
         steps = torch.arange(
             1 - side, query.shape[axis], dtype=widest_dtype(like.device), device=like.device
@@ -109,7 +106,7 @@ class SeparableRelative(StationaryRelative):
         first_offset = query.origin[axis] - key.origin[axis]
         offsets = query.wrap_axis(axis, steps * query.spacing[axis] + first_offset)
         # Entry (i, j) is that of step i − j.
-        return self.axis_log_kernel(axis, offsets.to(like)).unfold(-1, side, 1).flip(-1)
+        return self.axis_log_weights(axis, offsets.to(like)).unfold(-1, side, 1).flip(-1)
 
     def axis_log_matrices(
         self, positions: Positions, like: Tensor
@@ -117,7 +114,7 @@ class SeparableRelative(StationaryRelative):
         """Return the log of the position-dependent weight as one matrix for each axis.
 
         The maximum of each row is subtracted to avoid overflow. The sum of these maxima over the
-        axes is returned for each query, too.
+        axes is returned for each query as well.
         """
         matrices = []
         log_peak = torch.zeros((), dtype=like.dtype, device=like.device)
@@ -131,11 +128,11 @@ class SeparableRelative(StationaryRelative):
             log_peak = log_peak[..., None] + row_peak.reshape(-1, *[1] * axis, log_matrix.shape[-2])
         return matrices, log_peak.flatten(1)[None]
 
-    def log_rows_without_prefix(
+    def log_weight_rows_without_prefix(
         self, query: Queries, positions: Positions, rows: slice, *, scale: float
     ) -> LogRelativeRows:
         if positions.grids is None:
-            return super().log_rows_without_prefix(query, positions, rows, scale=scale)
+            return super().log_weight_rows_without_prefix(query, positions, rows, scale=scale)
         # One small matrix for each axis, so that the kernel is not evaluated for every pair.
         shape = positions.grids[0].shape
         cells = torch.arange(rows.start, rows.stop, device=query.device)
@@ -151,26 +148,26 @@ class SeparableRelative(StationaryRelative):
         assert log_relative is not None
         return log_relative[None]
 
-    def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Estimate the cost of linear attention with this weight, for each supported algorithm.
-
-        The algorithms are "toeplitz", with one matrix for each axis, and "fft".
-        """
+    def estimate_costs(self, sizes: AttentionSizes, positions: Positions) -> dict[str, Cost]:
         if sizes.is_causal or positions.grids is None:
             return {}
         cost = separable_cost(*positions.grids, sizes.num_features, sizes.dim_value)
-        return {"toeplitz": cost, **super().costs(sizes, positions)}
+        return {"toeplitz": cost, **super().estimate_costs(sizes, positions)}
 
-    def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
+    def weighted_sums(
+        self, backend: str, tokens: FeatureInputs, positions: Positions
+    ) -> WeightedSums:
         if backend == "fft":
-            return super().sums(backend, tokens, positions)
+            return super().weighted_sums(backend, tokens, positions)
         matrices = self.axis_log_matrices(positions, tokens.value)
         return separable_sums(
-            tokens, *matrices, lambda rows: self.log_at(positions.offsets_like(tokens.value, rows))
+            tokens,
+            *matrices,
+            lambda rows: self.log_at(positions.pairwise_offsets(tokens.value, rows)),
         )
 
 
-def per_head(
+def broadcast_per_head(
     parameter: Float[Tensor, "heads"], offsets: AxisOffsets
 ) -> Float[Tensor, "heads *ones"]:
     """Reshape a parameter with one number for each head so that it broadcasts with offsets."""

@@ -12,12 +12,12 @@ from teka._compat import replace
 from teka.checks import POSITIVE_NUMBER, check_dtype, check_sizes, check_tensor_sizes, is_positive
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backends.costs import Cost
-from teka.functional.backends.dense import matrix_attention
-from teka.functional.backends.linear import Sizes
+from teka.functional.backends.dense import dense_attention
+from teka.functional.backends.linear import AttentionSizes
 from teka.functional.backends.local_window import Tiling, window_attention, window_cost
-from teka.functional.kernels.base import DenseInputs
-from teka.functional.positions import Positions, whole_steps
-from teka.functional.relative.base import check_num_axes, has_spacing
+from teka.functional.kernels.content_kernel import DenseInputs
+from teka.functional.positions import Positions, round_to_steps
+from teka.functional.relative.relative_kernel import check_num_axes, has_spacing
 from teka.functional.relative.stationary import StationaryRelative, read_table
 from teka.functional.shapes import (
     LogRelativePerHead,
@@ -37,10 +37,10 @@ MAX_AXES = 62
 class Window(StationaryRelative):
     """Local-window attention (neighborhood attention) with learned position biases.
 
-    The window of a query includes offsets Δ of at most r cells along each axis. Within the window,
-    the weight of a key is multiplied by exp(b[Δ]) with the bias b. Keys outside the window have no
-    weight. Attention with L tokens on n axes takes O(L · (2r + 1)ⁿ) operations. If a query has no
-    key in its window, because the grids are different or keys are masked, its output is 0.
+    A query attends to keys at offsets Δ of at most r tokens along each axis. The weight of a key is
+    multiplied by exp(b[Δ]) with the learned bias b. Keys outside the window have no weight.
+    Attention with L tokens on n axes takes O(L · (2r + 1)ⁿ) operations. If a query has no key in
+    its window, because the grids are different or keys are masked, its output is 0.
 
     Source: Ramachandran et al. 2019; Hassani et al. 2023 (neighborhood attention). There, windows
     at the edge of a grid move inward, which is not equivariant. Here they are cut off.
@@ -70,13 +70,15 @@ class Window(StationaryRelative):
         check_dtype("bias", self.bias)
         sides = set(map(int, self.bias.shape[1:]))
         if len(sides) != 1 or min(sides) < 3 or min(sides) % 2 == 0:
-            hint = "The number of biases must be the same along all axes, and the reach at least 1."
+            hint = "The window must have the same width along all axes and reach at least 1 token."
             raise wrong_shape("bias", self.bias.shape, "(heads, 2 reach + 1, …)", hint)
         if not is_positive(self.unit):
             raise wrong_value("unit", self.unit, POSITIVE_NUMBER)
 
     @classmethod
-    def initial(cls, *, num_axes: int, heads: int, max_distance: int = MAX_DISTANCE) -> "Window":
+    def with_initial_parameters(
+        cls, *, num_axes: int, heads: int, max_distance: int = MAX_DISTANCE
+    ) -> "Window":
         """Return a bias of zeros for a reach of `max_distance` cells."""
         sizes = {"num_axes": num_axes, "heads": heads, "max_distance": max_distance}
         check_sizes(sizes)
@@ -85,16 +87,18 @@ class Window(StationaryRelative):
         return cls(torch.zeros(heads, *[2 * max_distance + 1] * num_axes))
 
     @classmethod
-    def draw(cls, generator: Generator, *, heads: int, num_axes: int, **sizes: Any) -> "Window":
+    def random_example(
+        cls, generator: Generator, *, heads: int, num_axes: int, **sizes: Any
+    ) -> "Window":
         """Return a bias ~ N(0, 1) for a reach of 2 cells."""
         return cls(torch.randn(heads, *[5] * num_axes, generator=generator, dtype=torch.float64))
 
     @property
     def reach(self) -> int:
-        """Return r, the largest offset in cells from a query to a key within its window."""
+        """Largest offset from a query to a key within its window, in cells along each axis."""
         return self.bias.shape[-1] // 2
 
-    def check(self, *, heads: int, num_axes: int, **others: Any) -> None:
+    def check_compatibility(self, *, heads: int, num_axes: int, **others: Any) -> None:
         check_num_axes("bias", self.bias, self.bias.ndim - 1, num_axes)
         if self.bias.shape[0] != heads:
             raise wrong_shape(
@@ -103,14 +107,14 @@ class Window(StationaryRelative):
 
     def is_within(self, offsets: OffsetVectors) -> Bool[Tensor, "*pairs"]:
         """Return True for the offsets within the window."""
-        return (whole_steps(offsets, self.unit).abs() <= self.reach).all(dim=-1)
+        return (round_to_steps(offsets, self.unit).abs() <= self.reach).all(dim=-1)
 
-    def bias_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
+    def biases_at_offsets(self, offsets: OffsetVectors) -> LogRelativePerHead:
         """Return the learned position biases of offsets between query and key.
 
         Offsets beyond the window have the bias of its edge.
         """
-        steps = whole_steps(offsets, self.unit).clamp(-self.reach, self.reach)
+        steps = round_to_steps(offsets, self.unit).clamp(-self.reach, self.reach)
         entries = (steps + self.reach).long()
         index = entries[..., 0]
         for axis in range(1, offsets.shape[-1]):
@@ -118,53 +122,47 @@ class Window(StationaryRelative):
         return read_table(self.bias.to(offsets).flatten(1), index)
 
     def log_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
-        return self.bias_at(offsets).masked_fill(~self.is_within(offsets), -torch.inf)
+        return self.biases_at_offsets(offsets).masked_fill(~self.is_within(offsets), -torch.inf)
 
-    def dense_passes(self, num_axes: int) -> int:
+    def num_dense_passes(self, num_axes: int) -> int:
         # The entry of an offset and a table lookup for each axis.
         return 3 + 10 * num_axes
 
-    def dense(self, pairs: DenseInputs, positions: Positions) -> Outputs:
+    def dense_attention(self, pairs: DenseInputs, positions: Positions) -> Outputs:
         first = positions.num_prefix_tokens
-        is_within = self.is_within(positions.offsets_like(pairs.query))
+        is_within = self.is_within(positions.pairwise_offsets(pairs.query))
         is_within = pad(is_within, (first, 0, first, 0), value=True)
         mask = is_within[None, None] if is_within.ndim == 2 else is_within[:, None]
-        return matrix_attention(
+        return dense_attention(
             replace(pairs, window_mask=mask),
-            lambda query, rows: self.log_rows(query, positions, rows, scale=pairs.scale),
+            lambda query, rows: self.log_weight_rows(query, positions, rows, scale=pairs.scale),
         )
 
-    def log_rows_without_prefix(
+    def log_weight_rows_without_prefix(
         self, query: Queries, positions: Positions, rows: slice, *, scale: float
     ) -> LogRelativeRows:
-        bias = self.bias_at(positions.offsets_like(query, rows))
+        bias = self.biases_at_offsets(positions.pairwise_offsets(query, rows))
         return bias.transpose(0, 1) if bias.ndim == 4 else bias[None]
 
-    def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Return no costs, because the algorithms for linear attention do not support windows.
-
-        In particular, the rounding error of a Fourier transform is relative to the largest sum, so
-        that keys beyond the window would have a small weight.
-        """
+    def estimate_costs(self, sizes: AttentionSizes, positions: Positions) -> dict[str, Cost]:
+        # The rounding error of a Fourier transform is relative to the largest sum, so that keys
+        # beyond the window would have a small weight.
         return {}
 
-    def window_cost(self, positions: Positions, dense_size: int, dim_value: int) -> Cost | None:
-        """Estimate the cost of local-window attention, or return None if it is not supported.
-
-        It needs the same grid for queries and keys. Cells must be one unit wide, and windows must
-        be smaller than the period of each periodic axis.
-        """
+    def window_cost(
+        self, positions: Positions, dense_vector_size: int, dim_value: int
+    ) -> Cost | None:
         grid = positions.shared_grid
         if grid is None or not has_spacing(grid, self.unit):
             return None
         axes = zip(grid.shape, grid.periodic, strict=True)
         if any(is_periodic and side <= 2 * self.reach for side, is_periodic in axes):
             return None
-        return window_cost(Tiling(grid, self.reach), dense_size, dim_value)
+        return window_cost(Tiling(grid, self.reach), dense_vector_size, dim_value)
 
     def local_attention(self, pairs: DenseInputs, positions: Positions) -> Outputs:
         assert positions.grid is not None
         tiling = Tiling(positions.grid, self.reach)
-        offsets = tiling.tile_offsets(pairs.query)
-        relative = self.bias_at(offsets), self.is_within(offsets)
+        offsets = tiling.query_key_offsets(pairs.query)
+        relative = self.biases_at_offsets(offsets), self.is_within(offsets)
         return window_attention(pairs, tiling, positions.num_prefix_tokens, *relative)

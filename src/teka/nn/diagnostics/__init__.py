@@ -1,1 +1,1 @@
-"""Measurements of the cost, accuracy, equivariance and problems of attention layers."""
+"""Tools that measure the cost, accuracy and equivariance of attention layers, and find problems."""

@@ -28,18 +28,18 @@ from teka.functional.dispatch import select_backend
 from teka.functional.positions import Positions
 from teka.grid import Grid, GridLike
 from teka.nn.attention import Attention
-from teka.nn.diagnostics.equivariance import LayerInputs, LayerShift, measure_shifts
+from teka.nn.diagnostics.equivariance import LayerInputs, LayerShift, measure_shift_errors
 from teka.nn.diagnostics.explain import report_layers
 from teka.nn.diagnostics.report import (
+    ApproximationErrors,
     Diagnosis,
-    EstimatorErrors,
     FeatureErrors,
     HeadMeasurements,
     LayerReports,
     find_problems,
     float16_headroom,
 )
-from teka.nn.heads import HeadGroup, pair_name
+from teka.nn.head_groups import HeadGroup, name_kernels
 from teka.precision import widest_dtype
 
 # Sizes of the measured part of the inputs. All pairs of its tokens are computed.
@@ -143,7 +143,7 @@ def _diagnose_layer(
             largest[name] = float(projection(measured.tokens).abs().max())
     largest["output of a head"] = max(group.largest_output for group in groups)
     largest["output"] = float(measured.run(exact_layer)[measured.key_mask].abs().max())
-    shift = measure_shifts(layer, whole.shorten(num_tokens, MAX_SAMPLES), shifts)
+    shift = measure_shift_errors(layer, whole.shorten(num_tokens, MAX_SAMPLES), shifts)
     return Diagnosis(
         dtype=str(dtype).removeprefix("torch."),
         inputs=str(whole),
@@ -164,7 +164,10 @@ def _measure_heads(
     backend: str,
     dtype: torch.dtype,
 ) -> HeadMeasurements:
-    """Measure the accuracy, output sizes and rounding errors of heads that share their kernels."""
+    """Measure the accuracy, the output sizes and the rounding errors of a group of attention heads.
+
+    The heads of a group share their kernels.
+    """
     kernel, relative, key_mask = group.kernel, group.relative, inputs.key_mask
     projected = exact_layer.project(inputs.tokens, key_mask=key_mask)
     query, key, value = group.select(*projected, inputs.tokens.shape[1])
@@ -202,7 +205,7 @@ def _measure_heads(
         heads=tuple(range(group.heads.start, group.heads.stop)),
         backend=backend,
         features=_feature_errors(kernel, relative, weights_of, weights, equal_weights, value),
-        bound=group.bound,
+        bound=group.output_bound,
         output_ratio=float((largest_output / largest_value.clamp_min(TINY)).max()),
         largest_output=float(largest_output.max()),
         largest_gain=float(gains.max()),
@@ -214,7 +217,7 @@ def _measure_heads(
             name: float((fast.double() - dense).norm() / dense.norm().clamp_min(TINY))
             for name, fast in outputs.items()
         },
-        num_constant_waves=_count_constant_waves(relative, whole_grid),
+        num_constant_waves=_count_constant_sinusoids(relative, whole_grid),
     )
 
 
@@ -226,10 +229,9 @@ def _feature_errors(
     equal_weights: Tensor,
     value: Tensor,
 ) -> FeatureErrors | None:
-    """Compare attention with random features and attention with the exact kernel.
+    """Compare attention with random features to attention with the exact kernel.
 
-    Random features have inner products that approximate a kernel such as softmax. Return None for
-    kernels without random features.
+    Random features approximate a kernel such as softmax. Return None if the heads use none.
     """
     exact_kernel, exact_relative = kernel, relative
     if isinstance(kernel, FeatureKernel) and kernel.estimates_softmax:
@@ -251,11 +253,11 @@ def _feature_errors(
     # The mean squared norm of a draw is `dim`.
     squared_norms = draws.double().square().sum(dim=1)
     return FeatureErrors(
-        exact=pair_name(exact_kernel, exact_relative),
+        exact=name_kernels(exact_kernel, exact_relative),
         num_features=num_features,
         is_biased=bool((squared_norms / dim - 1).abs().max() < 1e-3),
-        total=EstimatorErrors.from_outputs(*outputs),
-        by_head=tuple(EstimatorErrors.from_outputs(*head) for head in by_head),
+        total=ApproximationErrors.from_outputs(*outputs),
+        by_head=tuple(ApproximationErrors.from_outputs(*head) for head in by_head),
     )
 
 
@@ -263,17 +265,18 @@ def _costs(group: HeadGroup, inputs: LayerInputs) -> dict[str, Cost]:
     """Return the cost of each backend that can compute the heads."""
     batch, num_tokens, _ = inputs.tokens.shape
     positions = Positions(inputs.grid, inputs.positions, None, inputs.num_prefix_tokens)
-    return group.costs_at(positions, num_tokens, num_tokens, batch=batch)
+    return group.estimate_costs_at(positions, num_tokens, num_tokens, batch=batch)
 
 
-def _count_constant_waves(relative: Relative | None, grid: Grid | None) -> int:
+def _count_constant_sinusoids(relative: Relative | None, grid: Grid | None) -> int:
     """Count the sinusoids that become constant when they are made periodic on a grid.
 
-    On a periodic grid, a sinusoid completes a whole number of cycles. One that is much longer than
-    the grid is rounded to 0 cycles, so that it no longer depends on the position.
+    On a periodic grid, a sinusoid completes a whole number of cycles. If its wavelength is much
+    longer than the grid, this number is rounded to 0, and the sinusoid no longer depends on the
+    position.
     """
     if not isinstance(relative, Fourier | Rotary) or grid is None:
         return 0
-    rounded = Positions(grid).torus_frequency(relative.frequency)
+    rounded = Positions(grid).round_frequency_to_periods(relative.frequency)
     is_rounded_to_0 = (rounded == 0).all(dim=-1) & (relative.frequency != 0).any(dim=-1)
     return int(is_rounded_to_0.sum())

@@ -57,20 +57,20 @@ class LayerInputs:
         cells = torch.arange(self.tokens.shape[1] - prefix)
         if len(cells) > max_tokens:
             first_kept = int(self.key_mask[0, prefix:].int().argmax())
-            cells, block_grid = _block_at(first_kept, grid or Grid(len(cells)), max_tokens)
+            cells, block_grid = _block_around(first_kept, grid or Grid(len(cells)), max_tokens)
             grid = grid and block_grid
         cells = cells.to(self.tokens.device)
-        index = self.with_prefix(cells)
+        index = self.token_indices(cells)
         samples = self.key_mask[:, index].any(dim=1).nonzero().flatten()[:max_samples]
         if positions is not None:
             positions = positions[samples][:, cells]
         tokens, key_mask = self.tokens[samples][:, index], self.key_mask[samples][:, index]
         return LayerInputs(tokens, grid, key_mask, prefix, positions)
 
-    def with_prefix(self, cells: Int[Tensor, "cells"]) -> Int[Tensor, "tokens"]:
-        """Convert indices of grid cells to token indices, and put the prefix tokens first.
+    def token_indices(self, cells: Int[Tensor, "cells"]) -> Int[Tensor, "tokens"]:
+        """Convert indices of grid cells to indices of tokens in a sequence with prefix tokens.
 
-        Prefix tokens, such as a class token, come before the cells in a sequence and have no cell.
+        Prefix tokens, such as a class token, come first and are included in the result.
         """
         prefix = torch.arange(self.num_prefix_tokens, device=cells.device)
         return torch.cat([prefix, self.num_prefix_tokens + cells])
@@ -81,10 +81,10 @@ def _coordinates(grid: Grid) -> Int[Tensor, "tokens axes"]:
     return torch.cartesian_prod(*map(torch.arange, grid.shape)).reshape(-1, grid.num_axes)
 
 
-def _block_at(cell: int, grid: Grid, max_tokens: int) -> tuple[Int[Tensor, "cells"], Grid]:
-    """Select a rectangular block of at most `max_tokens` cells around a cell of a grid.
+def _block_around(cell: int, grid: Grid, max_tokens: int) -> tuple[Int[Tensor, "cells"], Grid]:
+    """Select a rectangular block of at most `max_tokens` tokens around one token of a grid.
 
-    Return the indices of these cells and the smaller grid that they form.
+    Return the indices of these tokens and the smaller grid that they form.
     """
     shape, coordinates = torch.tensor(grid.shape), _coordinates(grid)
     sides = shape.clamp(max=int(max_tokens ** (1 / grid.num_axes)))
@@ -95,14 +95,14 @@ def _block_at(cell: int, grid: Grid, max_tokens: int) -> tuple[Int[Tensor, "cell
     return is_inside.all(dim=1).nonzero().flatten(), block_grid
 
 
-def measure_shifts(
+def measure_shift_errors(
     layer: Attention, inputs: LayerInputs, shifts: Sequence[LayerShift] | None
 ) -> ShiftErrors | None:
     """Measure how much the output of a layer changes when its tokens are shifted.
 
     An equivariant layer has only rounding errors. Tokens on a grid are rolled along periodic axes.
-    Along other axes they move within a larger grid, whose other cells are masked. If tokens have
-    coordinates instead of a grid, the shift is added to the coordinates.
+    Along other axes they move within a larger grid, whose empty positions are masked. If tokens
+    have coordinates instead of a grid, the shift is added to the coordinates.
 
     Returns:
         Errors in the layer's dtype, and in float64 for the worst shift. None if no shift is a
@@ -113,10 +113,10 @@ def measure_shifts(
     elif inputs.grid is not None:
         is_torus = all(inputs.grid.periodic)
         method = "rolled around the torus" if is_torus else "moved on a larger grid"
-        run_shifted = _run_on_canvas
+        run_shifted = _run_on_larger_grid
     else:
         return None
-    steps = _make_steps(inputs, shifts, is_causal=layer.causal)
+    steps = _shifts_to_measure(inputs, shifts, is_causal=layer.causal)
     if not steps.any():
         return None
 
@@ -137,13 +137,13 @@ def measure_shifts(
     )
 
 
-def _make_steps(
+def _shifts_to_measure(
     inputs: LayerInputs, shifts: Sequence[LayerShift] | None, *, is_causal: bool
 ) -> Steps:
     """Return the shifts to measure as a matrix with a row per shift and a column per axis.
 
-    Without given shifts, there are two defaults. A causal layer is not shifted along periodic axes,
-    because rolling changes the order of its tokens.
+    There are two default shifts. A causal layer is not shifted along periodic axes, because rolling
+    changes the order of its tokens.
     """
     grid = inputs.grid
     steps: list[Sequence[float]] = []
@@ -183,11 +183,10 @@ def _run_at_positions(layer: Attention, inputs: LayerInputs, steps: Steps) -> li
     return [replace(inputs, positions=shifted).run(layer) for shifted in moved]
 
 
-def _run_on_canvas(layer: Attention, inputs: LayerInputs, steps: Steps) -> list[Tensor]:
-    """Return the output after each shift of the tokens on an enlarged grid.
+def _run_on_larger_grid(layer: Attention, inputs: LayerInputs, steps: Steps) -> list[Tensor]:
+    """Return the outputs of a layer for its tokens at shifted places on a larger grid.
 
-    The grid is large enough that no shift moves a token past an edge that is not periodic. Cells
-    without a token are masked.
+    The grid is large enough that no token leaves it. Places without a token are masked.
     """
     grid = inputs.grid
     assert grid is not None
@@ -206,7 +205,7 @@ def _run_on_canvas(layer: Attention, inputs: LayerInputs, steps: Steps) -> list[
     outputs = []
     for offset in offsets:
         coordinates = (_coordinates(grid) + start + offset) % sides
-        index = inputs.with_prefix(cells[coordinates.unbind(dim=1)])
+        index = inputs.token_indices(cells[coordinates.unbind(dim=1)])
         tokens, key_mask = place(inputs.tokens, index), place(inputs.key_mask, index)
         shifted = replace(inputs, tokens=tokens, grid=canvas, key_mask=key_mask)
         outputs.append(shifted.run(layer)[:, index])

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from teka.audit.function import check_evaluation_mode
 from teka.errors import wrong_argument, wrong_type, wrong_value
 from teka.functional import length_mask
-from teka.functional.backends.costs import GPU_RATE, Cost
+from teka.functional.backends.costs import GPU_SPEED, Cost
 from teka.functional.dispatch import select_backend
 from teka.grid import Grid, GridLike, as_grid
 from teka.nn.attention import Attention
 from teka.nn.diagnostics.report import LayerReports
-from teka.nn.heads import HeadGroup
+from teka.nn.head_groups import HeadGroup
 
 T = TypeVar("T")
 # Largest number of tokens for which a crossover is searched.
@@ -26,11 +26,10 @@ SELF_ATTENTION_INPUTS = ("tokens", "grid", "key_mask", "num_prefix_tokens", "pos
 
 
 @dataclass(frozen=True)
-class GroupExplanation:
-    """Estimated costs of the attention heads that share the same kernels, for each backend.
+class HeadGroupCosts:
+    """Estimated costs of each attention algorithm (backend), for heads that share the same kernels.
 
-    Backends are algorithms with the same result. "dense", for example, computes all pairs of
-    tokens.
+    Backends have the same result. "dense", for example, computes all pairs of tokens.
 
     Attributes:
         name: Names of the kernels, such as "softmax × rotary".
@@ -70,10 +69,10 @@ class GroupExplanation:
 
 
 @dataclass(frozen=True)
-class Explanation:
-    """Estimated costs of all backends that can compute an attention layer on a grid.
+class CostReport:
+    """Estimated cost of each algorithm (backend) that can compute an attention layer on a grid.
 
-    Backends are algorithms with the same result but different costs. `str` returns a table.
+    Backends have the same result but different costs. `str` returns a table.
 
     Attributes:
         groups: Costs of each group of heads that share their kernels.
@@ -83,7 +82,7 @@ class Explanation:
         device_type: Device that the costs are for.
     """
 
-    groups: tuple[GroupExplanation, ...]
+    groups: tuple[HeadGroupCosts, ...]
     num_tokens: int
     num_keys: int
     batch: int
@@ -92,7 +91,7 @@ class Explanation:
     def __str__(self) -> str:
         rate = "at rates measured on a CPU"
         if self.device_type != "cpu":
-            rate = f"as multiply-adds + {GPU_RATE.byte:g} × bytes moved, not measured"
+            rate = f"as multiply-adds + {GPU_SPEED.byte:g} × bytes moved, not measured"
         title = (
             f"{self.num_tokens:,} tokens attend to {self.num_keys:,}, batch size {self.batch:,}\n"
             f"forward cost of one head and sample, {rate}"
@@ -103,22 +102,22 @@ class Explanation:
 @overload
 def explain(  # pyright: ignore[reportOverlappingOverload]
     layer: Attention, *inputs: Any, **keywords: Any
-) -> Explanation: ...
+) -> CostReport: ...
 
 
 @overload
-def explain(layer: nn.Module, *inputs: Any, **keywords: Any) -> LayerReports[Explanation]: ...
+def explain(layer: nn.Module, *inputs: Any, **keywords: Any) -> LayerReports[CostReport]: ...
 
 
 def explain(
     layer: nn.Module, *inputs: Any, device_type: str | None = None, **keywords: Any
-) -> Explanation | LayerReports[Explanation]:
-    """Compare the estimated costs of all backends that can compute an attention layer.
+) -> CostReport | LayerReports[CostReport]:
+    """Compare the estimated costs of all algorithms (backends) that can compute an attention layer.
 
-    Backends are algorithms with the same result: "dense" computes every pair of tokens, and
-    "linear" sums products of features. The cost of a backend is the estimated time for its
-    multiply-adds and its memory traffic. With backend="auto", a layer uses the cheapest backend.
-    For a model, the costs of each of its attention layers are compared.
+    Backends have the same result: "dense" computes every pair of tokens, and "linear" sums products
+    of features. The cost of a backend is the estimated time for its multiply-adds and its memory
+    traffic. With backend="auto", a layer uses the cheapest backend. For a model, the costs of each
+    of its attention layers are compared.
 
     Args:
         layer: An `Attention`, or a block or model that contains some.
@@ -148,7 +147,7 @@ def explain(
         num_prefix_tokens: int,
         positions: Tensor | None,
         **_: Any,
-    ) -> Explanation:
+    ) -> CostReport:
         if positions is not None and layer.relative is not None:
             raise wrong_argument("positions", "a value", "None, because costs need a grid")
         grid, num_prefix_tokens = layer.resolve_grid(grid, num_prefix_tokens)
@@ -169,9 +168,9 @@ def report_layers(
     keywords: dict[str, Any],
     make_report: Callable[..., T],
 ) -> LayerReports[T]:
-    """Run a model once and make a report for each of its attention layers.
+    """Run a model once, and make a report for each of its attention layers.
 
-    The report of a layer describes the first call of this layer with the inputs of that call.
+    The report describes the first call of the layer, with the inputs of that call.
 
     Args:
         module: Module that contains attention layers.
@@ -226,7 +225,7 @@ def _explain_layer(
     context_grid: GridLike | None = None,
     batch: int = 1,
     device_type: str | None = None,
-) -> Explanation:
+) -> CostReport:
     query_grid = as_grid("grid", grid)  # pyright: ignore[reportArgumentType]
     key_grid = None if context_grid is None else as_grid("context_grid", context_grid)
     if key_grid is not None and (layer.causal or num_prefix_tokens):
@@ -237,19 +236,21 @@ def _explain_layer(
     if not isinstance(device_type, str):
         raise wrong_type("device_type", device_type, "None or a name such as 'cpu'")
     options = {"num_prefix_tokens": num_prefix_tokens, "batch": batch}
-    layer.infer_num_axes(query_grid.num_axes)
+    layer.set_num_axes(query_grid.num_axes)
     groups = []
     for group in layer.head_groups():
-        costs = group.costs(query_grid, context_grid=key_grid, **options)
+        costs = group.estimate_costs(query_grid, context_grid=key_grid, **options)
         work = {name: cost.estimated_time(name, device_type) for name, cost in costs.items()}
 
         def is_dense_cheapest(factor: float, group: HeadGroup = group) -> bool:
             context = None if key_grid is None else _scaled(key_grid, factor)
-            costs = group.costs(_scaled(query_grid, factor), context_grid=context, **options)
+            costs = group.estimate_costs(
+                _scaled(query_grid, factor), context_grid=context, **options
+            )
             return select_backend("auto", costs, device_type) == "dense"
 
-        longer = _crossover(is_dense_cheapest, query_grid) if len(costs) > 1 else None
-        explanation = GroupExplanation(
+        longer = _find_crossover(is_dense_cheapest, query_grid) if len(costs) > 1 else None
+        explanation = HeadGroupCosts(
             name=group.name,
             num_heads=group.num_heads,
             backend=select_backend(group.backend, costs, device_type),
@@ -262,7 +263,7 @@ def _explain_layer(
     num_tokens, num_keys = (
         grid.num_tokens + num_prefix_tokens for grid in (query_grid, key_grid or query_grid)
     )
-    return Explanation(tuple(groups), num_tokens, num_keys, batch, device_type)
+    return CostReport(tuple(groups), num_tokens, num_keys, batch, device_type)
 
 
 def _scaled(grid: Grid, factor: float) -> Grid:
@@ -270,10 +271,10 @@ def _scaled(grid: Grid, factor: float) -> Grid:
     return Grid(shape, grid.spacing, grid.periodic, grid.origin)
 
 
-def _crossover(is_dense_cheapest: Callable[[float], bool], grid: Grid) -> Grid | None:
-    """Find the smallest grid on which another backend is cheaper than "dense".
+def _find_crossover(is_dense_cheapest: Callable[[float], bool], grid: Grid) -> Grid | None:
+    """Find the smallest grid on which another attention algorithm is cheaper than "dense".
 
-    The "dense" backend computes every pair of tokens, so it is cheap only for few tokens. All
+    The "dense" algorithm computes every pair of tokens, so it is cheap only for few tokens. All
     candidates have the proportions of the given grid. Return None if "dense" is cheapest on all of
     them.
 

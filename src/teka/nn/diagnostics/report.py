@@ -1,4 +1,4 @@
-"""Reports on attention layers: measurements, the problems that they show and recommendations."""
+"""Reports on attention layers: measurements, the problems that they show, and recommendations."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -31,35 +31,35 @@ EVEN_WEIGHTS = 0.02
 FLOAT64_ROUNDING = 1e-8
 
 RECOMMENDATIONS = {
-    "collapsed features": "Use more features (num_features), smaller queries and keys, or a kernel "
-    "without random features, such as 'squared_relu'.",
-    "inaccurate features": "Use more features, kernel='softmax' if there are fewer tokens than "
-    "features, or a kernel without random features: 'squared_relu', or 'taylor2' for small queries "
-    "and keys.",
+    "collapsed features": "Use more random features (num_features), smaller queries and "
+    "keys, or a kernel without random features, such as kernel='squared_relu'.",
+    "inaccurate features": "Use more random features, or kernel='softmax' for inputs with fewer "
+    "tokens than features. Kernels without random features have no such error: for example, use "
+    "kernel='squared_relu', or kernel='taylor2' for small queries and keys.",
     "inaccurate position features": "Use relative='clipped', which is exact and costs less.",
     "biased features": "Use projection='orthogonal', which has no such bias.",
     "long queries and keys": "Use query_key='normalized', or smaller weights.",
-    "large outputs": "With relative='rotary', use rotary_normalizer='nonnegative', or 'mixed' (the "
-    "default) and a kernel without negative weights. Otherwise use kernel='squared_relu' or "
-    "'positive'. Their outputs are bounded.",
+    "large outputs": "Use kernel='squared_relu' or kernel='positive', whose outputs are bounded. "
+    "With relative='rotary', use rotary_normalizer='nonnegative', or the default 'mixed' and a "
+    "kernel without negative weights.",
     "float16 overflow": "Compute in bfloat16, normalize the tokens, or use smaller weights. If a "
     "layer has large outputs, choose a kernel that bounds them.",
-    "even weights": "If this remains after training, scale queries and keys up. The constant "
-    "kernel without a relative kernel has no other output.",
+    "even weights": "If all attention weights are still equal after training, scale queries and "
+    "keys up. With kernel='constant' and relative=None, the weights are always equal.",
     "rounding of a backend": "Use float64, backend='dense', or a kernel without negative weights.",
     "constant waves": "Choose frequencies near multiples of 2π / period.",
-    "shift sensitivity": "relative='rotation_joint' is equivariant in expectation only; "
-    "relative='rotation' is the same kernel and exactly equivariant. Otherwise check custom "
-    "relative kernels, and positions whose distance lies between two rings.",
+    "shift sensitivity": "Instead of relative='rotation_joint', use relative='rotation', which is "
+    "the same kernel and exactly equivariant. Otherwise check your own relative kernels. With "
+    "relative='clipped', check that distances are multiples of the ring width.",
     "rounding under shifts": "Compute in a wider dtype if this error matters.",
 }
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem that `teka.diagnose` has found in an attention layer.
+    """A problem that `teka.diagnose` has found in an attention layer, with a recommendation.
 
-    `str` returns its message and a recommendation.
+    `str` returns both as text.
 
     Attributes:
         name: Name of the problem, a key of `RECOMMENDATIONS`.
@@ -78,11 +78,11 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class EstimatorErrors:
+class ApproximationErrors:
     """Errors of attention with random features, compared with attention with the exact kernel.
 
-    Random features have inner products that approximate a kernel. If they are too few, the output
-    may collapse: it is nearly the mean of the values for every query.
+    Random features approximate a kernel such as softmax. If they are too few, the output may
+    collapse: it is nearly the mean of the values for every query.
 
     Attributes:
         error: Relative error with random features, ‖estimate − exact‖ / ‖exact‖.
@@ -96,10 +96,11 @@ class EstimatorErrors:
     spread: float
 
     @classmethod
-    def from_outputs(cls, estimate: Tensor, exact: Tensor, mean: Tensor) -> "EstimatorErrors":
-        """Compare an approximate attention output with the exact one and with a baseline.
+    def from_outputs(cls, estimate: Tensor, exact: Tensor, mean: Tensor) -> "ApproximationErrors":
+        """Compare an approximate attention output with the exact output and with a baseline.
 
-        The baseline `mean` is the mean of the values, the output of attention with equal weights.
+        The baseline `mean` is the mean of the values, which is the output of equal attention
+        weights.
         """
         size = exact.norm().clamp_min(torch.finfo(exact.dtype).tiny)
         distance = (exact - mean).norm()
@@ -110,10 +111,9 @@ class EstimatorErrors:
 
     @property
     def is_collapsed(self) -> bool:
-        """True if the approximate output has collapsed: it is nearly the mean of the values.
+        """True if the approximate attention output is nearly the same for every query.
 
-        All queries then get nearly the same output, although the exact output differs from that
-        mean.
+        It is then nearly the mean of the values, although the exact output is not.
         """
         return self.spread < COLLAPSED_SPREAD
 
@@ -122,7 +122,7 @@ class EstimatorErrors:
 class FeatureErrors:
     """Errors of the random features that approximate the kernel of some attention heads.
 
-    The errors are relative to the output of the exact kernel and computed in float64.
+    The errors are relative to the output of the exact kernel, and computed in float64.
 
     Attributes:
         exact: Names of the exact kernels, such as "softmax × alibi".
@@ -136,8 +136,8 @@ class FeatureErrors:
     exact: str
     num_features: int
     is_biased: bool
-    total: EstimatorErrors
-    by_head: tuple[EstimatorErrors, ...]
+    total: ApproximationErrors
+    by_head: tuple[ApproximationErrors, ...]
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class HeadMeasurements:
 
     @property
     def is_collapsed(self) -> bool:
-        """True if the random features of at least one of these heads have collapsed.
+        """True if the random features of at least one head have collapsed.
 
         The output of such a head is nearly the mean of the values for every query.
         """
@@ -197,7 +197,7 @@ class HeadMeasurements:
 class ShiftErrors:
     """Relative changes of the output of an attention layer when its tokens are shifted.
 
-    For an equivariant layer, the output moves with the tokens, and only rounding errors remain.
+    The output of an equivariant layer moves with the tokens, so that only rounding errors remain.
 
     Attributes:
         method: How the tokens were shifted.
@@ -290,7 +290,7 @@ def _format(value: object) -> str:
 
 
 class LayerReports(dict[str, T]):
-    """Dictionary from the name of each attention layer of a model to its report.
+    """Dictionary with a report for each attention layer of a model, by the name of the layer.
 
     `str` returns all reports as one text.
 
@@ -308,10 +308,10 @@ class LayerReports(dict[str, T]):
         return "\n\n".join(parts)
 
 
-def features_for(error: float, num_features: int, target: float = FEATURE_ERROR) -> int:
-    """Return how many random features are needed to reduce the error to a target.
+def required_num_features(error: float, num_features: int, target: float = FEATURE_ERROR) -> int:
+    """Return how many random features are needed to reduce their error to a target.
 
-    The error of random features falls with the square root of their number.
+    The error falls with the square root of the number of features.
     """
     return math.ceil(num_features * (error / target) ** 2)
 
@@ -324,7 +324,7 @@ def find_problems(
     dtype: torch.dtype,
     dim_head: int,
 ) -> tuple[Finding, ...]:
-    """Compare the measurements of an attention layer with thresholds, and return each problem.
+    """Compare the measurements of an attention layer with thresholds, and return the problems.
 
     Problems are, for example, inaccurate random features, large outputs, or an output that changes
     when the tokens are shifted.
@@ -368,8 +368,8 @@ def _feature_problems(group: HeadMeasurements, dim_head: int) -> Iterator[Findin
     if group.is_collapsed:
         heads = _heads_below(group, spreads, COLLAPSED_SPREAD)
         message = (
-            f"The random features of {group.name} have collapsed in {heads}: the output is the "
-            "mean of the values for every input."
+            f"The random features of {group.name} have collapsed in {heads}. For every input, the "
+            "output is nearly the mean of the values."
         )
         yield Finding("collapsed features", min(spreads), COLLAPSED_SPREAD, message)
     error, num_features = features.total.error, features.num_features
@@ -377,16 +377,19 @@ def _feature_problems(group: HeadMeasurements, dim_head: int) -> Iterator[Findin
         return
     name = "inaccurate features"
     message = (
-        f"{group.name} has an error of {100 * error:.0f} % with {num_features} random features; "
-        f"the mean of the values has {100 * features.total.error_of_mean:.0f} %. The error falls "
-        "with the square root of their number, so that 10 % takes "
-        f"{features_for(error, num_features):,} or more."
+        f"The output of {group.name} with {num_features} random features has an error of "
+        f"{100 * error:.0f} %. The mean of the values as output would have an error of "
+        f"{100 * features.total.error_of_mean:.0f} %. An error of 10 % takes at least "
+        f"{required_num_features(error, num_features):,} features."
     )
     if group.relative == "clipped_features":
         name = "inaccurate position features"
     yield Finding(name, error, FEATURE_ERROR, message)
     if features.is_biased:
-        message = f"The draws of {group.name} have one norm. They underestimate the softmax kernel."
+        message = (
+            f"The random vectors of {group.name} all have the same norm, so that attention weights "
+            "are underestimated."
+        )
         yield Finding("biased features", error, FEATURE_ERROR, message)
     if group.query_norm is not None and group.key_norm is not None:
         query_norm = sum(group.query_norm) / len(group.query_norm)
@@ -394,9 +397,8 @@ def _feature_problems(group: HeadMeasurements, dim_head: int) -> Iterator[Findin
         exponent = (query_norm**2 + key_norm**2) / math.sqrt(dim_head)
         if exponent > LARGE_EXPONENT:
             message = (
-                f"Queries and keys of {group.name} have mean norms of {query_norm:.3g} and "
-                f"{key_norm:.3g}. The error of random features grows with the exponential of "
-                "their squares."
+                f"Queries and keys of {group.name} are long, with mean norms of {query_norm:.3g}"
+                f" and {key_norm:.3g}. Random features then have a large error."
             )
             yield Finding("long queries and keys", exponent, LARGE_EXPONENT, message)
 
@@ -405,26 +407,26 @@ def _head_problems(group: HeadMeasurements, rounding: float) -> Iterator[Finding
     gain, share = group.largest_gain, group.share_of_gains_above_1
     if gain > 1.01 * (group.bound or 1.0) and (gain > LARGE_GAIN or share > SHARE_OF_GAINS_ABOVE_1):
         message = (
-            f"The denominator of {group.name} does not bound its weights. Outputs are up to "
-            f"{group.output_ratio:.3g} times as large as the largest value, gains up to "
-            f"{gain:.3g}, and other tokens may give larger ones."
+            f"Outputs of {group.name} are not bounded. They are up to {group.output_ratio:.3g} "
+            f"times as large as the largest value (gains are up to {gain:.3g}), and may be larger "
+            "for other tokens."
         )
         yield Finding("large outputs", gain, LARGE_GAIN, message)
     if min(group.unevenness) < EVEN_WEIGHTS and not group.is_collapsed:
         heads = _heads_below(group, group.unevenness, EVEN_WEIGHTS)
-        message = f"The output of {group.name} is the mean of the values in {heads}."
+        message = f"All attention weights of {group.name} are nearly equal in {heads}."
         yield Finding("even weights", min(group.unevenness), EVEN_WEIGHTS, message)
     for backend, difference in group.rounding.items():
         if difference > rounding:
             message = (
-                f"The {backend} backend of {group.name} differs from the dense one by "
-                f"{difference:.1e}, because sums of weights are close to 0."
+                f"The backend {backend!r} of {group.name} differs from 'dense' by "
+                f"{difference:.1e}, because a sum of attention weights is close to 0."
             )
             yield Finding("rounding of a backend", difference, rounding, message)
     if group.num_constant_waves:
         message = (
-            f"{group.num_constant_waves} waves of {group.name} are longer than the torus. Their "
-            "frequencies are rounded to 0, so that they do not depend on the position."
+            f"{group.num_constant_waves} sinusoids of {group.name} have longer wavelengths than "
+            "the periodic grid. They are constant, so that they do not depend on the position."
         )
         yield Finding("constant waves", float(group.num_constant_waves), 0.0, message)
 

@@ -20,7 +20,7 @@ class OversampledGELU(nn.Module):
 
     A GELU creates high frequencies. On the original grid, those above the Nyquist frequency alias,
     so that the output no longer moves with the input. On the finer grid most of them can be
-    represented, and the filter removes them. Shifts by whole cells stay exact, and fractional
+    represented, and the filter removes them. Shifts by whole pixels stay exact, and fractional
     shifts become nearly exact. All axes must be periodic.
 
     Source: Karras et al. 2021 (StyleGAN3); Michaeli et al. 2023; Michaeli & Soudry 2025
@@ -63,7 +63,7 @@ def apply_along_axis(inputs: Tensor, matrix: Float[Tensor, "to side"], axis: int
 
 
 def check_blur(blur: int | str | None, periodic: bool) -> int | str | None:
-    """Check the width of an anti-aliasing filter: None, an odd number of cells or "ideal"."""
+    """Check the width of an anti-aliasing filter: None, an odd number of pixels or "ideal"."""
     if blur is None or (is_integer(blur) and 1 <= blur <= MAX_BLUR and blur % 2 == 1):
         return blur
     if not isinstance(blur, str) or blur != "ideal" or not periodic:

@@ -1,4 +1,4 @@
-"""Adaptive polyphase sampling: downsampling and upsampling that are equivariant to shifts."""
+"""Downsampling and upsampling that are equivariant to shifts (adaptive polyphase sampling)."""
 
 import math
 from collections.abc import Sequence
@@ -33,31 +33,31 @@ GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
 
 class PolyphaseDownsample(nn.Module):
-    """Downsampling that keeps every s-th cell of each axis, at an offset that the content decides.
+    """Downsampling with a stride whose starting pixel depends on the content of the image.
 
         y[n] = x[s·n + ĉ]
 
-    An ordinary stride s always starts at the first cell, so its output changes if the input moves
-    by one cell. Such a shift only permutes and rolls the subgrids x_c[n] = x[s·n + c] of every s-th
-    cell, called cosets. The layer chooses the same coset before and after the shift:
+    An ordinary stride s always starts at the first pixel, so its output changes if the input moves
+    by one pixel. Such a shift only permutes and rolls the subgrids x_c[n] = x[s·n + c] of every
+    s-th pixel, called polyphase components. The layer chooses the same component before and after a
+    shift:
 
-    - "norm": the coset with the largest norm, ĉ = argmax_c ‖x_c‖².
-    - "learned": the coset with the largest score. A small convolutional network gives the scores.
-    - "fixed": always the first coset, which is an ordinary stride. It is equivariant only to shifts
-      by multiples of s.
+    - "norm": the component with the largest norm, ĉ = argmax_c ‖x_c‖².
+    - "learned": the component with the largest score of a small convolutional network.
+    - "fixed": always the first component, which is an ordinary stride. It is equivariant only to
+      shifts by multiples of s.
 
     So the output of a shifted input is the shifted output. If the shift τ changes the chosen offset
     from c to c', the output shifts by τ' = (τ + c − c')/s. This is exact on periodic axes whose
     sides s divides. On a bounded grid, content that enters or leaves at the edge can change the
     choice.
 
-    Note:
-        Norms are summed as integers, because the order of a floating-point sum could break ties.
-        If several cosets have the same norm, the layer compares Σ_n e[n]² Σ_t w_t e[n + t], where
-        e = Σ x² over the channels and all weights w_t differ. If an input equals its own shift,
-        the cosets are equal up to a roll.
+    Note: Norms are summed as integers, because the order of a floating-point sum could break ties.
+    If several components have the same norm, the layer compares Σ_n e[n]² Σ_t w_t e[n + t], where e
+    = Σ x² over the channels and all weights w_t differ. If an input equals its own shift, the
+    components are equal up to a roll.
 
-    Gradients go to the chosen cells. Scores of "learned" are trained with the straight-through
+    Gradients go to the chosen pixels. Scores of "learned" are trained with the straight-through
     Gumbel softmax.
 
     Source: Chaman & Dokmanić 2021 ("norm"); Rojas-Gomez et al. 2022 ("learned"); Zhang 2019
@@ -97,7 +97,7 @@ class PolyphaseDownsample(nn.Module):
         super().__init__()
         check_name("select", select, SELECTIONS)
         check_flags({"periodic": periodic})
-        self.stride = check_axes("stride", stride, num_axes)
+        self.stride = check_per_axis_integers("stride", stride, num_axes)
         self.select = select
         self.blur = check_blur(blur, periodic)
         self.periodic = periodic
@@ -105,64 +105,64 @@ class PolyphaseDownsample(nn.Module):
             expected = "the inputs' channels with select='learned', else None"
             raise wrong_value("channels", channels, expected)
         check_sizes({"channels": channels}, or_none=True)
-        self.score = None if channels is None else _Score(channels, num_axes)
+        self.score = None if channels is None else _ComponentScore(channels, num_axes)
 
     def forward(
         self, inputs: Float[Tensor, "batch channels *sides"]
     ) -> Float[Tensor, "batch channels *coarse"]:
-        """Return the chosen coset."""
-        return self.sample(inputs)[0]
+        """Return the chosen polyphase component."""
+        return self.forward_with_offset(inputs)[0]
 
-    def sample(
+    def forward_with_offset(
         self,
         inputs: Float[Tensor, "batch channels *sides"],
         offset: Int[Tensor, "batch"] | None = None,
     ) -> tuple[Float[Tensor, "batch channels *coarse"], Int[Tensor, "batch"]]:
-        """Downsample, and also return which cells were kept, for use by `PolyphaseUpsample`.
+        """Downsample, and also return the offset of the kept pixels for each sample.
 
-        The second result is the index of the chosen offset for each sample.
+        `PolyphaseUpsample` uses the offset to put pixels back.
 
         Args:
             inputs: Cells, shape (B, C, *sides).
-            offset: Index of the coset of each sample. By default the layer chooses. Give the
+            offset: Index of the component of each sample. By default the layer chooses. Give the
                 offset of another branch if the outputs of both branches are added.
 
         Raises:
             ValueError: The stride does not divide the sides of the inputs.
         """
-        self.check(inputs)
+        self.check_inputs(inputs)
         # A filter at half of the new Nyquist frequency leaves room for the frequencies that a
         # square creates, so that the norms do not alias either.
         steps = [2 * step if self.blur == "ideal" and step > 1 else step for step in self.stride]
         filtered = low_pass(inputs, self.blur, steps, self.periodic)
         if offset is not None:
             check_tensor("offset", offset, inputs.shape[0], dtypes=INTEGER_DTYPES)
-            return take_coset(filtered, offset, self.stride), offset
+            return take_polyphase_component(filtered, offset, self.stride), offset
         if self.select == "fixed":
             chosen = inputs.new_zeros(inputs.shape[0], dtype=torch.long)
         elif self.score is None:
             chosen = self._offset_by_norm(inputs)
         else:
-            # Score the inputs before the filter. After the filter, the cosets of a small grid
+            # Score the inputs before the filter. After the filter, the components of a small grid
             # differ only by rounding.
-            scores = self.score(split_cosets(inputs, self.stride))
+            scores = self.score(split_polyphase(inputs, self.stride))
             if self.training:
                 choice = gumbel_softmax(scores, hard=True)
-                cosets = split_cosets(filtered, self.stride)
-                return torch.einsum("bk,bk...->b...", choice, cosets), choice.argmax(1)
+                components = split_polyphase(filtered, self.stride)
+                return torch.einsum("bk,bk...->b...", choice, components), choice.argmax(1)
             chosen = scores.argmax(1)
-        return take_coset(filtered, chosen, self.stride), chosen
+        return take_polyphase_component(filtered, chosen, self.stride), chosen
 
     def _offset_by_norm(self, inputs: Tensor) -> Int[Tensor, "batch"]:
-        # After an ideal filter all cosets have the same norm, so that rounding would decide. The
+        # After an ideal filter all components have the same norm, so rounding would decide. The
         # same holds after a binomial filter along a side of two cells.
         blur = SELECTION_BLUR if self.blur == "ideal" else self.blur
         sides = inputs.shape[2:]
         steps = [step if side > 2 else 1 for side, step in zip(sides, self.stride, strict=True)]
         filtered = low_pass(inputs, blur, steps, self.periodic).detach()
-        return largest_coset(filtered, self.stride)
+        return largest_polyphase_component(filtered, self.stride)
 
-    def check(self, inputs: Tensor) -> None:
+    def check_inputs(self, inputs: Tensor) -> None:
         """Check that the inputs have the right number of axes and sides that the stride divides."""
         check_tensor("inputs", inputs, "batch", "channels", *(("side",) * len(self.stride)))
         if any(side % step for side, step in zip(inputs.shape[2:], self.stride, strict=True)):
@@ -177,20 +177,20 @@ class PolyphaseDownsample(nn.Module):
 
 
 class PolyphaseUpsample(nn.Module):
-    """Upsampling that puts cells back where `PolyphaseDownsample` took them, among zeros.
+    """Upsampling that puts pixels back where `PolyphaseDownsample` took them, among zeros.
 
         x[s·n + ĉ] = y[n]
 
     Here s is the stride, and ĉ is the offset that the downsampling chose. If a function f of the
     coarse grid is equivariant to shifts, then downsampling, f and upsampling together are
-    equivariant to every shift of the fine grid by whole cells.
+    equivariant to every shift of the fine grid by whole pixels.
 
     Source: Chaman & Dokmanić 2021 (arXiv 2105.04040).
 
     >>> import torch
     >>> from teka.nn import PolyphaseDownsample, PolyphaseUpsample
     >>> inputs = torch.tensor([[[1.0, 7.0, 2.0, 8.0]]])
-    >>> cells, offset = PolyphaseDownsample(2, num_axes=1).sample(inputs)
+    >>> cells, offset = PolyphaseDownsample(2, num_axes=1).forward_with_offset(inputs)
     >>> PolyphaseUpsample(2, num_axes=1)(cells, offset)
     tensor([[[0., 7., 0., 8.]]])
 
@@ -210,23 +210,23 @@ class PolyphaseUpsample(nn.Module):
         periodic: bool = True,
     ) -> None:
         super().__init__()
-        self.stride = check_axes("stride", stride, num_axes)
+        self.stride = check_per_axis_integers("stride", stride, num_axes)
         self.blur = check_blur(blur, periodic)
         self.periodic = periodic
 
     def forward(
         self, inputs: Float[Tensor, "batch channels *coarse"], offset: Int[Tensor, "batch"]
     ) -> Float[Tensor, "batch channels *sides"]:
-        """Spread coarse cells over a fine grid of zeros, starting at the offset of each sample.
+        """Spread the pixels of a coarse grid over a fine grid of zeros, from the given offsets.
 
-        Use the offset that `PolyphaseDownsample.sample` returned.
+        Use the offsets that the matching downsampling layer has returned, one for each sample.
 
         Raises:
             ValueError: Another number of axes, or another number of offsets than samples.
         """
         check_tensor("inputs", inputs, "batch", "channels", *(("side",) * len(self.stride)))
         check_tensor("offset", offset, inputs.shape[0], dtypes=INTEGER_DTYPES)
-        cells = put_coset(inputs, offset, self.stride)
+        cells = put_polyphase_component(inputs, offset, self.stride)
         if self.blur is None:
             return cells
         return math.prod(self.stride) * low_pass(cells, self.blur, self.stride, self.periodic)
@@ -236,14 +236,14 @@ class PolyphaseUpsample(nn.Module):
 
 
 class PolyphasePatchEmbedding(nn.Module):
-    """Patch embedding whose patches start at an offset that the content decides.
+    """Patch embedding whose first patch starts at a pixel that depends on the content of the image.
 
         z[n] = W x[p·n + ĉ + {0, …, p − 1}ⁿ] + b
 
     The tokens of an ordinary patch embedding move with the image only under shifts by multiples of
     the patch size p. This layer embeds the patches at every offset, which takes pⁿ times the work
     on n axes, and keeps those at the offset ĉ that `PolyphaseDownsample` chooses. So the tokens
-    move with the content under every shift of a periodic grid by whole cells.
+    move with the content under every shift of a periodic grid by whole pixels.
 
     Source: Rojas-Gomez et al. 2023 (arXiv 2305.16316), adaptive tokenization and patch merging.
 
@@ -294,28 +294,28 @@ class PolyphasePatchEmbedding(nn.Module):
         self, inputs: Float[Tensor, "batch channels *sides"]
     ) -> Float[Tensor, "batch dim *coarse"]:
         """Return the embedded patches as a grid of tokens."""
-        return self.sample(inputs)[0]
+        return self.forward_with_offset(inputs)[0]
 
-    def sample(
+    def forward_with_offset(
         self, inputs: Float[Tensor, "batch channels *sides"]
     ) -> tuple[Float[Tensor, "batch dim *coarse"], Int[Tensor, "batch"]]:
-        """Embed the patches, and also return at which offset they start in each sample.
+        """Embed the patches, and also return the offset at which they start in each sample.
 
-        The offset is an index that `PolyphaseUpsample` accepts.
+        `PolyphaseUpsample` accepts this offset.
         """
-        self.sampling.check(inputs)
+        self.sampling.check_inputs(inputs)
         margins = (0, self.project.kernel_size[0] - 1) * (inputs.ndim - 2)
         mode = "circular" if self.sampling.periodic else "constant"
-        return self.sampling.sample(self.project(pad(inputs, margins, mode=mode)))
+        return self.sampling.forward_with_offset(self.project(pad(inputs, margins, mode=mode)))
 
 
-def split_cosets(
+def split_polyphase(
     inputs: Float[Tensor, "batch channels *sides"], stride: Sequence[int]
-) -> Float[Tensor, "batch cosets channels *coarse"]:
-    """Split a grid into its cosets, the subgrids that hold every s-th cell of each axis.
+) -> Float[Tensor, "batch components channels *coarse"]:
+    """Split a grid into its polyphase components, the subgrids of every s-th pixel of each axis.
 
-    With the stride s, the coset of an offset c is x_c[n] = x[s·n + c]. The offsets are in row-major
-    order.
+    With the stride s, the component at offset c is x_c[n] = x[s·n + c]. The offsets are in
+    row-major order.
     """
     num_axes = len(stride)
     shape = [*inputs.shape[:2]]
@@ -323,59 +323,63 @@ def split_cosets(
         shape += [side // step, step]
     offset_axes = range(3, 3 + 2 * num_axes, 2)
     cell_axes = range(2, 2 + 2 * num_axes, 2)
-    cosets = inputs.reshape(shape).permute(0, *offset_axes, 1, *cell_axes)
-    return cosets.flatten(1, num_axes)
+    components = inputs.reshape(shape).permute(0, *offset_axes, 1, *cell_axes)
+    return components.flatten(1, num_axes)
 
 
-def join_cosets(cosets: Tensor, stride: Sequence[int]) -> Tensor:
-    """Interleave the subgrids of every s-th cell (cosets) into one grid, where s is the stride.
+def join_polyphase(components: Tensor, stride: Sequence[int]) -> Tensor:
+    """Interleave the polyphase components of a grid, which are its subgrids of every s-th pixel.
 
-    This is the inverse of `split_cosets`.
+    This is the inverse of `split_polyphase`.
     """
     num_axes = len(stride)
-    cosets = cosets.unflatten(1, tuple(stride))
+    components = components.unflatten(1, tuple(stride))
     order = [0, num_axes + 1]
     for axis in range(num_axes):
         order += [num_axes + 2 + axis, 1 + axis]
-    sides = [cosets.shape[num_axes + 2 + axis] * step for axis, step in enumerate(stride)]
-    return cosets.permute(order).reshape(len(cosets), cosets.shape[num_axes + 1], *sides)
+    sides = [components.shape[num_axes + 2 + axis] * step for axis, step in enumerate(stride)]
+    return components.permute(order).reshape(
+        len(components), components.shape[num_axes + 1], *sides
+    )
 
 
-def take_coset(
+def take_polyphase_component(
     inputs: Float[Tensor, "batch channels *sides"],
     offset: Int[Tensor, "batch"],
     stride: Sequence[int],
 ) -> Float[Tensor, "batch channels *coarse"]:
-    """Return the coset of each sample's offset."""
-    cosets = split_cosets(inputs, stride)
-    # Not cosets[:, :1]: torch.export of PyTorch 2.6 then restricts the size of the batch.
-    first_coset = cosets.narrow(1, 0, 1)
-    return cosets.gather(1, _coset_index(offset, first_coset)).squeeze(1)
+    """Return the polyphase component at the offset of each sample."""
+    components = split_polyphase(inputs, stride)
+    # Not components[:, :1]: torch.export of PyTorch 2.6 then restricts the size of the batch.
+    first_component = components.narrow(1, 0, 1)
+    return components.gather(1, _component_index(offset, first_component)).squeeze(1)
 
 
-def put_coset(
+def put_polyphase_component(
     cells: Float[Tensor, "batch channels *coarse"],
     offset: Int[Tensor, "batch"],
     stride: Sequence[int],
 ) -> Float[Tensor, "batch channels *sides"]:
-    """Write coarse cells into every s-th cell of a grid of zeros, where s is the stride.
+    """Write the pixels of a coarse grid into every s-th pixel of a fine grid of zeros.
 
-    The first of these cells is at the offset of the sample. This is the transpose of `take_coset`.
+    Here s is the stride. The first pixel is at the offset of the sample. This is the transpose of
+    `take_polyphase_component`.
     """
     cells = cells.unsqueeze(1)
     zeros = torch.zeros_like(cells).expand(-1, math.prod(stride), *cells.shape[2:])
-    return join_cosets(zeros.scatter(1, _coset_index(offset, cells), cells), stride)
+    return join_polyphase(zeros.scatter(1, _component_index(offset, cells), cells), stride)
 
 
-def _coset_index(offset: Tensor, coset: Tensor) -> Tensor:
-    return offset.long().view(-1, *(1,) * (coset.ndim - 1)).expand(coset.shape)
+def _component_index(offset: Tensor, component: Tensor) -> Tensor:
+    return offset.long().view(-1, *(1,) * (component.ndim - 1)).expand(component.shape)
 
 
-def largest_coset(inputs: Tensor, stride: Sequence[int]) -> Int[Tensor, "batch"]:
-    """Return the index of the coset with the largest norm for each sample.
+def largest_polyphase_component(inputs: Tensor, stride: Sequence[int]) -> Int[Tensor, "batch"]:
+    """Return the index of the polyphase component with the largest norm for each sample.
 
-    The cosets of a grid are its subgrids of every s-th cell, where s is the stride. A shift of the
-    input only reorders cosets and their cells, which does not change which coset is chosen.
+    The polyphase components of a grid are its subgrids of every s-th pixel, where s is the stride.
+    A shift of the input only reorders the components and their pixels, so the same component is
+    chosen.
     """
     energy = to_widest_dtype(at_least_float32(inputs).square().sum(1))
     maximum = energy.flatten(1).amax(1).clamp_min(torch.finfo(energy.dtype).tiny)
@@ -390,17 +394,18 @@ def largest_coset(inputs: Tensor, stride: Sequence[int]) -> Int[Tensor, "batch"]
             neighborhood = (1 - weight) * neighborhood + weight * shifted
             weight *= GOLDEN_RATIO
     scores = torch.stack([energy, energy.square() * neighborhood], 1)
-    scores = split_cosets(scores, stride).flatten(3)
+    scores = split_polyphase(scores, stride).flatten(3)
     # Sums of these integers fit into 64 bits and do not depend on the order of summation.
     unit = 2.0 ** (INTEGER_BITS - math.ceil(math.log2(int(scores.shape[3]))))
     norm, tie_breaker = (scores * unit).round().long().sum(3).unbind(2)
     return tie_breaker.masked_fill(norm < norm.amax(1, keepdim=True), -1).argmax(1)
 
 
-class _Score(nn.Module):
-    """Convolutional network that gives a score to each subgrid of every s-th cell (coset).
+class _ComponentScore(nn.Module):
+    """Convolutional network that gives a score to each polyphase component of a grid.
 
-    `PolyphaseDownsample` keeps the subgrid with the largest score, a mean over its cells.
+    The components are the subgrids of every s-th pixel. `PolyphaseDownsample` keeps the one with
+    the largest score, a mean over its pixels.
     """
 
     def __init__(self, channels: int, num_axes: int) -> None:
@@ -414,12 +419,14 @@ class _Score(nn.Module):
         )
 
     def forward(
-        self, cosets: Float[Tensor, "batch cosets channels *coarse"]
-    ) -> Float[Tensor, "batch cosets"]:
-        return self.layers(cosets.flatten(0, 1)).flatten(1).mean(1).view(cosets.shape[:2])
+        self, components: Float[Tensor, "batch components channels *coarse"]
+    ) -> Float[Tensor, "batch components"]:
+        return self.layers(components.flatten(0, 1)).flatten(1).mean(1).view(components.shape[:2])
 
 
-def check_axes(argument: str, steps: int | Sequence[int], num_axes: int) -> tuple[int, ...]:
+def check_per_axis_integers(
+    argument: str, steps: int | Sequence[int], num_axes: int
+) -> tuple[int, ...]:
     """Check a stride or scale factor, and return it as a tuple with one integer for each axis."""
     if not is_integer(num_axes) or num_axes not in CONVOLUTIONS:
         raise wrong_value("num_axes", num_axes, "1, 2 or 3")

@@ -1,4 +1,4 @@
-"""Downsampling and upsampling by attention, and alignment of inputs at subpixel precision."""
+"""Downsampling and upsampling by attention, and alignment of images with subpixel precision."""
 
 import math
 from collections.abc import Sequence
@@ -14,17 +14,22 @@ from teka.grid import Grid
 from teka.nn.attention import Attention
 from teka.nn.options import AttentionOptions
 from teka.nn.sampling.filters import apply_along_axis, interpolation_matrix
-from teka.nn.sampling.polyphase import PolyphaseDownsample, check_axes, largest_coset, take_coset
+from teka.nn.sampling.polyphase import (
+    PolyphaseDownsample,
+    check_per_axis_integers,
+    largest_polyphase_component,
+    take_polyphase_component,
+)
 from teka.precision import without_autocast
 
 
 class AttentionDownsample(nn.Module):
-    """Downsampling by cross-attention: every s-th cell of a grid attends to all of its cells.
+    """Downsampling by cross-attention: every s-th pixel of a grid attends to all of its pixels.
 
         z[n] = q[n] + Attention(norm q → norm x)[n],   q[n] = W x[s·n + ĉ]
 
-    Here x is the input, and `PolyphaseDownsample` with stride s chooses the offset ĉ of the cells
-    that become queries q. Coarse cells z keep their positions on the fine grid, so that attention
+    Here x is the input, and `PolyphaseDownsample` with stride s chooses the offset ĉ of the pixels
+    that become queries q. The outputs z keep their positions on the fine grid, so that attention
     weights depend on true distances. The layer is therefore equivariant to the same shifts as
     `PolyphaseDownsample`.
 
@@ -60,7 +65,7 @@ class AttentionDownsample(nn.Module):
         super().__init__()
         self.sampling = sampling
         self.query = nn.Linear(dim, coarse_dim)
-        self.attend = _GridAttention(
+        self.attend = _CrossGridAttention(
             coarse_dim, heads, dim, sampling.stride, sampling.periodic, options
         )
 
@@ -74,18 +79,18 @@ class AttentionDownsample(nn.Module):
         """
         sides = ("side",) * len(self.sampling.stride)
         check_tensor("cells", cells, "batch", self.query.in_features, *sides)
-        sampled, offset = self.sampling.sample(cells)
+        sampled, offset = self.sampling.forward_with_offset(cells)
         query = self.query(sampled.movedim(1, -1)).movedim(-1, 1)
         return self.attend(query, cells, offset), offset
 
 
 class AttentionUpsample(nn.Module):
-    """Upsampling by cross-attention: every cell of a fine grid attends to a coarse grid.
+    """Upsampling by cross-attention: every pixel of a fine grid attends to a coarse grid.
 
         x[n] = f[n] + Attention(norm f → norm z)[n]
 
-    The fine cells f are the queries, for instance those of a skip connection. The coarse cells z
-    have the positions from which `AttentionDownsample` took them.
+    The pixels f of the fine grid are the queries, for instance those of a skip connection. The
+    pixels z of the coarse grid have the positions from which `AttentionDownsample` took them.
 
     >>> import torch, teka
     >>> up = teka.nn.AttentionUpsample(8, 4, 2, stride=(2, 3))
@@ -117,9 +122,9 @@ class AttentionUpsample(nn.Module):
         options: AttentionOptions | None = None,
     ) -> None:
         super().__init__()
-        self.stride = check_axes("stride", stride, num_axes)
+        self.stride = check_per_axis_integers("stride", stride, num_axes)
         self.query = Parameter(torch.randn(fine_dim))
-        self.attend = _GridAttention(fine_dim, heads, dim, self.stride, periodic, options)
+        self.attend = _CrossGridAttention(fine_dim, heads, dim, self.stride, periodic, options)
 
     def forward(
         self,
@@ -149,10 +154,10 @@ class AttentionUpsample(nn.Module):
         return self.attend(fine, inputs, offset)
 
 
-class _GridAttention(nn.Module):
+class _CrossGridAttention(nn.Module):
     """Cross-attention from one grid to another, with pre-normalization and a residual connection.
 
-    One grid is coarse: it covers every s-th cell of the other, from an offset that may differ
+    One grid is coarse: it covers every s-th pixel of the other grid, from an offset that may differ
     between samples.
     """
 
@@ -199,27 +204,26 @@ class _GridAttention(nn.Module):
         return query_cells + outputs.mT.unflatten(2, query_sides)
 
     def _coarse_grid(self, sides: torch.Size, index: int) -> Grid:
-        num_cosets = math.prod(self.stride)
-        if not 0 <= index < num_cosets:
-            raise wrong_value("offset", index, f"from 0 to {num_cosets - 1}")
+        num_components = math.prod(self.stride)
+        if not 0 <= index < num_components:
+            raise wrong_value("offset", index, f"from 0 to {num_components - 1}")
         spacing = [float(step) for step in self.stride]
         offset = torch.unravel_index(torch.tensor(index), self.stride)
         return Grid(sides, spacing, self.periodic, [float(start) for start in offset])
 
 
 class SubpixelAlignment(nn.Module):
-    """Shift of each input by a fraction of a cell that depends on its content.
+    """Shift of each image by a fraction of a pixel that its content determines.
 
         z[n] = x̂[n + ĉ/k],   ĉ = argmax_c Σ_n (x̂[n + c/k] − mean)⁴
 
-    Inputs that differ by a shift by a multiple of 1/k become equal up to a shift by whole cells. So
-    a model that is invariant to whole shifts becomes invariant to these finer shifts too. The layer
-    interpolates x to x̂, on a grid k = `factor` times as fine, and keeps every k-th cell from the
-    offset ĉ. All axes must be periodic.
+    Inputs that differ by a shift by a multiple of 1/k become equal up to a shift by whole pixels.
+    So a model that is invariant to whole shifts becomes invariant to these finer shifts too. The
+    layer interpolates x to x̂, on a grid k = `factor` times as fine, and keeps every k-th pixel
+    from the offset ĉ. All axes must be periodic.
 
-    Note:
-        The choice uses fourth powers because the sums of squares of all cosets are equal, by
-        Parseval's theorem.
+    Note: The choice uses fourth powers because the sums of squares of all components are equal, by
+    Parseval's theorem.
 
     Source: the choice of Chaman & Dokmanić 2021 on an interpolated grid. Proof:
     docs/maths/polyphase.md.
@@ -239,14 +243,15 @@ class SubpixelAlignment(nn.Module):
 
     def __init__(self, factor: int = 2, *, num_axes: int = 2) -> None:
         super().__init__()
-        self.factor = check_axes("factor", factor, num_axes)
+        self.factor = check_per_axis_integers("factor", factor, num_axes)
 
     def forward(
         self, inputs: Float[Tensor, "batch channels *sides"]
     ) -> Float[Tensor, "batch channels *sides"]:
-        """Shift each input by the fraction of a cell that its content determines.
+        """Shift each image by the fraction of a pixel that its content determines.
 
-        Inputs that differ by a shift by a multiple of 1 / `factor` then differ by whole cells only.
+        Inputs that differ by a shift by a multiple of 1 / `factor` then differ by whole pixels
+        only.
         """
         check_tensor("inputs", inputs, "batch", "channels", *(("side",) * len(self.factor)))
         fine = inputs
@@ -256,5 +261,5 @@ class SubpixelAlignment(nn.Module):
                 matrix = interpolation_matrix(inputs.shape[axis], factor).to(inputs)
                 fine = apply_along_axis(fine, matrix, axis)
         deviation = fine - fine.mean(dim=tuple(range(2, fine.ndim)), keepdim=True)
-        offset = largest_coset(deviation.detach().square(), self.factor)
-        return take_coset(fine, offset, self.factor)
+        offset = largest_polyphase_component(deviation.detach().square(), self.factor)
+        return take_polyphase_component(fine, offset, self.factor)

@@ -1,4 +1,4 @@
-"""Linear attention with Triton kernels (compiled GPU programs) on NVIDIA GPUs.
+"""Linear attention on NVIDIA GPUs with kernels that are written in Triton.
 
 This module decides whether the kernels can be used. Triton itself is imported when a kernel is
 first used.
@@ -11,8 +11,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from teka.functional.kernels.base import Kernel
-from teka.functional.kernels.features import Elu
+from teka.functional.kernels.content_kernel import Kernel
+from teka.functional.kernels.feature_kernels import Elu
 from teka.functional.kernels.rectified import Relu, SquaredRelu
 
 HAS_TRITON = find_spec("triton") is not None
@@ -44,7 +44,7 @@ class TritonPositions:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Rotary angles of queries and keys. The tuple is empty without a rotation."""
+        """All rotary angles as one tuple of tensors, which is empty without a rotation."""
         if self.query_angles is None or self.key_angles is None:
             return ()
         return self.query_angles, self.key_angles
@@ -53,7 +53,7 @@ class TritonPositions:
 def can_use_triton(kernel: Kernel, query: Tensor, value: Tensor) -> bool:
     """Return True if the Triton kernels for linear attention can compute an attention call.
 
-    The feature map of the content kernel, the dtype, the sizes and the device must be supported.
+    The feature map, the dtype, the sizes and the device must be supported.
     """
     is_available = IS_INTERPRETED or (query.is_cuda and IS_ENABLED)
     if not HAS_TRITON or not is_available or query.dtype not in DTYPES:

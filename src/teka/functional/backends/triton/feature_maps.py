@@ -17,7 +17,7 @@ The denominator is a mixture. Its share of pair lengths is λ, so that `plain` i
 import triton
 import triton.language as tl
 
-from teka.functional.kernels.base import LOWEST_EXPONENT
+from teka.functional.kernels.content_kernel import LOWEST_EXPONENT
 from teka.functional.kernels.rectified import LEAST_FEATURE, RANGE_BITS
 
 TINY = tl.constexpr(2.0**-126)  # the smallest normal float32
@@ -44,9 +44,9 @@ def token_rows(head, tokens, num_tokens, heads, heads_first: tl.constexpr):
 
 @triton.jit
 def load_block(pointer, rows, keep, dim: tl.constexpr, size: tl.constexpr):
-    """Load rows of a matrix from GPU memory as float32, and pad their columns with zeros.
+    """Load rows of a matrix from GPU memory as float32, and pad the columns with zeros.
 
-    Rows for which `keep` is False become 0.
+    Rows whose mask `keep` is False become 0.
     """
     columns = tl.arange(0, size)
     mask = keep[:, None] & (columns < dim)[None, :]
@@ -56,9 +56,9 @@ def load_block(pointer, rows, keep, dim: tl.constexpr, size: tl.constexpr):
 
 @triton.jit
 def store_block(pointer, block, rows, keep, dim: tl.constexpr, size: tl.constexpr):
-    """Store rows of a matrix in GPU memory, without padding columns and in the memory's dtype.
+    """Store rows of a matrix in GPU memory, without the columns that are padding.
 
-    Rows for which `keep` is False are not stored.
+    Rows whose mask `keep` is False are not stored.
     """
     columns = tl.arange(0, size)
     mask = keep[:, None] & (columns < dim)[None, :]
@@ -76,11 +76,11 @@ def clear_rows(block, poison):
 def load_finite(
     pointer, rows, keep, is_causal: tl.constexpr, dim: tl.constexpr, size: tl.constexpr
 ):
-    """Load vectors of tokens from GPU memory, and mark the tokens with NaN or infinity.
+    """Load the vectors of tokens from GPU memory, and mark tokens that contain NaN or infinity.
 
     The mark of a token, its `poison`, is NaN for these tokens and 0 for others. In causal
-    attention, the vectors of marked tokens are replaced by 0, because they must not affect the
-    outputs of earlier tokens.
+    attention, the vectors of marked tokens become 0, because they must not affect the outputs of
+    earlier tokens.
     """
     block = load_block(pointer, rows, keep, dim, size)
     poison = tl.sum(block * 0.0, axis=1)
@@ -119,10 +119,10 @@ def _scale_and_floor(vectors, floor_share, kernel: tl.constexpr):
 def feature_map(
     vectors, root_scale, floor_share, kernel: tl.constexpr, dim: tl.constexpr, size: tl.constexpr
 ):
-    """Compute the features of query or key vectors, whose inner products are attention weights.
+    """Map queries or keys to features, whose inner products are the weights of linear attention.
 
-    The features of each token are divided by a power of 2 so that they do not overflow. The result
-    is the features, with 0 in padding columns, and the exponents of these powers.
+    The features of each token are divided by a power of 2 so that they do not overflow. The
+    exponent of this power is returned as well.
     """
     if kernel == "elu":
         scaled = vectors * root_scale
@@ -149,10 +149,7 @@ def feature_map_gradient(
     dim: tl.constexpr,
     size: tl.constexpr,
 ):
-    """Compute the gradient of query or key vectors from the gradient of their features.
-
-    The features of each token are divided by a power of 2, which is treated as a constant.
-    """
+    """Compute the gradient of queries or keys from the gradient of their features."""
     grad_features = tl.where((tl.arange(0, size) < dim)[None, :], grad_features, 0.0)
     if kernel == "elu":
         scaled = vectors * root_scale
@@ -215,10 +212,7 @@ def pair_lengths_gradient(features, grad_lengths, size: tl.constexpr):
 
 @triton.jit
 def angles_gradient(rotated, grad_rotated, size: tl.constexpr):
-    """Compute the gradient of the angles by which pairs of features were rotated.
-
-    It follows from the rotated features and their gradient.
-    """
+    """Compute the gradient of rotary angles from rotated features and their gradient."""
     first, second = _split_pairs(rotated, size)
     grad_first, grad_second = _split_pairs(grad_rotated, size)
     return first * grad_second - second * grad_first
@@ -242,7 +236,7 @@ def load_features(
     dim: tl.constexpr,
     size: tl.constexpr,
 ):
-    """Load query or key vectors, and compute their features with and without rotation.
+    """Load queries or keys from GPU memory, and compute their features with and without rotation.
 
     The rotation is a rotary position embedding, which rotates pairs of features.
 
@@ -290,9 +284,9 @@ def store_gradients(
     dim: tl.constexpr,
     size: tl.constexpr,
 ):
-    """Compute and store the gradients of query or key vectors and of their rotation angles.
+    """Compute and store the gradients of queries or keys and of their rotary angles.
 
-    They follow from the gradients of the features of these vectors, with and without rotation.
+    They follow from the gradients of the features, with and without rotation.
     """
     if rotary:
         block = angles_gradient(rotated, grad_rotated, size)

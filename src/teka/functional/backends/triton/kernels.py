@@ -79,10 +79,10 @@ def add_to_state(
     rotary: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """Update the recurrent state of linear attention, which consists of sums over keys.
+    """Multiply the recurrent state of linear attention by a decay factor, and add new keys to it.
 
-    The old state is multiplied by `decay`. Then the features of new keys are added, after
-    multiplication with their values (for numerators) or weights (for denominators).
+    The state consists of sums over keys. A key adds the product of its features and its value (for
+    numerators), and the product of its features and its weight (for denominators).
     """
     product = tl.dot(tl.trans(rotated), values, input_precision=precision)
     value_sum = value_sum * decay + product
@@ -107,10 +107,10 @@ def add_keys(
     rotary: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """Add a block of keys to the recurrent state of linear attention.
+    """Add a block of keys to the state of linear attention, which consists of sums over keys.
 
-    The state consists of sums over keys, divided by 2^peak to prevent overflow, where peak is the
-    largest exponent of the keys' features. The new state and its new peak are returned.
+    The sums are divided by 2^peak to prevent overflow, where the peak is the largest exponent of
+    the keys' features. The new state and its new peak are returned.
     """
     new_peak = tl.maximum(tl.max(tl.where(keep, exponent, NO_KEY), axis=0), peak)
     weights = tl.where(keep, tl.exp2(tl.minimum(exponent - new_peak, 0.0)), 0.0)
@@ -136,9 +136,10 @@ def add_keys(
 def gradients_through_state(
     grad_numerator, grad_denominator, value_sum, plain_sum, length_sum, precision: tl.constexpr
 ):
-    """Compute the gradients of query features that were multiplied with sums over keys.
+    """Compute the gradients of query features from those of attention numerators and denominators.
 
-    These products are the numerators and denominators of linear attention.
+    In linear attention, numerators and denominators are products of query features and sums over
+    keys.
     """
     grad_rotated = tl.dot(grad_numerator, tl.trans(value_sum), input_precision=precision)
     grad_plain = grad_denominator[:, None] * plain_sum[None, :]
@@ -150,9 +151,9 @@ def gradients_through_state(
 def causal_pair_scales(exponent, keep, peak):
     """Return the scale factor of every query–key pair in a block of causal linear attention.
 
-    The features of each key are divided by a power of 2. The factor of a pair is 2 to the power of
-    the key's exponent minus the largest exponent of the keys up to the query, which is returned,
-    too. Pairs with a later or masked key have a factor of 0.
+    The features of a key are stored divided by a power of 2. The factor restores this power,
+    relative to the largest exponent of the keys up to the query, so that it does not overflow. The
+    factor of later or masked keys is 0.
     """
     tokens = tl.arange(0, exponent.shape[0])
     is_seen = (tokens[:, None] >= tokens[None, :]) & keep[None, :]
@@ -197,7 +198,10 @@ def gradients_through_pairs(
     rotary: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """Compute the gradients of features from those of the attention weights of pairs in a block."""
+    """Compute the gradients of features from the gradients of attention weights in a block.
+
+    An attention weight is an inner product of the features of a query and of a key.
+    """
     if rotary:
         grad_rotated = tl.dot(grad_weights, rotated, input_precision=precision)
         grad_plain = tl.dot(grad_totals, plain, input_precision=precision)
@@ -221,9 +225,9 @@ def load_output_gradients(
     dim_value: tl.constexpr,
     channels: tl.constexpr,
 ):
-    """Load the gradients of attention outputs, and split them into two gradients.
+    """Load the gradients of attention outputs, and compute those of numerators and denominators.
 
-    These are the gradients of the numerator and the denominator of each output.
+    Each output of linear attention is a numerator divided by a denominator.
     """
     grad_output = load_block(gradient, rows, keep, dim_value, channels)
     outputs = load_block(output, rows, keep, dim_value, channels)
@@ -241,8 +245,8 @@ def load_output_gradients(
 def load_peak_before(block_peaks, head, token, num_tokens, block: tl.constexpr):
     """Load the largest exponent of the keys before a block of tokens in causal linear attention.
 
-    The features of keys are stored as a number times a power of 2, to prevent overflow. The block
-    starts at `token`.
+    The features of each key are stored as numbers times a power of 2 with this exponent, to prevent
+    overflow.
     """
     index = token // block
     pointer = block_peaks + head * tl.cdiv(num_tokens, block) + index - 1
@@ -253,11 +257,11 @@ def load_peak_before(block_peaks, head, token, num_tokens, block: tl.constexpr):
 def scan_segments(
     states, decays, weights, num_segments, length, is_reversed: tl.constexpr, tile: tl.constexpr
 ):
-    """Replace the state of each segment of a sequence by the accumulated state of earlier segments.
+    """Replace the sums over keys of each segment of a sequence by those of all earlier segments.
 
-    A state consists of sums over keys in linear attention. After each segment, the accumulated
-    state is multiplied by the segment's decay, and the segment's state times its weight is added.
-    With `is_reversed`, the scan starts at the last segment.
+    This is a scan over the segments. After each segment, the accumulated sums are multiplied by the
+    segment's decay, and the segment's sums times its weight are added. With `is_reversed`, the scan
+    starts at the last segment.
     """
     head = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * tile + tl.arange(0, tile)
@@ -304,11 +308,10 @@ def sum_keys(
     channels: tl.constexpr,
     length: tl.constexpr,
 ):
-    """Sum the keys and values of one segment of a sequence, for linear attention.
+    """Sum the features and values of the keys in one segment of a sequence, for linear attention.
 
-    The sums are called the state of the segment. Its peak, which is the largest exponent of the
-    keys' features, is stored, too. In causal attention, keys and values with NaN or infinity are
-    skipped, and the peak becomes NaN.
+    The largest exponent of the keys' features is stored as well. In causal attention, keys and
+    values with NaN or infinity are skipped, and the exponent becomes NaN.
     """
     head = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1).to(tl.int64)
@@ -398,10 +401,10 @@ def attend(
     channels: tl.constexpr,
     length: tl.constexpr,
 ):
-    """Compute the attention outputs of one segment of queries, from sums over the keys.
+    """Compute the outputs of linear attention for one segment of queries, from sums over keys.
 
     The inverses of the denominators are stored for the backward pass. In causal attention, the
-    largest exponent of the keys' features up to the end of each block is stored, too.
+    largest exponent of the keys' features up to the end of each block is stored as well.
     """
     head = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1).to(tl.int64)
@@ -546,7 +549,7 @@ def query_gradients(
 ):
     """Compute the gradients of one segment of queries in linear attention.
 
-    The gradient of the sums over keys before the segment is computed, too.
+    The gradient of the sums over the keys before the segment is computed as well.
     """
     head = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1).to(tl.int64)
@@ -734,8 +737,8 @@ def key_gradients(
 ):
     """Compute the gradients of one segment of keys and values in linear attention.
 
-    The blocks of the segment are processed from last to first. In causal attention, the gradients
-    of later queries are accumulated from block to block.
+    The segment is processed from its last block to its first. In causal attention, the gradients of
+    later queries are accumulated from block to block.
     """
     head = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1).to(tl.int64)

@@ -1,4 +1,4 @@
-"""Launchers of the Triton kernels of linear attention, which also allocate the outputs."""
+"""Python code that launches the Triton kernels of linear attention and allocates their outputs."""
 
 import functools
 import math
@@ -32,7 +32,7 @@ LARGE_SHARED_MEMORY = 2**17
 
 
 @dataclass(frozen=True)
-class Options:
+class TritonOptions:
     """Options of an attention for the Triton kernels.
 
     Args:
@@ -51,7 +51,7 @@ class Options:
 
 
 class ForwardResult(NamedTuple):
-    """Outputs of linear attention, and intermediate results for the backward pass.
+    """Outputs of linear attention on a GPU, with intermediate results for the backward pass.
 
     Args:
         output: Weighted means of the values, shape (batch, heads, queries, dim_value).
@@ -67,8 +67,8 @@ class ForwardResult(NamedTuple):
     peaks: Tensor
 
 
-class Launch:
-    """A call of linear attention on a GPU, which holds the inputs and launches the Triton kernels.
+class TritonLaunch:
+    """Call of linear attention on a GPU, which holds the inputs and launches the Triton kernels.
 
     The inputs are converted to a memory layout that the kernels support.
 
@@ -91,7 +91,7 @@ class Launch:
         key_mask: Tensor | None,
         query_angles: Tensor | None,
         key_angles: Tensor | None,
-        options: Options,
+        options: TritonOptions,
     ) -> None:
         self.heads_first = query.is_contiguous()
         self.is_causal = options.is_causal
@@ -143,13 +143,13 @@ class Launch:
         }
 
     def to_query_layout(self, tokens: Tensor) -> Tensor:
-        """Return a tensor in the memory layout of the queries: heads first or tokens first."""
+        """Return a tensor in the memory layout of the queries, heads first or tokens first."""
         if self.heads_first:
             return tokens.contiguous()
         return tokens.transpose(1, 2).contiguous().transpose(1, 2)
 
     def num_segments(self, tokens: Tensor) -> int:
-        """Return the number of segments into which a sequence is divided.
+        """Return into how many segments a sequence is divided for the GPU.
 
         One GPU program processes one segment of one attention head.
         """
@@ -162,15 +162,15 @@ class Launch:
         tokens_per_program = triton.cdiv(self.num_heads * tokens.shape[2], NUM_PROGRAMS)
         return max(self.segment, triton.next_power_of_2(tokens_per_program))
 
-    def new_states(self, num_states: int) -> Tensor:
+    def allocate_states(self, num_states: int) -> Tensor:
         """Allocate states of every head."""
-        return self.new_floats(num_states, self.state_length)
+        return self.allocate_floats(num_states, self.state_length)
 
-    def new_floats(self, *shape: int) -> Tensor:
+    def allocate_floats(self, *shape: int) -> Tensor:
         """Allocate float32 elements of every head."""
         return self.query.new_empty(self.num_heads, *shape, dtype=torch.float32)
 
-    def new_result(self) -> ForwardResult:
+    def allocate_result(self) -> ForwardResult:
         """Allocate the result of the forward pass."""
         batch, heads, num_queries, _ = self.query.shape
         output = self.to_query_layout(
@@ -181,16 +181,16 @@ class Launch:
         if self.is_causal:
             num_states = max(1, -(-num_queries // self.segment))
             num_peaks = max(1, -(-num_queries // self.block))
-        states = self.new_states(num_states)
+        states = self.allocate_states(num_states)
         return ForwardResult(
-            output, self.new_floats(num_queries), states, self.new_floats(num_peaks)
+            output, self.allocate_floats(num_queries), states, self.allocate_floats(num_peaks)
         )
 
-    def new_gradients(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def allocate_gradients(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Allocate the gradients of queries, keys, values, query angles and key angles."""
         num_pairs = self.query_angles.shape[-1]
         grad_query_angles, grad_key_angles = (
-            self.new_floats(tokens.shape[2], num_pairs).unflatten(0, tokens.shape[:2])
+            self.allocate_floats(tokens.shape[2], num_pairs).unflatten(0, tokens.shape[:2])
             for tokens in (self.query, self.key)
         )
         grad_query, grad_key, grad_value = map(torch.empty_like, (self.query, self.key, self.value))
@@ -213,8 +213,7 @@ class Launch:
     ) -> None:
         """Replace the sums over the keys of each segment by those of all earlier segments.
 
-        This is a parallel scan over the segments of a sequence, which causal linear attention
-        needs.
+        Causal linear attention needs this scan over the segments of a sequence.
         """
         grid = self.num_heads, triton.cdiv(self.state_length, SCAN_TILE)
         sizes = states.shape[1], self.state_length
@@ -231,7 +230,7 @@ class Launch:
 
     @property
     def kernel_inputs(self) -> tuple[Tensor, ...]:
-        """Queries, keys, values, key mask, and cosines and sines of the rotation angles."""
+        """Tensors that every Triton kernel takes: queries, keys, values, mask and rotary angles."""
         tables = [
             function(angles)
             for angles in (self.query_angles, self.key_angles)
@@ -241,10 +240,10 @@ class Launch:
 
     def forward(self) -> ForwardResult:
         """Compute the outputs."""
-        result = self.new_result()
+        result = self.allocate_result()
         inputs = self.kernel_inputs
-        states = self.new_states(self.num_segments(self.key))
-        peaks = self.new_floats(states.shape[1])
+        states = self.allocate_states(self.num_segments(self.key))
+        peaks = self.allocate_floats(states.shape[1])
         self.run(kernels.sum_keys, self.key, *inputs[1:4], *inputs[6:], states, peaks)
         if self.is_causal:
             peaks_after = peaks.cummax(dim=-1).values
@@ -272,13 +271,13 @@ class Launch:
         return ForwardResult(result.output, result.inverse, states, peaks)
 
     def backward(self, gradient: Tensor, result: ForwardResult) -> tuple[Tensor, ...]:
-        """Compute the gradients of queries, keys, values and rotary position angles on the GPU."""
-        gradients = self.new_gradients()
+        """Compute the gradients of queries, keys, values and rotary angles on the GPU."""
+        gradients = self.allocate_gradients()
         grad_query, grad_key, grad_value, grad_query_angles, grad_key_angles = gradients
         inputs = self.kernel_inputs
         outputs = result.output, result.inverse, self.to_query_layout(gradient)
         peaks = result.peaks
-        grad_states = self.new_states(self.num_segments(self.query))
+        grad_states = self.allocate_states(self.num_segments(self.query))
         self.run(
             kernels.query_gradients,
             self.query,

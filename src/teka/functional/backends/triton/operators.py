@@ -1,4 +1,4 @@
-"""Linear attention with Triton as PyTorch operators that torch.compile and torch.export support."""
+"""Linear attention with Triton as PyTorch custom operators, for torch.compile and torch.export."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from teka.functional.backends.feature_sums import featured, plain_sums
+from teka.functional.backends.feature_sums import compute_features, position_free_sums
 from teka.functional.backends.triton import CONTENT_KERNELS, TritonPositions
-from teka.functional.backends.triton.launch import ForwardResult, Launch, Options
-from teka.functional.kernels.base import FeatureKernel
+from teka.functional.backends.triton.launch import ForwardResult, TritonLaunch, TritonOptions
+from teka.functional.kernels.content_kernel import FeatureKernel
 from teka.functional.kernels.rectified import FlooredRelu
 from teka.functional.relative.rotary import Rotary, phasor_of
 from teka.functional.shapes import KeyMask, Keys, Outputs, Queries, Values
@@ -27,11 +27,12 @@ def triton_attention(
     key_mask: KeyMask,
     is_causal: bool,
 ) -> Outputs:
-    """Compute linear attention with Triton kernels on a GPU, in the dtype of the inputs.
+    """Compute linear attention with Triton kernels on a GPU.
 
-    Sums are computed in float32. The numerator uses features that are rotated by the positions. The
-    denominator, which is defined in `Rotary`, mixes features without a rotation and lengths of
-    feature pairs. Gradients are deterministic, because they are computed without atomic additions.
+    Outputs have the dtype of the inputs, and sums are computed in float32. The numerator uses
+    features that are rotated by the positions. The denominator mixes features without a rotation
+    and lengths of feature pairs, as defined in `Rotary`. Gradients are deterministic, because they
+    are computed without atomic additions.
 
     Source: Katharopoulos et al. 2020, equation 5.
     """
@@ -68,17 +69,19 @@ def feature_attention(
     """Compute linear attention with Triton kernels, as a custom PyTorch operator.
 
     The outputs are returned with intermediate results for the backward pass (see `ForwardResult`).
-    The arguments from `kernel` on are the fields of `Options`.
+    The arguments from `kernel` on are the fields of `TritonOptions`.
     """
-    options = Options(kernel, scale, epsilon, length_share, is_causal)
-    launch = Launch(query, key, value, key_mask, query_angles, key_angles, options)
+    options = TritonOptions(kernel, scale, epsilon, length_share, is_causal)
+    launch = TritonLaunch(query, key, value, key_mask, query_angles, key_angles, options)
     return tuple(launch.forward())
 
 
 @feature_attention.register_fake
 def _(query, key, value, key_mask, query_angles, key_angles, *options):
-    launch = Launch(query, key, value, key_mask, query_angles, key_angles, Options(*options))
-    return tuple(launch.new_result())
+    launch = TritonLaunch(
+        query, key, value, key_mask, query_angles, key_angles, TritonOptions(*options)
+    )
+    return tuple(launch.allocate_result())
 
 
 @custom_op("teka::feature_attention_gradients", mutates_args=())
@@ -100,20 +103,20 @@ def feature_attention_gradients(
     length_share: float,
     is_causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute the gradients of linear attention with Triton, as a custom PyTorch operator.
+    """Compute the gradients of linear attention with Triton kernels, as a custom PyTorch operator.
 
-    These are the gradients of queries, keys, values and rotation angles. The gradients of angles
+    These are the gradients of queries, keys, values and rotary angles. The gradients of the angles
     are not summed over the samples of the batch.
     """
-    options = Options(kernel, scale, epsilon, length_share, is_causal)
-    launch = Launch(query, key, value, key_mask, query_angles, key_angles, options)
+    options = TritonOptions(kernel, scale, epsilon, length_share, is_causal)
+    launch = TritonLaunch(query, key, value, key_mask, query_angles, key_angles, options)
     return launch.backward(gradient, ForwardResult(output, inverse, states, peaks))
 
 
 @feature_attention_gradients.register_fake
 def _(gradient, output, inverse, states, peaks, query, key, value, key_mask, *more):
-    launch = Launch(query, key, value, key_mask, more[0], more[1], Options(*more[2:]))
-    return launch.new_gradients()
+    launch = TritonLaunch(query, key, value, key_mask, more[0], more[1], TritonOptions(*more[2:]))
+    return launch.allocate_gradients()
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -122,17 +125,19 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 
 
 def _backward(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Compute the gradients of linear attention with Triton.
+    """Compute the gradients of linear attention with Triton kernels.
 
-    PyTorch operations are used instead if second derivatives may follow, because Triton kernels do
-    not support them.
+    If second derivatives may follow, which the kernels do not support, PyTorch operations are used
+    instead.
     """
     saved = ctx.saved_tensors  # torch.utils.checkpoint allows one access
     results = saved[:4]
     inputs = saved[4:]
     no_gradients = (None,) * len(ctx.options)
     if torch.is_grad_enabled():
-        return *_differentiable_gradients(gradient, inputs, Options(*ctx.options)), *no_gradients
+        return *_differentiable_gradients(
+            gradient, inputs, TritonOptions(*ctx.options)
+        ), *no_gradients
     *grad_tokens, grad_query_angles, grad_key_angles = feature_attention_gradients(
         gradient, *results, *inputs, *ctx.options
     )
@@ -151,7 +156,7 @@ feature_attention.register_autograd(_backward, setup_context=_save_for_backward)
 
 
 def _differentiable_gradients(
-    gradient: Tensor, inputs: Sequence[Tensor | None], options: Options
+    gradient: Tensor, inputs: Sequence[Tensor | None], options: TritonOptions
 ) -> list[Tensor | None]:
     # Views, because an input may be used twice or depend on another input.
     views = [None if tensor is None else tensor.view_as(tensor) for tensor in inputs]
@@ -161,13 +166,13 @@ def _differentiable_gradients(
     return [next(gradients) if view is not None and view.requires_grad else None for view in views]
 
 
-def _differentiable_attention(inputs: Sequence[Any], options: Options) -> Tensor:
+def _differentiable_attention(inputs: Sequence[Any], options: TritonOptions) -> Tensor:
     """Compute linear attention with PyTorch operations, which support second derivatives."""
     query, key, value, key_mask, query_angles, key_angles = inputs
     kernel_class = {kind.name: kind for kind in CONTENT_KERNELS}[options.kernel]
     is_floored = issubclass(kernel_class, FlooredRelu)
     kernel = kernel_class(options.epsilon) if is_floored else kernel_class()
-    tokens = featured(
+    tokens = compute_features(
         kernel,
         query.float(),
         key.float(),
@@ -177,7 +182,7 @@ def _differentiable_attention(inputs: Sequence[Any], options: Options) -> Tensor
         is_causal=options.is_causal,
     )
     if query_angles is None:
-        sums = plain_sums(tokens)
+        sums = position_free_sums(tokens)
     else:
         unused_frequency = query_angles.new_empty(query.shape[1], query_angles.shape[-1], 1)
         normalizer = "mixed" if options.length_share else "features"

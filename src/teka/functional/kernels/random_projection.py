@@ -22,7 +22,7 @@ def independent_projection(num_features: int, dim: int, generator: Generator) ->
 
 
 def orthogonal_projection(num_features: int, dim: int, generator: Generator) -> ProjectionMatrix:
-    """Draw a random projection matrix for random features, with orthogonal rows.
+    """Draw a random projection matrix with orthogonal rows, for random features.
 
     Each row is normally distributed, as with independent entries, but rows are orthogonal within
     blocks of `dim` rows. This reduces the variance of the estimated attention weights.
@@ -38,8 +38,8 @@ def fixed_norm_projection(num_features: int, dim: int, generator: Generator) -> 
     """Draw a random projection matrix with orthogonal rows of the same length √dim.
 
     Rows are orthogonal within blocks of `dim` rows. The fixed length reduces the variance of the
-    estimated softmax kernel exp(xᵀy), but it causes a bias: the estimate is too small, particularly
-    for large ‖x + y‖ and small `dim`.
+    estimated softmax kernel exp(xᵀy), but the estimate is biased: it is too small, particularly for
+    large ‖x + y‖ and small `dim`.
 
     Source: Choromanski et al. 2021, Theorem 1 (SMREG).
     """
@@ -90,7 +90,7 @@ def draw_projection(
 
 
 def default_num_features(dim: int) -> int:
-    """Return the default number of random features that estimate the softmax kernel.
+    """Return the default number of random features that estimate softmax attention.
 
     For vectors of size d, this is d ln d, rounded down, and at least 1.
 

@@ -1,4 +1,4 @@
-"""Base classes of content kernels, which compute attention weights from queries and keys."""
+"""Base classes of content kernels, which are similarities of queries and keys in attention."""
 
 import inspect
 import math
@@ -37,7 +37,7 @@ from teka.functional.shapes import (
 LOWEST_EXPONENT = -40.0
 
 
-class TensorFields:
+class TensorShapeChecks:
     """Mixin for dataclasses that checks the shapes of tensor fields against their annotations.
 
     The annotations are jaxtyping types such as `Float[Tensor, "heads axes"]`. A named dimension
@@ -71,10 +71,10 @@ class TensorFields:
                 sizes[dimension] = size
 
 
-class Kernel(TensorFields, ABC):
+class Kernel(TensorShapeChecks, ABC):
     """Base class of content kernels κ(q, k), which are similarities of a query q and a key k.
 
-    An example is exp(scale · qᵀk) of softmax attention. The similarity is the attention weight
+    An example is exp(scale · qᵀk) in softmax attention. The similarity is the attention weight
     before normalization, and does not depend on the positions of the tokens.
 
     Class attributes:
@@ -87,8 +87,8 @@ class Kernel(TensorFields, ABC):
       of the weights. With a relative kernel c_ij, it is divided by Σ_j c_ij.
     - `extra_dense_passes`: Number of additional passes over all pairs that `dense_weights` takes
       compared with other kernels.
-    - `fitted_tensors`: Names of the fields that `FeatureKernel.fitted` sets. Their tensors have one
-      entry for each sample.
+    - `statistics_fields`: Names of the fields that `FeatureKernel.with_statistics` sets. Their
+      tensors have one entry for each sample.
 
     >>> import torch
     >>> from teka.functional import DotProduct, Softmax
@@ -106,24 +106,24 @@ class Kernel(TensorFields, ABC):
     estimates_softmax: ClassVar[bool] = False
     normalizes_by_count: ClassVar[bool] = False
     extra_dense_passes: ClassVar[int] = 0
-    fitted_tensors: ClassVar[tuple[str, ...]] = ()
+    statistics_fields: ClassVar[tuple[str, ...]] = ()
 
     def repeat_samples(self, repeats: int) -> "Kernel":
         """Return the kernel for a batch in which each sample is repeated.
 
-        Some kernels store statistics of each sample, such as the mean of its keys. These are
-        repeated by `torch.repeat_interleave`.
+        Statistics that the kernel stores for each sample, such as the mean of its keys, are
+        repeated in the same way.
         """
         repeated = {}
-        for name in self.fitted_tensors:
+        for name in self.statistics_fields:
             tensor = getattr(self, name)
             if tensor is not None:
                 repeated[name] = tensor.repeat_interleave(repeats, dim=0)
         return replace(self, **repeated) if repeated else self
 
     @property
-    def bound(self) -> float | None:
-        """Return an upper limit of the ratio max |output| / max |value| of attention.
+    def output_bound(self) -> float | None:
+        """Upper limit of the size of attention outputs, relative to the largest value.
 
         The limit is 1 if the output is a weighted mean with non-negative weights. It is None if the
         output can be arbitrarily large.
@@ -136,10 +136,10 @@ class Kernel(TensorFields, ABC):
         return None
 
     def softmax_vectors(self, query: Queries, key: Keys) -> VectorPair | None:
-        """Return query and key vectors x and y with which softmax attention gives the same result.
+        """Return vectors x and y with which softmax attention gives the same result as this kernel.
 
-        The attention weights are the softmax of the scores scale · xᵀy. Return None if the kernel
-        cannot be written as softmax attention.
+        The attention weights are then the softmax of the scores scale · xᵀy, with x from queries
+        and y from keys. Return None if the kernel cannot be written as softmax attention.
         """
         return (query, key) if self.is_softmax else None
 
@@ -149,7 +149,7 @@ class Kernel(TensorFields, ABC):
     ) -> FeatureMaps:
         """Map queries and keys to vectors whose inner products determine the attention weights.
 
-        `dense_weights` computes the weights of all pairs from the inner products. In causal
+        `dense_weights` computes the weights of all pairs from these inner products. In causal
         attention, the vector of a key depends on this key alone.
 
         Returns:
@@ -163,8 +163,8 @@ class Kernel(TensorFields, ABC):
     ) -> Pairs:
         """Compute the attention weights of all query–key pairs from inner products of vectors.
 
-        The weight of query i and key j is their similarity times a position-dependent weight c_ij.
-        The weights of each query may have any common factor, because it cancels in the
+        The weight of a pair is the similarity of query and key times a position-dependent weight.
+        Weights of the same query may have any common factor, because it cancels in the
         normalization.
 
         Args:
@@ -186,35 +186,35 @@ class Kernel(TensorFields, ABC):
     ) -> Pairs:
         """Return the matrix of attention weights of all queries and keys, before normalization.
 
-        The weight of query i and key j is their similarity times a position-dependent weight c_ij.
-        The weights of each query may have any common factor. The weights of a query without a key
-        are 0. The tests compare faster algorithms with this reference implementation.
+        The weight of a pair is the similarity of query and key times a position-dependent weight.
+        Weights of the same query may have any common factor, and are 0 for a query without a key.
+        The tests compare faster algorithms with this reference implementation.
         """
         inputs = DenseInputs(query, key, key, self, scale, key_mask, is_causal)
         left, right, log_scale = inputs.vectors()
-        keep, is_empty = inputs.masks()
+        keep, is_empty = inputs.attention_masks()
         weights = self.dense_weights(
             left @ right.mT, log_relative=log_relative, log_scale=log_scale, keep=keep
         )
         return weights if is_empty is None else weights.masked_fill(is_empty, 0.0)
 
     @abstractmethod
-    def dense_size(self, dim: int) -> int:
+    def dense_vector_size(self, dim: int) -> int:
         """Return the size of the `dense_vectors` of queries of size `dim`."""
 
-    def log_content(self, like: Tensor) -> Callable[[Tensor], Tensor] | None:
+    def log_similarity(self, like: Tensor) -> Callable[[Tensor], Tensor] | None:
         """Return a function that computes the log of the similarity from an inner product.
 
         The inner product is that of the `dense_vectors` of a query and a key. Return None if the
-        similarity may be negative, because it then has no logarithm. `like` is a tensor with the
-        dtype and device of the inner products.
+        similarity may be negative, so that it has no logarithm. `like` is a tensor with the dtype
+        and device of the inner products.
         """
         return None
 
 
 @dataclass(frozen=True)
 class DenseInputs:
-    """Inputs of attention that is computed from the full matrix of query–key weights.
+    """Queries, keys, values and masks of attention that computes every query–key pair.
 
     Args:
         query: Queries.
@@ -241,12 +241,13 @@ class DenseInputs:
         options = {"scale": self.scale, "key_mask": self.key_mask, "is_causal": self.is_causal}
         return self.kernel.dense_vectors(self.query, self.key, **options)
 
-    def masks(self) -> tuple[PairMask, Bool[Tensor, "batch 1 queries 1"] | None]:
+    def attention_masks(self) -> tuple[PairMask, Bool[Tensor, "batch 1 queries 1"] | None]:
         """Return a mask of the pairs to attend to, and a mask of the queries without any key.
 
         The softmax of a row without keys would be NaN. The first mask therefore lets a query
         without a key attend to all keys, and the caller sets the output of this query to 0. In
-        causal attention the last query sees all keys, even if there are more keys than queries.
+        causal attention the last query attends to all keys, even if there are more keys than
+        queries.
 
         The first mask is None if no pair is masked, and the second if every query has a key.
         """
@@ -285,7 +286,7 @@ class FeatureKernel(Kernel):
 
     >>> import torch
     >>> from teka.functional import FeatureKernel, attention
-    >>> from teka.functional.kernels.base import mask_features
+    >>> from teka.functional.kernels.content_kernel import mask_features
     >>> class Absolute(FeatureKernel):
     ...     name, nonnegative = "absolute", True
     ...     def num_features(self, dim):
@@ -301,7 +302,7 @@ class FeatureKernel(Kernel):
     nonnegative: ClassVar[bool] = False
 
     @property
-    def bound(self) -> float | None:
+    def output_bound(self) -> float | None:
         return 1.0 if self.nonnegative and not self.normalizes_by_count else None
 
     @property
@@ -312,18 +313,18 @@ class FeatureKernel(Kernel):
     def num_features(self, dim: int) -> int:
         """Return the number of features of a vector of size `dim`."""
 
-    def dense_size(self, dim: int) -> int:
+    def dense_vector_size(self, dim: int) -> int:
         return self.num_features(dim)
 
-    def fitted(
+    def with_statistics(
         self, query: Queries, key: Keys, *, scale: float, query_mask: QueryMask, key_mask: KeyMask
     ) -> "FeatureKernel":
         """Return a copy of the kernel that stores statistics of queries and keys, such as means.
 
         The statistics are computed for each head of each sample. The default implementation returns
         the kernel itself. A kernel with statistics is a dataclass that names their fields in
-        `fitted_tensors`. Causal attention does not call this method, because the statistics would
-        include later tokens.
+        `statistics_fields`. Causal attention does not call this method, because the statistics
+        would include later tokens.
         """
         return self
 
@@ -332,7 +333,7 @@ class FeatureKernel(Kernel):
         """Map queries to features φ(q), whose inner products with φ(k) are the attention weights.
 
         The features of each query may have any positive factor, because it cancels in the
-        normalization of attention. If `normalizes_by_count` is True, the factor must be 1.
+        normalization. If `normalizes_by_count` is True, the factor must be 1.
         """
 
     @abstractmethod
@@ -340,19 +341,18 @@ class FeatureKernel(Kernel):
         """Map keys to features φ(k), whose inner products with φ(q) are the attention weights.
 
         The features of masked keys are 0. The features of all keys of a head may have any common
-        positive factor, because it cancels in the normalization of attention. If
-        `normalizes_by_count` is True, it must be 1.
+        positive factor, because it cancels in the normalization. If `normalizes_by_count` is True,
+        the factor must be 1.
         """
 
     def causal_key_features(
         self, key: Keys, *, scale: float, key_mask: KeyMask = None
     ) -> CausalFeatures:
-        """Map keys to features for causal attention, with a log scale for each key.
+        """Map keys to features for causal attention, scaled so that they do not overflow.
 
-        The features of key j are φ(k_j) · exp(−s_j), where the log scale s_j is chosen so that the
-        features neither overflow nor underflow. Both depend on key j alone, because later keys must
-        not change earlier outputs. The features are 0 for masked keys. The log scale is finite, or
-        None if it is 0 for all keys.
+        The features of key j are φ(k_j) · exp(−s_j). The features and the log scale s_j are
+        returned. Both depend on key j alone, because later keys must not change earlier outputs.
+        Features of masked keys are 0. The log scale is finite, or None if it is 0 for all keys.
         """
         return self.key_features(key, scale=scale, key_mask=key_mask), None
 
@@ -361,8 +361,8 @@ class FeatureKernel(Kernel):
     ) -> FeatureMaps:
         """Map queries and keys to features, whose inner products are the attention weights.
 
-        In causal attention, a factor is taken out of the features of each key to avoid overflow.
-        Its logarithm, the log scale, is returned too, and is None otherwise.
+        In causal attention, the features of each key are divided by a factor to avoid overflow. The
+        logarithm of this factor is returned as well, and is None otherwise.
         """
         features = self.query_features(query, scale=scale)
         if is_causal:
@@ -374,9 +374,9 @@ class FeatureKernel(Kernel):
     def dense_weights(
         self, products: Pairs, *, log_relative: LogFactors, log_scale: LogScale, keep: PairMask
     ) -> Pairs:
-        return apply_log_factor(products, log_relative, log_scale, keep)
+        return multiply_by_log_factors(products, log_relative, log_scale, keep)
 
-    def log_content(self, like: Tensor) -> Callable[[Tensor], Tensor] | None:
+    def log_similarity(self, like: Tensor) -> Callable[[Tensor], Tensor] | None:
         if not self.nonnegative:
             return None
         tiny = smallest_normal(like)
@@ -384,7 +384,7 @@ class FeatureKernel(Kernel):
 
 
 def smallest_normal(like: Tensor) -> Float[Tensor, ""]:
-    """Return the smallest normal number in the dtype of a tensor, as a lower limit for logarithms.
+    """Return the smallest normal number of a tensor's dtype, as a lower limit for logarithms.
 
     The limit keeps the gradient of a logarithm finite. It is returned as a tensor, because
     FlexAttention traces a Python number as an unknown value.
@@ -392,15 +392,15 @@ def smallest_normal(like: Tensor) -> Float[Tensor, ""]:
     return torch.full((), torch.finfo(like.dtype).tiny, dtype=like.dtype, device=like.device)
 
 
-def apply_log_factor(
+def multiply_by_log_factors(
     weights: Pairs, log_relative: LogFactors, log_scale: LogScale, keep: PairMask
 ) -> Pairs:
     """Multiply attention weights by factors that are given by their logarithms.
 
-    The factor of query i and key j is c_ij · exp(s_j). Here c_ij is a weight that depends on the
-    positions, and exp(s_j) a factor that was taken out of the key's features to avoid overflow. The
-    factors of each query are divided by the largest one, so that they do not overflow either.
-    Masked pairs have a weight of 0.
+    The factor of query i and key j is c_ij · exp(s_j). Here c_ij is the position-dependent weight,
+    and exp(s_j) is a factor by which the key's features were divided to avoid overflow. The factors
+    of each query are divided by the largest one, so that they do not overflow either. Masked pairs
+    have a weight of 0.
     """
     if log_scale is not None:
         log_scale = log_scale[:, :, None]
@@ -417,12 +417,12 @@ def mask_scores(scores: LogRelative, keep: PairMask) -> Float[Tensor, "..."]:
 
 
 def mask_features(features: KeyFeatures, key_mask: KeyMask) -> KeyFeatures:
-    """Set the vectors of masked tokens to 0, so that these tokens have no effect on sums."""
+    """Set the vectors of masked tokens to 0, so that these tokens do not contribute to sums."""
     return features if key_mask is None else features.masked_fill(~key_mask[:, None, :, None], 0.0)
 
 
 def masked_mean(vectors: Keys, mask: KeyMask) -> Float[Tensor, "batch heads 1 dim"]:
-    """Return the mean of the query or key vectors of each head over the unmasked tokens.
+    """Return the mean of the query or key vectors of each head over all tokens that are not masked.
 
     The mean is 0 if all tokens are masked. Masked tokens may contain NaN.
     """

@@ -22,8 +22,8 @@ from teka.functional import (
     decode,
 )
 from teka.functional.kernels import make_kernel
-from teka.functional.kernels.base import LOWEST_EXPONENT
-from teka.functional.kernels.features import second_order_features
+from teka.functional.kernels.content_kernel import LOWEST_EXPONENT
+from teka.functional.kernels.feature_kernels import taylor_features
 from teka.functional.positions import Positions
 from tests.contracts.cases import (
     build_relative,
@@ -104,13 +104,13 @@ def test_second_order_features_hold_each_pair_once(entries: list[float]):
         *(entry**2 / math.sqrt(2) for entry in entries),
         *(left * right for left, right in pairs),
     ]
-    features = second_order_features(torch.tensor(entries, dtype=torch.float64))
+    features = taylor_features(torch.tensor(entries, dtype=torch.float64))
     assert sorted(features.tolist()) == pytest.approx(sorted(expected), rel=1e-12)
 
 
 def test_taylor2_sizes():
     assert Taylor2().num_features(16) == 153
-    assert Taylor2().dense_size(16) == 16
+    assert Taylor2().dense_vector_size(16) == 16
 
 
 @given(seed=st.integers(0, 2**32), deviation=st.floats(0.01, 30.0))
@@ -151,7 +151,7 @@ def test_key_shift_gradients():
 def test_key_shift_raises_if_causal_or_not_fitted():
     query, key, _ = draw_inputs(6)
     kernel = Taylor2("mean")
-    fitted = kernel.fitted(query, key, scale=0.4, query_mask=None, key_mask=None)
+    fitted = kernel.with_statistics(query, key, scale=0.4, query_mask=None, key_mask=None)
     for causal in (kernel, fitted):
         with pytest.raises(
             ValueError, match=r"key_shift must be 'none' in causal attention.*got 'mean'"
@@ -159,7 +159,7 @@ def test_key_shift_raises_if_causal_or_not_fitted():
             causal.causal_key_features(key, scale=0.4)
         with pytest.raises(ValueError, match="in causal attention"):
             causal.weights(query, key, scale=0.4, is_causal=True)
-    with pytest.raises(ValueError, match=r"key_mean must be set by `fitted`.*got None"):
+    with pytest.raises(ValueError, match=r"key_mean must be set by `with_statistics`.*got None"):
         kernel.key_features(key, scale=0.4)
 
 
@@ -270,7 +270,7 @@ def build(relative: str | None, num_axes: int) -> Relative | None:
     """Build a relative kernel, with frequencies for the features if it is rotary."""
     if relative == "rotary":
         generator = torch.Generator().manual_seed(5)
-        return Rotary.draw(
+        return Rotary.random_example(
             generator, heads=HEADS, dim=DIM, num_axes=num_axes, kernel=build_learned()
         )
     return build_relative(relative, heads=HEADS, dim=DIM, num_axes=num_axes, max_distance=2)

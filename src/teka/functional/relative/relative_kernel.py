@@ -1,4 +1,4 @@
-"""Base classes of attention weights that depend on the offset between query and key."""
+"""Base classes of relative kernels, which are position-dependent attention weights."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -11,14 +11,14 @@ from torch.nn.functional import normalize, pad
 
 from teka.checks import check_nonnegative, check_tensor
 from teka.errors import wrong_value
+from teka.functional.backends.attention_sums import FeatureInputs, WeightedSums
 from teka.functional.backends.costs import Cost
-from teka.functional.backends.dense import fused_softmax, matrix_attention
-from teka.functional.backends.feature_sums import plain_sums
+from teka.functional.backends.dense import dense_attention, fused_softmax_attention
+from teka.functional.backends.feature_sums import position_free_sums
 from teka.functional.backends.flex import attend_with_flex, can_use_flex, offset_table
-from teka.functional.backends.linear import DecodingState, LinearFeatures, Sizes
-from teka.functional.backends.sums import FeatureInputs, WeightedSums
+from teka.functional.backends.linear import AttentionSizes, DecodingState, LinearFeatures
 from teka.functional.backends.triton import TritonPositions
-from teka.functional.kernels.base import DenseInputs, Kernel, TensorFields
+from teka.functional.kernels.content_kernel import DenseInputs, Kernel, TensorShapeChecks
 from teka.functional.positions import Positions
 from teka.functional.shapes import (
     Keys,
@@ -46,12 +46,12 @@ def random_directions(
 
 
 def has_spacing(grid: Grid, spacing: float) -> bool:
-    """Return True if neighboring cells of a grid are `spacing` apart along every axis."""
+    """Return True if neighboring tokens of a grid have a given distance along every axis."""
     return all(abs(step - spacing) <= 1e-9 * spacing for step in grid.spacing)
 
 
-class Relative(TensorFields, ABC):
-    """Base class of relative kernels, attention weights that depend on the offset of query and key.
+class Relative(TensorShapeChecks, ABC):
+    """Base class of relative kernels: attention weights that depend on the offset of query and key.
 
     A relative kernel is written c(x_i − x_j; q_i) for a query q_i at the position x_i and a key at
     x_j, and multiplies the attention weight of the pair. Subclasses are frozen dataclasses. The
@@ -70,21 +70,21 @@ class Relative(TensorFields, ABC):
       and keys.
     - `has_linear_features`: True if `linear_features` is implemented, so that sums over keys can be
       split across chunks and processes.
-    - `supports_decoding`: True if `step` is implemented, so that causal attention can generate one
-      token at a time with a state of fixed size.
-    - `requires_unit_steps`: True if `step` takes one token at a time and needs tokens that are 1
-      unit apart.
+    - `supports_decoding`: True if `decode_step` is implemented, so that causal attention can
+      generate one token at a time with a state of fixed size.
+    - `requires_unit_steps`: True if `decode_step` takes one token at a time and needs tokens that
+      are 1 unit apart.
     - `nonnegative_tensors`: Names of tensors that must not be negative.
     - `fixed_tensors`: Names of tensors that are not learned.
     - `has_position_heads`: True if half of the heads of a layer attend by position alone by
       default.
-    - `example_sizes`: Sizes of the other dimensions in the examples that `draw` returns.
+    - `example_sizes`: Sizes of the other dimensions in the examples of `random_example`.
 
     >>> import torch, teka
     >>> from teka.functional.relative.stationary import SeparableRelative
     >>> class Near(SeparableRelative):
     ...     name = "near"
-    ...     def axis_log_kernel(self, axis, offsets):
+    ...     def axis_log_weights(self, axis, offsets):
     ...         return -offsets.square().expand(2, *offsets.shape)  # shape (heads, *offsets.shape)
     >>> options = {"kernel": "relu", "relative": Near(), "grid": teka.Grid(8, periodic=True)}
     >>> tokens = torch.randn(3, 1, 2, 8, 4)  # queries, keys and values
@@ -113,7 +113,7 @@ class Relative(TensorFields, ABC):
             check_nonnegative(name, getattr(self, name))
 
     @classmethod
-    def draw(
+    def random_example(
         cls: type[R],
         generator: Generator,
         *,
@@ -122,9 +122,10 @@ class Relative(TensorFields, ABC):
         num_axes: int,
         kernel: str | Kernel,
     ) -> R:
-        """Create an example of this position-dependent weight with random parameters in float64.
+        """Create a relative kernel with random parameters in float64, for tests and examples.
 
-        Non-negative parameters are uniform between 0.1 and 0.6. All others are standard normal.
+        A relative kernel is a position-dependent attention weight. Non-negative parameters are
+        uniform between 0.1 and 0.6. All others are standard normal.
 
         Args:
             generator: Random generator.
@@ -144,28 +145,29 @@ class Relative(TensorFields, ABC):
         return cls(**tensors)
 
     @classmethod
-    def initial(cls, *args: Any, **kwargs: Any) -> "Relative":
-        """Create this position-dependent weight with initial parameters, to start training.
+    def with_initial_parameters(cls, *args: Any, **kwargs: Any) -> "Relative":
+        """Create a relative kernel with the parameters from which training starts.
 
-        `teka.nn.RelativeKernel` learns the parameters. The arguments are sizes, such as `num_axes`,
-        `heads` and `dim_head`, and options of the relative kernel.
+        A relative kernel is a position-dependent attention weight. The arguments are sizes, such as
+        `num_axes`, `heads` and `dim_head`, and options of the kernel. `teka.nn.RelativeKernel`
+        learns the parameters.
         """
         raise NotImplementedError(f"{cls.__name__} has no initial values to learn from")
 
     @property
     def constraints(self) -> dict[str, str]:
-        """Return the constraint of each learned tensor that is constrained, by the tensor's name.
+        """Constraints of the learned tensors, by the name of the tensor.
 
-        A constraint is "positive", or "below 2" for values between 0 and 2.
+        A constraint is "positive", or "below 2" for values between 0 and 2. Other tensors are not
+        constrained.
         """
         learned = [name for name in self.nonnegative_tensors if name not in self.fixed_tensors]
         return dict.fromkeys(learned, "positive")
 
-    def check(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
+    def check_compatibility(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
         """Check that the parameters fit the number of heads and axes, and the content kernel.
 
-        The content kernel is the similarity of queries and keys that is used with this
-        position-dependent weight.
+        The content kernel is the similarity of queries and keys.
 
         Raises:
             ValueError: If the kernel does not match.
@@ -178,14 +180,15 @@ class Relative(TensorFields, ABC):
             expected = [sizes.get(dimension, dimension) for dimension in dimensions]
             check_tensor(f"relative.{name}", tensor, *expected)
 
-    def for_kernel(self, kernel: Kernel) -> "Relative":
-        """Adapt this position-dependent weight to a content kernel (similarity of query and key).
+    def adapt_to_kernel(self, kernel: Kernel) -> "Relative":
+        """Adapt this position-dependent weight to the content kernel of the attention.
 
-        By default, it is returned unchanged.
+        The content kernel is the similarity of queries and keys. By default, the weight is returned
+        unchanged.
         """
         return self
 
-    def for_positions(self, positions: Positions) -> "Relative":
+    def adapt_to_positions(self, positions: Positions) -> "Relative":
         """Adapt this position-dependent weight to the positions of the tokens.
 
         For example, the frequencies of sinusoids are rounded so that they repeat with a periodic
@@ -196,26 +199,25 @@ class Relative(TensorFields, ABC):
         """
         return self
 
-    def bound_with(self, kernel: Kernel) -> float | None:
-        """Return an upper limit of the ratio max |output| / max |value| of attention.
+    def output_bound_with(self, kernel: Kernel) -> float | None:
+        """Return an upper limit of the size of attention outputs, relative to the largest value.
 
-        The limit depends on the content kernel (similarity of query and key). Return None if the
-        output can be arbitrarily large.
+        The limit depends on the content kernel, which is the similarity of queries and keys. Return
+        None if the output can be arbitrarily large.
         """
-        return kernel.bound
+        return kernel.output_bound
 
     @property
-    def num_waves(self) -> int:
-        """Return the number of combined features of content and position per content feature.
+    def feature_multiplier(self) -> int:
+        """Factor by which `linear_features` increases the number of features of a token.
 
-        `linear_features` combines the features of queries and keys with their positions, for
-        example by products with sinusoids.
+        For example, each feature is multiplied by several sinusoids of the position.
         """
         return 1
 
     @property
     def num_position_features(self) -> int:
-        """Return the number of position features that are appended to each query and key vector.
+        """Number of position features that are appended to each query and key vector.
 
         It is 0 unless `appends_features` is True.
         """
@@ -224,7 +226,7 @@ class Relative(TensorFields, ABC):
     def softmax_vectors(
         self, query: Queries, key: Keys, positions: Positions, *, scale: float
     ) -> VectorPair | None:
-        """Return query and key vectors that make softmax attention depend on the positions.
+        """Return query and key vectors with which softmax attention depends on the positions.
 
         The inner products of the vectors are scale · qᵀk + log c, where c is the position-dependent
         weight. Return None if there are no such vectors.
@@ -232,56 +234,60 @@ class Relative(TensorFields, ABC):
         return None
 
     def extra_softmax_dim(self, positions: Positions) -> int | None:
-        """Return how many position entries `softmax_vectors` appends to queries and keys.
+        """Return how many entries `softmax_vectors` appends to queries and keys.
 
-        Return None if `softmax_vectors` does not support the positions.
+        These entries depend on the positions. Return None if the positions are not supported.
         """
         return None
 
     def triton_positions(
         self, positions: Positions, like: Tensor, num_features: int
     ) -> TritonPositions | None:
-        """Return the rotary angles of queries and keys for the Triton (GPU) kernels.
+        """Return the rotary angles of queries and keys for the Triton kernels on a GPU.
 
-        Return None if these kernels do not support this position-dependent weight.
+        Return None if the Triton kernels do not support this relative kernel.
         """
         return None
 
     @abstractmethod
-    def dense_passes(self, num_axes: int) -> int:
+    def num_dense_passes(self, num_axes: int) -> int:
         """Estimate how often dense attention reads or writes the matrix of query–key weights.
 
         The estimate is used to choose the fastest attention algorithm.
         """
 
     @abstractmethod
-    def dense(self, pairs: DenseInputs, positions: Positions) -> Outputs:
-        """Compute attention from the full matrix of query–key weights, including the positions."""
+    def dense_attention(self, pairs: DenseInputs, positions: Positions) -> Outputs:
+        """Compute attention with position-dependent weights from the full matrix of weights."""
 
-    def window_cost(self, positions: Positions, dense_size: int, dim_value: int) -> Cost | None:
-        """Estimate the cost of attention within local windows, in multiply-adds and bytes.
+    def window_cost(
+        self, positions: Positions, dense_vector_size: int, dim_value: int
+    ) -> Cost | None:
+        """Estimate the amount of work of attention in which each query sees a local window of keys.
 
         Return None if `local_attention` does not support the positions.
         """
         return None
 
     def local_attention(self, pairs: DenseInputs, positions: Positions) -> Outputs:
-        """Compute attention in which each query sees only the keys in a window around it."""
+        """Compute attention in which each query attends only to the keys in a window around it."""
         raise NotImplementedError(f"{self.name} has no window")
 
-    def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Estimate the cost of linear attention with this weight, for each supported algorithm.
+    def estimate_costs(self, sizes: AttentionSizes, positions: Positions) -> dict[str, Cost]:
+        """Estimate the cost of linear attention with position-dependent weights by each algorithm.
 
-        Algorithms (backends) that do not support the positions are left out. By default there are
-        none.
+        The result maps the name of each algorithm (backend) that supports the positions to its
+        cost. By default it is empty.
         """
         return {}
 
-    def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
-        """Compute linear attention with this position-dependent weight.
+    def weighted_sums(
+        self, backend: str, tokens: FeatureInputs, positions: Positions
+    ) -> WeightedSums:
+        """Compute linear attention with position-dependent weights, as weighted sums over the keys.
 
-        The result is a numerator and a denominator for each query. `backend` is one of the
-        algorithms that `costs` returns. All tokens must have a position.
+        Return the numerator and the denominator of each output. `backend` is one of the algorithms
+        that `estimate_costs` returns. All tokens must have a position.
         """
         raise NotImplementedError(f"{self.name} needs every pair")
 
@@ -290,22 +296,24 @@ class Relative(TensorFields, ABC):
     ) -> LinearFeatures:
         """Combine the features of queries or keys with their positions, for linear attention.
 
-        The inner product of the resulting vectors of a query and a key is the attention weight of
-        the pair, including the position-dependent weight.
+        The inner product of the combined vectors of a query and a key is the attention weight of
+        the pair: their similarity times the position-dependent weight.
         """
         raise NotImplementedError(f"{self.name} needs every pair")
 
     def sums_without_positions(
         self, query_features: Tensor, key_features: Tensor, value: Tensor
     ) -> WeightedSums:
-        """Compute linear attention for pairs with a token without position, such as a class token.
+        """Compute linear attention with tokens that have no position, such as a class token.
 
-        The result is a numerator and a denominator for each query. By default, positions do not
-        change the weights of these pairs.
+        Return the numerator and the denominator of each output. By default, the weight of a pair is
+        the similarity of query and key alone.
         """
-        return plain_sums(FeatureInputs(query_features, query_features, key_features, value))
+        return position_free_sums(
+            FeatureInputs(query_features, query_features, key_features, value)
+        )
 
-    def step(
+    def decode_step(
         self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
     ) -> tuple[WeightedSums, DecodingState]:
         """Advance causal attention by one token, to generate a sequence token by token.
@@ -317,31 +325,32 @@ class Relative(TensorFields, ABC):
         raise NotImplementedError(f"{self.name} needs every pair")
 
 
-class FactorRelative(Relative):
-    """Base class of positive position-dependent factors of the attention weights.
+class PositiveRelative(Relative):
+    """Base class of relative kernels that are positive weights, such as relative position biases.
 
-    The weight of a pair is the similarity of query and key times this factor.
+    The weight depends on the offset between query and key, and multiplies their similarity. Its
+    logarithm is a position bias that is added to the attention score.
     """
 
     @abstractmethod
-    def log_kernel(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
+    def log_weights(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
         """Return the log of the position-dependent weight for every pair of a query and a key.
 
         The offsets of the pairs may be different for each sample, or shared by all samples. The
         tests compare faster algorithms with this reference implementation.
         """
 
-    def dense_passes(self, num_axes: int) -> int:
+    def num_dense_passes(self, num_axes: int) -> int:
         return 3 + 12 * num_axes
 
-    def pair_term(
+    def flex_score_term(
         self, query: Queries, positions: Positions, *, scale: float
     ) -> PairFunction | None:
-        """Return a function with which FlexAttention adds position-dependent terms to the scores.
+        """Return a function that adds the position bias to the scores of FlexAttention.
 
-        The function computes the log of the position-dependent weight from the indices of the
-        sample, head, query and key. It is 0 for tokens without a position, such as a class token.
-        Return None if the positions have too many different offsets for a table.
+        The function computes the bias of a pair from the indices of its sample, head, query and
+        key. The bias is 0 for tokens without a position, such as a class token. Return None if the
+        positions have too many different offsets for a table.
         """
         numbers = offset_table(positions, query)
         if numbers is None:
@@ -351,16 +360,15 @@ class FactorRelative(Relative):
         index: OffsetIndex = lambda i, j: torch.clamp_max(  # noqa: E731
             query_code[i] - key_code[j], last
         )
-        return self.table_term(query, offsets, index, scale=scale)
+        return self.flex_table_term(query, offsets, index, scale=scale)
 
     @abstractmethod
-    def table_term(
+    def flex_table_term(
         self, query: Queries, offsets: OffsetVectors, index: OffsetIndex, *, scale: float
     ) -> PairFunction:
-        """Return a function with which FlexAttention reads position-dependent terms from a table.
+        """Return a function that reads the position bias of a pair from a table, for FlexAttention.
 
-        The table contains the log of the position-dependent weight for all offsets of query and
-        key.
+        The table contains the bias for every offset between a query and a key.
 
         Args:
             query: Queries.
@@ -370,21 +378,21 @@ class FactorRelative(Relative):
             scale: Factor of qᵀk.
         """
 
-    def dense(self, pairs: DenseInputs, positions: Positions) -> Outputs:
+    def dense_attention(self, pairs: DenseInputs, positions: Positions) -> Outputs:
         query, kernel, scale = pairs.query, pairs.kernel, pairs.scale
         if kernel.is_softmax:
             vectors = self.softmax_vectors(query, pairs.key, positions, scale=scale)
             if vectors is not None:
-                return fused_softmax(pairs.with_vectors(*vectors))
+                return fused_softmax_attention(pairs.with_vectors(*vectors))
         if query.is_cuda and can_use_flex(query, pairs.value, kernel):
-            term = self.pair_term(query, positions, scale=scale)
+            term = self.flex_score_term(query, positions, scale=scale)
             if term is not None:
                 return attend_with_flex(pairs, term)
-        return matrix_attention(
-            pairs, lambda query, rows: self.log_rows(query, positions, rows, scale=scale)
+        return dense_attention(
+            pairs, lambda query, rows: self.log_weight_rows(query, positions, rows, scale=scale)
         )
 
-    def log_rows(
+    def log_weight_rows(
         self, query: Queries, positions: Positions, rows: slice, *, scale: float
     ) -> LogRelativeRows:
         """Return the log of the position-dependent weight for some of the queries and all keys.
@@ -395,21 +403,26 @@ class FactorRelative(Relative):
         others = slice(max(rows.start - first, 0), max(rows.stop - first, 0))
         num_prefix_rows = rows.stop - rows.start - (others.stop - others.start)
         query = query[:, :, first:]
-        log_relative = self.log_rows_without_prefix(query, positions, others, scale=scale)
+        log_relative = self.log_weight_rows_without_prefix(query, positions, others, scale=scale)
         return pad(log_relative, (first, 0, num_prefix_rows, 0)) if first else log_relative
 
-    def log_rows_without_prefix(
+    def log_weight_rows_without_prefix(
         self, query: Queries, positions: Positions, rows: slice, *, scale: float
     ) -> LogRelativeRows:
         """Return the log of the position-dependent weight for tokens that all have a position.
 
-        `log_rows` adds the tokens without a position, such as a class token.
+        `log_weight_rows` adds the tokens without a position, such as a class token.
         """
-        return self.log_kernel(query[:, :, rows], positions.offsets_like(query, rows), scale=scale)
+        return self.log_weights(
+            query[:, :, rows], positions.pairwise_offsets(query, rows), scale=scale
+        )
 
 
 def check_num_axes(argument: str, tensor: Tensor, tensor_axes: int, num_axes: int) -> None:
-    """Check that positions have as many axes as a parameter of a position-dependent weight."""
+    """Check that positions have the number of axes for which a relative kernel was created.
+
+    A relative kernel is a position-dependent attention weight.
+    """
     if tensor_axes != num_axes:
         expected = f"{tensor_axes}, because relative.{argument} has shape {tuple(tensor.shape)}"
         hint = f"Make the layer with num_axes={num_axes}."

@@ -1,6 +1,6 @@
-"""The softmax kernel, and kernels whose feature maps are deterministic or learned.
+"""Kernels with fixed or learned feature maps for linear attention, and the softmax kernel.
 
-A feature map allows linear attention, because attention weights are inner products of features.
+In linear attention, attention weights are inner products of the features of queries and keys.
 """
 
 import math
@@ -13,16 +13,16 @@ from torch import Tensor
 
 from teka.checks import check_name, check_sizes, check_tensor_sizes
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.kernels.base import (
+from teka.functional.kernels.content_kernel import (
     LOWEST_EXPONENT,
     FeatureKernel,
     Kernel,
-    apply_log_factor,
     mask_features,
     mask_scores,
     masked_mean,
+    multiply_by_log_factors,
 )
-from teka.functional.kernels.rectified import PointwiseKernel
+from teka.functional.kernels.rectified import SharedFeatureMapKernel
 from teka.functional.shapes import (
     CausalFeatures,
     FeatureMaps,
@@ -49,8 +49,8 @@ KEY_SHIFTS = ("none", "mean")
 class Softmax(Kernel):
     """The kernel of standard attention, κ(q, k) = exp(scale · qᵀk) for a query q and a key k.
 
-    It is not an inner product of features of finite size, so that attention with L tokens takes
-    O(L²) operations.
+    It is not an inner product of features of finite size, so attention with L tokens takes O(L²)
+    operations.
 
     Source: Vaswani et al. 2017, equation 1.
 
@@ -67,7 +67,7 @@ class Softmax(Kernel):
     estimates_softmax = True
 
     @property
-    def bound(self) -> float:
+    def output_bound(self) -> float:
         return 1.0
 
     def dense_vectors(
@@ -81,23 +81,23 @@ class Softmax(Kernel):
         scores = products if log_relative is None else products + log_relative
         return torch.softmax(mask_scores(scores, keep), dim=-1)
 
-    def dense_size(self, dim: int) -> int:
+    def dense_vector_size(self, dim: int) -> int:
         return dim
 
-    def log_content(self, like: Tensor) -> Callable[[Tensor], Tensor]:
+    def log_similarity(self, like: Tensor) -> Callable[[Tensor], Tensor]:
         return lambda product: product
 
 
 @dataclass(frozen=True)
 class Taylor2(FeatureKernel):
-    """An approximation of softmax attention: the Taylor polynomial κ = 1 + t + t²/2 of exp(t).
+    """The second-order Taylor polynomial of softmax attention, 1 + t + t²/2, for linear attention.
 
-    Here t = scale · qᵀk is the attention score of a query and a key. κ is at least 1/2, and it
-    differs from exp(t) by at most 0.22 for |t| ≤ 1. Vectors of size d have 1 + d + d(d + 1)/2
-    features, whose inner products are exactly κ.
+    Here t = scale · qᵀk is the attention score of a query and a key. The polynomial is at least
+    1/2, and it differs from exp(t) by at most 0.22 for |t| ≤ 1. Vectors of size d have 1 + d + d(d
+    + 1)/2 features, whose inner products are exactly the polynomial.
 
     Optionally, the mean of the keys is subtracted. This does not change softmax attention, but it
-    makes t smaller, so that κ is closer to exp(t).
+    makes t smaller, so that the polynomial is closer to exp(t).
 
     Source: Keles et al. 2023; Arora et al. 2024 (Based).
 
@@ -113,7 +113,7 @@ class Taylor2(FeatureKernel):
     Args:
         key_shift: "mean" to subtract the mean of the keys that are not masked, or "none". Causal
             attention needs "none", because the mean includes later keys.
-        key_mean: The mean of the keys, which `fitted` sets.
+        key_mean: The mean of the keys, which `with_statistics` sets.
 
     Raises:
         ValueError: If `key_shift` is unknown, or "mean" in causal attention.
@@ -123,7 +123,7 @@ class Taylor2(FeatureKernel):
     nonnegative = True
     # Measured.
     extra_dense_passes = 14
-    fitted_tensors = ("key_mean",)
+    statistics_fields = ("key_mean",)
 
     key_shift: str = KEY_SHIFTS[0]
     key_mean: Float[Tensor, "batch heads 1 dim"] | None = None
@@ -134,10 +134,10 @@ class Taylor2(FeatureKernel):
     def num_features(self, dim: int) -> int:
         return 1 + dim + dim * (dim + 1) // 2
 
-    def dense_size(self, dim: int) -> int:
+    def dense_vector_size(self, dim: int) -> int:
         return dim
 
-    def fitted(
+    def with_statistics(
         self, query: Queries, key: Keys, *, scale: float, query_mask: QueryMask, key_mask: KeyMask
     ) -> "Taylor2":
         if self.key_shift == "none":
@@ -145,17 +145,17 @@ class Taylor2(FeatureKernel):
         return Taylor2(self.key_shift, masked_mean(key, key_mask))
 
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
-        return second_order_features(query * math.sqrt(scale))
+        return taylor_features(query * math.sqrt(scale))
 
     def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask = None) -> KeyFeatures:
         key = self._shift_keys(key, is_causal=False)
-        return mask_features(second_order_features(key * math.sqrt(scale)), key_mask)
+        return mask_features(taylor_features(key * math.sqrt(scale)), key_mask)
 
     def causal_key_features(
         self, key: Keys, *, scale: float, key_mask: KeyMask = None
     ) -> CausalFeatures:
         key = self._shift_keys(key, is_causal=True)
-        return mask_features(second_order_features(key * math.sqrt(scale)), key_mask), None
+        return mask_features(taylor_features(key * math.sqrt(scale)), key_mask), None
 
     def dense_vectors(
         self, query: Queries, key: Keys, *, scale: float, key_mask: KeyMask, is_causal: bool
@@ -165,9 +165,11 @@ class Taylor2(FeatureKernel):
     def dense_weights(
         self, products: Pairs, *, log_relative: LogFactors, log_scale: LogScale, keep: PairMask
     ) -> Pairs:
-        return apply_log_factor(1 + products + products.square() / 2, log_relative, log_scale, keep)
+        return multiply_by_log_factors(
+            1 + products + products.square() / 2, log_relative, log_scale, keep
+        )
 
-    def log_content(self, like: Tensor) -> Callable[[Tensor], Tensor]:
+    def log_similarity(self, like: Tensor) -> Callable[[Tensor], Tensor]:
         return lambda product: torch.log(1 + product + product * product / 2)
 
     def _shift_keys(self, key: Keys, *, is_causal: bool) -> Keys:
@@ -177,19 +179,15 @@ class Taylor2(FeatureKernel):
             hint = "The mean of the keys would include later keys."
             raise wrong_value("key_shift", self.key_shift, "'none' in causal attention", hint)
         if self.key_mean is None:
-            raise wrong_value("key_mean", None, "set by `fitted` with key_shift='mean'")
+            raise wrong_value("key_mean", None, "set by `with_statistics` with key_shift='mean'")
         return key - self.key_mean
 
 
-def second_order_features(
-    vectors: Float[Tensor, "*tokens dim"],
-) -> Float[Tensor, "*tokens features"]:
-    """Map vectors to features so that inner products of features are 1 + xᵀy + (xᵀy)²/2.
+def taylor_features(vectors: Float[Tensor, "*tokens dim"]) -> Float[Tensor, "*tokens features"]:
+    """Map vectors to features whose inner products are 1 + xᵀy + (xᵀy)²/2.
 
     This is the second-order Taylor polynomial of exp(xᵀy), which approximates softmax attention.
-    The features are 1, x_i²/√2, and the products of two different entries of [1, x_1, …, x_d]. The
-    entries are arranged in a circle. All products of entries at one distance on the circle are
-    computed at once, as the product of two slices.
+    The features are 1, x_i²/√2, and the products of two different entries of [1, x_1, …, x_d].
     """
     size = vectors.shape[-1] + 1
     one = torch.ones_like(vectors[..., :1])
@@ -204,11 +202,11 @@ def second_order_features(
 
 @dataclass(frozen=True)
 class Hedgehog(FeatureKernel):
-    """A learned feature map for linear attention: the softmax of a projection and its negative.
+    """Learned feature map for linear attention: the softmax of a projection and of its negative.
 
     The features of a query or key x are φ(x) = softmax([Wx + b, −(Wx + b)]), where W and b are
-    learned. The attention weight is φ(q)ᵀφ(k). Before the projection, x is multiplied by
-    √(scale · √d), which is 1 for the usual scale 1/√d of vectors of size d.
+    learned. The attention weight is φ(q)ᵀφ(k). Before the projection, x is multiplied by √(scale ·
+    √d), which is 1 for the usual scale 1/√d of vectors of size d.
 
     The features of a vector are positive and their sum is 1. Therefore the length of a key changes
     which queries attend to it, but not its total weight.
@@ -217,7 +215,7 @@ class Hedgehog(FeatureKernel):
 
     >>> import torch
     >>> from teka.functional import Hedgehog
-    >>> kernel = Hedgehog.identity(2)
+    >>> kernel = Hedgehog.with_identity_weights(2)
     >>> kernel.query_features(torch.tensor([[[[1.0, 0.0]]]]), scale=2**-0.5).round(decimals=3)
     tensor([[[[0.5340, 0.1970, 0.0720, 0.1970]]]])
 
@@ -237,10 +235,10 @@ class Hedgehog(FeatureKernel):
     key_bias: Float[Tensor, "#heads rows"]
 
     @classmethod
-    def identity(cls, dim: int, heads: int = 1) -> "Hedgehog":
-        """Return this feature map with the initial values of the paper.
+    def with_identity_weights(cls, dim: int, heads: int = 1) -> "Hedgehog":
+        """Create the learned feature map with identity matrices as projections, as in the paper.
 
-        These are identity matrices as learned projections, and no bias.
+        The bias is 0.
         """
         check_sizes({"dim": dim, "heads": heads})
         check_tensor_sizes({"dim": dim, "heads": heads}, heads * dim**2)
@@ -270,11 +268,12 @@ class Hedgehog(FeatureKernel):
 
 
 @dataclass(frozen=True)
-class Elu(PointwiseKernel):
-    """The kernel of the first linear transformers, with the features φ(x) = elu(x) + 1.
+class Elu(SharedFeatureMapKernel):
+    """The kernel of the first linear transformers, with elu(x) + 1 as the features of a vector.
 
-    The attention weight is φ(q)ᵀφ(k), where queries and keys are first multiplied by √scale.
-    Features are at least exp(−40), so that the denominator of attention is never 0.
+    Attention weights are inner products of the features of queries and keys, which are first
+    multiplied by √scale. Features are at least exp(−40), so that the denominator of attention is
+    never 0.
 
     Source: Katharopoulos et al. 2020, equation 7.
 
@@ -298,7 +297,7 @@ class Elu(PointwiseKernel):
 
 
 @dataclass(frozen=True)
-class Constant(PointwiseKernel):
+class Constant(SharedFeatureMapKernel):
     """The constant kernel κ(q, k) = 1, which ignores the contents of queries and keys.
 
     Attention weights then depend on the positions of the tokens alone.

@@ -9,7 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from teka.checks import check_tensor
-from teka.functional.kernels.base import LOWEST_EXPONENT, FeatureKernel, mask_features, masked_mean
+from teka.functional.kernels.content_kernel import (
+    LOWEST_EXPONENT,
+    FeatureKernel,
+    mask_features,
+    masked_mean,
+)
 from teka.functional.shapes import (
     CausalFeatures,
     KeyFeatures,
@@ -23,8 +28,8 @@ from teka.functional.shapes import (
 
 
 @dataclass(frozen=True)
-class RandomKernel(FeatureKernel):
-    """Base class of random features, whose inner products estimate the softmax kernel.
+class RandomFeatureKernel(FeatureKernel):
+    """Base class of random features, whose inner products estimate the softmax kernel exp(qᵀk).
 
     Args:
         projection: Draws w_r ~ N(0, I), shape (m, d).
@@ -45,22 +50,21 @@ class RandomKernel(FeatureKernel):
         return vectors @ self.projection.to(vectors).T
 
 
-class ExponentialKernel(RandomKernel):
+class ExponentialFeatureKernel(RandomFeatureKernel):
     """Base class of random features that are exponentials, and therefore positive.
 
-    Inner products of the features estimate the softmax kernel. To avoid overflow, the largest
-    exponent is subtracted before the exponential, and the resulting factor cancels in the
-    normalization of attention. The largest exponent is taken over the features of each query, or
-    over all unmasked keys of a head. In causal attention it is taken over the features of each key,
-    because it must not depend on later keys.
+    Inner products of the features estimate the softmax kernel. The largest exponent is subtracted
+    before the exponential to avoid overflow, and the resulting factor cancels in the normalization.
+    It is the largest exponent of each query, or of all unmasked keys of a head. In causal attention
+    it is that of each key, because it must not depend on later keys.
     """
 
     nonnegative = True
 
     def query_exponent(self, query: Queries, *, scale: float) -> QueryFeatures:
-        """Return the exponents of the random features of queries.
+        """Return the logarithms of the random features of queries, up to a common factor.
 
-        They are √scale w_rᵀq − scale ‖q‖²/2 for a query q and the random vectors w_r.
+        For a query q and a random vector w this is √scale wᵀq − scale ‖q‖²/2.
         """
         scaled = query * math.sqrt(scale)
         return self.project(scaled) - scaled.square().sum(dim=-1, keepdim=True) / 2
@@ -74,7 +78,7 @@ class ExponentialKernel(RandomKernel):
         return _floored_exp(exponent - exponent.amax(dim=-1, keepdim=True).detach())
 
     def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask = None) -> KeyFeatures:
-        exponent = _subtract_peak(self.key_exponent(key, scale=scale), key_mask)
+        exponent = _subtract_maximum(self.key_exponent(key, scale=scale), key_mask)
         return mask_features(_floored_exp(exponent), key_mask)
 
     def causal_key_features(
@@ -85,7 +89,7 @@ class ExponentialKernel(RandomKernel):
         return mask_features(_floored_exp(exponent - peak), key_mask), peak[..., 0]
 
 
-def _subtract_peak(exponent: KeyFeatures, key_mask: KeyMask) -> KeyFeatures:
+def _subtract_maximum(exponent: KeyFeatures, key_mask: KeyMask) -> KeyFeatures:
     """Subtract the largest exponent of each head, so that exponential features do not overflow.
 
     Masked keys do not count, and their exponents become 0.
@@ -102,21 +106,22 @@ def _floored_exp(exponent: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Positive(ExponentialKernel):
-    """Positive random features, whose inner products estimate the weights of softmax attention.
+class PositiveFeatures(ExponentialFeatureKernel):
+    """Positive random features (FAVOR+), whose inner products estimate softmax attention.
 
-    The features are φ_r(x) = exp(w_rᵀx − ‖x‖²/2) / √m for m random vectors w_r of standard normal
-    entries. The input x is the query or key times √scale. The estimate φ(q)ᵀφ(k) of
-    exp(scale · qᵀk) is unbiased.
+        φ_r(x) = exp(w_rᵀx − ‖x‖²/2) / √m
+
+    Here x is a query or key times √scale, and w_r is one of m random vectors with standard normal
+    entries. The inner product φ(q)ᵀφ(k) is an unbiased estimate of exp(scale · qᵀk).
 
     Source: Choromanski et al. 2021, Lemma 1 and equation 5.
 
     >>> import torch
-    >>> from teka.functional import Positive, attention
+    >>> from teka.functional import PositiveFeatures, attention
     >>> query, key, value = torch.randn(3, 1, 1, 6, 4) / 2
     >>> exact = attention(query, key, value, kernel="softmax")
-    >>> few = attention(query, key, value, kernel=Positive(torch.randn(4, 4)))
-    >>> many = attention(query, key, value, kernel=Positive(torch.randn(4096, 4)))
+    >>> few = attention(query, key, value, kernel=PositiveFeatures(torch.randn(4, 4)))
+    >>> many = attention(query, key, value, kernel=PositiveFeatures(torch.randn(4096, 4)))
     >>> bool((many - exact).norm() < (few - exact).norm() / 2)
     True
 
@@ -128,21 +133,22 @@ class Positive(ExponentialKernel):
 
 
 @dataclass(frozen=True)
-class Hyperbolic(ExponentialKernel):
+class HyperbolicFeatures(ExponentialFeatureKernel):
     """Random features with exponentials of opposite signs, to estimate softmax attention.
 
-    Each of m random vectors w of standard normal entries gives two features,
-    exp(wᵀx − ‖x‖²/2) / √(2m) and exp(−wᵀx − ‖x‖²/2) / √(2m). The input x is the query or key times
-    √scale. Inner products of the features are unbiased estimates of exp(scale · qᵀk). For
-    independent w, the variance is smaller than that of `Positive` with the same number of features.
-    It is (1 − exp(−‖x+y‖²))/2 times the variance of `Positive` with the same w, where y is the
-    other input.
+        φ(x) = [exp(wᵀx − ‖x‖²/2), exp(−wᵀx − ‖x‖²/2)] / √(2m)
+
+    Here x is a query or key times √scale, and each of m random vectors w with standard normal
+    entries gives two features. Inner products of the features are unbiased estimates of exp(scale ·
+    qᵀk). Their variance is smaller than that of `PositiveFeatures` with the same number of
+    features, if all w are independent. It is (1 − exp(−‖x+y‖²))/2 times the variance of
+    `PositiveFeatures` with the same w, where y is the other input.
 
     Source: Choromanski et al. 2021, Lemmas 1 and 2.
 
     >>> import torch
-    >>> from teka.functional import Hyperbolic
-    >>> kernel = Hyperbolic(torch.randn(8, 4))
+    >>> from teka.functional import HyperbolicFeatures
+    >>> kernel = HyperbolicFeatures(torch.randn(8, 4))
     >>> query = torch.randn(1, 1, 6, 4)
     >>> features = kernel.query_features(query, scale=0.5)
     >>> opposite_features = kernel.query_features(-query, scale=0.5)
@@ -162,18 +168,18 @@ class Hyperbolic(ExponentialKernel):
 
 
 @dataclass(frozen=True)
-class Optimal(ExponentialKernel):
-    """Random features with the least variance, to estimate softmax attention.
+class OptimalFeatures(ExponentialFeatureKernel):
+    """Positive random features with the least variance, to estimate softmax attention.
 
-    Inner products of the features are unbiased estimates of exp(scale · qᵀk). The features are
-    proportional to exp(A‖w_r‖² + √(1−4A) w_rᵀx − ‖x‖²/2) for random vectors w_r of standard normal
-    entries, where x is the query or key times √scale. The estimate is unbiased for any number
-    A < 1/8, and A = 0 gives `Positive`. A is chosen for the least variance on the given queries and
-    keys, and their means are subtracted first.
+        φ_r(x) ∝ exp(A‖w_r‖² + √(1−4A) w_rᵀx − ‖x‖²/2)
 
-    Derivation: let x be a query and y a key of size d, both times √scale. The factor
-    (1−4A)^(d/4) / √m of the features cancels in the normalization. With ρ = 1/(1−8A), the estimate
-    κ̂ of κ has
+    Here x is a query or key times √scale, and w_r is a random vector with standard normal entries.
+    Inner products of the features are unbiased estimates of exp(scale · qᵀk) for any number A <
+    1/8, and A = 0 gives `PositiveFeatures`. A is chosen for the least variance on the given queries
+    and keys, and their means are subtracted first.
+
+    Derivation: let x be a query and y a key of size d, both times √scale. The factor (1−4A)^(d/4) /
+    √m of the features cancels in the normalization. With ρ = 1/(1−8A), the estimate κ̂ of κ has
 
         E[κ̂²] / κ² = ((1+ρ)/2)^d ρ^(−d/2) exp(ρ ‖x+y‖²).
 
@@ -191,8 +197,8 @@ class Optimal(ExponentialKernel):
     Source: Likhosherstov et al. 2022 (Chefs' Random Tables), §3. The shift is derived above.
 
     >>> import torch
-    >>> from teka.functional import Optimal, attention
-    >>> kernel = Optimal(torch.randn(8, 4))
+    >>> from teka.functional import OptimalFeatures, attention
+    >>> kernel = OptimalFeatures(torch.randn(8, 4))
     >>> query, key, value = torch.randn(3, 1, 2, 6, 4, dtype=torch.float64)
     >>> output = attention(query, key, value, kernel=kernel)
     >>> torch.allclose(attention(query, key + 5, value, kernel=kernel), output)  # as for softmax
@@ -207,22 +213,22 @@ class Optimal(ExponentialKernel):
     """
 
     name = "optimal"
-    fitted_tensors = ("mean_square", "query_mean", "key_mean")
+    statistics_fields = ("mean_square", "query_mean", "key_mean")
 
     mean_square: Float[Tensor, "batch heads 1 1"] | None = None
     query_mean: Float[Tensor, "batch heads 1 dim"] | None = None
     key_mean: Float[Tensor, "batch heads 1 dim"] | None = None
 
-    def fitted(
+    def with_statistics(
         self, query: Queries, key: Keys, *, scale: float, query_mask: QueryMask, key_mask: KeyMask
-    ) -> "Optimal":
+    ) -> "OptimalFeatures":
         means, squares = [], []
         for vectors, mask in ((query, query_mask), (key, key_mask)):
             scaled = vectors.detach() * math.sqrt(scale)
             mean = masked_mean(scaled, mask)
             means.append(mean)
             squares.append(masked_mean((scaled - mean).square().sum(dim=-1, keepdim=True), mask))
-        return Optimal(self.projection, squares[0] + squares[1], *means)
+        return OptimalFeatures(self.projection, squares[0] + squares[1], *means)
 
     def query_exponent(self, query: Queries, *, scale: float) -> QueryFeatures:
         """Return A‖w_r‖² + √(1−4A) w_rᵀ(x−x̄) − ‖x−x̄‖²/2."""
@@ -240,14 +246,16 @@ class Optimal(ExponentialKernel):
         return exponent if self.query_mean is None else exponent + scaled @ self.query_mean.mT
 
     def _exponent(self, centered: Keys, *, scale: float) -> KeyFeatures:
-        coefficient = optimal_coefficient(self.mean_square, centered.shape[-1], scale=scale)
+        coefficient = least_variance_coefficient(self.mean_square, centered.shape[-1], scale=scale)
         draw_terms = coefficient * self.projection.to(centered).square().sum(dim=-1)
         linear_terms = (1 - 4 * coefficient) ** 0.5 * self.project(centered)
         return draw_terms + linear_terms - centered.square().sum(dim=-1, keepdim=True) / 2
 
 
-def optimal_coefficient(mean_square: Tensor | None, dim: int, *, scale: float) -> float | Tensor:
-    """Return the parameter A ≤ 0 of the random features `Optimal` that minimizes their variance.
+def least_variance_coefficient(
+    mean_square: Tensor | None, dim: int, *, scale: float
+) -> float | Tensor:
+    """Return the parameter A ≤ 0 with which `OptimalFeatures` have the least variance.
 
     Args:
         mean_square: s, the mean of ‖x_i + y_j‖², or None for its value for unit-normal queries and
@@ -261,20 +269,22 @@ def optimal_coefficient(mean_square: Tensor | None, dim: int, *, scale: float) -
 
 
 @dataclass(frozen=True)
-class Trigonometric(RandomKernel):
-    """Random features with sines and cosines, to estimate softmax attention.
+class TrigonometricFeatures(RandomFeatureKernel):
+    """Random Fourier features (sines and cosines), to estimate softmax attention.
 
-    The features are exp(‖x‖²/2) · [sin(wᵀx), cos(wᵀx)] / √m for m random vectors w of standard
-    normal entries. The input x is the query or key times √scale. Inner products are unbiased
-    estimates of exp(scale · qᵀk). Because the features have both signs, the denominator of
-    attention can be close to 0 for long vectors, and the output can be very large (Choromanski et
-    al. 2021, §2.3). The kernel exists for comparisons with Horn et al. 2021. Prefer `Positive`.
+        φ(x) = exp(‖x‖²/2) · [sin(wᵀx), cos(wᵀx)] / √m
+
+    Here x is a query or key times √scale, and each of m random vectors w with standard normal
+    entries gives two features. Inner products of the features are unbiased estimates of exp(scale ·
+    qᵀk). Because the features have both signs, the denominator of attention can be close to 0 for
+    long vectors, and the output can be very large (Choromanski et al. 2021, §2.3). The kernel
+    exists for comparisons with Horn et al. 2021. Prefer `PositiveFeatures`.
 
     Source: Rahimi and Recht 2007; Horn et al. 2021, §2.1.
 
     >>> import torch
-    >>> from teka.functional import Trigonometric
-    >>> kernel = Trigonometric(torch.randn(8, 4))
+    >>> from teka.functional import TrigonometricFeatures
+    >>> kernel = TrigonometricFeatures(torch.randn(8, 4))
     >>> query, key = 2 * torch.randn(2, 1, 1, 50, 4)
     >>> bool(kernel.weights(query, key, scale=1.0).min() < 0)
     True
@@ -298,11 +308,11 @@ class Trigonometric(RandomKernel):
     def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask = None) -> KeyFeatures:
         """Map keys to sines and cosines of random projections, which estimate softmax attention.
 
-        The features of a key y have the factor exp(‖y‖²/2), divided by the largest such factor of
-        the head to avoid overflow.
+        The features of a key y have the factor exp(‖y‖²/2), divided by the largest factor of the
+        head to avoid overflow.
         """
         features, exponent = self.causal_key_features(key, scale=scale, key_mask=key_mask)
-        return features * torch.exp(_subtract_peak(exponent[..., None], key_mask))
+        return features * torch.exp(_subtract_maximum(exponent[..., None], key_mask))
 
     def causal_key_features(
         self, key: Keys, *, scale: float, key_mask: KeyMask = None

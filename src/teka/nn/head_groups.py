@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from teka.checks import check_name, check_sizes
 from teka.errors import wrong_value
 from teka.functional import KERNELS, ClippedFeatures, Kernel, Relative
+from teka.functional.attention_plan import attend, make_plan
 from teka.functional.backends.costs import Cost
 from teka.functional.dispatch import Workload, backend_costs
 from teka.functional.kernels import DETERMINISTIC_KERNELS, LEARNED_KERNELS, RANDOM_KERNELS
-from teka.functional.plan import attend, make_plan
 from teka.functional.positions import Positions, make_positions
 from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 from teka.functional.relative.rotation import NUM_FREQUENCIES
@@ -17,12 +17,17 @@ from teka.grid import Grid
 from teka.nn.features import ContentKernel, LearnedFeatures, RandomFeatures
 from teka.nn.inputs import AllKeys, AllQueries, AllValues, AttentionInputs
 from teka.nn.options import AttentionOptions
-from teka.nn.relative import DEFAULT_NUM_AXES, RelativeModule, from_known_options, relative_class
+from teka.nn.relative import (
+    DEFAULT_NUM_AXES,
+    RelativeModule,
+    make_with_known_options,
+    relative_class,
+)
 
 
 @dataclass(frozen=True)
 class HeadGroup:
-    """Attention heads that have the same kernels and are computed together.
+    """Attention heads of a layer that have the same kernels and are computed together.
 
     Args:
         kernel: Content kernel with the current parameters.
@@ -55,15 +60,20 @@ class HeadGroup:
     @property
     def name(self) -> str:
         """Names of the kernels, such as "squared_relu × rotary"."""
-        return pair_name(self.kernel, self.relative)
+        return name_kernels(self.kernel, self.relative)
 
     @property
-    def bound(self) -> float | None:
-        """Constant C such that |output| ≤ C · max |value| for all inputs, or None without a bound.
+    def output_bound(self) -> float | None:
+        """Upper limit of the size of the outputs of these heads, relative to the largest value.
 
-        It shows, for instance, whether the outputs of these heads can overflow in float16.
+        It shows, for instance, whether the outputs can overflow in float16. It is None if the
+        outputs can be arbitrarily large.
         """
-        return self.kernel.bound if self.relative is None else self.relative.bound_with(self.kernel)
+        return (
+            self.kernel.output_bound
+            if self.relative is None
+            else self.relative.output_bound_with(self.kernel)
+        )
 
     def select(
         self, query: AllQueries | None, key: AllKeys | None, value: AllValues, num_queries: int
@@ -92,12 +102,12 @@ class HeadGroup:
         value: AllValues,
         inputs: AttentionInputs,
     ) -> Outputs:
-        """Compute the outputs of these heads from the queries, keys and values of the layer."""
+        """Compute the outputs of these heads from the queries, keys and values of a layer."""
         relative = self.relative
         if relative is not None and inputs.group is not None:
             # The part of a periodic grid that a process has is not periodic, but its frequencies
             # are those of the grid.
-            relative = relative.for_positions(inputs.all_positions)
+            relative = relative.adapt_to_positions(inputs.all_positions)
         return attend(
             *self.select(query, key, value, inputs.tokens.shape[1]),
             kernel=self.kernel,
@@ -111,7 +121,7 @@ class HeadGroup:
             sequence_lengths=inputs.sequence_lengths,
         )
 
-    def costs(
+    def estimate_costs(
         self,
         grid: Grid | None,
         *,
@@ -119,10 +129,10 @@ class HeadGroup:
         context_grid: Grid | None = None,
         batch: int = 1,
     ) -> dict[str, Cost]:
-        """Estimate the cost of each backend that can compute these heads on a grid.
+        """Estimate the cost of each algorithm (backend) that can compute these heads on a grid.
 
-        Backends are algorithms with the same result. The costs are multiply-adds and bytes, from
-        which the fastest backend is chosen.
+        Backends have the same result. Their costs are multiply-adds and bytes, from which the
+        fastest backend is chosen.
 
         Args:
             grid: Grid of the queries. May be None without a relative kernel; the costs are then
@@ -139,16 +149,16 @@ class HeadGroup:
         keys = None if context_grid is None else make_positions("context_", context_grid, None)
         positions = Positions(queries.grid, None, keys, num_prefix_tokens)
         num_queries = num_prefix_tokens + (positions.num_queries_with_position or 1)
-        num_keys = num_prefix_tokens + (positions.of_keys.num_queries_with_position or 1)
-        return self.costs_at(positions, num_queries, num_keys, batch=batch)
+        num_keys = num_prefix_tokens + (positions.key_side.num_queries_with_position or 1)
+        return self.estimate_costs_at(positions, num_queries, num_keys, batch=batch)
 
-    def costs_at(
+    def estimate_costs_at(
         self, positions: Positions, num_queries: int, num_keys: int, *, batch: int
     ) -> dict[str, Cost]:
-        """Estimate the cost of each backend for tokens at any positions, such as coordinates.
+        """Estimate the cost of each algorithm (backend) for tokens at any positions.
 
         The costs are multiply-adds and bytes, from which the fastest backend is chosen. For tokens
-        on a grid, `costs` needs fewer arguments.
+        on a grid, `estimate_costs` needs fewer arguments.
         """
         plan = make_plan(
             self.kernel,
@@ -173,11 +183,11 @@ class HeadGroup:
         return backend_costs(work)
 
 
-def pair_name(kernel: Kernel, relative: Relative | None) -> str:
-    """Return the name of a pair of kernels, such as "softmax" or "relu × rotary".
+def name_kernels(kernel: Kernel, relative: Relative | None) -> str:
+    """Return the names of a content kernel and a relative kernel, such as "relu × rotary".
 
-    The first is the content kernel, a similarity of query and key. The second is the relative
-    kernel, a weight that depends on the offset between their positions, if there is one.
+    The first is the similarity of query and key. The second is the weight that depends on the
+    offset between their positions, if there is one.
     """
     return kernel.name if relative is None else f"{kernel.name} × {relative.name}"
 
@@ -187,8 +197,8 @@ def count_position_heads(
 ) -> int:
     """Return how many heads attend by position alone and ignore the content of the tokens.
 
-    By default, these are half of the heads for relative kernels such as "clipped", and none for the
-    others.
+    By default, these are half of the heads for relative kernels (position weights) such as
+    "clipped", and none for others.
 
     Raises:
         ValueError: The number does not fit the heads or the relative kernel.
@@ -217,7 +227,7 @@ def count_position_heads(
 def make_kernels(
     options: AttentionOptions, heads: int, dim_head: int, position_heads: int = 0
 ) -> tuple[ContentKernel, RelativeModule | None]:
-    """Create the kernels that the options of an attention layer describe.
+    """Create the content kernel and the relative kernel that the options of a layer describe.
 
     The content kernel is a similarity of query and key. The relative kernel, if any, is a weight
     that depends on the offset between their positions.
@@ -312,7 +322,7 @@ def make_relative_kernel(
     num_axes = options.num_axes
     if num_axes is None and kind.appends_features:
         num_axes = DEFAULT_NUM_AXES  # the sizes of content features depend on it
-    return from_known_options(
+    return make_with_known_options(
         kind,
         num_axes=num_axes,
         heads=heads,

@@ -4,13 +4,20 @@ from typing import Any
 import pytest
 import torch
 
-from teka.functional import KERNELS, Elu, FeatureKernel, Positive, SquaredRelu, default_num_features
+from teka.functional import (
+    KERNELS,
+    Elu,
+    FeatureKernel,
+    PositiveFeatures,
+    SquaredRelu,
+    default_num_features,
+)
 from teka.functional.kernels import (
     DETERMINISTIC_KERNELS,
     LEARNED_KERNELS,
     RANDOM_KERNELS,
     make_kernel,
-    rectified_kernel,
+    make_rectified_kernel,
 )
 from tests.contracts.cases import draw_inputs, draw_mask, relative_error
 from tests.functional.kernels.fitted_kernels import OTHER_MODES, attention_matrix, build, fit
@@ -54,7 +61,7 @@ def test_default_num_features():
     [
         ("squared-relu", "Did you mean 'squared_relu'"),
         (None, "a name or an instance"),
-        (Positive, "a name or an inst"),
+        (PositiveFeatures, "a name or an inst"),
     ],
 )
 def test_invalid_kernels_raise(kernel: Any, message: str, unchecked_annotations: None):
@@ -82,7 +89,7 @@ def test_kernels_are_signed_by_default():
         key_features = Elu.key_features
 
     assert not Undeclared().nonnegative
-    assert Undeclared().bound is None
+    assert Undeclared().output_bound is None
 
 
 @pytest.mark.parametrize("name", ALL_MODES)
@@ -169,7 +176,7 @@ def test_gradients_are_finite_for_zero_vectors(name: str):
 
 @pytest.mark.parametrize("name", ["squared_relu", "focused", "relu"])
 def test_rectified_kernel(name: str):
-    assert rectified_kernel(name, 0.25) == DETERMINISTIC_KERNELS[name](epsilon=0.25)  # pyright: ignore[reportCallIssue]
+    assert make_rectified_kernel(name, 0.25) == DETERMINISTIC_KERNELS[name](epsilon=0.25)  # pyright: ignore[reportCallIssue]
 
 
 @pytest.mark.parametrize(
@@ -180,4 +187,4 @@ def test_rectified_kernel_raises_for_other_kernels(kernel: Any):
         ValueError,
         match=r"epsilon must be None with kernel=.*got 0\.25\. Only kernel='squared_relu'",
     ):
-        rectified_kernel(kernel, 0.25)
+        make_rectified_kernel(kernel, 0.25)

@@ -1,4 +1,4 @@
-"""Evaluation of an attention call: argument checks, choice of an algorithm, computation."""
+"""The steps of an attention call: argument checks, choice of an algorithm, and computation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from teka._compat import ProcessGroup, replace
 from teka.checks import POSITIVE_NUMBER, check_tensor, is_positive
 from teka.errors import wrong_shape, wrong_value
 from teka.execution_mode import ExecutionMode, execution_mode
-from teka.functional.backends.dense import fused_softmax, matrix_attention
-from teka.functional.backends.feature_sums import featured, plain_sums
-from teka.functional.backends.sums import FeatureInputs, WeightedSums, add_prefix_tokens
+from teka.functional.backends.attention_sums import FeatureInputs, WeightedSums, add_prefix_tokens
+from teka.functional.backends.dense import dense_attention, fused_softmax_attention
+from teka.functional.backends.feature_sums import compute_features, position_free_sums
 from teka.functional.backends.triton import TritonPositions, can_use_triton
 from teka.functional.dispatch import Workload, choose_backend
 from teka.functional.kernels import make_kernel
-from teka.functional.kernels.base import DenseInputs, FeatureKernel, Kernel, mask_features
-from teka.functional.long_inputs import LongAttention
+from teka.functional.kernels.content_kernel import DenseInputs, FeatureKernel, Kernel, mask_features
+from teka.functional.long_inputs import ChunkedLinearAttention
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
-from teka.functional.relative.base import Relative
+from teka.functional.relative.relative_kernel import Relative
 from teka.functional.shapes import KeyMask, Keys, Outputs, Queries, QueryMask, Values
 from teka.precision import without_autocast
 
@@ -90,11 +90,11 @@ def make_plan(
     dim: int,
     is_causal: bool,
     scale: float | None = None,
-) -> "Plan":
-    """Collect the configuration of an attention call in a `Plan`.
+) -> "AttentionPlan":
+    """Collect the kernels, positions and options of an attention call in an `AttentionPlan`.
 
-    Kernels that are given by name are created. The kernels and positions are checked for
-    compatibility.
+    Kernels that are given by name are created. Then the function checks that kernels and positions
+    are compatible.
 
     Args:
         kernel: Name of a content kernel, or an instance.
@@ -117,17 +117,17 @@ def make_plan(
     if not isinstance(kernel, Kernel):
         kernel = make_kernel(kernel, total_dim)
     if relative is not None:
-        relative.check(heads=heads, dim=dim, num_axes=num_axes, kernel=kernel)
-        relative = relative.for_kernel(kernel).for_positions(positions)
+        relative.check_compatibility(heads=heads, dim=dim, num_axes=num_axes, kernel=kernel)
+        relative = relative.adapt_to_kernel(kernel).adapt_to_positions(positions)
     if scale is not None and not is_positive(scale):
         raise wrong_value("scale", scale, POSITIVE_NUMBER)
     factor = total_dim**-0.5 if scale is None else float(scale)
-    return Plan(kernel, relative, positions, factor, is_causal)
+    return AttentionPlan(kernel, relative, positions, factor, is_causal)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Configuration of an attention call, which is everything except its queries, keys and values.
+class AttentionPlan:
+    """All settings of an attention call: everything except its queries, keys and values.
 
     Args:
         kernel: Content kernel.
@@ -147,8 +147,10 @@ class Plan:
     backend: str = "dense"
     group: ProcessGroup | None = None
 
-    def with_backend(self, backend: str, query: Queries, key: Keys, value: Values) -> "Plan":
-        """Return this configuration with the given attention algorithm (backend).
+    def with_backend(
+        self, backend: str, query: Queries, key: Keys, value: Values
+    ) -> "AttentionPlan":
+        """Return a copy of these settings with a given attention algorithm (backend).
 
         The fastest algorithm is chosen for "auto".
         """
@@ -174,7 +176,7 @@ class Plan:
     def evaluate(
         self, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask, query_mask: QueryMask
     ) -> Outputs:
-        """Compute attention with this configuration, in float32 or float64.
+        """Compute attention with these settings, in float32 or float64.
 
         The outputs have the dtype of the inputs.
         """
@@ -239,15 +241,15 @@ class Plan:
     ) -> Outputs:
         """Compute attention with the chosen algorithm (backend), for inputs that have been checked.
 
-        Masked tokens must be 0.
+        The vectors of masked tokens must be 0.
         """
         with without_autocast(query.device.type):
             plan, query, key = self.with_position_features(query, key)
-            plan = plan._with_fitted_kernel(query, key, key_mask, query_mask)
+            plan = plan._with_kernel_statistics(query, key, key_mask, query_mask)
             if triton_positions is not None:
                 return _triton(plan, query, key, value, key_mask, triton_positions)
             if plan.backend == "dense":
-                return _dense(plan, query, key, value, key_mask)
+                return _dense_attention(plan, query, key, value, key_mask)
             if plan.backend == "windows":
                 assert plan.relative is not None
                 return plan.relative.local_attention(
@@ -255,11 +257,14 @@ class Plan:
                 )
             return _sum_of_features(plan, query, key, value, key_mask)
 
-    def with_position_features(self, query: Queries, key: Keys) -> tuple["Plan", Tensor, Tensor]:
-        """Append position features to queries and keys if the relative kernel works that way.
+    def with_position_features(
+        self, query: Queries, key: Keys
+    ) -> tuple["AttentionPlan", Tensor, Tensor]:
+        """Append position features to queries and keys, if the relative kernel works that way.
 
-        Inner products of the longer vectors depend on the positions, so the returned configuration
-        has no relative kernel (position-dependent weight).
+        Inner products of the longer vectors depend on the positions. The returned settings
+        therefore have no relative kernel, which is a separate weight for the offset of query and
+        key.
         """
         if self.relative is None or not self.relative.appends_features:
             return self, query, key
@@ -268,16 +273,19 @@ class Plan:
             return self, query, key
         return replace(self, relative=None, scale=1.0), *vectors
 
-    def _with_fitted_kernel(
+    def _with_kernel_statistics(
         self, query: Queries, key: Keys, key_mask: KeyMask, query_mask: QueryMask
-    ) -> "Plan":
-        """Return a configuration whose kernel uses statistics of these queries and keys."""
+    ) -> "AttentionPlan":
+        """Return settings whose kernel stores statistics, such as means, of these queries and keys.
+
+        Most kernels need no statistics. The settings are then returned unchanged.
+        """
         features = self.kernel.features
         if self.is_causal or features is None:
             return self
         if query_mask is None and query.shape[2] == key.shape[2]:
             query_mask = key_mask  # in self-attention, padding has neither keys nor queries
-        fitted = features.fitted(
+        fitted = features.with_statistics(
             query, key, scale=self.scale, query_mask=query_mask, key_mask=key_mask
         )
         return self if fitted is features else replace(self, kernel=fitted)
@@ -286,7 +294,7 @@ class Plan:
         return DenseInputs(query, key, value, self.kernel, self.scale, key_mask, self.is_causal)
 
     def _triton_positions(self, query: Queries, key: Keys, value: Values) -> TritonPositions | None:
-        """Return rotary angles for the Triton (GPU) kernels, or None if these cannot be used."""
+        """Return rotary angles for the Triton kernels on a GPU, or None if they cannot be used."""
         kernel = self.kernel.features
         if self.backend != "linear" or self.group is not None or kernel is None:
             return None
@@ -306,7 +314,12 @@ class Plan:
 
 
 def _attend_packed(
-    plan: Plan, query: Queries, key: Keys, value: Values, lengths: Sequence[int], backend: str
+    plan: AttentionPlan,
+    query: Queries,
+    key: Keys,
+    value: Values,
+    lengths: Sequence[int],
+    backend: str,
 ) -> Outputs:
     """Compute attention within each of several sequences that are concatenated without padding.
 
@@ -335,20 +348,22 @@ def _attend_packed(
     return torch.cat(outputs, dim=2)
 
 
-def _dense(plan: Plan, query: Queries, key: Keys, value: Values, key_mask: KeyMask) -> Outputs:
+def _dense_attention(
+    plan: AttentionPlan, query: Queries, key: Keys, value: Values, key_mask: KeyMask
+) -> Outputs:
     """Compute attention from the full matrix of query–key weights (the backend "dense")."""
     pairs = plan._pairs(query, key, value, key_mask)
     if plan.relative is not None:
-        return plan.relative.dense(pairs, plan.positions)
+        return plan.relative.dense_attention(pairs, plan.positions)
     vectors = plan.kernel.softmax_vectors(query, key)
     if vectors is None:
-        return matrix_attention(pairs, None)
+        return dense_attention(pairs, None)
     query, key = vectors
-    return fused_softmax(replace(pairs, query=query, key=key))
+    return fused_softmax_attention(replace(pairs, query=query, key=key))
 
 
 def _triton(
-    plan: Plan,
+    plan: AttentionPlan,
     query: Queries,
     key: Keys,
     value: Values,
@@ -364,18 +379,18 @@ def _triton(
 
 
 def _sum_of_features(
-    plan: Plan, query: Queries, key: Keys, value: Values, key_mask: KeyMask
+    plan: AttentionPlan, query: Queries, key: Keys, value: Values, key_mask: KeyMask
 ) -> Outputs:
     kernel = _feature_kernel(plan)
     if plan.backend == "linear" and plan.group is None:
-        long = LongAttention(
+        long = ChunkedLinearAttention(
             kernel, plan.relative, plan.positions, plan.scale, key_mask, plan.is_causal
         )
-        if long.is_needed(query):
+        if long.needs_chunks(query):
             return long.attend(query, key, value)
     # Elementwise operations are faster on contiguous memory than on the transposed heads of
     # projections.
-    tokens = featured(
+    tokens = compute_features(
         kernel,
         query.contiguous(),
         key.contiguous(),
@@ -394,15 +409,15 @@ def _sum_of_features(
     return sums.divide(nonnegative=kernel.nonnegative or kernel.normalizes_by_count)
 
 
-def _weighted_sums(plan: Plan, tokens: FeatureInputs) -> WeightedSums:
+def _weighted_sums(plan: AttentionPlan, tokens: FeatureInputs) -> WeightedSums:
     relative, num_prefix_tokens = plan.relative, plan.positions.num_prefix_tokens
     if relative is None:
-        return plain_sums(tokens)
-    sums = relative.sums(plan.backend, tokens.after(num_prefix_tokens), plan.positions)
+        return position_free_sums(tokens)
+    sums = relative.weighted_sums(plan.backend, tokens.after(num_prefix_tokens), plan.positions)
     return add_prefix_tokens(sums, tokens, num_prefix_tokens, relative.sums_without_positions)
 
 
-def _feature_kernel(plan: Plan) -> FeatureKernel:
+def _feature_kernel(plan: AttentionPlan) -> FeatureKernel:
     kernel = plan.kernel.features
     assert kernel is not None
     return kernel
@@ -424,10 +439,10 @@ def _replace_nonfinite(
 ) -> tuple[Queries, Keys, Values, Bool[Tensor, "batch heads queries"] | None]:
     """Replace NaN and infinity in the inputs of attention by 0.
 
-    The function also returns a mask of the outputs that must be NaN. A non-finite query makes its
-    own output NaN. In causal attention, a non-finite key or value makes the outputs of its token
-    and of all later tokens NaN. Otherwise, non-finite keys and values are not replaced, because
-    they affect all outputs.
+    A mask of the outputs that must become NaN is returned as well. A non-finite query makes its own
+    output NaN. In causal attention, a non-finite key or value makes the outputs of its token and of
+    all later tokens NaN. In other attention, non-finite keys and values stay, because they affect
+    all outputs.
 
     Args:
         query: Queries.

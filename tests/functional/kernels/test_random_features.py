@@ -6,9 +6,19 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from teka.functional import Hyperbolic, Optimal, Positive, Trigonometric, draw_projection
-from teka.functional.kernels.base import LOWEST_EXPONENT, masked_mean
-from teka.functional.kernels.random import ExponentialKernel, RandomKernel, optimal_coefficient
+from teka.functional import (
+    HyperbolicFeatures,
+    OptimalFeatures,
+    PositiveFeatures,
+    TrigonometricFeatures,
+    draw_projection,
+)
+from teka.functional.kernels.content_kernel import LOWEST_EXPONENT, masked_mean
+from teka.functional.kernels.random_features import (
+    ExponentialFeatureKernel,
+    RandomFeatureKernel,
+    least_variance_coefficient,
+)
 from tests.contracts.cases import draw_inputs, draw_mask, relative_error
 from tests.functional.kernels.fitted_kernels import (
     attention_matrix,
@@ -44,7 +54,7 @@ def test_masked_mean_ignores_nan_and_is_zero_without_tokens():
     assert (masked_mean(dropped, mask)[1] == 0).all()
 
 
-Kind = TypeVar("Kind", bound=RandomKernel)
+Kind = TypeVar("Kind", bound=RandomFeatureKernel)
 
 
 def build(
@@ -85,15 +95,15 @@ def trigonometric(x: Tensor, y: Tensor, w: Tensor) -> float:
 
 SCALE = 0.4
 FORMULAS = {
-    Positive: (positive, 1e-12),
-    Hyperbolic: (hyperbolic, 1e-12),
-    Optimal: (optimal, 1e-12),
-    Trigonometric: (trigonometric, 1e-10),
+    PositiveFeatures: (positive, 1e-12),
+    HyperbolicFeatures: (hyperbolic, 1e-12),
+    OptimalFeatures: (optimal, 1e-12),
+    TrigonometricFeatures: (trigonometric, 1e-10),
 }
 
 
 @pytest.mark.parametrize("kind", FORMULAS)
-def test_random_weights_equal_formula_up_to_row_factor(kind: type[RandomKernel]):
+def test_random_weights_equal_formula_up_to_row_factor(kind: type[RandomFeatureKernel]):
     query, key, _ = draw_inputs(6)
     mask, kernel, (term, tolerance) = draw_mask(2, 6), build(kind), FORMULAS[kind]
     weights = kernel.weights(query, key, scale=SCALE, key_mask=mask)
@@ -107,7 +117,9 @@ def test_random_weights_equal_formula_up_to_row_factor(kind: type[RandomKernel])
 
 
 @pytest.mark.parametrize("kind", FORMULAS)
-def test_projection_of_another_size_raises(kind: type[RandomKernel], unchecked_annotations: None):
+def test_projection_of_another_size_raises(
+    kind: type[RandomFeatureKernel], unchecked_annotations: None
+):
     for size in ((7, 4), (7,), (1, 7, 5)):
         with pytest.raises(ValueError, match="projection must have"):
             kind(torch.zeros(size)).num_features(5)
@@ -116,18 +128,18 @@ def test_projection_of_another_size_raises(kind: type[RandomKernel], unchecked_a
 @pytest.mark.parametrize(
     ("kind", "projection", "num_features", "expected"),
     [
-        (Positive, "orthogonal", 64, 0.785),
-        (Positive, "orthogonal", 256, 0.615),
-        (Positive, "fixed_norm", 64, 0.59),
-        (Positive, "fixed_norm", 256, 0.435),
-        (Hyperbolic, "orthogonal", 64, 0.73),
-        (Hyperbolic, "orthogonal", 256, 0.605),
-        (Optimal, "orthogonal", 64, 0.74),
-        (Optimal, "orthogonal", 256, 0.515),
+        (PositiveFeatures, "orthogonal", 64, 0.785),
+        (PositiveFeatures, "orthogonal", 256, 0.615),
+        (PositiveFeatures, "fixed_norm", 64, 0.59),
+        (PositiveFeatures, "fixed_norm", 256, 0.435),
+        (HyperbolicFeatures, "orthogonal", 64, 0.73),
+        (HyperbolicFeatures, "orthogonal", 256, 0.605),
+        (OptimalFeatures, "orthogonal", 64, 0.74),
+        (OptimalFeatures, "orthogonal", 256, 0.515),
     ],
 )
 def test_error_to_softmax(
-    kind: type[RandomKernel], projection: str, num_features: int, expected: float
+    kind: type[RandomFeatureKernel], projection: str, num_features: int, expected: float
 ):
     query, key = (draw_vectors(1, 2, 256, 16, seed=seed) for seed in (1, 2))
     num_draws = num_features // kind.features_per_draw
@@ -136,15 +148,17 @@ def test_error_to_softmax(
     assert sum(errors) / len(errors) == pytest.approx(expected, rel=0.12)
 
 
-def estimate(kernel: ExponentialKernel, query: Tensor, key: Tensor, *, scale: float) -> Tensor:
+def estimate(
+    kernel: ExponentialFeatureKernel, query: Tensor, key: Tensor, *, scale: float
+) -> Tensor:
     """φ(q)ᵀφ(k) with no factor left out but that of the query once it is fitted."""
     left, right = (
         kernel.query_exponent(query, scale=scale).exp(),
         kernel.key_exponent(key, scale=scale).exp(),
     )
     factor = 1.0
-    if isinstance(kernel, Optimal):
-        coefficient = optimal_coefficient(kernel.mean_square, query.shape[-1], scale=scale)
+    if isinstance(kernel, OptimalFeatures):
+        coefficient = least_variance_coefficient(kernel.mean_square, query.shape[-1], scale=scale)
         factor = (1 - 4 * coefficient) ** (query.shape[-1] / 2)
     return factor * (left @ right.transpose(-2, -1)) / left.shape[-1]
 
@@ -166,11 +180,15 @@ def test_estimate_is_unbiased_and_converges(kind: str, projection: str):
         actual = []
         for seed in range(150):
             kernel = build(
-                Hyperbolic if kind == "hyperbolic" else Optimal, num_draws, 6, projection, seed
+                HyperbolicFeatures if kind == "hyperbolic" else OptimalFeatures,
+                num_draws,
+                6,
+                projection,
+                seed,
             )
             kernel = (
                 fitted(kernel, query, key, scale=0.6)
-                if isinstance(kernel, Optimal) and kind == "fitted"
+                if isinstance(kernel, OptimalFeatures) and kind == "fitted"
                 else kernel
             )
             actual.append(estimate(kernel, query, key, scale=0.6))
@@ -181,8 +199,8 @@ def test_estimate_is_unbiased_and_converges(kind: str, projection: str):
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.25)
 
 
-@pytest.mark.parametrize("kind", [Hyperbolic, Optimal])
-def test_orthogonal_draws_do_not_increase_variance(kind: type[ExponentialKernel]):
+@pytest.mark.parametrize("kind", [HyperbolicFeatures, OptimalFeatures])
+def test_orthogonal_draws_do_not_increase_variance(kind: type[ExponentialFeatureKernel]):
     query, key = (draw_vectors(1, 1, 5, 6, seed=seed, deviation=0.5) for seed in (1, 2))
     spread = {}
     for projection in ("orthogonal", "independent"):
@@ -194,7 +212,7 @@ def test_orthogonal_draws_do_not_increase_variance(kind: type[ExponentialKernel]
 
 def test_features_are_in_range():
     query, key, _ = draw_inputs(6, scale=30.0)
-    mask, kernel = draw_mask(2, 6), build(Positive)
+    mask, kernel = draw_mask(2, 6), build(PositiveFeatures)
     kept = kernel.key_features(key, scale=1.0, key_mask=mask).transpose(1, 2)[mask]
     for features in (kernel.query_features(query, scale=1.0), kept):
         assert features.min() >= math.exp(LOWEST_EXPONENT) * (1 - 1e-12)
@@ -209,7 +227,7 @@ def test_product_of_floored_features_is_normal():
 
 def test_exponential_causal_features_times_scale():
     _, key, _ = draw_inputs(6)
-    kernel = build(Positive)
+    kernel = build(PositiveFeatures)
     features, log_scale = kernel.causal_key_features(key, scale=0.4)
     assert log_scale is not None
     assert (
@@ -221,13 +239,13 @@ def test_exponential_causal_features_times_scale():
 
 
 def test_hyperbolic_num_features():
-    assert build(Hyperbolic, 7, 5).num_features(5) == 14
+    assert build(HyperbolicFeatures, 7, 5).num_features(5) == 14
 
 
 def test_hyperbolic_is_symmetric_in_draws():
     query, key, _ = draw_inputs(6)
-    kernel = build(Hyperbolic)
-    rotated = Hyperbolic(-kernel.projection)
+    kernel = build(HyperbolicFeatures)
+    rotated = HyperbolicFeatures(-kernel.projection)
     difference = kernel.weights(query, key, scale=0.4) - rotated.weights(query, key, scale=0.4)
     assert difference.abs().max() < 1e-12
 
@@ -235,7 +253,7 @@ def test_hyperbolic_is_symmetric_in_draws():
 def test_hyperbolic_variance_ratio():
     query, key = (draw_vectors(1, 1, 2, 3, seed=seed, deviation=0.4) for seed in (1, 2))
     variances = []
-    for kind in (Hyperbolic, Positive):
+    for kind in (HyperbolicFeatures, PositiveFeatures):
         kernel = kind(
             draw_projection(
                 200_000, 3, generator=Generator().manual_seed(0), projection="independent"
@@ -249,9 +267,9 @@ def test_hyperbolic_variance_ratio():
     assert relative_error(variances[0] / variances[1] / expected, torch.ones_like(expected)) < 0.1
 
 
-def fitted(kernel: Optimal, query: Tensor, key: Tensor, *, scale: float) -> Optimal:
+def fitted(kernel: OptimalFeatures, query: Tensor, key: Tensor, *, scale: float) -> OptimalFeatures:
     actual = fit(kernel, query, key, scale=scale)
-    assert isinstance(actual, Optimal)
+    assert isinstance(actual, OptimalFeatures)
     return actual
 
 
@@ -265,8 +283,8 @@ def second_moment(query: Tensor, key: Tensor, coefficient: float) -> float:
 
 def test_optimal_second_moment():
     query, key = (draw_vectors(1, 1, 2, 3, seed=seed, deviation=0.5) for seed in (1, 2))
-    kernel = build(Optimal, 200_000, 3, "independent")
-    coefficient = optimal_coefficient(None, 3, scale=1.0)
+    kernel = build(OptimalFeatures, 200_000, 3, "independent")
+    coefficient = least_variance_coefficient(None, 3, scale=1.0)
     assert isinstance(coefficient, float)
     left, right = (kernel.query_exponent(vectors, scale=1.0).exp() for vectors in (query, key))
     products = (1 - 4 * coefficient) ** 1.5 * left[..., :, None, :] * right[..., None, :, :]
@@ -280,17 +298,17 @@ def test_optimal_second_moment():
 def test_optimal_coefficient_minimizes_second_moment(deviation: float, mean: float):
     query, key = (draw_vectors(11, 7, seed=seed, deviation=deviation, mean=mean) for seed in (1, 2))
     square = (query[:, None] + key[None, :]).square().sum(dim=-1).mean()
-    best = float(optimal_coefficient(square.reshape(1, 1, 1, 1), 7, scale=1.0))
+    best = float(least_variance_coefficient(square.reshape(1, 1, 1, 1), 7, scale=1.0))
     least = second_moment(query, key, best)
     assert best <= 0
     for other in (0.0, 0.9 * best, 1.1 * best, 2 * best):
         assert least <= second_moment(query, key, other) + 1e-12
     shift = query.mean(dim=0) + key.mean(dim=0)
-    centred = fitted(build(Optimal, 7, 7), query[None, None], key[None, None], scale=1.0)
+    centred = fitted(build(OptimalFeatures, 7, 7), query[None, None], key[None, None], scale=1.0)
     assert centred.mean_square is not None
     expected = (query[:, None] + (key - shift)[None, :]).square().sum(dim=-1).mean()
     assert float(centred.mean_square) == pytest.approx(float(expected), rel=1e-12)
-    after = float(optimal_coefficient(centred.mean_square, 7, scale=1.0))
+    after = float(least_variance_coefficient(centred.mean_square, 7, scale=1.0))
     least_after = second_moment(query, key - shift, after)
     assert least_after <= least
     for factor in (0.9, 1.1):
@@ -299,12 +317,12 @@ def test_optimal_coefficient_minimizes_second_moment(deviation: float, mean: flo
 
 def test_optimal_coefficient_without_spread_is_zero():
     nothing = torch.zeros(1, 1, 1, 1, dtype=torch.float64)
-    assert float(optimal_coefficient(nothing, 5, scale=1.0)) == 0
+    assert float(least_variance_coefficient(nothing, 5, scale=1.0)) == 0
 
 
 def test_optimal_ignores_common_offsets_as_softmax():
     query, key, _ = draw_inputs(6)
-    kernel = build(Optimal)
+    kernel = build(OptimalFeatures)
     moved = attention_matrix(kernel, query, key + 3.0, scale=0.4)
     assert relative_error(moved, attention_matrix(kernel, query, key, scale=0.4)) < 1e-12
 
@@ -312,7 +330,9 @@ def test_optimal_ignores_common_offsets_as_softmax():
 def test_optimal_statistics_use_kept_tokens_without_gradient():
     query, key, _ = (tensor.requires_grad_() for tensor in draw_inputs(6))
     mask, query_mask = draw_mask(2, 6), draw_mask(2, 6, seed=1)
-    kernel = build(Optimal).fitted(query, key, scale=0.4, query_mask=query_mask, key_mask=mask)
+    kernel = build(OptimalFeatures).with_statistics(
+        query, key, scale=0.4, query_mask=query_mask, key_mask=mask
+    )
     for statistic in (kernel.mean_square, kernel.query_mean, kernel.key_mean):
         assert statistic is not None
         assert not statistic.requires_grad
@@ -330,7 +350,7 @@ def test_optimal_gradient_is_unbiased():
     query.requires_grad_()
     gradients = []
     for seed in range(300):
-        kernel = fitted(build(Optimal, 8, 5, seed=seed), query, key, scale=0.6)
+        kernel = fitted(build(OptimalFeatures, 8, 5, seed=seed), query, key, scale=0.6)
         gradients.append(
             torch.autograd.grad(estimate(kernel, query, key, scale=0.6).sum(), query)[0]
         )
@@ -348,32 +368,32 @@ def test_optimal_error_is_at_most_positive_error(deviation: float, mean: float):
     query, key = (
         draw_vectors(1, 2, 128, 16, seed=seed, deviation=deviation, mean=mean) for seed in (1, 2)
     )
-    errors = {Optimal: 0.0, Positive: 0.0}
+    errors = {OptimalFeatures: 0.0, PositiveFeatures: 0.0}
     for seed in range(10):
         for kind in errors:
-            kernel = kind(build(Optimal, 128, 16, seed=seed).projection)
+            kernel = kind(build(OptimalFeatures, 128, 16, seed=seed).projection)
             errors[kind] += softmax_error(kernel, query, key, scale=0.25)
-    assert errors[Optimal] < errors[Positive]
+    assert errors[OptimalFeatures] < errors[PositiveFeatures]
 
 
 def test_optimal_with_large_means():
     query, key = (draw_vectors(1, 2, 64, 16, seed=seed, mean=8.0, deviation=0.4) for seed in (1, 2))
-    kernel = build(Optimal, 256, 16)
+    kernel = build(OptimalFeatures, 256, 16)
     assert softmax_error(kernel, query, key, scale=0.25) < 0.1
-    assert softmax_error(Positive(kernel.projection), query, key, scale=0.25) > 1
+    assert softmax_error(PositiveFeatures(kernel.projection), query, key, scale=0.25) > 1
 
 
 def test_trigonometric_num_features_and_signs():
     query, _, _ = draw_inputs(6)
-    features = build(Trigonometric).query_features(query, scale=1.0)
-    assert features.shape[-1] == build(Trigonometric).num_features(5) == 14
+    features = build(TrigonometricFeatures).query_features(query, scale=1.0)
+    assert features.shape[-1] == build(TrigonometricFeatures).num_features(5) == 14
     assert features.min() < 0 < features.max()
-    assert not Trigonometric.nonnegative
+    assert not TrigonometricFeatures.nonnegative
 
 
 def test_trigonometric_causal_features_times_scale():
     _, key, _ = draw_inputs(6)
-    mask, kernel = draw_mask(2, 6), build(Trigonometric)
+    mask, kernel = draw_mask(2, 6), build(TrigonometricFeatures)
     features, log_scale = kernel.causal_key_features(key, scale=0.4, key_mask=mask)
     assert log_scale is not None
     assert log_scale.isfinite().all()

@@ -1,4 +1,4 @@
-"""Inputs and results of linear attention, which computes features of queries and keys first."""
+"""Inputs and results of linear attention: features of queries and keys, and sums over keys."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,17 +30,17 @@ LOWEST_LOG_SCALE = -1e30
 UNDERFLOW = {torch.float32: 1e-25, torch.float64: 1e-290}
 
 
-def with_ones(value: Values) -> Float[Tensor, "batch heads keys channels"]:
-    """Append a channel of ones to values, so that one sum gives both numerator and denominator.
+def append_ones(value: Values) -> Float[Tensor, "batch heads keys channels"]:
+    """Append a channel of ones to the values, so that one sum gives numerator and denominator.
 
-    The denominator of attention is the sum of the weights, which equals the weighted sum of ones.
+    The denominator of attention is the sum of the weights, which is the weighted sum of ones.
     """
     return torch.cat([value, value.new_ones(*value.shape[:-1], 1)], dim=-1)
 
 
 @dataclass(frozen=True)
 class FeatureInputs:
-    """Features of queries and keys with the values, which are the inputs of linear attention.
+    """Inputs of linear attention: the features of queries and keys, and the values.
 
     Args:
         query: Queries, on which some relative kernels depend.
@@ -83,9 +83,10 @@ class FeatureInputs:
 
 @dataclass(frozen=True)
 class WeightedSums:
-    """Numerators and denominators of attention outputs, which are weighted sums over keys.
+    """Attention outputs before the division: the numerator and the denominator of each query.
 
-    They are kept separate so that sums over several sets of keys can be added before the division.
+    Both are weighted sums over keys. Sums over different sets of keys can be added before the
+    division.
 
     Args:
         numerator: Σ_j weight_ij v_j / exp(log_peak_i).
@@ -99,7 +100,7 @@ class WeightedSums:
 
     @classmethod
     def from_channels(cls, sums: Tensor, log_peak: Tensor | None = None) -> "WeightedSums":
-        """Split sums of values that were extended by `with_ones`."""
+        """Split sums of values that were extended by `append_ones`."""
         return cls(sums[..., :-1], sums[..., -1], log_peak)
 
     def _log_peak(self) -> Tensor:
@@ -123,12 +124,12 @@ class WeightedSums:
         )
 
     def with_denominator_of(self, other: "WeightedSums") -> "WeightedSums":
-        """Combine the numerators of these attention sums with the denominators of other sums."""
+        """Return these attention numerators with the denominators of other sums."""
         factor = torch.exp(self._log_peak() - other._log_peak())
         return WeightedSums(self.numerator * factor[..., None], other.denominator)
 
     def divide(self, *, nonnegative: bool) -> Outputs:
-        """Divide numerators by denominators, which gives the outputs of attention.
+        """Divide the numerators by the denominators to get the attention outputs.
 
         If the weights are nonnegative, a query whose weights all underflow to 0 gets an output of 0
         instead of NaN.
@@ -140,16 +141,19 @@ class WeightedSums:
         # The numerator of an empty row is 0 too. A denominator of 1 gives it a finite gradient.
         return self.numerator / denominator.masked_fill(empty, 1.0)[..., None]
 
-    def recompute_underflowed(self, tokens: FeatureInputs, log_rows: RowFunction) -> "WeightedSums":
-        """Compute the attention sums again for queries whose weights all underflowed to 0.
+    def recompute_underflowed(
+        self, tokens: FeatureInputs, log_weight_rows: RowFunction
+    ) -> "WeightedSums":
+        """Compute attention again for the queries whose weights have all underflowed to 0.
 
         Weights underflow if the position-dependent weight of a masked key is far larger than the
-        others. The check is made in eager mode only. Compiled graphs and `torch.func` transforms
+        others. This check is made in eager mode only. Compiled graphs and `torch.func` transforms
         leave the sums unchanged.
 
         Args:
             tokens: Inputs from which the sums were computed.
-            log_rows: Function that returns the log relative kernel of some queries with all keys.
+            log_weight_rows: Function that returns the log of the position-dependent weights of some
+                queries and all keys.
         """
         mode = execution_mode(tokens.query_features, tokens.key_features, tokens.value)
         if mode is not ExecutionMode.EAGER:
@@ -158,15 +162,15 @@ class WeightedSums:
             # Absolute features, because a sum of products of both signs may be small without an
             # underflow.
             total = tokens.key_features.abs().sum(dim=2)[..., None]
-            without_relative = (tokens.query_features.abs() @ total)[..., 0]
-            threshold = UNDERFLOW[tokens.value.dtype] * without_relative
-            rows = selected_rows(self.denominator.abs() < threshold)
-        return self.recompute_rows(rows, tokens, log_rows)
+            backend_without_relative = (tokens.query_features.abs() @ total)[..., 0]
+            threshold = UNDERFLOW[tokens.value.dtype] * backend_without_relative
+            rows = selected_query_indices(self.denominator.abs() < threshold)
+        return self.recompute_queries(rows, tokens, log_weight_rows)
 
-    def recompute_rows(
-        self, rows: QueryIndices, tokens: FeatureInputs, log_rows: RowFunction
+    def recompute_queries(
+        self, rows: QueryIndices, tokens: FeatureInputs, log_weight_rows: RowFunction
     ) -> "WeightedSums":
-        """Compute the attention sums of some queries again, from the weights of all their keys.
+        """Compute attention again for some of the queries, from the weights of all their keys.
 
         The weights of each query are divided by its largest position-dependent weight, so that they
         do not underflow.
@@ -174,11 +178,11 @@ class WeightedSums:
         if len(rows) == 0:
             return self
         is_kept = (tokens.key_features != 0).any(dim=-1)[:, :, None]
-        log_pairs = log_rows(rows)[None].masked_fill(~is_kept, -torch.inf)
+        log_pairs = log_weight_rows(rows)[None].masked_fill(~is_kept, -torch.inf)
         peak = log_pairs.detach().amax(dim=-1)
         peak = peak.masked_fill(peak == -torch.inf, 0.0)
         products = tokens.query_features[:, :, rows] @ tokens.key_features.transpose(-2, -1)
-        sums = (products * torch.exp(log_pairs - peak[..., None])) @ with_ones(tokens.value)
+        sums = (products * torch.exp(log_pairs - peak[..., None])) @ append_ones(tokens.value)
         log_peak = self._log_peak().expand(self.denominator.shape)
         return WeightedSums(
             self.numerator.index_copy(2, rows, sums[..., :-1]),
@@ -187,8 +191,8 @@ class WeightedSums:
         )
 
 
-def selected_rows(is_selected: Tensor) -> QueryIndices:
-    """Return the indices of queries that are selected in at least one sample and attention head.
+def selected_query_indices(is_selected: Tensor) -> QueryIndices:
+    """Return the indices of the queries that are selected in at least one sample and head.
 
     On the "meta" device, which holds no data, the result is empty.
     """
@@ -203,7 +207,7 @@ def add_prefix_tokens(
     num_prefix_tokens: int,
     sums_without_positions: Callable[[Tensor, Tensor, Tensor], WeightedSums],
 ) -> WeightedSums:
-    """Add the keys of tokens without a position, such as a class token, to attention sums.
+    """Add tokens without a position, such as a class token, to the sums of linear attention.
 
     The given sums contain only tokens with a position. The results of queries without a position
     are put before those of the other queries.

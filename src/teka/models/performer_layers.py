@@ -1,4 +1,4 @@
-"""Layers around the blocks of a Performer: stem, downsampling and dense prediction head."""
+"""Layers of a Performer other than its transformer blocks: stem, downsampling, prediction head."""
 
 import itertools
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ BATCH_NORM = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
 
 @dataclass(frozen=True)
-class Resampling:
+class ResamplingFactory:
     """Factory of all layers of a model that downsample or upsample a grid by a factor of 2.
 
     Attributes:
@@ -43,7 +43,7 @@ class Resampling:
     attention: AttentionOptions | None
 
     @classmethod
-    def of(cls, config: PerformerConfig, num_axes: int) -> "Resampling":
+    def of(cls, config: PerformerConfig, num_axes: int) -> "ResamplingFactory":
         """Return the factory with the options of a model."""
         select = "fixed" if config.stem_layer == "strided" else config.select
         attention = None
@@ -51,11 +51,12 @@ class Resampling:
             attention = replace(config.attention_options(), value_convolution=None)
         return cls(num_axes, config.periodic, select, config.blur, attention)
 
-    def between_stages(self, before: Stage, after: Stage) -> "PatchMerging | AttentionDownsample":
+    def make_stage_downsampling(
+        self, before: Stage, after: Stage
+    ) -> "PatchMerging | AttentionDownsample":
         """Create the layer that downsamples a grid by 2 between two stages of a model.
 
-        The layer changes the number of channels from that of stage `before` to that of stage
-        `after`.
+        The number of channels changes from that of stage `before` to that of stage `after`.
         """
         if self.attention is None:
             return PatchMerging(before.dim, after.dim, self)
@@ -63,17 +64,17 @@ class Resampling:
             before.dim,
             after.dim,
             after.heads,
-            sampling=self.downsample(before.dim),
+            sampling=self.make_downsampling(before.dim),
             options=self.attention,
         )
 
-    def upsample(
+    def make_upsampling(
         self, coarse_dim: int, dim: int, dim_head: int
     ) -> "SkipUpsample | AttentionUpsample":
-        """Create a layer that upsamples a grid by 2 and uses a skip connection.
+        """Create a layer that upsamples a grid by 2 and has a skip connection.
 
-        Its inputs are the coarse cells, the offset that the matching downsampling layer chose, and
-        the cells before that layer.
+        Its inputs are the coarse grid, the input of the matching downsampling layer, and the offset
+        that this layer chose.
         """
         if self.attention is None:
             return SkipUpsample(coarse_dim, dim, self)
@@ -90,10 +91,10 @@ class Resampling:
         layer.query.requires_grad_(False)
         return layer
 
-    def patch_embedding(
+    def make_patch_embedding(
         self, in_channels: int, dim: int, patch_size: int
     ) -> PolyphasePatchEmbedding:
-        """Create a patch embedding whose patches start at an offset that the content decides."""
+        """Create a patch embedding whose first patch starts at an offset that the content sets."""
         return PolyphasePatchEmbedding(
             in_channels,
             dim,
@@ -104,7 +105,7 @@ class Resampling:
             periodic=self.periodic,
         )
 
-    def downsample(self, channels: int) -> PolyphaseDownsample:
+    def make_downsampling(self, channels: int) -> PolyphaseDownsample:
         """Return a layer that keeps every second cell of each axis."""
         return PolyphaseDownsample(
             2,
@@ -115,15 +116,15 @@ class Resampling:
             periodic=self.periodic,
         )
 
-    def convolution(self, in_channels: int, width: int) -> nn.Sequential:
+    def make_convolution(self, in_channels: int, width: int) -> nn.Sequential:
         """Create a convolution of width 3, followed by batch normalization and a GELU."""
         mode = "circular" if self.periodic else "zeros"
         convolution = CONVOLUTION_MODULES[self.num_axes](
             in_channels, width, 3, padding=1, padding_mode=mode, bias=False
         )
-        return nn.Sequential(convolution, BATCH_NORM[self.num_axes](width), self.activation())
+        return nn.Sequential(convolution, BATCH_NORM[self.num_axes](width), self.make_activation())
 
-    def activation(self) -> nn.Module:
+    def make_activation(self) -> nn.Module:
         """Create a GELU, which is anti-aliased if downsampling uses an ideal low-pass filter."""
         return OversampledGELU() if self.blur == "ideal" else nn.GELU()
 
@@ -134,12 +135,12 @@ class ResidualConvolutions(nn.Module):
     Source: He et al. 2016 (the basic block).
     """
 
-    def __init__(self, width: int, resampling: Resampling) -> None:
+    def __init__(self, width: int, resampling: ResamplingFactory) -> None:
         super().__init__()
-        first = resampling.convolution(width, width)
-        second = resampling.convolution(width, width)
+        first = resampling.make_convolution(width, width)
+        second = resampling.make_convolution(width, width)
         self.convolutions = nn.Sequential(first, second[:2])
-        self.activation = resampling.activation()
+        self.activation = resampling.make_activation()
 
     def forward(
         self, cells: Float[Tensor, "batch width *sides"]
@@ -147,13 +148,12 @@ class ResidualConvolutions(nn.Module):
         return self.activation(cells + self.convolutions(cells))
 
 
-class HalvingStem(nn.Module):
-    """Convolutional stem that downsamples an image by 2 several times.
+class ConvolutionalStem(nn.Module):
+    """Convolutional stem that turns an image into a grid of tokens by repeated downsampling.
 
-    It turns images of shape (B, C, *S) into grids of tokens of shape (B, dim, *S / p), where the
-    patch size p is a power of 2. The first convolution sees every pixel and has dim / p channels.
-    Each downsampling is followed by a convolution with twice the channels and by the residual
-    blocks of that resolution.
+    Images of shape (B, C, *S) become tokens of shape (B, dim, *S / p), where the patch size p is a
+    power of 2. The first convolution sees every pixel and has dim / p channels. Each downsampling
+    by 2 is followed by a convolution with twice the channels and by residual blocks.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class HalvingStem(nn.Module):
         in_channels: int,
         dim: int,
         patch_size: int,
-        resampling: Resampling,
+        resampling: ResamplingFactory,
         depths: int | Sequence[int] = 0,
     ) -> None:
         super().__init__()
@@ -178,11 +178,11 @@ class HalvingStem(nn.Module):
         self.convolutions = nn.ModuleList()
         channels = in_channels
         for width, depth in zip(self.widths, level_depths, strict=True):
-            level = resampling.convolution(channels, width)
+            level = resampling.make_convolution(channels, width)
             level.extend(ResidualConvolutions(width, resampling) for _ in range(depth))
             self.convolutions.append(level)
             channels = width
-        self.samplings = nn.ModuleList(map(resampling.downsample, self.widths[:-1]))
+        self.samplings = nn.ModuleList(map(resampling.make_downsampling, self.widths[:-1]))
 
     def forward(
         self, images: Float[Tensor, "batch channels *sides"]
@@ -192,51 +192,52 @@ class HalvingStem(nn.Module):
     def encode(
         self, images: Float[Tensor, "batch channels *sides"]
     ) -> tuple[Float[Tensor, "batch dim *coarse"], list[tuple[Tensor, Tensor]]]:
-        """Return the grid of tokens and, for a dense head, a record of every downsampling layer.
+        """Return the grid of tokens and the inputs of all downsampling layers.
 
-        Each record holds the input of the layer and the offset of the cells that it kept.
+        A dense head needs the latter. Each entry holds the input of a downsampling layer and the
+        offset of the pixels that it kept.
         """
         levels = []
         cells = images
         for convolution, sampling in zip(self.convolutions, self.samplings, strict=False):
             assert isinstance(sampling, PolyphaseDownsample)
             fine = convolution(cells)
-            cells, offset = sampling.sample(fine)
+            cells, offset = sampling.forward_with_offset(fine)
             levels.append((fine, offset))
         return self.convolutions[-1](cells), levels
 
 
 class PatchMerging(nn.Module):
-    """Downsampling by 2: layer norm, then a projection of each block of cells to one cell.
+    """Downsampling by 2: layer normalization, then a linear projection of each block of tokens.
 
     The blocks start at an offset that depends on the content, so that the layer is equivariant to
     shifts.
     """
 
-    def __init__(self, dim: int, next_dim: int, resampling: Resampling) -> None:
+    def __init__(self, dim: int, next_dim: int, resampling: ResamplingFactory) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(dim)
-        self.patches = resampling.patch_embedding(dim, next_dim, 2)
+        self.patches = resampling.make_patch_embedding(dim, next_dim, 2)
 
     def forward(
         self, cells: Float[Tensor, "batch dim *sides"]
     ) -> tuple[Float[Tensor, "batch next_dim *coarse"], Int[Tensor, "batch"]]:
         """Return the coarse cells and the index of their offset."""
-        return self.patches.sample(self.norm(cells.movedim(1, -1)).movedim(-1, 1))
+        return self.patches.forward_with_offset(self.norm(cells.movedim(1, -1)).movedim(-1, 1))
 
 
 class SkipUpsample(nn.Module):
     """Upsampling by 2 with a skip connection, followed by a convolution.
 
-    The skip connection concatenates the cells from before the matching downsampling layer.
+    The skip connection concatenates the input of the matching downsampling layer.
     """
 
-    def __init__(self, coarse_dim: int, dim: int, resampling: Resampling) -> None:
+    def __init__(self, coarse_dim: int, dim: int, resampling: ResamplingFactory) -> None:
         super().__init__()
         self.upsampling = PolyphaseUpsample(
             2, num_axes=resampling.num_axes, periodic=resampling.periodic
         )
-        self.convolution = resampling.convolution(coarse_dim + dim, dim)
+        self.convolution = resampling.make_convolution(coarse_dim + dim, dim)
 
     def forward(
         self,
@@ -248,18 +249,18 @@ class SkipUpsample(nn.Module):
 
 
 class DenseHead(nn.Module):
-    """Head that predicts logits for every pixel, as for segmentation.
+    """Head that predicts class logits for every pixel, as for segmentation.
 
     One upsampling layer undoes each downsampling layer of the model. Then a projection turns the
     channels of each pixel into logits.
     """
 
     def __init__(
-        self, widths: Sequence[int], num_classes: int, resampling: Resampling, dim_head: int
+        self, widths: Sequence[int], num_classes: int, resampling: ResamplingFactory, dim_head: int
     ) -> None:
         super().__init__()
         self.widenings = nn.ModuleList(
-            resampling.upsample(coarse, fine, dim_head)
+            resampling.make_upsampling(coarse, fine, dim_head)
             for coarse, fine in itertools.pairwise(reversed(widths))
         )
         self.logits = CONVOLUTION_MODULES[resampling.num_axes](widths[0], num_classes, 1)
@@ -278,8 +279,11 @@ class DenseHead(nn.Module):
         return self.logits(cells)
 
 
-def make_stem(config: PerformerConfig, dim: int, resampling: Resampling) -> nn.Module:
-    """Create the stem of a model, which maps images to a grid of tokens with `dim` channels."""
+def make_stem(config: PerformerConfig, dim: int, resampling: ResamplingFactory) -> nn.Module:
+    """Create the first layers of a model, which map an image to a grid of tokens.
+
+    The tokens have `dim` channels.
+    """
     stem, in_channels, patch_size = config.stem_layer, config.in_channels, config.patch_size
     if isinstance(stem, nn.Module):
         return stem
@@ -287,9 +291,9 @@ def make_stem(config: PerformerConfig, dim: int, resampling: Resampling) -> nn.M
     if stem == "patch":
         return convolution(in_channels, dim, patch_size, patch_size)
     if stem == "polyphase_patch":
-        return resampling.patch_embedding(in_channels, dim, patch_size)
+        return resampling.make_patch_embedding(in_channels, dim, patch_size)
     if stem in HALVING_STEMS:
-        return HalvingStem(in_channels, dim, patch_size, resampling, config.stem_depth)
+        return ConvolutionalStem(in_channels, dim, patch_size, resampling, config.stem_depth)
     hidden = max(1, dim // 2)
     # Pad a bounded image with zeros before the first convolution only. Zeros after its bias would
     # make content at the edge look different from the same content inside.

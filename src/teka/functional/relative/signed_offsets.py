@@ -11,14 +11,14 @@ from torch.nn.functional import pad
 from teka._compat import replace
 from teka.checks import POSITIVE_NUMBER, check_tensor, check_tensor_sizes, is_positive
 from teka.errors import wrong_shape, wrong_value
+from teka.functional.backends.attention_sums import FeatureInputs, WeightedSums
 from teka.functional.backends.costs import Cost
-from teka.functional.backends.linear import DecodingState, Sizes
+from teka.functional.backends.linear import AttentionSizes, DecodingState
 from teka.functional.backends.rings import causal_ring_sums, signed_offset_cost, signed_offset_sums
-from teka.functional.backends.sums import FeatureInputs, WeightedSums
-from teka.functional.positions import Positions, whole_steps
-from teka.functional.relative.base import FactorRelative, OffsetIndex, has_spacing
+from teka.functional.positions import Positions, round_to_steps
 from teka.functional.relative.clipped import MAX_DISTANCE, decode_with_rings
-from teka.functional.relative.rotation import NUM_FREQUENCIES, append_features
+from teka.functional.relative.relative_kernel import OffsetIndex, PositiveRelative, has_spacing
+from teka.functional.relative.rotation import NUM_FREQUENCIES, append_position_features
 from teka.functional.shapes import (
     Keys,
     LogRelative,
@@ -34,13 +34,14 @@ WAVE_BASE = 10_000.0
 
 
 @dataclass(frozen=True)
-class Shaw(FactorRelative):
+class Shaw(PositiveRelative):
     """Relative position embeddings for clipped offsets of query and key, as in Shaw et al. 2018.
 
-    For the offset Δ_a in cells along each axis a, the attention weight has the factor c(Δ; q) =
-    exp(scale · Σ_a qᵀw_a[clip(Δ_a, −k, k)]), where w_a contains the learned embeddings of all
-    offsets from −k to k. On one axis, attention with L tokens takes O(L · k) operations, because a
-    sum over keys is a weighted sum of 2k + 1 sums over offsets.
+        c(Δ; q) = exp(scale · Σ_a qᵀw_a[clip(Δ_a, −k, k)])
+
+    Here c is a factor of the attention weight, Δ_a is the offset along axis a, and w_a contains the
+    learned embeddings of all offsets from −k to k. On one axis, attention with L tokens takes O(L ·
+    k) operations, because a sum over keys is a weighted sum of 2k + 1 sums over offsets.
 
     Source: Shaw et al. 2018, equations 2 and 4, on one axis, without embeddings of values. The
     offset here is query minus key, in the paper it is key minus query. On several axes it is
@@ -80,7 +81,9 @@ class Shaw(FactorRelative):
             raise wrong_value("unit", self.unit, POSITIVE_NUMBER)
 
     @classmethod
-    def initial(cls, *, num_axes: int, dim_head: int, max_distance: int = MAX_DISTANCE) -> "Shaw":
+    def with_initial_parameters(
+        cls, *, num_axes: int, dim_head: int, max_distance: int = MAX_DISTANCE
+    ) -> "Shaw":
         """Return embeddings of zeros, which all heads share."""
         sizes = {"num_axes": num_axes, "dim_head": dim_head, "max_distance": max_distance}
         check_tensor_sizes(sizes)
@@ -99,10 +102,10 @@ class Shaw(FactorRelative):
 
     def entry(self, offsets: Float[Tensor, "*pairs axes"]) -> Int[Tensor, "*pairs axes"]:
         """Return the entry of every offset along every axis."""
-        steps = whole_steps(offsets, self.unit)
+        steps = round_to_steps(offsets, self.unit)
         return (steps.clamp(-self.max_distance, self.max_distance) + self.max_distance).long()
 
-    def log_kernel(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
+    def log_weights(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
         entries = self.entry(offsets)
         entries = entries[:, None] if entries.ndim == 4 else entries
         axes = zip(self.log_entries(query, scale=scale).unbind(-2), entries.unbind(-1), strict=True)
@@ -111,11 +114,11 @@ class Shaw(FactorRelative):
         ]
         return sum(terms[1:], terms[0])
 
-    def dense_passes(self, num_axes: int) -> int:
+    def num_dense_passes(self, num_axes: int) -> int:
         # The entry of an offset and a table lookup for each axis.
         return 3 + 10 * num_axes
 
-    def table_term(
+    def flex_table_term(
         self, query: Queries, offsets: OffsetVectors, index: OffsetIndex, *, scale: float
     ) -> PairFunction:
         # One more entry, whose log c is 0, is for pairs with a prefix token.
@@ -127,12 +130,7 @@ class Shaw(FactorRelative):
             (log_axis[b, h, i, entry[index(i, j)]] for log_axis, entry in axes), zero
         )
 
-    def costs(self, sizes: Sizes, positions: Positions) -> dict[str, Cost]:
-        """Estimate the cost of attention that sums keys at equal offsets first ("rings").
-
-        The backend "rings" needs the same grid for queries and keys, with a single axis that is not
-        periodic. Otherwise the result is empty.
-        """
+    def estimate_costs(self, sizes: AttentionSizes, positions: Positions) -> dict[str, Cost]:
         grid = positions.shared_grid
         if (
             grid is None
@@ -146,20 +144,24 @@ class Shaw(FactorRelative):
         )
         return {"rings": cost}
 
-    def sums(self, backend: str, tokens: FeatureInputs, positions: Positions) -> WeightedSums:
+    def weighted_sums(
+        self, backend: str, tokens: FeatureInputs, positions: Positions
+    ) -> WeightedSums:
         grid = positions.shared_grid
         assert grid is not None
         if tokens.is_causal:
-            return causal_ring_sums(self._log_past(tokens), tokens, grid)
+            return causal_ring_sums(self._log_weights_of_earlier_keys(tokens), tokens, grid)
         log_entries = self.log_entries(tokens.query, scale=tokens.scale)
         return signed_offset_sums(log_entries[..., 0, :], tokens, grid)
 
-    def step(
+    def decode_step(
         self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
     ) -> tuple[WeightedSums, DecodingState]:
-        return decode_with_rings(self._log_past(tokens), tokens, state)
+        return decode_with_rings(self._log_weights_of_earlier_keys(tokens), tokens, state)
 
-    def _log_past(self, tokens: FeatureInputs) -> Float[Tensor, "batch heads queries rings"]:
+    def _log_weights_of_earlier_keys(
+        self, tokens: FeatureInputs
+    ) -> Float[Tensor, "batch heads queries rings"]:
         """Return the log of the weight of keys that are 0, 1, … tokens before each query.
 
         The last entry is for keys at the maximum distance or more.
@@ -168,7 +170,7 @@ class Shaw(FactorRelative):
 
 
 @dataclass(frozen=True)
-class TransformerXL(FactorRelative):
+class TransformerXL(PositiveRelative):
     """The position bias of Transformer-XL: sinusoids of the offset, weighted by the query.
 
     For the offset Δ_a of query and key along each axis a and the frequencies ω_sa, the bias of the
@@ -194,7 +196,7 @@ class TransformerXL(FactorRelative):
     >>> kernel = TransformerXL(torch.tensor([[math.pi / 2]]), weight, bias=torch.zeros(1, 2, 1))
     >>> query = torch.tensor([[[[1.0], [-1.0]]]])
     >>> offsets = torch.tensor([[[1.0], [-1.0]]]).expand(2, 2, 1)
-    >>> kernel.log_kernel(query, offsets, scale=1.0)
+    >>> kernel.log_weights(query, offsets, scale=1.0)
     tensor([[[[ 1., -1.],
               [-1.,  1.]]]])
 
@@ -218,7 +220,7 @@ class TransformerXL(FactorRelative):
         check_tensor("bias", self.bias, "heads", 2 * self.frequency.shape[0], "axes")
 
     @classmethod
-    def initial(
+    def with_initial_parameters(
         cls, *, num_axes: int, heads: int, dim_head: int, frequency: Tensor | None = None
     ) -> "TransformerXL":
         """Create the position bias with initial values as for `torch.nn.Linear` without a bias.
@@ -244,44 +246,45 @@ class TransformerXL(FactorRelative):
         return cls(frequency, weight, torch.zeros(shape))
 
     @classmethod
-    def draw(cls, generator: Generator, **sizes: Any) -> "TransformerXL":
+    def random_example(cls, generator: Generator, **sizes: Any) -> "TransformerXL":
         """Create an example with random weights. The sinusoids have frequencies 1, 1/4 and 1/16."""
         frequency = 4.0 ** -torch.arange(3, dtype=torch.float64)[:, None]
-        kernel = super().draw(generator, **sizes)
+        kernel = super().random_example(generator, **sizes)
         return replace(kernel, frequency=frequency.repeat(1, sizes["num_axes"]))
 
-    def for_positions(self, positions: Positions) -> "TransformerXL":
-        return replace(self, frequency=positions.torus_frequency(self.frequency))
+    def adapt_to_positions(self, positions: Positions) -> "TransformerXL":
+        return replace(self, frequency=positions.round_frequency_to_periods(self.frequency))
 
-    def amplitudes(self, query: Queries, *, scale: float) -> tuple[Tensor, Tensor]:
-        """Return the query-dependent amplitudes of the cosines and sines of the position bias.
+    def sinusoid_amplitudes(self, query: Queries, *, scale: float) -> tuple[Tensor, Tensor]:
+        """Return the amplitudes of the sinusoids in the position bias, which depend on the query.
 
-        They are scale · α and scale · β, both of shape (batch, heads, queries, scales · axes).
+        There is one for each cosine and one for each sine, both of shape (batch, heads, queries,
+        scales · axes).
         """
         weights = torch.einsum("bhqd,hwad->bhqwa", query, self.query_weight.to(query))
         weights = scale * (weights + self.bias.to(query)[:, None])
         cosine, sine = weights.flatten(-2).chunk(2, dim=-1)
         return cosine, sine
 
-    def log_kernel(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
+    def log_weights(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
         angle = self._angles(offsets)
         angle = angle[:, None] if angle.ndim == 4 else angle
-        cosine, sine = self.amplitudes(query, scale=scale)
+        cosine, sine = self.sinusoid_amplitudes(query, scale=scale)
         waves = torch.cos(angle) @ cosine[..., None] + torch.sin(angle) @ sine[..., None]
         return waves[..., 0]
 
     def _angles(self, offsets: Float[Tensor, "*pairs axes"]) -> Float[Tensor, "*pairs waves"]:
         return (offsets[..., None, :] * self.frequency.to(offsets)).flatten(-2)
 
-    def dense_passes(self, num_axes: int) -> int:
+    def num_dense_passes(self, num_axes: int) -> int:
         # A sine and a cosine of each scale and axis.
         return 3 + 34 * self.frequency.shape[0] * num_axes
 
-    def table_term(
+    def flex_table_term(
         self, query: Queries, offsets: OffsetVectors, index: OffsetIndex, *, scale: float
     ) -> PairFunction:
         angle = self._angles(offsets)
-        amplitudes = torch.cat(self.amplitudes(query, scale=scale), dim=-1)
+        amplitudes = torch.cat(self.sinusoid_amplitudes(query, scale=scale), dim=-1)
         waves = pad(torch.cat([torch.cos(angle), torch.sin(angle)], dim=-1), (0, 0, 0, 1))
         # One tensor for each wave, because gradients reach a table only if it is read at one place.
         columns = [
@@ -310,11 +313,11 @@ class TransformerXL(FactorRelative):
         """
         scales, num_axes = self.frequency.shape
         frequency = torch.diag_embed(self.frequency).reshape(1, scales * num_axes, num_axes)
-        query_angle, key_angle = positions.angles(frequency, query)
+        query_angle, key_angle = positions.sinusoid_phases(frequency, query)
         tokens = query[:, :, positions.num_prefix_tokens :]
-        alpha, beta = self.amplitudes(tokens, scale=scale)
+        alpha, beta = self.sinusoid_amplitudes(tokens, scale=scale)
         cosine, sine = torch.cos(query_angle), torch.sin(query_angle)
         query_waves = torch.cat([alpha * cosine + beta * sine, alpha * sine - beta * cosine], -1)
         key_waves = torch.cat([torch.cos(key_angle), torch.sin(key_angle)], dim=-1)
-        query = append_features(scale * query, query_waves, positions)
-        return query, append_features(key, key_waves, positions)
+        query = append_position_features(scale * query, query_waves, positions)
+        return query, append_position_features(key, key_waves, positions)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from teka import Grid
 from teka.functional import RELATIVES
 from teka.nn import Attention, RelativeKernel
-from teka.nn.heads import count_position_heads
+from teka.nn.head_groups import count_position_heads
 
 GRID = Grid((3, 5))
 BY_POSITION = [name for name in RELATIVES if name not in ("rotary", "rotation_joint")]
