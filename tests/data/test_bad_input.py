@@ -30,7 +30,8 @@ def dataset(**changed: Any) -> object:
 # Tensors whose elements cannot be read as usual.
 UNREADABLE = [IMAGES.to_sparse(), IMAGES.to("meta")]
 CASES: list[tuple[Callable[..., object], str, list[object]]] = [
-    (data.load, "name", [None, 5, b"x", [], np.zeros(3), "a\0b", ""]),
+    (data.load, "name", [None, 5, b"x", [], np.zeros(3), "a\0b", "", "a" * 300]),
+    (lambda **given: data.load("digits", **given), "stream", [0, "no", torch.zeros(0)]),
     (lambda **given: data.load("./pictures", **given), "data_dir", [5, b"x", [], "a\0b"]),
     (
         lambda **given: data.load("digits", **given),

@@ -6,6 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from teka.checks import (
+    check_flags,
     check_image_size,
     check_instance,
     check_name,
@@ -77,6 +78,8 @@ def load(
     path = check_path("name", name)
     if data_dir is not None:
         check_path("data_dir", data_dir)
+    if stream is not None:
+        check_flags({"stream": stream})
     name = str(name)
     if image_size is not None:
         smallest = DIGIT_SIZE if name == "digits" else 1

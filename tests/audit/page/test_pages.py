@@ -237,6 +237,13 @@ def test_no_report_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("pairs", [1.5, "1", [(0, 1)]])
+def test_wrong_pairs_are_refused(pairs, tmp_path, unchecked_annotations):
+    with pytest.raises(ValueError, match=r"^pairs must be"):
+        write_page([make_report()], tmp_path / "audit.html", pairs)
+    assert not list(tmp_path.iterdir())
+
+
 def test_names_from_a_file_are_text_without_control_characters():
     name = "<img src=x>\x1b[2J\u202e"
     page = render_audit_page([make_report(name=name), make_report(name="plain")])

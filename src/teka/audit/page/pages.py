@@ -288,6 +288,9 @@ def write_page(
         raise wrong_value("reports", reports, "at least one report")
     for report in reports:
         check_instance("reports", report, AuditReport)
+    pairs = check_sequence("pairs", pairs, "a list of comparisons")
+    for pair in pairs:
+        check_instance("pairs", pair, Pair)
     path = check_path("path", path)
     check_output_file("path", path)
     write_bytes(path, render_audit_page(reports, pairs).encode("utf-8"))
