@@ -31,6 +31,8 @@ from teka.functional import PROJECTIONS, Kernel, Softmax, draw_projection
 from teka.functional.kernels import RANDOM_KERNELS
 
 OUT = Path(__file__).with_suffix(".json")
+# Standard deviations of queries and keys for "output", and radii of their balls for "ball".
+SIZES = [*product(["output"], (0.25, 0.5, 1.0)), *product(["ball"], (0.5, 1.0, 2.0))]
 PANEL = ["kind", "size"]
 LINE = ["kernel", "projection", *PANEL]
 
@@ -76,12 +78,7 @@ def attention_weights(kernel: Kernel, query: Tensor, key: Tensor) -> Tensor:
 
 
 def measure_errors(
-    dim: int,
-    num_tokens: int,
-    sizes: Sequence[float],
-    radii: Sequence[float],
-    num_features: Sequence[int],
-    draws: int,
+    dim: int, num_tokens: int, num_features: Sequence[int], draws: int
 ) -> pd.DataFrame:
     """Return the mean errors with 95 % intervals over draws.
 
@@ -89,7 +86,7 @@ def measure_errors(
     """
     rows = []
     variants = list(product(RANDOM_KERNELS, PROJECTIONS, num_features))
-    for kind, size in [*product(["output"], sizes), *product(["ball"], radii)]:
+    for kind, size in SIZES:
         query, key, value = draw_tokens(kind, size, num_tokens, dim)
         exact = attention_weights(Softmax(), query, key)
         output = exact @ value
@@ -169,8 +166,6 @@ def main(
     *,
     dim: int = 32,
     num_tokens: int = 256,
-    sizes: Sequence[float] = (0.25, 0.5, 1.0),
-    radii: Sequence[float] = (0.5, 1.0, 2.0),
     num_features: Sequence[int] = (16, 32, 64, 128, 256, 512, 1024),
     draws: int = 20,
     table: bool = False,
@@ -182,8 +177,6 @@ def main(
     Args:
         dim: Size of queries and keys.
         num_tokens: Number of queries, of keys and of values.
-        sizes: Standard deviations of queries and keys, for the error of the output.
-        radii: Radii of the balls of queries and keys, for the error of the weights.
         num_features: Numbers of features.
         draws: Number of draws, at least 2. All draws see the same tokens.
         table: Use the errors of the file.
@@ -191,7 +184,7 @@ def main(
         out: Result file.
     """
     if not table:
-        rows = measure_errors(dim, num_tokens, sizes, radii, num_features, draws)
+        rows = measure_errors(dim, num_tokens, num_features, draws)
         settings = {"dim": dim, "num_tokens": num_tokens, "draws": draws}
         save_results(out, settings=settings, rows=rows.to_dict("records"))
     rows = pd.DataFrame(read_json(out)["rows"])

@@ -138,17 +138,10 @@ def fit_rates(times: pd.DataFrame) -> pd.DataFrame:
     rates = {}
     for backend, group in times.groupby("backend"):
         # Times are those of all heads, costs are those of one head.
-        work = np.stack(
-            [
-                np.ones(len(group)),
-                group.heads,
-                group.heads * group.multiply_adds,
-                group.heads * group.bytes,
-            ],
-            axis=1,
-        )
-        rates[backend], _ = nnls(work / group.nanoseconds.to_numpy()[:, None], np.ones(len(group)))
-    return pd.DataFrame(rates, index=["call", "head", "multiply_add", "byte"]).T
+        costs = group[["multiply_adds", "bytes"]].assign(call=1 / group.heads, head=1)
+        work = costs.mul(group.heads / group.nanoseconds, axis=0)
+        rates[backend], _ = nnls(work, np.ones(len(work)))
+    return pd.DataFrame(rates, index=["multiply_add", "byte", "call", "head"]).T
 
 
 def main(*, seconds: float = 0.3, table: bool = False, out: Path = OUT) -> None:

@@ -10,8 +10,8 @@ as queries, keys, values, outputs and their gradients have, each read or written
 
 Triton's interpreter runs the script without a GPU, to test it:
 
-    TRITON_INTERPRET=1 python -m reproduction.benchmarks.gpu --device cpu --seconds 0 --tokens 16 \
-        --lengths 16 --out /tmp/gpu.json
+    TRITON_INTERPRET=1 python -m reproduction.benchmarks.gpu --seconds 0 --tokens 16 --lengths 16 \
+        --out /tmp/gpu.json
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 import torch
@@ -34,16 +34,17 @@ from teka.functional import Rotary, attention
 from teka.functional.backends import triton as triton_backend
 
 OUT = Path(__file__).with_suffix(".json")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HEADS, DIM = 8, 64
 NUM_CALLS = 20
 # The largest number of tokens for which softmax attention is timed.
 MAX_SOFTMAX_TOKENS = {torch.bfloat16: 16384, torch.float32: 4096}
 
 
-def draw_inputs(num_samples: int, length: int, dtype: torch.dtype, device: str) -> list[Tensor]:
+def draw_inputs(num_samples: int, length: int, dtype: torch.dtype) -> list[Tensor]:
     """Return queries, keys and values in the memory layout that a linear projection gives them."""
     shape = 3, num_samples, length, HEADS, DIM
-    inputs = torch.randn(shape, device=device, dtype=dtype).transpose(2, 3)
+    inputs = torch.randn(shape, device=DEVICE, dtype=dtype).transpose(2, 3)
     return [tensor.requires_grad_() for tensor in inputs]
 
 
@@ -72,7 +73,7 @@ def linear_attention(*inputs: Tensor, is_causal: bool) -> Tensor:
 def softmax_attention(*inputs: Tensor, is_causal: bool) -> Tensor:
     """Return softmax attention by PyTorch's fused kernel."""
     fused = SDPBackend.FLASH_ATTENTION
-    if inputs[0].is_cuda and inputs[0].dtype == torch.float32:
+    if DEVICE == "cuda" and inputs[0].dtype == torch.float32:
         fused = SDPBackend.EFFICIENT_ATTENTION
     with sdpa_kernel(fused):
         return scaled_dot_product_attention(*inputs, is_causal=is_causal)
@@ -105,7 +106,7 @@ def make_variants(
     function = partial(linear_attention, is_causal=is_causal)
     arguments = list(inputs)
     if is_rotary:
-        arguments.append(torch.rand(HEADS, DIM // 2, 1, device=query.device).requires_grad_())
+        arguments.append(torch.rand(HEADS, DIM // 2, 1, device=DEVICE, requires_grad=True))
     variants = {
         name: make_passes(function, arguments, use_triton=True),
         f"{name}, compiled": make_passes(torch.compile(function), arguments, use_triton=False),
@@ -138,7 +139,7 @@ def call_many_times(call: Step) -> None:
 
 def peak_bytes(call: Step) -> int:
     """Return the GPU memory that a call allocates at most; 0 without a GPU."""
-    if not torch.cuda.is_available():
+    if DEVICE == "cpu":
         return 0
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -147,9 +148,9 @@ def peak_bytes(call: Step) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def copied_bytes_per_second(device: str) -> float:
+def copied_bytes_per_second() -> float:
     """Return the number of bytes that a copy of a large tensor reads and writes per second."""
-    source = torch.randn(2**28 if device == "cuda" else 2**20, device=device)
+    source = torch.randn(2**28, device=DEVICE)
     times = time_calls({"copy": source.clone}, seconds=0.5)
     return 2 * source.nbytes / times["copy"]["seconds"]
 
@@ -177,7 +178,6 @@ def main(
     lengths: Sequence[int] = (1024, 4096, 16384, 65536),
     tokens: int = 2**18,
     seconds: float = 0.5,
-    device: Literal["cuda", "cpu"] = "cuda",
     table: bool = False,
     out: Path = OUT,
 ) -> None:
@@ -187,18 +187,17 @@ def main(
         lengths: Numbers of tokens of a sample.
         tokens: Number of tokens of all samples together.
         seconds: Time of each variant and direction.
-        device: Where to run.
         table: Print the times of the file, and measure nothing.
         out: The file.
     """
     rows: list[dict[str, Any]] = read_json(out)["rows"] if table else []
     if not table:
-        bandwidth = copied_bytes_per_second(device)
+        bandwidth = copied_bytes_per_second()
         settings = {"tokens": tokens, "heads": HEADS, "dim": DIM, "bytes_per_second": bandwidth}
         forms = itertools.product(MAX_SOFTMAX_TOKENS, lengths, (False, True), (False, True))
         for dtype, length, is_causal, is_rotary in forms:
             torch.compiler.reset()  # compiles each length by itself
-            inputs = draw_inputs(max(1, tokens // length), length, dtype, device)
+            inputs = draw_inputs(max(1, tokens // length), length, dtype)
             variants = make_variants(inputs, is_rotary, is_causal)
             rows += measure(variants, inputs[0], bandwidth, seconds)
             print(rows[-len(variants) :], flush=True)

@@ -7,10 +7,8 @@ Each measurement is a process of its own. Its peak resident memory includes the 
 weights, the tokens and their gradients.
 """
 
-import json
+import multiprocessing
 import resource
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +19,7 @@ from reproduction.benchmarks.layers import DIM, HEADS, make_layer, run_layer
 from reproduction.benchmarks.measurement import run_script, save_results
 from teka.files import read_json
 
+OUT = Path(__file__).with_suffix(".json")
 LAYERS = (
     "squared_relu × rotary",
     "teka, causal",
@@ -28,11 +27,11 @@ LAYERS = (
     "squared_relu × fourier",
     "squared_relu × clipped",
 )
-OUT = Path(__file__).with_suffix(".json")
 
 
 def measure(name: str, num_tokens: int, backward: bool) -> dict[str, object]:
     """Return the time and peak memory of one pass in this process."""
+    torch.set_num_threads(1)
     layer = make_layer(name)
     tokens = torch.randn(1, num_tokens, DIM)
     start, cpu_start = time.perf_counter(), time.process_time()
@@ -46,44 +45,21 @@ def measure(name: str, num_tokens: int, backward: bool) -> dict[str, object]:
     }
 
 
-def measure_in_new_process(name: str, num_tokens: int, backward: bool) -> dict[str, object]:
-    """Return the measurement of a new process."""
-    options = [
-        "--tokens",
-        str(num_tokens),
-        "--layers",
-        name,
-        "--backward" if backward else "--no-backward",
-    ]
-    command = [sys.executable, "-m", __spec__.name, *options]
-    return json.loads(subprocess.check_output(command))
-
-
-def main(
-    *,
-    tokens: int = 1024**2,
-    layers: Sequence[str] = LAYERS,
-    backward: bool | None = None,
-    out: Path = OUT,
-) -> None:
+def main(*, tokens: int = 1024**2, layers: Sequence[str] = LAYERS, out: Path = OUT) -> None:
     """Measure layers, and replace their rows in a file.
 
     Args:
         tokens: Number of tokens, a square.
         layers: Names of layers, as for the benchmark of layers.
-        backward: Measure one layer in this process, with or without the backward pass, and print
-            the result.
         out: The file.
     """
-    if backward is not None:
-        print(json.dumps(measure(layers[0], tokens, backward)))
-        return
     saved = read_json(out)["rows"] if out.exists() else []
     rows = {(row["layer"], row["direction"]): row for row in saved}
     settings = {"tokens": tokens, "batch": 1, "dim": DIM, "heads": HEADS}
     for name in layers:
-        for with_backward in (False, True):
-            row = measure_in_new_process(name, tokens, with_backward)
+        for backward in (False, True):
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                row = pool.apply(measure, (name, tokens, backward))
             rows[name, row["direction"]] = row
             print(row, flush=True)
             save_results(out, settings=settings, rows=list(rows.values()))
