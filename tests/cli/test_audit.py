@@ -8,7 +8,7 @@ from PIL import Image
 
 from teka.audit.report import AuditReport
 from teka.cli import main
-from teka.cli.audit_options import check_outputs, shift_set
+from teka.cli.audit_options import check_outputs
 from tests.audit.adapters.tiny_vit import write_vit
 
 SOURCE = """
@@ -271,54 +271,6 @@ def test_bad_input_is_one_line_before_anything_is_measured(here, fails):
     assert "KeyError" in fails(
         "audit", "models.py:raises", "--data", "data.npz", *FAST, "--max-shift", "1"
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "largest", "step", "expected"),
-    [
-        ("dx", 1, 1, ((0, -1), (0, 0), (0, 1))),
-        ("dy", 1, 0.5, ((-1, 0), (-0.5, 0), (0, 0), (0.5, 0), (1, 0))),
-        ("square", 0, 1, ((0, 0),)),
-    ],
-)
-def test_sets_of_shifts(name, largest, step, expected):
-    found = shift_set(name, largest, step)
-    assert found is not None
-    assert set(found) == set(expected)
-    assert len(found) == len(expected)
-
-
-@pytest.mark.parametrize(
-    ("name", "largest", "step", "said"),
-    [
-        # A square of ±157 has 99,225 shifts, and one of ±158 has 100,489.
-        ("square", 158, 1, "max_shift must be at most 157 for --shifts square, got 158"),
-        ("axes", 501, 1, "max_shift must be at most 500 for --shifts axes, got 501"),
-        (
-            "square",
-            8,
-            0.001,
-            "step must be at least 0.0510: --shifts square takes at most 157 steps up to --max-shift, got 0.001",
-        ),
-        (
-            "dx",
-            8,
-            0.001,
-            "step must be at least 0.0160: --shifts dx takes at most 500 steps up to --max-shift, got 0.001",
-        ),
-    ],
-)
-def test_sets_of_too_many_shifts_are_refused_by_the_option_that_makes_them_large(
-    name, largest, step, said
-):
-    with pytest.raises(ValueError, match=said):
-        shift_set(name, largest, step)
-
-
-def test_the_square_and_the_axes_have_as_many_shifts_as_said():
-    assert len(shift_set("square", 3, 1) or ()) == 49
-    assert len(shift_set("axes", 3, 1) or ()) == 13
-    assert shift_set("square", None, 1) is None
 
 
 def test_a_model_that_came_in_training_mode_is_searched_in_evaluation(here):

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from teka.checks import check_dense, check_number, check_sizes
 from teka.errors import wrong_argument, wrong_value
+from teka.reporting.formatting import significant
 
 MOST_STEPS = 500  # of a set of shifts along an axis, in each direction
 MOST_SHIFTS = 100_000  # of a set
+SHIFT_SETS = ("square", "axes", "dy", "dx")
 MOST_AXES = 8  # of images
 MOST_TOKENS = 10_000_000  # of all permutations of a set
 
@@ -49,6 +51,58 @@ def square_set(argument: str, max_shift: int, num_axes: int = 2) -> tuple[tuple[
         expected = f"one with at most {MOST_SHIFTS:,} shifts, not (2 · {max_shift} + 1)^{num_axes}"
         raise wrong_value(argument, max_shift, expected)
     return tuple(itertools.product(steps, repeat=num_axes))
+
+
+def shift_set(
+    name: str, max_shift: int | float | None, step: int | float = 1
+) -> tuple[tuple[int | float, ...], ...] | None:
+    """Return a set of shifts (dy, dx) of images.
+
+    >>> from teka.audit.shifts import shift_set
+    >>> shift_set("dx", 1, 0.5)
+    ((0, 0), (0, -1), (0, -0.5), (0, 0.5), (0, 1))
+
+    Args:
+        name: "square" for all shifts of a square, "axes" for shifts along both axes, "dy" or "dx"
+            for shifts along one axis.
+        max_shift: Largest shift in pixels, or None for the default of an audit.
+        step: Pixels between two shifts.
+
+    Returns:
+        The shifts, or None for the default of an audit.
+
+    Raises:
+        ValueError: The set has too many shifts, or `max_shift` is not a multiple of `step`.
+    """
+    if max_shift is None:
+        if name != SHIFT_SETS[0] or step != 1:
+            raise wrong_value("max_shift", None, "given if shifts or step are given")
+        return None
+    if not 0 < step < math.inf:
+        raise wrong_value("step", step, "a positive number of pixels")
+    if not 0 <= max_shift < math.inf:
+        raise wrong_value("max_shift", max_shift, "a number of pixels of at least 0")
+    most = (math.isqrt(MOST_SHIFTS) - 1) // 2 if name == "square" else MOST_STEPS
+    if max_shift / step > most + 0.5:
+        if step == 1:
+            raise wrong_value("max_shift", max_shift, f"at most {most} for the shifts {name!r}")
+        least = significant(max_shift / most)
+        limit = f"the shifts {name!r} have at most {most} steps up to max_shift"
+        raise wrong_value("step", step, f"at least {least}, because {limit}")
+    count = round(max_shift / step)
+    if abs(count * step - max_shift) > 1e-9:
+        raise wrong_value("max_shift", max_shift, f"a multiple of the step, {step}, of at least 0")
+    shifts = square_shifts(count) if name == "square" else axis_shifts(count)
+    if name in ("dy", "dx"):
+        other_axis = 1 if name == "dy" else 0
+        shifts = tuple(shift for shift in shifts if shift[other_axis] == 0)
+    return tuple(tuple(_pixels(index * step) for index in shift) for shift in shifts)
+
+
+def _pixels(distance: int | float) -> int | float:
+    """Return a distance without the rounding error of a product. A whole number is an int."""
+    rounded = round(distance, 9)
+    return int(rounded) if rounded == int(rounded) else rounded
 
 
 def _steps(max_shift: int, num_axes: int, argument: str = "max_shift") -> range:

@@ -1,7 +1,6 @@
 """Options that the commands audit, compare and fix share."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +14,11 @@ from teka.audit.adapters.reading import Size
 from teka.audit.function import observe_calls
 from teka.audit.movement import TRANSLATION_MODES
 from teka.audit.settings import AuditSettings
-from teka.audit.shifts import MOST_SHIFTS, MOST_STEPS, axis_shifts, square_shifts
+from teka.audit.shifts import SHIFT_SETS, shift_set
 from teka.cli.child import report_calls
 from teka.cli.local_models import LOCAL_LOADERS
 from teka.errors import require, wrong_value
 from teka.files import check_output_file, make_directory, resolve_path
-from teka.reporting.formatting import significant
-
-SHIFT_SETS = ("square", "axes", "dy", "dx")
 
 
 @dataclass(frozen=True)
@@ -176,41 +172,6 @@ class AuditOptions:
         known = {**case.known, "data_facts": {**case.known["data_facts"], "mode": words}}
         description = f"{case.description}; mode {words}"
         return dataclasses.replace(case, known=known, description=description)
-
-
-def shift_set(
-    name: str, max_shift: int | float | None, step: int | float
-) -> tuple[tuple[int | float, ...], ...] | None:
-    """Return the shifts (dy, dx) of one of `SHIFT_SETS`, or None for the default of an audit."""
-    if max_shift is None:
-        if name != SHIFT_SETS[0] or step != 1:
-            raise wrong_value("max_shift", None, "given with --shifts or --step")
-        return None
-    if not 0 < step < math.inf:
-        raise wrong_value("step", step, "a positive number of pixels")
-    if not 0 <= max_shift < math.inf:
-        raise wrong_value("max_shift", max_shift, "a number of pixels of at least 0")
-    most = MOST_STEPS if name != "square" else (math.isqrt(MOST_SHIFTS) - 1) // 2
-    if max_shift / step > most + 0.5:
-        if step == 1:
-            raise wrong_value("max_shift", max_shift, f"at most {most} for --shifts {name}")
-        least = significant(max_shift / most)
-        limit = f"--shifts {name} takes at most {most} steps up to --max-shift"
-        raise wrong_value("step", step, f"at least {least}: {limit}")
-    count = round(max_shift / step)
-    if abs(count * step - max_shift) > 1e-9:
-        raise wrong_value("max_shift", max_shift, f"a multiple of the step, {step}, of at least 0")
-    shifts = square_shifts(count) if name == "square" else axis_shifts(count)
-    if name in ("dy", "dx"):
-        other_axis = 1 if name == "dy" else 0
-        shifts = tuple(shift for shift in shifts if shift[other_axis] == 0)
-    return tuple(tuple(_pixels(index * step) for index in shift) for shift in shifts)
-
-
-def _pixels(distance: int | float) -> int | float:
-    """Return a distance without the rounding error of a product. A whole number is an int."""
-    rounded = round(distance, 9)
-    return int(rounded) if rounded == int(rounded) else rounded
 
 
 def check_outputs(files: Mapping[str, str], inputs: Sequence[str]) -> None:

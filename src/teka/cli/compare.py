@@ -1,24 +1,18 @@
 """The command `compare`: several models on the same shifted images."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-import torch
-
 from teka.audit.adapters.case import AuditCase, is_trained_on, load_images
-from teka.audit.function import evaluating, module_of
-from teka.audit.measure.responses import Responses
+from teka.audit.model_comparison import ModelComparison, check_comparable, compare_models
 from teka.audit.page.text import audit_text, comparison_text
-from teka.audit.report import AuditReport, make_examples
+from teka.audit.report import AuditReport
 from teka.audit.settings import PARTS
-from teka.audit.statistics.ranking import Pair, compare_every_two, disagreement
 from teka.cli.app import CommandLine
 from teka.cli.audit import audit_case, write_results
 from teka.cli.audit_options import AuditOptions, ResultOptions
-from teka.codec import encode
-from teka.errors import one_line, wrong_argument, wrong_value
+from teka.errors import one_line, wrong_value
 from teka.files import make_directory
 from teka.reporting.tables import LONGEST_TEXT
 
@@ -60,7 +54,7 @@ def compare(models: list[str], /, *, options: AuditOptions, command: CommandLine
     for index, case in enumerate(cases):
         folder = None if state is None else make_directory("resume", state / str(index))
         reports.append(audit_modes(case, command, folder, debug=results.debug))
-    write_comparison(cases, reports, results)
+    write_comparison(compare_models(cases, reports), results)
 
 
 def audit_modes(case: AuditCase, command: str, state: Path | None, *, debug: bool) -> AuditReport:
@@ -73,96 +67,11 @@ def audit_modes(case: AuditCase, command: str, state: Path | None, *, debug: boo
 
 
 def write_comparison(
-    cases: Sequence[AuditCase],
-    reports: Sequence[AuditReport],
-    results: ResultOptions,
-    judge: Callable[[list[AuditReport], Sequence[Pair]], list[AuditReport]] | None = None,
-    **content: object,
+    comparison: ModelComparison, results: ResultOptions, **content: object
 ) -> None:
-    """Compare every two reports and write the results.
-
-    Args:
-        cases: Models and images.
-        reports: Report of each case.
-        results: Files to write.
-        judge: Changes the reports, given the pairs that were compared.
-        content: Further content of the JSON file.
-    """
-    responses = [[packed.unpack() for packed in report.responses] for report in reports]
-    responses_by_mode = list(zip(*responses, strict=True))
-    pairs_by_mode = [
-        compare_every_two(mode, **cases[0].settings.intervals) for mode in responses_by_mode
-    ]
-    pairs = [pair for mode_pairs in pairs_by_mode for pair in mode_pairs]
-    reports = share_examples(cases, reports, responses_by_mode)
-    if judge is not None:
-        reports = judge(reports, pairs)
-    comparisons = []
-    for pair in pairs:
-        both = (reports[pair.first], reports[pair.second])
-        comparisons.append(
-            {
-                "first": both[0].name,
-                "second": both[1].name,
-                "invalid": [report.name for report in both if report.invalid],
-                **encode(pair.comparison),
-            }
-        )
-    content = {
-        "reports": [report.to_dict() for report in reports],
-        "comparisons": comparisons,
-        **content,
-    }
+    """Print a comparison and write the result files, with further content of the JSON file."""
+    reports = comparison.reports
     texts = [audit_text(reports)]
-    texts += [comparison_text(mode_pairs, reports) for mode_pairs in pairs_by_mode]
-    write_results(reports, content, results, "\n\n".join(texts), pairs)
-
-
-def check_comparable(cases: Sequence[AuditCase]) -> None:
-    """Check that a one-pixel shift and the index of a class mean the same for all models."""
-    sizes = [tuple(case.images.shape[2:]) for case in cases]
-    if len(set(sizes)) > 1:
-        named = zip(cases, sizes, strict=True)
-        value = ", ".join(f"{case.subject.name}: {size}" for case, size in named)
-        expected = "one size, because a one-pixel shift means something different for each model"
-        hint = "Use --shift-before-resize or --input-size."
-        raise wrong_argument("the size of the models' images", value, expected, hint)
-    labelled = [(case.subject.name, case.labels) for case in cases if case.labels is not None]
-    for name, labels in labelled:
-        first, first_labels = labelled[0]
-        if not torch.equal(labels, first_labels):
-            expected = f"that of {first}, because predictions are compared by class index"
-            raise wrong_argument(f"the order of the classes of {name}", "another", expected)
-
-
-def share_examples(
-    cases: Sequence[AuditCase],
-    reports: Sequence[AuditReport],
-    responses_by_mode: Sequence[Sequence[Responses]],
-) -> list[AuditReport]:
-    """Return the reports with the same example images for every model.
-
-    These are the images on which the models disagree at most shifts. If they are too few, examples
-    of the single reports follow.
-    """
-    chosen: list[list[int]] = []
-    for responses in responses_by_mode:
-        indices = []
-        if all(response.predictions is not None for response in responses):
-            num_shifts = disagreement(responses).sum(dim=0)
-            order = num_shifts.argsort(descending=True, stable=True).tolist()
-            indices = [index for index in order if num_shifts[index] > 0]
-        mode = responses[0].movement.mode
-        examples = [example for report in reports for example in report.examples]
-        indices += [example.index for example in examples if example.mode == mode]
-        chosen.append(list(dict.fromkeys(indices))[: cases[0].settings.num_examples])
-    changed = []
-    for index, (case, report) in enumerate(zip(cases, reports, strict=True)):
-        examples = []
-        with evaluating(module_of(case.function)):
-            for responses, indices in zip(responses_by_mode, chosen, strict=True):
-                examples += make_examples(
-                    case.function, case.images, responses[index], indices, case.settings
-                )
-        changed.append(replace(report, examples=tuple(examples)))
-    return changed
+    texts += [comparison_text(mode_pairs, reports) for mode_pairs in comparison.pairs]
+    content = {**comparison.to_dict(), **content}
+    write_results(reports, content, results, "\n\n".join(texts), comparison.all_pairs)

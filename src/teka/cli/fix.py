@@ -1,7 +1,6 @@
 """The command `fix`: make a model less sensitive to shifts without training."""
 
 import copy
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -11,12 +10,11 @@ from torch import nn
 
 from teka.audit.adapters.case import AuditCase
 from teka.audit.layers.fixes import FIXES
-from teka.audit.page.compared import excluded, write_ends
-from teka.audit.page.metric_formatting import write_difference
+from teka.audit.model_comparison import compare_models
+from teka.audit.page.accuracy_cost import describe_accuracy_cost
+from teka.audit.page.compared import excluded
 from teka.audit.page.text import audit_text
-from teka.audit.report import AuditReport
 from teka.audit.settings import PARTS
-from teka.audit.statistics.ranking import Pair
 from teka.checks import check_name
 from teka.cli.app import CommandLine
 from teka.cli.audit import write_results
@@ -34,7 +32,7 @@ from teka.errors import (
 )
 from teka.files import make_directory, write_bytes
 from teka.models.model_file import serialize_weights
-from teka.reporting.formatting import listed, write_p_value
+from teka.reporting.formatting import listed
 from teka.reporting.tables import LONGEST_TEXT
 
 
@@ -97,14 +95,14 @@ def fix(
     folder = None if state is None else make_directory("resume", state / "-".join(num_layers))
     after = audit_modes(fixed_case, command, folder, debug=results.debug)
 
-    def judge(reports: list[AuditReport], pairs: Sequence[Pair]) -> list[AuditReport]:
-        first, *rest = reports[1].verdict
-        cost = " ".join(excluded(reports)) or accuracy_cost(pairs)
-        counts = [f"{name} in {n} layer{'s' if n > 1 else ''}" for name, n in num_layers.items()]
-        verdict = (f"{first} {cost}", f"Fixed without training: {listed(counts)}.", *rest)
-        return [reports[0], replace(reports[1], verdict=verdict)]
-
-    write_comparison([case, fixed_case], [before, after], results, judge, mending=encode(outcome))
+    comparison = compare_models([case, fixed_case], [before, after])
+    before, after = comparison.reports
+    first, *rest = after.verdict
+    cost = " ".join(excluded([before, after])) or describe_accuracy_cost(comparison.all_pairs)
+    counts = [f"{name} in {n} layer{'s' if n > 1 else ''}" for name, n in num_layers.items()]
+    verdict = (f"{first} {cost}", f"Fixed without training: {listed(counts)}.", *rest)
+    comparison = replace(comparison, reports=[before, replace(after, verdict=verdict)])
+    write_comparison(comparison, results, mending=encode(outcome))
     if out is None:
         return
     if not outcome.parameters:
@@ -123,30 +121,3 @@ def _rename(case: AuditCase, function: nn.Module, num_layers: dict[str, int]) ->
     known = {**case.known, "model_facts": facts}
     subject = replace(case.subject, name=name)
     return replace(case, function=function, subject=subject, known=known)
-
-
-def accuracy_cost(pairs: Sequence[Pair]) -> str:
-    """Return a sentence on the change of the accuracy on unshifted images.
-
-    The first model of each pair is the one before the fix.
-    """
-    modes_of: dict[str, list[str]] = {}
-    for pair in pairs:
-        before = pair.comparison.numbers.get("accuracy")
-        if before is None:
-            continue
-        change = replace(before, value=-before.value, lower=-before.upper, upper=-before.lower)
-        if change.p_value > 1 - change.confidence:
-            sentence = "The change of its accuracy on unshifted images is not significant"
-        else:
-            verb = "loses" if change.value < 0 else "gains"
-            sentence = f"It {verb} accuracy on unshifted images"
-        points = write_difference("accuracy", change.value)
-        ends = f"{write_ends('accuracy', change)}, {write_p_value(change.p_value)}"
-        sentence = f"{sentence}: {points} points ({ends})"
-        modes_of.setdefault(sentence, []).append(pair.comparison.movement.mode)
-    if not modes_of:
-        return "The cost in accuracy is not known, because the images have no labels."
-    if len(modes_of) == 1:
-        return f"{next(iter(modes_of))}."
-    return " ".join(f"{text} in mode {listed(modes)}." for text, modes in modes_of.items())

@@ -1,0 +1,118 @@
+"""Comparison of audited models on the same shifted images."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from teka.audit.adapters.case import AuditCase
+from teka.audit.function import evaluating, module_of
+from teka.audit.measure.responses import Responses
+from teka.audit.report import AuditReport, make_examples
+from teka.audit.statistics.ranking import Pair, compare_every_two, disagreement
+from teka.codec import encode
+from teka.errors import wrong_argument
+
+
+@dataclass(frozen=True)
+class ModelComparison:
+    """Comparison of every two models.
+
+    Args:
+        reports: Report of each model. All reports show the same example images.
+        pairs: Comparisons of every two models, for each mode.
+    """
+
+    reports: list[AuditReport]
+    pairs: list[list[Pair]]
+
+    @property
+    def all_pairs(self) -> list[Pair]:
+        """The comparisons of all modes."""
+        return [pair for mode_pairs in self.pairs for pair in mode_pairs]
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the reports and comparisons as JSON data."""
+        comparisons = []
+        for pair in self.all_pairs:
+            both = (self.reports[pair.first], self.reports[pair.second])
+            comparisons.append(
+                {
+                    "first": both[0].name,
+                    "second": both[1].name,
+                    "invalid": [report.name for report in both if report.invalid],
+                    **encode(pair.comparison),
+                }
+            )
+        return {
+            "reports": [report.to_dict() for report in self.reports],
+            "comparisons": comparisons,
+        }
+
+
+def compare_models(cases: Sequence[AuditCase], reports: Sequence[AuditReport]) -> ModelComparison:
+    """Compare every two models, image by image.
+
+    Args:
+        cases: Models with the same images, see `check_comparable`.
+        reports: Report of each case, with the same modes and shifts.
+    """
+    responses = [[packed.unpack() for packed in report.responses] for report in reports]
+    responses_by_mode = list(zip(*responses, strict=True))
+    intervals = cases[0].settings.intervals
+    pairs = [list(compare_every_two(mode, **intervals)) for mode in responses_by_mode]
+    return ModelComparison(_share_examples(cases, reports, responses_by_mode), pairs)
+
+
+def check_comparable(cases: Sequence[AuditCase]) -> None:
+    """Check that a one-pixel shift and the index of a class mean the same for all models.
+
+    Raises:
+        ValueError: The models take images of different sizes, or order the classes differently.
+    """
+    sizes = [tuple(case.images.shape[2:]) for case in cases]
+    if len(set(sizes)) > 1:
+        named = zip(cases, sizes, strict=True)
+        value = ", ".join(f"{case.subject.name}: {size}" for case, size in named)
+        expected = "one size, because a one-pixel shift means something different for each model"
+        hint = "Use --shift-before-resize or --input-size."
+        raise wrong_argument("the size of the models' images", value, expected, hint)
+    labelled = [(case.subject.name, case.labels) for case in cases if case.labels is not None]
+    for name, labels in labelled:
+        first, first_labels = labelled[0]
+        if not torch.equal(labels, first_labels):
+            expected = f"that of {first}, because predictions are compared by class index"
+            raise wrong_argument(f"the order of the classes of {name}", "another", expected)
+
+
+def _share_examples(
+    cases: Sequence[AuditCase],
+    reports: Sequence[AuditReport],
+    responses_by_mode: Sequence[Sequence[Responses]],
+) -> list[AuditReport]:
+    """Return the reports with the same example images for every model.
+
+    These are the images on which the models disagree at most shifts. If they are too few, examples
+    of the single reports follow.
+    """
+    chosen: list[list[int]] = []
+    for responses in responses_by_mode:
+        indices = []
+        if all(response.predictions is not None for response in responses):
+            num_shifts = disagreement(responses).sum(dim=0)
+            order = num_shifts.argsort(descending=True, stable=True).tolist()
+            indices = [index for index in order if num_shifts[index] > 0]
+        mode = responses[0].movement.mode
+        examples = [example for report in reports for example in report.examples]
+        indices += [example.index for example in examples if example.mode == mode]
+        chosen.append(list(dict.fromkeys(indices))[: cases[0].settings.num_examples])
+    changed = []
+    for index, (case, report) in enumerate(zip(cases, reports, strict=True)):
+        examples = []
+        with evaluating(module_of(case.function)):
+            for responses, indices in zip(responses_by_mode, chosen, strict=True):
+                examples += make_examples(
+                    case.function, case.images, responses[index], indices, case.settings
+                )
+        changed.append(replace(report, examples=tuple(examples)))
+    return changed

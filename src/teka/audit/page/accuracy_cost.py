@@ -1,0 +1,37 @@
+"""The accuracy that a change of a model costs, in words."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from teka.audit.page.compared import write_ends
+from teka.audit.page.metric_formatting import write_difference
+from teka.audit.statistics.ranking import Pair
+from teka.reporting.formatting import listed, write_p_value
+
+
+def describe_accuracy_cost(pairs: Sequence[Pair]) -> str:
+    """Return a sentence on the change of the accuracy on unshifted images.
+
+    Args:
+        pairs: Comparisons of the model before the change with the one after it, for each mode.
+    """
+    modes_of: dict[str, list[str]] = {}
+    for pair in pairs:
+        before = pair.comparison.numbers.get("accuracy")
+        if before is None:
+            continue
+        change = replace(before, value=-before.value, lower=-before.upper, upper=-before.lower)
+        if change.p_value > 1 - change.confidence:
+            sentence = "The change of its accuracy on unshifted images is not significant"
+        else:
+            verb = "loses" if change.value < 0 else "gains"
+            sentence = f"It {verb} accuracy on unshifted images"
+        points = write_difference("accuracy", change.value)
+        ends = f"{write_ends('accuracy', change)}, {write_p_value(change.p_value)}"
+        sentence = f"{sentence}: {points} points ({ends})"
+        modes_of.setdefault(sentence, []).append(pair.comparison.movement.mode)
+    if not modes_of:
+        return "The cost in accuracy is not known, because the images have no labels."
+    if len(modes_of) == 1:
+        return f"{next(iter(modes_of))}."
+    return " ".join(f"{text} in mode {listed(modes)}." for text, modes in modes_of.items())
