@@ -17,7 +17,7 @@ TRANSFORMS = [
     RandomShift((1, 3), background=BACKGROUND),
     HorizontalFlip(),
 ]
-COLOURED = torch.rand(
+COLORED = torch.rand(
     11, 3, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
 ) * torch.tensor([1.0, 0.3, 0.1], dtype=torch.float64).view(3, 1, 1)
 EXTENTS = Path(__file__).with_name("column_extents.npz")  # made by write_column_extents.py
@@ -49,7 +49,7 @@ def shifted(image: Tensor, down: int, right: int, mode: str, background: float) 
     return moved
 
 
-def test_every_image_is_moved_by_one_of_the_shifts():
+def test_every_image_is_shifted_by_a_possible_shift():
     for mode in ["zero", "circular"]:
         for most_down, most_right in [(0, 0), (1, 2), (2, 0), (5, 7)]:
             images = make_images()
@@ -65,7 +65,7 @@ def test_every_image_is_moved_by_one_of_the_shifts():
                 )
 
 
-def test_all_shifts_come_up_about_equally_often():
+def test_all_shifts_are_equally_frequent():
     images = make_images(num_images=1, channels=1).expand(6000, -1, -1, -1)
     moved = RandomShift((1, 2), "circular")(images, seeded())
     counts = Counter(
@@ -76,7 +76,7 @@ def test_all_shifts_come_up_about_equally_often():
     assert all(abs(count - 400) < 100 for count in counts.values())
 
 
-def test_mirrored_images_are_flipped_and_the_others_are_not():
+def test_a_fraction_of_the_images_is_flipped():
     images = make_images(num_images=1).expand(4000, -1, -1, -1)
     flipped = HorizontalFlip(0.25)(images, seeded())
     mirrored = (flipped == images.flip(3)).flatten(1).all(dim=1)
@@ -85,14 +85,14 @@ def test_mirrored_images_are_flipped_and_the_others_are_not():
     assert abs(int(mirrored.sum()) - 1000) < 140
 
 
-def test_a_certain_flip_is_certain():
+def test_flips_with_probability_0_and_1_are_certain():
     for probability, mirrored in [(0.0, False), (1.0, True)]:
         images = make_images()
         expected = images.flip(3) if mirrored else images
         assert torch.equal(HorizontalFlip(probability)(images, seeded()), expected)
 
 
-def test_the_same_seed_gives_the_same_and_the_next_draw_another():
+def test_the_seed_determines_the_draws():
     for transform in TRANSFORMS:
         images, generator = make_images(), seeded(3)
         first, second = transform(images, generator), transform(images, generator)
@@ -100,13 +100,13 @@ def test_the_same_seed_gives_the_same_and_the_next_draw_another():
         assert not torch.equal(first, second)
 
 
-def test_images_of_a_batch_are_drawn_each_for_itself():
+def test_each_image_of_a_batch_has_its_own_draw():
     for transform in TRANSFORMS:
         images = make_images(num_images=1).expand(50, -1, -1, -1)
         assert len(torch.unique(transform(images, seeded()), dim=0)) > 1
 
 
-def test_torchs_own_generator_and_the_argument_are_left_alone():
+def test_the_global_generator_and_the_argument_are_unchanged():
     for transform in TRANSFORMS:
         images = make_images()
         before, state = images.clone(), torch.get_rng_state()
@@ -115,7 +115,7 @@ def test_torchs_own_generator_and_the_argument_are_left_alone():
         assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_the_type_stays_and_no_images_stay_no_images():
+def test_the_dtype_is_kept_and_a_batch_may_be_empty():
     for transform in TRANSFORMS:
         for dtype in [torch.uint8, torch.bfloat16]:
             images = make_images().clamp(max=1).to(dtype)
@@ -146,8 +146,8 @@ def test_a_shift_beyond_the_image_size_is_an_error():
         RandomShift(6)(make_images(), seeded())
 
 
-def test_every_channel_of_its_own_images_has_mean_0_and_mean_square_1():
-    normalised = Normalize.of(COLOURED)(COLOURED)
+def test_normalized_channels_have_mean_0_and_variance_1():
+    normalised = Normalize.of(COLORED)(COLORED)
     torch.testing.assert_close(
         normalised.mean(dim=(0, 2, 3)), torch.zeros(3).double(), atol=1e-12, rtol=0
     )
@@ -156,28 +156,28 @@ def test_every_channel_of_its_own_images_has_mean_0_and_mean_square_1():
     )
 
 
-def test_it_is_the_same_line_for_every_pixel_of_a_channel():
+def test_normalize_is_affine_in_each_channel():
     normalize = Normalize(mean=(0.5, 0.25, 0.0), deviation=(0.5, 2.0, 1.0))
-    found = normalize(COLOURED)
-    torch.testing.assert_close(found[:, 0], 2 * COLOURED[:, 0] - 1)
-    torch.testing.assert_close(found[:, 1], COLOURED[:, 1] / 2 - 0.125)
-    torch.testing.assert_close(found[:, 2], COLOURED[:, 2])
+    found = normalize(COLORED)
+    torch.testing.assert_close(found[:, 0], 2 * COLORED[:, 0] - 1)
+    torch.testing.assert_close(found[:, 1], COLORED[:, 1] / 2 - 0.125)
+    torch.testing.assert_close(found[:, 2], COLORED[:, 2])
 
 
-def test_other_images_do_not_matter():
-    normalize = Normalize.of(COLOURED)
-    assert torch.equal(normalize(COLOURED)[3:5], normalize(COLOURED[3:5]))
-    assert normalize(COLOURED[:0]).shape == (0, 3, 5, 7)
+def test_normalize_does_not_depend_on_the_batch():
+    normalize = Normalize.of(COLORED)
+    assert torch.equal(normalize(COLORED)[3:5], normalize(COLORED[3:5]))
+    assert normalize(COLORED[:0]).shape == (0, 3, 5, 7)
 
 
-def test_the_type_and_the_argument_stay():
-    images = COLOURED.float()
+def test_normalize_keeps_the_dtype_and_the_argument():
+    images = COLORED.float()
     before = images.clone()
     assert Normalize.of(images)(images).dtype == torch.float32
     assert torch.equal(images, before)
 
 
-def test_malformed_numbers_are_an_error():
+def test_a_wrong_mean_or_deviation_is_an_error():
     for mean, deviation, message in [
         ((0.0, 0.0), (1.0,), "deviation must be"),
         ((), (), "deviation must be"),
@@ -189,17 +189,17 @@ def test_malformed_numbers_are_an_error():
             Normalize(mean, deviation)
 
 
-def test_malformed_images_are_an_error():
+def test_wrong_images_are_an_error():
     with pytest.raises(
         ValueError, match=r"images must have shape \(batch, 3, height, width\).*got \(11, 2, 5, 7\)"
     ):
-        Normalize.of(COLOURED)(COLOURED[:, :2])
+        Normalize.of(COLORED)(COLORED[:, :2])
     with pytest.raises(ValueError, match=r"images must be .*got torch\.uint8"):
-        Normalize.of(COLOURED)(COLOURED.byte())
+        Normalize.of(COLORED)(COLORED.byte())
     with pytest.raises(ValueError, match=r"images must be .*got torch\.uint8"):
-        Normalize.of(COLOURED.byte())
+        Normalize.of(COLORED.byte())
     with pytest.raises(ValueError, match=r"images must have .*got \(0, 3, 5, 7\)"):
-        Normalize.of(COLOURED[:0])
+        Normalize.of(COLORED[:0])
     with pytest.raises(ValueError, match="deviation must be"):
         Normalize.of(torch.ones(2, 1, 3, 5))
 
@@ -230,7 +230,7 @@ def test_an_image_needs_more_blank_columns_than_the_margin_on_both_sides():
     assert lossless_selection(torch.zeros(1, 1, 3, 7), torch.ones(1), margin=6).all()
 
 
-def test_the_selection_has_the_papers_counts():
+def test_the_selection_has_the_counts_of_the_paper():
     for name, of_class, selected in COUNTS:
         images, labels = published_images(name)
         assert len(labels) == 10_000
@@ -251,7 +251,7 @@ def test_only_zeros_wrap_when_a_selected_image_is_rolled():
             assert not entered.any()
 
 
-def test_all_classes_together_are_the_classes_one_by_one():
+def test_no_class_index_selects_images_of_all_classes():
     images, labels = published_images("fashion-mnist")
     one_by_one = torch.stack(
         [lossless_selection(images, labels, class_index=index, margin=3) for index in range(10)]
@@ -261,7 +261,7 @@ def test_all_classes_together_are_the_classes_one_by_one():
     )
 
 
-def test_a_margin_is_met_exactly_or_not_at_all():
+def test_the_margin_is_exact():
     for margin in [0, 1, 5, 9]:
         first = torch.tensor([margin, margin + 1, margin + 1])
         last = 22 - torch.tensor([margin + 1, margin + 1, margin])
@@ -272,7 +272,7 @@ def test_a_margin_is_met_exactly_or_not_at_all():
         assert mask.tolist() == ([True] * 3 if margin == 0 else [False, True, False])
 
 
-def test_malformed_arguments_of_a_selection_are_errors():
+def test_wrong_arguments_of_a_selection_are_an_error():
     images, labels = torch.zeros(3, 1, 5, 7), torch.ones(3, dtype=torch.long)
     with pytest.raises(ValueError, match=r"labels must have shape \(3,\).*got \(2,\)"):
         lossless_selection(images, labels[:2])

@@ -82,7 +82,7 @@ CASES: list[tuple[Callable[..., object], str, list[object]]] = [
     CASES,
     ids=[f"{number} {case[1]}" for number, case in enumerate(CASES)],
 )
-def test_a_wrong_value_is_an_error_that_names_the_argument(
+def test_a_wrong_value_is_an_error_with_the_argument(
     unchecked_annotations: None, call, argument, values
 ):
     for value in values:

@@ -22,7 +22,7 @@ def make_dataset(**parts: Split) -> Dataset:
     return Dataset("made up", splits["train"], splits["validation"], splits["test"], 5, (3, 7), 2)
 
 
-def test_splits_and_datasets_cannot_be_changed():
+def test_splits_and_datasets_are_frozen():
     with pytest.raises(FrozenInstanceError):
         make_split().images = torch.zeros(1)  # type: ignore[misc]
     with pytest.raises(FrozenInstanceError):
@@ -49,7 +49,7 @@ def test_a_malformed_split_is_an_error():
             Split(images, labels)
 
 
-def test_a_part_of_another_size_is_an_error_that_names_it():
+def test_a_split_of_another_size_is_an_error_with_its_name():
     for part in ["train", "validation", "test"]:
         for other in (
             make_split(channels=3),
@@ -62,7 +62,7 @@ def test_a_part_of_another_size_is_an_error_that_names_it():
                 make_dataset(**{part: other})
 
 
-def test_a_label_that_is_no_class_is_an_error_that_names_the_part():
+def test_a_label_without_a_class_is_an_error_with_the_split():
     for part in ["train", "validation", "test"]:
         for label in [-1, 5]:
             split = Split(torch.zeros(2, 2, 3, 7), torch.tensor([0, label]))
@@ -113,7 +113,7 @@ def test_intensities_are_levels_over_255_in_new_memory():
     assert torch.equal(LEVELS.images, before)
 
 
-def test_the_last_fifth_of_an_order_that_stays_is_held_out():
+def test_the_last_fifth_of_a_fixed_order_is_held_out():
     for num_images in [5, 9, 23]:
         train, test = hold_out_test(num_images)
         assert len(test) == num_images // 5

@@ -43,7 +43,7 @@ def test_digits_have_the_documented_sizes():
         assert split.labels.unique().tolist() == list(range(10))
 
 
-def test_the_image_size_of_digits_is_their_canvas():
+def test_the_image_size_of_digits_is_the_canvas_size():
     dataset = load("digits", image_size=(11, 17))
     assert dataset.image_size == (11, 17)
     assert torch.equal(
@@ -58,7 +58,7 @@ def test_images_are_published_levels_over_255(idx_dataset, load_mnist):
     assert (dataset.num_classes, dataset.image_size, dataset.in_channels) == (3, (7, 11), 1)
 
 
-def test_validation_images_are_the_end_of_the_seeded_order(idx_dataset, load_mnist):
+def test_validation_images_are_the_last_of_the_seeded_order(idx_dataset, load_mnist):
     dataset = load_mnist(validation_size=5, seed=3)
     order = np.random.default_rng(3).permutation(23).tolist()
     assert numbers(dataset.train.images) == order[:18]
@@ -67,20 +67,20 @@ def test_validation_images_are_the_end_of_the_seeded_order(idx_dataset, load_mni
     assert torch.equal(dataset.validation.labels, idx_dataset.splits[0][1][order[18:]])
 
 
-def test_fewer_training_images_are_the_first_of_more_and_leave_the_rest_alone(load_mnist):
+def test_train_size_takes_the_first_images_and_changes_no_other_split(load_mnist):
     every, some = load_mnist(), load_mnist(train_size=7)
     assert numbers(some.train.images) == numbers(every.train.images)[:7]
     assert torch.equal(some.validation.images, every.validation.images)
     assert torch.equal(some.test.images, every.test.images)
 
 
-def test_without_validation_every_image_is_for_training(load_mnist):
+def test_without_validation_all_images_are_for_training(load_mnist):
     dataset = load_mnist(validation_size=0)
     assert sorted(numbers(dataset.train.images)) == list(range(23))
     assert dataset.validation.images.shape == (0, 1, 7, 11)
 
 
-def test_resizing_resizes_every_part(idx_dataset, load_mnist):
+def test_all_splits_are_resized(idx_dataset, load_mnist):
     dataset = load_mnist(image_size=(13, 5))
     assert dataset.image_size == (13, 5)
     for part, images in (("train", idx_dataset.splits[0][0]), ("test", idx_dataset.splits[1][0])):
@@ -90,7 +90,7 @@ def test_resizing_resizes_every_part(idx_dataset, load_mnist):
     assert load_mnist(image_size=13, validation_size=0).validation.images.shape == (0, 1, 13, 13)
 
 
-def test_an_unknown_name_is_an_error_that_offers_the_nearest():
+def test_an_unknown_name_is_an_error_with_the_closest_name():
     expected = (
         "one of 'cifar10', 'digits', 'fashion-mnist', 'mnist', got 'mnits'. Did you mean 'mnist'"
     )
@@ -136,7 +136,7 @@ def test_color_images_are_divided_and_resized(
         assert torch.equal(getattr(dataset, name).labels, labels[chosen])
 
 
-def test_a_size_that_does_not_fit_is_an_error():
+def test_a_wrong_size_is_an_error():
     for options, message in [
         ({"image_size": 7}, r"image_size must be .*each at least 8 pixels.*got 7"),
         ({"image_size": (16, 7)}, r"image_size must be .*each at least 8 pixels.*got \(16, 7\)"),
@@ -155,7 +155,7 @@ def test_a_size_that_does_not_fit_is_an_error():
             load("digits", **options)
 
 
-def test_an_image_size_of_nothing_is_an_error(load_mnist):
+def test_an_image_size_of_zero_is_an_error(load_mnist):
     with pytest.raises(ValueError, match=r"image_size must be .*got 0"):
         load_mnist(image_size=0)
 
@@ -183,7 +183,7 @@ def test_the_name_of_a_data_set_is_not_a_path(tmp_path: Path, monkeypatch: pytes
         load("./digits")
 
 
-def test_a_path_to_nothing_is_an_error_that_names_every_place(tmp_path: Path):
+def test_a_missing_path_is_an_error_with_all_candidates(tmp_path: Path):
     with pytest.raises(
         ValueError, match=r"no folder, CSV file or \.npz file at .*/some/pictures or pictures"
     ):
@@ -305,9 +305,7 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path):
 
 
 @pytest.mark.parametrize("parts", [(".",), ("train", "test")], ids=["without parts", "with parts"])
-def test_classes_are_named_as_their_sub_folders_and_those_of_arrays_not_at_all(
-    parts: tuple[str, ...], tmp_path: Path
-):
+def test_class_names_are_sub_folders_and_none_for_arrays(parts: tuple[str, ...], tmp_path: Path):
     for part in parts:
         for name in ("10", "2", ".hidden"):
             folder = tmp_path / "pictures" / part / name

@@ -13,8 +13,8 @@ import teka
 from teka.data import resize_bilinear
 from teka.data.pictures import PictureFiles, open_picture, read_header, read_picture
 
-GREY = np.random.default_rng(0).integers(0, 256, (23, 31), dtype=np.uint8)
-COLOUR = np.random.default_rng(1).integers(0, 256, (23, 31, 3), dtype=np.uint8)
+GRAY = np.random.default_rng(0).integers(0, 256, (23, 31), dtype=np.uint8)
+COLOR = np.random.default_rng(1).integers(0, 256, (23, 31, 3), dtype=np.uint8)
 SIZES = [(28, 28, 32, 32), (28, 28, 14, 14), (7, 11, 13, 5), (5, 3, 2, 17), (31, 29, 1, 1)]
 
 
@@ -23,22 +23,22 @@ def put(folder: Path, picture: Image.Image, name: str = "picture.png", **options
     return folder / name
 
 
-def test_the_orientation_that_a_camera_noted_is_applied(tmp_path: Path):
+def test_the_exif_orientation_is_applied(tmp_path: Path):
     exif = Image.Exif()
     exif[0x0112] = 6
-    path = put(tmp_path, Image.fromarray(GREY), exif=exif)
-    assert np.array_equal(np.asarray(open_picture(path)), np.rot90(GREY, -1))
+    path = put(tmp_path, Image.fromarray(GRAY), exif=exif)
+    assert np.array_equal(np.asarray(open_picture(path)), np.rot90(GRAY, -1))
 
 
-def test_of_several_frames_the_first_is_taken(tmp_path: Path):
-    frames = [Image.fromarray(levels) for levels in (GREY, 255 - GREY)]
+def test_the_first_of_several_frames_is_used(tmp_path: Path):
+    frames = [Image.fromarray(levels) for levels in (GRAY, 255 - GRAY)]
     path = put(tmp_path, frames[0], "picture.tif", save_all=True, append_images=frames[1:])
-    assert np.array_equal(np.asarray(open_picture(path)), GREY)
+    assert np.array_equal(np.asarray(open_picture(path)), GRAY)
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("side", [7_100, 20_000])
-def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(side: int, tmp_path: Path):
+def test_a_picture_with_too_many_pixels_is_an_error_before_decoding(side: int, tmp_path: Path):
     Image.new("1", (side, side)).save(tmp_path / "large.png")
     with pytest.raises(
         ValueError, match=r"the size of .*large\.png must be at most 50,000,000 pixels"
@@ -48,9 +48,9 @@ def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(side: int,
 
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")
 @pytest.mark.parametrize("format_", ["png", "jpeg", "bmp", "gif", "tiff", "webp"])
-def test_a_picture_that_is_cut_off_anywhere_is_an_error_that_names_it(format_: str, tmp_path: Path):
+def test_a_truncated_picture_is_an_error_with_its_path(format_: str, tmp_path: Path):
     file = io.BytesIO()
-    Image.fromarray(np.stack([GREY, GREY.T.reshape(23, 31), 255 - GREY], axis=2)).save(
+    Image.fromarray(np.stack([GRAY, GRAY.T.reshape(23, 31), 255 - GRAY], axis=2)).save(
         file, format_
     )
     content, path = file.getvalue(), tmp_path / "cut"
@@ -63,8 +63,8 @@ def test_a_picture_that_is_cut_off_anywhere_is_an_error_that_names_it(format_: s
 @pytest.mark.skipif(
     ".avif" not in Image.registered_extensions(), reason="this Pillow reads no AVIF"
 )
-def test_whatever_a_damaged_file_raises_is_an_error_that_names_it(tmp_path: Path):
-    path = put(tmp_path, Image.fromarray(COLOUR[:8, :8]), "one.avif")
+def test_a_damaged_picture_is_an_error_with_its_path(tmp_path: Path):
+    path = put(tmp_path, Image.fromarray(COLOR[:8, :8]), "one.avif")
     content, refused = path.read_bytes(), 0
     for at in range(0, len(content), 5):
         path.write_bytes(content[:at] + b"\0" + content[at + 1 :])
@@ -75,7 +75,7 @@ def test_whatever_a_damaged_file_raises_is_an_error_that_names_it(tmp_path: Path
     assert refused > len(content) // 20
 
 
-def test_other_formats_are_refused_whatever_the_file_is_called(
+def test_other_formats_are_an_error_for_every_file_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(
@@ -105,44 +105,44 @@ def test_pictures_are_opened_in_one_place():
 
 
 @pytest.mark.parametrize("name", ["none.png", "."], ids=["no file", "a folder"])
-def test_what_is_no_file_is_an_error(name: str, tmp_path: Path):
+def test_a_missing_file_is_an_error(name: str, tmp_path: Path):
     with pytest.raises(ValueError, match=r"picture must be an existing file.*got '.*'"):
         open_picture(tmp_path / name)
 
 
-def test_grey_becomes_equal_channels_and_colour_its_luminance(tmp_path: Path):
-    path = put(tmp_path, Image.fromarray(GREY))
+def test_gray_becomes_equal_channels_and_color_its_luminance(tmp_path: Path):
+    path = put(tmp_path, Image.fromarray(GRAY))
     for channels in (1, 3):
         assert torch.equal(
             read_picture(path, in_channels=channels),
-            torch.from_numpy(GREY).expand(channels, -1, -1),
+            torch.from_numpy(GRAY).expand(channels, -1, -1),
         )
-    path = put(tmp_path, Image.fromarray(COLOUR))
-    assert torch.equal(read_picture(path, in_channels=3), torch.from_numpy(COLOUR).permute(2, 0, 1))
-    expected = torch.from_numpy(COLOUR).double() @ torch.tensor(
+    path = put(tmp_path, Image.fromarray(COLOR))
+    assert torch.equal(read_picture(path, in_channels=3), torch.from_numpy(COLOR).permute(2, 0, 1))
+    expected = torch.from_numpy(COLOR).double() @ torch.tensor(
         [0.299, 0.587, 0.114], dtype=torch.float64
     )
     assert (read_picture(path)[0].double() - expected).abs().max() <= 1
 
 
 @pytest.mark.parametrize("mode", ["1", "P", "CMYK", "LA", "RGBA"])
-def test_other_kinds_of_pixels_are_read(mode: str, tmp_path: Path):
-    picture = Image.fromarray(np.where(GREY > 127, 255, 0).astype(np.uint8))
+def test_other_modes_are_read(mode: str, tmp_path: Path):
+    picture = Image.fromarray(np.where(GRAY > 127, 255, 0).astype(np.uint8))
     path = put(tmp_path, picture.convert(mode), "picture.tif" if mode == "CMYK" else "picture.png")
     assert torch.equal(read_picture(path)[0], torch.from_numpy(np.array(picture)))
 
 
 def test_deep_levels_are_rounded_to_bytes(tmp_path: Path):
-    deep = put(tmp_path, Image.fromarray(GREY.astype(np.uint16) * 257))
-    assert torch.equal(read_picture(deep)[0], torch.from_numpy(GREY))
+    deep = put(tmp_path, Image.fromarray(GRAY.astype(np.uint16) * 257))
+    assert torch.equal(read_picture(deep)[0], torch.from_numpy(GRAY))
     assert torch.equal(
-        read_picture(deep, in_channels=3), torch.from_numpy(GREY).expand(3, *GREY.shape)
+        read_picture(deep, in_channels=3), torch.from_numpy(GRAY).expand(3, *GRAY.shape)
     )
     for top in (1, 255):
         floating = put(
-            tmp_path, Image.fromarray((GREY * (top / 255)).astype(np.float32)), "picture.tif"
+            tmp_path, Image.fromarray((GRAY * (top / 255)).astype(np.float32)), "picture.tif"
         )
-        assert torch.equal(read_picture(floating)[0], torch.from_numpy(GREY))
+        assert torch.equal(read_picture(floating)[0], torch.from_numpy(GRAY))
     with pytest.raises(
         ValueError, match=r"the levels of .*picture\.tif must be .*got from -1 to 1"
     ):
@@ -153,7 +153,7 @@ def test_deep_levels_are_rounded_to_bytes(tmp_path: Path):
 
 @pytest.mark.parametrize(("level", "ground"), [(0, 255), (255, 0)], ids=["dark ink", "light ink"])
 @pytest.mark.parametrize("kind", ["alpha", "palette"])
-def test_what_is_transparent_shows_a_ground_that_the_visible_stands_out_from(
+def test_transparent_pixels_show_a_ground_that_contrasts_with_the_others(
     kind: str, level: int, ground: int, tmp_path: Path
 ):
     opaque = np.zeros((5, 7), dtype=bool)
@@ -171,7 +171,7 @@ def test_what_is_transparent_shows_a_ground_that_the_visible_stands_out_from(
         assert torch.equal(found, torch.from_numpy(np.where(opaque, level, under)).byte())
 
 
-def test_pixels_channels_and_grounds_that_are_none_are_an_error(tmp_path: Path):
+def test_unknown_modes_channels_and_grounds_are_an_error(tmp_path: Path):
     path = put(tmp_path, Image.new("LAB", (7, 5)), "picture.tif")
     with pytest.raises(ValueError, match=r"the mode of .*picture\.tif must be .*got 'LAB'"):
         read_picture(path)
@@ -189,7 +189,7 @@ def make_images(height: int, width: int, channels: int = 1) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("height", "width", "new_height", "new_width"), SIZES)
-def test_every_pixel_is_pillows_of_the_image_alone(
+def test_resizing_gives_the_pixels_of_pillow(
     height: int, width: int, new_height: int, new_width: int
 ):
     images = make_images(height, width, channels=3)
@@ -207,7 +207,7 @@ def test_every_pixel_is_pillows_of_the_image_alone(
     assert found.is_contiguous()
 
 
-def test_levels_are_those_by_which_the_packaged_models_were_trained():
+def test_resizing_gives_the_levels_that_packaged_models_were_trained_on():
     """By the definition: weights in multiples of 2⁻²², levels rounded half up after the width and after the height."""
     images, (height, width) = make_images(7, 11), (13, 4)
     for axis, side in ((3, width), (2, height)):
@@ -221,7 +221,7 @@ def test_levels_are_those_by_which_the_packaged_models_were_trained():
     assert torch.equal(resize_bilinear(make_images(7, 11), (height, width)), images.byte())
 
 
-def test_it_is_the_bilinear_filter_to_the_rounding_of_both_axes():
+def test_resizing_is_the_rounded_bilinear_filter():
     images = make_images(7, 11)
     exact = interpolate(
         images.double(), size=(13, 17), mode="bilinear", align_corners=False, antialias=True
@@ -229,20 +229,20 @@ def test_it_is_the_bilinear_filter_to_the_rounding_of_both_axes():
     assert (resize_bilinear(images, (13, 17)).double() - exact).abs().max() <= 1
 
 
-def test_the_same_size_changes_nothing_one_number_is_a_square_and_no_images_stay_none():
+def test_resizing_handles_equal_sizes_squares_and_empty_batches():
     images = make_images(7, 11)
     assert torch.equal(resize_bilinear(images, (7, 11)), images)
     assert torch.equal(resize_bilinear(images, 13), resize_bilinear(images, (13, 13)))
     assert resize_bilinear(images[:0], (13, 17)).shape == (0, 1, 13, 17)
 
 
-def test_a_size_that_is_none_is_an_error():
+def test_a_wrong_image_size_is_an_error():
     for image_size in [0, -1, (5, 0), (5,), (5, 5, 5)]:
         with pytest.raises(ValueError, match="image_size must be"):
             resize_bilinear(make_images(7, 11), image_size)
 
 
-def test_images_of_another_rank_or_type_are_an_error():
+def test_images_of_another_rank_or_dtype_are_an_error():
     with pytest.raises(ValueError, match=r"images must have .*got \(1, 7, 11\)"):
         resize_bilinear(make_images(7, 11)[0], 13)
     with pytest.raises(ValueError, match=r"images\.dtype must be torch\.uint8.*got torch\.float32"):

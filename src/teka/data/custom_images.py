@@ -70,15 +70,13 @@ def find_pictures(path: Path) -> tuple[dict[str, list[tuple[Path, int]]], list[s
         expected = "at least two sub-folders of pictures, or labels in a CSV file"
         raise wrong_value(f"the classes of {path}", classes, expected)
     indices = {label: index for index, label in enumerate(classes)}
+    labeled = {}
     for split, pictures in splits.items():
-        for file, label in pictures:
-            if label not in indices:
-                expected = f"a class of the training pictures: {', '.join(classes)}"
-                raise wrong_value(f"the class of the {split} picture {file}", label, expected)
-    labeled = {
-        split: [(file, indices[label]) for file, label in pictures]
-        for split, pictures in splits.items()
-    }
+        unknown = {label for _, label in pictures}.difference(classes)
+        if unknown:
+            expected = f"classes of the training pictures: {', '.join(classes)}"
+            raise wrong_value(f"the {split} classes of {path}", sorted(unknown), expected)
+        labeled[split] = [(file, indices[label]) for file, label in pictures]
     return labeled, classes
 
 
@@ -179,13 +177,16 @@ def read_picture_set(path: Path, *, image_size: ImageSize | None = None) -> RawD
     size = check_image_size(
         "image_size", image_size if resize else read_picture(files[0]).shape[1:]
     )
-    splits = {}
-    for name, labeled in pictures.items():
-        paths, labels = zip(*labeled, strict=True) if labeled else ((), ())
-        images = PictureFiles(paths, in_channels, size, resize)
-        splits[name] = Split(images, torch.tensor(labels, dtype=torch.int64))
-    train = splits["all"] if "all" in splits else splits["train"]
-    return RawDataset(train, splits.get("test"), len(classes), splits.get("validation"))
+
+    def to_split(labeled: list[tuple[Path, int]]) -> Split:
+        images = PictureFiles([file for file, _ in labeled], in_channels, size, resize)
+        return Split(images, torch.tensor([label for _, label in labeled], dtype=torch.int64))
+
+    if "all" in pictures:
+        return RawDataset(to_split(pictures["all"]), None, len(classes))
+    validation = pictures.get("validation", [])
+    train = to_split(pictures["train"] + validation)
+    return RawDataset(train, to_split(pictures["test"]), len(classes), len(validation))
 
 
 def read_arrays(
@@ -211,9 +212,14 @@ def read_arrays(
     validation = _read_split("validation_images", validation_images, validation_labels, axes)
     if test is None:
         test, validation = validation, None
-    splits = [split for split in (train, test, validation) if split is not None and len(split)]
-    num_classes = 1 + max(int(split.labels.max()) for split in splits)
-    return RawDataset(train, test, num_classes, validation)
+    num_validation = 0
+    if validation is not None:
+        num_validation = len(validation)
+        joined = torch.cat([train.images, validation.images])
+        train = Split(joined, torch.cat([train.labels, validation.labels]))
+    labels_of_all = train.labels if test is None else torch.cat([train.labels, test.labels])
+    num_classes = 1 + int(labels_of_all.max()) if len(labels_of_all) else 1
+    return RawDataset(train, test, num_classes, num_validation)
 
 
 def read_npz(path: Path) -> RawDataset:

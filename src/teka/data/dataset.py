@@ -91,12 +91,6 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
         images = self.images.take(indices) if is_files else self.images[indices]
         return Split(images, self.labels[indices])
 
-    def join(self, other: "Split") -> "Split":
-        """Return a split of the images of both splits."""
-        is_files = isinstance(self.images, PictureFiles)
-        join = PictureFiles.join if is_files else torch.cat
-        return Split(join([self.images, other.images]), torch.cat([self.labels, other.labels]))
-
     def to_intensities(self, image_size: ImageSize | None = None) -> "Split":
         """Return a split in memory with intensities. Levels are resized to an image size first."""
         images = self.images[:]
@@ -177,16 +171,16 @@ class RawDataset:
     """The splits that a data set declares.
 
     Args:
-        train: Images for training, or all images if there are no test images.
+        train: Images for training and validation, or all images if there are no test images.
         test: Images for the final evaluation, or None.
         num_classes: Number of classes.
-        validation: Images for early stopping, or None.
+        num_validation: Number of the last training images that are declared for validation.
     """
 
     train: Split
     test: Split | None
     num_classes: int
-    validation: Split | None = None
+    num_validation: int = 0
 
     def with_test(self) -> "RawDataset":
         """Return the data set with a fifth of the images held out for test if it has no test."""
@@ -222,31 +216,25 @@ def make_dataset(
     """Divide the images of a data set into splits and convert them to intensities.
 
     The options are those of `teka.data.load`. Declared validation images are used for validation,
-    unless `validation_size` is given: then they are treated as the last training images.
+    unless `validation_size` is given: then they are treated like other training images.
     """
     raw = raw.with_test()
-    train, validation, test = raw.train, raw.validation, raw.test
+    train, test = raw.train, raw.test
     assert test is not None
     if not (len(train) and len(test)):
         description = f"{len(train)} for training and {len(test)} for test"
         raise wrong_argument("images", description, "at least one of each")
-    if validation is not None and validation_size is not None:
-        is_alike = validation.images.shape[1:] == train.images.shape[1:]
-        if not is_alike or validation.images.dtype != train.images.dtype:
-            hint = "The validation images differ from the training images in size or dtype."
-            raise wrong_value("validation_size", validation_size, "None", hint)
-        train, validation = train.join(validation), None
-    if validation is not None:
-        validation_size = 0
-    elif validation_size is None:
-        validation_size = len(train) // VALIDATION_FRACTION
+    num_declared = raw.num_validation if validation_size is None else 0
+    num_images = len(train) - num_declared
+    if validation_size is None:
+        validation_size = 0 if num_declared else num_images // VALIDATION_FRACTION
     check_sizes({"seed": seed}, 0)
-    check_sizes({"validation_size": validation_size}, 0, len(train) - 1)
-    rest = len(train) - validation_size
+    check_sizes({"validation_size": validation_size}, 0, num_images - 1)
+    rest = num_images - validation_size
     check_sizes({"train_size": train_size}, most=rest, or_none=True)
-    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(train)))
-    if validation is None:
-        validation = train.take(order[rest:])
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(num_images))
+    declared = torch.arange(num_images, len(train))
+    validation = train.take(torch.cat([order[rest:], declared]))
     train = train.take(order[: rest if train_size is None else train_size])
 
     channels, *size = train.images.shape[1:]

@@ -220,12 +220,6 @@ class PictureFiles:
         """Return the files at these indices, in this order, without reading them."""
         return dataclasses.replace(self, paths=[self.paths[index] for index in indices.tolist()])
 
-    @staticmethod
-    def join(parts: "Sequence[PictureFiles]") -> "PictureFiles":
-        """Return the files of all parts."""
-        paths = [path for part in parts for path in part.paths]
-        return dataclasses.replace(parts[0], paths=paths)
-
     def _read(self, path: Path) -> UInt8[Tensor, "channels height width"]:
         levels = read_picture(path, in_channels=self.in_channels)
         size = tuple(levels.shape[1:])
