@@ -8,7 +8,6 @@ from teka.audit.movement import Movement
 from tests.audit.page.audit_reports import (
     CROSS,
     LARGEST,
-    SQUARE,
     example_answer,
     example_pixels,
     make_example,
@@ -231,18 +230,6 @@ def test_without_labels_an_answer_is_held_against_that_of_the_unshifted_image(op
     assert "changed" in page.get_by_role("status").text_content()
 
 
-def test_a_heat_map_is_read_under_the_pointer(open_page):
-    page = open_page([report_of()])
-    figure = page.locator("figure[data-table]").first
-    cells = figure.locator(".cells")
-    cells.scroll_into_view_if_needed()
-    box = cells.bounding_box()
-    side = box["width"] / 9
-    page.mouse.move(box["x"] + 0.5 * side, box["y"] + 8.5 * side)
-    values = dict(zip(SQUARE, make_metrics().curves["accuracy"].values, strict=True))
-    assert figure.locator(".readout").inner_text() == f"dx −4, dy +4: {100 * values[4, -4]:.1f} %"
-
-
 @pytest.mark.parametrize(("width", "count"), [(320, 2), (390, 10), (768, 2), (1280, 10)])
 def test_nothing_reaches_beyond_the_sides(open_page, width, count):
     long_names = (
@@ -309,7 +296,7 @@ def test_text_has_contrast_by_day_and_by_night(open_page, scheme):
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
 def test_verdict_numbers_curve_and_a_moving_image_are_on_the_first_screen(open_page, width, height):
     page = open_page([report_of()], width=width, height=height)
-    for part in (".headline", ".tiles", "#strip canvas", ".first-curve .drawing"):
+    for part in (".headline", ".tiles", "#strip canvas", ".first-curve .chart"):
         box = page.locator(part).first.bounding_box()
         assert box["y"] + box["height"] <= height, part
 
@@ -353,5 +340,5 @@ def test_without_javascript_everything_but_the_viewer_is_there(browser, tmp_path
     page.goto(write_page([report_of()], tmp_path / "audit.html").as_uri())
     assert page.get_by_text("Moving the images needs JavaScript").is_visible()
     assert not page.locator("#viewer").is_visible()
-    assert page.locator("svg.drawing").first.is_visible()
+    assert page.locator("svg.chart").first.is_visible()
     context.close()

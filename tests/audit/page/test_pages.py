@@ -103,8 +103,8 @@ def test_every_drawing_says_what_it_shows():
         if one.get("aria-hidden") != "true"
     ]
     assert all(one["role"] == "img" and len(one["aria-label"]) > 20 for one in drawings)
-    # The chart of layers is there in two widths, the first curve also on the first screen; no others show the same.
-    assert len({one["aria-label"] for one in drawings}) == len(drawings) - 2
+    # The first curve is also on the first screen; no others show the same.
+    assert len({one["aria-label"] for one in drawings}) == len(drawings) - 1
 
 
 def test_the_verdict_comes_first_and_the_gravest_caveat_before_the_others():
@@ -124,8 +124,8 @@ def test_the_verdict_comes_first_and_the_gravest_caveat_before_the_others():
 def test_every_part_of_a_report_is_there():
     text = Page(render_audit_page([two_modes()])).heads
     for words in (
-        "Mode circular", "Mode zero", "Background: 0.25.", "17 of 18", "Translation sensitivity", "By phase:",
-        "first to break within the image", "blocks.0.attention.output.dense", "class_token", "its output is no tensor",
+        "Mode circular", "Mode zero", "Background: 0.25.", "17 of 18", "Sensitivity to shifts", "By phase of the stride:",
+        "breaks equivariance first, inside the image", "blocks.0.attention.output.dense", "class_token", "its output is no tensor",
         "Lie derivative along dx", "forward-mode jvp", "3.1e−7", "the model rounds its input", "5f5f5f", "a0a0a0",
         "teka audit runs/patch --data digits", "20,513",
     ):  # fmt: skip
@@ -145,7 +145,7 @@ def test_what_a_report_lacks_is_left_out():
     )
     text = Page(render_audit_page([bare])).heads
     for words in (
-        "Translation sensitivity", "By phase", "Layers", "Before you trust", "Not done", "Images whose", "Noise floor",
+        "Sensitivity to shifts", "By phase", "Layers", "Before you trust", "Not done", "Images whose", "Noise floor",
     ):  # fmt: skip
         assert words not in text, words
 
@@ -187,7 +187,11 @@ def test_one_model_has_three_numbers_on_its_first_screen_and_several_have_none()
     tiles = re.findall(
         '<span class="meaning">([^<]*)</span><span class="tile">([^<]*)</span>', text
     )
-    assert [label for label, _ in tiles] == ["consistency", "unshifted", "every shift"]
+    assert [label for label, _ in tiles] == [
+        "consistency",
+        "accuracy, unshifted",
+        "accuracy at every shift",
+    ]
     assert tiles[1][1] == "97.0 %"
     assert text.index('class="tile"') < text.index('id="numbers"')
     dense = make_report(metrics=(make_metrics(output="dense"),), phases={}, examples=())

@@ -86,8 +86,8 @@ def test_models_stand_below_each_other_in_one_procedure():
     (curve,) = section["curves"]
     assert curve["name"] == "all classes: correct (%)"
     assert len(curve["charts"]) == 1
-    assert "one lies between" in curve["charts"][0]
-    assert "two lies between" in curve["charts"][0]
+    assert "one from 74.5 to 97" in curve["charts"][0]
+    assert "two from 74.5 to 97" in curve["charts"][0]
 
 
 def test_without_a_procedure_there_is_no_section():

@@ -6,7 +6,7 @@ import pytest
 
 from teka.audit.caveats import Caveat
 from teka.audit.movement import Movement
-from teka.audit.page.summary import BADGE_COLOURS, badge_svg, summary_markdown
+from teka.audit.page.summary import BADGE_COLORS, badge_svg, summary_markdown
 from tests.audit.page.audit_reports import make_metrics, make_report
 from tests.audit.page.test_compared import PAIRS, reports_of
 
@@ -26,7 +26,7 @@ def test_a_badge_has_the_lowest_consistency_of_any_mode_and_says_what_it_is_of()
     lowest = make_metrics(Movement("crop", crop_size=5))
     words, colour, title = badge_of(make_report(metrics=(zero, lowest)))
     assert words == ["shift-consistency", f"{100 * lowest.numbers['consistency'].value:.1f} %"]
-    assert colour == BADGE_COLOURS[-1][1]
+    assert colour == BADGE_COLORS[-1][1]
     assert "mode crop, 81 shifts, 60 images" in title
 
 
@@ -42,7 +42,7 @@ def test_the_colour_of_a_badge_is_that_of_the_share(share):
 def test_void_numbers_and_models_without_answers_have_no_number_on_their_badge():
     for report, why in (
         (make_report(caveats=(VOID,)), "constant predictor"),
-        (make_report(metrics=(make_metrics(output="dense"),)), "no answers to compare"),
+        (make_report(metrics=(make_metrics(output="dense"),)), "no predictions to compare"),
     ):
         words, _, title = badge_of(report)
         assert words == ["shift-consistency", "–"]

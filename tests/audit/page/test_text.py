@@ -35,7 +35,7 @@ def test_verdict_caveats_and_layers_follow_in_this_order():
     text = audit_text([make_report()])
     words = (
         "52.0 % at the worst shift", "! Limited validity, few images", "! Worth knowing, phases unseen",
-        "> first to break within the image: add_position", "x not done, Lie derivative",
+        "> add_position breaks equivariance first", "x Lie derivative failed",
     )  # fmt: skip
     places = [text.index(one) for one in words]
     assert places == sorted(places)

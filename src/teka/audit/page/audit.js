@@ -306,30 +306,12 @@
     window.addEventListener("beforeprint", () => play(false));
   };
 
-  const startReadout = (figure) => {
-    const cells = figure.querySelector(".cells");
-    const table = document.getElementById(figure.dataset.table);
-    const readout = figure.querySelector(".readout");
-    const idle = readout.textContent;
-    const columns = [...table.tHead.rows[0].cells].slice(1).map((cell) => cell.textContent);
-    const read = (event) => {
-      const box = cells.getBoundingClientRect();
-      const row = table.tBodies[0].rows[Math.floor(((event.clientY - box.top) / box.height) * table.tBodies[0].rows.length)];
-      const column = Math.floor(((event.clientX - box.left) / box.width) * columns.length);
-      readout.textContent = row && column >= 0 && column < columns.length
-        ? `dx ${columns[column]}, dy ${row.cells[0].textContent}: ${row.cells[column + 1].textContent}${figure.dataset.unit}` : idle;
-    };
-    for (const kind of ["pointermove", "pointerdown"]) figure.querySelector("svg").addEventListener(kind, read);
-    figure.querySelector("svg").addEventListener("pointerleave", () => { readout.textContent = idle; });
-  };
-
   const examples = document.getElementById("example-data");
   if (examples) {
     const content = JSON.parse(examples.textContent);
     startViewer(document.getElementById("viewer"), content);
     startStrip(document.getElementById("strip"), content);
   }
-  document.querySelectorAll("figure[data-table]").forEach(startReadout);
   // What is folded away is printed too, but for tables whose numbers are drawn.
   window.addEventListener("beforeprint", () => {
     document.querySelectorAll("details[data-print]:not([open])").forEach((details) => { details.open = true; details.dataset.opened = ""; });

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from teka.audit.page.curves import curve_figure, difference_of
+from teka.audit.page.charts import curve_figure
 from teka.audit.page.metric_formatting import MISSING, is_share, missing_intervals, write_difference
 from teka.audit.report import AuditReport
 from teka.audit.statistics.comparison import COMPARED_NUMBERS, Comparison, Difference
@@ -147,7 +147,8 @@ def comparison_sections(
             for pair in with_base
             for found in [pair.comparison.curves.get("accuracy")]
         }
-        quantity = difference_of("accuracy", names[base])
+        label = f"correct, less {names[base]} (points)"
+        figure = curve_figure(names, lines, label, is_percent=True, difference=True)
         methods = [one.method for pair in valid for one in pair.comparison.numbers.values()]
         section = {
             "mode": mode,
@@ -157,11 +158,7 @@ def comparison_sections(
             "base": names[base],
             "rows": [row for row in rows if row[0] == base],
             "more_rows": [row for row in rows if row[0] != base],
-            "curves": [
-                figure
-                for figure in [curve_figure(names, lines, quantity, quantity.label)]
-                if figure
-            ],
+            "curves": [figure] if figure else [],
             "confidence": f"{100 * of_mode[0].comparison.confidence:g} %",
             "missing": missing_intervals(methods),
         }

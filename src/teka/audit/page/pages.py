@@ -1,17 +1,17 @@
-"""Pages of one HTML file that needs no other and no network: the page of an audit, and any from a template."""
+"""The HTML page of an audit."""
 
 import json
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from teka.audit.caveats import SEVERITIES, Caveat
 from teka.audit.movement import Movement
 from teka.audit.page import layers
 from teka.audit.page.changes import change_sections
+from teka.audit.page.charts import curve_figure, layer_chart
 from teka.audit.page.compared import comparison_sections
-from teka.audit.page.curves import curve_figure, quantity_of
 from teka.audit.page.metric_formatting import (
     FOR_EXPERTS,
     missing_intervals,
@@ -28,11 +28,7 @@ from teka.errors import wrong_value
 from teka.files import check_output_file, write_bytes
 from teka.reporting.formatting import listed, write_size
 from teka.reporting.html import render_page
-from teka.reporting.style import line_style
-from teka.reporting.svg import swatch
-
-if TYPE_CHECKING:
-    pass
+from teka.reporting.plots import line_color
 
 FIRST_NUMBERS = (
     "consistency",
@@ -43,13 +39,26 @@ FIRST_NUMBERS = (
     "retrieval",
 )
 FIRST_NUMBERS += ("mean_error", "maximum_error")
-MOST_NAMED = 2  # models whose names stand in the title
-SCRIPTS = ("audit.js", "figures.js")
-LONGEST = 12  # a list of more settings is shortened: the JSON file of the report has all of it
+# Longer labels for the cards on the first screen.
+CARD_TITLES = {
+    "unshifted": "accuracy, unshifted",
+    "worst shift": "accuracy at the worst shift",
+    "every shift": "accuracy at every shift",
+}
+MOST_NAMED = 2  # number of models whose names are in the title
+LONGEST = 12  # longer lists of settings are shortened
 
 
 class AuditRow(NamedTuple):
-    """One model, by its place in the list, in one mode: for each column the number and its interval, where defined."""
+    """A row of the table of metrics: one model in one mode.
+
+    Args:
+        model: Index of the model.
+        mode: Name of the mode.
+        images: Number of images.
+        shifts: Number of shifts.
+        cells: Value and interval of each metric, or None.
+    """
 
     model: int
     mode: str
@@ -61,13 +70,13 @@ class AuditRow(NamedTuple):
 def audit_columns(
     reports: Sequence[AuditReport], numbers: Sequence[str] = tuple(NUMBERS)
 ) -> list[str]:
-    """Those of the numbers that any mode of any report has, in their order."""
+    """Return the names of the metrics that any report contains."""
     found = {name for report in reports for metrics in report.metrics for name in metrics.numbers}
     return [name for name in numbers if name in found]
 
 
 def audit_rows(reports: Sequence[AuditReport], columns: Sequence[str]) -> list[AuditRow]:
-    """The numbers of some columns, model after model and mode after mode. The mode says if a model is invalid."""
+    """Return the rows of the table of metrics, for each model and mode."""
     rows = []
     for model, report in enumerate(reports):
         for metrics in report.metrics:
@@ -88,7 +97,7 @@ def _write_estimate(name: str, found: Estimate) -> tuple[str, str]:
 
 
 def interval_note(reports: Sequence[AuditReport], columns: Sequence[str]) -> str:
-    """What stands below each number of some columns, and why an interval is missing, if one is."""
+    """Explain the intervals below the metrics, and why any are missing."""
     every = [metrics for report in reports for metrics in report.metrics]
     methods = [
         metrics.numbers[name].method
@@ -102,12 +111,12 @@ def interval_note(reports: Sequence[AuditReport], columns: Sequence[str]) -> str
 
 
 def sorted_caveats(caveats: Sequence[Caveat]) -> list[Caveat]:
-    """The caveats, the gravest first."""
+    """Return the caveats, the most severe first."""
     return sorted(caveats, key=lambda caveat: list(SEVERITIES).index(caveat.severity))
 
 
 def caveat_models(reports: Sequence[AuditReport]) -> dict[Caveat, str]:
-    """Every caveat once, the gravest first, with the models that it is of."""
+    """Return each caveat once, the most severe first, with the names of its models."""
     of = {
         caveat: []
         for caveat in sorted_caveats([caveat for report in reports for caveat in report.caveats])
@@ -122,7 +131,7 @@ def caveat_models(reports: Sequence[AuditReport]) -> dict[Caveat, str]:
 
 
 def preset_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
-    """A section for each procedure that any report has, with the models that it was done with."""
+    """Return the content of a section for each published protocol of any report."""
     sections = []
     for name in dict.fromkeys(preset.name for report in reports for preset in report.presets):
         found = {
@@ -145,9 +154,7 @@ def preset_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
                 at: preset.metrics[group] for at, preset in found.items() if group in preset.metrics
             }
             curves = {at: (one.shifts, one.curves.get("accuracy")) for at, one in moved.items()}
-            figures.append(
-                curve_figure(names, curves, quantity_of("accuracy"), f"{group}: correct (%)")
-            )
+            figures.append(curve_figure(names, curves, f"{group}: correct (%)", is_percent=True))
         first = next(iter(found.values()))
         section = {
             "name": name,
@@ -164,13 +171,13 @@ def preset_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
 
 
 def name_setting(name: str) -> str:
-    """What a setting is called, such as "Number of images"."""
+    """Return the name of a setting for readers, such as "Number of images"."""
     words = name.replace("num_", "number_of_").replace("_", " ").replace("sha256", "SHA-256")
     return words[:1].upper() + words[1:]
 
 
 def write_setting(value: object) -> str:
-    """The value of a setting, of which a long list is shortened."""
+    """Write the value of a setting. Long lists are shortened."""
     if isinstance(value, Mapping):
         return (
             ", ".join(f"{name}: {write_setting(inner)}" for name, inner in value.items()) or "none"
@@ -197,16 +204,15 @@ def write_setting(value: object) -> str:
 
 
 def write_examples(reports: Sequence[AuditReport]) -> str:
-    """The examples as JSON for the page's script; an image that two reports move in the same mode becomes one."""
+    """Convert the examples to JSON for the script of the page.
+
+    An image that several models have in common becomes one entry.
+    """
     models = [
-        {
-            "name": report.name,
-            "colour": line_style(at).colour,
-            "classes": report.data.get("class_names"),
-        }
+        {"name": report.name, "colour": line_color(at), "classes": report.data.get("class_names")}
         for at, report in enumerate(reports)
     ]
-    # Each is numbered in the order of first appearance, and named by its number.
+    # Values that repeat are stored once and named by their index.
     pixels: dict[tuple, int] = {}
     shifts: dict[tuple, int] = {}
     movements: dict[str, int] = {}
@@ -245,12 +251,12 @@ def write_examples(reports: Sequence[AuditReport]) -> str:
         "images": sorted(images.values(), key=lambda image: image["movement"]),
     }
     text = json.dumps(content, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    # Nothing in it may end the script element or open a comment.
+    # Escape everything that could end the script element.
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _movement(movement: Movement, sizes: tuple[int, int, int]) -> dict[str, object]:
-    """Mode, background as levels for each channel, and the size of what the model sees of the placed image."""
+    """Return the mode, the background as levels, and the size of the image that the model sees."""
     height, width, channels = sizes
     background = (
         movement.background
@@ -298,28 +304,28 @@ def write_page(
 
 
 def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()) -> str:
-    """The page of audits: the verdict, the numbers, pictures of them, and settings."""
+    """Return the HTML page about one or more audits."""
     if not reports:
         raise wrong_value("reports", list(reports), "one or more reports")
     folder = files("teka.audit.page")
-    columns, styles = audit_columns(reports), [line_style(at) for at in range(len(reports))]
+    columns = audit_columns(reports)
     data = dict.fromkeys(
         str(report.data.get("used", report.data.get("name", "images"))) for report in reports
     )
     content = {
         "audit_style": (folder / "audit.css").read_text(encoding="utf-8"),
-        "script": "\n".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS),
+        "script": (folder / "audit.js").read_text(encoding="utf-8"),
         "title": f"{_named(reports)}: what happens when the input moves?",
         "data": listed(list(data)),
         "reports": reports,
-        "swatches": [swatch(style) for style in styles],
-        "colours": [style.colour for style in styles],
+        "colors": [line_color(index) for index in range(len(reports))],
         "caveats": caveat_models(reports),
         "severities": SEVERITIES,
         "columns": [NUMBERS[name] for name in columns],
         "experts": [NUMBERS[name] for name in FOR_EXPERTS],
         "rows": audit_rows(reports, columns),
         "first_numbers": _first_numbers(reports),
+        "card_titles": CARD_TITLES,
         "interval_note": interval_note(reports, columns),
         "comparisons": comparison_sections(pairs, reports),
         "modes": mode_sections(reports),
@@ -329,6 +335,7 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()
             example.label is not None for report in reports for example in report.examples
         ),
         "layers": layers,
+        "layer_chart": layer_chart,
         "expert_metrics": FOR_EXPERTS,
         "listed": listed,
         "write_size": write_size,
@@ -344,7 +351,7 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()
 
 
 def _first_numbers(reports: Sequence[AuditReport]) -> list[tuple[NumberMetric, tuple[str, str]]]:
-    """The three numbers of a valid model that a reader sees first, in its first mode; none of several models."""
+    """Return the three metrics that a reader of one valid report sees first."""
     columns = audit_columns(reports, FIRST_NUMBERS)[:3]
     rows = audit_rows(reports, columns) if len(reports) == 1 and not reports[0].invalid else []
     return [

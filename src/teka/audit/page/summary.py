@@ -1,6 +1,7 @@
-"""What an audit comes to, in few words: Markdown for a pull request, and a badge for a README."""
+"""The summary of an audit as Markdown for a pull request, and a badge for a README."""
 
 from collections.abc import Sequence
+from html import escape
 
 from teka.audit.caveats import SEVERITIES
 from teka.audit.page.compared import winner
@@ -9,25 +10,20 @@ from teka.audit.page.pages import audit_columns, audit_rows, caveat_models, inte
 from teka.audit.report import AuditReport
 from teka.audit.statistics.metrics import NUMBERS
 from teka.audit.statistics.ranking import Pair
+from teka.errors import printable
 from teka.reporting.formatting import write_share
-from teka.reporting.svg import element, escape, title
 from teka.reporting.tables import Table, markdown_text
 
 SUMMARY_NUMBERS = ("accuracy", "minimum_accuracy", "worst_shift_accuracy", "consistency")
 SUMMARY_NUMBERS += ("overlap", "minimum_overlap", "retrieval", "maximum_error")
-BADGE_WORDS = "shift-consistency"
-# The lowest share of each colour, on which white is read: green, amber, red.
-BADGE_COLOURS = ((0.99, "#14692f"), (0.9, "#8a5200"), (0.0, "#a31f10"))
-UNKNOWN = "#4a5565"
-HEIGHT, MARGIN, CHARACTER = (
-    20.0,
-    7.0,
-    6.6,
-)  # a character's width at 11 pixels, to which the text is fitted
+BADGE_LABEL = "shift-consistency"
+# Lowest share of each color: green, amber, red. White text is readable on all.
+BADGE_COLORS = ((0.99, "#14692f"), (0.9, "#8a5200"), (0.0, "#a31f10"))
+UNKNOWN_COLOR = "#4a5565"
 
 
 def summary_markdown(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()) -> str:
-    """Verdicts, the main numbers with their intervals, and what could mislead; of several models who wins."""
+    """Return verdicts, main metrics and caveats as Markdown, and the best of several models."""
     parts = []
     for mode in dict.fromkeys(pair.comparison.movement.mode for pair in pairs):
         headline, evidence = winner(
@@ -58,40 +54,35 @@ def summary_markdown(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ())
 
 
 def badge_svg(report: AuditReport) -> str:
-    """A badge with the lowest consistency of any mode, as SVG that needs nothing else; "–" where it is not known.
+    """Return an SVG badge with the lowest consistency of any mode.
 
-    It is not known of a model without answers, and of one whose numbers a caveat makes void.
+    The badge shows "–" for an invalid report or a model without predictions.
     """
-    found = [
-        (one.numbers["consistency"], one) for one in report.metrics if "consistency" in one.numbers
+    measured = [
+        (metrics.numbers["consistency"], metrics)
+        for metrics in report.metrics
+        if "consistency" in metrics.numbers
     ]
-    words, colour, why = MISSING, UNKNOWN, ", ".join(report.invalid) or "no answers to compare"
-    if found and not report.invalid:
-        lowest, metrics = min(found, key=lambda pair: pair[0].value)
-        words = f"{write_share(lowest.value)} %"
-        colour = next(colour for least, colour in BADGE_COLOURS if lowest.value >= least)
-        ends = write_interval("consistency", lowest.lower, lowest.upper, lowest.method)
-        why = f"{ends}, mode {metrics.movement.mode}, {len(metrics.shifts)} shifts, {metrics.num_images:,} images"
-    sizes = [CHARACTER * len(text) for text in (BADGE_WORDS, words)]
-    edge, width = sizes[0] + 2 * MARGIN, sum(sizes) + 4 * MARGIN
-    box = {"y": 0.0, "height": HEIGHT}
-    parts = [
-        title(f"{report.name}: {BADGE_WORDS} {words} ({why})"),
-        element("rect", {**box, "x": 0.0, "width": width, "rx": 3.0, "fill": colour}),
-        element(
-            "path",
-            {
-                "d": f"M3 0H{edge:.1f}V{HEIGHT:.0f}H3A3 3 0 0 1 0 17V3A3 3 0 0 1 3 0z",
-                "fill": "#333b46",
-            },
-        ),
-    ]
-    for text, size, start in ((BADGE_WORDS, sizes[0], MARGIN), (words, sizes[1], edge + MARGIN)):
-        place = {"x": start, "y": 14.0, "textLength": size, "lengthAdjust": "spacingAndGlyphs"}
-        parts.append(element("text", {**place, "fill": "#fff"}, escape(text)))
-    frame = {"xmlns": "http://www.w3.org/2000/svg", "width": width, "height": HEIGHT, "role": "img"}
-    said = {
-        "aria-label": f"{BADGE_WORDS} {words}",
-        "font-family": "Verdana,Geneva,DejaVu Sans,sans-serif",
-    }
-    return element("svg", {**frame, **said, "font-size": 11.0}, *parts)
+    value, color = MISSING, UNKNOWN_COLOR
+    reason = ", ".join(report.invalid) or "no predictions to compare"
+    if measured and not report.invalid:
+        lowest, metrics = min(measured, key=lambda pair: pair[0].value)
+        value = f"{write_share(lowest.value)} %"
+        color = next(color for least, color in BADGE_COLORS if lowest.value >= least)
+        interval = write_interval("consistency", lowest.lower, lowest.upper, lowest.method)
+        reason = (
+            f"{interval}, mode {metrics.movement.mode}, {len(metrics.shifts)} shifts, "
+            f"{metrics.num_images:,} images"
+        )
+    left, right = (round(7 * len(text) + 14) for text in (BADGE_LABEL, value))
+    width = left + right
+    title = escape(printable(f"{report.name}: {BADGE_LABEL} {value} ({reason})"), quote=True)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="20" role="img" '
+        f'aria-label="{BADGE_LABEL} {escape(value)}" font-family="Verdana,DejaVu Sans,sans-serif" '
+        f'font-size="11" text-anchor="middle" fill="#fff"><title>{title}</title>'
+        f'<rect width="{left + 4}" height="20" rx="3" fill="#333b46"/>'
+        f'<rect x="{left}" width="{right}" height="20" rx="3" fill="{color}"/>'
+        f'<text x="{left / 2:g}" y="14">{BADGE_LABEL}</text>'
+        f'<text x="{left + right / 2:g}" y="14">{escape(value)}</text></svg>'
+    )

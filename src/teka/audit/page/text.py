@@ -1,11 +1,11 @@
-"""What audits and comparisons found, as text for a terminal."""
+"""Reports and comparisons as text for a terminal."""
 
 import textwrap
 from collections.abc import Sequence
 
 from teka.audit.caveats import SEVERITIES
 from teka.audit.page.compared import differing, reference_of, valid_pairs, winner, write_ends
-from teka.audit.page.layers import blamed_layers
+from teka.audit.page.layers import explaining_layers
 from teka.audit.page.metric_formatting import is_share, missing_intervals, write_difference
 from teka.audit.page.pages import audit_columns, audit_rows, interval_note, sorted_caveats
 from teka.audit.report import AuditReport
@@ -26,11 +26,11 @@ TERMINAL_NUMBERS = (
     "flip_rate",
 )
 TERMINAL_NUMBERS += ("overlap", "minimum_overlap", "retrieval", "cosine_distance", "maximum_error")
-"""The numbers that a terminal has room for."""
+"""Metrics for which a terminal has room."""
 
 
 def audit_text(reports: Sequence[AuditReport]) -> str:
-    """The numbers as an aligned table, then for each model its verdict, caveats, layers to blame and what failed."""
+    """Return a table of metrics, then the verdict, caveats, layers and failures of each model."""
     if not reports:
         raise wrong_value("reports", list(reports), "one or more reports")
     several = len(reports) > 1
@@ -43,10 +43,10 @@ def audit_text(reports: Sequence[AuditReport]) -> str:
             lines += _wrap(
                 f"{SEVERITIES[caveat.severity]}, {caveat.name}: {caveat.message}", "  ! "
             )
-        for role, name, words in blamed_layers(report.layers):
-            lines += _wrap(f"{role}: {name} ({words})", "  > ")
+        for role, name, words in explaining_layers(report.layers):
+            lines += _wrap(f"{name} {role} ({words})", "  > ")
         for failure in report.failures:
-            lines += _wrap(f"not done, {failure.part}: {failure.message}", "  x ")
+            lines += _wrap(f"{failure.part} failed: {failure.message}", "  x ")
         texts.append("\n".join(lines))
     return "\n\n".join(texts)
 

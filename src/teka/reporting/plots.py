@@ -1,0 +1,138 @@
+"""Charts for HTML pages: matplotlib figures as inline SVG in the colors of the page."""
+
+import io
+import re
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from teka.errors import printable, require
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Colors of Okabe and Ito, which color-blind readers can distinguish, and four others.
+COLORS = (
+    "#D55E00",
+    "#0072B2",
+    "#009E73",
+    "#CC79A7",
+    "#7A6A00",
+    "#9944FF",
+    "#56B4E9",
+    "#882255",
+    "#553311",
+    "#E69F00",
+)
+MARKERS = "os^DvPXh*>"
+# In an SVG these two colors become the text color and the line color of the page.
+_INK, _RULE = "#1c2430", "#dfe3e8"
+_PIXELS_PER_INCH = 72
+# Changes that make an SVG file of matplotlib an element of a page.
+_SVG_CHANGES = {
+    r"<metadata>.*?</metadata>|<style.*?</style>": "",
+    r' xmlns(:xlink)?="[^"]*"| (width|height)="[^"]*pt"| font-family: [^;"]*;': "",
+    r'<g id="[^"]*"': "<g",  # every chart has the same names, and names must be unique on a page
+    "xlink:href": "href",
+    r"\s+": " ",
+    _INK: "currentColor",
+    _RULE: "var(--line)",
+}
+
+
+def line_color(index: int) -> str:
+    """Return the color of the model with an index, the same in every chart and table."""
+    return COLORS[index % len(COLORS)]
+
+
+def line_marker(index: int) -> str:
+    """Return the marker of the model with an index."""
+    return MARKERS[index % len(MARKERS)]
+
+
+def make_axes(
+    width: float | int, height: float | int, *, legend_rows: int = 0, layout: str | None = None
+) -> "tuple[Figure, Axes]":
+    """Return a figure and its axes, in the style of the pages.
+
+    Args:
+        width: Width in pixels.
+        height: Height in pixels, without the legend.
+        legend_rows: Number of rows of a legend above the chart.
+        layout: Layout engine of matplotlib. By default the margins are fixed, which is faster.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    require("matplotlib", "pages need", "teka[report]")
+    from matplotlib.figure import Figure
+
+    legend_height = 17 * legend_rows
+    height += legend_height
+    size = width / _PIXELS_PER_INCH, height / _PIXELS_PER_INCH
+    figure = Figure(figsize=size, dpi=_PIXELS_PER_INCH, layout=layout)
+    axes = figure.subplots()
+    if layout is None:
+        figure.subplots_adjust(
+            left=50 / width,
+            right=1 - 8 / width,
+            bottom=36 / height,
+            top=1 - (8 + legend_height) / height,
+        )
+    axes.grid(axis="y", color=_RULE, linewidth=1)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=_INK, labelsize=11, length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(_RULE)
+    return figure, axes
+
+
+def label_axes(axes: "Axes", horizontal: str, vertical: str) -> None:
+    """Write the labels of both axes."""
+    horizontal, vertical = printable(horizontal), printable(vertical)
+    axes.set_xlabel(horizontal, color=_INK, fontsize=11, parse_math=False)
+    axes.set_ylabel(vertical, color=_INK, fontsize=11, parse_math=False)
+
+
+def add_legend(axes: "Axes", num_columns: int = 1) -> None:
+    """Write the names of the lines above the chart."""
+    legend = axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=num_columns,
+        frameon=False,
+        fontsize=11,
+        labelcolor=_INK,
+    )
+    for text in legend.get_texts():
+        text.set_text(printable(text.get_text()))
+        text.set_parse_math(False)  # a name is not a formula, even with a dollar sign
+
+
+def to_svg(figure: "Figure", description: str) -> str:
+    """Convert a figure to an SVG element for a page.
+
+    Args:
+        figure: The figure.
+        description: Text alternative for readers who do not see the chart.
+    """
+    import matplotlib
+
+    file = io.StringIO()
+    # The salt makes the identifiers depend on the content only, so that pages are reproducible.
+    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "teka", "font.family": "sans-serif"}
+    with matplotlib.rc_context(settings):
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    svg = re.sub(r"^.*?<svg ", "<svg ", file.getvalue(), flags=re.DOTALL)
+    for pattern, replacement in _SVG_CHANGES.items():
+        svg = re.sub(pattern, replacement, svg, flags=re.DOTALL)
+    label = escape(printable(description), quote=True)
+    return svg.replace("<svg ", f'<svg class="chart" role="img" aria-label="{label}" ', 1).strip()
+
+
+def choose_ticks(steps: Sequence[float | int], most: int = 9) -> list[int]:
+    """Return indices of at most about `most` steps for ticks, counted from step 0."""
+    every = -(-len(steps) // most)
+    zero = list(steps).index(0) if 0 in steps else 0
+    return [index for index in range(len(steps)) if (index - zero) % every == 0]

@@ -1,0 +1,51 @@
+import itertools
+import re
+from xml.etree import ElementTree
+
+from teka.reporting.plots import add_legend, choose_ticks, label_axes, line_color, make_axes, to_svg
+
+
+def draw(name: str = "model") -> str:
+    figure, axes = make_axes(380, 240, legend_rows=1)
+    axes.plot([0, 1], [1, 2], color=line_color(0), marker="o", label=name)
+    label_axes(axes, "shift (pixels)", "accuracy (%)")
+    add_legend(axes)
+    return to_svg(figure, f"Accuracy of {name}.")
+
+
+def test_svg_is_an_element_without_a_file_header_or_fixed_size():
+    svg = draw()
+    element = ElementTree.fromstring(svg)
+    assert element.attrib["viewBox"] == "0 0 380 257"
+    assert element.attrib["aria-label"] == "Accuracy of model."
+    assert not {"width", "height"} & element.attrib.keys()
+    assert "xmlns" not in svg
+
+
+def test_text_is_text_in_the_color_of_the_page():
+    element = ElementTree.fromstring(draw())
+    texts = {text.text: text.attrib["style"] for text in element.iter("text")}
+    assert {"shift (pixels)", "accuracy (%)", "model"} <= texts.keys()
+    assert all("fill: currentColor" in style for style in texts.values())
+
+
+def test_names_are_escaped_and_no_formulas():
+    svg = draw('<b> $x_1$ "&"')
+    assert ElementTree.fromstring(svg).attrib["aria-label"] == 'Accuracy of <b> $x_1$ "&".'
+    assert "&lt;b&gt; $x_1$" in svg
+
+
+def test_charts_are_reproducible_and_share_only_names_of_equal_content():
+    assert draw() == draw()
+    names = re.findall(r'id="([^"]+)"', draw())
+    references = re.findall(r'(?:href="#|url\(#)([^")]+)', draw())
+    assert set(references) <= set(names)
+    assert not [name for name in names if name.startswith(("figure", "axes", "text"))]
+
+
+def test_few_ticks_are_chosen_with_one_at_zero():
+    steps = list(range(-16, 17))
+    ticks = [steps[index] for index in choose_ticks(steps)]
+    assert 0 in ticks
+    assert len(ticks) <= 10
+    assert len({second - first for first, second in itertools.pairwise(ticks)}) == 1
