@@ -8,7 +8,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from teka.audit import Estimate
-from teka.audit.page.curves import CurveLine, CurvePoint, curve_chart, quantity_of
+from teka.audit.page.charts import CurveLine, CurvePoint, curve_chart
 from teka.codec import encode
 from teka.errors import require
 from teka.files import write_json
@@ -66,7 +66,6 @@ def render_html(report: ShiftReport, examples: Examples) -> str:
         axis: [_line(at, group, axis) for at, group in enumerate(report.groups)]
         for axis in report.axes
     }
-    every = [line for along in lines.values() for line in along]
     settings = {
         "Command": report.command,
         "Data": report.dataset,
@@ -83,7 +82,7 @@ def render_html(report: ShiftReport, examples: Examples) -> str:
             (svg.swatch(line_style(at)), group.first.name) for at, group in enumerate(report.groups)
         ],
         "charts": [
-            curve_chart(quantity_of("accuracy"), axis, along, every)
+            curve_chart(along, axis, "correct (%)", is_percent=True)
             for axis, along in lines.items()
         ],
         "shifts": [write_step(shift) for shift in report.shifts],
@@ -99,7 +98,7 @@ def render_html(report: ShiftReport, examples: Examples) -> str:
 def _line(at: int, group: SeedGroup, axis: str) -> CurveLine:
     found = group.accuracy(axis).items()
     points = (CurvePoint(shift, one.value, _limits(one), _limits(one)) for shift, one in found)
-    return CurveLine(group.first.name, line_style(at), tuple(points))
+    return CurveLine(group.first.name, at, tuple(points))
 
 
 def _limits(found: Estimate) -> tuple[float, float]:
