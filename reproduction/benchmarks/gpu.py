@@ -36,7 +36,7 @@ from teka.functional.backends import triton as triton_backend
 OUT = Path(__file__).with_suffix(".json")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HEADS, DIM = 8, 64
-NUM_CALLS = 20
+NUM_CALLS = 10
 # The largest number of tokens for which softmax attention is timed.
 MAX_SOFTMAX_TOKENS = {torch.bfloat16: 16384, torch.float32: 4096}
 
@@ -150,7 +150,7 @@ def peak_bytes(call: Step) -> int:
 
 def copied_bytes_per_second() -> float:
     """Return the number of bytes that a copy of a large tensor reads and writes per second."""
-    source = torch.randn(2**28, device=DEVICE)
+    source = torch.randn(2**26, device=DEVICE)
     times = time_calls({"copy": source.clone}, seconds=0.5)
     return 2 * source.nbytes / times["copy"]["seconds"]
 
@@ -191,6 +191,8 @@ def main(
         out: The file.
     """
     rows: list[dict[str, Any]] = read_json(out)["rows"] if table else []
+    if DEVICE == "cpu" and not table and not triton_backend.IS_INTERPRETED:
+        raise SystemExit("No GPU was found. Set TRITON_INTERPRET=1 to test the script without one.")
     if not table:
         bandwidth = copied_bytes_per_second()
         settings = {"tokens": tokens, "heads": HEADS, "dim": DIM, "bytes_per_second": bandwidth}
