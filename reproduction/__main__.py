@@ -11,21 +11,28 @@ from teka.cli import main, make_app
 from teka.cli.parser import old_command
 
 REPRODUCTION_COMMANDS = {
-    "study": ("reproduction.commands:study", "train a grid of runs and compare them"),
-    "reproduce": ("reproduction.commands:reproduce", "Table 1 and Figure 1 of Horn et al. (2021)"),
+    "study": ("reproduction.commands:study", "Train a grid of runs and compare them."),
+    "reproduce": (
+        "reproduction.commands:reproduce",
+        "Reproduce Table 1 or Figure 1 of Horn et al. (2021).",
+    ),
     "heads": (
         "reproduction.heads.commands:heads",
         "draw where heads of a self-attention network look",
     ),
     "prune": ("reproduction.heads.commands:prune", "remove degenerate heads and train on"),
 }
+OLD_COMMANDS = ("heads", "prune")
 
 
 def make_reproduction_app() -> App:
     """Return the parser with the commands of teka and of the reproductions."""
     app = make_app("python -m reproduction")
     for name, (path, summary) in REPRODUCTION_COMMANDS.items():
-        app.command(old_command(path), name=name, help=summary, help_flags=[], version_flags=[])
+        if name in OLD_COMMANDS:
+            app.command(old_command(path), name=name, help=summary, help_flags=[], version_flags=[])
+        else:
+            app.command(path, name=name, help=summary)
     return app
 
 

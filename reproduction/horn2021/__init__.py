@@ -1,5 +1,1 @@
-"""The experiments of the papers, as studies that come with the library, and the papers' numbers."""
-
-from reproduction.horn2021.reproduction import read_reproduction, reproduce
-
-__all__ = ["read_reproduction", "reproduce"]
+"""Table 1 and Figure 1 of Horn et al. (2021), arXiv:2102.07680."""

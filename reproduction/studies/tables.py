@@ -16,17 +16,10 @@ from typing import Any
 import bounded_rotary
 import interval_coverage
 import linear_positions
+import pandas as pd
 
-from reproduction.study import Study, read_study
-from reproduction.study.report.results import (
-    StudyGroup,
-    StudyMatrix,
-    StudyResults,
-    compare_with,
-    read_study_results,
-)
-from reproduction.study.report.tables import NOTHING, with_interval
-from teka.audit.statistics.estimate import mean_over_seeds
+from reproduction.study import Study, read_cells, read_study
+from reproduction.study.report import add_differences, format_mean, half_width
 from teka.files import write_bytes
 from teka.reporting.formatting import percent
 
@@ -40,6 +33,7 @@ DATA = {
 }
 SMALL = ("digits", "mnist", "fashion-mnist")
 SOFTMAX, SQUARED_RELU = "softmax", "squared relu"
+NOTHING = "–"
 
 
 @cache
@@ -49,9 +43,9 @@ def plan(name: str) -> Study:
 
 
 @cache
-def results(name: str) -> StudyResults:
-    """The cells of a study that are there."""
-    return read_study_results(ROOT / "reproduction" / "studies" / name)
+def results(name: str) -> pd.DataFrame:
+    """Return the finished cells of a study."""
+    return read_cells(plan(name), ROOT / "reproduction" / "studies" / name)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -60,198 +54,142 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]) + "\n"
 
 
-def accuracy(group: StudyGroup | None) -> str:
-    """Mean and interval over seeds."""
-    found = group.estimate("accuracy") if group else None
-    return with_interval(found) if found else NOTHING
+def signed(differences: Iterable[float]) -> str:
+    """Return the mean of differences and half of its interval, with the sign."""
+    return format_mean(differences, signed=True)
 
 
-def kernel_group(data: str, kernel: str, position: str) -> StudyGroup | None:
-    """A group of the study of kernels."""
-    return results("kernels").group({"data": data, "kernel": kernel, "position": position})
+def accuracies(name: str, factor: str) -> pd.DataFrame:
+    """Return the accuracies of a study with one column for each level of a factor."""
+    return results(name).accuracy.unstack(factor)
+
+
+def differences(name: str, factor: str, reference: str) -> pd.DataFrame:
+    """Return accuracies minus those of a level of a factor, paired by seed."""
+    wide = accuracies(name, factor)
+    return wide.sub(wide[reference], axis=0).drop(columns=reference)
 
 
 def accuracies_on(data: str) -> str:
-    """Every kernel with every position."""
+    """Return the accuracy of every kernel with every position."""
     levels = plan("kernels").factors
+    wide = accuracies("kernels", "position").xs(data, level="data")
     rows = [
-        [
-            kernel,
-            *(accuracy(kernel_group(data, kernel, position)) for position in levels["position"]),
-        ]
+        [kernel, *(format_mean(wide.loc[kernel, position]) for position in levels["position"])]
         for kernel in levels["kernel"]
     ]
     return table(["kernel", *levels["position"]], rows)
 
 
 def differences_with_rotary() -> str:
-    """Every kernel with rotary less softmax with it, after as many steps and in as much time."""
+    """Return kernels minus softmax, both with rotary, at equal steps and equal time.
+
+    * marks kernels with a run that ends before that of softmax.
+    """
+    cells = add_differences(results("kernels"), {"kernel": SOFTMAX}).xs("rotary", level="position")
+    seconds = cells.process_seconds.unstack("kernel")
+    is_early = seconds.lt(seconds[SOFTMAX], axis=0).groupby(level="data").any()
     rows = []
     for kernel in plan("kernels").factors["kernel"]:
         if kernel == SOFTMAX:
             continue
         row = [kernel]
         for data in SMALL:
-            group, reference = (
-                kernel_group(data, kernel, "rotary"),
-                kernel_group(data, SOFTMAX, "rotary"),
-            )
-            found = compare_with(group, reference) if group and reference else None
-            time = found.equal_time if found else None
-            early = "*" if found and found.early else ""
-            row.append(with_interval(found.equal_steps, signed=True) if found else NOTHING)
-            row.append(with_interval(time, signed=True) + early if time else NOTHING)
+            group = cells.xs((data, kernel), level=("data", "kernel"))
+            early = "*" if is_early.loc[data, kernel] else ""
+            row += [signed(group.at_equal_steps), signed(group.at_equal_time) + early]
         rows.append(row)
-    return table(
-        ["kernel", *(head for data in SMALL for head in (f"{DATA[data]}: steps", "time"))], rows
-    )
-
-
-def paired(
-    groups: Iterable[StudyGroup | None], references: Iterable[StudyGroup | None]
-) -> dict[int, float]:
-    """The difference in accuracy of every seed that both have."""
-    ours, theirs = (
-        {result.seed: result.accuracy for group in given if group for result in group.results}
-        for given in (groups, references)
-    )
-    return {seed: accuracy - theirs[seed] for seed, accuracy in ours.items() if seed in theirs}
-
-
-def difference(data: str, one: tuple[str, str], other: tuple[str, str]) -> dict[int, float]:
-    """A kernel with a position less another such pair, for every seed that both have."""
-    return paired([kernel_group(data, *one)], [kernel_group(data, *other)])
-
-
-def medians(differences: Iterable[Mapping[int, float]]) -> list[float]:
-    """The median of several differences for every seed."""
-    by_seed: dict[int, list[float]] = {}
-    for found in differences:
-        for seed, one in found.items():
-            by_seed.setdefault(seed, []).append(one)
-    return [median(found) for found in by_seed.values()]
+    head = [column for data in SMALL for column in (f"{DATA[data]}: steps", "time")]
+    return table(["kernel", *head], rows)
 
 
 def differences_with_all_positions() -> str:
-    """Every kernel less softmax with the same position: the median of the positions of a seed."""
-    levels = plan("kernels").factors
-    positions = [position for position in levels["position"] if position != "rotation joint"]
-    rows = []
-    for kernel in levels["kernel"]:
-        if kernel == SOFTMAX:
-            continue
-        row = [kernel]
-        for data in SMALL:
-            row.append(
-                gain(medians(difference(data, (kernel, one), (SOFTMAX, one)) for one in positions))
-            )
-        rows.append(row)
+    """Return kernels minus softmax: for each seed, the median over positions."""
+    wide = differences("kernels", "kernel", SOFTMAX).drop("rotation joint", level="position")
+    medians = wide.groupby(level=["data", "seed"]).median()
+    rows = [
+        [kernel, *(signed(medians.loc[data, kernel]) for data in SMALL)]
+        for kernel in plan("kernels").factors["kernel"]
+        if kernel != SOFTMAX
+    ]
     return table(["kernel", *(DATA[data] for data in SMALL)], rows)
 
 
 def gains_of_positions() -> str:
-    """Every position less none, for every kernel and in the median of all kernels of a seed."""
+    """Return positions minus none, for every kernel, and the median over kernels of each seed."""
+    wide = differences("kernels", "position", "none")
+    medians = wide.groupby(level=["data", "seed"]).median()
     levels = plan("kernels").factors
     positions = [position for position in levels["position"] if position != "none"]
-    rows, columns = [], {position: [] for position in positions}
-    for kernel in levels["kernel"]:
-        for data in SMALL:
-            row = [kernel, DATA[data]]
-            for position in positions:
-                differences = [*difference(data, (kernel, position), (kernel, "none")).values()]
-                columns[position] += [fmean(differences)] if differences else []
-                row.append(gain(differences))
-            rows.append(row)
+    rows = []
+    for kernel, data in product(levels["kernel"], SMALL):
+        group = wide.xs((data, kernel), level=("data", "kernel"))
+        rows.append([kernel, DATA[data], *(signed(group[position]) for position in positions)])
     for data in SMALL:
-        row = ["median", DATA[data]]
-        for position in positions:
-            row.append(
-                gain(
-                    medians(
-                        difference(data, (one, position), (one, "none")) for one in levels["kernel"]
-                    )
-                )
-            )
-        rows.append(row)
-    above = (f"{sum(one > 0 for one in column)} of {len(column)}" for column in columns.values())
+        rows.append(["median", DATA[data], *(signed(medians.loc[data, one]) for one in positions)])
+    means = wide.groupby(level=["data", "kernel"]).mean()
+    above = (f"{(means[one] > 0).sum()} of {means[one].count()}" for one in positions)
     rows.append(["rows above 0", "", *above])
     return table(["kernel", "data", *positions], rows)
 
 
-def gain(differences: Sequence[float]) -> str:
-    """The mean of differences over seeds and its interval."""
-    return with_interval(mean_over_seeds(differences), signed=True) if differences else NOTHING
-
-
 def beyond_noise() -> str:
-    """How many differences exceed their interval, and how many would by chance alone."""
-    levels, rows = plan("kernels").factors, []
-    questions: dict[str, Callable[[str, str], tuple[str, str]]] = {
-        "kernel less softmax": lambda _, position: (SOFTMAX, position),
-        "position less none": lambda kernel, _: (kernel, "none"),
-    }
-    for question, reference in questions.items():
+    """Return how many differences exceed their interval, and how many would by chance alone."""
+    rows = []
+    for question, factor, other, reference in (
+        ("kernel less softmax", "kernel", "position", SOFTMAX),
+        ("position less none", "position", "kernel", "none"),
+    ):
+        wide = differences("kernels", factor, reference)
         for data in SMALL:
-            found = []
-            for pair in product(levels["kernel"], levels["position"]):
-                other = reference(*pair)
-                differences = [*difference(data, pair, other).values()]
-                found += [mean_over_seeds(differences)] if other != pair and differences else []
-            beyond = [
-                one.value > 0
-                for one in found
-                if one.half_width is not None and abs(one.value) > one.half_width
-            ]
-            above = sum(beyond)
-            rows.append([question, DATA[data], *map(str, (len(found), above, len(beyond) - above))])
-            rows[-1].append(f"{len(found) / 40:.1f}")
+            groups = wide.xs(data, level="data").stack().dropna().groupby(level=[other, factor])
+            means = groups.mean()
+            is_beyond = means.abs() > half_width(groups)
+            above = (is_beyond & (means > 0)).sum()
+            counts = (len(means), above, is_beyond.sum() - above)
+            rows.append([question, DATA[data], *map(str, counts), f"{len(means) / 40:.1f}"])
     return table(["difference", "data", "compared", "above", "below", "by chance, each"], rows)
 
 
 def variants(name: str) -> str:
-    """Every variant of a study on its data, the best first."""
-    matrix, data = StudyMatrix(results(name)), list(plan(name).factors["data"])
-    rows = [[row, *(accuracy(matrix.at(one, row, "")) for one in data)] for row in matrix.rows]
+    """Return the accuracy of every variant of a study, the best first."""
+    wide = accuracies(name, "data")
+    means = wide.groupby(level="variant").mean()
+    leads = means.sub(means.mean()).mean(axis=1).sort_values(ascending=False)
+    data = list(plan(name).factors["data"])
+    rows = [
+        [variant, *(format_mean(wide.loc[variant, one]) for one in data)] for variant in leads.index
+    ]
     return table(["variant", *(DATA[one] for one in data)], rows)
 
 
 def variants_against(name: str, reference: str) -> str:
-    """Every variant of a study on its data, and seed by seed less one of them."""
-    study, levels, rows = results(name), plan(name).factors, []
+    """Return the accuracy of every variant of a study, and its difference to one of them."""
+    wide, less = accuracies(name, "variant"), differences(name, "variant", reference)
+    levels, rows = plan(name).factors, []
     for variant in levels["variant"]:
         row = [variant]
-        for one in levels["data"]:
-            group, other = (
-                study.group({"data": one, "variant": level}) for level in (variant, reference)
-            )
-            differences = [*paired([group], [other]).values()] if variant != reference else []
-            row += [
-                accuracy(group),
-                with_interval(mean_over_seeds(differences), signed=True) if differences else "",
-            ]
+        for data in levels["data"]:
+            values = wide.loc[data, variant]
+            row.append(format_mean(values))
+            is_compared = variant != reference and values.notna().any()
+            row.append(signed(less.loc[data, variant]) if is_compared else "")
         rows.append(row)
     head = [column for one in levels["data"] for column in (DATA[one], "difference")]
     return table(["variant", *head], rows)
 
 
 def rotation_start_of_kernels() -> str:
-    """Rotation on MNIST with larger weights at first, less that with those of the default, for every kernel."""
-    squared, others = (results(name) for name in ("rotation_start", "rotation_start_kernels"))
-    scales, rows = ("σ = 1", "σ = 8"), []
+    """Return rotation on MNIST with initial weights of standard deviation 8 minus 1."""
+    squared = accuracies("rotation_start", "variant").loc["mnist"]
+    others = accuracies("rotation_start_kernels", "variant").loc["mnist"]
+    rows = []
     for kernel in (SQUARED_RELU, *plan("rotation_start_kernels").factors["kernel"]):
-        study, labels = (squared, {}) if kernel == SQUARED_RELU else (others, {"kernel": kernel})
-        default, larger = (
-            study.group({"data": "mnist", **labels, "variant": scale}) for scale in scales
-        )
-        rows.append(
-            [
-                kernel,
-                accuracy(default),
-                accuracy(larger),
-                gain([*paired([larger], [default]).values()]),
-            ]
-        )
-    return table(["kernel with rotation", *scales, "difference"], rows)
+        group = squared if kernel == SQUARED_RELU else others.loc[kernel]
+        default, larger = group["σ = 1"], group["σ = 8"]
+        row = [kernel, format_mean(default), format_mean(larger), signed(larger - default)]
+        rows.append(row)
+    return table(["kernel with rotation", "σ = 1", "σ = 8", "difference"], rows)
 
 
 @cache
@@ -274,12 +212,12 @@ def accuracies_of(data: str, candidate: str, seeds: Sequence[int]) -> dict[int, 
 def less(ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
     """One candidate less another, for every seed that both have."""
     differences = [accuracy - theirs[seed] for seed, accuracy in ours.items() if seed in theirs]
-    return with_interval(mean_over_seeds(differences), signed=True) if differences else NOTHING
+    return signed(differences)
 
 
 def mean(found: Mapping[int, float]) -> str:
     """Mean and interval of a candidate over seeds."""
-    return with_interval(mean_over_seeds([*found.values()])) if found else NOTHING
+    return format_mean(found.values())
 
 
 def bounded_accuracy() -> str:
@@ -352,61 +290,40 @@ def bounded_sizes() -> str:
 
 
 def exactness() -> str:
-    """What shifts change, over all cells of the study of kernels."""
-    joint, exact = [], []
-    for result in results("kernels").results:
-        (joint if result.labels["position"] == "rotation joint" else exact).append(result)
+    """Return what shifts change, over all cells of the study of kernels."""
+    cells = results("kernels")
+    is_joint = cells.index.get_level_values("position") == "rotation joint"
     rows = []
-    for name, cells in (("every other", exact), ("rotation joint", joint)):
-        errors = [(cell.equivariance_error or 0.0, cell.noise_floor or 0.0) for cell in cells]
-        falls = [
-            (cell.unshifted_accuracy or 0.0) - (cell.minimum_accuracy or 0.0) for cell in cells
-        ]
+    for name, group in (("every other", cells[~is_joint]), ("rotation joint", cells[is_joint])):
+        errors = group.equivariance_error
         row = [
             name,
-            str(len(cells)),
-            percent(max(falls)),
-            f"{max(error for error, _ in errors):.1e}",
+            str(len(group)),
+            percent((group.unshifted_accuracy - group.minimum_accuracy).max()),
+            f"{errors.max():.1e}",
+            f"{group.noise_floor.max():.1e}",
+            f"{(errors / group.noise_floor).max():,.2g}",
         ]
-        rows.append(
-            [
-                *row,
-                f"{max(floor for _, floor in errors):.1e}",
-                f"{max(e / f for e, f in errors):,.2g}",
-            ]
-        )
-    return table(
-        [
-            "position",
-            "models",
-            "lost at the worst shift",
-            "change of the logits",
-            "noise floor",
-            "ratio",
-        ],
-        rows,
-    )
+        rows.append(row)
+    head = ["position", "models", "lost at the worst shift", "change of the logits", "noise floor"]
+    return table([*head, "ratio"], rows)
 
 
 def positions_with(kernel: str) -> str:
-    """Every position that others use, and less rotary, seed by seed; the best in the mean of the data first."""
-    study, levels, rows = results("positions"), plan("positions").factors, {}
-    for position in levels["position"]:
-        row, means = [position], []
-        for data in levels["data"]:
-            labels = {"data": data, "kernel": kernel}
-            group, rotary = (
-                study.group({**labels, "position": one}) for one in (position, "rotary")
-            )
-            differences = [*paired([group], [rotary]).values()] if position != "rotary" else []
-            row += [accuracy(group), gain(differences) if differences else ""]
-            found = group.estimate("accuracy") if group else None
-            means.append(found.value if found else 0.0)
-        rows[fmean(means)] = row
-    head = [column for data in levels["data"] for column in (DATA[data], "less rotary")]
-    return table(
-        [f"position, with {kernel}", *head], [rows[value] for value in sorted(rows, reverse=True)]
-    )
+    """Return every position and its difference to rotary, the best in the mean of the data first."""
+    wide = accuracies("positions", "position").xs(kernel, level="kernel")
+    less = differences("positions", "position", "rotary").xs(kernel, level="kernel")
+    data = list(plan("positions").factors["data"])
+    order = wide.groupby(level="data").mean().mean().sort_values(ascending=False)
+    rows = []
+    for position in order.index:
+        row = [position]
+        for one in data:
+            row.append(format_mean(wide.loc[one, position]))
+            row.append(signed(less.loc[one, position]) if position != "rotary" else "")
+        rows.append(row)
+    head = [column for one in data for column in (DATA[one], "less rotary")]
+    return table([f"position, with {kernel}", *head], rows)
 
 
 def linear_position_rows() -> str:

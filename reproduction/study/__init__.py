@@ -1,8 +1,18 @@
-"""Studies: grids of runs, trained side by side and resumed, each cell one JSON file or one line of a packed one."""
+"""Studies: grids of training runs, trained in parallel, resumed after interruptions and compared."""
 
-from reproduction.study.cells import pack_study
-from reproduction.study.read_study import read_study
+from reproduction.study.cells import pack_cells, read_cells
+from reproduction.study.report import write_study
 from reproduction.study.run_study import run_study
-from reproduction.study.study import Measure, Study, Tune
+from reproduction.study.study import Measure, Stability, Study, Tune, read_study
 
-__all__ = ["Measure", "Study", "Tune", "pack_study", "read_study", "run_study"]
+__all__ = [
+    "Measure",
+    "Stability",
+    "Study",
+    "Tune",
+    "pack_cells",
+    "read_cells",
+    "read_study",
+    "run_study",
+    "write_study",
+]

@@ -1,213 +1,150 @@
-"""Measure a trained model of a study: its accuracy, cost and equivariance, and what its heads look at."""
+"""Measurements of a trained model: accuracy, cost and the effect of shifts."""
 
 import copy
-import math
-from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from reproduction.heads.measure import HeadGrid
-from reproduction.heads.record import Moment
-from reproduction.study.cells import ShiftedClass, Stable
 from reproduction.study.study import Measure, Stability
 from teka.audit import Movement, measure_responses
 from teka.data import Dataset, Split, lossless_selection
 from teka.flops import flop_counter
+from teka.models import Performer
 from teka.testing import equivariance_error
-from teka.training.batches import batches
-from teka.training.shift.measure import accuracies, backend_of, can_see, seeing
 
-EVALUATION_BATCH = 250
-EQUIVARIANCE_IMAGES = 16
-# What a cell's file keeps of a number of its heads: significant digits, and digits after the point.
-DIGITS, DECIMALS = 4, 6
+BATCH_SIZE = 250
+NUM_EQUIVARIANCE_IMAGES = 16
 
 
 def measure_model(model: nn.Module, dataset: Dataset, measure: Measure) -> dict[str, Any]:
-    """Accuracy, cost and what shifts do, fields of `CellResult`; the model is moved to an accelerator, if any."""
+    """Measure a model in evaluation mode on the test images, on the GPU if there is one.
+
+    FLOPs are those of the matrix products for one image. The equivariance error is the largest
+    relative change of the logits under the shifts. The noise floor is the relative change of the
+    logits between two calls or between float32 and float64, whichever is larger.
+
+    Returns:
+        The measurements, as they are saved in the file of a cell.
+    """
     forward_flops, training_flops = flops_per_image(model, dataset)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model.to(device)
-    test = _some(dataset.test, measure.images)
-    correct = 0
-    with torch.inference_mode():
-        for images, labels in batches(test, batch_size=EVALUATION_BATCH):
-            correct += int((model(images.to(device)).argmax(dim=1).cpu() == labels).sum())
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    test = _sample(dataset.test, measure.images)
+    is_correct = predict(model, test.images).argmax(dim=1) == test.labels
+    backends = getattr(model, "chosen_backends", lambda batch_size: ["torch"])(BATCH_SIZE)
     return {
-        "backend": backend_of(model, EVALUATION_BATCH),
-        "forward_flops": float(forward_flops),
-        "training_flops": float(training_flops),
+        "backend": ", ".join(backends),
+        "forward_flops": forward_flops,
+        "training_flops": training_flops,
         "test_images": len(test),
-        "accuracy": correct / len(test),
-        **_under_shifts(model, test, measure, device),
+        "accuracy": _mean(is_correct),
+        **_measure_shifts(model, _select_shifted(test, measure), measure),
         "stability": {
-            mode: found
-            for mode, asked in measure.stability.items()
-            if (found := _stability(model, mode, asked, _some(test, asked.images), device))
-            is not None
+            mode: _measure_stability(model, test, mode, settings)
+            for mode, settings in measure.stability.items()
+            if settings.crop_size is None or _can_crop(model, settings.crop_size)
         },
     }
 
 
-def _stability(
-    model: nn.Module, mode: str, asked: Stability, split: Split, device: torch.device
-) -> Stable | None:
-    """How many answers stay where images move; None of a model that does not take the size that the mode shows it."""
-    size = tuple(split.images.shape[2:])
-    movement = Movement(mode, crop_size=asked.crop_size)
-    seen = movement.seen_size(size)
-    everywhere = tuple((y, x) for y in range(size[0]) for x in range(size[1]))
-    shifts = ((0.0, 0.0), *(asked.shifts or everywhere))
-    if not can_see(model, seen, size):
-        return None
-    options = {
-        "labels": split.labels,
-        "output": "logits",
-        "batch_size": EVALUATION_BATCH,
-        "device": device,
-    }
-    with seeing(model, seen):
-        moved = measure_responses(model, split.images, shifts, movement, **options)
-    assert moved.agreement is not None
-    same = moved.agreement[moved.moved]
-    return Stable(
-        len(split), len(same), same.double().mean().item(), same.all(dim=0).double().mean().item()
-    )
-
-
-def _under_shifts(
-    model: nn.Module, test: Split, measure: Measure, device: torch.device
-) -> dict[str, Any]:
-    shifted = _shifted(test, measure)
-    if not len(shifted):
-        nothing = {"minimum_accuracy": None, "worst_shift_accuracy": None}
-        return {
-            "mode": measure.mode,
-            "shifts": (),
-            "shifted_images": 0,
-            "accuracy_by_shift": (),
-            **nothing,
-        }
-    options = {
-        "labels": shifted.labels,
-        "output": "logits",
-        "batch_size": EVALUATION_BATCH,
-        "device": device,
-    }
-    moved = measure_responses(
-        model, shifted.images, measure.shifts, Movement(measure.mode), **options
-    )
-    classes = {}
-    for label in measure.classes:
-        of_class = shifted.labels == label
-        if of_class.any():
-            chosen = moved.take_images(of_class)
-            classes[label] = ShiftedClass(
-                chosen.num_images, accuracies(chosen)["accuracy_by_shift"]
-            )
-    return {
-        "mode": measure.mode,
-        "shifts": moved.shifts,
-        "shifted_images": moved.num_images,
-        **accuracies(moved),
-        "classes": classes,
-        **_equivariance(model, shifted, measure, device),
-    }
-
-
-def _some(split: Split, count: int | None) -> Split:
-    """Some images of a split, the same for every cell: published test images need not be in a random order."""
-    if count is None or count >= len(split):
-        return split
-    chosen = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))[:count]
-    return Split(split.images[chosen], split.labels[chosen])
-
-
-def _shifted(test: Split, measure: Measure) -> Split:
-    """The images that are shifted: in mode "lossless" those that lose nothing, and of these the first ones."""
-    if measure.mode == "lossless":
-        down, right = (max(abs(shift[axis]) for shift in measure.shifts) for axis in (0, 1))
-        keep = torch.ones(len(test), dtype=torch.bool)
-        for images, margin in ((test.images, right), (test.images.transpose(2, 3), down)):
-            if margin:
-                keep &= lossless_selection(images, test.labels, class_index=None, margin=margin)
-        test = test.take(keep.nonzero().flatten())
-    return Split(test.images[: measure.shifted_images], test.labels[: measure.shifted_images])
-
-
-def _equivariance(
-    model: nn.Module, split: Split, measure: Measure, device: torch.device
-) -> dict[str, Any]:
-    """Largest relative change of the logits under the shifts, and two floors below which it says nothing."""
-    images = split.images[:EQUIVARIANCE_IMAGES].to(device)
-    error = equivariance_error(model, images, measure.shifts, mode=measure.mode)
+def predict(
+    model: nn.Module, images: Float[Tensor, "images channels height width"]
+) -> Float[Tensor, "images classes"]:
+    """Return the logits of images, computed in batches on the device of the model."""
+    device = next(model.parameters()).device
     with torch.inference_mode():
-        single = model(images).double()
-        # A copy: numbers made in this mode could not be trained on.
-        exact = copy.deepcopy(model).double()(images.double())
-    rounding = ((single - exact).norm() / exact.norm()).item()
-    return {
-        "equivariance_error": error.maximum,
-        "repeat_floor": error.noise_floor,
-        "noise_floor": max(error.noise_floor, rounding),
-    }
+        return torch.cat([model(batch.to(device)).cpu() for batch in images.split(BATCH_SIZE)])
 
 
 def flops_per_image(model: nn.Module, dataset: Dataset) -> tuple[int, int]:
-    """Operations of the matrix products for one image: forward, and forward with backward."""
+    """Return the FLOPs of the forward pass, and of the forward and backward pass, of one image."""
     image, label = dataset.test.images[:1], dataset.test.labels[:1]
     with flop_counter() as forward, torch.no_grad():
         model(image)
     with flop_counter() as training:
-        torch.nn.functional.cross_entropy(model(image), label).backward()
+        nn.functional.cross_entropy(model(image), label).backward()
     model.zero_grad()
     return forward.get_total_flops(), training.get_total_flops()
 
 
-def measure_heads(moments: Sequence[Moment], chance: Sequence[HeadGrid]) -> dict[str, Any]:
-    """The heads of every layer at the start and at the end, and what is by chance, ready for JSON.
-
-    Kept are "center" and "precision" of Gaussians, Σ⁻¹ as its entries yy, yx and xx, and "mean" and "covariance" of
-    other heads; "offset" and "weight"; and of the layer "grid", the fields of `HeadGrid`, as for "chance".
-    """
+def _measure_shifts(model: nn.Module, shifted: Split, measure: Measure) -> dict[str, Any]:
+    result = {"mode": measure.mode, "shifts": measure.shifts, "shifted_images": len(shifted)}
+    if not len(shifted):
+        return {**result, "shifts": (), "accuracy_by_shift": ()}
+    responses = _respond(model, shifted, measure.shifts, Movement(measure.mode))
+    is_correct = responses.correct
+    images = shifted.images[:NUM_EQUIVARIANCE_IMAGES].to(next(model.parameters()).device)
+    error = equivariance_error(model, images, measure.shifts, mode=measure.mode)
+    exact = predict(copy.deepcopy(model).double(), images.double())
+    rounding = (predict(model, images).double() - exact).norm() / exact.norm()
+    by_shift = is_correct.double().mean(dim=1)
     return {
-        "start": _layers(moments[0]),
-        "end": _layers(moments[-1]),
-        "chance": [_fields(grid) for grid in chance],
+        **result,
+        "accuracy_by_shift": by_shift.tolist(),
+        "minimum_accuracy": by_shift.min().item(),
+        "worst_shift_accuracy": _mean(is_correct.all(dim=0)),
+        "classes": {
+            label: {
+                "shifted_images": int(is_class.sum()),
+                "accuracy_by_shift": is_correct[:, is_class].double().mean(dim=1).tolist(),
+            }
+            for label in measure.classes
+            if (is_class := shifted.labels == label).any()
+        },
+        "equivariance_error": error.maximum,
+        "noise_floor": max(error.noise_floor, rounding.item()),
     }
 
 
-def _layers(moment: Moment) -> list[dict[str, object]]:
-    layers: list[dict[str, object]] = []
-    for layer, grid in enumerate(moment.grids):
-        heads = moment.heads.of_layer(layer)
-        shape = (
-            ("center", "precision")
-            if torch.isfinite(heads.center).all()
-            else ("mean", "covariance")
-        )
-        numbers = {name: _numbers(getattr(heads, name)) for name in (*shape, "weight")}
-        layers.append({**numbers, "offset": heads.offset.tolist(), "grid": _fields(grid)})
-    return layers
+def _measure_stability(
+    model: nn.Module, test: Split, mode: str, settings: Stability
+) -> dict[str, Any]:
+    """Compare the predictions for shifted images with those for the unshifted images."""
+    split = _sample(test, settings.images)
+    height, width = split.images.shape[2:]
+    shifts = settings.shifts or [(dy, dx) for dy in range(height) for dx in range(width)]
+    movement = Movement(mode, crop_size=settings.crop_size)
+    if isinstance(model, Performer):
+        model.resize(settings.crop_size or (height, width))
+    responses = _respond(model, split, [(0, 0), *shifts], movement)
+    if isinstance(model, Performer):
+        model.resize((height, width))
+    is_unchanged = responses.agreement[responses.moved]
+    return {
+        "images": len(split),
+        "shifts": len(is_unchanged),
+        "consistency": _mean(is_unchanged),
+        "unchanged": _mean(is_unchanged.all(dim=0)),
+    }
 
 
-def _fields(grid: HeadGrid) -> dict[str, object]:
-    return {name: _round(number) for name, number in asdict(grid).items()}
+def _can_crop(model: nn.Module, crop_size: int) -> bool:
+    return isinstance(model, Performer) and model.takes((crop_size, crop_size))
 
 
-def _numbers(tensor: Tensor) -> list[object]:
-    if tensor.ndim == 3:  # symmetric
-        tensor = torch.stack([tensor[:, 0, 0], tensor[:, 1, 0], tensor[:, 1, 1]], dim=-1)
-    return [_round(value) for value in tensor.tolist()]
+def _respond(model: nn.Module, split: Split, shifts: Any, movement: Movement) -> Any:
+    options = {"labels": split.labels, "output": "logits", "batch_size": BATCH_SIZE}
+    device = next(model.parameters()).device
+    return measure_responses(model, split.images, shifts, movement, device=device, **options)
 
 
-def _round(value: object) -> object:
-    """To the digits that are kept; None for what JSON does not know."""
-    if isinstance(value, list):
-        return [_round(one) for one in value]
-    if not isinstance(value, float):
-        return value
-    return float(f"{round(value, DECIMALS):.{DIGITS}g}") + 0.0 if math.isfinite(value) else None
+def _sample(split: Split, count: int | None) -> Split:
+    """Draw images of a split with a fixed seed, because published images may be sorted."""
+    if count is None or count >= len(split):
+        return split
+    order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))
+    return split.take(order[:count])
+
+
+def _select_shifted(test: Split, measure: Measure) -> Split:
+    """Return the images that are shifted. In mode "lossless", no shift along x moves content out."""
+    if measure.mode == "lossless":
+        margin = max(abs(dx) for _, dx in measure.shifts)
+        keep = lossless_selection(test.images, test.labels, class_index=None, margin=margin)
+        test = test.take(keep.nonzero().flatten())
+    return Split(test.images[: measure.shifted_images], test.labels[: measure.shifted_images])
+
+
+def _mean(is_true: Tensor) -> float:
+    return is_true.double().mean().item()

@@ -1,191 +1,152 @@
-"""What a study trains: a grid of runs, and what is measured of every one."""
+"""Studies: grids of training runs, read from YAML files."""
 
+import functools
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
 
-from teka.audit.movement import MODES, TRANSLATION_MODES, Movement
+from teka.audit import Movement
 from teka.checks import check_name, check_sizes
+from teka.codec import decode
 from teka.errors import wrong_value
-from teka.models.model_file import DTYPES
-from teka.training import Run
+from teka.files import read_yaml
+from teka.training import Run, read_recipe
 
-LONGEST_NAME = 180  # of the levels of a cell in the name of its file, which may be of 255 bytes
-WEIGHTS = ("last", "best")
+Levels = Mapping[str, Sequence[str]]  # some levels of some factors
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A run, whose `data_dir` is left open as it changes no number, and the level of every factor that made it."""
+    """One training run of a study, with its level of every factor."""
 
     labels: Mapping[str, str]
     run: Run
 
     @property
     def name(self) -> str:
-        """The levels and the seed, fit for a file's name."""
-        return "--".join(
-            [*(slug(level) for level in self.labels.values()), f"seed-{self.run.seed}"]
-        )
+        """The levels and the seed, as the name of a file."""
+        return "--".join([*map(slug, self.labels.values()), f"seed-{self.run.seed}"])
 
 
-def slug(words: str) -> str:
-    """Words as a part of a file's name: lower case, with a dash for whatever is no letter, digit or dot within."""
-    return re.sub(r"[^\w.]+", "-", words.lower()).strip("-.")
+def slug(text: str) -> str:
+    """Return a text in lower case, with a dash for every character that is unusual in file names.
+
+    >>> slug("Performer (absolute)")
+    'performer-absolute'
+    """
+    return re.sub(r"[^\w.]+", "-", text.lower()).strip("-.")
 
 
 @dataclass(frozen=True)
 class Stability:
-    """Which answers are asked for again with the images moved.
+    """A measurement of how many predictions stay the same when images are shifted.
 
     Args:
-        shifts: The shifts (dy, dx), fractions in a mode that takes them; none for every whole shift of the torus.
-        images: Number of test images, drawn once with a fixed seed; None for all that are measured.
-        crop_size: Side of the window of mode "crop"; of models that take no other size nothing is then measured.
-
-    Raises:
-        ValueError: A number below 1.
+        shifts: Shifts (dy, dx) in pixels. An empty tuple stands for every circular shift.
+        images: Number of test images; None for all.
+        crop_size: Side of the window in mode "crop".
     """
 
     shifts: tuple[tuple[float, float], ...] = ()
     images: int | None = None
     crop_size: int | None = None
 
-    def __post_init__(self) -> None:
-        check_sizes({"images": self.images, "crop_size": self.crop_size}, or_none=True)
-
 
 @dataclass(frozen=True)
 class Measure:
-    """What is measured of every trained model.
-
-    >>> from reproduction.study import Measure, Study
-    >>> measure = Measure(images=1000, shifts=((0, 4), (4, 0)), mode="zero", save="float16")
-    >>> Study("heads", {"heads": {"2": {"heads": 2}, "4": {"heads": 4}}}, measure=measure).measure.shifts
-    ((0, 0), (0, 4), (4, 0))
+    """The measurements of every trained model.
 
     Args:
-        images: Number of test images, drawn once with a fixed seed; None for all.
-        shifted_images: Number of these that are shifted, the first ones; None for all.
-        shifts: The shifts (dy, dx); (0, 0) is the first of them, whether named or not.
-        mode: What happens at the edge, a mode of `teka.audit.translate`; with "lossless" those images alone are shifted
-            whose blank margins, as `teka.data.lossless_selection` counts them, are wide enough for every shift.
-        classes: Classes whose accuracy at every shift is kept besides that of all.
-        stability: By mode of `teka.audit.translate`, what is asked for again with the images moved.
-        weights: Those measured: "last", or "best", of the epoch with the highest validation accuracy.
-        curve_points: Points of the learning curve, at equal distances in steps; a run with a patience has one after
-            every epoch.
-        save: Keep each model in the folder `models`, in "float32" or "float16"; None for not at all.
-
-    Raises:
-        ValueError: A number below 1, a class below 0, an unknown name, a crop without its size, or a fraction of a
-            pixel in a mode that takes none.
+        images: Number of test images, drawn with a fixed seed; None for all.
+        shifted_images: Number of these images that are shifted; None for all.
+        shifts: Shifts (dy, dx) in pixels. The zero shift is always added as the first one.
+        mode: How images are shifted, a mode of `teka.audit.translate`. In mode "lossless", only
+            images with wide enough blank margins are shifted.
+        classes: Classes whose accuracy at every shift is measured separately.
+        stability: Measurements of unchanged predictions, by mode of `teka.audit.translate`.
+        weights: "last", or "best" for the epoch with the highest validation accuracy.
+        curve_points: Number of points of the learning curve, equally spaced. A run with early
+            stopping has one point per epoch instead.
+        save: Save each model as a model file with weights of this dtype; None to save no models.
     """
 
     images: int | None = None
     shifted_images: int | None = None
-    shifts: tuple[tuple[int, int], ...] = ((0, 0),)
+    shifts: tuple[tuple[int, int], ...] = ()
     mode: str = "circular"
     classes: tuple[int, ...] = ()
     stability: Mapping[str, Stability] = field(default_factory=dict)
-    weights: str = "last"
+    weights: Literal["last", "best"] = "last"
     curve_points: int = 8
-    save: str | None = None
+    save: Literal["float32", "float16"] | None = None
 
     def __post_init__(self) -> None:
-        sizes = {"measure.images": self.images, "measure.shifted_images": self.shifted_images}
-        check_sizes({**sizes, "measure.curve_points": self.curve_points}, or_none=True)
-        # A canvas or a crop would ask for models of another size than the trained ones.
-        check_name("measure.mode", self.mode, set(TRANSLATION_MODES) - {"canvas", "crop"})
-        check_name("measure.weights", self.weights, WEIGHTS)
-        for mode, asked in self.stability.items():
-            check_name("measure.stability", mode, TRANSLATION_MODES)
-            Movement(mode, crop_size=asked.crop_size)
-            fractions = [shift for shift in asked.shifts if any(step % 1 for step in shift)]
-            if fractions and not MODES[mode].takes_fractions:
-                raise wrong_value(
-                    "measure.stability", fractions[0], f"whole pixels, by which mode {mode!r} moves"
-                )
-        shifts = tuple((dy, dx) for dy, dx in self.shifts)
-        object.__setattr__(
-            self, "shifts", ((0, 0), *(shift for shift in shifts if shift != (0, 0)))
-        )
-        if self.save is not None:
-            check_name("measure.save", self.save, DTYPES)
-        check_sizes(
-            {f"measure.classes[{at}]": label for at, label in enumerate(self.classes)}, least=0
-        )
+        counts = ("images", "shifted_images", "curve_points")
+        check_sizes({f"measure.{name}": getattr(self, name) for name in counts}, or_none=True)
+        Movement(self.mode)  # raises an error if the mode is unknown
+        for mode, settings in self.stability.items():
+            Movement(mode, crop_size=settings.crop_size)
+        shifts = dict.fromkeys([(0, 0), *self.shifts])
+        object.__setattr__(self, "shifts", tuple(shifts))
 
 
 @dataclass(frozen=True)
 class Tune:
-    """How a field of the runs is chosen for each level of some factors, before the study proper.
+    """A field of the runs that is tuned before the study, separately for the levels of some factors.
 
-    The value with the lowest loss on held-out images, in the mean of the places, is taken.
-
-    >>> from reproduction.study import Study, Tune
-    >>> positions = {"rotary": {"position": "rotary"}, "fourier": {"position": "fourier"}}
-    >>> tune = Tune("learning_rate", values=(1e-3, 3e-3), per=("position",), at=({},))
-    >>> study = Study("tuned", {"position": positions}, seeds=(0, 1), tune=tune)
-    >>> {levels: len(cells) for levels, cells in study.tuning_cells(study.places({})).items()}
-    {('rotary',): 2, ('fourier',): 2}
+    The value with the lowest mean validation loss is chosen.
 
     Args:
-        field: The field of `Run`.
-        values: The values tried.
-        per: Factors for whose levels it is chosen.
-        at: The places: for each, the level of every other factor.
-        seed: Seed of these runs.
-
-    Raises:
-        ValueError: No values or no place.
+        field: Name of the field of `Run`.
+        values: Values to try.
+        per: Factors for whose levels the field is tuned separately.
+        at: Positions in the grid at which the values are tried. Each has a level of every other
+            factor.
+        seed: Seed of the trials.
     """
 
     field: str
-    values: tuple[object, ...]
+    values: tuple[Any, ...]
     per: tuple[str, ...]
     at: tuple[Mapping[str, str], ...]
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        for argument in ("values", "at"):
-            if not getattr(self, argument):
-                raise wrong_value(f"tune.{argument}", [], "one or more")
-
 
 @dataclass(frozen=True)
 class Study:
-    """A grid of runs: the product of the factors' levels and the seeds.
+    """A grid of training runs: every combination of the factors' levels, with every seed.
 
     >>> from reproduction.study import Study
-    >>> positions = {"rotary": {"position": "rotary"}, "none": {"position": "none"}}
     >>> kernels = {"relu": {"kernel": "relu"}, "softmax": {"kernel": "softmax"}}
-    >>> study = Study("two by two", {"position": positions, "kernel": kernels}, base={"epochs": 3}, seeds=(0, 1, 2))
-    >>> cells = study.cells(study.places({"kernel": ["relu"]}), {})
-    >>> len(cells), cells[0].labels, cells[0].run.epochs
-    (6, {'position': 'rotary', 'kernel': 'relu'}, 3)
+    >>> study = Study("kernels", {"kernel": kernels}, base={"epochs": 3}, seeds=(0, 1, 2))
+    >>> cells = study.cells(only={"kernel": ["relu"]})
+    >>> len(cells), cells[0].name, cells[0].run.epochs
+    (3, 'relu--seed-0', 3)
 
     Args:
-        name: What to call it.
-        factors: For each factor its levels, and for each level the fields of `Run` that it sets. A later factor's
-            fields go before an earlier's.
-        base: The fields of `Run` of every cell.
-        leave_out: Combinations that are no cells: for each, some factors and the levels it speaks of.
-        seeds: The seeds.
-        measure: What is measured of every model.
-        tune: A field to choose first, or None.
-        reference: The level of some factors that the others are compared with.
-        description: What it is for.
+        name: Name of the study.
+        factors: Levels of each factor, and the fields of `Run` that each level sets. Later factors
+            override earlier ones. The field `recipe` stands for all fields of a recipe.
+        base: Fields of `Run` that all runs share.
+        leave_out: Combinations of levels that are not trained.
+        seeds: Seeds of the runs.
+        measure: Measurements of every trained model.
+        tune: A field to tune first, or None.
+        reference: Levels of some factors. The tables compare every cell with the cell that has
+            these levels instead of its own.
+        description: Purpose of the study.
 
     Raises:
-        ValueError: A factor or level that there is not, no factor, level or seed, or a run that cannot be.
+        ValueError: A factor or level is unknown, a name occurs twice, or a run is invalid.
     """
 
     name: str
-    factors: Mapping[str, Mapping[str, Mapping[str, object]]]
-    base: Mapping[str, object] = field(default_factory=dict)
-    leave_out: tuple[Mapping[str, tuple[str, ...]], ...] = ()
+    factors: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    base: Mapping[str, Any] = field(default_factory=dict)
+    leave_out: tuple[Levels, ...] = ()
     seeds: tuple[int, ...] = (0,)
     measure: Measure = field(default_factory=Measure)
     tune: Tune | None = None
@@ -193,157 +154,82 @@ class Study:
     description: str = ""
 
     def __post_init__(self) -> None:
-        if not self.factors:
-            raise wrong_value("factors", dict(self.factors), "one factor or more")
-        for factor, levels in self.factors.items():
-            if not levels:
-                raise wrong_value(f"factors.{factor}", dict(levels), "one level or more")
-            _check_names(f"factors.{factor}", levels)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise wrong_value("seeds", list(self.seeds), "one seed or more, each once")
-        for exclusion in self.leave_out:
-            for factor, levels in exclusion.items():
-                for level in levels:
-                    self._check_level("leave_out", factor, level)
-        for factor, level in self.reference.items():
-            self._check_level("reference", factor, level)
-        if self.tune is not None:
-            self._check_tune(self.tune)
-        longest = "--".join(max(map(slug, levels), key=len) for levels in self.factors.values())
-        if len(longest.encode()) > LONGEST_NAME:
-            raise wrong_value(
-                "factors", longest, f"levels whose names make at most {LONGEST_NAME} bytes together"
-            )
-        if not [self.make_cell(labels, self.seeds[0]) for labels in self.combinations()]:
-            raise wrong_value(
-                "leave_out", list(self.leave_out), "combinations that leave some cell"
-            )
+            raise wrong_value("seeds", list(self.seeds), "one or more different seeds")
+        self._check_levels("reference", {key: [level] for key, level in self.reference.items()})
+        for levels in self.leave_out:
+            self._check_levels("leave_out", levels)
+        names = [cell.name for cell in self.cells({"seed": [str(self.seeds[0])]})]
+        duplicate = next((name for name in names if names.count(name) > 1), None)
+        if duplicate is not None:
+            expected = "levels that differ in letters or digits, for the names of files"
+            raise wrong_value("factors", duplicate, expected)
 
-    def combinations(self) -> Iterator[dict[str, str]]:
-        """The level of every factor, for every combination that is not left out, the last factor fastest."""
-        for levels in itertools.product(*self.factors.values()):
+    def cells(self, only: Levels | None = None) -> list[Cell]:
+        """Return the cells, ordered by seed.
+
+        Args:
+            only: Levels of some factors, to return only their cells. "seed" is a factor too.
+        """
+        only = only or {}
+        self._check_levels("only", only)
+        cells = []
+        for seed, *levels in itertools.product(self.seeds, *self.factors.values()):
             labels = dict(zip(self.factors, levels, strict=True))
-            if not self._is_left_out(labels):
-                yield labels
+            is_left_out = any(_matches(labels, levels) for levels in self.leave_out)
+            if _matches({**labels, "seed": str(seed)}, only) and not is_left_out:
+                cells.append(self.make_cell(labels, seed))
+        if not cells:
+            expected = "factors with levels that are not all left out"
+            raise wrong_value("only" if only else "factors", dict(only or self.factors), expected)
+        return cells
 
-    def make_cell(
-        self, labels: Mapping[str, str], seed: int, chosen: Mapping[str, object] | None = None
-    ) -> Cell:
-        """The cell at some levels; the chosen, tuned fields go before all others."""
-        fields = dict(self.base)
-        for factor, level in labels.items():
-            fields |= self.factors[factor][level]
+    def make_cell(self, labels: Mapping[str, str], seed: int, **overrides: Any) -> Cell:
+        """Return the cell with these levels. The overrides replace fields of its run."""
+        fields: dict[str, Any] = {}
+        for options in (self.base, *(self.factors[key][labels[key]] for key in labels), overrides):
+            if "recipe" in options:
+                fields |= _recipe_fields(options["recipe"])
+            fields |= {name: value for name, value in options.items() if name != "recipe"}
         try:
-            return Cell(dict(labels), Run.from_dict({**fields, "seed": seed, **(chosen or {})}))
+            return Cell(labels, Run.from_dict({**fields, "seed": seed}))
         except ValueError as error:
-            where = ", ".join(f"{factor} {level!r}" for factor, level in labels.items())
-            raise ValueError(f"the cell of {where} is no run: {error}") from error
+            raise ValueError(f"cell {', '.join(labels.values())}: {error}") from error
 
-    def places(self, only: Mapping[str, Sequence[str]]) -> list[tuple[dict[str, str], int]]:
-        """The levels and the seed of every cell that is asked for, seed by seed: one stopped early has whole grids."""
-        known = {**self.factors, "seed": dict.fromkeys(map(str, self.seeds))}
-        for factor, levels in only.items():
-            check_name("only", factor, known)
-            for level in levels:
-                check_name(f"only {factor}", level, known[factor])
-        places = [
-            (labels, seed)
-            for seed in self.seeds
-            for labels in self.combinations()
-            if all(
-                {**labels, "seed": str(seed)}[factor] in levels for factor, levels in only.items()
-            )
-        ]
-        if not places:
-            raise wrong_value(
-                "only",
-                {factor: list(levels) for factor, levels in only.items()},
-                "levels of some cell",
-            )
-        return places
-
-    def cells(
-        self,
-        places: Iterable[tuple[Mapping[str, str], int]],
-        chosen: Mapping[tuple[str, ...], object],
-    ) -> list[Cell]:
-        """The cells at some places, with the tuned value by the levels of `tune.per`."""
+    def tuning_cells(self) -> list[Cell]:
+        """Return the trials for the tuned field. Their last label is the value of the field."""
+        if self.tune is None:
+            return []
+        values = {str(value): {self.tune.field: value} for value in self.tune.values}
+        factors = {**self.factors, self.tune.field: values}
+        trials = replace(self, factors=factors, seeds=(self.tune.seed,), tune=None)
         return [
-            self.make_cell(labels, seed, self._chosen_field(labels, chosen))
-            for labels, seed in places
+            cell
+            for position in self.tune.at
+            for cell in trials.cells({factor: [level] for factor, level in position.items()})
         ]
 
-    def tuning_cells(
-        self, places: Iterable[tuple[Mapping[str, str], int]]
-    ) -> dict[tuple[str, ...], list[Cell]]:
-        """The cells that are compared to tune a field, by the levels of `tune.per`; none without a field to tune."""
-        if self.tune is None:
-            return {}
-        field, seed = self.tune.field, self.tune.seed
-        groups: dict[tuple[str, ...], list[Cell]] = {}
-        for place, _ in places:
-            levels = tuple(place[factor] for factor in self.tune.per)
-            if levels not in groups:
-                groups[levels] = [
-                    Cell(
-                        {**labels, field: str(value)},
-                        self.make_cell(labels, seed, {field: value}).run,
-                    )
-                    for at in self.tune.at
-                    if not self._is_left_out(
-                        labels := {factor: at.get(factor, place[factor]) for factor in place}
-                    )
-                    for value in self.tune.values
-                ]
-        return {levels: cells for levels, cells in groups.items() if cells}
-
-    def _chosen_field(
-        self, labels: Mapping[str, str], chosen: Mapping[tuple[str, ...], object]
-    ) -> dict[str, object]:
-        if self.tune is None:
-            return {}
-        levels = tuple(labels[factor] for factor in self.tune.per)
-        if levels not in chosen:
-            where = ", ".join(
-                f"{factor} {level!r}" for factor, level in zip(self.tune.per, levels, strict=True)
-            )
-            places = [dict(at) for at in self.tune.at]
-            raise ValueError(f"tune.at is {places}, which is left out for {where}, expected a cell")
-        return {self.tune.field: chosen[levels]}
-
-    def _check_tune(self, tune: Tune) -> None:
-        for factor in tune.per:
-            check_name("tune.per", factor, self.factors)
-        for at in tune.at:
-            for factor, level in at.items():
-                self._check_level("tune.at", factor, level)
-            if set(at) != set(self.factors) - set(tune.per):
-                raise wrong_value(
-                    "tune.at", dict(at), f"a level of every factor that is not in {list(tune.per)}"
-                )
-        check_name("tune.field", tune.field, Run().to_dict())
-        _check_names("tune.values", [str(value) for value in tune.values])
-
-    def _is_left_out(self, labels: Mapping[str, str]) -> bool:
-        return any(
-            all(labels[factor] in levels for factor, levels in out.items())
-            for out in self.leave_out
-        )
-
-    def _check_level(self, argument: str, factor: str, level: str) -> None:
-        check_name(f"{argument} factor", factor, self.factors)
-        check_name(f"{argument} level of {factor}", level, self.factors[factor])
+    def _check_levels(self, argument: str, chosen: Levels) -> None:
+        known = {**self.factors, "seed": [str(seed) for seed in self.seeds]}
+        for factor, levels in chosen.items():
+            check_name(argument, factor, known)
+            for level in levels:
+                check_name(f"{argument} {factor}", level, known[factor])
 
 
-def _check_names(argument: str, names: Iterable[str]) -> None:
-    """Check that names stay apart in the names of files."""
-    found: dict[str, str] = {}
-    for name in names:
-        part = slug(name)
-        if not part:
-            raise wrong_value(argument, name, "a name with a letter or a digit")
-        if part in found:
-            raise wrong_value(
-                argument, name, f"a name that differs from {found[part]!r} in letters or digits"
-            )
-        found[part] = name
+def read_study(path: str | Path) -> Study:
+    """Read a study from a YAML file. Its keys are the arguments of `Study`.
+
+    Raises:
+        ValueError: The file is missing, or a key or a value is invalid.
+    """
+    return decode(Study, read_yaml("study", path), "study")
+
+
+def _matches(labels: Mapping[str, str], chosen: Levels) -> bool:
+    return all(labels[factor] in levels for factor, levels in chosen.items())
+
+
+@functools.cache
+def _recipe_fields(name: str) -> dict[str, Any]:
+    return vars(read_recipe(name))

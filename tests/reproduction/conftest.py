@@ -1,147 +1,82 @@
-import itertools
-import json
 import sys
 
-import numpy as np
 import pytest
 
 from reproduction.__main__ import run as main
-
-STUDY_SHIFTS = [[0, 0], [0, 3], [-3, 0], [5, -2]]
-STUDY_ERRORS = {
-    "softmax": 0.05,
-    "squared relu": 0.045,
-    "taylor 2": 0.11,
-    "elu + 1": 0.31,
-    "constant": 0.72,
-}
-STUDY_FLOPS = {
-    "softmax": 5.1e6,
-    "squared relu": 1.3e6,
-    "taylor 2": 2.9e6,
-    "elu + 1": 1.2e6,
-    "constant": 7e5,
-}
-STUDY_POSITIONS = {
-    "rotation": (1.0, 0.0),
-    "clipped": (1.3, 0.0),
-    "absolute": (1.2, 0.35),
-    "none": (2.1, 0.0),
-}
-STUDY_DATA = {"mnist": 1.0, "fashion-mnist": 2.6, "digits": 0.55, "cifar10": 4.1}
+from reproduction.study import Study
+from teka.files import write_json
 
 
-def fake_study_cell(
-    data="mnist", kernel="softmax", position="rotation", seed=0, *, labels=None, **further
-):
-    """A finished cell whose numbers follow from its labels and seed; curves fall towards the final error."""
-    factor, fall = STUDY_POSITIONS[position]
-    generator = np.random.default_rng([*map(ord, f"{data}{kernel}{position}"), seed])
-    error = min(
-        0.9,
-        STUDY_ERRORS[kernel] * factor * STUDY_DATA[data] * (1 + 0.08 * generator.standard_normal()),
-    )
-    accuracy = round(1 - error, 4)
-    seconds = round(STUDY_FLOPS[kernel] * 6e-6 * (1 + 0.02 * generator.standard_normal()), 3)
-    shares = [point / 8 for point in range(1, 9)]
+def saved_cell(accuracy=0.9, *, steps=100, process_seconds=10.0, **fields):
+    """Return the content of a saved cell whose learning curve rises linearly to its accuracy."""
     curve = [
         {
-            "step": round(625 * share),
-            "process_seconds": round(seconds * share, 4),
-            "accuracy": round(1 - error - (0.9 - error) * (1 - share) ** 2, 4),
-            "loss": round(3 * error + 2 * (1 - share), 4),
+            "step": round(share * steps),
+            "process_seconds": share * process_seconds,
+            "accuracy": share * accuracy,
+            "loss": 1.0 - share,
         }
-        for share in shares
+        for share in (0.5, 1.0)
     ]
-    shifted = [
-        round(max(0.05, accuracy - fall * index / 3), 4) for index in range(len(STUDY_SHIFTS))
-    ]
-    measured = {
-        "labels": labels or {"data": data, "kernel": kernel, "position": position},
-        "seed": seed,
-        "run": {
-            "data": data,
-            "kernel": kernel,
-            "learning_rate": 2e-3,
-            "batch_size": 64,
-            "seed": seed,
-        },
-        "parameters": 21001,
-        "backend": "dense" if kernel == "softmax" else "toeplitz",
-        "forward_flops": STUDY_FLOPS[kernel],
-        "training_flops": 3 * STUDY_FLOPS[kernel],
-        "steps": 625,
-        "seconds": seconds + 1,
-        "process_seconds": seconds,
-        "learning_curve": curve,
-        "test_images": 2000,
-        "accuracy": accuracy,
-        "shifts": STUDY_SHIFTS,
-        "shifted_images": 500,
-        "accuracy_by_shift": shifted,
-        "minimum_accuracy": min(shifted),
-        "worst_shift_accuracy": max(0.0, round(min(shifted) - 0.013, 4)),
-        "equivariance_error": 0.31 if fall else 3.1e-7,
-        "noise_floor": 2.3e-7,
+    content = {
+        "run": {"batch_size": 64, "image_size": 16},
+        "threads": 1,
         "command": "python -m reproduction study study.yaml",
         "teka": "0.1.0",
         "torch": "2.13.0",
         "hardware": "two cores",
-        "date": "2021-02-15T09:30:00",
+        "date": "2021-02-15",
+        "parameters": 21001,
+        "forward_flops": 5.1e6,
+        "training_flops": 1.5e7,
+        "steps": steps,
+        "seconds": process_seconds + 1,
+        "process_seconds": process_seconds,
+        "learning_curve": curve,
+        "test_images": 2000,
+        "accuracy": accuracy,
+        "mode": "circular",
+        "shifts": [[0, 0], [0, -1], [0, 1]],
+        "shifted_images": 500,
+        "accuracy_by_shift": [accuracy, accuracy - 0.1, accuracy - 0.2],
+        "minimum_accuracy": accuracy - 0.2,
+        "worst_shift_accuracy": accuracy - 0.25,
+        "equivariance_error": 0.31,
+        "noise_floor": 2.3e-7,
     }
-    return {**measured, **further}
+    return content | fields
 
 
-def fake_failed_cell(*levels, **further):
-    """A cell whose loss diverged."""
-    cell = fake_study_cell(*levels, **further)
-    kept = ("labels", "seed", "run", "command", "teka", "torch", "hardware", "date")
-    return {**{key: cell[key] for key in kept}, "failed": "the loss is nan at step 17"}
-
-
-@pytest.fixture
-def study_cell():
-    return fake_study_cell
-
-
-@pytest.fixture
 def failed_cell():
-    return fake_failed_cell
+    """Return the content of a saved cell whose loss diverged."""
+    names = ("run", "threads", "command", "teka", "torch", "hardware", "date")
+    return {name: saved_cell()[name] for name in names} | {"failed": "the loss is nan at step 17"}
 
 
 @pytest.fixture
-def study_folder(tmp_path):
-    """Write cells into a study's folder."""
+def save_study(tmp_path):
+    """Save cells of a study, and return the study and its folder.
 
-    def make(*cells):
+    The cells are given by their levels and seed.
+    """
+
+    def save(cells, **fields):
+        names = fields.pop("names", ("data", "kernel"))
+        factors = {
+            name: {levels[index]: {} for levels in cells} for index, name in enumerate(names)
+        }
+        seeds = tuple(sorted({levels[-1] for levels in cells}))
+        study = Study("fake", factors, seeds=seeds, **fields)
         folder = tmp_path / "study"
         (folder / "cells").mkdir(parents=True)
-        for index, cell in enumerate(cells):
-            (folder / "cells" / f"{index:03}.json").write_text(json.dumps(cell), encoding="utf-8")
-        return folder
+        for cell in study.cells():
+            content = cells.get((*cell.labels.values(), cell.run.seed))
+            if content is not None:
+                saved = {"labels": cell.labels, "seed": cell.run.seed, **content}
+                write_json(folder / "cells" / f"{cell.name}.json", saved)
+        return study, folder
 
-    return make
-
-
-@pytest.fixture
-def study_of(study_folder):
-    """Make a study's results from cells, through the files."""
-    from reproduction.study.report.results import read_study_results
-
-    return lambda *cells, **further: read_study_results(study_folder(*cells), **further)
-
-
-def fake_study_cells(
-    data=("mnist", "fashion-mnist"), kernels=tuple(STUDY_ERRORS), positions=("rotation", "none")
-):
-    """Every cell of a study with three seeds."""
-    places = itertools.product(data, kernels, positions)
-    return [fake_study_cell(*levels, seed=seed) for levels in places for seed in range(3)]
-
-
-@pytest.fixture
-def study_cells():
-    return fake_study_cells
+    return save
 
 
 @pytest.fixture

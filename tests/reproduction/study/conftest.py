@@ -8,7 +8,7 @@ from joblib.externals.loky.backend.process import LokyProcess
 
 from reproduction.study import read_study, run_study
 
-# Two models of a few hundred parameters on 64 images of digits, that train within a second.
+# Two models of a few hundred parameters on 64 images of digits, which train within a second.
 TINY = {
     "name": "tiny",
     "base": {
@@ -28,7 +28,7 @@ TINY = {
         "kernel": {"softmax": {"kernel": "softmax"}, "squared relu": {"kernel": "squared_relu"}},
         "position": {"none": {"position": "none"}, "absolute": {"position": "absolute"}},
     },
-    "leave_out": [{"kernel": "softmax", "position": ["absolute"]}],
+    "leave_out": [{"kernel": ["softmax"], "position": ["absolute"]}],
     "seeds": [0, 3],
     "measure": {
         "images": 50,
@@ -39,11 +39,18 @@ TINY = {
     },
     "reference": {"kernel": "softmax"},
 }
+TUNE = {
+    "field": "learning_rate",
+    "values": [0.003, 0.01],
+    "per": ["kernel"],
+    "at": [{"position": "none"}],
+    "seed": 7,
+}
 
 
 @pytest.fixture(scope="package", autouse=True)
 def forks():
-    """Workers are forks of this process, which has imported all that they need, and whose threads are not in them."""
+    """Start workers as forks of this process, which has imported all modules that they need."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(LokyProcess, "_Popen", staticmethod(popen_fork.Popen))
         yield
@@ -52,43 +59,32 @@ def forks():
 
 @pytest.fixture(scope="session")
 def tiny_study(tmp_path_factory):
-    """A small study whose learning rate is tuned, as a file."""
-    tune = {
-        "field": "learning_rate",
-        "values": [0.003, 0.01],
-        "per": ["kernel"],
-        "at": {"position": "none"},
-        "seed": 7,
-    }
+    """Return the path of a small study with a tuned learning rate."""
     path = tmp_path_factory.mktemp("specification") / "tiny.yaml"
-    path.write_text(yaml.safe_dump({**TINY, "tune": tune}, sort_keys=False), encoding="utf-8")
+    path.write_text(yaml.safe_dump({**TINY, "tune": TUNE}, sort_keys=False), encoding="utf-8")
     return path
 
 
 @pytest.fixture(scope="session")
 def finished(tiny_study, tmp_path_factory):
-    """The folder of the small study, run by two processes without an interruption."""
-    return run_study(
-        read_study(tiny_study),
-        tmp_path_factory.mktemp("finished"),
-        processes=2,
-        command="teka study",
-    )
+    """Return the folder of the small study, trained by two processes without interruption."""
+    folder = tmp_path_factory.mktemp("finished")
+    return run_study(read_study(tiny_study), folder, processes=2, command="study tiny.yaml")
 
 
 @pytest.fixture
 def tiny_fields():
-    """The keys of a small study, to change and write."""
+    """Return the keys of the small study without tuning."""
     return copy.deepcopy(TINY)
 
 
 @pytest.fixture
 def write(tmp_path):
-    """Write a study's YAML file; returns its path."""
+    """Write the YAML file of a study and return its path."""
 
-    def to_file(fields: object):
+    def write_file(fields):
         path = tmp_path / "tiny.yaml"
         path.write_text(yaml.safe_dump(fields, sort_keys=False), encoding="utf-8")
         return path
 
-    return to_file
+    return write_file

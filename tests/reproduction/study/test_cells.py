@@ -1,215 +1,100 @@
 import gzip
-import json
-import re
 import shutil
 
 import pytest
 
-from reproduction.study import pack_study, read_study, run_study
-from reproduction.study.cells import (
-    CellResult,
-    FailedCell,
-    claimed,
-    decode_cell,
-    find_cell,
-    list_cells,
-)
-from reproduction.study.report.results import read_study_results
-from teka.codec import encode
+from reproduction.study import pack_cells, read_cells
+from reproduction.study.cells import find_cell, load_cells
+from teka.files import read_json, write_json
+from tests.reproduction.conftest import failed_cell, saved_cell
 
-REQUIRED = (
-    "labels", "seed", "run", "parameters", "backend", "forward_flops", "training_flops", "steps", "process_seconds",
-    "learning_curve", "test_images", "accuracy", "shifts", "shifted_images", "accuracy_by_shift", "minimum_accuracy",
-    "worst_shift_accuracy", "teka", "torch", "hardware", "date",
-)  # fmt: skip
+CELLS = {
+    ("mnist", "softmax", 0): saved_cell(0.9),
+    ("mnist", "relu", 0): saved_cell(0.8),
+    ("mnist", "relu", 1): failed_cell(),
+}
 
 
-def read(content):
-    return decode_cell(json.loads(json.dumps(content)), "cell.json")
+def contents(folder):
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def read_finished(content) -> CellResult:
-    cell = read(content)
-    assert isinstance(cell, CellResult)
-    return cell
+def test_read_cells_has_a_row_for_each_saved_cell_in_the_order_of_the_study(save_study):
+    cells = read_cells(*save_study(CELLS))
+    assert cells.index.names == ["data", "kernel", "seed"]
+    assert list(cells.index) == list(CELLS)
+    assert cells.accuracy.tolist()[:2] == [0.9, 0.8]
+    assert cells.unshifted_accuracy.tolist()[:2] == [0.9, 0.8]
+    assert cells.failed.tolist()[2] == "the loss is nan at step 17"
+    assert cells.loc["mnist", "relu", 1][["accuracy", "steps", "process_seconds"]].isna().all()
 
 
-def test_a_finished_cell_is_read_and_written_as_it_was(study_cell):
-    cell = read_finished(study_cell("mnist", "softmax", "absolute", seed=2))
-    assert cell.labels == {"data": "mnist", "kernel": "softmax", "position": "absolute"}
-    assert (cell.seed, cell.batch_size, cell.steps, cell.backend) == (2, 64, 625, "dense")
-    assert list(cell.by_shift()) == [(0, 0), (0, 3), (-3, 0), (5, -2)]
-    assert cell.unshifted_accuracy == cell.accuracy
-    assert read({**encode(cell), "of a later teka": 1}) == cell
-    assert cell.learning_curve[-1].accuracy == cell.accuracy
-    assert cell.learning_curve[-1].process_seconds == pytest.approx(cell.process_seconds)
+def test_temporary_files_are_ignored(save_study):
+    study, folder = save_study(CELLS)
+    (folder / "cells" / ".cell.json").write_text("{")
+    assert len(read_cells(study, folder)) == 3
 
 
-def test_a_cell_that_diverged_needs_no_measured_fields(failed_cell):
-    cell = read(failed_cell("mnist", "taylor 2", seed=1))
-    assert isinstance(cell, FailedCell)
-    assert (cell.seed, cell.failed) == (1, "the loss is nan at step 17")
+def test_a_folder_without_cells_is_an_error(save_study, tmp_path):
+    study, _ = save_study(CELLS)
+    with pytest.raises(ValueError, match="folder must be the folder of a study, with saved cells"):
+        read_cells(study, tmp_path)
 
 
-def test_errors_that_were_not_measured_are_none(study_cell):
-    cell = read_finished(study_cell(equivariance_error=None, noise_floor=None))
-    assert cell.equivariance_error is None
-    assert cell.noise_floor is None
+def test_cpu_seconds_are_steps_times_the_seconds_of_one(save_study):
+    study, folder = save_study(CELLS)
+    models = [{"labels": {"data": "mnist", "kernel": "softmax"}, "seconds": 0.02}]
+    write_json(folder / "step_seconds.json", {"models": models})
+    cells = read_cells(study, folder)
+    assert cells.process_seconds.iloc[0] == 2.0
+    curve = cells.learning_curve.iloc[0]
+    assert [point["process_seconds"] for point in curve] == [1.0, 2.0]
+    assert cells.process_seconds.iloc[1:].isna().all()  # these models were not timed
 
 
-def test_a_missing_key_is_named(study_cell):
-    for key in REQUIRED:
-        content = study_cell()
-        del content[key]
-        with pytest.raises(ValueError, match=rf"^cell\.json: cell\.{key} is missing$"):
-            read(content)
-
-
-POINT = {"step": 5, "process_seconds": 1.0, "accuracy": 0.5, "loss": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "expected"),
-    [
-        ("labels", {}, "the level of one factor or more"),
-        ("labels", {"data": 7}, "a string"),
-        ("run", {"batch_size": -1}, "at least 1"),
-        ("accuracy", 95.3, "a number from 0 to 1"),
-        ("process_seconds", -1.0, "a finite number"),
-        ("learning_curve", [], "one point or more"),
-        ("learning_curve", [POINT, POINT], "steps that increase"),
-        (
-            "learning_curve",
-            [POINT, {**POINT, "step": 7, "process_seconds": 0.5}],
-            "process_seconds that never fall",
-        ),
-        ("shifts", [[0, 0.5]], "a whole number"),
-        ("shifts", [[0, 0]], "a list of 1, one for each shift"),
-        ("accuracy_by_shift", [0.5, 0.5, 0.5, 2.0], "a number from 0 to 1"),
-    ],
-)
-def test_a_wrong_value_is_named(study_cell, key, value, expected):
-    with pytest.raises(ValueError, match=rf"cell\.json: .*{re.escape(expected)}"):
-        read({**study_cell(), key: value})
-
-
-@pytest.fixture
-def curve(study_cell):
-    points = zip((3, 7, 11), (1.0, 2.0, 5.0), (0.2, 0.6, 0.9), (2.0, 1.0, 0.5), strict=True)
-    names = ("step", "process_seconds", "accuracy", "loss")
-    return read(
-        {
-            **study_cell(),
-            "learning_curve": [dict(zip(names, point, strict=True)) for point in points],
-        }
-    )
-
-
-def test_the_curve_has_its_points_is_linear_between_them_and_nothing_outside(curve):
-    assert [curve.at("accuracy", step) for step in (3, 7, 11)] == [0.2, 0.6, 0.9]
-    assert [curve.at("accuracy", seconds, "process_seconds") for seconds in (1.0, 2.0, 5.0)] == [
-        0.2,
-        0.6,
-        0.9,
-    ]
-    assert curve.at("accuracy", 4) == pytest.approx(0.3)
-    assert curve.at("process_seconds", 8) == pytest.approx(2.75)
-    assert curve.at("accuracy", 4.0, "process_seconds") == pytest.approx(0.8)
-    assert {
-        curve.at("accuracy", 2),
-        curve.at("accuracy", 12),
-        curve.at("accuracy", 0.9, "process_seconds"),
-    } == {None}
-
-
-def test_points_at_the_same_time_are_no_division_by_zero(study_cell):
-    points = [
-        {"step": s, "process_seconds": t, "accuracy": s / 10, "loss": 1}
-        for s, t in ((1, 1), (2, 1), (3, 2))
-    ]
-    cell = read_finished({**study_cell(), "learning_curve": points})
-    assert cell.at("accuracy", 1.0, "process_seconds") == 0.1
-    assert cell.at("accuracy", 1.5, "process_seconds") == pytest.approx(0.25)
-
-
-def files_of(folder):
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
-def test_packed_cells_are_read_as_the_loose_ones_were(study_folder, study_cells, failed_cell):
-    folder = study_folder(*study_cells(data=("mnist",)), failed_cell("digits"))
-    before = list(list_cells(folder / "cells"))
-    loose = read_study_results(folder)
-    assert pack_study(folder) == [folder / "cells.jsonl.gz"]
-    assert set(files_of(folder)) == {"cells.jsonl.gz"}
-    assert [cell[:2] for cell in list_cells(folder / "cells")] == [cell[:2] for cell in before]
-    assert vars(read_study_results(folder)) == vars(loose)
-    assert find_cell(folder / "cells", "000") == before[0][1]
+def test_packed_cells_are_read_as_before(save_study):
+    study, folder = save_study(CELLS)
+    before, loose = read_cells(study, folder), load_cells(folder / "cells")
+    assert pack_cells(folder) == [folder / "cells.jsonl.gz"]
+    assert set(contents(folder)) == {"cells.jsonl.gz"}
+    assert load_cells(folder / "cells") == loose
+    assert read_cells(study, folder).equals(before)
+    name = "mnist--relu--seed-0"
+    assert find_cell(folder / "cells", name) == loose[name]
     assert find_cell(folder / "cells", "none") is None
 
 
-def test_the_same_cells_give_the_same_bytes_and_later_ones_are_added(
-    study_folder, study_cells, tmp_path
-):
-    folder = study_folder(*study_cells())
+def test_the_same_cells_give_the_same_bytes_and_later_cells_are_added(save_study, tmp_path):
+    _, folder = save_study(CELLS)
     later = shutil.copytree(folder, tmp_path / "later")
-    pack_study(folder)
-    whole = files_of(folder)
-    pack_study(folder)
-    assert files_of(folder) == whole
-    kept = tmp_path / "010.json"
-    (later / "cells" / kept.name).rename(kept)
-    pack_study(later)
-    kept.rename(later / "cells" / kept.name)
-    assert len(read_study_results(later).cells) == len(study_cells())
-    pack_study(later)
-    assert files_of(later) == whole
+    pack_cells(folder)
+    whole = contents(folder)
+    pack_cells(folder)
+    assert contents(folder) == whole
+    path = later / "cells" / "mnist--relu--seed-0.json"
+    path.rename(tmp_path / path.name)
+    pack_cells(later)
+    (tmp_path / path.name).rename(path)
+    pack_cells(later)
+    assert contents(later) == whole
 
 
-def test_a_loose_cell_goes_before_a_packed_one(study_folder, study_cell):
-    folder = study_folder(study_cell(accuracy=0.5))
-    loose = (folder / "cells" / "000.json").read_text(encoding="utf-8")
-    pack_study(folder)
-    (folder / "cells" / "000.json").write_text(
-        loose.replace('"accuracy": 0.5,', '"accuracy": 0.75,', 1)
-    )
-    (cell,) = read_study_results(folder).results
-    assert 0.75 in (cell.accuracy, cell.learning_curve[0].accuracy)
+def test_a_loose_cell_replaces_a_packed_one(save_study):
+    study, folder = save_study(CELLS)
+    path = folder / "cells" / "mnist--relu--seed-0.json"
+    content = read_json(path)
+    pack_cells(folder)
+    write_json(path, {**content, "accuracy": 0.75})
+    assert read_cells(study, folder).accuracy.iloc[1] == 0.75
 
 
-def test_a_packed_study_is_done(finished, tiny_study, tmp_path):
-    folder = shutil.copytree(finished, tmp_path / "packed")
-    assert {path.name for path in pack_study(folder)} == {"cells.jsonl.gz", "tuning.jsonl.gz"}
-    before, stages = files_of(folder), []
-    run_study(read_study(tiny_study), folder, progress=stages.append)
-    assert [(stage.stage, stage.done, stage.total) for stage in stages] == [
-        ("tuning", 4, 4),
-        ("cells", 6, 6),
-    ]
-    assert files_of(folder) == before
-
-
-def test_what_cannot_be_packed_or_read_is_an_error(study_folder, study_cell, tmp_path):
-    with pytest.raises(ValueError, match="a study's folder, with one cell or more in cells"):
-        pack_study(tmp_path)
-    folder = study_folder(study_cell())
-    with (
-        claimed(folder / "cells", "packing"),
-        pytest.raises(ValueError, match="packed by another command"),
-    ):
-        pack_study(folder)
-    pack_study(folder)
-    whole = (folder / "cells.jsonl.gz").read_bytes()
+def test_damaged_packed_cells_are_errors(save_study):
+    study, folder = save_study(CELLS)
+    pack_cells(folder)
+    path = folder / "cells.jsonl.gz"
+    whole = path.read_bytes()
     for damaged in (whole[:-9], b"{}", gzip.compress(b"[1]\n"), gzip.compress(b"{}\n")):
-        (folder / "cells.jsonl.gz").write_bytes(damaged)
-        with pytest.raises(
-            ValueError, match=r"cells\.jsonl\.gz is .*, expected the packed cells of a study"
-        ):
-            read_study_results(folder)
-    (folder / "cells.jsonl.gz").write_bytes(gzip.compress(b'{"name": "one"}\n'))
-    with pytest.raises(ValueError, match=r"cells\.jsonl\.gz: one: cell\.labels is missing"):
-        read_study_results(folder)
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"cells\.jsonl\.gz must be a file of packed cells"):
+            read_cells(study, folder)

@@ -11,13 +11,12 @@ import pytest
 from dask.config import set as set_dask_config
 from joblib.externals.loky import get_reusable_executor
 
-from reproduction.study import read_study, run_study
-from reproduction.study.run_study import Progress
+from reproduction.study import pack_cells, read_study, run_study
 from teka.files import write_json
 from tests.campaign.kills import is_running
 
-# What the run alone decides; times are the machine's.
-DECIDED = (
+# Values that do not depend on the speed of the machine.
+REPRODUCIBLE = (
     "labels",
     "run",
     "accuracy",
@@ -35,7 +34,7 @@ CELLS = {
     "squared-relu--none--seed-0",
     "squared-relu--none--seed-3",
 }
-# The part of the cells that is run again.
+# Parts of the cells.
 HALF = {"kernel": ["squared relu"]}
 THIRD = {"kernel": ["squared relu"], "position": ["none"]}
 FORK = multiprocessing.get_context("fork")
@@ -45,19 +44,19 @@ def read(path):
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def decided(folder):
+def reproducible(folder):
     return {
-        path.stem: [read(path)[key] for key in DECIDED]
+        path.stem: [read(path)[key] for key in REPRODUCIBLE]
         for path in sorted((folder / "cells").glob("*.json"))
     }
 
 
-def test_every_cell_has_a_file_and_nothing_else_is_left(finished):
+def test_every_cell_has_a_file_and_checkpoints_are_removed(finished):
     assert {path.stem for path in (finished / "cells").iterdir()} == CELLS
     assert not list((finished / "training").rglob("*.ckpt"))
 
 
-def test_every_cell_takes_the_rate_with_the_lowest_held_out_loss_of_its_kernel(finished):
+def test_every_cell_has_the_learning_rate_with_the_lowest_validation_loss(finished):
     for kernel in ("softmax", "squared-relu"):
         losses = {}
         for path in (finished / "tuning").glob(f"{kernel}--*.json"):
@@ -68,23 +67,30 @@ def test_every_cell_takes_the_rate_with_the_lowest_held_out_loss_of_its_kernel(f
             assert read(path)["run"]["learning_rate"] == min(losses, key=losses.__getitem__)
 
 
-def test_a_finished_study_is_left_alone(finished, tiny_study):
+def test_a_finished_study_is_not_trained_again(finished, tiny_study):
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*.json")}
-    stages = []
-    run_study(read_study(tiny_study), finished, progress=stages.append)
-    assert stages == [Progress("tuning", 4, 4, None), Progress("cells", 6, 6, None)]
+    run_study(read_study(tiny_study), finished)
     assert {path: path.stat().st_mtime_ns for path in finished.rglob("*.json")} == before
 
 
+def test_a_packed_study_is_finished(finished, tiny_study, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "packed")
+    assert {path.name for path in pack_cells(folder)} == {"cells.jsonl.gz", "tuning.jsonl.gz"}
+    run_study(read_study(tiny_study), folder)
+    assert not list(folder.glob("*/*.json"))
+
+
 def part(finished, only):
-    """Return what the cells of a part decided."""
+    """Return the reproducible values of a part of the cells."""
     beginning = "squared-relu--none" if "position" in only else "squared-relu"
     return {
-        name: numbers for name, numbers in decided(finished).items() if name.startswith(beginning)
+        name: numbers
+        for name, numbers in reproducible(finished).items()
+        if name.startswith(beginning)
     }
 
 
-def test_killed_at_any_moment_it_goes_on_to_the_same_numbers(finished, tiny_study, tmp_path):
+def test_a_killed_study_resumes_with_the_same_numbers(finished, tiny_study, tmp_path):
     out, study = tmp_path / "out", read_study(tiny_study)
     get_reusable_executor().shutdown()  # a fork has nothing of it that works
     options = {"processes": 2, "command": "teka study", "only": HALF}
@@ -100,7 +106,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_numbers(finished, tiny_stud
     assert len(children) >= 2
     process.kill()
     process.join()
-    first = decided(out)
+    first = reproducible(out)
     assert 1 <= len(first) < len(part(finished, HALF))
     # Its processes end too: two of them on one cell would be in each other's way.
     while any(map(is_running, children)) and time.monotonic() < limit:
@@ -109,10 +115,10 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_numbers(finished, tiny_stud
     # A half-written file of another life is no result.
     (out / "cells" / ".squared-relu--none--seed-3.json.cut").write_text("{", encoding="utf-8")
     run_study(study, out, **options)
-    assert decided(out) == part(finished, HALF)
+    assert reproducible(out) == part(finished, HALF)
 
 
-def test_a_folder_of_another_study_is_an_error_that_says_where_they_differ(
+def test_a_folder_of_another_study_is_an_error_that_names_the_difference(
     finished, tiny_study, tmp_path
 ):
     folder = tmp_path / "other"
@@ -121,13 +127,11 @@ def test_a_folder_of_another_study_is_an_error_that_says_where_they_differ(
     content = read(path)
     content["run"]["dim"] = 16
     write_json(path, content)
-    with pytest.raises(ValueError, match=r"softmax--none--seed-3\.json differs in dim"):
+    with pytest.raises(ValueError, match="softmax--none--seed-3 differs in dim"):
         run_study(read_study(tiny_study), folder)
 
 
-def test_a_file_may_lack_later_fields_and_say_what_the_model_has_by_itself(
-    finished, tiny_study, tmp_path
-):
+def test_older_cells_can_lack_fields_and_state_the_default_dropout(finished, tiny_study, tmp_path):
     folder = shutil.copytree(finished, tmp_path / "older")
     shutil.rmtree(folder / "models")
     for path in folder.rglob("*.json"):
@@ -139,7 +143,7 @@ def test_a_file_may_lack_later_fields_and_say_what_the_model_has_by_itself(
     run_study(read_study(tiny_study), folder)
 
 
-def test_a_cell_that_is_no_model_is_named_by_its_error(tiny_fields, write, tmp_path):
+def test_an_error_in_a_cell_names_the_cell(tiny_fields, write, tmp_path):
     tiny_fields["factors"]["position"]["absolute"]["patch_size"] = 3
     with pytest.raises(
         ValueError, match=r"cell squared-relu--absolute--seed-0: .*multiples of patch_size = 3"
@@ -147,7 +151,7 @@ def test_a_cell_that_is_no_model_is_named_by_its_error(tiny_fields, write, tmp_p
         run_study(read_study(write(tiny_fields)), tmp_path / "out", only={"position": ["absolute"]})
 
 
-def test_a_cell_whose_loss_diverges_is_kept_as_failed(tiny_fields, write, tmp_path):
+def test_a_cell_whose_loss_diverges_is_saved_as_failed(tiny_fields, write, tmp_path):
     tiny_fields["base"] |= {"learning_rate": 1e30, "gradient_clip": 0.0, "warmup": 0.0, "epochs": 2}
     only = {"kernel": ["softmax"], "seed": ["0"]}
     folder = run_study(read_study(write(tiny_fields)), tmp_path / "out", only=only)
@@ -156,7 +160,7 @@ def test_a_cell_whose_loss_diverges_is_kept_as_failed(tiny_fields, write, tmp_pa
     assert "accuracy" not in content
 
 
-def test_a_process_that_is_killed_ends_the_study_with_a_word_on_how_to_go_on(tiny_study, tmp_path):
+def test_the_error_after_a_killed_process_explains_how_to_resume(tiny_study, tmp_path):
     out = tmp_path / "out"
 
     def kill_the_first():
@@ -165,7 +169,7 @@ def test_a_process_that_is_killed_ends_the_study_with_a_word_on_how_to_go_on(tin
         multiprocessing.active_children()[0].kill()
 
     threading.Thread(target=kill_the_first, daemon=True).start()
-    with pytest.raises(ChildProcessError, match="the same command resumes it"):
+    with pytest.raises(ChildProcessError, match="Run the same command again to resume"):
         run_study(read_study(tiny_study), out, processes=2, only=THIRD)
     run_study(
         read_study(tiny_study), out, only=THIRD
@@ -173,24 +177,17 @@ def test_a_process_that_is_killed_ends_the_study_with_a_word_on_how_to_go_on(tin
     assert not list(out.rglob("*.part"))
 
 
-def test_several_calls_share_the_cells_and_give_the_same_numbers(
-    finished, tiny_study, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(sys.modules[run_study.__module__], "PAUSE", 0.1)
+def test_several_calls_share_the_cells_and_give_the_same_numbers(finished, tiny_study, tmp_path):
     out, study = tmp_path / "out", read_study(tiny_study)
-    calls = [
-        FORK.Process(
-            target=run_study, args=(study, out), kwargs={"command": "teka study", "only": THIRD}
-        )
-        for _ in range(2)
-    ]
+    options = {"command": "study tiny.yaml", "only": THIRD}
+    calls = [FORK.Process(target=run_study, args=(study, out), kwargs=options) for _ in range(2)]
     for call in calls:
         call.start()
     for call in calls:
         call.join(240)
     assert [call.exitcode for call in calls] == [0, 0]
-    assert decided(out) == part(finished, THIRD)
-    assert not list(out.rglob("*.claim"))
+    assert reproducible(out) == part(finished, THIRD)
+    assert not list(out.rglob("*.lock"))
 
 
 def test_the_workers_of_a_dask_cluster_give_the_same_numbers(finished, tiny_study, tmp_path):
@@ -203,22 +200,18 @@ def test_the_workers_of_a_dask_cluster_give_the_same_numbers(finished, tiny_stud
         out = run_study(
             read_study(tiny_study), tmp_path / "out", processes=2, parallel="dask", only=THIRD
         )
-    assert decided(out) == part(finished, THIRD)
+    assert reproducible(out) == part(finished, THIRD)
 
 
-@pytest.mark.parametrize(
-    ("parallel", "message"),
-    [
-        ("slurm", "one of 'dask', 'loky', 'ray'"),
-        ("dask:tcp://127.0.0.1:9", "a cluster that answers"),
-    ],
-)
-def test_an_engine_that_is_not_there_is_an_error(
-    tiny_study, tmp_path, monkeypatch, parallel, message
-):
-    monkeypatch.setattr(sys.modules[run_study.__module__], "ANSWER", 1)
-    with pytest.raises(ValueError, match=message):
-        run_study(read_study(tiny_study), tmp_path / "out", parallel=parallel)
+def test_an_unknown_engine_is_an_error(tiny_study, tmp_path):
+    with pytest.raises(ValueError, match="parallel must be one of 'dask', 'loky'"):
+        run_study(read_study(tiny_study), tmp_path / "out", parallel="slurm")
+
+
+def test_a_cluster_that_does_not_answer_is_an_error(tiny_study, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[run_study.__module__], "CONNECT_SECONDS", 1)
+    with pytest.raises(OSError, match=r"127\.0\.0\.1:9"):
+        run_study(read_study(tiny_study), tmp_path / "out", parallel="dask:tcp://127.0.0.1:9")
 
 
 def test_no_process_is_an_error(tiny_study, tmp_path):

@@ -1,36 +1,27 @@
 import pytest
 
-from reproduction.study import read_study
-from reproduction.study.study import Cell, Measure, Stability, slug
+from reproduction.study import Measure, Stability, read_study
+from reproduction.study.study import Cell, slug
 from teka.training import Run
+from tests.reproduction.study.conftest import TUNE
 
 
 def names(cells):
     return [cell.name for cell in cells]
 
 
-def test_the_grid_is_the_product_without_what_is_left_out(tiny_fields, write):
-    combinations = list(read_study(write(tiny_fields)).combinations())
-    assert combinations == [
-        {"kernel": "softmax", "position": "none"},
-        {"kernel": "squared relu", "position": "none"},
-        {"kernel": "squared relu", "position": "absolute"},
-    ]
-
-
-def test_cells_come_seed_by_seed(tiny_fields, write):
-    study = read_study(write(tiny_fields))
-    cells = study.cells(study.places({}), {})
-    assert names(cells)[:4] == [
+def test_cells_are_the_grid_seed_by_seed_without_combinations_that_are_left_out(tiny_fields, write):
+    assert names(read_study(write(tiny_fields)).cells()) == [
         "softmax--none--seed-0",
         "squared-relu--none--seed-0",
         "squared-relu--absolute--seed-0",
         "softmax--none--seed-3",
+        "squared-relu--none--seed-3",
+        "squared-relu--absolute--seed-3",
     ]
-    assert len(set(names(cells))) == len(cells) == 6
 
 
-def test_a_cell_has_the_base_and_its_levels_fields(tiny_fields, write):
+def test_levels_override_the_base(tiny_fields, write):
     tiny_fields["factors"]["position"]["absolute"]["dim"] = 16
     study = read_study(write(tiny_fields))
     run = study.make_cell({"kernel": "squared relu", "position": "absolute"}, 3).run
@@ -43,151 +34,127 @@ def test_a_cell_has_the_base_and_its_levels_fields(tiny_fields, write):
     )
 
 
-def test_places_can_be_asked_for_alone(tiny_fields, write):
-    study = read_study(write(tiny_fields))
-    places = study.places({"kernel": ["squared relu"], "seed": ["3"]})
-    assert [(labels["position"], seed) for labels, seed in places] == [("none", 3), ("absolute", 3)]
+def test_only_selects_cells(tiny_fields, write):
+    cells = read_study(write(tiny_fields)).cells({"kernel": ["squared relu"], "seed": ["3"]})
+    assert names(cells) == ["squared-relu--none--seed-3", "squared-relu--absolute--seed-3"]
 
 
 @pytest.mark.parametrize(
     ("only", "message"),
     [
-        pytest.param({"colour": ["red"]}, r"only must be .*got 'colour'", id="an unknown factor"),
-        pytest.param(
-            {"kernel": ["elu"]}, r"only kernel must be .*got 'elu'", id="an unknown level"
-        ),
-        pytest.param({"seed": ["9"]}, r"only seed must be .*got '9'", id="an unknown seed"),
-        pytest.param(
-            {"kernel": ["softmax"], "position": ["absolute"]}, "levels of some cell", id="no cell"
-        ),
+        ({"colour": ["red"]}, "only must be one of .*got 'colour'"),
+        ({"kernel": ["elu"]}, "only kernel must be one of .*got 'elu'"),
+        ({"kernel": ["softmax"], "position": ["absolute"]}, "not all left out"),
     ],
 )
-def test_asking_for_cells_that_are_not_there_is_an_error(tiny_fields, write, only, message):
+def test_unknown_levels_in_only_are_errors(tiny_fields, write, only, message):
     with pytest.raises(ValueError, match=message):
-        read_study(write(tiny_fields)).places(only)
+        read_study(write(tiny_fields)).cells(only)
 
 
-@pytest.fixture
-def tuned(tiny_fields, write):
-    tune = {
-        "field": "learning_rate",
-        "values": [0.1, 0.2],
-        "per": ["kernel"],
-        "at": {"position": "none"},
-        "seed": 7,
-    }
-    return read_study(write({**tiny_fields, "tune": tune}))
+def test_missing_keys_have_default_values(write):
+    study = read_study(write({"name": "least", "factors": {"kernel": {"elu": {"kernel": "elu"}}}}))
+    assert study.seeds == (0,)
+    assert study.measure == Measure()
+    assert study.tune is None
+    assert study.tuning_cells() == []
 
 
-def test_tuning_tries_every_value_at_the_one_place_for_every_level(tuned):
-    groups = tuned.tuning_cells(tuned.places({}))
-    assert {
-        levels: [cell.run.learning_rate for cell in cells] for levels, cells in groups.items()
-    } == {("softmax",): [0.1, 0.2], ("squared relu",): [0.1, 0.2]}
-    assert names(groups[("softmax",)]) == [
-        "softmax--none--0.1--seed-7",
-        "softmax--none--0.2--seed-7",
+def test_fields_next_to_a_recipe_override_it(tiny_fields, write):
+    tiny_fields["base"].pop("batch_size")
+    tiny_fields["base"] |= {"recipe": "horn2021", "learning_rate": 0.25}
+    tiny_fields["factors"]["position"]["none"] |= {"recipe": "teka", "dropout": 0.5}
+    study = read_study(write(tiny_fields))
+    absolute = study.make_cell({"kernel": "squared relu", "position": "absolute"}, 0).run
+    assert (absolute.optimizer, absolute.batch_size, absolute.learning_rate) == ("adam", 22, 0.25)
+    none = study.make_cell({"kernel": "squared relu", "position": "none"}, 0).run
+    assert (none.optimizer, none.learning_rate, none.dropout, none.dim) == ("adamw", 0.001, 0.5, 8)
+
+
+def test_tuning_tries_every_value_at_every_position_that_is_not_left_out(tiny_fields, write):
+    tiny_fields["tune"] = {**TUNE, "at": [{"position": "none"}, {"position": "absolute"}]}
+    trials = read_study(write(tiny_fields)).tuning_cells()
+    assert names(trials) == [
+        "softmax--none--0.003--seed-7",
+        "softmax--none--0.01--seed-7",
+        "squared-relu--none--0.003--seed-7",
+        "squared-relu--none--0.01--seed-7",
+        "squared-relu--absolute--0.003--seed-7",
+        "squared-relu--absolute--0.01--seed-7",
     ]
-    assert {cell.run.position for cells in groups.values() for cell in cells} == {"none"}
-
-
-def test_tuning_at_several_places_tries_every_value_at_each_that_is_not_left_out(
-    tiny_fields, write
-):
-    at = [{"position": "none"}, {"position": "absolute"}]
-    tune = {"field": "learning_rate", "values": [0.1, 0.2], "per": ["kernel"], "at": at}
-    study = read_study(write({**tiny_fields, "tune": tune}))
-    groups = study.tuning_cells(study.places({}))
-    assert names(groups[("softmax",)]) == [
-        "softmax--none--0.1--seed-0",
-        "softmax--none--0.2--seed-0",
-    ]
-    assert names(groups[("squared relu",)])[1:3] == [
-        "squared-relu--none--0.2--seed-0",
-        "squared-relu--absolute--0.1--seed-0",
-    ]
-
-
-def test_only_what_is_asked_for_is_tuned(tuned):
-    assert list(tuned.tuning_cells(tuned.places({"kernel": ["softmax"]}))) == [("softmax",)]
-
-
-def test_cells_take_the_tuned_value_of_their_level(tuned):
-    cells = tuned.cells(tuned.places({}), {("softmax",): 0.2, ("squared relu",): 0.1})
-    assert {(cell.run.kernel, cell.run.learning_rate) for cell in cells} == {
-        ("softmax", 0.2),
-        ("squared_relu", 0.1),
-    }
-
-
-def test_a_level_that_is_left_out_where_it_would_be_tuned_is_an_error(tiny_fields, write):
-    tune = {
-        "field": "learning_rate",
-        "values": [0.1],
-        "per": ["kernel"],
-        "at": {"position": "absolute"},
-    }
-    study = read_study(write({**tiny_fields, "tune": tune}))
-    places = study.places({})
-    with pytest.raises(ValueError, match="left out for kernel 'softmax'"):
-        study.cells(places, dict.fromkeys(study.tuning_cells(places), 0.1))
+    assert [trial.run.learning_rate for trial in trials] == [0.003, 0.01] * 3
 
 
 @pytest.mark.parametrize(
-    ("levels", "message"),
+    ("change", "message"),
     [
-        (
-            ["a b", "a-b"],
-            "factors.kernel must be a name that differs from 'a b' in letters or digits.*got 'a-b'",
-        ),
-        (["../.."], "a name with a letter or a digit"),
-        (["A", "a"], "differs from 'A'"),
-        (["a" * 200], "180 bytes"),
+        ({"colour": 1}, "no field 'colour'"),
+        ({"factors": [1]}, r"factors must be a dictionary.*got \[1\]"),
+        ({"factors": {"kernel": {}}}, "kernel"),
+        ({"seeds": 3}, "study.seeds must be a list.*got 3"),
+        ({"seeds": ["a"]}, r"seeds\[0\] must be a whole number.*got 'a'"),
+        ({"seeds": [1, 1]}, r"seeds must be one or more different seeds.*got \[1, 1\]"),
+        ({"reference": {"kernel": "elu"}}, "reference kernel must be .*got 'elu'"),
+        ({"leave_out": [{"colour": ["red"]}]}, "leave_out must be .*got 'colour'"),
+        ({"leave_out": [{"kernel": ["softmax", "squared relu"]}]}, "not all left out"),
+        ({"measure": {"shifts": [[1]]}}, r"measure.shifts\[0\] must be a list of 2"),
+        ({"measure": {"mode": "canvas"}}, "canvas_size must be"),
+        ({"measure": {"images": 0}}, "measure.images must be .*got 0"),
+        ({"measure": {"weights": "first"}}, "measure.weights must be .*got 'first'"),
+        ({"measure": {"image": 3}}, "no field 'image'.*Did you mean 'images'"),
+        ({"measure": {"stability": {"crop": {}}}}, "crop_size must be the size of the crop"),
+        ({"tune": {"field": "learning_rate"}}, "study.tune.values is missing"),
     ],
 )
-def test_levels_whose_files_would_not_stay_apart_are_refused(tiny_fields, write, levels, message):
-    tiny_fields["factors"]["kernel"] = {level: {"kernel": "relu"} for level in levels}
-    tiny_fields["leave_out"], tiny_fields["reference"] = [], {}
+def test_invalid_keys_are_errors(tiny_fields, write, change, message):
     with pytest.raises(ValueError, match=message):
+        read_study(write({**tiny_fields, **change}))
+
+
+def test_an_invalid_field_of_a_run_names_the_cell(tiny_fields, write):
+    tiny_fields["factors"]["kernel"]["softmax"]["kernels"] = "elu"
+    with pytest.raises(ValueError, match=r"cell softmax, none: run key must be .*got 'kernels'"):
+        read_study(write(tiny_fields))
+
+
+def test_an_unknown_recipe_is_an_error(tiny_fields, write):
+    tiny_fields["base"]["recipe"] = "grandmother"
+    with pytest.raises(ValueError, match=r"recipe must be one of.*got 'grandmother'"):
+        read_study(write(tiny_fields))
+
+
+@pytest.mark.parametrize("content", ["a: [1", "- 1"])
+def test_an_invalid_file_is_an_error(tmp_path, content):
+    path = tmp_path / "broken.yaml"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match="must be a"):
+        read_study(path)
+
+
+def test_levels_with_the_same_file_name_are_errors(tiny_fields, write):
+    tiny_fields["factors"]["kernel"] |= {"squared-relu": {"kernel": "squared_relu"}}
+    with pytest.raises(ValueError, match="levels that differ in letters or digits"):
         read_study(write(tiny_fields))
 
 
 def test_a_cell_is_named_after_its_levels_and_seed():
-    cell = Cell(
-        {"data": "Fashion-MNIST", "kernel": "elu+1", "position": "content + rotation heads"},
-        Run(seed=3),
-    )
-    assert cell.name == "fashion-mnist--elu-1--content-rotation-heads--seed-3"
+    labels = {"data": "Fashion-MNIST", "kernel": "elu+1", "position": "content + rotation heads"}
+    assert Cell(labels, Run(seed=3)).name == "fashion-mnist--elu-1--content-rotation-heads--seed-3"
 
 
 @pytest.mark.parametrize(
-    ("words", "name"),
-    [
-        pytest.param("positive 4×", "positive-4", id="signs at the end are dropped"),
-        pytest.param("../a/b", "a-b", id="no path comes through"),
-        pytest.param("0.003", "0.003", id="a number stays"),
-    ],
+    ("text", "name"), [("positive 4×", "positive-4"), ("../a/b", "a-b"), ("0.003", "0.003")]
 )
-def test_words_become_part_of_a_file_name(words, name):
-    assert slug(words) == name
+def test_slug_keeps_letters_digits_and_dots(text, name):
+    assert slug(text) == name
 
 
-def test_the_zero_shift_is_the_first_of_those_measured():
+def test_the_zero_shift_is_always_measured_first():
     assert Measure(shifts=((0, 4), (0, 0), (4, 0))).shifts == ((0, 0), (0, 4), (4, 0))
-    assert Measure(shifts=()).shifts == ((0, 0),)
+    assert Measure().shifts == ((0, 0),)
 
 
-@pytest.mark.parametrize(
-    ("mode", "asked", "message"),
-    [
-        ("crop", {}, "crop_size must be the size of the crop.*got None"),
-        (
-            "circular",
-            {"shifts": ((0.5, 0.0),)},
-            r"measure.stability must be whole pixels.*got \(0.5, 0.0\)",
-        ),
-    ],
-)
-def test_a_stability_that_cannot_be_measured_is_an_error(mode, asked, message):
-    with pytest.raises(ValueError, match=message):
-        Measure(stability={mode: Stability(**asked)})
+def test_stability_settings_are_read(tiny_fields, write):
+    tiny_fields["measure"]["stability"] = {"fourier": {"shifts": [[0.5, 0]], "images": 3}}
+    measure = read_study(write(tiny_fields)).measure
+    assert measure.stability == {"fourier": Stability(((0.5, 0.0),), 3)}

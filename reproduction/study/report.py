@@ -1,0 +1,268 @@
+"""Tables and figures of a study."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from scipy import stats
+
+from reproduction.study.cells import read_cells
+from reproduction.study.study import Study, slug
+from teka.files import write_bytes
+from teka.reporting.charts import encode_png
+from teka.reporting.formatting import significant
+
+DIFFERENCES = ["at_equal_steps", "at_equal_time"]
+HEADINGS = {
+    "accuracy": "accuracy (%)",
+    "at_equal_steps": "difference at equal steps",
+    "at_equal_time": "at equal time",
+    "mflops": "MFLOPs per image",
+    "process_seconds": "CPU seconds",
+    "unshifted_accuracy": "not shifted (%)",
+    "minimum_accuracy": "worst shift (%)",
+    "worst_shift_accuracy": "correct at every shift (%)",
+    "equivariance_error": "equivariance error",
+    "noise_floor": "noise floor",
+}
+NOTES = """Accuracies are means over seeds ± half of the 95 % interval (Student's t).
+
+Differences are accuracies minus the accuracy of the reference with the same seed, in percentage
+points. "At equal time" compares held-out images after the CPU time of the reference: a slower run
+has not completed its learning rate schedule, and a faster run counts with its last accuracy.
+
+Accuracies under shifts are those of the shifted images: without a shift, at the worst shift, and the
+share of images that are correct at every shift."""
+
+
+def half_width(values: Any) -> Any:
+    """Return half of the 95 % interval of the mean (Student's t) of a series or of groups.
+
+    The half width of a single value is NaN.
+    """
+    return values.sem() * stats.t.ppf(0.975, values.count() - 1)
+
+
+def format_mean(shares: Iterable[Any], *, signed: bool = False) -> str:
+    """Format the mean of shares in percent with half of its 95 % interval. Ignore missing values.
+
+    >>> format_mean([0.95, 0.96, 0.97]), format_mean([0.01], signed=True), format_mean([])
+    ('96.0 ± 2.5', '+1.0', '–')
+    """
+    values = pd.Series(shares, dtype=float).dropna()
+    if values.empty:
+        return "–"
+    half = half_width(values)
+    decimals = 2 if 0 < half < 0.002 else 1
+    mean = round(100 * fmean(values), decimals) + 0.0  # turns −0 into 0
+    text = f"{mean:{'+' if signed else ''}.{decimals}f}".replace("-", "−")
+    return text if np.isnan(half) else f"{text} ± {100 * half:.{decimals}f}"
+
+
+def add_differences(cells: pd.DataFrame, reference: Mapping[str, str]) -> pd.DataFrame:
+    """Add the differences in accuracy between each cell and its reference with the same seed.
+
+    The column `at_equal_steps` compares test accuracies, or the learning curves at the last common
+    step if one of the runs is longer. The column `at_equal_time` compares the learning curves at
+    the CPU time of the reference.
+
+    Args:
+        cells: Table of `read_cells`.
+        reference: Levels of some factors that the reference has instead of those of the cell.
+    """
+    rows = dict(zip(cells.index, cells.to_dict("records"), strict=True))
+    differences = []
+    for index, cell in rows.items():
+        levels = dict(zip(cells.index.names, index, strict=True)) | dict(reference)
+        other = rows.get(tuple(levels.values()), cell)
+        is_comparable = other is not cell and cell["learning_curve"] and other["learning_curve"]
+        differences.append(_compare(cell, other) if is_comparable else (None, None))
+    return cells.join(pd.DataFrame(differences, cells.index, DIFFERENCES, dtype=float))
+
+
+def _compare(cell: Mapping[str, Any], reference: Mapping[str, Any]) -> tuple[float, float]:
+    ours, theirs = (pd.DataFrame(row["learning_curve"]) for row in (cell, reference))
+    end = theirs.iloc[-1]
+    step = min(ours.step.max(), end.step)
+    at_steps = _interpolate(ours, "step", step) - _interpolate(theirs, "step", step)
+    if cell["steps"] == reference["steps"] or np.isnan(at_steps):
+        at_steps = cell["accuracy"] - reference["accuracy"]
+    return at_steps, _interpolate(ours, "process_seconds", end.process_seconds) - end.accuracy
+
+
+def _interpolate(curve: pd.DataFrame, along: str, position: Any) -> float:
+    return float(np.interp(position, curve[along], curve.accuracy, left=np.nan))
+
+
+def over_seeds(cells: pd.DataFrame) -> Any:
+    """Group the rows of a table by all levels of its index except "seed"."""
+    return cells.groupby(level=[name for name in cells.index.names if name != "seed"], sort=False)
+
+
+def format_table(cells: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFrame:
+    """Return means over seeds as text: shares with intervals, and the largest errors.
+
+    Args:
+        cells: Table with one row per cell.
+        headings: Headings of the columns, by name.
+    """
+    groups = over_seeds(cells)
+    table = pd.DataFrame({"seeds": groups.accuracy.count()})
+    for name, heading in headings.items():
+        if "accuracy" in name or name in DIFFERENCES:
+            table[heading] = groups[name].agg(format_mean, signed=name in DIFFERENCES)
+        elif name in ("equivariance_error", "noise_floor"):
+            table[heading] = groups[name].max().map("{:.1e}".format)
+        else:
+            table[heading] = groups[name].mean().map(significant, na_action="ignore")
+    return table
+
+
+def summarize(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return means over seeds, half widths of their 95 % intervals, and the provenance."""
+    groups = over_seeds(cells)
+    numbers = groups[cells.select_dtypes("number").columns]
+    provenance = groups[["hardware", "torch", "date", "command"]]
+    return pd.concat(
+        [
+            groups.accuracy.count().rename("seeds"),
+            groups.failed.count().rename("diverged"),
+            numbers.mean(),
+            half_width(numbers).add_suffix("_half_width"),
+            provenance.agg(lambda values: "; ".join(sorted(set(values)))),
+        ],
+        axis=1,
+    )
+
+
+def write_study(study: Study, folder: str | Path) -> str:
+    """Write `summary.md`, `summary.csv` and figures of the finished cells, and return the tables.
+
+    Args:
+        study: The study.
+        folder: Folder of its results.
+    """
+    cells = add_differences(read_cells(study, folder), study.reference)
+    arranged = _arrange(cells)
+    tables = {"Comparison": format_table(cells, HEADINGS)}
+    if len(arranged.index.unique("column")) > 1:
+        accuracy = over_seeds(cells).accuracy.agg(format_mean)
+        tables = {"Accuracy (%)": accuracy.unstack(-1, sort=False)} | tables
+    figures = {
+        f"{name}.png": _draw_accuracies(arranged, name) for name in ("accuracy", "minimum_accuracy")
+    }
+    for column, group in arranged.groupby(level="column", sort=False):
+        name = f"learning_curves_{slug(column)}".rstrip("_")
+        figures[f"{name}.png"] = _draw_learning_curves(group, column)
+    notes = [NOTES, describe_conditions(study, cells)]
+    return write_report(
+        Path(folder) / "summary", study.name, tables, notes, summarize(cells), figures
+    )
+
+
+def describe_conditions(study: Study, cells: pd.DataFrame) -> str:
+    """Describe how many cells are finished, and with what they were trained."""
+    conditions = [
+        f"{name}: {', '.join(sorted(cells[name].astype(str).unique()))}"
+        for name in ("hardware", "teka", "torch", "date")
+    ]
+    num_finished, num_failed = cells.accuracy.count(), cells.failed.count()
+    progress = f"{num_finished} of {len(study.cells())} cells finished, {num_failed} diverged."
+    return "\n".join([progress, "; ".join(conditions) + "."])
+
+
+def write_report(
+    path: Path,
+    title: str,
+    tables: Mapping[str, pd.DataFrame],
+    notes: Iterable[str],
+    numbers: pd.DataFrame,
+    figures: Mapping[str, Figure],
+) -> str:
+    """Write tables and notes to `path` with the suffix .md, numbers to .csv, and figures beside them.
+
+    Returns:
+        The content of the Markdown file, and the names of the files.
+    """
+    parts = [f"# {title}"]
+    for heading, table in tables.items():
+        parts += [f"## {heading}", to_markdown(table)]
+    text = "\n\n".join([*parts, *notes])
+    files = {path.with_suffix(".md"): f"{text}\n".encode()}
+    files[path.with_suffix(".csv")] = numbers.to_csv().encode()
+    files |= {path.with_name(name): encode_png(figure) for name, figure in figures.items()}
+    for file, content in files.items():
+        write_bytes(file, content)
+    return f"{text}\n\nwritten: {', '.join(map(str, files))}"
+
+
+def to_markdown(table: pd.DataFrame) -> str:
+    """Format a table as Markdown, with the index in the first columns."""
+    table = table.reset_index()
+    lines = [table.columns, ["---"] * table.shape[1], *table.astype(object).fillna("–").to_numpy()]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def _arrange(cells: pd.DataFrame) -> pd.DataFrame:
+    """Replace the factors in the index by "panel" (the data), "row" and "column".
+
+    If there are several other factors, the last one makes the columns.
+    """
+    labels = cells.index.droplevel("seed").to_frame(index=False)
+    panel = labels.pop("data") if "data" in labels else ""
+    column = labels.pop(labels.columns[-1]) if labels.shape[1] > 1 else ""
+    row = labels.agg(" × ".join, axis=1)
+    index = pd.DataFrame({"panel": panel, "row": row, "column": column})
+    return cells.set_index(pd.MultiIndex.from_frame(index))
+
+
+def _draw_accuracies(cells: pd.DataFrame, quantity: str) -> Figure:
+    """Draw means over seeds with 95 % intervals, in one panel per data set."""
+    panels, rows, columns = (cells.index.unique(name) for name in ("panel", "row", "column"))
+    height = 2 + (0.2 + 0.1 * len(columns)) * len(rows)
+    figure = Figure((4 + 3 * len(panels), height), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    means, halves = over_seeds(cells)[quantity].mean(), half_width(over_seeds(cells)[quantity])
+    for axis, panel in zip(axes, panels, strict=True):
+        for index, column in enumerate(columns):
+            places = pd.MultiIndex.from_product([[panel], rows, [column]])
+            heights = np.arange(len(rows)) + 0.8 * (index + 0.5) / len(columns) - 0.4
+            values, errors = (100 * series.reindex(places) for series in (means, halves))
+            axis.errorbar(values, heights, xerr=errors, fmt="o", label=column)
+        low, high = axis.get_xlim()
+        axis.set(title=panel, xlabel=HEADINGS[quantity], xlim=(max(low, 0), min(high, 101)))
+        axis.grid(axis="x")
+    axes[0].set_yticks(range(len(rows)), rows)
+    axes[0].invert_yaxis()
+    if len(columns) > 1:
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper")
+    return figure
+
+
+def _draw_learning_curves(cells: pd.DataFrame, title: str) -> Figure:
+    """Draw the accuracy on held-out images against steps and CPU seconds.
+
+    Lines are means over seeds. Bands reach from the lowest to the highest seed.
+    """
+    panels = list(cells.groupby(level="panel", sort=False))
+    figure = Figure((1 + 4 * len(panels), 7), layout="constrained")
+    figure.suptitle(title)
+    axes = figure.subplots(2, len(panels), squeeze=False)
+    for pair, (name, panel) in zip(axes.T, panels, strict=True):
+        for row, group in panel.groupby(level="row", sort=False):
+            points = [point for curve in group.learning_curve if curve for point in curve]
+            columns = ["step", "process_seconds", "accuracy"]
+            steps = pd.DataFrame(points, columns=columns, dtype=float).groupby("step")
+            accuracy = 100 * steps.accuracy.agg(["mean", "min", "max"])
+            positions = {"steps": accuracy.index, "CPU seconds": steps.process_seconds.mean()}
+            for axis, (heading, position) in zip(pair, positions.items(), strict=True):
+                axis.plot(position, accuracy["mean"], label=row)
+                axis.fill_between(position, accuracy["min"], accuracy["max"], alpha=0.15)
+                axis.set(xlabel=heading, ylabel="accuracy (%)")
+        pair[0].set_title(name)
+    figure.legend(*axes[0][-1].get_legend_handles_labels(), loc="outside right upper")
+    return figure

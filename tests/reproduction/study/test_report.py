@@ -1,0 +1,159 @@
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reproduction.study import read_cells, read_study, write_study
+from reproduction.study.report import add_differences, format_mean, summarize
+from reproduction.study.run_study import is_finished
+from tests.reproduction.conftest import failed_cell, saved_cell
+
+REFERENCE = {"kernel": "softmax"}
+
+
+def grid(data=("mnist", "digits"), kernels=("softmax", "relu"), seeds=(0, 1, 2)):
+    return {
+        (name, kernel, seed): saved_cell(0.9 - 0.05 * kernels.index(kernel) + 0.01 * seed)
+        for name in data
+        for kernel in kernels
+        for seed in seeds
+    }
+
+
+@pytest.mark.parametrize(
+    ("shares", "text"),
+    [
+        ([0.95, 0.96, 0.97], "96.0 ± 2.5"),
+        ([0.95, None], "95.0"),
+        ([0.99, 0.9901], "99.00 ± 0.06"),
+        ([], "–"),
+    ],
+)
+def test_format_mean(shares, text):
+    assert format_mean(shares) == text
+
+
+def test_signed_means_have_a_sign():
+    values = ([0.01], [-0.01], [-1e-9])
+    assert [format_mean(value, signed=True) for value in values] == ["+1.0", "−1.0", "+0.0"]
+
+
+def differences(save_study, ours, reference):
+    cells = {("mnist", "relu", 0): ours, ("mnist", "softmax", 0): reference}
+    table = add_differences(read_cells(*save_study(cells)), REFERENCE)
+    assert table.loc["mnist", "softmax", 0][["at_equal_steps", "at_equal_time"]].isna().all()
+    return table.loc["mnist", "relu", 0]
+
+
+def test_equal_steps_compare_test_accuracies(save_study):
+    row = differences(save_study, saved_cell(0.7), saved_cell(0.9))
+    assert row.at_equal_steps == pytest.approx(-0.2)
+
+
+def test_equal_steps_compare_learning_curves_if_one_run_is_longer(save_study):
+    row = differences(save_study, saved_cell(0.8, steps=200), saved_cell(0.9))
+    assert row.at_equal_steps == pytest.approx(0.4 - 0.9)
+
+
+def test_equal_time_interpolates_the_learning_curve_of_a_slower_run(save_study):
+    row = differences(save_study, saved_cell(0.8, process_seconds=16.0), saved_cell(0.9))
+    assert row.at_equal_time == pytest.approx(0.5 - 0.9)
+
+
+def test_equal_time_takes_the_last_accuracy_of_a_faster_run(save_study):
+    row = differences(save_study, saved_cell(0.8, process_seconds=5.0), saved_cell(0.9))
+    assert row.at_equal_time == pytest.approx(0.8 - 0.9)
+
+
+def test_equal_time_has_no_value_before_the_first_point_of_a_curve(save_study):
+    row = differences(save_study, saved_cell(0.8, process_seconds=50.0), saved_cell(0.9))
+    assert np.isnan(row.at_equal_time)
+
+
+@pytest.mark.parametrize("missing", [failed_cell(), None], ids=["failed", "unfinished"])
+def test_cells_without_a_finished_reference_have_no_differences(save_study, missing):
+    cells = {("mnist", "relu", 0): saved_cell(), ("mnist", "softmax", 0): missing}
+    table = add_differences(read_cells(*save_study(cells)), REFERENCE)
+    assert table[["at_equal_steps", "at_equal_time"]].isna().all(axis=None)
+
+
+def test_summaries_are_means_over_seeds_with_intervals(save_study):
+    cells = {**grid(), ("mnist", "relu", 0): failed_cell()}
+    row = summarize(read_cells(*save_study(cells))).loc["mnist", "relu"]
+    assert (row.seeds, row.diverged) == (2, 1)
+    assert row.accuracy == pytest.approx(0.865)
+    # Student's t for one degree of freedom is 12.706.
+    assert row.accuracy_half_width == pytest.approx(12.706 * 0.005, rel=1e-4)
+    assert (row.hardware, row.date) == ("two cores", "2021-02-15")
+    assert row.command == "python -m reproduction study study.yaml"
+
+
+def test_write_study_writes_tables_and_figures(save_study):
+    study, folder = save_study(grid(), reference=REFERENCE)
+    text = write_study(study, folder)
+    assert {path.name for path in folder.iterdir() if path.is_file()} == {
+        "summary.md",
+        "summary.csv",
+        "accuracy.png",
+        "minimum_accuracy.png",
+        "learning_curves.png",
+    }
+    page = (folder / "summary.md").read_text(encoding="utf-8")
+    assert page.strip() in text
+    assert "| mnist | relu | 3 | 86.0 ± 2.5 | −5.0 ± 0.0 | −5.0 ± 0.0 | 5.10 | 10.0 |" in page
+    assert "12 of 12 cells finished, 0 diverged" in page
+    with (folder / "summary.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["data"], row["kernel"]) for row in rows][:2] == [
+        ("mnist", "softmax"),
+        ("mnist", "relu"),
+    ]
+    assert float(rows[1]["accuracy"]) == pytest.approx(0.86)
+
+
+def test_the_last_of_several_factors_makes_columns(save_study):
+    names = ("data", "kernel", "position")
+    cells = {
+        ("mnist", kernel, position, 0): saved_cell()
+        for kernel in ("softmax", "relu")
+        for position in ("none", "$rotary$", "_hidden")
+    }
+    study, folder = save_study(cells, names=names)
+    text = write_study(study, folder)
+    assert "| data | kernel | none | $rotary$ | _hidden |" in text
+    assert (folder / "learning_curves_none.png").is_file()
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 1.0])
+def test_extreme_accuracies_and_failed_cells_are_drawn(save_study, accuracy):
+    cells = {("mnist", "relu", 0): saved_cell(accuracy), ("mnist", "softmax", 0): failed_cell()}
+    study, folder = save_study(cells, reference=REFERENCE)
+    assert "1 of 2 cells finished, 1 diverged" in write_study(study, folder)
+
+
+def test_a_study_of_one_factor_without_any_finished_cell_is_written(save_study):
+    study, folder = save_study({("a", 0): failed_cell(), ("b", 0): None}, names=("variant",))
+    assert "0 of 2 cells finished, 1 diverged" in write_study(study, folder)
+
+
+def test_nothing_is_written_if_a_cell_is_invalid(save_study):
+    study, folder = save_study(grid())
+    path = next((folder / "cells").iterdir())
+    path.write_text("{", encoding="utf-8")
+    with pytest.raises(ValueError, match="is not JSON"):
+        write_study(study, folder)
+    assert [path.name for path in folder.iterdir()] == ["cells"]
+
+
+def test_committed_cells_of_every_study_load():
+    folders = sorted(Path(__file__).parents[3].glob("reproduction/*/*/cells.jsonl.gz"))
+    assert len(folders) == 12
+    for path in folders:
+        study = read_study(path.parent.with_suffix(".yaml"))
+        cells = read_cells(study, path.parent)
+        assert len(cells) >= 9
+        assert cells.accuracy.between(0, 1).all()
+        if study.tune is None:
+            first = study.cells({"seed": [str(study.seeds[0])]})[0]
+            assert is_finished(path.parent / "cells", first)

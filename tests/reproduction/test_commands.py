@@ -1,0 +1,145 @@
+import importlib
+
+import pytest
+import yaml
+
+from reproduction.__main__ import run as main
+from reproduction.commands import parse_only
+from reproduction.horn2021.scales import read_scale
+from teka.files import read_json, write_json
+from teka.training import progress
+from tests.reproduction.study.conftest import TINY
+
+CELL = "squared-relu--seed-0"
+FACTORS = {"kernel": {"softmax": {"kernel": "softmax"}, "squared relu": {"kernel": "squared_relu"}}}
+MEASURE = {"images": 30, "shifts": [[0, 3]], "curve_points": 2}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_measurements():
+    """Neither measure the processor nor count operations, because tests/training covers both."""
+    peak = progress.Peak(1e11, progress.MEASURED)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(progress, "_measured", lambda *arguments: peak)
+        train_module = importlib.import_module("teka.training.train")
+        patched.setattr(train_module, "training_flops_per_image", lambda *arguments: 10**6)
+        yield
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """Return the path of a study of two cells that the command has trained."""
+    path = tmp_path_factory.mktemp("studies") / "tiny.yaml"
+    content = {"name": "tiny", "base": TINY["base"], "factors": FACTORS, "measure": MEASURE}
+    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    assert main(["study", str(path), "--processes", "1"]) == 0
+    return path
+
+
+def test_the_results_are_next_to_the_file(study):
+    folder = study.with_suffix("")
+    assert {path.stem for path in (folder / "cells").glob("*.json")} == {CELL, "softmax--seed-0"}
+    assert {"summary.md", "summary.csv", "accuracy.png"} <= {path.name for path in folder.iterdir()}
+    command = read_json(folder / "cells" / f"{CELL}.json")["command"]
+    assert command == f"python -m reproduction study {study} --processes 1"
+
+
+def test_summary_trains_nothing_and_prints_the_tables(study, capsys):
+    before = {path: path.stat().st_mtime_ns for path in study.with_suffix("").rglob("cells/*.json")}
+    assert main(["study", str(study), "--summary"]) == 0
+    assert "2 of 2 cells finished" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_only_trains_a_part_and_pack_moves_the_cells(study, tmp_path, capsys):
+    options = ["--only", "kernel=softmax", "--only", "seed=0", "--pack", "--out", str(tmp_path)]
+    assert main(["study", str(study), *options]) == 0
+    assert f"packed: {tmp_path / 'cells.jsonl.gz'}" in capsys.readouterr().out
+    assert not list(tmp_path.glob("cells/*.json"))
+
+
+def test_repeat_compares_the_results(study, tmp_path, capsys, fails):
+    assert main(["study", str(study), "--repeat", CELL]) == 0
+    assert "accuracy" in capsys.readouterr().out
+    content = read_json(study.with_suffix("") / "cells" / f"{CELL}.json")
+    (tmp_path / "cells").mkdir()
+    write_json(tmp_path / "cells" / f"{CELL}.json", {**content, "accuracy": 0.1234})
+    error = fails("study", study, "--out", tmp_path, "--repeat", CELL)
+    assert f"The results of {CELL} differ" in error
+
+
+def test_step_seconds_writes_a_file(study, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("reproduction.study.step_seconds.NUM_ROUNDS", 1)
+    assert main(["study", str(study), "--step-seconds", "--out", str(tmp_path)]) == 0
+    assert f"written: {tmp_path / 'step_seconds.json'}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--only", "kernel"], "only kernel must be one of 'softmax', 'squared relu', got ''"),
+        (["--only", "kernel=elu"], "got 'elu'"),
+        (["--processes", "0"], "processes must be at least 1"),
+        (["--processes", "two"], "got 'two'"),
+        (["--repeat", "none"], "got 'none'"),
+        (["--colour", "red"], "--colour"),
+    ],
+)
+def test_invalid_options_are_errors_of_one_line(study, fails, options, message):
+    assert message in fails("study", study, *options)
+
+
+def test_a_missing_file_is_an_error_of_one_line(fails, tmp_path):
+    assert "a YAML file" in fails("study", tmp_path / "none.yaml")
+    assert fails("study")
+
+
+def test_parse_only_splits_levels():
+    assert parse_only(["kernel=squared relu, softmax", "seed=0", "kernel=elu"]) == {
+        "kernel": ["squared relu", "softmax", "elu"],
+        "seed": ["0"],
+    }
+
+
+def test_reproduce_lists_models_data_sets_and_seeds(capsys):
+    assert main(["reproduce", "table1", "--list"]) == 0
+    shown = capsys.readouterr().out
+    study = read_scale("small")
+    for name in (*study.factors["data"], *study.factors["model"], *map(str, study.seeds)):
+        assert name in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["figure2"], "target must be one of 'figure1', 'table1', got 'figure2'."),
+        (["table1", "--scale", "huge"], "scale must be one of 'full', 'full-cpu', 'one-stem', "),
+        (["figure1", "--only", "model=GPT"], "only model must be one of"),
+        (["table1", "--summary"], "the folder of a study"),
+    ],
+)
+def test_invalid_options_of_reproduce_are_errors_of_one_line(arguments, message, fails, tmp_path):
+    assert message in fails("reproduce", *arguments, "--out", tmp_path / "none")
+
+
+def test_reproduce_trains_a_scale(study, tmp_path, capsys, monkeypatch):
+    data = {"mnist": {"data": "digits"}}
+    models = {"Performer (absolute)": {"position": "absolute"}, "Linformer": {"model": "linformer", "tokens": "image"}}
+    content = {
+        "name": "tiny",
+        "base": {**TINY["base"], "stem": None},
+        "factors": {"data": data, "model": models},
+        "measure": {"mode": "lossless", "classes": [1]},
+    }
+    for name in ("stem", "periodic"):
+        content["base"].pop(name)
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    monkeypatch.setattr("reproduction.horn2021.scales.__file__", str(tmp_path / "scales.py"))
+    out = tmp_path / "out"
+    assert main(["reproduce", "figure1", "--only", "data=mnist", "--out", str(out)]) == 0
+    assert [path.stem for path in (out / "cells").iterdir()] == [
+        "mnist--performer-absolute--seed-0"
+    ]
+    assert (out / "figure1.png").is_file()
+    assert "1 of 2 cells finished" in capsys.readouterr().out
