@@ -124,7 +124,10 @@ def test_invalid_options_of_reproduce_are_errors_of_one_line(arguments, message,
 
 def test_reproduce_trains_a_scale(study, tmp_path, capsys, monkeypatch):
     data = {"mnist": {"data": "digits"}}
-    models = {"Performer (absolute)": {"position": "absolute"}, "Linformer": {"model": "linformer", "tokens": "image"}}
+    models = {
+        "Performer (absolute)": {"position": "absolute"},
+        "Linformer": {"model": "linformer", "tokens": "image"},
+    }
     content = {
         "name": "tiny",
         "base": {**TINY["base"], "stem": None},
