@@ -98,7 +98,7 @@ def read_cells(study: Study, folder: str | Path) -> pd.DataFrame:
     table[NUMBERS] = table[NUMBERS].astype(float)
     table["mflops"] = table["forward_flops"] / 1e6
     table["unshifted_accuracy"] = table["accuracy_by_shift"].str.get(0).astype(float)
-    timing = read_json(folder / STEP_SECONDS) if (folder / STEP_SECONDS).is_file() else None
+    timing: Any = read_json(folder / STEP_SECONDS) if (folder / STEP_SECONDS).is_file() else None
     if timing is not None:
         seconds = {tuple(model["labels"].items()): model["seconds"] for model in timing["models"]}
         per_step = [seconds.get(tuple(cell.labels.items()), float("nan")) for cell in cells]

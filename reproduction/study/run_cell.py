@@ -60,11 +60,11 @@ class LearningCurve(Callback):
         self.num_points = num_points
         self.state: dict[str, Any] = {"points": [], "seconds": 0.0, "process_seconds": 0.0}
 
-    def on_train_batch_start(self, *_: Any) -> None:
+    def on_train_batch_start(self, *args: Any) -> None:
         """Start the clocks."""
         self.started = time.perf_counter(), time.process_time()
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Stop the clocks, and measure if a point is due."""
         if pl_module.device.type == "cuda":
             torch.cuda.synchronize()
@@ -126,7 +126,7 @@ def run_cell(
         "threads": torch.get_num_threads(),
         **provenance(command),
     }
-    options = {"resume": True, "progress_bar": False, "throughput": False}
+    options: dict[str, Any] = {"resume": True, "progress_bar": False, "throughput": False}
     try:
         trained = train(run, training, dataset=dataset, callbacks=[curve], **options)
     except FloatingPointError as error:

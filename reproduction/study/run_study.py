@@ -166,8 +166,10 @@ def _engine(parallel: str, processes: int) -> Iterator[None]:
         return
     from distributed import Client
 
-    options = {"n_workers": processes, "threads_per_worker": 1, "dashboard_address": None}
-    client = Client(timeout=CONNECT_SECONDS, **({"address": address} if address else options))
+    options: dict[str, Any] = {"address": address}
+    if not address:
+        options = {"n_workers": processes, "threads_per_worker": 1, "dashboard_address": None}
+    client = Client(timeout=CONNECT_SECONDS, **options)
     with client, joblib.parallel_config(name, n_jobs=-1):
         yield
 

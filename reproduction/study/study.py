@@ -174,9 +174,11 @@ class Study:
         only = only or {}
         self._check_levels("only", only)
         cells = []
-        for seed, *levels in itertools.product(self.seeds, *self.factors.values()):
+        for seed, levels in itertools.product(
+            self.seeds, itertools.product(*self.factors.values())
+        ):
             labels = dict(zip(self.factors, levels, strict=True))
-            is_left_out = any(_matches(labels, levels) for levels in self.leave_out)
+            is_left_out = any(_matches(labels, left_out) for left_out in self.leave_out)
             if _matches({**labels, "seed": str(seed)}, only) and not is_left_out:
                 cells.append(self.make_cell(labels, seed))
         if not cells:

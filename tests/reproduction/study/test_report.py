@@ -75,7 +75,7 @@ def test_equal_time_has_no_value_before_the_first_point_of_a_curve(save_study):
 def test_cells_without_a_finished_reference_have_no_differences(save_study, missing):
     cells = {("mnist", "relu", 0): saved_cell(), ("mnist", "softmax", 0): missing}
     table = add_differences(read_cells(*save_study(cells)), REFERENCE)
-    assert table[["at_equal_steps", "at_equal_time"]].isna().all(axis=None)
+    assert table[["at_equal_steps", "at_equal_time"]].isna().to_numpy().all()
 
 
 def test_summaries_are_means_over_seeds_with_intervals(save_study):
