@@ -61,7 +61,6 @@ def parse():
         (["--text", "true"], "text", "true"),
         (["--text", "a-b_c"], "text", "a-b_c"),
         (["--text=--x"], "text", "--x"),
-        (["--text", "null"], "text", None),
         (["--pair", "1", "1e-3"], "pair", (1.0, 0.001)),
         (["--numbers", "1", "2"], "numbers", (1, 2)),
         (["--numbers", "1", "--numbers", "2"], "numbers", (1, 2)),

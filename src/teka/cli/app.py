@@ -4,7 +4,9 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, get_args, get_origin
 
-from cyclopts import App, Parameter, Token
+import cyclopts
+from cyclopts import App, Parameter, Token, _convert
+from cyclopts.argument import _argument
 from cyclopts.exceptions import (
     CoercionError,
     CycloptsError,
@@ -92,6 +94,18 @@ class _Console(Console):
 
     def on_broken_pipe(self) -> None:
         raise  # the BrokenPipeError, instead of SystemExit(1)
+
+
+def _count_words(kind: Any, **options: Any) -> tuple[int, bool]:
+    """Return 1 for a union such as `int | tuple[int, int]`, which cyclopts 4 cannot count."""
+    try:
+        return _convert.token_count(kind, **options)
+    except ValueError:
+        return 1, False
+
+
+if cyclopts.__version__.startswith("4."):  # on Python 3.10
+    setattr(_argument, "token_count", _count_words)  # noqa: B010, it is private
 
 
 def convert(kind: Any, tokens: Sequence[Token]) -> Any:
