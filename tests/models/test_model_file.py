@@ -265,7 +265,7 @@ def test_integer_weights_are_an_error(folder: Path):
 
 def test_missing_files_and_bad_json_are_errors(folder: Path, tmp_path: Path):
     for path in (tmp_path / "none", folder / CONFIG_FILE):
-        with pytest.raises(ValueError, match="the folder of a model file, or one of digits, mnist"):
+        with pytest.raises(ValueError, match="the model must be one of digits, mnist"):
             load(path)
     (folder / WEIGHTS_FILE).unlink()
     with pytest.raises(ValueError, match=f"a folder that holds {WEIGHTS_FILE}"):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from teka.checks import check_name
 from teka.codec import decode, encode
-from teka.errors import require, wrong_argument, wrong_shape, wrong_value
+from teka.errors import did_you_mean, require, wrong_argument, wrong_shape, wrong_value
 from teka.files import (
     atomic_directory,
     expand_user,
@@ -122,10 +122,12 @@ def _find(path: str | Path) -> Path:
     if str(path) in PRETRAINED:
         return Path(str(files("teka.models") / "pretrained" / str(path)))
     folder = expand_user(path)
-    if not folder.is_dir():
-        raise wrong_value(
-            "path", str(path), f"the folder of a model file, or one of {', '.join(PRETRAINED)}"
-        )
+    expected = f"one of {', '.join(PRETRAINED)}, or a folder that teka export has written"
+    if not str(path) or not folder.is_dir():
+        raise wrong_value("the model", str(path), f"{expected}{did_you_mean(path, PRETRAINED)}")
+    if (folder / "run.json").is_file():
+        hint = f"Export this run with teka export {path} --out FOLDER."
+        raise wrong_value("the model", str(path), expected, hint)
     return folder
 
 

@@ -7,10 +7,8 @@ from pathlib import Path
 import torch
 
 from teka.checks import check_sizes
-from teka.errors import did_you_mean, wrong_type, wrong_value
-from teka.files import expand_user
+from teka.errors import wrong_type, wrong_value
 from teka.models import load, read_config
-from teka.models.model_file import PRETRAINED
 from teka.prediction.pictures import read_images
 
 DEFAULT_MODEL = "mnist"
@@ -63,7 +61,8 @@ def predict(
     check_sizes({"batch_size": batch_size})
     if isinstance(pictures, str) or not isinstance(pictures, Sequence) or not pictures:
         raise wrong_value("pictures", pictures, "a list of files")
-    _check_model(model)
+    if not isinstance(model, (str, Path)):
+        raise wrong_type("model", model, "a name or a folder")
     config = read_config(model)
     network = load(model)
     class_names = config.class_names or tuple(map(str, range(config.num_classes)))
@@ -89,18 +88,3 @@ def predict(
         if progress is not None:
             progress(len(predictions), len(pictures))
     return predictions
-
-
-def _check_model(model: object) -> None:
-    """Check that a model is the name of a packaged model or an existing folder, but not a run."""
-    if not isinstance(model, (str, Path)):
-        raise wrong_type("model", model, "a name or a folder")
-    if str(model) in PRETRAINED:
-        return
-    folder = expand_user(model)
-    expected = f"one of {', '.join(PRETRAINED)}, or a folder that teka export has written"
-    if not str(model) or not folder.is_dir():
-        raise wrong_value("model", str(model), f"{expected}{did_you_mean(model, PRETRAINED)}")
-    if (folder / "run.json").is_file():
-        hint = f"Export this run with teka export {model} --out FOLDER."
-        raise wrong_value("model", str(model), expected, hint)
