@@ -8,7 +8,6 @@ import sys
 from cyclopts import App
 
 from teka.cli import main, make_app
-from teka.cli.parser import old_command
 
 REPRODUCTION_COMMANDS = {
     "study": ("reproduction.commands:study", "Train a grid of runs and compare them."),
@@ -18,21 +17,17 @@ REPRODUCTION_COMMANDS = {
     ),
     "heads": (
         "reproduction.heads.commands:heads",
-        "draw where heads of a self-attention network look",
+        "Draw where the heads of a self-attention network attend.",
     ),
-    "prune": ("reproduction.heads.commands:prune", "remove degenerate heads and train on"),
+    "prune": ("reproduction.heads.commands:prune", "Remove degenerate heads and train on."),
 }
-OLD_COMMANDS = ("heads", "prune")
 
 
 def make_reproduction_app() -> App:
     """Return the parser with the commands of teka and of the reproductions."""
     app = make_app("python -m reproduction")
     for name, (path, summary) in REPRODUCTION_COMMANDS.items():
-        if name in OLD_COMMANDS:
-            app.command(old_command(path), name=name, help=summary, help_flags=[], version_flags=[])
-        else:
-            app.command(path, name=name, help=summary)
+        app.command(path, name=name, help=summary)
     return app
 
 

@@ -397,23 +397,22 @@ def test_running_maximum_rescales_the_causal_state(seed):
     ["which_kernel.md", "which_kernel_tables.md", "linear_positions.md", "interval_coverage.md"],
 )
 def test_kernel_tables_equal_the_study_results(name, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "reproduction" / "studies")
-    writer = importlib.import_module("tables")
+    writer = importlib.import_module("reproduction.studies.tables")
     assert name in writer.TABLES
     # The page is written three times below, with the same tables.
     monkeypatch.setitem(
         writer.TABLES, name, {title: cache(write) for title, write in writer.TABLES[name].items()}
     )
     page = TEXTS[ROOT / "docs" / name]
-    assert writer.with_tables(name, page) == page, "run `python reproduction/studies/tables.py`"
+    assert writer.with_tables(name, page) == page, "run `python -m reproduction.studies.tables`"
     bare = re.sub(r"(<!-- table: .* -->\n\n)(\|.*\n)+\n", r"\1", page)
     assert not re.search(r"-->\n\n\|", bare)
     assert writer.with_tables(name, bare) == page, (
         "a mark without a table gets it, and the text after it stays"
     )
     last = list(writer.TABLES[name])[-1]
-    with pytest.raises(ValueError, match=re.escape(f"{last} -->' 0 times, expected once")):
-        writer.with_tables(name, page.replace(writer.MARK.format(last), ""))
+    with pytest.raises(ValueError, match=re.escape(f"{last} -->' once, got 0")):
+        writer.with_tables(name, page.replace(f"<!-- table: {last} -->", ""))
 
 
 @pytest.mark.parametrize(("sharpness", "first"), [(1, 1), (2, 3), (3, 5), (4, 7), (6, 12), (8, 16)])

@@ -57,7 +57,7 @@ class ImageClassifier(nn.Module):
 
 
 class PreNormBlock(nn.Module):
-    """A pre-norm transformer block around any attention module: `teka.nn.TransformerBlock`'s form."""
+    """A pre-norm block like `teka.nn.TransformerBlock`, around any attention module."""
 
     def __init__(
         self, attention: nn.Module, dim: int, *, mlp_ratio: float = 4.0, dropout: float = 0.0

@@ -26,8 +26,8 @@ from teka.nn.inputs import Tokens
 class LinformerAttention(nn.Module):
     """softmax(Q (E K)ᵀ / √d) (F V) for every head, with learned matrices E and F of shape (k, L).
 
-    All heads of the layer share E and F ("headwise sharing"). Because E and F have a column for each
-    token, the layer knows the positions of the tokens and requires their number. The cost is
+    All heads of the layer share E and F ("headwise sharing"). Because E and F have a column for
+    each token, the layer knows the positions of the tokens and requires their number. The cost is
     O(L · k).
 
     Queries, keys and values have no bias, as in the implementation that Horn et al. used. The
@@ -99,8 +99,8 @@ class Linformer(ImageClassifier):
 
     >>> import torch
     >>> from reproduction.baselines import Linformer
-    >>> sizes = {"image_size": 8, "in_channels": 3, "num_classes": 10, "dim": 16, "depth": 1, "heads": 2}
-    >>> model = Linformer(**sizes, tokens="pixel", num_projected=4)  # 65 tokens attend to 4 keys
+    >>> sizes = {"dim": 16, "depth": 1, "heads": 2}
+    >>> model = Linformer(8, 3, 10, **sizes, num_projected=4)  # 65 tokens attend to 4 keys
     >>> model(torch.zeros(2, 3, 8, 8)).shape
     torch.Size([2, 10])
 

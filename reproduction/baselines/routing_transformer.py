@@ -74,14 +74,14 @@ class RoutingAttention(nn.Module):
 
         μ_c ← λ μ_c + (1 − λ) mean(A_c),   λ = `decay`,
 
-    where A_c are the queries and keys of the whole batch whose largest product is with centroid c. A
-    centroid without such vectors does not move. The centroids are a buffer, without gradients.
+    where A_c are the queries and keys of the whole batch whose largest product is with centroid c.
+    A centroid without such vectors does not move. The centroids are a buffer, without gradients.
 
-    The paper has the sum over A_c, which grows with the batch; the authors' code divides moving sums
-    by moving counts. The authors' commitment loss, with weight 10⁻⁴ in their code, is left out.
-    Products are divided by √d as in Vaswani et al. 2017; the authors' code scales queries before
-    they are normalized, which has no effect. No linear layer has a bias and centroids start as
-    normalized Gaussian vectors, as in that code.
+    The paper has the sum over A_c, which grows with the batch; the authors' code divides moving
+    sums by moving counts. The authors' commitment loss, with weight 10⁻⁴ in their code, is left
+    out. Products are divided by √d as in Vaswani et al. 2017; the authors' code scales queries
+    before they are normalized, which has no effect. No linear layer has a bias and centroids start
+    as normalized Gaussian vectors, as in that code.
 
     Source: Roy et al. 2021, Algorithm 1; their code, google-research/routing_transformer.
 
@@ -154,22 +154,23 @@ class RoutingAttention(nn.Module):
 class RoutingTransformer(ImageClassifier):
     """A vision transformer with `RoutingAttention` and one token per pixel.
 
-    By default there are √L clusters of √L tokens: 32 of 32 for 32 × 32 pixels. Horn et al. 2021 only
-    say that their model has 11.4M parameters; the default sizes are those of their Performers.
+    By default there are √L clusters of √L tokens: 32 of 32 for 32 × 32 pixels. Horn et al. 2021
+    only say that their model has 11.4M parameters; the default sizes are those of their Performers.
 
     The embeddings of a token's row and column are added to it; they start from N(0, 1), as in the
-    authors' code for images. The mean of the tokens gives the logits, because a class token need not
-    be in any cluster. All heads route, whereas the authors' models of images also have local heads.
-    Blocks are pre-norm with a GELU. The dropout is that of the Performers of Horn et al. 2021, A.2.
+    authors' code for images. The mean of the tokens gives the logits, because a class token need
+    not be in any cluster. All heads route, whereas the authors' models of images also have local
+    heads. Blocks are pre-norm with a GELU. The dropout is that of the Performers of Horn et al.
+    2021, A.2.
 
-    In evaluation, the logits of a sample do not depend on the rest of its batch. In training they do
-    from the next step on, through the centroids.
+    In evaluation, the logits of a sample do not depend on the rest of its batch. In training they
+    do from the next step on, through the centroids.
 
     Source: Roy et al. 2021; Horn et al. 2021, Table 1.
 
     >>> import torch
     >>> from reproduction.baselines import RoutingTransformer
-    >>> model = RoutingTransformer(8, in_channels=3, num_classes=10, dim=16, depth=1, heads=2).eval()
+    >>> model = RoutingTransformer(8, 3, num_classes=10, dim=16, depth=1, heads=2).eval()
     >>> images = torch.rand(4, 3, 8, 8)
     >>> torch.allclose(model(images)[:1], model(images[:1]), atol=1e-5)
     True

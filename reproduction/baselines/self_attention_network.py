@@ -25,15 +25,16 @@ def make_gaussian_or_table(
 ) -> RelativeModule:
     """Create the relative kernel of a block, with the initial values of Cordonnier et al. 2020.
 
-    Centers start from N(0, 2²) along every axis and Gaussians from a standard deviation of one cell.
-    Σ^(−1/2) of a generalized Gaussian starts from 1 + N(0, 0.01²). Where the paper (§4.2, §4.3, A.1)
-    leaves this open, the values are those of its code.
+    Centers start from N(0, 2²) along every axis and Gaussians from a standard deviation of one
+    cell. Σ^(−1/2) of a generalized Gaussian starts from 1 + N(0, 0.01²). Where the paper (§4.2,
+    §4.3, A.1) leaves this open, the values are those of its code.
 
     Args:
         position: "quadratic", "generalized_quadratic" or "table".
         heads: Number of heads.
         sides: Number of tokens along each axis of the grid.
-        embedding_dim: Size of the embeddings of a table, which has one for every offset on the grid.
+        embedding_dim: Size of the embeddings of a table, which has one for every offset on the
+            grid.
     """
     check_name("position", position, POSITIONS)
     num_axes = len(sides)
@@ -61,8 +62,8 @@ class SelfAttentionNetwork(ImageClassifier):
     content kernel of queries and keys.
 
     The defaults are the paper's: 12,086,844 parameters for 10 classes and 3 channels with the
-    quadratic position. As in the paper's code, values are the unprojected tokens, and a linear layer
-    of dim × dim follows the heads. Two things differ from that code:
+    quadratic position. As in the paper's code, values are the unprojected tokens, and a linear
+    layer of dim × dim follows the heads. Two things differ from that code:
 
     - A batch normalization without parameters normalizes the channels; the code has the statistics
       of the data set.
@@ -76,7 +77,7 @@ class SelfAttentionNetwork(ImageClassifier):
     >>> sizes = {"image_size": 8, "in_channels": 3, "num_classes": 10, "dim": 16, "depth": 1}
     >>> model = SelfAttentionNetwork(**sizes, heads=9, periodic=True).eval()
     >>> image = torch.rand(1, 3, 8, 8)
-    >>> torch.allclose(model(image.roll(2, 3)), model(image), atol=1e-5)  # one token is 2 × 2 pixels
+    >>> torch.allclose(model(image.roll(2, 3)), model(image), atol=1e-5)  # a token is 2 × 2 pixels
     True
 
     Args:
@@ -91,7 +92,8 @@ class SelfAttentionNetwork(ImageClassifier):
         depth: Number of blocks.
         heads: Number of heads of every block, or one number for each block.
         mlp_ratio: Width of the hidden layer of the MLPs divided by `dim`.
-        downsampling: Side in pixels of the blocks that become tokens, a divisor of height and width.
+        downsampling: Side in pixels of the blocks that become tokens, a divisor of height and
+            width.
         periodic: Treat opposite edges of the image as neighbors.
         dropout: Probability of dropping an element of a sublayer's output.
         backend: Backend of the attention. "dense" evaluates every pair of tokens, as in the paper.

@@ -1,117 +1,111 @@
 """The commands `heads` and `prune`."""
 
-from argparse import Namespace
+import tempfile
 from pathlib import Path
+from typing import Any
 
 from reproduction.baselines import SelfAttentionNetwork
-from reproduction.baselines.degenerate_heads import heads_table
+from reproduction.heads import figures
+from reproduction.heads.degenerate_heads import CONDITION_NUMBER, LARGEST_PRECISION
 from reproduction.heads.measure import attention_maps, middle_query
-from reproduction.heads.page import head_finding, write_heads
 from reproduction.heads.prune import prune as prune_run
 from reproduction.heads.record import BEFORE_PRUNING_FILE, HEADS_FILE, load_head_record
-from teka.cli.parser import DATA_DIR, RUN, Option, command, fields_of, progress_bar
+from teka.cli.app import CommandLine
 from teka.errors import wrong_value
-from teka.reporting.tables import Table
+from teka.files import make_directory, write_bytes
 from teka.training import restore
 from teka.training.checkpoint import CHECKPOINTS, LAST, load_weights
 
-HEADS_FOLDER, HEADS_IMAGES = "heads", 100
-QUERY_HELP = "The token whose attention maps are drawn, counted from 0 at the top left; the middle by default."
+NUM_IMAGES = 100
 
 
-@command(
-    Option("run", str, "Folder of a finished run with position (generalized_)quadratic."),
-    Option("--out", str, "Folder to write, as a whole at the end.", required=True),
-    fields_of(prune_run, skip=("trained", "out", "command", "progress_bar")),
-    DATA_DIR,
-    examples=(
-        "teka prune runs/cifar10-generalized --out runs/cifar10-pruned",
-        "teka prune runs/digits-generalized --condition-number 100 --epochs 5 --learning-rate 3e-4 "
-        "--out runs/digits-pruned",
-    ),
-)
-def prune(options: Namespace, command: str) -> None:
-    """Remove the heads of a run of self_attention whose Gaussians have degenerated, and train on.
+def prune(
+    run: Path,
+    /,
+    *,
+    out: Path,
+    largest_precision: float = LARGEST_PRECISION,
+    condition_number: float = CONDITION_NUMBER,
+    epochs: int | None = None,
+    learning_rate: float | None = None,
+    data_dir: str | None = None,
+    command: CommandLine = "",
+) -> None:
+    """Remove the heads of a self_attention run whose Gaussians have degenerated, and train on.
 
-    What is written is the folder of a finished run, for teka evaluate, shift, export and prune.
+    The result is the folder of a finished run.
+
+    Args:
+        run: Folder of a finished run with position quadratic or generalized_quadratic.
+        out: Folder to write, new or empty.
+        largest_precision: Prune heads whose largest eigenvalue of the inverse covariance is
+            smaller: they attend to everything.
+        condition_number: Prune heads whose largest eigenvalue is more than this multiple of the
+            smallest: they attend to a thin stripe.
+        epochs: Epochs after pruning, by default a third of those of the run.
+        learning_rate: Peak learning rate after pruning, by default a tenth of that of the run.
+        data_dir: Folder with the files of the data set.
+        command: The command line.
     """
-    fields = vars(options)
-    trained = restore(fields.pop("run"), data_dir=fields.pop("data_dir"))
-    pruning = prune_run(trained, **fields, command=command)
-    print(heads_table(pruning.layers), end="\n\n")
-    headings = ("", "parameters", "MFLOPs", "accuracy")
-    sizes = {"before": pruning.before, "pruned": pruning.pruned, "trained on": pruning.tuned}
-    rows = tuple(
-        (
-            name,
-            f"{model.parameters:,}",
-            f"{model.flops / 1e6:,.1f}",
-            f"{100 * model.accuracy:.2f} %",
-        )
-        for name, model in sizes.items()
+    heads, models = prune_run(
+        restore(run, data_dir=data_dir),
+        out,
+        largest_precision=largest_precision,
+        condition_number=condition_number,
+        epochs=epochs,
+        learning_rate=learning_rate,
+        command=command,
     )
-    print(Table("", headings, rows).plain())
-    low, high = (f"{100 * end:.2f} %" for end in pruning.evaluation.interval)
-    print(
-        f"{pruning.evaluation.test_images:,} test images; the last 95 % interval is {low} to {high}"
-    )
-    print(f"written: {fields['out']}")
+    degenerate: Any = heads[["everywhere", "thin", "pruned"]]
+    counts = degenerate.groupby("layer").sum()
+    counts.loc["all"] = counts.sum()
+    print(counts.to_string(), models.to_string(), f"written: {out}", sep="\n\n")
 
 
-@command(
-    RUN,
-    Option("--query", int, QUERY_HELP, nargs=2, metavar=("ROW", "COLUMN")),
-    Option(
-        "--out", str | None, f"Folder for the files, {HEADS_FOLDER}/ within the run's by default."
-    ),
-    DATA_DIR,
-    examples=(
-        "teka heads runs/digits-self_attention-0",
-        "teka heads runs/cifar10 --query 3 12 --out pictures",
-    ),
-)
-def heads(options: Namespace, command: str) -> None:
-    """Draw where the heads of a finished run of model self_attention look.
+def heads(
+    run: Path,
+    /,
+    *,
+    query: tuple[int, int] | None = None,
+    out: Path | None = None,
+    data_dir: str | None = None,
+) -> None:
+    """Draw where the heads of a finished self_attention run attend.
 
-    Centers and ellipses over training, attention maps of one token, and how near they come to a convolution's window.
+    The figures show the centers over training, attention maps, how close the heads are to the
+    window of a convolution, and the accuracy.
+
+    Args:
+        run: Folder of the run.
+        query: Row and column, from 0, of the token whose attention maps are drawn; by default the
+            middle.
+        out: Folder for the files, by default heads/ in the folder of the run.
+        data_dir: Folder with the files of the data set.
     """
-    trained = restore(options.run, data_dir=options.data_dir)
-    model, run, result = trained.model, trained.run, trained.result
+    trained = restore(run, data_dir=data_dir)
+    model = trained.model
     if not isinstance(model, SelfAttentionNetwork):
-        raise wrong_value(
-            "run", options.run, f"a run of model 'self_attention'; its model is {run.model!r}"
-        )
-    record = load_head_record(trained.folder / HEADS_FILE)
-    parent = trained.folder / BEFORE_PRUNING_FILE
-    load_weights(
-        model, trained.folder / CHECKPOINTS / LAST
-    )  # the record's end is not its best epoch
-    query = (
-        middle_query(model.grid) if options.query is None else (options.query[0], options.query[1])
-    )
-    images = trained.dataset.test.images[:HEADS_IMAGES]
-    words = [word.replace("_", " ") for word in (record.position, record.content) if word]
-    settings = {
-        "Command": command,
-        "Trained by": result.get("command"),
-        "Data": trained.dataset.name,
-        "Network": f"{run.depth} blocks of dim {run.dim}, heads {run.heads}, {result.get('parameters')} parameters",
-        "Training": f"{result.get('epochs')} epochs, {run.optimizer} at {run.learning_rate:g}, seed {run.seed}",
-        "Hardware": result.get("hardware"),
-        "Date": result.get("date"),
-        "Versions": f"teka {result.get('teka')}, PyTorch {result.get('torch')}",
+        expected = f"a run of model 'self_attention'; its model is {trained.run.model!r}"
+        raise wrong_value("run", str(run), expected)
+    record = load_head_record(run / HEADS_FILE)
+    unpruned = run / BEFORE_PRUNING_FILE
+    records = [load_head_record(unpruned), record] if unpruned.is_file() else [record]
+    # The record ends with the last epoch, which need not be the best one.
+    load_weights(model, run / CHECKPOINTS / LAST)
+    query = query or middle_query(model.grid)
+    maps = attention_maps(model, trained.dataset.test.images[:NUM_IMAGES], query)
+    drawn = {
+        "head_centers": figures.draw_head_centers(record, [0, len(record["epoch"]) - 1]),
+        "attention_maps": figures.draw_attention_maps(maps, query),
+        "head_grid": figures.draw_progress(record),
+        "accuracy": figures.draw_accuracy(records),
     }
-    with progress_bar() as show:
-        written = write_heads(
-            record,
-            attention_maps(model, images, query),
-            trained.folder / HEADS_FOLDER if options.out is None else Path(options.out),
-            query=query,
-            num_images=len(images),
-            name=f"{' and '.join(words)}, {trained.dataset.name}",
-            settings=[(name, str(value)) for name, value in settings.items() if value],
-            before=load_head_record(parent) if parent.is_file() else None,
-            progress=lambda done, total: show("pictures", done, total, ""),
-        )
-    print(f"{written.terminal}\n\n{head_finding(record)}")
-    print(f"written: {', '.join(map(str, written.files))}")
+    folder = make_directory("out", out or run / "heads")
+    with tempfile.TemporaryDirectory() as temporary:
+        figures.save_animation(record, Path(temporary, "heads.gif"))
+        for name, figure in drawn.items():
+            figure.savefig(Path(temporary, f"{name}.png"), dpi=150)
+        for path in Path(temporary).iterdir():
+            write_bytes(folder / path.name, path.read_bytes())
+    print("Before training → after training (mean over random initial parameters):")
+    print(figures.describe_heads(record).to_string(), f"written: {folder}", sep="\n\n")

@@ -1,251 +1,185 @@
-"""Where the heads of a self-attention network look, and whether those of a layer form the grid of a window."""
+"""Measurements of where the heads of a self-attention network attend."""
 
-import contextlib
-import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
 from reproduction.baselines import SelfAttentionNetwork
+from reproduction.baselines.blocks import Images
 from reproduction.baselines.self_attention_network import make_gaussian_or_table
 from teka import functional
 from teka.errors import wrong_value
-from teka.functional import GeneralizedQuadratic, Quadratic, Relative
+from teka.functional import GeneralizedQuadratic, Quadratic
 from teka.functional.positions import Positions
 from teka.functional.relative.stationary import StationaryRelative
 from teka.grid import Grid
 from teka.nn import Attention
-from teka.training.run import Run
+from teka.nn.inputs import Tokens
+from teka.nn.relative import RelativeModule
 
 LOCAL_WEIGHT = 0.5
 CHANCE_DRAWS = 200
-BATCH = 10
-
-
-class Heads(NamedTuple):
-    """Where heads look from a query in the middle of the grid, by position alone, all layers one after another.
-
-    Offsets δ = key − query are in tokens, downwards and to the right. A Gaussian head has a center Δ_h and a precision
-    Σ⁻¹, log c = −½ (δ − Δ_h)ᵀ Σ⁻¹ (δ − Δ_h), NaN of others; the rest is of its attention p_j = c_j / Σ_j c_j.
-    """
-
-    layer: Int[Tensor, "heads"]  # from 0
-    center: Float[Tensor, "heads 2"]
-    precision: Float[Tensor, "heads 2 2"]
-    mean: Float[Tensor, "heads 2"]  # Σ_j p_j δ_j
-    covariance: Float[Tensor, "heads 2 2"]  # Σ_j p_j (δ_j − mean)(δ_j − mean)ᵀ
-    offset: Int[Tensor, "heads 2"]  # the one with the largest weight
-    weight: Float[Tensor, "heads"]  # that weight
-
-    def of_layer(self, layer: int) -> "Heads":
-        """The heads of one layer, from 0."""
-        return Heads(*(tensor[self.layer == layer] for tensor in self))
-
-    @property
-    def layers(self) -> list[int]:
-        """Number of heads of each layer."""
-        return self.layer.bincount().tolist()
+BATCH_SIZE = 10
+LAYER_NUMBERS = (
+    *("heads", "local", "distinct", "window_3", "window_5", "local_window_3"),
+    *("spread", "distance"),
+)
 
 
 def middle_query(grid: Grid) -> tuple[int, int]:
-    """Row and column of the token from which heads are measured, the one after the middle where sides are even."""
+    """Return the row and column of the measured token, in the middle of the grid."""
     height, width = grid.shape
     return height // 2, width // 2
 
 
-def heads_of(model: SelfAttentionNetwork) -> Heads:
-    """Where the heads of a network look with its present parameters, in float64 on the CPU."""
-    found = []
-    for layer, attention in enumerate(model.attentions()):
-        assert attention.relative is not None
-        with torch.no_grad():
-            heads = look(attention.relative(), model.grid)
-        found.append(heads._replace(layer=torch.full_like(heads.layer, layer)))
-    return Heads(*map(torch.cat, zip(*found, strict=True)))
+def measure_heads(layers: Sequence[RelativeModule], grid: Grid) -> dict[str, Tensor]:
+    """Measure the attention by position of the query in the middle of the grid.
+
+    Offsets are key minus query, in tokens, as (row, column).
+
+    Args:
+        layers: The relative kernel of every layer.
+        grid: Grid of the tokens.
+
+    Returns:
+        For each head of all layers: "center" Δ and "precision" Σ⁻¹ of a Gaussian
+        exp(−½ (δ − Δ)ᵀ Σ⁻¹ (δ − Δ)), NaN for other kernels; "mean" and "covariance" of the offset
+        under the attention; "offset" with the largest weight, and this "weight". For each layer:
+        the results of `summarize_layer`.
+    """
+    heads = [_measure_layer(layer, grid) for layer in layers]
+    summaries = [summarize_layer(layer) for layer in heads]
+    by_head = {name: torch.cat([layer[name] for layer in heads]) for name in heads[0]}
+    by_layer = {name: torch.stack([layer[name] for layer in summaries]) for name in summaries[0]}
+    return by_head | by_layer
 
 
-def look(relative: Relative, grid: Grid) -> Heads:
-    """Where heads with a relative kernel look on a grid of two axes; their layer is 0."""
-    if grid.num_axes != 2:
-        raise wrong_value("grid", grid, "a grid of two axes")
-    if not isinstance(relative, StationaryRelative):
-        raise wrong_value(
-            "relative", relative.name, "a kernel of the offset alone, such as 'quadratic'"
-        )
-    positions = Positions(grid)
-    spacing = torch.tensor(grid.spacing, dtype=torch.float64)
+@torch.no_grad()
+def _measure_layer(layer: RelativeModule, grid: Grid) -> dict[str, Tensor]:
     row, column = middle_query(grid)
+    positions = Positions(grid)
     query = torch.tensor([row * grid.shape[1] + column])
-    offsets = positions.pairwise_offsets(spacing, query)[0]
+    offsets = -positions.pairwise_offsets(torch.zeros(2, dtype=torch.float64), query)[0]
+    relative = copy.deepcopy(layer).cpu()()
     placed = relative.adapt_to_positions(positions)
     assert isinstance(placed, StationaryRelative)
-    away = -offsets / spacing  # key less query, in tokens
-    tensors = (value for value in vars(relative).values() if isinstance(value, Tensor))
-    device = next((tensor.device for tensor in tensors), torch.device("cpu"))
-    weights = torch.softmax(placed.log_at(offsets.to(device)).detach().double().cpu(), dim=-1)
-    mean = weights @ away
-    apart = away - mean[:, None]
-    largest, place = weights.max(dim=-1)
-    center, precision = _gaussian(relative, spacing, len(mean))
-    return Heads(
-        layer=torch.zeros(len(mean), dtype=torch.long),
-        center=center,
-        precision=precision,
-        mean=mean,
-        covariance=torch.einsum("hj,hja,hjb->hab", weights, apart, apart),
-        offset=away[place].round().long(),
-        weight=largest,
-    )
-
-
-def _gaussian(
-    relative: Relative, spacing: Float[Tensor, "2"], heads: int
-) -> tuple[Float[Tensor, "heads 2"], Float[Tensor, "heads 2 2"]]:
-    """Center and precision in tokens, NaN for what is no Gaussian."""
-    match relative:
-        case Quadratic():
-            alpha = relative.precision.detach().double().cpu()
-            precision = 2 * alpha[:, None, None] * torch.eye(2, dtype=torch.float64)
-        case GeneralizedQuadratic():
-            factor = relative.precision_factor.detach().double().cpu()
-            precision = factor.transpose(1, 2) @ factor
-        case _:
-            nothing = torch.full((heads, 2), torch.nan, dtype=torch.float64)
-            return nothing, nothing[..., None].expand(-1, -1, 2).clone()
-    return relative.center.detach().double().cpu() / spacing, precision * spacing[:, None] * spacing
-
-
-@dataclass(frozen=True)
-class HeadGrid:
-    """How near the heads of a layer are to the offsets of a window, each taken by a head of its own.
-
-    Numbers of heads or offsets, in means over draws not whole, and two medians over the heads in tokens. A head's
-    offset is the one with its largest weight; a head is local if that is at least ½ (Lemma 1 has a weight of 1).
-    """
-
-    heads: int
-    local: int | float
-    distinct: int | float  # different offsets
-    window_3: int | float  # offsets of the 3 × 3 window about the query that are some head's, of 9
-    window_5: int | float  # and of the 5 × 5 window, of 25
-    local_window_3: int | float  # offsets of the 3 × 3 window that are some local head's
-    spread: float  # the attention's standard deviation in its widest direction
-    distance: float  # of the attention's mean from the query
-
-
-def head_grids(heads: Heads) -> list[HeadGrid]:
-    """How near the heads of each layer are to a grid."""
-    grids = []
-    for layer, count in enumerate(heads.layers):
-        numbers = _by_draw(heads.of_layer(layer), 1)
-        grids.append(HeadGrid(count, **{name: values.item() for name, values in numbers.items()}))
-    return grids
-
-
-def chance_head_grids(run: Run, layers: Sequence[int], grid: Grid) -> list[HeadGrid]:
-    """What a run's heads have before training, by layer: means over 200 draws of initial parameters, ever the same."""
-    by_count = {count: _chance(run, count, grid) for count in set(layers)}
-    return [by_count[count] for count in layers]
-
-
-def _chance(run: Run, heads: int, grid: Grid) -> HeadGrid:
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
-        options = {"heads": heads, "sides": grid.shape, "embedding_dim": run.dim}
-        drawn = [make_gaussian_or_table(run.position, **options)() for _ in range(CHANCE_DRAWS)]
-        # One kernel with the heads of all, which are looked at together.
-        tensors = [name for name, value in vars(drawn[0]).items() if isinstance(value, Tensor)]
-        joined: Any = dataclasses.replace(
-            drawn[0],  # pyright: ignore[reportArgumentType]  # all kernels are dataclasses
-            **{name: torch.cat([getattr(one, name) for one in drawn]) for name in tensors},
-        )
-        numbers = _by_draw(look(joined, grid), CHANCE_DRAWS)
-    return HeadGrid(
-        heads, **{name: values.double().mean().item() for name, values in numbers.items()}
-    )
-
-
-def _by_draw(heads: Heads, draws: int) -> dict[str, Shaped[Tensor, "draws"]]:
-    """The other fields of `HeadGrid` for each of some layers of equally many heads."""
-    offset, weight, mean = (
-        tensor.unflatten(0, (draws, -1)) for tensor in (heads.offset, heads.weight, heads.mean)
-    )
-    (down, _), (oblique, right) = heads.covariance.permute(1, 2, 0).unflatten(2, (draws, -1))
-    # The larger eigenvalue in closed form: a factorisation would raise at NaN, and a record must not end a training.
-    widest = ((down + right) / 2 + torch.hypot((down - right) / 2, oblique)).sqrt()
-    local, away = weight >= LOCAL_WEIGHT, offset.abs().amax(dim=-1)
+    weights = placed.log_at(-offsets).double().softmax(dim=-1)
+    mean = weights @ offsets
+    deviations = offsets - mean[:, None]
+    largest, index = weights.max(dim=-1)
+    factor = torch.full((len(mean), 2, 2), torch.nan)
+    if isinstance(relative, GeneralizedQuadratic):
+        factor = relative.precision_factor
+    elif isinstance(relative, Quadratic):
+        factor = (2 * relative.precision).sqrt()[:, None, None] * torch.eye(2)
+    factor = factor.double()
     return {
-        "local": local.sum(dim=1),
-        "distinct": _count(offset, away >= 0),
-        "window_3": _count(offset, away <= 1),
-        "window_5": _count(offset, away <= 2),
-        "local_window_3": _count(offset, local & (away <= 1)),
-        "spread": widest.quantile(0.5, dim=1),
-        "distance": mean.norm(dim=-1).quantile(0.5, dim=1),
+        "center": getattr(relative, "center", torch.full_like(mean, torch.nan)).detach().double(),
+        "precision": factor.mT @ factor,
+        "mean": mean,
+        "covariance": torch.einsum("hj,hja,hjb->hab", weights, deviations, deviations),
+        "offset": offsets[index].round().long(),
+        "weight": largest,
     }
 
 
-def _count(
-    offset: Int[Tensor, "draws heads 2"], chosen: Bool[Tensor, "draws heads"]
-) -> Int[Tensor, "draws"]:
-    """How many different offsets some of the heads have."""
-    return torch.tensor(
-        [len(one[these].unique(dim=0)) for one, these in zip(offset, chosen, strict=True)]
-    )
+def summarize_layer(heads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Summarize how close the heads of a layer are to the window of a convolution.
+
+    Returns:
+        Number of "heads"; "local" heads, whose largest weight is at least ½; "distinct" offsets;
+        offsets of the 3 × 3 and 5 × 5 window around the query that some head has ("window_3",
+        "window_5"), or some local head ("local_window_3"); and medians in tokens: "spread", the
+        standard deviation of the attention in its widest direction, and "distance" of its mean from
+        the query.
+    """
+    offset = heads["offset"]
+    distance = offset.abs().amax(dim=-1)
+    is_local = heads["weight"] >= LOCAL_WEIGHT
+    (down, diagonal), (_, right) = heads["covariance"].permute(1, 2, 0)
+    # The larger eigenvalue in closed form, because a decomposition raises an error for NaN.
+    widest = ((down + right) / 2 + torch.hypot((down - right) / 2, diagonal)).sqrt()
+    summary = {
+        "heads": len(offset),
+        "local": is_local.sum(),
+        "distinct": len(offset.unique(dim=0)),
+        "window_3": len(offset[distance <= 1].unique(dim=0)),
+        "window_5": len(offset[distance <= 2].unique(dim=0)),
+        "local_window_3": len(offset[is_local & (distance <= 1)].unique(dim=0)),
+        "spread": widest.quantile(0.5),
+        "distance": heads["mean"].norm(dim=-1).quantile(0.5),
+    }
+    return {name: torch.as_tensor(value) for name, value in summary.items()}
+
+
+def measure_chance(run: Any, num_heads: Sequence[int], grid: Grid) -> dict[str, NDArray]:
+    """Return the means of `summarize_layer` over 200 draws of the initial parameters of a run.
+
+    Args:
+        run: The run, with `position` and `dim`.
+        num_heads: Number of heads of each layer.
+        grid: Grid of the tokens.
+    """
+    chance = {}
+    for heads in set(num_heads):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            options = {"heads": heads, "sides": grid.shape, "embedding_dim": run.dim}
+            draws = [make_gaussian_or_table(run.position, **options) for _ in range(CHANCE_DRAWS)]
+        numbers = measure_heads(draws, grid)
+        chance[heads] = [numbers[name].double().mean().item() for name in LAYER_NUMBERS]
+    columns = np.transpose([chance[heads] for heads in num_heads])
+    return {f"chance_{name}": column for name, column in zip(LAYER_NUMBERS, columns, strict=True)}
 
 
 def attention_maps(
-    model: SelfAttentionNetwork,
-    images: Float[Tensor, "batch channels height width"],
-    query: tuple[int, int],
-) -> tuple[NDArray, ...]:
-    """The weights that a token (row, column) gives to all tokens, for each layer (heads, rows, columns), of sum 1 each.
+    model: SelfAttentionNetwork, images: Images, query: tuple[int, int]
+) -> list[NDArray]:
+    """Return the attention weights of one query in every layer, averaged over images.
 
-    Where content enters they are the mean over the images; without it one is looked at.
+    Args:
+        model: The network.
+        images: Images for the content kernel.
+        query: Row and column of the query.
+
+    Returns:
+        For each layer an array of shape (heads, rows, columns). The weights of a head sum to 1.
     """
-    sides = model.grid.shape
-    if len(query) != 2 or not all(
-        0 <= place < side for place, side in zip(query, sides, strict=True)
-    ):
-        expected = (
-            f"a row from 0 to {sides[0] - 1} and a column from 0 to {sides[1] - 1}, in tokens"
-        )
+    height, width = model.grid.shape
+    row, column = query
+    if not (0 <= row < height and 0 <= column < width):
+        expected = f"a row from 0 to {height - 1} and a column from 0 to {width - 1}, in tokens"
         raise wrong_value("query", query, expected)
-    if not len(images):
-        raise wrong_value("images", 0, "one image or more")
-    layers = model.attentions()
-    if all(layer.query is None for layer in layers):
-        images = images[:1]
     sums: dict[Attention, Tensor] = {}
 
-    def add(layer: Attention, inputs: tuple) -> None:
-        weights = attention_weights(layer, inputs[0], model.grid)[
-            :, :, query[0] * sides[1] + query[1]
-        ]
+    def add_weights(layer: Attention, inputs: tuple[Tensor]) -> None:
+        weights = attention_weights(layer, inputs[0], model.grid)[:, :, row * width + column]
         sums[layer] = sums.get(layer, 0) + weights.double().sum(dim=0)
 
-    with torch.inference_mode(), contextlib.ExitStack() as hooks:
-        for layer in layers:
-            hooks.enter_context(layer.register_forward_pre_hook(add))
-        for batch in images.split(BATCH):
+    layers = model.attentions()
+    hooks = [layer.register_forward_pre_hook(add_weights) for layer in layers]
+    with torch.inference_mode():
+        for batch in images.split(BATCH_SIZE):
             model(batch)
-    return tuple((sums[layer] / len(images)).unflatten(-1, sides).numpy() for layer in layers)
+    for hook in hooks:
+        hook.remove()
+    return [(sums[layer] / len(images)).unflatten(-1, (height, width)).numpy() for layer in layers]
 
 
 def attention_weights(
-    layer: Attention, tokens: Float[Tensor, "batch tokens dim"], grid: Grid
-) -> Float[Tensor, "batch heads tokens tokens"]:
-    """The matrix of weights of every head: what attention makes of values that tell the tokens apart."""
+    layer: Attention, tokens: Tokens, grid: Grid
+) -> Float[Tensor, "batch heads queries queries"]:
+    """Return the attention weights of a layer: its outputs for one-hot values."""
     num_tokens = tokens.shape[1]
     query, key, value = layer.project(tokens)
-    each = torch.eye(num_tokens, dtype=value.dtype).expand(*value.shape[:2], -1, -1)
+    one_hot = torch.eye(num_tokens, dtype=value.dtype).expand(*value.shape[:2], -1, -1)
     (group,) = layer.head_groups()
     query, key, _ = group.select(query, key, value, num_tokens)
-    return functional.attention(
-        query, key, each, kernel=group.kernel, relative=group.relative, grid=grid, backend="dense"
-    )
+    options = {"kernel": group.kernel, "relative": group.relative, "grid": grid}
+    return functional.attention(query, key, one_hot, **options, backend="dense")

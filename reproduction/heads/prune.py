@@ -1,58 +1,32 @@
-"""A finished run without its degenerate heads, trained on."""
+"""Prune the degenerate heads of a finished run and train on."""
 
-import math
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor, nn
 
 from reproduction.baselines import SelfAttentionNetwork
-from reproduction.baselines.degenerate_heads import (
+from reproduction.heads.degenerate_heads import (
     CONDITION_NUMBER,
     LARGEST_PRECISION,
-    DegenerateHeads,
-    degenerate_heads,
+    find_degenerate_heads,
 )
 from reproduction.heads.record import BEFORE_PRUNING_FILE, HEADS_FILE
 from teka.data import Dataset
 from teka.errors import wrong_value
-from teka.files import atomic_directory, resolve_path, write_json
+from teka.files import atomic_directory, resolve_path, write_bytes
 from teka.flops import flop_counter
 from teka.provenance import provenance
+from teka.training import TrainedRun, evaluate, train
 from teka.training.checkpoint import BEST, CHECKPOINTS, load_weights
-from teka.training.train import train
-from teka.training.trained_run import Evaluation, TrainedRun, confusion_matrix, evaluate
+from teka.training.trained_run import confusion_matrix
 
 PRUNING_FILE = "pruning.json"
-# As in the code of Cordonnier et al.: 300 epochs at 0.1, then 100 of the pruned network at 0.01.
-SHARE_OF_EPOCHS = 3
-SHARE_OF_LEARNING_RATE = 10
-
-
-@dataclass(frozen=True)
-class PrunedModel:
-    """A model's size, cost and accuracy on the test images at one time of its pruning."""
-
-    parameters: int
-    flops: int  # of matrix products and convolutions for one image, forward in evaluation
-    accuracy: float
-
-
-@dataclass(frozen=True)
-class Pruning:
-    """The heads of every layer before a pruning, the model before and after it and trained on, and its evaluation."""
-
-    layers: tuple[DegenerateHeads, ...]
-    before: PrunedModel
-    pruned: PrunedModel
-    tuned: PrunedModel
-    evaluation: Evaluation
-    seconds: float
 
 
 def prune(
@@ -65,107 +39,98 @@ def prune(
     learning_rate: float | None = None,
     command: str = "",
     progress_bar: bool = True,
-) -> Pruning:
-    """Remove the degenerate heads of a finished run, train on, and write the folder of a finished run.
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Prune the degenerate heads of a finished run and train the rest on, by the recipe of the run.
 
-    What is left is trained by the run's own recipe, from the weights that it has. The folder, which may be pruned once
-    more, is written whole or not at all; besides what every run's holds there are `pruning.json` and
-    the record of its heads before, whose accuracy `python -m reproduction heads` draws before its own.
+    `out` becomes the folder of a finished run, atomically. It also has the results in
+    `pruning.json`, and the record of the heads before pruning.
 
-    Source: Cordonnier et al. 2020, A.1; number of epochs and learning rate by their code.
+    Source: Cordonnier et al. 2020, A.1. The default epochs and learning rate follow their code: 300
+    epochs at 0.1, then 100 epochs of the pruned network at 0.01.
 
     Args:
-        trained: A run of "self_attention" with position "quadratic" or "generalized_quadratic", without content.
-        out: The folder to write, new or empty.
-        largest_precision: A head whose largest eigenvalue of the inverse covariance is below this sees everything.
-        condition_number: A head whose largest eigenvalue over its smallest is above this sees a thin stripe.
-        epochs: Epochs of the training on, by default a third of the run's.
-        learning_rate: Peak learning rate, by default a tenth of the run's.
-        command: The command to keep with the numbers.
-        progress_bar: Whether to print a row of a table for each epoch.
+        trained: A run of "self_attention" with position "quadratic" or "generalized_quadratic",
+            without content.
+        out: Folder to write, new or empty.
+        largest_precision: Prune heads whose largest eigenvalue of Σ⁻¹ is smaller: they attend to
+            everything.
+        condition_number: Prune heads whose largest eigenvalue is more than this multiple of the
+            smallest: they attend to a thin stripe.
+        epochs: Epochs after pruning. By default a third of those of the run.
+        learning_rate: Peak learning rate after pruning. By default a tenth of that of the run.
+        command: Command line that the results record.
+        progress_bar: Show the progress of the training.
+
+    Returns:
+        The table of `find_degenerate_heads`, and the parameters, FLOPs of an image and test
+        accuracy of the model before pruning, after pruning and after training.
 
     Raises:
-        ValueError: A run of another model, no degenerate head, or a folder that is not empty.
-        KeyboardInterrupt: Interrupted; nothing was written.
-        FloatingPointError: The loss became NaN or infinite; nothing was written.
+        ValueError: The run has another model or no head to prune, or `out` is not empty.
+        FloatingPointError: The loss diverged.
     """
     model, dataset, folder = trained.model, trained.dataset, resolve_path("out", out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise wrong_value("out", str(out), "a folder that is empty, or a place where none stands")
+        raise wrong_value("out", str(out), "a folder that is empty or does not exist")
     if not isinstance(model, SelfAttentionNetwork):
         raise wrong_value("run", trained.run.model, "a run of model 'self_attention'")
-    layers = degenerate_heads(
+    heads = find_degenerate_heads(
         model, largest_precision=largest_precision, condition_number=condition_number
     )
-    pruned = model.without_heads([layer.prunable for layer in layers])
-    if pruned.heads == model.heads:
-        precision = min(min(layer.largest_precision) for layer in layers)
-        condition = max(max(layer.condition_number) for layer in layers)
-        extremes = f"the smallest of the largest precisions is {precision:.3g}, the largest condition number"
-        expected = f"one with degenerate heads to spare; {extremes} {condition:.3g}"
-        raise wrong_value("run", str(trained.folder), expected)
+    if not heads.pruned.any():
+        extremes = (
+            f"The smallest largest_precision is {heads.largest_precision.min():.3g}, "
+            f"the largest condition_number {heads.condition_number.max():.3g}."
+        )
+        raise wrong_value("run", str(trained.folder), "one with degenerate heads", extremes)
+    pruned_heads = [
+        layer.pruned.to_numpy().nonzero()[0].tolist() for _, layer in heads.groupby("layer")
+    ]
+    pruned = model.without_heads(pruned_heads)
     run = trained.run.replace(
         heads=pruned.heads,
-        epochs=-(-trained.run.epochs // SHARE_OF_EPOCHS) if epochs is None else epochs,
-        learning_rate=trained.run.learning_rate / SHARE_OF_LEARNING_RATE
-        if learning_rate is None
-        else learning_rate,
+        epochs=-(-trained.run.epochs // 3) if epochs is None else epochs,
+        learning_rate=trained.run.learning_rate / 10 if learning_rate is None else learning_rate,
     )
-    before, after = _measure(model, dataset), _measure(pruned, dataset)
+    models = {"before": _measure(model, dataset), "pruned": _measure(pruned, dataset)}
     with atomic_directory("out", folder) as new:
-        start = beginning_with(pruned.state_dict())
+        start = start_from(pruned.state_dict())
         result = train(
             run, new, command=command, dataset=dataset, callbacks=[start], progress_bar=progress_bar
         )
         load_weights(pruned, new / CHECKPOINTS / BEST)
         evaluation = evaluate(TrainedRun(new, run, pruned, dataset, result), command=command)
-        seconds: Any = result["seconds"]
-        tuned = PrunedModel(after.parameters, after.flops, evaluation.accuracy)
-        models = {"before": before, "pruned": after, "tuned": tuned}
+        models["tuned"] = models["pruned"] | {"accuracy": evaluation.accuracy}
         content = {
             **provenance(command),
             "run": str(trained.folder),
             "largest_precision": largest_precision,
-            "condition_number": _or_none(condition_number),
-            "layers": [_to_dict(layer) for layer in layers],
-            **{name: asdict(one) for name, one in models.items()},
+            "condition_number": condition_number,
+            "heads": heads.reset_index().to_dict("records"),
+            **models,
             "test_images": evaluation.test_images,
-            "seconds": seconds,
+            "seconds": result["seconds"],
         }
-        write_json(new / PRUNING_FILE, content)
+        # pandas writes infinity, which is not JSON, as null.
+        content = pd.Series(content).to_json(force_ascii=False, indent=2)
+        write_bytes(new / PRUNING_FILE, f"{content}\n".encode())
         if (trained.folder / HEADS_FILE).is_file():
             shutil.copyfile(trained.folder / HEADS_FILE, new / BEFORE_PRUNING_FILE)
-    return Pruning(layers, **models, evaluation=evaluation, seconds=seconds)
+    return heads, pd.DataFrame(models).T
 
 
-def beginning_with(weights: Mapping[str, Tensor]) -> LambdaCallback:
-    """What gives a model weights in place of drawn ones, before the first step; a checkpoint goes before them."""
+def start_from(weights: Mapping[str, Tensor]) -> LambdaCallback:
+    """Return a callback that starts a training from weights. A checkpoint overrides them."""
     named = {f"model.{name}": tensor for name, tensor in weights.items()}
     return LambdaCallback(setup=lambda _, classifier, stage: classifier.load_state_dict(named))
 
 
-def _measure(model: nn.Module, dataset: Dataset) -> PrunedModel:
+def _measure(model: nn.Module, dataset: Dataset) -> dict[str, Any]:
     images = torch.zeros(1, dataset.in_channels, *dataset.image_size)
     with torch.no_grad(), flop_counter() as counter:
         model(images)
-    matrix = confusion_matrix(model, dataset)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return PrunedModel(
-        parameters, counter.get_total_flops(), int(matrix.diagonal().sum()) / len(dataset.test)
-    )
-
-
-def _to_dict(layer: DegenerateHeads) -> dict[str, object]:
     return {
-        "heads": layer.num_heads,
-        "everywhere": list(layer.everywhere),
-        "thin": list(layer.thin),
-        "pruned": list(layer.prunable),
-        "largest_precision": list(layer.largest_precision),
-        "condition_number": [_or_none(value) for value in layer.condition_number],
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "flops": counter.get_total_flops(),
+        "accuracy": int(confusion_matrix(model, dataset).diagonal().sum()) / len(dataset.test),
     }
-
-
-def _or_none(value: float) -> float | None:
-    """The number; None for infinity, which JSON has not."""
-    return value if math.isfinite(value) else None

@@ -1,57 +1,71 @@
-"""How often the intervals of an audit cover the truth: simulated audits of models whose true numbers are known.
+"""Coverage of the intervals of an audit: simulated audits of models whose true numbers are known.
 
-    python reproduction/studies/interval_coverage.py --simulations 1000 --processes 2
+    python -m reproduction.studies.interval_coverage --simulations 200 --processes 2
+    python -m reproduction.studies.tables
 
-writes interval_coverage.json.gz beside itself; docs/interval_coverage.md has the tables. A population is 20,000 images
-and what a model answers of each at 25 shifts. An audit sees some of them, drawn with replacement, and its intervals are
-held against the numbers of the whole population: so every truth is known exactly.
+The first command writes interval_coverage.json.gz, the second one the tables of
+docs/interval_coverage.md. A population is 20,000 images and the responses of a model to each image
+at 25 shifts. An audit sees some of the images, drawn with replacement. Its intervals are compared
+with the numbers of the whole population.
 """
 
-import argparse
 import gzip
 import json
 import math
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import cyclopts
+import numpy as np
+import pandas as pd
 import torch
+from joblib import Parallel, delayed
 from torch import Tensor
+from torch.nn.functional import softplus
 
-from teka.audit import AuditSettings, Movement, square_shifts
-from teka.audit.measure.responses import Responses
+from teka.audit import (
+    AuditSettings,
+    Movement,
+    Responses,
+    compare_responses,
+    error_by_phase,
+    square_shifts,
+    summarize,
+    summarize_seeds,
+    wilson_interval,
+)
 from teka.audit.stages import block_ends, is_precise
-from teka.audit.statistics.comparison import compare_responses
-from teka.audit.statistics.estimate import Curve, Estimate, has_interval
-from teka.audit.statistics.intervals import wilson_interval
-from teka.audit.statistics.metrics import CURVES, NUMBERS
-from teka.audit.statistics.phase import error_by_phase, sort_by_phase
-from teka.audit.statistics.summarize import summarize, summarize_seeds
+from teka.audit.statistics.estimate import has_interval
+from teka.audit.statistics.metrics import NUMBERS
 from teka.files import write_bytes
 from teka.provenance import provenance
 
-OUT = Path(__file__).with_suffix(".json.gz")
-SHIFTS, POPULATION, CLASSES, STRIDE = square_shifts(2), 20_000, 10, (2, 2)
-CONFIDENCE = 0.95  # which intervals have unless another is asked for
-NUMBERS_OF_IMAGES, SEEDS, CHUNK = (10, 30, 100, 500), (3, 5), 50
-# Points, and images at most, of an audit that stops when it is precise enough; done beside audits of so many images.
-PRECISION, MOST_IMAGES, STOPPED_BESIDE = 4, 800, 100
-SEED_SPREAD, TRUE_SEEDS = 0.5, 64  # of the margins from seed to seed; seeds whose mean is the truth
-Outcome = tuple[str, str, bool, float]  # kind, number, covered, width
+RESULTS = Path(__file__).with_suffix(".json.gz")
+SHIFTS = square_shifts(2)
+ZERO = SHIFTS.index((0, 0))
+ONE_SHIFT = (ZERO + 7) % len(SHIFTS)  # the shift whose interval is checked
+# Shifts that are odd along both axes: the last phase of a stride of 2.
+ODD = [index for index, (down, right) in enumerate(SHIFTS) if down % 2 and right % 2]
+NUM_POPULATION, NUM_CLASSES = 20_000, 10
+NUM_IMAGES = (10, 30, 100, 500)
+NUM_SEEDS, SEED_IMAGES = (3, 5), 100
+SEED_SPREAD, TRUE_SEEDS = 0.5, 64  # of margins over training seeds; seeds that define the truth
+PRECISION, MAX_IMAGES, STOPPED_BESIDE = 4, 800, 100  # of an audit that stops when it is precise
+CHUNK = 50
+ROUNDING = 1e-12
+Truth = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Model:
-    """A classifier: an image is answered correctly where its margin and what a shift adds are positive."""
+class Model(NamedTuple):
+    """A simulated classifier, correct where its margin plus the effect of the shift is positive."""
 
     margin: float  # mean over images, in standard deviations
-    moves: float  # median over images of what shifts add
-    spread: float  # of its logarithm over images: 3, and some images hardly move while others change at every shift
+    effect: float  # median over images of the effect of shifts
+    spread: float  # of the logarithm of the effect over images
     tail: float  # σ of log-normal losses, changes and errors over images
 
 
@@ -64,43 +78,42 @@ POPULATIONS = {
 }
 
 
-# What the page shows; the file has all.
-SHOWN, NUMBERS_SHOWN = ("usual", "two kinds of images", "near 100 %", "heavy tails"), (30, 100, 500)
+@cache
+def all_images() -> Tensor:
+    """Return the properties (4, N) of all images: margin, effect, size of errors, output norm."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(4, NUM_POPULATION, generator=generator, dtype=torch.float64)
 
 
-def answers(model: Model, images: Tensor, draw: int, difference: float = 0.0) -> Responses:
-    """What a model answers of images: what is hard for one model is hard for all.
+def respond(model: Model, images: Tensor, draw: int, gain: float = 0.0) -> Responses:
+    """Return the responses of a model to images.
 
     Args:
-        model: The distributions.
-        images: Normal numbers (4, N): margin, how far it moves, size of a loss or error, norm of the output.
-        draw: Which of the models of these distributions.
-        difference: Added to the margins.
+        model: The distribution of models.
+        images: Properties of the images.
+        draw: Number of the model among those of the distribution.
+        gain: Added to the margins.
     """
     generator = torch.Generator().manual_seed(1000 + draw)
-    noise = torch.randn(len(SHIFTS), images.shape[1], generator=generator, dtype=torch.float64)
-    zero = SHIFTS.index((0, 0))
-    noise[zero] = 0.0
-    margin = (
-        model.margin
-        + difference
-        + images[0]
-        + (model.moves * (model.spread * images[1]).exp()) * noise
-    )
-    others = torch.randint(1, CLASSES, margin.shape, generator=generator)
-    distance = torch.tensor([math.hypot(*shift) for shift in SHIFTS], dtype=torch.float64)[:, None]
+    shape = (len(SHIFTS), images.shape[1])
+    noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+    noise[ZERO] = 0.0
+    effect = model.effect * (model.spread * images[1]).exp() * noise
+    margin = model.margin + gain + images[0] + effect
+    others = torch.randint(1, NUM_CLASSES, shape, generator=generator)
+    distance = torch.tensor(SHIFTS, dtype=torch.float64).norm(dim=1)[:, None]
     size = (model.tail * images[2] - model.tail**2 / 2).exp() * (0.3 * noise).exp() * distance
     norm = (0.3 * images[3]).exp().expand_as(size).clone()
     return Responses(
         Movement("circular"),
         SHIFTS,
         "logits",
-        torch.ones_like(margin, dtype=torch.bool),
+        torch.ones(shape, dtype=torch.bool),
         error_squared=(0.1 * size).square() * norm,
         norm_squared=norm,
-        labels=torch.zeros(images.shape[1], dtype=torch.int64),
+        labels=torch.zeros(shape[1], dtype=torch.int64),
         predictions=torch.where(margin > 0, 0, others),
-        loss=torch.nn.functional.softplus(-2 * margin) * (model.tail * images[2]).exp(),
+        loss=softplus(-2 * margin) * (model.tail * images[2]).exp(),
         probability_change=(0.05 * size).clamp(max=1.0),
         divergence=0.02 * size,
         overlap=1 / (1 + 0.1 * size),
@@ -109,259 +122,140 @@ def answers(model: Model, images: Tensor, draw: int, difference: float = 0.0) ->
     )
 
 
-def taken(responses: Responses, chosen: Tensor) -> Responses:
-    """The responses to images of a population by their indices, some of them more than once."""
-    return responses.take_images(chosen)  # type: ignore[arg-type]  # it indexes by whatever it is given
+def true_numbers(responses: Responses) -> Truth:
+    """Return the numbers and the curves (".name") of a whole population."""
+    metrics = summarize(responses, num_resamples=40)
+    curves = {f".{name}": np.array(curve.values) for name, curve in metrics.curves.items()}
+    return {name: estimate.value for name, estimate in metrics.numbers.items()} | curves
 
 
 @cache
-def all_images() -> Tensor:
-    """The images of every population."""
-    return torch.randn(
-        4, POPULATION, generator=torch.Generator().manual_seed(1), dtype=torch.float64
-    )
+def population(name: str, draw: int = 0, gain: float = 0.0) -> tuple[Responses, Truth]:
+    """Return the responses of a model to all images, and the true numbers."""
+    responses = respond(POPULATIONS[name], all_images(), draw, gain)
+    return responses, true_numbers(responses)
 
 
 @cache
-def population(name: str, draw: int = 0, difference: float = 0.0) -> Responses:
-    """A population: what a draw of a model answers of all images."""
-    return answers(POPULATIONS[name], all_images(), draw, difference)
-
-
-def numbers_of(whole: Responses) -> tuple[dict[str, float], dict[str, Tensor]]:
-    """The numbers and curves of a whole population."""
-    numbers = {}
-    curves = {
-        key: values
-        for key, metric in CURVES.items()
-        if (values := metric.values(whole)) is not None
-    }
-    for key, metric in NUMBERS.items():
-        if metric.curve not in curves:
-            continue
-        if metric.is_extreme:
-            numbers[key] = float(
-                curves[metric.curve].min()
-                if metric.over == "lowest"
-                else curves[metric.curve].max()
-            )
-        elif metric.is_share:
-            values, weights = metric.of_images(whole)
-            values = values.double()
-            numbers[key] = float(
-                values.mean() if weights is None else (values * weights).sum() / weights.sum()
-            )
-        else:
-            numbers[key] = float(curves[metric.curve][whole.moved].mean())
-    return numbers, curves
-
-
-@cache
-def truth(
-    name: str, draw: int = 0, difference: float = 0.0
-) -> tuple[dict[str, float], dict[str, Tensor]]:
-    """The numbers and curves of a population."""
-    return numbers_of(population(name, draw, difference))
-
-
-def of_estimate(kind: str, name: str, found: Any, true: float) -> Iterator[Outcome]:
-    """Whether an interval, if there is one, covers a number."""
-    if has_interval(found.method):
-        yield (
-            kind,
-            name,
-            found.lower - 1e-12 <= true <= found.upper + 1e-12,
-            found.upper - found.lower,
-        )
-
-
-def of_curve(kind: str, name: str, found: Curve, true: Tensor, zero: int) -> Iterator[Outcome]:
-    """Whether the interval at one shift covers, always the same, and whether the band does at all."""
-    if not has_interval(found.method):
-        return
-    row = (zero + 7) % len(true)
-    lower, upper, low, high = (
-        torch.tensor(ends, dtype=torch.float64)
-        for ends in (found.lower, found.upper, found.band_lower, found.band_upper)
-    )
-    inside = (lower - 1e-12 <= true) & (true <= upper + 1e-12)
-    yield f"{kind} at a shift", name, bool(inside[row]), float(upper[row] - lower[row])
-    inside = (low - 1e-12 <= true) & (true <= high + 1e-12)
-    yield f"{kind}, band", name, bool(inside.all()), float((high - low).mean())
-
-
-def of_phases(
-    responses: Responses, curves: dict[str, Tensor], moved: Sequence[int], seed: int
-) -> Iterator[Outcome]:
-    """The phase of odd steps along both axes."""
-    table = error_by_phase(responses, STRIDE, seed=seed)
-    _, members = sort_by_phase([SHIFTS[row] for row in moved], STRIDE)
-    weights = members[-1].double() / members[-1].sum()
-    for name, values in table.values.items():
-        yield from of_estimate(
-            "phase", name, values[-1], float(weights @ curves[name][list(moved)])
-        )
-
-
-def audits(name: str, num_images: int, seeds: Sequence[int]) -> list[Outcome]:
-    """The intervals of simulated audits of one model, and of differences to another that is somewhat better."""
-    outcomes: list[Outcome] = []
-    whole, better = population(name), population(name, 1, 0.2)
-    equal = population(name, 2)
-    numbers, curves = truth(name)
-    of_better = truth(name, 1, 0.2)[0]
-    for seed in seeds:
-        generator = torch.Generator().manual_seed(seed)
-        chosen = torch.randint(POPULATION, (num_images,), generator=generator)
-        one, other, same = (taken(each, chosen) for each in (whole, better, equal))
-        found = summarize(one, seed=seed)
-        for key, estimate in found.numbers.items():
-            outcomes += of_estimate("number", key, estimate, numbers[key])
-        for key, curve in found.curves.items():
-            outcomes += of_curve("curve", key, curve, curves[key], one.zero)
-        outcomes += of_phases(one, curves, one.moved, seed)
-        compared = compare_responses(one, other, num_flips=999, seed=seed)
-        for key, difference in compared.numbers.items():
-            outcomes += of_estimate("difference", key, difference, numbers[key] - of_better[key])
-        if num_images == STOPPED_BESIDE:
-            early = until_precise(whole, generator, seed)
-            outcomes += of_estimate(
-                "stopped when precise", "consistency", early, numbers["consistency"]
-            )
-        # Two models of one distribution, whose true numbers differ by nothing but the population's own draw of noise.
-        for key, difference in compare_responses(
-            one, same, num_flips=999, seed=seed
-        ).numbers.items():
-            outcomes.append(("p above 0.05 of equals", key, difference.p_value > 0.05, math.nan))
-    return outcomes
-
-
-def until_precise(whole: Responses, generator: torch.Generator, seed: int) -> Estimate:
-    """The consistency with as many images as a precision needs, as `teka audit --precision` takes them."""
-    chosen = torch.randint(POPULATION, (MOST_IMAGES,), generator=generator)
-    settings, stop = AuditSettings(precision=PRECISION, seed=seed), 0
-    for _, stop in block_ends(MOST_IMAGES, PRECISION):
-        if is_precise(taken(whole, chosen[:stop]), settings):
-            break
-    return summarize(taken(whole, chosen[:stop]), seed=seed).numbers["consistency"]
-
-
-@cache
-def truth_of_seeds(name: str) -> tuple[dict[str, float], dict[str, Tensor]]:
-    """The numbers of a population, the mean over seeds of training."""
+def true_numbers_over_seeds(name: str) -> Truth:
+    """Return the mean of the true numbers over training seeds."""
     generator = torch.Generator().manual_seed(2)
-    shifts = SEED_SPREAD * torch.randn(TRUE_SEEDS, generator=generator)
-    # In pairs, one on either side, and with their variance, so that few seeds have the mean of all.
-    shifts = torch.cat([shifts, -shifts])
-    shifts = shifts * (SEED_SPREAD / shifts.square().mean().sqrt())
-    model, images = POPULATIONS[name], all_images()
-    found = [
-        numbers_of(answers(model, images, 100 + index, float(shift)))
-        for index, shift in enumerate(shifts)
+    gains = SEED_SPREAD * torch.randn(TRUE_SEEDS, generator=generator)
+    # Pairs with opposite signs and the exact variance, so that few seeds have the mean of all.
+    gains = torch.cat([gains, -gains])
+    gains = gains * (SEED_SPREAD / gains.square().mean().sqrt())
+    seeds = [
+        true_numbers(respond(POPULATIONS[name], all_images(), 100 + index, gain))
+        for index, gain in enumerate(gains.tolist())
     ]
-    numbers = {key: sum(one[0][key] for one in found) / len(found) for key in found[0][0]}
-    return numbers, {
-        key: torch.stack([one[1][key] for one in found]).mean(dim=0) for key in found[0][1]
-    }
+    return {key: np.mean([seed[key] for seed in seeds], axis=0) for key in seeds[0]}
 
 
-def audits_of_seeds(
-    name: str, num_images: int, num_seeds: int, seeds: Sequence[int]
-) -> list[Outcome]:
-    """The intervals of averages over seeds of training, for other seeds and images."""
-    outcomes: list[Outcome] = []
-    numbers, curves = truth_of_seeds(name)
-    for seed in seeds:
-        generator = torch.Generator().manual_seed(seed)
-        chosen = all_images()[:, torch.randint(POPULATION, (num_images,), generator=generator)]
-        margins = (SEED_SPREAD * torch.randn(num_seeds, generator=generator)).tolist()
-        draws = [10_000 + num_seeds * seed + index for index in range(num_seeds)]
-        trained = [
-            answers(POPULATIONS[name], chosen, draw, margin)
-            for draw, margin in zip(draws, margins, strict=True)
-        ]
-        metrics = summarize_seeds(trained, seed=seed).metrics
-        for key, estimate in metrics.numbers.items():
-            if not NUMBERS[key].is_extreme and NUMBERS[key].over != "every":
-                outcomes += of_estimate(f"{num_seeds} seeds", key, estimate, numbers[key])
-        for key, curve in metrics.curves.items():
-            outcomes += of_curve(
-                f"{num_seeds} seeds, curve", key, curve, curves[key], trained[0].zero
-            )
-    return outcomes
+def check(kind: str, number: str, lower: Any, upper: Any, true: Any, method: str = "") -> list[Any]:
+    """Return a row that says if an interval or a band covers the true values, if it exists."""
+    if not has_interval(method):
+        return []
+    lower, upper = np.asarray(lower), np.asarray(upper)
+    covered = (lower - ROUNDING <= true).all() and (true <= upper + ROUNDING).all()
+    return [(kind, number, bool(covered), float((upper - lower).mean()))]
 
 
-def chunk(job: tuple[str, int, int | None, Sequence[int]]) -> tuple[tuple[str, int], list[Outcome]]:
-    """Some simulations of one population, number of images and, of seeds, their number."""
+def check_metrics(kind: str, curve_kind: str, metrics: Any, truth: Truth) -> Iterator[Any]:
+    """Check the intervals of numbers, one interval of each curve, and the bands of the curves."""
+    for name, number in metrics.numbers.items():
+        yield from check(kind, name, number.lower, number.upper, truth[name], number.method)
+    for name, curve in metrics.curves.items():
+        true = truth[f".{name}"]
+        ends = curve.lower[ONE_SHIFT], curve.upper[ONE_SHIFT], true[ONE_SHIFT]
+        yield from check(f"{curve_kind} at a shift", name, *ends, curve.method)
+        band = curve.band_lower, curve.band_upper, true
+        yield from check(f"{curve_kind}, band", name, *band, curve.method)
+
+
+def audit(name: str, num_images: int, seed: int) -> Iterator[Any]:
+    """Check the intervals of an audit of one model, and of its comparison with two other models."""
+    responses, truth = population(name)
+    better, better_truth = population(name, 1, 0.2)
+    equal, _ = population(name, 2)
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(NUM_POPULATION, (num_images,), generator=generator)
+    seen = responses.take_images(images)
+    yield from check_metrics("number", "curve", summarize(seen, seed=seed), truth)
+    for number, phases in error_by_phase(seen, 2, seed=seed).values.items():
+        odd = phases[-1]
+        true = truth[f".{number}"][ODD].mean()
+        yield from check("phase", number, odd.lower, odd.upper, true, odd.method)
+    comparison = compare_responses(seen, better.take_images(images), num_flips=999, seed=seed)
+    for number, difference in comparison.numbers.items():
+        true = truth[number] - better_truth[number]
+        ends = difference.lower, difference.upper
+        yield from check("difference", number, *ends, true, difference.method)
+    if num_images == STOPPED_BESIDE:
+        images_until = torch.randint(NUM_POPULATION, (MAX_IMAGES,), generator=generator)
+        settings = AuditSettings(precision=PRECISION, seed=seed)
+        ends = [stop for _, stop in block_ends(MAX_IMAGES, PRECISION)]
+        blocks = [responses.take_images(images_until[:stop]) for stop in ends]
+        precise = (block for block in blocks if is_precise(block, settings))
+        stopped = next(precise, blocks[-1])
+        share = summarize(stopped, seed=seed).numbers["consistency"]
+        ends = share.lower, share.upper, truth["consistency"]
+        yield from check("stopped when precise", "consistency", *ends, share.method)
+    comparison = compare_responses(seen, equal.take_images(images), num_flips=999, seed=seed)
+    for number, difference in comparison.numbers.items():
+        yield "p above 0.05 of equals", number, difference.p_value > 0.05, math.nan
+
+
+def audit_seeds(name: str, num_seeds: int, seed: int) -> Iterator[Any]:
+    """Check the intervals of means over training seeds, for other seeds and images."""
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(NUM_POPULATION, (SEED_IMAGES,), generator=generator)
+    gains = (SEED_SPREAD * torch.randn(num_seeds, generator=generator)).tolist()
+    models = [
+        respond(POPULATIONS[name], all_images()[:, images], 10_000 + num_seeds * seed + index, gain)
+        for index, gain in enumerate(gains)
+    ]
+    kind = f"{num_seeds} seeds"
+    metrics = summarize_seeds(models, seed=seed).metrics
+    # The extremes of a mean over seeds are not the means of the extremes.
+    skipped = [name for name, one in NUMBERS.items() if one.is_extreme or one.over == "every"]
+    for row in check_metrics(kind, f"{kind}, curve", metrics, true_numbers_over_seeds(name)):
+        if row[0] != kind or row[1] not in skipped:
+            yield row
+
+
+def simulate(name: str, num_images: int, num_seeds: int, seeds: Iterable[int]) -> pd.DataFrame:
+    """Check several audits. With 0 training seeds, they are audits of one model."""
     torch.set_num_threads(1)
-    name, num_images, num_seeds, seeds = job
-    found = (
-        audits(name, num_images, seeds)
-        if num_seeds is None
-        else audits_of_seeds(name, num_images, num_seeds, seeds)
-    )
-    return (name, num_images), found
-
-
-def read() -> dict[str, Any]:
-    """What was found."""
-    return json.loads(gzip.decompress(OUT.read_bytes()))
-
-
-def main() -> None:
-    """Simulate, and write how often each interval covered."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--simulations", type=int, default=1000)
-    parser.add_argument("--processes", type=int, default=1)
-    options = parser.parse_args()
-    start, total = time.perf_counter(), options.simulations
-    parts = [range(first, min(first + CHUNK, total)) for first in range(0, total, CHUNK)]
-    jobs = [
-        (name, number, None, part)
-        for name in POPULATIONS
-        for number in NUMBERS_OF_IMAGES
-        for part in parts
-    ]
-    jobs += [(name, 100, seeds, part) for name in POPULATIONS for seeds in SEEDS for part in parts]
-    counts: defaultdict[tuple, list[tuple[bool, float]]] = defaultdict(list)
-    with ProcessPoolExecutor(options.processes) as pool:
-        for done, (where, outcomes) in enumerate(pool.map(chunk, jobs), 1):
-            for kind, name, covered, width in outcomes:
-                counts[(kind, name, *where)].append((covered, width))
-            print(f"{done} of {len(jobs)}", end="\r", flush=True)
     rows = []
-    for (kind, name, model, images), found in counts.items():
-        covered, given = sum(one for one, _ in found), len(found)
-        lower, upper = wilson_interval(covered, given)
-        width = sum(width for _, width in found) / given
-        row = {
-            "kind": kind,
-            "number": name,
-            "population": model,
-            "images": images,
-            "intervals": given,
-        }
-        row |= {
-            "coverage": round(covered / given, 4),
-            "lower": round(lower, 4),
-            "upper": round(upper, 4),
-        }
-        # Of a p-value there is none; and with next to nothing known, an end may be the largest of all numbers.
-        rows.append(row | {"mean_width": float(f"{width:.3g}") if math.isfinite(width) else None})
-    facts = provenance(
-        f"python reproduction/studies/interval_coverage.py --simulations {total} --processes {options.processes}"
-    )
-    truths = {
-        name: {key: float(f"{value:.4g}") for key, value in truth(name)[0].items()}
-        for name in POPULATIONS
+    for seed in seeds:
+        rows += audit_seeds(name, num_seeds, seed) if num_seeds else audit(name, num_images, seed)
+    table = pd.DataFrame(rows, columns=["kind", "number", "covered", "width"])
+    return table.assign(population=name, images=num_images)
+
+
+def main(*, simulations: int = 200, processes: int = 1) -> None:
+    """Simulate audits, and write how often each interval covers the true number."""
+    start = time.perf_counter()
+    seeds = [
+        range(first, min(first + CHUNK, simulations)) for first in range(0, simulations, CHUNK)
+    ]
+    sizes = [*product(NUM_IMAGES, [0]), *product([SEED_IMAGES], NUM_SEEDS)]
+    jobs = [(name, *size, part) for (name, size, part) in product(POPULATIONS, sizes, seeds)]
+    tables: Any = Parallel(processes, verbose=10)(delayed(simulate)(*job) for job in jobs)
+    groups = pd.concat(tables).groupby(["kind", "number", "population", "images"], sort=False)
+    rows = groups.covered.agg(intervals="count", coverage="mean", covered="sum").reset_index()
+    rows["lower"], rows["upper"] = wilson_interval(rows.pop("covered"), rows.intervals)
+    rows = rows.round(4).assign(mean_width=groups.width.mean().to_numpy())
+    rows["mean_width"] = rows.mean_width.replace(math.inf, math.nan).map("{:.3g}".format)
+    command = f"--simulations {simulations} --processes {processes}"
+    content = {
+        **provenance(f"python -m reproduction.studies.interval_coverage {command}"),
+        "seconds": round(time.perf_counter() - start),
+        "simulations": simulations,
+        "rows": rows.to_dict("records"),
     }
-    seconds = round(time.perf_counter() - start)
-    content = {**facts, "seconds": seconds, "simulations": total, "truths": truths, "rows": rows}
-    write_bytes(OUT, gzip.compress(json.dumps(content, ensure_ascii=False).encode(), mtime=0))
-    print(f"written: {OUT}, {seconds} seconds")
+    write_bytes(RESULTS, gzip.compress(json.dumps(content, ensure_ascii=False).encode(), mtime=0))
 
 
 if __name__ == "__main__":
-    main()
+    cyclopts.run(main)

@@ -20,7 +20,7 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def dense(layer: LinformerAttention, tokens: Tensor) -> Tensor:
-    """Wang et al. 2020, eq. 7, head by head: softmax(Q W_q (E K W_k)ᵀ / √d) F V W_v, concatenated, times W_o."""
+    """Compute eq. 7 of Wang et al. 2020 for each head, and project the concatenated heads."""
     heads = []
     for first in range(0, tokens.shape[-1], layer.dim_head):
         rows = slice(first, first + layer.dim_head)

@@ -20,7 +20,7 @@ TINY = Run.of(
 
 @pytest.fixture(scope="module", autouse=True)
 def few_measurements(request):
-    """Count no operations in a training, and few draws of initial heads: what counts and draws has its own tests."""
+    """Skip counting FLOPs and draw few initial heads, to save time."""
     with pytest.MonkeyPatch.context() as patched:
         train_module = importlib.import_module("teka.training.train")
         patched.setattr(train_module, "training_flops_per_image", lambda *arguments: 10**6)

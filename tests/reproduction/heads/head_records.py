@@ -1,21 +1,12 @@
-"""Made-up records of heads, as training writes them."""
+"""Invented records of heads in the format of `heads.npz`."""
 
 import numpy as np
 
-NUMBERS = (
-    "heads",
-    "local",
-    "distinct",
-    "window_3",
-    "window_5",
-    "local_window_3",
-    "spread",
-    "distance",
-)
+from reproduction.heads.measure import LAYER_NUMBERS
 
 
 def head_arrays(*, layers=(3, 2), moments=3, gaussian=True, grid=(5, 7)):
-    """The arrays of `heads.npz`: heads that wander to the right and grow sharper."""
+    """Return the arrays of heads that move to the right and become sharper."""
     layer = np.repeat(np.arange(len(layers)), layers)
     heads = len(layer)
     time = np.arange(moments)[:, None]
@@ -41,7 +32,7 @@ def head_arrays(*, layers=(3, 2), moments=3, gaussian=True, grid=(5, 7)):
         "offset": center.round().astype(int),
         "weight": np.full((moments, heads), 0.25),
     }
-    for place, name in enumerate(NUMBERS):
+    for place, name in enumerate(LAYER_NUMBERS):
         arrays[name] = counts if name == "heads" else np.minimum(counts, place + 0 * counts)
         arrays[f"chance_{name}"] = arrays[name].mean(axis=0)
     return arrays

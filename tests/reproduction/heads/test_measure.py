@@ -4,24 +4,22 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from reproduction.baselines import SelfAttentionNetwork
 from reproduction.baselines.self_attention_network import POSITIONS
 from reproduction.heads.measure import (
-    HeadGrid,
-    Heads,
     attention_maps,
     attention_weights,
-    chance_head_grids,
-    head_grids,
-    heads_of,
-    look,
+    measure_chance,
+    measure_heads,
     middle_query,
 )
 from teka import Grid
-from teka.functional import relative
+from teka.functional import Relative, relative
 from teka.functional.positions import Positions
 from teka.nn import EmbeddedTable, RelativeKernel
+from teka.nn.relative import RelativeModule
 from teka.training import Run
 
 GRID = Grid((11, 13))
@@ -29,8 +27,24 @@ WINDOW = [(float(down), float(right)) for down in (-1, 0, 1) for right in (-1, 0
 SIZE = (10, 14)
 
 
+class Constant(RelativeModule):
+    """A module that returns a relative kernel."""
+
+    def __init__(self, kernel: Relative) -> None:
+        super().__init__()
+        self.kernel = kernel
+
+    def forward(self) -> Relative:
+        return self.kernel
+
+
 def run_with(position: str) -> Run:
     return Run.of(model="self_attention", position=position, dim=4)
+
+
+def measure(kernel: Relative, grid: Grid = GRID) -> dict[str, Tensor]:
+    """Measure one layer with a relative kernel."""
+    return measure_heads([Constant(kernel)], grid)
 
 
 def sharp(*centers: tuple[float, float], precision: float = 50.0) -> relative.Quadratic:
@@ -40,54 +54,49 @@ def sharp(*centers: tuple[float, float], precision: float = 50.0) -> relative.Qu
     )
 
 
-def test_a_sharp_gaussian_looks_at_its_center_alone():
-    heads = look(sharp((0.0, 0.0), (-2.0, 3.0), (1.0, -1.0)), GRID)
-    assert heads.offset.tolist() == [[0, 0], [-2, 3], [1, -1]]
-    torch.testing.assert_close(heads.mean, heads.offset.double())
-    torch.testing.assert_close(heads.weight, torch.ones(3, dtype=torch.float64))
-    assert heads.covariance.abs().max() < 1e-12
+def numbers(heads: dict[str, Tensor], *names: str) -> list[float]:
+    """Return numbers of the only layer."""
+    return [heads[name].item() for name in names]
 
 
-def test_a_wide_gaussian_has_the_attention_of_its_own_mean_and_covariance():
+def test_a_sharp_gaussian_attends_to_its_center():
+    heads = measure(sharp((0.0, 0.0), (-2.0, 3.0), (1.0, -1.0)))
+    assert heads["offset"].tolist() == [[0, 0], [-2, 3], [1, -1]]
+    torch.testing.assert_close(heads["mean"], heads["offset"].double())
+    torch.testing.assert_close(heads["weight"], torch.ones(3, dtype=torch.float64))
+    assert heads["covariance"].abs().max() < 1e-12
+
+
+def test_a_wide_gaussian_has_attention_with_its_own_mean_and_covariance():
     # On a lattice a Gaussian of standard deviation 1 has variance 1 but for about 8π² e^(−2π²).
-    heads = look(sharp((0.25, -0.5), precision=0.5), Grid((31, 29)))
-    torch.testing.assert_close(
-        heads.mean[0], torch.tensor([0.25, -0.5], dtype=torch.float64), atol=1e-6, rtol=0
-    )
-    torch.testing.assert_close(
-        heads.covariance[0], torch.eye(2, dtype=torch.float64), atol=1e-6, rtol=0
-    )
+    heads = measure(sharp((0.25, -0.5), precision=0.5), Grid((31, 29)))
+    mean = torch.tensor([0.25, -0.5], dtype=torch.float64)
+    torch.testing.assert_close(heads["mean"][0], mean, atol=1e-6, rtol=0)
+    identity = torch.eye(2, dtype=torch.float64)
+    torch.testing.assert_close(heads["covariance"][0], identity, atol=1e-6, rtol=0)
 
 
 def test_center_and_precision_are_those_of_the_exponent():
     factor = torch.tensor([[[1.0, 0.3], [-0.2, 0.7]]], dtype=torch.float64)
     center = torch.tensor([[1.5, -0.5]], dtype=torch.float64)
-    heads = look(relative.GeneralizedQuadratic(center, factor), GRID)
+    kernel = relative.GeneralizedQuadratic(center, factor)
+    heads = measure(kernel)
     away = torch.tensor([0.4, -1.3], dtype=torch.float64)
-    log = relative.GeneralizedQuadratic(center, factor).log_at(-(center[0] + away)[None])
-    assert (-away @ heads.precision[0] @ away / 2).item() == pytest.approx(log.item())
-    assert heads.center.tolist() == center.tolist()
-    plain = look(sharp((0.0, 1.0), precision=0.8), GRID)
-    assert plain.precision[0].tolist() == [[1.6, 0.0], [0.0, 1.6]]
+    log = kernel.log_at(-(center[0] + away)[None])
+    assert (-away @ heads["precision"][0] @ away / 2).item() == pytest.approx(log.item())
+    assert heads["center"].tolist() == center.tolist()
+    precision = measure(sharp((0.0, 1.0), precision=0.8))["precision"][0]
+    torch.testing.assert_close(precision, 1.6 * torch.eye(2, dtype=torch.float64))
 
 
-def test_everything_is_counted_in_tokens_whatever_the_spacing():
-    wide = Grid((11, 13), spacing=(2.0, 0.5))
-    heads = look(sharp((-4.0, 1.5)), wide)
-    assert heads.offset.tolist() == [[-2, 3]]
-    assert heads.center.tolist() == [[-2.0, 3.0]]
-    assert heads.precision[0].tolist() == [[400.0, 0.0], [0.0, 25.0]]
-
-
-def test_a_table_has_its_attention_and_no_center():
+def test_a_table_has_attention_and_no_center():
     torch.manual_seed(0)
-    kernel = EmbeddedTable(2, 3, max_offset=12, embedding_dim=5)().adapt_to_positions(
-        Positions(GRID)
-    )
+    module = EmbeddedTable(2, 3, max_offset=12, embedding_dim=5)
+    kernel = module().adapt_to_positions(Positions(GRID))
     assert isinstance(kernel, relative.Table)
-    heads = look(kernel, GRID)
-    assert heads.center.isnan().all()
-    assert heads.precision.isnan().all()
+    heads = measure_heads([module], GRID)
+    assert heads["center"].isnan().all()
+    assert heads["precision"].isnan().all()
     row, column = middle_query(GRID)
     weights = torch.stack(
         [
@@ -105,97 +114,81 @@ def test_a_table_has_its_attention_and_no_center():
     weights = weights.double().flatten(1).softmax(dim=-1).unflatten(1, (11, 13))
     down = (weights.sum(dim=2) * torch.arange(-row, 11 - row)).sum(dim=1)
     right = (weights.sum(dim=1) * torch.arange(-column, 13 - column)).sum(dim=1)
-    torch.testing.assert_close(heads.mean, torch.stack([down, right], dim=-1), atol=1e-5, rtol=1e-5)
-    # Of a table rows and columns are independent.
-    assert heads.covariance[:, 0, 1].abs().max() < 1e-5
-    for head, (y, x) in enumerate(heads.offset.tolist()):
-        assert heads.weight[head] == pytest.approx(weights[head].max().item(), rel=1e-5)
+    mean = torch.stack([down, right], dim=-1)
+    torch.testing.assert_close(heads["mean"], mean, atol=1e-5, rtol=1e-5)
+    # Rows and columns of a table are independent.
+    assert heads["covariance"][:, 0, 1].abs().max() < 1e-5
+    for head, (y, x) in enumerate(heads["offset"].tolist()):
+        assert heads["weight"][head] == pytest.approx(weights[head].max().item(), rel=1e-5)
         assert weights[head, y + row, x + column] == weights[head].max()
 
 
-def test_on_a_torus_offsets_are_the_shorter_way_round():
-    heads = look(sharp((6.0, 0.0)), Grid((7, 5), periodic=True))
-    assert heads.offset.tolist() == [[-1, 0]]
+def test_offsets_on_a_torus_are_the_shortest():
+    heads = measure(sharp((6.0, 0.0)), Grid((7, 5), periodic=True))
+    assert heads["offset"].tolist() == [[-1, 0]]
 
 
 def test_layers_may_have_different_numbers_of_heads():
     model = SelfAttentionNetwork((10, 14), 1, 3, dim=4, depth=2, heads=(3, 2))
-    heads = heads_of(model)
-    assert heads.layer.tolist() == [0, 0, 0, 1, 1]
-    second = heads.of_layer(1)
-    parameters = model.attentions()[1].relative
-    assert isinstance(parameters, RelativeKernel)
-    torch.testing.assert_close(second.center, parameters.center.detach().double())
+    first, second = (attention.relative for attention in model.attentions())
+    assert isinstance(first, RelativeKernel)
+    assert isinstance(second, RelativeKernel)
+    heads = measure_heads([first, second], model.grid)
+    assert heads["heads"].tolist() == [3, 2]
+    torch.testing.assert_close(heads["center"][3:], second.center.detach().double())
     assert math.prod(model.grid.shape) == 35
 
 
-def test_what_has_no_picture_is_refused():
-    with pytest.raises(ValueError, match=r"grid must be a grid of two axes"):
-        look(sharp((0.0, 0.0)), Grid(7))
-    rings = relative.Clipped(torch.zeros(3, 4))
-    with pytest.raises(
-        ValueError, match=r"relative must be a kernel of the offset alone.*got 'clipped'"
-    ):
-        look(rings, GRID)
-
-
-def grid_of(heads: Heads) -> HeadGrid:
-    (grid,) = head_grids(heads)
-    return grid
-
-
-def test_the_heads_of_a_convolution_form_the_grid():
-    found = grid_of(look(sharp(*WINDOW, precision=20.0), GRID))
-    assert (found.heads, found.local, found.distinct) == (9, 9, 9)
-    assert (found.window_3, found.local_window_3, found.window_5) == (9, 9, 9)
-    assert found.spread < 1e-3
-    assert found.distance == pytest.approx(1.0)
+def test_the_heads_of_a_convolution_have_its_window():
+    heads = measure(sharp(*WINDOW, precision=20.0))
+    names = ("heads", "local", "distinct", "window_3", "local_window_3", "window_5")
+    assert numbers(heads, *names) == [9] * 6
+    assert heads["spread"] < 1e-3
+    assert heads["distance"].item() == pytest.approx(1.0)
 
 
 def test_wide_heads_take_offsets_and_are_not_local():
-    found = grid_of(look(sharp(*WINDOW, precision=0.5), GRID))
-    assert (found.local, found.local_window_3, found.window_3) == (0, 0, 9)
-    assert found.spread == pytest.approx(1.0, abs=1e-3)
+    heads = measure(sharp(*WINDOW, precision=0.5))
+    assert numbers(heads, "local", "local_window_3", "window_3") == [0, 0, 9]
+    assert heads["spread"].item() == pytest.approx(1.0, abs=1e-3)
 
 
-def test_heads_at_one_offset_count_once_and_those_outside_not_at_all():
-    found = grid_of(look(sharp((0, 1), (0.2, 1.1), (2, -2), (4, 4), (-5, 0), precision=20.0), GRID))
-    assert (found.distinct, found.window_3, found.window_5) == (4, 1, 2)
+def test_heads_with_the_same_offset_count_once():
+    heads = measure(sharp((0, 1), (0.2, 1.1), (2, -2), (4, 4), (-5, 0), precision=20.0))
+    assert numbers(heads, "distinct", "window_3", "window_5") == [4, 1, 2]
 
 
 def test_the_spread_is_that_of_the_widest_direction():
     factor = torch.tensor([[[1.0, 1.0], [-1 / 3, 1 / 3]]], dtype=torch.float64) / math.sqrt(2)
-    heads = look(
-        relative.GeneralizedQuadratic(torch.zeros(1, 2, dtype=torch.float64), factor),
-        Grid((41, 41)),
-    )
-    assert grid_of(heads).spread == pytest.approx(3.0, rel=1e-3)
+    center = torch.zeros(1, 2, dtype=torch.float64)
+    heads = measure(relative.GeneralizedQuadratic(center, factor), Grid((41, 41)))
+    assert heads["spread"].item() == pytest.approx(3.0, rel=1e-3)
 
 
 def test_random_centers_take_as_many_offsets_as_their_distribution_says():
     heads, cell = 7, NormalDist(0, 2)
     along = [cell.cdf(place + 0.5) - cell.cdf(place - 0.5) for place in (-1, 0, 1)]
     expected = sum(1 - (1 - down * right) ** heads for down in along for right in along)
-    found = chance_head_grids(run_with("quadratic"), [heads], Grid((23, 23)))[0]
+    chance = measure_chance(run_with("quadratic"), [heads], Grid((23, 23)))
     # The standard deviation of one draw is about 1.1, and of the mean of 200 therefore 0.08.
-    assert found.window_3 == pytest.approx(expected, abs=0.3)
-    assert found.heads == heads
+    assert chance["chance_window_3"] == pytest.approx(expected, abs=0.3)
+    assert chance["chance_heads"] == heads
 
 
-@pytest.mark.parametrize("encoding", POSITIONS)
-def test_chance_is_the_same_every_time_and_leaves_the_random_state(encoding):
+@pytest.mark.parametrize("position", POSITIONS)
+def test_chance_is_reproducible_and_keeps_the_random_state(position):
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    first = chance_head_grids(run_with(encoding), [3, 2], Grid((5, 7)))
+    first = measure_chance(run_with(position), [3, 2], Grid((5, 7)))
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(6)
-    assert chance_head_grids(run_with(encoding), [3, 2], Grid((5, 7))) == first
-    assert [one.heads for one in first] == [3, 2]
+    again = measure_chance(run_with(position), [3, 2], Grid((5, 7)))
+    assert all(np.array_equal(again[name], values) for name, values in first.items())
+    assert first["chance_heads"].tolist() == [3, 2]
 
 
-def test_heads_that_are_no_numbers_do_not_end_a_training():
-    found = grid_of(look(sharp((math.nan, 0.0), (0.0, 0.0), precision=1.0), GRID))
-    assert math.isnan(found.spread)
+def test_nan_does_not_end_a_training():
+    assert measure(sharp((math.nan, 0.0), (0.0, 0.0), precision=1.0))["spread"].isnan().all()
 
 
 def network(**options):
@@ -210,19 +203,22 @@ def images():
     return torch.rand(23, 1, *SIZE, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("encoding", ["quadratic", "generalized_quadratic", "table"])
-def test_without_content_the_maps_are_the_heads_attention_by_position(images, encoding):
-    model = network(position=encoding)
+@pytest.mark.parametrize("position", ["quadratic", "generalized_quadratic", "table"])
+def test_without_content_the_maps_are_the_heads_attention_by_position(images, position):
+    model = network(position=position)
     query = middle_query(model.grid)
     maps = attention_maps(model, images, query)
     assert [one.shape for one in maps] == [(3, 5, 7), (2, 5, 7)]
-    heads = heads_of(model)
+    heads = measure_heads(
+        [layer.relative for layer in model.attentions() if layer.relative], model.grid
+    )
     flat = np.concatenate([one.reshape(len(one), -1) for one in maps])
     np.testing.assert_allclose(flat.sum(axis=1), 1, rtol=1e-5)
-    np.testing.assert_allclose(flat.max(axis=1), heads.weight.numpy(), rtol=1e-4)
+    np.testing.assert_allclose(flat.max(axis=1), heads["weight"].numpy(), rtol=1e-4)
     rows, columns = np.divmod(flat.argmax(axis=1), 7)
     assert (
-        np.stack([rows - query[0], columns - query[1]], axis=-1).tolist() == heads.offset.tolist()
+        np.stack([rows - query[0], columns - query[1]], axis=-1).tolist()
+        == heads["offset"].tolist()
     )
 
 
@@ -259,8 +255,3 @@ def test_a_query_off_the_grid_is_refused(images, query):
         ValueError, match=r"query must be a row from 0 to 4 and a column from 0 to 6"
     ):
         attention_maps(network(), images, query)
-
-
-def test_no_image_is_refused(images):
-    with pytest.raises(ValueError, match=r"images must be .*got 0"):
-        attention_maps(network(), images[:0], (0, 0))

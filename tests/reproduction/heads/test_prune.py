@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from reproduction.baselines import SelfAttentionNetwork
-from reproduction.heads.prune import PRUNING_FILE, beginning_with, prune
+from reproduction.heads.prune import PRUNING_FILE, prune, start_from
 from teka.models import load
 from teka.nn import RelativeKernel
 from teka.training import Run, evaluate, export, restore, train
@@ -20,7 +20,7 @@ ATTENTIVE = Run.of(
 
 @pytest.fixture(scope="module")
 def with_degenerate_heads(tmp_path_factory):
-    """A run of which one head of the first layer looks everywhere, and all of the second along a stripe."""
+    """A run with one head that attends everywhere, and a second layer that attends to stripes."""
     folder = tmp_path_factory.mktemp("prune") / "run"
     train(ATTENTIVE, folder, progress_bar=False, throughput=False)
     trained = restore(folder)
@@ -45,68 +45,63 @@ def pruned(with_degenerate_heads, tmp_path_factory):
     return folder, pruning
 
 
-def test_the_degenerate_heads_are_gone_but_for_one_of_a_layer(pruned):
-    folder, pruning = pruned
-    assert [layer.prunable for layer in pruning.layers] == [(1,), (0, 1)]
+def test_degenerate_heads_are_removed_except_one_per_layer(pruned):
+    folder, (heads, models) = pruned
+    assert heads.pruned.tolist() == [False, True, False, True, True, False]
     assert Run.load(folder) == ATTENTIVE.replace(heads=(2, 1), epochs=1, learning_rate=1e-9)
-    assert pruning.pruned.parameters == pruning.before.parameters - 3 * (6 * 6 + 2 + 4)
-    assert pruning.pruned.flops < pruning.before.flops
-    assert (pruning.tuned.parameters, pruning.tuned.flops) == (
-        pruning.pruned.parameters,
-        pruning.pruned.flops,
-    )
+    assert models.parameters.pruned == models.parameters.before - 3 * (6 * 6 + 2 + 4)
+    assert models.flops.pruned < models.flops.before
+    sizes = models[["parameters", "flops"]]
+    assert sizes.loc["tuned"].equals(sizes.loc["pruned"])
 
 
-def test_training_goes_on_from_the_weights_that_are_left(pruned, with_degenerate_heads):
+def test_training_starts_from_the_remaining_weights(pruned, with_degenerate_heads):
     folder, _ = pruned
     expected = with_degenerate_heads.model.without_heads([[1], [0, 1]])
     for name, parameter in restore(folder).model.named_parameters():
         torch.testing.assert_close(parameter, expected.get_parameter(name), atol=1e-6, rtol=1e-6)
 
 
-def test_the_accuracies_are_those_of_the_models(pruned, with_degenerate_heads):
-    _, pruning = pruned
+def test_accuracies_before_training(pruned, with_degenerate_heads):
+    _, (_, models) = pruned
     model, test = with_degenerate_heads.model, with_degenerate_heads.dataset.test
-    for one, found in (
-        (model, pruning.before),
-        (model.without_heads([[1], [0, 1]]), pruning.pruned),
-    ):
+    for name, network in (("before", model), ("pruned", model.without_heads([[1], [0, 1]]))):
         with torch.inference_mode():
-            right = (one(test.images).argmax(dim=1) == test.labels).double().mean()
-        assert found.accuracy == pytest.approx(right.item(), abs=1e-9)
+            correct = (network(test.images).argmax(dim=1) == test.labels).double().mean()
+        assert models.accuracy[name] == pytest.approx(correct.item(), abs=1e-9)
 
 
-def test_what_is_written_is_a_finished_run_with_what_was_pruned(pruned, with_degenerate_heads):
-    folder, pruning = pruned
+def test_the_folder_is_a_finished_run_with_the_pruned_heads(pruned, with_degenerate_heads):
+    folder, (_, models) = pruned
     written = json.loads((folder / PRUNING_FILE).read_text())
     assert written["run"] == str(with_degenerate_heads.folder)
-    assert [layer["pruned"] for layer in written["layers"]] == [[1], [0, 1]]
+    assert [head["pruned"] for head in written["heads"]] == [False, True, False, True, True, False]
     assert written["condition_number"] == 1e5
-    assert written["tuned"]["accuracy"] == pruning.evaluation.accuracy
+    assert written["tuned"]["accuracy"] == models.accuracy.tuned
     result = json.loads((folder / "result.json").read_text())
-    assert (result["command"], result["parameters"]) == ("teka prune", pruning.pruned.parameters)
+    assert (result["command"], result["parameters"]) == ("teka prune", models.parameters.pruned)
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
-def test_it_is_evaluated_shifted_exported_and_pruned_again_as_every_run_is(pruned, tmp_path):
-    folder, pruning = pruned
+def test_the_result_can_be_evaluated_shifted_exported_and_pruned_again(pruned, tmp_path):
+    folder, (_, models) = pruned
     trained = restore(folder)
-    assert evaluate(trained).accuracy == pruning.evaluation.accuracy
+    assert evaluate(trained).accuracy == models.accuracy.tuned
     assert measure(trained, ShiftSettings(max_shift=1)).num_images > 0
     loaded = load(export(trained, tmp_path / "model"))
     images = trained.dataset.test.images[:5]
     torch.testing.assert_close(loaded(images), trained.model(images))
-    again = prune(trained, tmp_path / "again", condition_number=1.01, epochs=1, progress_bar=False)
+    _, again = prune(
+        trained, tmp_path / "again", condition_number=1.01, epochs=1, progress_bar=False
+    )
     assert Run.load(tmp_path / "again").heads == (1, 1)
-    assert again.before.accuracy == pruning.tuned.accuracy
+    assert again.accuracy.before == models.accuracy.tuned
 
 
-def test_without_degenerate_heads_to_spare_nothing_is_written_and_the_thresholds_to_try_are_said(
-    pruned, tmp_path
-):
+def test_the_error_without_degenerate_heads_suggests_thresholds(pruned, tmp_path):
     folder, _ = pruned
     with pytest.raises(
-        ValueError, match=r"degenerate heads to spare, .*The smallest .* condition number"
+        ValueError, match=r"degenerate heads, .*The smallest .* largest condition_number"
     ):
         prune(restore(folder), tmp_path / "again", condition_number=1e12)
     assert not any(tmp_path.iterdir())
@@ -121,7 +116,7 @@ def test_a_threshold_may_be_infinite(with_degenerate_heads, tmp_path):
         progress_bar=False,
     )
     content = json.loads((tmp_path / "run" / PRUNING_FILE).read_text())
-    assert [layer["pruned"] for layer in content["layers"]] == [[1], []]
+    assert [head["pruned"] for head in content["heads"]] == [False, True, *[False] * 4]
     assert content["condition_number"] is None
 
 
@@ -132,14 +127,14 @@ def test_a_run_of_another_model_is_an_error(trained, tmp_path):
         prune(trained, tmp_path / "out")
 
 
-def test_a_folder_with_something_in_it_is_left_alone(with_degenerate_heads, tmp_path):
+def test_a_folder_with_files_is_an_error(with_degenerate_heads, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     for out in (tmp_path, tmp_path / "notes.txt"):
         with pytest.raises(ValueError, match=r"out must be a folder that is empty"):
             prune(with_degenerate_heads, out)
 
 
-def test_where_training_fails_nothing_is_left(with_degenerate_heads, tmp_path):
+def test_nothing_is_written_if_the_training_fails(with_degenerate_heads, tmp_path):
     broken = with_degenerate_heads.model.without_heads([[], []])
     with torch.no_grad():
         broken.head.weight.fill_(float("nan"))
@@ -149,10 +144,10 @@ def test_where_training_fails_nothing_is_left(with_degenerate_heads, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-def test_training_begins_from_them_and_goes_on_from_a_checkpoint(trained, tmp_path):
+def test_training_starts_from_weights_and_resumes_from_a_checkpoint(trained, tmp_path):
     # At this learning rate nothing moves by more than rounding.
     run = trained.run.replace(learning_rate=1e-30, epochs=1)
-    start = beginning_with(trained.model.state_dict())
+    start = start_from(trained.model.state_dict())
     train(
         run,
         tmp_path / "run",
@@ -168,7 +163,7 @@ def test_training_begins_from_them_and_goes_on_from_a_checkpoint(trained, tmp_pa
     (tmp_path / "run" / "result.json").unlink()
     other = {name: torch.zeros_like(one) for name, one in model.state_dict().items()}
     options = {"dataset": trained.dataset, "progress_bar": False, "throughput": False}
-    train(run, tmp_path / "run", resume=True, callbacks=[beginning_with(other)], **options)
+    train(run, tmp_path / "run", resume=True, callbacks=[start_from(other)], **options)
     resumed = run.make_model(image_size=(8, 8), in_channels=1, num_classes=10)
     load_weights(resumed, tmp_path / "run" / CHECKPOINTS / LAST)
     for name, parameter in resumed.named_parameters():

@@ -1,5 +1,3 @@
-"""The two rules for heads that have degenerated."""
-
 import math
 from typing import Any
 
@@ -7,7 +5,7 @@ import pytest
 import torch
 
 from reproduction.baselines import SelfAttentionNetwork
-from reproduction.baselines.degenerate_heads import DegenerateHeads, degenerate_heads, heads_table
+from reproduction.heads.degenerate_heads import find_degenerate_heads
 from teka.nn import RelativeKernel
 from teka.nn.relative import inverse_softplus
 
@@ -36,48 +34,54 @@ def set_eigenvalues(
         relative.precision_factor[head] = factor.to(relative.precision_factor.dtype)
 
 
-def test_a_new_network_has_none():
+def find(model: SelfAttentionNetwork, column: str, **thresholds: float) -> list[list[int]]:
+    """Return the heads of every layer that a column is true of."""
+    table = find_degenerate_heads(model, **thresholds)
+    return [layer.to_numpy().nonzero()[0].tolist() for _, layer in table[column].groupby("layer")]
+
+
+def test_a_new_network_has_no_degenerate_heads():
     for position in ("quadratic", "generalized_quadratic"):
-        layers = degenerate_heads(build(position=position))
-        assert [(one.num_heads, one.everywhere, one.thin) for one in layers] == [
-            (3, (), ()),
-            (5, (), ()),
-        ]
+        table = find_degenerate_heads(build(position=position))
+        assert table.index.tolist() == [(1, 0), (1, 1), (1, 2), *((2, head) for head in range(5))]
+        assert not table[["everywhere", "thin", "pruned"]].to_numpy().any()
 
 
-def test_flat_heads_and_thin_heads_are_found_where_they_are():
+def test_flat_heads_and_thin_heads_are_found():
     model = build().double()
     set_eigenvalues(model, 0, 1, 9e-6, 8e-6)
     set_eigenvalues(model, 0, 2, 1.1e-5, 8e-6)
     set_eigenvalues(model, 1, 0, 1.01e5, 1.0)
     set_eigenvalues(model, 1, 3, 0.99e5, 1.0)
     set_eigenvalues(model, 1, 4, 1e-6, 1e-12)
-    first, second = degenerate_heads(model)
-    assert (first.everywhere, first.thin, first.prunable) == ((1,), (), (1,))
-    assert (second.everywhere, second.thin, second.prunable) == ((4,), (0, 4), (0, 4))
-    assert first.largest_precision[1:] == pytest.approx((9e-6, 1.1e-5))
-    assert second.condition_number[0] == pytest.approx(1.01e5)
-    assert second.condition_number[4] == pytest.approx(1e6)
+    assert find(model, "everywhere") == [[1], [4]]
+    assert find(model, "thin") == [[], [0, 4]]
+    assert find(model, "pruned") == [[1], [0, 4]]
+    table = find_degenerate_heads(model)
+    assert table.largest_precision[1].tolist()[1:] == pytest.approx([9e-6, 1.1e-5])
+    assert table.condition_number[2][0] == pytest.approx(1.01e5)
+    assert table.condition_number[2][4] == pytest.approx(1e6)
 
 
 def test_thresholds_are_arguments():
     model = build().double()
     set_eigenvalues(model, 0, 1, 2000.0, 1.0)
     set_eigenvalues(model, 1, 2, 0.01, 0.01)
-    assert [one.prunable for one in degenerate_heads(model)] == [(), ()]
-    found = degenerate_heads(model, condition_number=1000.0, largest_precision=0.1)
-    assert [one.prunable for one in found] == [(1,), (2,)]
+    assert find(model, "pruned") == [[], []]
+    thresholds = {"condition_number": 1000.0, "largest_precision": 0.1}
+    assert find(model, "pruned", **thresholds) == [[1], [2]]
 
 
-def test_of_round_gaussians_the_first_rule_alone_holds():
+def test_round_gaussians_can_only_attend_everywhere():
     model = build(position="quadratic").double()
     relative = model.attentions()[1].relative
     assert isinstance(relative, RelativeKernel)
     with torch.no_grad():
         relative.raw_precision[2:4] = inverse_softplus(torch.tensor([4.9e-6, 5.1e-6]).double())
-    _, second = degenerate_heads(model, condition_number=1.0)
-    assert (second.everywhere, second.thin) == ((2,), ())
-    assert second.largest_precision[2:4] == pytest.approx((9.8e-6, 1.02e-5))
+    assert find(model, "everywhere", condition_number=1.0) == [[], [2]]
+    assert find(model, "thin", condition_number=1.0) == [[], []]
+    precision = find_degenerate_heads(model).largest_precision[2].tolist()
+    assert precision[2:4] == pytest.approx([9.8e-6, 1.02e-5])
 
 
 def test_a_singular_matrix_has_an_infinite_condition_number_and_a_matrix_of_zeros_is_round():
@@ -87,29 +91,18 @@ def test_a_singular_matrix_has_an_infinite_condition_number_and_a_matrix_of_zero
     assert isinstance(relative, RelativeKernel)
     with torch.no_grad():
         relative.precision_factor[1] = torch.tensor([[2.0, 0.0], [0.0, 0.0]])
-    first, _ = degenerate_heads(model)
-    assert first.condition_number[:2] == (1.0, math.inf)
-    assert (first.everywhere, first.thin) == ((0,), (1,))
+    assert find_degenerate_heads(model).condition_number[1].tolist()[:2] == [1.0, math.inf]
+    assert find(model, "everywhere") == [[0], []]
+    assert find(model, "thin") == [[1], []]
 
 
-def test_where_all_have_degenerated_the_roundest_that_looks_somewhere_is_spared():
-    layer = DegenerateHeads((1.0, 1.0, 1e-7), (2e5, 1e6, 1.0), everywhere=(2,), thin=(0, 1))
-    assert layer.prunable == (1, 2)
-    flat = DegenerateHeads((1e-7, 1e-7), (3.0, 2.0), everywhere=(0, 1), thin=())
-    assert flat.prunable == (0,)
-
-
-def test_the_table_counts_the_heads_of_every_layer():
-    layers = [
-        DegenerateHeads((1.0,) * 3, (2e5, 1.0, 1.0), everywhere=(), thin=(0,)),
-        DegenerateHeads((1e-7,) * 2, (1e6, 1.0), everywhere=(0, 1), thin=(0,)),
-    ]
-    assert [line.split() for line in heads_table(layers).splitlines()] == [
-        ["layer", "heads", "everywhere", "thin", "pruned", "left"],
-        ["1", "3", "0", "1", "1", "2"],
-        ["2", "2", "2", "1", "1", "1"],
-        ["all", "5", "2", "2", "2", "3"],
-    ]
+def test_the_roundest_head_stays_if_all_heads_of_a_layer_have_degenerated():
+    model = build(heads=(3, 2)).double()
+    for head, eigenvalues in enumerate([(2e5, 1.0), (1e6, 1.0), (1e-7, 1e-7)]):
+        set_eigenvalues(model, 0, head, *eigenvalues)
+    set_eigenvalues(model, 1, 0, 3e-7, 1e-7)
+    set_eigenvalues(model, 1, 1, 2e-7, 1e-7)
+    assert find(model, "pruned") == [[1, 2], [0]]
 
 
 @pytest.mark.parametrize(
@@ -119,15 +112,15 @@ def test_the_table_counts_the_heads_of_every_layer():
         ({"content": "softmax"}, "heads attend by position alone"),
     ],
 )
-def test_a_network_of_which_the_rules_say_nothing_is_an_error(options, message):
+def test_heads_that_are_not_gaussians_of_position_alone_are_an_error(options, message):
     with pytest.raises(ValueError, match=message):
-        degenerate_heads(build(**options))
+        find_degenerate_heads(build(**options))
 
 
 @pytest.mark.parametrize(
     ("argument", "value"),
     [("largest_precision", -1.0), ("condition_number", 0.5), ("condition_number", math.nan)],
 )
-def test_a_threshold_that_cannot_be_is_an_error(argument, value):
+def test_an_invalid_threshold_is_an_error(argument, value):
     with pytest.raises(ValueError, match=argument):
-        degenerate_heads(build(), **{argument: value})
+        find_degenerate_heads(build(), **{argument: value})

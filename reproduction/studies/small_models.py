@@ -1,0 +1,133 @@
+"""Small models that are trained at the learning rate that is best on tuning seeds."""
+
+import gzip
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from joblib import Parallel, delayed
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from teka.data import Dataset, Split
+from teka.models import Performer
+
+BATCH_SIZE = 32
+Cell = tuple[str, str, float, int]
+FACTORS = ["data", "candidate", "rate", "seed"]
+
+
+def build(seed: int, channels: int = 1, **options: Any) -> Performer:
+    """Create a small model on a torus of 14 × 14 pixels.
+
+    Args:
+        seed: Seed of the weights.
+        channels: Number of channels of the images.
+        options: Options of the attention.
+    """
+    torch.manual_seed(seed)
+    sizes = {"dim": 32, "depth": 2, "heads": 2}
+    fixed = {"stem": "convolution", "periodic": True, "pool": "mean"}
+    return Performer(14, channels, 10, **sizes, **fixed, **options)
+
+
+def fit(
+    model: nn.Module,
+    dataset: Dataset,
+    *,
+    epochs: int,
+    rate: float,
+    seed: int,
+    after_epoch: Callable[[], object] = lambda: None,
+) -> dict[str, Any]:
+    """Train a model with AdamW and a one-cycle schedule.
+
+    Args:
+        model: Model to train.
+        dataset: Training images and held-out images.
+        epochs: Number of epochs.
+        rate: Largest learning rate.
+        seed: Seed of the order of the images.
+        after_epoch: Function to call after every epoch.
+
+    Returns:
+        The seconds, the loss on the held-out images, and statistics of the norm of the gradient.
+    """
+    split, held_out = dataset.train, dataset.validation
+    start = time.process_time()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    num_steps = len(split) // BATCH_SIZE
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, rate, epochs * num_steps, pct_start=0.1
+    )
+    order = torch.Generator().manual_seed(seed)
+    norms = []
+    for _ in range(epochs):
+        for rows in torch.randperm(len(split), generator=order).split(BATCH_SIZE)[:num_steps]:
+            loss = cross_entropy(model(split.images[rows]), split.labels[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            norms.append(nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
+            optimizer.step()
+            schedule.step()
+        after_epoch()
+    seconds = time.process_time() - start
+    model.eval()
+    return {
+        "seconds": seconds,
+        "validation_loss": cross_entropy(predict(model, held_out.images), held_out.labels).item(),
+        "gradient_norm": {"median": statistics.median(norms), "largest": max(norms)},
+    }
+
+
+@torch.no_grad()
+def predict(model: nn.Module, images: Tensor) -> Tensor:
+    """Return the logits of images in float32."""
+    return torch.cat([model(batch).float() for batch in images.split(250)])
+
+
+def accuracy(model: nn.Module, split: Split) -> float:
+    """Return the share of the images of a split that are classified correctly."""
+    correct = predict(model, split.images).argmax(dim=1) == split.labels
+    return correct.double().mean().item()
+
+
+def read_results(path: Path) -> pd.DataFrame:
+    """Read the results of trained cells, with nested keys joined by "."."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return pd.json_normalize([json.loads(line) for line in file])
+
+
+def train_missing(
+    path: Path, train: Callable[..., dict[str, Any]], cells: Iterable[Cell], processes: int
+) -> pd.DataFrame:
+    """Train the cells that a file lacks, append each result to the file, and return all results.
+
+    Args:
+        path: Compressed file with one JSON object per line.
+        train: Function that trains one cell (data, candidate, rate, seed) and returns its result.
+        cells: Cells to train.
+        processes: Number of cells that are trained at the same time.
+    """
+    finished = set(read_results(path)[FACTORS].itertuples(index=False, name=None))
+    jobs = [delayed(train)(*cell) for cell in cells if cell not in finished]
+    new_results: Any = Parallel(processes, return_as="generator_unordered")(jobs)
+    for result in new_results:
+        with gzip.open(path, "at", encoding="utf-8") as file:
+            print(json.dumps(result, ensure_ascii=False), file=file)
+        print({name: result[name] for name in (*FACTORS, "validation_loss")}, flush=True)
+    return read_results(path)
+
+
+def best_rates(
+    results: pd.DataFrame, pairs: Iterable[tuple[str, str]]
+) -> list[tuple[str, str, float]]:
+    """Return the learning rate of each pair with the smallest mean loss on the tuning seeds."""
+    tuning: Any = results[results.accuracy.isna()]
+    losses = tuning.groupby(FACTORS[:-1]).validation_loss.mean()
+    return [(data, candidate, losses[data, candidate].idxmin()) for data, candidate in pairs]

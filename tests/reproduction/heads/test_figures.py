@@ -1,0 +1,130 @@
+import numpy as np
+import pytest
+from matplotlib.patches import Rectangle
+from PIL import Image, ImageSequence
+
+from reproduction.heads.figures import (
+    describe_heads,
+    draw_accuracy,
+    draw_attention_maps,
+    draw_head_centers,
+    draw_progress,
+    ellipse_around_zero,
+    save_animation,
+)
+from tests.reproduction.heads.head_records import head_arrays
+
+
+@pytest.fixture
+def make():
+    def record(*, changed=None, **options):
+        return {**head_arrays(**options), **(changed or {})}
+
+    return record
+
+
+def shown(figure):
+    """The panels that are drawn, and their titles."""
+    return {panel.get_title(): panel for panel in figure.axes if panel.axison}
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_an_ellipse_contains_its_share_of_a_gaussian(share):
+    covariance = np.array([[2.0, 0.6], [0.6, 0.5]])
+    points = ellipse_around_zero(covariance, share)
+    squares = np.einsum("pa,ab,pb->p", points, np.linalg.inv(covariance), points)
+    np.testing.assert_allclose(squares, squares[0])
+    drawn = np.random.default_rng(0).multivariate_normal([0, 0], covariance, 20_000)
+    within = np.einsum("pa,ab,pb->p", drawn, np.linalg.inv(covariance), drawn) < squares[0]
+    assert within.mean() == pytest.approx(share, abs=0.015)
+
+
+def test_every_layer_has_a_panel_at_every_moment(make):
+    record = make(layers=(3, 1, 2))
+    panels = shown(draw_head_centers(record, [0, 2]))
+    assert set(panels) == {
+        f"layer {layer}, {when}" for layer in (1, 2, 3) for when in ("start", "epoch 2")
+    }
+    texts = {text.get_text(): text.get_position() for text in panels["layer 3, epoch 2"].texts}
+    assert texts.keys() == {"1", "2"}
+    for head, number in enumerate(("1", "2"), start=4):
+        assert texts[number] == pytest.approx(tuple(record["center"][2, head][::-1]))
+
+
+def test_more_than_six_layers_have_two_rows(make):
+    figure = draw_head_centers(make(layers=(1,) * 8, moments=1), [0])
+    assert len(shown(figure)) == 8
+    assert len(figure.axes) == 12
+
+
+def test_heads_of_a_table_are_drawn_at_the_mean_of_their_attention(make):
+    record = make(gaussian=False)
+    texts = shown(draw_head_centers(record, [1]))["layer 1, epoch 1"].texts
+    assert [text.get_position() for text in texts] == [
+        tuple(place[::-1]) for place in record["mean"][1, :3]
+    ]
+
+
+def test_wide_gaussians_have_finite_ellipses(make):
+    precision = np.array([[[[1.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]]]])
+    figure = draw_head_centers(make(layers=(2,), moments=1, changed={"precision": precision}), [0])
+    assert all(np.isfinite(line.get_xydata()).all() for line in figure.axes[0].get_lines())
+
+
+@pytest.mark.parametrize("moments", [1, 3])
+def test_the_animation_has_a_frame_for_each_moment_and_stays_on_the_last(make, moments, tmp_path):
+    save_animation(make(layers=(2,), moments=moments), tmp_path / "heads.gif")
+    with Image.open(tmp_path / "heads.gif") as image:
+        durations = [frame.info["duration"] for frame in ImageSequence.Iterator(image)]
+        assert len(durations) == moments
+        assert durations[-1] > 2000
+        assert image.info["loop"] == 0
+
+
+def test_maps_have_a_row_for_each_layer_and_show_their_largest_weight():
+    generator = np.random.default_rng(0)
+    maps = [generator.dirichlet(np.ones(35), size=heads).reshape(heads, 5, 7) for heads in (2, 3)]
+    figure = draw_attention_maps(maps, (4, 6))
+    drawn = [panel for panel in figure.axes if panel.images]
+    weights = [head for layer in maps for head in layer]
+    assert [panel.get_xlabel() for panel in drawn] == [f"{head.max():.2f}" for head in weights]
+    assert [panel.get_title() for panel in drawn] == ["1", "2", "1", "2", "3"]
+    assert [panel.get_ylabel() for panel in drawn] == ["layer 1", "", "layer 2", "", ""]
+    for panel, head in zip(drawn, weights, strict=True):
+        np.testing.assert_array_equal(panel.images[0].get_array(), head)
+        square = panel.patches[0]
+        assert isinstance(square, Rectangle)
+        assert square.get_xy() == (5.5, 3.5)
+
+
+def test_accuracy_continues_after_pruning(make):
+    record = make()
+    training, validation = draw_accuracy([record]).axes[0].get_lines()
+    np.testing.assert_allclose(np.asarray(training.get_xydata())[1:], [[1, 30], [2, 80]])
+    np.testing.assert_allclose(np.asarray(validation.get_xydata())[1:], [[1, 35], [2, 70]])
+    before, after, *_, cut = draw_accuracy([record, record]).axes[0].get_lines()
+    np.testing.assert_allclose(np.asarray(before.get_xydata())[1:], [[1, 30], [2, 80]])
+    np.testing.assert_allclose(np.asarray(after.get_xydata())[1:], [[3, 30], [4, 80]])
+    np.testing.assert_allclose(np.asarray(cut.get_xdata()), 2)
+
+
+def test_progress_has_a_line_for_each_layer_and_one_for_chance(make):
+    record = make(layers=(3, 1, 2))
+    names = ("window_3", "local", "spread")
+    for panel, name in zip(draw_progress(record).axes, names, strict=True):
+        *layers, chance = panel.get_lines()
+        for layer, line in enumerate(layers):
+            np.testing.assert_array_equal(line.get_ydata(), record[name][:, layer])
+        assert set(np.asarray(chance.get_ydata())) == {record[f"chance_{name}"].mean()}
+
+
+def test_the_table_has_numbers_before_and_after_training(make):
+    changed = {
+        "window_3": np.array([[1, 2], [7, 7], [9, 4]]),
+        "chance_window_3": np.array([2.31, 2.35]),
+        "spread": np.array([[1.0, 1.0], [3.0, 3.0], [0.1234, 2.0]]),
+        "chance_spread": np.ones(2),
+    }
+    table = describe_heads(make(changed=changed))
+    assert table.window_3.to_dict() == {1: "1 → 9 (2.31)", 2: "2 → 4 (2.35)"}
+    assert table.spread[1] == "1 → 0.123 (1)"
