@@ -1,4 +1,4 @@
-"""Commands that a child process runs in `test_child.py`: what a model's code may do to the process."""
+"""Commands of a child process for `test_child.py`. They do what a model's code may do."""
 
 import atexit
 import os

@@ -13,7 +13,7 @@ TINY = Run.of(train_size=64, validation_size=32, dim=8, depth=2, heads=2, epochs
 
 @pytest.fixture(scope="module", autouse=True)
 def few_measurements():
-    """Neither measure the processor nor count operations in a training, which tests/training tests."""
+    """Skip the measurements of the processor and of operations, which tests/training tests."""
     known = progress.Peak(1e11, progress.MEASURED)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(progress, "_measured", lambda *arguments: known)

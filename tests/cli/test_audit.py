@@ -64,7 +64,7 @@ FAST = ("--skip", "noise", "layers", "derivative", "sensitivity", "--images", "6
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A folder with models in a file and eight grey images of 8 × 12 with one bright column, classes by its quarter."""
+    """Make models and eight 8 × 12 images with a bright column. Its quarter is the class."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models.py").write_text(SOURCE)
     images = np.zeros((8, 8, 12), dtype=np.uint8)
@@ -91,7 +91,7 @@ def test_known_answers_come_out_and_are_written(here, capsys):
     assert main([*arguments, *FAST, "--json", "out/place.json", "--seed", "2"]) == 0
     report = AuditReport.read(here / "out" / "place.json")
     assert report.number("accuracy") == 1
-    # By −1 … 1 the bright column stays within its quarter; by 2 and 3 it leaves it at one side, or at both.
+    # The bright column stays within its quarter for shifts by −1 to 1.
     shifts = [step for _, step in report.metrics[0].shifts]
     assert sorted(shifts) == list(range(-3, 4))
     agreement = dict(zip(shifts, report.metrics[0].curves["agreement"].values, strict=True))

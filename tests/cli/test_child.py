@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="the deeds use signal
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
-    """Run a deed in a child process; returns the exit code, what was printed and the error that was said."""
+    """Run a command in a child process. Return the exit code, the output and the errors."""
     monkeypatch.setattr(child, "GRACE_SECONDS", 2.0)
 
     def start(deed: str, code: int = 0) -> tuple[int, str, list[str]]:
@@ -81,7 +81,7 @@ from tests.cli.child_commands import run
 from teka.cli.child import run_in_child
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a background job of a shell lacks
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job has none
     sys.exit(run_in_child(run, ["audit", "interrupt", "0"], lambda message: 2))
 """
 

@@ -16,8 +16,8 @@ from teka.audit.adapters import Subject
 
 def strided():
     torch.manual_seed(0)
-    layers = nn.Conv2d(1, 6, 3, 2, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4)
-    return nn.Sequential(*layers).eval()
+    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4)
+    return nn.Sequential(nn.Conv2d(1, 6, 3, 2, padding=1), nn.ReLU(), *head).eval()
 
 class Table(nn.Module):
     def __init__(self):

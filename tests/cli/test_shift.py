@@ -50,7 +50,7 @@ def test_bad_options_of_shift_are_one_line(trained_folder, tmp_path, fails):
 
 @pytest.fixture(scope="module")
 def demonstrated(few_digits, tmp_path_factory):
-    """A demo with models and data that take a second, its way unchanged, run with one seed and then with two."""
+    """Run a demo of small models, first with one seed and then with two."""
     small = {
         "data": few_digits,
         "dim": 8,

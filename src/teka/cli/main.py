@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None, app: App | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None and app is None and words and words[0] in ISOLATED_COMMANDS:
-        return child.run_in_child(run, words, partial(_print_error, f"teka {words[0]}"))
+        return child.run_in_child(run, words, partial(print_error, f"teka {words[0]}"))
     return run(words, app)
 
 
@@ -49,19 +49,19 @@ def run(words: list[str], app: App | None = None) -> int:
     """Run a command in this process and return its exit code."""
     app = app or make_app()
     command = words[0] if words and words[0] in app else ""
-    print_error = partial(_print_error, f"{app.name[0]} {command}".rstrip())
+    program = f"{app.name[0]} {command}".rstrip()
     _prepare_output()
     output = _output_identity()
     try:
-        code = _call(words, app, command, print_error)
+        code = _call(words, app, command, program)
         if _output_identity() == output:
             sys.stdout.flush()
         elif code != USAGE_ERROR:
-            return print_error("the model's code closed or replaced standard output")
+            return print_error(program, "the model's code closed or replaced standard output")
         return code
     except KeyboardInterrupt:
         if child.in_child() and not child.was_interrupted():
-            return print_error("the model's code raised KeyboardInterrupt")
+            return print_error(program, "the model's code raised KeyboardInterrupt")
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to interrupt
         sys.stderr.write("\ninterrupted\n")
         return INTERRUPTED
@@ -71,20 +71,19 @@ def run(words: list[str], app: App | None = None) -> int:
     except OSError as error:
         _discard_output()
         file = f": {error.filename}" if error.filename else ""
-        return print_error(f"{error.strerror}{file}" if error.strerror else error)
+        return print_error(program, f"{error.strerror}{file}" if error.strerror else error)
     finally:
         if _output_identity() != output:
             _discard_output()
 
 
-def _call(words: list[str], app: App, command: str, print_error: partial[int]) -> int:
-    """Parse and call a command. Every exception but an interrupt and an OSError is one line."""
+def _call(words: list[str], app: App, command: str, program: str) -> int:
+    """Parse and call a command. Print errors as one line, except interrupts and OSErrors."""
     for package in ("pytorch", "fabric"):
         logging.getLogger(f"lightning.{package}").setLevel(logging.WARNING)
     format_warning = warnings.formatwarning
-    prefix = print_error.args[0]
     warnings.formatwarning = lambda message, *_: (
-        f"{prefix}: warning: {one_line(message, MAX_ERROR_LENGTH)}\n"
+        f"{program}: warning: {one_line(message, MAX_ERROR_LENGTH)}\n"
     )
     try:
         if command:
@@ -96,31 +95,36 @@ def _call(words: list[str], app: App, command: str, print_error: partial[int]) -
         return function(*bound.args, **bound.kwargs, **record) or 0
     except (KeyboardInterrupt, OSError):
         raise
-    except CycloptsError as error:
-        return print_error(describe_error(error, prefix))
-    except ImportError as error:
-        cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
-        if isinstance(cause, ModuleNotFoundError):
-            cause = f"{cause.name} is not installed; pip install 'teka[train,report]'"
-        return print_error(cause)
-    except (ValueError, FloatingPointError) as error:
-        return print_error(error)
-    except SystemExit as error:  # no command raises it, but the code of a model may
-        return print_error(f"the model's code ended the program with sys.exit({error.code!r})")
-    except Exception as error:
-        if is_out_of_memory(error):
-            return print_error(str(error) or "out of memory")
-        traceback.print_exc()
-        return print_error("internal error; please report it with the traceback above")
-    except BaseException as error:  # of a model's code
-        return print_error(f"the model's code raised {type(error).__name__}: {first_line(error)}")
+    except BaseException as error:
+        return print_error(program, _describe(error, program))
     finally:
         warnings.formatwarning = format_warning
 
 
-def _print_error(prefix: str, message: object) -> int:
+def _describe(error: BaseException, program: str) -> str:
+    """Return the message of an error. Print the traceback of an internal error."""
+    match error:
+        case CycloptsError():
+            return describe_error(error, program)
+        case ModuleNotFoundError():
+            return f"{error.name} is not installed; pip install 'teka[train,report]'"
+        case ImportError(__cause__=ImportError() as cause):  # of the parser, which says less
+            return _describe(cause, program)
+        case ImportError() | ValueError() | FloatingPointError():
+            return str(error)
+        case Exception() if is_out_of_memory(error):
+            return str(error) or "out of memory"
+        case Exception():
+            traceback.print_exception(error)
+            return "internal error; please report it with the traceback above"
+        case SystemExit():  # no command raises it, but the code of a model may
+            return f"the model's code ended the program with sys.exit({error.code!r})"
+    return f"the model's code raised {type(error).__name__}: {first_line(error)}"
+
+
+def print_error(program: str, message: object) -> int:
     """Print an error as one line, even if standard error was closed, and return the exit code."""
-    line = f"{prefix}: error: {one_line(message, MAX_ERROR_LENGTH)}\n"
+    line = f"{program}: error: {one_line(message, MAX_ERROR_LENGTH)}\n"
     try:
         sys.stderr.write(line)
         sys.stderr.flush()
