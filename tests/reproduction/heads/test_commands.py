@@ -7,9 +7,18 @@ from reproduction.__main__ import run as main
 from teka.training import Run, restore, train
 
 NETWORK = Run.of(
-    image_size=8, train_size=64, validation_size=32, model="self_attention", position="table", content="softmax", dim=6,
-    depth=2, heads=(3, 2), epochs=1, batch_size=32,
-)  # fmt: skip
+    image_size=8,
+    train_size=64,
+    validation_size=32,
+    model="self_attention",
+    position="table",
+    content="softmax",
+    dim=6,
+    depth=2,
+    heads=(3, 2),
+    epochs=1,
+    batch_size=32,
+)
 HEADS_FILES = {
     "heads.gif",
     "head_centers.png",

@@ -13,9 +13,17 @@ from teka.training.checkpoint import CHECKPOINTS, LAST, load_weights
 from teka.training.shift.measure import ShiftSettings, measure
 
 ATTENTIVE = Run.of(
-    image_size=12, train_size=64, validation_size=32, model="self_attention", position="generalized_quadratic",
-    dim=6, depth=2, heads=3, epochs=2, batch_size=32,
-)  # fmt: skip
+    image_size=12,
+    train_size=64,
+    validation_size=32,
+    model="self_attention",
+    position="generalized_quadratic",
+    dim=6,
+    depth=2,
+    heads=3,
+    epochs=2,
+    batch_size=32,
+)
 
 
 @pytest.fixture(scope="module")

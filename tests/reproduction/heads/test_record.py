@@ -13,9 +13,19 @@ from tests.reproduction.heads.head_records import head_arrays
 from tests.training.interrupt import InterruptAt
 
 RUN = Run.of(
-    data="digits", image_size=8, train_size=96, validation_size=40, model="self_attention", dim=6, depth=2,
-    heads=(3, 2), epochs=3, batch_size=32, learning_rate=0.02, dropout=0.2,
-)  # fmt: skip
+    data="digits",
+    image_size=8,
+    train_size=96,
+    validation_size=40,
+    model="self_attention",
+    dim=6,
+    depth=2,
+    heads=(3, 2),
+    epochs=3,
+    batch_size=32,
+    learning_rate=0.02,
+    dropout=0.2,
+)
 
 
 @pytest.fixture
