@@ -34,7 +34,7 @@ NOT_IMPORTED = (
     "sklearn",
     "matplotlib",
     "jinja2",
-    "jsonargparse",
+    "cyclopts",
     "beartype",
     "scipy",
     "torchvision",

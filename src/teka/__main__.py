@@ -1,7 +1,18 @@
-"""The command line, as `python -m teka`."""
+"""The `teka` command, which `python -m teka` runs too."""
 
 import sys
 
-from teka.cli import main
 
-sys.exit(main())
+def main() -> int:
+    """Run the command and return its exit code, 2 if its packages are not installed."""
+    try:
+        from teka.cli import main
+    except ModuleNotFoundError as error:
+        install = "pip install 'teka[train,report]'"
+        sys.stderr.write(f"teka: error: {error.name} is not installed; {install}\n")
+        return 2
+    return main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

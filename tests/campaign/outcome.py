@@ -37,11 +37,7 @@ class Outcome:
         if self.code in (0, 1):
             return "Traceback" not in self.error
         lines = [line for line in self.error.splitlines() if "warning:" not in line]
-        return (
-            self.code == 2
-            and len(lines) == 1
-            and lines[0].startswith(("teka ", "python -m reproduction"))
-        )
+        return self.code == 2 and len(lines) == 1 and lines[0].startswith("python -m reproduction")
 
 
 @dataclass

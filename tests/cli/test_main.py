@@ -169,9 +169,14 @@ def test_another_package_can_add_commands(capsys, fails):
     assert main(["train", "--help"], app) == 0
 
 
-def test_a_package_that_is_not_installed_is_named(monkeypatch, fails):
-    monkeypatch.setitem(sys.modules, "teka.cli.runs", None)
-    monkeypatch.setitem(sys.modules, "lightning", None)
-    monkeypatch.delitem(sys.modules, "teka.cli.runs")
-    monkeypatch.delitem(sys.modules, "teka.training", raising=False)
-    assert "pip install" in fails("train")
+@pytest.mark.parametrize("package", ["cyclopts", "lightning"])
+def test_a_package_that_is_not_installed_is_named(package):
+    script = (
+        f"import sys; sys.modules[{package!r}] = None; sys.argv = ['teka', 'train'];"
+        "from teka.__main__ import main; sys.exit(main())"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert run.returncode == 2
+    assert package in run.stderr
+    assert "pip install 'teka[train" in run.stderr
+    assert run.stderr.count("\n") == 1
