@@ -156,8 +156,8 @@ def write_study(study: Study, folder: str | Path) -> str:
         f"{name}.png": _draw_accuracies(arranged, name) for name in ("accuracy", "minimum_accuracy")
     }
     for column, group in arranged.groupby(level="column", sort=False):
-        name = f"learning_curves_{slug(column)}".rstrip("_")
-        figures[f"{name}.png"] = _draw_learning_curves(group, column)
+        name = f"learning_curves_{slug(str(column))}".rstrip("_")
+        figures[f"{name}.png"] = _draw_learning_curves(group, str(column))
     notes = [NOTES, describe_conditions(study, cells)]
     return write_report(
         Path(folder) / "summary", study.name, tables, notes, summarize(cells), figures

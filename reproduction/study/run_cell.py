@@ -60,11 +60,13 @@ class LearningCurve(Callback):
         self.num_points = num_points
         self.state: dict[str, Any] = {"points": [], "seconds": 0.0, "process_seconds": 0.0}
 
-    def on_train_batch_start(self, *args: Any) -> None:
+    def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
         """Start the clocks."""
         self.started = time.perf_counter(), time.process_time()
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any
+    ) -> None:
         """Stop the clocks, and measure if a point is due."""
         if pl_module.device.type == "cuda":
             torch.cuda.synchronize()
