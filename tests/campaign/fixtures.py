@@ -43,7 +43,7 @@ def leaves_when_called():
 
 def train_tiny(folder: Path, *, resume: bool = False) -> None:
     """Train the run of the campaign."""
-    train(TINY, folder, resume=resume, progress_bar=False, throughput=False)
+    train(TINY, folder, resume=resume, progress_bar=False)
 
 
 def write_fixtures(folder: Path) -> Path:

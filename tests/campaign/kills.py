@@ -25,7 +25,7 @@ import torch
 from teka.training import Run, train
 torch.set_num_threads(1)
 if __name__ == "__main__":
-    train(Run.load(Path(sys.argv[1])), sys.argv[2], resume=True, progress_bar=False, throughput=False)
+    train(Run.load(Path(sys.argv[1])), sys.argv[2], resume=True, progress_bar=False)
 """
 STUDY = """
 import sys

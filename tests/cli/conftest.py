@@ -1,4 +1,3 @@
-import importlib
 import sys
 
 import numpy as np
@@ -6,20 +5,9 @@ import pytest
 
 from teka.cli import main
 from teka.data import load
-from teka.training import Run, progress, train
+from teka.training import Run, train
 
 TINY = Run.of(train_size=64, validation_size=32, dim=8, depth=2, heads=2, epochs=1, batch_size=32)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_measurements():
-    """Skip the measurements of the processor and of operations, which tests/training tests."""
-    known = progress.Peak(1e11, progress.MEASURED)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(progress, "_measured", lambda *arguments: known)
-        train_module = importlib.import_module("teka.training.train")
-        patched.setattr(train_module, "training_flops_per_image", lambda *arguments: 10**6)
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -227,12 +227,11 @@ def test_of_several_processes_that_torchrun_starts_the_first_prints(tmp_path, ca
     shown = capfd.readouterr()
     assert [process.exitcode for process in processes] == [0, 0], shown.err
     *_, row, last = shown.out.splitlines()
-    assert len(shown.out.splitlines()) == 5  # the first names the run, two head the table
-    assert row.split()[0] == "1/1"
+    # What is trained, its size, one epoch and the result, each of them once.
+    assert len(shown.out.splitlines()) == 4
+    assert row.startswith("epoch 1 of 1: ")
     assert last.startswith(f"{tmp_path / 'r'}: ")
-    assert json.loads((tmp_path / "r" / "result.json").read_text())["peak_source"].startswith(
-        "2 × "
-    )
+    assert json.loads((tmp_path / "r" / "result.json").read_text())["epochs"] == 1
 
 
 def test_evaluate_prints_and_writes_the_accuracy(trained_folder, capsys):

@@ -1,7 +1,6 @@
 """Former defects of training. Every test also fails on a faulty version, see `test_regressions`."""
 
 from collections.abc import Callable
-from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,13 +9,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from teka.audit import Estimate
 from teka.data import Split
 from teka.nn import RandomFeatures
 from teka.training import Run
 from teka.training.batches import TrainBatch, batches, train_batches
 from teka.training.classifier import Classifier
-from teka.training.shift.report import ModelResult, SeedGroup
 
 
 class OffByOneClassifier(Classifier):
@@ -79,26 +76,3 @@ def test_image_order_depends_only_on_the_seed(make: Callable[..., DataLoader], i
         torch.manual_seed(global_seed)
         orders.append(labels(make(split(37), batch_size=8, seed=seed)))
     assert (orders[0] == orders[1] and orders[0] != orders[2]) == is_correct
-
-
-class FirstSeedOnly(SeedGroup):
-    """A faulty version that reports only the first run of a configuration."""
-
-    def accuracy(self, axis: str) -> dict[int, Estimate]:
-        return SeedGroup(self.results[:1]).accuracy(axis)
-
-
-@pytest.mark.parametrize(("kind", "is_correct"), [(SeedGroup, True), (FirstSeedOnly, False)])
-def test_result_is_the_mean_over_seeds(kind: type[SeedGroup], is_correct: bool):
-    accuracies = (0.9, 0.99, 0.93)
-    group = kind(
-        tuple(
-            ModelResult(
-                *("rotation", "rotation", "squared_relu", "dense", 1, seed, 1.0, 1.0),
-                *({"dx": {0: accuracy}, "dy": {}}, {"dx": {0: (0.0, 1.0)}, "dy": {}}),
-                *(accuracy, accuracy, 360),
-            )
-            for seed, accuracy in enumerate(accuracies)
-        )
-    )
-    assert (group.accuracy("dx")[0].value == pytest.approx(fmean(accuracies))) == is_correct

@@ -1,10 +1,8 @@
-import importlib
-
 import pytest
 
 from teka.training import Run, restore, train
 
-# A model and a training that take about a second: what is tested here is the way, not the accuracy.
+# A model and a training that take about a second. Its accuracy is not tested.
 TINY = Run.of(
     image_size=8,
     train_size=96,
@@ -16,15 +14,6 @@ TINY = Run.of(
     batch_size=32,
     kernel="positive",
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_measurements():
-    """Skip the counting of operations in a training, which has its own tests."""
-    with pytest.MonkeyPatch.context() as patched:
-        train_module = importlib.import_module("teka.training.train")
-        patched.setattr(train_module, "training_flops_per_image", lambda *arguments: 10**6)
-        yield
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +30,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def dropping(tmp_path_factory):
-    """The folder of a run with dropout and redrawn projections, so that a number more or less drawn would show."""
+    """The folder of a run with dropout and redrawn projections, so that a wrong random state changes the weights."""
     folder = tmp_path_factory.mktemp("dropping") / "run"
     train(TINY.replace(epochs=3, dropout=0.2, redraw_every=4), folder)
     return folder

@@ -131,7 +131,7 @@ def test_a_run_of_an_older_teka_is_read_and_not_gone_on_with(trained, unfinished
         content = torch.load(path, weights_only=True)
         del content["callbacks"]["Checkpoints"]
         torch.save(content, path)
-    with pytest.raises(ValueError, match="it is of an older teka"):
+    with pytest.raises(ValueError, match="This one is from an older version"):
         train(tiny, unfinished, resume=True)
     shutil.copy(trained.folder / "result.json", unfinished)
     state = restore(unfinished).model.state_dict()

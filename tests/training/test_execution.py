@@ -13,7 +13,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
 from teka import Grid
 from teka.nn import TransformerBlock
-from teka.training import Execution, train
+from teka.training import Execution, execution, train
 from teka.training.checkpoint import read_weights
 from teka.training.execution import Processes
 
@@ -101,10 +101,38 @@ def test_a_compiled_model_is_trained_and_saved_by_the_names_of_a_plain_one(
     run, whole, tmp_path, monkeypatch
 ):
     compiled = []
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda model: compiled.append(model))
-    train(run, tmp_path / "run", execution=Execution(compile=True))
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda model, **options: compiled.append(model))
+    train(run, tmp_path / "run", execution=Execution(compile="on"))
     assert len(compiled) == 1
     assert weights(tmp_path / "run").keys() == weights(whole).keys()
+
+
+@pytest.mark.parametrize(
+    ("compile", "num_steps", "has_compiler", "expected"),
+    [
+        ("on", 1, False, True),
+        ("off", 10**6, True, False),
+        ("auto", 100, True, False),
+        ("auto", 10**6, False, False),
+        ("auto", 10**6, True, True),
+    ],
+)
+def test_long_runs_are_compiled_if_there_is_a_compiler(
+    monkeypatch, compile, num_steps, has_compiler, expected
+):
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda model, **options: compiled.append(model))
+    monkeypatch.setattr(execution, "_has_compiler", lambda uses_cuda: has_compiler)
+    Execution(compile=compile).prepare(torch.nn.Linear(3, 5), num_steps)
+    assert bool(compiled) == expected
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_automatic_precision_is_bfloat16_on_fast_processors(monkeypatch, is_fast):
+    monkeypatch.setattr(execution, "_has_fast_bfloat16", lambda: is_fast)
+    expected = "bfloat16" if is_fast else "float32"
+    assert Execution(accelerator="cpu").resolve_precision("auto") == expected
+    assert Execution(accelerator="cpu").resolve_precision("float32") == "float32"
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
@@ -113,7 +141,8 @@ def test_a_lower_precision_trains_weights_in_float32_to_nearly_the_same(
 ):
     if precision == "float16" and not torch.cuda.is_available():
         with pytest.raises(
-            ValueError, match=r"precision must be 'float32' or 'bfloat16' on a CPU.*got 'float16'"
+            ValueError,
+            match=r"precision must be 'float32', 'bfloat16' or 'auto' on a CPU.*got 'float16'",
         ):
             train(run.replace(precision=precision), tmp_path / "run")
         return
@@ -129,6 +158,7 @@ def test_a_wrong_option_is_an_error_that_names_it(unchecked_annotations):
         "devices": 0,
         "num_nodes": 1.5,
         "accumulate": True,
+        "compile": "yes",
     }.items():
         wrong: dict[str, Any] = {option: value}
         with pytest.raises(ValueError, match=rf"{option} must be .*got {value!r}"):
@@ -139,14 +169,14 @@ def test_a_block_is_called_again_in_the_backward_pass_where_it_is_to_keep_its_in
     for again, calls in ((False, 1), (True, 2)):
         block, called = TransformerBlock(8, 2, relative=None), Mock(return_value=None)
         block.attention.register_forward_hook(called)
-        Execution(activation_checkpointing=again).prepare(block)
+        Execution(activation_checkpointing=again).prepare(block, num_steps=1)
         block(torch.randn(1, 5, 8, requires_grad=True)).sum().backward()
         assert called.call_count == calls
 
 
 def test_a_copied_block_computes_its_own_again_and_takes_arguments_by_name():
     block = TransformerBlock(8, 2)
-    Execution(activation_checkpointing=True).prepare(block)
+    Execution(activation_checkpointing=True).prepare(block, num_steps=1)
     copied, tokens, grid = copy.deepcopy(block), torch.randn(1, 6, 8), Grid((2, 3))
     with torch.no_grad():
         copied.attention.output.weight.zero_()
@@ -160,7 +190,7 @@ def test_a_model_without_blocks_has_none_to_compute_again():
     with pytest.raises(
         ValueError, match=r"activation_checkpointing must be False for Linear.*got True"
     ):
-        Execution(activation_checkpointing=True).prepare(torch.nn.Linear(3, 5))
+        Execution(activation_checkpointing=True).prepare(torch.nn.Linear(3, 5), num_steps=1)
 
 
 SRUN = {
@@ -232,7 +262,7 @@ def test_lightning_neither_saves_nor_requeues_a_job_by_itself(started):
         (
             {**SRUN, "SLURM_NTASKS": "7"},
             (None, None),
-            "processes must be equally many on each.*got 7",
+            "processes must be the same number on each machine.*got 7",
         ),
     ],
 )

@@ -1,14 +1,16 @@
 import dataclasses
 
 import pytest
+import torch
 import yaml
 
 from teka.codec import encode
-from teka.training import Recipe, read_recipe
+from teka.training import Recipe, Run, read_recipe
+from teka.training.recipe import default_recipe, recipe_names
 
 
 def test_the_papers_two_recipes_differ_in_the_learning_rate_alone():
-    results, text = read_recipe("horn2021"), read_recipe("horn2021-text")
+    results, text = (Run.from_recipe(name).recipe for name in ("horn2021", "horn2021-text"))
     assert (results.learning_rate, text.learning_rate) == (5e-5, 5e-4)
     assert dataclasses.replace(text, learning_rate=5e-5) == results
     assert (results.optimizer, results.betas, results.schedule) == ("adam", (0.9, 0.98), "constant")
@@ -22,7 +24,7 @@ def test_the_papers_two_recipes_differ_in_the_learning_rate_alone():
 
 
 def test_the_recipe_of_cordonnier_et_al_has_the_numbers_of_their_appendix():
-    recipe = read_recipe("cordonnier2020")
+    recipe = Run.from_recipe("cordonnier2020").recipe
     assert (recipe.optimizer, recipe.learning_rate, recipe.momentum, recipe.weight_decay) == (
         "sgd",
         0.1,
@@ -38,22 +40,38 @@ def test_the_recipe_of_cordonnier_et_al_has_the_numbers_of_their_appendix():
     assert (recipe.gradient_clip, recipe.label_smoothing, recipe.patience) == (0.0, 0.0, None)
 
 
-def test_a_recipe_of_ones_own_is_read_from_its_file(tmp_path):
-    fields = encode(dataclasses.replace(read_recipe("teka"), epochs=3))
+def test_recipe_of_a_data_set_names_its_data_and_a_model_invariant_to_circular_shifts():
+    run = Run.from_recipe("mnist", data_dir="data", epochs=2)
+    assert (run.data, run.data_dir, run.epochs) == ("mnist", "data", 2)
+    assert (run.stem, run.periodic, run.patch_size) == ("polyphase", True, 4)
+    model = run.make_model(image_size=(28, 28), in_channels=1, num_classes=10).eval()
+    image = torch.rand(1, 1, 28, 28)
+    torch.testing.assert_close(model(image.roll((3, 5), (2, 3))), model(image))
+    assert (default_recipe("mnist"), default_recipe("digits")) == ("mnist", None)
+
+
+def test_every_recipe_of_the_package_is_one_of_a_run():
+    assert {"cordonnier2020", "horn2021", "horn2021-text", "mnist", "teka"} <= set(recipe_names())
+    for name in recipe_names():
+        Run.from_recipe(name)
+
+
+def test_recipe_is_read_from_a_file(tmp_path):
+    fields = encode({**read_recipe("teka"), "epochs": 3, "dim": 16})
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(fields), encoding="utf-8")
-    assert read_recipe(tmp_path / "own.yaml") == dataclasses.replace(read_recipe("teka"), epochs=3)
+    run = Run.from_recipe(tmp_path / "own.yaml")
+    assert run == Run.from_recipe("teka", epochs=3, dim=16)
 
 
-def test_a_file_that_is_no_recipe_is_an_error(tmp_path):
+def test_file_that_is_no_recipe_is_an_error(tmp_path):
     for content, message in {
-        "optimizer: adam\n": "every field.*Without epochs, batch_size, learning_rate",
         "optimiser: adam\n": "Did you mean 'optimizer'",
-        "- adam\n": "a YAML file of fields and values",
+        "- adam\n": "a YAML file of fields of a run",
         "a: [\n": "a YAML file",
     }.items():
         (tmp_path / "own.yaml").write_text(content, encoding="utf-8")
         with pytest.raises(ValueError, match=message):
-            read_recipe(tmp_path / "own.yaml")
+            Run.from_recipe(tmp_path / "own.yaml")
 
 
 def test_an_unknown_recipe_is_an_error_that_offers_the_nearest(tmp_path):

@@ -142,7 +142,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run_with_a_message(tiny, tmp_path)
     with pytest.raises(FloatingPointError, match="learning_rate"):
         train(run.replace(epochs=5), tmp_path / "run")
     with pytest.raises(
-        FloatingPointError, match="the loss of held-out images is nan"
+        FloatingPointError, match="the validation loss is nan"
     ):  # after the only step
         train(run.replace(epochs=1, batch_size=96), tmp_path / "short")
     assert not (tmp_path / "short" / "checkpoints").exists()
@@ -160,7 +160,7 @@ def test_options_that_do_not_fit_the_images_or_the_machine_leave_no_run(tiny, tm
         *(
             []
             if torch.cuda.is_available()
-            else [(tiny, gpu, "accelerator must be one that this machine.*got 'gpu'")]
+            else [(tiny, gpu, "accelerator must be an accelerator of this machine.*got 'gpu'")]
         ),
     ]
     for run, execution, message in asked:
@@ -203,5 +203,5 @@ def test_every_position_trains(tiny, tmp_path):
         "clipped_features",
     ):
         run = tiny.replace(position=position, epochs=1, train_size=32, validation_size=0)
-        result = train(run, tmp_path / position, progress_bar=False, throughput=False)
+        result = train(run, tmp_path / position, progress_bar=False)
         assert result["epochs"] == 1, position

@@ -9,15 +9,18 @@ from cyclopts.config import Dict
 
 from teka import training
 from teka.cli.app import CommandLine
+from teka.cli.model_options import given_options, model_options_class
 from teka.cli.progress import show_progress
 from teka.errors import wrong_value
 from teka.files import read_yaml, resolve_path
 from teka.models.model_file import WEIGHTS_FILE
 from teka.training import Execution, Run, restore
 from teka.training.execution import is_first_process
-from teka.training.recipe import Recipe, read_recipe
-from teka.training.run import DataOptions, ModelOptions
+from teka.training.recipe import Recipe, default_recipe, read_recipe
+from teka.training.run import DataOptions
 from teka.training.trained_run import EVALUATION_FILE
+
+ModelOptions: Any = model_options_class()
 
 
 def read_option_files(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
@@ -31,9 +34,13 @@ def read_option_files(app: App, commands: tuple[str, ...], arguments: ArgumentCo
 
     for token in reversed(arguments["--config"].tokens):  # an option of the last file counts
         set_options(read_yaml("config", token.value), token.value)
-    for token in arguments["--recipe"].tokens[-1:]:
-        recipe = vars(read_recipe(token.value))
-        set_options({k: v for k, v in recipe.items() if v is not None}, token.value)
+    recipes = [token.value for token in arguments["--recipe"].tokens]
+    data = [token.value for token in arguments["--data"].tokens]
+    if data and not recipes:
+        recipes = [default_recipe(data[-1])]
+    for recipe in filter(None, recipes[-1:]):
+        fields = read_recipe(recipe)
+        set_options({k: v for k, v in fields.items() if v is not None}, recipe)
 
 
 train_app = App(name="train", config=read_option_files)
@@ -56,12 +63,13 @@ def train(
 ) -> None:
     """Train a model on a data set.
 
-    Ctrl-C stops the run. The same run continues with `--resume`.
+    Ctrl-C stops the run. The same run continues with `--resume`. The defaults of `--data mnist`
+    reach 99 % in minutes on two cores.
 
     For example:
 
         teka train --position rotation --seed 1
-        teka train --data mnist --data-dir data --image-size 32 --position absolute
+        teka train --data mnist --data-dir data
         teka train --recipe teka --data pictures --image-size 32 --out runs/pictures
         teka train --config run.yaml --epochs 50 --out runs/long
         teka train --resume runs/long
@@ -72,14 +80,16 @@ def train(
             the folder runs.
         resume: Folder of a run to continue with its own options. Only options of devices can be
             given too.
-        recipe: Values for the options of training: horn2021, teka, or another recipe of the
-            package, or a YAML file. Options on the command line or in --config go first.
+        recipe: Defaults of the options of the model and of training: cordonnier2020, horn2021,
+            horn2021-text, mnist, teka, or a YAML file. By default the recipe with the name of the
+            data set, if there is one. Options on the command line or in --config go first.
         config: YAML or JSON file with values for any of these options. Options on the command line
             go first.
         loggers: Services that record the run in addition to CSV and TensorBoard: wandb, mlflow.
         seed: Seed of the weights, the order of the images, dropout and random projections.
     """
-    run = Run(images, network, training_recipe, seed)
+    fields = {**vars(images), **given_options(network), **vars(training_recipe), "seed": seed}
+    run = Run.from_dict(fields)
     if resume is not None:
         if out is not None or run != Run():
             raise wrong_value("resume", resume, "given without other options of the run")

@@ -1,6 +1,5 @@
 """Commands `shift` and `demo`: accuracy of trained runs at every shift."""
 
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -12,15 +11,7 @@ from teka.cli.progress import show_progress
 from teka.errors import wrong_value
 from teka.files import make_directory, resolve_path
 from teka.training import Run, TrainedRun, restore, train
-from teka.training.shift.measure import (
-    ShiftSettings,
-    check_same_data,
-    make_examples,
-    make_report,
-    measure,
-)
-from teka.training.shift.page import write_report
-from teka.training.shift.report import WIDTH, finding, plain_table
+from teka.training.shift import ShiftSettings, compare_shifts
 from teka.training.trained_run import model_name
 
 # The edges of images meet, so that the exact models are equivariant to rolls. The data set is too
@@ -77,19 +68,11 @@ def shift(
 def _compare(
     trained: Sequence[TrainedRun], settings: ShiftSettings, folder: Path, command: str
 ) -> None:
-    check_same_data(trained)
     print(f"measuring {len(trained)} models at {len(settings.shifts)} shifts")
-    responses = []
     with show_progress() as show:
-        for run in trained:
-            stage = f"shift {run.name}"
-            responses.append(
-                measure(run, settings, lambda done, total, stage=stage: show(stage, done, total))
-            )
-    report = make_report(trained, responses, settings, command)
-    written = write_report(report, make_examples(trained, responses, settings), folder)
-    print(f"{plain_table(report)}\n\n{textwrap.fill(finding(report), WIDTH)}")
-    print(f"written: {', '.join(map(str, written))}")
+        written = compare_shifts(trained, settings, folder, command=command, progress=show)
+    print(written.terminal)
+    print(f"written: {', '.join(map(str, written.files))}")
 
 
 def demo(

@@ -80,8 +80,10 @@ class PerformerConfig:
         depth: Number of blocks.
         heads: Number of heads.
         position: Position encoding: "none", "absolute" (sinusoids added to the tokens),
-            "absolute_table" (a learned vector for each cell), or a
-            name of `teka.functional.RELATIVES`.
+            "absolute_table" (a learned vector for each cell), or a relative kernel: "rotation",
+            "rotation_joint", "clipped", "clipped_features", "quadratic", "generalized_quadratic",
+            "table", "fourier", "rotary", "decay", "alibi", "t5", "kerple", "shaw",
+            "transformer_xl" or "window".
         patch_size: Side of a token in pixels. A patch that does not move with the content limits
             equivariance to shifts by multiples of this size.
         stem: Layer from pixels to tokens, or a module from (B, C, H, W) to (B, dim, H/p, W/p):
@@ -121,17 +123,21 @@ class PerformerConfig:
             many cells to each side. See `teka.nn.TransformerBlock`.
         epsilon: Floor of the rectified kernels "squared_relu", "focused" and "relu", relative to
             the root mean square.
-        dim_head: As in `teka.nn.AttentionOptions`, like all options that follow.
-        kernel: Content kernel.
+        dim_head: Size of a head, dim / heads by default.
+        kernel: Content kernel: "softmax", "squared_relu", "focused", "relu", "elu", "taylor2",
+            "constant", "positive", "hyperbolic", "optimal", "trigonometric", "hedgehog",
+            "gaussian", "dot_product" or "concatenation".
         num_features: Number of random features.
-        projection: Distribution of random features.
+        projection: Distribution of random features: "orthogonal" (the default), "independent" or
+            "fixed_norm".
         qkv_bias: Whether queries, keys and values have a bias.
         dropout: Dropout probability, in MLPs too.
-        backend: Backend of the attention.
+        backend: Backend of the attention: "auto", "dense", "linear", "toeplitz", "rings", "fft" or
+            "windows".
         position_heads: Number of heads that attend by position alone.
         num_waves: Number of waves of position "fourier".
-        rotary_normalizer: Denominator of position "rotary".
-        query_key: Normalization of queries and keys.
+        rotary_normalizer: Denominator of position "rotary". See `teka.nn.Attention`.
+        query_key: Normalization of queries and keys: "plain" (none), "normalized" or "centred".
         gate: Whether the output of the heads is gated.
         value_convolution: Side of a depthwise convolution of the values.
 

@@ -1,10 +1,10 @@
-"""Training runs, reading them back, and measuring them.
+"""Training runs: train, resume, restore, evaluate and export them.
 
-Options that are unknown, out of range or at odds with each other are a ValueError that names the argument.
+A wrong option raises a ValueError that names it.
 """
 
 try:
-    import lightning.pytorch  # noqa: F401, here for what is said without it
+    import lightning.pytorch  # noqa: F401, for the hint below
 except ModuleNotFoundError as error:
     raise ImportError(
         f"training needs {error.name}, which is missing: pip install 'teka[train]'"

@@ -1,4 +1,7 @@
-"""A run's checkpoints: written whole, and read without unpickling anything but tensors and plain containers."""
+"""Checkpoints of a training run.
+
+Checkpoints are written atomically. Only tensors and plain containers are unpickled.
+"""
 
 import io
 import pickle
@@ -9,7 +12,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor, nn
 
@@ -20,8 +23,9 @@ from teka.training.run import Run
 CHECKPOINTS = "checkpoints"
 BEST = "best.ckpt"
 LAST = "last.ckpt"
-PREVIOUS = "previous.ckpt"  # the last one before `LAST`, should that be damaged
-RUN = "run"
+# The checkpoint before `LAST`, which is used if `LAST` is damaged.
+PREVIOUS = "previous.ckpt"
+MODEL_PREFIX = "model."
 PARTS = (
     "state_dict",
     "epoch",
@@ -31,9 +35,11 @@ PARTS = (
     "optimizer_states",
     "lr_schedulers",
 )
-# What torch raises for a file that is none of its own, or not a whole one.
+# Errors of PyTorch for a file that is damaged or not a checkpoint.
 UNREADABLE = (
     pickle.UnpicklingError,
+    zipfile.BadZipFile,
+    OSError,
     RuntimeError,
     EOFError,
     ValueError,
@@ -43,173 +49,185 @@ UNREADABLE = (
 )
 
 
-class Checkpoints(Callback):
-    """Writes a training's state after each epoch, and says when patience is over; the last of its callbacks."""
+class Checkpoints(Checkpoint):
+    """Callback that saves the state of the training after every epoch.
+
+    The state after the best epoch is saved as `best.ckpt`, that after the last epoch as
+    `last.ckpt`. The best epoch is that with the highest validation accuracy, or the last one if
+    there are no validation images.
+
+    Args:
+        folder: Folder of the run.
+        run: The run, which is saved in every checkpoint.
+        start: Checkpoint from which the run is resumed, or None.
+    """
 
     def __init__(self, folder: Path, run: Run, start: Path | None) -> None:
-        self.folder, self.run, self.start = folder / CHECKPOINTS, run, start
-        self.has_begun = False
+        self.folder = folder / CHECKPOINTS
+        self.run = run
+        self.start = start
+        self.has_started = False
         self.best_accuracy: float | None = None
-        self.epochs_since = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End a training that was resumed after its patience was over."""
-        self.has_begun = True
+        """End a resumed training whose patience is exhausted."""
+        self.has_started = True
         if trainer.is_global_zero and self.start == self.folder / PREVIOUS:
-            (self.folder / LAST).unlink(
-                missing_ok=True
-            )  # which is damaged, and would become the previous one
-        self._end_without_patience(trainer)
+            # The last checkpoint is damaged and must not become the previous one.
+            (self.folder / LAST).unlink(missing_ok=True)
+        for stopping in trainer.early_stopping_callbacks:
+            trainer.should_stop |= stopping.wait_count >= stopping.patience
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the state; where nothing is held out, the last is the best."""
-        found = trainer.callback_metrics.get("validation_accuracy")
-        accuracy = None if found is None else float(found)
+        accuracy = trainer.callback_metrics.get("validation_accuracy")
         is_best = accuracy is None or self.best_accuracy is None or accuracy > self.best_accuracy
-        self.epochs_since = 0 if is_best else self.epochs_since + 1
-        self.best_accuracy = accuracy if is_best else self.best_accuracy
-        for name in (
-            (BEST, LAST) if is_best else (LAST,)
-        ):  # killed between the two, it repeats that epoch
+        if is_best and accuracy is not None:
+            self.best_accuracy = float(accuracy)
+        # A run that is killed between the two writes repeats this epoch.
+        for name in (BEST, LAST) if is_best else (LAST,):
             trainer.save_checkpoint(self.folder / name, weights_only=False)
-        self._end_without_patience(trainer)
 
     def state_dict(self) -> dict[str, object]:
-        return {
-            RUN: self.run.to_dict(),
-            "best_accuracy": self.best_accuracy,
-            "epochs_since": self.epochs_since,
-        }
+        return {"run": self.run.to_dict(), "best_accuracy": self.best_accuracy}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best_accuracy, self.epochs_since = (
-            state_dict["best_accuracy"],
-            state_dict["epochs_since"],
-        )
-
-    def _end_without_patience(self, trainer: Trainer) -> None:
-        if self.run.patience is not None and self.epochs_since >= self.run.patience:
-            trainer.should_stop = True
+        self.best_accuracy = state_dict["best_accuracy"]
 
 
-class WholeFiles(TorchCheckpointIO):
-    """Lightning's checkpoints, each written whole or not at all."""
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Lightning plugin that writes checkpoints atomically."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: object = None
     ) -> None:
-        """Write one; of the last one of a training, what stood there is kept as the previous."""
+        """Write a checkpoint. An older file `last.ckpt` is kept as `previous.ckpt`."""
         content = io.BytesIO()
         torch.save(checkpoint, content)
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(
-            path,
-            content.getbuffer(),
-            previous=path.with_name(PREVIOUS) if path.name == LAST else None,
-        )
-
-
-def find_checkpoint(folder: Path, run: Run) -> Path | None:
-    """The checkpoint that a training resumes from, the previous one if the last is damaged; None if there is none."""
-    found, previous = (folder / CHECKPOINTS / name for name in (LAST, PREVIOUS))
-    if not found.is_file() and not previous.is_file():
-        return None
-    try:
-        kept = check_run(found, run)
-    except BrokenCheckpointError as error:
-        if not previous.is_file():
-            raise
-        found, kept = previous, check_run(previous, run)
-        warnings.warn(f"{error}; the epoch before it is taken, from {previous}", stacklevel=2)
-    if not kept:
-        raise wrong_value(
-            "checkpoint", str(found), "one that says what was best so far: it is of an older teka"
-        )
-    return found
-
-
-def check_run(path: Path, run: Run) -> dict[str, object]:
-    """Check that one is of this run, wherever its data lie; what `Checkpoints` kept, {} of an older teka's."""
-    content = _read(path)
-    if missing := [part for part in PARTS if part not in content]:
-        raise wrong_value("checkpoint", str(path), f"a whole one; it lacks {', '.join(missing)}")
-    kept = callback_state(content, Checkpoints.__name__)
-    trained = kept.get(RUN)
-    if not isinstance(trained, dict):
-        return {}
-    try:
-        there = Run.from_dict(trained)
-    except ValueError as error:
-        raise wrong_value("checkpoint", str(path), f"that of this run ({error})") from error
-    if fields := run.differs_from(there):
-        first = f"{fields[0]} is {getattr(there, fields[0])!r} there and {getattr(run, fields[0])!r} here"
-        rest = f" and {', '.join(fields[1:])}" if fields[1:] else ""
-        raise wrong_value("checkpoint", str(path), f"that of this run; {first}{rest}")
-    return kept
+        previous = path.with_name(PREVIOUS) if path.name == LAST else None
+        write_bytes(path, content.getbuffer(), previous=previous)
 
 
 class BrokenCheckpointError(ValueError):
-    """A checkpoint that is missing, cut off or damaged."""
+    """A checkpoint is missing, incomplete or damaged."""
 
     def __init__(self, path: Path, expected: str) -> None:
         super().__init__(*wrong_value("checkpoint", str(path), expected).args)
+
+
+def find_checkpoint(folder: Path, run: Run) -> Path | None:
+    """Return the checkpoint from which a run is resumed, or None if there is none.
+
+    Args:
+        folder: Folder of the run.
+        run: The run, which must be that of the checkpoint.
+
+    Raises:
+        ValueError: The checkpoint belongs to another run, or no undamaged one is left.
+    """
+    path, previous = (folder / CHECKPOINTS / name for name in (LAST, PREVIOUS))
+    if not path.is_file() and not previous.is_file():
+        return None
+    try:
+        state = check_run(path, run)
+    except BrokenCheckpointError as error:
+        if not previous.is_file():
+            raise
+        path = previous
+        state = check_run(previous, run)
+        warnings.warn(f"{error} The previous epoch is used: {previous}", stacklevel=2)
+    if not state:
+        expected = "a checkpoint with the best accuracy so far; this one is from an older version"
+        raise wrong_value("checkpoint", str(path), expected)
+    return path
+
+
+def check_run(path: Path, run: Run) -> dict[str, Any]:
+    """Check that a checkpoint belongs to a run. The folder of the data may differ.
+
+    Returns:
+        The state of `Checkpoints`, which is empty in checkpoints of old versions.
+
+    Raises:
+        ValueError: The checkpoint belongs to another run or is damaged.
+    """
+    content = _read(path)
+    if missing := [part for part in PARTS if part not in content]:
+        expected = f"a complete checkpoint; it lacks {', '.join(missing)}"
+        raise wrong_value("checkpoint", str(path), expected)
+    state = callback_state(content, Checkpoints.__name__)
+    if not isinstance(state.get("run"), dict):
+        return {}
+    try:
+        saved = Run.from_dict(state["run"])
+    except ValueError as error:
+        expected = f"a checkpoint of this run ({error})"
+        raise wrong_value("checkpoint", str(path), expected) from error
+    if names := run.differs_from(saved):
+        values = [fields.to_dict().get(names[0]) for fields in (saved, run)]
+        difference = f"{names[0]} is {values[0]!r} there and {values[1]!r} here"
+        others = f" and {', '.join(names[1:])} differ too" if names[1:] else ""
+        expected = f"a checkpoint of this run; {difference}{others}"
+        raise wrong_value("checkpoint", str(path), expected)
+    return state
 
 
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise BrokenCheckpointError(path, "a file; train the run first")
     try:
-        with zipfile.ZipFile(
-            path
-        ) as archive:  # torch reads its own files without a look at their sums
+        with zipfile.ZipFile(path) as archive:
+            # PyTorch does not verify the checksums of its files.
             damaged = archive.testzip()
         if damaged is not None:
             raise ValueError(f"{damaged} is damaged")
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (*UNREADABLE, zipfile.BadZipFile, OSError) as error:
-        raise BrokenCheckpointError(
-            path, f"a whole checkpoint of plain tensors ({first_line(error)})"
-        ) from error
+    except UNREADABLE as error:
+        expected = f"an undamaged checkpoint of plain tensors ({first_line(error)})"
+        raise BrokenCheckpointError(path, expected) from error
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
-        raise BrokenCheckpointError(path, "a checkpoint written by teka train, with a state_dict")
+        raise BrokenCheckpointError(path, "a checkpoint of teka train, with a state_dict")
     return content
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The model's state_dict of a checkpoint."""
-    prefix = "model."
+    """Return the state_dict of the model in a checkpoint."""
     state = _read(path)["state_dict"]
-    if not all(
-        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in state.items()
-    ):
-        raise wrong_value(
-            "checkpoint", str(path), "one whose state_dict holds tensors by their names"
-        )
+    is_valid = [isinstance(name, str) and isinstance(state[name], Tensor) for name in state]
+    if not all(is_valid):
+        raise wrong_value("checkpoint", str(path), "a checkpoint with tensors in its state_dict")
     return {
-        name.removeprefix(prefix): tensor
+        name.removeprefix(MODEL_PREFIX): tensor
         for name, tensor in state.items()
-        if name.startswith(prefix)
+        if name.startswith(MODEL_PREFIX)
     }
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load a checkpoint into a model of the same architecture; after an error the model is as it was."""
-    found, wanted = read_weights(path), model.state_dict()
-    for name in sorted(wanted.keys() | found.keys()):
-        came = tuple(found[name].shape) if name in found else "missing"
-        expected = tuple(wanted[name].shape) if name in wanted else "absent"
-        if came != expected:
-            raise wrong_value(
-                "checkpoint",
-                str(path),
-                f"this architecture; {name} is {came} there and {expected} here",
-            )
-    model.load_state_dict(found)
+    """Load the weights of a checkpoint into a model of the same architecture.
+
+    Raises:
+        ValueError: A weight is missing, unknown or of another shape. The model is then unchanged.
+    """
+    saved, own = read_weights(path), model.state_dict()
+    for name in sorted(own.keys() | saved.keys()):
+        shapes = [tuple(state[name].shape) if name in state else None for state in (saved, own)]
+        if shapes[0] != shapes[1]:
+            difference = f"{name} has shape {shapes[0]} there and {shapes[1]} here"
+            expected = f"a checkpoint of this architecture; {difference}"
+            raise wrong_value("checkpoint", str(path), expected)
+    model.load_state_dict(saved)
 
 
 def callback_state(checkpoint: Path | dict[str, Any], callback: str) -> dict[str, Any]:
-    """What one of Lightning's callbacks, by the name of its class, kept in a checkpoint; nothing if it kept none."""
-    callbacks = (_read(checkpoint) if isinstance(checkpoint, Path) else checkpoint).get("callbacks")
+    """Return the state of a callback in a checkpoint, or an empty dictionary.
+
+    Args:
+        checkpoint: Path or content of the checkpoint.
+        callback: Name of the class of the callback.
+    """
+    content = _read(checkpoint) if isinstance(checkpoint, Path) else checkpoint
+    callbacks = content.get("callbacks")
     state = callbacks.get(callback) if isinstance(callbacks, dict) else None
     return state if isinstance(state, dict) else {}

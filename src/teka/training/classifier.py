@@ -1,7 +1,8 @@
-"""A model as a Lightning module: loss, accuracy, optimizer and schedule."""
+"""Lightning module of a training run: loss, accuracy, optimizer and learning rate schedule."""
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -19,15 +20,22 @@ from teka.nn.relative import RelativeModule
 from teka.training.batches import TrainBatch
 from teka.training.run import Run
 
-LARGE = 1_000_000  # numbers, with gradients and two moments 16 MB
-PART = 1_000_000_007  # between the seeds of two parts of a step, more than a training has steps
+# Difference between the seeds of two parts of a step. No run has so many steps.
+PART_SEED = 1_000_000_007
 
 
 class Classifier(LightningModule):
-    """Cross entropy on images and labels, with the run's optimizer and its schedule over the whole training's steps.
+    """Lightning module that trains a classifier with cross entropy.
 
-    Random projections are redrawn before every step whose number is a multiple of `redraw_every`. Each step seeds torch
-    with (seed, step), so that a resumed run has the same numbers.
+    Every step seeds PyTorch with the seed of the run and the number of the step, so that a resumed
+    run draws the same random numbers. Random projections are redrawn before every step whose
+    number is a multiple of `redraw_every`.
+
+    Args:
+        model: Model from images to logits.
+        run: Recipe and seed.
+        num_classes: Number of classes.
+        num_steps: Number of steps of the whole run, for the learning rate schedule.
     """
 
     def __init__(self, model: nn.Module, run: Run, *, num_classes: int, num_steps: int) -> None:
@@ -42,122 +50,152 @@ class Classifier(LightningModule):
     def forward(
         self, images: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch classes"]:
-        return self.model(images)
+        if self.training and len(images) * self._num_parts >= self.run.recipe.batch_size:
+            return self.model(images)
+        # A compiled model would be compiled again for the batch sizes of validation images and of
+        # the last step of an epoch.
+        return self.model.forward(images)
 
     def on_train_batch_start(self, batch: TrainBatch, batch_idx: int) -> None:
         """Seed dropout for this step, and redraw random projections on schedule."""
-        seed, part = self._seed_and_part(batch_idx)
-        torch.manual_seed(seed)
-        every, turn = self.run.redraw_every, part // self.trainer.world_size
-        if every and self.global_step and self.global_step % every == 0 and turn == 0:
+        part = self._part(batch_idx)
+        torch.manual_seed(self._step_seed)
+        redraw_every, step = self.run.recipe.redraw_every, self.global_step
+        is_first_part = part // self.trainer.world_size == 0
+        if redraw_every and step and step % redraw_every == 0 and is_first_part:
             redraw_projections(self.model)
-        # Every part of a step drops by a draw of its own, and all processes have the same projections.
+        # All processes have the same projections, but every part has its own dropout.
         if part:
-            torch.manual_seed(seed + part * PART)
+            torch.manual_seed(self._step_seed + part * PART_SEED)
 
     def training_step(self, batch: TrainBatch, batch_idx: int) -> Float[Tensor, ""]:
         images, labels, weight = batch
-        seed, part = self._seed_and_part(batch_idx)
-        generator = Generator().manual_seed(seed + (part + 1) * PART)
-        for (
-            augmentation
-        ) in self.augmentations:  # by a draw that neither the model nor the device has a part in
+        # Neither the model nor the device influences the random augmentations.
+        seed = self._step_seed + (self._part(batch_idx) + 1) * PART_SEED
+        generator = Generator().manual_seed(seed)
+        for augmentation in self.augmentations:
             images = augmentation(images, generator)
-        logits = self.model(images)
-        loss = cross_entropy(logits, labels, label_smoothing=self.run.label_smoothing)
+        logits = self(images)
+        loss = cross_entropy(logits, labels, label_smoothing=self.run.recipe.label_smoothing)
+        if not torch.isfinite(loss):
+            raise self._divergence_error(f"the loss is {loss.item()}")
         if weight:
             self.train_accuracy(logits, labels)
-        several, size = self.trainer.world_size > 1, len(labels) if weight else 0
-        self.log(
-            "train_loss", loss, on_step=False, on_epoch=True, sync_dist=several, batch_size=size
-        )
-        self.log("train_accuracy", self.train_accuracy, on_step=False, on_epoch=True)
+        sync_dist, size = self.trainer.world_size > 1, len(labels) if weight else 0
+        options: Any = {"on_step": False, "on_epoch": True}
+        self.log("train_loss", loss, sync_dist=sync_dist, batch_size=size, **options)
+        self.log("train_accuracy", self.train_accuracy, **options)
         return weight * loss
 
-    def _seed_and_part(self, batch_idx: int) -> tuple[int, int]:
-        """The seed of a step, and which of its parts a batch is."""
+    @property
+    def _step_seed(self) -> int:
+        return self.run.seed * 1_000_003 + self.global_step
+
+    @property
+    def _num_parts(self) -> int:
+        return self.trainer.accumulate_grad_batches * self.trainer.world_size
+
+    def _part(self, batch_idx: int) -> int:
+        """Return the index of a batch among the parts of its step."""
         turn = batch_idx % self.trainer.accumulate_grad_batches
-        part = turn * self.trainer.world_size + self.global_rank
-        return self.run.seed * 1_000_003 + self.global_step, part
+        return turn * self.trainer.world_size + self.global_rank
 
     def validation_step(self, batch: Sequence[Tensor], batch_idx: int) -> None:
         images, labels = batch
-        logits = self.model(images)
+        logits = self(images)
         self.validation_accuracy(logits, labels)
-        self.log(
-            "validation_loss", cross_entropy(logits, labels), sync_dist=self.trainer.world_size > 1
-        )
+        loss = cross_entropy(logits, labels)
+        self.log("validation_loss", loss, sync_dist=self.trainer.world_size > 1)
         self.log("validation_accuracy", self.validation_accuracy)
 
+    def on_train_epoch_end(self) -> None:
+        """Check that the last step of the epoch did not make a weight infinite or NaN."""
+        loss = self.trainer.callback_metrics.get("validation_loss")
+        if loss is not None and not torch.isfinite(loss):
+            raise self._divergence_error(f"the validation loss is {loss.item()}")
+        for name, parameter in self.named_parameters():
+            if not torch.isfinite(parameter).all():
+                raise self._divergence_error(f"{name} is infinite or NaN")
+
+    def _divergence_error(self, problem: str) -> FloatingPointError:
+        return FloatingPointError(
+            f"{problem} in epoch {self.current_epoch}, step {self.global_step}. Use a smaller "
+            "learning_rate or gradient_clip. The checkpoint of the last complete epoch is kept."
+        )
+
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        # Lightning clips no gradients of a fused optimizer under autocast.
-        plain = self.trainer.precision == "32-true"
-        optimizer = make_optimizer(
-            self.model, self.run, fused=True if plain and is_large_on_cpu(self.model) else None
-        )
-        # A plain function: LambdaLR would put the state of a bound method into the checkpoint.
-        schedule = LambdaLR(
-            optimizer, lambda step: learning_rate_factor(step, self.run, self.num_steps)
-        )
+        # Lightning cannot clip the gradients of a fused optimizer under autocast.
+        is_fused = self.trainer.precision == "32-true"
+        optimizer = make_optimizer(self.model, self.run, fused=is_fused or None)
+
+        def factor(step: int) -> float:
+            return learning_rate_factor(step, self.run, self.num_steps)
+
+        # LambdaLR saves a bound method in the checkpoint, but not a function.
+        schedule = LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def make_augmentations(run: Run) -> tuple[RandomShift | HorizontalFlip, ...]:
-    """What is done to training images, in this order."""
-    mode = run.shift_mode or ("circular" if run.periodic else "zero")
-    shift = RandomShift(run.random_shift, mode=mode) if run.random_shift else None
-    return tuple(
-        made for made in (shift, HorizontalFlip() if run.random_flip else None) if made is not None
-    )
+def make_augmentations(run: Run) -> list[RandomShift | HorizontalFlip]:
+    """Return the random changes of training images, in their order."""
+    recipe = run.recipe
+    augmentations: list[RandomShift | HorizontalFlip] = []
+    if recipe.random_shift:
+        is_periodic = run.network.options.get("periodic", False)
+        mode = recipe.shift_mode or ("circular" if is_periodic else "zero")
+        augmentations.append(RandomShift(recipe.random_shift, mode=mode))
+    if recipe.random_flip:
+        augmentations.append(HorizontalFlip())
+    return augmentations
 
 
 def learning_rate_factor(step: int, run: Run, num_steps: int) -> float:
-    """Learning rate over its peak after some steps: a linear warm-up, then constant or half a cosine to 0."""
-    warmup_steps = round(run.warmup * num_steps)
+    """Return the learning rate of a step, divided by the highest learning rate.
+
+    It rises linearly in the warm-up. Then it is constant or falls like half a cosine to 0.
+    """
+    warmup_steps = round(run.recipe.warmup * num_steps)
     if step < warmup_steps:
         return (step + 1) / warmup_steps
-    if run.schedule == "constant":
+    if run.recipe.schedule == "constant":
         return 1.0
     progress = (step - warmup_steps) / max(1, num_steps - warmup_steps)
     return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
-def is_large_on_cpu(model: nn.Module) -> bool:
-    """Whether parameters lie in a CPU's memory and no cache: VGG-16's fused step takes 0.15 s, a plain one 2.4 s."""
-    parameters = list(model.parameters())
-    return sum(map(torch.numel, parameters)) >= LARGE and all(
-        each.device.type == "cpu" for each in parameters
-    )
-
-
 def make_optimizer(model: nn.Module, run: Run, *, fused: bool | None = None) -> Optimizer:
-    """Adam, AdamW, or SGD with momentum; fused, a step is one pass over the parameters.
+    """Create the optimizer of a run: Adam, AdamW, or SGD with momentum.
 
-    The decay of AdamW spares biases, norms, tokens and the parameters of positions; that of SGD these alone, as in the
-    code of Cordonnier et al. 2020.
+    AdamW applies weight decay to the weights of linear layers and convolutions. SGD applies it to
+    all parameters except those of relative kernels, as in the code of Cordonnier et al. 2020.
+
+    Args:
+        model: Model.
+        run: Run.
+        fused: Update all parameters in one pass over the memory, as in `torch.optim`.
     """
-    parameters, options = list(model.parameters()), {"lr": run.learning_rate, "fused": fused}
-    if run.optimizer == "adam":
-        return torch.optim.Adam(parameters, betas=run.betas, **options)
-    if run.optimizer == "adamw":
-        decayed = {
-            id(module.weight)
-            for module in model.modules()
-            if isinstance(module, nn.Linear | nn.Conv2d)
-        }
-    else:
-        placing = (module for module in model.modules() if isinstance(module, RelativeModule))
-        spared = {
-            id(parameter) for module in placing for parameter in module.parameters(recurse=False)
-        }
-        decayed = {id(parameter) for parameter in parameters} - spared
+    recipe, parameters = run.recipe, list(model.parameters())
+    options: dict[str, Any] = {"lr": recipe.learning_rate, "fused": fused}
+    if recipe.optimizer == "adam":
+        return torch.optim.Adam(parameters, betas=recipe.betas, **options)
+    decayed: set[Tensor] = set()
+    if recipe.optimizer == "sgd":
+        decayed = set(parameters)
+    for module in model.modules():
+        if recipe.optimizer == "sgd" and isinstance(module, RelativeModule):
+            decayed -= set(module.parameters(recurse=False))
+        elif recipe.optimizer == "adamw" and isinstance(module, nn.Linear | nn.Conv2d):
+            decayed.add(module.weight)
     groups = [
         {
-            "params": [one for one in parameters if id(one) in decayed],
-            "weight_decay": run.weight_decay,
+            "params": [parameter for parameter in parameters if parameter in decayed],
+            "weight_decay": recipe.weight_decay,
         },
-        {"params": [one for one in parameters if id(one) not in decayed], "weight_decay": 0.0},
+        {
+            "params": [parameter for parameter in parameters if parameter not in decayed],
+            "weight_decay": 0.0,
+        },
     ]
-    if run.optimizer == "adamw":
-        return torch.optim.AdamW(groups, betas=run.betas, **options)
-    return torch.optim.SGD(groups, momentum=run.momentum, **options)
+    if recipe.optimizer == "adamw":
+        return torch.optim.AdamW(groups, betas=recipe.betas, **options)
+    return torch.optim.SGD(groups, momentum=recipe.momentum, **options)

@@ -1,10 +1,12 @@
-"""How a training is carried out, by which processes and in how many parts: its numbers change by rounding alone."""
+"""Execution of a training run: devices, processes, compilation and precision."""
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -22,31 +24,37 @@ from teka.errors import wrong_value
 from teka.nn import TransformerBlock
 
 ACCELERATORS = ("auto", "cpu", "gpu", "mps")
+COMPILE = ("auto", "on", "off")
+# Compilation takes one or two minutes of a core, and saves a tenth to a third of each step.
+MIN_STEPS_TO_COMPILE = 5000
 
 
 @dataclass(frozen=True)
 class Execution:
-    """On what a run is trained and in how many parts; a run may be resumed with another.
+    """Devices of a training run and options for speed and memory.
 
-    A step has the run's `batch_size` images in the same order for any number of processes and parts, but dropout
-    differs: each part draws its own.
+    These options change results only by rounding and by the random draws of dropout. A run can be
+    resumed with other options.
 
     >>> import torch, teka
     >>> from teka.training import Execution
     >>> block = teka.nn.TransformerBlock(8, 2)
-    >>> Execution(activation_checkpointing=True).prepare(block)
-    >>> block(torch.randn(1, 6, 8), teka.Grid((2, 3))).sum().backward()  # keeps less and computes it again
+    >>> Execution(activation_checkpointing=True).prepare(block, num_steps=10)
+    >>> block(torch.randn(1, 6, 8), teka.Grid((2, 3))).sum().backward()
     >>> all(weights.grad is not None for weights in block.parameters())
     True
 
     Args:
-        accelerator: "auto", "cpu", "gpu" or "mps".
-        devices: Number of processes on a machine, each with a device of its own; by default as many as torchrun or srun
-            started, and 1 without them.
-        num_nodes: Number of machines, each of which is given the same command by torchrun or srun; by default theirs.
-        accumulate: Parts that a process takes its images of a step in, one after another, for less memory.
-        activation_checkpointing: Whether what blocks compute is computed again in the backward pass instead of kept.
-        compile: Whether the model is compiled with torch.compile.
+        accelerator: "auto" (a GPU if there is one), "cpu", "gpu" or "mps".
+        devices: Number of processes on each machine, each with its own device. By default the
+            number that torchrun or srun started, or 1.
+        num_nodes: Number of machines. On each of them, torchrun or srun starts the same command.
+        accumulate: Number of parts into which each process divides its images of a step. More parts
+            need less memory.
+        activation_checkpointing: Compute the activations of blocks again in the backward pass. This
+            needs less memory and more time.
+        compile: Compile the model with torch.compile: "on", "off", or "auto" for runs of at least
+            5,000 steps on machines with a compiler.
     """
 
     accelerator: str = "auto"
@@ -54,36 +62,87 @@ class Execution:
     num_nodes: int | None = None
     accumulate: int = 1
     activation_checkpointing: bool = False
-    compile: bool = False
+    compile: str = "auto"
 
     def __post_init__(self) -> None:
         check_name("accelerator", self.accelerator, ACCELERATORS)
+        check_name("compile", self.compile, COMPILE)
         check_sizes({"accumulate": self.accumulate})
         check_sizes({"devices": self.devices, "num_nodes": self.num_nodes}, or_none=True)
 
-    def prepare(self, model: nn.Module) -> None:
-        """Compile a model and make its blocks, which it must have, compute again what they did not keep, as asked."""
+    @property
+    def uses_cuda(self) -> bool:
+        """True if the run is trained on CUDA devices."""
+        return self.accelerator in ("auto", "gpu") and torch.cuda.is_available()
+
+    def prepare(self, model: nn.Module, num_steps: int) -> None:
+        """Compile a model in place and turn on activation checkpointing.
+
+        Args:
+            model: Model.
+            num_steps: Number of steps of the run.
+
+        Raises:
+            ValueError: `activation_checkpointing` for a model without transformer blocks.
+        """
         if self.activation_checkpointing:
             blocks = [module for module in model.modules() if isinstance(module, TransformerBlock)]
             if not blocks:
                 expected = f"False for {type(model).__name__}, which has no transformer blocks"
                 raise wrong_value("activation_checkpointing", True, expected)
             for block in blocks:
-                object.__setattr__(block, "forward", MethodType(forward, block))
-        if self.compile:
-            model.compile()
+                object.__setattr__(block, "forward", MethodType(_checkpointed_forward, block))
+        pays_off = num_steps >= MIN_STEPS_TO_COMPILE and _has_compiler(self.uses_cuda)
+        if self.compile == "on" or (self.compile == "auto" and pays_off):
+            # Each shape is compiled for itself, because kernels of unknown sizes are slower.
+            model.compile(dynamic=False)
+
+    def resolve_precision(self, precision: str) -> str:
+        """Return the precision of matrix products: "auto" is replaced by the best of the device.
+
+        Raises:
+            ValueError: "float16" without a GPU.
+        """
+        if precision == "float16" and not self.uses_cuda:
+            raise wrong_value("precision", precision, "'float32', 'bfloat16' or 'auto' on a CPU")
+        if precision != "auto":
+            return precision
+        if self.uses_cuda:
+            is_fast = torch.cuda.get_device_capability() >= (8, 0)
+        else:
+            is_fast = self.accelerator in ("auto", "cpu") and _has_fast_bfloat16()
+        return "bfloat16" if is_fast else "float32"
 
 
-def forward(block: TransformerBlock, *arguments: Any, **named: Any) -> Any:
-    """A block's own method, which computes again what it did not keep; a copied block has that of the copy."""
-    plain = partial(type(block).forward, block)
+def _checkpointed_forward(block: TransformerBlock, *arguments: Any, **named: Any) -> Any:
+    """Compute a block without keeping its activations. A copy of the block uses its own weights."""
+    forward = partial(type(block).forward, block)
     if not torch.is_grad_enabled():
-        return plain(*arguments, **named)
-    return checkpoint(plain, *arguments, use_reentrant=False, **named)
+        return forward(*arguments, **named)
+    return checkpoint(forward, *arguments, use_reentrant=False, **named)
+
+
+def _has_compiler(uses_cuda: bool) -> bool:
+    """Return True if torch.compile has what it needs on this machine."""
+    if uses_cuda:
+        return find_spec("triton") is not None
+    compilers = (os.environ.get("CXX", "c++"), "g++", "clang++")
+    return any(shutil.which(compiler) for compiler in compilers)
+
+
+def _has_fast_bfloat16() -> bool:
+    """Return True if the CPU multiplies matrices of bfloat16 in hardware."""
+    return torch.cpu._is_avx512_bf16_supported()  # AMX has these instructions too
 
 
 class Processes(NamedTuple):
-    """How many processes train together on how many machines, and what started them: "torchrun", "srun" or ""."""
+    """Processes of a training run.
+
+    Attributes:
+        devices: Number of processes on each machine.
+        num_nodes: Number of machines.
+        launcher: Program that started the processes: "torchrun", "srun" or "".
+    """
 
     devices: int
     num_nodes: int
@@ -91,7 +150,11 @@ class Processes(NamedTuple):
 
     @classmethod
     def of(cls, devices: int | None, num_nodes: int | None) -> "Processes":
-        """As many as a launcher started, which must be those asked for; without one, these, and else 1."""
+        """Return the processes that a launcher started, or the given numbers without a launcher.
+
+        Raises:
+            ValueError: The numbers differ from those of the launcher.
+        """
         if TorchElasticEnvironment.detect():
             total, each = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
             started = cls(each, total // each, "torchrun")
@@ -101,30 +164,31 @@ class Processes(NamedTuple):
         else:
             return cls(devices or 1, num_nodes or 1, "")
         if started.devices * started.num_nodes != total:
-            expected = f"equally many on each of the machines; {started.launcher} started them"
+            expected = f"the same number on each machine, as {started.launcher} must start them"
             raise wrong_value("processes", total, expected)
-        for argument, asked in (("devices", devices), ("num_nodes", num_nodes)):
+        for argument, value in (("devices", devices), ("num_nodes", num_nodes)):
             number = getattr(started, argument)
-            if asked is not None and asked != number:
-                raise wrong_value(
-                    argument, asked, f"{number}, as {started.launcher} started them, or left out"
-                )
+            if value not in (None, number):
+                expected = f"{number}, as {started.launcher} started them, or left out"
+                raise wrong_value(argument, value, expected)
         return started
 
     def environments(self) -> list[ClusterEnvironment]:
-        """What Lightning is told of the launcher where it does not find out by itself."""
+        """Return the environment for Lightning where Lightning would detect the wrong one."""
         if self.launcher == "srun":
-            # Lightning would save the middle of an epoch on a signal, and put the job into the queue again itself.
+            # Requeueing would save a checkpoint within an epoch.
             return [SLURMEnvironment(auto_requeue=False)]
         if not self.launcher and "SLURM_JOB_ID" in os.environ:
-            return [
-                LightningEnvironment()
-            ]  # a job's own shell: the job's other tasks are not this training's
+            # The script of a job is one process, however many tasks the job has.
+            return [LightningEnvironment()]
         return []
 
 
 def process_rank(new: int | None = None) -> int:
-    """Return the rank of this process among those that Lightning started, 0 if it is the only one; set `new` if given."""
+    """Return the rank of this process among those that Lightning started. Set it if `new` is given.
+
+    A single process has rank 0.
+    """
     rank = getattr(rank_zero_only, "rank", 0)
     if new is not None:
         setattr(rank_zero_only, "rank", new)  # noqa: B010, Lightning does not declare it
@@ -132,24 +196,21 @@ def process_rank(new: int | None = None) -> int:
 
 
 def is_first_process() -> bool:
-    """Whether this is the process that writes and prints."""
+    """Return True in the process that writes files and prints."""
     return process_rank() == 0
 
 
 @contextlib.contextmanager
 def without_launcher() -> Iterator[None]:
-    """Let this process train by itself for as long as the block runs, whatever torchrun or srun started it with."""
+    """Train alone within this context, even if torchrun or srun started the process."""
     variables = dict(os.environ)
+    ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
     for name in variables:
-        if name.startswith(("SLURM_", "TORCHELASTIC_")) or name in (
-            "RANK",
-            "LOCAL_RANK",
-            "WORLD_SIZE",
-        ):
+        if name.startswith(("SLURM_", "TORCHELASTIC_")) or name in ranks:
             del os.environ[name]
-    before = process_rank(0)
+    rank = process_rank(0)
     try:
         yield
     finally:
         os.environ |= variables
-        process_rank(before)
+        process_rank(rank)

@@ -1,25 +1,27 @@
-"""Recipes: how a model is trained, by a name or as a YAML file."""
+"""Recipe of a training run: optimizer, schedule, augmentation and precision."""
 
-import dataclasses
 from dataclasses import dataclass
-from importlib.resources import as_file, files
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-from teka.checks import PRECISIONS, check_name, check_sizes
-from teka.codec import decode
+from teka import checks
+from teka.checks import check_name, check_number, check_sizes
 from teka.data.augment import SHIFT_MODES
 from teka.errors import unknown_name, wrong_value
 from teka.files import read_yaml
 
 OPTIMIZERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("constant", "cosine")
+PRECISIONS = ("auto", *checks.PRECISIONS)
 BETAS = (0.9, 0.98)
 SUFFIX = ".yaml"
+RECIPES = files("teka.training") / "recipes"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is trained, and neither on what nor which model.
+    """Optimizer, schedule, augmentation and precision of a training run.
 
     >>> from teka.training import Recipe, Run
     >>> recipe = Recipe(epochs=3, optimizer="sgd", momentum=0.9, learning_rate=0.1)
@@ -27,27 +29,33 @@ class Recipe:
     0.1
 
     Args:
-        epochs: Most passes over the training images.
-        batch_size: Images a step.
+        epochs: Number of passes over the training images, at most.
+        batch_size: Number of images of an optimizer step, on all devices together.
         optimizer: "adamw", "adam" or "sgd".
-        learning_rate: Peak learning rate.
-        label_smoothing: Share of the target that is spread over all classes in training; the loss of held-out images
-            is without it.
-        random_shift: Largest number of pixels that a training image is moved by along each axis, at random; over the
-            edge if the images' edges meet, and filled with background if not.
-        shift_mode: "zero" or "circular", where `random_shift` is to do other than the images' edges: a model that keeps
-            rolls exactly learns nothing from them. None for as the edges do.
-        random_flip: Whether training images are mirrored left to right at random.
-        precision: "float32", or "bfloat16" or "float16" for products under autocast with weights in float32.
-        betas: Decay rates of Adam's moments.
-        momentum: Momentum of SGD; 0 with the others.
-        weight_decay: Decoupled weight decay of AdamW, of the weights of linear maps; or of SGD, a share of each
-            parameter in its gradient, but of those of positions; 0 with "adam".
-        schedule: "cosine" (to 0 over the epochs) or "constant".
-        warmup: Share of the steps over which the learning rate rises linearly from 0.
-        gradient_clip: Largest norm of the gradient; 0 for no clipping.
-        patience: Epochs without a better validation accuracy before training stops early; None for never.
-        redraw_every: Steps between two draws of the random projections; 0 for never.
+        learning_rate: Highest learning rate.
+        label_smoothing: Share of the target that is spread evenly over all classes. It does not
+            apply to validation images.
+        random_shift: Largest random shift of training images along each axis, in pixels.
+        shift_mode: Filling of random shifts: "zero" (background) or "circular". By default
+            "circular" for periodic models and "zero" for others. An exactly shift-invariant model
+            learns nothing from circular shifts.
+        random_flip: Mirror training images left to right at random.
+        precision: "float32". Or "bfloat16" or "float16" for matrix products in this precision,
+            with weights in float32. Or "auto" for bfloat16 on processors that are fast with it.
+        betas: Decay rates of the moments of Adam.
+        momentum: Momentum of SGD. It must be 0 for other optimizers.
+        weight_decay: Weight decay. AdamW applies it to the weights of linear layers and
+            convolutions. SGD applies it to all parameters except those of relative kernels. It must
+            be 0 for Adam.
+        schedule: Learning rate after the warm-up: "cosine" (down to 0) or "constant".
+        warmup: Share of the steps in which the learning rate rises linearly from 0.
+        gradient_clip: Largest norm of the gradient. 0 turns clipping off.
+        patience: Number of epochs without a higher validation accuracy after which training stops.
+            None turns early stopping off.
+        redraw_every: Number of steps between two draws of random projections. 0 keeps the first.
+
+    Raises:
+        ValueError: An unknown name, a number out of range, or an option without effect.
     """
 
     epochs: int = 20
@@ -69,75 +77,68 @@ class Recipe:
     redraw_every: int = 1000
 
     def __post_init__(self) -> None:
-        for argument, names in (
-            ("optimizer", OPTIMIZERS),
-            ("schedule", SCHEDULES),
-            ("precision", PRECISIONS),
-        ):
-            check_name(argument, getattr(self, argument), names)
+        check_name("optimizer", self.optimizer, OPTIMIZERS)
+        check_name("schedule", self.schedule, SCHEDULES)
+        check_name("precision", self.precision, PRECISIONS)
         if self.shift_mode is not None:
             check_name("shift_mode", self.shift_mode, SHIFT_MODES)
             if not self.random_shift:
-                raise wrong_value("shift_mode", self.shift_mode, "None with random_shift = 0")
+                raise wrong_value("shift_mode", self.shift_mode, "None with random_shift=0")
         check_sizes({"epochs": self.epochs, "batch_size": self.batch_size})
         check_sizes({"patience": self.patience}, or_none=True)
         check_sizes({"random_shift": self.random_shift, "redraw_every": self.redraw_every}, least=0)
         for argument in ("gradient_clip", "weight_decay"):
-            if not 0 <= getattr(self, argument) < float("inf"):
-                raise wrong_value(
-                    argument, getattr(self, argument), "a finite number of at least 0"
-                )
-        if not 0 < self.learning_rate < float("inf"):
-            raise wrong_value("learning_rate", self.learning_rate, "a positive finite number")
-        for argument in ("label_smoothing", "momentum", "warmup"):
-            if not 0 <= getattr(self, argument) < 1:
-                raise wrong_value(
-                    argument, getattr(self, argument), "a number of at least 0 and below 1"
-                )
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise wrong_value("betas", self.betas, "two numbers of at least 0 and below 1")
+            check_number(argument, getattr(self, argument), "a finite number of at least 0", low=0)
+        expected = "a positive finite number"
+        check_number("learning_rate", self.learning_rate, expected, low=0, exclude=(0,))
+        rates = {name: getattr(self, name) for name in ("label_smoothing", "momentum", "warmup")}
+        rates |= {f"betas[{index}]": beta for index, beta in enumerate(self.betas)}
+        for argument, rate in rates.items():
+            expected = "a number of at least 0 and below 1"
+            check_number(argument, rate, expected, low=0, high=1, exclude=(1,))
         if self.optimizer == "sgd" and self.betas != BETAS:
-            raise wrong_value("betas", self.betas, f"{BETAS} with optimizer 'sgd', which has none")
+            raise wrong_value("betas", self.betas, f"{BETAS} with optimizer='sgd'")
         if self.optimizer != "sgd" and self.momentum != 0:
-            raise wrong_value(
-                "momentum", self.momentum, f"0 with optimizer {self.optimizer!r}, which has betas"
-            )
+            raise wrong_value("momentum", self.momentum, f"0 with optimizer={self.optimizer!r}")
         if self.optimizer == "adam" and self.weight_decay != 0:
-            raise wrong_value(
-                "weight_decay", self.weight_decay, "0 with optimizer 'adam', which has none"
-            )
+            raise wrong_value("weight_decay", self.weight_decay, "0 with optimizer='adam'")
 
 
 def recipe_names() -> tuple[str, ...]:
-    """The recipes that come with the library."""
-    entries = (files("teka.training") / "recipes").iterdir()
-    return tuple(
-        sorted(entry.name.removesuffix(SUFFIX) for entry in entries if entry.name.endswith(SUFFIX))
-    )
+    """Return the names of the recipes in the package."""
+    names = (Path(entry.name) for entry in RECIPES.iterdir())
+    return tuple(sorted(name.stem for name in names if name.suffix == SUFFIX))
 
 
-def read_recipe(name: str | Path) -> Recipe:
-    """The recipe of this name, one that comes with the library, or of a YAML file that holds every field of one.
+def read_recipe(name: str | Path) -> dict[str, Any]:
+    """Return the fields of a run that a recipe sets. Fields that it leaves out have their defaults.
+
+    >>> from teka.training import read_recipe
+    >>> read_recipe("horn2021")["batch_size"]
+    22
+
+    Args:
+        name: Name of a recipe in the package, or path of a YAML file.
 
     Raises:
-        ImportError: Without PyYAML.
-        ValueError: An unknown name, no such file, or one that is not a recipe.
+        ImportError: PyYAML is not installed.
+        ValueError: No such recipe or file, or the file does not hold a mapping.
     """
-    if str(name).endswith((SUFFIX, ".yml")):
-        if not Path(name).is_file():
-            raise wrong_value(
-                "recipe", str(name), "a YAML file, or one of " + ", ".join(recipe_names())
-            )
-        content = read_yaml("recipe", name)
-    elif str(name) in recipe_names():
-        with as_file(files("teka.training") / "recipes" / f"{name}{SUFFIX}") as file:
-            content = read_yaml("recipe", file)
+    if Path(name).suffix in (SUFFIX, ".yml"):
+        path = Path(name)
+        if not path.is_file():
+            expected = f"a YAML file, or one of {', '.join(recipe_names())}"
+            raise wrong_value("recipe", str(name), expected)
+    elif name in recipe_names():
+        path = Path(str(RECIPES / f"{name}{SUFFIX}"))
     else:
         raise unknown_name("recipe", str(name), recipe_names())
+    content = read_yaml("recipe", path)
     if not isinstance(content, dict):
-        raise wrong_value("recipe", str(name), "a YAML file of fields and values")
-    known = [field.name for field in dataclasses.fields(Recipe)]
-    missing = [field for field in known if field not in content]
-    if missing and content.keys() <= set(known):
-        raise wrong_value("recipe", str(name), f"every field; without {', '.join(missing)}")
-    return decode(Recipe, content, f"recipe {str(name)!r}")
+        raise wrong_value("recipe", str(name), "a YAML file of fields of a run and their values")
+    return content
+
+
+def default_recipe(data: str) -> str | None:
+    """Return the recipe of `teka train` for a data set: the one with its name, or None."""
+    return data if data in recipe_names() else None

@@ -1,7 +1,7 @@
-"""A finished run: read back from its folder, evaluated on its test images, and exported as a model file."""
+"""Finished training run: restore, evaluate and export it."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,16 +27,25 @@ from teka.training.run import Run
 from teka.training.train import RESULT_FILE, load_data, read_result
 
 EVALUATION_FILE = "evaluation.json"
+# Fields of `result.json` and `evaluation.json` that an exported model file holds.
 TRAINING_FACTS = (
-    "teka", "torch", "hardware", "date", "parameters", "epochs", "seconds", "train_images", "validation_images",
+    "teka",
+    "torch",
+    "hardware",
+    "date",
+    "parameters",
+    "epochs",
+    "seconds",
+    "train_images",
+    "validation_images",
     "validation_accuracy",
-)  # fmt: skip
+)
 EVALUATION_FACTS = ("dataset", "test_images", "accuracy", "interval")
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run: its folder, its best model in evaluation mode, its data, and what `result.json` holds.
+    """A finished run with its best model.
 
     >>> import teka.data
     >>> from pathlib import Path
@@ -46,6 +55,13 @@ class TrainedRun:
     >>> trained = TrainedRun(Path("runs/digits"), run, model, digits, {"validation_accuracy": 0.1})
     >>> trained.name, trained.model(digits.test.images[:2]).shape
     ('rotary, squared_relu', torch.Size([2, 10]))
+
+    Attributes:
+        folder: Folder of the run.
+        run: Configuration.
+        model: Model of the best epoch in evaluation mode.
+        dataset: Data set.
+        result: Content of `result.json`.
     """
 
     folder: Path
@@ -56,60 +72,71 @@ class TrainedRun:
 
     @property
     def name(self) -> str:
-        """What to call the model in tables."""
+        """Name of the model in tables."""
         return model_name(self.run)
 
 
 def model_name(run: Run) -> str:
-    """What to call a run's model: a Performer by its position, its content kernel, and what samples its pixels."""
-    if run.model != "performer":
-        return run.model
-    return ", ".join(part for part in (run.position, run.kernel, run.network.sampling) if part)
+    """Return a name for the model of a run, such as "rotary, squared_relu, polyphase"."""
+    options = run.network.options
+    if run.network.model != "performer":
+        return run.network.model
+    stem = (options["stem"] or "patch",) if options["patch_size"] > 1 else ()
+    return ", ".join((options["position"], options["kernel"], *stem))
 
 
 def restore(
     folder: str | Path, *, data_dir: str | None = None, dataset: Dataset | None = None
 ) -> TrainedRun:
-    """Read a finished run back from its folder.
+    """Restore a finished run from its folder.
 
     Args:
-        folder: The run's folder.
-        data_dir: Folder with the data set's files, if they have moved.
-        dataset: The data set that `train` was given, where it was given one.
+        folder: Folder of the run.
+        data_dir: Folder with the files of the data set, if it has moved.
+        dataset: The data set that was passed to `train`, if any.
 
     Raises:
-        ValueError: Not a run's folder, not trained to its end, a checkpoint of another architecture, or other data.
+        ValueError: The folder does not hold a finished run, the checkpoint belongs to another model,
+            or the data set has another name.
     """
     folder = Path(folder)
     run = Run.load(folder)
     if not (folder / RESULT_FILE).is_file():
-        raise wrong_value("run", str(folder), "a finished run; resume it with teka train --resume")
+        hint = "Resume it with teka train --resume."
+        raise wrong_value("run", str(folder), "a finished run", hint)
     result = read_result(folder)
     check_run(folder / CHECKPOINTS / BEST, run)
     run = run if data_dir is None else run.replace(data_dir=data_dir)
     dataset = load_data(run) if dataset is None else dataset
-    if dataset.name != (trained_on := result.get("data", run.data)):
-        raise wrong_value("dataset", dataset.name, f"{trained_on!r}, on which the run was trained")
+    if dataset.name != (name := result.get("data", run.images.data)):
+        raise wrong_value("dataset", dataset.name, f"{name!r}, on which the run was trained")
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # what is to be said of the model was said when it was trained
+        # The model gave its warnings when it was trained.
+        warnings.simplefilter("ignore")
         model = run.make_model(**dataset.sizes)
     load_weights(model, folder / CHECKPOINTS / BEST)
-    model.eval()
-    return TrainedRun(folder, run, model, dataset, result)
+    return TrainedRun(folder, run, model.eval(), dataset, result)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracy of a run on its test images, with its 95 % Wilson interval, and the confusion of classes."""
+    """Accuracy of a run on its test images.
+
+    Attributes:
+        dataset: Name of the data set.
+        test_images: Number of test images.
+        accuracy: Accuracy on the test images.
+        interval: 95 % Wilson interval of the accuracy.
+        accuracy_by_class: Accuracy on the images of each class.
+        confusion: Number of images of each class (row) that are predicted as each class (column).
+    """
 
     dataset: str
     test_images: int
     accuracy: float
     interval: tuple[float, float]
     accuracy_by_class: list[float]
-    confusion: list[list[int]]  # images of each class (row) answered as each class (column)
+    confusion: list[list[int]]
 
 
 def evaluate(
@@ -119,27 +146,31 @@ def evaluate(
     command: str = "",
     progress: Callable[[int, int], object] | None = None,
 ) -> Evaluation:
-    """Measure a run on every test image, so many at a time, and write `evaluation.json` into its folder.
+    """Measure a run on all test images, and write `evaluation.json` into its folder.
 
-    After each batch `progress` is called with the number of images so far and of all.
+    Args:
+        trained: The run.
+        batch_size: Number of images per batch.
+        command: Command line to save in the file.
+        progress: Called with the number of images so far and their total after each batch.
 
     Raises:
-        ValueError: A batch size below 1, or a folder that cannot be written to.
+        ValueError: A batch size below 1, or the folder cannot be written to.
     """
     check_sizes({"batch_size": batch_size})
-    check_output_file("run", trained.folder / EVALUATION_FILE)
-    matrix = confusion_matrix(trained.model, trained.dataset, batch_size, progress)
-    num_images, right = len(trained.dataset.test), int(matrix.diagonal().sum())
-    low, high = wilson_interval(right, num_images)
+    path = check_output_file("run", trained.folder / EVALUATION_FILE)
+    confusion = confusion_matrix(trained.model, trained.dataset, batch_size, progress)
+    num_images, num_correct = len(trained.dataset.test), int(confusion.diagonal().sum())
+    low, high = wilson_interval(num_correct, num_images)
     evaluation = Evaluation(
         dataset=trained.dataset.name,
         test_images=num_images,
-        accuracy=right / num_images,
+        accuracy=num_correct / num_images,
         interval=(float(low), float(high)),
-        accuracy_by_class=(matrix.diagonal() / matrix.sum(dim=1).clamp(min=1)).tolist(),
-        confusion=matrix.tolist(),
+        accuracy_by_class=(confusion.diagonal() / confusion.sum(dim=1).clamp(min=1)).tolist(),
+        confusion=confusion.tolist(),
     )
-    write_json(trained.folder / EVALUATION_FILE, {**provenance(command), **asdict(evaluation)})
+    write_json(path, {**provenance(command), **asdict(evaluation)})
     return evaluation
 
 
@@ -149,50 +180,55 @@ def confusion_matrix(
     batch_size: int = 256,
     progress: Callable[[int, int], object] | None = None,
 ) -> Int[Tensor, "classes classes"]:
-    """Number of test images of each class (row) answered as each class (column)."""
-    confusion, done = MulticlassConfusionMatrix(dataset.num_classes), 0
+    """Return the number of test images of each class (row) that are predicted as each class."""
+    metric = MulticlassConfusionMatrix(dataset.num_classes)
+    num_images = 0
     with torch.inference_mode():
         for images, labels in batches(dataset.test, batch_size=batch_size):
-            confusion.update(model(images), labels)
-            done += len(labels)
+            metric.update(model(images), labels)
+            num_images += len(labels)
             if progress is not None:
-                progress(done, len(dataset.test))
-    return confusion.compute()
+                progress(num_images, len(dataset.test))
+    return metric.compute()
 
 
 def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> Path:
-    """Write a run's best weights as a model file, with what was trained, with what and how well.
+    """Write the best model of a run as a model file, with facts about its training.
 
-    The facts are `run` (its fields, but for the data's folder on this machine), `training` (versions, hardware, date,
-    size, validation accuracy) and, once `teka evaluate` has measured it, `evaluation` (accuracy on the test images).
+    The facts are the configuration of the run, results of the training, and the accuracy on the
+    test images if `evaluate` has measured it.
 
     Args:
         trained: The run.
-        out: The folder to write, which is given back.
-        dtype: How weights are stored: "float32", or "float16", which halves the file and rounds them.
+        out: Folder to write. A model file that exists there is replaced.
+        dtype: Dtype of the stored weights: "float32", or "float16", which rounds them.
+
+    Returns:
+        The folder.
 
     Raises:
         ImportError: safetensors is not installed.
-        ValueError: A folder of something else at `out`, or weights that the dtype cannot hold.
+        ValueError: The folder holds something else, or the dtype cannot represent the weights.
     """
     run, dataset = trained.run, trained.dataset
     facts: dict[str, Any] = {"run": encode(run.to_dict())}
+    # The folder exists on this machine only.
     del facts["run"]["data_dir"]
-    facts["training"] = {
-        name: trained.result[name] for name in TRAINING_FACTS if name in trained.result
-    }
+    facts["training"] = _take(trained.result, TRAINING_FACTS)
     if (trained.folder / EVALUATION_FILE).is_file():
         evaluation = read_json(trained.folder / EVALUATION_FILE)
-        facts["evaluation"] = {
-            name: evaluation[name] for name in EVALUATION_FACTS if name in evaluation
-        }
-    names = class_names(run.data, data_dir=run.data_dir) if dataset.name == run.data else None
-    pictures = encode(settings_for(run.data, dataset.image_size))
-    described = {
-        "options": run.network.keywords(),
-        "class_names": names,
-        "pictures": pictures,
-        "facts": facts,
-    }
-    config = ModelConfig(run.model, **dataset.sizes, **described)
+        facts["evaluation"] = _take(evaluation, EVALUATION_FACTS)
+    name, data_dir = run.images.data, run.images.data_dir
+    config = ModelConfig(
+        run.network.model,
+        **dataset.sizes,
+        options=run.network.options,
+        class_names=class_names(name, data_dir=data_dir) if dataset.name == name else None,
+        pictures=encode(settings_for(name, dataset.image_size)),
+        facts=facts,
+    )
     return save(trained.model, resolve_path("out", out), config, dtype=dtype)
+
+
+def _take(mapping: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: mapping[name] for name in names if name in mapping}

@@ -43,7 +43,7 @@ def attentive(tmp_path_factory):
         epochs=1,
         batch_size=32,
     )
-    train(run, folder, progress_bar=False, throughput=False)
+    train(run, folder, progress_bar=False)
     return folder
 
 

@@ -1,1 +1,0 @@
-"""Trained runs on shifted images: measured at every shift, gathered over seeds, and shown on a page."""
