@@ -128,7 +128,7 @@ def run_cell(
         "threads": torch.get_num_threads(),
         **provenance(command),
     }
-    options: dict[str, Any] = {"resume": True, "progress_bar": False, "throughput": False}
+    options: dict[str, Any] = {"resume": True, "progress_bar": False}
     try:
         trained = train(run, training, dataset=dataset, callbacks=[curve], **options)
     except FloatingPointError as error:

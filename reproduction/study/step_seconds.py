@@ -58,7 +58,7 @@ def _time_step(run: Run) -> float:
     dataset = load_dataset(short.images)
     curve = LearningCurve(dataset.validation, num_points=2)
     with tempfile.TemporaryDirectory() as folder:
-        options: dict[str, Any] = {"progress_bar": False, "throughput": False}
+        options: dict[str, Any] = {"progress_bar": False}
         train(short, folder, dataset=dataset, callbacks=[curve], **options)
     first, last = (point["process_seconds"] for point in curve.state["points"])
     return (last - first) / STEPS_PER_ROUND

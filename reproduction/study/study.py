@@ -234,4 +234,4 @@ def _matches(labels: Mapping[str, str], chosen: Levels) -> bool:
 
 @functools.cache
 def _recipe_fields(name: str) -> dict[str, Any]:
-    return vars(read_recipe(name))
+    return read_recipe(name)

@@ -1,5 +1,3 @@
-import importlib
-
 import pytest
 import yaml
 
@@ -7,23 +5,11 @@ from reproduction.__main__ import run as main
 from reproduction.commands import parse_only
 from reproduction.horn2021.scales import read_scale
 from teka.files import read_json, write_json
-from teka.training import progress
 from tests.reproduction.study.conftest import TINY
 
 CELL = "squared-relu--seed-0"
 FACTORS = {"kernel": {"softmax": {"kernel": "softmax"}, "squared relu": {"kernel": "squared_relu"}}}
 MEASURE = {"images": 30, "shifts": [[0, 3]], "curve_points": 2}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_measurements():
-    """Neither measure the processor nor count operations, because tests/training covers both."""
-    peak = progress.Peak(1e11, progress.MEASURED)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(progress, "_measured", lambda *arguments: peak)
-        train_module = importlib.import_module("teka.training.train")
-        patched.setattr(train_module, "training_flops_per_image", lambda *arguments: 10**6)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,3 @@
-import importlib
-
 import pytest
 
 from teka.training import Run, restore, train
@@ -20,10 +18,8 @@ TINY = Run.of(
 
 @pytest.fixture(scope="module", autouse=True)
 def few_measurements(request):
-    """Skip counting FLOPs and draw few initial heads, to save time."""
+    """Draw few initial heads, to save time."""
     with pytest.MonkeyPatch.context() as patched:
-        train_module = importlib.import_module("teka.training.train")
-        patched.setattr(train_module, "training_flops_per_image", lambda *arguments: 10**6)
         if request.path.name != "test_measure.py":
             patched.setattr("reproduction.heads.measure.CHANCE_DRAWS", 8)
         yield

@@ -10,7 +10,7 @@ from teka.models import load
 from teka.nn import RelativeKernel
 from teka.training import Run, evaluate, export, restore, train
 from teka.training.checkpoint import CHECKPOINTS, LAST, load_weights
-from teka.training.shift.measure import ShiftSettings, measure
+from teka.training.shift import ShiftSettings, audit_run
 
 ATTENTIVE = Run.of(
     image_size=12,
@@ -30,7 +30,7 @@ ATTENTIVE = Run.of(
 def with_degenerate_heads(tmp_path_factory):
     """A run with one head that attends everywhere, and a second layer that attends to stripes."""
     folder = tmp_path_factory.mktemp("prune") / "run"
-    train(ATTENTIVE, folder, progress_bar=False, throughput=False)
+    train(ATTENTIVE, folder, progress_bar=False)
     trained = restore(folder)
     assert isinstance(trained.model, SelfAttentionNetwork)
     first, second = (attention.relative for attention in trained.model.attentions())
@@ -95,7 +95,7 @@ def test_the_result_can_be_evaluated_shifted_exported_and_pruned_again(pruned, t
     folder, (_, models) = pruned
     trained = restore(folder)
     assert evaluate(trained).accuracy == models.accuracy.tuned
-    assert measure(trained, ShiftSettings(max_shift=1)).num_images > 0
+    assert audit_run(trained, ShiftSettings(max_shift=1)).metrics[0].num_images > 0
     loaded = load(export(trained, tmp_path / "model"))
     images = trained.dataset.test.images[:5]
     torch.testing.assert_close(loaded(images), trained.model(images))
@@ -156,21 +156,14 @@ def test_training_starts_from_weights_and_resumes_from_a_checkpoint(trained, tmp
     # At this learning rate nothing moves by more than rounding.
     run = trained.run.replace(learning_rate=1e-30, epochs=1)
     start = start_from(trained.model.state_dict())
-    train(
-        run,
-        tmp_path / "run",
-        dataset=trained.dataset,
-        callbacks=[start],
-        progress_bar=False,
-        throughput=False,
-    )
+    train(run, tmp_path / "run", dataset=trained.dataset, callbacks=[start], progress_bar=False)
     model = run.make_model(image_size=(8, 8), in_channels=1, num_classes=10)
     load_weights(model, tmp_path / "run" / CHECKPOINTS / LAST)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter, trained.model.get_parameter(name))
     (tmp_path / "run" / "result.json").unlink()
     other = {name: torch.zeros_like(one) for name, one in model.state_dict().items()}
-    options = {"dataset": trained.dataset, "progress_bar": False, "throughput": False}
+    options = {"dataset": trained.dataset, "progress_bar": False}
     train(run, tmp_path / "run", resume=True, callbacks=[start_from(other)], **options)
     resumed = run.make_model(image_size=(8, 8), in_channels=1, num_classes=10)
     load_weights(resumed, tmp_path / "run" / CHECKPOINTS / LAST)
