@@ -113,7 +113,10 @@ def test_invalid_keys_are_errors(tiny_fields, write, change, message):
 
 def test_an_invalid_field_of_a_run_names_the_cell(tiny_fields, write):
     tiny_fields["factors"]["kernel"]["softmax"]["kernels"] = "elu"
-    with pytest.raises(ValueError, match=r"cell softmax, none: run key must be .*got 'kernels'"):
+    with pytest.raises(
+        ValueError,
+        match=r"cell softmax, none: run key with model='performer' must be .*got 'kernels'",
+    ):
         read_study(write(tiny_fields))
 
 
