@@ -51,15 +51,13 @@ def test_the_code_runs_from_top_to_bottom_and_prints_what_it_says(
     names: dict[str, object] = {}
     for block in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):
         exec(compile(block, "attention_as_convolution.md", "exec"), names)
-    hard, soft, same, first, one, three = capsys.readouterr().out.splitlines()
+    hard, soft, same, first = capsys.readouterr().out.splitlines()
     assert float(hard) < 1e-5
     alpha, error, bound = map(float, soft.split())
     assert alpha == pytest.approx(8.99, abs=0.005)
     assert error <= bound < 0.05
     assert same == "True (3, 3)"
     assert re.match(r"HeadOffset\(offset=\(-1, -1\), share=0\.999\d*\)", first)
-    assert float(one.split()[1]) < 1e-6
-    assert float(three.split()[1]) == pytest.approx(1, abs=0.4)
 
 
 @pytest.mark.parametrize("row", ROUNDING_ROWS, ids=lambda row: row[0])
