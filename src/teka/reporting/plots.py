@@ -2,6 +2,7 @@
 
 import io
 import re
+import zlib
 from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -127,6 +128,9 @@ def to_svg(figure: "Figure", description: str) -> str:
     svg = re.sub(r"^.*?<svg ", "<svg ", file.getvalue(), flags=re.DOTALL)
     for pattern, replacement in _SVG_CHANGES.items():
         svg = re.sub(pattern, replacement, svg, flags=re.DOTALL)
+    # Names must be unique on a page with several charts.
+    prefix = f"chart-{zlib.crc32(svg.encode()):08x}-"
+    svg = re.sub(r'(id="|href="#|url\(#)', rf"\1{prefix}", svg)
     label = escape(printable(description), quote=True)
     return svg.replace("<svg ", f'<svg class="chart" role="img" aria-label="{label}" ', 1).strip()
 
