@@ -21,11 +21,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from teka.audit.caveats import SEVERITIES, validity
-from teka.audit.function import Model, check_evaluation_mode, evaluate, relative_difference
 from teka.audit.images import Background, Size, check_images, roll_and_blank
 from teka.audit.measure.distances import noise_floor
 from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.measure.responses import Responses
+from teka.audit.model_call import Model, check_evaluation_mode, evaluate, relative_difference
 from teka.audit.model_output import CLASSIFIERS
 from teka.audit.movement import TRANSLATION_MODES, make_movement
 from teka.audit.settings import AuditSettings, Steps

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import ImageClassifierOutput
 
 from teka.audit import AuditSettings, audit
-from teka.audit.adapters import Reading, load
-from teka.audit.adapters.case import make_case
+from teka.audit.adapters import LoadOptions, load
+from teka.audit.adapters.inputs import make_inputs
 from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.model_output import (
     CLASSIFIERS,
@@ -82,10 +82,10 @@ def test_a_model_of_transformers_is_measured_by_what_it_is_for(output, pictures,
         if output == "boxes":  # that are found: the scores of one class above all others
             model.class_labels_classifier.layers[-1].bias.data = torch.tensor([0.0, 9.0, 0.0, 0.0])
         model.save_pretrained(tmp_path / "model")
-        subject = load(str(tmp_path / "model"), Reading(input_size=32))
+        subject = load(str(tmp_path / "model"), LoadOptions(input_size=32))
     assert subject.output == output
     settings = AuditSettings(shifts=[(0, 1), (2, 0)], parts=(), num_examples=0, num_resamples=40)
-    case = make_case(subject, str(pictures), settings)
+    case = make_inputs(subject, str(pictures), settings)
     assert case.labels is None
     report = audit(case.function, case.images, settings=case.settings, **case.known)
     assert report.failures == ()

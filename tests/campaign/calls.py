@@ -84,7 +84,7 @@ def hedgehogs() -> nn.Module:
 
 
 def findings() -> object:
-    return teka.audit.blame_layers(network(), images(), [(0, 1), (2, 0)], CIRCULAR)
+    return teka.audit.locate_layers(network(), images(), [(0, 1), (2, 0)], CIRCULAR)
 
 
 def report() -> Any:
@@ -188,7 +188,7 @@ def entries() -> dict[str, Entry]:
             "candidates": (2, 3),
             "num_permutations": 40,
         },
-        "audit.blame_layers": lambda: {"module": network(), "images": images(), **moved},
+        "audit.locate_layers": lambda: {"module": network(), "images": images(), **moved},
         "audit.compare_responses": lambda: {
             "first": responses(),
             "second": responses(),

@@ -12,7 +12,7 @@ import threading
 import torch
 from torch import nn
 
-from teka.audit.adapters import Subject
+from teka.audit.adapters import LoadedModel
 
 def strided():
     torch.manual_seed(0)
@@ -35,7 +35,7 @@ def plain():
     return nn.Sequential(nn.Conv2d(1, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
 
 def bare():
-    return Subject("bare", "factory", placed(), input_size=(8, 8), in_channels=1, num_classes=4)
+    return LoadedModel("bare", "factory", placed(), input_size=(8, 8), in_channels=1, num_classes=4)
 
 def locked():
     model = placed()

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from teka import models
-from teka.audit.adapters import FORMS, Reading, load
+from teka.audit.adapters import FORMS, LoadOptions, load
 from teka.cli.local_models import LOCAL_LOADERS, load_model_file, load_run
 from teka.models import ModelConfig, save
 from teka.training import Run, restore, train
@@ -52,16 +52,19 @@ def test_a_packaged_model_goes_before_a_folder_of_its_name(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("size", [16, (16, 16)])
 def test_the_size_that_a_model_was_made_for_may_be_said_and_another_is_refused(size):
-    assert load("digits", Reading(input_size=size), loaders=LOCAL_LOADERS).input_size == (16, 16)
+    assert load("digits", LoadOptions(input_size=size), loaders=LOCAL_LOADERS).input_size == (
+        16,
+        16,
+    )
     with pytest.raises(ValueError, match=r"input_size must be \(16, 16\).*got 20"):
-        load("digits", Reading(input_size=20), loaders=LOCAL_LOADERS)
+        load("digits", LoadOptions(input_size=20), loaders=LOCAL_LOADERS)
 
 
 def test_what_is_no_model_is_an_error_that_names_every_form(tmp_path):
     with pytest.raises(ValueError, match=r"run\.json"):
-        load_run(str(tmp_path), Reading())
+        load_run(str(tmp_path), LoadOptions())
     with pytest.raises(ValueError, match=r"config\.json"):
-        load_model_file(str(tmp_path), Reading())
+        load_model_file(str(tmp_path), LoadOptions())
     with pytest.raises(ValueError, match="one of") as caught:
         load("dgits", loaders=LOCAL_LOADERS)
     assert all(form in str(caught.value) for form in (*FORMS, *(one.form for one in LOCAL_LOADERS)))

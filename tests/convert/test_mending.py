@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from teka.audit import Movement, axis_shifts, blame_layers
+from teka.audit import Movement, axis_shifts, locate_layers
 from teka.audit.layers.fixes import FIXES
 from teka.convert import mend
 from teka.convert.mending import SAMPLED, Offsets
@@ -99,7 +99,7 @@ NETWORKS = {
 
 
 def blame(model, movement=None, largest=4):
-    return blame_layers(model, images(), axis_shifts(largest), movement or Movement("circular"))
+    return locate_layers(model, images(), axis_shifts(largest), movement or Movement("circular"))
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from teka.audit.adapters import Preprocessing
-from teka.audit.adapters.case import load_images
+from teka.audit.adapters.inputs import load_images
 from teka.data import from_arrays, load, resize_bilinear
 from teka.data.custom_images import find_pictures, read_arrays, read_npz, read_picture_set
 from teka.data.dataset import RawDataset, hold_out_test

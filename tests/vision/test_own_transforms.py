@@ -20,9 +20,9 @@ from teka.audit.adapters import (
     read_data_config,
     read_preset,
 )
-from teka.audit.adapters.matching import match_library
 from teka.audit.adapters.preprocessing import RESAMPLINGS
 from teka.audit.adapters.transformers_model import STEPS, read_processor
+from teka.audit.adapters.verify_transform import verify_against_library
 
 # Imported by name: where types are checked, they are not installed.
 timm: Any = import_module("timm")
@@ -114,7 +114,9 @@ def test_transformers_by_pillow_and_by_torchvision(kind, backend, resampling):
     def own(levels: Any) -> Any:
         return processor(np.array(levels), input_data_format="channels_last")["pixel_values"][0]
 
-    read = match_library(own, read_processor({**steps, **processor.to_dict()}, 3, kind), kind, kind)
+    read = verify_against_library(
+        own, read_processor({**steps, **processor.to_dict()}, 3, kind), kind, kind
+    )
     expect_equal(read, own)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from teka.audit import AuditSettings, audit
-from teka.audit.adapters import Reading, load
+from teka.audit.adapters import LoadOptions, load
 
 SHIFTS = AuditSettings(shifts=[(0, 2), (4, 0)], parts=(), num_examples=0, num_resamples=40)
 
@@ -19,7 +19,7 @@ SHIFTS = AuditSettings(shifts=[(0, 2), (4, 0)], parts=(), num_examples=0, num_re
     [("lraspp_mobilenet_v3_large", 64), ("fasterrcnn_mobilenet_v3_large_320_fpn", 96)],
 )
 def test_what_a_model_of_torchvision_finds_is_moved_back(name, size):
-    subject = load(f"torchvision:{name}", Reading(weights="random", input_size=size))
+    subject = load(f"torchvision:{name}", LoadOptions(weights="random", input_size=size))
     images = torch.rand(3, 3, size, size, generator=torch.Generator().manual_seed(0))
     report = audit(
         subject.function, images, settings=dataclasses.replace(SHIFTS, output=subject.output)

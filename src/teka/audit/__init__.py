@@ -1,13 +1,13 @@
 """Measure how any function of images, volumes or signals behaves when its input moves."""
 
 from teka.audit.audit import audit
-from teka.audit.function import ModelError
 from teka.audit.images import paste_on_canvas
-from teka.audit.layers.blame import blame_layers
+from teka.audit.layers.localize import locate_layers
 from teka.audit.measure.lie_derivative import lie_derivative
 from teka.audit.measure.measure_responses import measure_responses, search_worst
 from teka.audit.measure.responses import Responses
 from teka.audit.measure.worst_shift import WorstShift, find_worst_shift
+from teka.audit.model_call import ModelError
 from teka.audit.movement import Movement, translate
 from teka.audit.page.pages import write_page
 from teka.audit.report import AuditReport
@@ -30,11 +30,11 @@ __all__ = [
     "audit",
     "axis_shifts",
     "best_stride",
-    "blame_layers",
     "compare_responses",
     "error_by_phase",
     "find_worst_shift",
     "lie_derivative",
+    "locate_layers",
     "measure_responses",
     "paste_on_canvas",
     "random_permutations",

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from teka.audit.caveats import Caveat, training_mode
-from teka.audit.function import as_written, evaluating, module_of, tensor_hash, weights_hash
 from teka.audit.measure.outputs import check_labels
+from teka.audit.model_call import as_written, evaluating, module_of, tensor_hash, weights_hash
 from teka.audit.report import AuditReport, PackedResponses
 from teka.audit.settings import AuditSettings, StepSet
 from teka.audit.stages import AuditContext, Progress, run_stages

@@ -8,10 +8,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from teka.audit.function import Model, evaluate_model, module_of, relative_difference
 from teka.audit.images import background_value
 from teka.audit.measure.boxes import LEAST_SCORE
 from teka.audit.measure.responses import Responses
+from teka.audit.model_call import Model, evaluate_model, module_of, relative_difference
 from teka.audit.model_output import MULTILABEL
 from teka.audit.movement import Movement
 from teka.audit.statistics.intervals import wilson_interval

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from teka.audit.adapters.case import AuditCase
-from teka.audit.function import evaluating, module_of
+from teka.audit.adapters.inputs import AuditInputs
 from teka.audit.measure.responses import Responses
+from teka.audit.model_call import evaluating, module_of
 from teka.audit.report import AuditReport, make_examples
 from teka.audit.statistics.ranking import Pair, compare_every_two, disagreement
 from teka.codec import encode
@@ -50,7 +50,7 @@ class ModelComparison:
         }
 
 
-def compare_models(cases: Sequence[AuditCase], reports: Sequence[AuditReport]) -> ModelComparison:
+def compare_models(cases: Sequence[AuditInputs], reports: Sequence[AuditReport]) -> ModelComparison:
     """Compare every two models, image by image.
 
     Args:
@@ -64,7 +64,7 @@ def compare_models(cases: Sequence[AuditCase], reports: Sequence[AuditReport]) -
     return ModelComparison(_share_examples(cases, reports, responses_by_mode), pairs)
 
 
-def check_comparable(cases: Sequence[AuditCase]) -> None:
+def check_comparable(cases: Sequence[AuditInputs]) -> None:
     """Check that a one-pixel shift and the index of a class mean the same for all models.
 
     Raises:
@@ -86,7 +86,7 @@ def check_comparable(cases: Sequence[AuditCase]) -> None:
 
 
 def _share_examples(
-    cases: Sequence[AuditCase],
+    cases: Sequence[AuditInputs],
     reports: Sequence[AuditReport],
     responses_by_mode: Sequence[Sequence[Responses]],
 ) -> list[AuditReport]:

@@ -13,14 +13,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from teka.audit.caveats import Caveat
-from teka.audit.function import call_model
-from teka.audit.layers.blame import LayerFindings
+from teka.audit.layers.localize import LayerFindings
 from teka.audit.measure.distances import NoiseFloor, SensitivityMap
 from teka.audit.measure.lie_derivative import LieDerivative
 from teka.audit.measure.responses import Responses
+from teka.audit.model_call import call_model
 from teka.audit.model_output import CLASSIFIERS, MULTILABEL, predict_with_probability
 from teka.audit.movement import Movement
-from teka.audit.procedures import PresetResult
+from teka.audit.protocols import PresetResult
 from teka.audit.settings import AuditSettings
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.phase import PhaseTable

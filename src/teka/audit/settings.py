@@ -35,7 +35,7 @@ Steps = int | float | Sequence[int | float]
 StepSet = Sequence[Steps] | np.ndarray | Tensor
 # Optional stages of an audit.
 PARTS = ("noise", "layers", "derivative", "sensitivity")
-# Published protocols, which `teka.audit.procedures` implements.
+# Published protocols, which `teka.audit.protocols` implements.
 PRESET_NAMES = ("horn2021", "zhang2019", "chaman2021")
 MAX_SHIFT = 8
 SIDES = "a whole number of pixels, or one for each axis"

@@ -12,14 +12,14 @@ from torch import Tensor
 from teka.audit import caveats
 from teka.audit.caveats import Caveat
 from teka.audit.changes import CHANGES
-from teka.audit.function import ModelError, as_written
-from teka.audit.layers.blame import LayerFindings, blame_layers
+from teka.audit.layers.localize import LayerFindings, locate_layers
 from teka.audit.measure.distances import NoiseFloor, SensitivityMap, noise_floor, sensitivity_map
 from teka.audit.measure.lie_derivative import LieDerivative, lie_derivative
 from teka.audit.measure.measure_responses import Deadline, measure_responses
 from teka.audit.measure.responses import Responses
+from teka.audit.model_call import ModelError, as_written
 from teka.audit.movement import Movement
-from teka.audit.procedures import PRESETS, PresetResult
+from teka.audit.protocols import PRESETS, PresetResult
 from teka.audit.report import (
     NOISE,
     VALIDITY,
@@ -321,7 +321,7 @@ def _examine_layers(context: AuditContext) -> None:
         raise wrong_value("model", type(model).__name__, expected)
     # A layer that breaks equivariance does so along one axis, and every shift costs a comparison.
     along_axes = [shift for shift in context.shifts if shift.count(0) == 1]
-    context.layers = blame_layers(
+    context.layers = locate_layers(
         model,
         context.few_images,
         along_axes or context.shifts,

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from teka.audit.caveats import SEVERITIES
 from teka.audit.changes import CHANGES
-from teka.audit.layers.blame import LayerFindings
+from teka.audit.layers.localize import LayerFindings
 from teka.audit.model_output import STILL
 from teka.audit.report import AuditReport, ChangeResult
 from teka.audit.statistics.estimate import Estimate

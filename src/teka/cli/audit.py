@@ -12,10 +12,10 @@ from typing import Annotated
 from cyclopts import Parameter
 
 import teka.audit
-from teka.audit.adapters.case import AuditCase
+from teka.audit.adapters.inputs import AuditInputs
 from teka.audit.changes import CHANGES
-from teka.audit.function import evaluating, module_of
 from teka.audit.measure.worst_shift import WorstShift, find_worst_shift
+from teka.audit.model_call import evaluating, module_of
 from teka.audit.page.pages import write_page
 from teka.audit.page.summary import badge_svg, summary_markdown
 from teka.audit.page.text import audit_text
@@ -103,7 +103,7 @@ def audit(
             expected = f"None with {names or 'several modes'}: {reason}"
             raise wrong_value("find_worst", find_worst, expected)
     state = results.check((model, options.images.data), badge=badge)
-    case = options.make_case(options.load_model(model), settings)
+    case = options.make_inputs(options.load_model(model), settings)
     print(one_line(case.description, LONGEST_TEXT), flush=True)
     if find_worst is not None:
         for caveat in case.known["caveats"]:
@@ -115,7 +115,7 @@ def audit(
     return 0 if fail_under is None or passes(report, metric, fail_under) else NOT_PASSED
 
 
-def worst_shift(case: AuditCase, share: float) -> WorstShift:
+def worst_shift(case: AuditInputs, share: float) -> WorstShift:
     """Return the shift with the lowest accuracy in the first mode.
 
     Args:
@@ -159,7 +159,7 @@ def passes(report: AuditReport, metric: str, least: float) -> bool:
     return value >= least
 
 
-def audit_case(case: AuditCase, command: str, state: Path | None, *, debug: bool) -> AuditReport:
+def audit_case(case: AuditInputs, command: str, state: Path | None, *, debug: bool) -> AuditReport:
     """Audit a model and show the progress.
 
     Args:

@@ -8,10 +8,16 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from teka.audit.adapters import Reading, Subject, load
-from teka.audit.adapters.case import AuditCase, AuditImages, load_images, make_case, usual_mode
-from teka.audit.adapters.reading import Size
-from teka.audit.function import observe_calls
+from teka.audit.adapters import LoadedModel, LoadOptions, load
+from teka.audit.adapters.inputs import (
+    AuditImages,
+    AuditInputs,
+    load_images,
+    make_inputs,
+    usual_mode,
+)
+from teka.audit.adapters.load_options import Size
+from teka.audit.model_call import observe_calls
 from teka.audit.movement import TRANSLATION_MODES
 from teka.audit.settings import AuditSettings
 from teka.audit.shifts import SHIFT_SETS, shift_set
@@ -111,9 +117,9 @@ class AuditOptions:
 
     images: Annotated[ImageOptions, Parameter(name="*", group="Images")]
     shifts: Annotated[ShiftOptions, Parameter(name="*", group="Shifts")] = ShiftOptions()
-    reading: Annotated[Reading, Parameter(name="*", group="Model", parse="^(?!data_dir$)")] = (
-        Reading()
-    )
+    load_options: Annotated[
+        LoadOptions, Parameter(name="*", group="Model", parse="^(?!data_dir$)")
+    ] = LoadOptions()
     settings: Annotated[
         AuditSettings,
         Parameter(
@@ -134,25 +140,25 @@ class AuditOptions:
             shifts=shift_set(self.shifts.shifts, self.shifts.max_shift, self.shifts.step),
             modes=modes or ("circular",),  # a preset brings its own
             parts=parts,
-            device=self.reading.device,
+            device=self.load_options.device,
         )
 
-    def load_model(self, model: str) -> Subject:
+    def load_model(self, model: str) -> LoadedModel:
         """Load a model. From here on, --budget limits each call of the model's code."""
         observe_calls(report_calls(self.settings.budget_seconds))
-        reading = dataclasses.replace(self.reading, data_dir=self.images.data_dir)
-        return load(model, reading, loaders=LOCAL_LOADERS)
+        load_options = dataclasses.replace(self.load_options, data_dir=self.images.data_dir)
+        return load(model, load_options, loaders=LOCAL_LOADERS)
 
-    def make_case(
+    def make_inputs(
         self,
-        model: Subject,
+        model: LoadedModel,
         settings: AuditSettings,
         read: Callable[..., AuditImages] = load_images,
         held_out: bool | None = None,
-    ) -> AuditCase:
+    ) -> AuditInputs:
         """Return a model with its images."""
         images = self.images
-        case = make_case(
+        case = make_inputs(
             model,
             images.data,
             settings,

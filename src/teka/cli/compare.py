@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from teka.audit.adapters.case import AuditCase, is_trained_on, load_images
+from teka.audit.adapters.inputs import AuditInputs, is_trained_on, load_images
 from teka.audit.model_comparison import ModelComparison, check_comparable, compare_models
 from teka.audit.page.text import audit_text, comparison_text
 from teka.audit.report import AuditReport
@@ -47,7 +47,7 @@ def compare(models: list[str], /, *, options: AuditOptions, command: CommandLine
     # No model sees images that any of the models was trained on.
     images = options.images
     held_out = any(is_trained_on(subject, images.data, images.data_dir) for subject in subjects)
-    cases = [options.make_case(subject, settings, read_images, held_out) for subject in subjects]
+    cases = [options.make_inputs(subject, settings, read_images, held_out) for subject in subjects]
     check_comparable(cases)
     print(*(one_line(case.description, LONGEST_TEXT) for case in cases), sep="\n", flush=True)
     reports = []
@@ -57,7 +57,7 @@ def compare(models: list[str], /, *, options: AuditOptions, command: CommandLine
     write_comparison(compare_models(cases, reports), results)
 
 
-def audit_modes(case: AuditCase, command: str, state: Path | None, *, debug: bool) -> AuditReport:
+def audit_modes(case: AuditInputs, command: str, state: Path | None, *, debug: bool) -> AuditReport:
     """Audit a model. Raise a ValueError if any mode was not measured."""
     report = audit_case(case, command, state, debug=debug)
     if len(report.metrics) < len(case.settings.modes):

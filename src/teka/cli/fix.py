@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from torch import nn
 
-from teka.audit.adapters.case import AuditCase
+from teka.audit.adapters.inputs import AuditInputs
 from teka.audit.layers.fixes import FIXES
 from teka.audit.model_comparison import compare_models
 from teka.audit.page.accuracy_cost import describe_accuracy_cost
@@ -67,7 +67,7 @@ def fix(
     results = options.results
     settings = options.make_settings(PARTS if results.html is not None else ("layers",))
     state = results.check((model, options.images.data), out=out)
-    case = options.make_case(options.load_model(model), settings)
+    case = options.make_inputs(options.load_model(model), settings)
     if not isinstance(case.function, nn.Module):
         raise wrong_value("model", model, "a torch.nn.Module, whose layers can be changed")
     try:
@@ -115,7 +115,7 @@ def fix(
     print(f"written: {printable(out)}")
 
 
-def _rename(case: AuditCase, function: nn.Module, num_layers: dict[str, int]) -> AuditCase:
+def _rename(case: AuditInputs, function: nn.Module, num_layers: dict[str, int]) -> AuditInputs:
     name = f"{case.subject.name}, fixed"
     facts = {**case.known["model_facts"], "name": name, "mended": num_layers}
     known = {**case.known, "model_facts": facts}

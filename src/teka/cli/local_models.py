@@ -5,27 +5,28 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from teka import models
-from teka.audit.adapters import Loader, Preprocessing, Reading, Subject
-from teka.audit.adapters.subject import subject_of_module
+from teka.audit.adapters import LoadedModel, Loader, LoadOptions, Preprocessing
+from teka.audit.adapters.loaded_model import wrap_module
 from teka.data.load import class_names
 from teka.errors import wrong_value
 from teka.files import expand_user, read_json
 from teka.models.model_file import PRETRAINED
 
 
-def load_run(path: str, reading: Reading) -> Subject:
+def load_run(path: str, load_options: LoadOptions) -> LoadedModel:
     """Load the best model of a finished run.
 
     Args:
         path: Folder of the run.
-        reading: Options for the model. `data_dir` is the folder of the data set if it has moved.
+        load_options: Options for the model. `data_dir` is the folder of the data set if it has
+            moved.
     """
     from teka.training import restore  # needs Lightning
 
-    trained = restore(expand_user(path), data_dir=reading.data_dir)
+    trained = restore(expand_user(path), data_dir=load_options.data_dir)
     data = trained.dataset
     name = trained.name
-    transform, size = _fit_preprocessing(name, data.image_size, data.in_channels, reading)
+    transform, size = _fit_preprocessing(name, data.image_size, data.in_channels, load_options)
     # A data set that was passed to `train` as an object has no class names.
     names = (
         class_names(trained.run.data, data_dir=trained.run.data_dir)
@@ -38,16 +39,16 @@ def load_run(path: str, reading: Reading) -> Subject:
         "loads_at_input_size": True,
         "trained_on": data.name,
     }
-    return subject_of_module(
-        trained.model, name, "teka run", transform, size, reading.device, **known
+    return wrap_module(
+        trained.model, name, "teka run", transform, size, load_options.device, **known
     )
 
 
-def load_model_file(path: str, reading: Reading) -> Subject:
+def load_model_file(path: str, load_options: LoadOptions) -> LoadedModel:
     """Load a model file from its folder, or a packaged model by its name."""
     config = models.read_config(path)
     name = Path(path).name
-    transform, size = _fit_preprocessing(name, config.image_size, config.in_channels, reading)
+    transform, size = _fit_preprocessing(name, config.image_size, config.in_channels, load_options)
     run = config.facts.get("run")
     known = {
         "class_names": config.class_names,
@@ -55,21 +56,21 @@ def load_model_file(path: str, reading: Reading) -> Subject:
         "loads_at_input_size": True,
         "trained_on": run.get("data") if isinstance(run, Mapping) else None,
     }
-    return subject_of_module(
-        models.load(path), name, "teka model file", transform, size, reading.device, **known
+    return wrap_module(
+        models.load(path), name, "teka model file", transform, size, load_options.device, **known
     )
 
 
 def _fit_preprocessing(
-    name: str, size: tuple[int, ...], in_channels: int, reading: Reading
+    name: str, size: tuple[int, ...], in_channels: int, load_options: LoadOptions
 ) -> tuple[Preprocessing, tuple[int, int] | None]:
     """Return the preprocessing of a model and its image size, which cannot be changed."""
     if len(size) != 2:
         raise wrong_value("model", name, f"a model of images, not of {len(size)} axes")
-    wanted = reading.input_size
+    wanted = load_options.input_size
     if wanted not in (None, size) and (wanted, wanted) != size:
         raise wrong_value("input_size", wanted, f"{size}, the size that {name} was made for")
-    return dataclasses.replace(reading, input_size=size).fit(Preprocessing(in_channels))
+    return dataclasses.replace(load_options, input_size=size).fit(Preprocessing(in_channels))
 
 
 def _is_model_file(spec: str) -> bool:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, conv2d, max_pool2d, pad
 
 from teka._checkpoint import restore_in_recomputation
-from teka.audit.layers.blame import LayerFindings
 from teka.audit.layers.fixes import FIXES, place_axes
-from teka.audit.layers.recogniser import pair
+from teka.audit.layers.layouts import pair
+from teka.audit.layers.localize import LayerFindings
 from teka.checks import check_module, check_names
 from teka.errors import wrong_type, wrong_value
 from teka.nn.sampling.polyphase import PolyphaseDownsample
@@ -89,7 +89,7 @@ def mend(
 
     Args:
         model: The model.
-        layers: What `teka.audit.blame_layers` found of it, or an audit's `report.layers`.
+        layers: What `teka.audit.locate_layers` found of it, or an audit's `report.layers`.
         fixes: Names of fixes; each is made to all layers that it is for. By default those that mend the layers that
             break first, `layers.advised`, which for images that do not move round the torus are others.
 
@@ -98,7 +98,7 @@ def mend(
     """
     check_module("model", model)
     if not isinstance(layers, LayerFindings):
-        raise wrong_type("layers", layers, "what teka.audit.blame_layers found")
+        raise wrong_type("layers", layers, "what teka.audit.locate_layers found")
     if fixes is not None:
         fixes = check_names("fixes", fixes, FIXES)
     chosen = [name for name in FIXES if name in (layers.advised if fixes is None else fixes)]

@@ -4,15 +4,17 @@ import torch
 from PIL import Image
 
 from teka.audit import AuditSettings
-from teka.audit.adapters import Subject
-from teka.audit.adapters.case import make_case
+from teka.audit.adapters import LoadedModel
+from teka.audit.adapters.inputs import make_inputs
 from teka.audit.adapters.labels import match_labels
 
 LABELS = torch.tensor([2, 0, 1, 1])
 
 
-def subject(names: tuple[str, ...] | None, num_classes: int | None = None) -> Subject:
-    return Subject("m", "onnx", lambda images: images, class_names=names, num_classes=num_classes)
+def subject(names: tuple[str, ...] | None, num_classes: int | None = None) -> LoadedModel:
+    return LoadedModel(
+        "m", "onnx", lambda images: images, class_names=names, num_classes=num_classes
+    )
 
 
 def match(data_names, model_names=None, num_classes=None) -> tuple[list[int], str]:
@@ -153,8 +155,8 @@ def test_a_perfect_model_is_right_of_folders_named_by_numbers(tmp_path):
         level = (255 * images.mean((1, 2, 3)) - 5) / 20
         return -(level[:, None] - torch.arange(12.0)).square()
 
-    case = make_case(
-        Subject("perfect", "factory", perfect), str(tmp_path), AuditSettings(shifts=((0, 0),))
+    case = make_inputs(
+        LoadedModel("perfect", "factory", perfect), str(tmp_path), AuditSettings(shifts=((0, 0),))
     )
     assert case.labels is not None
     assert torch.equal(perfect(case.images).argmax(1), case.labels)

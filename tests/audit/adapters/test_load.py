@@ -10,9 +10,9 @@ from torch import nn
 
 from teka.audit.adapters import (
     FORMS,
+    LoadedModel,
     Loader,
-    Reading,
-    Subject,
+    LoadOptions,
     load,
     load_factory,
     load_timm,
@@ -27,7 +27,7 @@ SOURCE = """
 import torch
 from torch import nn
 from beside import WIDTH
-from teka.audit.adapters import Preprocessing, Subject
+from teka.audit.adapters import Preprocessing, LoadedModel
 
 def network():
     return nn.Sequential(nn.Flatten(), nn.Linear(6, WIDTH)).train()
@@ -36,7 +36,7 @@ def function():
     return lambda images: images.sum(dim=(2, 3))
 
 def subject():
-    return Subject("mine", "factory", lambda images: images, transform=Preprocessing(1, (3, 3)))
+    return LoadedModel("mine", "factory", lambda images: images, transform=Preprocessing(1, (3, 3)))
 
 def number():
     return 7
@@ -62,11 +62,11 @@ def test_every_form_is_told_by_its_look(vit_folder, file):
 
 
 def test_further_loaders_are_asked_first_and_the_number_of_classes_is_held(file):
-    made = Subject("seven", "mine", lambda images: images, num_classes=7)
-    loader = Loader("a number", str.isdigit, lambda spec, reading: made)
-    assert load("7", Reading(num_classes=7), loaders=[loader]) is made
+    made = LoadedModel("seven", "mine", lambda images: images, num_classes=7)
+    loader = Loader("a number", str.isdigit, lambda spec, load_options: made)
+    assert load("7", LoadOptions(num_classes=7), loaders=[loader]) is made
     with pytest.raises(ValueError, match=r"a model of 4 classes, .*It has 7"):
-        load("7", Reading(num_classes=4), loaders=[loader])
+        load("7", LoadOptions(num_classes=4), loaders=[loader])
     with pytest.raises(ValueError, match=r"one of: a number [|]") as caught:
         load("seven", loaders=[loader])
     assert all(form in str(caught.value) for form in FORMS)
@@ -75,7 +75,7 @@ def test_further_loaders_are_asked_first_and_the_number_of_classes_is_held(file)
 def test_an_impossible_device_is_one_line(file):
     for device in ("warp", "cuda:99", "meta"):
         with pytest.raises(ValueError, match=rf"device must be .*got '{device}'") as caught:
-            load("mine.py:function", Reading(device=device))
+            load("mine.py:function", LoadOptions(device=device))
         assert "\n" not in str(caught.value)
 
 
@@ -87,7 +87,7 @@ def test_a_file_of_weights_alone_is_refused_and_not_opened(tmp_path):
 
 def test_a_module_of_a_function_is_taken_in_the_mode_it_comes_in_and_the_import_path_left(file):
     before = list(sys.path)
-    subject = load_factory(f"{file}:network", Reading(input_size=(2, 3)))
+    subject = load_factory(f"{file}:network", LoadOptions(input_size=(2, 3)))
     assert sys.path == before
     assert subject.name == "mine:network"
     assert isinstance(subject.module, nn.Sequential)

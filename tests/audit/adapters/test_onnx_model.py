@@ -8,8 +8,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
-from teka.audit import AuditSettings, Movement, audit, blame_layers, square_shifts
-from teka.audit.adapters import Reading, load
+from teka.audit import AuditSettings, Movement, audit, locate_layers, square_shifts
+from teka.audit.adapters import LoadOptions, load
 from teka.audit.adapters.onnx_model import OnnxFunction, load_onnx
 from teka.audit.measure.measure_responses import measure_responses
 from tests.audit.measure.models import present
@@ -132,11 +132,11 @@ def test_channels_may_come_last_and_numbers_may_be_halves(tmp_path):
 def test_a_size_that_the_file_leaves_open_can_be_given(tmp_path):
     channel_means(tmp_path / "open.onnx", ["n", 1, "h", "w"])
     assert load_onnx(tmp_path / "open.onnx").input_size is None
-    subject = load_onnx(tmp_path / "open.onnx", Reading(input_size=(3, 4)))
+    subject = load_onnx(tmp_path / "open.onnx", LoadOptions(input_size=(3, 4)))
     assert (subject.input_size, subject.transform.resize) == ((3, 4), (3, 4))
     channel_means(tmp_path / "fixed.onnx", ["n", 1, 3, 4])
     with pytest.raises(ValueError, match=r"input_size must be .*got 7"):
-        load_onnx(tmp_path / "fixed.onnx", Reading(input_size=7))
+        load_onnx(tmp_path / "fixed.onnx", LoadOptions(input_size=7))
 
 
 def test_what_cannot_be_run_is_one_line(tmp_path):
@@ -154,7 +154,7 @@ def test_what_cannot_be_run_is_one_line(tmp_path):
             load_onnx(tmp_path / f"{name}.onnx")
         assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match="onnxruntime has"):
-        load_onnx(tmp_path / "whole.onnx", Reading(device="meta"))
+        load_onnx(tmp_path / "whole.onnx", LoadOptions(device="meta"))
 
 
 class Blamed(nn.Module):
@@ -189,7 +189,7 @@ def test_the_nodes_of_a_file_are_layers_to_blame_as_those_of_the_module_are(tmp_
     assert isinstance(function, OnnxFunction)
     plain = function(images)
     movement, shifts = Movement("circular"), square_shifts(2)
-    found, expected = (blame_layers(one, images, shifts, movement) for one in (function, model))
+    found, expected = (locate_layers(one, images, shifts, movement) for one in (function, model))
     kinds = {kind: one.module for kind, one in found.breaks.items()}
     assert kinds == {"aliasing": "Conv2d", "edge": "Conv2d", "interior": "Add"}
     for kind, one in expected.breaks.items():
@@ -329,12 +329,12 @@ def test_probabilities_are_measured_where_the_class_comes_first_or_another_outpu
     assert "its output 'shares' is measured, not 'label'" in subject.note
     function, in_order = load_onnx(tmp_path / "b.onnx").function, shares[:, [1, 3, 4, 2, 0]]
     torch.testing.assert_close(function(images), in_order, atol=1e-5, rtol=1e-5)
-    chosen = load(str(tmp_path / "a.onnx"), Reading(output_name="label")).function(images)
+    chosen = load(str(tmp_path / "a.onnx"), LoadOptions(output_name="label")).function(images)
     assert torch.equal(torch.as_tensor(chosen), shares.argmax(1))
     with pytest.raises(
         ValueError, match=r"output_name must be one of .*got 'share'.*Did you mean 'shares'"
     ):
-        load_onnx(tmp_path / "a.onnx", Reading(output_name="share"))
+        load_onnx(tmp_path / "a.onnx", LoadOptions(output_name="share"))
 
 
 @pytest.mark.parametrize("is_last", [False, True])
@@ -354,7 +354,7 @@ def test_a_file_of_uint8_gets_levels(is_last, tmp_path):
         torch.as_tensor(subject.function(images)).flatten(1), expected, atol=1e-3, rtol=1e-5
     )
     with pytest.raises(ValueError, match="takes uint8 and normalizes its images itself"):
-        load_onnx(path, Reading(mean=(0.5,), deviation=(0.5,)))
+        load_onnx(path, LoadOptions(mean=(0.5,), deviation=(0.5,)))
 
 
 def test_weights_among_the_inputs_are_no_images_and_weights_that_are_missing_are_one_line(tmp_path):

@@ -8,7 +8,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from teka.audit.adapters import Reading, load
+from teka.audit.adapters import LoadOptions, load
 from teka.audit.adapters.transformers_model import (
     STEPS,
     load_transformers,
@@ -83,8 +83,8 @@ def test_code_of_a_repository_is_never_run(vit_folder, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("reading", [Reading(), Reading(weights="random")])
-def test_an_attention_kernel_of_the_hub_is_refused(vit_folder, tmp_path, reading):
+@pytest.mark.parametrize("load_options", [LoadOptions(), LoadOptions(weights="random")])
+def test_an_attention_kernel_of_the_hub_is_refused(vit_folder, tmp_path, load_options):
     folder = tmp_path / "kernel"
     shutil.copytree(vit_folder, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -94,7 +94,7 @@ def test_an_attention_kernel_of_the_hub_is_refused(vit_folder, tmp_path, reading
     with pytest.raises(
         ValueError, match=r"attn_implementation must be one that comes with.*got 'owner/kernel'"
     ):
-        load_transformers(str(folder), reading)
+        load_transformers(str(folder), load_options)
 
 
 def test_weights_of_another_precision_are_computed_in_float32(vit_folder, tmp_path):
@@ -151,7 +151,7 @@ def test_convolutions_take_another_size(tmp_path):
         transformers.ResNetForImageClassification(config).save_pretrained(tmp_path)
         transformers.ConvNextImageProcessor(size={"shortest_edge": 32}).save_pretrained(tmp_path)
     assert load_transformers(str(tmp_path)).input_size == (32, 32)
-    subject = load_transformers(str(tmp_path), Reading(input_size=(24, 20)))
+    subject = load_transformers(str(tmp_path), LoadOptions(input_size=(24, 20)))
     assert subject.input_size == (24, 20)
     assert subject.class_names == ("x", "y", "z")
     placed = subject.transform.place(torch.rand(1, 1, 17, 19))
@@ -396,7 +396,7 @@ def test_the_features_of_an_encoder_are_those_of_the_whole_image(name, tmp_path)
         sizes = {"size": {"height": side, "width": side}}
         transformers.ViTImageProcessor(do_normalize=False, **sizes).save_pretrained(tmp_path)
     subject, images = (
-        load_transformers(str(tmp_path), Reading(input_size=side)),
+        load_transformers(str(tmp_path), LoadOptions(input_size=side)),
         torch.rand(3, 3, side, side),
     )
     assert (subject.output, subject.num_classes, subject.class_names) == ("features", None, None)
@@ -439,11 +439,11 @@ def test_what_is_no_model_of_images_is_refused_by_its_architecture(vit_folder, t
 
 def test_an_output_is_chosen_by_its_name(vit_folder):
     images = torch.rand(2, 1, 12, 12)
-    subject = load(str(vit_folder), Reading(output_name="logits"))
+    subject = load(str(vit_folder), LoadOptions(output_name="logits"))
     assert subject.class_names == CLASSES
     torch.testing.assert_close(subject.function(images), load(str(vit_folder)).function(images))
     with pytest.raises(
         ValueError,
         match=r"output_name must be one of the model's outputs: 'logits'.*got 'pooler_output'",
     ):
-        load(str(vit_folder), Reading(output_name="pooler_output")).function(images)
+        load(str(vit_folder), LoadOptions(output_name="pooler_output")).function(images)

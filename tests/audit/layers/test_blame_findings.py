@@ -1,6 +1,6 @@
 import pytest
 
-from teka.audit.layers.blame import LayerBreak, LayerFinding, LayerFindings
+from teka.audit.layers.localize import LayerBreak, LayerFinding, LayerFindings
 from teka.audit.movement import Movement
 
 

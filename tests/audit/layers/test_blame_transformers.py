@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from teka.audit import axis_shifts
-from teka.audit.layers.blame import blame_layers
+from teka.audit.layers.localize import locate_layers
 from teka.audit.movement import Movement
 
 CIRCULAR = Movement("circular")
@@ -23,7 +23,7 @@ def blame(make, config, max_shift=8):
     torch.manual_seed(4)
     model = make(config).eval()
     images = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    return blame_layers(model, images, axis_shifts(max_shift), CIRCULAR)
+    return locate_layers(model, images, axis_shifts(max_shift), CIRCULAR)
 
 
 def test_a_vit_breaks_at_its_absolute_embeddings_and_between_its_patches():
@@ -66,7 +66,7 @@ def test_a_vit_without_its_embeddings_breaks_between_its_patches_only():
     )
     model = ViTForImageClassification(config).eval()
     torch.nn.init.zeros_(model.vit.embeddings.position_embeddings)
-    found = blame_layers(model, torch.rand(3, 3, 16, 16), axis_shifts(8), CIRCULAR)
+    found = locate_layers(model, torch.rand(3, 3, 16, 16), axis_shifts(8), CIRCULAR)
     assert set(found.breaks) == {"aliasing"}
     assert found.absolute_embeddings == ("vit.embeddings.position_embeddings",)
     assert found.findings[-1].exact_step == (4, 4)

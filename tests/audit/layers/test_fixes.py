@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import nn
 
-from teka.audit import Movement, axis_shifts, blame_layers
-from teka.audit.layers.blame import BREAKS
+from teka.audit import Movement, axis_shifts, locate_layers
 from teka.audit.layers.fixes import FIXES, place_axes
+from teka.audit.layers.localize import BREAKS
 
 STRIDED = (
     nn.Conv2d(2, 4, 3, 2, padding=1),
@@ -18,7 +18,7 @@ def found_in(*layers, movement="circular", **options):
     torch.manual_seed(0)
     images = torch.rand(3, 2, 16, 24, dtype=torch.float64)
     model = nn.Sequential(*layers).double().eval()
-    return blame_layers(model, images, axis_shifts(4), Movement(movement), **options)
+    return locate_layers(model, images, axis_shifts(4), Movement(movement), **options)
 
 
 def test_every_fix_mends_a_kind_of_break_and_says_what_it_does_and_where_it_is_from():

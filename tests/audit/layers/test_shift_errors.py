@@ -2,7 +2,7 @@ from fractions import Fraction
 
 import torch
 
-from teka.audit.layers.recogniser import Layout
+from teka.audit.layers.layouts import Layout
 from teka.audit.layers.shift_errors import is_multiple, plan_moves
 
 GRID = (5, 7)

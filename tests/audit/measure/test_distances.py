@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from teka.audit import square_shifts
-from teka.audit.function import ModelError
 from teka.audit.measure.distances import NoiseFloor, SensitivityMap, noise_floor, sensitivity_map
+from teka.audit.model_call import ModelError
 from teka.audit.movement import Movement
 from teka.codec import decode, encode
 from tests.raising import raises_for

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from teka.audit.function import ModelError
 from teka.audit.measure.lie_derivative import (
     DERIVATIVES,
     LieDerivative,
     difference_quotient,
     lie_derivative,
 )
+from teka.audit.model_call import ModelError
 from teka.codec import decode, encode
 from tests.raising import raises_for
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from teka.audit import axis_shifts, square_shifts
-from teka.audit.function import ModelError
 from teka.audit.measure.measure_responses import Deadline, measure_responses, search_worst
+from teka.audit.model_call import ModelError
 from teka.audit.movement import Movement
 from tests.audit.measure.models import (
     IMAGES,

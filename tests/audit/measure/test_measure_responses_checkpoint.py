@@ -6,9 +6,9 @@ from safetensors import safe_open
 from torch import nn
 
 from teka.audit import square_shifts
-from teka.audit.function import ModelError
 from teka.audit.measure import measure_responses as measure_module
 from teka.audit.measure.measure_responses import Checkpoint, measure_responses
+from teka.audit.model_call import ModelError
 from teka.audit.movement import Movement
 from tests.audit.measure.models import (
     IMAGES,

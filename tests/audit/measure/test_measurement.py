@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from teka.audit import axis_shifts, square_shifts, translate
-from teka.audit.function import ModelError
 from teka.audit.measure import measurement
 from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.measure.measurement import MovedImages
+from teka.audit.model_call import ModelError
 from teka.audit.movement import Movement
 from tests.audit.measure import models
 from tests.raising import raises_for

@@ -7,7 +7,7 @@ import numpy as np
 
 from teka.audit.caveats import Caveat
 from teka.audit.changes import CHANGES
-from teka.audit.layers.blame import LayerBreak, LayerFinding, LayerFindings
+from teka.audit.layers.localize import LayerBreak, LayerFinding, LayerFindings
 from teka.audit.measure.distances import NoiseFloor, SensitivityMap
 from teka.audit.measure.lie_derivative import LieDerivative
 from teka.audit.movement import Movement

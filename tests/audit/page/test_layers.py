@@ -1,6 +1,6 @@
 import dataclasses
 
-from teka.audit.layers.blame import BREAKS
+from teka.audit.layers.localize import BREAKS
 from teka.audit.page.layers import BREAK_ROLES, COLUMNS, explaining_layers, layer_rows
 from teka.audit.page.pages import render_audit_page
 from tests.audit.page.audit_reports import make_layers, make_report

@@ -5,7 +5,7 @@ import pytest
 
 from teka.audit.movement import Movement
 from teka.audit.page.pages import render_audit_page, write_page
-from teka.audit.procedures import PresetResult
+from teka.audit.protocols import PresetResult
 from teka.audit.report import AuditReport, Failure
 from teka.audit.statistics.estimate import Estimate
 from tests.audit.page.audit_reports import CROSS, make_example, make_metrics, make_report

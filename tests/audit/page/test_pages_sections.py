@@ -14,7 +14,7 @@ from teka.audit.page.pages import (
     sorted_caveats,
     write_examples,
 )
-from teka.audit.procedures import PresetResult
+from teka.audit.protocols import PresetResult
 from teka.audit.statistics.estimate import Estimate
 from teka.audit.statistics.metrics import NUMBERS
 from tests.audit.page.audit_reports import SQUARE, make_example, make_metrics, make_report

@@ -13,22 +13,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from teka.audit.adapters.matching import match_library
-from teka.audit.adapters.onnx_model import OnnxFunction, load_onnx
-from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.adapters.programs import is_script, load_exported, load_script
-from teka.audit.adapters.reading import READING, Reading
-from teka.audit.adapters.subject import (
+from teka.audit.adapters.load_options import DEFAULT_LOAD_OPTIONS, LoadOptions
+from teka.audit.adapters.loaded_model import (
     CLASSIFIER,
     ENCODER,
     LIST_DETECTOR,
     SEGMENTER,
-    Subject,
-    subject_of_module,
+    LoadedModel,
     tensors_only,
+    wrap_module,
 )
+from teka.audit.adapters.onnx_model import OnnxFunction, load_onnx
+from teka.audit.adapters.preprocessing import Preprocessing
+from teka.audit.adapters.torch_programs import is_script, load_exported, load_script
 from teka.audit.adapters.transformers_model import load_transformers
-from teka.audit.function import calling
+from teka.audit.adapters.verify_transform import verify_against_library
+from teka.audit.model_call import calling
 from teka.audit.model_output import num_classes_of
 from teka.data import Normalize
 from teka.errors import (
@@ -41,7 +41,7 @@ from teka.errors import (
 )
 from teka.files import expand_user
 
-__all__ = ["Loader", "Preprocessing", "Reading", "Subject", "load"]
+__all__ = ["LoadOptions", "LoadedModel", "Loader", "Preprocessing", "load"]
 
 _WEIGHTS = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".safetensors", ".h5", ".npz")
 _WITH_WEIGHTS = {True: " with trained weights", False: ""}
@@ -49,35 +49,37 @@ _PRESET_FIELDS = ("resize_size", "mean", "std", "interpolation")
 _PRESET_TASKS = {"SemanticSegmentation": SEGMENTER, "ObjectDetection": LIST_DETECTOR}
 
 
-def load_timm(name: str, reading: Reading = READING) -> Subject:
+def load_timm(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
     """A model of timm, as `timm.create_model` takes it, such as "resnet50.a1_in1k"; its own weights are downloaded."""
     library: Any = require("timm", "this model needs", "timm")
     with (
-        tensors_only(f"timm:{name}", f"a model of timm{_WITH_WEIGHTS[reading.weights is None]}"),
-        reading.drawn(),
+        tensors_only(
+            f"timm:{name}", f"a model of timm{_WITH_WEIGHTS[load_options.weights is None]}"
+        ),
+        load_options.drawn(),
     ):
         module = library.create_model(
-            name, pretrained=reading.weights is None, **reading.classes_made
+            name, pretrained=load_options.weights is None, **load_options.classes_made
         ).eval()
-    reading.fill(module)
+    load_options.fill(module)
     config = library.data.resolve_model_data_config(module)
     own = _of_levels(library.data.create_transform(**config))
-    read = match_library(own, read_data_config(config), f"timm:{name}", "its transform")
-    transform, size = reading.fit(read)
+    read = verify_against_library(own, read_data_config(config), f"timm:{name}", "its transform")
+    transform, size = load_options.fit(read)
     # Models without a classifier, as those trained without labels are, have 0 classes and give features.
     task, num_classes = (CLASSIFIER, module.num_classes) if module.num_classes else (ENCODER, None)
-    return subject_of_module(
-        module, name, "timm", transform, size, reading.device, task, num_classes=num_classes
+    return wrap_module(
+        module, name, "timm", transform, size, load_options.device, task, num_classes=num_classes
     )
 
 
-def load_torchvision(name: str, reading: Reading = READING) -> Subject:
+def load_torchvision(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
     """A model of torchvision, as `torchvision.models.get_model` takes it; its own best weights are downloaded."""
     models: Any = require("torchvision.models", "this model needs", "torchvision")
-    own = reading.weights is None
+    own = load_options.weights is None
     with (
         tensors_only(f"torchvision:{name}", f"a model of torchvision{_WITH_WEIGHTS[own]}"),
-        reading.drawn(),
+        load_options.drawn(),
     ):
         weights = models.get_model_weights(name).DEFAULT
         preset = weights.transforms()
@@ -85,21 +87,21 @@ def load_torchvision(name: str, reading: Reading = READING) -> Subject:
         # Else those of the backbone alone would be downloaded.
         bare = {} if own or task is CLASSIFIER else {"weights_backbone": None}
         module = models.get_model(
-            name, weights=weights if own else None, **bare, **reading.classes_made
+            name, weights=weights if own else None, **bare, **load_options.classes_made
         ).eval()
-    reading.fill(module)
-    read = match_library(
+    load_options.fill(module)
+    read = verify_against_library(
         _of_levels(preset), read_preset(preset), f"torchvision:{name}", "its preset"
     )
-    transform, size = reading.fit(read)
+    transform, size = load_options.fit(read)
     names = tuple(weights.meta["categories"])
-    if reading.num_classes in (None, len(names)):
+    if load_options.num_classes in (None, len(names)):
         known = {"class_names": names, "num_classes": len(names)}
     else:
-        known = {"num_classes": reading.num_classes}
+        known = {"num_classes": load_options.num_classes}
     name = f"{name} ({weights.name})" if own else name
-    return subject_of_module(
-        module, name, "torchvision", transform, size, reading.device, task, **known
+    return wrap_module(
+        module, name, "torchvision", transform, size, load_options.device, task, **known
     )
 
 
@@ -159,9 +161,9 @@ class Loader:
     """A family of models that `load` knows.
 
     >>> import torch
-    >>> from teka.audit.adapters import Loader, Subject, load
-    >>> def read(spec, reading):
-    ...     return Subject(spec, "mean", lambda images: images.mean(dim=(2, 3)))
+    >>> from teka.audit.adapters import Loader, LoadedModel, load
+    >>> def read(spec, load_options):
+    ...     return LoadedModel(spec, "mean", lambda images: images.mean(dim=(2, 3)))
     >>> means = Loader("mean", "mean".__eq__, read)
     >>> load("mean", loaders=[means]).function(torch.ones(2, 3, 4, 4)).shape
     torch.Size([2, 3])
@@ -169,13 +171,17 @@ class Loader:
 
     form: str  # how they are named, in words
     fits: Callable[[str], object]  # whether a name is one of them
-    read: Callable[[str, Reading], Subject]
+    read: Callable[[str, LoadOptions], LoadedModel]
     takes_weights: bool = False  # whether others than the model's own
 
 
 def load(
-    spec: str, reading: Reading = READING, *, loaders: Sequence[Loader] = (), trust: bool = False
-) -> Subject:
+    spec: str,
+    load_options: LoadOptions = DEFAULT_LOAD_OPTIONS,
+    *,
+    loaders: Sequence[Loader] = (),
+    trust: bool = False,
+) -> LoadedModel:
     """Load the model that a name or a path stands for, ready to be audited.
 
     Three forms run code that is not part of an installed library. "path/module.py:function" names that code, so it is
@@ -184,9 +190,9 @@ def load(
 
     Args:
         spec: One of `FORMS`, or what a further loader takes. A path that exists is meant before anything else.
-        reading: What is said of it beside its name.
+        load_options: What is said of it beside its name.
         loaders: Loaders that are asked before those of this library.
-        trust: Allow files that contain a program; the same as `Reading(trust=True)`.
+        trust: Allow files that contain a program; the same as `LoadOptions(trust=True)`.
 
     Raises:
         ImportError: A library that is needed is not installed; the message says what to install.
@@ -194,8 +200,8 @@ def load(
             classes.
     """
     if trust:
-        reading = replace(reading, trust=trust)
-    device = reading.device
+        load_options = replace(load_options, trust=trust)
+    device = load_options.device
     if str(device).startswith("meta"):
         raise wrong_value("device", str(device), "a device that computes")
     try:
@@ -212,35 +218,35 @@ def load(
         if Path(spec).suffix in _WEIGHTS:
             expected = "a model; a file of weights alone does not say which, so name the model, and this as its weights"
         raise wrong_value("model", spec, expected)
-    if reading.weights is not None and not loader.takes_weights:
+    if load_options.weights is not None and not loader.takes_weights:
         raise wrong_value(
-            "weights", str(reading.weights), f"None for {loader.form}: it has its own"
+            "weights", str(load_options.weights), f"None for {loader.form}: it has its own"
         )
-    subject = loader.read(spec, reading)
-    if reading.output_name is not None and not isinstance(subject.function, OnnxFunction):
-        subject = subject.choosing_output(reading.output_name)
-    if reading.num_classes is not None and subject.num_classes not in (
+    subject = loader.read(spec, load_options)
+    if load_options.output_name is not None and not isinstance(subject.function, OnnxFunction):
+        subject = subject.choosing_output(load_options.output_name)
+    if load_options.num_classes is not None and subject.num_classes not in (
         None,
-        num_classes_of(reading.num_classes),
+        num_classes_of(load_options.num_classes),
     ):
-        expected = f"a model of {reading.num_classes} classes; it has {subject.num_classes}"
+        expected = f"a model of {load_options.num_classes} classes; it has {subject.num_classes}"
         raise wrong_value("model", spec, expected)
     return subject
 
 
-def load_factory(spec: str, reading: Reading = READING) -> Subject:
+def load_factory(spec: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
     """What a function without arguments makes, "path/module.py:function"; the file is executed, with all rights."""
     path, _, name = spec.rpartition(":")
     file = expand_user(path)
     if not (path.endswith(".py") and file.is_file() and name):
         raise wrong_value("model", spec, "path/module.py:function, an existing file")
     made = _make(file, name)
-    if isinstance(made, Subject):
+    if isinstance(made, LoadedModel):
         return made
-    (transform, size), label = reading.fit(Preprocessing()), f"{file.stem}:{name}"
+    (transform, size), label = load_options.fit(Preprocessing()), f"{file.stem}:{name}"
     if isinstance(made, nn.Module):
-        return subject_of_module(
-            reading.fill(made), label, "factory", transform, size, reading.device
+        return wrap_module(
+            load_options.fill(made), label, "factory", transform, size, load_options.device
         )
     if not callable(made):
         raise wrong_value(
@@ -248,7 +254,7 @@ def load_factory(spec: str, reading: Reading = READING) -> Subject:
             spec,
             f"a function that returns a module or a callable, not {type(made).__name__}",
         )
-    return Subject(label, "factory", made, input_size=size, transform=transform)
+    return LoadedModel(label, "factory", made, input_size=size, transform=transform)
 
 
 def _make(file: Path, name: str) -> object:
@@ -286,10 +292,10 @@ def _is_transformers(spec: str) -> object:
 
 
 def without(
-    prefix: str, read: Callable[[str, Reading], Subject]
-) -> Callable[[str, Reading], Subject]:
+    prefix: str, read: Callable[[str, LoadOptions], LoadedModel]
+) -> Callable[[str, LoadOptions], LoadedModel]:
     """What reads a model of what comes after a prefix."""
-    return lambda spec, reading: read(spec.removeprefix(prefix), reading)
+    return lambda spec, load_options: read(spec.removeprefix(prefix), load_options)
 
 
 TRANSFORMERS = "a folder or hub id (owner/name, or transformers:ID) of transformers"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from jaxtyping import Int
 from torch import Tensor
 
-from teka.audit.adapters.subject import Subject
+from teka.audit.adapters.loaded_model import LoadedModel
 from teka.audit.caveats import Caveat
 from teka.data.custom_images import class_numbers
 from teka.errors import wrong_value
@@ -20,7 +20,7 @@ def match_labels(
     labels: Int[Tensor, " images"],
     num_classes: int,
     class_names: Sequence[str] | None,
-    subject: Subject,
+    subject: LoadedModel,
 ) -> tuple[Int[Tensor, " images"], list[Caveat]]:
     """Return the labels as indices of the model's classes, and a caveat if they were not matched by name.
 
@@ -80,7 +80,10 @@ _REMEDY = "rename the classes, or leave the labels out with --ignore-labels"
 
 
 def _match_numbers(
-    labels: Int[Tensor, " images"], numbers: Sequence[int], num_known: int | None, subject: Subject
+    labels: Int[Tensor, " images"],
+    numbers: Sequence[int],
+    num_known: int | None,
+    subject: LoadedModel,
 ) -> tuple[Int[Tensor, " images"], list[Caveat]]:
     count = len(numbers)
     if list(numbers) == list(range(1, count + 1)) and num_known in (None, count):
@@ -154,7 +157,7 @@ def _check_one_to_one(
     candidates: Sequence[Sequence[int]],
     names: Sequence[str],
     known: Sequence[str],
-    subject: Subject,
+    subject: LoadedModel,
 ) -> None:
     unmatched = [name for name, indices in zip(names, candidates, strict=True) if not indices]
     if unmatched:

@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from teka.audit.adapters.load_options import DEFAULT_LOAD_OPTIONS, LoadOptions
+from teka.audit.adapters.loaded_model import LoadedModel, read_as, read_class_names
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.adapters.reading import READING, Reading
-from teka.audit.adapters.subject import Subject, read_as, spoken_names
 from teka.audit.adapters.transformers_model import PROCESSOR_FILE, read_processor_file
 from teka.audit.model_output import num_classes_of
 from teka.checks import check_image_size
@@ -234,13 +234,13 @@ def read_graph(file: Path) -> Any:
         return None
 
 
-def load_onnx(path: str | Path, reading: Reading = READING) -> Subject:
+def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
     """Return the model of an ONNX file of one input, (B, C, H, W) or (B, H, W, C), of which one output is measured."""
     file = expand_user(path)
     if not file.is_file():
         raise wrong_value("model", str(path), "an ONNX file; there is none")
     session = _session(
-        require("onnxruntime", "this model needs", "teka[audit]"), file, reading.device
+        require("onnxruntime", "this model needs", "teka[audit]"), file, load_options.device
     )
     inputs = session.get_inputs()
     if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in _TYPES:
@@ -255,10 +255,12 @@ def load_onnx(path: str | Path, reading: Reading = READING) -> Subject:
     )
     in_channels = channels if isinstance(channels, int) else None
     size = (height, width) if isinstance(height, int) and isinstance(width, int) else None
-    if reading.input_size is not None:
-        wanted = check_image_size("input_size", reading.input_size)
+    if load_options.input_size is not None:
+        wanted = check_image_size("input_size", load_options.input_size)
         if size not in (None, wanted):
-            raise wrong_value("input_size", reading.input_size, f"{size}, as {path} takes no other")
+            raise wrong_value(
+                "input_size", load_options.input_size, f"{size}, as {path} takes no other"
+            )
         size = wanted
     transform = read_processor_file(file.parent, in_channels or 3)
     note = (
@@ -273,7 +275,7 @@ def load_onnx(path: str | Path, reading: Reading = READING) -> Subject:
         transform = Preprocessing(in_channels, size)
     elif size is not None and size != transform.crop:
         transform, _ = transform.resized_to(size)
-    transform, _ = replace(reading, input_size=None).fit(transform)
+    transform, _ = replace(load_options, input_size=None).fit(transform)
     if is_levels:
         num_channels = in_channels or 3
         if transform.normalization not in (
@@ -284,21 +286,21 @@ def load_onnx(path: str | Path, reading: Reading = READING) -> Subject:
             raise wrong_value("the mean and deviation", transform.normalization, expected)
         transform = replace(transform, normalization=None)
     config = file.parent / "config.json"
-    names = spoken_names(read_json(config).get("id2label") if config.is_file() else None)
+    names = read_class_names(read_json(config).get("id2label") if config.is_file() else None)
     graph = read_graph(file)
-    function = OnnxFunction(session, transform, graph, reading.output_name)
+    function = OnnxFunction(session, transform, graph, load_options.output_name)
     if graph is None:
         note = "; ".join(
             filter(None, [note, "its nodes are not looked into, which needs the library onnx"])
         )
     outputs = session.get_outputs()
-    if len(outputs) > 1 and reading.output_name is None:
+    if len(outputs) > 1 and load_options.output_name is None:
         others = ", ".join(repr(one.name) for one in outputs if one.name != function.output)
         note = "; ".join(
             filter(None, [note, f"its output {function.output!r} is measured, not {others}"])
         )
     num_classes = _num_classes(next(one for one in outputs if one.name == function.output))
-    return Subject(
+    return LoadedModel(
         name=file.stem,
         kind="onnx",
         function=function,

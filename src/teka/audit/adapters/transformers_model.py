@@ -9,22 +9,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from teka.audit.adapters.matching import match_library
-from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.adapters.reading import READING, Reading
-from teka.audit.adapters.subject import (
+from teka.audit.adapters.load_options import DEFAULT_LOAD_OPTIONS, LoadOptions
+from teka.audit.adapters.loaded_model import (
     CLASSIFIER,
     DETECTOR,
     ENCODER,
     MULTILABEL_CLASSIFIER,
     REGRESSOR,
     SEGMENTER,
-    Subject,
+    LoadedModel,
     Task,
     read_as,
-    spoken_names,
-    subject_of_module,
+    read_class_names,
+    wrap_module,
 )
+from teka.audit.adapters.preprocessing import Preprocessing
+from teka.audit.adapters.verify_transform import verify_against_library
 from teka.data import Normalize
 from teka.errors import require, wrong_value
 from teka.files import expand_user, read_json
@@ -160,7 +160,7 @@ def _per_channel(argument: str, values: object, in_channels: int) -> list[float]
     return [float(one) for one in given] * (in_channels if len(given) == 1 else 1)
 
 
-def load_transformers(source: str, reading: Reading = READING) -> Subject:
+def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
     """A vision model of `transformers` in float32, with the settings of its image processor, where it has one.
 
     Its config decides what is measured: logits, maps of classes, boxes, or features. The features of a model of images
@@ -171,29 +171,29 @@ def load_transformers(source: str, reading: Reading = READING) -> Subject:
     source = str(folder) if folder.is_dir() else source
     with _quiet(library):
         task, models = _task(library, source)
-        if reading.weights is None:
+        if load_options.weights is None:
             module = _trained(models, source, task)
         else:
-            module = reading.fill(_drawn(library, models, source, reading, task))
+            module = load_options.fill(_drawn(library, models, source, load_options, task))
         vision = getattr(module.config, "vision_config", module.config)
         in_channels = int(getattr(vision, "num_channels", 3))
         transform, note = _preprocessing(library, source, in_channels, task)
     side, size = getattr(vision, "image_size", None), transform.crop or transform.resize
-    fitted, wanted = reading.fit(transform)
-    if reading.input_size is not None or (size is None and side is not None):
+    fitted, wanted = load_options.fit(transform)
+    if load_options.input_size is not None or (size is None and side is not None):
         fitted, size = fitted.resized_to(side if wanted is None else wanted)
     size = size if isinstance(size, tuple) else None
     name = Path(source).name if Path(source).is_dir() else source
     known: dict[str, Any] = {"note": note}
     if task not in (ENCODER, REGRESSOR):
         known |= {
-            "class_names": spoken_names(module.config.id2label),
+            "class_names": read_class_names(module.config.id2label),
             "num_classes": module.config.num_labels,
         }
     if task is ENCODER:
         module = _image_encoder(module)
-    return subject_of_module(
-        module.eval(), name, "transformers", fitted, size, reading.device, task, **known
+    return wrap_module(
+        module.eval(), name, "transformers", fitted, size, load_options.device, task, **known
     )
 
 
@@ -279,10 +279,12 @@ def _trained(models: Any, source: str, task: Task) -> Any:
     return module
 
 
-def _drawn(library: Any, models: Any, source: str, reading: Reading, task: Task) -> Any:
+def _drawn(library: Any, models: Any, source: str, load_options: LoadOptions, task: Task) -> Any:
     """The model of a config, without its weights."""
-    with read_as(source, f"{task.words} of transformers by its config"), reading.drawn():
-        classes = {} if reading.num_classes is None else {"num_labels": reading.num_classes}
+    with read_as(source, f"{task.words} of transformers by its config"), load_options.drawn():
+        classes = (
+            {} if load_options.num_classes is None else {"num_labels": load_options.num_classes}
+        )
         config = library.AutoConfig.from_pretrained(source, trust_remote_code=False, **classes)
         return models.from_config(config, trust_remote_code=False)
 
@@ -321,7 +323,7 @@ def _preprocessing(
         seen = np.repeat(levels, 3, axis=-1) if makes_grey else levels
         return processor(seen, input_data_format="channels_last")["pixel_values"][0]
 
-    return match_library(own, transform, source, type(processor).__name__), ""
+    return verify_against_library(own, transform, source, type(processor).__name__), ""
 
 
 @contextlib.contextmanager

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from teka.audit.layers.recogniser import PADDING, pads_edge, pair
-from teka.audit.layers.survey import Survey
+from teka.audit.layers.layouts import PADDING, pads_edge, pair
+from teka.audit.layers.trace import ModelTrace
 
 Shape = tuple[int, ...]
 SAMPLING = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
@@ -15,7 +15,7 @@ OTHER_CLASS = "it is a {}, whose own code may do something else"
 
 
 @dataclass(frozen=True)
-class Seen:
+class TracedModel:
     """What one pass over a model saw, by which the layers that a fix is for are found."""
 
     modules: Mapping[str, nn.Module]
@@ -34,11 +34,13 @@ class Fix:
     """A change to some layers of a model that needs no training; `teka.convert.mend` makes it."""
 
     name: str
-    kind: str  # of `teka.audit.layers.blame.BREAKS`, which it mends
+    kind: str  # of `teka.audit.layers.localize.BREAKS`, which it mends
     does: str
     source: str
     wraps: bool | None  # advised for images that move round the torus, for others, or for both
-    find: Callable[[Seen], dict[str, str]]  # names of layers, with why they cannot have it, or ""
+    find: Callable[
+        [TracedModel], dict[str, str]
+    ]  # names of layers, with why they cannot have it, or ""
 
 
 def place_axes(shape: Shape, grids: Iterable[tuple[Shape, int]]) -> tuple[Shape, int] | None:
@@ -55,7 +57,7 @@ def place_axes(shape: Shape, grids: Iterable[tuple[Shape, int]]) -> tuple[Shape,
     return None
 
 
-def _find_strided(seen: Seen) -> dict[str, str]:
+def _find_strided(seen: TracedModel) -> dict[str, str]:
     strided = ((name, one) for name, one in seen.modules.items() if isinstance(one, SAMPLING))
     # What is mended already has another class, and says so.
     found = {
@@ -101,7 +103,7 @@ def _spans(module: nn.Module) -> list[int]:
     return [step * (size - 1) + 1 for size, step in zip(sizes, steps, strict=True)]
 
 
-def _find_padded(seen: Seen) -> dict[str, str]:
+def _find_padded(seen: TracedModel) -> dict[str, str]:
     found = {}
     for name, module in seen.modules.items():
         calls = seen.calls.get(name, ())
@@ -129,7 +131,7 @@ def _why_not_wrapped(
     return "" if fits else "it pads by more than its map"
 
 
-def _find_positions(seen: Seen) -> dict[str, str]:
+def _find_positions(seen: TracedModel) -> dict[str, str]:
     found = {}
     for name in seen.absolute:
         held = (
@@ -184,7 +186,7 @@ FIXES = {
 
 
 def find_fixes(
-    model: nn.Module, followed: Mapping[str, nn.Module], survey: Survey, absolute: Sequence[str]
+    model: nn.Module, followed: Mapping[str, nn.Module], survey: ModelTrace, absolute: Sequence[str]
 ) -> dict[str, dict[str, str]]:
     """By the name of each fix, the layers among those followed that it is for, with why one cannot have it, or ""."""
     shapes: dict[tuple[str, int], list[Shape]] = {}
@@ -200,5 +202,5 @@ def find_fixes(
     grids = dict.fromkeys(
         (slot.layout.grid, slot.layout.prefix_tokens) for slot in survey.slots if slot.layout.grid
     )
-    seen = Seen(followed, calls, tensors, absolute, tuple(grids))
+    seen = TracedModel(followed, calls, tensors, absolute, tuple(grids))
     return {name: fix.find(seen) for name, fix in FIXES.items()}

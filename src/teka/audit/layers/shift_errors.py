@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from teka.audit.layers.recogniser import Layout
-from teka.audit.layers.survey import Slot, Survey, Visit
+from teka.audit.layers.layouts import Layout
+from teka.audit.layers.trace import ModelTrace, ModuleCall, TracedTensor
 from teka.audit.shifts import CheckedShift, CheckedShifts
 
 # Sums of squares that are kept for a shift: error and cells of the interior, error and cells of the rest, and the size.
@@ -85,11 +85,15 @@ def _came_from(grid: Sequence[int], border: Border, move: Sequence[int]) -> Floa
     return within.flatten()
 
 
-class Measured:
+class LayerErrors:
     """The numbers of one tensor over all shifts, as of `LayerFinding`; None or NaN where no cell can be compared."""
 
     def __init__(
-        self, slot: Slot, sums: WeightedSums, on_grid: Bool[Tensor, " shifts"], threshold: float
+        self,
+        slot: TracedTensor,
+        sums: WeightedSums,
+        on_grid: Bool[Tensor, " shifts"],
+        threshold: float,
     ) -> None:
         any_interior = bool((sums[:, 1] > 0).any())
         every, inside, edge = _errors(sums)
@@ -104,7 +108,7 @@ class Measured:
         self.aliasing = _largest(counted[~on_grid])
         self._every = torch.where(on_grid, every, torch.nan)
 
-    def added_to(self, before: "Measured") -> float | None:
+    def added_to(self, before: "LayerErrors") -> float | None:
         """What is added to the error of another tensor, at shifts that are multiples of both strides."""
         both = ~(self._every.isnan() | before._every.isnan())
         return float(self._every[both].max() - before._every[both].max()) if both.any() else None
@@ -152,7 +156,7 @@ class ShiftErrors:
     docs/audit_layers.md has the formula. Nothing but sums is kept; the first visit for each tensor measures it.
     """
 
-    def __init__(self, survey: Survey, shifts: CheckedShifts, wraps: bool) -> None:
+    def __init__(self, survey: ModelTrace, shifts: CheckedShifts, wraps: bool) -> None:
         self.shifts, self._slots, self._seen_size, self._wraps = (
             shifts,
             survey.slots,
@@ -167,8 +171,8 @@ class ShiftErrors:
         self._plans: dict[tuple, tuple[Moves, ...]] = {}
         self.chosen = range(0)  # the shifts of the images in a batch, after the images themselves
 
-    def see(self, visit: Visit, module: nn.Module, tensor: Tensor | None) -> None:
-        """Compare one tensor, if this is the visit that measures it; the arguments are those of `Trace`."""
+    def see(self, visit: ModuleCall, module: nn.Module, tensor: Tensor | None) -> None:
+        """Compare one tensor, if this is the visit that measures it; the arguments are those of `CallTracer`."""
         index = self._owner.get(visit)
         if index is None or index in self.failed:
             return
@@ -200,19 +204,19 @@ class ShiftErrors:
         if not self._sums[index].isfinite().all():
             self.failed[index] = "it holds NaN or infinity for moved images"
 
-    def measured(self, threshold: float) -> dict[int, Measured]:
+    def measured(self, threshold: float) -> dict[int, LayerErrors]:
         """The numbers of each tensor that could be compared, by its index."""
         strides = {slot.layout.stride for slot in self._slots}
         on_grid = {
             one: torch.tensor([is_multiple(shift, one) for shift in self.shifts]) for one in strides
         }
         return {
-            index: Measured(slot, self._sums[index], on_grid[slot.layout.stride], threshold)
+            index: LayerErrors(slot, self._sums[index], on_grid[slot.layout.stride], threshold)
             for index, slot in enumerate(self._slots)
             if index not in self.failed
         }
 
-    def _plan(self, slot: Slot) -> tuple[Moves, ...]:
+    def _plan(self, slot: TracedTensor) -> tuple[Moves, ...]:
         layout = slot.layout
         key = (layout.grid, layout.stride, slot.border, self.chosen)
         if key not in self._plans:

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from teka.audit.function import (
+from teka.audit.images import ImageSet, check_images
+from teka.audit.model_call import (
     Model,
     check_evaluation_mode,
     evaluate_model,
     relative_difference,
     repeat_difference,
 )
-from teka.audit.images import ImageSet, check_images
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShift, CheckedShifts, SubpixelShifts, read_steps
 from teka.checks import check_callable, check_flags, check_instance, check_sizes

@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from teka.audit.function import Model, calling, check_evaluation_mode, evaluate_model, output_of
 from teka.audit.images import ImageSet, check_images, fourier_shift
+from teka.audit.model_call import Model, calling, check_evaluation_mode, evaluate_model, output_of
 from teka.checks import check_callable, check_dtype, check_sizes, is_integer
 from teka.errors import EXTERNAL_ERRORS, error_message, wrong_value
 from teka.precision import widest_dtype

@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from teka.audit.function import Model, ModelError, tensor_hash, weights_hash
 from teka.audit.images import ImageSet, Size
 from teka.audit.measure.measurement import Device, Measurement
 from teka.audit.measure.responses import Responses
+from teka.audit.model_call import Model, ModelError, tensor_hash, weights_hash
 from teka.audit.model_output import CLASSIFIERS
 from teka.audit.movement import Movement
 from teka.audit.shifts import SubpixelShifts

@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from teka.audit.function import Model, ModelError, call_model, check_evaluation_mode
 from teka.audit.images import ImageSet, Size, check_images
 from teka.audit.measure import outputs
 from teka.audit.measure.responses import WITH_ZERO, Responses
+from teka.audit.model_call import Model, ModelError, call_model, check_evaluation_mode
 from teka.audit.model_output import (
     CLASSIFIERS,
     OUTPUT_CHOICES,

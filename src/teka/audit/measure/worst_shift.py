@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from teka.audit.function import Model
 from teka.audit.images import ImageSet
 from teka.audit.measure.measure_responses import Progress
 from teka.audit.measure.measurement import Device, Measurement
+from teka.audit.model_call import Model
 from teka.audit.model_output import CLASSIFIERS
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShift, CheckedShifts, SubpixelShifts

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from teka.audit.changes import CHANGES
-from teka.audit.layers.blame import LayerFinding, LayerFindings
+from teka.audit.layers.localize import LayerFinding, LayerFindings
 from teka.audit.page.metric_formatting import is_share, write_number
 from teka.audit.shifts import CheckedShift, CheckedShifts
 from teka.audit.statistics.estimate import Curve, has_interval
@@ -129,7 +129,7 @@ def curve_figure(
     *,
     is_percent: bool,
     difference: bool = False,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Draw a metric of several models along both axes.
 
     Args:
@@ -185,7 +185,7 @@ class HeatMap:
     """
 
     metric: str
-    values: Mapping[CheckedShift, float]
+    values: Mapping[Any, float]
     down: str = AXES["dy"][0]
     right: str = AXES["dx"][0]
 
@@ -246,7 +246,7 @@ def heat_map_chart(
                 fontsize=9,
             )
     for pair, width in (((0, 0), 1.0), (heat_map.worst, 2.5)):
-        if pair in heat_map.values:
+        if pair is not None and pair in heat_map.values:
             corner = columns.index(pair[1]), rows.index(pair[0])
             axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="black", linewidth=width))
     bar = figure.colorbar(mesh, ax=axes, location="bottom", shrink=0.6, aspect=25)

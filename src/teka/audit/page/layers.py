@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from teka.audit.layers.blame import LayerFindings
 from teka.audit.layers.fixes import FIXES
+from teka.audit.layers.localize import LayerFindings
 from teka.reporting.formatting import write_size
 
 BREAK_ROLES = {

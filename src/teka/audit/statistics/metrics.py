@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from teka.audit.function import rounding_bound
 from teka.audit.measure.responses import SINGLE_PRECISION, Responses
+from teka.audit.model_call import rounding_bound
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts
 from teka.audit.statistics.estimate import Curve, Estimate

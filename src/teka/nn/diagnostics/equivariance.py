@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from teka.audit.function import relative_difference
+from teka.audit.model_call import relative_difference
 from teka.errors import wrong_value
 from teka.grid import Grid
 from teka.nn.attention import Attention

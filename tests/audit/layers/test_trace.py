@@ -4,16 +4,16 @@ import pytest
 import torch
 from torch import nn
 
-from teka.audit.function import ModelError
-from teka.audit.layers.survey import COPIES, Survey, Trace, call_name, survey_batch
+from teka.audit.layers.trace import COPIES, CallTracer, ModelTrace, call_name, trace_batch
+from teka.audit.model_call import ModelError
 
 IMAGES = torch.rand(3, 2, 11, 13, generator=torch.Generator().manual_seed(5))
 
 
 def survey(model, images=IMAGES):
-    found = Survey(len(images), (images.shape[2], images.shape[3]))
-    with torch.no_grad(), Trace(model.eval(), dict(model.named_modules()), found.see) as trace:
-        trace.run(survey_batch(images), "the images")
+    found = ModelTrace(len(images), (images.shape[2], images.shape[3]))
+    with torch.no_grad(), CallTracer(model.eval(), dict(model.named_modules()), found.see) as trace:
+        trace.run(trace_batch(images), "the images")
     return found
 
 
@@ -23,7 +23,7 @@ def convolution(size, **options):
 
 
 def test_the_copies_differ_in_the_outermost_pixels_only():
-    still, again, rows, columns = survey_batch(IMAGES).unflatten(0, (COPIES, len(IMAGES)))
+    still, again, rows, columns = trace_batch(IMAGES).unflatten(0, (COPIES, len(IMAGES)))
     assert torch.equal(still, IMAGES)
     assert torch.equal(again, IMAGES)
     assert torch.equal(rows[:, :, 1:-1], IMAGES[:, :, 1:-1])
@@ -34,7 +34,7 @@ def test_the_copies_differ_in_the_outermost_pixels_only():
 
 def test_more_than_one_pixel_is_overwritten_if_asked():
     for width in [2, 3]:
-        still, _, rows, _ = survey_batch(IMAGES, width).unflatten(0, (COPIES, len(IMAGES)))
+        still, _, rows, _ = trace_batch(IMAGES, width).unflatten(0, (COPIES, len(IMAGES)))
         changed = (still != rows).any(dim=3).all(dim=(0, 1))
         assert changed.tolist() == [True] * width + [False] * (11 - 2 * width) + [True] * width, (
             width
@@ -150,7 +150,7 @@ class Wrapping(nn.Module):
 def visits(model, images, modules=None):
     seen = []
     followed = dict(model.named_modules()) if modules is None else modules
-    with Trace(model, followed, lambda *one: seen.append(one)) as trace:
+    with CallTracer(model, followed, lambda *one: seen.append(one)) as trace:
         trace.run(images, "the images")
     return seen
 

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from teka.audit.audit import audit
-from teka.audit.function import (
+from teka.audit.model_call import (
     ModelError,
     call_model,
     check_evaluation_mode,

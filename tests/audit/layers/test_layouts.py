@@ -3,9 +3,9 @@ from fractions import Fraction
 import torch
 from torch import nn
 
-from teka.audit.layers.recogniser import (
+from teka.audit.layers.layouts import (
     Layout,
-    Recogniser,
+    LayoutRecognizer,
     absolute_embeddings,
     class_tokens,
     declared_stride,
@@ -17,23 +17,23 @@ OTHER = nn.GELU()
 SEEN = (24, 36)
 
 
-def recognise(recogniser, module, shape, side="output", source=None, source_shape=()):
-    found = recogniser.recognise(module, (2, *shape), side, source, source_shape)
+def recognize(recogniser, module, shape, side="output", source=None, source_shape=()):
+    found = recogniser.recognize(module, (2, *shape), side, source, source_shape)
     assert isinstance(found, Layout), found
     return found
 
 
 def start(seen=SEEN):
-    recogniser = Recogniser(seen)
-    first = recognise(recogniser, OTHER, (3, *seen), "input")
+    recogniser = LayoutRecognizer(seen)
+    first = recognize(recogniser, OTHER, (3, *seen), "input")
     assert first == Layout("map", seen, (Fraction(1), Fraction(1)))
     return recogniser, first
 
 
 def patched(prefix=0):
     recogniser, first = start()
-    recognise(recogniser, nn.Conv2d(3, 7, 4, 4), (7, 6, 9), source=first)
-    tokens = recognise(recogniser, OTHER, (54 + prefix, 7))
+    recognize(recogniser, nn.Conv2d(3, 7, 4, 4), (7, 6, 9), source=first)
+    tokens = recognize(recogniser, OTHER, (54 + prefix, 7))
     assert tokens == Layout("tokens", (6, 9), (Fraction(4), Fraction(4)), prefix)
     return recogniser, tokens
 
@@ -46,26 +46,26 @@ def test_the_stride_of_convolutions_is_the_product_of_theirs_whatever_the_border
         (nn.MaxPool2d(2), (10, 16)),
         (nn.Conv2d(4, 4, 5), (6, 12)),
     ):
-        found = recognise(recogniser, module, (4, *grid), source=found)
+        found = recognize(recogniser, module, (4, *grid), source=found)
     assert found == Layout("map", (6, 12), (Fraction(2), Fraction(2)))
 
 
 def test_each_axis_has_its_own_stride():
     recogniser, first = start()
-    found = recognise(recogniser, nn.Conv2d(3, 4, 1, (3, 2)), (4, 8, 18), source=first)
+    found = recognize(recogniser, nn.Conv2d(3, 4, 1, (3, 2)), (4, 8, 18), source=first)
     assert found.stride == (3, 2)
 
 
 def test_a_transposed_convolution_divides_the_stride_and_other_modules_go_by_the_grids():
     recogniser, first = start()
-    down = recognise(recogniser, nn.Conv2d(3, 4, 4, 4), (4, 6, 9), source=first)
-    up = recognise(recogniser, nn.ConvTranspose2d(4, 4, 2, 2), (4, 12, 18), source=down)
+    down = recognize(recogniser, nn.Conv2d(3, 4, 4, 4), (4, 6, 9), source=first)
+    up = recognize(recogniser, nn.ConvTranspose2d(4, 4, 2, 2), (4, 12, 18), source=down)
     assert up.stride == (2, 2)
-    assert recognise(recogniser, nn.Upsample(scale_factor=4), (4, 48, 72), source=up).stride == (
+    assert recognize(recogniser, nn.Upsample(scale_factor=4), (4, 48, 72), source=up).stride == (
         0.5,
         0.5,
     )
-    assert recognise(recogniser, nn.AdaptiveAvgPool2d((2, 3)), (4, 2, 3), source=down).stride == (
+    assert recognize(recogniser, nn.AdaptiveAvgPool2d((2, 3)), (4, 2, 3), source=down).stride == (
         12,
         12,
     )
@@ -73,9 +73,9 @@ def test_a_transposed_convolution_divides_the_stride_and_other_modules_go_by_the
 
 def test_padding_keeps_the_stride_as_a_module_and_in_a_function():
     recogniser, first = start()
-    assert recognise(recogniser, nn.ZeroPad2d(1), (3, 26, 38), source=first).stride == (1, 1)
+    assert recognize(recogniser, nn.ZeroPad2d(1), (3, 26, 38), source=first).stride == (1, 1)
     recogniser, _ = start()
-    assert recognise(recogniser, nn.Conv2d(3, 4, 3, 2), (3, 25, 37), "input").stride == (1, 1)
+    assert recognize(recogniser, nn.Conv2d(3, 4, 3, 2), (3, 25, 37), "input").stride == (1, 1)
 
 
 def test_tokens_are_found_on_the_grid_of_the_patches_after_any_prefix():
@@ -85,71 +85,71 @@ def test_tokens_are_found_on_the_grid_of_the_patches_after_any_prefix():
 
 def test_tokens_without_any_map_before_them_are_found_by_square_patches():
     recogniser, _ = start()
-    assert recognise(recogniser, nn.Linear(48, 7), (54, 7)) == Layout(
+    assert recognize(recogniser, nn.Linear(48, 7), (54, 7)) == Layout(
         "tokens", (6, 9), (Fraction(4), Fraction(4))
     )
 
 
 def test_merged_patches_are_tokens_even_where_there_are_as_many_channels_as_there_were_tokens():
-    recogniser = Recogniser((16, 16))
-    recognise(recogniser, OTHER, (64, 16))
-    assert recognise(recogniser, nn.LayerNorm(64), (16, 64), "input").grid == (4, 4)
+    recogniser = LayoutRecognizer((16, 16))
+    recognize(recogniser, OTHER, (64, 16))
+    assert recognize(recogniser, nn.LayerNorm(64), (16, 64), "input").grid == (4, 4)
 
 
 def test_a_class_token_more_is_found_even_where_there_are_as_many_channels_as_tokens():
-    recogniser = Recogniser((16, 16))
-    recognise(recogniser, OTHER, (16, 16))
-    assert recognise(recogniser, nn.Dropout(), (17, 16), "input") == Layout(
+    recogniser = LayoutRecognizer((16, 16))
+    recognize(recogniser, OTHER, (16, 16))
+    assert recognize(recogniser, nn.Dropout(), (17, 16), "input") == Layout(
         "tokens", (4, 4), (Fraction(4),) * 2, 1
     )
 
 
 def test_tokens_that_are_turned_over_to_be_mixed_are_a_map():
     recogniser, _ = patched()
-    assert recognise(recogniser, nn.Linear(54, 20), (7, 54), "input").name == "flat map"
+    assert recognize(recogniser, nn.Linear(54, 20), (7, 54), "input").name == "flat map"
 
 
 def test_a_pool_over_turned_tokens_gives_a_vector():
     recogniser, _ = patched()
     pool = nn.AdaptiveAvgPool1d(1)
-    source = recognise(recogniser, pool, (7, 54), "input")
+    source = recognize(recogniser, pool, (7, 54), "input")
     assert (
-        recognise(recogniser, pool, (7, 1), source=source, source_shape=(2, 7, 54)).name == "vector"
+        recognize(recogniser, pool, (7, 1), source=source, source_shape=(2, 7, 54)).name == "vector"
     )
 
 
 def test_attention_weights_are_no_map_though_they_are_square():
     recogniser, _ = patched(1)
-    reason = recogniser.recognise(nn.Dropout(), (2, 4, 55, 55), "output", None, ())
+    reason = recogniser.recognize(nn.Dropout(), (2, 4, 55, 55), "output", None, ())
     assert isinstance(reason, str)
     assert "attention weights" in reason
 
 
 def test_tokens_of_heads_are_recognised_on_either_axis():
     recogniser, _ = patched(1)
-    assert recognise(recogniser, nn.LayerNorm(5), (4, 55, 5), "input").name == "tokens of heads"
-    assert recognise(recogniser, nn.LayerNorm(5), (55, 4, 5), "input").name == "tokens"
+    assert recognize(recogniser, nn.LayerNorm(5), (4, 55, 5), "input").name == "tokens of heads"
+    assert recognize(recogniser, nn.LayerNorm(5), (55, 4, 5), "input").name == "tokens"
 
 
 def test_linear_maps_and_norms_have_their_channels_last():
-    recogniser = Recogniser((6, 6))
-    recognise(recogniser, OTHER, (6, 6, 6), "input")
-    assert recognise(recogniser, nn.Linear(6, 9), (6, 6, 6), "input").name == "channels-last map"
-    assert recognise(recogniser, nn.BatchNorm2d(6), (6, 6, 6), "input").name == "map"
+    recogniser = LayoutRecognizer((6, 6))
+    recognize(recogniser, OTHER, (6, 6, 6), "input")
+    assert recognize(recogniser, nn.Linear(6, 9), (6, 6, 6), "input").name == "channels-last map"
+    assert recognize(recogniser, nn.BatchNorm2d(6), (6, 6, 6), "input").name == "map"
 
 
 def test_a_vector_right_after_a_map_of_as_many_numbers_is_the_map_flattened():
     recogniser, first = start()
-    recognise(recogniser, nn.Conv2d(3, 2, 12, 12), (2, 2, 3), source=first)
-    assert recognise(recogniser, nn.Flatten(), (12,)).name == "flattened"
-    assert recognise(recogniser, nn.Linear(12, 12), (12,)).name == "vector"
-    assert recognise(recogniser, nn.Linear(12, 12), (12,), "input").name == "vector"
+    recognize(recogniser, nn.Conv2d(3, 2, 12, 12), (2, 2, 3), source=first)
+    assert recognize(recogniser, nn.Flatten(), (12,)).name == "flattened"
+    assert recognize(recogniser, nn.Linear(12, 12), (12,)).name == "vector"
+    assert recognize(recogniser, nn.Linear(12, 12), (12,), "input").name == "vector"
 
 
 def test_one_cell_is_a_vector_with_the_coarsest_stride_before_it():
     for shape in [(5, 1, 1), (1, 5)]:
         recogniser, _ = patched()
-        assert recognise(recogniser, nn.AdaptiveAvgPool2d(1), shape) == Layout(
+        assert recognize(recogniser, nn.AdaptiveAvgPool2d(1), shape) == Layout(
             "vector", (), (Fraction(4), Fraction(4))
         ), shape
 
@@ -157,7 +157,7 @@ def test_one_cell_is_a_vector_with_the_coarsest_stride_before_it():
 def test_what_fits_nothing_is_refused_with_a_reason():
     for shape in [(2, 3, 4, 5), (11, 13, 17), (31, 37)]:
         recogniser, _ = start()
-        assert isinstance(recogniser.recognise(OTHER, (2, *shape), "output", None, ()), str), shape
+        assert isinstance(recogniser.recognize(OTHER, (2, *shape), "output", None, ()), str), shape
 
 
 def test_what_a_module_declares_is_read():

@@ -7,15 +7,15 @@ import torch
 from PIL import Image
 from torch import nn
 
-from teka.audit.adapters import Preprocessing, Subject, load
-from teka.audit.adapters.case import (
+from teka.audit.adapters import LoadedModel, Preprocessing, load
+from teka.audit.adapters.inputs import (
     load_images,
-    make_case,
+    make_inputs,
     place_for_modes,
     read_pictures,
     usual_mode,
 )
-from teka.audit.function import call_model
+from teka.audit.model_call import call_model
 from teka.audit.settings import AuditSettings
 from teka.cli.local_models import LOCAL_LOADERS
 from teka.data import Normalize, resize_bilinear
@@ -24,13 +24,15 @@ from teka.data import load as load_data
 SETTINGS = AuditSettings(shifts=((0, 0), (1, -2)))
 
 
-def model_of(transform: Preprocessing, size: tuple[int, int] | None, classes: int = 4) -> Subject:
+def model_of(
+    transform: Preprocessing, size: tuple[int, int] | None, classes: int = 4
+) -> LoadedModel:
     def function(images):
         return torch.nn.functional.one_hot(
             images.mean(dim=(1, 2, 3)).mul(7).long() % classes, classes
         ).float()
 
-    return Subject(
+    return LoadedModel(
         "m",
         "onnx",
         function,
@@ -52,17 +54,17 @@ def arrays(tmp_path):
 
 
 def test_a_model_of_this_library_gets_data_as_its_training_did():
-    case = make_case(load("mnist", loaders=LOCAL_LOADERS), "digits", SETTINGS, num_images=7)
+    case = make_inputs(load("mnist", loaders=LOCAL_LOADERS), "digits", SETTINGS, num_images=7)
     assert case.images.shape == (7, 1, 28, 28)
     assert case.known["caveats"] == ()
-    every = make_case(load("digits", loaders=LOCAL_LOADERS), "digits", SETTINGS)
+    every = make_inputs(load("digits", loaders=LOCAL_LOADERS), "digits", SETTINGS)
     assert torch.equal(every.images, load_data("digits", image_size=16).test.images)
     assert every.known["class_names"] == tuple("0123456789")
     assert "360 of 360 test images of digits, 16 × 16" in every.description
 
 
 def test_images_are_brought_to_the_models_size_and_that_is_said(arrays):
-    case = make_case(model_of(Preprocessing(1, 10, crop=(10, 8)), (10, 8)), arrays, SETTINGS)
+    case = make_inputs(model_of(Preprocessing(1, 10, crop=(10, 8)), (10, 8)), arrays, SETTINGS)
     assert tuple(case.images.shape) == (12, 1, 10, 8)
     # The crop changes no pixel's size: of 20 × 24 the resize made 10 × 12.
     assert (
@@ -78,9 +80,9 @@ def test_images_are_brought_to_the_models_size_and_that_is_said(arrays):
 
 def test_shifting_before_resizing_leaves_the_images_and_resizes_in_the_function(arrays):
     subject = model_of(Preprocessing(1, (10, 8)), (10, 8))
-    case = make_case(subject, arrays, SETTINGS, shift="before")
+    case = make_inputs(subject, arrays, SETTINGS, shift="before")
     assert tuple(case.images.shape) == (12, 1, 20, 24)
-    after = make_case(subject, arrays, SETTINGS)
+    after = make_inputs(subject, arrays, SETTINGS)
     torch.testing.assert_close(case.function(case.images), after.function(after.images))
     assert "shifted and then resized" in case.known["caveats"][0].message
 
@@ -90,11 +92,14 @@ def test_a_model_of_this_library_gets_data_as_they_are_where_these_are_shifted_b
 ):
     write_pictures(tmp_path, ("a", "b"), colour=False)
     mnist = load("mnist", loaders=LOCAL_LOADERS)
-    case = make_case(mnist, str(tmp_path), SETTINGS, shift="before", labelled=False)
+    case = make_inputs(mnist, str(tmp_path), SETTINGS, shift="before", labelled=False)
     assert tuple(case.images.shape[1:]) == (1, 9, 7)
     assert call_model(case.function, case.images, str).values.shape[1:] == (10,)
     # Of digits it is the canvas that has a size.
-    assert tuple(make_case(mnist, "digits", SETTINGS, shift="before").images.shape[2:]) == (28, 28)
+    assert tuple(make_inputs(mnist, "digits", SETTINGS, shift="before").images.shape[2:]) == (
+        28,
+        28,
+    )
 
 
 def test_models_that_see_the_same_pixels_share_them_whatever_numbers_they_make(arrays):
@@ -105,7 +110,7 @@ def test_models_that_see_the_same_pixels_share_them_whatever_numbers_they_make(a
     )
     read = cache(load_images)
     first, same, other = (
-        make_case(model_of(one, (10, 8)), arrays, SETTINGS, read=read).images
+        make_inputs(model_of(one, (10, 8)), arrays, SETTINGS, read=read).images
         for one in (grey, *others)
     )
     assert same is first
@@ -113,13 +118,13 @@ def test_models_that_see_the_same_pixels_share_them_whatever_numbers_they_make(a
 
 
 def test_labels_are_the_models_or_left_out(arrays):
-    assert make_case(model_of(Preprocessing(), None), arrays, SETTINGS).labels is not None
+    assert make_inputs(model_of(Preprocessing(), None), arrays, SETTINGS).labels is not None
     assert (
-        make_case(model_of(Preprocessing(), None, 9), arrays, SETTINGS, labelled=False).labels
+        make_inputs(model_of(Preprocessing(), None, 9), arrays, SETTINGS, labelled=False).labels
         is None
     )
     with pytest.raises(ValueError, match=r"classes must be 9.*got 4"):
-        make_case(model_of(Preprocessing(), None, 9), arrays, SETTINGS)
+        make_inputs(model_of(Preprocessing(), None, 9), arrays, SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -156,12 +161,12 @@ def test_a_mode_of_another_size_stands_alone():
     with pytest.raises(ValueError, match="less than half"):
         place_for_modes(subject, AuditSettings(shifts=((0, 0), (0, 8)), modes=("canvas",)))
     with pytest.raises(ValueError, match="one of 'after', 'before'"):
-        make_case(subject, "digits", SETTINGS, shift="never")
+        make_inputs(subject, "digits", SETTINGS, shift="never")
 
 
 def test_a_model_of_any_size_keeps_the_images(arrays):
-    case = make_case(
-        Subject("m", "factory", nn.Flatten().eval(), nn.Flatten().eval()),
+    case = make_inputs(
+        LoadedModel("m", "factory", nn.Flatten().eval(), nn.Flatten().eval()),
         arrays,
         SETTINGS,
         labelled=False,
@@ -199,7 +204,7 @@ def test_data_sets_and_arrays_are_wrapped(arrays):
         assert usual_mode(data) == ("circular", "a data set of arrays")
 
 
-def own_model(trained_on: str) -> Subject:
+def own_model(trained_on: str) -> LoadedModel:
     return dataclasses.replace(model_of(Preprocessing(), None, 2), trained_on=trained_on)
 
 
@@ -212,19 +217,19 @@ def test_without_a_test_part_all_images_are_used_but_for_a_model_trained_on_them
         levels = (255 * every.images).round().byte().numpy()
         data, other = tmp_path / "data.npz", tmp_path / "other.npz"
         np.savez(data, images=levels, labels=every.labels.numpy(), axes="NCHW")
-    outside = make_case(model_of(Preprocessing(), None, 2), str(data), SETTINGS, labelled=False)
+    outside = make_inputs(model_of(Preprocessing(), None, 2), str(data), SETTINGS, labelled=False)
     assert len(outside.images) == 9
     assert f"9 of 9 images of {data} (no test part declared)" in outside.description
     assert outside.known["data_facts"]["used"] == f"9 of 9 images of {data} (no test part declared)"
-    trained = make_case(own_model(str(data)), str(data), SETTINGS, labelled=False)
+    trained = make_inputs(own_model(str(data)), str(data), SETTINGS, labelled=False)
     assert torch.equal(trained.images, load_data(str(data)).test.images)
     assert (
         f"1 of 1 held-out images of {data} (the fifth that training did not use)"
         in trained.description
     )
-    assert len(make_case(own_model(str(other)), str(data), SETTINGS, labelled=False).images) == 9
-    assert len(make_case(own_model("mnist"), str(data), SETTINGS, labelled=False).images) == 9
-    few = make_case(
+    assert len(make_inputs(own_model(str(other)), str(data), SETTINGS, labelled=False).images) == 9
+    assert len(make_inputs(own_model("mnist"), str(data), SETTINGS, labelled=False).images) == 9
+    few = make_inputs(
         model_of(Preprocessing(), None, 2), str(data), SETTINGS, labelled=False, num_images=4
     )
     assert few.known["data_facts"]["used"].startswith("4 of 9 images")

@@ -13,9 +13,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from teka.audit.adapters.labels import match_labels
+from teka.audit.adapters.load_options import Size
+from teka.audit.adapters.loaded_model import LoadedModel
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.adapters.reading import Size
-from teka.audit.adapters.subject import Subject
 from teka.audit.caveats import Caveat, other_scale, resized
 from teka.audit.model_output import CLASSIFIERS, MULTILABEL
 from teka.audit.settings import AuditSettings
@@ -110,7 +110,7 @@ def load_images(
     return AuditImages(data, placed, split.labels, num_classes, names, size, len(test), part)
 
 
-def is_trained_on(subject: Subject, data: str, data_dir: str | Path | None = None) -> bool:
+def is_trained_on(subject: LoadedModel, data: str, data_dir: str | Path | None = None) -> bool:
     """Return True if this library trained the model on a folder or a file of the user's, and this is that or a copy."""
     path = None if data in NAMES else find_path(data, data_dir)
     if path is None or subject.trained_on is None or subject.trained_on in NAMES:
@@ -193,10 +193,10 @@ RESIZING = (
 
 
 @dataclass(frozen=True, eq=False)
-class AuditCase:
+class AuditInputs:
     """A model, the images in [0, 1] that its function is shown, before any shift, and what to say of both."""
 
-    subject: Subject
+    subject: LoadedModel
     function: Callable[[Tensor], object]
     images: Float[Tensor, "images channels height width"]
     labels: Int[Tensor, " images"] | None  # as the model counts its classes
@@ -205,8 +205,8 @@ class AuditCase:
     description: str
 
 
-def make_case(
-    subject: Subject,
+def make_inputs(
+    subject: LoadedModel,
     data: str,
     settings: AuditSettings,
     *,
@@ -218,7 +218,7 @@ def make_case(
     labelled: bool = True,
     held_out: bool | None = None,
     read: Callable[..., AuditImages] = load_images,
-) -> AuditCase:
+) -> AuditInputs:
     """Load the images that a model is audited with, shifted "before" or "after" their resize, and describe both.
 
     Of data without a test part all images are taken, or with `held_out` the fifth that training holds out; by default
@@ -289,7 +289,7 @@ def make_case(
     )
     note = f" ({subject.note})" if subject.note else ""
     model_facts["shifted"] = f"{shift} resizing"
-    return AuditCase(
+    return AuditInputs(
         subject,
         audited.function,
         chosen.images,
@@ -306,7 +306,7 @@ def make_case(
 
 
 def place_for_modes(
-    subject: Subject, settings: AuditSettings, placed_size: Size = None
+    subject: LoadedModel, settings: AuditSettings, placed_size: Size = None
 ) -> tuple[Preprocessing, AuditSettings]:
     """How images are placed before shifts, with room for these in modes `crop` and `canvas`; and the settings."""
     transform, seen = subject.transform, subject.input_size

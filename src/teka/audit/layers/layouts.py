@@ -81,7 +81,7 @@ class Layout:
                 return output.reshape(output.shape[0], -1, *self.grid)
 
 
-class Recogniser:
+class LayoutRecognizer:
     """Recognises tensors one after the other, in the order in which a model makes them, by shapes and strides."""
 
     def __init__(self, seen_size: tuple[int, int]) -> None:
@@ -94,7 +94,7 @@ class Recogniser:
         # A vector of so many numbers, right after a map of so many, is that map.
         self._unread_numbers: int | None = None
 
-    def recognise(
+    def recognize(
         self, module: nn.Module, shape: Shape, side: str, source: Layout | None, came: Shape
     ) -> Layout | str:
         """The layout of a tensor (B, …) that a module got or gave, from a source of some shape, or why it has none."""

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from teka.audit.adapters.matching import match_library
 from teka.audit.adapters.preprocessing import LIBRARIES, Preprocessing
+from teka.audit.adapters.verify_transform import verify_against_library
 from teka.data import Normalize
 
 READ = Preprocessing(3, 235, "bicubic", (224, 224), Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)))
@@ -24,7 +24,7 @@ def transform_of(preprocessing: Preprocessing):
 @pytest.mark.parametrize("library", ["transformers", "torchvision"])
 def test_the_library_is_the_one_that_rounds_as_the_transform_does(library):
     assert (
-        match_library(
+        verify_against_library(
             transform_of(replace(READ, library=library)), READ, "m", "its transform"
         ).library
         == library
@@ -38,24 +38,26 @@ def test_a_transform_that_differs_by_a_level_or_a_pixel_is_refused_with_the_diff
             ValueError,
             match=r"model must be .* its transform .* levels of 255 in the mean.*got 'm'",
         ):
-            match_library(transform_of(other), READ, "m", "its transform")
+            verify_against_library(transform_of(other), READ, "m", "its transform")
     monkeypatch.setitem(
         LIBRARIES, "rounding up", LIBRARIES["transformers"]._replace(start=math.ceil)
     )
     own = transform_of(replace(READ, library="rounding up"))
-    assert match_library(own, READ, "m", "its transform").library == "rounding up"
+    assert verify_against_library(own, READ, "m", "its transform").library == "rounding up"
     known = {name: LIBRARIES[name] for name in ("transformers", "torchvision")}
-    monkeypatch.setattr("teka.audit.adapters.matching.LIBRARIES", known)
+    monkeypatch.setattr("teka.audit.adapters.verify_transform.LIBRARIES", known)
     with pytest.raises(ValueError, match="levels of 255"):
-        match_library(own, READ, "m", "its transform")
+        verify_against_library(own, READ, "m", "its transform")
 
 
 def test_other_sizes_and_what_a_transform_raises_are_one_line():
     with pytest.raises(ValueError, match="other sizes"):
-        match_library(transform_of(replace(READ, crop=(224, 223))), READ, "m", "its transform")
+        verify_against_library(
+            transform_of(replace(READ, crop=(224, 223))), READ, "m", "its transform"
+        )
 
     def fails(levels):
         raise RuntimeError("no such\npicture")
 
     with pytest.raises(ValueError, match=r"pictures that its transform takes \(no such picture\)"):
-        match_library(fails, READ, "m", "its transform")
+        verify_against_library(fails, READ, "m", "its transform")

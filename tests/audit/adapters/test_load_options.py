@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from teka.audit.adapters import Preprocessing, Reading
+from teka.audit.adapters import LoadOptions, Preprocessing
 from teka.audit.adapters.transformers_model import load_transformers
 
 IMAGES = torch.rand(2, 3, 5, 7, generator=torch.Generator().manual_seed(0))
@@ -39,7 +39,7 @@ def written(folder: Path, form: str, model: nn.Module) -> Path:
 @pytest.mark.parametrize("form", ["safetensors", "plain", "by several processes"])
 def test_weights_of_a_file_are_the_models(tmp_path: Path, form: str):
     trained = network()
-    filled = Reading(weights=written(tmp_path, form, trained)).fill(network())
+    filled = LoadOptions(weights=written(tmp_path, form, trained)).fill(network())
     torch.testing.assert_close(filled(IMAGES), trained(IMAGES), rtol=0, atol=0)
 
 
@@ -48,14 +48,14 @@ def test_weights_of_another_model_or_none_are_one_line(tmp_path: Path):
     with pytest.raises(
         ValueError, match=r"weights must be the weights of a Sequential \(.*[Mm]iss.*got '.*'"
     ):
-        Reading(weights=file).fill(network())
+        LoadOptions(weights=file).fill(network())
     torch.save([1, 2], file)
     with pytest.raises(ValueError, match="it holds list, expected tensors by name"):
-        Reading(weights=file).fill(network())
+        LoadOptions(weights=file).fill(network())
     with pytest.raises(
         ValueError, match=r"weights must be an existing file, or 'random'.*got 'absent'"
     ):
-        Reading(weights="absent")
+        LoadOptions(weights="absent")
 
 
 def test_random_weights_are_the_same_each_time_and_leave_the_generator_alone(vit_folder: Path):
@@ -63,7 +63,7 @@ def test_random_weights_are_the_same_each_time_and_leave_the_generator_alone(vit
     after = torch.rand(3)
     torch.manual_seed(7)
     one, other = (
-        load_transformers(str(vit_folder), Reading(weights="random", num_classes=6))
+        load_transformers(str(vit_folder), LoadOptions(weights="random", num_classes=6))
         for _ in range(2)
     )
     assert torch.equal(torch.rand(3), after)
@@ -73,11 +73,13 @@ def test_random_weights_are_the_same_each_time_and_leave_the_generator_alone(vit
 
 def test_normalisation_and_order_of_channels_that_are_said_take_the_place_of_the_models():
     own = Preprocessing(3, (5, 7), normalization=None)
-    transform, size = Reading(mean=(0.5, 0.25, 0.125), deviation=(0.5,), blue_first=True).fit(own)
+    transform, size = LoadOptions(mean=(0.5, 0.25, 0.125), deviation=(0.5,), blue_first=True).fit(
+        own
+    )
     mean = torch.tensor([0.5, 0.25, 0.125])[:, None, None]
     torch.testing.assert_close(transform.normalize(IMAGES), (IMAGES.flip(1) - mean) / 0.5)
     assert size == own.crop
-    assert Reading().fit(own)[0] == own
+    assert LoadOptions().fit(own)[0] == own
 
 
 @pytest.mark.parametrize(
@@ -98,11 +100,11 @@ def test_normalisation_and_order_of_channels_that_are_said_take_the_place_of_the
 )
 def test_numbers_that_do_not_fit_are_errors(said: dict, message: str):
     with pytest.raises(ValueError, match=re.escape(message)):
-        Reading(**said).fit(Preprocessing(3))
+        LoadOptions(**said).fit(Preprocessing(3))
 
 
 def test_a_grey_colour_of_unknown_channels_is_asked_for_all_of_them():
     with pytest.raises(
         ValueError, match=r"mean must be one number for each channel, for the model.*got \(0.5,\)"
     ):
-        Reading(mean=(0.5,), deviation=(0.5,)).fit(Preprocessing())
+        LoadOptions(mean=(0.5,), deviation=(0.5,)).fit(Preprocessing())

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from teka.audit.function import Model, ModelError, calling
 from teka.audit.images import RealImages
-from teka.audit.layers.recogniser import Layout, Recogniser, pads_edge
+from teka.audit.layers.layouts import Layout, LayoutRecognizer, pads_edge
+from teka.audit.model_call import Model, ModelError, calling
 from teka.errors import EXTERNAL_ERRORS, error_message
 
 COPIES = 4  # images as they are, once more, and with the edge overwritten: top and bottom, left and right
@@ -31,7 +31,7 @@ def _eager() -> AbstractContextManager[object]:
 
 
 @dataclass(frozen=True)
-class Visit:
+class ModuleCall:
     """A module that got its input, or gave its output ("input" or "output"), at its so-manieth call of a pass."""
 
     module: str
@@ -40,7 +40,7 @@ class Visit:
     inside: tuple[str, int] | None  # the innermost module that was running, and its call
 
 
-See = Callable[[Visit, nn.Module, Tensor | None], None]
+See = Callable[[ModuleCall, nn.Module, Tensor | None], None]
 
 
 def call_name(module: str, call: int) -> str:
@@ -49,7 +49,7 @@ def call_name(module: str, call: int) -> str:
     return name if call == 1 else f"{name} (call {call})"
 
 
-class Trace(ExitStack):
+class CallTracer(ExitStack):
     """Hooks on modules, until the block ends, that hand every visit, its module and its tensor to a function."""
 
     def __init__(self, model: Model, modules: Mapping[str, nn.Module], see: See) -> None:
@@ -85,13 +85,13 @@ class Trace(ExitStack):
         inside = self._running[-1] if self._running else None
         self._running.append((name, self._calls[name]))
         found = _choose_tensor((arguments, options), self._num_rows)
-        self._see(Visit(name, self._calls[name], "input", inside), module, found)
+        self._see(ModuleCall(name, self._calls[name], "input", inside), module, found)
 
     def _after(self, name: str, module: nn.Module, _arguments: tuple, output: object) -> None:
         _, call = self._running.pop()
         inside = self._running[-1] if self._running else None
         self._see(
-            Visit(name, call, "output", inside), module, _choose_tensor(output, self._num_rows)
+            ModuleCall(name, call, "output", inside), module, _choose_tensor(output, self._num_rows)
         )
 
 
@@ -119,7 +119,7 @@ def _choose_tensor(value: object, num_rows: int) -> Tensor | None:
 
 
 @dataclass(frozen=True)
-class Slot:
+class TracedTensor:
     """A tensor that a model makes, whichever modules give and get it."""
 
     layout: Layout
@@ -132,10 +132,10 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Stop:
+class TraceEvent:
     """One visit of the survey, in the order of execution: the tensor's index, or why it could not be recognised."""
 
-    visit: Visit
+    visit: ModuleCall
     kind: str
     slot: int | None
     reason: str
@@ -143,17 +143,17 @@ class Stop:
     pads_edge: bool
 
 
-class Survey:
-    """Follows one forward pass of `survey_batch` images, of which there are so many without their copies."""
+class ModelTrace:
+    """Follows one forward pass of `trace_batch` images, of which there are so many without their copies."""
 
     def __init__(self, num_images: int, seen_size: tuple[int, int]) -> None:
-        self.slots: list[Slot] = []
-        self.stops: list[Stop] = []
+        self.slots: list[TracedTensor] = []
+        self.stops: list[TraceEvent] = []
         self.flattened: dict[str, None] = {}
         self._num_images, self.seen_size, self._recogniser = (
             num_images,
             seen_size,
-            Recogniser(seen_size),
+            LayoutRecognizer(seen_size),
         )
         self._seen: dict[int, tuple[weakref.ref, int | None, int | str]] = {}
         self._inputs: dict[tuple[str, int], tuple[int | None, tuple[int, ...]]] = {}
@@ -163,15 +163,15 @@ class Survey:
         """Whether every map feels every side of the edge; a pool may leave out the last pixels of an odd size."""
         return all(depth for slot in self.slots for sides in slot.border for depth in sides)
 
-    def see(self, visit: Visit, module: nn.Module, tensor: Tensor | None) -> None:
-        """Take in one visit; the arguments are those of `Trace`."""
+    def see(self, visit: ModuleCall, module: nn.Module, tensor: Tensor | None) -> None:
+        """Take in one visit; the arguments are those of `CallTracer`."""
         key = (visit.module, visit.call)
         found, is_new = (
             ("no tensor", False) if tensor is None else self._find(visit, module, tensor)
         )
         slot, reason = (found, "") if isinstance(found, int) else (None, found)
         self.stops.append(
-            Stop(visit, type(module).__name__, slot, reason, is_new, pads_edge(module))
+            TraceEvent(visit, type(module).__name__, slot, reason, is_new, pads_edge(module))
         )
         if visit.side == "input":
             self._inputs[key] = (slot, () if tensor is None else tuple(tensor.shape))
@@ -180,7 +180,7 @@ class Survey:
             if before is not None and weights and self.slots[before].layout.name == "flattened":
                 self.flattened[visit.module] = None
 
-    def _find(self, visit: Visit, module: nn.Module, tensor: Tensor) -> tuple[int | str, bool]:
+    def _find(self, visit: ModuleCall, module: nn.Module, tensor: Tensor) -> tuple[int | str, bool]:
         """The index of the tensor's slot, or why it has none; and whether the tensor is a new one."""
         # What is made in inference mode has no version.
         version = None if tensor.is_inference() else tensor._version
@@ -191,7 +191,7 @@ class Survey:
         self._seen[id(tensor)] = (weakref.ref(tensor), version, found)
         return found, isinstance(found, int)
 
-    def _measure(self, visit: Visit, module: nn.Module, tensor: Tensor) -> int | str:
+    def _measure(self, visit: ModuleCall, module: nn.Module, tensor: Tensor) -> int | str:
         if not tensor.is_floating_point():
             return f"its values are {tensor.dtype}, not real floating-point numbers"
         if tensor.ndim < 2 or tensor.shape[0] != COPIES * self._num_images:
@@ -202,7 +202,7 @@ class Survey:
             source = None if index is None else self.slots[index].layout
             if index is None and source_shape == tuple(tensor.shape):
                 return "it has the shape of its input, which could not be recognised"
-        layout = self._recogniser.recognise(
+        layout = self._recogniser.recognize(
             module, tuple(tensor.shape), visit.side, source, source_shape
         )
         if isinstance(layout, str):
@@ -215,11 +215,11 @@ class Survey:
         size = torch.linalg.vector_norm(copies[0])
         noise = float(torch.linalg.vector_norm(copies[1] - copies[0]) / size) if size else 0.0
         border = _border(copies, epsilon) if layout.grid else ()
-        self.slots.append(Slot(layout, tuple(tensor.shape[1:]), noise, border, epsilon))
+        self.slots.append(TracedTensor(layout, tuple(tensor.shape[1:]), noise, border, epsilon))
         return len(self.slots) - 1
 
 
-def survey_batch(
+def trace_batch(
     images: RealImages, width: int = 1
 ) -> Float[Tensor, "copies channels height width"]:
     """The images, again, and with the outermost `width` pixels of both sides of an axis overwritten by noise."""

@@ -27,11 +27,11 @@ _WITHIN = (
 
 
 @dataclass(frozen=True)
-class Reading:
+class LoadOptions:
     """How a model is to be read.
 
-    >>> from teka.audit.adapters import Preprocessing, Reading
-    >>> transform, size = Reading(input_size=224, mean=(0.5,), deviation=(0.25,)).fit(Preprocessing(in_channels=1))
+    >>> from teka.audit.adapters import Preprocessing, LoadOptions
+    >>> transform, size = LoadOptions(input_size=224, mean=(0.5,), deviation=(0.25,)).fit(Preprocessing(in_channels=1))
     >>> size, transform.normalization
     ((224, 224), Normalize(mean=(0.5,), deviation=(0.25,)))
 
@@ -133,7 +133,7 @@ class Reading:
         return module
 
 
-READING = Reading()  # nothing is said
+DEFAULT_LOAD_OPTIONS = LoadOptions()  # nothing is said
 
 
 def read_weights(file: Path) -> Mapping[str, Tensor]:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.function import weights_hash
+from teka.audit.model_call import weights_hash
 from teka.audit.model_output import Source, num_classes_of, select_output
 from teka.codec import encode
 from teka.errors import EXTERNAL_ERRORS, error_message, wrong_value
@@ -37,13 +37,13 @@ _TENSORS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class LoadedModel:
     """A model under audit, as a function of images (B, C, H, W) in [0, 1], which is a module wherever it has one.
 
     >>> import torch
-    >>> from teka.audit.adapters import Subject
+    >>> from teka.audit.adapters import LoadedModel
     >>> model = torch.nn.Conv2d(3, 8, 3)
-    >>> subject = Subject("edges", "factory", model, model, in_channels=3)
+    >>> subject = LoadedModel("edges", "factory", model, model, in_channels=3)
     >>> subject.function(torch.rand(2, 3, 8, 8)).shape, subject.describe()["parameters"]
     (torch.Size([2, 8, 6, 6]), 224)
     """
@@ -65,25 +65,27 @@ class Subject:
     loads_at_input_size: bool = False  # in whole levels, as its training had the data sets
     trained_on: str | None = None  # name or path of the data set on which this library trained it
 
-    def taking_unplaced_images(self) -> "Subject":
+    def taking_unplaced_images(self) -> "LoadedModel":
         """The same model as a function of images as the data have them: `transform.place` becomes a part of it."""
         function, place = self.function, self.transform.place
         # Layers can be looked into only if the function is a module.
         is_module = isinstance(function, nn.Module)
-        placing = Wrapped(place, function) if is_module else lambda images: function(place(images))
+        placing = (
+            WrappedModule(place, function) if is_module else lambda images: function(place(images))
+        )
         return replace(self, function=placing, input_size=None, in_channels=None)
 
-    def choosing_output(self, name: str) -> "Subject":
+    def choosing_output(self, name: str) -> "LoadedModel":
         """The same model, of whose outputs the one of this name is measured, or of this index in a tuple."""
 
         def choose(output: object, images: Tensor) -> Tensor:
             return select_output(output, Source(images, self.module), name=name).values
 
         function = self.function
-        if isinstance(function, Wrapped):
-            chosen = Wrapped(function.before, function.model, choose)
+        if isinstance(function, WrappedModule):
+            chosen = WrappedModule(function.before, function.model, choose)
         elif isinstance(function, nn.Module):
-            chosen = Wrapped(lambda images: images, function, choose)
+            chosen = WrappedModule(lambda images: images, function, choose)
         else:
             chosen = lambda images: choose(function(images), images)  # noqa: E731
         known = {} if name == "logits" else {"class_names": None, "num_classes": None}
@@ -99,7 +101,7 @@ class Subject:
         return {**facts, "parameters": parameters, "weights_sha256": self.weights_hash}
 
 
-class Wrapped(nn.Module):
+class WrappedModule(nn.Module):
     """A model with a step before it, and what is measured taken out of what it returns to images."""
 
     def __init__(
@@ -118,7 +120,7 @@ class Wrapped(nn.Module):
         return self.after(self.model(self.before(images)), images)
 
 
-def subject_of_module(
+def wrap_module(
     module: nn.Module,
     name: str,
     kind: str,
@@ -127,7 +129,7 @@ def subject_of_module(
     device: torch.device | str | None,
     task: Task = CLASSIFIER,
     **known: Any,
-) -> Subject:
+) -> LoadedModel:
     """The subject of a module, moved to the device, with its normalisation before it; what else is known is a field."""
     module = module if device is None else module.to(device)
     known |= {"transform": transform, "weights_hash": weights_hash(module), "output": task.output}
@@ -144,8 +146,8 @@ def subject_of_module(
         normal = transform.normalize(images)
         return list(normal) if task.takes_lists else normal
 
-    function = Wrapped(before, module, read)
-    return Subject(name, kind, function, module, input_size, transform.in_channels, **known)
+    function = WrappedModule(before, module, read)
+    return LoadedModel(name, kind, function, module, input_size, transform.in_channels, **known)
 
 
 def _has_logits(output: object) -> bool:
@@ -176,7 +178,7 @@ def tensors_only(model: str, kind: str) -> Iterator[None]:
             os.environ[_TENSORS_ONLY] = before
 
 
-def spoken_names(labels: object) -> tuple[str, ...] | None:
+def read_class_names(labels: object) -> tuple[str, ...] | None:
     """The names of `id2label` in a config, unless there are none or the library's own LABEL_0, LABEL_1 and so on."""
     by_place = (
         {str(label): str(name) for label, name in labels.items()}

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from teka.audit import axis_shifts, square_shifts
-from teka.audit.function import ModelError
-from teka.audit.layers.blame import blame_layers
+from teka.audit.layers.localize import locate_layers
+from teka.audit.model_call import ModelError
 from teka.audit.movement import Movement
 from teka.models import Performer
 from teka.nn import PolyphaseDownsample
@@ -50,7 +50,7 @@ def test_nothing_breaks_in_a_circular_convolution_of_stride_one_with_a_mean():
         nn.Flatten(),
         nn.Linear(4, 3),
     )
-    found = blame_layers(model.float(), images(dtype=torch.float32), square_shifts(2), CIRCULAR)
+    found = locate_layers(model.float(), images(dtype=torch.float32), square_shifts(2), CIRCULAR)
     assert found.first_break is None
     assert not found.breaks
     assert not found.biggest_jumps()
@@ -63,7 +63,7 @@ def test_nothing_breaks_in_a_circular_convolution_of_stride_one_with_a_mean():
 def test_nothing_breaks_where_the_content_chooses_from_which_offset_to_sample():
     sampled = PolyphaseDownsample(2), circular(4, 3), PolyphaseDownsample(2)
     model = network(circular(2, 4), *sampled, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    found = blame_layers(model, images(batch=5), square_shifts(3), CIRCULAR)
+    found = locate_layers(model, images(batch=5), square_shifts(3), CIRCULAR)
     assert not found.breaks
     assert {one.exact_step for one in found.findings} == {(1, 1)}
     assert [one.stride for one in found.findings][:4] == [(1, 1), (2, 2), (2, 2), (4, 4)]
@@ -71,7 +71,7 @@ def test_nothing_breaks_where_the_content_chooses_from_which_offset_to_sample():
 
 def test_a_ramp_is_to_blame_and_its_error_is_the_one_worked_out_by_hand():
     moved = images()
-    found = blame_layers(network(nn.Identity(), Ramp()), moved, [(0, 2), (1, 0)], CIRCULAR)
+    found = locate_layers(network(nn.Identity(), Ramp()), moved, [(0, 2), (1, 0)], CIRCULAR)
     assert (found.first_break, set(found.breaks)) == ("1", {"interior"})
     (one,) = found.findings
     # y_s(u) − y(u − s) = a s where a column came from inside, and a (s − W) where it wrapped round.
@@ -88,7 +88,7 @@ def test_a_ramp_is_to_blame_and_its_error_is_the_one_worked_out_by_hand():
 
 
 def test_in_a_mode_that_does_not_wrap_only_cells_from_inside_are_compared():
-    found = blame_layers(network(nn.ReLU(), circular(2, 3)), images(), SHIFTS, Movement("zero"))
+    found = locate_layers(network(nn.ReLU(), circular(2, 3)), images(), SHIFTS, Movement("zero"))
     relu, convolution = found.findings
     assert relu.error == 0.0
     assert convolution.interior_error is not None
@@ -103,7 +103,7 @@ def test_the_interior_of_a_padded_convolution_is_exact_in_every_mode():
         Movement("canvas", canvas_size=(20, 24)),
     ]:
         model = network(nn.Conv2d(2, 3, 3, padding=1))
-        found = blame_layers(model, images(14, 18), SHIFTS, movement)
+        found = locate_layers(model, images(14, 18), SHIFTS, movement)
         (one,) = found.findings
         assert one.interior_error is not None, movement
         assert one.interior_error < 1e-12, movement
@@ -111,7 +111,7 @@ def test_the_interior_of_a_padded_convolution_is_exact_in_every_mode():
 
 
 def test_zero_padding_breaks_at_the_edge_only():
-    found = blame_layers(
+    found = locate_layers(
         network(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU()), images(), SHIFTS, CIRCULAR
     )
     assert found.first_break is None
@@ -126,7 +126,7 @@ def test_zero_padding_breaks_at_the_edge_only():
 def test_what_padding_spread_over_the_whole_map_is_not_taken_for_a_break_within():
     deep = [nn.Conv2d(3, 3, 3, padding=1) for _ in range(6)]
     model = network(nn.Conv2d(2, 3, 3, padding=1), *deep, nn.AdaptiveAvgPool2d(1))
-    found = blame_layers(model, images(), SHIFTS, CIRCULAR)
+    found = locate_layers(model, images(), SHIFTS, CIRCULAR)
     last = found.findings[-1]
     assert last.interior_error is None
     assert last.error is not None
@@ -137,20 +137,20 @@ def test_what_padding_spread_over_the_whole_map_is_not_taken_for_a_break_within(
 def test_padding_after_pixels_that_no_cell_sees_is_still_the_edge():
     # The pool leaves out the last row and column, so that nothing near the padding there sees the outermost pixels.
     model = network(nn.MaxPool2d(2), nn.Conv2d(2, 3, 3, padding=1))
-    found = blame_layers(model, images(19, 23), axis_shifts(4), Movement("zero"))
+    found = locate_layers(model, images(19, 23), axis_shifts(4), Movement("zero"))
     assert found.breaks["edge"].name == "1"
     assert found.first_break is None
 
 
 def test_padding_that_reaches_every_cell_at_once_is_an_edge_too():
-    found = blame_layers(network(nn.Conv2d(2, 3, 9, padding=4)), images(8, 8), SHIFTS, CIRCULAR)
+    found = locate_layers(network(nn.Conv2d(2, 3, 9, padding=4)), images(8, 8), SHIFTS, CIRCULAR)
     assert set(found.breaks) == {"edge"}
     assert not found.breaks["edge"].has_interior
 
 
 def test_a_layer_that_reads_a_flattened_map_is_to_blame_even_after_padding():
     model = network(nn.Conv2d(2, 3, 3, padding=1), nn.Flatten(), nn.Linear(3 * 8 * 12, 5))
-    found = blame_layers(model, images(), SHIFTS, CIRCULAR)
+    found = locate_layers(model, images(), SHIFTS, CIRCULAR)
     assert found.first_break == "2"
     assert found.flattened == ("2",)
     assert found.findings[1].layout == "flattened"
@@ -158,7 +158,7 @@ def test_a_layer_that_reads_a_flattened_map_is_to_blame_even_after_padding():
 
 def test_a_stride_is_the_first_to_break_at_odd_shifts_and_exact_at_even_ones():
     model = network(circular(2, 4), nn.ReLU(), circular(4, 4, stride=2), circular(4, 4))
-    found = blame_layers(model, images(16, 24), axis_shifts(4), CIRCULAR)
+    found = locate_layers(model, images(16, 24), axis_shifts(4), CIRCULAR)
     assert {kind: one.name for kind, one in found.breaks.items()} == {"aliasing": "2"}
     strided = found.find("2")
     assert strided is not None
@@ -171,24 +171,24 @@ def test_a_stride_is_the_first_to_break_at_odd_shifts_and_exact_at_even_ones():
 
 
 def test_only_aliasing_is_measured_where_no_shift_is_a_multiple():
-    found = blame_layers(network(circular(2, 4, stride=2)), images(), [(0, 1)], CIRCULAR)
+    found = locate_layers(network(circular(2, 4, stride=2)), images(), [(0, 1)], CIRCULAR)
     (one,) = found.findings
     assert (one.error, one.interior_error, one.added) == (None, None, None)
     assert one.aliasing_error is not None
 
 
 def test_moves_by_parts_of_a_pixel_are_left_out():
-    found = blame_layers(network(nn.ReLU()), images(), [(0, 0.5), (0, 1)], Movement("fourier"))
+    found = locate_layers(network(nn.ReLU()), images(), [(0, 0.5), (0, 1)], Movement("fourier"))
     assert found.shifts == ((0, 1),)
     assert not found.breaks
     with pytest.raises(ValueError, match="whole pixels"):
-        blame_layers(network(nn.ReLU()), images(), [(0, 0.5)], Movement("fourier"))
+        locate_layers(network(nn.ReLU()), images(), [(0, 0.5)], Movement("fourier"))
 
 
 def test_calls_of_one_module_are_told_apart():
     relu = nn.ReLU()
     model = network(nn.Identity(), relu, Ramp(), relu)
-    found = blame_layers(model, images() - 0.5, SHIFTS, CIRCULAR)
+    found = locate_layers(model, images() - 0.5, SHIFTS, CIRCULAR)
     assert [one.name for one in found.findings] == ["1", "2", "1 (call 2)"]
     assert found.find("1 (call 2)").interior_error > 0.1  # pyright: ignore[reportOptionalMemberAccess, reportOptionalOperand]
 
@@ -204,7 +204,7 @@ def test_what_a_module_does_between_its_parts_is_its_own_fault():
             return {"answer": self.last(self.dropout(self.stem(images) + self.pos_embed))}
 
     model = nn.Sequential(nn.Identity(), Placing()).double().eval()
-    found = blame_layers(model, images(), SHIFTS, CIRCULAR)
+    found = locate_layers(model, images(), SHIFTS, CIRCULAR)
     assert found.first_break == "1"
     assert found.breaks["interior"].between == ("1.stem", "1.dropout")
     assert found.absolute_embeddings == ("1.pos_embed",)
@@ -213,7 +213,7 @@ def test_what_a_module_does_between_its_parts_is_its_own_fault():
 
 def test_a_chosen_list_of_layers_is_looked_at_and_nothing_else():
     model = network(circular(2, 4), nn.Identity(), Ramp(), circular(4, 4))
-    found = blame_layers(model, images(), SHIFTS, CIRCULAR, layers=["1", "3"])
+    found = locate_layers(model, images(), SHIFTS, CIRCULAR, layers=["1", "3"])
     assert [one.name for one in found.findings] == ["1", "3"]
     assert found.breaks["interior"].between == ("1", "3")
     assert found.skipped == {}
@@ -221,7 +221,7 @@ def test_a_chosen_list_of_layers_is_looked_at_and_nothing_else():
 
 def test_the_function_that_runs_the_model_may_change_the_images_first():
     model = network(circular(2, 4), circular(4, 4, stride=4))
-    doubled = blame_layers(
+    doubled = locate_layers(
         model,
         images(),
         axis_shifts(4),
@@ -235,7 +235,7 @@ def test_the_function_that_runs_the_model_may_change_the_images_first():
 def test_batches_of_any_size_give_the_same_numbers():
     model, moved = network(circular(2, 4), Ramp(), circular(4, 4, stride=2)), images(batch=11)
     whole, parts = (
-        blame_layers(model, moved, SHIFTS, CIRCULAR, batch_size=size) for size in (200, 3)
+        locate_layers(model, moved, SHIFTS, CIRCULAR, batch_size=size) for size in (200, 3)
     )
     for one, other in zip(whole.findings, parts.findings, strict=True):
         expected = [math.inf if error is None else error for error in other.errors]
@@ -245,8 +245,8 @@ def test_batches_of_any_size_give_the_same_numbers():
 
 
 def test_a_few_images_are_taken_evenly_and_counted():
-    found = blame_layers(network(Ramp()), images(batch=9), SHIFTS, CIRCULAR, num_images=2)
-    chosen = blame_layers(network(Ramp()), images(batch=9)[[0, 8]], SHIFTS, CIRCULAR)
+    found = locate_layers(network(Ramp()), images(batch=9), SHIFTS, CIRCULAR, num_images=2)
+    chosen = locate_layers(network(Ramp()), images(batch=9)[[0, 8]], SHIFTS, CIRCULAR)
     assert found.num_images == 2
     assert found.findings == chosen.findings
 
@@ -256,14 +256,14 @@ def test_noise_lifts_the_limit():
         def forward(self, images):
             return images + 0.01 * torch.randn_like(images)
 
-    found = blame_layers(network(Noisy()), images(), SHIFTS, CIRCULAR)
+    found = locate_layers(network(Noisy()), images(), SHIFTS, CIRCULAR)
     assert not found.breaks
     assert found.findings[0].noise > 1e-3
 
 
 def test_half_precision_has_a_threshold_of_its_own():
     model = network(circular(2, 4), nn.GELU(), circular(4, 4)).bfloat16()
-    found = blame_layers(model, images().bfloat16(), SHIFTS, CIRCULAR)
+    found = locate_layers(model, images().bfloat16(), SHIFTS, CIRCULAR)
     assert not found.breaks
     assert found.threshold == pytest.approx(4 * torch.finfo(torch.bfloat16).eps)
 
@@ -277,7 +277,7 @@ def test_parts_that_are_never_called_or_cannot_be_compared_are_named_with_the_re
         def forward(self, images):
             return self.folding(self.stem(images)).unflatten(0, images.shape[:2])
 
-    found = blame_layers(Partial().eval(), images(), SHIFTS, CIRCULAR)
+    found = locate_layers(Partial().eval(), images(), SHIFTS, CIRCULAR)
     assert found.skipped["unused"] == "it was not called"
     assert "batch" in found.skipped["folding"]
     assert [one.name for one in found.findings] == ["stem", "(model)"]
@@ -293,7 +293,7 @@ def test_a_layer_that_fails_for_moved_images_only_is_left_out_and_the_rest_kept(
     model = (
         nn.Sequential(nn.ReLU(), nn.ConstantPad2d((-1, 0, 0, 0), 0.0), Failing()).double().eval()
     )
-    found = blame_layers(model, moved, [(0, 1), (0, -1)], CIRCULAR)
+    found = locate_layers(model, moved, [(0, 1), (0, -1)], CIRCULAR)
     assert "NaN or infinity" in found.skipped["2"]
     assert [one.name for one in found.findings] == ["0", "1"]
 
@@ -303,7 +303,7 @@ def test_a_model_without_an_absolute_position_is_clean_and_one_with_is_blamed_fo
         torch.manual_seed(0)
         model = Performer(7, 1, 3, dim=8, depth=2, heads=2, position=position, periodic=True).eval()
         moved = images(7, 7, channels=1, dtype=torch.float32)
-        return blame_layers(model, moved, axis_shifts(2), CIRCULAR)
+        return locate_layers(model, moved, axis_shifts(2), CIRCULAR)
 
     absolute, rotation = perform("absolute"), perform("rotation")
     assert absolute.first_break == "absolute_position"
@@ -320,7 +320,7 @@ def test_a_model_without_an_absolute_position_is_clean_and_one_with_is_blamed_fo
 def test_layers_are_looked_into_in_inference_mode_too():
     model = network(circular(2, 4), nn.ReLU())
     with torch.inference_mode():
-        assert blame_layers(model, images(), SHIFTS, CIRCULAR).breaks == {}
+        assert locate_layers(model, images(), SHIFTS, CIRCULAR).breaks == {}
 
 
 @pytest.mark.usefixtures("unchecked_annotations")
@@ -342,9 +342,9 @@ def test_bad_input_is_refused_with_a_message():
     ):
         arguments = {"images": images(), "shifts": SHIFTS, "movement": CIRCULAR} | change
         with raises_for(message, ValueError, match=message):
-            blame_layers(model, **arguments)  # pyright: ignore[reportArgumentType]
+            locate_layers(model, **arguments)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="training"):
-        blame_layers(model.train(), images(), SHIFTS, CIRCULAR)
+        locate_layers(model.train(), images(), SHIFTS, CIRCULAR)
 
 
 def test_a_model_that_raises_is_an_error_that_says_for_what():
@@ -356,6 +356,6 @@ def test_a_model_that_raises_is_an_error_that_says_for_what():
 
     model = Raising().eval()
     with pytest.raises(ModelError, match=r"RuntimeError for shifts .*: too many"):
-        blame_layers(model, images(), SHIFTS, CIRCULAR)
+        locate_layers(model, images(), SHIFTS, CIRCULAR)
     with pytest.raises(ModelError, match="unshifted"):
-        blame_layers(model, images(batch=8), SHIFTS, CIRCULAR)
+        locate_layers(model, images(batch=8), SHIFTS, CIRCULAR)

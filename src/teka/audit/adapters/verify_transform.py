@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from teka.audit.adapters.loaded_model import read_as
 from teka.audit.adapters.preprocessing import LIBRARIES, Preprocessing
-from teka.audit.adapters.subject import read_as
 from teka.errors import wrong_value
 
 TOLERANCE = (
@@ -21,7 +21,7 @@ SIZES = (*((60, width) for width in range(60, 76)), (500, 380))
 Picture = UInt8[np.ndarray, "height width channels"]
 
 
-def match_library(
+def verify_against_library(
     own: Callable[[Picture], Any], transform: Preprocessing, model: str, name: str
 ) -> Preprocessing:
     """The transform with the `library` as which it is, to the level, what a model's own transform is.

@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from teka.audit.adapters.load_options import LoadOptions
+from teka.audit.adapters.loaded_model import LoadedModel, read_as, tensors_only, wrap_module
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.adapters.reading import Reading
-from teka.audit.adapters.subject import Subject, read_as, subject_of_module, tensors_only
-from teka.audit.function import calling
+from teka.audit.model_call import calling
 from teka.errors import wrong_value
 from teka.files import expand_user
 
@@ -67,9 +67,9 @@ def is_script(spec: str) -> bool:
         return False
 
 
-def check_trusted(path: str, reading: Reading, kind: str, danger: str) -> None:
+def check_trusted(path: str, load_options: LoadOptions, kind: str, danger: str) -> None:
     """Check that the user trusts a file that contains a program, before any of it reaches torch."""
-    if not reading.trust:
+    if not load_options.trust:
         raise ValueError(
             f"trust must be True to load {path!r}, got False. {kind} {danger} with all your rights. If you would run "
             "a script from the same source, pass --trust (in Python, trust=True)."
@@ -89,22 +89,20 @@ def _quiet() -> Iterator[None]:
         logging.disable(disabled)
 
 
-def load_script(path: str, reading: Reading) -> Subject:
+def load_script(path: str, load_options: LoadOptions) -> LoadedModel:
     """Load a file that `torch.jit.save` wrote."""
-    check_trusted(path, reading, "A TorchScript program", "can read and write any file")
+    check_trusted(path, load_options, "A TorchScript program", "can read and write any file")
     with read_as(path, "a program of TorchScript"), _quiet(), calling():
-        module = torch.jit.load(expand_user(path), map_location=reading.device or "cpu").eval()
+        module = torch.jit.load(expand_user(path), map_location=load_options.device or "cpu").eval()
     filters = next((one for one in module.state_dict().values() if one.ndim == 4), None)
     in_channels = None if filters is None or filters.shape[1] not in (1, 3) else filters.shape[1]
-    transform, size = reading.fit(Preprocessing(in_channels))
-    return subject_of_module(
-        module, Path(path).stem, "torchscript", transform, size, None, note=NOTE
-    )
+    transform, size = load_options.fit(Preprocessing(in_channels))
+    return wrap_module(module, Path(path).stem, "torchscript", transform, size, None, note=NOTE)
 
 
-def load_exported(path: str, reading: Reading) -> Subject:
+def load_exported(path: str, load_options: LoadOptions) -> LoadedModel:
     """Load a file that `torch.export.save` wrote and whose only input is images (B, C, H, W)."""
-    check_trusted(path, reading, "A torch.export program", "can run any code")
+    check_trusted(path, load_options, "A torch.export program", "can run any code")
     with tensors_only(path, "a program of torch.export"), _quiet(), calling():
         program = torch.export.load(expand_user(path))
     inputs = [one for one in program.graph.nodes if one.name in program.graph_signature.user_inputs]
@@ -115,8 +113,8 @@ def load_exported(path: str, reading: Reading) -> Subject:
         )
     batch, channels, height, width = (one if isinstance(one, int) else None for one in shapes[0])
     size = None if height is None or width is None else (height, width)
-    transform, size = reading.fit(Preprocessing(channels, size, crop=size))
+    transform, size = load_options.fit(Preprocessing(channels, size, crop=size))
     module = ExportedProgram(program.module(), batch)
-    return subject_of_module(
-        module, Path(path).stem, "torch.export", transform, size, reading.device, note=NOTE
+    return wrap_module(
+        module, Path(path).stem, "torch.export", transform, size, load_options.device, note=NOTE
     )

@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from teka.audit.function import Model, check_evaluation_mode
 from teka.audit.layers.fixes import FIXES, find_fixes
-from teka.audit.layers.recogniser import absolute_embeddings, class_tokens
-from teka.audit.layers.shift_errors import NOISE_FACTOR, Measured, ShiftErrors
-from teka.audit.layers.survey import Stop, Survey, Trace, call_name, survey_batch
+from teka.audit.layers.layouts import absolute_embeddings, class_tokens
+from teka.audit.layers.shift_errors import NOISE_FACTOR, LayerErrors, ShiftErrors
+from teka.audit.layers.trace import CallTracer, ModelTrace, TraceEvent, call_name, trace_batch
+from teka.audit.model_call import Model, check_evaluation_mode
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts, Shift, SubpixelShift
 from teka.checks import (
@@ -40,7 +40,7 @@ THRESHOLD, THRESHOLD_ROUNDINGS = (
 PART_FACTOR = (
     2.0  # a module that gives what a part gave is listed too if it adds so many times as much error
 )
-ByIndex = Mapping[int, Measured]
+ByIndex = Mapping[int, LayerErrors]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class LayerFinding:
 
     name: str  # of the module, with its number where a forward pass calls it again: "relu (call 2)"
     kind: str  # its class
-    layout: str  # the name of a `teka.audit.layers.recogniser.Layout`
+    layout: str  # the name of a `teka.audit.layers.layouts.Layout`
     grid: tuple[int, ...]  # cells along every axis; () for a vector
     stride: tuple[
         int | float, ...
@@ -168,7 +168,7 @@ class LayerFindings:
         return tuple(sorted(own, key=lambda one: -(one.added or 0.0))[:count])
 
 
-def blame_layers(
+def locate_layers(
     module: nn.Module,
     images: Float[Tensor, "batch channels height width"],
     shifts: Iterable[Shift | SubpixelShift],
@@ -242,12 +242,12 @@ def blame_layers(
     while survey is None or not (
         survey.feels_all_sides or width > min(still.shape[2:]) * WIDEST_EDGE
     ):
-        survey = Survey(min(len(still), IMAGES_AT_ONCE), (still.shape[2], still.shape[3]))
-        with torch.no_grad(), Trace(run, followed, survey.see) as trace:
-            trace.run(survey_batch(still[:IMAGES_AT_ONCE], width), "the images unshifted")
+        survey = ModelTrace(min(len(still), IMAGES_AT_ONCE), (still.shape[2], still.shape[3]))
+        with torch.no_grad(), CallTracer(run, followed, survey.see) as trace:
+            trace.run(trace_batch(still[:IMAGES_AT_ONCE], width), "the images unshifted")
         width *= 2
     errors = ShiftErrors(survey, steps, movement.wraps)
-    with torch.no_grad(), Trace(run, followed, errors.see) as trace:
+    with torch.no_grad(), CallTracer(run, followed, errors.see) as trace:
         for images in placed.split(max(1, min(IMAGES_AT_ONCE, batch_size // 2))):
             room = max(1, batch_size // len(images) - 1)
             for first in range(0, len(steps), room):
@@ -281,7 +281,7 @@ def blame_layers(
 
 
 def _first_breaks(
-    survey: Survey, measured: ByIndex, followed: Mapping[str, nn.Module]
+    survey: ModelTrace, measured: ByIndex, followed: Mapping[str, nn.Module]
 ) -> dict[str, LayerBreak]:
     """The first break of each kind; of a tensor that no module gave, in the module around the one that got it."""
     found: dict[str, LayerBreak] = {}
@@ -322,7 +322,7 @@ def _first_breaks(
 
 
 def _list_findings(
-    stops: Sequence[Stop], measured: ByIndex, steps: CheckedShifts, always: set[str]
+    stops: Sequence[TraceEvent], measured: ByIndex, steps: CheckedShifts, always: set[str]
 ) -> tuple[LayerFinding, ...]:
     """The layers that give something new, are to blame or named, as `always` says, or add far more than their parts."""
     found: list[LayerFinding] = []
@@ -351,7 +351,7 @@ def _list_findings(
 
 
 def _finding(
-    stop: Stop, numbers: Measured, before: Measured | None, steps: CheckedShifts
+    stop: TraceEvent, numbers: LayerErrors, before: LayerErrors | None, steps: CheckedShifts
 ) -> LayerFinding:
     layout = numbers.slot.layout
     return LayerFinding(
@@ -376,7 +376,7 @@ def _finding(
 
 
 def _skipped(
-    stops: Sequence[Stop], errors: ShiftErrors, followed: Mapping[str, nn.Module]
+    stops: Sequence[TraceEvent], errors: ShiftErrors, followed: Mapping[str, nn.Module]
 ) -> dict[str, str]:
     """For each module that could not be compared, why."""
     given = [

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from teka.audit import AuditSettings, audit
-from teka.audit.adapters import Reading, load
+from teka.audit.adapters import LoadOptions, load
 
 IMAGES = torch.rand(5, 3, 8, 6, generator=torch.Generator().manual_seed(0))
-HALF = Reading(mean=(0.5,), deviation=(0.5,), trust=True)
+HALF = LoadOptions(mean=(0.5,), deviation=(0.5,), trust=True)
 
 
 def network() -> nn.Module:
@@ -69,7 +69,7 @@ def test_what_is_no_program_of_images_is_one_line(tmp_path: Path):
     ):
         load(str(tmp_path / "flat.pt2"), trust=True)
     with pytest.raises(ValueError, match=r"weights must be None for a.*got 'random'"):
-        load(str(tmp_path / "flat.pt2"), Reading(weights="random"))
+        load(str(tmp_path / "flat.pt2"), LoadOptions(weights="random"))
 
 
 @pytest.mark.parametrize("name", ["net.pt2", "net.pt", "net.pth", "net.zip", "net"])
@@ -88,12 +88,12 @@ def test_a_file_with_a_program_is_refused_unread_without_trust(
         torch.export, "load", lambda *_, **__: pytest.fail("torch.export.load was called")
     )
     monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("torch.load was called"))
-    for reading in (Reading(), Reading(input_size=8, mean=(0.5,), deviation=(0.5,))):
+    for load_options in (LoadOptions(), LoadOptions(input_size=8, mean=(0.5,), deviation=(0.5,))):
         with pytest.raises(
             ValueError,
             match=r"^trust must be True to load '.*', got False\. .* with all your rights",
         ):
-            load(str(tmp_path / name), reading)
+            load(str(tmp_path / name), load_options)
 
 
 def test_a_program_given_as_weights_is_not_run(tmp_path: Path):
@@ -104,7 +104,7 @@ def test_a_program_given_as_weights_is_not_run(tmp_path: Path):
     with pytest.raises(
         ValueError, match="Cannot use ``weights_only=True`` with TorchScript archives"
     ):
-        load(f"{tmp_path}/model.py:make", Reading(weights=str(tmp_path / "net.pt"), trust=True))
+        load(f"{tmp_path}/model.py:make", LoadOptions(weights=str(tmp_path / "net.pt"), trust=True))
 
 
 def test_a_damaged_program_is_an_error_without_a_log(

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from teka.audit.function import Model, call_model, check_evaluation_mode
 from teka.audit.images import roll_and_blank
 from teka.audit.measure.measure_responses import measure_responses
+from teka.audit.model_call import Model, call_model, check_evaluation_mode
 from teka.audit.model_output import CLASSIFIERS, infer_kind, predict
 from teka.audit.movement import Movement
 from teka.audit.settings import AuditSettings

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from teka.audit.procedures import PresetResult, chaman2021, horn2021, pair_agreement, zhang2019
+from teka.audit.protocols import PresetResult, chaman2021, horn2021, pair_agreement, zhang2019
 from teka.audit.settings import AuditSettings
 from teka.codec import decode, encode
 

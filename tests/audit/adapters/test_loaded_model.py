@@ -3,8 +3,8 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from teka.audit.adapters import Preprocessing, Subject
-from teka.audit.adapters.subject import subject_of_module
+from teka.audit.adapters import LoadedModel, Preprocessing
+from teka.audit.adapters.loaded_model import wrap_module
 from teka.data import Normalize
 
 
@@ -22,7 +22,7 @@ class Answers(nn.Module):
 def test_the_function_takes_pictures_normalises_them_and_takes_out_the_logits():
     transform = Preprocessing(3, (7, 5), normalization=Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)))
     module = Answers().eval()
-    subject = subject_of_module(
+    subject = wrap_module(
         module, name="a", kind="factory", transform=transform, input_size=(7, 5), device=None
     )
     images = torch.rand(2, 3, 7, 5)
@@ -33,7 +33,7 @@ def test_the_function_takes_pictures_normalises_them_and_takes_out_the_logits():
 
 def test_images_as_the_data_have_them_are_placed_by_the_function():
     transform = Preprocessing(3, 6, crop=(5, 5))
-    subject = subject_of_module(
+    subject = wrap_module(
         Answers().eval(),
         name="a",
         kind="factory",
@@ -46,7 +46,7 @@ def test_images_as_the_data_have_them_are_placed_by_the_function():
     torch.testing.assert_close(wide.function(images), subject.function(transform.place(images)))
     assert isinstance(wide.function, nn.Module)
     assert wide.input_size is None
-    bare = Subject("b", "onnx", lambda placed: placed.sum(dim=(2, 3)), transform=transform)
+    bare = LoadedModel("b", "onnx", lambda placed: placed.sum(dim=(2, 3)), transform=transform)
     torch.testing.assert_close(
         bare.taking_unplaced_images().function(images), transform.place(images).sum(dim=(2, 3))
     )
@@ -54,7 +54,7 @@ def test_images_as_the_data_have_them_are_placed_by_the_function():
 
 def test_the_wrapper_does_not_hide_the_mode_that_a_module_came_in():
     for module in (nn.Flatten().train(), nn.Flatten().eval()):
-        made = subject_of_module(
+        made = wrap_module(
             module,
             name="a",
             kind="factory",
