@@ -36,12 +36,8 @@ def training():
 def named(names, side=16):
     transform = Preprocessing(1, resize=(side, side))
     model = lambda images: images.flatten(1)[:, :10]
-<<<<<<< HEAD
     known = (side, side), 1, tuple(names), len(names), transform
-    return Subject("one", "factory", model, None, *known)
-=======
-    return LoadedModel("one", "factory", model, None, (side, side), 1, tuple(names), len(names), transform)
->>>>>>> 979f7d68 (audit: name files and classes by the terms of the style guide)
+    return LoadedModel("one", "factory", model, None, *known)
 
 def up():
     return named("0123456789")

@@ -5,7 +5,7 @@ import re
 import zlib
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from teka.errors import printable, require
 
@@ -53,7 +53,11 @@ def line_marker(index: int) -> str:
 
 
 def make_axes(
-    width: float | int, height: float | int, *, legend_rows: int = 0, layout: str | None = None
+    width: float | int,
+    height: float | int,
+    *,
+    legend_rows: int = 0,
+    layout: Literal["constrained"] | None = None,
 ) -> "tuple[Figure, Axes]":
     """Return a figure and its axes, in the style of the pages.
 
