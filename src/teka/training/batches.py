@@ -1,4 +1,4 @@
-"""Batches of a split, in an order that only the seed and the epoch decide, whatever they are divided among."""
+"""Batches of images in an order that depends only on the seed and the epoch."""
 
 import os
 from collections.abc import Iterator
@@ -19,14 +19,20 @@ MAX_NUM_WORKERS = 8
 
 
 class Part(NamedTuple):
-    """Some images of one step."""
+    """Some images of one step.
+
+    Attributes:
+        indices: Indices of the images.
+        weight: Weight of the mean loss of these images. With it, the mean over all parts of a step
+            is the mean over its images.
+    """
 
     indices: list[int]
-    weight: float  # of their mean loss, so that the mean over all parts of a step is the mean over its images
+    weight: float
 
 
 class TrainBatch(NamedTuple):
-    """What a part becomes: images (B, C, H, W), their classes (B,), and the part's weight."""
+    """Images (B, C, H, W) of a part, their classes (B,), and the weight of the part."""
 
     images: Tensor
     labels: Tensor
@@ -34,9 +40,11 @@ class TrainBatch(NamedTuple):
 
 
 class Parts(Sampler[Part]):
-    """The images of every step, in a new order every epoch drawn with (seed, epoch), divided into parts.
+    """Sampler of the images of every step, in a random order that depends on seed and epoch.
 
-    Part p of P takes every P-th image of a step from the p-th on; the last step of an epoch has what is left.
+    The images of a step are divided into parts: each process has `accumulate` parts. Part p of P
+    has every P-th image of the step, starting with image p. The last step of an epoch may be
+    smaller.
     """
 
     def __init__(
@@ -55,7 +63,7 @@ class Parts(Sampler[Part]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Take the order of this epoch; Lightning calls it."""
+        """Set the epoch. Lightning calls this method."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[Part]:
@@ -65,7 +73,8 @@ class Parts(Sampler[Part]):
             step = order[start : start + self.batch_size]
             for turn in range(self.accumulate):
                 indices = step[turn * self.world_size + self.rank :: self.num_parts]
-                # Processes must take equally many steps: one without an image takes another's, and counts it for 0.
+                # All processes need the same number of steps. A part without images gets the first
+                # image of the step with weight 0.
                 yield Part(indices or step[:1], len(indices) * self.num_parts / len(step))
 
     def __len__(self) -> int:
@@ -105,7 +114,7 @@ def _workers(split: Split) -> dict[str, Any]:
 
 
 class BatchSource(LightningDataModule):
-    """Training and held-out images for Lightning's Trainer, made where it is known which process of how many it is."""
+    """Lightning data module with the training and validation images of a run."""
 
     def __init__(self, dataset: Dataset, run: Run, execution: Execution) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Where the numbers of a training are logged: files of the run's folder, and services that are asked for by name."""
+"""Loggers of a training run: files in its folder, and optional services."""
 
 import contextlib
 import os
@@ -25,31 +25,38 @@ from teka.training.run import Run
 # Names of the services and of the packages that they need.
 SERVICES = {"wandb": "wandb", "mlflow": "mlflow-skinny"}
 LOGS = "logs"
-# The services' own names of this run, under which a resumed one continues.
+# Identifiers of the run at the services, so that a resumed run continues there.
 SERVICES_FILE = "services.json"
 PROJECT = "teka"
 
 
 def check_loggers(names: Sequence[str]) -> None:
-    """Check that the services are known and their packages installed; nothing is sent."""
+    """Check that services are known and their packages installed, without sending anything."""
     for name in names:
         check_name("loggers", name, SERVICES)
-        found = find_spec(name)
-        if (
-            found is None or found.origin is None
-        ):  # a folder "wandb" beside the program is no package
-            raise wrong_value(
-                "loggers", name, f"an installed one; run pip install {SERVICES[name]}"
-            )
+        module = find_spec(name)
+        # A folder "wandb" next to the program is not the package.
+        if module is None or module.origin is None:
+            expected = f"an installed one; run pip install {SERVICES[name]}"
+            raise wrong_value("loggers", name, expected)
 
 
 @contextlib.contextmanager
 def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[Logger]]:
-    """Loggers of a training, which have been given the run's fields: a CSV table, TensorBoard's events, and services.
+    """Open the loggers of a training run: a CSV table, events for TensorBoard, and services.
 
-    Each start has a folder of its own for table and events; at a service a resumed run continues. The services are
-    "wandb" (into the project $WANDB_PROJECT) and "mlflow" (to $MLFLOW_TRACKING_URI, by default the run's folder, and
-    into the experiment $MLFLOW_EXPERIMENT_NAME). Project and experiment are "teka" by default.
+    Each start has its own folder for the table and the events. At a service, a resumed run
+    continues. "wandb" logs into the project $WANDB_PROJECT. "mlflow" logs to
+    $MLFLOW_TRACKING_URI, by default the folder of the run, into the experiment
+    $MLFLOW_EXPERIMENT_NAME. Project and experiment are "teka" by default.
+
+    Args:
+        names: Services: "wandb" and "mlflow".
+        folder: Folder of the run.
+        run: The run, whose fields are logged.
+
+    Raises:
+        ValueError: A service refuses the run.
     """
     table = CSVLogger(folder, name=LOGS)
     events = TensorBoardLogger(folder, name=LOGS, version=table.version, default_hp_metric=False)
@@ -60,26 +67,23 @@ def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[
         for name in names:
             try:
                 loggers.append(_open_service(name, folder))
-            except (
-                Exception
-            ) as error:  # whatever a service raises: a wrong key, an address that does not answer
-                raise wrong_value(
-                    "loggers", name, f"a service that takes the run ({first_line(error)})"
-                ) from error
+            # Services raise many types of errors.
+            except Exception as error:
+                expected = f"a service that takes the run ({first_line(error)})"
+                raise wrong_value("loggers", name, expected) from error
         for logger in loggers:
             logger.log_hyperparams(fields)
         yield loggers
         failed = False
     finally:
         for logger in loggers:
-            if isinstance(
-                logger, WandbLogger
-            ):  # which leaves its run open, for the next training to write into
+            # Lightning leaves the run open, so that the next training would write into it.
+            if isinstance(logger, WandbLogger):
                 logger.experiment.finish(exit_code=int(failed))
 
 
 def _open_service(name: str, folder: Path) -> Logger:
-    """The logger of a service, whose own name of the run is kept for a resumed one."""
+    """Open the logger of a service, and save its identifier of the run for a resumed run."""
     file = folder / LOGS / SERVICES_FILE
     known: dict[str, Any] = read_json(file) if file.is_file() else {}
     identity, title = known.get(name), folder.resolve().name
@@ -91,9 +95,8 @@ def _open_service(name: str, folder: Path) -> Logger:
         _ = logger.experiment
     else:
         address = os.environ.get("MLFLOW_TRACKING_URI")
-        if (
-            address is None
-        ):  # files are for a run of one's own still, but MLflow wants to be told so
+        if address is None:
+            # MLflow writes to files only if this is set.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         options = {
             "run_name": title,

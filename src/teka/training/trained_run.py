@@ -96,8 +96,8 @@ def restore(
         dataset: The data set that was passed to `train`, if any.
 
     Raises:
-        ValueError: The folder does not hold a finished run, the checkpoint belongs to another model,
-            or the data set has another name.
+        ValueError: The folder does not hold a finished run, the checkpoint belongs to another
+            model, or the data set has another name.
     """
     folder = Path(folder)
     run = Run.load(folder)
