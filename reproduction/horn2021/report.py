@@ -50,7 +50,7 @@ def read_paper_figure() -> pd.DataFrame:
 
 
 def paper_name(model: str) -> str:
-    """Return the name of a model in the paper, which has neither exact forms nor other distances."""
+    """Return the name of a model in the paper, which has no exact forms or other distances."""
     return re.sub(r" exact| with k = \d+", "", model)
 
 

@@ -1,4 +1,4 @@
-"""Studies: grids of training runs, trained in parallel, resumed after interruptions and compared."""
+"""Studies: grids of training runs, trained in parallel and compared."""
 
 from reproduction.study.cells import pack_cells, read_cells
 from reproduction.study.report import write_study

@@ -78,7 +78,7 @@ def pack_cells(folder: str | Path) -> list[Path]:
 
 
 def read_cells(study: Study, folder: str | Path) -> pd.DataFrame:
-    """Return the saved cells of a study as a table with one row per cell, in the order of the study.
+    """Return the saved cells of a study as a table with one row per cell.
 
     The index has one level for each factor, and "seed". A run whose loss diverged has the error
     message in the column "failed" and no measurements. If the folder has the file

@@ -138,7 +138,7 @@ def _sample(split: Split, count: int | None) -> Split:
 
 
 def _select_shifted(test: Split, measure: Measure) -> Split:
-    """Return the images that are shifted. In mode "lossless", no shift along x moves content out."""
+    """Return the images that are shifted. In mode "lossless", no shift along x loses content."""
     if measure.mode == "lossless":
         margin = max(abs(dx) for _, dx in measure.shifts)
         keep = lossless_selection(test.images, test.labels, class_index=None, margin=margin)

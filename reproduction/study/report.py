@@ -35,8 +35,8 @@ Differences are accuracies minus the accuracy of the reference with the same see
 points. "At equal time" compares held-out images after the CPU time of the reference: a slower run
 has not completed its learning rate schedule, and a faster run counts with its last accuracy.
 
-Accuracies under shifts are those of the shifted images: without a shift, at the worst shift, and the
-share of images that are correct at every shift."""
+Accuracies under shifts are those of the shifted images: without a shift, at the worst shift, and
+the share of images that are correct at every shift."""
 
 
 def half_width(values: Any) -> Any:
@@ -183,7 +183,7 @@ def write_report(
     numbers: pd.DataFrame,
     figures: Mapping[str, Figure],
 ) -> str:
-    """Write tables and notes to `path` with the suffix .md, numbers to .csv, and figures beside them.
+    """Write tables and notes to `path` with suffix .md, numbers with .csv, and figures.
 
     Returns:
         The content of the Markdown file, and the names of the files.

@@ -94,12 +94,14 @@ def _train_all(cells: list[Cell], train: Any, folder: Path) -> None:
                 num_finished += 1
                 print(f"{folder.name} {num_finished}/{len(cells)} {name}", flush=True)
         except BrokenExecutor as error:
-            message = "A training process was killed, perhaps because memory ran out. Run the same command again to resume, with fewer --processes if necessary."
-            raise ChildProcessError(message) from error
+            raise ChildProcessError(
+                "A training process was killed, perhaps because memory ran out. "
+                "Run the same command again to resume, with fewer --processes if necessary."
+            ) from error
 
 
 def _train(cell: Cell, folder: Path, is_waiting: bool, num_threads: int, **options: Any) -> str:
-    """Train a cell unless another process has finished it or is training it, and return its name."""
+    """Train a cell unless another process has it, and return its name."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     path = folder.parent / "training" / folder.name / f"{cell.name}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -95,7 +95,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Tune:
-    """A field of the runs that is tuned before the study, separately for the levels of some factors.
+    """A field of the runs that is tuned first, separately for the levels of some factors.
 
     The value with the lowest mean validation loss is chosen.
 

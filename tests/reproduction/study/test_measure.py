@@ -10,7 +10,7 @@ from teka.models import Performer
 
 
 class ClassByColumn(nn.Module):
-    """Predict class 1 if the ink is right of the center, else 0, so that the effect of shifts is known."""
+    """Predict class 1 if the ink is right of the center, else class 0."""
 
     def __init__(self) -> None:
         super().__init__()
