@@ -123,11 +123,7 @@ def is_finished(folder: Path, cell: Cell) -> bool:
     saved = find_cell(folder, cell.name)
     if saved is None:
         return False
-    # Older cells state the default dropout of 0.
-    runs = [
-        run.replace(dropout=run.dropout or None) for run in (cell.run, Run.from_dict(saved["run"]))
-    ]
-    if fields := runs[0].differs_from(runs[1]):
+    if fields := cell.run.differs_from(Run.from_dict(saved["run"])):
         expected = f"the folder of this study; {cell.name} differs in {', '.join(fields)}"
         raise wrong_value("out", str(folder.parent), expected)
     return True

@@ -131,14 +131,13 @@ def test_a_folder_of_another_study_is_an_error_that_names_the_difference(
         run_study(read_study(tiny_study), folder)
 
 
-def test_older_cells_can_lack_fields_and_state_the_default_dropout(finished, tiny_study, tmp_path):
+def test_older_cells_can_lack_fields_and_have_none_as_dropout(finished, tiny_study, tmp_path):
     folder = shutil.copytree(finished, tmp_path / "older")
     shutil.rmtree(folder / "models")
     for path in folder.rglob("*.json"):
         content = read(path)
         del content["run"]["epsilon"]
-        assert content["run"]["dropout"] is None
-        content["run"]["dropout"] = 0.0
+        content["run"]["dropout"] = None
         write_json(path, content)
     run_study(read_study(tiny_study), folder)
 
