@@ -117,7 +117,7 @@ def test_missing_extra_is_named():
 
 def test_import_needs_no_extras():
     script = (
-        "import sys, teka, teka.reporting.charts;"
+        "import sys, teka, teka.reporting.plots;"
         f"print(*(name for name in {NOT_IMPORTED} if name in sys.modules))"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

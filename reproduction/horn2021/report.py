@@ -16,8 +16,8 @@ from reproduction.study.report import (
     summarize,
     write_report,
 )
-from teka.reporting.charts import ShareCurve, draw_curves
 from teka.reporting.formatting import significant
+from teka.reporting.plots import AccuracyCurve, draw_accuracy_curves
 
 FOLDER = Path(__file__).parent
 PAPER_IMAGE_SIZE = 32
@@ -155,7 +155,7 @@ def draw_shifts(shifted: pd.DataFrame, *, is_class_1: bool = False) -> Figure:
         shifted: Cells with shifted images, of one image size.
         is_class_1: Draw the accuracy of class 1 and the curves of the paper, as in Figure 1.
     """
-    panels: dict[str, list[ShareCurve]] = {}
+    panels: dict[str, list[AccuracyCurve]] = {}
     for (data, model), group in over_seeds(shifted):
         rows = [
             dict(zip([dx for _, dx in cell.shifts], shares, strict=True))
@@ -166,9 +166,11 @@ def draw_shifts(shifted: pd.DataFrame, *, is_class_1: bool = False) -> Figure:
         ]
         accuracy = pd.DataFrame(rows).sort_index(axis=1)
         band = dict(zip(accuracy, zip(accuracy.min(), accuracy.max(), strict=True), strict=True))
-        curve = ShareCurve(model, accuracy.mean().to_dict(), band)
+        curve = AccuracyCurve(model, accuracy.mean().to_dict(), band)
         panels.setdefault(data, []).append(curve)
-    figure = draw_curves({f"{data}: shift dx (pixels)": curves for data, curves in panels.items()})
+    figure = draw_accuracy_curves(
+        {f"{data}: shift dx (pixels)": curves for data, curves in panels.items()}
+    )
     if is_class_1:
         scale = (shifted.run.iloc[0]["image_size"] or 28) / PAPER_IMAGE_SIZE
         for axis, data in zip(figure.axes, panels, strict=True):

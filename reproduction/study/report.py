@@ -13,8 +13,8 @@ from scipy import stats
 from reproduction.study.cells import read_cells
 from reproduction.study.study import Study, slug
 from teka.files import write_bytes
-from teka.reporting.charts import encode_png
 from teka.reporting.formatting import significant
+from teka.reporting.plots import to_png
 
 DIFFERENCES = ["at_equal_steps", "at_equal_time"]
 HEADINGS = {
@@ -194,7 +194,7 @@ def write_report(
     text = "\n\n".join([*parts, *notes])
     files = {path.with_suffix(".md"): f"{text}\n".encode()}
     files[path.with_suffix(".csv")] = numbers.to_csv().encode()
-    files |= {path.with_name(name): encode_png(figure) for name, figure in figures.items()}
+    files |= {path.with_name(name): to_png(figure) for name, figure in figures.items()}
     for file, content in files.items():
         write_bytes(file, content)
     return f"{text}\n\nwritten: {', '.join(map(str, files))}"

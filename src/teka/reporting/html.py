@@ -1,6 +1,5 @@
 """HTML pages of one file that need no network."""
 
-import base64
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
@@ -56,8 +55,3 @@ def _visible(value: object) -> object:
     """Escape the control characters of plain text."""
     is_text = isinstance(value, str) and not hasattr(value, "__html__")
     return printable_lines(value) if is_text else value
-
-
-def data_uri(png: bytes) -> str:
-    """Return a PNG file as a data URI, the address of an image within a page."""
-    return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"

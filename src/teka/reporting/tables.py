@@ -1,16 +1,14 @@
 """Tables for the terminal, Markdown and CSV."""
 
-import csv
 import io
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from teka.errors import one_line, printable, printable_lines, shorten
-from teka.files import write_bytes
+from teka.errors import one_line, printable, shorten
 
 GAP = 2
 WIDTH = 120  # columns of the terminal that a table fits into, unless it is asked to fit into fewer
@@ -125,56 +123,8 @@ def markdown_text(text: str, most: int = LONGEST_TEXT) -> str:
     return _MARKS.sub(lambda mark: _ENTITIES.get(mark[0], f"\\{mark[0]}"), one_line(text, most))
 
 
-def csv_words(text: str) -> str:
-    """Escape text for a cell of a CSV file, so that no spreadsheet reads it as a formula."""
-    text = printable_lines(text)
-    return f"'{text}" if text.lstrip().startswith(_FORMULA) else text
-
-
-def csv_text(heads: Sequence[str], rows: Iterable[Sequence[str | float | int | None]]) -> str:
-    """Return rows as comma-separated values, with six digits and an empty cell for None."""
-    text = io.StringIO()
-
-    def write(cell: str | float | int | None) -> str | int | None:
-        return (
-            f"{cell:.6g}"
-            if isinstance(cell, float)
-            else csv_words(cell)
-            if isinstance(cell, str)
-            else cell
-        )
-
-    csv.writer(text, lineterminator="\n").writerows(
-        [write(cell) for cell in row] for row in (heads, *rows)
-    )
-    return text.getvalue()
-
-
 class Written(NamedTuple):
     """The files of a report, and its tables and notes as text for a terminal of 120 columns."""
 
     files: tuple[Path, ...]
     terminal: str
-
-
-def write_files(
-    folder: Path,
-    contents: Mapping[str, str | bytes],
-    tables: Sequence[Table] = (),
-    notes: Sequence[str] = (),
-) -> Written:
-    """Write the files of a report into a folder, each one atomically.
-
-    Args:
-        folder: The folder.
-        contents: Content of each file by name.
-        tables: Tables for the terminal.
-        notes: Notes for the terminal.
-    """
-    for name, content in contents.items():
-        write_bytes(folder / name, content.encode() if isinstance(content, str) else content)
-    terminal = [
-        *(table.plain() for table in tables),
-        *(textwrap.fill(one_line(note, LONGEST_TEXT), WIDTH) for note in notes),
-    ]
-    return Written(tuple(folder / name for name in contents), "\n\n".join(terminal))

@@ -21,8 +21,8 @@ from teka.data import Split, lossless_selection
 from teka.errors import wrong_value
 from teka.files import make_directory, write_bytes, write_json
 from teka.models import Performer
-from teka.reporting.charts import ShareCurve, draw_curves, encode_png
 from teka.reporting.formatting import percent, write_step
+from teka.reporting.plots import AccuracyCurve, draw_accuracy_curves, to_png
 from teka.reporting.tables import Table, Written
 from teka.training.trained_run import TrainedRun
 
@@ -216,15 +216,15 @@ def _accuracy(metrics: Metrics, axis: str) -> dict[int, Estimate]:
 
 def _draw_curves(metrics: Mapping[str, Metrics]) -> bytes:
     """Return a picture of the accuracy of each model at each shift, with 95 % intervals."""
-    panels: dict[str, list[ShareCurve]] = {}
+    panels: dict[str, list[AccuracyCurve]] = {}
     for axis, title in AXES.items():
         for name, metrics_of_model in metrics.items():
             accuracy = _accuracy(metrics_of_model, axis)
             values = {shift: estimate.value for shift, estimate in accuracy.items()}
             bands = {shift: (one.lower, one.upper) for shift, one in accuracy.items()}
             if accuracy:
-                panels.setdefault(title, []).append(ShareCurve(name, values, bands))
-    return encode_png(draw_curves(panels))
+                panels.setdefault(title, []).append(AccuracyCurve(name, values, bands))
+    return to_png(draw_accuracy_curves(panels))
 
 
 def _table(metrics: Mapping[str, Metrics]) -> Table:
