@@ -124,6 +124,22 @@ def test_code_of_concept_pages_runs(page):
     assert run_code(page)
 
 
+@pytest.mark.parametrize(
+    "page",
+    [
+        "audit.md",
+        "audit_layers.md",
+        "audit_models.md",
+        "audit_movement.md",
+        "audit_statistics.md",
+        "fix.md",
+    ],
+)
+def test_code_of_audit_pages_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the code writes files
+    assert run_code(page)
+
+
 def test_reference_lists_every_command():
     for command, (_, purpose) in COMMANDS.items():
         assert f"| `teka {command}` | {purpose} |\n" in TEXTS[DOCS / "api" / "cli.md"]
