@@ -98,7 +98,7 @@ def test_a_model_that_leaves_the_program_does_not_pass_the_gate(function: str):
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("train --dim 40000 --out new", "memory has room for"),
+        ("train --dim 40000 --out new", "fits into memory"),
         ("train --image-size 7000 --out new", "small enough for the memory"),
         (
             "train --depth 2000000000 --out new",

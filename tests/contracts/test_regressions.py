@@ -75,7 +75,6 @@ WHERE: dict[str, tuple[str, str]] = {
         "test_only_the_feature_normalizer_of_rotary_has_large_outputs_for_a_nearly_blank_image",
         '"features"',
     ),
-    "one run per configuration": ("test_result_is_the_mean_over_seeds", "FirstSeedOnly"),
 }
 
 
