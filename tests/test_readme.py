@@ -5,7 +5,6 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 import teka
-from teka.cli import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -17,15 +16,13 @@ def test_readme_code_runs(capsys):
     for block in BLOCKS:
         exec(compile(block, "README.md", "exec"), names)
         printed.append(capsys.readouterr().out)
-    assert float(printed[0]) < 1e-5
-    assert re.search(r"linear .*← used", printed[1])
-    assert "by shift:" in printed[1]
+    assert re.search(r"linear .*← used", printed[0])
+    assert float(printed[1]) < 1e-5
 
 
-def test_readme_lists_every_command():
+def test_readme_is_short():
     assert BLOCKS
-    for command in COMMANDS:
-        assert f"teka {command}" in README
+    assert len(README.split()) <= 600
 
 
 def test_readme_links_resolve():

@@ -1,0 +1,45 @@
+"""Draw the figure of the README from the report of the demo: python reproduction/benchmarks/shift_figure.py.
+
+It reads reproduction/benchmarks/demo_report.json and writes docs/images/shift.png.
+"""
+
+import json
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+ROOT = Path(__file__).parents[2]
+# Name in the report, label in the figure, shift at which the label stands, color.
+LINES = (
+    ("rotary, squared_relu", "relative positions (teka)", 4, "#0072B2"),
+    ("rotary, squared_relu, strided", "the same after an ordinary stride of 2", 3, "#6b7280"),
+    ("absolute, squared_relu", "absolute positions", 4, "#D55E00"),
+)
+
+
+def main() -> None:
+    """Draw the mean accuracy over seeds at each vertical shift, with the range over seeds."""
+    report = json.loads(Path(__file__).with_name("demo_report.json").read_text())
+    figure = Figure(figsize=(7.5, 3), dpi=160, layout="constrained")
+    axes = figure.subplots()
+    for name, label, label_step, color in LINES:
+        curves = [
+            model["accuracy_by_shift"]["dy"] for model in report["models"] if model["name"] == name
+        ]
+        steps = sorted(map(int, curves[0]))
+        values = [[100 * curve[str(step)] for curve in curves] for step in steps]
+        means = [sum(row) / len(row) for row in values]
+        lowest, highest = list(map(min, values)), list(map(max, values))
+        axes.fill_between(steps, lowest, highest, color=color, alpha=0.2, linewidth=0)
+        axes.plot(steps, means, color=color, marker="o", markersize=4)
+        end = label_step, means[steps.index(label_step)]
+        axes.annotate(label, end, (10, -4), textcoords="offset points", color=color)
+    axes.set(xlabel="vertical shift of the test images (pixels)", ylabel="accuracy (%)")
+    axes.set(xticks=steps, ylim=(0, 103), xlim=(steps[0] - 0.2, steps[-1] + 0.2))
+    axes.grid(axis="y", color="#dfe3e8")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    figure.savefig(ROOT / "docs" / "images" / "shift.png")
+
+
+if __name__ == "__main__":
+    main()
