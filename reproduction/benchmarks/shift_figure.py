@@ -1,4 +1,6 @@
-"""Draw the figure of the README from the report of the demo: python reproduction/benchmarks/shift_figure.py.
+"""Draw the figure of the README from the report of the demo.
+
+    python reproduction/benchmarks/shift_figure.py
 
 It reads reproduction/benchmarks/demo_report.json and writes docs/images/shift.png.
 """

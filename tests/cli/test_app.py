@@ -112,7 +112,11 @@ def documented_commands() -> list[str]:
     lines = []
     for page in PAGES:
         text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-        lines += re.findall(r"^ *(?:torchrun .*--no-python )?(teka [^\n]*)$", text, re.MULTILINE)
+        fenced = re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL)
+        indented = re.findall(r"^ {4}.*$", text, re.MULTILINE)
+        for code in (*fenced, *indented):
+            pattern = r"^ *(?:torchrun .*--no-python )?(teka [^\n]*)$"
+            lines += re.findall(pattern, code, re.MULTILINE)
     return sorted(set(lines))
 
 
