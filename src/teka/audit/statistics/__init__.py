@@ -1,1 +1,4 @@
-"""From what a model answered to numbers with intervals; docs/audit_statistics.md has the formulae and the sources."""
+"""Metrics of an audit with confidence intervals, computed from the outputs of a model.
+
+docs/audit_statistics.md has the formulas and sources.
+"""

@@ -1,4 +1,4 @@
-"""What two models answered to the same images: every difference, with its interval and p-value."""
+"""Paired comparison of two models on the same images, with intervals and p-values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,20 +36,37 @@ _CHUNK = 256
 
 @dataclass(frozen=True)
 class Difference:
-    """A number of the first model less that of the second, over the same images, with the ends of its interval."""
+    """Difference of one number between two models (first minus second), with its interval.
+
+    Args:
+        value: Difference over the same images.
+        lower: Lower end of the interval.
+        upper: Upper end of the interval.
+        confidence: Confidence level of the interval.
+        p_value: Two-sided p-value of the hypothesis that there is no difference.
+        method: Method of the interval: "bonett-price", "bonett-price, an image one trial",
+            "bootstrap over images", or "none, …" with the reason.
+        test: Test of the p-value: "exact mcnemar" or "sign flips of images".
+    """
 
     value: float
     lower: float
     upper: float
     confidence: float
-    p_value: float  # two-sided, that there is no difference
-    method: str  # "bonett-price", the same with "an image one trial", "bootstrap over images", or "none, …"
-    test: str  # "exact mcnemar" or "sign flips of images"
+    p_value: float
+    method: str
+    test: str
 
 
 @dataclass(frozen=True)
 class DifferenceCurve:
-    """A share of the first model less that of the second, with p-values of McNemar, also adjusted by Holm."""
+    """Difference of a share between two models at every shift, with McNemar's p-values.
+
+    Args:
+        curve: Share of the first model minus share of the second at each shift.
+        p_values: Two-sided p-value of McNemar's exact test at each shift.
+        adjusted_p_values: The p-values after Holm's correction for testing several shifts.
+    """
 
     curve: Curve
     p_values: tuple[float, ...]
@@ -58,7 +75,11 @@ class DifferenceCurve:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The first model less the second, over the same images, at the shifts complete for both, where both define it."""
+    """Differences between two models (first minus second) on the same images.
+
+    Only shifts at which both models were evaluated on all images are compared, and only numbers
+    that are defined for both models.
+    """
 
     movement: Movement
     num_images: int
@@ -77,21 +98,30 @@ def compare_responses(
     num_flips: int = 9999,
     seed: int = 0,
 ) -> Comparison:
-    """How much two models differ over the same images at the same shifts: the first less the second.
+    """Compare the outputs of two models on the same images and shifts, first minus second.
 
-    Shares of images have Bonett's and Price's interval and the exact test of McNemar, adjusted by Holm over the shifts
-    of a curve; averages have the BCa interval of a bootstrap over images, the same for both, and a permutation test of
-    so many flips of the images' signs. The other arguments are as of `summarize`.
+    Shares of images, such as the accuracy at one shift, have the interval of Bonett and Price and
+    McNemar's exact test. Their p-values are adjusted by Holm over the shifts of a curve. Averages
+    have the BCa interval of a paired bootstrap over images and a test that flips signs at random.
+
+    Args:
+        first: Outputs of the first model.
+        second: Outputs of the second model on the same images and shifts.
+        confidence: Confidence level of the intervals.
+        num_resamples: Number of bootstrap resamples of the images.
+        num_flips: Number of random sign flips of the test for averages.
+        seed: Seed of the resamples and sign flips.
 
     Raises:
-        ValueError: Other images, labels, shifts or movement for the second model; or what `summarize` refuses.
+        ValueError: The models were evaluated on different images, labels, shifts or movements, or
+            `summarize` rejects an argument.
     """
     settings = BootstrapSettings(confidence, num_resamples, seed)
     check_sizes({"num_flips": num_flips}, most=MOST_RESAMPLES)
     for argument, responses in (("first", first), ("second", second)):
         check_instance(argument, responses, Responses)
     check_same_images("second", first, second)
-    # What was measured of one model only has nothing to be compared with.
+    # Numbers that only one of the models defines cannot be compared.
     pair = take_common((first, second))
     defined = {name: metric for name, metric in CURVES.items() if all(map(metric.table, pair))}
     curves = {
@@ -116,10 +146,10 @@ def compare_responses(
             metric.of_images(each)[0] for each in ((first, second) if whole else pair)
         )
         if values.dtype == torch.bool:
-            found = _compare_shares(values[None], others[None], settings)
-            ends = found.curve.values[0], found.curve.lower[0], found.curve.upper[0]
+            share = _compare_shares(values[None], others[None], settings)
+            ends = share.curve.values[0], share.curve.lower[0], share.curve.upper[0]
             numbers[name] = Difference(
-                *ends, confidence, found.p_values[0], BONETT_PRICE, "exact mcnemar"
+                *ends, confidence, share.p_values[0], BONETT_PRICE, "exact mcnemar"
             )
         else:
             means[name] = average((values - others)[None], resamples), values - others
@@ -132,22 +162,25 @@ def compare_responses(
 
 
 def _mean_root_difference(pair: Pair, resamples: ImageResamples) -> tuple[ImageAverage, OfImages]:
-    """The difference of the mean errors over all shifts but zero, and the part of each image in it."""
-    moved, roots, parts = pair[0].moved, [], []
+    """Return the difference of the mean errors over nonzero shifts, and each image's part in it."""
+    moved = pair[0].moved
+    roots = []
+    parts = []
     for responses in pair:
         assert responses.errors is not None
         error, norm = (table[moved] for table in responses.errors)
         roots.append(average(error, resamples, norm).square_root())
         parts.append(error / norm.sum(dim=1, keepdim=True))
-    # √a − √b = (a − b) / (√a + √b), and a and b are sums over images: so these add up to the difference.
-    one, other = roots
-    total = (one.values + other.values)[:, None]
+    # √a − √b = (a − b) / (√a + √b), where a and b are sums over images. The parts of the images
+    # therefore add up to the difference.
+    first, second = roots
+    total = (first.values + second.values)[:, None]
     share = torch.where(total > 0, (parts[0] - parts[1]) / total, 0.0)
-    apart = ImageAverage(
-        one.values - other.values, one.influence - other.influence, one.draws - other.draws
+    difference = ImageAverage(
+        first.values - second.values, first.influence - second.influence, first.draws - second.draws
     )
     weights = torch.full((1, len(moved)), 1 / len(moved), dtype=torch.float64)
-    return apart.combine(weights), share.mean(dim=0)
+    return difference.combine(weights), share.mean(dim=0)
 
 
 def _compare_mean(
@@ -157,68 +190,92 @@ def _compare_mean(
     p_value: float,
     settings: BootstrapSettings,
 ) -> Difference:
-    value, num_images = mean.values.item(), len(differences)
-    apart = num_images - int(differences.unique(return_counts=True)[1].max())
-    if is_share and apart < MINIMUM_IMAGES:
-        # A difference of shares is at most 1: an image that differs is counted as if it differed at every shift.
-        sides = (differences > 0).sum()[None], (differences < 0).sum()[None]
+    value = mean.values.item()
+    num_images = len(differences)
+    num_different = num_images - int(differences.unique(return_counts=True)[1].max())
+    if is_share and num_different < MINIMUM_IMAGES:
+        # Too few images differ for a bootstrap. Count each of them as if it differed at every
+        # shift, which is conservative because a difference of shares is at most 1.
+        counts = (differences > 0).sum()[None], (differences < 0).sum()[None]
         lower, upper = (
-            end.item() for end in paired_interval(*sides, num_images, settings.normal_quantile)
+            end.item() for end in paired_interval(*counts, num_images, settings.normal_quantile)
         )
-        lower, upper, method = min(value, lower), max(value, upper), BONETT_PRICE_IMAGES
+        lower = min(value, lower)
+        upper = max(value, upper)
+        method = BONETT_PRICE_IMAGES
     else:
-        found = estimate_mean(mean, settings.confidence)
-        lower, upper, method = found.lower, found.upper, found.method
+        estimate = estimate_mean(mean, settings.confidence)
+        lower, upper, method = estimate.lower, estimate.upper, estimate.method
     return Difference(
         value, lower, upper, settings.confidence, p_value, method, "sign flips of images"
     )
 
 
 def _compare_shares(
-    one: Outcomes, other: Outcomes, settings: BootstrapSettings, known: int | None = None
+    first: Outcomes, second: Outcomes, settings: BootstrapSettings, known: int | None = None
 ) -> DifferenceCurve:
-    num_images, sides = one.shape[1], ((one & ~other).sum(dim=1), (other & ~one).sum(dim=1))
-    values = (sides[0] - sides[1]).to(torch.float64) / num_images
-    influence = one.to(torch.float64) - other.to(torch.float64) - values[:, None]
+    num_images = first.shape[1]
+    counts = (first & ~second).sum(dim=1), (second & ~first).sum(dim=1)
+    values = (counts[0] - counts[1]).to(torch.float64) / num_images
+    influence = first.to(torch.float64) - second.to(torch.float64) - values[:, None]
     critical = simultaneous_critical_value(influence, settings, known)
-    ends = [*paired_interval(*sides, num_images, settings.normal_quantile)]
-    ends += paired_interval(*sides, num_images, critical)
+    ends = [*paired_interval(*counts, num_images, settings.normal_quantile)]
+    ends += paired_interval(*counts, num_images, critical)
     if known is not None:
         for end in ends:
             end[known] = 0.0
     curve = make_curve((values, *ends), f"{BONETT_PRICE}; band: {critical:.2f} for the quantile")
-    p_values = mcnemar_test(*sides)
+    p_values = mcnemar_test(*counts)
     return DifferenceCurve(curve, tuple(p_values.tolist()), tuple(holm_adjust(p_values).tolist()))
 
 
 def paired_interval(
     only_first: Counts, only_second: Counts, num_images: int, quantile: float
 ) -> tuple[Shares, Shares]:
-    """Bonett's and Price's interval (2012) for the difference of two shares of the same N images, with a quantile z.
+    """Return the ends of Bonett and Price's interval for the difference of two paired shares.
 
-    d ± z √((a + b − d²) / (N + 2)), within [−1, 1], with a = (n₁ + 1) / (N + 2), b = (n₂ + 1) / (N + 2), d = a − b, for
-    n₁ images that succeed for the first only, n₂ for the second only.
+    The interval is d ± z √((a + b − d²) / (N + 2)), clipped to [−1, 1], with
+    a = (n₁ + 1) / (N + 2), b = (n₂ + 1) / (N + 2) and d = a − b. Source: Bonett and Price,
+    "Adjusted Wald confidence interval for a difference of binomial proportions based on paired
+    data", 2012.
+
+    Args:
+        only_first: Number n₁ of images on which only the first model succeeds.
+        only_second: Number n₂ of images on which only the second model succeeds.
+        num_images: Number N of images.
+        quantile: Normal quantile z of the confidence level.
     """
     first, second = (
         (count.to(torch.float64) + 1) / (num_images + 2) for count in (only_first, only_second)
     )
     difference = first - second
     half = quantile * ((first + second - difference.square()) / (num_images + 2)).sqrt()
-    # With a small quantile, the images added could push the interval past what was observed.
+    # With a small quantile the two added images could exclude the observed difference.
     observed = (only_first - only_second).to(torch.float64) / num_images
     lower = (difference - half).clamp(min=-1.0).minimum(observed)
     return lower, (difference + half).clamp(max=1.0).maximum(observed)
 
 
 def mcnemar_test(only_first: Counts, only_second: Counts) -> Shares:
-    """McNemar's exact p-values that two shares of the same images are equal: 2 P[X ≤ min(n₁, n₂)], X ~ B(n, ½)."""
+    """Return exact p-values of McNemar's test that two paired shares are equal.
+
+    The p-value is 2 P[X ≤ min(n₁, n₂)] with X ~ B(n₁ + n₂, ½).
+
+    Args:
+        only_first: Number n₁ of images on which only the first model succeeds.
+        only_second: Number n₂ of images on which only the second model succeeds.
+    """
     fewer = torch.minimum(only_first, only_second).to(torch.float64)
     tail = scipy_special().bdtr(fewer.numpy(), (only_first + only_second).numpy(), 0.5)
     return (2 * torch.from_numpy(tail)).clamp(max=1.0)
 
 
 def holm_adjust(p_values: Float[Tensor, " tests"]) -> Float[Tensor, " tests"]:
-    """Holm's adjusted p-values (1979): the i-th of m sorted ones becomes max_{j ≤ i} min(1, (m − j + 1) p_(j))."""
+    """Return p-values adjusted for multiple tests by Holm's method.
+
+    The i-th of m p-values in ascending order becomes max_{j ≤ i} min(1, (m − j + 1) p_(j)).
+    Source: Holm, "A simple sequentially rejective multiple test procedure", 1979.
+    """
     ordered, order = p_values.sort()
     adjusted = (ordered * torch.arange(len(p_values), 0, -1)).clamp(max=1.0).cummax(dim=0).values
     return torch.empty_like(p_values).scatter(0, order, adjusted)
@@ -227,14 +284,21 @@ def holm_adjust(p_values: Float[Tensor, " tests"]) -> Float[Tensor, " tests"]:
 def sign_flip_test(
     differences: Differences, *, num_flips: int, seed: int
 ) -> Float[Tensor, " numbers"]:
-    """Two-sided p-values that the means of paired differences are zero; all numbers are flipped together.
+    """Return two-sided p-values of the hypothesis that the mean of paired differences is zero.
 
-    p = (1 + the number of random flips of the images' signs with |mean| at least as large) / (1 + flips), after Fisher
-    1935 and Phipson and Smyth 2010.
+    The signs of the images are flipped at random, the same way for all numbers. The p-value is
+    (1 + number of flips with |mean| at least as large as observed) / (1 + number of flips).
+    Sources: Fisher, "The Design of Experiments", 1935; Phipson and Smyth, "Permutation p-values
+    should never be zero", 2010.
+
+    Args:
+        differences: Difference of each image, one row per number.
+        num_flips: Number of random sign flips.
+        seed: Seed of the random generator.
     """
     generator = torch.Generator().manual_seed(int(seed))
     columns = differences.T.contiguous()
-    # Sums that differ only by rounding are equal.
+    # The tolerance treats sums that differ only by rounding as equal.
     observed = differences.sum(dim=1).abs() - 1e-9 * differences.abs().sum(dim=1)
     count = torch.zeros(len(differences), dtype=torch.int64)
     for start in range(0, num_flips, _CHUNK):

@@ -1,4 +1,4 @@
-"""A number with its interval, a curve of them, and what all intervals of one audit share."""
+"""Estimates and curves with confidence intervals, and the settings of the intervals."""
 
 import math
 from collections.abc import Sequence
@@ -9,24 +9,36 @@ from types import ModuleType
 from teka.checks import check_number, check_sizes
 from teka.errors import require, wrong_value
 
-MOST_RESAMPLES = (
-    100_000  # of a bootstrap, flips of a test or permutations: more would fill the memory
-)
+# Limit of resamples, sign flips and permutations, because more would exhaust the memory.
+MOST_RESAMPLES = 100_000
 
 
 def has_interval(method: str) -> bool:
-    """Whether a method of an interval gave one: "none, …" says why there is none, and then the ends are the value."""
+    """Return True if the method of an interval is one, not "none, …" with a reason.
+
+    Without an interval, both ends are equal to the value.
+    """
     return not method.startswith("none")
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with the ends of its interval, whose confidence is within (0, 1).
+    """Number with the ends of its confidence interval.
 
-    The method is "wilson"; "wilson, an image one trial", where resamples would hardly differ; "bootstrap over images";
-    "bootstrap over seeds and images"; "student's t over seeds"; "exact, simultaneous over shifts" of a lowest share,
-    and "bootstrap over images, simultaneous over shifts" of a highest error; or "none, …" with the reason, where both
-    ends are the value.
+    Args:
+        value: Estimated value.
+        lower: Lower end of the interval.
+        upper: Upper end of the interval.
+        confidence: Confidence level between 0 and 1.
+        method: Method of the interval:
+
+            - "wilson" for a share of images; "wilson, an image one trial" for a mean of shares
+              with too few different images for a bootstrap
+            - "bootstrap over images" and "bootstrap over seeds and images" for averages
+            - "student's t over seeds" for a mean over seeds
+            - "exact, simultaneous over shifts" for the lowest share over shifts
+            - "bootstrap over images, simultaneous over shifts" for the highest error over shifts
+            - "none, …" with the reason; both ends are then equal to the value
 
     >>> from teka.audit.statistics.estimate import mean_over_seeds
     >>> accuracy = mean_over_seeds([0.90, 0.92, 0.91])
@@ -42,13 +54,22 @@ class Estimate:
 
     @property
     def half_width(self) -> float | None:
-        """Half the width of the interval; None where there is none."""
+        """Half the width of the interval, or None without an interval."""
         return (self.upper - self.lower) / 2 if has_interval(self.method) else None
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A number at every shift, with an interval for each shift alone and a band that covers all with one confidence."""
+    """Number at every shift, with an interval for each shift and a band for all shifts.
+
+    Args:
+        values: Value at each shift.
+        lower: Lower end of the interval of each shift.
+        upper: Upper end of the interval of each shift.
+        band_lower: Lower end of the band, which covers all shifts with one confidence.
+        band_upper: Upper end of the band.
+        method: Method of the intervals and the band.
+    """
 
     values: tuple[float, ...]
     lower: tuple[float, ...]
@@ -60,7 +81,16 @@ class Curve:
 
 @dataclass(frozen=True)
 class BootstrapSettings:
-    """What all intervals of one audit share."""
+    """Confidence level, number of resamples and seed of all intervals of an audit.
+
+    Args:
+        confidence: Confidence level between 0 and 1.
+        num_resamples: Number of bootstrap resamples, at least 2 / (1 − confidence).
+        seed: Seed of the random generator.
+
+    Raises:
+        ValueError: An argument is out of range.
+    """
 
     confidence: float = 0.95
     num_resamples: int = 1000
@@ -70,7 +100,7 @@ class BootstrapSettings:
         check_confidence(self.confidence)
         check_sizes({"num_resamples": self.num_resamples}, most=MOST_RESAMPLES)
         check_sizes({"seed": self.seed}, least=0)
-        # PyTorch takes neither a confidence of type Fraction nor a seed of type numpy.int64.
+        # PyTorch rejects a confidence of type Fraction and a seed of type numpy.int64.
         object.__setattr__(self, "confidence", float(self.confidence))
         object.__setattr__(self, "seed", int(self.seed))
         needed = round(2 / (1 - self.confidence))
@@ -81,14 +111,23 @@ class BootstrapSettings:
 
     @property
     def normal_quantile(self) -> float:
-        """z, the normal quantile at (1 + confidence) / 2."""
+        """Normal quantile z at (1 + confidence) / 2."""
         return NormalDist().inv_cdf((1 + self.confidence) / 2)
 
 
 def mean_over_seeds(values: Sequence[float], confidence: float = 0.95) -> Estimate:
-    """Mean x̄ of n seeds with the interval x̄ ± t s/√n for further seeds, t Student's for n − 1 degrees of freedom.
+    """Return the mean over seeds, with Student's t interval for further seeds.
 
-    One seed has no interval: both ends are the value. Of two models, pass the differences of the seeds that both have.
+    The interval is x̄ ± t s/√n for n seeds with mean x̄ and standard deviation s, with the quantile
+    t of Student's distribution with n − 1 degrees of freedom. A single seed has no interval. To
+    compare two models, pass the differences at the seeds that both models have.
+
+    Args:
+        values: Value of each seed.
+        confidence: Confidence level of the interval.
+
+    Raises:
+        ValueError: `values` is empty or `confidence` is not between 0 and 1.
     """
     check_confidence(confidence)
     if not values:
@@ -102,12 +141,12 @@ def mean_over_seeds(values: Sequence[float], confidence: float = 0.95) -> Estima
 
 
 def check_confidence(confidence: float) -> None:
-    """Check that a confidence lies between 0 and 1."""
+    """Raise a ValueError unless a confidence level lies between 0 and 1."""
     check_number(
         "confidence", confidence, "a number between 0 and 1", low=0, high=1, exclude=(0, 1)
     )
 
 
 def scipy_special() -> ModuleType:
-    """`scipy.special`, which nothing but intervals needs."""
+    """Import and return `scipy.special`, which only confidence intervals need."""
     return require("scipy.special", "intervals need", "teka[audit]")

@@ -1,4 +1,4 @@
-"""The interval that fits each kind of number: shares, averages of shares, magnitudes, and averages over seeds."""
+"""Confidence intervals for shares, averages of shares, magnitudes and averages over seeds."""
 
 import math
 import sys
@@ -28,11 +28,11 @@ from teka.audit.statistics.estimate import (
 from teka.checks import FLOAT_DTYPES, INTEGER_DTYPES, check_dense, check_dtype, check_number
 from teka.errors import wrong_shape, wrong_value
 
-# Images that a bootstrap needs; and images that must stand apart from the commonest value of an average of shares.
+# Minimum number of images for a bootstrap. An average of shares also needs this many images whose
+# share differs from the most common one.
 MINIMUM_IMAGES = 10
-MINIMUM_SEEDS = (
-    3  # With two seeds the quantile of Student's t is 12.7: an interval that says nothing
-)
+# With two seeds the quantile of Student's t is 12.7, and the interval would be uselessly wide.
+MINIMUM_SEEDS = 3
 LARGEST = sys.float_info.max
 Outcomes = Bool[Tensor, "shifts images"]
 Counts = Int[Tensor, "..."]
@@ -54,17 +54,26 @@ def wilson_interval(successes: int, trials: Counts, confidence: float = 0.95) ->
 def wilson_interval(
     successes: int | Counts, trials: int | Counts, confidence: float = 0.95
 ) -> FloatEnds | Ends:
-    """Wilson's score interval for the probability of success, from k successes in n trials.
+    """Return Wilson's score interval for a probability, from k successes in n trials.
 
-    The ends are the roots π of (k/n − π)² = z² π (1 − π) / n, with the normal quantile z at (1 + confidence) / 2:
-    floats for ints, else float64 tensors of the shape that k and n broadcast to. They never leave [0, 1], and the
-    interval does not vanish at k = 0 or k = n. Source: E. B. Wilson, "Probable inference, the law of succession, and
-    statistical inference", Journal of the American Statistical Association 22 (1927), 209–212. No continuity
-    correction.
+    The ends are the roots π of (k/n − π)² = z² π (1 − π) / n, with the normal quantile z at
+    (1 + confidence) / 2. They stay within [0, 1], and the interval has a positive width also for
+    k = 0 and k = n. No continuity correction is applied. Source: E. B. Wilson, "Probable
+    inference, the law of succession, and statistical inference", Journal of the American
+    Statistical Association 22 (1927), 209–212.
+
+    Args:
+        successes: Number k of successes, an int or a tensor.
+        trials: Number n of trials, an int or a tensor that broadcasts with `successes`.
+        confidence: Confidence level of the interval.
+
+    Returns:
+        Lower and upper end: floats if both counts are ints, else float64 tensors of the
+        broadcast shape.
 
     Raises:
-        ValueError: Trials below 1, successes below 0 or above trials, shapes that do not broadcast, or a confidence
-            outside (0, 1).
+        ValueError: `trials` is below 1, `successes` is negative or larger than `trials`, the
+            shapes do not broadcast, or `confidence` is not between 0 and 1.
     """
     check_confidence(confidence)
     for argument, counts in (("successes", successes), ("trials", trials)):
@@ -74,10 +83,11 @@ def wilson_interval(
         else:
             check_number(argument, counts, "a number or a tensor of numbers")
     device = next(
-        (given.device for given in (successes, trials) if isinstance(given, Tensor)), None
+        (counts.device for counts in (successes, trials) if isinstance(counts, Tensor)), None
     )
     count, total = (
-        torch.as_tensor(given, dtype=torch.float64, device=device) for given in (successes, trials)
+        torch.as_tensor(counts, dtype=torch.float64, device=device)
+        for counts in (successes, trials)
     )
     try:
         count, total = torch.broadcast_tensors(count, total)
@@ -90,8 +100,8 @@ def wilson_interval(
     if not ((count >= 0) & (count <= total)).all():
         raise wrong_value("successes", successes, f"from 0 to trials, {trials!r}")
     half = NormalDist().inv_cdf((1 + confidence) / 2) ** 2 / (2 * total)
-    # Smaller roots of the successes and of the failures, so that 0 and 1 come out exactly; from the product of the
-    # roots, without a difference of nearly equal numbers.
+    # Compute the smaller root for successes and for failures, from the product of the roots.
+    # This gives exactly 0 and 1 at the borders and avoids differences of nearly equal numbers.
     lower, mirrored = (
         share**2 / (share + half + torch.sqrt(half**2 + 2 * half * share * (1 - share)))
         for share in (count / total, (total - count) / total)
@@ -102,12 +112,16 @@ def wilson_interval(
 
 
 def exact_interval(successes: Counts, trials: int, confidence: float) -> Ends:
-    """Clopper's and Pearson's interval (1934), which unlike Wilson's never covers less often than it says."""
-    tail, ends = (1 - confidence) / 2, []
+    """Return the exact interval of Clopper and Pearson (1934) for a probability.
+
+    Unlike Wilson's interval, its coverage is never below the confidence level.
+    """
+    tail = (1 - confidence) / 2
+    ends = []
     for count in (successes.numpy(), trials - successes.numpy()):
         # P[X ≥ k] = I_π(k, n − k + 1).
         end = scipy_special().betaincinv(count.clip(min=1), trials - count + 1, tail)
-        # No success is never too few.
+        # With zero successes, no probability is too small.
         ends.append(torch.from_numpy(end).where(torch.from_numpy(count) > 0, 0.0))
     return ends[0], 1 - ends[1]
 
@@ -115,7 +129,10 @@ def exact_interval(successes: Counts, trials: int, confidence: float) -> Ends:
 def estimate_magnitudes(
     average: ImageAverage, resamples: ImageResamples, confidence: float, largest: float = LARGEST
 ) -> tuple[Estimate, ...]:
-    """Averages above 0 that are not shares, each with its own interval of `magnitude_curve` if images differ."""
+    """Estimate averages above 0 that are not shares, each with its bootstrap-t interval.
+
+    A row in which all images have the same value has no interval.
+    """
     curve = magnitude_curve(average, resamples, confidence, largest=largest)
     method = BOOTSTRAP if has_interval(curve.method) else curve.method
     methods = [method if differ else NO_SPREAD for differ in average.influence.any(dim=1).tolist()]
@@ -126,8 +143,12 @@ def estimate_magnitudes(
 
 
 def estimate_mean(average: ImageAverage, confidence: float) -> Estimate:
-    """An average of one row, of any sign, with its BCa interval if images differ, of which resamples learn."""
-    value, few = average.values.item(), average.influence.shape[1] < MINIMUM_IMAGES
+    """Estimate an average of any sign from one row, with its BCa interval.
+
+    There is no interval for too few images or if all images have the same value.
+    """
+    value = average.values.item()
+    few = average.influence.shape[1] < MINIMUM_IMAGES
     if few or not average.influence.any():
         return Estimate(value, value, value, confidence, NO_INTERVAL if few else NO_SPREAD)
     lower, upper = bca_interval(average, confidence)
@@ -137,12 +158,14 @@ def estimate_mean(average: ImageAverage, confidence: float) -> Estimate:
 
 
 def estimate_mean_share(average: ImageAverage, confidence: float) -> Estimate:
-    """A mean over images of shares within [0, 1], of one row.
+    """Estimate the mean over images of shares within [0, 1], from one row.
 
-    Its interval is BCa, or, where so few images differ from the commonest share that resamples hardly do, Wilson's with
-    an image as one trial: of variables in [0, 1] with one mean, one of zeros and ones varies most.
+    The interval is BCa if enough images differ from the most common share. Otherwise it is
+    Wilson's with each image as one trial. This is conservative, because among variables in [0, 1]
+    with a given mean, the variance is largest for zeros and ones.
     """
-    value, num_images = average.values.item(), average.influence.shape[1]
+    value = average.values.item()
+    num_images = average.influence.shape[1]
     if num_images - int(average.influence.unique(return_counts=True)[1].max()) >= MINIMUM_IMAGES:
         return estimate_mean(average, confidence)
     lower, upper = wilson_of_mean(value, num_images, confidence)
@@ -150,8 +173,11 @@ def estimate_mean_share(average: ImageAverage, confidence: float) -> Estimate:
 
 
 def wilson_of_mean(mean: float, num_images: int, confidence: float) -> FloatEnds:
-    """Wilson's interval for a mean within [0, 1] with an image as one trial; counts are rounded outwards."""
-    # Rounding of the mean must not turn a whole count into the next one.
+    """Return Wilson's interval for a mean within [0, 1], with each image as one trial.
+
+    The number of successes, mean · num_images, is rounded outward.
+    """
+    # A rounding error of the mean must not change a whole number of successes.
     successes = round(mean * num_images, 9)
     counts = torch.tensor([math.floor(successes), math.ceil(successes)])
     lower, upper = wilson_interval(counts, num_images, confidence)
@@ -161,7 +187,13 @@ def wilson_of_mean(mean: float, num_images: int, confidence: float) -> FloatEnds
 def share_curve(
     outcomes: Outcomes, settings: BootstrapSettings, *, known: int | None = None
 ) -> Curve:
-    """The share of images that succeed at each shift, with Wilson's intervals; at the shift `known`, all of them."""
+    """Return the share of successful images at each shift, with intervals and a band.
+
+    Args:
+        outcomes: True where an image succeeds, with shape (shifts, images).
+        settings: Confidence level and settings of the bootstrap.
+        known: Shift at which all images succeed by definition, which needs no interval.
+    """
     num_images = outcomes.shape[1]
     count = outcomes.sum(dim=1)
     shares = count.to(torch.float64) / num_images
@@ -169,7 +201,8 @@ def share_curve(
         outcomes.to(torch.float64) - shares[:, None], settings, known
     )
     lower, upper = wilson_interval(count, num_images, settings.confidence)
-    # The band has the confidence of so many standard errors of a normal variable, and a width where all succeed.
+    # The exact interval gives the band a width even where all images succeed. Its confidence is
+    # that of `critical` standard errors of a normal variable.
     band_lower, band_upper = exact_interval(count, num_images, 2 * NormalDist().cdf(critical) - 1)
     band_lower, band_upper = band_lower.minimum(lower), band_upper.maximum(upper)
     if known is not None:
@@ -185,7 +218,11 @@ def magnitude_curve(
     power: float = 1.0,
     largest: float = LARGEST,
 ) -> Curve:
-    """Averages θ_s of at most `largest`, with the ends θ_s · exp(± c σ_s / θ_s) of bootstrap-t, to a power."""
+    """Return averages over images above 0, with bootstrap-t intervals and a band.
+
+    The ends are θ_s · exp(± c σ_s / θ_s) for the average θ_s at shift s, its standard error σ_s
+    and the critical value c of bootstrap-t. All are raised to `power` and are at most `largest`.
+    """
     values = average.values.pow(power)
     if average.influence.shape[1] < MINIMUM_IMAGES:
         return make_curve((values,) * 5, NO_INTERVAL)
@@ -193,7 +230,7 @@ def magnitude_curve(
     error = average.standard_error
     relative = power * torch.where(error > 0, error / average.values, 0.0)
     ends = [
-        # A value of which next to nothing is known would overflow.
+        # The end of a very uncertain value would overflow.
         (values * (sign * critical * relative).exp()).clamp(max=largest)
         for critical in (alone, together)
         for sign in (-1, 1)
@@ -202,20 +239,29 @@ def magnitude_curve(
 
 
 def mean_share_curve(lost: ImageAverage, resamples: ImageResamples, confidence: float) -> Curve:
-    """Means of shares within [0, 1], given what is lost of them: the ends of what is lost, from the other side."""
+    """Return means of shares within [0, 1], computed from their complements.
+
+    Args:
+        lost: Averages of 1 − share. Their upper ends give the lower ends of the shares.
+        resamples: Bootstrap resamples of the images.
+        confidence: Confidence level of the intervals.
+    """
     curve = magnitude_curve(lost, resamples, confidence, largest=1.0)
     ends = (curve.values, curve.upper, curve.lower, curve.band_upper, curve.band_lower)
     return make_curve([1 - torch.tensor(end, dtype=torch.float64) for end in ends], curve.method)
 
 
 def make_curve(ends: Sequence[Float[Tensor, " shifts"]], method: str) -> Curve:
-    """A curve of tensors in the order of its fields."""
+    """Return a curve from tensors in the order of the fields of `Curve`."""
     values, lower, upper, band_lower, band_upper = (tuple(end.tolist()) for end in ends)
     return Curve(values, lower, upper, band_lower, band_upper, method)
 
 
 def extreme_of(curve: Curve, over: str, confidence: float) -> Estimate:
-    """The "lowest" share or "highest" magnitude of a curve; the band covers it because it covers all."""
+    """Estimate the "lowest" share or the "highest" magnitude of a curve over all shifts.
+
+    The interval is taken from the band, which covers the curve at all shifts together.
+    """
     end = min if over == "lowest" else max
     method = BOOTSTRAP if curve.method.startswith(BOOTSTRAP) else "exact"
     value, lower, upper = end(curve.values), end(curve.band_lower), end(curve.band_upper)
@@ -232,11 +278,18 @@ def two_level_curve(
     largest: float = LARGEST,
     known: int | None = None,
 ) -> Curve:
-    """Averages over seeds, with intervals for other seeds and other images, and a band for all rows together.
+    """Return averages over seeds, with intervals for other seeds and images, and a band.
 
-    θ ± t √(A + B), A of the seeds (0 for fewer than `MINIMUM_SEEDS`) and B of resampled images, the same for all seeds,
-    with Student's t by Satterthwaite's degrees of freedom. Where nothing varies, ends within [0, 1], but for the row
-    `known`, are Wilson's, with an image as one trial. `largest` is 1 for shares.
+    The interval is θ ± t √(A + B) for the average θ over seeds. A is its variance between seeds
+    (0 for fewer than `MINIMUM_SEEDS`), B its variance over bootstrap resamples of the images,
+    which are the same for all seeds, and t is Student's quantile with Satterthwaite's degrees of
+    freedom. Shares without any variation have Wilson's interval with each image as one trial.
+
+    Args:
+        seeds: Averages of each seed.
+        settings: Confidence level and settings of the bootstrap.
+        largest: Largest possible value, 1 for shares.
+        known: Row whose value is known exactly, so that it needs no interval.
     """
     num_seeds, num_images = len(seeds), seeds[0].influence.shape[1]
     values = torch.stack([seed.values for seed in seeds])
@@ -247,16 +300,16 @@ def two_level_curve(
     from_images = deviation.square().mean(dim=0)
     from_seeds = torch.zeros_like(mean)
     if num_seeds >= MINIMUM_SEEDS:
-        apart = (values - mean) / math.sqrt(num_seeds * (num_seeds - 1))
-        from_seeds = apart.square().sum(dim=0)
+        between = (values - mean) / math.sqrt(num_seeds * (num_seeds - 1))
+        from_seeds = between.square().sum(dim=0)
         generator = torch.Generator().manual_seed(settings.seed)
         deviation = (
             deviation
             + torch.randn(len(deviation), num_seeds, generator=generator, dtype=torch.float64)
-            @ apart
+            @ between
         )
     error = (from_images + from_seeds).sqrt()
-    # Deviations of rounding are none.
+    # Smaller deviations are rounding errors.
     error = torch.where(error > 1e-9 * mean.abs(), error, 0.0)
     normal = settings.normal_quantile
     student = torch.full_like(mean, normal)
@@ -271,13 +324,12 @@ def two_level_curve(
         ends += [(mean - half).clamp(min=0.0), (mean + half).clamp(max=largest)]
     method = "bootstrap over seeds and images" if num_seeds >= MINIMUM_SEEDS else BOOTSTRAP
     if largest == 1:
-        of_band = 2 * NormalDist().cdf(critical) - 1
+        band_confidence = 2 * NormalDist().cdf(critical) - 1
         for row in (error == 0).nonzero().flatten().tolist():
             if row != known:
-                ends[0][row], ends[1][row] = wilson_of_mean(
-                    mean[row].item(), num_images, settings.confidence
-                )
-                ends[2][row], ends[3][row] = wilson_of_mean(mean[row].item(), num_images, of_band)
+                share = mean[row].item()
+                ends[0][row], ends[1][row] = wilson_of_mean(share, num_images, settings.confidence)
+                ends[2][row], ends[3][row] = wilson_of_mean(share, num_images, band_confidence)
         if not bool(error.any()):
             method = WILSON_IMAGES
     elif not bool(error.any()):

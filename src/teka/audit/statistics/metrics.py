@@ -1,4 +1,4 @@
-"""Every number of an audit, defined once: what it is, what to call it, and how it follows from the responses."""
+"""Metrics of an audit: label, meaning and computation of each number."""
 
 import sys
 from collections.abc import Callable
@@ -16,38 +16,55 @@ from teka.audit.shifts import CheckedShifts
 from teka.audit.statistics.estimate import Curve, Estimate
 
 Table = tuple[Tensor, Tensor | None]
-NOISE_FACTOR = 10.0  # errors up to this many times the difference of two equal calls may be noise
+# Errors up to this multiple of the difference between two identical calls may be noise.
+NOISE_FACTOR = 10.0
 
 
 @dataclass(frozen=True)
 class CurveMetric:
-    """A number at every shift: a mean over images, or the root of a ratio of sums over images."""
+    """Metric at every shift: a mean over images, or the root of a ratio of sums over images.
+
+    Args:
+        label: Short name in tables and charts.
+        of: Function that returns the value of each image at each shift, with shape (S, N). For a
+            ratio it returns both the values and the norms. It returns None if undefined.
+        is_share: Whether the values lie within [0, 1], higher is better, and percent are shown.
+        is_ratio: Whether the metric is the root of a ratio of sums.
+        known_at_zero: Whether the metric is 1 at the zero shift by definition.
+        largest: Largest possible value.
+    """
 
     label: str
-    of: Callable[
-        [Responses], Any
-    ]  # value of each image at each shift, (S, N), both tables of a ratio, or None
-    is_share: bool = False  # within [0, 1], the higher the better, and written in percent; of booleans one of images
+    of: Callable[[Responses], Any]
+    is_share: bool = False
     is_ratio: bool = False
-    known_at_zero: bool = False  # to be 1, by definition
+    known_at_zero: bool = False
     largest: float = sys.float_info.max
 
     def known(self, responses: Responses) -> int | None:
-        """The row at which it is 1 by definition."""
+        """Return the row of the shift at which the metric is 1 by definition, or None."""
         return responses.zero if self.known_at_zero else None
 
     @property
     def power(self) -> float:
-        """The power of the mean, or of the ratio of sums, that it is."""
+        """Power of the mean or ratio that gives the metric: 0.5 for a ratio, else 1."""
         return 0.5 if self.is_ratio else 1.0
 
     def table(self, responses: Responses) -> Table | None:
-        """Value, and norm of a ratio, of each image at each shift, (S, N); None where it is not defined."""
-        found = self.of(responses)
-        return found if found is None or self.is_ratio else (found, None)
+        """Return the value of each image at each shift, and for a ratio also its norm.
+
+        Returns:
+            A pair of tensors of shape (S, N). The second is None unless the metric is a ratio.
+            None if the responses do not define the metric.
+        """
+        values = self.of(responses)
+        return values if values is None or self.is_ratio else (values, None)
 
     def values(self, responses: Responses) -> Float[Tensor, " shifts"] | None:
-        """The number at each shift; None where the responses, complete at every shift, do not define it."""
+        """Return the metric at each shift, or None if the responses do not define it.
+
+        All images must have been evaluated at every shift.
+        """
         table = self.table(responses)
         if table is None:
             return None
@@ -59,11 +76,16 @@ class CurveMetric:
 
 @dataclass(frozen=True)
 class NumberMetric:
-    """A number made of a curve, named and explained as one.
+    """Metric that summarizes a curve over all shifts in one number.
 
-    `over` says what of the curve it is: at the shift "zero"; the "lowest" or the "highest"; the share of images that
-    succeed at "every" shift; the "mean" over all shifts but zero, or one less the mean, "rest"; or the "mean of
-    correct", of the images that are answered correctly unshifted.
+    Args:
+        label: Short name in tables.
+        meaning: Explanation in a few words.
+        curve: Name of the curve in `CURVES`.
+        over: How the curve is summarized: its value at the shift "zero"; the "lowest" or the
+            "highest" value; the share of images that succeed at "every" shift; the "mean" over
+            nonzero shifts; the "rest", which is 1 − mean; or the "mean of correct", the mean over
+            images that are classified correctly without a shift.
     """
 
     label: str
@@ -73,16 +95,16 @@ class NumberMetric:
 
     @property
     def is_share(self) -> bool:
-        """Whether it is a share, written in percent."""
+        """True if the metric is a share, which is shown in percent."""
         return CURVES[self.curve].is_share
 
     @property
     def is_extreme(self) -> bool:
-        """Whether it is the lowest or the highest of its curve."""
+        """True if the metric is the lowest or the highest value of its curve."""
         return self.over in ("lowest", "highest")
 
     def has_cases(self, responses: Responses) -> bool:
-        """Whether there are shifts and images for it among the responses, of which some define its curve."""
+        """Return True if the responses contain the shifts and images that the metric needs."""
         correct = responses.correct
         if self.over == "mean of correct" and (
             correct is None or not correct[responses.zero].any()
@@ -93,11 +115,14 @@ class NumberMetric:
     def of_images(
         self, responses: Responses
     ) -> tuple[Shaped[Tensor, " images"], Float[Tensor, " images"] | None]:
-        """The value of each image, of which the number is the mean unless it is extreme; and some numbers' weights."""
+        """Return the value of each image, and for some metrics the weight of each image.
+
+        Unless the metric is an extreme, it is the (weighted) mean of these values.
+        """
         if self.over == "every":
-            everywhere = responses.correct_at_every_shift
-            assert everywhere is not None
-            return everywhere, None
+            is_correct = responses.correct_at_every_shift
+            assert is_correct is not None
+            return is_correct, None
         table = CURVES[self.curve].of(responses)
         if self.over == "zero":
             return table[responses.zero], None
@@ -133,7 +158,7 @@ CURVES = {
     "rank": CurveMetric("rank of itself", lambda r: r.rank),
     "error": CurveMetric("relative error", lambda r: r.errors, is_ratio=True),
 }
-"""The numbers at every shift, by the name under which they are saved."""
+"""Metrics at every shift, by the names under which they are saved."""
 
 NUMBERS = {
     "accuracy": NumberMetric(
@@ -204,12 +229,29 @@ NUMBERS = {
         "largest error", "the same at the shift where it is largest", "error", "highest"
     ),
 }
-"""The numbers of a set of shifts, by the name under which they are saved; means are over all shifts but zero."""
+"""Metrics of a set of shifts, by the names under which they are saved.
+
+Means are over all shifts except zero.
+"""
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """Every number of one mode, of `CURVES` and `NUMBERS`, that is defined, over the shifts complete for all images."""
+    """All metrics of one mode of an audit that the model's outputs define, with intervals.
+
+    Only shifts at which all images were evaluated are included.
+
+    Args:
+        movement: How the images were moved.
+        output: Kind of output of the model.
+        num_images: Number of images.
+        shifts: Shifts at which all images were evaluated.
+        skipped_shifts: Shifts at which some images were not evaluated.
+        curves: Metrics at every shift, by their names in `CURVES`.
+        numbers: Metrics over all shifts, by their names in `NUMBERS`.
+        confidence: Confidence level of the intervals.
+        epsilon: Machine epsilon of the outputs.
+    """
 
     movement: Movement
     output: str
@@ -219,16 +261,20 @@ class Metrics:
     curves: dict[str, Curve]
     numbers: dict[str, Estimate]
     confidence: float
-    epsilon: float = SINGLE_PRECISION  # the machine epsilon of the outputs
+    epsilon: float = SINGLE_PRECISION
 
     @property
     def is_exact(self) -> bool:
-        """Return True if no shift changes the output by more than rounding of its dtype."""
+        """True if no shift changes the output by more than the rounding error of its dtype."""
         largest = self.numbers.get("maximum_error")
         return largest is not None and largest.value <= rounding_bound(self.epsilon)
 
     def is_within_noise(self, repeat: float) -> bool:
-        """Return True if two calls on the same images differ by more than rounding, and shifts hardly by more."""
+        """Return True if the errors may be noise of a model that is not deterministic.
+
+        Args:
+            repeat: Relative difference of the outputs between two calls on the same images.
+        """
         largest = self.numbers.get("maximum_error")
         return (
             largest is not None
@@ -239,7 +285,15 @@ class Metrics:
 
 @dataclass(frozen=True)
 class SeedMetrics:
-    """Averages over seeds, for other seeds and images unless there is a warning, and the seeds' standard deviations."""
+    """Metrics averaged over training seeds, with intervals for other seeds and images.
+
+    Args:
+        num_seeds: Number of seeds.
+        metrics: Averages over the seeds.
+        by_seed: Value of each seed, by the name of the metric.
+        deviations: Standard deviation between seeds, by the name of the metric.
+        warning: Note that the intervals do not cover other seeds, or None.
+    """
 
     num_seeds: int
     metrics: Metrics

@@ -1,4 +1,4 @@
-"""Error by phase: does a model answer otherwise at shifts that are no multiples of its stride?"""
+"""Metrics by phase, which show whether errors depend on the shift modulo the model's stride."""
 
 import math
 from collections.abc import Sequence
@@ -28,16 +28,24 @@ from teka.errors import wrong_argument, wrong_value
 
 Strides = Sequence[int]
 Members = Float[Tensor, "phases shifts"]
-# Curves of which the values are told apart by phase.
+# Curves that are averaged for each phase.
 PHASE_VALUES = ("error", "accuracy", "agreement", "overlap", "retrieval")
-_NEARLY = (
-    0.9  # strides that explain nearly as much as the best are multiples of what is sought, or it
-)
+# A stride that explains this fraction of the best share is the stride sought or a multiple of it.
+_NEARLY = 0.9
 
 
 @dataclass(frozen=True)
 class PhaseTable:
-    """Means of `PHASE_VALUES` over the shifts but zero of each phase, (dy mod stride, dx mod stride), in order."""
+    """Means of `PHASE_VALUES` over the nonzero shifts of each phase.
+
+    The phase of a shift (dy, dx) is (dy mod stride, dx mod stride).
+
+    Args:
+        stride: Stride along each axis.
+        phases: Phases in ascending order.
+        num_shifts: Number of shifts of each phase.
+        values: Estimates for each phase, by the name of the metric.
+    """
 
     stride: tuple[int, ...]
     phases: CheckedShifts
@@ -47,13 +55,21 @@ class PhaseTable:
 
 @dataclass(frozen=True)
 class StrideChoice:
-    """Which stride explains how a number of `PHASE_VALUES` varies over the shifts, or None."""
+    """Stride whose phases best explain how a metric varies over the shifts.
+
+    Args:
+        stride: Stride in pixels, or None if no candidate explains the variation.
+        share: Share of the variance over shifts that the phases explain (adjusted R²).
+        p_value: p-value of the hypothesis that the phases of no candidate explain anything.
+        number: Name of the metric.
+        shares: Share of each candidate that could be tested.
+    """
 
     stride: int | None
-    share: float  # of the variance over shifts that its phases explain, adjusted for their number
-    p_value: float  # that phases of no candidate explain anything
+    share: float
+    p_value: float
     number: str
-    shares: dict[int, float]  # of the candidates that could be tested
+    shares: dict[int, float]
 
 
 def error_by_phase(
@@ -64,14 +80,22 @@ def error_by_phase(
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> PhaseTable:
-    """Means of error, accuracy and agreement over the shifts of each phase, (dy mod stride, dx mod stride).
+    """Average error, accuracy and agreement over the shifts of each phase.
 
-    A model of stride r sees an image moved by a multiple of r on the same grid. The zero shift and those that are not
-    complete are left out. The stride is one for all axes or one for each, and the other arguments are as of
-    `summarize`.
+    The phase of a shift (dy, dx) is (dy mod stride, dx mod stride). A model with total stride r
+    sees an image that is shifted by a multiple of r on the same sampling grid, so its errors often
+    depend on the phase. The zero shift and shifts that lack some images are left out.
+
+    Args:
+        responses: Outputs of a model at all shifts.
+        stride: Stride in pixels for all axes, or one for each axis.
+        confidence: Confidence level of the intervals.
+        num_resamples: Number of bootstrap resamples.
+        seed: Seed of the resamples.
 
     Raises:
-        ValueError: A stride below 1, or not one for each axis; no shift to be sorted; or what `summarize` refuses.
+        ValueError: A stride is below 1 or their number is not that of the axes, there is no
+            nonzero shift, or `summarize` rejects an argument.
     """
     check_instance("responses", responses, Responses)
     settings = BootstrapSettings(confidence, num_resamples, seed)
@@ -80,7 +104,7 @@ def error_by_phase(
     strides = check_stride(stride, len(complete.shifts[0]))
     if not shifts:
         raise wrong_argument(
-            "responses", "complete at the zero shift only", "other shifts, to be sorted by phase"
+            "responses", "complete at the zero shift only", "complete at other shifts too"
         )
     phases, members = sort_by_phase(shifts, strides)
     weights = members / members.sum(dim=1, keepdim=True)
@@ -90,13 +114,12 @@ def error_by_phase(
         table = CURVES[name].table(complete)
         if table is None:
             continue
-        found = table[0][complete.moved].to(torch.float64)
+        moved_values = table[0][complete.moved].to(torch.float64)
         if table[1] is not None:
-            by_phase = (
-                average(found, resamples, table[1][complete.moved]).square_root().combine(weights)
-            )
+            norms = table[1][complete.moved]
+            by_phase = average(moved_values, resamples, norms).square_root().combine(weights)
         else:
-            by_phase = average(weights @ found, resamples)
+            by_phase = average(weights @ moved_values, resamples)
         if CURVES[name].is_share:
             rows = zip(
                 by_phase.values[:, None],
@@ -115,20 +138,25 @@ def error_by_phase(
 def sort_by_phase(
     shifts: Sequence[CheckedShift], strides: tuple[int, ...]
 ) -> tuple[CheckedShifts, Members]:
-    """The phases (dy mod stride, dx mod stride) in ascending order; and 1 where a shift has a phase, else 0."""
+    """Return the phases of shifts in ascending order, and which shift belongs to which phase.
+
+    Returns:
+        Phases (dy mod stride, dx mod stride), and a tensor of shape (phases, shifts) that is 1
+        where a shift has a phase, else 0.
+    """
 
     def phase(step: int | float, stride: int) -> int | float:
-        # Fractions such as 0.1 and 1.1 have one phase, but for rounding.
+        # Rounding gives fractions such as 0.1 and 1.1 the same phase.
         return step % stride if isinstance(step, int) else round(step % stride, 9) % stride
 
-    of_shifts = [
+    shift_phases = [
         tuple(phase(step, stride) for step, stride in zip(shift, strides, strict=True))
         for shift in shifts
     ]
-    phases = tuple(sorted(set(of_shifts)))
+    phases = tuple(sorted(set(shift_phases)))
     members = torch.zeros(len(phases), len(shifts), dtype=torch.float64)
-    for column, each in enumerate(of_shifts):
-        members[phases.index(each), column] = 1.0
+    for column, shift_phase in enumerate(shift_phases):
+        members[phases.index(shift_phase), column] = 1.0
     return phases, members
 
 
@@ -140,15 +168,26 @@ def best_stride(
     num_permutations: int = 999,
     seed: int = 0,
 ) -> StrideChoice:
-    """Find the stride, of candidates from 2, whose phases explain most of how a number varies over the shifts.
+    """Find the stride whose phases explain most of the variation of a metric over the shifts.
 
-    The number is "error", "accuracy" or "agreement". Of what a trend with distance leaves over S shifts, the phases
-    explain the share R², adjusted for the number k of phases that the trend of t terms leaves apart, 1 − (1 − R²) (S −
-    t) / (S − t − k). Taken is the smallest candidate with 90 % of the largest share. The p-value is that of the largest
-    share, when what the trend left is permuted over the shifts so many times (Freedman and Lane 1983).
+    A smooth trend with the distance is removed first. The phases of a stride then explain the
+    share R² of the remaining variance, adjusted for their number:
+    1 − (1 − R²) (S − t) / (S − t − k), with S shifts, t terms of the trend, and k phases that are
+    independent of the trend. The result is the smallest candidate with at least 90 % of the
+    largest share. The p-value of the largest share comes from permuting the residuals of the trend
+    over the shifts. Source: Freedman and Lane, "A nonstochastic interpretation of reported
+    significance levels", 1983.
+
+    Args:
+        responses: Outputs of a model at all shifts.
+        candidates: Strides to test, each at least 2 pixels.
+        number: Name of the metric, such as "error", "accuracy" or "agreement".
+        num_permutations: Number of permutations for the p-value.
+        seed: Seed of the permutations.
 
     Raises:
-        ValueError: A candidate below 2, or none; a number that the responses do not define; no permutation.
+        ValueError: `candidates` is empty or contains a stride below 2, the responses do not define
+            the metric, or `num_permutations` is below 1.
     """
     check_instance("responses", responses, Responses)
     expected = "strides of at least 2 pixels"
@@ -163,7 +202,7 @@ def best_stride(
     complete = responses.take_complete()
     by_shift = CURVES[number].values(complete)
     if by_shift is None:
-        raise wrong_value("number", number, "one that the responses define")
+        raise wrong_value("number", number, "a metric that the responses define")
     values = by_shift[complete.moved]
     shifts = [complete.shifts[row] for row in complete.moved]
     nothing = StrideChoice(None, 0.0, 1.0, number, {})
@@ -177,7 +216,7 @@ def best_stride(
         )
     )
     left = values - trend @ (trend.T @ values)
-    # Rounding of the measured values, in float32, is no variation.
+    # A smaller residual is the rounding error of values measured in float32.
     if left.norm() <= 1e-6 * values.norm():
         return nothing
     generator = torch.Generator().manual_seed(int(seed))
@@ -209,6 +248,6 @@ def best_stride(
 
 
 def _basis(columns: Float[Tensor, "shifts columns"]) -> Float[Tensor, "shifts dimensions"]:
-    """Orthonormal columns with the span of the given ones, which may depend on each other."""
+    """Return orthonormal columns with the span of columns that may be linearly dependent."""
     left, sizes, _ = torch.linalg.svd(columns, full_matrices=False)
     return left[:, sizes > 1e-9 * math.sqrt(len(columns))]

@@ -1,4 +1,4 @@
-"""Every two of several models on the same images, and which is best at a number as far as that can be told."""
+"""Pairwise comparisons of several models, and the best model for each metric."""
 
 import itertools
 import math
@@ -23,7 +23,7 @@ from teka.audit.statistics.metrics import NUMBERS
 
 @dataclass(frozen=True)
 class Pair:
-    """Two models, by their places in a list, and the first less the second."""
+    """Comparison of two models, given by their indices, as first minus second."""
 
     first: int
     second: int
@@ -32,23 +32,33 @@ class Pair:
 
 @dataclass(frozen=True)
 class Lead:
-    """The model that is best at a number, and by how much, at least 0, it is better than each of the others.
+    """Best model for one metric, and how much better it is than each other model.
 
-    p-values are adjusted by Holm over all pairs of models, and so hold though the best was chosen by the same images.
+    The p-values are adjusted by Holm over all pairs of models, so they are valid although the same
+    images were used to choose the best model.
+
+    Args:
+        number: Name of the metric.
+        best: Index of the best model.
+        over: Advantage over each other model by its index, from the smallest to the largest.
     """
 
     number: str
     best: int
-    over: dict[int, Difference]  # by place, from the nearest to the farthest
+    over: dict[int, Difference]
 
     @property
     def tied(self) -> list[int]:
-        """Those that the best is not told apart from: at a confidence c, p > 1 − c."""
-        return [model for model, one in self.over.items() if one.p_value > 1 - one.confidence]
+        """Indices of models that are not significantly worse than the best."""
+        return [
+            model
+            for model, difference in self.over.items()
+            if difference.p_value > 1 - difference.confidence
+        ]
 
     @property
     def beaten(self) -> list[int]:
-        """The others, from the nearest to the farthest."""
+        """Indices of models that are significantly worse, from the closest to the farthest."""
         return [model for model in self.over if model not in self.tied]
 
 
@@ -59,40 +69,58 @@ def compare_every_two(
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> tuple[Pair, ...]:
-    """Compare every model with every later one, as `compare_responses` does and with its arguments."""
-    how: Any = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed}
-    places = itertools.combinations(range(len(responses)), 2)
+    """Compare every pair of models.
+
+    The arguments are those of `compare_responses`.
+
+    Args:
+        responses: Outputs of each model on the same images and shifts.
+        confidence: Confidence level of the intervals.
+        num_resamples: Number of bootstrap resamples.
+        seed: Seed of the resamples and sign flips.
+    """
+    options: Any = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed}
+    indices = itertools.combinations(range(len(responses)), 2)
     return tuple(
-        Pair(one, other, compare_responses(responses[one], responses[other], **how))
-        for one, other in places
+        Pair(first, second, compare_responses(responses[first], responses[second], **options))
+        for first, second in indices
     )
 
 
 def find_leads(pairs: Sequence[Pair]) -> list[Lead]:
-    """Return which model is best at each number, in the order of `NUMBERS`; of equal ones the first.
+    """Find the best model for each metric, in the order of `NUMBERS`.
 
-    Models that lack a number are left out for that number.
+    Of equally good models, the first one leads. A model that lacks a metric is left out for this
+    metric.
     """
     leads = []
     for number in COMPARED_NUMBERS:
-        found = {(pair.first, pair.second): pair.comparison.numbers.get(number) for pair in pairs}
-        known = {both: difference for both, difference in found.items() if difference is not None}
-        models = sorted({model for both in known for model in both})
-        if not known or len(known) < math.comb(len(models), 2):
+        differences: dict[tuple[int, int], Difference] = {}
+        for pair in pairs:
+            difference = pair.comparison.numbers.get(number)
+            if difference is not None:
+                differences[pair.first, pair.second] = difference
+        models = sorted({model for indices in differences for model in indices})
+        if not differences or len(differences) < math.comb(len(models), 2):
             continue
         adjusted = holm_adjust(
-            torch.tensor([one.p_value for one in known.values()], dtype=torch.float64)
+            torch.tensor([each.p_value for each in differences.values()], dtype=torch.float64)
         ).tolist()
         better: dict[tuple[int, int], Difference] = {}
-        for ((first, second), one), p_value in zip(known.items(), adjusted, strict=True):
-            one = replace(one, p_value=p_value)
-            other = replace(one, value=-one.value, lower=-one.upper, upper=-one.lower)
-            # Shares are the better the higher, all else the lower.
-            ahead = (one, other) if NUMBERS[number].is_share else (other, one)
-            better |= {(first, second): ahead[0], (second, first): ahead[1]}
+        for ((first, second), unadjusted), p_value in zip(
+            differences.items(), adjusted, strict=True
+        ):
+            forward = replace(unadjusted, p_value=p_value)
+            backward = replace(
+                forward, value=-forward.value, lower=-forward.upper, upper=-forward.lower
+            )
+            # Higher is better for shares. Lower is better for all other metrics.
+            is_share = NUMBERS[number].is_share
+            better[first, second] = forward if is_share else backward
+            better[second, first] = backward if is_share else forward
         best = max(
             models,
-            key=lambda one: sum(better[one, other].value for other in models if other != one),
+            key=lambda model: sum(better[model, other].value for other in models if other != model),
         )
         over = {other: better[best, other] for other in models if other != best}
         leads.append(Lead(number, best, dict(sorted(over.items(), key=lambda item: item[1].value))))
@@ -100,8 +128,12 @@ def find_leads(pairs: Sequence[Pair]) -> list[Lead]:
 
 
 def disagreement(responses: Sequence[Responses]) -> Bool[Tensor, "shifts images"]:
-    """Where several classifiers are not all right or all wrong; without labels, where they do not all answer alike."""
+    """Return where classifiers disagree, for each shift and image.
+
+    With labels, models disagree if some are correct and some are wrong. Without labels, they
+    disagree if they do not all predict the same class.
+    """
     common = take_common(responses)
-    found = [each.predictions if each.correct is None else each.correct for each in common]
-    answers = torch.stack([one for one in found if one is not None])
+    outcomes = [each.predictions if each.correct is None else each.correct for each in common]
+    answers = torch.stack([outcome for outcome in outcomes if outcome is not None])
     return (answers != answers[0]).any(dim=0)

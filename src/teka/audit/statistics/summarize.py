@@ -1,4 +1,4 @@
-"""From what models answered to every number of an audit, with intervals: of one model, and over seeds."""
+"""Metrics with confidence intervals from the outputs of one model, or averaged over seeds."""
 
 from collections.abc import Sequence
 from statistics import stdev
@@ -19,15 +19,22 @@ from teka.errors import wrong_argument, wrong_value
 def summarize(
     responses: Responses, *, confidence: float = 0.95, num_resamples: int = 1000, seed: int = 0
 ) -> Metrics:
-    """Every number that the responses define, with intervals and bands of a confidence; `Metrics` says what each is.
+    """Compute all metrics that the outputs of a model define, with intervals and bands.
 
-    Shares of images at one shift have Wilson's interval; shares over images and shifts the BCa interval and magnitudes
-    that of bootstrap-t, over images, of so many resamples drawn by the seed; bands hold at all shifts together. Shifts
-    at which not every image was evaluated are left out, but for the worst-shift accuracy: one wrong answer decides an
-    image.
+    Shares of images at one shift have Wilson's interval. Shares over images and shifts have the
+    BCa interval, and magnitudes such as errors that of bootstrap-t, both over images. Bands cover
+    all shifts together. Shifts at which some images were not evaluated are left out, except for
+    the accuracy at every shift, because a single wrong prediction decides it for an image.
+
+    Args:
+        responses: Outputs of the model at all shifts.
+        confidence: Confidence level of intervals and bands.
+        num_resamples: Number of bootstrap resamples of the images.
+        seed: Seed of the resamples.
 
     Raises:
-        ValueError: Responses that are not complete at the zero shift, a confidence outside (0, 1), too few resamples.
+        ValueError: Some images were not evaluated at the zero shift, `confidence` is not between
+            0 and 1, or `num_resamples` is too small.
     """
     check_instance("responses", responses, Responses)
     settings = BootstrapSettings(confidence, num_resamples, seed)
@@ -46,34 +53,32 @@ def summarize(
                 average(1 - table[0], resamples), resamples, confidence
             )
         else:
-            found = average(table[0], resamples, table[1])
+            magnitude = average(table[0], resamples, table[1])
             curves[name] = intervals.magnitude_curve(
-                found, resamples, confidence, metric.power, metric.largest
+                magnitude, resamples, confidence, metric.power, metric.largest
             )
-            averages[name] = found.square_root() if metric.is_ratio else found
+            averages[name] = magnitude.square_root() if metric.is_ratio else magnitude
 
     def estimated(metric: NumberMetric) -> Estimate:
         if metric.is_extreme:
             return intervals.extreme_of(curves[metric.curve], metric.over, confidence)
         if not metric.is_share:
-            mean, largest = (
-                _mean_over_shifts(complete, averages[metric.curve]),
-                CURVES[metric.curve].largest,
-            )
+            mean = _mean_over_shifts(complete, averages[metric.curve])
+            largest = CURVES[metric.curve].largest
             return intervals.estimate_magnitudes(mean, resamples, confidence, largest)[0]
         values, weights = metric.of_images(responses if metric.over == "every" else complete)
         if values.dtype == torch.bool:
             ends = intervals.wilson_interval(int(values.sum()), len(values), confidence)
             return Estimate(float(values.double().mean()), *ends, confidence, intervals.WILSON)
-        # Images that are correct unshifted are a sample of all such images, and are resampled among themselves.
+        # Images that are correct without a shift are a sample of their own.
         chosen = values if weights is None else values[weights > 0]
         drawn = resamples if weights is None else ImageResamples(len(chosen), settings)
         return intervals.estimate_mean_share(average(chosen[None], drawn), confidence)
 
     defined = {
-        name: one
-        for name, one in NUMBERS.items()
-        if one.curve in curves and one.has_cases(complete)
+        name: metric
+        for name, metric in NUMBERS.items()
+        if metric.curve in curves and metric.has_cases(complete)
     }
     numbers = {name: estimated(metric) for name, metric in defined.items()}
     return _metrics(responses, complete, curves, numbers, confidence)
@@ -86,27 +91,34 @@ def summarize_seeds(
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> SeedMetrics:
-    """Average every number over seeds, with intervals for what other seeds and other images would give.
+    """Average all metrics over training seeds, with intervals for other seeds and images.
 
-    `teka.audit.statistics.intervals.two_level_curve` has the formulae. With fewer than 3 seeds the intervals are for
-    these seeds and other images, and a warning says so. The other arguments are as of `summarize`.
+    `teka.audit.statistics.intervals.two_level_curve` has the formulas. With fewer than 3 seeds
+    the intervals only cover other images, and the result has a warning.
+
+    Args:
+        responses: Outputs of the model of each seed on the same images and shifts.
+        confidence: Confidence level of intervals and bands.
+        num_resamples: Number of bootstrap resamples of the images.
+        seed: Seed of the resamples.
 
     Raises:
-        ValueError: No responses; other images, labels, shifts, movement or output for one seed; or as of `summarize`.
+        ValueError: `responses` is empty, the images, labels, shifts, movements or kinds of output
+            differ between seeds, or `summarize` rejects an argument.
     """
     settings = BootstrapSettings(confidence, num_resamples, seed)
     responses = check_sequence("responses", responses, "a list of responses")
     if not responses:
         raise wrong_argument("responses", "no seed", "the responses of one seed or more")
-    for one in responses:
-        check_instance("responses", one, Responses)
+    for each in responses:
+        check_instance("responses", each, Responses)
     for index, other in enumerate(responses):
         check_same_images(f"responses[{index}]", responses[0], other)
         if other.output != responses[0].output:
             raise wrong_value(
                 f"responses[{index}].output",
                 other.output,
-                f"that of the first, {responses[0].output!r}",
+                f"{responses[0].output!r} as for the first seed",
             )
     common = take_common(responses)
     resamples = ImageResamples(common[0].num_images, settings)
@@ -115,41 +127,53 @@ def summarize_seeds(
     for name, metric in CURVES.items():
         tables = [table for each in common if (table := metric.table(each)) is not None]
         if len(tables) == len(common):
-            found = [average(values, resamples, norms) for values, norms in tables]
-            averages[name] = found = (
-                [each.square_root() for each in found] if metric.is_ratio else found
-            )
+            by_seed_averages = [average(values, resamples, norms) for values, norms in tables]
+            if metric.is_ratio:
+                by_seed_averages = [each.square_root() for each in by_seed_averages]
+            averages[name] = by_seed_averages
             known = metric.known(common[0])
             curves[name] = intervals.two_level_curve(
-                found, settings, largest=metric.largest, known=known
+                by_seed_averages, settings, largest=metric.largest, known=known
             )
     numbers: dict[str, Estimate] = {}
     by_seed: dict[str, tuple[float, ...]] = {}
     for name, metric in NUMBERS.items():
         if metric.curve in curves and all(metric.has_cases(each) for each in common):
             pairs = zip(common, averages[metric.curve], strict=True)
-            found = [average_of(metric, each, resamples, curve) for each, curve in pairs]
-            line = intervals.two_level_curve(found, settings, largest=CURVES[metric.curve].largest)
+            of_seeds = [average_of(metric, each, resamples, curve) for each, curve in pairs]
+            line = intervals.two_level_curve(
+                of_seeds, settings, largest=CURVES[metric.curve].largest
+            )
             numbers[name] = Estimate(
                 line.values[0], line.lower[0], line.upper[0], confidence, line.method
             )
-            by_seed[name] = tuple(each.values.item() for each in found)
+            by_seed[name] = tuple(each.values.item() for each in of_seeds)
     deviations = {name: stdev(values) for name, values in by_seed.items() if len(values) > 1}
-    few = f"{len(responses)} of at least {MINIMUM_SEEDS} seeds: intervals are for these seeds and other images"
+    few_seeds = (
+        f"{len(responses)} of at least {MINIMUM_SEEDS} seeds: "
+        "intervals are for these seeds and other images"
+    )
     metrics = _metrics(responses[0], common[0], curves, numbers, confidence)
     return SeedMetrics(
         len(responses),
         metrics,
         by_seed,
         deviations,
-        few if len(responses) < MINIMUM_SEEDS else None,
+        few_seeds if len(responses) < MINIMUM_SEEDS else None,
     )
 
 
 def average_of(
     metric: NumberMetric, responses: Responses, drawn: ImageResamples, curve: ImageAverage
 ) -> ImageAverage:
-    """A number that the responses define, of one row, with its draws; `curve` is the average that it is made of."""
+    """Return the average of one metric over images, with its bootstrap draws, as one row.
+
+    Args:
+        metric: The metric.
+        responses: Outputs of a model.
+        drawn: Bootstrap resamples of the images.
+        curve: Averages of the metric's curve at each shift.
+    """
     if metric.is_extreme:
         end = torch.min if metric.over == "lowest" else torch.max
         value, row = end(curve.values[None], dim=1)
@@ -165,14 +189,14 @@ def average_of(
 
 
 def _mean_over_shifts(responses: Responses, curve: ImageAverage) -> ImageAverage:
-    """The mean of a curve over all shifts but zero."""
+    """Return the mean of a curve over all shifts except zero."""
     weights = torch.zeros(1, len(responses.shifts), dtype=torch.float64)
     weights[0, responses.moved] = 1 / len(responses.moved)
     return curve.combine(weights)
 
 
-def _metrics(responses: Responses, complete: Responses, *found: Any) -> Metrics:
-    done = set(complete.shifts)
-    skipped = tuple(shift for shift in responses.shifts if shift not in done)
+def _metrics(responses: Responses, complete: Responses, *results: Any) -> Metrics:
+    shifts = set(complete.shifts)
+    skipped = tuple(shift for shift in responses.shifts if shift not in shifts)
     measured = responses.movement, responses.output, responses.num_images, complete.shifts, skipped
-    return Metrics(*measured, *found, epsilon=responses.epsilon)
+    return Metrics(*measured, *results, epsilon=responses.epsilon)
