@@ -1,4 +1,4 @@
-"""How images change otherwise than by shifts: turned, flipped, rotated, made larger or smaller, brighter or darker."""
+"""Changes of images other than shifts: quarter turns, flips, rotations, scaling and brightness."""
 
 import math
 from collections.abc import Callable
@@ -16,18 +16,21 @@ Amount = float | int
 
 
 def turn(images: Images, quarters: Amount) -> Shaped[Tensor, "batch channels *turned"]:
-    """Images turned by quarters, counter-clockwise: exact, no value changes."""
+    """Rotate images counterclockwise by multiples of 90 degrees, which is exact."""
     return images.rot90(int(quarters), (2, 3))
 
 
 def flip(images: Images, kind: Amount) -> Images:
-    """Images as they are (0), left and right exchanged (1), upside down (2), or both (3): exact, no value changes."""
+    """Flip images: 0 not at all, 1 left to right, 2 upside down, 3 both. This is exact."""
     axes = {0: (), 1: (3,), 2: (2,), 3: (2, 3)}[int(kind)]
     return images.flip(axes) if axes else images.clone()
 
 
 def rotate(images: RealImages, degrees: Amount, background: Background) -> RealImages:
-    """Images rotated about their middle, counter-clockwise, by linear interpolation; background comes in."""
+    """Rotate images counterclockwise about their center with linear interpolation.
+
+    Background enters at the corners.
+    """
     angle = math.radians(degrees)
     return _resample(
         images,
@@ -37,20 +40,23 @@ def rotate(images: RealImages, degrees: Amount, background: Background) -> RealI
 
 
 def scale(images: RealImages, percent: Amount, background: Background) -> RealImages:
-    """Images enlarged about their middle by a percentage, by linear interpolation; background may come in."""
+    """Enlarge images about their center by a percentage with linear interpolation.
+
+    Background enters if the percentage is negative.
+    """
     factor = 1 / (1 + percent / 100)
     return _resample(images, [[factor, 0.0], [0.0, factor]], background)
 
 
 def brighten(images: RealImages, percent: Amount) -> RealImages:
-    """Values times 1 + percent / 100, which are not cut off."""
+    """Multiply the values of images by 1 + percent / 100 without clipping."""
     return images * (1 + percent / 100)
 
 
 def _resample(images: RealImages, matrix: list[list[float]], background: Background) -> RealImages:
-    """x'(p) = x(A p), places from the middle in pixels (right, down), for the matrix A."""
+    """Return x'(p) = x(A p), with positions p = (right, down) in pixels from the center."""
     height, width = images.shape[2:]
-    # `affine_grid` counts places in halves of each side.
+    # `affine_grid` measures positions in halves of each side.
     (a, b), (c, d) = matrix
     theta = torch.tensor(
         [[a, b * height / width, 0.0], [c * width / height, d, 0.0]], dtype=torch.float64
@@ -66,20 +72,32 @@ def _resample(images: RealImages, matrix: list[list[float]], background: Backgro
 
 @dataclass(frozen=True)
 class Change:
-    """A kind of change: what is done, how its amounts are written, and which are tried."""
+    """Kind of change of images, with the amounts that an audit tries.
 
-    words: str  # what is done, a sentence
-    spoken: str  # the same in a few words, for a headline
+    Args:
+        words: What the change does, in a sentence.
+        spoken: The same in a few words, for a headline.
+        amounts: Amounts that an audit tries.
+        unit: Unit after an amount.
+        apply: Function of images, amount and background that returns the changed images.
+        interpolates: Whether the change interpolates, so that pixel values change too.
+        undo: Function that returns the amount of the inverse change.
+        moves_maps: Whether output maps of a model should change like the image.
+        names: Names of the amounts, if they are not quantities.
+    """
+
+    words: str
+    spoken: str
     amounts: tuple[int | float, ...]
-    unit: str  # behind an amount
+    unit: str
     apply: Callable[[Tensor, Amount, Background], Tensor]
-    interpolates: bool = False  # so that the values of the image change too
-    undo: Callable[[Amount], Amount] = neg  # from an amount to the one that undoes it
-    moves_maps: bool = True  # whether maps of the image change along
-    names: tuple[str, ...] = ()  # of the amounts, where they are no quantities
+    interpolates: bool = False
+    undo: Callable[[Amount], Amount] = neg
+    moves_maps: bool = True
+    names: tuple[str, ...] = ()
 
     def write(self, amount: Amount) -> str:
-        """An amount with its unit: "+5°", "left–right"."""
+        """Return an amount as text with its unit, such as "+5°" or "left–right"."""
         if self.names:
             return self.names[int(amount)]
         return f"{amount:+g}{self.unit}".replace("-", "−") if amount else f"0{self.unit}"
@@ -89,7 +107,7 @@ _SMALL = (-15, -10, -5, -2, 0, 2, 5, 10, 15)
 _PERCENT = (-10, -5, -2, 0, 2, 5, 10)
 CHANGES = {
     "turn": Change(
-        "Turned by quarters, counter-clockwise, which is exact on a square.",
+        "Rotated counterclockwise by quarter turns, which is exact for square images.",
         "turned by quarters",
         (0, 1, 2, 3),
         "°",
@@ -97,7 +115,7 @@ CHANGES = {
         names=("0°", "+90°", "+180°", "+270°"),
     ),
     "flip": Change(
-        "Left and right exchanged, upside down, and both, which is exact.",
+        "Flipped left to right, upside down, and both, which is exact.",
         "flipped",
         (0, 1, 2, 3),
         "",
@@ -105,7 +123,7 @@ CHANGES = {
         names=("as it is", "left–right", "upside down", "both"),
     ),
     "rotation": Change(
-        "Rotated about the middle, counter-clockwise, by linear interpolation; background comes in at the corners.",
+        "Rotated counterclockwise by linear interpolation; background enters at the corners.",
         "rotated by up to 15°",
         _SMALL,
         "°",
@@ -113,7 +131,7 @@ CHANGES = {
         interpolates=True,
     ),
     "scale": Change(
-        "Enlarged about the middle, by linear interpolation; what is smaller lies on background.",
+        "Enlarged about the center by linear interpolation; smaller images get a background.",
         "scaled by up to 10 %",
         _PERCENT,
         " %",
@@ -122,7 +140,7 @@ CHANGES = {
         undo=lambda percent: 100 / (1 + percent / 100) - 100,
     ),
     "brightness": Change(
-        "Every value times a factor, as a control: nothing moves.",
+        "Every value is multiplied by a factor. This is a control, because nothing moves.",
         "made brighter or darker by up to 30 %",
         (-30, -20, -10, -5, 0, 5, 10, 20, 30),
         " %",
@@ -130,7 +148,7 @@ CHANGES = {
         moves_maps=False,
     ),
 }
-"""The changes, by their names; of each, amount 0 changes nothing."""
+"""Changes by name. The amount 0 changes nothing."""
 
 
 def compared_after(
@@ -139,7 +157,14 @@ def compared_after(
     change: Change,
     amount: Amount,
 ) -> tuple[Tensor, Tensor]:
-    """f(T x) and T f(x) of maps (B, C, cells), both at the cells whose content came from inside the map."""
+    """Return f(T x) and T f(x) for output maps, at the cells whose content was inside the map.
+
+    Args:
+        response: Maps f(T x) of the changed images.
+        reference: Maps f(x) of the original images.
+        change: The change T.
+        amount: Amount of the change.
+    """
     if not change.moves_maps:
         return response, reference
     moved, inside = (

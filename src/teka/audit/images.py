@@ -1,4 +1,4 @@
-"""Batches of images: their background, the canvas around them, a window in them, and how their cells move."""
+"""Operations on batches of images: background, canvas, crops, and shifts of pixels."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +24,11 @@ BACKGROUND = "a finite number, or one for each channel"
 
 
 def check_images(images: Tensor, argument: str = "images", *, least: int = 0) -> None:
-    """Check that a tensor is a batch of at least so many images (B, C, *S) with real values."""
+    """Check that a tensor is a batch of at least `least` real-valued images (B, C, *S).
+
+    Raises:
+        ValueError: The shape or dtype is wrong.
+    """
     check_dense(argument, images)
     if images.ndim < 3 or 0 in images.shape[1:] or len(images) < least:
         raise wrong_shape(
@@ -37,7 +41,11 @@ def check_images(images: Tensor, argument: str = "images", *, least: int = 0) ->
 
 
 def check_background(background: Background) -> list[float | int]:
-    """Return the values of a background, after a check that it is one number or a sequence of numbers."""
+    """Return the values of a background, which is a number or a sequence of numbers.
+
+    Raises:
+        ValueError: The background is empty or not numeric.
+    """
     values = (
         [background]
         if isinstance(background, Real)
@@ -51,7 +59,11 @@ def check_background(background: Background) -> list[float | int]:
 
 
 def background_value(images: Images, background: Background) -> Tensor:
-    """The background, one value or one for each channel, in the images' dtype and device, that broadcasts over them."""
+    """Return the background as a tensor that broadcasts over the images, in their dtype.
+
+    Raises:
+        ValueError: The number of values is wrong, or the dtype cannot represent a value.
+    """
     values = torch.tensor(check_background(background), dtype=torch.float64)
     if len(values) not in (1, images.shape[1]) or (
         len(values) == 1 < images.shape[1] and not is_number(background)
@@ -73,13 +85,13 @@ def background_value(images: Images, background: Background) -> Tensor:
 
 
 def blank_margins(images: Tensor, background: Background = 0.0) -> Margins:
-    """Cells of background before the first and after the last cell with content, along every spatial axis."""
+    """Return the width of the background at both sides of every spatial axis, for each image."""
     check_images(images)
     occupied = (images != background_value(images, background)).any(dim=1)
     margins = []
     for axis in range(occupied.ndim - 1):
         line = occupied.movedim(axis + 1, 1).unsqueeze(-1).flatten(2).any(dim=2)
-        # argmax gives the first of equal values, here the first cell with content.
+        # argmax returns the first of equal values, which is the first row or column with content.
         sides = torch.stack(
             [side.to(torch.uint8).argmax(dim=1) for side in (line, line.flip(1))], dim=-1
         )
@@ -88,13 +100,21 @@ def blank_margins(images: Tensor, background: Background = 0.0) -> Margins:
 
 
 def paste_on_canvas(images: Tensor, canvas_size: Size, background: Background = 0.0) -> Images:
-    """Images (B, C, *S) in the middle of a larger canvas of their background, (B, C, *canvas_size).
+    """Paste images into the middle of a larger canvas of their background.
 
-    Of a margin of M cells in all, M // 2 lie before the image. The canvas has one size for each spatial axis or one for
-    all, the background one value or one for each channel.
+    If the canvas is M pixels larger along an axis, M // 2 pixels are before the image.
+
+    Args:
+        images: Images (B, C, *S).
+        canvas_size: Size of the canvas, one for all axes or one for each spatial axis.
+        background: Value of the background, one for all channels or one for each channel.
+
+    Returns:
+        Images (B, C, *canvas_size).
 
     Raises:
-        ValueError: No spatial axis, a canvas smaller than the images, or not one size for each axis.
+        ValueError: The images have no spatial axis, or the canvas is smaller than the images or
+            has a wrong number of axes.
     """
     check_images(images)
     sizes = tuple(images.shape[2:])
@@ -105,11 +125,18 @@ def paste_on_canvas(images: Tensor, canvas_size: Size, background: Background = 
 
 
 def window_size(argument: str, sizes: Sequence[int], given: Size) -> tuple[int, ...]:
-    """The "canvas_size" around or the "crop_size" within images of some sizes, with one number for each axis."""
-    is_canvas, expected = (
-        argument == "canvas_size",
-        "a whole number of pixels, or one for each axis",
-    )
+    """Return the size of a canvas around images or of a crop within them, one number per axis.
+
+    Args:
+        argument: Name of the size, "canvas_size" or "crop_size".
+        sizes: Spatial sizes of the images.
+        given: One size for all axes, or one for each axis.
+
+    Raises:
+        ValueError: The size does not fit the images.
+    """
+    is_canvas = argument == "canvas_size"
+    expected = "a whole number of pixels, or one for each axis"
     window = (
         (int(given),) * len(sizes)
         if is_integer(given)
@@ -135,14 +162,17 @@ def window_size(argument: str, sizes: Sequence[int], given: Size) -> tuple[int, 
 def crop(
     images: Images, window: Sequence[int], shift: Sequence[int]
 ) -> Shaped[Tensor, "batch channels *window"]:
-    """A view of the window that starts at cell (S − c) // 2 − s of every axis: in its frame, content moves by +s."""
+    """Return a view of a window of the images, shifted so that its content moves by `shift`.
+
+    Along an axis of size S, a window of size c starts at (S − c) // 2 − s for the step s.
+    """
     for axis, (part, step) in enumerate(zip(window, shift, strict=True), 2):
         images = images.narrow(axis, (images.shape[axis] - part) // 2 - step, part)
     return images
 
 
 def roll_and_blank(images: Images, shift: Sequence[int], value: Tensor) -> Images:
-    """Images moved by whole cells, with the value of the background in the cells that enter."""
+    """Shift images by whole pixels, and fill the pixels that enter with the background."""
     moved = images.roll(tuple(shift), tuple(range(2, images.ndim)))
     for axis, step in enumerate(shift, 2):
         if step:
@@ -152,7 +182,10 @@ def roll_and_blank(images: Images, shift: Sequence[int], value: Tensor) -> Image
 
 
 def reflect(images: Images, shift: Sequence[int]) -> Images:
-    """Images moved by whole cells: (T_s x)_i = x_{r(i − s)}, r(j) = (S − 1) − |(j mod 2 (S − 1)) − (S − 1)|."""
+    """Shift images by whole pixels, and fill the pixels that enter with a mirror image.
+
+    (T_s x)_i = x_{r(i − s)} with r(j) = (S − 1) − |(j mod 2 (S − 1)) − (S − 1)| for size S.
+    """
     moved = images.clone()
     for axis, step in enumerate(shift, 2):
         last = images.shape[axis] - 1
@@ -165,10 +198,16 @@ def reflect(images: Images, shift: Sequence[int]) -> Images:
 
 
 def fourier_shift(images: RealImages, shift: Sequence[int | float | Tensor]) -> RealImages:
-    """Images moved by the shift theorem, X_k → X_k exp(−2πi k s / S) along every axis for the frequencies |k| < S / 2.
+    """Shift images by any distance with the Fourier transform and circular edges.
 
-    Where S is even, the factor of the component at S / 2 is the mean of its two halves', cos(π s). Whole steps roll.
-    Steps that are tensors of no axes may carry gradients. Half precision is computed in float32.
+    By the shift theorem, X_k becomes X_k exp(−2πi k s / S) along every axis of size S, for the
+    frequencies |k| < S / 2. If S is even, the component at S / 2 is multiplied by cos(π s), the
+    mean of the factors at ± S / 2. Half precision is computed in float32.
+
+    Args:
+        images: Images (B, C, *S).
+        shift: One step for each axis. Whole numbers roll the images exactly. Scalar tensors may
+            require gradients.
     """
     whole = [
         0 if isinstance(step, Tensor) or step != math.floor(step) else int(step) for step in shift
@@ -182,7 +221,7 @@ def fourier_shift(images: RealImages, shift: Sequence[int | float | Tensor]) -> 
             side // 2 + 1, dtype=widest_dtype(images.device), device=images.device
         )
         angle = (-2 * math.pi / side) * frequencies * step
-        # sin(π s) at S / 2 is left out: the mean of the two halves is real.
+        # The sine at S / 2 is zero because the mean of the factors at ± S / 2 is real.
         sine = torch.where(frequencies * 2 == side, torch.zeros_like(angle), angle.sin())
         factor = torch.complex(angle.cos().to(wide.dtype), sine.to(wide.dtype))
         factor = factor.reshape((-1,) + (1,) * (images.ndim - axis - 1))
@@ -193,7 +232,11 @@ def fourier_shift(images: RealImages, shift: Sequence[int | float | Tensor]) -> 
 
 
 def bilinear_shift(images: RealImages, shift: Sequence[int | float]) -> RealImages:
-    """Images moved along each axis, (T_s x)_i = (1 − a) x_{i−⌊s⌋} + a x_{i−⌊s⌋−1} with a = s − ⌊s⌋; fractions blur."""
+    """Shift images by any distance with linear interpolation and circular edges.
+
+    (T_s x)_i = (1 − a) x_{i−⌊s⌋} + a x_{i−⌊s⌋−1} with a = s − ⌊s⌋, along each axis. Fractional
+    shifts blur the images.
+    """
     whole = [math.floor(step) for step in shift]
     moved = images.roll(whole, tuple(range(2, images.ndim)))
     for axis, (step, rolled) in enumerate(zip(shift, whole, strict=True), 2):

@@ -1,4 +1,4 @@
-"""The function under audit: in evaluation mode, called, what it gives checked and compared, and its weights."""
+"""Calls of the model under audit, checks and comparisons of its outputs, and hashes of weights."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -17,45 +17,55 @@ Model = Callable[[Tensor], object]
 
 
 class ModelError(ValueError):
-    """A model under audit raised, or gave an output that cannot be measured; `responses` are those before it.
+    """Error of a model under audit: it raised an exception or returned an unsupported output.
+
+    The attribute `responses` has the results before the error, or None.
 
     >>> import torch
     >>> from teka.audit import ModelError, Movement, measure_responses
+    >>> images = torch.rand(2, 1, 2, 3)
     >>> try:
-    ...     measure_responses(lambda images: images.mean(), torch.rand(2, 1, 2, 3), [(0, 0)], Movement("zero"))
+    ...     measure_responses(lambda images: images.mean(), images, [(0, 0)], Movement("zero"))
     ... except ModelError as error:
-    ...     print(error)
-    the output of the model at shift (0, 0), images 0 to 1 has shape (), expected (2, …), one entry for each image
+    ...     print(str(error)[:79])
+    the output of the model at shift (0, 0), images 0 to 1 has shape (), expected (
     """
 
     responses: Any = None
 
 
 def as_written(function: object) -> object:
-    """What torch.compile made a function from; else itself."""
+    """Return the original of a function that was compiled by torch.compile, else the function."""
     return getattr(function, "_orig_mod", function)
 
 
 def module_of(function: object) -> nn.Module | None:
-    """The module that a function is, is a method of, or was compiled from; None if it is none."""
+    """Return the module that a function is, is a method of, or was compiled from, or None."""
     module = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
     module = as_written(module)
     return module if isinstance(module, nn.Module) else None
 
 
 def check_evaluation_mode(argument: str, function: object) -> None:
-    """Check that no part of the module that a function is, or is a method of, is in training mode."""
+    """Check that a module, or the module of a method, is in evaluation mode.
+
+    Raises:
+        ValueError: The module or a submodule is in training mode.
+    """
     module = module_of(function)
     for name, part in () if module is None else module.named_modules():
         if part.training:
             kind, place = type(module).__name__, f"its part {name!r}" if name else "it"
-            came = f"{argument} is a {kind} and {place} is in training mode"
-            raise ValueError(f"{came}, expected evaluation: call .eval()")
+            subject = f"{argument} is a {kind} and {place} is in training mode"
+            raise ValueError(f"{subject}, expected evaluation: call .eval()")
 
 
 @contextmanager
 def evaluating(module: nn.Module | None) -> Iterator[None]:
-    """A context in which all parts of a module are in evaluation mode; afterwards each is as it was."""
+    """Return a context in which a module and its submodules are in evaluation mode.
+
+    Afterwards, each submodule has its previous mode again.
+    """
     training = [] if module is None else [part for part in module.modules() if part.training]
     for part in training:
         part.training = False
@@ -67,18 +77,30 @@ def evaluating(module: nn.Module | None) -> Iterator[None]:
 
 
 def observe_calls(context: Callable[[], AbstractContextManager[None]]) -> None:
-    """Set what makes the context in which code of a model runs from now on, say to limit its time."""
+    """Set the context manager in which a model's code runs from now on, such as a time limit."""
     global _call_context
     _call_context = context
 
 
 def calling() -> AbstractContextManager[None]:
-    """Return a context for code of a model."""
+    """Return a context manager for running a model's code, as set by `observe_calls`."""
     return _call_context()
 
 
 def call_model(function: Model, batch: Tensor, where: Callable[[], str]) -> SelectedOutput:
-    """Return the output of a model in inference mode, (B, …), by the tables of `teka.audit.model_output`."""
+    """Call a model in inference mode, and return the output to measure.
+
+    Args:
+        function: The model.
+        batch: Images (B, C, *S).
+        where: Function that describes the batch, for error messages.
+
+    Returns:
+        The output (B, …), selected by the tables of `teka.audit.model_output`.
+
+    Raises:
+        ModelError: The model raised an exception or returned an unsupported output.
+    """
     try:
         with calling(), torch.inference_mode():
             result = function(batch)
@@ -90,28 +112,41 @@ def call_model(function: Model, batch: Tensor, where: Callable[[], str]) -> Sele
     try:
         return output_of(function, batch, result)
     except EXTERNAL_ERRORS as error:
-        is_said = isinstance(error, ValueError)
-        said = (
-            error_message(error)
-            if is_said
-            else f"cannot be read: {type(error).__name__}: {error_message(error)}"
-        )
-        raise ModelError(f"the output of the model {where()} {said}") from error
+        message = error_message(error)
+        if not isinstance(error, ValueError):
+            message = f"cannot be read: {type(error).__name__}: {message}"
+        raise ModelError(f"the output of the model {where()} {message}") from error
 
 
 def output_of(function: Model, batch: Tensor, result: object) -> SelectedOutput:
-    """Return what is measured of the result of a call, (B, …); a ValueError says what the result is instead."""
+    """Select the output to measure, (B, …), from the result of a call.
+
+    Raises:
+        ValueError: The result is unsupported. The message completes the sentence "the output …".
+    """
     output = select_output(result, Source(batch, module_of(function)))
     shape = tuple(output.values.shape)
-    # The shape that came, and not that with another axis, is what the user knows.
-    came = tuple(result.shape) if isinstance(result, Tensor) else shape
+    # Report the original shape, not one with an added axis, because the user knows this shape.
+    original_shape = tuple(result.shape) if isinstance(result, Tensor) else shape
     if not shape or shape[0] != len(batch) or 0 in shape:
-        raise ValueError(f"has shape {came}, expected ({len(batch)}, …), one entry for each image")
+        raise ValueError(
+            f"has shape {original_shape}, expected ({len(batch)}, …), one entry for each image"
+        )
     return output
 
 
 def evaluate(function: Model, batch: Tensor, expected_shape: Sequence[int] | None = None) -> Tensor:
-    """The function's output for a batch as a new float64 tensor on the CPU, checked as comparing it needs."""
+    """Return the output of a function for a batch as a new float64 tensor on the CPU.
+
+    Args:
+        function: The function.
+        batch: Inputs (B, …).
+        expected_shape: Required shape of the output, or None.
+
+    Raises:
+        ModelError: The function raised an exception.
+        ValueError: The output is not a finite real tensor (B, …) of the expected shape.
+    """
     try:
         result = function(batch)
     except ModelError:
@@ -144,24 +179,31 @@ def evaluate(function: Model, batch: Tensor, expected_shape: Sequence[int] | Non
 def evaluate_model(
     function: Model, batch: Tensor, where: str, expected_shape: Sequence[int] | None = None
 ) -> Tensor:
-    """What `evaluate` gives of a model that is called by `call_model`; classes are counted from 1."""
+    """Return the output of a model for a batch as a new float64 tensor on the CPU.
 
-    def answer(given: Tensor) -> Tensor:
-        values = call_model(function, given, lambda: where).values
-        # Class 0 would have the norm zero, relative to which nothing can be compared.
+    Unlike `evaluate`, it selects the output by the tables of `teka.audit.model_output`. Classes
+    count from 1, because relative differences to a class 0 would be undefined.
+    """
+
+    def answer(inputs: Tensor) -> Tensor:
+        values = call_model(function, inputs, lambda: where).values
         return values if values.is_floating_point() else values.double() + 1
 
     return evaluate(answer, batch, expected_shape)
 
 
 def relative_difference(response: Tensor, reference: Tensor) -> float:
-    """Return ‖response − reference‖ / ‖reference‖ over all entries."""
+    """Return ‖response − reference‖ / ‖reference‖ over all elements.
+
+    Raises:
+        ValueError: The reference is zero.
+    """
     largest = reference.abs().max()
     if largest == 0:
         raise ValueError(
-            "the output of function has norm zero where it is compared, expected a norm to divide by"
+            "The output of function must have a positive norm, got norm zero where it is compared."
         )
-    # Division by the largest entry keeps the squares finite.
+    # Divide by the largest element so that squares do not overflow.
     response, reference = response / largest, reference / largest
     return float(
         torch.linalg.vector_norm(response - reference) / torch.linalg.vector_norm(reference)
@@ -169,23 +211,33 @@ def relative_difference(response: Tensor, reference: Tensor) -> float:
 
 
 def repeat_difference(second: Tensor, first: Tensor) -> float:
-    """Return the relative difference of two outputs for the same images: 0 if they are equal, 1 if one is all zero."""
+    """Return the relative difference of two outputs for the same images.
+
+    It is 0 if the outputs are equal, and 1 if only the first one is zero.
+    """
     if torch.equal(second, first):
         return 0.0
     return relative_difference(second, first) if first.any() else 1.0
 
 
 def rounding_bound(epsilon: float) -> float:
-    """Return the relative error up to which rounding alone explains a difference of two outputs.
+    """Return the largest relative error that rounding alone explains.
 
-    The machine epsilon is that of the outputs. Single precision has 1e-5, double precision about 2e-14, and half
-    precision 4 roundings. How much two equal calls differ plays no role, because noise is not rounding.
+    It is 1e-5 in single precision, about 2e-14 in double precision, and 4 epsilon in half
+    precision.
+
+    Args:
+        epsilon: Machine epsilon of the outputs.
     """
     return max(4 * epsilon, min(84 * epsilon, 1e-5))
 
 
 def weights_hash(function: Callable[..., object]) -> str:
-    """SHA-256 of the weights of a module or of the module that a method is of; a word for any other callable."""
+    """Return the SHA-256 of the weights of a module or of a method's module, else "unknown".
+
+    Raises:
+        ValueError: A lazy module has no weights yet.
+    """
     module = module_of(function)
     if module is None:
         return "unknown"
@@ -202,7 +254,7 @@ def weights_hash(function: Callable[..., object]) -> str:
 
 
 def tensor_hash(tensor: Tensor) -> str:
-    """SHA-256 of a tensor's dtype, shape and values."""
+    """Return the SHA-256 of the dtype, shape and values of a tensor."""
     digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
     if tensor.numel():
         content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)

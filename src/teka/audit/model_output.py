@@ -1,7 +1,8 @@
 """Tables of model outputs: the tensor that an audit measures, and its kind.
 
-`FIELDS` says which field of a structured output (a dictionary, a dataclass, a tuple) is measured. `KINDS` says what a
-tensor stands for, such as logits or features. An output that neither table describes is an error.
+`FIELDS` determines which field of a structured output (a dictionary, a dataclass, a tuple) is
+measured. `KINDS` determines what a tensor represents, such as logits or features. An output that
+neither table describes is an error.
 """
 
 import dataclasses
@@ -30,14 +31,17 @@ Predictions = Int[Tensor, " batch"]
 Sizes = Sequence[int]
 Stride = tuple[int, ...] | None
 
-MAX_BOXES = 300  # per image, those with the highest scores
+MAX_BOXES = 300  # boxes per image, those with the highest scores
 CLASS_TOKEN = re.compile(r"(^|\.)(cls|class)_?(token|embedding)s?(\.weight|\.data)?$")
-EXACT_LABELS = 62  # up to this number of labels, each set of labels has a code of its own
-SUM_TOLERANCE = 1e-3  # how far probabilities may sum to another number than 1, in single precision
+EXACT_LABELS = 62  # maximum number of labels for which every set of labels has a unique code
+SUM_TOLERANCE = 1e-3  # tolerance for the sum of probabilities in single precision
 
 
 class SelectedOutput(NamedTuple):
-    """The tensor of an output that is measured, (B, …), and its kind, "auto" where its shape and values decide."""
+    """Tensor (B, …) of an output that is measured, and its kind.
+
+    The kind "auto" means that shape and values determine the kind.
+    """
 
     values: Tensor
     kind: str = "auto"
@@ -45,9 +49,15 @@ class SelectedOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """A model and its inputs, from which its output is interpreted."""
+    """Model and input images that are needed to interpret an output.
 
-    images: Images  # that the model was called with
+    Args:
+        images: The images that the model was called with.
+        module: The model, if it is a module.
+        num_classes: Number of classes, if known.
+    """
+
+    images: Images
     module: nn.Module | None = None
     num_classes: int | None = None
 
@@ -56,7 +66,7 @@ class Source:
 
 
 def read_tensor(value: Any, source: Source) -> Tensor:
-    """Return the field as it is."""
+    """Return the field as a tensor."""
     return as_tensor(value)
 
 
@@ -66,16 +76,18 @@ def read_vector(value: Any, source: Source) -> Float[Tensor, "batch features"]:
 
 
 def read_maps(value: Any, source: Source) -> Float[Tensor, "batch classes *sizes"]:
-    """Return logits of every pixel, interpolated to the size of the images as the libraries do."""
+    """Return logits for every pixel, interpolated bilinearly to the size of the images."""
     return interpolate(
         value, size=tuple(source.images.shape[2:]), mode="bilinear", align_corners=False
     )
 
 
 def read_hidden_state(value: Any, source: Source) -> Float[Tensor, "batch features"]:
-    """Return the class token of (B, L, C) where the architecture has one; else the mean over all positions.
+    """Return one feature vector per image from a hidden state.
 
-    Maps are (B, C, H, W), or (B, H, W, C) if only the last axis has the `hidden_size` of the model's config.
+    For tokens (B, L, C) it is the class token if the architecture has one, else the mean over all
+    tokens. For maps it is the mean over all positions. Maps are (B, C, H, W), or (B, H, W, C) if
+    only the last axis has the `hidden_size` of the model's config.
     """
     state = as_tensor(value)
     if state.ndim < 3:
@@ -87,20 +99,25 @@ def read_hidden_state(value: Any, source: Source) -> Float[Tensor, "batch featur
             state.flatten(1, -2).mean(dim=1) if is_channels_last else state.flatten(2).mean(dim=2)
         )
     if source.module is None:
-        raise ValueError("the architecture is unknown, so that the class token cannot be found")
+        raise ValueError("is a hidden state of an unknown architecture, expected a known module")
     return state[:, 0] if has_class_token(source.module) else state.mean(dim=1)
 
 
 def read_feature_maps(value: Any, source: Source) -> Float[Tensor, "batch features"]:
-    """Return the last of a backbone's feature maps (B, C, H, W), averaged over its positions."""
+    """Return the last feature map (B, C, H, W) of a backbone, averaged over its positions."""
     return as_tensor(value[-1]).flatten(2).mean(dim=2)
 
 
 def read_queries(logits: Tensor, pred_boxes: Tensor, source: Source) -> Boxes:
-    """Return boxes in pixels and scores, of boxes as centers and sizes relative to the image.
+    """Return boxes in pixels with scores, from the outputs of a DETR-like detector.
 
-    One logit more than there are classes is that of "no object" (DETR, YOLOS); otherwise each logit stands for itself
-    (RT-DETR).
+    If there is one logit more than classes, it stands for "no object" (DETR, YOLOS), and scores
+    are a softmax. Otherwise each logit gives an independent score (RT-DETR).
+
+    Args:
+        logits: Logits (B, M, K) of M boxes.
+        pred_boxes: Centers and sizes (B, M, 4), relative to the image.
+        source: The model and its input.
     """
     height, width = source.images.shape[2:]
     has_no_object = source.num_classes is not None and logits.shape[-1] == source.num_classes + 1
@@ -111,7 +128,12 @@ def read_queries(logits: Tensor, pred_boxes: Tensor, source: Source) -> Boxes:
 
 
 def read_detections(detections: Sequence[Mapping[str, Tensor]], source: Source) -> Boxes:
-    """Return boxes and scores of torchvision's detectors, which list "boxes", "scores" and "labels" for each image."""
+    """Return boxes with scores, from the outputs of a torchvision detector.
+
+    Args:
+        detections: "boxes", "scores" and "labels" of each image.
+        source: The model and its input.
+    """
     largest = max(
         [int(image["labels"].max()) for image in detections if len(image["labels"])], default=0
     )
@@ -126,15 +148,22 @@ def read_detections(detections: Sequence[Mapping[str, Tensor]], source: Source) 
 
 @dataclass(frozen=True)
 class Field:
-    """A row of `FIELDS`: the names of the fields that are read, the kind of what they hold, and how it is read."""
+    """Row of `FIELDS`: fields of a structured output, and how they are read.
+
+    Args:
+        names: Names of the fields.
+        kind: Kind of their content.
+        read: Function that returns the tensor to measure.
+        on_request: Whether the row is used only if its kind is requested.
+    """
 
     names: tuple[str, ...]
     kind: str
     read: Callable[..., Tensor]
-    on_request: bool = False  # whether the row holds only where its kind is asked for
+    on_request: bool = False
 
 
-# The first row whose names are all there decides.
+# The first row whose fields are all present is used.
 FIELDS = (
     Field(("logits", "pred_boxes"), "boxes", read_queries),
     Field(("logits",), "segmentation", read_maps, on_request=True),
@@ -153,23 +182,25 @@ EXPECTED_OUTPUT = (
 
 
 def has_class_token(module: nn.Module) -> bool:
-    """Return True if the module has a learned class token, by the names of its parameters."""
+    """Return True if a parameter of the module has the name of a class token."""
     return any(CLASS_TOKEN.search(name) for name, _ in module.named_parameters())
 
 
 def select_output(
     result: object, source: Source, *, kind: str = "auto", name: str | None = None
 ) -> SelectedOutput:
-    """Return the tensor of a model's output that is measured, (B, …), by the table `FIELDS`.
+    """Return the tensor (B, …) of a model's output that is measured, by the table `FIELDS`.
 
     Args:
-        result: What the model returned: a tensor or array, or a dictionary, dataclass, tuple or list of them.
-        source: What is known of the model.
-        kind: The kind that is asked for; "auto" leaves it to the table.
-        name: The field to take, by its name, or its index in a tuple; None leaves it to the table.
+        result: Output of the model: a tensor or array, or a dictionary, dataclass, tuple or list
+            of them.
+        source: The model and its input.
+        kind: Requested kind. "auto" selects it by the table.
+        name: Name of the field, or its index in a tuple. Default: selected by the table.
 
     Raises:
-        ValueError: The output has no such field, or none that the table names. The message says what it has.
+        ValueError: The output has no such field, or no field of the table. The message lists the
+            fields of the output.
     """
     fields = _fields_of(result)
     if name is not None:
@@ -201,7 +232,7 @@ def select_output(
 
 
 def as_tensor(value: object) -> Tensor:
-    """Return a tensor or a numpy array as a dense tensor of real values."""
+    """Return a tensor or NumPy array as a dense tensor of real values."""
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
         try:
@@ -225,7 +256,7 @@ def as_tensor(value: object) -> Tensor:
 
 
 def describe(result: object) -> str:
-    """Return what an output is, in words: "is a dict of 'a' (torch.float32 of shape (2, 3)) and …"."""
+    """Describe an output for error messages: "is a dict of 'a' (torch.float32 of shape (2,))"."""
     fields = _fields_of(result)
     if isinstance(result, Tensor | np.ndarray):
         return f"is {_describe_field(result)}"
@@ -249,7 +280,7 @@ def _describe_field(value: object) -> str:
 
 
 def _fields_of(result: object) -> dict[str, object] | None:
-    """Return the fields of a structured output by name, those of a tuple by index; None for anything else."""
+    """Return the fields of a structured output by name or index, or None for other outputs."""
     if isinstance(result, Tensor | np.ndarray | np.generic | nn.Module | str | bytes | type):
         return None
     if isinstance(result, Mapping):
@@ -275,7 +306,7 @@ def _choose(fields: Mapping[str, object] | None, result: object, name: str) -> o
 
 
 def _with_batch_axis(values: Tensor, num_images: int) -> Tensor:
-    """Return the output of a batch of one that the model squeezed with its batch axis, and (B,) as (B, 1)."""
+    """Add the batch axis that a model removed for a single image, and turn (B,) into (B, 1)."""
     if num_images == 1 and (values.ndim == 0 or len(values) != 1):
         values = values[None]
     return values[:, None] if values.ndim == 1 else values
@@ -286,44 +317,50 @@ def _with_batch_axis(values: Tensor, num_images: int) -> Tensor:
 
 @dataclass(frozen=True)
 class OutputFacts:
-    """What decides the kind of an output (B, …): its shape, dtype and values, and what it belongs to."""
+    """Properties of an output that determine its kind.
+
+    Args:
+        values: The output (B, …).
+        seen: Spatial sizes of the images.
+        has_stride: Whether a stride was given.
+        label_axes: Number of axes of the labels: 0 without labels, 1 for classes, 2 for
+            multi-label targets.
+    """
 
     values: Tensor
-    seen: tuple[int, ...]  # spatial sizes of the images
-    has_stride: bool = False  # whether a stride was given
-    label_axes: int = (
-        0  # axes of the labels: 0 without labels, 1 for a class, 2 for several labels of each image
-    )
+    seen: tuple[int, ...]
+    has_stride: bool = False
+    label_axes: int = 0
 
     @property
     def is_floating(self) -> bool:
-        """Return True if the values are floating-point numbers."""
+        """True if the values are floating-point numbers."""
         return self.values.is_floating_point()
 
     @property
     def num_values(self) -> int:
-        """The number of values of an image, where at most one axis has more than one; else 0."""
+        """Number of values per image if at most one axis is larger than 1, else 0."""
         sizes = [size for size in self.values.shape[1:] if size != 1]
         return 0 if len(sizes) > 1 else math.prod(sizes)
 
     @property
     def is_map(self) -> bool:
-        """Return True if there is one axis for the channels and one for each axis of the images."""
+        """True if there is one axis for channels and one for each spatial axis of the images."""
         return self.is_floating and self.values.ndim == 2 + len(self.seen)
 
     @property
     def divides(self) -> bool:
-        """Return True if the sizes of a map divide those of the images."""
+        """True if the output is a map whose sizes divide those of the images."""
         return self.is_map and not any(map(operator.mod, self.seen, self.values.shape[2:]))
 
     @cached_property
     def in_unit_interval(self) -> bool:
-        """Return True if all values lie within [0, 1]."""
+        """True if all values lie within [0, 1]."""
         return self.is_floating and bool(((self.values >= 0) & (self.values <= 1)).all())
 
     @cached_property
     def sums_to_one(self) -> bool:
-        """Return True if the values of every image lie within [0, 1] and sum to 1."""
+        """True if the values of every image lie within [0, 1] and sum to 1."""
         if not self.in_unit_interval:
             return False
         sums = to_widest_dtype(self.values).flatten(1).sum(dim=1)
@@ -333,36 +370,37 @@ class OutputFacts:
 
 
 def classes_of_logits(values: Values) -> Predictions:
-    """Return the class of the largest logit; for one logit z, 1 if z > 0."""
+    """Return the class of the largest logit. A single logit z means class 1 if z > 0, else 0."""
     return values.argmax(dim=1) if values.shape[1] > 1 else (values[:, 0] > 0).long()
 
 
 def classes_of_probabilities(values: Values) -> Predictions:
-    """Return the class of the largest probability; for one probability p, 1 if p > ½."""
+    """Return the class of the largest probability. A single p means class 1 if p > ½, else 0."""
     return values.argmax(dim=1) if values.shape[1] > 1 else (values[:, 0] > 0.5).long()
 
 
 def classes_of_indices(values: Values) -> Predictions:
-    """Return the class that the model returned itself."""
+    """Return the classes of a model that outputs class indices."""
     if (values < 0).any():
         raise ValueError(
-            f"the output of the model holds the class {int(values.min())}, expected classes of at least 0"
+            f"the output of the model holds the class {int(values.min())}, "
+            "expected classes of at least 0"
         )
     return values[:, 0].long()
 
 
 def sets_of_logits(values: Values) -> Predictions:
-    """Return the code of the set of labels whose logit is above 0."""
+    """Return the code of the set of labels with a logit above 0."""
     return encode_label_sets(values > 0)
 
 
 def sets_of_probabilities(values: Values) -> Predictions:
-    """Return the code of the set of labels whose probability is above ½."""
+    """Return the code of the set of labels with a probability above ½."""
     return encode_label_sets(values > 0.5)
 
 
 def logits_to_log_probabilities(values: Values) -> Float[Tensor, "batch classes"]:
-    """Return the logarithm of the probability of every class; one logit z stands for those of 0 and 1, (0, z)."""
+    """Return the log probability of every class. A single logit z stands for logits (0, z)."""
     logits = to_widest_dtype(values)
     return (
         logits if logits.shape[1] > 1 else torch.cat([torch.zeros_like(logits), logits], dim=1)
@@ -370,18 +408,21 @@ def logits_to_log_probabilities(values: Values) -> Float[Tensor, "batch classes"
 
 
 def probabilities_to_log_probabilities(values: Values) -> Float[Tensor, "batch classes"]:
-    """Return the logarithm of the probability of every class; one probability p stands for (1 − p, p)."""
+    """Return the log probability of every class. A single p stands for (1 − p, p)."""
     shares = to_widest_dtype(values)
     shares = shares if shares.shape[1] > 1 else torch.cat([1 - shares, shares], dim=1)
-    # The smallest normal number of single precision in place of 0 keeps divergences finite.
+    # Clamp zeros to the smallest normal float32, so that divergences stay finite.
     return shares.clamp(min=torch.finfo(torch.float32).tiny).log().log_softmax(dim=1)
 
 
 def encode_label_sets(labels: Shaped[Tensor, "batch labels"]) -> Predictions:
-    """Return one whole number for each set of labels, the rows of 0 and 1, so that equal sets have equal numbers.
+    """Encode each set of labels as an integer, so that equal sets have equal codes.
 
-    Up to 62 labels the number is the sum of 2^k over the labels k of the set. For more labels the powers are replaced
-    by fixed random numbers, modulo 2^62.
+    Up to 62 labels, the code is the sum of 2^k over the labels k of the set. For more labels, the
+    powers are replaced by fixed random integers, modulo 2^62.
+
+    Args:
+        labels: Rows of 0 and 1, one column for each label.
     """
     num_labels = labels.shape[1]
     if num_labels <= EXACT_LABELS:
@@ -403,26 +444,33 @@ def _never(facts: OutputFacts) -> bool:
 
 @dataclass(frozen=True)
 class OutputKind:
-    """A row of `KINDS`: a kind of output, and when a tensor (B, …) is one."""
+    """Row of `KINDS`: a kind of output, and how to recognize and interpret it.
+
+    Args:
+        name: Name of the kind.
+        expected: Description of a valid output, for error messages.
+        accepts: Function that returns True if an output may be of this kind.
+        is_inferred: Function that returns True if "auto" selects the kind for an accepted output.
+        predict: Function that returns the predicted classes, for classifiers.
+        log_probabilities: Function that returns the log probabilities of the classes, if the
+            output defines them.
+        is_vector: Whether axes of size 1 are ignored.
+    """
 
     name: str
-    expected: str  # what is expected where the kind is asked for, in words
-    accepts: Callable[[OutputFacts], bool]  # whether the tensor may be of this kind
-    is_inferred: Callable[[OutputFacts], bool] = (
-        _never  # whether "auto" stands for it, if it is accepted
-    )
-    predict: Callable[[Values], Predictions] | None = None  # the classes that a classifier predicts
-    log_probabilities: Callable[[Values], Tensor] | None = (
-        None  # of the classes, where the model gives some
-    )
-    is_vector: bool = False  # whether axes of size 1 say nothing
+    expected: str
+    accepts: Callable[[OutputFacts], bool]
+    is_inferred: Callable[[OutputFacts], bool] = _never
+    predict: Callable[[Values], Predictions] | None = None
+    log_probabilities: Callable[[Values], Tensor] | None = None
+    is_vector: bool = False
 
 
 def _has_label_sets(facts: OutputFacts) -> bool:
     return facts.label_axes == 2
 
 
-# The first row that accepts a tensor and is inferred of it decides where the kind is "auto".
+# "auto" selects the first row that accepts an output and is inferred for it.
 KINDS = (
     OutputKind(
         "dense",
@@ -506,9 +554,8 @@ MAPS = ("dense", "segmentation")
 MULTILABEL = ("multilabel", "multilabel_probabilities")
 CLASSIFIERS = tuple(kind.name for kind in KINDS if kind.predict is not None)
 WITH_PROBABILITIES = tuple(kind.name for kind in KINDS if kind.log_probabilities is not None)
-STILL = tuple(
-    name for name in OUTPUTS if name not in (*MAPS, "boxes")
-)  # that should not change under a shift
+# Kinds of output that should not change under a shift.
+STILL = tuple(name for name in OUTPUTS if name not in (*MAPS, "boxes"))
 
 
 def infer_kind(
@@ -519,58 +566,63 @@ def infer_kind(
     label_axes: int = 0,
     among: Iterable[str] = OUTPUTS,
 ) -> tuple[str, Stride]:
-    """Return the kind of an output (B, …), by the table `KINDS`, and the stride of maps.
+    """Return the kind of an output, by the table `KINDS`, and the stride of maps.
 
     Args:
-        values: The output for a batch of images.
+        values: Output (B, …) for a batch of images.
         seen: Spatial sizes of the images.
-        kind: The kind that is asked for; "auto" leaves it to the table.
-        stride: Pixels between neighboring cells of a map; None divides the sizes.
-        label_axes: Number of axes of the labels; 0 without labels.
-        among: The kinds that are allowed.
+        kind: Requested kind. "auto" selects it by the table.
+        stride: Pixels between neighboring cells of a map. Default: the size of the images divided
+            by that of the map.
+        label_axes: Number of axes of the labels, 0 without labels.
+        among: Allowed kinds.
 
     Raises:
-        ValueError: The output is of no such kind.
+        ValueError: The output is not of an allowed kind.
     """
     facts = OutputFacts(values, tuple(seen), stride is not None, label_axes)
     if kind != "auto" and kind not in among:
         raise wrong_value("the output of the model", kind, f"one of {', '.join(among)}")
     named = [row for row in KINDS if row.name in among] if kind == "auto" else [KIND_BY_NAME[kind]]
-    found = next(
+    inferred = next(
         (row for row in named if row.accepts(facts) and (kind != "auto" or row.is_inferred(facts))),
         None,
     )
-    if found is None:
+    if inferred is None:
         expected = f"{named[0].expected}, since it is said to be {kind!r}"
         if kind == "auto":
             expected = ANY_OUTPUT if len(named) == len(KINDS) else ANY_CLASSIFIER
         raise ValueError(f"the output of the model {describe(values)}, expected {expected}")
-    if found.name not in MAPS:
+    if inferred.name not in MAPS:
         if stride is not None:
             raise wrong_value(
                 "stride",
                 stride,
                 f"None, since an output of shape {tuple(values.shape)} is not a dense one",
             )
-        return found.name, None
+        return inferred.name, None
     if stride is not None:
-        return found.name, check_stride(stride, len(facts.seen))
+        return inferred.name, check_stride(stride, len(facts.seen))
     if not facts.divides:
         expected = f"sizes that divide {facts.seen}, those of the images; or give stride"
         raise ValueError(
             f"the output of the model has shape {tuple(values.shape)}, expected {expected}"
         )
-    return found.name, tuple(map(operator.floordiv, facts.seen, values.shape[2:]))
+    return inferred.name, tuple(map(operator.floordiv, facts.seen, values.shape[2:]))
 
 
 def arrange(values: Tensor, kind: str) -> Tensor:
-    """Return the values of a classifier as (B, n), and those of other kinds as they are."""
+    """Reshape the output of a classifier to (B, n), and return other outputs unchanged."""
     is_pooled = kind == "features" and values.shape[2:].numel() == 1
     return values.flatten(1) if KIND_BY_NAME[kind].is_vector or is_pooled else values
 
 
 def predict(values: Tensor, kind: str) -> Predictions:
-    """Return what a classifier of a kind predicts: classes, or codes of sets of labels."""
+    """Return the predictions of a classifier: classes, or codes of label sets.
+
+    Raises:
+        ValueError: Outputs of this kind are not those of a classifier.
+    """
     row = KIND_BY_NAME[kind]
     if row.predict is None:
         raise wrong_value("the output of the model", kind, f"one of {', '.join(CLASSIFIERS)}")
@@ -580,7 +632,7 @@ def predict(values: Tensor, kind: str) -> Predictions:
 def predict_with_probability(
     values: Tensor, kind: str
 ) -> tuple[Float[Tensor, " batch"], Predictions]:
-    """Return the class that a classifier predicts and its probability, 1 where the model gives none."""
+    """Return the probability of the predicted class (1 if unknown), and the predicted class."""
     row, classes = KIND_BY_NAME[kind], predict(values, kind)
     if row.log_probabilities is None:
         return torch.ones(len(classes), dtype=torch.float64), classes
@@ -589,5 +641,5 @@ def predict_with_probability(
 
 
 def num_classes_of(num_outputs: int | None) -> int | None:
-    """Return the number of classes of a classifier with some number of outputs: one logit decides between two."""
+    """Return the number of classes of a classifier. A single output means two classes."""
     return 2 if num_outputs == 1 else num_outputs

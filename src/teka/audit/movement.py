@@ -1,4 +1,4 @@
-"""How images are moved: the modes, what enters at the edge, and what of the moved image a model gets to see."""
+"""Ways to move images: modes of shifting, what enters at the edge, and which part a model sees."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -33,23 +33,33 @@ from teka.errors import wrong_argument, wrong_value
 
 @dataclass(frozen=True)
 class Mode:
-    """A way of moving images: what happens at the edge, in a sentence, and what follows from it."""
+    """Way of shifting images, which determines what happens at the edge.
+
+    Args:
+        words: What happens at the edge, in a sentence.
+        spoken: The same in a few words, for a headline.
+        wraps: Whether content that leaves at one side enters at the other side.
+        takes_fractions: Whether shifts by fractions of a pixel are possible.
+        keeps_content: Whether only background may leave the image.
+        has_background: Whether the value of the background matters.
+        size: Name of the size that the mode needs, "canvas_size" or "crop_size", or None.
+    """
 
     words: str
-    spoken: str  # the same in a few words, for a headline
-    wraps: bool = (
-        False  # what leaves at one side enters at the other, so that every cell came from inside
-    )
-    takes_fractions: bool = False  # of a cell
-    keeps_content: bool = False  # only background may leave
-    has_background: bool = False  # whose value matters
-    size: str | None = None  # that it needs, "canvas_size" or "crop_size"
+    spoken: str
+    wraps: bool = False
+    takes_fractions: bool = False
+    keeps_content: bool = False
+    has_background: bool = False
+    size: str | None = None
 
 
-_FRACTIONS = "Moved by any fraction of a pixel by {}; what leaves at one side enters at the other."
+_FRACTIONS = (
+    "Moved by any fraction of a pixel by {}; pixels that leave at one side enter at the other."
+)
 _WRAP = "with circular wrap, which no camera does"
 MODES = {
-    "circular": Mode("What leaves at one side enters at the other.", _WRAP, wraps=True),
+    "circular": Mode("Pixels that leave at one side enter at the other.", _WRAP, wraps=True),
     "lossless": Mode(
         "Only background leaves the image, so that nothing of it is lost.",
         "over its own background",
@@ -57,23 +67,23 @@ MODES = {
         has_background=True,
     ),
     "zero": Mode(
-        "What leaves is lost, and background enters.",
+        "Pixels that leave are lost, and background enters.",
         "with background coming in",
         has_background=True,
     ),
     "canvas": Mode(
-        "The image lies on a larger canvas of its background and is moved over it, so that nothing is lost.",
+        "The image is pasted on a larger canvas of its background and moved on it without any loss.",
         "on a larger canvas",
         keeps_content=True,
         has_background=True,
         size="canvas_size",
     ),
     "reflect": Mode(
-        "What leaves is lost, and a mirror image enters.",
+        "Pixels that leave are lost, and a mirror image enters.",
         "with mirrored edges, which no camera does",
     ),
     "crop": Mode(
-        "The model sees a window of a larger image. The window is moved, so what enters was there before.",
+        "The model sees a window of a larger image. The window moves, and real content enters.",
         "seen through a window that moves, as a camera does",
         size="crop_size",
     ),
@@ -88,7 +98,7 @@ MODES = {
     ),
 }
 TRANSLATION_MODES = tuple(MODES)
-_CHANGED = Mode("", "", takes_fractions=True)  # of the changes, whose words are their own
+_CHANGED = Mode("", "", takes_fractions=True)  # stands for changes, which have their own words
 
 
 @dataclass(frozen=True)
@@ -98,24 +108,27 @@ class Movement:
     >>> import torch
     >>> from teka.audit import Movement
     >>> images = torch.tensor([[[[1, 2, 3]]]])
-    >>> [Movement(mode).move(images, (0, 1)).flatten().tolist() for mode in ("circular", "zero", "reflect")]
+    >>> modes = ("circular", "zero", "reflect")
+    >>> [Movement(mode).move(images, (0, 1)).flatten().tolist() for mode in modes]
     [[3, 1, 2], [0, 1, 2], [2, 1, 2]]
 
+    Args:
+        mode: Name in `MODES` (how to shift) or `teka.audit.changes.CHANGES` (such as a rotation).
+        background: Value of the images' background, one for all channels or one for each channel.
+        canvas_size: Size of the canvas in mode `canvas`, one for all axes or one for each axis.
+        crop_size: Size of the window in mode `crop`, one for all axes or one for each axis.
+        there_and_back: Whether to apply a change and then undo it, so that only the effect of
+            interpolation is left.
+
     Raises:
-        ValueError: An unknown mode; a canvas or crop size without its mode, or none with it.
+        ValueError: The mode is unknown, or a size is missing or does not belong to the mode.
     """
 
-    mode: str  # of the function `teka.audit.translate`
-    background: float | int | tuple[float | int, ...] = (
-        0.0  # of the images: one value, or one for each channel
-    )
-    canvas_size: int | tuple[int, ...] | None = (
-        None  # for mode `canvas`, one number for each axis or one for all
-    )
-    crop_size: int | tuple[int, ...] | None = None  # of the window for mode `crop`, likewise
-    there_and_back: bool = (
-        False  # of a change that interpolates: done and undone, so that only interpolation is left
-    )
+    mode: str
+    background: float | int | tuple[float | int, ...] = 0.0
+    canvas_size: int | tuple[int, ...] | None = None
+    crop_size: int | tuple[int, ...] | None = None
+    there_and_back: bool = False
 
     def __post_init__(self) -> None:
         check_name("mode", self.mode, (*MODES, *CHANGES))
@@ -138,23 +151,30 @@ class Movement:
 
     @property
     def change(self) -> Change | None:
-        """What is done where images do not shift, whose shifts are tuples of one amount; None where they do."""
+        """The change of the images, such as a rotation, or None if the mode shifts images.
+
+        The "shifts" of a change are tuples of one amount.
+        """
         return CHANGES.get(self.mode)
 
     @property
     def wraps(self) -> bool:
-        """As of its `Mode`."""
+        """True if content that leaves at one side enters at the other side."""
         return self._how.wraps
 
     def seen_size(self, image_size: Sequence[int]) -> tuple[int, ...]:
-        """Spatial size of what a model gets: of the canvas, of the window, or of the images."""
+        """Return the spatial size of the model's input: that of the canvas, window or images."""
         own = self._how.size
         return (
             tuple(image_size) if own is None else window_size(own, image_size, getattr(self, own))
         )
 
     def place(self, images: Tensor) -> Images:
-        """The images as they lie before any shift: on their canvas in mode `canvas`, as they are in the others."""
+        """Prepare images for shifting: paste them on the canvas in mode `canvas`, else keep them.
+
+        Raises:
+            ValueError: The images do not fit the canvas or window, or have a wrong dtype.
+        """
         check_images(images)
         if self._how.takes_fractions and not images.is_floating_point():
             needed = f"a floating-point dtype, since mode {self.mode!r} moves by fractions"
@@ -169,7 +189,19 @@ class Movement:
     def check(
         self, placed: Images, shifts: SubpixelShifts, argument: str = "shifts"
     ) -> tuple[tuple, ...]:
-        """The shifts in the order given, one step for every axis, whole ones as ints; repeats count once."""
+        """Check that shifts are possible, and return them without duplicates.
+
+        Args:
+            placed: Images returned by `place`.
+            shifts: The shifts, one step for each axis or one for the last axis.
+            argument: Name of the shifts in error messages.
+
+        Returns:
+            The shifts in the given order, with one step for every axis. Whole steps are ints.
+
+        Raises:
+            ValueError: The mode does not allow a shift, or content of the images would be lost.
+        """
         sizes, mode = tuple(placed.shape[2:]), self._how
         if self.change is not None:
             return check_amounts(self.mode, sizes, shifts, argument)
@@ -188,7 +220,12 @@ class Movement:
         return steps
 
     def move(self, placed: Images, shift: Sequence[int | float]) -> Moved:
-        """What a model sees of placed images at a shift that `check` has passed: new images."""
+        """Return a shifted copy of the images, as the model sees them.
+
+        Args:
+            placed: Images returned by `place`.
+            shift: A shift returned by `check`.
+        """
         if self.change is not None:
             (amount,) = shift
             moved = self.change.apply(placed, amount, self.background)
@@ -214,14 +251,18 @@ class Movement:
 def check_amounts(
     mode: str, sizes: Sequence[int], amounts: SubpixelShifts, argument: str = "shifts"
 ) -> tuple[tuple, ...]:
-    """The amounts of a change as tuples of one number, in the order given; repeats count once."""
+    """Check the amounts of a change, and return them as tuples of one number without duplicates.
+
+    Raises:
+        ValueError: The change does not allow an amount or the size of the images.
+    """
     if len(sizes) != 2:
         raise wrong_argument("images", f"{len(sizes)} spatial axes", f"two, for mode {mode!r}")
     checked: dict[tuple[int | float], None] = {}
-    for given in read_steps(argument, amounts):
-        if isinstance(given, list) and len(given) != 1:
-            raise wrong_value(argument, given, f"one amount each, for mode {mode!r}")
-        value = float(given[0] if isinstance(given, list) else given)
+    for steps in read_steps(argument, amounts):
+        if isinstance(steps, list) and len(steps) != 1:
+            raise wrong_value(argument, steps, f"one amount each, for mode {mode!r}")
+        value = float(steps[0] if isinstance(steps, list) else steps)
         amount = int(value) if value.is_integer() else value
         known = CHANGES[mode].amounts
         if CHANGES[mode].names and amount not in known:
@@ -243,17 +284,26 @@ def translate(
     canvas_size: Size | None = None,
     crop_size: Size | None = None,
 ) -> Tensor:
-    """Images moved: content at index i moves to i + s.
+    """Shift images, so that the content at index i moves to i + s.
 
-    A mode says what happens at the edge: "circular", "lossless", "zero", "canvas", "reflect", "crop", "fourier" or
-    "bilinear", of which `teka.audit.movement.MODES` has the words, and docs/audit_movement.md the formulae.
+    `teka.audit.movement.MODES` describes the modes, and docs/audit_movement.md has the formulas.
 
-    Images (B, C, *S) have any number of spatial axes, of which each has its step, or the last the only one. New ones
-    have the size of the canvas in mode `canvas`, and of the window in mode `crop`. The rest is as of `Movement`.
+    Args:
+        images: Images (B, C, *S) with any number of spatial axes.
+        shift: One step for each axis, or one step for the last axis.
+        mode: What happens at the edge: "circular", "lossless", "zero", "canvas", "reflect",
+            "crop", "fourier" or "bilinear".
+        background: Value of the background, one for all channels or one for each channel.
+        canvas_size: Size of the canvas in mode `canvas`, one for all axes or one for each axis.
+        crop_size: Size of the window in mode `crop`, one for all axes or one for each axis.
+
+    Returns:
+        Shifted images, with the size of the canvas in mode `canvas` and of the window in `crop`.
 
     Raises:
-        ValueError: What `Movement` refuses; no spatial axis; a shift longer than the canvas; fractions of a cell, or of
-            integer images; content that would be lost, or a window that would leave the images.
+        ValueError: An argument of `Movement` is invalid, the images have no spatial axis, the
+            shift is larger than the canvas or fractional in a mode without interpolation, content
+            would be lost in a lossless mode, or the window would leave the images.
     """
     movement = make_movement(mode, background, canvas_size, crop_size)
     placed = movement.place(images)
@@ -266,25 +316,35 @@ def make_movement(
     canvas_size: Size | None = None,
     crop_size: Size | None = None,
 ) -> Movement:
-    """The movement of these settings, with any sequence for what has one number for each channel or axis."""
+    """Return a movement from settings in which sizes and background may be any sequences."""
     check_name("mode", mode, TRANSLATION_MODES)
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "background": background,
         "canvas_size": canvas_size,
         "crop_size": crop_size,
     }
-    for argument, values in given.items():
+    for argument, values in settings.items():
         if values is not None and not isinstance(values, Real):
-            given[argument] = tuple(
+            settings[argument] = tuple(
                 check_sequence(argument, values, "a number, or one for each channel or axis")
             )
-    return Movement(mode, **given)
+    return Movement(mode, **settings)
 
 
 def check_lossless(
     sizes: Sequence[int], margins: Margins, shifts: Iterable[CheckedShift], argument: str = "shifts"
 ) -> None:
-    """Check that no shift pushes anything but background, of which there are these margins, over an edge."""
+    """Check that shifts move only background over the edges of the images.
+
+    Args:
+        sizes: Spatial sizes of the images.
+        margins: Width of the background at both sides of each axis, for each image.
+        shifts: The shifts.
+        argument: Name of the shifts in the error message.
+
+    Raises:
+        ValueError: A shift would move content over an edge.
+    """
     if not len(margins):
         return
     room = margins.amin(dim=0).tolist()
@@ -302,7 +362,7 @@ def check_lossless(
                 if count
             )
             raise wrong_value(
-                argument, shift, f"one that moves only background over the edge; {losses}"
+                argument, shift, f"a shift that moves only background over the edge; {losses}"
             )
 
 
@@ -312,11 +372,22 @@ def check_room(
     shifts: Iterable[CheckedShift],
     argument: str = "shifts",
 ) -> None:
-    """Check that no shift takes the window over an edge of images of these sizes; `crop` says which do not."""
+    """Check that shifts keep the window of mode `crop` inside the images.
+
+    Args:
+        sizes: Spatial sizes of the images.
+        window: Spatial sizes of the window.
+        shifts: The shifts.
+        argument: Name of the shifts in the error message.
+
+    Raises:
+        ValueError: A shift would move the window over an edge.
+    """
     for shift in shifts:
         for axis, (side, part, step) in enumerate(zip(sizes, window, shift, strict=True)):
             last = (side - part) // 2
             first = last - (side - part)
             if not first <= step <= last:
-                expected = f"from {first} to {last} along axis {axis}, for crops of {part} from images of {side}"
-                raise wrong_value(argument, tuple(shift), expected)
+                expected = f"from {first} to {last} along axis {axis}"
+                hint = f"Crops have size {part}, and images have size {side}."
+                raise wrong_value(argument, tuple(shift), expected, hint)

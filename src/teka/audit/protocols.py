@@ -1,4 +1,4 @@
-"""Procedures of the literature, to the letter."""
+"""Evaluation protocols of published papers, reproduced exactly."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,29 +32,48 @@ Move = Callable[[Tensor, Place], Tensor]
 HORN_SIDE, HORN_MARGIN, HORN_CLASS = 32, 8, 1
 ZHANG_CANVAS, ZHANG_CROP, ZHANG_PASSES = 256, 224, 5
 CHAMAN_SMALL, CHAMAN_SHIFT_OF_SMALL, CHAMAN_SHIFT = 32, 3, 32
-USUAL = (
-    AuditSettings()
-)  # of which how to ask, and the seed of the draws and of the bootstrap, matter here
+# Default number of images per call, device, and seed of random draws and of the bootstrap.
+USUAL = AuditSettings()
 
 
 @dataclass(frozen=True)
 class PresetResult:
-    """What a procedure of the literature gave."""
+    """Result of an evaluation protocol.
+
+    Args:
+        name: Name of the protocol.
+        procedure: Description of the protocol.
+        source: The paper, and the code where the paper is not specific.
+        counts: Numbers of images, passes and the like.
+        numbers: The numbers that the paper reports.
+        metrics: Metrics over a set of shifts, by the name of the set of images.
+    """
 
     name: str
     procedure: str
-    source: str  # the paper, and the code where the paper leaves things open
-    counts: dict[str, int]  # of images, passes and the like
-    numbers: dict[str, Estimate]  # the source's
-    metrics: dict[
-        str, Metrics
-    ]  # where images move along a set of shifts, by the images they are of
+    source: str
+    counts: dict[str, int]
+    numbers: dict[str, Estimate]
+    metrics: dict[str, Metrics]
 
 
 def horn2021(
     function: Model, images: Images, labels: Labels, settings: AuditSettings = USUAL
 ) -> PresetResult:
-    """Mean and lowest accuracy at 17 lossless shifts along dx: 854 ones of MNIST, 791 trousers of Fashion-MNIST."""
+    """Evaluate the protocol of Horn et al. (2021): accuracy at 17 lossless horizontal shifts.
+
+    Images of class 1 with enough background are used: 854 ones of MNIST or 791 trousers of
+    Fashion-MNIST. The result is the mean and the lowest accuracy over the shifts.
+
+    Args:
+        function: Classifier.
+        images: Images of 32 × 32 pixels.
+        labels: Class of each image.
+        settings: Output, batch size, device and settings of the intervals.
+
+    Raises:
+        ValueError: Labels are missing, or no image has enough background.
+    """
     if labels is None:
         raise wrong_value("labels", None, "a class for each image, for preset 'horn2021'")
     check_tensor("images", images, "images", "channels", HORN_SIDE, HORN_SIDE)
@@ -67,13 +86,14 @@ def horn2021(
             raise wrong_argument(
                 "images", f"none of {name} with margins of {HORN_MARGIN} columns", "at least one"
             )
-        given = function, images[keep], shifts, Movement("lossless")
-        how: Any = {
+        options: Any = {
             "output": settings.output,
             "batch_size": settings.batch_size,
             "device": settings.device,
         }
-        responses = measure_responses(*given, labels=labels[keep], **how)
+        responses = measure_responses(
+            function, images[keep], shifts, Movement("lossless"), labels=labels[keep], **options
+        )
         if responses.predictions is None:
             raise wrong_value(
                 "the output of the model", responses.output, f"one of {', '.join(CLASSIFIERS)}"
@@ -84,8 +104,9 @@ def horn2021(
         numbers[f"minimum accuracy, {name}"] = metrics[name].numbers["minimum_accuracy"]
     return PresetResult(
         "horn2021",
-        "Images of 32 × 32 of class 1 with at least 8 blank columns on both sides, the outermost not counted, are "
-        "rolled by −8 … 8 columns; accuracy at each shift. Beside them all classes, chosen by the same margins.",
+        "Images of 32 × 32 of class 1 with at least 8 blank columns on both sides, the outermost "
+        "not counted, are rolled by −8 … 8 columns; accuracy at each shift. In addition, all "
+        "classes with the same margins.",
         "Horn et al. 2021, Translational Equivariance in Kernelizable Attention, Figure 1",
         counts,
         numbers,
@@ -96,9 +117,17 @@ def horn2021(
 def zhang2019(
     function: Model, images: Images, labels: Labels = None, settings: AuditSettings = USUAL
 ) -> PresetResult:
-    """Consistency of two random crops of 224 of images of 256: P[argmax f(crop_a x) = argmax f(crop_b x)].
+    """Evaluate the protocol of Zhang (2019): consistency of two random crops.
 
-    The offsets are those that the authors' code draws with the same seed and batch size; the interval is over images.
+    It is the probability P[argmax f(crop_a x) = argmax f(crop_b x)] for crops of 224 × 224 pixels.
+    The offsets are those that the authors' code draws with the same seed and batch size. The
+    interval is over images.
+
+    Args:
+        function: Classifier.
+        images: Images of 256 × 256 pixels.
+        labels: Not used.
+        settings: Output, batch size, device, seed and settings of the intervals.
     """
     check_tensor("images", images, "images", "channels", ZHANG_CANVAS, ZHANG_CANVAS)
     drawn: Any = {
@@ -115,8 +144,9 @@ def zhang2019(
     )
     return PresetResult(
         "zhang2019",
-        "Images of 256 × 256; two crops of 224 × 224, their offsets drawn from 0 … 31 along each axis, one pair for "
-        "all images of a batch; share of images answered alike, over 5 passes.",
+        "Images of 256 × 256; two crops of 224 × 224, their offsets drawn from 0 … 31 along each "
+        "axis, one pair for all images of a batch; share of images with equal predictions, over 5 "
+        "passes.",
         "Zhang 2019, Making Convolutional Networks Shift-Invariant Again, §4.2; "
         "validate_shift in github.com/adobe/antialiased-cnns",
         {"images": len(images), "passes": ZHANG_PASSES, "batch size": settings.batch_size},
@@ -128,10 +158,21 @@ def zhang2019(
 def chaman2021(
     function: Model, images: Images, labels: Labels = None, settings: AuditSettings = USUAL
 ) -> PresetResult:
-    """Consistency of two random shifts: P[argmax f(T_s x) = argmax f(T_s' x)], circular and zero-padded.
+    """Evaluate the protocol of Chaman and Dokmanić (2021): consistency of two random shifts.
 
-    The shifts are those that the authors' code draws with the same seed and batch size. What comes in is 0 in the
-    images' values; the authors' were normalised before. Their CIFAR-10 code averages over batches, this over images.
+    It is the probability P[argmax f(T_s x) = argmax f(T_s' x)] for circular and for zero-padded
+    shifts. The shifts are those that the authors' code draws with the same seed and batch size.
+    There are two differences: zeros are padded after normalization here, and averages are over
+    images, whereas the authors' CIFAR-10 code averages over batches.
+
+    Args:
+        function: Classifier.
+        images: Images (N, C, H, W).
+        labels: Not used.
+        settings: Output, batch size, device, seed and settings of the intervals.
+
+    Raises:
+        ValueError: The images are smaller than the largest shift.
     """
     smallest = min(images.shape[2:])
     largest = CHAMAN_SHIFT_OF_SMALL if smallest <= CHAMAN_SMALL else CHAMAN_SHIFT
@@ -144,7 +185,7 @@ def chaman2021(
     numbers = {}
     for name, move in (
         ("circular", lambda batch, place: batch.roll(place, (2, 3))),
-        # A window of the images padded with zeros that moves by a place: content moves back.
+        # The window on the zero-padded image moves, so the content moves in the other direction.
         (
             "zero-padded",
             lambda batch, place: roll_and_blank(
@@ -158,8 +199,9 @@ def chaman2021(
         numbers[f"consistency of two shifts, {name}"] = _mean_share(agreement[0].double(), settings)
     return PresetResult(
         "chaman2021",
-        "Two shifts drawn from −m … m − 1 along each axis, one pair for all images of a batch; m = 3 for images to 32 "
-        "pixels, 32 for larger ones; share of images answered alike, rolled round the edges, and with zeros coming in.",
+        "Two shifts drawn from −m … m − 1 along each axis, one pair for all images of a batch; "
+        "m = 3 for images up to 32 pixels, 32 for larger ones; share of images with equal "
+        "predictions, for circular shifts and for shifts with zero padding.",
         "Chaman and Dokmanić 2021, Truly Shift-Invariant Convolutional Neural Networks, §5; validate and "
         "evaluate_random_crop in github.com/achaman2/truly_shift_invariant_cnns",
         {"images": len(images), "largest shift": largest, "batch size": settings.batch_size},
@@ -168,7 +210,7 @@ def chaman2021(
     )
 
 
-# The functions by name, one for each of `teka.audit.settings.PRESET_NAMES`.
+# Functions by name, one for each of `teka.audit.settings.PRESET_NAMES`.
 PRESETS = {"horn2021": horn2021, "zhang2019": zhang2019, "chaman2021": chaman2021}
 
 
@@ -182,19 +224,32 @@ def pair_agreement(
     passes: int,
     settings: AuditSettings,
 ) -> Bool[Tensor, "passes images"]:
-    """Whether argmax f is the same at two random places, low to high − 1 along each axis, for every image and pass."""
+    """Return whether the predictions at two random positions agree, for every pass and image.
+
+    Args:
+        function: Classifier.
+        images: Images (N, C, H, W).
+        move: Function that moves a batch to a position.
+        low: Smallest position along each axis.
+        high: Largest position along each axis plus 1.
+        passes: Number of passes over the images.
+        settings: Output, batch size, device and seed.
+    """
     check_evaluation_mode("function", function)
     check_sizes({"images": len(images), "passes": passes})
     random = np.random.RandomState(settings.seed)
-    agreement, kind = torch.empty(passes, len(images), dtype=torch.bool), settings.output
+    agreement = torch.empty(passes, len(images), dtype=torch.bool)
+    kind = settings.output
     for index in range(passes):
         for start in range(0, len(images), settings.batch_size):
             batch = images[start : start + settings.batch_size].to(settings.device)
-            # As the sources' code draws after `numpy.random.seed(seed)`: all images of a batch share the two draws.
+            # All images of a batch share the two draws, as in the authors' code after
+            # `numpy.random.seed(seed)`.
             places = [tuple(random.randint(low, high, 2).tolist()) for _ in range(2)]
-            what, answers = f"on images {start} to {start + len(batch) - 1}", []
+            where = f"on images {start} to {start + len(batch) - 1}"
+            answers = []
             for seen in (move(batch, place) for place in places):
-                output = call_model(function, seen, lambda what=what: what)
+                output = call_model(function, seen, lambda where=where: where)
                 if kind == "auto":
                     kind, _ = infer_kind(
                         output.values, seen.shape[2:], output.kind, among=CLASSIFIERS

@@ -1,4 +1,4 @@
-"""Sets of permutations, and of shifts: along axes, over the square, checked to fit a canvas, ordered coarse to fine."""
+"""Sets of shifts and permutations, their checks, and an order from coarse to fine."""
 
 import itertools
 import math
@@ -13,23 +13,30 @@ from teka.checks import check_dense, check_number, check_sizes
 from teka.errors import wrong_argument, wrong_value
 from teka.reporting.formatting import significant
 
-MOST_STEPS = 500  # of a set of shifts along an axis, in each direction
-MOST_SHIFTS = 100_000  # of a set
+MOST_STEPS = 500  # maximum number of shifts along an axis, in each direction
+MOST_SHIFTS = 100_000  # maximum number of shifts of a set
 SHIFT_SETS = ("square", "axes", "dy", "dx")
-MOST_AXES = 8  # of images
-MOST_TOKENS = 10_000_000  # of all permutations of a set
+MOST_AXES = 8  # maximum number of spatial axes
+MOST_TOKENS = 10_000_000  # maximum total length of the permutations of a set
 
-# An int, Python's or NumPy's, along the last axis; or one for each axis.
+# An int of Python or NumPy for the last axis, or one for each axis.
 Shift = SupportsIndex | Sequence[SupportsIndex]
 # The same with fractions, for the sub-pixel modes.
 SubpixelShift = SupportsFloat | SupportsIndex | Sequence[SupportsFloat | SupportsIndex]
-CheckedShift = tuple[int | float, ...]  # one step for each axis, as `check_shifts` gives them
+CheckedShift = tuple[int | float, ...]  # one step for each axis, as returned by `check_shifts`
 CheckedShifts = tuple[CheckedShift, ...]
 SubpixelShifts = Iterable[SubpixelShift]
 
 
 def axis_shifts(max_shift: int, num_axes: int = 2) -> tuple[tuple[int, ...], ...]:
-    """All shifts −m … m along each axis separately, the zero shift once: 2 m n + 1 shifts; of images, dy then dx."""
+    """Return all shifts −m … m along each axis separately, with the zero shift once.
+
+    For images, shifts along dy come first. There are 2 m n + 1 shifts for n axes.
+
+    Args:
+        max_shift: Largest shift m in pixels.
+        num_axes: Number n of spatial axes.
+    """
     steps = _steps(max_shift, num_axes)
     along_axes = (
         (0,) * axis + (step,) + (0,) * (num_axes - axis - 1)
@@ -40,16 +47,27 @@ def axis_shifts(max_shift: int, num_axes: int = 2) -> tuple[tuple[int, ...], ...
 
 
 def square_shifts(max_shift: int, num_axes: int = 2) -> tuple[tuple[int, ...], ...]:
-    """All shifts of −m … m along every axis at once, in row-major order: (2 m + 1)^n shifts; as `axis_shifts`."""
+    """Return all combinations of shifts −m … m along every axis, in row-major order.
+
+    There are (2 m + 1)^n shifts for n axes.
+
+    Args:
+        max_shift: Largest shift m in pixels.
+        num_axes: Number n of spatial axes.
+
+    Raises:
+        ValueError: There are too many shifts.
+    """
     return square_set("max_shift", max_shift, num_axes)
 
 
 def square_set(argument: str, max_shift: int, num_axes: int = 2) -> tuple[tuple[int, ...], ...]:
-    """Return what `square_shifts` does, for a largest shift that is an argument of another name."""
+    """Return the shifts of `square_shifts`, with another name of `max_shift` in error messages."""
     steps = _steps(max_shift, num_axes, argument)
     if len(steps) ** num_axes > MOST_SHIFTS:
-        expected = f"one with at most {MOST_SHIFTS:,} shifts, not (2 · {max_shift} + 1)^{num_axes}"
-        raise wrong_value(argument, max_shift, expected)
+        expected = f"small enough for at most {MOST_SHIFTS:,} shifts"
+        hint = f"There are (2 · {max_shift} + 1)^{num_axes} shifts."
+        raise wrong_value(argument, max_shift, expected, hint)
     return tuple(itertools.product(steps, repeat=num_axes))
 
 
@@ -114,7 +132,13 @@ def _steps(max_shift: int, num_axes: int, argument: str = "max_shift") -> range:
 def random_permutations(
     num_tokens: int, number: int = 8, *, seed: int = 0
 ) -> tuple[tuple[int, ...], ...]:
-    """Draw permutations of two tokens or more, uniformly from all but the one that moves nothing."""
+    """Draw random permutations, uniformly from all except the identity.
+
+    Args:
+        num_tokens: Length of each permutation, at least 2.
+        number: Number of permutations.
+        seed: Seed of the random generator.
+    """
     check_sizes({"num_tokens": num_tokens}, least=2, most=MOST_TOKENS)
     check_sizes({"number": number}, most=max(1, MOST_TOKENS // num_tokens))
     check_sizes({"seed": seed}, least=0)
@@ -128,7 +152,15 @@ def random_permutations(
 
 
 def read_steps(argument: str, shifts: object) -> list[list[float] | float]:
-    """Return the steps of each shift of a set, after a check that they are finite numbers, and not too many shifts."""
+    """Return the steps of each shift of a set as floats.
+
+    Args:
+        argument: Name of the shifts in error messages.
+        shifts: List, tensor or array of shifts, each a number or one number per axis.
+
+    Raises:
+        ValueError: The shifts are not finite numbers, or there are too many.
+    """
     expected = "a list of shifts, each a finite number or one for every axis"
     if isinstance(shifts, (Tensor, np.ndarray)):
         if isinstance(shifts, Tensor):
@@ -136,9 +168,9 @@ def read_steps(argument: str, shifts: object) -> list[list[float] | float]:
         shifts = shifts.tolist()
     if isinstance(shifts, (str, bytes, Mapping)) or not isinstance(shifts, Iterable):
         raise wrong_value(argument, shifts, expected)
-    found: list[list[float] | float] = []
+    checked: list[list[float] | float] = []
     for shift in shifts:
-        if len(found) == MOST_SHIFTS:
+        if len(checked) == MOST_SHIFTS:
             raise wrong_argument(
                 argument, f"more than {MOST_SHIFTS:,} shifts", f"at most {MOST_SHIFTS:,}"
             )
@@ -148,40 +180,54 @@ def read_steps(argument: str, shifts: object) -> list[list[float] | float]:
         steps: Any = shift if is_row else (shift,)
         for step in steps:
             check_number(argument, step, expected)
-        found.append([float(step) for step in steps] if is_row else float(steps[0]))
-    return found
+        checked.append([float(step) for step in steps] if is_row else float(steps[0]))
+    return checked
 
 
 def check_shifts(
     sizes: Sequence[int], shifts: Iterable[SubpixelShift], argument: str = "shifts"
 ) -> CheckedShifts:
-    """The set of shifts in the order given, one number for each axis, whole ones as ints; repeats count once."""
+    """Check a set of shifts, and return them without duplicates, with one step for each axis.
+
+    Args:
+        sizes: Spatial sizes of the images or their canvas.
+        shifts: The shifts, one step for each axis or one for the last axis.
+        argument: Name of the shifts in error messages.
+
+    Returns:
+        The shifts in the given order. Whole steps are ints.
+
+    Raises:
+        ValueError: There are no shifts, or a shift has a wrong length or is larger than the canvas.
+    """
     checked: dict[CheckedShift, None] = {}
     for shift in read_steps(argument, shifts):
         values = shift if isinstance(shift, list) else [0.0] * (len(sizes) - 1) + [shift]
-        given = tuple(int(value) if value.is_integer() else value for value in values)
+        steps = tuple(int(value) if value.is_integer() else value for value in values)
         if len(values) != len(sizes):
-            raise wrong_value(argument, given, f"a finite number for each of the {len(sizes)} axes")
+            raise wrong_value(argument, steps, f"a finite number for each of the {len(sizes)} axes")
         if any(abs(value) > side for value, side in zip(values, sizes, strict=True)):
             raise wrong_value(
-                argument, given, f"at most the size of the canvas along each axis, {tuple(sizes)}"
+                argument, steps, f"at most the size of the canvas along each axis, {tuple(sizes)}"
             )
-        checked[given] = None
+        checked[steps] = None
     if not checked:
         raise wrong_argument(argument, "empty", "at least one shift")
     return tuple(checked)
 
 
 def shift_order(shifts: Sequence[Sequence[int | float]]) -> tuple[int, ...]:
-    """Indices of shifts from coarse to fine, so that a budget that ends leaves a coarse set; zero comes first.
+    """Return the indices of shifts from coarse to fine, with the zero shift first.
 
-    Along every axis the smallest step, zero and the largest are of level 0, and each further level halves the gaps that
-    are left. A shift has the level of its finest step; within a level the farthest come first.
+    A measurement in this order that runs out of time still covers the whole range. Along every
+    axis, the smallest step, zero and the largest step have level 0, and each further level halves
+    the remaining gaps. A shift has the level of its finest step. Within a level, the largest
+    shifts come first.
     """
     levels = [_levels({0, *steps}) for steps in zip(*shifts, strict=True)]
     ranks = []
     for index, shift in enumerate(shifts):
-        level = max([of_step[step] for of_step, step in zip(levels, shift, strict=True)])
+        level = max([by_step[step] for by_step, step in zip(levels, shift, strict=True)])
         ranks.append((any(shift), level, -math.hypot(*shift), index))
     return tuple([index for *_, index in sorted(ranks)])
 
@@ -190,7 +236,8 @@ def _levels(steps: set[int | float]) -> dict[int | float, int]:
     values = sorted(steps)
     anchors = sorted({0, values.index(0), len(values) - 1})
     levels = {values[anchor]: 0 for anchor in anchors}
-    gaps, level = list(itertools.pairwise(anchors)), 0
+    gaps = list(itertools.pairwise(anchors))
+    level = 0
     while gaps := [(left, right) for left, right in gaps if right - left > 1]:
         level += 1
         levels |= {values[(left + right) // 2]: level for left, right in gaps}

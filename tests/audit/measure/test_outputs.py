@@ -87,10 +87,10 @@ def test_half_precision_and_large_outputs_are_summed_without_overflow():
 
 def test_shifts_without_a_counterpart_are_refused():
     for mode, shift, stride, message in [
-        ("circular", (0, 1), (2, 3), r"multiples of the stride \(2, 3\).*'circular'.*\(0, 1\)"),
+        ("circular", (0, 1), (2, 3), r"multiples of the stride \(2, 3\).*\(0, 1\).*'circular'"),
         ("zero", (3, 0), (2, 3), "multiples of the stride"),
         ("bilinear", (0.5, 0), (2, 3), "multiples of the stride"),
-        ("zero", (12, 0), (2, 3), r"leave some of the model's \(6, 6\) cells"),
+        ("zero", (12, 0), (2, 3), r"which has \(6, 6\) cells"),
     ]:
         with raises_for((mode, shift, stride), ValueError, match=message):
             check_dense_shifts(((0, 0), shift), (6, 6), stride, (HEIGHT, WIDTH), Movement(mode))

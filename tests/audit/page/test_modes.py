@@ -41,7 +41,9 @@ def test_modes_come_in_the_order_of_the_reports():
     zero = make_metrics(Movement("zero", 0.5))
     sections = mode_sections([make_report(), make_report(metrics=(zero, make_metrics()))])
     assert [section["mode"] for section in sections] == ["circular", "zero"]
-    assert sections[1]["words"] == ["What leaves is lost, and background enters. Background: 0.5."]
+    assert sections[1]["words"] == [
+        "Pixels that leave are lost, and background enters. Background: 0.5."
+    ]
     assert {figure["model"] for figure in sections[1]["maps"]} == {1}
 
 

@@ -1,1 +1,1 @@
-"""From a model and images to what it answered at every shift, and how much of that is noise."""
+"""Evaluation of a model on shifted images, and of the numerical noise of its outputs."""

@@ -1,4 +1,4 @@
-"""Detected objects: how much the boxes in a moved image overlap with those of the image itself, moved along."""
+"""Overlap between objects detected in shifted images and in the original images."""
 
 from collections.abc import Sequence
 
@@ -11,36 +11,40 @@ from teka.errors import require
 
 Detections = Float[Tensor, "batch boxes numbers"]
 Rectangles = Float[Tensor, "boxes 4"]
-LEAST_SCORE = 0.5  # of an object that counts as found
-WITHIN = 1.0  # pixels between the image's edge and an object that is seen whole
+LEAST_SCORE = 0.5  # minimum score of a detected object
+WITHIN = 1.0  # minimum distance in pixels between a complete object and the edge of the image
 
 
 def box_overlap(
     found: Detections, reference: Detections, shift: CheckedShift, size: Sequence[int]
 ) -> Float[Tensor, " batch"]:
-    """How much the objects found in moved images overlap with those of the images unshifted, moved along.
+    """Compute how well objects detected in shifted images overlap with the original detections.
 
       overlap = Σ IoU(a, b) / (|A| + |B| − number of pairs)
 
-    over pairs of an object a of A, found in the moved image, and b of B, of the image itself and moved along, of one
-    class; the pairs are those of the largest sum (Kuhn 1955). An object counts in A and B if its class has a score of
-    at least 0.5 and it is seen whole in both images, a pixel or more from the edge: what leaves is not lost. Where A
-    and B are empty the overlap is 1. As the panoptic quality of Kirillov et al. 2019 (arXiv:1801.00868), but that
-    errors of any size count, and an object too many or too few a whole one.
+    A are the objects detected in the shifted image, B those detected in the original image and
+    then shifted. The sum is over pairs (a, b) of equal class, matched so that it is largest (Kuhn
+    1955). An object counts if the score of its class is at least 0.5 and if it is complete in both
+    images, at least one pixel from the edge, so that objects that leave the image do not matter.
+    If A and B are empty, the overlap is 1. The measure resembles panoptic quality (Kirillov et
+    al. 2019, arXiv:1801.00868), but without a minimum IoU of pairs, and with full weight of
+    unmatched objects.
 
     Args:
-        found: Of the moved images, (B, M, 4 + K): x0, y0, x1, y1 in pixels and a score within [0, 1] of each class.
-        reference: Of the images unshifted, likewise.
+        found: Detections in the shifted images, (B, M, 4 + K): x0, y0, x1, y1 in pixels and a
+            score within [0, 1] for each class.
+        reference: Detections in the original images, in the same format.
         shift: (dy, dx) in pixels.
-        size: Height and width of the images that the model sees.
+        size: Height and width of the model's input.
     """
     linear_sum_assignment = require(
         "scipy.optimize", "boxes need", "teka[audit]"
     ).linear_sum_assignment
     step = torch.tensor([shift[1], shift[0]] * 2, dtype=torch.float64)
     overlaps = []
-    for one, other in zip(found.double().cpu(), reference.double().cpu(), strict=True):
-        (boxes, classes), (before, classes_before) = (_objects(each) for each in (one, other))
+    for detected, expected in zip(found.double().cpu(), reference.double().cpu(), strict=True):
+        boxes, classes = _objects(detected)
+        before, classes_before = _objects(expected)
         seen = _is_whole(boxes, size) & _is_whole(boxes - step, size)
         stay = _is_whole(before, size) & _is_whole(before + step, size)
         shares = intersection_over_union(boxes[seen], before[stay] + step)
@@ -53,7 +57,7 @@ def box_overlap(
 
 
 def _objects(detections: Float[Tensor, "boxes numbers"]) -> tuple[Tensor, Tensor]:
-    """The boxes that count as found, and their classes."""
+    """Return the boxes and classes of objects with a sufficient score."""
     score, kind = detections[:, 4:].max(dim=1)
     kept = score >= LEAST_SCORE
     return detections[kept, :4], kind[kept]
@@ -67,7 +71,7 @@ def _is_whole(boxes: Rectangles, size: Sequence[int]) -> Bool[Tensor, " boxes"]:
 def intersection_over_union(
     boxes: Float[Tensor, "first 4"], others: Float[Tensor, "second 4"]
 ) -> Float[Tensor, "first second"]:
-    """Area of the intersection over that of the union, of every two boxes; 0 of boxes without area."""
+    """Return the intersection over union of every pair of boxes, 0 for boxes without area."""
     low = torch.maximum(boxes[:, None, :2], others[:, :2])
     high = torch.minimum(boxes[:, None, 2:], others[:, 2:])
     shared = (high - low).clamp(min=0).prod(dim=-1)

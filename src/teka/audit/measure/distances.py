@@ -1,4 +1,4 @@
-"""How far two outputs lie apart: of the same input twice, in another precision, and moved, against another image."""
+"""Distances between outputs: numerical noise of a model, and its sensitivity to shifts."""
 
 import copy
 from dataclasses import dataclass
@@ -20,30 +20,42 @@ from teka.audit.shifts import CheckedShift, CheckedShifts, SubpixelShifts, read_
 from teka.checks import check_callable, check_flags, check_instance, check_sizes
 from teka.errors import EXTERNAL_ERRORS, wrong_argument
 
-# The scale is taken from the pairs of at most so many images, the first ones, and of so many numbers of their outputs.
+# The scale uses the first images only, and at most this many elements of their outputs.
 SCALE_IMAGES = 1000
 SCALE_NUMBERS = 2**25
 
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """Relative differences that movement has no part in: no error below them means anything."""
+    """Relative differences between outputs of the same input, below which errors mean nothing.
 
-    repeat: float  # ‖f(x) − f(x)‖ / ‖f(x)‖ of two calls with the same input
-    precision: (
-        float | None
-    )  # ‖f₃₂(x) − f₆₄(x)‖ / ‖f₆₄(x)‖ of the same weights in single and in double precision
-    reason: str | None = None  # why that could not be measured
+    Args:
+        repeat: ‖f(x) − f(x)‖ / ‖f(x)‖ of two calls with the same input.
+        precision: ‖f₃₂(x) − f₆₄(x)‖ / ‖f₆₄(x)‖ of the same weights in single and double
+            precision, or None.
+        reason: Why the difference between precisions could not be measured.
+    """
+
+    repeat: float
+    precision: float | None
+    reason: str | None = None
 
 
 def noise_floor(
     function: Model, images: Tensor, *, batch_size: int = 256, precision: bool = True
 ) -> NoiseFloor:
-    """Measure how far two outputs lie apart although the input is the same, with norms over all images, in float64.
+    """Measure the numerical noise of a model, with norms over all images.
 
-    Without `precision`, only two calls in the same precision are compared.
+    The noise is the difference between two calls with the same images, and between single and
+    double precision. For the second, a deep copy of the module is cast to float64, or to float32
+    if the images are float64.
+
+    Args:
+        function: Function or module from images to outputs.
+        images: Images (N, C, *S).
+        batch_size: Number of images per call.
+        precision: Whether to compare single and double precision.
     """
-    # For the precision a deep copy is cast to float64, or to float32 where the images are in float64.
     check_callable("function", function)
     check_evaluation_mode("function", function)
     check_images(images, least=1)
@@ -58,14 +70,14 @@ def noise_floor(
         pairs = zip(batches, shapes, strict=True)
         return [
             evaluate_model(
-                function, one.to(dtype, copy=True), "on the images, for the noise floor", size
+                function, batch.to(dtype, copy=True), "on the images, for the noise floor", size
             )
-            for one, size in pairs
+            for batch, size in pairs
         ]
 
     with torch.no_grad():
         answers = answer(function, images.dtype, [None] * len(batches))
-        shapes: list[torch.Size | None] = [one.shape for one in answers]
+        shapes: list[torch.Size | None] = [output.shape for output in answers]
         repeat = repeat_difference(
             torch.cat(answer(function, images.dtype, shapes)), torch.cat(answers)
         )
@@ -86,20 +98,29 @@ def noise_floor(
                 repeat, None, f"the copy in {dtype} fails: {type(error).__name__}: {error}"
             )
     single, double = (answers, cast) if dtype == torch.float64 else (cast, answers)
-    one, other = torch.cat(single), torch.cat(double)
-    return NoiseFloor(repeat, 0.0 if torch.equal(one, other) else relative_difference(one, other))
+    narrow, wide = torch.cat(single), torch.cat(double)
+    precision_error = 0.0 if torch.equal(narrow, wide) else relative_difference(narrow, wide)
+    return NoiseFloor(repeat, precision_error)
 
 
 @dataclass(frozen=True)
 class SensitivityMap:
-    """How far outputs move with their images: 0 not at all, 1 as far as another image lies."""
+    """Change of the outputs at each shift, relative to the distance between different images.
+
+    The value is 0 if the output does not change, and 1 if it changes as much as for another image.
+
+    Args:
+        movement: How the images were shifted.
+        shifts: The shifts.
+        values: Mean distance to the output of the unshifted image, divided by the scale.
+        scale: Median distance between the outputs of two different images.
+        num_images: Number of images.
+    """
 
     movement: Movement
     shifts: CheckedShifts
-    values: tuple[
-        float, ...
-    ]  # mean distances to the output of the image unshifted, divided by the scale
-    scale: float  # the median distance between the outputs of different images
+    values: tuple[float, ...]
+    scale: float
     num_images: int
 
 
@@ -111,12 +132,22 @@ def sensitivity_map(
     *,
     batch_size: int = 256,
 ) -> SensitivityMap:
-    """Measure how far the outputs of a function move at every shift, compared with other images' outputs.
+    """Measure how much the outputs of a model change at each shift, relative to other images.
 
       m(s) = mean_n ‖f(T_s x_n) − f(x_n)‖ / median_{n < n'} ‖f(x_n) − f(x_n')‖
 
-    All of an output counts as one vector. Source: after Kauderer-Abrams 2017, "Quantifying translation-invariance in
-    convolutional neural networks" (arXiv:1801.01450).
+    Each output is treated as one vector. Based on Kauderer-Abrams, "Quantifying
+    translation-invariance in convolutional neural networks", 2017 (arXiv:1801.01450).
+
+    Args:
+        function: Function or module from images to outputs.
+        images: At least two images (N, C, *S).
+        shifts: The shifts to measure.
+        movement: How the images are shifted.
+        batch_size: Number of images per call.
+
+    Raises:
+        ValueError: There are fewer than two images, or most pairs of images have equal outputs.
     """
     check_callable("function", function)
     check_evaluation_mode("function", function)
@@ -126,12 +157,12 @@ def sensitivity_map(
         raise wrong_argument(
             "images",
             f"{len(images)} images",
-            "at least two, to compare the outputs of different ones",
+            "at least two images, because outputs of different images are compared",
         )
     check_sizes({"batch_size": batch_size})
     wanted: Any = read_steps("shifts", shifts)
     batches = images.split(int(batch_size))
-    # All are checked before the first call, one batch at a time: on their canvases they may not fit into memory.
+    # Check each batch before the first call. All padded images together may not fit into memory.
     checked = [movement.check(movement.place(batch), wanted) for batch in batches]
     steps = checked[0]
     sums = torch.zeros(len(steps), dtype=torch.float64)
@@ -152,7 +183,7 @@ def sensitivity_map(
     scale = torch.nn.functional.pdist(torch.cat(kept)).median().item()
     if scale == 0:
         raise ValueError(
-            "the outputs of function are the same for most pairs of images, expected ones that differ"
+            "The outputs of function must differ between images, got equal outputs for most pairs."
         )
     return SensitivityMap(
         movement, steps, tuple((sums / (len(images) * scale)).tolist()), scale, len(images)

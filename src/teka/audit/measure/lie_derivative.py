@@ -1,4 +1,4 @@
-"""How fast outputs change as their images begin to move, in the limit of no movement at all."""
+"""Lie derivative of a model: how fast its outputs change under an infinitesimal shift."""
 
 import math
 from collections.abc import Callable
@@ -16,9 +16,9 @@ from teka.checks import check_callable, check_dtype, check_sizes, is_integer
 from teka.errors import EXTERNAL_ERRORS, error_message, wrong_value
 from teka.precision import widest_dtype
 
-STEP = (
-    1 / 32
-)  # step of the central difference, between its error of order h² and rounding of order ε / h
+# Step h of the central difference, a compromise between its error of order h² and rounding errors
+# of order ε / h.
+STEP = 1 / 32
 TensorFunction = Callable[[Tensor], Tensor]
 Derivative = Callable[[TensorFunction, Tensor, Tensor], Any]
 
@@ -26,15 +26,19 @@ Derivative = Callable[[TensorFunction, Tensor, Tensor], Any]
 def difference_quotient(
     function: TensorFunction, inputs: Tensor, direction: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """f(x) and (f(x + h v) − f(x − h v)) / 2h with h = 1/32: ∂f(x)·v up to h² and rounding."""
-    # New tensors each time, and copies of what comes, for a function may write into its input and reuse its output.
+    """Return f(x) and its directional derivative, approximated by a central difference.
+
+    The derivative ∂f(x)·v is approximated by (f(x + h v) − f(x − h v)) / 2h with h = 1/32.
+    """
+    # Use new inputs and clone the outputs, because the function may write into its input and
+    # reuse its output buffer.
     ahead, behind, value = (
         function(inputs + step * direction).clone() for step in (STEP, -STEP, 0.0)
     )
     return value, (ahead - behind) / (2 * STEP)
 
 
-# f(x) and ∂f(x)·v of a function, a point and a direction.
+# Methods that return f(x) and ∂f(x)·v of a function, a point and a direction, in order of trial.
 DERIVATIVES: dict[str, Derivative] = {
     "forward-mode jvp": lambda function, inputs, direction: torch.func.jvp(
         function, (inputs,), (direction,)
@@ -46,14 +50,23 @@ DERIVATIVES: dict[str, Derivative] = {
 
 @dataclass(frozen=True)
 class LieDerivative:
-    """‖L f(x)‖ / ‖f(x)‖ of each image per cell of movement along one axis; of images, 0 is dy and 1 is dx."""
+    """Relative rate of change of the outputs under a shift along one axis.
+
+    Args:
+        axis: Spatial axis of the shift; for images 0 is dy and 1 is dx.
+        output: "dense" for maps that should shift with the image, "invariant" for other outputs.
+        by_image: ‖L f(x)‖ / ‖f(x)‖ of each image, per pixel of shift.
+        method: Method of differentiation, a name of `DERIVATIVES`.
+        reason: Why a method before it in the list was not used, or None.
+        mean: Mean over the images, computed from `by_image`.
+    """
 
     axis: int
-    output: str  # "dense" or "invariant"
+    output: str
     by_image: tuple[float, ...]
-    method: str  # one of `DERIVATIVES`
-    reason: str | None = None  # why not the first
-    mean: float = math.nan  # over the images, as it follows from them
+    method: str
+    reason: str | None = None
+    mean: float = math.nan
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean", sum(self.by_image) / len(self.by_image))
@@ -62,20 +75,27 @@ class LieDerivative:
 def lie_derivative(
     function: Model, images: ImageSet, *, axis: int, batch_size: int = 256
 ) -> LieDerivative:
-    """Measure how fast the outputs of a function change as its images (N, C, *S) begin to move along a spatial axis.
+    """Measure how fast the outputs of a model change when images start to shift along an axis.
 
-      Outputs that should stay:      L f(x) = d/dt f(T_t x) at t = 0.
-      Dense maps, which should move: L f(x) = d/dt T_{−t h / S} f(T_t x) at t = 0, with h cells of the map for S pixels.
+      Invariant outputs: L f(x) = d/dt f(T_t x) at t = 0
+      Dense maps:        L f(x) = d/dt T_{−t h / S} f(T_t x) at t = 0
 
-    T_t is `teka.audit.images.fourier_shift` by t cells; of images, axis 0 is dy and 1 is dx. An output (B, …) is dense
-    if it has as many axes as the images, and along each spatial one more than one cell, in a number that divides the
-    images'.
+    T_t is `teka.audit.images.fourier_shift` by t pixels. Along the axis, a dense map has h cells
+    for S pixels. An output is a dense map if it has as many axes as the images, and if its sizes
+    along the spatial axes are larger than 1 and divide those of the images.
 
-    Source: Gruver, Finzi, Goldblum and Wilson 2023, "The Lie derivative for measuring learned equivariance".
+    Source: Gruver, Finzi, Goldblum and Wilson, "The Lie derivative for measuring learned
+    equivariance", 2023.
+
+    Args:
+        function: Function or module from images to outputs (B, …).
+        images: Images (N, C, *S) of a floating-point dtype.
+        axis: Spatial axis of the shift; for images 0 is dy and 1 is dx.
+        batch_size: Number of images per call.
 
     Raises:
-        ValueError: A module in training mode, no images of a floating-point dtype, no such axis, an output that is no
-            finite real tensor (B, …), or one that changes although its norm is zero.
+        ValueError: A module is in training mode, the images or the axis are invalid, or the
+            output is not a finite real tensor (B, …) or changes although its norm is zero.
     """
     check_callable("function", function)
     check_evaluation_mode("function", function)
@@ -89,7 +109,7 @@ def lie_derivative(
     tried: list[str] = []
     measured: dict[str, tuple[float, ...]] = {}
     with torch.inference_mode(False), torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        # A call without derivatives, so that what is wrong with the function itself is said as it is.
+        # Call the function without derivatives first, so that its own errors are reported as such.
         plain = evaluate_model(function, images[:1].clone(), "on the first of the images")
         sides = zip(plain.shape[2:], images.shape[2:], strict=False)
         is_dense = plain.ndim == images.ndim and all(
@@ -109,7 +129,7 @@ def lie_derivative(
             if any(measured[method]):
                 break
             tried.append(f"{method}: zero for every image")
-    # Where every way gives zero it is zero, and the first that worked stands.
+    # If every method gives zero, the result is zero by the first method that worked.
     method = next((name for name, values in measured.items() if any(values)), next(iter(measured)))
     reason = "; ".join(tried[: list(DERIVATIVES).index(method)]) or None
     return LieDerivative(
@@ -125,7 +145,7 @@ def _measure(
     is_dense: bool,
     batch_size: int,
 ) -> tuple[float, ...]:
-    """‖L f(x)‖ / ‖f(x)‖ of each image."""
+    """Return ‖L f(x)‖ / ‖f(x)‖ of each image."""
 
     def answer(batch: Tensor) -> Tensor:
         with calling():
@@ -142,18 +162,18 @@ def _measure(
         )
         if not (norm.isfinite() & speed.isfinite()).all():
             raise ValueError(
-                "the output of function or its derivative holds NaN or infinity, expected finite values"
+                "The output of function and its derivative must be finite, got NaN or infinity."
             )
         if ((norm == 0) & (speed > 0)).any():
             raise ValueError(
-                "the output of function has norm zero for an image, expected a norm to divide by"
+                "The output of function must have a positive norm, got norm zero for an image."
             )
         ratios += torch.where(speed == 0, 0.0, speed / norm).tolist()
     return tuple(ratios)
 
 
 def _velocity(tensor: Float[Tensor, "batch channels *sizes"], axis: int, speed: float) -> Tensor:
-    """d/dt T_{speed·t} x at t = 0 along one axis."""
+    """Return d/dt T_{speed·t} x at t = 0, the rate of change of a tensor that moves on an axis."""
 
     def moved(time: Tensor) -> Tensor:
         shift: list[int | float | Tensor] = [0.0] * (tensor.ndim - 2)

@@ -1,4 +1,4 @@
-"""From a model and images to what it answered at every shift, and whether it is correct at each."""
+"""Evaluation of a model on every image at every shift, with checkpoints and a time budget."""
 
 import hashlib
 import json
@@ -25,16 +25,22 @@ from teka.files import write_bytes
 
 FORMAT = "2"
 BUDGET = "a positive number of seconds, or None"
-# Seconds between two writes: at least these, and this many times what the last one took.
-SECONDS_BETWEEN, TIMES_BETWEEN = 5.0, 20.0
-SAME_MODEL = (
-    1e-3  # relative difference of answers up to which a model counts as the one of the checkpoint
-)
+# Minimum seconds between two writes, and minimum multiple of the duration of the last write.
+SECONDS_BETWEEN = 5.0
+TIMES_BETWEEN = 20.0
+# Largest relative difference of the outputs for which a model counts as that of the checkpoint.
+SAME_MODEL = 1e-3
 Progress = Callable[[int, int, float], None]
 
 
 class Checkpoint:
-    """A safetensors file, in a folder that exists, with the state of a measurement and what it is of, part by part."""
+    """Safetensors file with the state of an unfinished measurement.
+
+    Args:
+        path: The file. Its folder must exist.
+        identity: Texts that identify the measurement, such as the hash of the weights. A file with
+            a different identity is rejected.
+    """
 
     def __init__(self, path: str | Path, identity: Mapping[str, str]) -> None:
         require("safetensors.torch", "checkpoints need", "teka[audit]")
@@ -49,7 +55,11 @@ class Checkpoint:
         self._pause = SECONDS_BETWEEN
 
     def read(self) -> tuple[dict[str, Tensor], dict[str, float | int]] | None:
-        """The tensors and numbers that were written, or None if there is no file."""
+        """Return the stored tensors and numbers, or None if there is no file.
+
+        Raises:
+            ValueError: The file is damaged or belongs to a different measurement.
+        """
         if not self.path.exists():
             return None
         try:
@@ -59,24 +69,28 @@ class Checkpoint:
             numbers = json.loads(notes.get("numbers", ""))
             identity = json.loads(notes.get("identity", ""))
             if not (isinstance(numbers, dict) and isinstance(identity, dict)):
-                raise ValueError("its notes are no mappings")
+                raise ValueError("the metadata are not mappings")
         except (self._library.SafetensorError, ValueError, RecursionError) as error:
             raise wrong_value(
                 "checkpoint", str(self.path), f"a whole file of a measurement ({error})"
             ) from error
         if notes.get("sha256") != _content_hash(tensors, numbers):
             raise wrong_value(
-                "checkpoint", str(self.path), "a file that is as it was written; it is damaged"
+                "checkpoint", str(self.path), "an unchanged file", "The file is damaged."
             )
         parts = self._identity.keys() | identity.keys()
-        other = sorted(part for part in parts if identity.get(part) != self._identity.get(part))
-        if other:
-            expected = f"the state of this measurement; it has another {', '.join(other)}: take another file"
-            raise wrong_value("checkpoint", str(self.path), expected)
+        different = sorted(part for part in parts if identity.get(part) != self._identity.get(part))
+        if different:
+            raise wrong_value(
+                "checkpoint",
+                str(self.path),
+                "the state of this measurement",
+                f"It has another {', '.join(different)}: take another file.",
+            )
         return tensors, numbers
 
     def write(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float | int]) -> None:
-        """Write the state, whole or not at all."""
+        """Write the state to the file atomically."""
         start = time.perf_counter()
         notes = {"identity": json.dumps(self._identity), "numbers": json.dumps(dict(numbers))}
         notes["sha256"] = _content_hash(tensors, numbers)
@@ -89,7 +103,10 @@ class Checkpoint:
 
     @property
     def due(self) -> bool:
-        """Whether it is time to write again: at most every 5 seconds, and at most a twentieth of the time."""
+        """True if the state should be written again.
+
+        At least 5 seconds pass between writes, and writing takes at most 5 % of the time.
+        """
         return time.perf_counter() - self._written >= self._pause
 
 
@@ -101,7 +118,12 @@ def _content_hash(tensors: Mapping[str, Tensor], numbers: Mapping[str, float | i
 
 
 class Deadline:
-    """The time of a measurement, from its making on: what it may take, and what is left."""
+    """Time budget of a measurement that starts when the object is created.
+
+    Args:
+        budget_seconds: Available time in seconds, or None for no limit.
+        progress: Function that is called with the entries done, their total and the seconds left.
+    """
 
     def __init__(
         self, budget_seconds: float | int | None = None, progress: Progress | None = None
@@ -112,24 +134,28 @@ class Deadline:
             )
         if progress is not None:
             check_callable("progress", progress)
-        self._budget, self._progress = (
-            math.inf if budget_seconds is None else budget_seconds,
-            progress,
-        )
+        self._budget = math.inf if budget_seconds is None else budget_seconds
+        self._progress = progress
         self._since = time.perf_counter()
 
     @property
     def seconds(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since the start."""
         return time.perf_counter() - self._since
 
     @property
     def left(self) -> float:
-        """Seconds until the budget is spent, not below 0; infinite without one."""
+        """Seconds until the budget is used up, at least 0. Infinite without a budget."""
         return max(self._budget - self.seconds, 0.0)
 
     def report(self, asked: int, done: int, total: int) -> None:
-        """Tell the caller how far it is; what was done without asking, say as an image failed, counts as done only."""
+        """Call the progress function with an estimate of the time left.
+
+        Args:
+            asked: Number of entries that the model evaluated.
+            done: Number of entries that are decided, evaluated or not.
+            total: Number of all entries.
+        """
         if self._progress is not None:
             self._progress(done, total, min(self.seconds / asked * (total - done), self.left))
 
@@ -149,43 +175,54 @@ def measure_responses(
     progress: Progress | None = None,
     checkpoint: str | Path | None = None,
 ) -> Responses:
-    """Ask a model for every image at every shift.
+    """Evaluate a model on every image at every shift.
 
-    Images and shifts are folded together into full batches, so that N images at S shifts take ⌈N S / batch_size⌉ calls.
-    The shifts go from coarse to fine (`shift_order`), so that a budget that ends leaves a coarse set of them, and
-    `evaluated` False for the others. The responses are on the CPU.
+    Images and shifts are combined into full batches, so N images at S shifts take
+    ⌈N S / batch_size⌉ calls. Shifts are evaluated from coarse to fine, so that a measurement that
+    runs out of time still covers the range. `evaluated` is False for entries that were not
+    reached. The result is on the CPU.
 
-    A dense output of stride r is compared with T_{s/r} f(x), which is exact only at whole cells: shifts by other than
-    multiples of r are refused, but in mode `fourier`, where the map is moved by the same interpolation, and in mode
-    `bilinear` at stride 1. In modes without circular edges only cells whose content came from inside are compared.
+    A dense output of stride r is compared with T_{s/r} f(x), which is exact only for shifts by
+    multiples of r. Other shifts are rejected, except in mode `fourier`, which shifts the output by
+    the same interpolation, and in mode `bilinear` at stride 1. In modes without circular edges,
+    only cells whose content was inside the image before the shift are compared.
 
     Args:
-        function: Images (B, C, *S) to an output of one of the kinds of `teka.audit.model_output.KINDS`: logits (B, K),
-            probabilities, classes (B,), features (B, …), maps (B, C', *S'), or to what has one of these in a field.
+        function: Function or module from images (B, C, *S) to an output of one of the kinds of
+            `teka.audit.model_output.KINDS`: logits (B, K), probabilities, classes (B,), features
+            (B, …), maps (B, C', *S'), or an object with such an output in a field.
         images: Images (N, C, *S).
-        shifts: The set of shifts, with the zero shift. Repeats count once.
-        movement: How the images are moved.
-        labels: Their classes (N,), integers from 0 to K − 1, or for several labels of an image (N, K) of 0 and 1; or
-            None. Only the predictions of classifiers are compared with them.
-        output: The kind of the output, a name of `teka.audit.model_output.KINDS`, or "auto": maps whose sizes divide
-            those of the images and are not all 1 are dense; whole numbers (B,) are classes; with labels (N, K) an
-            output (B, K) has a logit or a probability for each label; any other (B, K), or (B,) for two classes, has
-            logits, or probabilities if it lies in [0, 1] and sums to 1; all else is features. Axes of size 1 say
-            nothing: (B, K, 1, 1) is (B, K).
-        stride: Pixels for a cell of a dense output that does not cover the images; None divides the sizes.
-        batch_size: Images for one call.
-        device: Where the images are moved and the model gets them; None leaves them where they are.
-        budget_seconds: Time after which no further call begins; the first one is always made.
-        progress: Called after each call with the entries done (images times shifts), their total and the seconds left.
-        checkpoint: A file for the state, written now and then, at the end and when the measurement is stopped. If it is
-            there, the measurement resumes from it, after one more call to check that the model is the same.
+        shifts: The shifts, including zero. Duplicates are ignored.
+        movement: How the images are shifted.
+        labels: Classes (N,) as integers from 0 to K − 1, or multi-label targets (N, K) of 0 and 1,
+            or None. Only predictions of classifiers are compared with labels.
+        output: Kind of the output, a name of `teka.audit.model_output.KINDS`, or "auto":
 
+            - maps are dense if their sizes divide those of the images and are not all 1
+            - integers (B,) are classes
+            - an output (B, K) with labels (N, K) has a logit or a probability for each label
+            - other outputs (B, K), or (B,) for two classes, are probabilities if they lie in
+              [0, 1] and sum to 1, else logits
+            - everything else is features
+
+            Axes of size 1 are ignored: (B, K, 1, 1) is read as (B, K).
+        stride: Pixels per cell of a dense output that does not cover the whole image. Default:
+            the size of the image divided by that of the output.
+        batch_size: Number of images per call.
+        device: Device on which images are shifted and passed to the model. Default: the device of
+            the images.
+        budget_seconds: Time after which no further call starts. The first call is always made.
+        progress: Function that is called after each call with the number of entries done (images
+            times shifts), their total, and the estimated seconds left.
+        checkpoint: File for the state, which is written from time to time, at the end, and on
+            interruption. If the file exists, the measurement resumes from it, after an additional
+            call that checks that the model is the same.
 
     Raises:
-        ModelError: The model raised, or gave NaN, infinity or what is no such output.
-        ValueError: A module in training mode; images, labels, shifts, a movement or a checkpoint that do not fit; an
-            output that is not what it was said to be; a batch size or a budget that is not positive.
-        ImportError: A checkpoint, and safetensors is not installed.
+        ModelError: The model raised an error, or returned NaN, infinity or an unsupported output.
+        ValueError: A module is in training mode, an argument does not fit the images, or the
+            output is not of the given kind.
+        ImportError: `checkpoint` is given but safetensors is not installed.
     """
     check_sizes({"batch_size": batch_size})
     deadline = Deadline(budget_seconds, progress)
@@ -214,8 +251,12 @@ def _ask(
     *,
     until: bool = False,
 ) -> Responses:
-    """Ask in batches, of each image every shift, or the shifts `until` it is wrong; and keep the state, if asked to."""
-    start, asked = 0 if keeper is None else _restore(measurement, keeper, batch_size), 0
+    """Evaluate in batches and save the state of the measurement.
+
+    With `until`, an image is no longer evaluated after its first wrong prediction.
+    """
+    start = 0 if keeper is None else _restore(measurement, keeper, batch_size)
+    asked = 0
     num_shifts, total = len(measurement.moved.shifts), len(measurement.moved)
     alive = torch.ones(measurement.moved.num_images, dtype=torch.bool)
     try:
@@ -256,9 +297,11 @@ def _restore(measurement: Measurement, keeper: Checkpoint, batch_size: int) -> i
     tensors, numbers = stored
     difference = measurement.restore(tensors, batch_size)
     if not difference <= SAME_MODEL:
-        expected = "the state of this model; its answers to the unshifted images differ by"
         raise wrong_value(
-            "checkpoint", str(keeper.path), f"{expected} {difference:.2g} of their norm"
+            "checkpoint",
+            str(keeper.path),
+            "the state of this model",
+            f"Its answers to the unshifted images differ by {difference:.2g} of their norm.",
         )
     measurement.calls += int(numbers["calls"])
     measurement.seconds_before = numbers["seconds"]
@@ -278,12 +321,15 @@ def search_worst(
     budget_seconds: float | int | None = None,
     progress: Progress | None = None,
 ) -> Responses:
-    """Ask a classifier for every image at shift after shift, until it is wrong once; the far corners come first.
+    """Evaluate a classifier on shift after shift, and skip images after their first error.
 
-    An image answered wrongly is not shown again, but for shifts in the batch that it failed in. The mean of
-    `correct.all(dim=0)` is the worst-shift accuracy over the whole set, exactly as `measure_responses` gives it, or a
-    lower bound where time ran out. Arguments, errors and result are as of `measure_responses`; `progress` gets the
-    seconds left if no further image failed, and `evaluated` is False where an image was not shown.
+    Large shifts come first, because they are most likely to cause errors. An image that was
+    misclassified is skipped at later shifts, except in the batch in which it failed. The mean of
+    `correct.all(dim=0)` is therefore the accuracy at every shift, exactly as from
+    `measure_responses` but with fewer calls. If the time runs out, it is a lower bound.
+
+    Arguments and errors are those of `measure_responses`. `progress` gets the seconds left if no
+    further image fails. `evaluated` is False where an image was skipped.
     """
     check_sizes({"batch_size": batch_size})
     deadline = Deadline(budget_seconds, progress)
@@ -298,15 +344,16 @@ def search_worst(
 def _next_entries(
     alive: Bool[Tensor, " images"], start: int, num_shifts: int, number: int
 ) -> Int[Tensor, " entries"]:
-    """The entries from `start` on, at most so many, of the images that are still asked for."""
-    images, before = alive.nonzero().flatten(), _before(alive, start)
-    places = torch.arange(before, max(before, min(before + number, num_shifts * len(images))))
-    return (
-        places // len(images) * len(alive) + images[places % len(images)] if len(places) else places
-    )
+    """Return up to `number` entries from `start` on, of images without a wrong prediction."""
+    images = alive.nonzero().flatten()
+    before = _before(alive, start)
+    positions = torch.arange(before, max(before, min(before + number, num_shifts * len(images))))
+    if not len(positions):
+        return positions
+    return positions // len(images) * len(alive) + images[positions % len(images)]
 
 
 def _before(alive: Bool[Tensor, " images"], start: int) -> int:
-    """How many of the entries before `start` are of images that are still asked for."""
+    """Return the number of entries before `start` of images without a wrong prediction."""
     rank, image = divmod(start, len(alive))
     return rank * int(alive.sum()) + int(alive[:image].sum())

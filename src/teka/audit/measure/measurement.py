@@ -1,4 +1,4 @@
-"""A measurement in progress: the model, the images at their shifts, and the answers so far."""
+"""Measurement in progress: the model, the shifted images, and the outputs so far."""
 
 import itertools
 import math
@@ -29,20 +29,28 @@ from teka.checks import check_callable, check_device, check_instance, check_name
 from teka.errors import wrong_argument, wrong_value
 from teka.memory import check_memory
 
-# Up to this size, what belongs to all images (they themselves, their outputs) stays on the device.
+# Images and outputs up to this size stay on the device.
 RESIDENT_BYTES = 2**30
-# Maps of so many bytes are compared at once on a CPU: what each step makes of them is in the cache for the next.
+# Size of maps that are compared at once on a CPU, so that intermediate results stay in the cache.
 CACHED_BYTES = 2**20
 Device = torch.device | str | None
-# Outputs wait until there are so many numbers or calls of them, or for so long: with few numbers it is calls of torch
-# that take the time.
-WAITING_NUMBERS, WAITING_CALLS, WAITING_SECONDS = 2**16, 16, 0.5
-ENTRY_BYTES = 8 * 8  # that a response to an image at a shift takes at most
+# Small outputs are collected up to these limits before they are processed, because the overhead
+# of PyTorch calls would dominate otherwise.
+WAITING_NUMBERS = 2**16
+WAITING_CALLS = 16
+WAITING_SECONDS = 0.5
+ENTRY_BYTES = 8 * 8  # upper bound of the memory for one image at one shift
 OF_PROBABILITIES = ("loss", "probability_change", "divergence")
 
 
 class Segment(NamedTuple):
-    """The images of a batch with the shift of some rank in the order of measurement, and their rows in the batch."""
+    """Images of a batch that have the same shift.
+
+    Args:
+        rank: Index of the shift in the order of measurement.
+        images: Indices of the images.
+        rows: Their rows in the batch.
+    """
 
     rank: int
     images: slice | Int[Tensor, " segment"]
@@ -50,23 +58,31 @@ class Segment(NamedTuple):
 
 
 class MovedImages:
-    """Every image at every shift: entry p is image p mod N at shift p div N, of the shifts from coarse to fine."""
+    """Sequence of all images at all shifts, with the shifts ordered from coarse to fine.
+
+    Entry p is image p mod N at shift p div N.
+
+    Args:
+        images: Images (N, C, *S).
+        shifts: The shifts, including zero.
+        movement: How the images are shifted.
+        device: Device on which the images are shifted. Default: that of the images.
+    """
 
     def __init__(
         self, images: ImageSet, shifts: SubpixelShifts, movement: Movement, device: Device = None
     ) -> None:
         check_images(images, least=1)
-        self.movement, self.num_images = movement, len(images)
-        self._images, self._device = (
-            images.detach(),
-            images.device if device is None else torch.device(device),
-        )
+        self.movement = movement
+        self.num_images = len(images)
+        self._images = images.detach()
+        self._device = images.device if device is None else torch.device(device)
         chunk = max(1, RESIDENT_BYTES // movement.place(self._images[:1]).nbytes)
         wanted: Any = read_steps("shifts", shifts)
         self._placed = (
             movement.place(self._images.to(self._device)) if chunk >= len(images) else None
         )
-        # In chunks, for all images on their canvases may not fit into memory.
+        # Check in chunks, because all padded images together may not fit into memory.
         for start in range(0, len(images), chunk):
             self.given_shifts = movement.check(self._place(slice(start, start + chunk)), wanted)
         if all(map(any, self.given_shifts)):
@@ -78,7 +94,7 @@ class MovedImages:
         return self.num_images * len(self.shifts)
 
     def segments(self, entries: Int[Tensor, " batch"]) -> list[Segment]:
-        """The parts of a batch of ascending entries that have the same shift."""
+        """Split a batch of ascending entries into parts with the same shift."""
         first, last = int(entries[0]) // self.num_images, int(entries[-1]) // self.num_images
         bounds = torch.searchsorted(
             entries, torch.arange(first, last + 2) * self.num_images
@@ -88,34 +104,32 @@ class MovedImages:
             if start < stop:
                 images = entries[start:stop] - rank * self.num_images
                 low, high = int(images[0]), int(images[-1])
-                # A slice is a view, which costs no copy.
+                # A slice gives a view, which needs no copy.
                 chosen = slice(low, high + 1) if high - low + 1 == stop - start else images
                 segments.append(Segment(rank, chosen, slice(start, stop)))
         return segments
 
     def batch(self, segments: Sequence[Segment]) -> Shaped[Tensor, "batch channels *seen"]:
-        """The moved images of a batch, on the device, which the caller may change."""
+        """Return the shifted images of a batch on the device, as a tensor that may be modified."""
         parts = [
-            self.movement.move(self._place(one.images), self.shifts[one.rank]) for one in segments
+            self.movement.move(self._place(segment.images), self.shifts[segment.rank])
+            for segment in segments
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def where(self, segments: Sequence[Segment]) -> str:
-        """The shifts and images of a batch in words."""
-        named = []
-        for one in (segments[0], segments[-1]):
-            images = one.images
-            first, last = (
-                (images.start, images.stop - 1)
-                if isinstance(images, slice)
-                else images[[0, -1]].tolist()
-            )
-            named.append(f"shift {self.shifts[one.rank]}, images {first} to {last}")
-        return (
-            f"at {named[0]}"
-            if len(segments) == 1
-            else f"in a batch from {named[0]} on, to {named[1]}"
-        )
+        """Describe the shifts and images of a batch, for error messages."""
+        descriptions = []
+        for segment in (segments[0], segments[-1]):
+            images = segment.images
+            if isinstance(images, slice):
+                first, last = images.start, images.stop - 1
+            else:
+                first, last = images[[0, -1]].tolist()
+            descriptions.append(f"shift {self.shifts[segment.rank]}, images {first} to {last}")
+        if len(segments) == 1:
+            return f"at {descriptions[0]}"
+        return f"in a batch from {descriptions[0]} on, to {descriptions[1]}"
 
     def _place(self, images: slice | Tensor) -> Tensor:
         source = self._images if self._placed is None else self._placed
@@ -124,7 +138,11 @@ class MovedImages:
 
 
 class Measurement:
-    """Its arguments are those of `measure_responses`, checked before the first call; that tells the output's shape."""
+    """Measurement of a model on shifted images, which collects its outputs batch by batch.
+
+    The arguments are those of `measure_responses`. They are checked before the first call, and
+    the first call determines the kind and shape of the output.
+    """
 
     def __init__(
         self,
@@ -147,27 +165,32 @@ class Measurement:
             device = check_device("device", device)
         self._among = among
         self.moved = MovedImages(images, shifts, movement, device)
-        entries, size = (
-            len(self.moved),
-            math.prod(movement.seen_size(images.shape[2:])) * images.shape[1],
-        )
+        entries = len(self.moved)
+        size = math.prod(movement.seen_size(images.shape[2:])) * images.shape[1]
         num_bytes = min(int(batch_size), entries) * size * images.element_size()
         check_memory("batch_size", batch_size, num_bytes, "moved images")
         check_memory("shifts", len(self.moved.shifts), entries * ENTRY_BYTES, "responses")
-        self._function, self._output = function, output
+        self._function = function
+        self._output = output
         self._stride = None if stride is None else check_stride(stride, images.ndim - 2)
         self._labels = None if labels is None else outputs.check_labels(labels, len(images))
-        self.calls, self.seconds_before, self.forward_seconds = 0, 0.0, 0.0
+        self.calls = 0
+        self.seconds_before = 0.0
+        self.forward_seconds = 0.0
         self._epsilon = torch.finfo(images.dtype).eps if images.is_floating_point() else 0.0
-        self._references, self._tables = (
-            torch.empty(0),
-            {"evaluated": torch.zeros(len(self.moved), dtype=torch.bool)},
-        )
+        self._references = torch.empty(0)
+        self._tables = {"evaluated": torch.zeros(len(self.moved), dtype=torch.bool)}
         self._waiting: list[tuple[Tensor, Tensor]] = []
         self._noted_at = time.perf_counter()
 
     def answer(self, entries: Int[Tensor, " batch"]) -> None:
-        """Ask the model for entries, which ascend from batch to batch, in one call; small outputs wait to be noted."""
+        """Evaluate the model on a batch in one call.
+
+        Small outputs are collected and processed later.
+
+        Args:
+            entries: Indices of images at shifts, ascending within and between batches.
+        """
         output = self._call(entries)
         # A copy, because the function may use one buffer for all its outputs.
         large = output.numel() >= WAITING_NUMBERS
@@ -178,26 +201,31 @@ class Measurement:
 
     @property
     def noted(self) -> int:
-        """Number of entries noted."""
+        """Number of entries whose outputs were processed."""
         return int(self._tables["evaluated"].sum())
 
     def evaluated(self, entries: Int[Tensor, " batch"]) -> Bool[Tensor, " batch"]:
-        """Which of these entries are answered already."""
+        """Return which entries were evaluated already."""
         self._flush()
         return self._tables["evaluated"][entries]
 
     def wrong(self, entries: Int[Tensor, " batch"]) -> Tensor:
-        """Which of these entries were answered wrongly; needs labels and logits."""
+        """Return which entries were misclassified. This needs labels and logits."""
         self._flush()
         assert self._labels is not None
         return self._tables["predictions"][entries] != self._labels[entries % self.moved.num_images]
 
     def tensors(self) -> dict[str, Tensor]:
-        """All answers noted, to be written to a file."""
+        """Return all results so far, to be saved in a file."""
         return {"references": self._references, **self._tables}
 
     def restore(self, tensors: Mapping[str, Tensor], batch_size: int) -> float:
-        """Resume from what `tensors` gave; and ‖now − then‖ / ‖then‖ of the first batch, asked again."""
+        """Resume from saved results, and check the model on the first batch.
+
+        Returns:
+            Relative difference ‖now − then‖ / ‖then‖ between the outputs of the first batch now
+            and those that were saved.
+        """
         entries = torch.arange(min(batch_size, self.moved.num_images))
         output = self._call(entries)
         for name, tensor in self.tensors().items():
@@ -214,7 +242,11 @@ class Measurement:
         return float((now - then).norm() / then.norm().clamp(min=torch.finfo(torch.float32).tiny))
 
     def responses(self, seconds: float) -> Responses:
-        """The answers so far; to the seconds since this start those of earlier ones are added."""
+        """Return the results so far.
+
+        Args:
+            seconds: Duration of this run. The time of earlier runs is added.
+        """
         self._flush()
         order = torch.tensor(self.moved.order).argsort()
         tables = {
@@ -234,7 +266,7 @@ class Measurement:
         )
 
     def sound_responses(self, seconds: float) -> Responses | None:
-        """The answers before the first that could not be measured, or None if there is none."""
+        """Return the results before the first invalid output, or None if there are none."""
         with suppress(ModelError):
             self._flush()
         return self.responses(seconds) if self.noted else None
@@ -256,16 +288,19 @@ class Measurement:
         )
         if output.shape[1:] != self._references.shape[1:] or output.dtype != self._references.dtype:
             found = f"{self.moved.where(segments)} is {output.dtype} of shape {tuple(output.shape)}"
-            expected = f"{self._references.dtype} of shape {(len(entries), *self._references.shape[1:])}, as at first"
+            shape = (len(entries), *self._references.shape[1:])
+            expected = f"{self._references.dtype} of shape {shape}, as at first"
             raise ModelError(f"the output of the model {found}, expected {expected}")
         return output
 
     def _begin(self, output: Tensor, kind: str, seen_size: Sequence[int]) -> Tensor:
-        """Decide by the first output what all of them are, and return it as `arrange` does."""
-        moved, label_axes = self.moved, 0 if self._labels is None else self._labels.ndim
+        """Determine kind and format of all outputs by the first one, and return it arranged."""
+        moved = self.moved
+        label_axes = 0 if self._labels is None else self._labels.ndim
         asked = kind if self._output == "auto" else self._output
-        given = output, seen_size, asked, self._stride, label_axes, self._among
-        self._output, self._stride = infer_kind(*given)
+        self._output, self._stride = infer_kind(
+            output, seen_size, asked, self._stride, label_axes, self._among
+        )
         output = arrange(output, self._output)
         if self._stride is not None:
             outputs.check_dense_shifts(
@@ -278,7 +313,8 @@ class Measurement:
         self._seen_size = tuple(seen_size)
         if output.is_floating_point():
             self._epsilon = max(self._epsilon, torch.finfo(output.dtype).eps)
-        names, ranks = ["error_squared", "norm_squared"], []
+        names = ["error_squared", "norm_squared"]
+        ranks = []
         if self._output in ("segmentation", "boxes"):
             names.append("overlap")
         if self._output == "features" and output.ndim == 2:
@@ -298,8 +334,9 @@ class Measurement:
         return output
 
     def _flush(self) -> None:
-        """Note the outputs that wait."""
-        waiting, self._waiting = self._waiting, []
+        """Process the outputs that were collected."""
+        waiting = self._waiting
+        self._waiting = []
         if not waiting:
             return
         entries, output = (
@@ -311,9 +348,10 @@ class Measurement:
             self._note(entries[:sound], output[:sound])
         if sound < len(entries):
             named = [
-                f"at shift {self.moved.shifts[one.rank]} for {count} of {len(lost[one.rows])} images"
-                for one in self.moved.segments(entries)
-                if (count := int(lost[one.rows].sum()))
+                f"at shift {self.moved.shifts[part.rank]} "
+                f"for {count} of {len(lost[part.rows])} images"
+                for part in self.moved.segments(entries)
+                if (count := int(lost[part.rows].sum()))
             ]
             more = f" and at {len(named) - 3} more shifts" if len(named) > 3 else ""
             raise ModelError(
@@ -335,14 +373,15 @@ class Measurement:
             if "rank" in self._tables:
                 noted |= outputs.feature_distances(output.to(references.device), references, own)
         else:
-            some = max(1, CACHED_BYTES // output[0].nbytes) if output.is_cpu else len(output)
-            parts = [
-                self._moved_errors(found, reference.to(output.device), one.rank)
-                for one in self.moved.segments(entries)
-                for found, reference in zip(
-                    output[one.rows].split(some), references[one.images].split(some), strict=True
-                )
-            ]
+            num_rows = max(1, CACHED_BYTES // output[0].nbytes) if output.is_cpu else len(output)
+            parts = []
+            for segment in self.moved.segments(entries):
+                outputs_of_shift = output[segment.rows].split(num_rows)
+                references_of_shift = references[segment.images].split(num_rows)
+                for part, reference in zip(outputs_of_shift, references_of_shift, strict=True):
+                    parts.append(
+                        self._moved_errors(part, reference.to(output.device), segment.rank)
+                    )
             noted = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         for name, values in noted.items():
             self._tables[name][entries] = values.cpu().to(self._tables[name].dtype)
@@ -350,7 +389,7 @@ class Measurement:
         self._noted_at = time.perf_counter()
 
     def _moved_errors(self, output: Tensor, reference: Tensor, rank: int) -> outputs.Tables:
-        """The tables of what moves along with the images, at the shift of a rank."""
+        """Return the errors of maps or boxes, which should shift with the image."""
         shift = self.moved.shifts[rank]
         if self._stride is None:
             return outputs.box_errors(output, reference, shift, self._seen_size)

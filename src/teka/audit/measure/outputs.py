@@ -1,4 +1,4 @@
-"""What a model's outputs are, and how far they are from what they should be."""
+"""Errors of outputs of each kind relative to the expected outputs, and checks of labels."""
 
 from collections.abc import Sequence
 
@@ -32,9 +32,13 @@ Sizes = Sequence[int]
 
 
 def check_labels(labels: Tensor, num_images: int) -> Tensor:
-    """Return the labels in int64 on the CPU: the class (N,) of each image, or the labels (N, K) that it has.
+    """Return labels as int64 on the CPU: classes (N,) or multi-label targets (N, K).
 
-    Labels (N, K) are 0 and 1, of any dtype; (N, 1) are the classes of a binary classifier.
+    Multi-label targets are 0 or 1 and may have any dtype. Targets (N, 1) are read as the classes
+    of a binary classifier.
+
+    Raises:
+        ValueError: The labels have a wrong shape, dtype or value.
     """
     check_dense("labels", labels)
     if labels.ndim not in (1, 2) or len(labels) != num_images or 0 in labels.shape[1:]:
@@ -57,12 +61,12 @@ def check_labels(labels: Tensor, num_images: int) -> Tensor:
 
 
 def fit_labels(labels: Tensor | None, kind: str, num_values: int) -> Labels:
-    """Return the labels as what a classifier of a kind predicts: classes, or codes of sets of labels.
+    """Convert labels to the format of a classifier's predictions: classes or codes of label sets.
 
-    Outputs of other kinds are compared with no labels; those of a class are kept, those of sets are not.
+    For an output that is not of a classifier, classes are kept and multi-label targets dropped.
 
     Raises:
-        ValueError: Labels that this classifier cannot predict.
+        ValueError: The classifier cannot predict these labels.
     """
     if labels is None or kind not in CLASSIFIERS:
         return None if labels is None or labels.ndim == 2 else labels
@@ -90,14 +94,26 @@ def fit_labels(labels: Tensor | None, kind: str, num_values: int) -> Labels:
 def check_dense_shifts(
     shifts: CheckedShifts, size: Sizes, stride: Sizes, seen_size: Sizes, movement: Movement
 ) -> None:
-    """Check that maps of some size and stride, of images of the size seen, have an exact counterpart at every shift."""
+    """Check that a dense output has an exact expected value at every shift.
+
+    Args:
+        shifts: The shifts of the images.
+        size: Size of the output map.
+        stride: Pixels per cell of the map.
+        seen_size: Size of the model's input.
+        movement: How the images are shifted.
+
+    Raises:
+        ValueError: Shifts or stride do not fit the map.
+    """
     mode = movement.mode
     if movement.change is not None:
         return
     sides = list(zip(size, stride, strict=True))
     if movement.wraps and [cells * pixels for cells, pixels in sides] != list(seen_size):
-        expected = f"{tuple(seen_size)} over {tuple(size)}, images over maps, since mode {mode!r} has circular edges"
-        raise wrong_value("stride", tuple(stride), expected)
+        expected = f"{tuple(seen_size)} over {tuple(size)} in mode {mode!r}"
+        hint = "The map must cover the image because this mode has circular edges."
+        raise wrong_value("stride", tuple(stride), expected, hint)
     for shift in shifts:
         for (cells, pixels), step in zip(sides, shift, strict=True):
             if (
@@ -105,24 +121,26 @@ def check_dense_shifts(
                 and mode != "fourier"
                 and not (mode == "bilinear" and pixels == 1)
             ):
-                expected = f"whole multiples of the stride {tuple(stride)} of the model's dense output in mode {mode!r}"
-                raise wrong_argument("shifts", f"a set with {tuple(shift)}", expected)
+                expected = f"multiples of the stride {tuple(stride)} of the dense output"
+                hint = f"Mode {mode!r} does not interpolate the output."
+                raise wrong_argument("shifts", f"a set with {tuple(shift)}", expected, hint)
             if not movement.wraps and abs(step) >= cells * pixels:
-                expected = f"shifts that leave some of the model's {tuple(size)} cells in sight"
+                expected = f"smaller than the dense output, which has {tuple(size)} cells"
                 raise wrong_argument("shifts", f"a set with {tuple(shift)}", expected)
 
 
 def compared_maps(
     response: Maps, reference: Maps, shift: CheckedShift, stride: Sizes, movement: Movement
 ) -> tuple[Compared, Compared]:
-    """f(T_s x) and T_s f(x), both where the content of the map's cells came from inside."""
+    """Return f(T_s x) and T_s f(x) on the cells whose content was inside the image before."""
     if movement.change is not None:
         return compared_after(response, reference, movement.change, shift[0])
     steps = tuple([step / pixels for step, pixels in zip(shift, stride, strict=True)])
     if movement.wraps:
         reference = movement.move(reference, steps)
     else:
-        # The window of a moved map that shows what was in the map before; of the map before it, that of −s.
+        # Crop the shifted map to the content that the unshifted map also shows, and the unshifted
+        # map by the opposite shift.
         ahead, behind = (
             tuple([slice(step, None) if step >= 0 else slice(None, step) for step in whole])
             for whole in ([int(step) for step in steps], [-int(step) for step in steps])
@@ -132,7 +150,10 @@ def compared_maps(
 
 
 def class_overlap(found: Classes, expected: Classes, num_classes: int) -> Float[Tensor, " batch"]:
-    """Mean intersection over union of the cells of each class, over the classes that an image has in either map."""
+    """Return the mean intersection over union of two segmentation maps, per image.
+
+    The mean is over the classes that occur in at least one of the two maps.
+    """
     first, second = found.flatten(1), expected.flatten(1)
     starts = num_classes * torch.arange(len(first), device=first.device)[:, None]
 
@@ -141,15 +162,19 @@ def class_overlap(found: Classes, expected: Classes, num_classes: int) -> Float[
             -1, num_classes
         )
 
-    each = count(starts + first) + count(starts + second)
+    total = count(starts + first) + count(starts + second)
     shared = count((starts + first)[first == second])
-    seen, union = each > 0, each - shared
+    seen = total > 0
+    union = total - shared
     shares = to_widest_dtype(torch.where(seen, shared / union.clamp(min=1), 0.0))
     return shares.sum(dim=1) / seen.sum(dim=1)
 
 
 def box_errors(found: Answers, reference: Answers, shift: CheckedShift, size: Sizes) -> Tables:
-    """The tables of `Responses` for boxes that should move along: the error is what is missing of a whole overlap."""
+    """Return the errors of detected boxes, which should shift with the image.
+
+    The error is 1 − overlap, with the overlap of `box_overlap`.
+    """
     overlap = box_overlap(found, reference, shift, size)
     return {
         "error_squared": (1 - overlap).square(),
@@ -163,21 +188,32 @@ def feature_distances(
     unshifted: Float[Tensor, "images features"],
     own: Int[Tensor, " batch"],
 ) -> Tables:
-    """1 − cosine to the image's own features unshifted, and their rank among those of all images, 1 the nearest."""
-    found, every = (
+    """Compare features of shifted images with the features of all unshifted images.
+
+    Args:
+        output: Features of shifted images.
+        unshifted: Features of all unshifted images.
+        own: Index of the unshifted image of each row of `output`.
+
+    Returns:
+        The cosine distance to the unshifted image, and its rank among all images, 1 for the
+        nearest.
+    """
+    features, references = (
         torch.nn.functional.normalize(to_widest_dtype(each)) for each in (output, unshifted)
     )
-    cosines = found @ every.T
-    # What is nearer by rounding alone, as a copy of the image may be, is not nearer.
+    cosines = features @ references.T
+    # Ignore differences that may be rounding errors, because copies of an image are equally near.
     nearer = (cosines > cosines.gather(1, own[:, None]) + 1e-6).sum(dim=1)
-    # 1 − cos of unit vectors, without a difference of nearly equal numbers.
-    return {"cosine_distance": (found - every[own]).square().sum(dim=1) / 2, "rank": 1 + nearer}
+    # Compute 1 − cosine of unit vectors without a difference of nearly equal numbers.
+    distance = (features - references[own]).square().sum(dim=1) / 2
+    return {"cosine_distance": distance, "rank": 1 + nearer}
 
 
 def vector_errors(output: Answers, reference: Answers, labels: Labels, kind: str) -> Tables:
-    """The tables of `Responses` for outputs of a kind that should stay as the reference is."""
+    """Return the errors of outputs that should not change under a shift."""
     if kind == "classes":
-        # As vectors of zeros with a one at the class.
+        # Treat classes as one-hot vectors.
         changed = (output != reference).double()[:, 0]
         noted = {"error_squared": 2 * changed, "norm_squared": torch.ones_like(changed)}
     else:
@@ -187,12 +223,14 @@ def vector_errors(output: Answers, reference: Answers, labels: Labels, kind: str
         noted["predictions"] = row.predict(output)
     if row.log_probabilities is None:
         return noted
-    log_moved, log_unshifted = row.log_probabilities(output), row.log_probabilities(reference)
-    probability, top = log_unshifted.exp(), log_unshifted.argmax(dim=1, keepdim=True)
+    log_moved = row.log_probabilities(output)
+    log_unshifted = row.log_probabilities(reference)
+    probability = log_unshifted.exp()
+    top = log_unshifted.argmax(dim=1, keepdim=True)
     noted["probability_change"] = (
         log_moved.gather(1, top).exp() - probability.gather(1, top)
     ).abs()[:, 0]
-    # Rounding may bring it below zero.
+    # Rounding errors can make the divergence negative.
     noted["divergence"] = (probability * (log_unshifted - log_moved)).sum(dim=1).clamp(min=0)
     if labels is not None:
         noted["loss"] = -log_moved.gather(1, labels.to(output.device)[:, None])[:, 0]
@@ -200,7 +238,7 @@ def vector_errors(output: Answers, reference: Answers, labels: Labels, kind: str
 
 
 def squares(output: Tensor, reference: Tensor) -> Tables:
-    """‖output − reference‖² and ‖reference‖² of each entry of a batch."""
+    """Return ‖output − reference‖² and ‖reference‖² of each row of a batch."""
     return {
         "error_squared": sum_of_squares(output, reference),
         "norm_squared": sum_of_squares(reference),
@@ -208,9 +246,10 @@ def squares(output: Tensor, reference: Tensor) -> Tables:
 
 
 def sum_of_squares(values: Tensor, subtracted: Tensor | None = None) -> Squares:
-    """‖values − subtracted‖² of each entry of a batch (B, C, …)."""
-    # Within a channel in the dtype of the values, but half precision, of which squares overflow soon; over channels in
-    # float64. All in float64 takes four times as long, and squares that are written down twice as long as their norm.
+    """Return ‖values − subtracted‖² of each row of a batch (B, C, …)."""
+    # Sum within channels in the dtype of the values, but at least float32, because squares in half
+    # precision overflow. Sum over channels in float64. All sums in float64 would take four times
+    # as long, and materialized squares twice as long as the norm.
     exact = torch.promote_types(values.dtype, torch.float32)
     wide = values.to(exact) if subtracted is None else values.to(exact) - subtracted.to(exact)
     within = torch.linalg.vector_norm(wide.flatten(2), dim=2) if wide.ndim > 2 else wide
@@ -218,10 +257,10 @@ def sum_of_squares(values: Tensor, subtracted: Tensor | None = None) -> Squares:
 
 
 def not_finite(output: Tensor) -> Tensor:
-    """Which entries of a batch hold NaN or infinity."""
+    """Return which rows of a batch contain NaN or infinity."""
     axes = tuple(range(1, output.ndim))
-    # A sum is finite only if all its terms are, and it takes a fortieth of the time of looking at each; where it is
-    # not, it may have overflowed.
+    # A finite sum implies finite terms and is 40 times faster than checking each term. An infinite
+    # sum may be an overflow, so the terms are checked only then.
     if (
         output.sum(dim=axes, dtype=torch.promote_types(output.dtype, torch.float32))
         .isfinite()

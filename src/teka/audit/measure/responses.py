@@ -1,4 +1,4 @@
-"""What a model answered for every image at every shift, before any statistics."""
+"""Outputs of a model for every image at every shift, before any statistics."""
 
 import itertools
 from collections.abc import Sequence
@@ -38,48 +38,64 @@ _TABLES += ("overlap", "cosine_distance", "rank")
 
 @dataclass(frozen=True, eq=False)
 class Responses:
-    """What a model answered for every image at every shift; entries that are not there hold 0, or −1 as predictions.
+    """Outputs of a model for every image at every shift, reduced to errors and predictions.
+
+    Tables have shape (S, N) for S shifts and N images. Entries that were not evaluated hold 0, or
+    −1 in `predictions` and `rank`. T_s is the shift by s. For logits and features, T_s f(x) is
+    f(x).
+
+    Args:
+        movement: How the images were shifted.
+        shifts: S shifts, including zero, with one step per spatial axis: (dy, dx) for images.
+        output: Kind of the output, a name of `teka.audit.model_output.KINDS`.
+        evaluated: Which entries were evaluated.
+        error_squared: ‖f(T_s x) − T_s f(x)‖² over the cells that are compared.
+        norm_squared: ‖T_s f(x)‖² over the same cells.
+        labels: Classes of the images, or codes of their label sets
+            (`teka.audit.model_output.encode_label_sets`).
+        predictions: Predicted classes or codes of label sets, for classifiers.
+        loss: Cross-entropy in nats, if there are labels and class probabilities.
+        probability_change: |p_s(c) − p_0(c)| of the class c predicted for the unshifted image, if
+            there are class probabilities.
+        divergence: KL(p_0 ‖ p_s) in nats, if there are class probabilities.
+        overlap: Mean intersection over union with the shifted classes or boxes, for segmentation
+            and detection.
+        cosine_distance: 1 − cos(f(T_s x), f(x)), for features.
+        rank: Rank of f(x) among all images by cosine to f(T_s x), 1 for the nearest, for features.
+        num_values: Number of outputs of a classifier per image, if known.
+        calls: Number of calls of the model.
+        seconds: Wall time of the measurement.
+        forward_seconds: Wall time within the model.
+        epsilon: Machine epsilon of the outputs, or of the images if it is larger.
 
     >>> import torch
     >>> from teka.audit import Movement, measure_responses
-    >>> brightest = lambda images: images.flatten(1)  # which pixel it is
-    >>> responses = measure_responses(brightest, torch.rand(5, 1, 2, 3), [(0, 0), (0, 1)], Movement("circular"))
+    >>> brightest = lambda images: images.flatten(1)  # predicts the position of the brightest pixel
+    >>> images = torch.rand(5, 1, 2, 3)
+    >>> responses = measure_responses(brightest, images, [(0, 0), (0, 1)], Movement("circular"))
     >>> responses.predictions.shape, responses.agreement.float().mean(dim=1)
     (torch.Size([2, 5]), tensor([1., 0.]))
     """
 
     movement: Movement
-    shifts: CheckedShifts  # S, one step for each spatial axis; of images, (dy, dx). The zero shift is among them
-    output: str  # a kind of `teka.audit.model_output.KINDS`
-    evaluated: Bool[Tensor, "shifts images"]  # which entries are there
-    # ‖f(T_s x) − T_s f(x)‖² and ‖T_s f(x)‖² over the cells that are compared; for logits and features T_s f(x) = f(x).
+    shifts: CheckedShifts
+    output: str
+    evaluated: Bool[Tensor, "shifts images"]
     error_squared: Float[Tensor, "shifts images"]
     norm_squared: Float[Tensor, "shifts images"]
-    # The images' classes, or the codes of their sets of labels (`teka.audit.model_output.encode_label_sets`).
     labels: Int[Tensor, " images"] | None = None
-    predictions: Int[Tensor, "shifts images"] | None = None  # likewise; None but of classifiers
-    # It and the following are None where the model gives no probabilities of classes.
-    loss: Float[Tensor, "shifts images"] | None = (
-        None  # cross-entropy of the label in nats; None without labels
-    )
-    probability_change: Float[Tensor, "shifts images"] | None = (
-        None  # |p_s(c) − p_0(c)|, c the top class unshifted
-    )
-    divergence: Float[Tensor, "shifts images"] | None = None  # KL(p_0 ‖ p_s) in nats
-    # Mean intersection over union with the classes or boxes moved along; None of other outputs.
+    predictions: Int[Tensor, "shifts images"] | None = None
+    loss: Float[Tensor, "shifts images"] | None = None
+    probability_change: Float[Tensor, "shifts images"] | None = None
+    divergence: Float[Tensor, "shifts images"] | None = None
     overlap: Float[Tensor, "shifts images"] | None = None
-    # 1 − cos(f(T_s x), f(x)); it and the next are None but of features.
     cosine_distance: Float[Tensor, "shifts images"] | None = None
-    rank: Int[Tensor, "shifts images"] | None = (
-        None  # of f(x) among all images' by cosine to f(T_s x), from 1 on
-    )
-    num_values: int | None = None  # of a classifier for each image; None where it is not known
-    calls: int = 0  # of the model
-    seconds: float = 0.0  # wall time of the measurement
-    forward_seconds: float = 0.0  # that within the model
-    epsilon: float = (
-        SINGLE_PRECISION  # the machine epsilon of the outputs, or of the images if theirs is larger
-    )
+    rank: Int[Tensor, "shifts images"] | None = None
+    num_values: int | None = None
+    calls: int = 0
+    seconds: float = 0.0
+    forward_seconds: float = 0.0
+    epsilon: float = SINGLE_PRECISION
 
     def __post_init__(self) -> None:
         check_name("output", self.output, OUTPUTS)
@@ -111,11 +127,11 @@ class Responses:
 
     @cached_property
     def moved(self) -> list[int]:
-        """Indices of all shifts but zero."""
+        """Indices of the nonzero shifts."""
         return [index for index, shift in enumerate(self.shifts) if any(shift)]
 
     def along(self, axis: int) -> dict[int | float, int]:
-        """Index of each shift that is zero on every other axis, by its step along this one."""
+        """Return the index of each shift along one axis, by its step. Other steps are zero."""
         num_axes = len(self.shifts[0])
         if not -num_axes <= axis < num_axes:
             raise wrong_value("axis", axis, f"one of {num_axes} spatial axes, counted from 0")
@@ -127,12 +143,12 @@ class Responses:
 
     @property
     def complete(self) -> Bool[Tensor, " shifts"]:
-        """Shifts at which every image was evaluated."""
+        """Whether all images were evaluated, for each shift."""
         return self.evaluated.all(dim=1)
 
     @cached_property
     def correct(self) -> Bool[Tensor, "shifts images"] | None:
-        """Whether each answer is correct, which −1 never is; None without labels or logits."""
+        """Whether each prediction is correct, or None without labels or predictions."""
         return (
             None
             if self.predictions is None or self.labels is None
@@ -141,34 +157,37 @@ class Responses:
 
     @cached_property
     def agreement(self) -> Bool[Tensor, "shifts images"] | None:
-        """Whether each image is answered as it is unshifted; None without logits."""
+        """Whether each prediction is that of the unshifted image, or None without predictions."""
         return None if self.predictions is None else self.predictions == self.predictions[self.zero]
 
     @cached_property
     def retrieved(self) -> Bool[Tensor, "shifts images"] | None:
-        """Whether the features are nearest to those of the image itself unshifted; None of other outputs."""
+        """Whether the features are nearest to those of the same image, or None without features."""
         return None if self.rank is None else self.rank == 1
 
     @property
     def errors(
         self,
     ) -> tuple[Float[Tensor, "shifts images"], Float[Tensor, "shifts images"]] | None:
-        """‖f(T_s x) − T_s f(x)‖² and ‖T_s f(x)‖² of each image; None where an error has no norm to be compared with."""
+        """‖f(T_s x) − T_s f(x)‖² and ‖T_s f(x)‖² of each image, or None if a norm is zero."""
         error, norm = self.error_squared.to(torch.float64), self.norm_squared.to(torch.float64)
         is_empty = norm.sum(dim=1) == 0
         if bool((is_empty & (error.sum(dim=1) > 0)).any()):
             return None
-        # An output that is zero everywhere and stays so has no error.
+        # An output that is zero everywhere and does not change has no error.
         return error, torch.where(is_empty[:, None], 1.0, norm)
 
     @property
     def is_decided(self) -> bool:
-        """Whether every image was answered wrongly at some shift, or evaluated at all of them; needs labels."""
+        """True if each image was evaluated at all shifts or misclassified at one. Needs labels."""
         return bool((self.evaluated.all(dim=0) | self._was_wrong).all())
 
     @property
     def correct_at_every_shift(self) -> Bool[Tensor, " images"] | None:
-        """Whether each image is correct at every shift, or at the complete ones if some are not decided yet."""
+        """Whether each image is correct at every shift, or None without labels or predictions.
+
+        If some images are not decided, only the shifts count at which all images were evaluated.
+        """
         if self.correct is None:
             return None
         return ~self._was_wrong if self.is_decided else self.correct[self.complete].all(dim=0)
@@ -179,11 +198,15 @@ class Responses:
         return (self.evaluated & ~self.correct).any(dim=0)
 
     def take_complete(self) -> "Responses":
-        """The responses at the shifts that are complete."""
+        """Return the responses at the shifts at which all images were evaluated.
+
+        Raises:
+            ValueError: Some images were not evaluated at the zero shift.
+        """
         complete = self.complete
         if not complete[self.zero]:
             raise wrong_argument(
-                "responses", "not complete at the zero shift", "every image at the zero shift"
+                "responses", "not complete at the zero shift", "evaluated for all unshifted images"
             )
         if complete.all():
             return self
@@ -194,14 +217,14 @@ class Responses:
         return replace(self, shifts=shifts, **tables)
 
     def take_images(self, chosen: Bool[Tensor, " images"]) -> "Responses":
-        """The responses to some of the images."""
+        """Return the responses for the chosen images."""
         tables = {
             name: table[:, chosen] for name in _TABLES if (table := getattr(self, name)) is not None
         }
         return replace(self, labels=None if self.labels is None else self.labels[chosen], **tables)
 
     def join(self, other: "Responses") -> "Responses":
-        """The responses to these images and then to others, moved alike."""
+        """Return the responses for these images followed by others with the same movement."""
         pairs = {name: (getattr(self, name), getattr(other, name)) for name in _TABLES}
         joined = {
             name: torch.cat(pair, dim=1) for name, pair in pairs.items() if pair[0] is not None
@@ -215,12 +238,12 @@ class Responses:
         return replace(self, **joined, **spent)
 
     def relative_error(self) -> Float[Tensor, "shifts images"]:
-        """‖f(T_s x) − T_s f(x)‖ / ‖T_s f(x)‖ of each image, 0 where both are 0."""
+        """Return ‖f(T_s x) − T_s f(x)‖ / ‖T_s f(x)‖ of each image, 0 where both are 0."""
         return (self.error_squared / self.norm_squared).where(self.error_squared != 0, 0.0).sqrt()
 
 
 def take_common(responses: Sequence[Responses]) -> list[Responses]:
-    """The responses of several models to the same images at the shifts that are complete for all of them."""
+    """Return the responses of several models at the shifts that are complete for all models."""
     complete = torch.stack([each.complete for each in responses]).all(dim=0)
     return [
         replace(each, evaluated=each.evaluated & complete[:, None]).take_complete()
@@ -229,17 +252,24 @@ def take_common(responses: Sequence[Responses]) -> list[Responses]:
 
 
 def check_same_images(argument: str, first: Responses, other: Responses) -> None:
-    """Check that responses, given as an argument of this name, are to the same images as the first, moved alike."""
+    """Check that two models were evaluated on the same images, labels, shifts and movement.
+
+    Args:
+        argument: Name of the second responses in the error message.
+        first: Responses of the first model.
+        other: Responses of the second model.
+
+    Raises:
+        ValueError: The images, labels, shifts or movements differ.
+    """
     for name in ("movement", "shifts", "num_images"):
         mine, expected = getattr(other, name), getattr(first, name)
         if mine != expected:
-            raise wrong_value(
-                f"{argument}.{name}", mine, f"that of the first responses, {expected!r}"
-            )
+            raise wrong_value(f"{argument}.{name}", mine, f"{expected!r} as for the first model")
     labels = [each.labels.to(torch.int64) for each in (first, other) if each.labels is not None]
     if len(labels) == 2 and not torch.equal(*labels):
         raise wrong_argument(
             f"{argument}.labels",
-            "others",
-            "those of the first responses: the same images in one order",
+            "different labels",
+            "the labels of the first model, for the same images in the same order",
         )

@@ -1,4 +1,4 @@
-"""The shift at which a classifier is right least often, found without asking for every image at every shift."""
+"""Search for the shift with the lowest accuracy that evaluates only part of the images."""
 
 import math
 import time
@@ -19,49 +19,61 @@ from teka.audit.statistics.estimate import check_confidence, scipy_special
 from teka.checks import check_callable, check_number, check_sizes
 from teka.errors import wrong_value
 
-FIRST_IMAGES = 32  # of the first round; each further one doubles them
+FIRST_IMAGES = 32  # images of the first round; each further round doubles the number
 
 
 @dataclass(frozen=True)
 class WorstShift:
-    """Where a classifier is right least often, of these images, and how sure that is.
+    """Shift at which a classifier has the lowest accuracy, and the certainty of this result.
+
+    Args:
+        shift: The worst shift.
+        accuracy: Accuracy on all images at this shift.
+        floor: Lower bound of the accuracy at all shifts, with the given confidence.
+        candidates: Shifts that contain the worst shift, with the given confidence.
+        confidence: Confidence level of `floor` and `candidates` together.
+        share: Evaluated share of all images at all shifts.
+        num_images: Number of images.
+        num_shifts: Number of shifts.
 
     >>> import torch
     >>> from teka.audit import Movement, find_worst_shift
     >>> images = torch.zeros(40, 1, 5, 5)
     >>> images[:, :, 2, 2] = 1.0
-    >>> lit = lambda batch: torch.stack([batch[:, 0, 2, 2], 1 - batch[:, 0, 2, 2]], dim=1)  # 0 where the middle is
+    >>> def is_center_bright(batch):
+    ...     return torch.stack([batch[:, 0, 2, 2], 1 - batch[:, 0, 2, 2]], dim=1)
     >>> labels = torch.zeros(40, dtype=torch.int64)
-    >>> found = find_worst_shift(lit, images, labels, [(0, 0), (0, 1)], Movement("zero"))
-    >>> found.shift, found.accuracy, found.candidates
+    >>> shifts = [(0, 0), (0, 1)]
+    >>> worst = find_worst_shift(is_center_bright, images, labels, shifts, Movement("zero"))
+    >>> worst.shift, worst.accuracy, worst.candidates
     ((0, 1), 0.0, ((0, 1),))
     """
 
     shift: CheckedShift
-    accuracy: float  # there, of all images
-    floor: float  # below which the accuracy is at no shift, with the confidence
-    candidates: CheckedShifts  # among which the worst shift is, with the confidence
+    accuracy: float
+    floor: float
+    candidates: CheckedShifts
     confidence: float
-    share: float  # asked for, of all images at all shifts
+    share: float
     num_images: int
     num_shifts: int
 
     @property
     def words(self) -> str:
-        """What was found, in sentences."""
+        """Summary of the result in sentences."""
         where = f"({', '.join(f'{step:+g}' if step else '0' for step in self.shift)})".replace(
             "-", "−"
         )
-        sure, rest = f"{100 * self.confidence:g} %", len(self.candidates) - 1
-        if rest:
-            doubt = f"With a confidence of {sure} it is this one or one of {rest} more that are not told apart from it"
-        else:
-            doubt = f"With a confidence of {sure} it is this one"
+        confidence = f"{100 * self.confidence:g} %"
+        num_others = len(self.candidates) - 1
+        doubt = f"With a confidence of {confidence} it is this one"
+        if num_others:
+            doubt += f" or one of {num_others} others that do not differ significantly"
         return (
-            f"The worst of {self.num_shifts:,} shifts is (dy, dx) = {where}: {100 * self.accuracy:.1f} % of "
-            f"{self.num_images:,} images are answered correctly there. {doubt}, and fewer than "
-            f"{100 * self.floor:.1f} % are correct at none. Asked for {100 * self.share:.1f} % of all images at all "
-            "shifts."
+            f"The worst of {self.num_shifts:,} shifts is (dy, dx) = {where}: "
+            f"{100 * self.accuracy:.1f} % of {self.num_images:,} images are classified correctly "
+            f"there. {doubt}, and the accuracy is at least {100 * self.floor:.1f} % everywhere. "
+            f"The search evaluated {100 * self.share:.1f} % of all images at all shifts."
         )
 
 
@@ -79,31 +91,35 @@ def find_worst_shift(
     device: Device = None,
     progress: Progress | None = None,
 ) -> WorstShift:
-    """Find the shift of lowest accuracy with at most a share of the calls that all images at all shifts take.
+    """Find the shift with the lowest accuracy by evaluating only part of the images.
 
-    Rounds of 32, 64, 128, … images in random order, the same at every shift that is left. After each round a shift goes
-    that is better than the worst one so far by McNemar's exact one-sided test, of the images that only one of the two
-    is right of, at level α / 2 S R for S shifts and R rounds. So the worst shift is never lost, with a probability of
-    at least 1 − α / 2. The lowest of Clopper's and Pearson's lower bounds at that level, over the shifts that are left,
-    is a floor for all. Both hold for images drawn without replacement: the number of successes among them is a sum of
-    independent ones (Vatutin and Mikhailov 1982), which binomial tails bound (Hoeffding 1956).
+    The search takes rounds of 32, 64, 128, … images in random order, the same at all remaining
+    shifts. After each round, it removes the shifts that are better than the currently worst one by
+    McNemar's exact one-sided test, at the level α / 2 S R for S shifts and R rounds. The worst
+    shift is therefore kept with a probability of at least 1 − α / 2. The lowest lower bound of
+    Clopper and Pearson at this level over the remaining shifts is a lower bound of the accuracy at
+    all shifts. Both hold for images drawn without replacement, because the number of successes is
+    then a sum of independent variables (Vatutin and Mikhailov 1982), whose tails binomial tails
+    bound (Hoeffding 1956).
 
     Args:
-        function: Images (B, C, *S) to the output of a classifier, as of `measure_responses`.
+        function: Classifier from images (B, C, *S) to outputs, as for `measure_responses`.
         images: Images (N, C, *S).
-        labels: Their classes (N,).
-        shifts: The set of shifts, with the zero shift.
-        movement: How the images are moved.
-        share: Of the entries, images times shifts, that are asked for at most; the first round and all images at the
-            shift that is found are always asked for.
-        confidence: 1 − α, of the candidates and the floor together.
-        seed: Of the order of the images.
-        batch_size: Images for one call.
-        device: Where the images are moved and the model gets them.
-        progress: Called after each call with the entries done, those allowed and the seconds left.
+        labels: Classes (N,).
+        shifts: The shifts, including zero.
+        movement: How the images are shifted.
+        share: Maximum share of all images at all shifts to evaluate. The first round, and all
+            images at the worst shift, are always evaluated.
+        confidence: Confidence level 1 − α of the candidates and the lower bound together.
+        seed: Seed of the order of the images.
+        batch_size: Number of images per call.
+        device: Device on which images are shifted and passed to the model.
+        progress: Function that is called after each call with the number of entries done, the
+            number allowed, and the estimated seconds left.
 
     Raises:
-        ValueError: As `measure_responses`; a share or a confidence outside (0, 1).
+        ValueError: `share` or `confidence` is out of range, or `measure_responses` rejects an
+            argument.
     """
     check_sizes({"batch_size": batch_size})
     check_confidence(confidence)
@@ -123,7 +139,7 @@ def find_worst_shift(
 
 
 class _Search:
-    """Which shifts are left, by their rank, and what was answered of the first images in random order."""
+    """State of the search: remaining shifts, and the outcomes of the images evaluated so far."""
 
     def __init__(
         self,
@@ -134,11 +150,11 @@ class _Search:
         seed: int,
         progress: Progress | None,
     ) -> None:
-        self._measurement, self._batch_size, self._progress = measurement, batch_size, progress
-        self._num_images, self._num_shifts = (
-            measurement.moved.num_images,
-            len(measurement.moved.shifts),
-        )
+        self._measurement = measurement
+        self._batch_size = batch_size
+        self._progress = progress
+        self._num_images = measurement.moved.num_images
+        self._num_shifts = len(measurement.moved.shifts)
         self._order = torch.randperm(
             self._num_images, generator=torch.Generator().manual_seed(int(seed))
         )
@@ -146,13 +162,15 @@ class _Search:
         self._wrong = torch.zeros(self._num_shifts, self._num_images, dtype=torch.bool)
         rounds = 1 + max(0, math.ceil(math.log2(self._num_images / FIRST_IMAGES)))
         self._level = tail / (self._num_shifts * rounds)
-        self._allowed, self._seen, self._asked = share * len(measurement.moved), 0, 0
+        self._allowed = share * len(measurement.moved)
+        self._seen = 0
+        self._asked = 0
         self._since = time.perf_counter()
 
     def grow(self) -> bool:
-        """Ask for twice as many images at the shifts that are left, unless that is too much or there are no more."""
+        """Double the number of images at the remaining shifts, and return False if not possible."""
         more = min(max(FIRST_IMAGES, 2 * self._seen), self._num_images)
-        # With those that are then still to be asked for at the shift that is found.
+        # Include the remaining images at the worst shift, which are evaluated at the end.
         entries = len(self._left) * (more - self._seen) + self._num_images - more
         if (
             len(self._left) == 1
@@ -165,45 +183,45 @@ class _Search:
         return True
 
     def drop(self) -> None:
-        """Take away the shifts that are better than the worst so far."""
+        """Remove the shifts that are significantly better than the currently worst one."""
         wrong = self._wrong[self._left][:, self._order[: self._seen]]
         worst = wrong[wrong.sum(dim=1).argmax()]
-        only_worst, only_other = (worst & ~wrong).sum(dim=1), (wrong & ~worst).sum(dim=1)
+        only_worst = (worst & ~wrong).sum(dim=1)
+        only_other = (wrong & ~worst).sum(dim=1)
         together = only_worst + only_other
-        # P[X ≤ n₂] of X ~ B(n, ½): so few images that only this shift is wrong of.
+        # P[X ≤ n₂] with X ~ B(n, ½): probability of so few images wrong at the other shift only.
         p_values = torch.from_numpy(
             scipy_special().bdtr(only_other.double().numpy(), together.numpy(), 0.5)
         )
         self._left = self._left[(p_values > self._level) | (together == 0)]
 
     def result(self, confidence: float) -> WorstShift:
-        """The worst of the shifts that are left, asked of all images."""
+        """Return the worst of the remaining shifts, after evaluating all images at this shift."""
         seen = self._order[: self._seen]
         counts = self._wrong[self._left][:, seen].sum(dim=1)
-        found = self._left[counts.argmax()]
-        # The lower bound of what is right, the exact one of a binomial share.
+        worst = self._left[counts.argmax()]
+        # Lower end of the exact interval of a binomial share.
         right = (self._seen - int(counts.max()), int(counts.max()) + 1)
         floor = float(scipy_special().betaincinv(*right, self._level)) if right[0] else 0.0
-        self._ask(found[None], self._order[self._seen :])
-        accuracy = 1 - float(self._wrong[found].double().mean())
-        # All images were asked for at every shift that is left.
-        floor = (
-            accuracy
-            if self._seen == self._num_images or len(self._left) == 1
-            else min(floor, accuracy)
-        )
+        self._ask(worst[None], self._order[self._seen :])
+        accuracy = 1 - float(self._wrong[worst].double().mean())
+        # The floor is exact if all images were evaluated at every remaining shift.
+        if self._seen == self._num_images or len(self._left) == 1:
+            floor = accuracy
+        else:
+            floor = min(floor, accuracy)
         moved, measurement = self._measurement.moved, self._measurement
         candidates = tuple(moved.shifts[rank] for rank in self._left.tolist())
         share = measurement.noted / len(moved)
         sizes = self._num_images, self._num_shifts
         return WorstShift(
-            moved.shifts[found], accuracy, floor, candidates, confidence, share, *sizes
+            moved.shifts[worst], accuracy, floor, candidates, confidence, share, *sizes
         )
 
     def _ask(self, ranks: Int[Tensor, " shifts"], images: Int[Tensor, " images"]) -> None:
         chosen = torch.zeros(self._num_images, dtype=torch.bool)
         chosen[images] = True
-        # Unshifted first, which the others are compared with.
+        # Include the unshifted images first, because other outputs are compared with them.
         needed = torch.cat([torch.zeros(1, dtype=torch.int64), ranks]).unique()
         entries = (needed[:, None] * self._num_images + chosen.nonzero()[:, 0]).flatten()
         entries = entries[~self._measurement.evaluated(entries)]
