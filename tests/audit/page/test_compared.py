@@ -59,10 +59,11 @@ def test_a_winner_is_named_with_its_evidence():
 
 def test_nobody_wins_who_is_not_told_apart_and_the_others_are_counted():
     headline, ((_, first), _) = winner(PAIRS, reports_of(*NAMES))
-    assert headline.endswith("nobody wins: rotation and table are not told apart.")
+    assert headline.endswith("nobody wins: no significant difference between rotation and table.")
     apart, above = first.split("; ")
     assert apart == (
-        "Every shift: rotation and table are not told apart (rotation less table: 2.0 points (−8.0 to 12.0, p = 0.800))"
+        "Every shift: no significant difference between rotation and table "
+        "(rotation minus table: 2.0 points (−8.0 to 12.0, p = 0.800))"
     )
     assert above == "rotation lies above patches by 50.0 points (40.0 to 60.0, p < 0.001)."
 
@@ -137,7 +138,7 @@ def test_the_page_has_every_pair_its_p_values_and_the_shifts_at_which_it_differs
     assert [(first, second) for first, second, *_ in section["rows"]] == [(0, 1), (0, 2)]
     assert [(first, second) for first, second, *_ in section["more_rows"]] == [(1, 2)]
     (figure,) = section["curves"]
-    assert figure["name"] == "correct, less patches (points)"
+    assert figure["name"] == "correct, minus patches (points)"
     assert len(figure["charts"]) == 2
 
 

@@ -62,7 +62,7 @@ def test_the_summary_of_several_models_begins_with_the_winner():
     assert text.startswith(
         "**In mode circular, by the share answered correctly at every shift, nobody wins:"
     )
-    assert "\n- Every shift: rotation and table are not told apart" in text
+    assert "\n- Every shift: no significant difference between rotation and table" in text
     assert text.index("nobody wins") < text.index("| rotation, circular |")
 
 

@@ -1,1 +1,1 @@
-"""Find the layer of a model that is to blame when its answer does not move with its input."""
+"""Localization of the layers of a model that break shift equivariance."""

@@ -1,4 +1,4 @@
-"""What mends a layer to blame without training: each fix, the layers that it is for, and why some cannot have it."""
+"""Fixes of layers that break equivariance, which need no training, and the layers they apply to."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,35 +16,49 @@ OTHER_CLASS = "it is a {}, whose own code may do something else"
 
 @dataclass(frozen=True)
 class TracedModel:
-    """What one pass over a model saw, by which the layers that a fix is for are found."""
+    """Observations of one forward pass, by which the layers that a fix applies to are found.
+
+    Args:
+        modules: Modules by name.
+        calls: Shapes of input and output at each call of a module, without the batch axis.
+        tensors: Shapes of parameters and buffers by name.
+        absolute: Names of parameters, buffers and modules that hold absolute positions.
+        grids: Grids of maps and tokens, with the number of tokens before the grid.
+    """
 
     modules: Mapping[str, nn.Module]
-    calls: Mapping[
-        str, Sequence[tuple[Shape, Shape]]
-    ]  # shapes that a module got and gave at each call, without batch
-    tensors: Mapping[str, Shape]  # of parameters and buffers
-    absolute: Sequence[str]  # names of parameters, buffers and modules that hold absolute positions
-    grids: Sequence[
-        tuple[Shape, int]
-    ]  # of maps and tokens, with the number of tokens before the grid
+    calls: Mapping[str, Sequence[tuple[Shape, Shape]]]
+    tensors: Mapping[str, Shape]
+    absolute: Sequence[str]
+    grids: Sequence[tuple[Shape, int]]
 
 
 @dataclass(frozen=True)
 class Fix:
-    """A change to some layers of a model that needs no training; `teka.convert.mend` makes it."""
+    """Change of some layers of a model that needs no training, applied by `teka.convert.mend`.
+
+    Args:
+        name: Name of the fix.
+        kind: Kind of break that it repairs, of `teka.audit.layers.localize.BREAKS`.
+        does: What it does, in a sentence.
+        source: Publication.
+        wraps: Whether it is recommended for circular shifts (True), others (False) or both (None).
+        find: Function that returns names of layers, each with why the fix is impossible or "".
+    """
 
     name: str
-    kind: str  # of `teka.audit.layers.localize.BREAKS`, which it mends
+    kind: str
     does: str
     source: str
-    wraps: bool | None  # advised for images that move round the torus, for others, or for both
-    find: Callable[
-        [TracedModel], dict[str, str]
-    ]  # names of layers, with why they cannot have it, or ""
+    wraps: bool | None
+    find: Callable[[TracedModel], dict[str, str]]
 
 
 def place_axes(shape: Shape, grids: Iterable[tuple[Shape, int]]) -> tuple[Shape, int] | None:
-    """The axes of a tensor that are places, and how many of the first belong to no grid; None if no grid fits."""
+    """Return the axes of a tensor that are positions, and the number of leading prefix tokens.
+
+    The result is None if no grid fits the shape.
+    """
     first = int(len(shape) > 2 and shape[0] == 1)
     sides = shape[first:]
     for grid, prefix in grids:
@@ -58,14 +72,13 @@ def place_axes(shape: Shape, grids: Iterable[tuple[Shape, int]]) -> tuple[Shape,
 
 
 def _find_strided(seen: TracedModel) -> dict[str, str]:
-    strided = ((name, one) for name, one in seen.modules.items() if isinstance(one, SAMPLING))
-    # What is mended already has another class, and says so.
-    found = {
-        name: one
-        for name, one in strided
-        if max(pair(one.stride)) > 1 and not hasattr(one, "sampling")
-    }
-    return {name: _why_not_sampled(one, seen.calls.get(name, ())) for name, one in found.items()}
+    strided = {}
+    for name, module in seen.modules.items():
+        # A layer that was fixed before has another class with this attribute.
+        is_fixed = hasattr(module, "sampling")
+        if isinstance(module, SAMPLING) and not is_fixed and max(pair(module.stride)) > 1:
+            strided[name] = _why_not_sampled(module, seen.calls.get(name, ()))
+    return strided
 
 
 def _why_not_sampled(
@@ -83,7 +96,8 @@ def _why_not_sampled(
         and not module.count_include_pad
     ):
         return "it leaves its padding out of the mean"
-    steps, reach = pair(module.stride), [size - 1 for size in _spans(module)]
+    steps = pair(module.stride)
+    reach = [size - 1 for size in _spans(module)]
     for (_, height, width), (_, *cells) in calls:
         if (
             cells != [height // steps[0], width // steps[1]]
@@ -91,31 +105,32 @@ def _why_not_sampled(
             or width % steps[1]
         ):
             made = " × ".join(map(str, cells))
-            return f"it makes {made} cells of {height} × {width} by steps of {' × '.join(map(str, steps))}"
+            stride = " × ".join(map(str, steps))
+            return f"it makes {made} cells of {height} × {width} by steps of {stride}"
         if reach[0] > height or reach[1] > width:
             return "its window is larger than its map"
     return ""
 
 
 def _spans(module: nn.Module) -> list[int]:
-    """Cells from the first to the last that a window sees, along both axes."""
+    """Return the number of cells that a window spans along both axes, with dilation."""
     sizes, steps = pair(module.kernel_size), pair(getattr(module, "dilation", 1))
     return [step * (size - 1) + 1 for size, step in zip(sizes, steps, strict=True)]
 
 
 def _find_padded(seen: TracedModel) -> dict[str, str]:
-    found = {}
+    reasons = {}
     for name, module in seen.modules.items():
         calls = seen.calls.get(name, ())
         if isinstance(module, PADDING) and not isinstance(module, nn.CircularPad2d):
-            found[name] = "" if calls else "it was not called, or not with a map"
+            reasons[name] = "" if calls else "it was not called, or not with a map"
             left, right, top, bottom = module.padding
             for (_, height, width), _ in calls:
                 if min(module.padding) < 0 or max(left, right) > width or max(top, bottom) > height:
-                    found[name] = "it crops, or pads by more than its map"
+                    reasons[name] = "it crops, or pads by more than its map"
         elif isinstance(module, SAMPLING) and pads_edge(module):
-            found[name] = _why_not_wrapped(module, calls)
-    return found
+            reasons[name] = _why_not_wrapped(module, calls)
+    return reasons
 
 
 def _why_not_wrapped(
@@ -132,17 +147,17 @@ def _why_not_wrapped(
 
 
 def _find_positions(seen: TracedModel) -> dict[str, str]:
-    found = {}
+    reasons = {}
     for name in seen.absolute:
         held = (
             [name]
             if name in seen.tensors
-            else [one for one in seen.tensors if one.startswith(f"{name}.")]
+            else [tensor for tensor in seen.tensors if tensor.startswith(f"{name}.")]
         )
-        placed = [one for one in held if place_axes(seen.tensors[one], seen.grids)]
+        placed = [tensor for tensor in held if place_axes(seen.tensors[tensor], seen.grids)]
         reason = "no axis of it is known to be the place" if held else "its code computes them"
-        found |= dict.fromkeys(placed, "") or {name: reason}
-    return found
+        reasons |= dict.fromkeys(placed, "") or {name: reason}
+    return reasons
 
 
 # In the order in which they are applied.
@@ -152,7 +167,7 @@ FIXES = {
         Fix(
             "circular",
             "edge",
-            "padding goes on at the other side of the map instead of with zeros",
+            "padding continues with the other side of the map instead of zeros",
             "Chaman & Dokmanić 2021",
             True,
             _find_padded,
@@ -160,7 +175,7 @@ FIXES = {
         Fix(
             "blur",
             "aliasing",
-            "a strided layer takes every cell, and a binomial low pass comes before sampling",
+            "a strided layer is evaluated at every cell, low-pass filtered, and then sampled",
             "Zhang 2019",
             False,
             _find_strided,
@@ -168,7 +183,8 @@ FIXES = {
         Fix(
             "polyphase",
             "aliasing",
-            "a strided layer takes every cell, round the torus, and the content chooses from which offset to keep them",
+            "a strided layer is evaluated at every cell with circular edges, and the content "
+            "determines which subgrid is kept",
             "Chaman & Dokmanić 2021",
             True,
             _find_strided,
@@ -176,7 +192,7 @@ FIXES = {
         Fix(
             "positions",
             "interior",
-            "a learned position embedding becomes its mean over the places",
+            "a learned position embedding is replaced by its mean over the positions",
             "the ablation of Dosovitskiy et al. 2021, Appendix D.4, which trains without any",
             None,
             _find_positions,
@@ -188,15 +204,22 @@ FIXES = {
 def find_fixes(
     model: nn.Module, followed: Mapping[str, nn.Module], survey: ModelTrace, absolute: Sequence[str]
 ) -> dict[str, dict[str, str]]:
-    """By the name of each fix, the layers among those followed that it is for, with why one cannot have it, or ""."""
+    """Return the layers that each fix applies to, with why it is impossible or "".
+
+    Args:
+        model: The model.
+        followed: Modules to consider, by name.
+        survey: Trace of a forward pass.
+        absolute: Names of parameters, buffers and modules that hold absolute positions.
+    """
     shapes: dict[tuple[str, int], list[Shape]] = {}
     for stop in survey.stops:
         shape = () if stop.slot is None else survey.slots[stop.slot].shape
         shapes.setdefault((stop.visit.module, stop.visit.call), []).append(shape)
     calls: dict[str, list[tuple[Shape, Shape]]] = {}
-    for (name, _), (came, gave) in shapes.items():
-        if len(came) == len(gave) == 3:
-            calls.setdefault(name, []).append((came, gave))
+    for (name, _), (input_shape, output_shape) in shapes.items():
+        if len(input_shape) == len(output_shape) == 3:
+            calls.setdefault(name, []).append((input_shape, output_shape))
     held = (*model.named_parameters(), *model.named_buffers())
     tensors = {name: tuple(tensor.shape) for name, tensor in held if tensor.is_floating_point()}
     grids = dict.fromkeys(

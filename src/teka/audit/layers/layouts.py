@@ -1,4 +1,4 @@
-"""How a tensor lies over the image, told from its shape and what came before it; and what holds absolute positions."""
+"""Recognition of how tensors are arranged over the image, and of absolute position embeddings."""
 
 import itertools
 import math
@@ -10,15 +10,13 @@ from fractions import Fraction
 from torch import Tensor, nn
 
 NO_GRID = "no grid over the image has {} cells, even with a few tokens before them"
-MAX_PREFIX = 8  # class, distillation and register tokens before those of the grid: at most so many are looked for
-# Before a grid that nothing else speaks for, only a class and a distillation token: more would fit too much.
+MAX_PREFIX = 8  # maximum number of class, distillation and register tokens before the grid
+# Maximum number before a grid that was not seen before, because more would match by chance.
 MAX_PREFIX_ALONE = 2
-# These act on the last axis, so that a map they get has its channels there.
+# These modules act on the last axis, so their input has its channels there.
 ACT_ON_LAST_AXIS = (nn.Linear, nn.LayerNorm)
-FLATTEN_CELLS = (
-    nn.Flatten,
-    nn.Unfold,
-)  # these make (B, C, h·w) of a map, as modules named …1d take it
+# These modules turn a map into (B, C, h·w), which modules named …1d take.
+FLATTEN_CELLS = (nn.Flatten, nn.Unfold)
 PADDING = (
     nn.ZeroPad2d,
     nn.ConstantPad2d,
@@ -26,7 +24,7 @@ PADDING = (
     nn.ReplicationPad2d,
     nn.CircularPad2d,
 )
-# Absolute positions and class tokens by the names of parameters, buffers and classes of modules.
+# Patterns for the names of parameters, buffers and classes with absolute positions.
 ABSOLUTE_NAME = re.compile(
     r"(^|_)pos(ition(s|al)?)?_?(emb(ed(s|dings?)?)?|enc(oding)?)(_|$)|^pe$|^abs(olute)?_pos"
 )
@@ -35,31 +33,43 @@ ABSOLUTE_CLASS = re.compile(
 )
 RELATIVE = re.compile(r"rel(ative)?_?pos|relative|rotary|rope", re.IGNORECASE)
 CLASS_NAME = re.compile(r"^(cls|class|dist|distillation|reg|register)_?(tokens?|embeddings?)$")
-PLAIN_NAMES = ("weight", "data")  # names that say nothing of what is held: that of the module does
+PLAIN_NAMES = ("weight", "data")  # names of tensors that need the name of their module
 Shape = tuple[int, ...]
 Stride = tuple[Fraction, ...]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a layer's output lies in memory."""
+    """How a tensor of a model is arranged over the image.
 
-    # "map" (B, C, h, w), "channels-last map", "flat map" (B, C, h·w), "flattened" (B, C·h·w),
-    # "tokens" (B, prefix + h·w, …), "tokens of heads" (B, heads, prefix + h·w, D), or "vector" for all else.
+    Args:
+        name: One of
+
+            - "map" (B, C, h, w), "channels-last map" (B, h, w, C) or "flat map" (B, C, h·w)
+            - "flattened" (B, C·h·w)
+            - "tokens" (B, prefix + h·w, …) or "tokens of heads" (B, heads, prefix + h·w, D)
+            - "vector" for everything else
+        grid: Number of cells along each axis; () for a vector.
+        stride: Pixels of the model's input per cell. For a vector, that of the coarsest earlier
+            layer.
+        prefix_tokens: Number of tokens before those of the grid, such as a class token.
+    """
+
     name: str
-    grid: tuple[int, ...]  # cells along every axis; () for a vector
-    stride: tuple[
-        Fraction, ...
-    ]  # pixels of the seen image to a cell; for a vector, of the coarsest layer before it
-    prefix_tokens: int = 0  # before those of the grid
+    grid: tuple[int, ...]
+    stride: tuple[Fraction, ...]
+    prefix_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:
-        """Cells of the grid and tokens before them."""
+        """Number of tokens, those of the grid and the prefix tokens."""
         return self.prefix_tokens + math.prod(self.grid)
 
     def arrange(self, output: Tensor) -> Tensor:
-        """The output (B, …) with its cells last: (B, C, *grid), or (B, C) for a vector; prefix tokens are left out."""
+        """Rearrange a tensor (B, …) to (B, C, *grid), or (B, C) for a vector.
+
+        Prefix tokens are left out.
+        """
         match self.name:
             case "vector":
                 return output.flatten(1)
@@ -77,12 +87,16 @@ class Layout:
             case "tokens of heads":
                 channels = output[:, :, self.prefix_tokens :].transpose(2, 3).flatten(1, 2)
                 return channels.unflatten(2, self.grid)
-            case _:  # flat map, flattened: the cells are the last of the numbers already
+            case _:  # flat map or flattened: the cells are the last axis already
                 return output.reshape(output.shape[0], -1, *self.grid)
 
 
 class LayoutRecognizer:
-    """Recognises tensors one after the other, in the order in which a model makes them, by shapes and strides."""
+    """Recognition of layouts by shapes and strides, in the order in which a model makes tensors.
+
+    Args:
+        seen_size: Height and width of the model's input.
+    """
 
     def __init__(self, seen_size: tuple[int, int]) -> None:
         self.seen_size = seen_size
@@ -91,26 +105,34 @@ class LayoutRecognizer:
         }
         self._tokens: dict[int, Layout] = {}
         self._placed = Layout("map", seen_size, self._strides[seen_size])
-        # A vector of so many numbers, right after a map of so many, is that map.
+        # Number of elements of the last map. A vector of this size right after it is the same map.
         self._unread_numbers: int | None = None
 
     def recognize(
         self, module: nn.Module, shape: Shape, side: str, source: Layout | None, came: Shape
     ) -> Layout | str:
-        """The layout of a tensor (B, …) that a module got or gave, from a source of some shape, or why it has none."""
-        found = self._layout(module, shape, side, source, came)
-        if isinstance(found, str):
-            return found
-        self._unread_numbers = math.prod(shape[1:]) if found.name in ("map", "flattened") else None
-        if found.name == "vector":
-            return found
-        # Most recent last: that is where known grids are looked for first.
-        self._strides.pop(found.grid, None)
-        self._strides[found.grid] = found.stride
-        self._placed = found
-        if found.name in ("tokens", "tokens of heads"):
-            self._tokens[found.num_tokens] = found
-        return found
+        """Return the layout of a tensor, or why it is not recognized.
+
+        Args:
+            module: Module that receives or returns the tensor.
+            shape: Shape (B, …) of the tensor.
+            side: "input" or "output" of the module.
+            source: Layout of the module's input, for an output.
+            came: Shape of the module's input, for an output.
+        """
+        layout = self._layout(module, shape, side, source, came)
+        if isinstance(layout, str):
+            return layout
+        self._unread_numbers = math.prod(shape[1:]) if layout.name in ("map", "flattened") else None
+        if layout.name == "vector":
+            return layout
+        # Move the grid to the end, because the most recent grids are tried first.
+        self._strides.pop(layout.grid, None)
+        self._strides[layout.grid] = layout.stride
+        self._placed = layout
+        if layout.name in ("tokens", "tokens of heads"):
+            self._tokens[layout.num_tokens] = layout
+        return layout
 
     def _layout(
         self, module: nn.Module, shape: Shape, side: str, source: Layout | None, came: Shape
@@ -170,14 +192,15 @@ class LayoutRecognizer:
             if grid in self._strides:
                 return Layout(name, grid, self._strides[grid])
         for name, grid in grids:
-            # Square cells make the grid of the seen image, or pixels make its cells.
+            # Accept a grid whose cells are square and whose sizes divide those of the image.
             divides = all(
                 seen % side == 0 or side % seen == 0
                 for seen, side in zip(self.seen_size, grid, strict=True)
             )
             if divides and grid[0] * self.seen_size[1] == grid[1] * self.seen_size[0]:
                 return Layout(name, grid, self._ratio(grid))
-        return f"no axes of a tensor of shape (B, {first}, {second}, {third}) are a grid over the image"
+        shown = f"(B, {first}, {second}, {third})"
+        return f"no axes of a tensor of shape {shown} are a grid over the image"
 
     def _tokens_layout(
         self, module: nn.Module, shape: Shape, source: Layout | None
@@ -189,7 +212,7 @@ class LayoutRecognizer:
         if total == 1:
             return self._vector()
         is_known = total in self._tokens or 0 <= total - math.prod(self._placed.grid) <= MAX_PREFIX
-        # Tokens turned over, to be mixed: unless the module says that its channels are last.
+        # Mixers transpose tokens, but not before LayerNorm, which acts on channels.
         is_turned = not is_known and width in self._tokens and not isinstance(module, nn.LayerNorm)
         flat = self._flat_map(width) if is_turned else None
         return flat or self._grid_of_tokens(total) or self._flat_map(width) or NO_GRID.format(total)
@@ -197,8 +220,9 @@ class LayoutRecognizer:
     def _grid_of_tokens(self, total: int) -> Layout | None:
         if total in self._tokens:
             return replace(self._tokens[total], name="tokens")
-        known, shared = list(reversed(self._strides)), math.gcd(*self.seen_size)
-        # Grids of square cells that fill the seen image, the finest first.
+        known = list(reversed(self._strides))
+        shared = math.gcd(*self.seen_size)
+        # Grids of square cells that fill the image, the finest first.
         sides = [side for side in range(1, shared + 1) if shared % side == 0]
         even = [tuple(size // side for size in self.seen_size) for side in sides]
         tries = (
@@ -240,7 +264,7 @@ class LayoutRecognizer:
             return tuple(coarse * step for coarse, step in zip(source.stride, steps, strict=True))
         if grid in self._strides:
             return self._strides[grid]
-        # What was padded for this module has a few cells more than what came before, at the same stride.
+        # Padding before this module adds a few cells without changing the stride.
         more = [after - before for before, after in zip(self._placed.grid, grid, strict=True)]
         sides = pair(getattr(module, "kernel_size", 0))
         sides = sides if all(isinstance(side, int) for side in sides) else (0, 0)
@@ -249,14 +273,17 @@ class LayoutRecognizer:
 
 
 def is_for_images(module: nn.Module) -> bool:
-    """Whether a module takes maps (B, C, h, w) by its class: one named …2d, or derived from one, or an up-sampling."""
+    """Return True if the class of a module, such as one named …2d, takes maps (B, C, h, w)."""
     return isinstance(module, nn.Upsample | nn.PixelShuffle | nn.PixelUnshuffle) or _is_named(
         module, "2d"
     )
 
 
 def declared_stride(module: nn.Module) -> tuple[Fraction, ...] | None:
-    """Input cells for one output cell along both axes, as a convolution or a pooling layer declares it; else None."""
+    """Return the input cells per output cell along both axes that a layer declares, or None.
+
+    Only convolutions and pooling layers declare a stride.
+    """
     stride = getattr(module, "stride", None)
     if not is_for_images(module) or stride is None or not hasattr(module, "kernel_size"):
         return None
@@ -267,7 +294,7 @@ def declared_stride(module: nn.Module) -> tuple[Fraction, ...] | None:
 
 
 def pads_edge(module: nn.Module) -> bool:
-    """Whether a convolution or a pooling layer declares that it goes on beyond the edge, other than round a torus."""
+    """Return True if a convolution or pooling layer pads its input, except for circular padding."""
     padding = getattr(module, "padding", 0)
     if not is_for_images(module) or getattr(module, "padding_mode", "zeros") == "circular":
         return False
@@ -275,7 +302,7 @@ def pads_edge(module: nn.Module) -> bool:
 
 
 def pair(value: object) -> tuple:
-    """A number for each axis, where one may stand for both."""
+    """Return one value for each of two axes, from a pair or a single value."""
     return tuple(value) if isinstance(value, (tuple, list)) else (value, value)
 
 
@@ -284,11 +311,18 @@ def _is_named(module: nn.Module, ending: str) -> bool:
 
 
 def absolute_embeddings(module: nn.Module, layouts: Iterable[Layout]) -> tuple[str, ...]:
-    """Names of parameters, buffers and modules that hold absolute positions: by their names, shapes or classes."""
+    """Return names of parameters, buffers and modules that hold absolute positions.
+
+    They are recognized by their names, shapes or classes.
+
+    Args:
+        module: The model.
+        layouts: Layouts of the model's tensors.
+    """
     grids = [layout for layout in layouts if layout.grid]
     totals = {layout.num_tokens for layout in grids if layout.name.startswith("tokens")}
     sides = {layout.grid for layout in grids if max(layout.grid) > 1}
-    found = [
+    holders = [
         name
         for name, tensor in (*module.named_parameters(), *module.named_buffers())
         if not (RELATIVE.search(called := _called(name)) or CLASS_NAME.match(called))
@@ -296,14 +330,14 @@ def absolute_embeddings(module: nn.Module, layouts: Iterable[Layout]) -> tuple[s
     ]
     for name, part in module.named_modules():
         kind = type(part).__name__
-        owns = any(other.startswith(f"{name}.") for other in found)
+        owns = any(other.startswith(f"{name}.") for other in holders)
         if name and ABSOLUTE_CLASS.search(kind) and not RELATIVE.search(kind) and not owns:
-            found.append(name)
-    return tuple(found)
+            holders.append(name)
+    return tuple(holders)
 
 
 def class_tokens(module: nn.Module) -> tuple[str, ...]:
-    """Names of the parameters that hold class, distillation and register tokens."""
+    """Return names of parameters that hold class, distillation and register tokens."""
     return tuple(name for name, _ in module.named_parameters() if CLASS_NAME.match(_called(name)))
 
 

@@ -1,4 +1,4 @@
-"""Find the layer that is to blame: run a model on images and on moved ones, and compare what every layer makes."""
+"""Localization of the layer that breaks equivariance, by comparing shifted and unshifted images."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,67 +26,90 @@ from teka.checks import (
 )
 from teka.errors import wrong_value
 
-# Equivariance is lost within the image, at its edge, or between the cells of a grid.
+# Equivariance is lost inside the image, at its edge, or between the cells of a grid.
 BREAKS = ("interior", "edge", "aliasing")
-EXPLAINED_SHARE = 0.5  # a module is left out of the biggest jumps if a part of it has at least this share of its own
-IMAGES_AT_ONCE = (
-    8  # images of one batch, and of the survey: more share the cost of the images that do not move
-)
-WIDEST_EDGE = 0.25  # the part of the image's shorter side that is overwritten at most to see how far the edge is felt
-THRESHOLD, THRESHOLD_ROUNDINGS = (
-    1e-4,
-    4,
-)  # by default; or so many roundings of the coarsest dtype among the layers
-PART_FACTOR = (
-    2.0  # a module that gives what a part gave is listed too if it adds so many times as much error
-)
+# A module is not a jump of its own if one of its parts has at least this share of its increase.
+EXPLAINED_SHARE = 0.5
+# Images per batch. More images share the cost of the unshifted ones.
+IMAGES_AT_ONCE = 8
+# Largest fraction of the image's shorter side that is overwritten to find the effect of the edge.
+WIDEST_EDGE = 0.25
+# Default threshold, and minimum threshold in roundings of the coarsest dtype of the layers.
+THRESHOLD = 1e-4
+THRESHOLD_ROUNDINGS = 4
+# A module that returns a part's output is listed too if it adds this multiple of the part's error.
+PART_FACTOR = 2.0
 ByIndex = Mapping[int, LayerErrors]
 
 
 @dataclass(frozen=True)
 class LayerBreak:
-    """The first layer, in the order of execution, whose error of one kind is above its limit."""
+    """First layer in the order of execution whose error of one kind is above its limit.
 
-    kind: str  # one of `BREAKS`, the likelier where the edge reaches all cells
-    name: str  # of the innermost module in which it happens
-    module: str  # its class
-    error: float  # at the worst shift
+    Args:
+        kind: Kind of break, of `BREAKS`. If the edge affects all cells, it is the likelier kind.
+        name: Name of the innermost module in which equivariance breaks.
+        module: Class of this module.
+        error: Relative error at the worst shift.
+        limit: Largest error of an equivariant layer.
+        has_interior: Whether there are cells that the edge does not affect.
+        between: The modules before and after the break, if it is in the code of the module itself.
+    """
+
+    kind: str
+    name: str
+    module: str
+    error: float
     limit: int | float
-    has_interior: bool = True  # cells that are out of reach of the edge
-    between: tuple[str, str] | None = (
-        None  # in the module's own code, what came before it and after it
-    )
+    has_interior: bool = True
+    between: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
 class LayerFinding:
-    """Errors of one layer at the worst multiple of its stride, relative to its output; None where none was compared."""
+    """Equivariance errors of one layer, relative to the norm of its output.
 
-    name: str  # of the module, with its number where a forward pass calls it again: "relu (call 2)"
-    kind: str  # its class
-    layout: str  # the name of a `teka.audit.layers.layouts.Layout`
-    grid: tuple[int, ...]  # cells along every axis; () for a vector
-    stride: tuple[
-        int | float, ...
-    ]  # pixels from cell to cell; for a vector, of the coarsest layer before it
-    prefix_tokens: int  # before those of the grid, such as a class token
-    interior_error: (
-        float | None
-    )  # of the cells that the edge of the image cannot reach; None for vectors
-    border_error: float | None  # of the other cells; None where there is no interior
-    aliasing_error: float | None  # at other shifts, against the best of the neighbouring multiples
-    noise: float  # difference of the outputs for two copies of the same images
-    added: float | None  # `error` less that of the layer's input at the same shifts
-    error: float | None = None  # of all cells that came from inside
-    border: tuple[
-        tuple[int, int], ...
-    ] = ()  # cells that the edge can reach, before and after the interior
-    # The fewest pixels along every axis such that all measured shifts by multiples of them are within the threshold.
+    Errors are those of the worst shift by a multiple of the layer's stride. An error is None if no
+    cell could be compared.
+
+    Args:
+        name: Name of the module, with the index of the call from the second on: "relu (call 2)".
+        kind: Class of the module.
+        layout: Name of the layout, of `teka.audit.layers.layouts.Layout`.
+        grid: Number of cells along each axis; () for a vector.
+        stride: Pixels per cell. For a vector, that of the coarsest earlier layer.
+        prefix_tokens: Number of tokens before the grid, such as a class token.
+        interior_error: Error of the cells that the edge of the image cannot affect.
+        border_error: Error of the other cells, or None without an interior.
+        aliasing_error: Error at shifts that are not multiples of the stride, relative to the best
+            neighboring multiple.
+        noise: Difference of the outputs for two copies of the same images.
+        added: Increase of `error` over that of the layer's input at the same shifts.
+        error: Error of all cells whose content was inside the image.
+        border: Number of cells that the edge can affect, before and after along each axis.
+        exact_step: For each axis, the smallest step in pixels whose multiples all have errors
+            below the threshold.
+        errors: Error at each shift, of the interior if there is one.
+    """
+
+    name: str
+    kind: str
+    layout: str
+    grid: tuple[int, ...]
+    stride: tuple[int | float, ...]
+    prefix_tokens: int
+    interior_error: float | None
+    border_error: float | None
+    aliasing_error: float | None
+    noise: float
+    added: float | None
+    error: float | None = None
+    border: tuple[tuple[int, int], ...] = ()
     exact_step: tuple[int | None, ...] = ()
-    errors: tuple[float | None, ...] = ()  # at each shift, of the interior where there is one
+    errors: tuple[float | None, ...] = ()
 
     def limit(self, threshold: int | float) -> float:
-        """The error above which the layer breaks: the threshold, or 10 times the noise if that is more."""
+        """Return the largest error of an equivariant layer: threshold or 10 times the noise."""
         return max(threshold, NOISE_FACTOR * self.noise)
 
     def is_undecided(self, threshold: int | float) -> bool:
@@ -98,29 +121,46 @@ class LayerFinding:
 
 @dataclass(frozen=True)
 class LayerFindings:
-    """What was measured of all layers, in the order in which they finished, and which of them are to blame."""
+    """Equivariance errors of all layers, and the layers that break equivariance first.
+
+    Args:
+        findings: Errors of the layers, in the order in which they finished.
+        first_break: Name of the first module that breaks equivariance inside the image, or None.
+        threshold: Largest error of an equivariant layer.
+        absolute_embeddings: Names of parameters, buffers and modules with absolute positions.
+        class_tokens: Names of parameters with class tokens.
+        skipped: Modules that could not be compared, with the reason.
+        max_shift: Largest step along an axis in pixels.
+        breaks: First layer of each kind of break, by the names in `BREAKS`.
+        flattened: Modules that read a flattened map, with separate weights for each cell.
+        shifts: The shifts without zero.
+        movement: How the images were shifted.
+        num_images: Number of images.
+        seen_size: Spatial size of the model's input.
+        fixes: For each fix, the layers it applies to, with why it is impossible or "".
+    """
 
     findings: tuple[LayerFinding, ...]
-    first_break: str | None  # the first module that breaks within the image
-    threshold: int | float  # the error below which no layer breaks
-    absolute_embeddings: tuple[str, ...]  # names of parameters, buffers and modules
+    first_break: str | None
+    threshold: int | float
+    absolute_embeddings: tuple[str, ...]
     class_tokens: tuple[str, ...]
-    skipped: dict[str, str]  # of each module that could not be compared, why
-    max_shift: int | float  # the longest step along an axis, in pixels
-    breaks: dict[str, LayerBreak] = field(default_factory=dict)  # the first of each of `BREAKS`
-    flattened: tuple[
-        str, ...
-    ] = ()  # modules that read a flattened map, each cell by its own weights
-    shifts: CheckedShifts = ()  # without zero
+    skipped: dict[str, str]
+    max_shift: int | float
+    breaks: dict[str, LayerBreak] = field(default_factory=dict)
+    flattened: tuple[str, ...] = ()
+    shifts: CheckedShifts = ()
     movement: Movement | None = None
     num_images: int = 0
-    seen_size: tuple[int, ...] = ()  # of what the model got
-    # By the name of each fix, the layers that it is for, with why one cannot have it, or "".
+    seen_size: tuple[int, ...] = ()
     fixes: dict[str, dict[str, str]] = field(default_factory=dict)
 
     @property
     def advised(self) -> tuple[str, ...]:
-        """The fixes, as `teka.convert.mend` makes them, for those layers that break first which can have them."""
+        """Names of the recommended fixes, as `teka.convert.mend` takes them.
+
+        A fix is recommended if it applies to a layer that breaks equivariance first.
+        """
         wraps = self.movement is None or self.movement.wraps
         usual = [
             fix for fix in FIXES.values() if fix.wraps in (None, wraps) and fix.kind in self.breaks
@@ -128,34 +168,40 @@ class LayerFindings:
         return tuple(
             fix.name
             for fix in usual
-            if any(self._breaks_at(fix.kind, one) for one in self.mendable(fix.name))
+            if any(self._breaks_at(fix.kind, name) for name in self.mendable(fix.name))
         )
 
     @property
     def undecided(self) -> tuple[LayerFinding, ...]:
-        """Return the layers whose error cannot be distinguished from noise."""
-        return tuple(one for one in self.findings if one.is_undecided(self.threshold))
+        """Layers whose error cannot be distinguished from noise."""
+        return tuple(each for each in self.findings if each.is_undecided(self.threshold))
 
     def mendable(self, fix: str) -> tuple[str, ...]:
-        """The layers that can have a fix."""
+        """Return the names of the layers to which a fix can be applied."""
         return tuple(name for name, reason in self.fixes.get(fix, {}).items() if not reason)
 
     def _breaks_at(self, kind: str, name: str) -> bool:
-        """Whether the first break of a kind is that of a layer, or of the module around a tensor that is added."""
+        """Return True if a layer is the first break of a kind, or part of the breaking module."""
         module = self.breaks[kind].name.partition(" (call ")[0]
         around = kind == "interior" and (module == "(model)" or name.startswith(f"{module}."))
         return module == name or around
 
     def find(self, name: str) -> LayerFinding | None:
-        """The finding of a layer by its name, or None."""
+        """Return the finding of a layer by its name, or None."""
         return next((finding for finding in self.findings if finding.name == name), None)
 
     def biggest_jumps(self, count: int = 5) -> tuple[LayerFinding, ...]:
-        """The layers that add most error, the most first; modules of which a part adds half as much are left out."""
+        """Return the layers that increase the error most, in descending order.
+
+        A module is left out if one of its parts explains at least half of its increase.
+
+        Args:
+            count: Maximum number of layers.
+        """
         rising = [
-            one
-            for one in self.findings
-            if one.added is not None and one.added > one.limit(self.threshold)
+            each
+            for each in self.findings
+            if each.added is not None and each.added > each.limit(self.threshold)
         ]
 
         def explains(part: LayerFinding, whole: LayerFinding) -> bool:
@@ -164,8 +210,8 @@ class LayerFindings:
             )
             return inside and (part.added or 0.0) >= EXPLAINED_SHARE * (whole.added or 0.0)
 
-        own = [one for one in rising if not any(explains(part, one) for part in rising)]
-        return tuple(sorted(own, key=lambda one: -(one.added or 0.0))[:count])
+        own = [each for each in rising if not any(explains(part, each) for part in rising)]
+        return tuple(sorted(own, key=lambda each: -(each.added or 0.0))[:count])
 
 
 def locate_layers(
@@ -180,27 +226,31 @@ def locate_layers(
     num_images: int = 32,
     batch_size: int = 64,
 ) -> LayerFindings:
-    """Compare every layer's output for moved images with its output for the images, moved by as many of its own cells.
+    """Find the layers that break shift equivariance.
 
-    Forward hooks see what every module gets and gives; docs/audit_layers.md says what is recognised and compared. An
-    error is that of the worst shift, over all images. Modules that hand on what they got or what a part of them gave
-    are not listed, unless they are named in `layers`.
+    Every layer's output for shifted images is compared with its output for unshifted images,
+    shifted by the corresponding number of cells. Forward hooks record inputs and outputs of all
+    modules. Errors are those of the worst shift, over all images. A module that only passes on its
+    input or the output of a part is not listed, unless `layers` names it. docs/audit_layers.md
+    describes what is recognized and compared.
 
     Args:
-        module: The model, in evaluation, or the part of it to look into.
+        module: The model in evaluation mode, or the part of it to examine.
         images: Images (B, C, H, W).
-        shifts: The set of shifts (dy, dx). The zero shift is left out, and those by parts of a pixel are.
-        movement: How images are moved.
-        function: What runs the model on images, say with its own normalisation; the module itself by default.
-        layers: Names of the modules to look at; all by default.
-        threshold: The error below which no layer breaks; by default 1e-4, or 4 roundings of the layers' dtype.
-        num_images: How many of the images are used at most, evenly spaced.
-        batch_size: Images in a forward pass at most, but at least two.
+        shifts: Shifts (dy, dx). Zero and fractional shifts are left out.
+        movement: How the images are shifted.
+        function: Function that runs the model on images, for example with normalization.
+            Default: the module.
+        layers: Names of the modules to examine. Default: all modules.
+        threshold: Largest error of an equivariant layer. Default: 1e-4, or 4 roundings of the
+            layers' dtype if that is larger.
+        num_images: Maximum number of images, which are chosen evenly spaced.
+        batch_size: Maximum number of images per forward pass, at least two.
 
     Raises:
-        ValueError: A module in training mode, no such layer, images that are no images, a movement that is a change,
-            no shift but zero, one that does not fit, or a threshold or number that is not positive.
-        ModelError: The model raised; the message says where.
+        ValueError: The module is in training mode, a layer does not exist, there is no shift by
+            whole pixels except zero, or another argument is invalid.
+        ModelError: The model raised an error.
     """
     check_module("module", module)
     check_evaluation_mode("module", module)
@@ -214,11 +264,8 @@ def locate_layers(
     if threshold is not None:
         check_number("threshold", threshold, "a positive number", low=0, exclude=(0,))
     check_sizes({"num_images": num_images, "batch_size": batch_size})
-    unseen = (
-        nn.ModuleList,
-        nn.ModuleDict,
-        torch.jit.ScriptModule,
-    )  # which are not called, or take no hooks
+    # These modules are not called or do not support hooks.
+    unseen = (nn.ModuleList, nn.ModuleDict, torch.jit.ScriptModule)
     parts = {name: part for name, part in module.named_modules() if not isinstance(part, unseen)}
     if layers is not None:
         layers = check_names("layers", layers, parts)
@@ -230,15 +277,17 @@ def locate_layers(
         (tensor.device for tensor in (*module.parameters(), *module.buffers())), images.device
     )
     placed = movement.place(images[chosen].to(place))
-    # Moved by a part of a pixel, the images themselves have no cells to compare.
+    # For fractional shifts, the cells of the images themselves cannot be compared.
     checked = movement.check(placed, shifts)
     steps = tuple(shift for shift in checked if any(shift) and not any(step % 1 for step in shift))
     if not steps:
-        raise wrong_value("shifts", shifts, "at least one by whole pixels that is not zero")
+        raise wrong_value("shifts", shifts, "at least one nonzero shift by whole pixels")
     run = module if function is None else function
     still = movement.move(placed, (0, 0))
-    survey, width = None, 1
-    # Pixels that no cell sees say nothing of how far padding reaches: more of them are overwritten then.
+    survey = None
+    width = 1
+    # A strided layer may ignore the outermost pixels. Then overwrite more pixels to find the
+    # effect of the edge.
     while survey is None or not (
         survey.feels_all_sides or width > min(still.shape[2:]) * WIDEST_EDGE
     ):
@@ -253,14 +302,14 @@ def locate_layers(
             for first in range(0, len(steps), room):
                 errors.chosen = range(first, min(first + room, len(steps)))
                 here = steps[first : first + room]
-                # The images and their moved selves are in one batch, so that no output outlives its layer.
+                # Unshifted and shifted images share a batch, so that outputs need not be stored.
                 batch = torch.cat([movement.move(images, step) for step in ((0, 0), *here)])
                 trace.run(batch, f"shifts {', '.join(map(str, here))}")
     if threshold is None:
         threshold = max([THRESHOLD, *(THRESHOLD_ROUNDINGS * slot.epsilon for slot in survey.slots)])
     measured = errors.measured(threshold)
     breaks = _first_breaks(survey, measured, followed)
-    always = {*(layers or ()), *(one.name for one in breaks.values())}
+    always = {*(layers or ()), *(each.name for each in breaks.values())}
     absolute = absolute_embeddings(module, [slot.layout for slot in survey.slots])
     return LayerFindings(
         findings=_list_findings(survey.stops, measured, steps, always),
@@ -283,8 +332,11 @@ def locate_layers(
 def _first_breaks(
     survey: ModelTrace, measured: ByIndex, followed: Mapping[str, nn.Module]
 ) -> dict[str, LayerBreak]:
-    """The first break of each kind; of a tensor that no module gave, in the module around the one that got it."""
-    found: dict[str, LayerBreak] = {}
+    """Return the first break of each kind.
+
+    A tensor that no module returned is assigned to the module around the one that received it.
+    """
+    breaks: dict[str, LayerBreak] = {}
     before = "the images"
     for stop in survey.stops:
         numbers = None if stop.slot is None else measured.get(stop.slot)
@@ -294,40 +346,45 @@ def _first_breaks(
         here = call_name(visit.module, visit.call)
         reads_flattened = is_output and visit.module in survey.flattened
         within, at_edge = numbers.interior, numbers.border
-        # Where the edge reaches every cell, its break is at the edge only if none was before and the module pads.
-        if not numbers.has_interior and ("edge" not in found or reads_flattened):
+        # If the edge affects every cell, the break counts as one at the edge only if it is the
+        # first such break and the module pads.
+        if not numbers.has_interior and ("edge" not in breaks or reads_flattened):
             if stop.pads_edge and is_output:
                 at_edge = numbers.every
             else:
                 within = numbers.every
-        between_cells = numbers.aliasing if numbers.has_interior or not found else None
+        between_cells = numbers.aliasing if numbers.has_interior or not breaks else None
         for kind, error in (("interior", within), ("edge", at_edge), ("aliasing", between_cells)):
-            # What has broken within is broken at the edge too.
+            # After a break inside the image, errors at the edge are a consequence.
             if (
-                kind in found
-                or (kind == "edge" and "interior" in found)
+                kind in breaks
+                or (kind == "edge" and "interior" in breaks)
                 or error is None
                 or error <= numbers.limit
             ):
                 continue
-            # Without a module around it, say because not all were followed, the one that got it stands for the place.
+            # Without a module around it, use the module that received the tensor.
             module, call = (not is_output and visit.inside) or (visit.module, visit.call)
             where = call_name(module, call), type(followed[module]).__name__
             between = None if is_output else (before, here)
-            found[kind] = LayerBreak(
+            breaks[kind] = LayerBreak(
                 kind, *where, error, numbers.limit, numbers.has_interior, between
             )
         before = here
-    return found
+    return breaks
 
 
 def _list_findings(
     stops: Sequence[TraceEvent], measured: ByIndex, steps: CheckedShifts, always: set[str]
 ) -> tuple[LayerFinding, ...]:
-    """The layers that give something new, are to blame or named, as `always` says, or add far more than their parts."""
-    found: list[LayerFinding] = []
+    """Return the findings to list.
+
+    Listed are layers with a new tensor, layers that break equivariance or are in `always`, and
+    layers that add far more error than their parts.
+    """
+    findings: list[LayerFinding] = []
     added: dict[str, float] = {}
-    given: set[int | None] = set()
+    listed: set[int | None] = set()
     inputs: dict[tuple[str, int], int | None] = {}
     for stop in stops:
         module = stop.visit.module
@@ -337,17 +394,19 @@ def _list_findings(
         numbers = None if stop.slot is None else measured.get(stop.slot)
         if numbers is None:
             continue
-        got = inputs[module, stop.visit.call]
-        one = _finding(stop, numbers, None if got is None else measured.get(got), steps)
+        source = inputs[module, stop.visit.call]
+        before = None if source is None else measured.get(source)
+        finding = _finding(stop, numbers, before, steps)
         inside = f"{module}." if module else ""
         parts = [more for part, more in added.items() if part != module and part.startswith(inside)]
-        adds_more = (one.added or 0.0) > max(numbers.limit, PART_FACTOR * max(parts, default=0.0))
-        is_new = stop.slot != got and stop.slot not in given
-        if is_new or adds_more or module in always or one.name in always:
-            given.add(stop.slot)
-            added[module] = max(one.added or 0.0, added.get(module, 0.0))
-            found.append(one)
-    return tuple(found)
+        increase = finding.added or 0.0
+        adds_more = increase > max(numbers.limit, PART_FACTOR * max(parts, default=0.0))
+        is_new = stop.slot != source and stop.slot not in listed
+        if is_new or adds_more or module in always or finding.name in always:
+            listed.add(stop.slot)
+            added[module] = max(increase, added.get(module, 0.0))
+            findings.append(finding)
+    return tuple(findings)
 
 
 def _finding(
@@ -378,15 +437,14 @@ def _finding(
 def _skipped(
     stops: Sequence[TraceEvent], errors: ShiftErrors, followed: Mapping[str, nn.Module]
 ) -> dict[str, str]:
-    """For each module that could not be compared, why."""
-    given = [
-        (call_name(one.visit.module, one.visit.call), one)
-        for one in stops
-        if one.visit.side == "output"
-    ]
-    found = {
-        name: one.reason if one.slot is None else errors.failed.get(one.slot) for name, one in given
-    }
+    """Return the modules that could not be compared, with the reason."""
+    reasons: dict[str, str | None] = {}
+    for stop in stops:
+        if stop.visit.side == "output":
+            name = call_name(stop.visit.module, stop.visit.call)
+            reasons[name] = stop.reason if stop.slot is None else errors.failed.get(stop.slot)
     called = {stop.visit.module for stop in stops}
-    found |= {call_name(name, 1): "it was not called" for name in followed if name not in called}
-    return {name: reason for name, reason in found.items() if reason is not None}
+    for name in followed:
+        if name not in called:
+            reasons[call_name(name, 1)] = "it was not called"
+    return {name: reason for name, reason in reasons.items() if reason is not None}

@@ -1,4 +1,4 @@
-"""The second pass over a model: how far every tensor it makes is from moving with the images."""
+"""Equivariance errors of all tensors of a model between shifted and unshifted images."""
 
 import itertools
 import math
@@ -14,9 +14,10 @@ from teka.audit.layers.layouts import Layout
 from teka.audit.layers.trace import ModelTrace, ModuleCall, TracedTensor
 from teka.audit.shifts import CheckedShift, CheckedShifts
 
-# Sums of squares that are kept for a shift: error and cells of the interior, error and cells of the rest, and the size.
+# Sums of squares for each shift: error and number of cells in the interior, error and number of
+# cells in the border, and squared norm.
 SUMS = 5
-# A layer breaks where its error is above this many times the difference of two runs that should not differ.
+# A layer breaks equivariance if its error is above this multiple of its noise.
 NOISE_FACTOR = 10.0
 WeightedSums = Float[Tensor, "*of 5"]
 Border = Sequence[tuple[int, int]]
@@ -24,35 +25,46 @@ Border = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, eq=False)
 class Moves:
-    """One move of a layer's cells for each of some shifts."""
+    """Expected move of a layer's cells at each of several shifts.
 
-    source: Int[
-        Tensor, "shifts cells"
-    ]  # for each cell, the one whose content should have moved there
-    inside: Float[Tensor, "shifts cells"]  # 1 for cells that came from inside the image
-    interior: Float[
-        Tensor, "shifts cells"
-    ]  # 1 for those that, like the cells they came from, the edge cannot reach
+    Args:
+        source: For each cell, the cell whose content should have moved there.
+        inside: 1 for cells whose content was inside the image, else 0.
+        interior: 1 for cells that the edge cannot affect before and after the move, else 0.
+    """
+
+    source: Int[Tensor, "shifts cells"]
+    inside: Float[Tensor, "shifts cells"]
+    interior: Float[Tensor, "shifts cells"]
 
 
 def is_multiple(shift: Sequence[int | float], stride: Sequence[Fraction]) -> bool:
-    """Whether a shift in pixels is a whole number of cells along every axis."""
+    """Return True if a shift in pixels is a whole number of cells along every axis."""
     return all(
-        (Fraction(step) / one).denominator == 1 for step, one in zip(shift, stride, strict=True)
+        (Fraction(step) / cell).denominator == 1 for step, cell in zip(shift, stride, strict=True)
     )
 
 
 def plan_moves(
     layout: Layout, border: Border, shifts: Sequence[CheckedShift], wraps: bool
 ) -> tuple[Moves, ...]:
-    """The moves that a layer's cells may have made: one for shifts by whole cells, else each neighbour of the shift."""
-    # Where a shift has fewer neighbours than another, its last one is there again. A vector is one cell that stays.
+    """Return the possible moves of a layer's cells for each shift.
+
+    A shift by whole cells has one move. Otherwise the candidates are the moves by the neighboring
+    whole numbers of cells. Shifts with fewer candidates repeat their last one.
+
+    Args:
+        layout: Layout of the layer. A vector is treated as one cell that does not move.
+        border: Cells that the edge affects, before and after along each axis.
+        shifts: The shifts in pixels.
+        wraps: Whether the shifts are circular.
+    """
     if not layout.grid:
         one = torch.ones(len(shifts), 1, dtype=torch.float64)
         return (Moves(torch.zeros(len(shifts), 1, dtype=torch.long), one, torch.zeros_like(one)),)
     by_shift = []
     for shift in shifts:
-        exact = [Fraction(step) / one for step, one in zip(shift, layout.stride, strict=True)]
+        exact = [Fraction(step) / cell for step, cell in zip(shift, layout.stride, strict=True)]
         by_shift.append(
             list(
                 itertools.product(
@@ -61,10 +73,11 @@ def plan_moves(
             )
         )
     cells = torch.arange(math.prod(layout.grid)).reshape(layout.grid)
-    axes, whole = tuple(range(cells.ndim)), [(0, 0)] * cells.ndim
+    axes = tuple(range(cells.ndim))
+    whole = [(0, 0)] * cells.ndim
     plans = []
     for number in range(max(map(len, by_shift))):
-        chosen = [neighbours[min(number, len(neighbours) - 1)] for neighbours in by_shift]
+        chosen = [neighbors[min(number, len(neighbors) - 1)] for neighbors in by_shift]
         source = torch.stack([cells.roll(move, axes).flatten() for move in chosen])
         interior = torch.stack([_came_from(layout.grid, border, move) for move in chosen])
         inside = torch.ones_like(interior)
@@ -75,7 +88,7 @@ def plan_moves(
 
 
 def _came_from(grid: Sequence[int], border: Border, move: Sequence[int]) -> Float[Tensor, " cells"]:
-    """1 for the cells that, like the cells they came from, lie within a border."""
+    """Return 1 for cells that lie within a border before and after a move, else 0."""
     within = torch.zeros(*grid, dtype=torch.float64)
     slices = []
     for (before, after), side, step in zip(border, grid, move, strict=True):
@@ -86,7 +99,16 @@ def _came_from(grid: Sequence[int], border: Border, move: Sequence[int]) -> Floa
 
 
 class LayerErrors:
-    """The numbers of one tensor over all shifts, as of `LayerFinding`; None or NaN where no cell can be compared."""
+    """Errors of one tensor over all shifts, for `LayerFinding`.
+
+    Errors are None or NaN if no cell can be compared.
+
+    Args:
+        slot: The tensor.
+        sums: Sums of squares at each shift.
+        on_grid: Whether each shift is a whole number of cells.
+        threshold: Largest error of an equivariant layer.
+    """
 
     def __init__(
         self,
@@ -97,24 +119,32 @@ class LayerErrors:
     ) -> None:
         any_interior = bool((sums[:, 1] > 0).any())
         every, inside, edge = _errors(sums)
-        # What counts at each shift is the interior, or all cells that came from inside if there is none.
+        # The interior decides at each shift, or all cells from inside if there is no interior.
         counted = inside if any_interior else every
         self.slot, self.counted = slot, counted
         self.threshold, self.limit = threshold, max(threshold, NOISE_FACTOR * slot.noise)
         self.has_interior = not inside.isnan().all()
         self.interior, self.every = _largest(inside[on_grid]), _largest(every[on_grid])
-        # Without an interior, the rest is not the border of anything.
+        # Without an interior there is no border either.
         self.border = _largest(edge[on_grid]) if any_interior else None
         self.aliasing = _largest(counted[~on_grid])
         self._every = torch.where(on_grid, every, torch.nan)
 
     def added_to(self, before: "LayerErrors") -> float | None:
-        """What is added to the error of another tensor, at shifts that are multiples of both strides."""
+        """Return the increase of the error over another tensor, at multiples of both strides."""
         both = ~(self._every.isnan() | before._every.isnan())
         return float(self._every[both].max() - before._every[both].max()) if both.any() else None
 
     def exact_step(self, axis: int, shifts: Sequence[Sequence[int | float]]) -> int | None:
-        """The fewest pixels along an axis such that every shift by a multiple of them alone is within the threshold."""
+        """Return the smallest step along an axis whose multiples all have small errors.
+
+        Args:
+            axis: The axis.
+            shifts: The shifts, in the order of the errors.
+
+        Returns:
+            Step in pixels, or None if there is none.
+        """
         within: dict[int | float, bool] = {}
         for shift, error in zip(shifts, self.counted.tolist(), strict=True):
             step = abs(shift[axis])
@@ -122,12 +152,16 @@ class LayerErrors:
                 within[step] = within.get(step, True) and error <= self.threshold
         whole = sorted(int(step) for step in within if step == int(step))
         return next(
-            (one for one in whole if all(within[step] for step in within if step % one == 0)), None
+            (step for step in whole if all(within[other] for other in within if other % step == 0)),
+            None,
         )
 
 
 def _errors(sums: WeightedSums) -> tuple[Tensor, Tensor, Tensor]:
-    """The relative errors of all cells that came from inside, of the interior, and of the rest; NaN where none are."""
+    """Return relative errors of all cells from inside, the interior and the border.
+
+    An error is NaN if there are no cells.
+    """
     interior, interior_cells, border, border_cells, size = sums.unbind(dim=-1)
     cells = interior_cells + border_cells
     norm = torch.where(size > 0, size / cells, torch.nan)
@@ -137,7 +171,7 @@ def _errors(sums: WeightedSums) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _of_best_move(sums: Float[Tensor, "moves shifts images 5"]) -> Float[Tensor, "shifts images 5"]:
-    """Of every image at every shift the sums of the move with the smallest error; any is better than none."""
+    """Return the sums of the candidate move with the smallest error, per image and shift."""
     every, inside, _ = _errors(sums)
     counted = inside if bool((sums[..., 1] > 0).any()) else every
     order = counted.nan_to_num(1e300).masked_fill(every.isnan(), math.inf)
@@ -151,28 +185,31 @@ def _largest(errors: Float[Tensor, " shifts"]) -> float | None:
 
 
 class ShiftErrors:
-    """Compares, within each batch, what a model makes of moved images with what it makes of the images themselves.
+    """Comparison of a model's tensors for shifted images with those for unshifted images.
 
-    docs/audit_layers.md has the formula. Nothing but sums is kept; the first visit for each tensor measures it.
+    Both are in the same batch, and only sums are kept. docs/audit_layers.md has the formula.
+
+    Args:
+        survey: Trace of a forward pass.
+        shifts: The shifts.
+        wraps: Whether the shifts are circular.
     """
 
     def __init__(self, survey: ModelTrace, shifts: CheckedShifts, wraps: bool) -> None:
-        self.shifts, self._slots, self._seen_size, self._wraps = (
-            shifts,
-            survey.slots,
-            survey.seen_size,
-            wraps,
-        )
+        self.shifts = shifts
+        self._slots = survey.slots
+        self._seen_size = survey.seen_size
+        self._wraps = wraps
         self.failed: dict[int, str] = {}
         self._owner = {
             stop.visit: stop.slot for stop in survey.stops if stop.is_new and stop.slot is not None
         }
         self._sums = torch.zeros(len(survey.slots), len(shifts), SUMS, dtype=torch.float64)
         self._plans: dict[tuple, tuple[Moves, ...]] = {}
-        self.chosen = range(0)  # the shifts of the images in a batch, after the images themselves
+        self.chosen = range(0)  # indices of the shifts in a batch, after the unshifted images
 
     def see(self, visit: ModuleCall, module: nn.Module, tensor: Tensor | None) -> None:
-        """Compare one tensor, if this is the visit that measures it; the arguments are those of `CallTracer`."""
+        """Compare a tensor at its first occurrence. The arguments are those of `CallTracer`."""
         index = self._owner.get(visit)
         if index is None or index in self.failed:
             return
@@ -183,20 +220,21 @@ class ShiftErrors:
         values = slot.layout.arrange(tensor.detach())
         values = values.to(torch.promote_types(values.dtype, torch.float32))
         values = values.flatten(2) if slot.layout.grid else values.unsqueeze(-1)
-        # Rows for cells, so that moving them is copying rows: (blocks, cells, images, channels).
+        # Put cells in rows (blocks, cells, images, channels), so that moving them copies rows.
         rows = values.unflatten(0, (blocks, -1)).permute(0, 3, 1, 2).contiguous()
         still, moved = rows[0], rows[1:]
-        size, by_move = still.square().sum(dim=2).cpu().double(), []
+        size = still.square().sum(dim=2).cpu().double()
+        by_move = []
         for moves in self._plan(slot):
             expected = still[moves.source.to(still.device)]
             error = (moved - expected).square_().sum(dim=3).cpu().double()
             interior, border, inside = (
-                one[..., None]
-                for one in (moves.interior, moves.inside - moves.interior, moves.inside)
+                part[..., None]
+                for part in (moves.interior, moves.inside - moves.interior, moves.inside)
             )
             sums = (error * interior, interior, error * border, border, size[moves.source] * inside)
             by_move.append(
-                torch.stack(torch.broadcast_tensors(*(one.sum(dim=1) for one in sums)), dim=-1)
+                torch.stack(torch.broadcast_tensors(*(each.sum(dim=1) for each in sums)), dim=-1)
             )
         self._sums[index, self.chosen.start : self.chosen.stop] += _of_best_move(
             torch.stack(by_move)
@@ -205,10 +243,11 @@ class ShiftErrors:
             self.failed[index] = "it holds NaN or infinity for moved images"
 
     def measured(self, threshold: float) -> dict[int, LayerErrors]:
-        """The numbers of each tensor that could be compared, by its index."""
+        """Return the errors of each tensor that could be compared, by its index."""
         strides = {slot.layout.stride for slot in self._slots}
         on_grid = {
-            one: torch.tensor([is_multiple(shift, one) for shift in self.shifts]) for one in strides
+            stride: torch.tensor([is_multiple(shift, stride) for shift in self.shifts])
+            for stride in strides
         }
         return {
             index: LayerErrors(slot, self._sums[index], on_grid[slot.layout.stride], threshold)
@@ -220,7 +259,7 @@ class ShiftErrors:
         layout = slot.layout
         key = (layout.grid, layout.stride, slot.border, self.chosen)
         if key not in self._plans:
-            # Only cells that fill the image exactly meet again round the torus.
+            # Cells wrap around the torus only if they fill the image exactly.
             sides = zip(layout.stride, layout.grid, self._seen_size, strict=False)
             fills = all(stride * side == seen for stride, side, seen in sides)
             shifts = self.shifts[self.chosen.start : self.chosen.stop]

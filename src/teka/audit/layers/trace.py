@@ -1,4 +1,4 @@
-"""The first pass over a model: which tensors it makes, how they lie, how noisy they are, how far the edge is felt."""
+"""Trace of one forward pass: the tensors of a model, their layouts, noise and border effects."""
 
 import sys
 import weakref
@@ -16,59 +16,76 @@ from teka.audit.layers.layouts import Layout, LayoutRecognizer, pads_edge
 from teka.audit.model_call import Model, ModelError, calling
 from teka.errors import EXTERNAL_ERRORS, error_message
 
-COPIES = 4  # images as they are, once more, and with the edge overwritten: top and bottom, left and right
-# A cell has felt the edge if it changed by more than so many roundings of the largest number of its layer, or by more
-# than FELT_AT_MOST of it, which rounding in half precision may reach.
+# Copies of the images: twice unchanged, with top and bottom overwritten, with left and right
+# overwritten.
+COPIES = 4
+# A cell depends on the edge if it changes by more than this number of roundings of the largest
+# value of its layer, or by more than FELT_AT_MOST of it, which half precision may reach.
 FELT_ROUNDINGS = 64
 FELT_AT_MOST = 1e-2
 
 
 def _eager() -> AbstractContextManager[object]:
     """Return a context in which compiled modules run eagerly, so that their hooks are called."""
-    # Nothing is compiled before this module, which is slow to import, has been loaded.
+    # If torch._dynamo, which is slow to import, is not loaded, then nothing can be compiled.
     is_loaded = "torch._dynamo" in sys.modules
     return torch.compiler.set_stance("force_eager") if is_loaded else nullcontext()
 
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """A module that got its input, or gave its output ("input" or "output"), at its so-manieth call of a pass."""
+    """Input or output of a module at one of its calls within a forward pass.
+
+    Args:
+        module: Name of the module.
+        call: Index of this call of the module within the forward pass, from 1.
+        side: "input" or "output".
+        inside: Name and call of the innermost module that was running, or None.
+    """
 
     module: str
     call: int
     side: str
-    inside: tuple[str, int] | None  # the innermost module that was running, and its call
+    inside: tuple[str, int] | None
 
 
 See = Callable[[ModuleCall, nn.Module, Tensor | None], None]
 
 
 def call_name(module: str, call: int) -> str:
-    """What to call a module: its name, with its number where the same pass called it before."""
+    """Return the name of a module for display, with the index of the call from the second on."""
     name = module or "(model)"
     return name if call == 1 else f"{name} (call {call})"
 
 
 class CallTracer(ExitStack):
-    """Hooks on modules, until the block ends, that hand every visit, its module and its tensor to a function."""
+    """Forward hooks on modules that pass every input and output tensor to a function.
+
+    The hooks are removed at the end of the context.
+
+    Args:
+        model: Function that runs the model.
+        modules: Modules by name.
+        see: Function of the call, the module and its tensor (or None).
+    """
 
     def __init__(self, model: Model, modules: Mapping[str, nn.Module], see: See) -> None:
         super().__init__()
         self._model, self._modules, self._see = model, modules, see
-        with ExitStack() as hooks:  # where a module takes none, none is left behind
+        with ExitStack() as hooks:  # removes all hooks if one module does not support them
             for name, module in modules.items():
                 hooks.callback(
                     module.register_forward_pre_hook(
                         partial(self._before, name), with_kwargs=True
                     ).remove
                 )
-                # A part that raises is over too, if the model goes on without it.
+                # With always_call, a call also ends if the module raises and the model continues.
                 after = module.register_forward_hook(partial(self._after, name), always_call=True)
                 hooks.callback(after.remove)
             self.push(hooks.pop_all())
 
     def run(self, batch: Tensor, what: str) -> None:
-        """Ask the model for a batch of what is said in words."""
+        """Run the model on a batch, which `what` describes for error messages."""
         self._num_rows = len(batch)
         self._calls = dict.fromkeys(self._modules, 0)
         self._running: list[tuple[str, int]] = []
@@ -84,8 +101,8 @@ class CallTracer(ExitStack):
         self._calls[name] += 1
         inside = self._running[-1] if self._running else None
         self._running.append((name, self._calls[name]))
-        found = _choose_tensor((arguments, options), self._num_rows)
-        self._see(ModuleCall(name, self._calls[name], "input", inside), module, found)
+        tensor = _choose_tensor((arguments, options), self._num_rows)
+        self._see(ModuleCall(name, self._calls[name], "input", inside), module, tensor)
 
     def _after(self, name: str, module: nn.Module, _arguments: tuple, output: object) -> None:
         _, call = self._running.pop()
@@ -96,7 +113,8 @@ class CallTracer(ExitStack):
 
 
 def _choose_tensor(value: object, num_rows: int) -> Tensor | None:
-    # The first floating tensor with a row for each image, however nested; or the first of all.
+    # Choose the first floating-point tensor with a row for each image, at any nesting depth, or
+    # else the first tensor.
     first, waiting = None, [value]
     while waiting:
         part = waiting.pop(0)
@@ -120,51 +138,73 @@ def _choose_tensor(value: object, num_rows: int) -> Tensor | None:
 
 @dataclass(frozen=True)
 class TracedTensor:
-    """A tensor that a model makes, whichever modules give and get it."""
+    """Tensor of a model, independent of the modules that return or receive it.
+
+    Args:
+        layout: How the tensor is arranged over the image.
+        shape: Shape without the batch axis.
+        noise: ‖y' − y‖ / ‖y‖ for two copies of the same images.
+        border: Number of cells that the edge of the image affects, before and after along each
+            axis; () for a vector.
+        epsilon: Machine epsilon of the dtype.
+    """
 
     layout: Layout
-    shape: tuple[int, ...]  # without the batch
-    noise: float  # ‖y' − y‖ / ‖y‖ of two copies of the same images
-    border: tuple[
-        tuple[int, int], ...
-    ]  # cells that the edge can reach, before and after; () for a vector
-    epsilon: float  # rounding of its dtype
+    shape: tuple[int, ...]
+    noise: float
+    border: tuple[tuple[int, int], ...]
+    epsilon: float
 
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """One visit of the survey, in the order of execution: the tensor's index, or why it could not be recognised."""
+    """Input or output of a module in the traced forward pass, in the order of execution.
+
+    Args:
+        visit: The call of the module.
+        kind: Class of the module.
+        slot: Index of the tensor in `ModelTrace.slots`, or None.
+        reason: Why the tensor was not recognized, or "".
+        is_new: Whether the tensor did not occur before.
+        pads_edge: Whether the module pads its input.
+    """
 
     visit: ModuleCall
     kind: str
     slot: int | None
     reason: str
-    is_new: bool  # no visit before had this tensor
+    is_new: bool
     pads_edge: bool
 
 
 class ModelTrace:
-    """Follows one forward pass of `trace_batch` images, of which there are so many without their copies."""
+    """Record of all tensors in a forward pass on the images of `trace_batch`.
+
+    Args:
+        num_images: Number of images without their copies.
+        seen_size: Spatial size of the images.
+    """
 
     def __init__(self, num_images: int, seen_size: tuple[int, int]) -> None:
         self.slots: list[TracedTensor] = []
         self.stops: list[TraceEvent] = []
         self.flattened: dict[str, None] = {}
-        self._num_images, self.seen_size, self._recogniser = (
-            num_images,
-            seen_size,
-            LayoutRecognizer(seen_size),
-        )
+        self._num_images = num_images
+        self.seen_size = seen_size
+        self._recogniser = LayoutRecognizer(seen_size)
         self._seen: dict[int, tuple[weakref.ref, int | None, int | str]] = {}
         self._inputs: dict[tuple[str, int], tuple[int | None, tuple[int, ...]]] = {}
 
     @property
     def feels_all_sides(self) -> bool:
-        """Whether every map feels every side of the edge; a pool may leave out the last pixels of an odd size."""
+        """True if every side of the edge affects every map.
+
+        A pooling layer may ignore the last pixels of an odd size.
+        """
         return all(depth for slot in self.slots for sides in slot.border for depth in sides)
 
     def see(self, visit: ModuleCall, module: nn.Module, tensor: Tensor | None) -> None:
-        """Take in one visit; the arguments are those of `CallTracer`."""
+        """Record one input or output. The arguments are those of `CallTracer`."""
         key = (visit.module, visit.call)
         found, is_new = (
             ("no tensor", False) if tensor is None else self._find(visit, module, tensor)
@@ -181,8 +221,8 @@ class ModelTrace:
                 self.flattened[visit.module] = None
 
     def _find(self, visit: ModuleCall, module: nn.Module, tensor: Tensor) -> tuple[int | str, bool]:
-        """The index of the tensor's slot, or why it has none; and whether the tensor is a new one."""
-        # What is made in inference mode has no version.
+        """Return the index of the tensor or why it has none, and whether the tensor is new."""
+        # Tensors that are made in inference mode have no version.
         version = None if tensor.is_inference() else tensor._version
         handed_on = self._seen.get(id(tensor))
         if handed_on is not None and handed_on[0]() is tensor and handed_on[1] == version:
@@ -201,7 +241,7 @@ class ModelTrace:
             index, source_shape = self._inputs[visit.module, visit.call]
             source = None if index is None else self.slots[index].layout
             if index is None and source_shape == tuple(tensor.shape):
-                return "it has the shape of its input, which could not be recognised"
+                return "it has the shape of its input, which could not be recognized"
         layout = self._recogniser.recognize(
             module, tuple(tensor.shape), visit.side, source, source_shape
         )
@@ -222,7 +262,15 @@ class ModelTrace:
 def trace_batch(
     images: RealImages, width: int = 1
 ) -> Float[Tensor, "copies channels height width"]:
-    """The images, again, and with the outermost `width` pixels of both sides of an axis overwritten by noise."""
+    """Return four copies of images, two of which have noise at the edge.
+
+    Args:
+        images: Images (B, C, H, W).
+        width: Number of pixels that are overwritten at both ends of an axis.
+
+    Returns:
+        The images twice, then with noise at top and bottom, then with noise at left and right.
+    """
     generator = torch.Generator().manual_seed(0)
     low, high = map(float, torch.aminmax(images))
     noise = torch.rand(images.shape, generator=generator, dtype=torch.float32).to(images)
@@ -237,13 +285,13 @@ def trace_batch(
 def _border(
     copies: Float[Tensor, "copies batch channels height width"], epsilon: float
 ) -> tuple[tuple[int, int], ...]:
-    """How many cells deep each side of the edge is felt, before and after along both axes."""
+    """Return how many cells at each side depend on the edge, before and after along both axes."""
     felt_above = max(epsilon, min(FELT_ROUNDINGS * epsilon, FELT_AT_MOST)) * copies[0].abs().max()
     felt = ((copies[2:] - copies[0]).abs() > felt_above).flatten(1, 2).any(dim=1)
     depths = []
     for axis, length in enumerate(felt.shape[1:]):
         places = felt[axis].any(dim=1 - axis).nonzero().flatten()
-        # On a torus the first side is felt at the last cells too: each cell counts for the side that is nearer.
+        # On a torus, the first side also affects the last cells. Use the nearer side.
         first, last = places[places < length / 2], places[places >= length / 2]
         depths.append(
             (int(first[-1]) + 1 if len(first) else 0, length - int(last[0]) if len(last) else 0)

@@ -1,4 +1,4 @@
-"""How several models compare: which wins, as far as that can be told, and every paired difference."""
+"""Comparison of several models for the page: the winner of each mode and all paired differences."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from teka.audit.statistics.metrics import NUMBERS
 from teka.audit.statistics.ranking import Lead, Pair, find_leads
 from teka.reporting.formatting import listed, write_p_value
 
-# The first that is defined names the winner.
+# The first of these metrics that is defined decides which model wins.
 DECISIVE = ("worst_shift_accuracy", "consistency", "overlap", "mean_error")
 
 
@@ -26,7 +26,8 @@ def valid_pairs(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> list[P
 def excluded(reports: Sequence[AuditReport]) -> list[str]:
     """Write a sentence for each model that is not compared because its results are invalid."""
     return [
-        f"{report.name} is not compared, because its results are invalid: {', '.join(report.invalid)}."
+        f"{report.name} is not compared, because its results are invalid: "
+        f"{', '.join(report.invalid)}."
         for report in reports
         if report.invalid
     ]
@@ -35,51 +36,62 @@ def excluded(reports: Sequence[AuditReport]) -> list[str]:
 def winner(
     pairs: Sequence[Pair], reports: Sequence[AuditReport]
 ) -> tuple[str, list[tuple[str, str]]]:
-    """Return which of the models wins in the mode of the pairs, and the evidence: each number with a sentence.
+    """Return which model wins in a mode, and the evidence for each metric, in sentences.
 
-    Models with invalid results do not compete. A model that lacks a number does not compete by that number.
+    Models with invalid results are left out. A model that lacks a metric is left out for it.
+
+    Args:
+        pairs: Comparisons of all pairs of models in one mode.
+        reports: Reports of all models.
+
+    Returns:
+        The headline, and pairs of a metric's name (or "") and a sentence.
     """
+    names = [report.name for report in reports]
+    mode = pairs[0].comparison.movement.mode
+    competing = [index for index, report in enumerate(reports) if not report.invalid]
+    notes = [("", sentence) for sentence in excluded(reports)]
     names, mode = [report.name for report in reports], pairs[0].comparison.movement.mode
     competing = [at for at, report in enumerate(reports) if not report.invalid]
     out = [("", sentence) for sentence in excluded(reports)]
     if len(competing) < 2:
         left = f"only {names[competing[0]]} has" if competing else "no model has"
-        return f"In mode {mode} nobody wins: {left} valid results.", out
+        return f"In mode {mode} nobody wins: {left} valid results.", notes
     leads = find_leads(valid_pairs(pairs, reports))
     decisive = [lead for number in DECISIVE for lead in leads if lead.number == number]
     if not leads:
         return (
             f"In mode {mode} no number is defined for two models, so that none can be compared.",
-            out,
+            notes,
         )
-    # The number that most models have decides; of several, the first of `DECISIVE`.
-    found = max(decisive or leads, key=lambda lead: len(lead.over))
-    number = NUMBERS[found.number]
-    if lacking := [names[at] for at in competing if at != found.best and at not in found.over]:
-        out.append(
+    # The metric that most models define decides, and of several the first of `DECISIVE`.
+    lead = max(decisive or leads, key=lambda lead: len(lead.over))
+    number = NUMBERS[lead.number]
+    lacking = [names[index] for index in competing if index != lead.best and index not in lead.over]
+    if lacking:
+        notes.append(
             ("", f"Not ranked, because their outputs do not define that number: {listed(lacking)}.")
         )
     by = f"In mode {mode}, by {'the ' + number.meaning if number.is_share else number.label},"
-    tied = [names[at] for at in (found.best, *found.tied)]
+    tied = [names[index] for index in (lead.best, *lead.tied)]
     headline = (
-        f"{by} nobody wins: {listed(tied)} are not told apart."
-        if found.tied
+        f"{by} nobody wins: no significant difference between {listed(tied)}."
+        if lead.tied
         else f"{by} {tied[0]} wins."
     )
-    return headline, [*((lead.number, _evidence(lead, names)) for lead in leads), *out]
+    return headline, [*((lead.number, _evidence(lead, names)) for lead in leads), *notes]
 
 
 def _evidence(lead: Lead, names: Sequence[str]) -> str:
-    number, best = NUMBERS[lead.number], names[lead.best]
-    way, label = (
-        "above" if number.is_share else "below",
-        f"{number.label[:1].upper()}{number.label[1:]}",
-    )
+    number = NUMBERS[lead.number]
+    best = names[lead.best]
+    way = "above" if number.is_share else "below"
+    label = f"{number.label[:1].upper()}{number.label[1:]}"
     parts = []
     if lead.tied:
-        apart = f"{listed([best, *(names[at] for at in lead.tied)])} are not told apart"
+        tied = f"no significant difference between {listed([best, *(names[i] for i in lead.tied)])}"
         last = lead.tied[-1]
-        parts.append(f"{apart} ({best} less {names[last]}: {_lead_words(lead, last)})")
+        parts.append(f"{tied} ({best} minus {names[last]}: {_lead_words(lead, last)})")
     if lead.beaten:
         nearest, *more = lead.beaten
         further = (
@@ -92,24 +104,27 @@ def _evidence(lead: Lead, names: Sequence[str]) -> str:
 
 
 def _lead_words(lead: Lead, over: int) -> str:
-    one = lead.over[over]
+    difference = lead.over[over]
     sizes = [
         write_difference(lead.number, value).removeprefix("+")
-        for value in (one.value, one.lower, one.upper)
+        for value in (difference.value, difference.lower, difference.upper)
     ]
     unit = " points" if is_share(lead.number) else ""
-    ends = f"{sizes[1]} to {sizes[2]}" if has_interval(one.method) else "no interval"
-    return f"{sizes[0]}{unit} ({ends}, {write_p_value(one.p_value)})"
+    ends = f"{sizes[1]} to {sizes[2]}" if has_interval(difference.method) else "no interval"
+    return f"{sizes[0]}{unit} ({ends}, {write_p_value(difference.p_value)})"
 
 
-def write_ends(number: str, one: Difference) -> str:
-    """The ends of a difference's interval, "–" if it has none."""
-    ends = (write_difference(number, end) for end in (one.lower, one.upper))
-    return " to ".join(ends) if has_interval(one.method) else MISSING
+def write_ends(number: str, difference: Difference) -> str:
+    """Write the ends of a difference's interval, or "–" if it has none."""
+    ends = (write_difference(number, end) for end in (difference.lower, difference.upper))
+    return " to ".join(ends) if has_interval(difference.method) else MISSING
 
 
 def differing(comparison: Comparison) -> str:
-    """At how many of all shifts the accuracies of two models differ, "80 of 81"; "" where there is no accuracy."""
+    """Write at how many shifts the accuracies of two models differ significantly: "80 of 81".
+
+    The result is "" if there is no accuracy.
+    """
     curve = comparison.curves.get("accuracy")
     if curve is None:
         return ""
@@ -118,19 +133,24 @@ def differing(comparison: Comparison) -> str:
 
 
 def reference_of(pairs: Sequence[Pair]) -> int:
-    """Return the place of the model from which the others are subtracted: the first that is in a pair."""
+    """Return the index of the model from which others are subtracted, the first one in a pair."""
     return min((pair.first for pair in pairs), default=0)
 
 
 def comparison_sections(
     pairs: Sequence[Pair], reports: Sequence[AuditReport]
 ) -> list[dict[str, Any]]:
-    """A section for each mode: winner, evidence, a row of differences for each valid pair, and their curves."""
-    names, sections = [report.name for report in reports], []
+    """Return the sections of the page, one for each mode.
+
+    A section has the winner, the evidence, a row of differences for each pair of models with valid
+    results, and curves of the differences.
+    """
+    names = [report.name for report in reports]
+    sections = []
     for mode in dict.fromkeys(pair.comparison.movement.mode for pair in pairs):
-        of_mode = [pair for pair in pairs if pair.comparison.movement.mode == mode]
-        headline, evidence = winner(of_mode, reports)
-        valid = valid_pairs(of_mode, reports)
+        mode_pairs = [pair for pair in pairs if pair.comparison.movement.mode == mode]
+        headline, evidence = winner(mode_pairs, reports)
+        valid = valid_pairs(mode_pairs, reports)
         numbers = [
             name
             for name in COMPARED_NUMBERS
@@ -142,14 +162,16 @@ def comparison_sections(
             for pair in valid
         ]
         with_base = [pair for pair in valid if pair.first == base]
-        lines = {
-            pair.second: (pair.comparison.shifts, found.curve if found is not None else None)
-            for pair in with_base
-            for found in [pair.comparison.curves.get("accuracy")]
-        }
-        label = f"correct, less {names[base]} (points)"
+        lines = {}
+        for pair in with_base:
+            accuracy = pair.comparison.curves.get("accuracy")
+            curve = accuracy.curve if accuracy is not None else None
+            lines[pair.second] = (pair.comparison.shifts, curve)
+        label = f"correct, minus {names[base]} (points)"
         figure = curve_figure(names, lines, label, is_percent=True, difference=True)
-        methods = [one.method for pair in valid for one in pair.comparison.numbers.values()]
+        methods = [
+            difference.method for pair in valid for difference in pair.comparison.numbers.values()
+        ]
         section = {
             "mode": mode,
             "headline": headline,
@@ -159,7 +181,7 @@ def comparison_sections(
             "rows": [row for row in rows if row[0] == base],
             "more_rows": [row for row in rows if row[0] != base],
             "curves": [figure] if figure else [],
-            "confidence": f"{100 * of_mode[0].comparison.confidence:g} %",
+            "confidence": f"{100 * mode_pairs[0].comparison.confidence:g} %",
             "missing": missing_intervals(methods),
         }
         sections.append(section)
@@ -167,10 +189,14 @@ def comparison_sections(
 
 
 def _cells(pair: Pair, numbers: Sequence[str]) -> list[tuple[str, str, str] | None]:
-    """Difference, interval and p-value of each number, None where it is not defined."""
-    found = [(name, pair.comparison.numbers.get(name)) for name in numbers]
-    return [
-        one
-        and (write_difference(name, one.value), write_ends(name, one), write_p_value(one.p_value))
-        for name, one in found
-    ]
+    """Return difference, interval and p-value of each metric, or None if it is not defined."""
+    cells: list[tuple[str, str, str] | None] = []
+    for name in numbers:
+        difference = pair.comparison.numbers.get(name)
+        if difference is None:
+            cells.append(None)
+        else:
+            value = write_difference(name, difference.value)
+            p_value = write_p_value(difference.p_value)
+            cells.append((value, write_ends(name, difference), p_value))
+    return cells
