@@ -51,9 +51,6 @@ def winner(
     mode = pairs[0].comparison.movement.mode
     competing = [index for index, report in enumerate(reports) if not report.invalid]
     notes = [("", sentence) for sentence in excluded(reports)]
-    names, mode = [report.name for report in reports], pairs[0].comparison.movement.mode
-    competing = [at for at, report in enumerate(reports) if not report.invalid]
-    out = [("", sentence) for sentence in excluded(reports)]
     if len(competing) < 2:
         left = f"only {names[competing[0]]} has" if competing else "no model has"
         return f"In mode {mode} nobody wins: {left} valid results.", notes
