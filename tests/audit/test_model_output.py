@@ -243,7 +243,7 @@ def test_what_is_no_output_is_described():
         (np.array(["cat"] * 4), "is an array of <U3"),
         (LOGITS.to_sparse(), "layout torch.sparse_coo"),
         (LOGITS.to("meta"), "on meta"),
-        ({"last_hidden_state": TOKENS}, "the class token cannot be found"),
+        ({"last_hidden_state": TOKENS}, "hidden state of an unknown architecture"),
     ):
         with raises_for(message, ValueError, match=message):
             select(result)

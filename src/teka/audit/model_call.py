@@ -245,7 +245,8 @@ def weights_hash(function: Callable[..., object]) -> str:
     for name, tensor in module.state_dict().items():
         if is_lazy(tensor):
             raise ValueError(
-                f"{name} of the model has no shape yet, expected a lazy module that has seen an image"
+                f"{name} of the model has no shape yet, "
+                "expected a lazy module that has seen an image"
             )
         digest.update(
             f"{name} {tensor_hash(tensor) if isinstance(tensor, Tensor) else tensor!r}\n".encode()

@@ -176,9 +176,8 @@ FIELDS = (
     Field(("feature_maps",), "features", read_feature_maps),
 )
 DETECTION = {"boxes", "scores", "labels"}
-EXPECTED_OUTPUT = (
-    "one tensor, or one of the fields " + ", ".join(dict.fromkeys(name for field in FIELDS for name in field.names))
-)  # fmt: skip
+_FIELD_NAMES = dict.fromkeys(name for field in FIELDS for name in field.names)
+EXPECTED_OUTPUT = f"one tensor, or one of the fields {', '.join(_FIELD_NAMES)}"
 
 
 def has_class_token(module: nn.Module) -> bool:

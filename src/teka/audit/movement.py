@@ -72,7 +72,7 @@ MODES = {
         has_background=True,
     ),
     "canvas": Mode(
-        "The image is pasted on a larger canvas of its background and moved on it without any loss.",
+        "The image is pasted on a larger canvas of its background and moved on it without loss.",
         "on a larger canvas",
         keeps_content=True,
         has_background=True,

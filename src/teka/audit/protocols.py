@@ -202,8 +202,8 @@ def chaman2021(
         "Two shifts drawn from −m … m − 1 along each axis, one pair for all images of a batch; "
         "m = 3 for images up to 32 pixels, 32 for larger ones; share of images with equal "
         "predictions, for circular shifts and for shifts with zero padding.",
-        "Chaman and Dokmanić 2021, Truly Shift-Invariant Convolutional Neural Networks, §5; validate and "
-        "evaluate_random_crop in github.com/achaman2/truly_shift_invariant_cnns",
+        "Chaman and Dokmanić 2021, Truly Shift-Invariant Convolutional Neural Networks, §5; "
+        "validate and evaluate_random_crop in github.com/achaman2/truly_shift_invariant_cnns",
         {"images": len(images), "largest shift": largest, "batch size": settings.batch_size},
         numbers,
         {},

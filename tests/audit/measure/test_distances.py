@@ -202,7 +202,7 @@ def test_a_shift_that_loses_content_is_refused_before_the_first_call():
 
 
 def test_outputs_that_are_all_the_same_give_no_scale():
-    with pytest.raises(ValueError, match="the same for most pairs of images"):
+    with pytest.raises(ValueError, match="equal outputs for most pairs"):
         sensitivity_map(
             lambda batch: torch.ones(len(batch), 2), noise(), [0, 1], Movement("circular")
         )

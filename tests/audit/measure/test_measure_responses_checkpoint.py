@@ -148,7 +148,7 @@ def test_a_bit_that_has_changed_is_refused(tmp_path):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1  # the last byte of the last tensor
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"It is damaged"):
+    with pytest.raises(ValueError, match=r"The file is damaged"):
         measure_responses(linear, IMAGES, SHIFTS, ZERO, checkpoint=path)
 
 

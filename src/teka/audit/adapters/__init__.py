@@ -1,4 +1,4 @@
-"""Any vision model by a name or a path, as a function of pictures that can be audited."""
+"""Loading of vision models by name or path, as functions of images that can be audited."""
 
 import importlib.util
 import math
@@ -50,7 +50,10 @@ _PRESET_TASKS = {"SemanticSegmentation": SEGMENTER, "ObjectDetection": LIST_DETE
 
 
 def load_timm(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
-    """A model of timm, as `timm.create_model` takes it, such as "resnet50.a1_in1k"; its own weights are downloaded."""
+    """Load a model of timm by its name, such as "resnet50.a1_in1k", with its image transform.
+
+    Pretrained weights are downloaded unless `load_options` has other weights.
+    """
     library: Any = require("timm", "this model needs", "timm")
     with (
         tensors_only(
@@ -66,7 +69,7 @@ def load_timm(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> Lo
     own = _of_levels(library.data.create_transform(**config))
     read = verify_against_library(own, read_data_config(config), f"timm:{name}", "its transform")
     transform, size = load_options.fit(read)
-    # Models without a classifier, as those trained without labels are, have 0 classes and give features.
+    # Models without a classifier, such as self-supervised ones, have 0 classes and return features.
     task, num_classes = (CLASSIFIER, module.num_classes) if module.num_classes else (ENCODER, None)
     return wrap_module(
         module, name, "timm", transform, size, load_options.device, task, num_classes=num_classes
@@ -74,7 +77,10 @@ def load_timm(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> Lo
 
 
 def load_torchvision(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
-    """A model of torchvision, as `torchvision.models.get_model` takes it; its own best weights are downloaded."""
+    """Load a model of torchvision by its name, with the transform of its best weights.
+
+    The best weights are downloaded unless `load_options` has other weights.
+    """
     models: Any = require("torchvision.models", "this model needs", "torchvision")
     own = load_options.weights is None
     with (
@@ -84,7 +90,7 @@ def load_torchvision(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
         weights = models.get_model_weights(name).DEFAULT
         preset = weights.transforms()
         task = _PRESET_TASKS.get(type(preset).__name__, CLASSIFIER)
-        # Else those of the backbone alone would be downloaded.
+        # Without this, pretrained weights of the backbone would be downloaded.
         bare = {} if own or task is CLASSIFIER else {"weights_backbone": None}
         module = models.get_model(
             name, weights=weights if own else None, **bare, **load_options.classes_made
@@ -106,7 +112,7 @@ def load_torchvision(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
 
 
 def _of_levels(transform: Callable[[Any], Tensor]) -> Callable[[np.ndarray], Tensor]:
-    """A transform of Pillow's pictures as one of their levels (H, W, C)."""
+    """Wrap a transform of Pillow images as a function of uint8 arrays (H, W, C)."""
     from PIL import Image
 
     return lambda levels: transform(
@@ -115,7 +121,11 @@ def _of_levels(transform: Callable[[Any], Tensor]) -> Callable[[np.ndarray], Ten
 
 
 def read_data_config(config: dict[str, Any]) -> Preprocessing:
-    """What timm's transforms_imagenet_eval (data/transforms_factory.py) makes of a config, but for borders."""
+    """Return the preprocessing of a timm config, as `timm.data.transforms_imagenet_eval` makes it.
+
+    Raises:
+        ValueError: The config crops with a border or from a rectangular resize.
+    """
     channels, height, width = config["input_size"]
     share = config.get("crop_pct") or 0.875
     enlarged = (math.floor(height / share), math.floor(width / share))
@@ -133,9 +143,12 @@ def read_data_config(config: dict[str, Any]) -> Preprocessing:
 
 
 def read_preset(preset: Any) -> Preprocessing:
-    """The preprocessing of torchvision's presets (transforms/_presets.py), as `weights.transforms()` is.
+    """Return the preprocessing of a torchvision preset, such as `weights.transforms()`.
 
-    Of a classifier, or of a segmenter, which does not crop; a detector's leaves pictures as they are.
+    Presets of segmentation models do not crop, and those of detectors leave images unchanged.
+
+    Raises:
+        ValueError: The preset is of another task.
     """
     if type(preset).__name__ == "ObjectDetection":
         return Preprocessing(3)
@@ -158,7 +171,13 @@ def _normalization(mean: Any, deviation: Any) -> Normalize:
 
 @dataclass(frozen=True)
 class Loader:
-    """A family of models that `load` knows.
+    """Family of models that `load` recognizes by the form of the name.
+
+    Args:
+        form: Form of the names, for messages.
+        fits: Function that returns True if a name is of this family.
+        read: Function that loads a model by its name and options.
+        takes_weights: Whether the model can be loaded with other weights than its own.
 
     >>> import torch
     >>> from teka.audit.adapters import Loader, LoadedModel, load
@@ -169,10 +188,10 @@ class Loader:
     torch.Size([2, 3])
     """
 
-    form: str  # how they are named, in words
-    fits: Callable[[str], object]  # whether a name is one of them
+    form: str
+    fits: Callable[[str], object]
     read: Callable[[str, LoadOptions], LoadedModel]
-    takes_weights: bool = False  # whether others than the model's own
+    takes_weights: bool = False
 
 
 def load(
@@ -182,22 +201,23 @@ def load(
     loaders: Sequence[Loader] = (),
     trust: bool = False,
 ) -> LoadedModel:
-    """Load the model that a name or a path stands for, ready to be audited.
+    """Load a model by its name or path, ready to be audited.
 
-    Three forms run code that is not part of an installed library. "path/module.py:function" names that code, so it is
-    executed. Files of TorchScript and of `torch.export` contain a program, so they need `trust=True`. All other files
-    are read as data: their tensors are loaded without unpickling other objects.
+    Three forms run code that is not part of an installed library. "path/module.py:function"
+    executes the file. Files of TorchScript and of `torch.export` contain a program, so they need
+    `trust=True`. All other files are read as data, without unpickling objects except tensors.
 
     Args:
-        spec: One of `FORMS`, or what a further loader takes. A path that exists is meant before anything else.
-        load_options: What is said of it beside its name.
-        loaders: Loaders that are asked before those of this library.
-        trust: Allow files that contain a program; the same as `LoadOptions(trust=True)`.
+        spec: A name or path in one of `FORMS`, or in the form of an additional loader. A path
+            that exists takes precedence.
+        load_options: Weights, size, normalization and device of the model.
+        loaders: Additional loaders, which are tried first.
+        trust: Allow files that contain a program, like `LoadOptions(trust=True)`.
 
     Raises:
-        ImportError: A library that is needed is not installed; the message says what to install.
-        ValueError: No such model, one that cannot be read or is not trusted, or one of another size or number of
-            classes.
+        ImportError: A required library is not installed. The message says what to install.
+        ValueError: The model does not exist, cannot be read, is not trusted, or has a different
+            size or number of classes.
     """
     if trust:
         load_options = replace(load_options, trust=trust)
@@ -206,17 +226,20 @@ def load(
         raise wrong_value("device", str(device), "a device that computes")
     try:
         torch.zeros(1, device=device)
-    # What torch raises depends on why the device is not there.
+    # The class of the error depends on why torch cannot use the device.
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise wrong_value(
             "device", str(device), f"a device that torch can use ({first_line(error)})"
         ) from error
     known = (*loaders, *LOADERS)
-    loader = next((one for one in known if one.fits(spec)), None)
+    loader = next((loader for loader in known if loader.fits(spec)), None)
     if loader is None:
-        expected = f"one of: {' | '.join(one.form for one in known)}"
+        expected = f"one of: {' | '.join(loader.form for loader in known)}"
         if Path(spec).suffix in _WEIGHTS:
-            expected = "a model; a file of weights alone does not say which, so name the model, and this as its weights"
+            expected = (
+                "a model; a file of weights alone does not say which, "
+                "so name the model, and this as its weights"
+            )
         raise wrong_value("model", spec, expected)
     if load_options.weights is not None and not loader.takes_weights:
         raise wrong_value(
@@ -235,7 +258,11 @@ def load(
 
 
 def load_factory(spec: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
-    """What a function without arguments makes, "path/module.py:function"; the file is executed, with all rights."""
+    """Load the model that a function returns, given as "path/module.py:function".
+
+    The file is executed with all rights of the user. The function has no arguments and returns a
+    `LoadedModel`, a module or a callable.
+    """
     path, _, name = spec.rpartition(":")
     file = expand_user(path)
     if not (path.endswith(".py") and file.is_file() and name):
@@ -243,7 +270,8 @@ def load_factory(spec: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) ->
     made = _make(file, name)
     if isinstance(made, LoadedModel):
         return made
-    (transform, size), label = load_options.fit(Preprocessing()), f"{file.stem}:{name}"
+    transform, size = load_options.fit(Preprocessing())
+    label = f"{file.stem}:{name}"
     if isinstance(made, nn.Module):
         return wrap_module(
             load_options.fill(made), label, "factory", transform, size, load_options.device
@@ -264,14 +292,14 @@ def _make(file: Path, name: str) -> object:
     module = importlib.util.module_from_spec(described)
     folder = str(file.resolve().parent)
     sys.path.insert(0, folder)
-    sys.modules[described.name] = module  # as dataclasses and pickles of the file look there
+    sys.modules[described.name] = module  # dataclasses and pickle look the module up here
     try:
         with calling():
             described.loader.exec_module(module)
             factory: Callable[[], object] | None = getattr(module, name, None)
             if callable(factory):
                 return factory()
-    # Whatever the user's code raises is named with the file; an interrupt goes through.
+    # Name the file in the message of any error of the user's code. Interrupts pass through.
     except EXTERNAL_ERRORS as error:
         raise ValueError(
             f"{file}:{name} raised {type(error).__name__}: {error_message(error)}"
@@ -279,7 +307,7 @@ def _make(file: Path, name: str) -> object:
     finally:
         sys.path.remove(folder)
     defined = [
-        one for one, value in vars(module).items() if callable(value) and not one.startswith("_")
+        key for key, value in vars(module).items() if callable(value) and not key.startswith("_")
     ]
     raise wrong_argument(
         "model", f"{file}:{name}", f"a function of the file; it has {', '.join(defined) or 'none'}"
@@ -294,7 +322,7 @@ def _is_transformers(spec: str) -> object:
 def without(
     prefix: str, read: Callable[[str, LoadOptions], LoadedModel]
 ) -> Callable[[str, LoadOptions], LoadedModel]:
-    """What reads a model of what comes after a prefix."""
+    """Return a loader that removes a prefix from the name."""
     return lambda spec, load_options: read(spec.removeprefix(prefix), load_options)
 
 
@@ -325,4 +353,4 @@ LOADERS = (
         takes_weights=True,
     ),
 )
-FORMS = tuple(one.form for one in LOADERS)
+FORMS = tuple(loader.form for loader in LOADERS)

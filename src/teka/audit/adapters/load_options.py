@@ -1,4 +1,4 @@
-"""What is said of a model beside its name: its size, weights and normalisation, and where it runs."""
+"""Options for loading a model: its weights, input size, normalization and device."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -19,41 +19,43 @@ from teka.files import expand_user
 Size = int | tuple[int, int] | None  # one side or (height, width); None leaves it to the model
 RANDOM = "random"
 M = TypeVar("M", bound=nn.Module)
-_WITHIN = (
-    "state_dict",
-    "model_state_dict",
-    "model",
-)  # where training scripts put the weights of a checkpoint
+# Names under which training scripts store the weights in a checkpoint.
+_WITHIN = ("state_dict", "model_state_dict", "model")
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How a model is to be read.
+    """Options for loading a model.
 
     >>> from teka.audit.adapters import Preprocessing, LoadOptions
-    >>> transform, size = LoadOptions(input_size=224, mean=(0.5,), deviation=(0.25,)).fit(Preprocessing(in_channels=1))
+    >>> load_options = LoadOptions(input_size=224, mean=(0.5,), deviation=(0.25,))
+    >>> transform, size = load_options.fit(Preprocessing(in_channels=1))
     >>> size, transform.normalization
     ((224, 224), Normalize(mean=(0.5,), deviation=(0.25,)))
 
     Args:
-        input_size: Size of the model's images, one side or (height, width), for models that take any.
-        weights: A file of weights, safetensors or tensors of torch, of which nothing is unpickled; or "random", as they
-            are drawn for training with seed 0. None takes those that the model comes with.
-        num_classes: Number of classes that the model must have; it is made so where `weights` are given.
-        mean: What is subtracted from intensities in [0, 1], one number or one for each channel; with `deviation`
-            instead of what the model comes with.
-        deviation: What they are divided by after that.
-        blue_first: Whether the model takes blue, green, red.
-        device: Where it runs; None is the CPU.
-        data_dir: Folder with the data set's files, for loaders of models that know their data.
-        trust: Allow files that contain a program, which can run any code or read and write any file with your
-            rights: TorchScript and `torch.export`. Set it only for a file from a source whose scripts you would run.
-        output_name: The output to measure of a model that has several, by its name, or its index in a tuple; None
-            leaves the choice to `teka.audit.model_output.FIELDS`, and of an ONNX file takes "logits" or the first
-            output of floating-point numbers.
+        input_size: Size of the model's input, one side or (height, width), for models that accept
+            any size.
+        weights: File of weights (safetensors or tensors of torch, without unpickling), or
+            "random" for a random initialization with seed 0. Default: the model's own weights.
+        num_classes: Required number of classes. If `weights` is given, the model is built with
+            this number.
+        mean: Value subtracted from intensities in [0, 1], one for all channels or one for each
+            channel. With `deviation`, it replaces the model's own normalization.
+        deviation: Value by which intensities are then divided.
+        blue_first: Whether the model expects the channels blue, green, red.
+        device: Device of the model. Default: the CPU.
+        data_dir: Folder of the data set's files, for loaders of models that know their data.
+        trust: Allow files that contain a program, which can run any code or read and write any
+            file with your rights: TorchScript and `torch.export`. Set it only for a file from a
+            source whose scripts you would run.
+        output_name: Output to measure of a model with several outputs, by its name or its index in
+            a tuple. Default: chosen by `teka.audit.model_output.FIELDS`, and for an ONNX file
+            "logits" or the first floating-point output.
 
     Raises:
-        ValueError: No such file of weights, one of `mean` and `deviation` without the other, or one of wrong numbers.
+        ValueError: The file of weights does not exist, only one of `mean` and `deviation` is given,
+            or a value is invalid.
     """
 
     input_size: Size = None
@@ -74,13 +76,13 @@ class LoadOptions:
             raise wrong_value("weights", str(self.weights), f"an existing file, or {RANDOM!r}")
         if (self.mean is None) != (self.deviation is None):
             missing = "mean" if self.mean is None else "deviation"
-            raise wrong_value(missing, None, "given, for the other of mean and deviation is")
+            raise wrong_value(missing, None, "given together with the other of mean and deviation")
         if self.mean is not None and self.deviation is not None:
             Normalize(*self._by_channel(max(len(self.mean), len(self.deviation))))
 
     @property
     def classes_made(self) -> dict[str, int]:
-        """The number of classes as a keyword, where a model is to be made with one."""
+        """Keyword argument with the number of classes of a model to build, or no argument."""
         return (
             {}
             if self.num_classes is None or self.weights is None
@@ -88,7 +90,7 @@ class LoadOptions:
         )
 
     def fit(self, transform: Preprocessing) -> tuple[Preprocessing, tuple[int, int] | None]:
-        """A model's preprocessing with what is said of it here, and the size of its images."""
+        """Return a model's preprocessing with these options applied, and the input size."""
         if self.mean is not None and self.deviation is not None:
             channels = transform.in_channels or max(len(self.mean), len(self.deviation))
             if transform.in_channels is None and channels == 1:
@@ -103,25 +105,29 @@ class LoadOptions:
         return transform.resized_to(self.input_size)
 
     def _by_channel(self, channels: int) -> list[tuple[float, ...]]:
-        """Mean and deviation of so many channels."""
-        found = []
-        for argument, given in (("mean", self.mean or ()), ("deviation", self.deviation or ())):
-            if len(given) not in (1, channels):
+        """Return mean and deviation with one value for each channel."""
+        by_channel = []
+        for argument, values in (("mean", self.mean or ()), ("deviation", self.deviation or ())):
+            if len(values) not in (1, channels):
                 raise wrong_value(
-                    argument, given, f"one number, or one for each of {channels} channels"
+                    argument, values, f"one number, or one for each of {channels} channels"
                 )
-            found.append(given * (channels if len(given) == 1 else 1))
-        return found
+            by_channel.append(values * (channels if len(values) == 1 else 1))
+        return by_channel
 
     @contextmanager
     def drawn(self) -> Iterator[None]:
-        """Within, what is drawn is drawn with seed 0, and what comes after is as without."""
+        """Return a context with random seed 0, which restores the random state afterwards."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             yield
 
     def fill(self, module: M) -> M:
-        """The module with the weights of the file, if there is one; each must be there, and none else."""
+        """Load the file of weights, if given, into a module and return the module.
+
+        Raises:
+            ValueError: The file cannot be read, or its names or shapes differ from the module's.
+        """
         if self.weights in (None, RANDOM):
             return module
         file = expand_user(self.weights)
@@ -133,24 +139,28 @@ class LoadOptions:
         return module
 
 
-DEFAULT_LOAD_OPTIONS = LoadOptions()  # nothing is said
+DEFAULT_LOAD_OPTIONS = LoadOptions()
 
 
 def read_weights(file: Path) -> Mapping[str, Tensor]:
-    """The tensors of a file by name: safetensors, or what `torch.save` wrote, itself or within a checkpoint."""
+    """Return the tensors in a safetensors file or in a file of `torch.save`, by name.
+
+    In a checkpoint of `torch.save`, the weights may be under a name such as "state_dict".
+
+    Raises:
+        ValueError: The file contains other objects than tensors.
+    """
     if file.suffix == ".safetensors":
         safetensors: Any = require("safetensors.torch", "these weights need", "teka[audit]")
         return safetensors.load_file(file)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of TorchScript before it raises an error
-        found = torch.load(file, map_location="cpu", weights_only=True)
+        warnings.simplefilter("ignore")  # torch warns about TorchScript before it raises an error
+        content = torch.load(file, map_location="cpu", weights_only=True)
     for name in _WITHIN:
-        found = (
-            found[name]
-            if isinstance(found, Mapping) and isinstance(found.get(name), Mapping)
-            else found
-        )
-    if not isinstance(found, Mapping) or not all(isinstance(one, Tensor) for one in found.values()):
-        raise ValueError(f"it holds {type(found).__name__}, expected tensors by name")
-    # What several processes trained has this before each name.
-    return {name.removeprefix("module."): tensor for name, tensor in found.items()}
+        if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
+            content = content[name]
+    is_mapping = isinstance(content, Mapping)
+    if not is_mapping or not all(isinstance(value, Tensor) for value in content.values()):
+        raise ValueError(f"it holds {type(content).__name__}, expected tensors by name")
+    # DistributedDataParallel adds this prefix.
+    return {name.removeprefix("module."): tensor for name, tensor in content.items()}

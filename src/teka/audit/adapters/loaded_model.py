@@ -1,4 +1,4 @@
-"""A model under audit: a function of pictures in [0, 1], and what is known of it."""
+"""Model under audit: a function of images in [0, 1], with its properties."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -19,11 +19,17 @@ from teka.errors import EXTERNAL_ERRORS, error_message, wrong_value
 
 @dataclass(frozen=True)
 class Task:
-    """A task of a model, with the kind of its output as in `teka.audit.AuditSettings`."""
+    """Task of a model, with the kind of its output for `teka.audit.AuditSettings`.
+
+    Args:
+        words: The model in words, for messages.
+        output: Kind of the output.
+        takes_lists: Whether the model takes a list of images instead of a batch.
+    """
 
     words: str
     output: str
-    takes_lists: bool = False  # of images, in place of batches
+    takes_lists: bool = False
 
 
 CLASSIFIER = Task("an image classifier", "auto")
@@ -38,7 +44,24 @@ _TENSORS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model under audit, as a function of images (B, C, H, W) in [0, 1], which is a module wherever it has one.
+    """Model under audit, as a function of images (B, C, H, W) in [0, 1].
+
+    Args:
+        name: Name for display.
+        kind: Origin, such as "transformers", "timm", "torchvision", "onnx" or "factory".
+        function: The model. It is a module if possible, so that its layers can be examined.
+        module: The original module, or None.
+        input_size: Size of the input, or None for any size.
+        in_channels: Number of input channels, or None if unknown.
+        class_names: Names of the classes, or None if unknown.
+        num_classes: Number of classes, or None if unknown.
+        transform: Preprocessing of images, before and within the function.
+        weights_hash: SHA-256 of the weights, or None.
+        note: Remark for the reader on how the model was loaded.
+        output: Kind of the output, as in `teka.audit.AuditSettings`.
+        loads_at_input_size: Whether data sets are loaded at the input size and with 8 bits per
+            channel, as in training.
+        trained_on: Name or path of the data set on which this library trained the model.
 
     >>> import torch
     >>> from teka.audit.adapters import LoadedModel
@@ -48,27 +71,25 @@ class LoadedModel:
     (torch.Size([2, 8, 6, 6]), 224)
     """
 
-    name: str  # what to call it
-    kind: str  # what it was read from, such as "transformers", "timm", "torchvision", "onnx" or "factory"
+    name: str
+    kind: str
     function: Callable[[Tensor], object]
-    module: nn.Module | None = None  # the model's, if it is one
-    input_size: tuple[int, int] | None = None  # of its images; None if it takes any
-    in_channels: int | None = None  # None if that is not known
+    module: nn.Module | None = None
+    input_size: tuple[int, int] | None = None
+    in_channels: int | None = None
     class_names: tuple[str, ...] | None = None
-    num_classes: int | None = None  # None if that is not known
-    transform: Preprocessing = field(
-        default_factory=Preprocessing
-    )  # of images before the function, and within it
-    weights_hash: str | None = None  # SHA-256, if the weights can be read
-    note: str = ""  # what else a reader should know of how it was read, a sentence
-    output: str = "auto"  # as of `teka.audit.AuditSettings`
-    loads_at_input_size: bool = False  # in whole levels, as its training had the data sets
-    trained_on: str | None = None  # name or path of the data set on which this library trained it
+    num_classes: int | None = None
+    transform: Preprocessing = field(default_factory=Preprocessing)
+    weights_hash: str | None = None
+    note: str = ""
+    output: str = "auto"
+    loads_at_input_size: bool = False
+    trained_on: str | None = None
 
     def taking_unplaced_images(self) -> "LoadedModel":
-        """The same model as a function of images as the data have them: `transform.place` becomes a part of it."""
+        """Return the model as a function of images of any size, with `transform.place` included."""
         function, place = self.function, self.transform.place
-        # Layers can be looked into only if the function is a module.
+        # Layers can be examined only if the function is a module.
         is_module = isinstance(function, nn.Module)
         placing = (
             WrappedModule(place, function) if is_module else lambda images: function(place(images))
@@ -76,7 +97,7 @@ class LoadedModel:
         return replace(self, function=placing, input_size=None, in_channels=None)
 
     def choosing_output(self, name: str) -> "LoadedModel":
-        """The same model, of whose outputs the one of this name is measured, or of this index in a tuple."""
+        """Return the model with one of its outputs, by name or by index in a tuple."""
 
         def choose(output: object, images: Tensor) -> Tensor:
             return select_output(output, Source(images, self.module), name=name).values
@@ -92,17 +113,23 @@ class LoadedModel:
         return replace(self, function=chosen, output="auto", **known)
 
     def describe(self) -> dict[str, object]:
-        """What a report keeps of the model, ready for JSON."""
+        """Return the properties that a report stores, ready for JSON."""
         kept = ("name", "kind", "input_size", "in_channels", "num_classes", "note")
         parameters = (
-            None if self.module is None else sum(one.numel() for one in self.module.parameters())
+            None if self.module is None else sum(p.numel() for p in self.module.parameters())
         )
         facts = {name: encode(getattr(self, name)) for name in kept}
         return {**facts, "parameters": parameters, "weights_sha256": self.weights_hash}
 
 
 class WrappedModule(nn.Module):
-    """A model with a step before it, and what is measured taken out of what it returns to images."""
+    """Module with a step before it and a selection of its output.
+
+    Args:
+        before: Function from images to the model's input.
+        model: The model.
+        after: Function from the output and the images to the output that is measured.
+    """
 
     def __init__(
         self,
@@ -111,12 +138,14 @@ class WrappedModule(nn.Module):
         after: Callable[[Any, Tensor], object] = lambda output, images: output,
     ) -> None:
         super().__init__()
-        self.before, self.model, self.after = before, model, after
-        # The mode is the model's own: a wrapper must not hide that it was left in training mode.
+        self.before = before
+        self.model = model
+        self.after = after
+        # Keep the model's mode, because a wrapper must not hide that it is in training mode.
         self.training = model.training
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> object:
-        """What the model says of images in [0, 1]."""
+        """Return the selected output of the model for images in [0, 1]."""
         return self.after(self.model(self.before(images)), images)
 
 
@@ -130,7 +159,18 @@ def wrap_module(
     task: Task = CLASSIFIER,
     **known: Any,
 ) -> LoadedModel:
-    """The subject of a module, moved to the device, with its normalisation before it; what else is known is a field."""
+    """Return a module as a `LoadedModel`, on the device and with its normalization included.
+
+    Args:
+        module: The module.
+        name: Name for display.
+        kind: Origin, such as "timm".
+        transform: Preprocessing of images.
+        input_size: Size of the input, or None for any size.
+        device: Device of the module. Default: where it is.
+        task: Task of the model.
+        **known: Further fields of `LoadedModel`.
+    """
     module = module if device is None else module.to(device)
     known |= {"transform": transform, "weights_hash": weights_hash(module), "output": task.output}
     num_outputs = known.get("num_classes")
@@ -156,7 +196,7 @@ def _has_logits(output: object) -> bool:
 
 @contextmanager
 def read_as(model: str, expected: str) -> Iterator[None]:
-    """What a library raises within, which depends on what is missing or damaged, is one line of what was expected."""
+    """Return a context that turns errors of a library into a ValueError of one line."""
     try:
         yield
     except EXTERNAL_ERRORS as error:
@@ -165,7 +205,7 @@ def read_as(model: str, expected: str) -> Iterator[None]:
 
 @contextmanager
 def tensors_only(model: str, kind: str) -> Iterator[None]:
-    """Every `torch.load` within reads tensors only, whatever its caller asked for; what is raised is one line."""
+    """Return a context in which `torch.load` reads tensors only, with errors as in `read_as`."""
     before = os.environ.get(_TENSORS_ONLY)
     os.environ[_TENSORS_ONLY] = "1"
     try:
@@ -179,7 +219,10 @@ def tensors_only(model: str, kind: str) -> Iterator[None]:
 
 
 def read_class_names(labels: object) -> tuple[str, ...] | None:
-    """The names of `id2label` in a config, unless there are none or the library's own LABEL_0, LABEL_1 and so on."""
+    """Return the class names of `id2label` in a config.
+
+    The result is None if there are no names or only the defaults LABEL_0, LABEL_1 and so on.
+    """
     by_place = (
         {str(label): str(name) for label, name in labels.items()}
         if isinstance(labels, Mapping)

@@ -1,4 +1,4 @@
-"""From images as data have them to what a model takes: channels, size, crop and normalisation."""
+"""Preprocessing of images for a model: channels, resize, crop and normalization."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,18 +15,19 @@ from teka.data import Normalize
 from teka.data.pictures import to_intensities
 from teka.errors import require, wrong_shape, wrong_value
 
-LUMINANCE = (19595, 38470, 7471)  # of ITU-R BT.601 in 65,536ths, as Pillow makes grey of colour
+LUMINANCE = (19595, 38470, 7471)  # ITU-R BT.601 weights in 65,536ths, as in Pillow
 Levels = UInt8[Tensor, "n c h w"]
 ResizedLevels = UInt8[Tensor, "n c height width"]
 
 
 def _cubic(place: Tensor) -> Tensor:
-    """Keys' cubic with a = −½."""
+    """Return Keys' cubic kernel with a = −½."""
     x = place.abs()
     return torch.where(x < 1, (1.5 * x - 2.5) * x**2 + 1, ((x - 5) * x + 8) * x * -0.5 + 2)
 
 
-# Pillow's kernels of the distance from the middle, and half their widths, in new pixels where the image shrinks.
+# Pillow's kernels as functions of the distance from the center, and half of their widths, in
+# output pixels if the image shrinks.
 KERNELS = {
     "box": (0.5, lambda x: ((x > -0.5) & (x <= 0.5)).to(x.dtype)),
     "bilinear": (1.0, lambda x: 1 - x.abs()),
@@ -60,18 +61,22 @@ def _resize_by_torchvision(levels: Levels, size: tuple[int, int], resampling: st
 
 
 class Library(NamedTuple):
-    """How a library rounds: resized pixels to whole levels, and the start of a crop of the middle to whole pixels."""
+    """Resize function and rounding of center crops in a library.
+
+    Args:
+        resize: Function that resizes uint8 images with rounding to whole levels.
+        start: Function that rounds the start of a center crop. Its argument is half of the
+            excess size, which is negative if the crop adds a margin.
+    """
 
     resize: Callable[[Levels, tuple[int, int], str], ResizedLevels]
-    start: Callable[
-        [float], int
-    ]  # of half of what the crop leaves over, which is negative where it adds a margin
+    start: Callable[[float], int]
 
 
 LIBRARIES = {
     "transformers": Library(_resize_by_pillow, math.floor),
     "transformers with torchvision": Library(_resize_by_torchvision, math.trunc),
-    # timm's too; round goes to the even one of two equally near.
+    # Also for timm. Ties are rounded to even.
     "torchvision": Library(
         _resize_by_pillow, lambda half: round(half) if half > 0 else math.trunc(half)
     ),
@@ -80,38 +85,42 @@ LIBRARIES = {
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What is done to images before a model sees them, in two steps.
+    """Preprocessing of images for a model, in two steps.
 
-    `place` makes the channels and the size: what an audit moves, unless it is told to move before. `normalize` makes
-    the numbers that the model was trained on, and belongs to the model.
+    `place` sets channels and size. An audit shifts images after this step, unless it is told to
+    shift before. `normalize` computes the values that the model was trained on, and is part of
+    the model under audit.
 
-    Images are whole levels 0 … 255 in uint8, which are resized to whole levels by the library itself; or intensities in
-    [0, 1], which nothing rounds, and which keep their gradients.
+    Images are either uint8 levels from 0 to 255, which are resized to whole levels exactly as the
+    library does, or intensities in [0, 1], which are not rounded and keep their gradients.
+
+    Args:
+        in_channels: Number of channels. Gray becomes color with equal channels, and color becomes
+            gray by luminance. None leaves the channels.
+        resize: Shorter side after the resize, with the aspect ratio kept, or (height, width).
+        resampling: Resampling method, one of `RESAMPLINGS`.
+        crop: Height and width of the center crop after the resize, padded with 0 if needed.
+        normalization: Mean and deviation of intensities.
+        blue_first: Whether the model expects the channels blue, green, red.
+        library: Name in `LIBRARIES` of the library whose rounding is used.
 
     >>> import torch
     >>> from teka.audit.adapters import Preprocessing
     >>> from teka.data import Normalize
-    >>> before = Preprocessing(3, resize=8, crop=(8, 8), normalization=Normalize((0.5,) * 3, (0.5,) * 3))
+    >>> normalization = Normalize((0.5,) * 3, (0.5,) * 3)
+    >>> before = Preprocessing(3, resize=8, crop=(8, 8), normalization=normalization)
     >>> placed = before.place(torch.zeros(2, 1, 16, 24, dtype=torch.uint8))
     >>> placed.shape, before.normalize(placed).unique(), before.describe((16, 24))
     (torch.Size([2, 3, 8, 8]), tensor([-1.]), 'resized to 8 × 12 (bilinear), cropped to the middle 8 × 8')
     """
 
-    in_channels: int | None = (
-        None  # grey becomes colour by equal channels, colour grey by luminance; None leaves them
-    )
-    resize: int | tuple[int, int] | None = (
-        None  # the new shorter side, the shape kept; or (height, width)
-    )
-    resampling: str = "bilinear"  # one of `RESAMPLINGS`
-    crop: tuple[int, int] | None = (
-        None  # of the middle after that, height and width; what is missing is 0
-    )
-    normalization: Normalize | None = None  # by mean and deviation of intensities
-    blue_first: bool = False  # whether the model takes blue, green, red
-    library: str = (
-        "transformers"  # one of `LIBRARIES`, as which levels and the places of crops are rounded
-    )
+    in_channels: int | None = None
+    resize: int | tuple[int, int] | None = None
+    resampling: str = "bilinear"
+    crop: tuple[int, int] | None = None
+    normalization: Normalize | None = None
+    blue_first: bool = False
+    library: str = "transformers"
 
     def __post_init__(self) -> None:
         check_name("resampling", self.resampling, RESAMPLINGS)
@@ -123,20 +132,23 @@ class Preprocessing:
 
     @property
     def placing(self) -> "Preprocessing":
-        """What `place` goes by, alone: models that share it are shown the same images, whatever numbers they make."""
+        """The settings of `place` only, which are equal for models that can share images."""
         return replace(self, normalization=None, blue_first=False)
 
     def resized_to(
         self, input_size: int | tuple[int, int] | None
     ) -> tuple["Preprocessing", tuple[int, int] | None]:
-        """The same for images resized to another size, and that size; None leaves it at the window cut out."""
+        """Return the preprocessing with another input size, and this size.
+
+        With None, the preprocessing is unchanged and the size is that of the crop.
+        """
         if input_size is None:
             return self, self.crop
         size = check_image_size("input_size", input_size)
         return replace(self, resize=size, crop=None), size
 
     def resized_size(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """Height and width after the resize, before the crop."""
+        """Return height and width after the resize, before the crop."""
         if self.resize is None:
             return image_size
         if isinstance(self.resize, tuple):
@@ -145,7 +157,11 @@ class Preprocessing:
         return (longer, self.resize) if image_size[0] > image_size[1] else (self.resize, longer)
 
     def place(self, images: Shaped[Tensor, "n c h w"]) -> Float[Tensor, "n channels height width"]:
-        """The images, levels or intensities, with the model's channels and size, as intensities in [0, 1]."""
+        """Return images with the model's channels and size, as intensities in [0, 1].
+
+        Args:
+            images: Levels in uint8 or intensities in [0, 1].
+        """
         placed, library = with_channels(images, self.in_channels), LIBRARIES[self.library]
         is_levels = placed.dtype == torch.uint8
         size = self.resized_size((images.shape[2], images.shape[3]))
@@ -156,7 +172,11 @@ class Preprocessing:
         return to_intensities(placed) if is_levels else placed
 
     def normalize(self, placed: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
-        """The numbers that the model takes of placed images."""
+        """Return the model's input for images returned by `place`.
+
+        Raises:
+            ValueError: The number of channels is wrong.
+        """
         if self.in_channels is not None and placed.shape[1] != self.in_channels:
             raise wrong_shape(
                 "images", placed.shape, f"(images, {self.in_channels}, height, width)"
@@ -165,7 +185,10 @@ class Preprocessing:
         return ordered if self.normalization is None else self.normalization(ordered)
 
     def describe(self, image_size: tuple[int, int] | None) -> str:
-        """What `place` does to images of a size, or of several for None, in words; "" if it leaves their pixels."""
+        """Describe what `place` does to images of one size, or of several sizes (None).
+
+        The text is empty if the pixels do not change.
+        """
         resized = self.resize if image_size is None else self.resized_size(image_size)
         parts = []
         if resized != image_size:
@@ -183,13 +206,13 @@ class Preprocessing:
 def with_channels(
     images: Shaped[Tensor, "n c h w"], in_channels: int | None
 ) -> Shaped[Tensor, "n channels h w"]:
-    """The images with a number of channels: grey with any number, colour as grey; None leaves them."""
-    came = images.shape[1]
-    if in_channels is None or came == in_channels:
+    """Convert images to a number of channels: gray to any number, or color to gray."""
+    num_channels = images.shape[1]
+    if in_channels is None or num_channels == in_channels:
         return images
-    if came == 1:
+    if num_channels == 1:
         return images.expand(-1, in_channels, -1, -1)
-    if came == 3 and in_channels == 1:
+    if num_channels == 3 and in_channels == 1:
         weights = torch.tensor(LUMINANCE, device=images.device)[:, None, None] / 65536
         grey = (images * weights.to(torch.promote_types(images.dtype, torch.float32))).sum(
             dim=1, keepdim=True
@@ -197,7 +220,7 @@ def with_channels(
         return grey if images.is_floating_point() else (grey + 0.5).floor().to(images.dtype)
     raise wrong_value(
         "the channels of the images",
-        came,
+        num_channels,
         f"{in_channels}, which the model takes, or 1, or 3 for 1",
     )
 
@@ -205,24 +228,33 @@ def with_channels(
 def crop_center(
     images: Shaped[Tensor, "n c h w"], size: tuple[int, int], start: Callable[[float], int]
 ) -> Shaped[Tensor, "n c height width"]:
-    """The middle of the images, from row start((H − height) / 2) and column start((W − width) / 2); missing is 0."""
+    """Return the center of images, padded with 0 if the images are smaller.
+
+    The crop begins at row start((H − height) / 2) and column start((W − width) / 2).
+    """
     margins = []
-    for wanted, came in zip(reversed(size), reversed(images.shape[2:]), strict=True):
-        before = start((came - wanted) / 2)
-        # What is to be cut off is a negative margin.
-        margins += [-before, wanted - came + before]
+    for new, old in zip(reversed(size), reversed(images.shape[2:]), strict=True):
+        before = start((old - new) / 2)
+        # A negative margin crops.
+        margins += [-before, new - old + before]
     return torch.nn.functional.pad(images, margins)
 
 
 def resample(
     images: Tensor, image_size: int | Sequence[int], resampling: str = "bilinear"
 ) -> Float[Tensor, "images channels new_height new_width"]:
-    """Resize images of intensities in [0, 1] by Pillow's kernels K (src/libImaging/Resample.c), with gradients.
+    """Resize images of intensities in [0, 1] with Pillow's kernels, keeping gradients.
 
-    Along an axis of S pixels, new pixel i of S' is the mean with weights w_ij ∝ K((j + ½ − (i + ½) S / S') / r), of
-    which r = max(S / S', 1); "nearest" takes the pixel that (i + ½) S / S' lies in. After each axis, what an
-    overshooting kernel drives out of [0, 1] is cut off. Nothing is rounded: from Pillow on bytes it differs by about a
-    level.
+    Along an axis of S pixels, pixel i of S' new ones is the weighted mean with the weights
+    w_ij ∝ K((j + ½ − (i + ½) S / S') / r), with the kernel K and r = max(S / S', 1). "nearest"
+    takes the pixel that contains (i + ½) S / S'. Values outside [0, 1] are clipped after each
+    axis. Because nothing is rounded, results differ from Pillow's on bytes by about one level.
+    Source: src/libImaging/Resample.c in Pillow.
+
+    Args:
+        images: Images (B, C, H, W).
+        image_size: New size, one side or (height, width).
+        resampling: Resampling method, one of `RESAMPLINGS`.
     """
     check_tensor("images", images, "batch", "channels", "height", "width")
     check_name("resampling", resampling, RESAMPLINGS)
@@ -233,7 +265,7 @@ def resample(
                 axis, (_middles(new) * (old / new)).long().to(images.device)
             )
         return images
-    # An axis that keeps its size keeps its pixels, whatever the kernel.
+    # If the size of an axis does not change, its pixels are kept exactly.
     if width != images.shape[3]:
         images = _cut_off(images @ _weights(images.shape[3], width, resampling).to(images).T)
     if height != images.shape[2]:
@@ -242,7 +274,7 @@ def resample(
 
 
 def _cut_off(images: Tensor) -> Tensor:
-    """What is outside [0, 1] at its ends; not by `clamp`, of which black has no gradient from torch 2.14 on."""
+    """Clip to [0, 1]. With `clamp`, black would have no gradient from torch 2.14 on."""
     return images.masked_fill(images < 0, 0.0).masked_fill(images > 1, 1.0)
 
 

@@ -1,4 +1,4 @@
-"""Programs that torch has saved with their weights: TorchScript and `torch.export`."""
+"""Loading of programs that torch saved with their weights: TorchScript and `torch.export`."""
 
 import logging
 import warnings
@@ -19,7 +19,10 @@ from teka.audit.model_call import calling
 from teka.errors import wrong_value
 from teka.files import expand_user
 
-NOTE = "a program does not say how its images are to be made: unless --mean and --std say so they go in as they are"
+NOTE = (
+    "a program does not say how its images are to be made: "
+    "unless --mean and --std say so they go in as they are"
+)
 
 
 def in_batches_of(
@@ -27,7 +30,15 @@ def in_batches_of(
     answer: Callable[[Tensor], Tensor],
     images: Float[Tensor, "batch channels height width"],
 ) -> Tensor:
-    """What a program that takes batches of one size alone says of images; the last batch is filled up with copies."""
+    """Call a program with batches of a fixed size, and return the outputs of all images.
+
+    The last batch is filled up with copies of its last image.
+
+    Args:
+        size: Batch size of the program, or None for any size.
+        answer: The program.
+        images: Images (B, C, H, W).
+    """
     if size is None or not len(images):
         return answer(images)
     parts = []
@@ -38,7 +49,12 @@ def in_batches_of(
 
 
 class ExportedProgram(nn.Module):
-    """The module of an exported program, whose batches are of one size where it was exported so."""
+    """Module of an exported program, which may require a fixed batch size.
+
+    Args:
+        module: Module of the program.
+        batch_size: Required batch size, or None.
+    """
 
     def __init__(self, module: nn.Module, batch_size: int | None) -> None:
         super().__init__()
@@ -47,16 +63,16 @@ class ExportedProgram(nn.Module):
             part.training = False
 
     def train(self, mode: bool = True) -> "ExportedProgram":
-        """Nothing: an exported program has no modes, and computes what was exported."""
+        """Return the module unchanged, because an exported program has no training mode."""
         return self
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Tensor:
-        """What the program says of images."""
+        """Return the output of the program for images."""
         return in_batches_of(self.batch_size, self.program, images)
 
 
 def is_script(spec: str) -> bool:
-    """Return True for a file of TorchScript, which holds code as well as weights."""
+    """Return True for a TorchScript file, which contains code as well as weights."""
     file = expand_user(spec)
     if file.suffix == ".pt2" or not file.is_file():
         return False
@@ -68,17 +84,22 @@ def is_script(spec: str) -> bool:
 
 
 def check_trusted(path: str, load_options: LoadOptions, kind: str, danger: str) -> None:
-    """Check that the user trusts a file that contains a program, before any of it reaches torch."""
+    """Check that the user trusts a file that contains a program, before torch reads it.
+
+    Raises:
+        ValueError: The file is not trusted.
+    """
     if not load_options.trust:
         raise ValueError(
-            f"trust must be True to load {path!r}, got False. {kind} {danger} with all your rights. If you would run "
-            "a script from the same source, pass --trust (in Python, trust=True)."
+            f"trust must be True to load {path!r}, got False. {kind} {danger} with all your "
+            "rights. If you would run a script from the same source, pass --trust (in Python, "
+            "trust=True)."
         )
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence what torch logs about a damaged file before it raises, because the error says the same in one line."""
+    """Silence log messages of torch about a damaged file, because the error says the same."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -90,28 +111,32 @@ def _quiet() -> Iterator[None]:
 
 
 def load_script(path: str, load_options: LoadOptions) -> LoadedModel:
-    """Load a file that `torch.jit.save` wrote."""
+    """Load a TorchScript file of `torch.jit.save`."""
     check_trusted(path, load_options, "A TorchScript program", "can read and write any file")
     with read_as(path, "a program of TorchScript"), _quiet(), calling():
         module = torch.jit.load(expand_user(path), map_location=load_options.device or "cpu").eval()
-    filters = next((one for one in module.state_dict().values() if one.ndim == 4), None)
+    parameters = module.state_dict().values()
+    filters = next((tensor for tensor in parameters if tensor.ndim == 4), None)
     in_channels = None if filters is None or filters.shape[1] not in (1, 3) else filters.shape[1]
     transform, size = load_options.fit(Preprocessing(in_channels))
     return wrap_module(module, Path(path).stem, "torchscript", transform, size, None, note=NOTE)
 
 
 def load_exported(path: str, load_options: LoadOptions) -> LoadedModel:
-    """Load a file that `torch.export.save` wrote and whose only input is images (B, C, H, W)."""
+    """Load a file of `torch.export.save` whose only input is images (B, C, H, W)."""
     check_trusted(path, load_options, "A torch.export program", "can run any code")
     with tensors_only(path, "a program of torch.export"), _quiet(), calling():
         program = torch.export.load(expand_user(path))
-    inputs = [one for one in program.graph.nodes if one.name in program.graph_signature.user_inputs]
-    shapes: list[Any] = [getattr(one.meta.get("val"), "shape", ()) for one in inputs]
+    names = program.graph_signature.user_inputs
+    inputs = [node for node in program.graph.nodes if node.name in names]
+    shapes: list[Any] = [getattr(node.meta.get("val"), "shape", ()) for node in inputs]
     if len(shapes) != 1 or len(shapes[0]) != 4:
         raise wrong_value(
-            f"the inputs of {path}", [tuple(one) for one in shapes], "one of images, with four axes"
+            f"the inputs of {path}",
+            [tuple(shape) for shape in shapes],
+            "one of images, with four axes",
         )
-    batch, channels, height, width = (one if isinstance(one, int) else None for one in shapes[0])
+    batch, channels, height, width = (size if isinstance(size, int) else None for size in shapes[0])
     size = None if height is None or width is None else (height, width)
     transform, size = load_options.fit(Preprocessing(channels, size, crop=size))
     module = ExportedProgram(program.module(), batch)
