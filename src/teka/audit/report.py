@@ -172,7 +172,8 @@ class AuditReport:
 
     >>> import torch
     >>> from teka.audit import AuditSettings, audit
-    >>> model = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 4))
+    >>> layers = torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 4)
+    >>> model = torch.nn.Sequential(*layers)
     >>> settings = AuditSettings(shifts=[(0, 1), (1, 0)], parts=(), num_examples=0)
     >>> report = audit(model, torch.rand(20, 3, 8, 8), settings=settings)
     >>> report.number("consistency")

@@ -85,8 +85,8 @@ def test_normalisation_and_order_of_channels_that_are_said_take_the_place_of_the
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"mean": (0.5,)}, "deviation must be given, for the other"),
-        ({"deviation": (0.5,)}, "mean must be given, for the other"),
+        ({"mean": (0.5,)}, "deviation must be given together with the other"),
+        ({"deviation": (0.5,)}, "mean must be given together with the other"),
         (
             {"mean": (0.5,), "deviation": (0.0,)},
             "deviation must be positive finite numbers, got (0.0,)",

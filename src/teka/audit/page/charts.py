@@ -201,7 +201,7 @@ class HeatMap:
 def heat_map_chart(
     heat_map: HeatMap, limits: tuple[float | int, float | int], description: str
 ) -> str:
-    """Draw a heat map, the darker the worse, with a thin frame at (0, 0) and a bold one at the worst.
+    """Draw a heat map in which darker is worse, with frames at (0, 0) (thin) and the worst (bold).
 
     Args:
         heat_map: The heat map.
@@ -259,7 +259,7 @@ def heat_map_chart(
 
 
 def layer_chart(layers: LayerFindings) -> str:
-    """Draw the errors of the layers in the order of execution, and name the layers that break first."""
+    """Draw the errors of the layers in order of execution, and name those that break first."""
     findings = layers.findings
     figure, axes = plots.make_axes(860, 280, legend_rows=1)
     indices = range(1, len(findings) + 1)

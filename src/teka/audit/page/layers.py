@@ -75,7 +75,7 @@ def _command(fixes: Sequence[str]) -> str:
 
 
 def layer_rows(layers: LayerFindings) -> list[tuple[str, tuple[str, ...], bool]]:
-    """Return the name, the cells of `COLUMNS`, and True for the first layer that breaks equivariance."""
+    """Return the name, the cells of `COLUMNS`, and True for the first layer that breaks."""
     rows = []
     for one in layers.findings:
         grid = " × ".join(map(str, one.grid)) or "vector"

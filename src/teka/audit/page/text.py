@@ -92,7 +92,7 @@ def _wrap(words: str, first: str = "") -> list[str]:
 
 
 def comparison_text(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> str:
-    """Who wins in the mode of the pairs and by what, and the differences of the first valid model from each other."""
+    """Return the winner with its evidence, and the differences of the first valid model from others."""
     headline, evidence = winner(pairs, reports)
     texts = [
         "\n".join([*_wrap(headline), *(line for _, one in evidence for line in _wrap(one, "  "))])
