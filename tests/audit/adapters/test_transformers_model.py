@@ -119,7 +119,7 @@ def test_without_an_image_processor_images_go_in_as_they_are_and_that_is_said(vi
     subject = load_transformers(str(folder))
     assert subject.input_size == (12, 12)
     assert subject.transform.normalization is None
-    assert "without normalisation" in subject.note
+    assert "without normalization" in subject.note
 
 
 def test_a_processor_that_does_more_than_its_settings_say_is_refused(vit_folder, tmp_path):

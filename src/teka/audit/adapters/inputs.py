@@ -1,4 +1,4 @@
-"""What an audit needs, from a model and the name of data: a function, images as it takes them, and facts of both."""
+"""Inputs of an audit: the model, its images and labels, and what a report says about them."""
 
 import contextlib
 import dataclasses
@@ -40,22 +40,31 @@ PARTS = {
 
 @dataclass(frozen=True, eq=False)
 class AuditImages:
-    """Some of the `num_available` images of a data set, in [0, 1], with channels and size as wanted."""
+    """Images of a data set in [0, 1], with the channels and size of a model.
+
+    Args:
+        name: Name of the data set.
+        images: The images.
+        labels: Class of each image.
+        num_classes: Number of classes of the data set.
+        class_names: Names of the classes, or None.
+        image_size: Size of the images in the data set, or None if they have several sizes.
+        num_available: Number of images that could be used.
+        part: Part of the data set, a name in `PARTS`.
+    """
 
     name: str
     images: Float[Tensor, "images channels height width"]
     labels: Int[Tensor, " images"]
     num_classes: int
     class_names: tuple[str, ...] | None
-    image_size: (
-        tuple[int, int] | None
-    )  # as the data have them; None if the pictures have several sizes
+    image_size: tuple[int, int] | None
     num_available: int
-    part: str  # one of `PARTS`
+    part: str
 
     @property
     def words(self) -> str:
-        """State the number of images and the part of the data that they come from."""
+        """Number of images and the part of the data set that they come from."""
         kind, remark = PARTS[self.part]
         return f"{len(self.images):,} of {self.num_available:,} {kind} of {self.name}{remark}"
 
@@ -69,22 +78,33 @@ def load_images(
     seed: int = 0,
     held_out: bool = False,
 ) -> AuditImages:
-    """Load test images of what `teka.data.load` takes, with a model's channels and size, in the order of the data.
+    """Load test images with the channels and size of a model, in the order of the data set.
 
-    Of a folder or a file that declares no test part all images are taken, or with `held_out` the fifth that
-    `teka.data.load` holds out for test.
+    All images are used if a folder or file has no test part.
+
+    Args:
+        data: Name or path of a data set, as for `teka.data.load`.
+        transform: Preprocessing of the model.
+        data_dir: Folder of the data set's files.
+        image_size: Size to which images are resized first.
+        num_images: Maximum number of images, which are chosen at random. Default: all.
+        seed: Seed of the choice.
+        held_out: Use only the fifth of data without a test part that `teka.data.load` holds out.
     """
     path = None if data in NAMES else find_path(data, data_dir)
     if path is not None and has_pictures(path):
         parts, names = find_pictures(path)
         part = "test" if "test" in parts else "held out" if held_out else "all"
-        found = parts["test" if part == "test" else "all"]
+        pictures = parts["test" if part == "test" else "all"]
         if part == "held out":
-            found = [found[index] for index in hold_out_test(len(found))[1].tolist()]
-        chosen = [found[one] for one in _choose(len(found), num_images, seed)]
+            pictures = [pictures[index] for index in hold_out_test(len(pictures))[1].tolist()]
+        chosen = [pictures[index] for index in _choose(len(pictures), num_images, seed)]
         images, size = read_pictures([file for file, _ in chosen], transform, image_size)
         labels = torch.tensor([label for _, label in chosen])
-        return AuditImages(data, images, labels, len(names), tuple(names), size, len(found), part)
+        num_available = len(pictures)
+        return AuditImages(
+            data, images, labels, len(names), tuple(names), size, num_available, part
+        )
     if path is not None:
         read = read_npz(path)
         part = "test" if read.test is not None else "held out" if held_out else "all"
@@ -95,12 +115,10 @@ def load_images(
         num_classes, names = read.num_classes, None
     else:
         dataset = load(data, data_dir=data_dir, image_size=image_size)
-        test, part, num_classes, names = (
-            dataset.test,
-            "test",
-            dataset.num_classes,
-            class_names(data),
-        )
+        test = dataset.test
+        part = "test"
+        num_classes = dataset.num_classes
+        names = class_names(data)
     split = test.take(torch.tensor(_choose(len(test), num_images, seed)))
     images = split.images.to(torch.float32)
     levels = (255 * images).round().to(torch.uint8)
@@ -111,7 +129,7 @@ def load_images(
 
 
 def is_trained_on(subject: LoadedModel, data: str, data_dir: str | Path | None = None) -> bool:
-    """Return True if this library trained the model on a folder or a file of the user's, and this is that or a copy."""
+    """Return True if this library trained the model on this folder or file, or on a copy of it."""
     path = None if data in NAMES else find_path(data, data_dir)
     if path is None or subject.trained_on is None or subject.trained_on in NAMES:
         return False
@@ -125,14 +143,23 @@ def _choose(available: int, num_images: int | None, seed: int) -> list[int]:
     check_sizes({"images": num_images}, or_none=True)
     if num_images is None:
         return list(range(available))
-    # The first of a permutation, so that fewer are part of more.
+    # Take the first of a permutation, so that a smaller number gives a subset.
     return sorted(np.random.default_rng(seed).permutation(available)[:num_images].tolist())
 
 
 def read_pictures(
     files: Sequence[Path], transform: Preprocessing, image_size: Size = None
 ) -> tuple[Float[Tensor, "images channels height width"], tuple[int, int] | None]:
-    """Pictures as a model takes them, of unknown channels gray if all files are; and their size, if it is one."""
+    """Read image files with the channels and size of a model.
+
+    If the number of channels is unknown, images are gray if all files are.
+
+    Returns:
+        The images, and their original size, or None if they have several sizes.
+
+    Raises:
+        ValueError: The images have different sizes after preprocessing.
+    """
     channels = transform.in_channels
     is_gray = (
         all(read_header(file)[0] in GRAY_MODES for file in files)
@@ -146,10 +173,10 @@ def read_pictures(
         sizes.add((levels.shape[2], levels.shape[3]))
         images.append(transform.place(levels))
         if images[-1].shape != images[0].shape:
-            came, first = (tuple(image.shape[2:]) for image in (images[-1], images[0]))
+            size, first = (tuple(image.shape[2:]) for image in (images[-1], images[0]))
             raise wrong_value(
                 f"the size of {path}",
-                came,
+                size,
                 f"{first}, that of {files[0]}, or image_size, or input_size",
             )
     return torch.cat(images), sizes.pop() if len(sizes) == 1 else None
@@ -160,10 +187,10 @@ _NUM_HEADERS = 20  # pictures
 
 
 def usual_mode(data: str, data_dir: str | Path | None = None) -> tuple[str, str]:
-    """Return the mode in which data are shifted unless another is asked for, and the reason in words.
+    """Return the default mode of shifting for a data set, and the reason in words.
 
-    It is "crop" for a folder of pictures of which most have at least `PHOTOGRAPH_SIDE` pixels along the shorter side,
-    because that is what moving a camera does, and "circular" for all else.
+    The mode is "crop", which resembles a moving camera, for a folder in which most images have at
+    least `PHOTOGRAPH_SIDE` pixels along the shorter side, and "circular" for other data.
     """
     path = None if data in NAMES else find_path(data, data_dir)
     if path is None or not has_pictures(path):
@@ -173,7 +200,7 @@ def usual_mode(data: str, data_dir: str | Path | None = None) -> tuple[str, str]
     places = np.linspace(0, len(files) - 1, min(len(files), _NUM_HEADERS)).round().astype(int)
     sides = []
     for place in places:
-        with contextlib.suppress(ValueError):  # reading the picture says what is wrong with it
+        with contextlib.suppress(ValueError):  # damaged files are reported when they are read
             sides.append(min(read_header(files[place])[1:]))
     if sides and float(np.median(sides)) >= PHOTOGRAPH_SIDE:
         return (
@@ -186,22 +213,30 @@ def usual_mode(data: str, data_dir: str | Path | None = None) -> tuple[str, str]
     )
 
 
-RESIZING = (
-    "before",
-    "after",
-)  # whether images are shifted before or after the resize to the model's size
+# Whether images are shifted before or after the resize to the model's size.
+RESIZING = ("before", "after")
 
 
 @dataclass(frozen=True, eq=False)
 class AuditInputs:
-    """A model, the images in [0, 1] that its function is shown, before any shift, and what to say of both."""
+    """Model, images and settings of an audit.
+
+    Args:
+        subject: The model.
+        function: Function that is audited.
+        images: Unshifted images in [0, 1], as the function takes them.
+        labels: Labels as indices of the model's classes, or None.
+        settings: Settings of the audit.
+        known: Further arguments of `teka.audit.audit`.
+        description: Model, images and preprocessing in words.
+    """
 
     subject: LoadedModel
     function: Callable[[Tensor], object]
     images: Float[Tensor, "images channels height width"]
-    labels: Int[Tensor, " images"] | None  # as the model counts its classes
+    labels: Int[Tensor, " images"] | None
     settings: AuditSettings
-    known: dict[str, Any]  # further arguments of `teka.audit.audit`
+    known: dict[str, Any]
     description: str
 
 
@@ -219,14 +254,25 @@ def make_inputs(
     held_out: bool | None = None,
     read: Callable[..., AuditImages] = load_images,
 ) -> AuditInputs:
-    """Load the images that a model is audited with, shifted "before" or "after" their resize, and describe both.
+    """Load the images for the audit of a model, and describe both.
 
-    Of data without a test part all images are taken, or with `held_out` the fifth that training holds out; by default
-    that is done for a model that was trained on the data. Several models share the images if `read` is one
-    `functools.cache(load_images)` for all.
+    Args:
+        subject: The model.
+        data: Name or path of a data set.
+        settings: Settings of the audit.
+        data_dir: Folder of the data set's files.
+        image_size: Size to which images are resized first.
+        num_images: Maximum number of images. Default: all.
+        placed_size: Size of the images in modes `crop` and `canvas`, before the crop or canvas.
+        shift: Whether to shift images "before" or "after" the resize to the model's size.
+        labelled: Whether to use the labels.
+        held_out: Whether to use only the held-out fifth of data without a test part. Default: if
+            the model was trained on the data.
+        read: Function that loads the images. To share images between models, pass one
+            `functools.cache(load_images)` for all.
     """
     check_name("shift", shift, RESIZING)
-    # The size of digits is that of their canvas: there is no resize before which they could be shifted.
+    # Digits have the size of their canvas, so they are not resized.
     is_sized_first = shift == "after" or data == "digits"
     if (
         image_size is None
@@ -236,17 +282,17 @@ def make_inputs(
     ):
         image_size = subject.input_size
     if before := shift == "before":
-        transform, audited = (
-            Preprocessing(subject.transform.in_channels),
-            subject.taking_unplaced_images(),
-        )
+        transform = Preprocessing(subject.transform.in_channels)
+        audited = subject.taking_unplaced_images()
     else:
-        (transform, settings), audited = place_for_modes(subject, settings, placed_size), subject
+        transform, settings = place_for_modes(subject, settings, placed_size)
+        audited = subject
     held_out = is_trained_on(subject, data, data_dir) if held_out is None else held_out
     chosen = read(
         data, transform.placing, data_dir, image_size, num_images, settings.seed, held_out
     )
-    caveats, done = [], transform.describe(chosen.image_size)
+    caveats = []
+    preprocessing = transform.describe(chosen.image_size)
     if chosen.image_size is not None:
         largest = max(
             max(map(abs, step)) for step in settings.shifts_for(tuple(chosen.images.shape[2:]))
@@ -259,7 +305,10 @@ def make_inputs(
         settings = dataclasses.replace(settings, output=subject.output)
     if labelled and settings.output in MULTILABEL:
         labelled = False
-        message = f"{subject.name} predicts several labels for an image, but {data} has one class for each image"
+        message = (
+            f"{subject.name} predicts several labels for an image, "
+            f"but {data} has one class for each image"
+        )
         caveats.append(
             Caveat("labels not used", "limits", f"{message}, so no accuracy was measured.")
         )
@@ -277,14 +326,14 @@ def make_inputs(
         "image_size": None if chosen.image_size is None else list(chosen.image_size),
         "used": chosen.words,
         "available_images": chosen.num_available,
-        "preprocessing": done or "none",
+        "preprocessing": preprocessing or "none",
         "data_class_names": None if chosen.class_names is None else list(chosen.class_names),
     }
     model_facts = subject.describe()
     parameters = (
         "" if model_facts["parameters"] is None else f", {model_facts['parameters']:,} parameters"
     )
-    came = (
+    size = (
         "of several sizes" if chosen.image_size is None else " × ".join(map(str, chosen.image_size))
     )
     note = f" ({subject.note})" if subject.note else ""
@@ -301,14 +350,22 @@ def make_inputs(
             "data_facts": data_facts,
             "caveats": tuple(caveats),
         },
-        f"{subject.name} ({subject.kind}{parameters}) on {chosen.words}, {came}{f', {done}' if done else ''}{note}",
+        f"{subject.name} ({subject.kind}{parameters}) on {chosen.words}, {size}"
+        f"{f', {preprocessing}' if preprocessing else ''}{note}",
     )
 
 
 def place_for_modes(
     subject: LoadedModel, settings: AuditSettings, placed_size: Size = None
 ) -> tuple[Preprocessing, AuditSettings]:
-    """How images are placed before shifts, with room for these in modes `crop` and `canvas`; and the settings."""
+    """Return the preprocessing with room for shifts in modes `crop` and `canvas`, and the settings.
+
+    Args:
+        subject: The model.
+        settings: Settings of the audit.
+        placed_size: Size of the images before the crop or canvas. Default: the input size of the
+            model plus (crop) or minus (canvas) the largest shift on both sides.
+    """
     transform, seen = subject.transform, subject.input_size
     wide = [mode for mode in settings.modes if mode in ("crop", "canvas")]
     if not wide and placed_size is not None:
@@ -321,9 +378,10 @@ def place_for_modes(
     placed = None if placed_size is None else check_image_size("placed_size", placed_size)
     if seen is None:
         return dataclasses.replace(transform, resize=placed, crop=None), settings
-    is_crop, reach = wide == ["crop"], settings.reach(seen)
+    is_crop = wide == ["crop"]
+    reach = settings.reach(seen)
     if placed is None:
-        # By an even number on each side, so that where the middle begins is rounded as without it.
+        # An even number on each side keeps the rounding of the center crop.
         room = [2 * (step + step % 2) if is_crop else -2 * step for step in reach]
         placed = (seen[0] + room[0], seen[1] + room[1])
     if min(placed) < 1:
@@ -331,9 +389,8 @@ def place_for_modes(
             "max_shift", max(reach), f"less than half of {seen}, the canvas that the model sees"
         )
     resize, crop = placed, None
-    if (
-        isinstance(transform.resize, int) and transform.crop is not None
-    ):  # whose pictures keep their shape
+    # A resize by the shorter side keeps the aspect ratio.
+    if isinstance(transform.resize, int) and transform.crop is not None:
         resize, crop = max(*placed, transform.resize if is_crop else 1), placed
     window = {"crop_size" if is_crop else "canvas_size": seen}
     settings = dataclasses.replace(settings, shifts=settings.shifts_for(seen), **window)

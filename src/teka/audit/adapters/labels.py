@@ -22,24 +22,25 @@ def match_labels(
     class_names: Sequence[str] | None,
     subject: LoadedModel,
 ) -> tuple[Int[Tensor, " images"], list[Caveat]]:
-    """Return the labels as indices of the model's classes, and a caveat if they were not matched by name.
+    """Return the labels as indices of the model's classes, and a caveat if not matched by name.
 
-    Names are compared without regard to case, to surrounding spaces, and to underscores in the place of spaces. A
-    name of several synonyms, such as "tench, Tinca tinca", matches each of them. Without a match by name:
+    Names are compared without regard to case, surrounding spaces, and underscores in place of
+    spaces. A name with synonyms, such as "tench, Tinca tinca", matches each synonym. Without a
+    match by name:
 
-    - Folders whose names are integers: the number is the class of the model. Folders 1 … K are classes 0 … K − 1 of
-      a model of K classes.
-    - WordNet ids, where the model has the same number of classes: in sorted order, which is ImageNet's.
+    - Folders with integer names: the number is the class of the model. Folders 1 … K are classes
+      0 … K − 1 of a model with K classes.
+    - WordNet ids, if the model has the same number of classes: in sorted order, as in ImageNet.
     - Only one of the two has names: class k of the data is class k of the model.
 
     Args:
-        labels: Classes of the images, as the data count them.
-        num_classes: Number of classes of the data.
+        labels: Classes of the images in the data set.
+        num_classes: Number of classes of the data set.
         class_names: Names of these classes, if they have any.
         subject: The model.
 
     Raises:
-        ValueError: Both have names that do not match one to one, or another number of classes.
+        ValueError: Both have names that do not match one to one, or different numbers of classes.
     """
     names, known = class_names, subject.class_names
     num_known = subject.num_classes if known is None else len(known)
@@ -56,7 +57,10 @@ def match_labels(
     if candidates and not is_wordnet:
         _check_one_to_one(candidates, names or (), known or (), subject)
     if num_known not in (None, num_classes):
-        expected = f"{num_known}, the classes of {subject.name}, or names that are among its own; {_REMEDY}"
+        expected = (
+            f"{num_known}, the classes of {subject.name}, "
+            f"or names that are among its own; {_REMEDY}"
+        )
         raise wrong_value("the number of the data's classes", num_classes, expected)
     if (names is None) == (known is None) and not is_wordnet:
         return labels, []
@@ -93,13 +97,15 @@ def _match_numbers(
             )
         ]
     if min(numbers) < 0 or (num_known is not None and max(numbers) >= num_known):
-        came = f"from {min(numbers)} to {max(numbers)}"
+        range_of_numbers = f"from {min(numbers)} to {max(numbers)}"
         limit = (
             "at least 0"
             if num_known is None
             else f"classes of {subject.name}, from 0 to {num_known - 1}"
         )
-        raise wrong_value("the numbers that the folders are named by", came, f"{limit}; {_REMEDY}")
+        raise wrong_value(
+            "the numbers that the folders are named by", range_of_numbers, f"{limit}; {_REMEDY}"
+        )
     caveats = []
     as_words = sorted(map(str, numbers))
     if (
@@ -107,14 +113,18 @@ def _match_numbers(
         or as_words != list(map(str, numbers))
         or subject.class_names is not None
     ):
-        message = f"The folders are named by numbers, and folder k was taken for class k of {subject.name}."
+        message = (
+            "The folders are named by numbers, "
+            f"and folder k was taken for class k of {subject.name}."
+        )
         if as_words != list(map(str, numbers)):
             place = next(
                 place for place, number in enumerate(numbers) if as_words[place] != str(number)
             )
             message += (
-                f" If the model was trained with torchvision's ImageFolder, which sorts names as words, its class "
-                f"{place} is folder {as_words[place]}, and the accuracy here is wrong."
+                " If the model was trained with torchvision's ImageFolder, which sorts names as "
+                f"words, its class {place} is folder {as_words[place]}, and the accuracy here is "
+                "wrong."
             )
         caveats = [_caveat(message)]
     return labels.new_tensor(list(numbers))[labels], caveats
@@ -162,21 +172,21 @@ def _check_one_to_one(
     unmatched = [name for name, indices in zip(names, candidates, strict=True) if not indices]
     if unmatched:
         raise ValueError(
-            f"the class names of the data must be among those of {subject.name}, {_listed(map(repr, known))}, got "
-            f"{_listed(map(repr, unmatched))}; {_REMEDY}"
+            f"the class names of the data must be among those of {subject.name}, "
+            f"{_listed(map(repr, known))}, got {_listed(map(repr, unmatched))}; {_REMEDY}"
         )
     owners: dict[int, str] = {}
     for name, indices in zip(names, candidates, strict=True):
         if len(indices) > 1:
             several = " and ".join(f"{known[index]!r} ({index})" for index in indices[:2])
             raise ValueError(
-                f"the class names of the data must match one class of {subject.name} each, got {name!r}, which "
-                f"matches {several}; {_REMEDY}"
+                f"the class names of the data must match one class of {subject.name} each, "
+                f"got {name!r}, which matches {several}; {_REMEDY}"
             )
         if (other := owners.setdefault(indices[0], name)) != name:
             raise ValueError(
-                f"the class names of the data must match different classes of {subject.name}, got {other!r} and "
-                f"{name!r}, which both match {known[indices[0]]!r}; {_REMEDY}"
+                f"the class names of the data must match different classes of {subject.name}, "
+                f"got {other!r} and {name!r}, which both match {known[indices[0]]!r}; {_REMEDY}"
             )
 
 

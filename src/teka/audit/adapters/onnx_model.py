@@ -1,4 +1,4 @@
-"""ONNX files, run by onnxruntime."""
+"""Loading of ONNX files, which onnxruntime runs."""
 
 import hashlib
 import importlib
@@ -30,29 +30,35 @@ _TYPES = {
 }
 _FLOATING = ("tensor(float)", "tensor(float16)", "tensor(double)")
 _WHOLE = ("tensor(int64)", "tensor(int32)", "tensor(bool)")
-_MAPS = "seq(map("  # as converters of scikit-learn write probabilities: a list of one dictionary for each image
+_MAPS = "seq(map("  # probabilities by scikit-learn converters: a dictionary for each image
 _LEVELS = 255
 _NOT_TENSORS = ("ZipMap", "SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SplitToSequence")
 _CHANNELS = (1, 3)
-_MOST_BYTES = 2**31 - 2**20  # of a graph that is handed on in memory
+_MOST_BYTES = 2**31 - 2**20  # largest graph that can be passed in memory
 
 
 class OnnxNode(nn.Module):
-    """A node of an ONNX file as a layer: it gives what onnxruntime computed for it, whatever it is called with."""
+    """Node of an ONNX file as a layer, which returns the output that onnxruntime computed."""
 
     given: Tensor
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """The node's first output."""
+        """Return the first output of the node."""
         return self.given
 
 
 class OnnxFunction(nn.Module):
-    """A session of onnxruntime as a function of images in [0, 1]; batches of a fixed size are filled up with copies.
+    """ONNX model as a function of images in [0, 1].
 
-    With the file's graph its nodes are layers: where any of them has a hook, a second session gives what each computed,
-    and each is called with what the nodes before it gave, in the order of execution. The name of a layer is that of its
-    node, or of its output, changed where a module cannot have it.
+    If the graph is given, its nodes are layers. When a layer has a hook, a second session computes
+    the outputs of all nodes, and the layers are called in the order of execution. A layer has the
+    name of its node or of its output, adapted to the rules for module names.
+
+    Args:
+        session: Session of onnxruntime.
+        transform: Preprocessing of the model.
+        graph: Graph of the file, or None.
+        output: Name of the output to measure. Default: see `choose_output`.
     """
 
     def __init__(
@@ -66,24 +72,24 @@ class OnnxFunction(nn.Module):
         self.batch_size = batch_size if isinstance(batch_size, int) and batch_size > 0 else None
         self.channels_last = _is_channels_last(self.input.shape)
         self._graph, self._inner = graph, None
-        self._layers: dict[str, str] = {}  # the name of the layer that gives an output
-        self._nodes: dict[str, Any] = {}  # the node that computes it
+        self._layers: dict[str, str] = {}  # names of layers by their outputs
+        self._nodes: dict[str, Any] = {}  # nodes by their outputs
         for node in () if graph is None else graph.graph.node:
-            # An output that is left out has no name. Lists and dictionaries cannot be compared.
+            # An omitted output has no name. Lists and dictionaries cannot be compared.
             if not (node.output and node.output[0]) or node.op_type in _NOT_TENSORS:
                 continue
             name = self._free_name(node.name or node.output[0])
             self.add_module(name, _layer_of(node))
             self._layers[node.output[0]], self._nodes[node.output[0]] = name, node
         for tensor in () if graph is None else graph.graph.initializer:
-            if len(tensor.dims) in (3, 4) and tensor.dims[0] == 1:  # as embeddings of positions are
+            if len(tensor.dims) in (3, 4) and tensor.dims[0] == 1:  # may be position embeddings
                 self.register_buffer(
                     self._free_name(tensor.name), torch.zeros(*tensor.dims), persistent=False
                 )
         self.eval()
 
     def _free_name(self, name: str) -> str:
-        """Return the name that a part may have: without dots, and that of no other part or attribute."""
+        """Return a valid name for a submodule that is not used yet."""
         name = name.replace(".", "_") or "unnamed"
         while hasattr(self, name):
             name += "_"
@@ -93,7 +99,7 @@ class OnnxFunction(nn.Module):
         raise TypeError("onnxruntime computes in the precision of the file")
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Tensor:
-        """What the model says of images."""
+        """Return the output of the model for images."""
         placed = self.transform.normalize(images.detach().to("cpu", torch.float32))
         if self.input.type == "tensor(uint8)":
             placed = (placed * _LEVELS).round().clamp(0, _LEVELS)
@@ -118,7 +124,10 @@ class OnnxFunction(nn.Module):
         return found[self.output].to(images.device)
 
     def _run(self, session: Any, outputs: Sequence[str], placed: Tensor) -> dict[str, Tensor]:
-        """Return the outputs of a session by name, but for those of text."""
+        """Return the numeric outputs of a session by name.
+
+        For a fixed batch size, the last batch is filled up with copies.
+        """
         array = np.ascontiguousarray(placed.numpy().astype(_TYPES[self.input.type]))
         size = self.batch_size or len(array)
         parts = []
@@ -133,30 +142,29 @@ class OnnxFunction(nn.Module):
                 )
             )
             measured = answers[self.output]
-            if size == 1 and (
-                measured.ndim == 0 or len(measured) != 1
-            ):  # a batch of one that the model squeezed
+            # The model may remove the batch axis of a single image.
+            if size == 1 and (measured.ndim == 0 or len(measured) != 1):
                 answers[self.output] = measured[None]
-            rows = slice(
-                len(part) if len(filled) > len(part) else None
-            )  # without the copies that fill the batch up
+            # Remove the copies that fill the batch up.
+            rows = slice(len(part) if len(filled) > len(part) else None)
             parts.append(
                 {
-                    name: np.atleast_1d(one)[rows]
-                    for name, one in answers.items()
-                    if one.dtype.kind in "biuf"
+                    name: np.atleast_1d(values)[rows]
+                    for name, values in answers.items()
+                    if values.dtype.kind in "biuf"
                 }
             )
-        found = {
+        results = {
             name: torch.from_numpy(np.concatenate([part[name] for part in parts]))
             for name in parts[0]
         }
         return {
-            name: one.float() if one.dtype == torch.float16 else one for name, one in found.items()
+            name: values.float() if values.dtype == torch.float16 else values
+            for name, values in results.items()
         }
 
     def _inner_session(self) -> Any:
-        """A session of the same graph of which every node's first output is an output too."""
+        """Return a session that outputs the first output of every node."""
         if self._inner is None:
             onnx = require("onnx", "layers need", "onnx")
             library = require("onnxruntime", "this model needs", "teka[audit]")
@@ -175,17 +183,18 @@ class OnnxFunction(nn.Module):
 
 
 def choose_output(outputs: Sequence[Any], name: str | None = None) -> Any:
-    """Return the output of a session that is measured: by its name, or "logits", or the first that holds numbers.
+    """Return the output to measure: by its name, or "logits", or the first numeric output.
 
-    Floating-point numbers come before whole ones, because files of classifiers often give the class first.
+    Floating-point outputs come before integers, because classifiers often output the class first.
 
     Raises:
-        ValueError: No output of this name, or none of numbers.
+        ValueError: No output has this name, or none is numeric.
     """
     named = {output.name: output for output in outputs}
     if name is not None:
         if name not in named:
-            expected = f"one of the file's outputs: {', '.join(map(repr, named))}{did_you_mean(name, named)}"
+            names = ", ".join(map(repr, named))
+            expected = f"one of the file's outputs: {names}{did_you_mean(name, named)}"
             raise wrong_value("output_name", name, expected)
         chosen = [named[name]]
     else:
@@ -203,7 +212,7 @@ def choose_output(outputs: Sequence[Any], name: str | None = None) -> Any:
 
 
 def _as_array(answer: Any) -> np.ndarray:
-    """Return an output of onnxruntime as an array; a list of dictionaries of classes has a column for each class."""
+    """Return an output as an array. A list of dictionaries has a column for each class."""
     if isinstance(answer, list):
         return np.array(
             [[shares[key] for key in sorted(shares)] for shares in answer], dtype=np.float32
@@ -212,7 +221,7 @@ def _as_array(answer: Any) -> np.ndarray:
 
 
 def _layer_of(node: Any) -> OnnxNode:
-    """A layer of a node, whose class and attributes are called as torch's where it slides over images."""
+    """Return a layer for a node, with torch's attributes if it is a convolution or pooling."""
     attributes = {one.name: list(one.ints) for one in node.attribute}
     kernel = attributes.get("kernel_shape", [])
     kind = f"{node.op_type}2d" if len(kernel) == 2 else node.op_type
@@ -225,7 +234,7 @@ def _layer_of(node: Any) -> OnnxNode:
 
 
 def read_graph(file: Path) -> Any:
-    """The file's graph, to look into its nodes; None without the library onnx, or where the file is too large."""
+    """Return the graph of a file, or None if onnx is not installed or the file is too large."""
     try:
         onnx = importlib.import_module("onnx")
         graph = onnx.load(file)
@@ -235,7 +244,7 @@ def read_graph(file: Path) -> Any:
 
 
 def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
-    """Return the model of an ONNX file of one input, (B, C, H, W) or (B, H, W, C), of which one output is measured."""
+    """Load an ONNX file with a single input (B, C, H, W) or (B, H, W, C)."""
     file = expand_user(path)
     if not file.is_file():
         raise wrong_value("model", str(path), "an ONNX file; there is none")
@@ -315,7 +324,7 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
 
 
 def _num_classes(output: Any) -> int | None:
-    """Return the number of classes of an output (B, K) or (B, K, 1, 1), where it is known."""
+    """Return the number of classes of an output (B, K) or (B, K, 1, 1), or None if unknown."""
     if output.type not in _FLOATING or len(output.shape) < 2:
         return None
     sizes = [size for size in output.shape[1:] if size != 1]
@@ -343,7 +352,7 @@ def _is_channels_last(shape: Sequence[object]) -> bool:
 
 
 def _hash(file: Path) -> str:
-    """SHA-256 of the file and of the files of weights that lie beside it under its name, such as model.onnx.data."""
+    """Return the SHA-256 of a file and of its weight files, such as model.onnx.data."""
     beside = (
         other
         for other in file.parent.iterdir()

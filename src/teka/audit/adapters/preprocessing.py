@@ -110,8 +110,10 @@ class Preprocessing:
     >>> normalization = Normalize((0.5,) * 3, (0.5,) * 3)
     >>> before = Preprocessing(3, resize=8, crop=(8, 8), normalization=normalization)
     >>> placed = before.place(torch.zeros(2, 1, 16, 24, dtype=torch.uint8))
-    >>> placed.shape, before.normalize(placed).unique(), before.describe((16, 24))
-    (torch.Size([2, 3, 8, 8]), tensor([-1.]), 'resized to 8 × 12 (bilinear), cropped to the middle 8 × 8')
+    >>> placed.shape, before.normalize(placed).unique()
+    (torch.Size([2, 3, 8, 8]), tensor([-1.]))
+    >>> before.describe((16, 24))
+    'resized to 8 × 12 (bilinear), cropped to the middle 8 × 8'
     """
 
     in_channels: int | None = None

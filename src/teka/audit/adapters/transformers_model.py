@@ -1,4 +1,4 @@
-"""Vision models of `transformers`, from a folder or the Hugging Face hub, and what their image processors do."""
+"""Loading of vision models of `transformers`, with the preprocessing of their image processors."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,11 +38,11 @@ STEPS = (
     "do_pad",
     "do_flip_channel_order",
 )
-# Pillow's numbers for its kernels, which the files keep.
+# Resampling methods in the order of Pillow's numbers, which the files contain.
 _RESAMPLINGS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
-_WARPED_FROM = 384  # from this side on ConvNeXt's processor does not crop
+_WARPED_FROM = 384  # ConvNeXt's processor does not crop from this size on
 Resize = int | tuple[int, int]
-# By the end of the name of an architecture: the task of the model, and the library's class that makes such models.
+# Task and auto class of transformers, by the end of the architecture's name.
 TASKS = {
     "ForImageClassification": (CLASSIFIER, "AutoModelForImageClassification"),
     "ForImageClassificationWithTeacher": (CLASSIFIER, "AutoModelForImageClassification"),
@@ -51,28 +51,36 @@ TASKS = {
     "ForPreTraining": (ENCODER, "AutoModel"),
     "ForMaskedImageModeling": (ENCODER, "AutoModel"),
     "Model": (ENCODER, "AutoModel"),
-    # The class of the architecture itself, which no class for all of them loads with its weights checked.
+    # These have no auto class that loads and checks their weights, so use their own class.
     "VisionModelWithProjection": (ENCODER, None),
     "Backbone": (ENCODER, None),
 }
 # Tasks of classifiers by the `problem_type` of their config.
 PROBLEMS = {"multi_label_classification": MULTILABEL_CLASSIFIER, "regression": REGRESSOR}
-POOLER = (
-    "pooler."  # how the names of weights of a ViT's pooler begin, which trained encoders often lack
-)
+# Prefix of the pooler's weights of a ViT, which pretrained encoders often lack.
+POOLER = "pooler."
 
 
 def read_processor_file(folder: Path, in_channels: int) -> Preprocessing | None:
-    """The preprocessing of a folder with `preprocessor_config.json`, for images of so many channels, or None."""
+    """Return the preprocessing in the `preprocessor_config.json` of a folder, or None."""
     file = folder / PROCESSOR_FILE
     return read_processor(read_json(file), in_channels, str(file)) if file.is_file() else None
 
 
 def read_processor(settings: Mapping[str, object], in_channels: int, source: str) -> Preprocessing:
-    """The preprocessing that an image processor's settings stand for: resize, crop, rescale, normalise.
+    """Return the preprocessing of an image processor's settings.
 
-    Rescaling and normalising become one step in intensities: of levels 0 … 255, f their factor, m and s the mean and
-    the deviation, y = (255 f x − o − m) / s, o = 1 where the settings have an offset. An error names the source.
+    The steps are resize, crop, rescale and normalize. The last two are combined for intensities x
+    in [0, 1]: y = (255 f x − o − m) / s, with the rescale factor f, the mean m and the deviation s.
+    The offset o is 1 if the settings have a rescale offset, else 0.
+
+    Args:
+        settings: Settings of the image processor.
+        in_channels: Number of channels.
+        source: Name of the settings in error messages.
+
+    Raises:
+        ValueError: The settings are not supported.
     """
     try:
         (resize, crop), number = _sizes(settings), settings.get("resample")
@@ -93,7 +101,7 @@ def read_processor(settings: Mapping[str, object], in_channels: int, source: str
 
 
 def _sizes(settings: Mapping[str, object]) -> tuple[Resize | None, tuple[int, int] | None]:
-    """What to resize to, and what to crop."""
+    """Return the size of the resize, and that of the crop."""
     resize: Resize | None = None
     crop: tuple[int, int] | None = None
     kind = str(settings.get("image_processor_type", settings.get("feature_extractor_type", "")))
@@ -141,30 +149,35 @@ def _normalization(settings: Mapping[str, object], in_channels: int) -> Normaliz
     if settings.get("do_normalize", "image_mean" in settings):
         mean = _per_channel("image_mean", settings["image_mean"], in_channels)
         deviation = _per_channel("image_std", settings["image_std"], in_channels)
-    if settings.get("include_top"):  # EfficientNet's divides once more
+    if settings.get("include_top"):  # EfficientNet divides by the deviation twice
         again = _per_channel("image_std", settings["image_std"], in_channels)
-        deviation = [one * other for one, other in zip(deviation, again, strict=True)]
+        deviation = [first * second for first, second in zip(deviation, again, strict=True)]
     normalization = Normalize(
-        tuple((one + offset) / span for one in mean), tuple(one / span for one in deviation)
+        tuple((value + offset) / span for value in mean), tuple(value / span for value in deviation)
     )
     unchanged = normalization == Normalize((0.0,) * in_channels, (1.0,) * in_channels)
     return None if unchanged else normalization
 
 
 def _per_channel(argument: str, values: object, in_channels: int) -> list[float]:
-    given = [values] if isinstance(values, int | float) else values
-    if not isinstance(given, Sequence) or len(given) not in (1, in_channels):
+    numbers = [values] if isinstance(values, int | float) else values
+    if not isinstance(numbers, Sequence) or len(numbers) not in (1, in_channels):
         raise wrong_value(
             argument, values, f"one number, or one for each of {in_channels} channels"
         )
-    return [float(one) for one in given] * (in_channels if len(given) == 1 else 1)
+    return [float(number) for number in numbers] * (in_channels if len(numbers) == 1 else 1)
 
 
 def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
-    """A vision model of `transformers` in float32, with the settings of its image processor, where it has one.
+    """Load a vision model of `transformers` in float32, with its image processor's settings.
 
-    Its config decides what is measured: logits, maps of classes, boxes, or features. The features of a model of images
-    and text (CLIP, SigLIP) are those of the image. A masked autoencoder (ViTMAE) sees the whole image.
+    The config determines what is measured: logits, segmentation maps, boxes or features. For a
+    model of images and text (CLIP, SigLIP), they are the features of the image. A masked
+    autoencoder (ViTMAE) sees the whole image.
+
+    Args:
+        source: Folder or id on the Hugging Face hub.
+        load_options: Weights, size, normalization and device of the model.
     """
     library = require("transformers", "this model needs", "teka[audit]")
     folder = expand_user(source)
@@ -198,19 +211,19 @@ def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTI
 
 
 class ImageEncoder(nn.Module):
-    """The image encoder of a model of images and text, whose features are those that are compared with texts."""
+    """Image encoder of a model of images and text, such as CLIP."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model, self.config = model, model.config
 
     def forward(self, pixel_values: Tensor) -> object:
-        """Return the features of images, as `get_image_features` of the model gives them."""
+        """Return the image features that the model compares with texts."""
         return self.model.get_image_features(pixel_values=pixel_values)
 
 
 class UnmaskedEncoder(nn.Module):
-    """A masked autoencoder's encoder that sees all patches, in their order, and draws nothing."""
+    """Encoder of a masked autoencoder without masking, so that it is deterministic."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -220,13 +233,13 @@ class UnmaskedEncoder(nn.Module):
     def forward(self, pixel_values: Tensor) -> object:
         """Return the output of the encoder."""
         num_patches = self.model.embeddings.patch_embeddings(pixel_values).shape[1]
-        # The patches are sorted by this noise, which is drawn if it is not given.
+        # The model sorts the patches by this noise, and draws it at random if it is not given.
         noise = torch.arange(num_patches, device=pixel_values.device).expand(len(pixel_values), -1)
         return self.model(pixel_values, noise=noise)
 
 
 def _image_encoder(module: Any) -> nn.Module:
-    """Return the part of a model that encodes images, as a function of images alone, without random choices."""
+    """Return the part of a model that encodes images, without random choices."""
     if hasattr(module, "get_image_features"):
         return ImageEncoder(module)
     return (
@@ -237,7 +250,7 @@ def _image_encoder(module: Any) -> nn.Module:
 
 
 def _task(library: Any, source: str) -> tuple[Task, Any]:
-    """Return the task of the model of a config, and the library's class that makes it; a classifier by default."""
+    """Return the task of a model and the class that loads it. The default is a classifier."""
     with read_as(source, "a vision model of transformers by its config"):
         config = library.AutoConfig.from_pretrained(source, trust_remote_code=False)
         check_no_kernel(config)
@@ -255,7 +268,7 @@ def _task(library: Any, source: str) -> tuple[Task, Any]:
 
 
 def check_no_kernel(config: Any) -> None:
-    """Check that no part of a config asks for attention code from the hub, which transformers would run."""
+    """Check that a config does not request attention code from the hub, which would be run."""
     for part in (
         config,
         *(getattr(config, name, None) for name in getattr(config, "sub_configs", ())),
@@ -266,13 +279,13 @@ def check_no_kernel(config: Any) -> None:
 
 
 def _trained(models: Any, source: str, task: Task) -> Any:
-    """The model with the weights that lie beside its config, all of which must be there."""
+    """Return the model with the weights next to its config, and check that none is missing."""
     with read_as(source, f"{task.words} of transformers with its weights as safetensors"):
         settings = {"use_safetensors": True, "trust_remote_code": False, "dtype": torch.float32}
         module, found = models.from_pretrained(source, output_loading_info=True, **settings)
     missing = sorted(found["missing_keys"]) + sorted(map(str, found["mismatched_keys"]))
     if task is ENCODER and missing and all(name.startswith(POOLER) for name in missing):
-        module.pooler = None  # as by add_pooling_layer=False, so that the class token is measured
+        module.pooler = None  # like add_pooling_layer=False: the class token is measured
     elif missing:
         expected = f"weights for the whole model; {', '.join(missing[:3])} would be left at random"
         raise wrong_value("model", source, expected)
@@ -280,7 +293,7 @@ def _trained(models: Any, source: str, task: Task) -> Any:
 
 
 def _drawn(library: Any, models: Any, source: str, load_options: LoadOptions, task: Task) -> Any:
-    """The model of a config, without its weights."""
+    """Return the model of a config with random weights."""
     with read_as(source, f"{task.words} of transformers by its config"), load_options.drawn():
         classes = (
             {} if load_options.num_classes is None else {"num_labels": load_options.num_classes}
@@ -292,7 +305,7 @@ def _drawn(library: Any, models: Any, source: str, load_options: LoadOptions, ta
 def _preprocessing(
     library: Any, source: str, in_channels: int, task: Task
 ) -> tuple[Preprocessing, str]:
-    """The preprocessing, and what to say of it."""
+    """Return the preprocessing, and a note about it for the reader."""
     try:
         with read_as(source, "a model with an image processor"):
             processor = library.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
@@ -303,17 +316,24 @@ def _preprocessing(
         if read is not None:
             return (
                 read,
-                "the image processor could not be built, so its settings were read and not compared with it",
+                "the image processor could not be built, "
+                "so its settings were read and not compared with it",
             )
-        plain = "no settings of an image processor were found: images in [0, 1] go in without normalisation"
+        plain = (
+            "no settings of an image processor were found: "
+            "images in [0, 1] go in without normalization"
+        )
         return Preprocessing(in_channels), plain
-    # A step that the processor's class switches off by None is left out of what it writes.
+    # The output of to_dict lacks steps that the class of the processor sets to None.
     steps = {step: getattr(processor, step, None) for step in STEPS}
     settings = {**steps, **processor.to_dict()}
     if task is DETECTOR:
-        # To a shorter side, as a longer one allows, and with a border to the size of the largest of a batch.
+        # Detectors resize to a shorter side within a limit and pad to the largest image of a batch.
         settings |= {"do_resize": False, "do_pad": False}
-        plain = "pictures go in at the size at which they are loaded, not resized by the image processor"
+        plain = (
+            "pictures go in at the size at which they are loaded, "
+            "not resized by the image processor"
+        )
         return read_processor(settings, in_channels, f"the image processor of {source}"), plain
     transform = read_processor(settings, in_channels, f"the image processor of {source}")
 
@@ -328,7 +348,7 @@ def _preprocessing(
 
 @contextlib.contextmanager
 def _quiet(library: Any) -> Iterator[None]:
-    """Without the library's progress bars and reports, which would stand between the lines of a command."""
+    """Return a context without progress bars and log messages of the library."""
     logging = library.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
