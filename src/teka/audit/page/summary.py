@@ -46,8 +46,9 @@ def summary_markdown(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ())
         parts.append(interval_note(reports, columns).replace("Below", "Beside"))
     caveats = caveat_models(reports).items()
     lines = (
-        f"- {markdown_text(names)}: {SEVERITIES[one.severity]}, **{one.name}**. {markdown_text(one.message)}"
-        for one, names in caveats
+        f"- {markdown_text(names)}: {SEVERITIES[caveat.severity]}, **{caveat.name}**. "
+        f"{markdown_text(caveat.message)}"
+        for caveat, names in caveats
     )
     parts.append("\n".join(lines))
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -92,7 +92,7 @@ def _wrap(words: str, first: str = "") -> list[str]:
 
 
 def comparison_text(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> str:
-    """Return the winner with its evidence, and the differences of the first valid model from others."""
+    """Return the winner with its evidence, and the first valid model's differences to others."""
     headline, evidence = winner(pairs, reports)
     texts = [
         "\n".join([*_wrap(headline), *(line for _, one in evidence for line in _wrap(one, "  "))])
@@ -124,8 +124,8 @@ def _differences(comparison: Comparison, first: str, second: str) -> str:
                 )
             )
     title = (
-        f"{first} less {second}, mode {comparison.movement.mode}, {len(comparison.shifts)} shifts, the same "
-        f"{comparison.num_images:,} images"
+        f"{first} less {second}, mode {comparison.movement.mode}, {len(comparison.shifts)} shifts, "
+        f"the same {comparison.num_images:,} images"
     )
     heads = ("number", "difference", f"{100 * comparison.confidence:g} % interval", "")
     lines = [Table(title, heads, tuple(rows)).plain(WIDTH)]
