@@ -103,7 +103,7 @@ _CHANGED = Mode("", "", takes_fractions=True)  # stands for changes, which have 
 
 @dataclass(frozen=True)
 class Movement:
-    """How images are moved, the same for every image and every shift of a measurement.
+    """Movement of images, the same for every image and every shift of a measurement.
 
     >>> import torch
     >>> from teka.audit import Movement

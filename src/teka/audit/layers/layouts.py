@@ -40,7 +40,7 @@ Stride = tuple[Fraction, ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor of a model is arranged over the image.
+    """Arrangement of a tensor of a model over the image.
 
     Args:
         name: One of

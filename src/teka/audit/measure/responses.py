@@ -143,12 +143,12 @@ class Responses:
 
     @property
     def complete(self) -> Bool[Tensor, " shifts"]:
-        """Whether all images were evaluated, for each shift."""
+        """Mask of the shifts at which all images were evaluated."""
         return self.evaluated.all(dim=1)
 
     @cached_property
     def correct(self) -> Bool[Tensor, "shifts images"] | None:
-        """Whether each prediction is correct, or None without labels or predictions."""
+        """Mask of correct predictions, or None without labels or predictions."""
         return (
             None
             if self.predictions is None or self.labels is None
@@ -157,12 +157,12 @@ class Responses:
 
     @cached_property
     def agreement(self) -> Bool[Tensor, "shifts images"] | None:
-        """Whether each prediction is that of the unshifted image, or None without predictions."""
+        """Mask of predictions equal to that of the unshifted image, or None without predictions."""
         return None if self.predictions is None else self.predictions == self.predictions[self.zero]
 
     @cached_property
     def retrieved(self) -> Bool[Tensor, "shifts images"] | None:
-        """Whether the features are nearest to those of the same image, or None without features."""
+        """Mask of features nearest to those of the same image, or None without features."""
         return None if self.rank is None else self.rank == 1
 
     @property
@@ -184,7 +184,7 @@ class Responses:
 
     @property
     def correct_at_every_shift(self) -> Bool[Tensor, " images"] | None:
-        """Whether each image is correct at every shift, or None without labels or predictions.
+        """Mask of images that are correct at every shift, or None without labels or predictions.
 
         If some images are not decided, only the shifts count at which all images were evaluated.
         """
