@@ -175,19 +175,19 @@ NUMBERS = {
     ),
     "consistency": NumberMetric(
         "consistency",
-        "share of images and shifts, but zero, answered as the unshifted image",
+        "share of images and nonzero shifts with the prediction of the unshifted image",
         "agreement",
         "mean",
     ),
     "consistency_when_right": NumberMetric(
         "consistency when correct",
-        "the same of images that are answered correctly when unshifted",
+        "the same for images that are classified correctly without a shift",
         "agreement",
         "mean of correct",
     ),
     "flip_rate": NumberMetric(
         "flip rate",
-        "share of images and shifts answered otherwise: 1 − consistency",
+        "share of images and shifts with a changed prediction: 1 − consistency",
         "agreement",
         "rest",
     ),
