@@ -101,7 +101,7 @@ def run_command(arguments: Sequence[str]) -> Outcome:
 
 def _code(arguments: Sequence[str]) -> int:
     try:
-        return main(arguments)
+        return main(list(arguments))
     except SystemExit as left:
         if left.code not in (0, 2):
             raise

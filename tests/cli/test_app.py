@@ -116,14 +116,14 @@ def documented_commands() -> list[str]:
         indented = re.findall(r"^ {4}.*$", text, re.MULTILINE)
         for code in (*fenced, *indented):
             pattern = r"^ *(?:torchrun .*--no-python )?(teka [^\n]*)$"
-            lines += re.findall(pattern, code, re.MULTILINE)
+            found = re.findall(pattern, code, re.MULTILINE)
+            # Options that a script sets are unknown here.
+            lines += [line for line in found if "$@" not in line and "${options[@]}" not in line]
     return sorted(set(lines))
 
 
 @pytest.mark.parametrize("line", documented_commands())
 def test_documented_commands_are_parsed(line):
     words = shlex.split(line, comments=True)[1:]
-    if "$@" in words or "${options[@]}" in words:
-        pytest.skip("a script sets the options")
     function, _, _ = make_app().parse_args(words, print_error=False, exit_on_error=False)
     assert function.__module__.startswith("teka.cli.")

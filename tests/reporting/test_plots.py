@@ -3,6 +3,7 @@ import re
 import sys
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from teka.reporting.plots import (
@@ -69,7 +70,7 @@ def test_accuracies_are_drawn_in_percent_with_their_bands(lowest, bottom):
     curve = AccuracyCurve("a model", {-1: lowest, 0: 1.0}, {-1: (lowest - 0.1, 1.0)})
     (axes,) = draw_accuracy_curves({"shift": [curve]}).axes
     assert axes.get_ylim() == (bottom, 102)
-    assert axes.lines[0].get_xydata().tolist() == [[-1, 100 * lowest], [0, 100]]
+    assert np.asarray(axes.lines[0].get_xydata()).tolist() == [[-1, 100 * lowest], [0, 100]]
     assert len(axes.collections) == 1
 
 

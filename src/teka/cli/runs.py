@@ -56,7 +56,10 @@ def train(
     loggers: tuple[str, ...] = (),
     seed: int = 0,
     images: Annotated[DataOptions, Parameter(name="*", group="Data")] = DataOptions(),
-    network: Annotated[ModelOptions, Parameter(name="*", group="Model")] = ModelOptions(),
+    network: Annotated[  # the class is made at run time
+        ModelOptions,  # pyright: ignore[reportInvalidTypeForm]
+        Parameter(name="*", group="Model"),
+    ] = ModelOptions(),
     training_recipe: Annotated[Recipe, Parameter(name="*", group="Training")] = Recipe(),
     execution: Annotated[Execution, Parameter(name="*", group="Devices")] = Execution(),
     command: CommandLine,
