@@ -50,7 +50,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links to the records at their copies, and links to notebooks at their pages."""
+    """Point links to the records at their copies, and links to notebooks at their pages.
+
+    Links to other files of `reproduction`, which the site does not contain, become text.
+    """
+    markdown = re.sub(
+        r"\[([^\]]+)\]\(\.\./reproduction/(?!benchmarks/\w+\.json)[^)]*\)", r"\1", markdown
+    )
     return markdown.replace(f"](../{RECORDS}/", f"]({RECORDS}/").replace(".ipynb)", ".md)")
 
 
