@@ -158,7 +158,7 @@ def test_one_stride_applies_to_every_axis():
 
 
 def test_wrong_stride_is_an_error(unchecked_annotations):
-    for stride in [0, (2, 2, 2), (2, 0), (1.5, 2), True]:
+    for stride in [0, (2, 2, 2), (2, 0), (1.5, 2), True, b"ab", bytearray(b"ab")]:
         with raises_for(stride, ValueError, match="stride must be"):
             check_stride(stride, 2)
 

@@ -217,7 +217,7 @@ def check_stride(
         ValueError: `stride` is not made of integers of at least 1, or their number is wrong.
     """
     steps: tuple[Any, ...] = (stride,) * num_axes
-    if isinstance(stride, Sequence):
+    if isinstance(stride, Sequence) and not isinstance(stride, (bytes, bytearray)):
         steps = tuple(stride) if len(stride) == num_axes else ()
     if len(steps) != num_axes or not all(is_integer(step) and step >= 1 for step in steps):
         expected = f"a whole number of at least 1, or one for each of {num_axes} axes"
