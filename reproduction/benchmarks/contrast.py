@@ -72,7 +72,7 @@ def measure_layer(layer: Attention, arguments: tuple[Any, ...]) -> dict[str, flo
     assert key is not None
     (group,) = layer.head_groups()
     places = {"grid": grid, "num_prefix_tokens": num_prefix_tokens}
-    if group.relative is None:  # the last layer, of which only the class token is read
+    if group.relative is None:  # only the class token of the last layer is used
         places = {}
     # A weight is the output for values that are 1 at one key and 0 at all others.
     num_keys = key.shape[2]

@@ -1,1 +1,1 @@
-"""Where the heads of the network of Cordonnier et al. 2020 attend, and how to prune them."""
+"""Positions that the heads of Cordonnier et al. (2020) attend to, and pruning of heads."""

@@ -165,7 +165,7 @@ def write_study(study: Study, folder: str | Path) -> str:
 
 
 def describe_conditions(study: Study, cells: pd.DataFrame) -> str:
-    """Describe how many cells are finished, and with what they were trained."""
+    """Describe the number of finished cells, and the hardware and versions of their training."""
     conditions = [
         f"{name}: {', '.join(sorted(cells[name].astype(str).unique()))}"
         for name in ("hardware", "teka", "torch", "date")

@@ -216,7 +216,7 @@ def constant_output(
     elif output == "segmentation" and len(classes := outputs.argmax(dim=1).unique()) == 1:
         message = (
             f"Every cell of {len(images)} images is of class {int(classes)}. An output that never "
-            "changes is the same at every shift, whatever the model sees."
+            "changes is the same at every shift, even if the model ignores the image."
         )
         yield Caveat("constant predictor", "invalidates", message)
     elif differ and float((outputs - outputs[:1]).abs().max()) <= REPEAT_ROUNDING * float(
@@ -224,7 +224,7 @@ def constant_output(
     ):
         message = (
             f"The output is the same for all of {len(images)} different images. An output that "
-            "never changes is the same at every shift, whatever the model sees."
+            "never changes is the same at every shift, even if the model ignores the image."
         )
         yield Caveat("constant output", "invalidates", message)
 
@@ -264,7 +264,7 @@ def fill_value(
 def collapse(responses: Responses) -> Iterator[Caveat]:
     """Report that nearly all predictions, or all labels, are one class.
 
-    The accuracy then hardly depends on shifts, whatever the model does.
+    The accuracy then hardly depends on shifts for any model.
     """
     if responses.predictions is None:
         raise wrong_value("responses.output", responses.output, "'logits'")
@@ -291,7 +291,7 @@ def collapse(responses: Responses) -> Iterator[Caveat]:
             note = f", and {label_share} % of the images are of it"
         message = (
             f"{write_share(share)} % of all answers are {top_class}{note}. Answers that never "
-            "change are consistent at every shift, whatever the model sees."
+            "change are consistent at every shift, even if the model ignores the image."
         )
         name = "constant predictor" if len(classes) == 1 else "collapsed predictions"
         yield Caveat(name, "invalidates", message)

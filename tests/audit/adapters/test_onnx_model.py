@@ -75,7 +75,7 @@ def test_an_export_answers_as_the_module_whatever_its_batches(net, exported, tmp
             assert isinstance(answer, torch.Tensor)
             torch.testing.assert_close(answer, net(images), atol=1e-5, rtol=1e-5)
             assert not answer.requires_grad
-        assert "as they are" in subject.note
+        assert "the model gets images in [0, 1]" in subject.note
 
 
 def test_what_lies_beside_the_file_is_read(net, exported, tmp_path):

@@ -213,7 +213,7 @@ def usual_mode(data: str, data_dir: str | Path | None = None) -> tuple[str, str]
     )
 
 
-# Whether images are shifted before or after the resize to the model's size.
+# Order of the shift and of the resize to the model's size.
 RESIZING = ("before", "after")
 
 

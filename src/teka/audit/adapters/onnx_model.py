@@ -275,7 +275,7 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
     note = (
         ""
         if transform
-        else f"no {PROCESSOR_FILE} lies beside the file: images in [0, 1] go in as they are"
+        else f"no {PROCESSOR_FILE} is next to the file: the model gets images in [0, 1]"
     )
     is_levels = inputs[0].type == "tensor(uint8)"
     if is_levels:

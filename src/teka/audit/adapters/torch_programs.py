@@ -21,7 +21,7 @@ from teka.files import expand_user
 
 NOTE = (
     "a program does not say how its images are to be made: "
-    "unless --mean and --std say so they go in as they are"
+    "they are normalized only with --mean and --std"
 )
 
 

@@ -232,7 +232,7 @@ def locate_layers(
     shifted by the corresponding number of cells. Forward hooks record inputs and outputs of all
     modules. Errors are those of the worst shift, over all images. A module that only passes on its
     input or the output of a part is not listed, unless `layers` names it. docs/audit_layers.md
-    describes what is recognized and compared.
+    describes the layers that are recognized and compared.
 
     Args:
         module: The model in evaluation mode, or the part of it to examine.
