@@ -173,11 +173,11 @@ def test_a_model_that_raises_late_keeps_what_was_measured_before():
     assert any("enough" in failure.message for failure in report.failures)
 
 
-def test_a_preset_is_added():
-    settings = replace(QUICK, shifts=[(1, 1)], preset="chaman2021", parts=())
+def test_a_protocol_is_added():
+    settings = replace(QUICK, shifts=[(1, 1)], protocol="chaman2021", parts=())
     report = audit(invariant, random_images(), settings=settings)
     assert report.metrics[0].shifts == ((0, 0), (1, 1))
-    assert [preset.name for preset in report.presets] == ["chaman2021"]
+    assert [protocol.name for protocol in report.protocols] == ["chaman2021"]
 
 
 def test_outputs_of_zero_have_no_relative_error_and_are_audited_all_the_same():
@@ -323,7 +323,7 @@ def test_a_report_comes_back_from_its_file(tmp_path):
         nn.Conv2d(1, 6, 2, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(96, 3)
     ).eval()
     images = random_images()
-    settings = replace(QUICK, modes=("circular", "zero"), preset="chaman2021")
+    settings = replace(QUICK, modes=("circular", "zero"), protocol="chaman2021")
     report = audit(module, images, torch.arange(40) % 3, settings=settings)
     assert report.failures == ()
     assert AuditReport.read(report.write(tmp_path / "report.json")) == report

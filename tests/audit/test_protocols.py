@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from teka.audit.protocols import PresetResult, chaman2021, horn2021, pair_agreement, zhang2019
+from teka.audit.protocols import ProtocolResult, chaman2021, horn2021, pair_agreement, zhang2019
 from teka.audit.settings import AuditSettings
 from teka.codec import decode, encode
 
@@ -40,7 +40,7 @@ def random_bits(*shape: int) -> Tensor:
     return (torch.rand(*shape, generator=torch.Generator().manual_seed(0)) > 0.5).float()
 
 
-def horn() -> PresetResult:
+def horn() -> ProtocolResult:
     # A column at 8 has 8 blank ones before it, of which 7 count; at 9 all 8 count.
     images = torch.cat([bars(8, 3), bars(9, 5), bars(15, 4), bars(22, 2), bars(23, 7)])
     return horn2021(left_half, images, torch.tensor([1] * 12 + [0] * 9))
@@ -56,7 +56,7 @@ def test_horn_counts_a_margin_of_eight_but_one_columns_and_its_accuracies_are_th
     assert ones.curves["accuracy"].values == pytest.approx(expected)
     assert result.numbers["mean accuracy, class 1"].value == pytest.approx(sum(expected) / 17)
     assert result.numbers["minimum accuracy, class 1"].value == 0.0
-    assert decode(PresetResult, encode(result)) == result
+    assert decode(ProtocolResult, encode(result)) == result
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_chamans_zero_padded_consistency_is_that_of_the_authors_slices():
     ]
     expected = float((answers[0] == answers[1]).double().mean())
     assert result.numbers["consistency of two shifts, zero-padded"].value == pytest.approx(expected)
-    with pytest.raises(ValueError, match="at least 3 for preset 'chaman2021'"):
+    with pytest.raises(ValueError, match="at least 3 for protocol 'chaman2021'"):
         chaman2021(corner_class, torch.zeros(2, 1, 2, 9))
 
 

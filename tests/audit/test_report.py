@@ -108,7 +108,7 @@ def test_a_report_of_the_first_schema_is_read():
     assert found.layers is not None
     assert found.layers.breaks["aliasing"].name == "0"
     assert [one.axis for one in found.lie_derivative] == [0, 1]
-    assert found.presets[0].name == "chaman2021"
+    assert found.protocols[0].name == "chaman2021"
     assert AuditReport.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 

@@ -39,7 +39,7 @@ def test_fractions_need_a_whole_pixel_of_room():
     [
         ("modes", (), "modes must be"),
         ("modes", ("zero", "zero"), "each once"),
-        ("preset", "horn", "Did you mean 'horn2021'"),
+        ("protocol", "horn", "Did you mean 'horn2021'"),
         ("parts", ("layer",), "Did you mean 'layers'"),
         ("output", "maps", r"output must be .*got 'maps'"),
         ("batch_size", 0, r"batch_size must be .*got 0"),

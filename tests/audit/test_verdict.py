@@ -50,7 +50,7 @@ def verdict_of(
         lie_derivative=(),
         sensitivity={},
         layers=layers,
-        presets=(),
+        protocols=(),
         caveats=tuple(caveats),
         failures=(),
         examples=(),

@@ -57,7 +57,7 @@ OPTIONS = {
     "export": "out dtype data_dir",
     "predict": "model top ground batch_size json",
     "audit": "data data_dir images seed image_size input_size shift_before_resize mode max_shift shifts step "
-    "background placed_size ignore_labels batch_size device budget confidence html json preset layers skip resume "
+    "background placed_size ignore_labels batch_size device budget confidence html json protocol layers skip resume "
     "fail_under metric markdown badge weights num_classes mean std bgr find_worst precision change",
     "compare": "data images seed mode max_shift shifts step background batch_size device confidence html json markdown "
     "resume",
@@ -152,7 +152,7 @@ FITTING = {
     "selection": ("all", "figure1"),
     "patch_size": ("2", "3", "4"),
     "image_size": ("8", "9", "12", "[8,9]"),
-    "preset": ("horn2021", "zhang2019", "chaman2021"),
+    "protocol": ("horn2021", "zhang2019", "chaman2021"),
     "data": ("digits", "data.npz"),
 }
 NUMBERS = ("0", "1", "2", "3", "4", "7", "0.1", "0.5", "0.9", "1e-3", "true", "false")

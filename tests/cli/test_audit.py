@@ -260,7 +260,8 @@ def test_bad_input_is_one_line_before_anything_is_measured(here, fails):
     assert "--metric" in fails(*good, "--metric", "flip_rate")
     assert "fail_under" in fails(*good, "--fail-under", "95")
     assert 'Did you mean "noise"' in fails(*good, "--skip", "noises")
-    assert "preset" in fails(*good, "--preset", "horn2022")
+    assert "protocol" in fails(*good, "--protocol", "horn2022")
+    assert "Did you mean 'horn2021'" in fails(*good, "--preset", "horn2022")  # former name
     assert "a directory" in fails(*good, "--html", here / "taken")
     assert "got -1" in fails(*good, "--images", "-1")
     assert "a multiple of the step" in fails(*good, "--max-shift", "1", "--step", "0.3")
@@ -310,7 +311,7 @@ def test_the_worst_shift_alone_is_found_and_makes_no_report(
             ("--fail-under", "0.5", "--precision", "2", "--budget", "9"),
             "fail_under, precision, budget",
         ),
-        (("--preset", "chaman2021", "--resume", str(tmp_path / "state")), "preset, resume"),
+        (("--protocol", "chaman2021", "--resume", str(tmp_path / "state")), "protocol, resume"),
         (("--mode", "zero", "circular"), "several modes"),
     ):
         assert f"find_worst must be None with {said}: it searches one" in fails(*asked, *unused)

@@ -138,7 +138,7 @@ def audit(
         lie_derivative=tuple(context.derivatives),
         sensitivity=context.sensitivity,
         layers=context.layers,
-        presets=tuple(context.presets),
+        protocols=tuple(context.protocols),
         caveats=tuple(dict.fromkeys([*known, *context.caveats])),
         failures=tuple(context.failures),
         examples=tuple(context.examples),

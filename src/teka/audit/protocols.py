@@ -37,7 +37,7 @@ USUAL = AuditSettings()
 
 
 @dataclass(frozen=True)
-class PresetResult:
+class ProtocolResult:
     """Result of an evaluation protocol.
 
     Args:
@@ -59,7 +59,7 @@ class PresetResult:
 
 def horn2021(
     function: Model, images: Images, labels: Labels, settings: AuditSettings = USUAL
-) -> PresetResult:
+) -> ProtocolResult:
     """Evaluate the protocol of Horn et al. (2021): accuracy at 17 lossless horizontal shifts.
 
     Images of class 1 with enough background are used: 854 ones of MNIST or 791 trousers of
@@ -75,7 +75,7 @@ def horn2021(
         ValueError: Labels are missing, or no image has enough background.
     """
     if labels is None:
-        raise wrong_value("labels", None, "a class for each image, for preset 'horn2021'")
+        raise wrong_value("labels", None, "a class for each image, for protocol 'horn2021'")
     check_tensor("images", images, "images", "channels", HORN_SIDE, HORN_SIDE)
     shifts = [(0, step) for step in range(-HORN_MARGIN, HORN_MARGIN + 1)]
     counts, numbers, metrics = {}, {}, {}
@@ -102,7 +102,7 @@ def horn2021(
         share = (responses.predictions == responses.labels).double().mean(dim=0)
         numbers[f"mean accuracy, {name}"] = _mean_share(share, settings)
         numbers[f"minimum accuracy, {name}"] = metrics[name].numbers["minimum_accuracy"]
-    return PresetResult(
+    return ProtocolResult(
         "horn2021",
         "Images of 32 × 32 of class 1 with at least 8 blank columns on both sides, the outermost "
         "not counted, are rolled by −8 … 8 columns; accuracy at each shift. In addition, all "
@@ -116,7 +116,7 @@ def horn2021(
 
 def zhang2019(
     function: Model, images: Images, labels: Labels = None, settings: AuditSettings = USUAL
-) -> PresetResult:
+) -> ProtocolResult:
     """Evaluate the protocol of Zhang (2019): consistency of two random crops.
 
     It is the probability P[argmax f(crop_a x) = argmax f(crop_b x)] for crops of 224 × 224 pixels.
@@ -142,7 +142,7 @@ def zhang2019(
         lambda batch, at: batch.narrow(2, at[0], ZHANG_CROP).narrow(3, at[1], ZHANG_CROP),
         **drawn,
     )
-    return PresetResult(
+    return ProtocolResult(
         "zhang2019",
         "Images of 256 × 256; two crops of 224 × 224, their offsets drawn from 0 … 31 along each "
         "axis, one pair for all images of a batch; share of images with equal predictions, over 5 "
@@ -157,7 +157,7 @@ def zhang2019(
 
 def chaman2021(
     function: Model, images: Images, labels: Labels = None, settings: AuditSettings = USUAL
-) -> PresetResult:
+) -> ProtocolResult:
     """Evaluate the protocol of Chaman and Dokmanić (2021): consistency of two random shifts.
 
     It is the probability P[argmax f(T_s x) = argmax f(T_s' x)] for circular and for zero-padded
@@ -180,7 +180,7 @@ def chaman2021(
         raise wrong_value(
             "the images' size",
             tuple(images.shape[2:]),
-            f"at least {largest} for preset 'chaman2021'",
+            f"at least {largest} for protocol 'chaman2021'",
         )
     numbers = {}
     for name, move in (
@@ -197,7 +197,7 @@ def chaman2021(
             function, images, move, low=-largest, high=largest, passes=1, settings=settings
         )
         numbers[f"consistency of two shifts, {name}"] = _mean_share(agreement[0].double(), settings)
-    return PresetResult(
+    return ProtocolResult(
         "chaman2021",
         "Two shifts drawn from −m … m − 1 along each axis, one pair for all images of a batch; "
         "m = 3 for images up to 32 pixels, 32 for larger ones; share of images with equal "
@@ -210,8 +210,8 @@ def chaman2021(
     )
 
 
-# Functions by name, one for each of `teka.audit.settings.PRESET_NAMES`.
-PRESETS = {"horn2021": horn2021, "zhang2019": zhang2019, "chaman2021": chaman2021}
+# Functions by name, one for each of `teka.audit.settings.PROTOCOL_NAMES`.
+PROTOCOLS = {"horn2021": horn2021, "zhang2019": zhang2019, "chaman2021": chaman2021}
 
 
 def pair_agreement(

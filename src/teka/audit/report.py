@@ -20,7 +20,7 @@ from teka.audit.measure.responses import Responses
 from teka.audit.model_call import call_model
 from teka.audit.model_output import CLASSIFIERS, MULTILABEL, predict_with_probability
 from teka.audit.movement import Movement
-from teka.audit.protocols import PresetResult
+from teka.audit.protocols import ProtocolResult
 from teka.audit.settings import AuditSettings
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.phase import PhaseTable
@@ -33,6 +33,7 @@ SCHEMA = 2
 # Stages that check the responses, and that repeat a call.
 VALIDITY, NOISE = "validity", "noise floor"
 READ_SCHEMAS = (1, SCHEMA)
+FORMER_FIELDS = {"traps": "caveats", "presets": "protocols"}
 # Fields of the responses that a comparison of two models needs.
 PACKED = (
     "evaluated",
@@ -192,7 +193,7 @@ class AuditReport:
         lie_derivative: Derivative along dy and dx.
         sensitivity: Sensitivity to shifts in each mode.
         layers: Layers that break equivariance, or None.
-        presets: Results of published protocols.
+        protocols: Results of published protocols.
         caveats: Reasons why the results could mislead.
         failures: Stages that failed.
         examples: Images whose predictions change most.
@@ -212,7 +213,7 @@ class AuditReport:
     lie_derivative: tuple[LieDerivative, ...]
     sensitivity: dict[str, SensitivityMap]
     layers: LayerFindings | None
-    presets: tuple[PresetResult, ...]
+    protocols: tuple[ProtocolResult, ...]
     caveats: tuple[Caveat, ...]
     failures: tuple[Failure, ...]
     examples: tuple[Example, ...]
@@ -280,8 +281,9 @@ class AuditReport:
             )
             raise wrong_value("schema of the content", schema, expected)
         fields.pop("invalid", None)  # follows from the caveats
-        if "traps" in fields:  # old name of the caveats
-            fields["caveats"] = fields.pop("traps")
+        for former_name, name in FORMER_FIELDS.items():
+            if former_name in fields:
+                fields[name] = fields.pop(former_name)
         try:
             return decode(cls, fields)
         except ValueError as error:

@@ -36,7 +36,7 @@ StepSet = Sequence[Steps] | np.ndarray | Tensor
 # Optional stages of an audit.
 PARTS = ("noise", "layers", "derivative", "sensitivity")
 # Published protocols, which `teka.audit.protocols` implements.
-PRESET_NAMES = ("horn2021", "zhang2019", "chaman2021")
+PROTOCOL_NAMES = ("horn2021", "zhang2019", "chaman2021")
 MAX_SHIFT = 8
 SIDES = "a whole number of pixels, or one for each axis"
 
@@ -55,7 +55,7 @@ class AuditSettings:
             8 pixels along each axis, and of at most a quarter of the side for smaller images.
         modes: What happens at the edges, modes of `teka.audit.translate`. Each one is measured.
         changes: Changes other than shifts to measure, names of `teka.audit.changes.CHANGES`.
-        preset: Published protocol to add: "horn2021", "zhang2019" or "chaman2021", or None.
+        protocol: Published protocol to add: "horn2021", "zhang2019" or "chaman2021", or None.
         parts: Optional stages: "noise", "layers", "derivative" and "sensitivity".
         background: Value of the pixels that enter over an edge: one, or one for each channel.
         canvas_size: Size of the canvas of mode "canvas". By default large enough for every shift.
@@ -82,7 +82,7 @@ class AuditSettings:
     shifts: StepSet | None = None
     modes: Sequence[str] = ("circular",)
     changes: Sequence[str] = ()
-    preset: str | None = None
+    protocol: str | None = None
     parts: Sequence[str] = PARTS
     background: float | int | tuple[float | int, ...] = 0.0
     canvas_size: int | tuple[int, ...] | None = None
@@ -125,8 +125,8 @@ class AuditSettings:
             check_names("layers", self.layers)
         if self.device is not None:
             check_device("device", self.device)
-        if self.preset is not None:
-            check_name("preset", self.preset, PRESET_NAMES)
+        if self.protocol is not None:
+            check_name("protocol", self.protocol, PROTOCOL_NAMES)
         check_names("parts", self.parts, PARTS)
         check_name("output", self.output, OUTPUT_CHOICES)
         check_sizes({"batch_size": self.batch_size})

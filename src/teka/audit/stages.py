@@ -19,7 +19,7 @@ from teka.audit.measure.measure_responses import Deadline, measure_responses
 from teka.audit.measure.responses import Responses
 from teka.audit.model_call import ModelError, as_written
 from teka.audit.movement import Movement
-from teka.audit.protocols import PRESETS, PresetResult
+from teka.audit.protocols import PROTOCOLS, ProtocolResult
 from teka.audit.report import (
     NOISE,
     VALIDITY,
@@ -65,7 +65,7 @@ class AuditContext:
         layers: Which layers break equivariance.
         stride: Stride of the model in pixels, whose phases are compared.
         phases: Metrics by phase of each mode.
-        presets: Results of published protocols.
+        protocols: Results of published protocols.
         derivatives: Derivatives along the axes.
         sensitivity: Sensitivity to shifts in each mode.
         examples: Images whose predictions change most.
@@ -86,7 +86,7 @@ class AuditContext:
     layers: LayerFindings | None = None
     stride: tuple[int, ...] = (1, 1)
     phases: dict[str, PhaseTable] = field(default_factory=dict)
-    presets: list[PresetResult] = field(default_factory=list)
+    protocols: list[ProtocolResult] = field(default_factory=list)
     derivatives: list[LieDerivative] = field(default_factory=list)
     sensitivity: dict[str, SensitivityMap] = field(default_factory=dict)
     examples: list[Example] = field(default_factory=list)
@@ -169,8 +169,8 @@ def run_stages(context: AuditContext) -> None:
     if "layers" in settings.parts:
         context.attempt("layers", partial(_examine_layers, context))
     context.attempt("phases", partial(_compare_phases, context))
-    if settings.preset is not None:
-        context.attempt(f"preset {settings.preset}", partial(_run_preset, context))
+    if settings.protocol is not None:
+        context.attempt(f"protocol {settings.protocol}", partial(_run_protocol, context))
     if "derivative" in settings.parts and output not in WITHOUT_DISTANCE:
         for axis, direction in enumerate(AXES):
             context.attempt(
@@ -358,12 +358,12 @@ def _compare_phases(context: AuditContext) -> None:
             context.phases[mode] = error_by_phase(responses, context.stride, **settings.intervals)
 
 
-def _run_preset(context: AuditContext) -> None:
-    # The images of a preset may leave the kind of the output open.
+def _run_protocol(context: AuditContext) -> None:
+    # The images of a protocol may leave the kind of the output open.
     settings = replace(context.settings, output=context.responses[0].output)
-    assert settings.preset is not None
-    run = PRESETS[settings.preset]
-    context.presets.append(run(context.model, context.images, context.labels, settings))
+    assert settings.protocol is not None
+    run = PROTOCOLS[settings.protocol]
+    context.protocols.append(run(context.model, context.images, context.labels, settings))
 
 
 def _measure_derivative(context: AuditContext, axis: int) -> None:

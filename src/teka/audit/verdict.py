@@ -34,11 +34,11 @@ def verdict(report: AuditReport) -> tuple[str, ...]:
     sentences += _phase_sentences(report.phases)
     sentences += _layer_sentences(report.layers)
     sentences += map(_change_sentence, report.changes)
-    for preset in report.presets:
+    for protocol in report.protocols:
         numbers = "; ".join(
-            f"{name} {_interval(number)}" for name, number in preset.numbers.items()
+            f"{name} {_interval(number)}" for name, number in protocol.numbers.items()
         )
-        sentences.append(f"Protocol {preset.name}: {numbers}.")
+        sentences.append(f"Protocol {protocol.name}: {numbers}.")
     return tuple(sentences)
 
 

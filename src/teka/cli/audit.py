@@ -92,7 +92,7 @@ def audit(
             "badge": badge,
             "fail_under": fail_under,
             "precision": precision,
-            "preset": settings.preset,
+            "protocol": settings.protocol,
             "budget": settings.budget_seconds,
             "resume": results.resume,
             "change": change,

@@ -133,12 +133,12 @@ class AuditOptions:
     def make_settings(self, parts: Sequence[str]) -> AuditSettings:
         """Return the settings of an audit with these stages."""
         modes = self.shifts.mode
-        if not modes and self.settings.preset is None:
+        if not modes and self.settings.protocol is None:
             modes = usual_mode(self.images.data, self.images.data_dir)[:1]
         return dataclasses.replace(
             self.settings,
             shifts=shift_set(self.shifts.shifts, self.shifts.max_shift, self.shifts.step),
-            modes=modes or ("circular",),  # a preset brings its own
+            modes=modes or ("circular",),  # a protocol brings its own
             parts=parts,
             device=self.load_options.device,
         )
@@ -171,7 +171,7 @@ class AuditOptions:
             held_out=held_out,
             read=read,
         )
-        if self.shifts.mode or settings.preset is not None:
+        if self.shifts.mode or settings.protocol is not None:
             return case
         mode, reason = usual_mode(images.data, images.data_dir)
         words = f"{mode}, the default, because {reason}"

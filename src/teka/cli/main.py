@@ -21,6 +21,7 @@ from teka.cli.child import BROKEN_PIPE, INTERRUPTED, USAGE_ERROR
 from teka.errors import first_line, is_out_of_memory, one_line
 
 MAX_ERROR_LENGTH = 2000
+FORMER_OPTIONS = {"--preset": "--protocol"}  # accepted for one release
 ISOLATED_COMMANDS = ("audit", "compare", "fix", "mend")  # they run the code of a model
 
 
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None, app: App | None = None) -> int:
 def run(words: list[str], app: App | None = None) -> int:
     """Run a command in this process and return its exit code."""
     app = app or make_app()
+    words = [FORMER_OPTIONS.get(word, word) for word in words]
     command = words[0] if words and words[0] in app else ""
     program = f"{app.name[0]} {command}".rstrip()
     _prepare_output()

@@ -223,7 +223,7 @@ def make_report(name="patch model", **further):
         },
         "changes": (make_change("flip"), make_change("rotation")),
         "layers": make_layers(),
-        "presets": (),
+        "protocols": (),
         "caveats": (
             Caveat("phases unseen", "note", "No shift has phase 3."),
             Caveat(

@@ -5,7 +5,7 @@ import pytest
 
 from teka.audit.movement import Movement
 from teka.audit.page.pages import render_audit_page, write_page
-from teka.audit.protocols import PresetResult
+from teka.audit.protocols import ProtocolResult
 from teka.audit.report import AuditReport, Failure
 from teka.audit.statistics.estimate import Estimate
 from tests.audit.page.audit_reports import CROSS, make_example, make_metrics, make_report
@@ -201,11 +201,11 @@ def test_one_model_has_three_numbers_on_its_first_screen_and_several_have_none()
 
 def test_a_procedure_of_the_literature_is_shown_with_its_source():
     share = Estimate(0.994, 0.99, 0.997, 0.95, "wilson")
-    preset = PresetResult(
+    protocol = ProtocolResult(
         "horn2021", "Columns are moved.", "Horn et al. 2021", {"images, class 1": 854},
         {"mean accuracy, class 1": share}, {"class 1": make_metrics(shifts=tuple((0, step) for step in range(-2, 3)))},
     )  # fmt: skip
-    text = Page(render_audit_page([make_report(presets=(preset,))])).heads
+    text = Page(render_audit_page([make_report(protocols=(protocol,))])).heads
     for words in (
         "As in the literature: horn2021",
         "Columns are moved.",

@@ -9,12 +9,12 @@ from teka.audit.movement import Movement
 from teka.audit.page.pages import (
     audit_columns,
     audit_rows,
-    preset_sections,
+    protocol_sections,
     render_audit_page,
     sorted_caveats,
     write_examples,
 )
-from teka.audit.protocols import PresetResult
+from teka.audit.protocols import ProtocolResult
 from teka.audit.statistics.estimate import Estimate
 from teka.audit.statistics.metrics import NUMBERS
 from tests.audit.page.audit_reports import SQUARE, make_example, make_metrics, make_report
@@ -61,10 +61,10 @@ def test_the_gravest_come_first_and_equals_keep_their_order():
     assert [caveat.name for caveat in sorted_caveats(caveats)] == ["c", "b", "d", "a"]
 
 
-def preset(share):
+def protocol(share):
     number = Estimate(share, share - 0.01, share + 0.01, 0.95, "wilson")
     moved = make_metrics(shifts=tuple((0, step) for step in range(-2, 3)))
-    return PresetResult(
+    return ProtocolResult(
         "horn2021",
         "Moved.",
         "The paper",
@@ -76,11 +76,11 @@ def preset(share):
 
 def test_models_stand_below_each_other_in_one_procedure():
     reports = [
-        make_report("one", presets=(preset(0.9),)),
+        make_report("one", protocols=(protocol(0.9),)),
         make_report("none"),
-        make_report("two", presets=(preset(0.5),)),
+        make_report("two", protocols=(protocol(0.5),)),
     ]
-    (section,) = preset_sections(reports)
+    (section,) = protocol_sections(reports)
     assert section["rows"] == [(0, "mean", "90.0", "89.0–91.0"), (2, "mean", "50.0", "49.0–51.0")]
     assert section["counts"] == "images: 1,854"
     (curve,) = section["curves"]
@@ -91,7 +91,7 @@ def test_models_stand_below_each_other_in_one_procedure():
 
 
 def test_without_a_procedure_there_is_no_section():
-    assert preset_sections([make_report()]) == []
+    assert protocol_sections([make_report()]) == []
 
 
 def numerics_rows(*reports):

@@ -130,28 +130,32 @@ def caveat_models(reports: Sequence[AuditReport]) -> dict[Caveat, str]:
     }
 
 
-def preset_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
+def protocol_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
     """Return the content of a section for each published protocol of any report."""
     sections = []
-    for name in dict.fromkeys(preset.name for report in reports for preset in report.presets):
+    for name in dict.fromkeys(protocol.name for report in reports for protocol in report.protocols):
         found = {
-            at: preset
+            at: protocol
             for at, report in enumerate(reports)
-            for preset in report.presets
-            if preset.name == name
+            for protocol in report.protocols
+            if protocol.name == name
         }
         numbers = [
             (at, number, one)
-            for at, preset in found.items()
-            for number, one in preset.numbers.items()
+            for at, protocol in found.items()
+            for number, one in protocol.numbers.items()
         ]
         counts = dict.fromkeys(
-            f"{what}: {n:,}" for preset in found.values() for what, n in preset.counts.items()
+            f"{what}: {n:,}" for protocol in found.values() for what, n in protocol.counts.items()
         )
         names, figures = [report.name for report in reports], []
-        for group in dict.fromkeys(group for preset in found.values() for group in preset.metrics):
+        for group in dict.fromkeys(
+            group for protocol in found.values() for group in protocol.metrics
+        ):
             moved = {
-                at: preset.metrics[group] for at, preset in found.items() if group in preset.metrics
+                at: protocol.metrics[group]
+                for at, protocol in found.items()
+                if group in protocol.metrics
             }
             curves = {at: (one.shifts, one.curves.get("accuracy")) for at, one in moved.items()}
             figures.append(curve_figure(names, curves, f"{group}: correct (%)", is_percent=True))
@@ -339,7 +343,7 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()
         "expert_metrics": FOR_EXPERTS,
         "listed": listed,
         "write_size": write_size,
-        "presets": preset_sections(reports),
+        "protocols": protocol_sections(reports),
         "name_setting": name_setting,
         "write_setting": write_setting,
         "version": next(
