@@ -11,7 +11,7 @@ class PaperModel(NamedTuple):
     """A row of the tables in §4 and A.1: test accuracy in %, parameters and operations.
 
     The paper counts only the operations of linear layers and convolutions, two per multiply-add,
-    and not those of attention weights. See docs/self_attention_network.md.
+    and not those of attention weights. See reproduction/baselines/README.md.
     """
 
     accuracy: float

@@ -3,8 +3,7 @@
 Each fault of `mutations.yaml` is put into a copy of the source. First the tests named with the
 fault run, then the default suites, then the exhaustive suite, until a test fails. That test must
 pass without the fault. Results are appended to `build/mutations.jsonl`, and faults with a result
-are not tried again. `--write` writes the results to `docs/mutations.md`. The exit status is 1 if
-the default suites do not find every fault.
+are not tried again. The exit status is 1 if the default suites do not find every fault.
 """
 
 import argparse
@@ -27,7 +26,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
-RESULTS, PAGE = ROOT / "build" / "mutations.jsonl", ROOT / "docs" / "mutations.md"
+RESULTS = ROOT / "build" / "mutations.jsonl"
 # Imported once, because every fault is tried in a fork of this process.
 HEAVY = (
     "torch",
@@ -53,7 +52,7 @@ class Fault:
     """A change of the source that some test must find.
 
     Args:
-        subject: Heading of the fault in the table.
+        subject: Part of the library.
         file: The file, relative to `src/teka`.
         tests: Test files that should find the fault, relative to `tests`.
         correct: Code that occurs once in the file.
@@ -215,39 +214,6 @@ def read_results() -> dict[str, dict[str, Any]]:
     return {result["key"]: result for result in map(json.loads, lines)}
 
 
-def page(faults: list[Fault], results: dict[str, dict[str, Any]]) -> str:
-    """Return the table in Markdown."""
-    found = sum(results[fault.key]["level"] in (NEAREST, DEFAULT) for fault in faults)
-    lines = [
-        "# Faults that the tests find",
-        "",
-        "`python tests/mutations.py` puts each of these faults into a copy of the source, one at",
-        "a time. The table names the first test that failed; it passes without the fault. The",
-        "default suites (`make test`, `make test-compilers`) find",
-        f"{found} of {len(faults)} faults. The others are tried on the exhaustive suite. The list",
-        "is not a random sample: if no test found a fault at first, a test was added, and faults",
-        "that change no output or gradient were replaced.",
-    ]
-    for subject in dict.fromkeys(fault.subject for fault in faults):
-        lines += [
-            "",
-            f"## {subject}",
-            "",
-            "| file | correct | wrong | found by |",
-            "|---|---|---|---|",
-        ]
-        for fault in faults:
-            if fault.subject != subject:
-                continue
-            result = results[fault.key]
-            by = result["test"].removeprefix("tests/")
-            if result["level"] == EXHAUSTIVE:
-                by += ", in the exhaustive suite only"
-            cells = [fault.file, fault.correct, fault.wrong, by or NONE]
-            lines.append(f"| {' | '.join('`' + ' '.join(cell.split()) + '`' for cell in cells)} |")
-    return "\n".join(lines) + "\n"
-
-
 def main() -> int:
     """Try the faults that have no result yet."""
     parser = argparse.ArgumentParser(prog="python tests/mutations.py", description=__doc__)
@@ -258,22 +224,12 @@ def main() -> int:
     parser.add_argument(
         "--check", action="store_true", help="only see that every fault fits the source"
     )
-    parser.add_argument(
-        "--write", action="store_true", help="write the table of the results to docs/mutations.md"
-    )
     options = parser.parse_args()
     faults = read_faults()
     if options.check:
         print(f"{len(faults)} faults fit the source")
         return 0
     results = read_results()
-    if options.write:
-        if missing := [fault for fault in faults if fault.key not in results]:
-            raise SystemExit(
-                f"{len(missing)} faults were not tried, the first of them in {missing[0].file}"
-            )
-        PAGE.write_text(page(faults, results), encoding="utf-8")
-        return 0
     waiting = [
         fault
         for fault in faults

@@ -4,7 +4,6 @@ import importlib
 import math
 import re
 import shlex
-from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,8 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PACKAGE = Path(functional.__file__).parents[1]
 PAGES = sorted(DOCS.rglob("*.md"))
-TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
+REPRODUCTION_PAGES = sorted((ROOT / "reproduction").rglob("*.md"))
+TEXTS = {page: page.read_text(encoding="utf-8") for page in [*PAGES, *REPRODUCTION_PAGES]}
 NAV = re.findall(
     r"^ +- [^:]+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.MULTILINE
 )
@@ -85,10 +85,8 @@ def test_internal_links_resolve():
     for page, text in {**TEXTS, **notebooks}.items():
         for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
             file = (page.parent / target).resolve() if target else page
-            assert file.exists(), f"{name_of(page)} links to {target}"
-            assert not anchor or anchor in anchors(file), (
-                f"{name_of(page)} links to {target}#{anchor}"
-            )
+            assert file.exists(), f"{page} links to {target}"
+            assert not anchor or anchor in anchors(file), f"{page} links to {target}#{anchor}"
 
 
 def test_formulas_are_closed():
@@ -391,29 +389,6 @@ def test_running_maximum_rescales_the_causal_state(seed):
         factors = torch.exp(log_scale[: token + 1] - log_scale[: token + 1].max())
         truth = (features[: token + 1] * factors[:, None]).T @ values[: token + 1]
         torch.testing.assert_close(state, truth, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["which_kernel.md", "which_kernel_tables.md", "linear_positions.md", "interval_coverage.md"],
-)
-def test_kernel_tables_equal_the_study_results(name, monkeypatch):
-    writer = importlib.import_module("reproduction.studies.tables")
-    assert name in writer.TABLES
-    # The page is written three times below, with the same tables.
-    monkeypatch.setitem(
-        writer.TABLES, name, {title: cache(write) for title, write in writer.TABLES[name].items()}
-    )
-    page = TEXTS[ROOT / "docs" / name]
-    assert writer.with_tables(name, page) == page, "run `python -m reproduction.studies.tables`"
-    bare = re.sub(r"(<!-- table: .* -->\n\n)(\|.*\n)+\n", r"\1", page)
-    assert not re.search(r"-->\n\n\|", bare)
-    assert writer.with_tables(name, bare) == page, (
-        "a mark without a table gets it, and the text after it stays"
-    )
-    last = list(writer.TABLES[name])[-1]
-    with pytest.raises(ValueError, match=re.escape(f"{last} -->' once, got 0")):
-        writer.with_tables(name, page.replace(f"<!-- table: {last} -->", ""))
 
 
 @pytest.mark.parametrize(("sharpness", "first"), [(1, 1), (2, 3), (3, 5), (4, 7), (6, 12), (8, 16)])

@@ -55,7 +55,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     Links to other files of `reproduction`, which the site does not contain, become text.
     """
     markdown = re.sub(
-        r"\[([^\]]+)\]\(\.\./reproduction/(?!benchmarks/\w+\.json)[^)]*\)", r"\1", markdown
+        r"\[([^\]]+)\]\((?:\.\./)+reproduction/(?!benchmarks/\w+\.json)[^)]*\)", r"\1", markdown
     )
     return markdown.replace(f"](../{RECORDS}/", f"]({RECORDS}/").replace(".ipynb)", ".md)")
 

@@ -3,8 +3,8 @@
     python -m reproduction.studies.interval_coverage --simulations 200 --processes 2
     python -m reproduction.studies.tables
 
-The first command writes interval_coverage.json.gz, the second one the tables of
-docs/interval_coverage.md. A population is 20,000 images and the responses of a model to each image
+The first command writes interval_coverage.json.gz, the second one the table of
+interval_coverage.md. A population is 20,000 images and the responses of a model to each image
 at 25 shifts. An audit sees some of the images, drawn with replacement. Its intervals are compared
 with the numbers of the whole population.
 """

@@ -5,7 +5,7 @@ r"""Relative positions in linear attention: published methods and ours.
     python -m reproduction.studies.tables
 
 The first command trains the models that are missing in linear_positions.jsonl.gz. The last one
-writes the table of docs/linear_positions.md. Luo et al. 2021 and Qin et al. 2022 are kernels of
+writes the table of README.md. Luo et al. 2021 and Qin et al. 2022 are kernels of
 teka. Stochastic positions (Liutkus et al. 2021) and PermuteFormer (Chen 2021) are implemented here
 after their papers, on a torus with two axes. Every candidate is tuned on each data set.
 """

@@ -1,4 +1,4 @@
-"""Write the tables of documentation pages from the results of the studies.
+"""Write the tables of pages from the results of the studies.
 
     python -m reproduction.studies.tables
 
@@ -8,7 +8,7 @@ A table follows a line `<!-- table: TITLE -->` of a page.
 import gzip
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,27 @@ from reproduction.studies import bounded_rotary, interval_coverage, linear_posit
 from reproduction.studies.small_models import read_results
 from reproduction.study import read_study
 from reproduction.study.cells import read_cells
-from reproduction.study.report import add_differences, format_mean, half_width, to_markdown
+from reproduction.study.report import add_differences, format_mean, to_markdown
 from teka.files import read_json, write_bytes
 
 STUDIES = Path(__file__).parent
-DOCS = STUDIES.parents[1] / "docs"
+ROOT = STUDIES.parents[1]
 DATA = {
     "digits": "digits",
     "mnist": "MNIST",
     "fashion-mnist": "Fashion-MNIST",
     "cifar10": "CIFAR-10",
 }
-SHOWN_POPULATIONS = ("usual", "two kinds of images", "near 100 %", "heavy tails")
-SHOWN_IMAGES = (30, 100, 500)
+# Kinds of intervals and their columns in the table of coverages.
+COVERAGE_KINDS = {
+    "number": "number",
+    "curve at a shift": "at one shift",
+    "curve, band": "band over shifts",
+    "difference": "two models",
+    "3 seeds": "three seeds",
+}
+COVERAGE_POPULATIONS = ["usual", "heavy tails"]
+COVERAGE_IMAGES = 100
 
 
 @cache
@@ -133,58 +141,6 @@ def with_all_positions() -> pd.DataFrame:
     return format_groups(differences.groupby(["data", "seed"], sort=False).median(), "data").T
 
 
-def position_gains() -> pd.DataFrame:
-    """Compare every position with none, for every kernel and the median of all kernels."""
-    gains = kernels("position", "none")
-    means = gains.groupby(["kernel", "data"]).mean()
-    medians = gains.groupby(["data", "seed"], sort=False).median()
-    above = [f"{(means[name] > 0).sum()} of {means[name].count()}" for name in gains]
-    parts = [
-        format_groups(gains, ["kernel", "data"]),
-        pd.concat({"median": format_groups(medians, "data")}),
-        pd.DataFrame([above], index=[("rows above 0", "")], columns=gains.columns),
-    ]
-    return pd.concat(parts).rename_axis(["kernel", "data"])
-
-
-def significant_differences() -> pd.DataFrame:
-    """Count the differences that exceed their 95 % interval, and how many would by chance."""
-    tables = {}
-    for question, factor, reference in (
-        ("kernel minus softmax", "kernel", "softmax"),
-        ("position minus none", "position", "none"),
-    ):
-        differences = kernels(factor, reference).stack()
-        levels = [name for name in differences.index.names if name != "seed"]
-        groups = differences.groupby(levels)
-        mean, half = groups.mean(), groups.agg(half_width)
-        counts = {"compared": mean == mean, "above": mean > half, "below": mean < -half}
-        table: Any = pd.DataFrame(counts).groupby("data").sum()
-        table = table.reindex(["digits", "mnist", "fashion-mnist"]).rename(DATA)
-        tables[question] = table.assign(**{"by chance, each": table.compared / 40})
-    return pd.concat(tables, names=["difference", "data"]).round(1)
-
-
-def exactness() -> pd.DataFrame:
-    """Compare the effect of shifts on exact positions and on the joint rotation."""
-    cells = load("kernels")
-    is_joint = cells.index.get_level_values("position") == "rotation joint"
-    cells["lost"] = cells.unshifted_accuracy - cells.minimum_accuracy
-    cells["ratio"] = cells.equivariance_error / cells.noise_floor
-    groups = cells.groupby(
-        pd.Index(is_joint, name="position").map({True: "rotation joint", False: "every other"})
-    )
-    return pd.DataFrame(
-        {
-            "models": groups.size(),
-            "lost at the worst shift": groups.lost.max().map("{:.1%}".format),
-            "change of the logits": groups.equivariance_error.max().map("{:.1e}".format),
-            "noise floor": groups.noise_floor.max().map("{:.1e}".format),
-            "ratio": groups.ratio.max().map("{:,.2g}".format),
-        }
-    )
-
-
 def positions_with(kernel: str) -> pd.DataFrame:
     """Compare the positions that others use with rotary, for one kernel."""
     accuracy = load("positions").accuracy.xs(kernel, level="kernel")
@@ -202,6 +158,23 @@ def rotation_start() -> pd.DataFrame:
     return table.assign(difference=groups.difference.agg(format_mean, signed=True))
 
 
+def position_differences() -> pd.DataFrame:
+    """Compare the positions of other papers with rotary, for two kernels."""
+    wide = load("positions").accuracy.unstack("position", sort=False)
+    differences = wide.sub(wide["rotary"], axis=0).drop(columns="rotary")
+    groups = differences.groupby(["kernel", "data"], sort=False)
+    table = groups.agg(format_mean, signed=True).T
+    table.columns = [f"{kernel}: {DATA[data]}" for kernel, data in table]
+    return table
+
+
+def denominators() -> pd.DataFrame:
+    """Compare accuracies, gains and overflows of the denominators of rotary attention."""
+    accuracy = bounded(bounded_rotary.SELECTION_SEEDS, None)
+    accuracy = accuracy.drop(columns=accuracy.filter(like="difference"))
+    return accuracy.join(bounded_sizes()[["largest gain", "finite in fp16"]])
+
+
 def linear_table() -> pd.DataFrame:
     """Compare published linear attentions with ours."""
     cells = load("linear_positions")
@@ -212,27 +185,19 @@ def linear_table() -> pd.DataFrame:
     return table.join(times.rename(columns="ms, {} tokens".format))
 
 
-@cache
-def coverage_rows() -> Any:
-    """Return the coverages of the intervals as text, bold if significantly below 95 %."""
+def coverage() -> pd.DataFrame:
+    """Return the coverage of intervals in percent, bold if significantly below 95 %."""
     content = json.loads(gzip.decompress(interval_coverage.RESULTS.read_bytes()))
     rows = pd.DataFrame(content["rows"])
-    rows["text"] = (100 * rows.coverage).map("{:.0f}".format)
-    rows.loc[rows.upper < 0.95, "text"] = "**" + rows.text + "**"
-    is_shown = rows.population.isin(SHOWN_POPULATIONS) & rows.images.isin(SHOWN_IMAGES)
-    return rows[is_shown]
-
-
-def coverage(kinds: Mapping[str, str]) -> pd.DataFrame:
-    """Return the coverages of some kinds of intervals, in percent."""
-    rows = coverage_rows()
-    rows = rows[rows.kind.isin(list(kinds))]
-    names = "`" + rows.number + "` " + rows.kind.map(kinds)
-    columns = rows.population + ", " + rows.images.astype(str)
-    groups = rows.groupby([names.str.strip(), columns], sort=False).text.first()
-    order = [f"{name}, {n}" for name in SHOWN_POPULATIONS for n in SHOWN_IMAGES]
-    table = groups.unstack(sort=False)
-    return table[[name for name in order if name in table]].rename_axis("interval")
+    rows = rows[rows.kind.isin(list(COVERAGE_KINDS)) & (rows.images == COVERAGE_IMAGES)]
+    text = (100 * rows.coverage).map("{:.0f}".format)
+    rows["text"] = text.where(rows.upper >= 0.95, "**" + text + "**")
+    # Values at one shift have other names than their mean over shifts.
+    names = rows.number.replace({"agreement": "consistency", "error": "mean_error"})
+    groups = rows.groupby(["kind", names, "population"], sort=False).text.first()
+    cells = groups.unstack("population")[COVERAGE_POPULATIONS].agg(" / ".join, axis=1)
+    table = cells.unstack("kind", sort=False)[list(COVERAGE_KINDS)]
+    return table.rename(columns=COVERAGE_KINDS).rename_axis("metric")
 
 
 def variants(study: str, reference: str) -> pd.DataFrame:
@@ -241,7 +206,7 @@ def variants(study: str, reference: str) -> pd.DataFrame:
 
 
 TABLES: dict[str, dict[str, Callable[[], pd.DataFrame]]] = {
-    "which_kernel.md": {
+    "docs/which_kernel.md": {
         "bounded accuracy": partial(bounded, bounded_rotary.SELECTION_SEEDS, None),
         "bounded evaluation": partial(bounded, bounded_rotary.EVALUATION_SEEDS, "mixed, λ = 0.3"),
         "bounded sizes": bounded_sizes,
@@ -253,28 +218,19 @@ TABLES: dict[str, dict[str, Callable[[], pd.DataFrame]]] = {
         "full size": partial(variants, "large", "softmax × rotary"),
         "rotation start": partial(variants, "rotation_start", "σ = 1"),
     },
-    "which_kernel_tables.md": {
-        "beyond noise": significant_differences,
-        "gains of positions": position_gains,
-        "exactness": exactness,
-        "rotation start of kernels": rotation_start,
-    },
-    "linear_positions.md": {"linear positions": linear_table},
-    "interval_coverage.md": {
-        "numbers": partial(coverage, {"number": "", "stopped when precise": "stopped early"}),
-        "curves": partial(
-            coverage, {"curve at a shift": "", "curve, band": "band", "phase": "phase"}
+    "reproduction/studies/README.md": {
+        "denominators": denominators,
+        "denominators, evaluation": partial(
+            bounded, bounded_rotary.EVALUATION_SEEDS, "mixed, λ = 0.3"
         ),
-        "differences": partial(coverage, {"difference": "", "p above 0.05 of equals": "p > 0.05"}),
-        "seeds": partial(
-            coverage,
-            {
-                f"{count} seeds{kind}": f"{count} seeds{suffix}"
-                for count in interval_coverage.NUM_SEEDS
-                for kind, suffix in {"": "", ", curve, band": ", band"}.items()
-            },
-        ),
+        "kernels": with_rotary,
+        "positions": position_differences,
+        "full size": partial(variants, "large", "softmax × rotary"),
+        "start of softmax": partial(variants, "softmax_start", "softmax"),
+        "start of rotation": rotation_start,
+        "linear attention": linear_table,
     },
+    "reproduction/studies/interval_coverage.md": {"coverage": coverage},
 }
 
 
@@ -282,7 +238,7 @@ def with_tables(name: str, page: str) -> str:
     """Return a page with the present tables.
 
     Args:
-        name: Name of the page.
+        name: Path of the page in the repository.
         page: Text of the page.
 
     Raises:
@@ -300,5 +256,5 @@ def with_tables(name: str, page: str) -> str:
 
 if __name__ == "__main__":
     for name in TABLES:
-        path = DOCS / name
+        path = ROOT / name
         write_bytes(path, with_tables(name, path.read_text(encoding="utf-8")).encode())

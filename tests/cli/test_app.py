@@ -104,7 +104,9 @@ def test_a_wrong_value_is_an_error_that_names_the_option(words, message, parse, 
 
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FOLDERS = ROOT / "docs", ROOT / "reproduction"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES += [page for folder in FOLDERS for page in sorted(folder.rglob("*.md"))]
 
 
 def documented_commands() -> list[str]:

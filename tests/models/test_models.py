@@ -1,5 +1,3 @@
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +6,6 @@ from torch import Tensor, nn
 
 from teka.models.model_config import MODELS, model_class
 
-PAGE = (Path(__file__).parents[2] / "docs" / "baselines.md").read_text(encoding="utf-8")
 TRANSFORMER = {"dim": 8, "depth": 2, "heads": 2}
 # Small options of each model, so that a test takes milliseconds.
 SMALL: dict[str, dict[str, Any]] = {
@@ -145,14 +142,3 @@ def test_sizes_of_0_are_errors(name: str):
         if isinstance(size, int):
             with pytest.raises(ValueError, match=rf"{argument} must be .*got 0"):
                 build(name, **{argument: 0})
-
-
-def test_the_table_of_baselines_is_the_output_of_its_code(capsys):
-    (block,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    exec(compile(block, "baselines.md", "exec"), {})
-    printed = capsys.readouterr().out.splitlines()
-    rows = re.findall(r"^\| `.*$", PAGE, flags=re.MULTILINE)
-    assert len(printed) == len(rows)
-    for line, row in zip(printed, rows, strict=True):
-        assert row.startswith(line), f"{line} is not the beginning of {row}"
-    assert {re.split("[`, ]", line)[2] for line in printed} == set(MODELS)
