@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="the deeds use signal
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
     """Run a command in a child process. Return the exit code, the output and the errors."""
-    monkeypatch.setattr(child, "GRACE_SECONDS", 2.0)
+    monkeypatch.setattr(child, "GRACE_SECONDS", 1.0)
 
     def start(deed: str, code: int = 0) -> tuple[int, str, list[str]]:
         said: list[str] = []
@@ -65,7 +65,7 @@ def test_a_call_that_outlasts_its_budget_is_ended(command, deed: str):
     began = time.monotonic()
     code, printed, (said,) = command(deed)
     assert (code, printed) == (2, "")
-    assert said.startswith("the model did not answer within --budget 0.1 and 2 more seconds")
+    assert said.startswith("the model did not answer within --budget 0.1 and 1 more seconds")
     assert time.monotonic() - began < 30
 
 

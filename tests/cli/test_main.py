@@ -65,7 +65,7 @@ def test_python_runs_the_package_as_the_command():
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no SIGPIPE")
-@pytest.mark.parametrize("words", [["--help"], ["shift", "--help"], ["--version"]])
+@pytest.mark.parametrize("words", [["--help"], ["--version"]])
 def test_a_reader_that_is_gone_ends_the_command_quietly(words):
     reader, writer = os.pipe()
     os.close(reader)

