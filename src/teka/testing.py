@@ -104,6 +104,9 @@ class EquivarianceError(RelativeErrors):
     ((1, 0), 1e-07)
 
     Args:
+        errors: Relative error at each shift.
+        noise_floor: Relative error between two calls with the same input.
+        output: "dense" or "invariant".
         shifts: The shifts, in cells along each axis.
         mode: What happens at the edges, a mode of `teka.audit.translate`.
         border: Width of the border of cells that were not compared.
@@ -212,6 +215,10 @@ def assert_equivariant(
 ) -> EquivarianceError:
     """Assert that a function is equivariant or invariant to shifts, up to a tolerance.
 
+    >>> import torch, teka
+    >>> layer = torch.nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular").eval()
+    >>> _ = teka.testing.assert_equivariant(layer, torch.rand(1, 1, 6, 6), shifts=[(0, 3)])
+
     Args:
         function: See `equivariance_error`, also for the other arguments.
         inputs: Inputs (B, C, *S).
@@ -261,6 +268,12 @@ def permutation_error(
 
     Source: Ji & Xie, A mathematical view of attention models in deep learning.
 
+    >>> import torch, teka
+    >>> layer, tokens = torch.nn.Linear(8, 8).eval(), torch.rand(1, 5, 8)
+    >>> errors = teka.testing.permutation_error(layer, tokens, [(1, 0, 2, 3, 4)])
+    >>> errors.output, errors.maximum < 1e-5
+    ('dense', True)
+
     Args:
         function: Takes tokens (B, L, D) and returns a real tensor (B, …).
         tokens: Tokens (B, L, D).
@@ -300,9 +313,30 @@ def permutation_error(
 def assert_permutation_equivariant(
     function: Model, tokens: Tokens, permutations: Permutations, *, tolerance: float = 1e-5
 ) -> RelativeErrors:
-    """Assert that f(T_π x) equals T_π f(x) for every permutation, up to a tolerance.
+    """Assert that f(T_π x) equals T_π f(x) for every permutation π, up to a tolerance.
 
-    The arguments are those of `permutation_error`, and the largest relative error that passes.
+    >>> import torch, teka
+    >>> layer = torch.nn.Linear(8, 8).eval()
+    >>> permutations = teka.audit.random_permutations(5, 2)
+    >>> tokens = torch.rand(1, 5, 8)
+    >>> errors = teka.testing.assert_permutation_equivariant(
+    ...     lambda tokens: layer(tokens), tokens, permutations
+    ... )
+    >>> errors.maximum < 1e-5
+    True
+
+    Args:
+        function: Takes tokens (B, L, D) and returns a real tensor (B, L, D').
+        tokens: Tokens (B, L, D).
+        permutations: Permutations of the integers from 0 to L − 1.
+        tolerance: Largest relative error that passes.
+
+    Returns:
+        The errors.
+
+    Raises:
+        AssertionError: An error is above the tolerance.
+        ValueError: See `permutation_error`.
     """
     _check_tolerance(tolerance)
     error = permutation_error(function, tokens, permutations, output="dense")
@@ -312,9 +346,30 @@ def assert_permutation_equivariant(
 def assert_permutation_invariant(
     function: Model, tokens: Tokens, permutations: Permutations, *, tolerance: float = 1e-5
 ) -> RelativeErrors:
-    """Assert that f(T_π x) equals f(x) for every permutation, up to a tolerance.
+    """Assert that f(T_π x) equals f(x) for every permutation π, up to a tolerance.
 
-    The arguments are those of `permutation_error`, and the largest relative error that passes.
+    >>> import torch, teka
+    >>> layer = torch.nn.Linear(8, 8).eval()
+    >>> permutations = teka.audit.random_permutations(5, 2)
+    >>> tokens = torch.rand(1, 5, 8)
+    >>> errors = teka.testing.assert_permutation_invariant(
+    ...     lambda tokens: layer(tokens).mean(dim=1), tokens, permutations
+    ... )
+    >>> errors.maximum < 1e-5
+    True
+
+    Args:
+        function: Takes tokens (B, L, D) and returns a real tensor (B, …).
+        tokens: Tokens (B, L, D).
+        permutations: Permutations of the integers from 0 to L − 1.
+        tolerance: Largest relative error that passes.
+
+    Returns:
+        The errors.
+
+    Raises:
+        AssertionError: An error is above the tolerance.
+        ValueError: See `permutation_error`.
     """
     _check_tolerance(tolerance)
     error = permutation_error(function, tokens, permutations, output="invariant")
@@ -339,6 +394,12 @@ def assert_consistent(
     The assertion makes the checks of `teka audit`. It fails for a classifier that predicts one
     class for everything, that is no better than chance, that is not deterministic, or whose output
     depends on the batch.
+
+    >>> import teka
+    >>> images = teka.data.load("digits").test.images[:40]
+    >>> metrics = teka.testing.assert_consistent(teka.models.load("digits"), images, shifts=1)
+    >>> metrics.numbers["consistency"].value
+    1.0
 
     Args:
         model: Classifier in evaluation mode. It takes images (B, C, H, W) and returns logits, or

@@ -104,6 +104,11 @@ def paste_on_canvas(images: Tensor, canvas_size: Size, background: Background = 
 
     If the canvas is M pixels larger along an axis, M // 2 pixels are before the image.
 
+    >>> import torch
+    >>> from teka.audit import paste_on_canvas
+    >>> paste_on_canvas(torch.tensor([[[[1, 2]]]]), (1, 4))
+    tensor([[[[0, 1, 2, 0]]]])
+
     Args:
         images: Images (B, C, *S).
         canvas_size: Size of the canvas, one for all axes or one for each spatial axis.

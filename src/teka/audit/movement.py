@@ -288,6 +288,11 @@ def translate(
 
     `teka.audit.movement.MODES` describes the modes, and docs/audit_movement.md has the formulas.
 
+    >>> import torch
+    >>> from teka.audit import translate
+    >>> translate(torch.tensor([[[[1, 2, 3]]]]), (0, 1), mode="circular")
+    tensor([[[[3, 1, 2]]]])
+
     Args:
         images: Images (B, C, *S) with any number of spatial axes.
         shift: One step for each axis, or one step for the last axis.

@@ -33,6 +33,10 @@ def axis_shifts(max_shift: int, num_axes: int = 2) -> tuple[tuple[int, ...], ...
 
     For images, shifts along dy come first. There are 2 m n + 1 shifts for n axes.
 
+    >>> from teka.audit import axis_shifts
+    >>> axis_shifts(1)
+    ((-1, 0), (0, 0), (1, 0), (0, -1), (0, 1))
+
     Args:
         max_shift: Largest shift m in pixels.
         num_axes: Number n of spatial axes.
@@ -50,6 +54,10 @@ def square_shifts(max_shift: int, num_axes: int = 2) -> tuple[tuple[int, ...], .
     """Return all combinations of shifts −m … m along every axis, in row-major order.
 
     There are (2 m + 1)^n shifts for n axes.
+
+    >>> from teka.audit import square_shifts
+    >>> square_shifts(1)[:4]
+    ((-1, -1), (-1, 0), (-1, 1), (0, -1))
 
     Args:
         max_shift: Largest shift m in pixels.
@@ -134,10 +142,17 @@ def random_permutations(
 ) -> tuple[tuple[int, ...], ...]:
     """Draw random permutations, uniformly from all except the identity.
 
+    >>> from teka.audit import random_permutations
+    >>> [sorted(permutation) for permutation in random_permutations(3, 2)]
+    [[0, 1, 2], [0, 1, 2]]
+
     Args:
         num_tokens: Length of each permutation, at least 2.
         number: Number of permutations.
         seed: Seed of the random generator.
+
+    Raises:
+        ValueError: `num_tokens` is below 2, or `number` is below 1.
     """
     check_sizes({"num_tokens": num_tokens}, least=2, most=MOST_TOKENS)
     check_sizes({"number": number}, most=max(1, MOST_TOKENS // num_tokens))

@@ -146,24 +146,38 @@ def attention_from_convolution(
     dim_head: int | None = None,
     spacing: float | Sequence[float] = 1.0,
 ) -> BorderedAttention:
-    """A layer of attention that computes a convolution: one head for each offset of its kernel.
+    """Convert a convolution to an attention layer with one head for each offset of its kernel.
 
-    Head h attends by position alone, with weights ∝ exp(−α ‖δ − Δ_h‖²), δ = x_j − x_i, about its offset Δ_h, and its
-    value and output projections multiply to the convolution's matrix there, W_h = O_h V_h. Outside the grid it finds
-    zero tokens. Outputs differ from the convolution's by at most `conversion_error_bound`; hard heads, the limit α → ∞,
-    have weights of exactly 1 and 0 in floating point, and differ by rounding alone. A stride is a coarser grid of
-    queries, circular padding a torus, and groups are zeros in W_h. The layer, of tokens (B, L, D_in) and their grid,
-    may be trained, but of hard heads no gradient reaches centres and precisions.
+    Head h attends by position alone, with weights proportional to exp(−α ‖x_j − x_i − Δ_h‖²) around
+    its offset Δ_h. The product of its value and output projections is the matrix of the convolution
+    at this offset: W_h = O_h V_h. Outputs differ by at most `conversion_error_bound`. Hard heads are
+    the limit α → ∞: their weights are exactly 1 and 0, so outputs differ by rounding only. Hard heads
+    have no gradient with respect to centers and precisions.
+
+    The layer takes tokens (B, L, D_in) and their grid. A stride becomes a coarser grid of queries,
+    circular padding needs a periodic grid, and groups become zeros in W_h.
 
     Source: Cordonnier et al. 2020, Theorem 1, Lemmas 1 and 2, equation 9.
 
+    >>> import torch, teka
+    >>> convolution, images = torch.nn.Conv2d(3, 4, 3, padding=1), torch.randn(1, 3, 5, 6)
+    >>> layer, grid = teka.convert.attention_from_convolution(convolution), teka.Grid((5, 6))
+    >>> output = grid.unflatten(layer(grid.flatten(images), grid))
+    >>> torch.allclose(output, convolution(images), atol=1e-5)
+    True
+
     Args:
-        convolution: A torch.nn.Conv1d, 2d or 3d of odd sizes, with "zeros" or "circular" padding that, but for the
-            stride, keeps the size; of any stride, dilation and groups.
-        precision: α > 0 in units of length^−2. Without it and without a tolerance, or with math.inf, heads are hard.
-        tolerance: Instead of a precision, the error as a share of the largest possible output, max|x| · max_o Σ|W_o|.
-        dim_head: Size D_h of a head, min(D_in, D_out) by default; no less than the rank of any matrix W_h.
-        spacing: Distance between neighbouring cells of the grids to come, one number or one for each axis.
+        convolution: A `torch.nn.Conv1d`, `Conv2d` or `Conv3d` with odd kernel sizes and "zeros" or
+            "circular" padding that keeps the size, except for the stride.
+        precision: Precision α > 0 in units of length⁻². By default heads are hard, as with `math.inf`.
+        tolerance: Largest error as a share of the largest possible output, max|x| · max_o Σ|W_o|.
+            Selects the precision, instead of `precision`.
+        dim_head: Size of a head, at least the rank of every matrix W_h. Default: min(D_in, D_out).
+        spacing: Distance between neighboring cells of the grid, one for all axes or one for each.
+
+    Raises:
+        ValueError: An unsupported convolution, both a precision and a tolerance, or a head that is
+            too small.
     """
     convolution = check_same_convolution(convolution)
     weight = convolution.weight.detach()
@@ -227,9 +241,25 @@ class HeadOffset:
 
 
 def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
-    """The offset at which each head has the largest weight, and its share, on a grid; round a torus the shorter way.
+    """Return the offset with the largest weight for each head, and the share of this weight.
 
-    A ValueError for a layer that looks at content, or has not in every head a relative kernel that looks at no query.
+    On a periodic axis, the offset is the shorter one of both directions.
+
+    >>> import torch, teka
+    >>> layer = teka.convert.attention_from_convolution(torch.nn.Conv1d(1, 1, 3, padding=1))
+    >>> [head.offset for head in teka.convert.head_offsets(layer.attention, teka.Grid(8))]
+    [(-1,), (0,), (1,)]
+
+    Args:
+        attention: Layer that attends by position alone.
+        grid: Grid of its tokens.
+
+    Returns:
+        Offset and share of each head.
+
+    Raises:
+        ValueError: The layer depends on content, a head has no relative kernel, or the relative kernel
+            depends on the query.
     """
     if not isinstance(grid, Grid):
         raise wrong_value("grid", grid, "a teka.Grid")
@@ -276,25 +306,31 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
 def convolution_from_attention(
     attention: Attention | BorderedAttention, grid: Grid, *, least_share: float = 0.99
 ) -> Convolution:
-    """The convolution that attention by position alone computes once every head looks at one offset.
+    """Convert attention by position alone to a convolution, if every head attends to one offset.
 
-    W_Δ = Σ O_h V_h over the heads that look at Δ, and its bias is that of the output and O_h times those of the values.
-    The window is the smallest odd one that holds all offsets, dilated by what they have in common along each axis; its
-    padding is zero, or circular on a torus, its stride that of a `BorderedAttention`. For queries that see the places
-    of all heads, outputs differ by at most 2 (1 − share) max|x| · Σ_h |O_h V_h| of a channel. Where a head looks over
-    the edge of the grid the convolution finds 0: so does a `BorderedAttention`, and plain attention gives that weight
-    to the cells inside. Dropout is left out.
+    The weight at offset Δ is Σ O_h V_h over the heads h that attend to Δ. The window is the smallest
+    odd window with all offsets. Its padding is zero, or circular on a periodic grid. For queries whose
+    heads attend inside the grid, outputs differ by at most 2 (1 − share) max|x| · Σ_h |O_h V_h|. At the
+    edges, plain attention moves the weight of a head to the cells inside, and `BorderedAttention`
+    finds zeros there, like the convolution. Dropout is ignored.
 
-    Source: Cordonnier et al. 2020, Lemma 1, read from right to left.
+    Source: Cordonnier et al. 2020, Lemma 1, in the opposite direction.
+
+    >>> import torch, teka
+    >>> convolution, grid = torch.nn.Conv2d(3, 4, 3, padding=1), teka.Grid((5, 6))
+    >>> layer = teka.convert.attention_from_convolution(convolution)
+    >>> again = teka.convert.convolution_from_attention(layer, grid)
+    >>> torch.allclose(again.weight, convolution.weight, atol=1e-6)
+    True
 
     Args:
-        attention: The layer, such as `attention_from_convolution` gives, or one that was trained.
-        grid: The grid it is used on, of one to three axes.
-        least_share: Share of its weight, above ½, that each head has to give to one offset; see `HeadOffset`.
+        attention: Layer, from `attention_from_convolution` or trained.
+        grid: Grid of its tokens, with one to three axes.
+        least_share: Smallest share of a head's weight, above ½, at one offset; see `HeadOffset`.
 
     Raises:
-        ValueError: A layer that looks at content, is causal, or has a gate or a value convolution; a head that is not
-            hard or looks beyond the grid, with its number and share; a grid with some edges or of other axes.
+        ValueError: A layer that depends on content, is causal, or has a gate or a value convolution; a
+            head below `least_share` or with an offset outside the grid; or an unsuitable grid.
     """
     layer = attention.attention if isinstance(attention, BorderedAttention) else attention
     check_instance("attention", layer, Attention)

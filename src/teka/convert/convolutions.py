@@ -101,13 +101,29 @@ def factor_matrices(
 
 
 def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution, float]:
-    """The nearest convolution in the Frobenius norm whose matrix at every offset has at most a given rank.
+    """Approximate a convolution by one whose matrix at every offset has at most a given rank.
 
-    Heads of size D_h give every offset a matrix of rank ≤ D_h. With it comes ‖W − W'‖ / ‖W‖, which is the root mean
-    square error of its outputs, over theirs without the bias, for inputs that are independent, of mean 0 and of one
-    variance. It is of a convolution that `attention_from_convolution` takes, which is left as it is.
+    Heads of size D_h can represent matrices of rank D_h or less. The result is nearest in the Frobenius
+    norm. The relative error ‖W − W'‖ / ‖W‖ is the root mean square error of the outputs over their root
+    mean square without bias, for inputs that are independent with mean 0 and equal variance.
 
-    Source: Eckart & Young 1936; the remark on D_h and D_out of Cordonnier et al. 2020, §3.1.
+    Source: Eckart & Young 1936; Cordonnier et al. 2020, §3.1.
+
+    >>> import torch, teka
+    >>> convolution = torch.nn.Conv2d(8, 8, 3, padding=1)
+    >>> smaller, error = teka.convert.low_rank_convolution(convolution, 4)
+    >>> 0 < error < 1
+    True
+
+    Args:
+        convolution: A convolution that `attention_from_convolution` supports. It does not change.
+        rank: Largest rank.
+
+    Returns:
+        The approximation and its relative error.
+
+    Raises:
+        ValueError: An unsupported convolution, or a rank below 1.
     """
     convolution = check_same_convolution(convolution)
     check_sizes({"rank": rank})
@@ -156,9 +172,23 @@ def stray_weight(precision: float, spacing: Sequence[float]) -> float:
 
 
 def precision_for_tolerance(tolerance: float, spacing: Sequence[float]) -> float:
-    """The least precision α, to rounding, for which twice the stray weight is at most a tolerance between 0 and 2.
+    """Return the smallest precision α for which twice the stray weight is at most a tolerance.
 
-    Outputs are then within tolerance · max|x| · max_o Σ|W_o| of the convolution's: a share of the largest possible one.
+    Outputs then differ from those of the convolution by at most tolerance · max|x| · max_o Σ|W_o|.
+
+    >>> import teka
+    >>> round(teka.convert.precision_for_tolerance(1e-3, (1.0, 1.0)), 2)
+    8.99
+
+    Args:
+        tolerance: Share of the largest possible output, between 0 and 2.
+        spacing: Distance between neighboring cells along each axis.
+
+    Returns:
+        The precision, in units of length⁻².
+
+    Raises:
+        ValueError: An argument is out of range.
     """
     if not is_number(tolerance) or not 0 < tolerance < 2:
         raise wrong_value("tolerance", tolerance, "a number above 0 and below 2")
@@ -179,17 +209,31 @@ def conversion_error_bound(
     largest_input: float,
     spacing: float | Sequence[float] = 1.0,
 ) -> float:
-    """Bound of |attention(x) − convolution(x)| over all outputs and all inputs up to a magnitude.
+    """Return an upper bound of |attention(x) − convolution(x)| over all outputs.
 
-    2 · stray weight · max|x| · g, g = max_o Σ|W_o| the largest output for |x| ≤ 1, and what rounding may add to the two
-    sums of N = D_in · ΠK products, 2ε (N + 8) max|x| · g + ε max|b| to first order in the dtype's ε. The latter is for
-    heads of min(D_in, D_out) numbers or more and any backend but "fft", which errs by a share of its largest output.
+    The bound is the sum of three terms. Let g = max_o Σ|W_o|, the largest output for |x| ≤ 1, let N =
+    D_in · ΠK be the number of products in an output, and ε the precision of the dtype:
+
+        2 · stray weight · max|x| · g    attention outside the offset of a head
+        2ε (N + 8) · max|x| · g          rounding of both sums, to first order in ε
+        ε · max|b|                       rounding of the bias
+
+    The rounding terms hold for heads of at least min(D_in, D_out) channels and for every backend
+    except "fft".
+
+    >>> import math, torch, teka
+    >>> convolution = torch.nn.Conv2d(3, 4, 3, padding=1)
+    >>> teka.convert.conversion_error_bound(convolution, precision=math.inf, largest_input=1.0) < 1e-4
+    True
 
     Args:
-        convolution: A convolution that `attention_from_convolution` takes.
-        precision: α of the heads, above 0; math.inf for hard ones.
+        convolution: A convolution that `attention_from_convolution` supports.
+        precision: Precision α of the heads, above 0; `math.inf` for hard heads.
         largest_input: max|x|, finite.
-        spacing: Distance between neighbouring cells, one number or one for each axis.
+        spacing: Distance between neighboring cells, one for all axes or one for each.
+
+    Raises:
+        ValueError: An unsupported convolution, or an argument out of range.
     """
     convolution = check_same_convolution(convolution)
     if not is_number(largest_input) or largest_input < 0:

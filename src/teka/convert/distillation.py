@@ -20,24 +20,32 @@ LEAST_WEIGHT = 1e-6  # of a key, where its logarithm is taken
 def distill_attention(
     model: nn.Module, batches: Iterable[Any], *, learning_rate: float = 0.01
 ) -> list[float]:
-    """Teach the kernels of a model the softmax weights of the same queries and keys; gives the loss of every batch.
+    """Train the kernels of a model to imitate softmax attention, and return the loss of every batch.
 
-        loss = − Σ_j p_j log w_j,   p = softmax(scale · qᵀk),   w: the weights of the kernels,
+        loss = − Σ_j p_j log w_j,   p = softmax(scale · qᵀk),   w: the weights of the kernels
 
-    its mean over queries, heads and layers. Only parameters of `AttentionHeads` are trained, by Adam, and every layer
-    sees what softmax makes of the layers before it, so that the model is its own teacher. Where queries and keys come
-    of training, a tenth of an epoch is often enough; then the whole model is trained on as usual. Weights are made of
-    every pair, at the cost of O(L²), and a mask of keys is heeded.
+    The loss is averaged over queries, heads and layers. Only the parameters of `AttentionHeads` are
+    trained, with Adam. Every layer receives the softmax outputs of the layers before it, so that the
+    model is its own teacher. Masked keys are ignored. All L² weights are computed.
 
-    Source: Zhang et al. 2024 (Hedgehog), equation 4 and its recipe for models that are trained already.
+    Source: Zhang et al. 2024 (Hedgehog), equation 4.
+
+    >>> import torch, teka
+    >>> encoder = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
+    >>> model = torch.nn.TransformerEncoder(encoder, 2)
+    >>> _ = teka.convert.replace_attention(model, kernel="hedgehog", relative=None)
+    >>> batches = [torch.randn(2, 12, 16) for _ in range(3)]
+    >>> len(teka.convert.distill_attention(model, batches))
+    3
 
     Args:
-        model: A model after `replace_attention`, with a kernel that learns, such as "hedgehog".
-        batches: Inputs of the model: tensors, sequences of its arguments, or mappings of their names.
-        learning_rate: Step size of Adam.
+        model: Model after `replace_attention` with a learned kernel, such as "hedgehog".
+        batches: Inputs of the model: tensors, sequences of arguments, or mappings of argument names.
+        learning_rate: Learning rate of Adam.
 
     Raises:
-        ValueError: A model whose `AttentionHeads` have no parameters, or a learning rate that is not above 0.
+        ValueError: `AttentionHeads` of the model have no parameters, or the learning rate is not
+            positive.
     """
     check_module("model", model)
     if isinstance(batches, (str, bytes, Mapping)):

@@ -29,12 +29,16 @@ Chosen: TypeAlias = dict[tuple[int, ...], tuple[Tensor, list[int]]]
 
 @dataclass(frozen=True)
 class Mending:
-    """What `mend` did: by the name of each fix the layers that have it now, and those that could not, with why.
+    """Layers that `mend` changed, and layers that it could not change.
 
     >>> from teka.convert import Mending
     >>> print(Mending({"blur": ("conv1",)}, {"blur": {"conv2": "its stride does not divide its map"}}))
     blur: conv1
     blur: not conv2: its stride does not divide its map
+
+    Attributes:
+        fixed: Names of the changed layers for each fix.
+        left: Names of the unchanged layers for each fix, with the reason.
     """
 
     fixed: dict[str, tuple[str, ...]]
@@ -63,38 +67,41 @@ class Mending:
 def mend(
     model: nn.Module, layers: LayerFindings | None, fixes: Sequence[str] | None = None
 ) -> tuple[nn.Module, Mending]:
-    """A copy of a model that is mended where an audit found it to lose shifts, without training; and what was done.
+    """Return a copy of a model in which layers that break shift equivariance are fixed, without training.
 
-    - "circular": padding goes on at the other side of the map. This removes the edge under circular shifts.
-    - "blur": convolutions, max and average pooling with a stride take every cell; a binomial low pass of 2s − 1 cells
-      comes before every s-th is kept (Zhang 2019).
-    - "polyphase": they take every cell round the torus, and those from an offset are kept that the content chooses
-      (Chaman & Dokmanić 2021). One choice is made for all that samples one grid, so that what is added lies on one.
-    - "positions": a learned position embedding becomes its mean over the places.
+    - "circular" replaces zero padding by circular padding, which removes edges under circular shifts.
+    - "blur" computes every cell of convolutions and pooling layers with a stride s, applies a binomial
+      low-pass filter of 2s − 1 cells, and keeps every s-th cell (Zhang 2019).
+    - "polyphase" computes every cell on the periodic map, and keeps every s-th one from an offset that
+      the content selects (Chaman & Dokmanić 2021). Layers with the same input grid share one offset.
+    - "positions" replaces a learned position embedding by its mean over the positions.
 
-    Where all else is equivariant, a model with "circular" and "polyphase" that ends in a mean over places does not
-    change under any circular shift, but for rounding, if each stride divides its map. The copy has the parameters of
-    the model by the same names; only those of "positions" have other values.
+    With "circular" and "polyphase", a model that ends in a mean over positions does not change under
+    circular shifts, up to rounding, if each stride divides the size of its map and all other layers are
+    equivariant. The copy has the parameter names of the model; only "positions" changes values.
 
     >>> import torch, teka
     >>> from torch import nn
     >>> layers = nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
     >>> model, images = nn.Sequential(*layers).eval(), torch.randn(8, 3, 16, 16)
-    >>> mended, done = teka.convert.mend(model, teka.audit.audit(model, images).layers)
-    >>> print(done)
+    >>> fixed, changes = teka.convert.mend(model, teka.audit.audit(model, images).layers)
+    >>> print(changes)
     circular: 0
     polyphase: 0
-    >>> torch.allclose(mended(images), mended(images.roll((3, 5), (2, 3))), atol=1e-6)
+    >>> torch.allclose(fixed(images), fixed(images.roll((3, 5), (2, 3))), atol=1e-6)
     True
 
     Args:
         model: The model.
-        layers: What `teka.audit.locate_layers` found of it, or an audit's `report.layers`.
-        fixes: Names of fixes; each is made to all layers that it is for. By default those that mend the layers that
-            break first, `layers.advised`, which for images that do not move round the torus are others.
+        layers: Result of `teka.audit.locate_layers` for this model, or `report.layers` of an audit.
+        fixes: Names of fixes. Each applies to all layers that it supports. Default: `layers.advised`,
+            the fixes for the layers that break first.
+
+    Returns:
+        The fixed model, and the changes.
 
     Raises:
-        ValueError: No findings, findings of another model, or no such fix.
+        ValueError: There are no results, they belong to another model, or a fix is unknown.
     """
     check_module("model", model)
     if not isinstance(layers, LayerFindings):

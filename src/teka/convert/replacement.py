@@ -43,13 +43,22 @@ KNOWN = "torch.nn.MultiheadAttention, or the attention of timm's vision transfor
 
 @dataclass(frozen=True)
 class ReplacementReport:
-    """What `replace_attention` did: names of layers, with what they were, or why they are as they were.
+    """Layers that `replace_attention` replaced, and layers that it could not replace.
 
     >>> import torch, teka
-    >>> model = torch.nn.ModuleDict({"attention": torch.nn.MultiheadAttention(16, 2), "mlp": torch.nn.Linear(16, 16)})
+    >>> model = torch.nn.ModuleDict({
+    ...     "attention": torch.nn.MultiheadAttention(16, 2), "mlp": torch.nn.Linear(16, 16)
+    ... })
     >>> report = teka.convert.replace_attention(model, relative="decay", num_axes=1)
     >>> report.replaced, report.num_kept, report.num_new
     ({'attention': 'torch.nn.MultiheadAttention'}, 1360, 2)
+
+    Attributes:
+        kernels: Names of the new kernels.
+        replaced: Class that each replaced layer had, by name of the layer.
+        left: Reason why a layer was not replaced, by name of the layer.
+        num_kept: Number of parameters that the model keeps.
+        num_new: Number of new parameters.
     """
 
     kernels: str  # "content kernel × relative kernel"

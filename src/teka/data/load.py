@@ -46,6 +46,11 @@ def load(
     training. All test images of published data sets are used. If custom images have no test
     images, a fifth of them is for test, the same for every seed.
 
+    >>> import teka
+    >>> digits = teka.data.load("digits")
+    >>> digits.train.images.shape, len(digits.test)
+    (torch.Size([1300, 1, 16, 16]), 360)
+
     Args:
         name: Name or path of the data set:
 
@@ -125,6 +130,12 @@ def from_arrays(
     seed: int = 0,
 ) -> Dataset:
     """Make a data set of arrays or tensors, which are copied.
+
+    >>> import numpy as np, teka
+    >>> images = np.random.default_rng(0).integers(0, 256, (50, 8, 8), dtype=np.uint8)
+    >>> dataset = teka.data.from_arrays(images, np.arange(50) % 2)
+    >>> len(dataset.train), len(dataset.validation), len(dataset.test)
+    (36, 4, 10)
 
     Args:
         images: Levels from 0 to 255 (uint8), or intensities from 0 to 1 (floating point).

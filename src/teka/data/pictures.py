@@ -247,11 +247,19 @@ def resize_bilinear(
     `Resize` of a PIL image gives the same result, but `torch.nn.functional.interpolate` of bytes
     differs by up to 2 levels.
 
+    >>> import torch, teka
+    >>> levels = torch.tensor([[[[0, 100], [100, 200]]]], dtype=torch.uint8)
+    >>> teka.data.resize_bilinear(levels, 1)
+    tensor([[[[100]]]], dtype=torch.uint8)
+
     Args:
         images: Levels from 0 to 255, shape (N, C, H, W).
         image_size: Side of a square, or (height, width).
 
     Source: Horn et al. 2021, section 3 (images of 32×32); Pillow, src/libImaging/Resample.c.
+
+    Raises:
+        ValueError: Images of another shape or dtype, or a size below 1.
     """
     check_dense("images", images)
     if images.ndim != 4:

@@ -43,6 +43,15 @@ def save(
     The folder is written atomically. Before that, the function builds a model from the config,
     copies the weights into it, and checks that both models give the same logits.
 
+    >>> import tempfile, teka
+    >>> options = {"dim": 16, "depth": 2, "heads": 2, "patch_size": 4}
+    >>> model = teka.models.Performer((8, 8), 1, 10, **options)
+    >>> config = teka.models.ModelConfig("performer", (8, 8), 1, 10, options)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = teka.models.save(model, f"{folder}/mine", config)
+    ...     sorted(file.name for file in path.iterdir())
+    ['config.json', 'model.safetensors']
+
     Args:
         model: Model, which does not change.
         path: Folder. A model file in this place is replaced.
@@ -77,6 +86,11 @@ def load(path: str | Path) -> nn.Module:
     The model is in float32 and in evaluation mode. The state of PyTorch's random number generators
     does not change.
 
+    >>> import torch, teka
+    >>> model = teka.models.load("digits")
+    >>> model(torch.zeros(2, 1, 16, 16)).shape
+    torch.Size([2, 10])
+
     Args:
         path: Folder of a model file, or the name of a model that comes with the library: "mnist",
             "fashion-mnist", "cifar10" or "digits". Write "./mnist" for a folder with such a name.
@@ -108,6 +122,11 @@ def load(path: str | Path) -> nn.Module:
 
 def read_config(path: str | Path) -> ModelConfig:
     """Read the configuration of a saved model without loading its weights.
+
+    >>> import teka
+    >>> config = teka.models.read_config("digits")
+    >>> config.image_size, config.options["heads"]
+    ((16, 16), 2)
 
     Args:
         path: Folder or name, as in `load`.

@@ -108,8 +108,20 @@ class RandomFeatures(nn.Module):
 def redraw_projections(model: nn.Module) -> int:
     """Draw new random projections in all `RandomFeatures` modules of a model.
 
-    During training, new draws keep the model from relying on the errors of one draw. Return the
-    number of redrawn modules.
+    During training, new draws keep the model from relying on the errors of one draw.
+
+    Source: Choromanski et al. 2021, §4.2.
+
+    >>> import teka
+    >>> model = teka.nn.TransformerBlock(16, 2, kernel="positive")
+    >>> teka.nn.redraw_projections(model)
+    1
+
+    Args:
+        model: Model, which changes in place.
+
+    Returns:
+        Number of redrawn modules.
     """
     modules = [module for module in model.modules() if isinstance(module, RandomFeatures)]
     for module in modules:

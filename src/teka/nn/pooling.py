@@ -22,8 +22,7 @@ class AttentionPool(nn.Module):
 
     The queries q_h are learned parameters, and the keys K and values V of size d come from the
     tokens. The output does not depend on the order of the tokens, and the cost is linear in their
-    number. `dim` must be a multiple of `heads`. `qkv_bias` adds a bias to the values only, because
-    a bias of the keys cancels in the softmax.
+    number.
 
     Source: attention with a learned query; Lee et al. 2019 (Set Transformer), §3.2.
 
@@ -31,6 +30,15 @@ class AttentionPool(nn.Module):
     >>> pool, tokens = teka.nn.AttentionPool(16, 4, num_queries=2), torch.randn(1, 7, 16)
     >>> pool(tokens).shape, torch.allclose(pool(tokens.flip(1)), pool(tokens), atol=1e-6)
     (torch.Size([1, 2, 16]), True)
+
+    Args:
+        dim: Size of the tokens, a multiple of `heads`.
+        heads: Number of heads.
+        num_queries: Number of output vectors.
+        qkv_bias: Add a bias to the values. A bias of the keys would cancel in the softmax.
+
+    Raises:
+        ValueError: `dim` is not a multiple of `heads`, or a number is below 1.
     """
 
     equivariance: ClassVar[dict[str, str]] = {"permutation": "exact"}
@@ -92,6 +100,13 @@ class SpaceToDepth(nn.Module):
     >>> down, maps = teka.nn.SpaceToDepth(2), torch.randn(1, 3, 4, 6)
     >>> down(maps).shape, torch.equal(down.inverse(down(maps)), maps)
     (torch.Size([1, 12, 2, 3]), True)
+
+    Args:
+        factor: Side f of a block in pixels.
+        num_axes: Number n of spatial axes.
+
+    Raises:
+        ValueError: An argument is below 1, or `factor` does not divide a side of the input.
     """
 
     def __init__(self, factor: int = 2, num_axes: int = 2) -> None:

@@ -33,6 +33,13 @@ class SinusoidalPositionEmbedding(nn.Module):
     >>> embedded.round(decimals=2)  # sin x, sin x/100, cos x, cos x/100
     tensor([[[0.0000, 0.0000, 1.0000, 1.0000],
              [0.8400, 0.0100, 0.5400, 1.0000]]])
+
+    Args:
+        dim: Size of the tokens, a multiple of 2 `num_axes`.
+        num_axes: Number of axes of the grid.
+
+    Raises:
+        ValueError: `dim` is not a multiple of 2 `num_axes`, or a call has another number of axes.
     """
 
     equivariance: ClassVar[dict[str, str]] = {}
@@ -83,6 +90,13 @@ class LearnedPositionEmbedding(nn.Module):
     >>> tokens = torch.zeros(1, 6, 8)
     >>> torch.equal(position(tokens, teka.Grid((2, 3)))[0], position.table)
     True
+
+    Args:
+        dim: Size of the tokens.
+        shape: Number of positions along each axis of the grid.
+
+    Raises:
+        ValueError: An argument is below 1, or a call has a grid of another shape.
     """
 
     equivariance: ClassVar[dict[str, str]] = {}

@@ -30,6 +30,12 @@ def prune_heads(attention: Attention, heads: Iterable[int]) -> Attention:
 
     Source: Michel, Levy & Neubig 2019; Cordonnier et al. 2020, A.1.
 
+    >>> import torch, teka
+    >>> layer = teka.nn.Attention(16, heads=4)
+    >>> pruned = teka.nn.prune_heads(layer, [1, 3])
+    >>> pruned(torch.randn(1, 12, 16), (3, 4)).shape
+    torch.Size([1, 12, 16])
+
     Args:
         attention: Layer.
         heads: Heads to remove, numbers from 0 to heads − 1. At least one head must remain.

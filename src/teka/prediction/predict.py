@@ -18,15 +18,15 @@ DEFAULT_MODEL = "mnist"
 class Prediction:
     """Classes of a picture, the most probable first, and their softmax probabilities.
 
-    >>> import tempfile
-    >>> from PIL import Image, ImageOps
-    >>> from teka.prediction import predict
-    >>> bar = ImageOps.expand(Image.new("L", (10, 70)), border=20, fill=255)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     bar.save(f"{folder}/bar.png")
-    ...     (prediction,) = predict([f"{folder}/bar.png"], "digits")
-    >>> prediction.class_names[0], round(sum(prediction.probabilities), 3)
-    ('1', 1.0)
+    >>> from teka.prediction import Prediction
+    >>> prediction = Prediction("photo.png", ("cat", "dog"), (0.9, 0.1))
+    >>> prediction.class_names[0]
+    'cat'
+
+    Args:
+        picture: Path of the picture.
+        class_names: Names of the classes, the most probable first.
+        probabilities: Their probabilities, which sum to 1.
     """
 
     picture: str
@@ -43,6 +43,16 @@ def predict(
     progress: Callable[[int, int], object] | None = None,
 ) -> list[Prediction]:
     """Classify picture files with a trained model.
+
+    >>> import tempfile
+    >>> from PIL import Image, ImageOps
+    >>> from teka.prediction import predict
+    >>> bar = ImageOps.expand(Image.new("L", (10, 70)), border=20, fill=255)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     bar.save(f"{folder}/bar.png")
+    ...     (prediction,) = predict([f"{folder}/bar.png"], "digits")
+    >>> prediction.class_names[0]
+    '1'
 
     Args:
         pictures: Files of any size, in a format that teka reads.

@@ -207,6 +207,15 @@ def load(
     executes the file. Files of TorchScript and of `torch.export` contain a program, so they need
     `trust=True`. All other files are read as data, without unpickling objects except tensors.
 
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from teka.audit.adapters import load
+    >>> code = "import torch; make = lambda: torch.nn.Conv2d(3, 8, 3)"
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "models.py").write_text(code)
+    ...     load(f"{folder}/models.py:make").kind
+    'factory'
+
     Args:
         spec: A name or path in one of `FORMS`, or in the form of an additional loader. A path
             that exists takes precedence.

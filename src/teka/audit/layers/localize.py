@@ -234,6 +234,17 @@ def locate_layers(
     input or the output of a part is not listed, unless `layers` names it. docs/audit_layers.md
     describes the layers that are recognized and compared.
 
+    >>> import torch
+    >>> from torch import nn
+    >>> from teka.audit import Movement, axis_shifts, locate_layers
+    >>> strided = nn.Conv2d(1, 4, 3, stride=2, padding=1)
+    >>> model = nn.Sequential(strided, nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    >>> images = torch.rand(20, 1, 8, 8)
+
+    >>> layers = locate_layers(model, images, axis_shifts(2), Movement("circular"))
+    >>> layers.breaks["aliasing"].name
+    '0'
+
     Args:
         module: The model in evaluation mode, or the part of it to examine.
         images: Images (B, C, H, W).

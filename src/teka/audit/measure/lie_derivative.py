@@ -87,6 +87,16 @@ def lie_derivative(
     Source: Gruver, Finzi, Goldblum and Wilson, "The Lie derivative for measuring learned
     equivariance", 2023.
 
+    >>> import torch
+    >>> from torch import nn
+    >>> from teka.audit import lie_derivative
+    >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    >>> images = torch.rand(20, 1, 8, 8)
+
+    >>> derivative = lie_derivative(model, images, axis=1)
+    >>> derivative.output, len(derivative.by_image)
+    ('invariant', 20)
+
     Args:
         function: Function or module from images to outputs (B, …).
         images: Images (N, C, *S) of a floating-point dtype.

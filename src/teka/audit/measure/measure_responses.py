@@ -187,6 +187,16 @@ def measure_responses(
     the same interpolation, and in mode `bilinear` at stride 1. In modes without circular edges,
     only cells whose content was inside the image before the shift are compared.
 
+    >>> import torch
+    >>> from torch import nn
+    >>> from teka.audit import Movement, measure_responses, square_shifts
+    >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    >>> images = torch.rand(20, 1, 8, 8)
+
+    >>> responses = measure_responses(model, images, square_shifts(1), Movement("circular"))
+    >>> responses.output, responses.predictions.shape
+    ('logits', torch.Size([9, 20]))
+
     Args:
         function: Function or module from images (B, C, *S) to an output of one of the kinds of
             `teka.audit.model_output.KINDS`: logits (B, K), probabilities, classes (B,), features
@@ -327,9 +337,36 @@ def search_worst(
     misclassified is skipped at later shifts, except in the batch in which it failed. The mean of
     `correct.all(dim=0)` is therefore the accuracy at every shift, exactly as from
     `measure_responses` but with fewer calls. If the time runs out, it is a lower bound.
+    `evaluated` is False where an image was skipped.
 
-    Arguments and errors are those of `measure_responses`. `progress` gets the seconds left if no
-    further image fails. `evaluated` is False where an image was skipped.
+    >>> import torch
+    >>> from teka.audit import Movement, search_worst
+    >>> images = torch.rand(20, 1, 4, 4)
+    >>> labels = images.flatten(1).argmax(dim=1)
+    >>> shifts = [(0, 0), (0, 1)]
+    >>> model = torch.nn.Flatten().eval()
+    >>> responses = search_worst(model, images, labels, shifts, Movement("circular"))
+    >>> responses.correct.all(dim=0).float().mean()
+    tensor(0.)
+
+    Args:
+        function: Classifier from images (B, C, *S) to outputs, as for `measure_responses`.
+        images: Images (N, C, *S).
+        labels: Classes (N,).
+        shifts: The shifts, including zero.
+        movement: How the images are shifted.
+        batch_size: Number of images per call.
+        device: Device on which images are shifted and passed to the model.
+        budget_seconds: Time after which no further call starts. The first call is always made.
+        progress: Called with the finished entries, all entries, and the seconds left if no further
+            image fails.
+
+    Returns:
+        Responses of the model.
+
+    Raises:
+        ModelError: See `measure_responses`.
+        ValueError: See `measure_responses`.
     """
     check_sizes({"batch_size": batch_size})
     deadline = Deadline(budget_seconds, progress)

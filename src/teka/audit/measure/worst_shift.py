@@ -102,6 +102,15 @@ def find_worst_shift(
     then a sum of independent variables (Vatutin and Mikhailov 1982), whose tails binomial tails
     bound (Hoeffding 1956).
 
+    >>> import torch
+    >>> from teka.audit import Movement, find_worst_shift
+    >>> images = torch.rand(40, 1, 4, 4)
+    >>> labels = images.flatten(1).argmax(dim=1)
+    >>> shifts = [(0, 0), (0, 1)]
+    >>> model = torch.nn.Flatten().eval()
+    >>> find_worst_shift(model, images, labels, shifts, Movement("circular")).shift
+    (0, 1)
+
     Args:
         function: Classifier from images (B, C, *S) to outputs, as for `measure_responses`.
         images: Images (N, C, *S).

@@ -281,6 +281,15 @@ def write_page(
 ) -> Path:
     """Write one HTML page about one or more audits, atomically.
 
+    >>> import tempfile, torch
+    >>> from teka.audit import AuditSettings, audit, write_page
+    >>> layers = torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 4)
+    >>> settings = AuditSettings(shifts=[(0, 1)], parts=())
+    >>> report = audit(torch.nn.Sequential(*layers), torch.rand(20, 3, 8, 8), settings=settings)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_page([report], f"{folder}/audit.html").name
+    'audit.html'
+
     Args:
         reports: Reports, which the page shows side by side.
         path: File of the page.

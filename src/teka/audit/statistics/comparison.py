@@ -104,6 +104,18 @@ def compare_responses(
     McNemar's exact test. Their p-values are adjusted by Holm over the shifts of a curve. Averages
     have the BCa interval of a paired bootstrap over images and a test that flips signs at random.
 
+    >>> import torch
+    >>> from torch import nn
+    >>> from teka.audit import Movement, compare_responses, measure_responses, square_shifts
+    >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    >>> images = torch.rand(20, 1, 8, 8)
+
+    >>> shifts = square_shifts(1)
+    >>> first = measure_responses(model, images, shifts, Movement("circular"))
+    >>> second = measure_responses(nn.Flatten().eval(), images, shifts, Movement("circular"))
+    >>> compare_responses(first, second).num_images
+    20
+
     Args:
         first: Outputs of the first model.
         second: Outputs of the second model on the same images and shifts.

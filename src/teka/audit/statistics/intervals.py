@@ -62,6 +62,11 @@ def wilson_interval(
     inference, the law of succession, and statistical inference", Journal of the American
     Statistical Association 22 (1927), 209–212.
 
+    >>> from teka.audit import wilson_interval
+    >>> lower, upper = wilson_interval(9, 10)
+    >>> round(lower, 3), round(upper, 3)
+    (0.596, 0.982)
+
     Args:
         successes: Number k of successes, an int or a tensor.
         trials: Number n of trials, an int or a tensor that broadcasts with `successes`.

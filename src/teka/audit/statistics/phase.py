@@ -86,6 +86,16 @@ def error_by_phase(
     sees an image that is shifted by a multiple of r on the same sampling grid, so its errors often
     depend on the phase. The zero shift and shifts that lack some images are left out.
 
+    >>> import torch
+    >>> from torch import nn
+    >>> from teka.audit import Movement, error_by_phase, measure_responses, square_shifts
+    >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    >>> images = torch.rand(20, 1, 8, 8)
+
+    >>> responses = measure_responses(model, images, square_shifts(2), Movement("circular"))
+    >>> error_by_phase(responses, 2).phases
+    ((0, 0), (0, 1), (1, 0), (1, 1))
+
     Args:
         responses: Outputs of a model at all shifts.
         stride: Stride in pixels for all axes, or one for each axis.
@@ -177,6 +187,16 @@ def best_stride(
     largest share. The p-value of the largest share comes from permuting the residuals of the trend
     over the shifts. Source: Freedman and Lane, "A nonstochastic interpretation of reported
     significance levels", 1983.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> from teka.audit import Movement, best_stride, measure_responses, square_shifts
+    >>> patches = nn.Conv2d(1, 4, 2, stride=2)
+    >>> model = nn.Sequential(patches, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    >>> images = torch.rand(20, 1, 8, 8)
+    >>> responses = measure_responses(model, images, square_shifts(3), Movement("circular"))
+    >>> best_stride(responses, [2, 3, 4]).stride
+    2
 
     Args:
         responses: Outputs of a model at all shifts.

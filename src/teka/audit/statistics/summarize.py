@@ -26,6 +26,17 @@ def summarize(
     all shifts together. Shifts at which some images were not evaluated are left out, except for
     the accuracy at every shift, because a single wrong prediction decides it for an image.
 
+    >>> import torch
+    >>> from torch import nn
+    >>> from teka.audit import Movement, measure_responses, square_shifts, summarize
+    >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    >>> images = torch.rand(20, 1, 8, 8)
+
+    >>> responses = measure_responses(model, images, square_shifts(1), Movement("circular"))
+    >>> consistency = summarize(responses).numbers["consistency"]
+    >>> consistency.lower <= consistency.value <= consistency.upper
+    True
+
     Args:
         responses: Outputs of the model at all shifts.
         confidence: Confidence level of intervals and bands.
@@ -95,6 +106,17 @@ def summarize_seeds(
 
     `teka.audit.statistics.intervals.two_level_curve` has the formulas. With fewer than 3 seeds
     the intervals only cover other images, and the result has a warning.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> from teka.audit import Movement, measure_responses, square_shifts, summarize_seeds
+    >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    >>> images = torch.rand(20, 1, 8, 8)
+
+    >>> shifts = square_shifts(1)
+    >>> runs = [measure_responses(model, images, shifts, Movement("zero")) for _ in range(3)]
+    >>> summarize_seeds(runs).num_seeds
+    3
 
     Args:
         responses: Outputs of the model of each seed on the same images and shifts.

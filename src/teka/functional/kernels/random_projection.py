@@ -68,6 +68,11 @@ def draw_projection(
 ) -> ProjectionMatrix:
     """Draw a random projection for random features.
 
+    >>> import torch, teka
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> teka.functional.draw_projection(8, 4, generator=generator).shape
+    torch.Size([8, 4])
+
     Args:
         num_features: Number of rows m.
         dim: Size d of queries and keys.
@@ -95,6 +100,16 @@ def default_num_features(dim: int) -> int:
     For vectors of size d, this is d ln d, rounded down, and at least 1.
 
     Source: Choromanski et al. 2021, Theorem 4; Horn et al. 2021.
+
+    >>> import teka
+    >>> teka.functional.default_num_features(64)
+    266
+
+    Args:
+        dim: Size d of queries and keys.
+
+    Raises:
+        ValueError: `dim` is below 1.
     """
     check_sizes({"dim": dim}, 0)
     return max(1, int(dim * math.log(dim))) if dim > 0 else 1
