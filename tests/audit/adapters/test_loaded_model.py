@@ -42,13 +42,13 @@ def test_images_as_the_data_have_them_are_placed_by_the_function():
         device="cpu",
     )
     images = torch.rand(2, 1, 17, 13)
-    wide = subject.taking_unplaced_images()
+    wide = subject.with_placement()
     torch.testing.assert_close(wide.function(images), subject.function(transform.place(images)))
     assert isinstance(wide.function, nn.Module)
     assert wide.input_size is None
     bare = LoadedModel("b", "onnx", lambda placed: placed.sum(dim=(2, 3)), transform=transform)
     torch.testing.assert_close(
-        bare.taking_unplaced_images().function(images), transform.place(images).sum(dim=(2, 3))
+        bare.with_placement().function(images), transform.place(images).sum(dim=(2, 3))
     )
 
 

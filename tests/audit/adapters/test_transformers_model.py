@@ -10,10 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from teka.audit.adapters import LoadOptions, load
 from teka.audit.adapters.transformers_model import (
-    STEPS,
+    find_preprocessing,
     load_transformers,
     read_processor,
-    read_processor_file,
 )
 from teka.data import Normalize
 from tests.audit.adapters.tiny_vit import CLASSES, quiet
@@ -63,7 +62,7 @@ def test_a_truncated_file_is_an_error(vit_folder, tmp_path):
     shutil.copytree(vit_folder, folder)
     content = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
-    with pytest.raises(ValueError, match="an image classifier"):
+    with pytest.raises(ValueError, match="weights as safetensors"):
         load_transformers(str(folder))
 
 
@@ -119,7 +118,7 @@ def test_without_an_image_processor_images_go_in_as_they_are_and_that_is_said(vi
     subject = load_transformers(str(folder))
     assert subject.input_size == (12, 12)
     assert subject.transform.normalization is None
-    assert "without normalization" in subject.note
+    assert not subject.declares_preprocessing
 
 
 def test_a_processor_that_does_more_than_its_settings_say_is_refused(vit_folder, tmp_path):
@@ -210,75 +209,56 @@ def smooth_picture(height: int = 47, width: int = 61) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_what_is_read_of_the_settings_is_what_the_processor_does(name):
+def test_preprocessing_equals_that_of_the_processor(name):
     with quiet():
         processor = PROCESSORS[name]()
-    settings = {**{step: getattr(processor, step, None) for step in STEPS}, **processor.to_dict()}
-    transform = read_processor(settings, 3, "it")
+    transform = read_processor(processor, 3, "model")
     levels = smooth_picture()
-    expected = torch.from_numpy(
-        np.ascontiguousarray(processor(levels)["pixel_values"][0], dtype=np.float32)
-    )
+    expected = torch.from_numpy(np.array(processor(levels)["pixel_values"][0], np.float32))
     picture = torch.from_numpy(levels).permute(2, 0, 1)[None].float() / 255
-    came = transform.normalize(transform.place(picture))[0]
-    assert came.shape == expected.shape
+    result = transform.normalize(transform.place(picture))[0]
+    assert result.shape == expected.shape
     deviation = 1 if transform.normalization is None else min(transform.normalization.deviation)
     # The processor rounds to whole levels after each axis.
-    assert 255 * deviation * (came - expected).abs().max() <= 1.6
+    assert 255 * deviation * (result - expected).abs().max() <= 1.6
 
 
-def test_a_file_of_the_hubs_older_form_is_read():
-    settings = {
-        "do_normalize": True,
-        "do_resize": True,
-        "image_mean": [0.5],
-        "image_std": [0.25],
-        "size": 224,
-    }
-    transform = read_processor(settings, 3, "it")
-    assert transform.resize == (224, 224)
-    assert transform.resampling == "bilinear"
-    assert transform.normalization == Normalize((0.5,) * 3, (0.25,) * 3)
-
-
-def test_levels_that_are_not_rescaled_are_levels_to_the_model():
-    settings = {
-        "do_rescale": False,
-        "do_normalize": True,
-        "image_mean": [51.0],
-        "image_std": [102.0],
-    }
-    images = torch.tensor([0.0, 0.2, 1.0]).reshape(1, 1, 1, 3)
-    came = read_processor(settings, 1, "it").normalize(images)
-    torch.testing.assert_close(came.flatten(), torch.tensor([-0.5, 0.0, 2.0]))
+def test_reversed_channels_are_recognized():
+    processor = PROCESSORS["mobilevit"]()
+    assert read_processor(processor, 3, "model").blue_first
+    assert not read_processor(PROCESSORS["vit"](), 3, "model").blue_first
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"size": {"longest_edge": 9}}, "size must be"),
-        ({"size": 9, "resample": 7}, r"resample must be .*got 7"),
-        ({"size": 9, "do_pad": True}, "do_pad"),
-        ({"size": 9, "image_mean": [0.1, 0.2], "image_std": [1, 1]}, "image_mean"),
-        ({"size": 9, "image_mean": [0.1], "image_std": [0]}, "deviation"),
-        ({"size": 9, "rescale_factor": 0}, "zero"),
-        ({"do_resize": True}, "size"),
+        ({"do_pad": True, "pad_size": {"height": 300, "width": 300}}, "do_pad must be"),
     ],
 )
-def test_settings_that_are_not_known_are_an_error_that_names_their_source(settings, said):
-    with pytest.raises(ValueError, match=rf"it cannot be read as preprocessing: .*{said}"):
-        read_processor(settings, 3, "it")
+def test_unsupported_settings_are_errors(settings, message):
+    with quiet():
+        processor = transformers.ViTImageProcessor(**settings)
+        processor.do_pad = settings.get("do_pad")
+    with pytest.raises(ValueError, match=rf"{message}.*got 'model'"):
+        read_processor(processor, 3, "model")
 
 
-def test_the_file_is_found_or_not(tmp_path):
-    assert read_processor_file(tmp_path, 3) is None
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": 7}))
-    found = read_processor_file(tmp_path, 1)
-    assert found is not None
-    assert found.resize == (7, 7)
-    (tmp_path / "preprocessor_config.json").write_text("{")
-    with pytest.raises(ValueError, match="is not JSON"):
-        read_processor_file(tmp_path, 1)
+def test_the_preprocessing_of_a_folder_is_found(tmp_path):
+    assert find_preprocessing(str(tmp_path), 3) == (None, "")
+    with quiet():
+        transformers.ViTImageProcessor(size={"height": 7, "width": 7}).save_pretrained(tmp_path)
+    transform, note = find_preprocessing(str(tmp_path), 3)
+    assert transform is not None
+    assert (transform.resize, transform.normalization) == (
+        (7, 7),
+        Normalize((0.5,) * 3, (0.5,) * 3),
+    )
+    assert note == ""
+    for file in tmp_path.iterdir():
+        file.write_text("{")
+    with pytest.raises(ValueError, match="a model with an image processor"):
+        find_preprocessing(str(tmp_path), 3)
 
 
 VISION: dict[str, Any] = {

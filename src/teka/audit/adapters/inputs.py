@@ -20,6 +20,7 @@ from teka.audit.caveats import Caveat, other_scale, resized
 from teka.audit.model_output import CLASSIFIERS, MULTILABEL
 from teka.audit.settings import AuditSettings
 from teka.checks import check_image_size, check_name, check_sizes
+from teka.codec import encode
 from teka.data import load, resize_bilinear
 from teka.data.custom_images import find_pictures, has_pictures, read_npz
 from teka.data.dataset import hold_out_test
@@ -272,8 +273,9 @@ def make_inputs(
             `functools.cache(load_images)` for all.
     """
     check_name("shift", shift, RESIZING)
+    is_before = shift == "before"
     # Digits have the size of their canvas, so they are not resized.
-    is_sized_first = shift == "after" or data == "digits"
+    is_sized_first = not is_before or data == "digits"
     if (
         image_size is None
         and subject.loads_at_input_size
@@ -281,9 +283,9 @@ def make_inputs(
         and not data.endswith(".npz")
     ):
         image_size = subject.input_size
-    if before := shift == "before":
+    if is_before:
         transform = Preprocessing(subject.transform.in_channels)
-        audited = subject.taking_unplaced_images()
+        audited = subject.with_placement()
     else:
         transform, settings = place_for_modes(subject, settings, placed_size)
         audited = subject
@@ -291,68 +293,66 @@ def make_inputs(
     chosen = read(
         data, transform.placing, data_dir, image_size, num_images, settings.seed, held_out
     )
-    caveats = []
-    preprocessing = transform.describe(chosen.image_size)
+    caveats = [] if subject.declares_preprocessing else [_unknown_preprocessing(subject)]
     if chosen.image_size is not None:
-        largest = max(
-            max(map(abs, step)) for step in settings.shifts_for(tuple(chosen.images.shape[2:]))
-        )
-        scaled = (subject.transform if before else transform).resized_size(chosen.image_size)
-        caveats = list(resized(chosen.image_size, scaled, before_resize=before, max_shift=largest))
-    if not before:
+        shifts = settings.shifts_for(tuple(chosen.images.shape[2:]))
+        max_shift = max(max(map(abs, steps)) for steps in shifts)
+        scaled = (subject.transform if is_before else transform).resized_size(chosen.image_size)
+        caveats += resized(chosen.image_size, scaled, before_resize=is_before, max_shift=max_shift)
+    if not is_before:
         caveats += other_scale(subject.transform.resize, transform.resize)
     if settings.output == "auto":
         settings = dataclasses.replace(settings, output=subject.output)
     if labelled and settings.output in MULTILABEL:
-        labelled = False
         message = (
             f"{subject.name} predicts several labels for an image, "
-            f"but {data} has one class for each image"
+            f"but {data} has one class for each image, so no accuracy was measured."
         )
-        caveats.append(
-            Caveat("labels not used", "limits", f"{message}, so no accuracy was measured.")
-        )
-    labelled = labelled and settings.output in ("auto", *CLASSIFIERS)
+        caveats.append(Caveat("labels not used", "limits", message))
     labels, names = None, subject.class_names
-    if labelled:
+    if labelled and settings.output in ("auto", *CLASSIFIERS) and settings.output not in MULTILABEL:
         labels, matched = match_labels(
             chosen.labels, chosen.num_classes, chosen.class_names, subject
         )
         caveats += matched
         if names is None and torch.equal(labels, chosen.labels):
             names = chosen.class_names
+    preprocessing = transform.describe(chosen.image_size)
     data_facts = {
         "name": chosen.name,
-        "image_size": None if chosen.image_size is None else list(chosen.image_size),
+        "image_size": encode(chosen.image_size),
         "used": chosen.words,
         "available_images": chosen.num_available,
         "preprocessing": preprocessing or "none",
-        "data_class_names": None if chosen.class_names is None else list(chosen.class_names),
+        "data_class_names": encode(chosen.class_names),
     }
-    model_facts = subject.describe()
-    parameters = (
-        "" if model_facts["parameters"] is None else f", {model_facts['parameters']:,} parameters"
-    )
-    size = (
-        "of several sizes" if chosen.image_size is None else " × ".join(map(str, chosen.image_size))
-    )
+    model_facts = {**subject.describe(), "shifted": f"{shift} resizing"}
+    parameters = model_facts["parameters"]
+    kind = subject.kind if parameters is None else f"{subject.kind}, {parameters:,} parameters"
+    size = " × ".join(map(str, chosen.image_size)) if chosen.image_size else "of several sizes"
+    details = ", ".join(filter(None, (chosen.words, size, preprocessing)))
     note = f" ({subject.note})" if subject.note else ""
-    model_facts["shifted"] = f"{shift} resizing"
+    known = {
+        "class_names": names,
+        "model_facts": model_facts,
+        "data_facts": data_facts,
+        "caveats": tuple(caveats),
+    }
+    description = f"{subject.name} ({kind}) on {details}{note}"
     return AuditInputs(
-        subject,
-        audited.function,
-        chosen.images,
-        labels,
-        settings,
-        {
-            "class_names": names,
-            "model_facts": model_facts,
-            "data_facts": data_facts,
-            "caveats": tuple(caveats),
-        },
-        f"{subject.name} ({subject.kind}{parameters}) on {chosen.words}, {size}"
-        f"{f', {preprocessing}' if preprocessing else ''}{note}",
+        subject, audited.function, chosen.images, labels, settings, known, description
     )
+
+
+def _unknown_preprocessing(subject: LoadedModel) -> Caveat:
+    message = (
+        f"{subject.name} does not declare how its images are normalized, so it gets intensities "
+        "from 0 to 1. If its accuracy is too low or its predictions are all alike, repeat with the "
+        "normalization of its training, for example --mean 0.485 0.456 0.406 --std 0.229 0.224 "
+        "0.225 (ImageNet) or --mean 0 --std 0.00392157 (levels up to 255), and with --bgr if it "
+        "expects blue first."
+    )
+    return Caveat("unknown preprocessing", "limits", message)
 
 
 def place_for_modes(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.checks import check_flags, check_sizes
+from teka.checks import check_flags, check_image_size, check_sizes
 from teka.data import Normalize
 from teka.errors import EXTERNAL_ERRORS, error_message, require, wrong_value
 from teka.files import expand_user
@@ -20,7 +20,7 @@ Size = int | tuple[int, int] | None  # one side or (height, width); None leaves 
 RANDOM = "random"
 M = TypeVar("M", bound=nn.Module)
 # Names under which training scripts store the weights in a checkpoint.
-_WITHIN = ("state_dict", "model_state_dict", "model")
+_NESTED_NAMES = ("state_dict", "model_state_dict", "model")
 
 
 @dataclass(frozen=True)
@@ -77,46 +77,43 @@ class LoadOptions:
         if (self.mean is None) != (self.deviation is None):
             missing = "mean" if self.mean is None else "deviation"
             raise wrong_value(missing, None, "given together with the other of mean and deviation")
-        if self.mean is not None and self.deviation is not None:
-            Normalize(*self._by_channel(max(len(self.mean), len(self.deviation))))
+        self._normalization(None)
+
+    def _normalization(self, in_channels: int | None) -> Normalize | None:
+        """Return the normalization for a number of channels, or None if none is given."""
+        given = {"mean": self.mean or (), "deviation": self.deviation or ()}
+        channels = in_channels or max(map(len, given.values()))
+        for argument, values in given.items():
+            if channels and len(values) not in (1, channels):
+                expected = f"one number, or one for each of {channels} channels"
+                raise wrong_value(argument, values, expected)
+            given[argument] = values * channels if len(values) == 1 else values
+        return None if self.mean is None else Normalize(**given)
 
     @property
-    def classes_made(self) -> dict[str, int]:
+    def num_classes_argument(self) -> dict[str, int]:
         """Keyword argument with the number of classes of a model to build, or no argument."""
-        return (
-            {}
-            if self.num_classes is None or self.weights is None
-            else {"num_classes": self.num_classes}
-        )
+        is_built = self.num_classes is not None and self.weights is not None
+        return {"num_classes": self.num_classes} if is_built else {}
 
     def fit(self, transform: Preprocessing) -> tuple[Preprocessing, tuple[int, int] | None]:
         """Return a model's preprocessing with these options applied, and the input size."""
-        if self.mean is not None and self.deviation is not None:
-            channels = transform.in_channels or max(len(self.mean), len(self.deviation))
+        if self.mean is not None:
+            normalization = self._normalization(transform.in_channels)
+            channels = len(normalization.mean)
             if transform.in_channels is None and channels == 1:
-                expected = (
-                    "one number for each channel, for the model does not say how many it takes"
-                )
-                raise wrong_value("mean", self.mean, expected)
-            normalization = Normalize(*self._by_channel(channels))
+                hint = "The model does not declare its number of channels."
+                raise wrong_value("mean", self.mean, "one number for each channel", hint)
             transform = replace(transform, in_channels=channels, normalization=normalization)
         if self.blue_first:
             transform = replace(transform, blue_first=True)
-        return transform.resized_to(self.input_size)
-
-    def _by_channel(self, channels: int) -> list[tuple[float, ...]]:
-        """Return mean and deviation with one value for each channel."""
-        by_channel = []
-        for argument, values in (("mean", self.mean or ()), ("deviation", self.deviation or ())):
-            if len(values) not in (1, channels):
-                raise wrong_value(
-                    argument, values, f"one number, or one for each of {channels} channels"
-                )
-            by_channel.append(values * (channels if len(values) == 1 else 1))
-        return by_channel
+        if self.input_size is None:
+            return transform, transform.crop
+        size = check_image_size("input_size", self.input_size)
+        return transform.resized_to(size), size
 
     @contextmanager
-    def drawn(self) -> Iterator[None]:
+    def seeded(self) -> Iterator[None]:
         """Return a context with random seed 0, which restores the random state afterwards."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -156,7 +153,7 @@ def read_weights(file: Path) -> Mapping[str, Tensor]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about TorchScript before it raises an error
         content = torch.load(file, map_location="cpu", weights_only=True)
-    for name in _WITHIN:
+    for name in _NESTED_NAMES:
         if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
             content = content[name]
     is_mapping = isinstance(content, Mapping)

@@ -16,29 +16,6 @@ from teka.audit.model_output import Source, num_classes_of, select_output
 from teka.codec import encode
 from teka.errors import EXTERNAL_ERRORS, error_message, wrong_value
 
-
-@dataclass(frozen=True)
-class Task:
-    """Task of a model, with the kind of its output for `teka.audit.AuditSettings`.
-
-    Args:
-        words: The model in words, for messages.
-        output: Kind of the output.
-        takes_lists: Whether the model takes a list of images instead of a batch.
-    """
-
-    words: str
-    output: str
-    takes_lists: bool = False
-
-
-CLASSIFIER = Task("an image classifier", "auto")
-MULTILABEL_CLASSIFIER = Task("an image classifier", "multilabel")
-REGRESSOR = Task("a regression model", "features")
-SEGMENTER = Task("a model of semantic segmentation", "segmentation")
-ENCODER = Task("an encoder of images", "features")
-DETECTOR = Task("a detector of objects", "boxes")
-LIST_DETECTOR = Task("a detector of objects", "boxes", takes_lists=True)
 _TENSORS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 
@@ -62,12 +39,14 @@ class LoadedModel:
         loads_at_input_size: Whether data sets are loaded at the input size and with 8 bits per
             channel, as in training.
         trained_on: Name or path of the data set on which this library trained the model.
+        declares_preprocessing: Whether the preprocessing is that of the model's training. If not,
+            an audit warns about it.
 
     >>> import torch
     >>> from teka.audit.adapters import LoadedModel
     >>> model = torch.nn.Conv2d(3, 8, 3)
-    >>> subject = LoadedModel("edges", "factory", model, model, in_channels=3)
-    >>> subject.function(torch.rand(2, 3, 8, 8)).shape, subject.describe()["parameters"]
+    >>> loaded = LoadedModel("edges", "factory", model, model, in_channels=3)
+    >>> loaded.function(torch.rand(2, 3, 8, 8)).shape, loaded.describe()["parameters"]
     (torch.Size([2, 8, 6, 6]), 224)
     """
 
@@ -85,41 +64,42 @@ class LoadedModel:
     output: str = "auto"
     loads_at_input_size: bool = False
     trained_on: str | None = None
+    declares_preprocessing: bool = True
 
-    def taking_unplaced_images(self) -> "LoadedModel":
+    def with_placement(self) -> "LoadedModel":
         """Return the model as a function of images of any size, with `transform.place` included."""
-        function, place = self.function, self.transform.place
-        # Layers can be examined only if the function is a module.
-        is_module = isinstance(function, nn.Module)
-        placing = (
-            WrappedModule(place, function) if is_module else lambda images: function(place(images))
-        )
-        return replace(self, function=placing, input_size=None, in_channels=None)
+        function = _compose(self.transform.place, self.function, _keep)
+        return replace(self, function=function, input_size=None, in_channels=None)
 
-    def choosing_output(self, name: str) -> "LoadedModel":
+    def with_output(self, name: str) -> "LoadedModel":
         """Return the model with one of its outputs, by name or by index in a tuple."""
 
         def choose(output: object, images: Tensor) -> Tensor:
             return select_output(output, Source(images, self.module), name=name).values
 
-        function = self.function
-        if isinstance(function, WrappedModule):
-            chosen = WrappedModule(function.before, function.model, choose)
-        elif isinstance(function, nn.Module):
-            chosen = WrappedModule(lambda images: images, function, choose)
+        if isinstance(self.function, WrappedModule):
+            function = WrappedModule(self.function.before, self.function.model, choose)
         else:
-            chosen = lambda images: choose(function(images), images)  # noqa: E731
+            function = _compose(lambda images: images, self.function, choose)
         known = {} if name == "logits" else {"class_names": None, "num_classes": None}
-        return replace(self, function=chosen, output="auto", **known)
+        return replace(self, function=function, output="auto", **known)
 
     def describe(self) -> dict[str, object]:
         """Return the properties that a report stores, ready for JSON."""
-        kept = ("name", "kind", "input_size", "in_channels", "num_classes", "note")
-        parameters = (
-            None if self.module is None else sum(p.numel() for p in self.module.parameters())
-        )
-        facts = {name: encode(getattr(self, name)) for name in kept}
+        names = ("name", "kind", "input_size", "in_channels", "num_classes", "note")
+        facts = {name: encode(getattr(self, name)) for name in names}
+        parameters = None
+        if self.module is not None:
+            parameters = sum(parameter.numel() for parameter in self.module.parameters())
         return {**facts, "parameters": parameters, "weights_sha256": self.weights_hash}
+
+
+Before = Callable[[Tensor], object]
+After = Callable[[Any, Tensor], object]
+
+
+def _keep(output: object, images: Tensor) -> object:
+    return output
 
 
 class WrappedModule(nn.Module):
@@ -131,12 +111,7 @@ class WrappedModule(nn.Module):
         after: Function from the output and the images to the output that is measured.
     """
 
-    def __init__(
-        self,
-        before: Callable[[Tensor], object],
-        model: nn.Module,
-        after: Callable[[Any, Tensor], object] = lambda output, images: output,
-    ) -> None:
+    def __init__(self, before: Before, model: nn.Module, after: After) -> None:
         super().__init__()
         self.before = before
         self.model = model
@@ -149,6 +124,13 @@ class WrappedModule(nn.Module):
         return self.after(self.model(self.before(images)), images)
 
 
+def _compose(before: Before, function: Callable, after: After) -> Callable[[Tensor], object]:
+    # Layers can be examined only if the function is a module.
+    if isinstance(function, nn.Module):
+        return WrappedModule(before, function, after)
+    return lambda images: after(function(before(images)), images)
+
+
 def wrap_module(
     module: nn.Module,
     name: str,
@@ -156,7 +138,9 @@ def wrap_module(
     transform: Preprocessing,
     input_size: tuple[int, int] | None,
     device: torch.device | str | None,
-    task: Task = CLASSIFIER,
+    *,
+    output: str = "auto",
+    takes_lists: bool = False,
     **known: Any,
 ) -> LoadedModel:
     """Return a module as a `LoadedModel`, on the device and with its normalization included.
@@ -168,30 +152,40 @@ def wrap_module(
         transform: Preprocessing of images.
         input_size: Size of the input, or None for any size.
         device: Device of the module. Default: where it is.
-        task: Task of the model.
+        output: Kind of the output. "auto" is for classifiers and unknown models.
+        takes_lists: Whether the module takes a list of images instead of a batch.
         **known: Further fields of `LoadedModel`.
     """
     module = module if device is None else module.to(device)
-    known |= {"transform": transform, "weights_hash": weights_hash(module), "output": task.output}
     num_outputs = known.get("num_classes")
-    if task is CLASSIFIER and num_outputs == 1:
+    if output == "auto" and num_outputs == 1:
         known |= {"num_classes": num_classes_of(num_outputs), "class_names": None}
 
-    def read(output: Any, images: Tensor) -> object:
-        if task is CLASSIFIER and not _has_logits(output):
-            return output
-        return select_output(output, Source(images, module, num_outputs), kind=task.output).values
-
     def before(images: Tensor) -> object:
-        normal = transform.normalize(images)
-        return list(normal) if task.takes_lists else normal
+        normalized = transform.normalize(images)
+        return list(normalized) if takes_lists else normalized
 
-    function = WrappedModule(before, module, read)
-    return LoadedModel(name, kind, function, module, input_size, transform.in_channels, **known)
+    def after(result: Any, images: Tensor) -> object:
+        # The kind of other fields than logits follows from their names when they are measured.
+        has_logits = hasattr(result, "logits") or (
+            isinstance(result, Mapping) and "logits" in result
+        )
+        if output == "auto" and not has_logits:
+            return result
+        return select_output(result, Source(images, module, num_outputs), kind=output).values
 
-
-def _has_logits(output: object) -> bool:
-    return "logits" in output if isinstance(output, Mapping) else hasattr(output, "logits")
+    return LoadedModel(
+        name,
+        kind,
+        WrappedModule(before, module, after),
+        module,
+        input_size,
+        transform.in_channels,
+        transform=transform,
+        weights_hash=weights_hash(module),
+        output=output,
+        **known,
+    )
 
 
 @contextmanager
@@ -204,17 +198,16 @@ def read_as(model: str, expected: str) -> Iterator[None]:
 
 
 @contextmanager
-def tensors_only(model: str, kind: str) -> Iterator[None]:
+def tensors_only(model: str, expected: str) -> Iterator[None]:
     """Return a context in which `torch.load` reads tensors only, with errors as in `read_as`."""
     before = os.environ.get(_TENSORS_ONLY)
     os.environ[_TENSORS_ONLY] = "1"
     try:
-        with read_as(model, kind):
+        with read_as(model, expected):
             yield
     finally:
-        if before is None:
-            del os.environ[_TENSORS_ONLY]
-        else:
+        del os.environ[_TENSORS_ONLY]
+        if before is not None:
             os.environ[_TENSORS_ONLY] = before
 
 
@@ -223,16 +216,10 @@ def read_class_names(labels: object) -> tuple[str, ...] | None:
 
     The result is None if there are no names or only the defaults LABEL_0, LABEL_1 and so on.
     """
-    by_place = (
-        {str(label): str(name) for label, name in labels.items()}
-        if isinstance(labels, Mapping)
-        else {}
-    )
-    places = [str(place) for place in range(len(by_place))]
-    if (
-        not by_place
-        or set(by_place) != set(places)
-        or by_place == {place: f"LABEL_{place}" for place in places}
-    ):
+    if not isinstance(labels, Mapping) or not labels:
         return None
-    return tuple(by_place[place] for place in places)
+    by_index = {str(index): str(name) for index, name in labels.items()}
+    indices = [str(index) for index in range(len(by_index))]
+    if set(by_index) != set(indices) or all(by_index[i] == f"LABEL_{i}" for i in indices):
+        return None
+    return tuple(by_index[index] for index in indices)

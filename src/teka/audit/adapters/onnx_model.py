@@ -1,7 +1,6 @@
 """Loading of ONNX files, which onnxruntime runs."""
 
 import hashlib
-import importlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,36 +14,41 @@ from torch import Tensor, nn
 from teka.audit.adapters.load_options import DEFAULT_LOAD_OPTIONS, LoadOptions
 from teka.audit.adapters.loaded_model import LoadedModel, read_as, read_class_names
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.adapters.transformers_model import PROCESSOR_FILE, read_processor_file
+from teka.audit.adapters.torch_programs import run_in_batches
+from teka.audit.adapters.transformers_model import find_preprocessing
 from teka.audit.model_output import num_classes_of
-from teka.checks import check_image_size
 from teka.data import Normalize
 from teka.errors import EXTERNAL_ERRORS, did_you_mean, require, wrong_value
 from teka.files import expand_user, read_json
 
-_TYPES = {
+_INPUT_TYPES = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
     "tensor(double)": np.float64,
     "tensor(uint8)": np.uint8,  # levels 0 … 255
 }
 _FLOATING = ("tensor(float)", "tensor(float16)", "tensor(double)")
-_WHOLE = ("tensor(int64)", "tensor(int32)", "tensor(bool)")
-_MAPS = "seq(map("  # probabilities by scikit-learn converters: a dictionary for each image
-_LEVELS = 255
-_NOT_TENSORS = ("ZipMap", "SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SplitToSequence")
+_OUTPUT_TYPES = (*_FLOATING, "tensor(int64)", "tensor(int32)", "tensor(bool)")
 _CHANNELS = (1, 3)
-_MOST_BYTES = 2**31 - 2**20  # largest graph that can be passed in memory
+_MAX_BYTES = 2**31 - 2**20  # largest graph that can be passed in memory
 
 
 class OnnxNode(nn.Module):
-    """Node of an ONNX file as a layer, which returns the output that onnxruntime computed."""
+    """Node of an ONNX file as a layer, which returns the output that onnxruntime computed.
 
-    given: Tensor
+    Args:
+        inputs: Names of the inputs.
+    """
+
+    values: Tensor
+
+    def __init__(self, inputs: Sequence[str]) -> None:
+        super().__init__()
+        self.inputs = tuple(inputs)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return the first output of the node."""
-        return self.given
+        return self.values
 
 
 class OnnxFunction(nn.Module):
@@ -65,32 +69,25 @@ class OnnxFunction(nn.Module):
         self, session: Any, transform: Preprocessing, graph: Any = None, output: str | None = None
     ) -> None:
         super().__init__()
-        self.session, self.transform = session, transform
+        self.session, self.transform, self._graph = session, transform, graph
         (self.input,) = session.get_inputs()
         self.output = choose_output(session.get_outputs(), output).name
         batch_size = self.input.shape[0]
         self.batch_size = batch_size if isinstance(batch_size, int) and batch_size > 0 else None
         self.channels_last = _is_channels_last(self.input.shape)
-        self._graph, self._inner = graph, None
-        self._layers: dict[str, str] = {}  # names of layers by their outputs
-        self._nodes: dict[str, Any] = {}  # nodes by their outputs
+        self._layer_session: Any = None
+        self._layers: dict[str, OnnxNode] = {}  # by their outputs
         for node in () if graph is None else graph.graph.node:
-            # An omitted output has no name. Lists and dictionaries cannot be compared.
-            if not (node.output and node.output[0]) or node.op_type in _NOT_TENSORS:
-                continue
-            name = self._free_name(node.name or node.output[0])
-            self.add_module(name, _layer_of(node))
-            self._layers[node.output[0]], self._nodes[node.output[0]] = name, node
+            if node.output and node.output[0]:  # an omitted output has no name
+                layer = self._layers[node.output[0]] = _make_layer(node)
+                self.add_module(self._unused_name(node.name or node.output[0]), layer)
         for tensor in () if graph is None else graph.graph.initializer:
             if len(tensor.dims) in (3, 4) and tensor.dims[0] == 1:  # may be position embeddings
-                self.register_buffer(
-                    self._free_name(tensor.name), torch.zeros(*tensor.dims), persistent=False
-                )
+                self.register_buffer(self._unused_name(tensor.name), torch.zeros(*tensor.dims))
         self.eval()
 
-    def _free_name(self, name: str) -> str:
-        """Return a valid name for a submodule that is not used yet."""
-        name = name.replace(".", "_") or "unnamed"
+    def _unused_name(self, name: str) -> str:
+        name = name.replace(".", "_")
         while hasattr(self, name):
             name += "_"
         return name
@@ -102,84 +99,58 @@ class OnnxFunction(nn.Module):
         """Return the output of the model for images."""
         placed = self.transform.normalize(images.detach().to("cpu", torch.float32))
         if self.input.type == "tensor(uint8)":
-            placed = (placed * _LEVELS).round().clamp(0, _LEVELS)
+            placed = (placed * 255).round().clamp(0, 255)
         if self.channels_last:
             placed = placed.permute(0, 2, 3, 1)
         if not any(layer._forward_hooks for layer in self.children()):
             return self._run(self.session, [self.output], placed)[self.output].to(images.device)
+        names = list(dict.fromkeys([*self._layers, self.output]))
+        results = self._run(self._session_with_layers(), names, placed)
         seen = {self.input.name: placed}
-        session = self._inner_session()
-        found = self._run(session, list(dict.fromkeys([*self._nodes, self.output])), placed)
-        for output, node in self._nodes.items():
-            given, layer = found.get(output), self.get_submodule(self._layers[output])
-            if (
-                given is not None
-                and given.is_floating_point()
-                and given.ndim > 1
-                and len(given) == len(placed)
-            ):
-                assert isinstance(layer, OnnxNode)
-                layer.given = given
-                seen[output] = layer(*(seen[name] for name in node.input if name in seen))
-        return found[self.output].to(images.device)
+        for name, layer in self._layers.items():
+            values = results.get(name, placed.new_empty(0))
+            if values.is_floating_point() and values.ndim > 1 and len(values) == len(placed):
+                layer.values = values
+                seen[name] = layer(*(seen[other] for other in layer.inputs if other in seen))
+        return results[self.output].to(images.device)
 
-    def _run(self, session: Any, outputs: Sequence[str], placed: Tensor) -> dict[str, Tensor]:
-        """Return the numeric outputs of a session by name.
+    def _run(self, session: Any, outputs: list[str], placed: Tensor) -> dict[str, Tensor]:
+        """Return the numeric outputs of a session by name."""
 
-        For a fixed batch size, the last batch is filled up with copies.
-        """
-        array = np.ascontiguousarray(placed.numpy().astype(_TYPES[self.input.type]))
-        size = self.batch_size or len(array)
-        parts = []
-        for start in range(0, len(array), size):
-            part = array[start : start + size]
-            filled = np.concatenate([part, np.repeat(part[-1:], size - len(part), axis=0)])
-            answers = dict(
-                zip(
-                    outputs,
-                    map(_as_array, session.run(outputs, {self.input.name: filled})),
-                    strict=True,
-                )
-            )
-            measured = answers[self.output]
+        def run(batch: Tensor) -> dict[str, Tensor]:
+            array = np.ascontiguousarray(batch.numpy().astype(_INPUT_TYPES[self.input.type]))
+            results = session.run(outputs, {self.input.name: array})
+            arrays = dict(zip(outputs, results, strict=True))
+            measured = arrays[self.output]
             # The model may remove the batch axis of a single image.
-            if size == 1 and (measured.ndim == 0 or len(measured) != 1):
-                answers[self.output] = measured[None]
-            # Remove the copies that fill the batch up.
-            rows = slice(len(part) if len(filled) > len(part) else None)
-            parts.append(
-                {
-                    name: np.atleast_1d(values)[rows]
-                    for name, values in answers.items()
-                    if values.dtype.kind in "biuf"
-                }
-            )
-        results = {
-            name: torch.from_numpy(np.concatenate([part[name] for part in parts]))
-            for name in parts[0]
-        }
-        return {
-            name: values.float() if values.dtype == torch.float16 else values
-            for name, values in results.items()
-        }
+            if len(array) == 1 and (measured.ndim == 0 or len(measured) != 1):
+                arrays[self.output] = measured[None]
+            tensors = {
+                name: torch.from_numpy(np.atleast_1d(values))
+                for name, values in arrays.items()
+                if isinstance(values, np.ndarray) and values.dtype.kind in "biuf"
+            }
+            return {
+                name: values.float() if values.dtype == torch.float16 else values
+                for name, values in tensors.items()
+            }
 
-    def _inner_session(self) -> Any:
+        return run_in_batches(run, placed, self.batch_size)
+
+    def _session_with_layers(self) -> Any:
         """Return a session that outputs the first output of every node."""
-        if self._inner is None:
-            onnx = require("onnx", "layers need", "onnx")
-            library = require("onnxruntime", "this model needs", "teka[audit]")
+        if self._layer_session is None:
+            onnx, library = _library("onnx"), _library("onnxruntime")
             model = onnx.ModelProto()
             model.CopyFrom(self._graph)
-            known = {one.name for one in model.graph.output}
+            known = {output.name for output in model.graph.output}
             model.graph.output.extend(
-                onnx.ValueInfoProto(name=name) for name in self._nodes if name not in known
+                onnx.ValueInfoProto(name=name) for name in self._layers if name not in known
             )
-            options = library.SessionOptions()
-            options.log_severity_level = 3
-            self._inner = library.InferenceSession(
-                model.SerializeToString(), options, self.session.get_providers()
+            self._layer_session = library.InferenceSession(
+                model.SerializeToString(), _session_options(library), self.session.get_providers()
             )
-        return self._inner
+        return self._layer_session
 
 
 def choose_output(outputs: Sequence[Any], name: str | None = None) -> Any:
@@ -188,59 +159,31 @@ def choose_output(outputs: Sequence[Any], name: str | None = None) -> Any:
     Floating-point outputs come before integers, because classifiers often output the class first.
 
     Raises:
-        ValueError: No output has this name, or none is numeric.
+        ValueError: No numeric output has this name.
     """
-    named = {output.name: output for output in outputs}
-    if name is not None:
-        if name not in named:
-            names = ", ".join(map(repr, named))
-            expected = f"one of the file's outputs: {names}{did_you_mean(name, named)}"
-            raise wrong_value("output_name", name, expected)
-        chosen = [named[name]]
-    else:
-        chosen = [named["logits"]] if "logits" in named else list(outputs)
-    for fits in (
-        lambda kind: kind in _FLOATING,
-        lambda kind: kind.startswith(_MAPS),
-        lambda kind: kind in _WHOLE,
-    ):
-        for output in chosen:
-            if fits(output.type):
-                return output
-    came = ", ".join(f"{output.name}: {output.type}" for output in chosen)
-    raise wrong_value("the outputs of the file", came, "one of floating-point or whole numbers")
+    numeric = [output for output in outputs if output.type in _OUTPUT_TYPES]
+    numeric.sort(key=lambda output: output.type not in _FLOATING)
+    by_name = {output.name: output for output in numeric}
+    if name is None:
+        name = "logits" if "logits" in by_name else next(iter(by_name), "")
+    if name not in by_name:
+        names = ", ".join(map(repr, by_name)) or "none is numeric"
+        expected = f"one of the file's outputs: {names}{did_you_mean(name, by_name)}"
+        raise wrong_value("output_name", name, expected)
+    return by_name[name]
 
 
-def _as_array(answer: Any) -> np.ndarray:
-    """Return an output as an array. A list of dictionaries has a column for each class."""
-    if isinstance(answer, list):
-        return np.array(
-            [[shares[key] for key in sorted(shares)] for shares in answer], dtype=np.float32
-        )
-    return np.asarray(answer)
-
-
-def _layer_of(node: Any) -> OnnxNode:
+def _make_layer(node: Any) -> OnnxNode:
     """Return a layer for a node, with torch's attributes if it is a convolution or pooling."""
-    attributes = {one.name: list(one.ints) for one in node.attribute}
+    attributes = {attribute.name: list(attribute.ints) for attribute in node.attribute}
     kernel = attributes.get("kernel_shape", [])
     kind = f"{node.op_type}2d" if len(kernel) == 2 else node.op_type
-    layer = type(kind, (OnnxNode,), {})()
+    layer = type(kind, (OnnxNode,), {})(node.input)
     if len(kernel) == 2:
-        pads = attributes.get("pads", [0] * 4)
+        top, left, bottom, right = attributes.get("pads") or [0] * 4
         layer.kernel_size, layer.stride = tuple(kernel), tuple(attributes.get("strides", [1, 1]))
-        layer.padding = tuple(max(pads[axis], pads[axis + 2]) for axis in range(2))
+        layer.padding = max(top, bottom), max(left, right)
     return layer
-
-
-def read_graph(file: Path) -> Any:
-    """Return the graph of a file, or None if onnx is not installed or the file is too large."""
-    try:
-        onnx = importlib.import_module("onnx")
-        graph = onnx.load(file)
-        return graph if graph.ByteSize() < _MOST_BYTES else None
-    except EXTERNAL_ERRORS:  # onnx may be missing or refuse a file that onnxruntime accepts
-        return None
 
 
 def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
@@ -248,103 +191,97 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
     file = expand_user(path)
     if not file.is_file():
         raise wrong_value("model", str(path), "an ONNX file; there is none")
-    session = _session(
-        require("onnxruntime", "this model needs", "teka[audit]"), file, load_options.device
-    )
+    session = _make_session(file, load_options.device)
     inputs = session.get_inputs()
-    if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in _TYPES:
-        came = ", ".join(f"{one.name}: {one.type} {one.shape}" for one in inputs)
-        types = "floating-point numbers or uint8"
-        raise wrong_value(
-            f"the inputs of {path}", came, f"one of images, with four axes of {types}"
-        )
-    _, *shape = inputs[0].shape
-    height, width, channels = (
-        shape if _is_channels_last(inputs[0].shape) else (shape[1], shape[2], shape[0])
-    )
-    in_channels = channels if isinstance(channels, int) else None
-    size = (height, width) if isinstance(height, int) and isinstance(width, int) else None
-    if load_options.input_size is not None:
-        wanted = check_image_size("input_size", load_options.input_size)
-        if size not in (None, wanted):
-            raise wrong_value(
-                "input_size", load_options.input_size, f"{size}, as {path} takes no other"
-            )
-        size = wanted
-    transform = read_processor_file(file.parent, in_channels or 3)
-    note = (
-        ""
-        if transform
-        else f"no {PROCESSOR_FILE} is next to the file: the model gets images in [0, 1]"
-    )
-    is_levels = inputs[0].type == "tensor(uint8)"
-    if is_levels:
-        note = "" if transform else "images go in as levels from 0 to 255, as the file takes uint8"
+    if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in _INPUT_TYPES:
+        given = ", ".join(f"{each.name}: {each.type} {each.shape}" for each in inputs)
+        expected = "one of images, with four axes of floating-point numbers or uint8"
+        raise wrong_value(f"the inputs of {path}", given, expected)
+    sizes = [size if isinstance(size, int) and size > 0 else None for size in inputs[0].shape[1:]]
+    if _is_channels_last(inputs[0].shape):
+        sizes = [sizes[2], *sizes[:2]]
+    in_channels, height, width = sizes
+    size = None if height is None or width is None else (height, width)
+    transform, _ = find_preprocessing(str(file.parent), in_channels or 3)
+    is_declared = transform is not None or load_options.mean is not None
     if transform is None:
         transform = Preprocessing(in_channels, size)
-    elif size is not None and size != transform.crop:
-        transform, _ = transform.resized_to(size)
-    transform, _ = replace(load_options, input_size=None).fit(transform)
-    if is_levels:
-        num_channels = in_channels or 3
-        if transform.normalization not in (
-            None,
-            Normalize((0.0,) * num_channels, (1 / _LEVELS,) * num_channels),
-        ):
+    elif size not in (None, transform.crop):
+        transform = transform.resized_to(size)
+    transform, wanted = load_options.fit(transform)
+    if load_options.input_size is not None and size not in (None, wanted):
+        expected = f"{size}, as {path} takes no other"
+        raise wrong_value("input_size", load_options.input_size, expected)
+    if inputs[0].type == "tensor(uint8)":
+        num_channels, is_declared = in_channels or 3, True
+        to_levels = Normalize((0.0,) * num_channels, (1 / 255,) * num_channels)
+        if transform.normalization not in (None, to_levels):
             expected = f"none, because {path} takes uint8 and normalizes its images itself"
             raise wrong_value("the mean and deviation", transform.normalization, expected)
         transform = replace(transform, normalization=None)
     config = file.parent / "config.json"
     names = read_class_names(read_json(config).get("id2label") if config.is_file() else None)
-    graph = read_graph(file)
-    function = OnnxFunction(session, transform, graph, load_options.output_name)
+    graph, notes = _read_graph(file), []
     if graph is None:
-        note = "; ".join(
-            filter(None, [note, "its nodes are not looked into, which needs the library onnx"])
-        )
-    outputs = session.get_outputs()
+        notes.append("its layers are not examined, which needs onnx and a file below 2 GB")
+    function = OnnxFunction(session, transform, graph, load_options.output_name)
+    outputs = {output.name: output for output in session.get_outputs()}
     if len(outputs) > 1 and load_options.output_name is None:
-        others = ", ".join(repr(one.name) for one in outputs if one.name != function.output)
-        note = "; ".join(
-            filter(None, [note, f"its output {function.output!r} is measured, not {others}"])
-        )
-    num_classes = _num_classes(next(one for one in outputs if one.name == function.output))
+        others = ", ".join(repr(name) for name in outputs if name != function.output)
+        notes.append(f"its output {function.output!r} is measured, not {others}")
+    num_classes = _num_classes(outputs[function.output])
     return LoadedModel(
         name=file.stem,
         kind="onnx",
         function=function,
-        input_size=size if size is not None else transform.crop,
+        input_size=size or wanted,
         in_channels=in_channels,
-        class_names=names if names is None or num_classes in (None, len(names)) else None,
+        class_names=names if num_classes in (None, len(names or ())) else None,
         num_classes=num_classes,
         transform=transform,
         weights_hash=_hash(file),
-        note=note,
+        note="; ".join(notes),
+        declares_preprocessing=is_declared,
     )
 
 
 def _num_classes(output: Any) -> int | None:
     """Return the number of classes of an output (B, K) or (B, K, 1, 1), or None if unknown."""
-    if output.type not in _FLOATING or len(output.shape) < 2:
-        return None
     sizes = [size for size in output.shape[1:] if size != 1]
-    if len(sizes) > 1 or not all(isinstance(size, int) for size in sizes):
+    is_vector = output.type in _FLOATING and len(output.shape) > 1 and len(sizes) <= 1
+    if not is_vector or not all(isinstance(size, int) for size in sizes):
         return None
     return num_classes_of(sizes[0] if sizes else 1)
 
 
-def _session(library: Any, file: Path, device: torch.device | str | None) -> Any:
-    kind = "cpu" if device is None else torch.device(device).type
-    provider = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}.get(kind)
-    if provider not in library.get_available_providers():
-        raise wrong_value(
-            "device", str(device), f"one that onnxruntime has: {library.get_available_providers()}"
-        )
+def _library(name: str) -> Any:
+    return require(name, "this model needs", "teka[audit]")
+
+
+def _read_graph(file: Path) -> Any:
+    """Return the graph of a file, or None if onnx is missing or cannot read the file."""
+    try:
+        graph = _library("onnx").load(file)
+        return graph if graph.ByteSize() < _MAX_BYTES else None
+    except EXTERNAL_ERRORS:
+        return None
+
+
+def _session_options(library: Any) -> Any:
     options = library.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # errors, which are raised as well
+    return options
+
+
+def _make_session(file: Path, device: torch.device | str | None) -> Any:
+    library = _library("onnxruntime")
+    kind = torch.device(device or "cpu").type
+    provider, known = f"{kind.upper()}ExecutionProvider", library.get_available_providers()
+    if provider not in known:
+        raise wrong_value("device", str(device), f"one that onnxruntime has: {known}")
     with read_as(str(file), "an ONNX file that onnxruntime can run"):
-        return library.InferenceSession(str(file), options, providers=[provider])
+        return library.InferenceSession(str(file), _session_options(library), providers=[provider])
 
 
 def _is_channels_last(shape: Sequence[object]) -> bool:
@@ -353,14 +290,11 @@ def _is_channels_last(shape: Sequence[object]) -> bool:
 
 def _hash(file: Path) -> str:
     """Return the SHA-256 of a file and of its weight files, such as model.onnx.data."""
-    beside = (
-        other
-        for other in file.parent.iterdir()
-        if other.name.startswith((f"{file.name}.", f"{file.name}_"))
-    )
+    prefixes = (f"{file.name}.", f"{file.name}_")
+    weights = [other for other in file.parent.iterdir() if other.name.startswith(prefixes)]
     digest = hashlib.sha256()
-    for one in (file, *sorted(other for other in beside if other.is_file())):
-        with one.open("rb") as opened:
+    for each in (file, *sorted(other for other in weights if other.is_file())):
+        with each.open("rb") as opened:
             while block := opened.read(1 << 20):
                 digest.update(block)
     return digest.hexdigest()

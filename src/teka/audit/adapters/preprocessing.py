@@ -1,63 +1,57 @@
 """Preprocessing of images for a model: channels, resize, crop and normalization."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Shaped, UInt8
+from jaxtyping import Float, Shaped
 from torch import Tensor
+from torch.nn.functional import interpolate, pad
 
-from teka.checks import check_image_size, check_name, check_sizes, check_tensor
+from teka.checks import check_image_size, check_name, check_sizes
 from teka.data import Normalize
 from teka.data.pictures import to_intensities
 from teka.errors import require, wrong_shape, wrong_value
 
 LUMINANCE = (19595, 38470, 7471)  # ITU-R BT.601 weights in 65,536ths, as in Pillow
-Levels = UInt8[Tensor, "n c h w"]
-ResizedLevels = UInt8[Tensor, "n c height width"]
+# Resampling methods in the order of Pillow's numbers, which the configs of transformers contain.
+RESAMPLINGS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
+# The same methods in torch, which keeps gradients.
+INTERPOLATIONS = {"nearest": "nearest-exact", "bilinear": "bilinear", "bicubic": "bicubic"}
+Images = Shaped[Tensor, "n c h w"]
+Resized = Shaped[Tensor, "n c height width"]
 
 
-def _cubic(place: Tensor) -> Tensor:
-    """Return Keys' cubic kernel with a = −½."""
-    x = place.abs()
-    return torch.where(x < 1, (1.5 * x - 2.5) * x**2 + 1, ((x - 5) * x + 8) * x * -0.5 + 2)
+def resize(images: Images, size: tuple[int, int], resampling: str) -> Resized:
+    """Resize images as Pillow does: uint8 levels to whole levels, intensities without rounding."""
+    if images.is_floating_point() and resampling in INTERPOLATIONS:
+        mode = INTERPOLATIONS[resampling]
+        resized = interpolate(images, size, mode=mode, antialias=resampling != "nearest")
+    else:
+        require("PIL", "resizing needs", "teka[audit]")
+        from PIL import Image
+
+        method, (height, width) = Image.Resampling[resampling.upper()], size
+        planes = images.detach().cpu().flatten(0, 1)
+        planes = planes if planes.dtype == torch.uint8 else planes.float()
+        pictures = [Image.fromarray(plane.numpy()) for plane in planes]
+        arrays = [np.asarray(picture.resize((width, height), method)) for picture in pictures]
+        resized = torch.from_numpy(np.stack(arrays)).to(images).unflatten(0, images.shape[:2])
+    if not images.is_floating_point():
+        return resized
+    # `clamp` would have no gradient at 0, which is black.
+    return resized.masked_fill(resized < 0, 0).masked_fill(resized > 1, 1)
 
 
-# Pillow's kernels as functions of the distance from the center, and half of their widths, in
-# output pixels if the image shrinks.
-KERNELS = {
-    "box": (0.5, lambda x: ((x > -0.5) & (x <= 0.5)).to(x.dtype)),
-    "bilinear": (1.0, lambda x: 1 - x.abs()),
-    "hamming": (1.0, lambda x: torch.sinc(x) * (0.54 + 0.46 * torch.cos(math.pi * x))),
-    "bicubic": (2.0, _cubic),
-    "lanczos": (3.0, lambda x: torch.sinc(x) * torch.sinc(x / 3)),
-}
-RESAMPLINGS = ("nearest", *KERNELS)
-
-
-def _resize_by_pillow(levels: Levels, size: tuple[int, int], resampling: str) -> ResizedLevels:
-    require("PIL", "resizing needs", "teka[audit]")
-    from PIL import Image
-
-    kernel, (height, width) = Image.Resampling[resampling.upper()], size
-    planes = [
-        Image.fromarray(one).resize((width, height), kernel)
-        for one in levels.flatten(0, 1).cpu().numpy()
-    ]
-    resized = torch.from_numpy(np.stack([np.asarray(one) for one in planes]))
-    return resized.to(levels.device).unflatten(0, levels.shape[:2])
-
-
-def _resize_by_torchvision(levels: Levels, size: tuple[int, int], resampling: str) -> ResizedLevels:
+def _resize_by_torchvision(images: Images, size: tuple[int, int], resampling: str) -> Resized:
     functional: Any = require(
         "torchvision.transforms.v2.functional", "this image processor needs", "torchvision"
     )
-    # Its other "nearest" is not Pillow's, nor what transformers takes.
-    mode = functional.InterpolationMode("nearest-exact" if resampling == "nearest" else resampling)
-    return functional.resize(levels, size, mode, antialias=True)
+    mode = functional.InterpolationMode(INTERPOLATIONS.get(resampling, resampling))
+    return functional.resize(images, size, mode, antialias=True)
 
 
 class Library(NamedTuple):
@@ -69,17 +63,15 @@ class Library(NamedTuple):
             excess size, which is negative if the crop adds a margin.
     """
 
-    resize: Callable[[Levels, tuple[int, int], str], ResizedLevels]
+    resize: Callable[[Images, tuple[int, int], str], Resized]
     start: Callable[[float], int]
 
 
 LIBRARIES = {
-    "transformers": Library(_resize_by_pillow, math.floor),
+    "transformers": Library(resize, math.floor),
     "transformers with torchvision": Library(_resize_by_torchvision, math.trunc),
     # Also for timm. Ties are rounded to even.
-    "torchvision": Library(
-        _resize_by_pillow, lambda half: round(half) if half > 0 else math.trunc(half)
-    ),
+    "torchvision": Library(resize, lambda half: round(half) if half > 0 else math.trunc(half)),
 }
 
 
@@ -92,7 +84,7 @@ class Preprocessing:
     the model under audit.
 
     Images are either uint8 levels from 0 to 255, which are resized to whole levels exactly as the
-    library does, or intensities in [0, 1], which are not rounded and keep their gradients.
+    library does, or intensities in [0, 1], which are not rounded.
 
     Args:
         in_channels: Number of channels. Gray becomes color with equal channels, and color becomes
@@ -127,9 +119,9 @@ class Preprocessing:
     def __post_init__(self) -> None:
         check_name("resampling", self.resampling, RESAMPLINGS)
         check_name("library", self.library, LIBRARIES)
-        for argument, size in (("resize", self.resize), ("crop", self.crop)):
-            if size is not None:
-                check_image_size(argument, size)
+        for argument in ("resize", "crop"):
+            if getattr(self, argument) is not None:
+                check_image_size(argument, getattr(self, argument))
         check_sizes({"in_channels": self.in_channels}, or_none=True)
 
     @property
@@ -137,17 +129,9 @@ class Preprocessing:
         """The settings of `place` only, which are equal for models that can share images."""
         return replace(self, normalization=None, blue_first=False)
 
-    def resized_to(
-        self, input_size: int | tuple[int, int] | None
-    ) -> tuple["Preprocessing", tuple[int, int] | None]:
-        """Return the preprocessing with another input size, and this size.
-
-        With None, the preprocessing is unchanged and the size is that of the crop.
-        """
-        if input_size is None:
-            return self, self.crop
-        size = check_image_size("input_size", input_size)
-        return replace(self, resize=size, crop=None), size
+    def resized_to(self, input_size: tuple[int, int]) -> "Preprocessing":
+        """Return the preprocessing with another input size."""
+        return replace(self, resize=check_image_size("input_size", input_size), crop=None)
 
     def resized_size(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """Return height and width after the resize, before the crop."""
@@ -158,7 +142,7 @@ class Preprocessing:
         longer = int(self.resize * max(image_size) / min(image_size))
         return (longer, self.resize) if image_size[0] > image_size[1] else (self.resize, longer)
 
-    def place(self, images: Shaped[Tensor, "n c h w"]) -> Float[Tensor, "n channels height width"]:
+    def place(self, images: Images) -> Float[Tensor, "n channels height width"]:
         """Return images with the model's channels and size, as intensities in [0, 1].
 
         Args:
@@ -168,7 +152,7 @@ class Preprocessing:
         is_levels = placed.dtype == torch.uint8
         size = self.resized_size((images.shape[2], images.shape[3]))
         if size != tuple(images.shape[2:]):
-            placed = (library.resize if is_levels else resample)(placed, size, self.resampling)
+            placed = (library.resize if is_levels else resize)(placed, size, self.resampling)
         if self.crop is not None:
             placed = crop_center(placed, self.crop, library.start)
         return to_intensities(placed) if is_levels else placed
@@ -180,9 +164,8 @@ class Preprocessing:
             ValueError: The number of channels is wrong.
         """
         if self.in_channels is not None and placed.shape[1] != self.in_channels:
-            raise wrong_shape(
-                "images", placed.shape, f"(images, {self.in_channels}, height, width)"
-            )
+            expected = f"(images, {self.in_channels}, height, width)"
+            raise wrong_shape("images", placed.shape, expected)
         ordered = placed.flip(1) if self.blue_first else placed
         return ordered if self.normalization is None else self.normalization(ordered)
 
@@ -194,11 +177,9 @@ class Preprocessing:
         resized = self.resize if image_size is None else self.resized_size(image_size)
         parts = []
         if resized != image_size:
-            size = (
-                f"a shorter side of {resized}"
-                if isinstance(resized, int)
-                else " × ".join(map(str, resized or ()))
-            )
+            size = f"a shorter side of {resized}"
+            if isinstance(resized, tuple):
+                size = " × ".join(map(str, resized))
             parts.append(f"resized to {size} ({self.resampling})")
         if self.crop is not None and self.crop != resized:
             parts.append(f"cropped to the middle {self.crop[0]} × {self.crop[1]}")
@@ -206,8 +187,8 @@ class Preprocessing:
 
 
 def with_channels(
-    images: Shaped[Tensor, "n c h w"], in_channels: int | None
-) -> Shaped[Tensor, "n channels h w"]:
+    images: Images, in_channels: int | None
+) -> Shaped[Tensor, "n channels height width"]:
     """Convert images to a number of channels: gray to any number, or color to gray."""
     num_channels = images.shape[1]
     if in_channels is None or num_channels == in_channels:
@@ -216,20 +197,14 @@ def with_channels(
         return images.expand(-1, in_channels, -1, -1)
     if num_channels == 3 and in_channels == 1:
         weights = torch.tensor(LUMINANCE, device=images.device)[:, None, None] / 65536
-        grey = (images * weights.to(torch.promote_types(images.dtype, torch.float32))).sum(
-            dim=1, keepdim=True
-        )
-        return grey if images.is_floating_point() else (grey + 0.5).floor().to(images.dtype)
-    raise wrong_value(
-        "the channels of the images",
-        num_channels,
-        f"{in_channels}, which the model takes, or 1, or 3 for 1",
-    )
+        dtype = torch.promote_types(images.dtype, torch.float32)
+        gray = (images * weights.to(dtype)).sum(dim=1, keepdim=True)
+        return gray if images.is_floating_point() else (gray + 0.5).floor().to(images.dtype)
+    expected = f"{in_channels}, which the model takes, or 1, or 3 for 1"
+    raise wrong_value("the channels of the images", num_channels, expected)
 
 
-def crop_center(
-    images: Shaped[Tensor, "n c h w"], size: tuple[int, int], start: Callable[[float], int]
-) -> Shaped[Tensor, "n c height width"]:
+def crop_center(images: Images, size: tuple[int, int], start: Callable[[float], int]) -> Resized:
     """Return the center of images, padded with 0 if the images are smaller.
 
     The crop begins at row start((H − height) / 2) and column start((W − width) / 2).
@@ -237,56 +212,5 @@ def crop_center(
     margins = []
     for new, old in zip(reversed(size), reversed(images.shape[2:]), strict=True):
         before = start((old - new) / 2)
-        # A negative margin crops.
-        margins += [-before, new - old + before]
-    return torch.nn.functional.pad(images, margins)
-
-
-def resample(
-    images: Tensor, image_size: int | Sequence[int], resampling: str = "bilinear"
-) -> Float[Tensor, "images channels new_height new_width"]:
-    """Resize images of intensities in [0, 1] with Pillow's kernels, keeping gradients.
-
-    Along an axis of S pixels, pixel i of S' new ones is the weighted mean with the weights
-    w_ij ∝ K((j + ½ − (i + ½) S / S') / r), with the kernel K and r = max(S / S', 1). "nearest"
-    takes the pixel that contains (i + ½) S / S'. Values outside [0, 1] are clipped after each
-    axis. Because nothing is rounded, results differ from Pillow's on bytes by about one level.
-    Source: src/libImaging/Resample.c in Pillow.
-
-    Args:
-        images: Images (B, C, H, W).
-        image_size: New size, one side or (height, width).
-        resampling: Resampling method, one of `RESAMPLINGS`.
-    """
-    check_tensor("images", images, "batch", "channels", "height", "width")
-    check_name("resampling", resampling, RESAMPLINGS)
-    height, width = check_image_size("image_size", image_size)
-    if resampling == "nearest":
-        for axis, old, new in ((2, images.shape[2], height), (3, images.shape[3], width)):
-            images = images.index_select(
-                axis, (_middles(new) * (old / new)).long().to(images.device)
-            )
-        return images
-    # If the size of an axis does not change, its pixels are kept exactly.
-    if width != images.shape[3]:
-        images = _cut_off(images @ _weights(images.shape[3], width, resampling).to(images).T)
-    if height != images.shape[2]:
-        images = _cut_off(_weights(images.shape[2], height, resampling).to(images) @ images)
-    return images
-
-
-def _cut_off(images: Tensor) -> Tensor:
-    """Clip to [0, 1]. With `clamp`, black would have no gradient from torch 2.14 on."""
-    return images.masked_fill(images < 0, 0.0).masked_fill(images > 1, 1.0)
-
-
-def _middles(side: int) -> Float[Tensor, " side"]:
-    return torch.arange(side, dtype=torch.float64) + 0.5
-
-
-def _weights(old_side: int, new_side: int, resampling: str) -> Float[Tensor, "new_side old_side"]:
-    ratio = old_side / new_side
-    places = (_middles(old_side) - (_middles(new_side) * ratio)[:, None]) / max(ratio, 1)
-    support, kernel = KERNELS[resampling]
-    weights = torch.where(places.abs() <= support, kernel(places), 0.0)
-    return weights / weights.sum(dim=1, keepdim=True)
+        margins += [-before, new - old + before]  # a negative margin crops
+    return pad(images, margins)

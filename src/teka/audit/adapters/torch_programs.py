@@ -19,33 +19,29 @@ from teka.audit.model_call import calling
 from teka.errors import wrong_value
 from teka.files import expand_user
 
-NOTE = (
-    "a program does not say how its images are to be made: "
-    "they are normalized only with --mean and --std"
-)
+Images = Float[Tensor, "batch channels height width"]
 
 
-def in_batches_of(
-    size: int | None,
-    answer: Callable[[Tensor], Tensor],
-    images: Float[Tensor, "batch channels height width"],
-) -> Tensor:
-    """Call a program with batches of a fixed size, and return the outputs of all images.
+def run_in_batches(
+    program: Callable[[Tensor], dict[str, Tensor]], images: Tensor, batch_size: int | None
+) -> dict[str, Tensor]:
+    """Call a program with batches of a fixed size, and return its outputs for all images.
 
     The last batch is filled up with copies of its last image.
 
     Args:
-        size: Batch size of the program, or None for any size.
-        answer: The program.
-        images: Images (B, C, H, W).
+        program: Function from a batch to outputs (B, …) by name.
+        images: Images (B, …).
+        batch_size: Batch size of the program, or None for any size.
     """
-    if size is None or not len(images):
-        return answer(images)
-    parts = []
-    for part in images.split(size):
-        filled = torch.cat([part, part[-1:].expand(size - len(part), *part.shape[1:])])
-        parts.append(answer(filled)[: len(part)])
-    return torch.cat(parts)
+    if batch_size is None or not len(images):
+        return program(images)
+    batches = []
+    for batch in images.split(batch_size):
+        copies = batch[-1:].expand(batch_size - len(batch), *batch.shape[1:])
+        outputs = program(torch.cat([batch, copies]))
+        batches.append({name: values[: len(batch)] for name, values in outputs.items()})
+    return {name: torch.cat([outputs[name] for outputs in batches]) for name in batches[0]}
 
 
 class ExportedProgram(nn.Module):
@@ -66,9 +62,10 @@ class ExportedProgram(nn.Module):
         """Return the module unchanged, because an exported program has no training mode."""
         return self
 
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Tensor:
+    def forward(self, images: Images) -> Any:
         """Return the output of the program for images."""
-        return in_batches_of(self.batch_size, self.program, images)
+        run = self.program
+        return run_in_batches(lambda batch: {"": run(batch)}, images, self.batch_size)[""]
 
 
 def is_script(spec: str) -> bool:
@@ -83,7 +80,7 @@ def is_script(spec: str) -> bool:
         return False
 
 
-def check_trusted(path: str, load_options: LoadOptions, kind: str, danger: str) -> None:
+def check_trusted(path: str, load_options: LoadOptions, danger: str) -> None:
     """Check that the user trusts a file that contains a program, before torch reads it.
 
     Raises:
@@ -91,9 +88,8 @@ def check_trusted(path: str, load_options: LoadOptions, kind: str, danger: str) 
     """
     if not load_options.trust:
         raise ValueError(
-            f"trust must be True to load {path!r}, got False. {kind} {danger} with all your "
-            "rights. If you would run a script from the same source, pass --trust (in Python, "
-            "trust=True)."
+            f"trust must be True to load {path!r}, got False. {danger} with all your rights. "
+            "If you would run a script from the same source, pass --trust (in Python, trust=True)."
         )
 
 
@@ -112,34 +108,41 @@ def _quiet() -> Iterator[None]:
 
 def load_script(path: str, load_options: LoadOptions) -> LoadedModel:
     """Load a TorchScript file of `torch.jit.save`."""
-    check_trusted(path, load_options, "A TorchScript program", "can read and write any file")
+    check_trusted(path, load_options, "A TorchScript program can read and write any file")
     with read_as(path, "a program of TorchScript"), _quiet(), calling():
         module = torch.jit.load(expand_user(path), map_location=load_options.device or "cpu").eval()
-    parameters = module.state_dict().values()
-    filters = next((tensor for tensor in parameters if tensor.ndim == 4), None)
-    in_channels = None if filters is None or filters.shape[1] not in (1, 3) else filters.shape[1]
-    transform, size = load_options.fit(Preprocessing(in_channels))
-    return wrap_module(module, Path(path).stem, "torchscript", transform, size, None, note=NOTE)
+    tensors = module.state_dict().values()
+    channels = next((tensor.shape[1] for tensor in tensors if tensor.ndim == 4), None)
+    transform = Preprocessing(channels if channels in (1, 3) else None)
+    return _wrap(module, path, "torchscript", transform, load_options)
 
 
 def load_exported(path: str, load_options: LoadOptions) -> LoadedModel:
     """Load a file of `torch.export.save` whose only input is images (B, C, H, W)."""
-    check_trusted(path, load_options, "A torch.export program", "can run any code")
+    check_trusted(path, load_options, "A torch.export program can run any code")
     with tensors_only(path, "a program of torch.export"), _quiet(), calling():
         program = torch.export.load(expand_user(path))
     names = program.graph_signature.user_inputs
     inputs = [node for node in program.graph.nodes if node.name in names]
     shapes: list[Any] = [getattr(node.meta.get("val"), "shape", ()) for node in inputs]
     if len(shapes) != 1 or len(shapes[0]) != 4:
-        raise wrong_value(
-            f"the inputs of {path}",
-            [tuple(shape) for shape in shapes],
-            "one of images, with four axes",
-        )
+        given = [tuple(shape) for shape in shapes]
+        raise wrong_value(f"the inputs of {path}", given, "one of images, with four axes")
     batch, channels, height, width = (size if isinstance(size, int) else None for size in shapes[0])
     size = None if height is None or width is None else (height, width)
-    transform, size = load_options.fit(Preprocessing(channels, size, crop=size))
     module = ExportedProgram(program.module(), batch)
+    if load_options.device is not None:
+        module = module.to(load_options.device)
+    transform = Preprocessing(channels, size, crop=size)
+    return _wrap(module, path, "torch.export", transform, load_options)
+
+
+def _wrap(
+    module: nn.Module, path: str, kind: str, transform: Preprocessing, load_options: LoadOptions
+) -> LoadedModel:
+    transform, size = load_options.fit(transform)
+    is_declared = load_options.mean is not None
+    name = Path(path).stem
     return wrap_module(
-        module, Path(path).stem, "torch.export", transform, size, load_options.device, note=NOTE
+        module, name, kind, transform, size, None, declares_preprocessing=is_declared
     )

@@ -1,16 +1,18 @@
-"""Verification of the preprocessing read from a transform's settings against the transform."""
+"""Measurement of a library's image transform, and comparison with our preprocessing."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import UInt8
 from torch import Tensor
 
 from teka.audit.adapters.loaded_model import read_as
 from teka.audit.adapters.preprocessing import LIBRARIES, Preprocessing
+from teka.data import Normalize
 from teka.errors import wrong_value
 
 # Tolerance in levels of 0 to 255, for normalization in single precision. The nearest other level
@@ -36,57 +38,65 @@ def verify_against_library(
         name: Name of the model's transform for error messages.
 
     Raises:
-        ValueError: The transform differs from its settings.
-        ValueError: It does something else than its settings say.
+        ValueError: The transform does something else than its settings say.
     """
+    generator, channels = np.random.default_rng(0), transform.in_channels or 3
+    pictures = [generator.integers(0, 256, (*size, channels), dtype=np.uint8) for size in SIZES]
     with read_as(model, f"pictures that {name} takes"):
-        pictures = list(_pictures(transform.in_channels or 3))
-        asked = [
-            (picture, torch.from_numpy(np.ascontiguousarray(own(picture), np.float32)))
-            for picture in pictures
-        ]
-    closest = torch.inf
-    difference = "other sizes"
+        expected = [torch.as_tensor(np.ascontiguousarray(own(picture))) for picture in pictures]
+    smallest = torch.inf
     for library in dict.fromkeys((transform.library, *LIBRARIES)):
         candidate = replace(transform, library=library)
         try:
-            results = [_difference(candidate, picture, answer) for picture, answer in asked]
+            largest = max(map(partial(_difference, candidate), pictures, expected))
         # The library may be missing or not support this resize.
         except (ImportError, NotImplementedError):
             continue
-        errors = [result for result in results if result is not None]
-        most = max((float(error.max()) for error in errors), default=torch.inf)
-        if len(errors) == len(results) and most <= TOLERANCE:
+        if largest <= TOLERANCE:
             return candidate
-        if len(errors) == len(results) and not most >= closest:
-            closest = most
-            mean = float(torch.cat(errors).mean())
-            difference = f"a difference of {mean:.1f} levels of 255 in the mean, {most:.1f} at most"
-    expected = (
-        "a transform that is known: "
-        f"{name} does something else than its settings say ({difference})"
-    )
-    raise wrong_value("model", model, expected)
+        smallest = min(smallest, largest)
+    difference = "other sizes"
+    if smallest < torch.inf:
+        difference = f"a difference of up to {smallest:.1f} levels of 255"
+    message = f"{name} does something else than its settings say ({difference})"
+    raise wrong_value("model", model, f"a transform that is known: {message}")
 
 
-def _pictures(channels: int) -> Iterator[Picture]:
-    generator = np.random.default_rng(0)
-    for size in SIZES:
-        yield generator.integers(0, 256, (*size, channels), dtype=np.uint8)
+def measure_normalization(
+    own: Callable[[Picture], Any], in_channels: int
+) -> tuple[Normalize | None, bool]:
+    """Measure how a transform maps intensities, on images of one color.
+
+    Args:
+        own: The transform, from uint8 arrays (H, W, C) to (C, height, width).
+        in_channels: Number of channels.
+
+    Returns:
+        Mean and deviation of y = (x − mean) / deviation, or None if y = x, and whether the
+        transform reverses the order of channels.
+    """
+
+    def center(*color: int) -> np.ndarray:
+        picture = np.full((64, 64, in_channels), color, np.uint8)
+        result = np.asarray(own(picture)).astype(np.float64)
+        return result[:, result.shape[1] // 2, result.shape[2] // 2]
+
+    black, white = center(0), center(255)
+    mean, deviation = -black / (white - black), 1 / (white - black)
+    is_reversed = in_channels == 3 and bool(center(255, 0, 0)[2] != black[2])
+    if np.allclose(mean, 0, atol=1e-6) and np.allclose(deviation, 1):
+        return None, is_reversed
+    # Results in float32 have about seven digits.
+    mean, deviation = (tuple(float(f"{x:.6g}") for x in values) for values in (mean, deviation))
+    return Normalize(mean, deviation), is_reversed
 
 
-def _difference(
-    transform: Preprocessing, picture: Picture, answer: Tensor
-) -> Float[Tensor, " values"] | None:
-    """Return the difference of each value in levels of 255, or None if the sizes differ."""
+def _difference(transform: Preprocessing, picture: Picture, expected: Tensor) -> float:
+    """Return the largest difference in levels of 255, or infinity if the sizes differ."""
     levels = torch.from_numpy(picture).permute(2, 0, 1)[None]
     placed = transform.normalize(transform.place(levels))[0]
-    if answer.shape != placed.shape:
-        return None
-    deviation = (
-        torch.ones(len(placed))
-        if transform.normalization is None
-        else transform.normalization.deviation
-    )
-    scale = 255 * torch.as_tensor(deviation, dtype=torch.float64)[:, None, None]
-    return ((placed.double() - answer.double()).abs() * scale).flatten()
+    if expected.shape != placed.shape:
+        return torch.inf
+    deviation = transform.normalization.deviation if transform.normalization else (1.0,)
+    scale = 255 * torch.tensor(deviation, dtype=torch.float64)[:, None, None]
+    return float(((placed.double() - expected.double()).abs() * scale).max())

@@ -1,0 +1,136 @@
+"""Loading of models of timm and torchvision, with the preprocessing of their weights."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from teka.audit.adapters.load_options import DEFAULT_LOAD_OPTIONS, LoadOptions
+from teka.audit.adapters.loaded_model import LoadedModel, tensors_only, wrap_module
+from teka.audit.adapters.preprocessing import Preprocessing
+from teka.audit.adapters.verify_transform import verify_against_library
+from teka.data import Normalize
+from teka.errors import require, wrong_argument
+
+# Kinds of output, by the classes of torchvision's presets. Others are those of classifiers.
+_PRESET_OUTPUTS = {"SemanticSegmentation": "segmentation", "ObjectDetection": "boxes"}
+
+
+def load_timm(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
+    """Load a model of timm by its name, such as "resnet50.a1_in1k", with its image transform.
+
+    Pretrained weights are downloaded unless `load_options` has other weights.
+    """
+    timm: Any = require("timm", "this model needs", "timm")
+    is_pretrained = load_options.weights is None
+    with tensors_only(f"timm:{name}", "a model of timm"), load_options.seeded():
+        module = timm.create_model(
+            name, pretrained=is_pretrained, **load_options.num_classes_argument
+        )
+    module = load_options.fill(module.eval())
+    config = timm.data.resolve_model_data_config(module)
+    own = _take_arrays(timm.data.create_transform(**config))
+    read = verify_against_library(own, read_data_config(config), f"timm:{name}", "its transform")
+    transform, size = load_options.fit(read)
+    # Models without a classifier, such as self-supervised ones, have 0 classes and return features.
+    return wrap_module(
+        module,
+        name,
+        "timm",
+        transform,
+        size,
+        load_options.device,
+        output="auto" if module.num_classes else "features",
+        num_classes=module.num_classes or None,
+    )
+
+
+def load_torchvision(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
+    """Load a model of torchvision by its name, with the transform of its best weights.
+
+    The best weights are downloaded unless `load_options` has other weights.
+    """
+    models: Any = require("torchvision.models", "this model needs", "torchvision")
+    is_pretrained = load_options.weights is None
+    with tensors_only(f"torchvision:{name}", "a model of torchvision"), load_options.seeded():
+        weights = models.get_model_weights(name).DEFAULT
+        preset = weights.transforms()
+        output = _PRESET_OUTPUTS.get(type(preset).__name__, "auto")
+        arguments = load_options.num_classes_argument
+        if output != "auto" and not is_pretrained:
+            # Without this, pretrained weights of the backbone would be downloaded.
+            arguments = {**arguments, "weights_backbone": None}
+        module = models.get_model(name, weights=weights if is_pretrained else None, **arguments)
+        settings = read_preset(preset)
+    module = load_options.fill(module.eval())
+    own = _take_arrays(preset)
+    read = verify_against_library(own, settings, f"torchvision:{name}", "its preset")
+    transform, size = load_options.fit(read)
+    class_names = tuple(weights.meta["categories"])
+    num_classes = load_options.num_classes or len(class_names)
+    return wrap_module(
+        module,
+        f"{name} ({weights.name})" if is_pretrained else name,
+        "torchvision",
+        transform,
+        size,
+        load_options.device,
+        output=output,
+        takes_lists=output == "boxes",
+        num_classes=num_classes,
+        class_names=class_names if num_classes == len(class_names) else None,
+    )
+
+
+def _take_arrays(transform: Callable[[Any], Tensor]) -> Callable[[np.ndarray], Tensor]:
+    """Wrap a transform of Pillow images as a function of uint8 arrays (H, W, C)."""
+    from PIL import Image
+
+    def transform_array(levels: np.ndarray) -> Tensor:
+        return transform(Image.fromarray(levels[..., 0] if levels.shape[2] == 1 else levels))
+
+    return transform_array
+
+
+def read_data_config(config: dict[str, Any]) -> Preprocessing:
+    """Return the preprocessing of a timm config, as `timm.data.transforms_imagenet_eval` makes it.
+
+    Raises:
+        ValueError: The config crops with a border or from a rectangular resize.
+    """
+    channels, height, width = config["input_size"]
+    share = config.get("crop_pct") or 0.875
+    enlarged = (math.floor(height / share), math.floor(width / share))
+    mode = config.get("crop_mode") or "center"
+    if mode == "border" or (mode == "center" and enlarged[0] != enlarged[1]):
+        raise wrong_argument(
+            "crop_mode", f"{mode}, {height} × {width}", "'squash', or 'center' of a square"
+        )
+    return Preprocessing(
+        channels,
+        enlarged[0] if mode == "center" else enlarged,
+        config["interpolation"],
+        (height, width),
+        Normalize(tuple(config["mean"]), tuple(config["std"])),
+        library="torchvision",
+    )
+
+
+def read_preset(preset: Any) -> Preprocessing:
+    """Return the preprocessing of a torchvision preset, such as `weights.transforms()`.
+
+    Presets of segmentation models do not crop, and those of detectors leave images unchanged.
+    """
+    if type(preset).__name__ == "ObjectDetection":
+        return Preprocessing(3)
+    (shorter,), crop_size = preset.resize_size, getattr(preset, "crop_size", None)
+    return Preprocessing(
+        len(preset.mean),
+        shorter,
+        preset.interpolation.value,
+        (crop_size[0], crop_size[0]) if crop_size else None,
+        Normalize(tuple(preset.mean), tuple(preset.std)),
+        library="torchvision",
+    )
