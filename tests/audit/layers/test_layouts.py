@@ -122,7 +122,6 @@ def test_attention_weights_are_no_map_though_they_are_square():
     recogniser, _ = patched(1)
     reason = recogniser.recognize(nn.Dropout(), (2, 4, 55, 55), "output", None, ())
     assert isinstance(reason, str)
-    assert "attention weights" in reason
 
 
 def test_tokens_of_heads_are_recognised_on_either_axis():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from teka.audit.layers.trace import COPIES, CallTracer, ModelTrace, call_name, trace_batch
+from teka.audit.layers.trace import COPIES, CallTracer, ModelTrace, ModuleCall, trace_batch
 from teka.audit.model_call import ModelError
 
 IMAGES = torch.rand(3, 2, 11, 13, generator=torch.Generator().manual_seed(5))
@@ -57,7 +57,7 @@ def test_the_border_is_as_deep_as_the_outermost_pixels_are_felt():
         (convolution(3, padding=1, stride=2), ((1, 1), (1, 1))),
         (convolution(3), ((1, 1), (1, 1))),
     ]:
-        assert survey(model).slots[-1].border == border, (model, border)
+        assert survey(model).tensors[-1].border == border, (model, border)
 
 
 def test_what_sees_all_pixels_has_no_interior():
@@ -65,7 +65,7 @@ def test_what_sees_all_pixels_has_no_interior():
         def forward(self, images):
             return images - images.mean((2, 3), keepdim=True)
 
-    border = survey(Centring()).slots[-1].border
+    border = survey(Centring()).tensors[-1].border
     assert all(
         before + after == side
         for (before, after), side in zip(border, IMAGES.shape[2:], strict=True)
@@ -79,15 +79,15 @@ def test_noise_is_the_difference_of_two_copies():
 
     torch.manual_seed(2)
     found = survey(Noisy())
-    assert found.slots[0].noise == 0.0
+    assert found.tensors[0].noise == 0.0
     # √2 · 0.01 over the root mean square of numbers between 0 and 1, √⅓.
-    assert found.slots[1].noise == pytest.approx(2**0.5 * 0.01 * 3**0.5, rel=0.1)
+    assert found.tensors[1].noise == pytest.approx(2**0.5 * 0.01 * 3**0.5, rel=0.1)
 
 
-def test_a_tensor_that_is_handed_on_is_one_slot_and_one_written_in_place_is_another():
+def test_a_tensor_that_is_passed_on_counts_once_and_one_written_in_place_counts_again():
     found = survey(nn.Sequential(nn.Identity(), nn.ReLU(inplace=True)))
-    slots = [(stop.visit.module, stop.visit.side, stop.slot) for stop in found.stops]
-    assert slots == [
+    events = [(event.call.module, event.call.side, event.tensor) for event in found.events]
+    assert events == [
         ("", "input", 0),
         ("0", "input", 0),
         ("0", "output", 0),
@@ -95,7 +95,7 @@ def test_a_tensor_that_is_handed_on_is_one_slot_and_one_written_in_place_is_anot
         ("1", "output", 1),
         ("", "output", 1),
     ]
-    assert [stop.is_new for stop in found.stops] == [True, False, False, False, True, False]
+    assert [event.is_new for event in found.events] == [True, False, False, False, True, False]
 
 
 def test_a_layer_that_reads_a_flattened_map_is_noted_and_one_after_a_pool_is_not():
@@ -120,7 +120,7 @@ def test_what_cannot_be_compared_has_a_reason():
         (lambda images: images / 0, "NaN"),
         (lambda images: None, "no tensor"),
     ):
-        assert reason in survey(Odd(make)).stops[-1].reason
+        assert reason in survey(Odd(make)).events[-1].reason
 
 
 @dataclass
@@ -147,7 +147,7 @@ class Wrapping(nn.Module):
                 return Answer(None, images)
 
 
-def visits(model, images, modules=None):
+def calls_of(model, images, modules=None):
     seen = []
     followed = dict(model.named_modules()) if modules is None else modules
     with CallTracer(model, followed, lambda *one: seen.append(one)) as trace:
@@ -155,17 +155,20 @@ def visits(model, images, modules=None):
     return seen
 
 
-def test_visits_come_in_the_order_of_execution_with_the_module_around_them():
+def test_calls_come_in_the_order_of_execution_with_the_module_around_them():
     model = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Tanh()))
-    found = [(one.module, one.side, one.inside) for one, _, _ in visits(model, torch.ones(2, 3))]
+    found = [
+        (call.module, call.side, call.inside and call.inside.module)
+        for call, _, _ in calls_of(model, torch.ones(2, 3))
+    ]
     assert found == [
         ("", "input", None),
-        ("0", "input", ("", 1)),
-        ("0", "output", ("", 1)),
-        ("1", "input", ("", 1)),
-        ("1.0", "input", ("1", 1)),
-        ("1.0", "output", ("1", 1)),
-        ("1", "output", ("", 1)),
+        ("0", "input", ""),
+        ("0", "output", ""),
+        ("1", "input", ""),
+        ("1.0", "input", "1"),
+        ("1.0", "output", "1"),
+        ("1", "output", ""),
         ("", "output", None),
     ]
 
@@ -174,20 +177,19 @@ def test_calls_of_one_module_within_a_pass_are_told_apart_and_counted_anew_in_th
     relu = nn.ReLU()
     model = nn.Sequential(relu, nn.Linear(3, 3), relu)
     for _ in range(2):
-        calls = [one.call for one, module, _ in visits(model, torch.ones(2, 3)) if module is relu]
+        calls = [
+            call.index for call, module, _ in calls_of(model, torch.ones(2, 3)) if module is relu
+        ]
         assert calls == [1, 1, 2, 2]
-    assert (call_name("0", 1), call_name("0", 2), call_name("", 1)) == (
-        "0",
-        "0 (call 2)",
-        "(model)",
-    )
+    names = [ModuleCall(*call, "input", None).name for call in (("0", 1), ("0", 2), ("", 1))]
+    assert names == ["0", "0 (call 2)", "(model)"]
 
 
 def test_the_tensor_with_a_row_for_each_image_is_found_in_any_container():
     for container in ["tuple", "mapping", "dataclass"]:
         images = torch.rand(5, 2, 3)
-        *_, (visit, _, tensor) = visits(Wrapping(container), images)
-        assert visit.side == "output", container
+        *_, (call, _, tensor) = calls_of(Wrapping(container), images)
+        assert call.side == "output", container
         assert tensor is images, container
 
 
@@ -201,16 +203,16 @@ def test_an_input_given_by_name_is_found():
             return self.part(input=images)
 
     images = torch.rand(5, 2)
-    tensors = [tensor for one, _, tensor in visits(Calling(), images) if one.module == "part"]
+    tensors = [tensor for call, _, tensor in calls_of(Calling(), images) if call.module == "part"]
     assert all(tensor is images for tensor in tensors)
 
 
-def test_a_module_without_any_tensor_is_visited_with_none():
+def test_a_module_without_any_tensor_is_called_with_none():
     class Silent(nn.Module):
         def forward(self, _images):
             return None
 
-    assert visits(Silent(), torch.ones(2, 3))[-1][2] is None
+    assert calls_of(Silent(), torch.ones(2, 3))[-1][2] is None
 
 
 def test_a_part_that_raises_is_over_where_the_model_goes_on_without_it():
@@ -221,11 +223,14 @@ def test_a_part_that_raises_is_over_where_the_model_goes_on_without_it():
             return self[1](input)
 
     model = Falling(nn.Linear(2, 2), nn.ReLU())
-    found = [(one.module, one.side, one.inside) for one, _, _ in visits(model, torch.ones(2, 3))]
+    found = [
+        (call.module, call.side, call.inside and call.inside.module)
+        for call, _, _ in calls_of(model, torch.ones(2, 3))
+    ]
     assert found[2:] == [
-        ("0", "output", ("", 1)),
-        ("1", "input", ("", 1)),
-        ("1", "output", ("", 1)),
+        ("0", "output", ""),
+        ("1", "input", ""),
+        ("1", "output", ""),
         ("", "output", None),
     ]
 
@@ -237,6 +242,6 @@ def test_no_hook_is_left_when_the_model_raises():
 
     model = Raising()
     with pytest.raises(ModelError, match="the model raised RuntimeError for the images: no"):
-        visits(model, torch.ones(2, 3))
+        calls_of(model, torch.ones(2, 3))
     assert not model._forward_hooks
     assert not model._forward_pre_hooks

@@ -15,7 +15,7 @@ from teka.errors import wrong_argument, wrong_value
 
 _WORDNET_ID = re.compile(r"n[0-9]{8}")
 _NUM_NAMED = 3  # names that a message lists
-_REMEDY = "rename the classes, or leave the labels out with --ignore-labels"
+_HINT = "Rename the classes, or leave the labels out with --ignore-labels."
 
 
 def match_labels(
@@ -58,7 +58,7 @@ def match_labels(
         _check_one_to_one(candidates, names, known, model)
     if num_known not in (None, num_classes):
         expected = f"{num_known}, the classes of {model.name}, or names that are among its own"
-        raise wrong_value("the number of the data's classes", num_classes, f"{expected}; {_REMEDY}")
+        raise wrong_value("the number of the data's classes", num_classes, expected, _HINT)
     if is_wordnet:
         reason = f"The class names of the data are WordNet ids, which {model.name} does not use"
     elif bool(names) == bool(known):
@@ -87,7 +87,8 @@ def _match_numbers(
         raise wrong_value(
             "the numbers that the folders are named by",
             f"from {min(numbers)} to {max(numbers)}",
-            f"{limit}; {_REMEDY}",
+            limit,
+            _HINT,
         )
     as_text = sorted(map(str, numbers))
     moved = [index for index, number in enumerate(numbers) if as_text[index] != str(number)]
@@ -140,18 +141,18 @@ def _check_one_to_one(
     argument = "the class names of the data"
     unmatched = [name for name, indices in zip(names, candidates, strict=True) if not indices]
     if unmatched:
-        expected = f"among those of {model.name}, {_list(map(repr, known))}; {_REMEDY}"
-        raise wrong_argument(argument, _list(map(repr, unmatched)), expected)
+        expected = f"among those of {model.name}, {_list(map(repr, known))}"
+        raise wrong_argument(argument, _list(map(repr, unmatched)), expected, _HINT)
     owners: dict[int, str] = {}
     for name, indices in zip(names, candidates, strict=True):
         if len(indices) > 1:
             matches = " and ".join(f"{known[index]!r} ({index})" for index in indices[:2])
-            expected = f"one class of {model.name} each; {_REMEDY}"
-            raise wrong_argument(argument, f"{name!r}, which matches {matches}", expected)
+            expected = f"one class of {model.name} each"
+            raise wrong_argument(argument, f"{name!r}, which matches {matches}", expected, _HINT)
         other = owners.setdefault(indices[0], name)
         if other != name:
             both = f"{other!r} and {name!r}, which both match {known[indices[0]]!r}"
-            raise wrong_argument(argument, both, f"different classes of {model.name}; {_REMEDY}")
+            raise wrong_argument(argument, both, f"different classes of {model.name}", _HINT)
 
 
 def _caveat(message: str) -> Caveat:

@@ -12,6 +12,7 @@ from teka.audit.layers.trace import ModelTrace
 Shape = tuple[int, ...]
 SAMPLING = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
 OTHER_CLASS = "it is a {}, whose own code may do something else"
+NOT_CALLED = "it was not called, or not with a map"
 
 
 @dataclass(frozen=True)
@@ -71,45 +72,65 @@ def place_axes(shape: Shape, grids: Iterable[tuple[Shape, int]]) -> tuple[Shape,
     return None
 
 
-def _find_strided(seen: TracedModel) -> dict[str, str]:
+def _find_strided(traced: TracedModel) -> dict[str, str]:
     strided = {}
-    for name, module in seen.modules.items():
+    for name, module in traced.modules.items():
         # A layer that was fixed before has another class with this attribute.
         is_fixed = hasattr(module, "sampling")
         if isinstance(module, SAMPLING) and not is_fixed and max(pair(module.stride)) > 1:
-            strided[name] = _why_not_sampled(module, seen.calls.get(name, ()))
+            strided[name] = _why_not_sampled(module, traced.calls.get(name, ()))
     return strided
+
+
+def _find_padded(traced: TracedModel) -> dict[str, str]:
+    padded = {}
+    for name, module in traced.modules.items():
+        calls = traced.calls.get(name, ())
+        if isinstance(module, PADDING) and not isinstance(module, nn.CircularPad2d):
+            left, right, top, bottom = module.padding
+            padded[name] = _why_not_padded((max(top, bottom), max(left, right)), calls)
+            if min(module.padding) < 0:
+                padded[name] = "it crops"
+        elif isinstance(module, nn.Conv2d) and type(module) is not nn.Conv2d and pads_edge(module):
+            padded[name] = OTHER_CLASS.format(type(module).__name__)
+        elif isinstance(module, nn.Conv2d) and pads_edge(module):
+            same = [span // 2 for span in _spans(module)]
+            padding = same if isinstance(module.padding, str) else module.padding
+            padded[name] = _why_not_padded(padding, calls)
+        elif isinstance(module, SAMPLING) and pads_edge(module):
+            padded[name] = _why_not_sampled(module, calls)
+    return padded
 
 
 def _why_not_sampled(
     module: nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d, calls: Sequence[tuple[Shape, Shape]]
 ) -> str:
+    """Return why a layer cannot be evaluated at every cell and then sampled, or ""."""
     if type(module) not in SAMPLING:
         return OTHER_CLASS.format(type(module).__name__)
     if not calls:
-        return "it was not called, or not with a map"
+        return NOT_CALLED
     if getattr(module, "return_indices", False):
         return "its indices are asked for"
-    if (
-        isinstance(module, nn.AvgPool2d)
-        and any(pair(module.padding))
-        and not module.count_include_pad
-    ):
+    if any(pair(module.padding)) and not getattr(module, "count_include_pad", True):
         return "it leaves its padding out of the mean"
     steps = pair(module.stride)
-    reach = [size - 1 for size in _spans(module)]
-    for (_, height, width), (_, *cells) in calls:
-        if (
-            cells != [height // steps[0], width // steps[1]]
-            or height % steps[0]
-            or width % steps[1]
-        ):
-            made = " × ".join(map(str, cells))
-            stride = " × ".join(map(str, steps))
-            return f"it makes {made} cells of {height} × {width} by steps of {stride}"
-        if reach[0] > height or reach[1] > width:
+    for (_, *sizes), (_, *cells) in calls:
+        sides = list(zip(sizes, steps, cells, strict=True))
+        if any(step * cell != size for size, step, cell in sides):
+            made, given, stride = (" × ".join(map(str, sides)) for sides in (cells, sizes, steps))
+            return f"it makes {made} cells of {given} by steps of {stride}"
+        if any(span - 1 > size for span, size in zip(_spans(module), sizes, strict=True)):
             return "its window is larger than its map"
     return ""
+
+
+def _why_not_padded(padding: Sequence[int], calls: Sequence[tuple[Shape, Shape]]) -> str:
+    """Return why a padding cannot be circular, or ""."""
+    for (_, height, width), _ in calls:
+        if padding[0] > height or padding[1] > width:
+            return "it pads by more than its map"
+    return "" if calls else NOT_CALLED
 
 
 def _spans(module: nn.Module) -> list[int]:
@@ -118,44 +139,12 @@ def _spans(module: nn.Module) -> list[int]:
     return [step * (size - 1) + 1 for size, step in zip(sizes, steps, strict=True)]
 
 
-def _find_padded(seen: TracedModel) -> dict[str, str]:
+def _find_positions(traced: TracedModel) -> dict[str, str]:
     reasons = {}
-    for name, module in seen.modules.items():
-        calls = seen.calls.get(name, ())
-        if isinstance(module, PADDING) and not isinstance(module, nn.CircularPad2d):
-            reasons[name] = "" if calls else "it was not called, or not with a map"
-            left, right, top, bottom = module.padding
-            for (_, height, width), _ in calls:
-                if min(module.padding) < 0 or max(left, right) > width or max(top, bottom) > height:
-                    reasons[name] = "it crops, or pads by more than its map"
-        elif isinstance(module, SAMPLING) and pads_edge(module):
-            reasons[name] = _why_not_wrapped(module, calls)
-    return reasons
-
-
-def _why_not_wrapped(
-    module: nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d, calls: Sequence[tuple[Shape, Shape]]
-) -> str:
-    if type(module) is not nn.Conv2d:
-        return _why_not_sampled(module, calls)
-    if not calls:
-        return "it was not called, or not with a map"
-    same = [span // 2 for span in _spans(module)]
-    padding = same if isinstance(module.padding, str) else module.padding
-    fits = all(padding[0] <= height and padding[1] <= width for (_, height, width), _ in calls)
-    return "" if fits else "it pads by more than its map"
-
-
-def _find_positions(seen: TracedModel) -> dict[str, str]:
-    reasons = {}
-    for name in seen.absolute:
-        held = (
-            [name]
-            if name in seen.tensors
-            else [tensor for tensor in seen.tensors if tensor.startswith(f"{name}.")]
-        )
-        placed = [tensor for tensor in held if place_axes(seen.tensors[tensor], seen.grids)]
-        reason = "no axis of it is known to be the place" if held else "its code computes them"
+    for name in traced.absolute:
+        held = [each for each in traced.tensors if each == name or each.startswith(f"{name}.")]
+        placed = [each for each in held if place_axes(traced.tensors[each], traced.grids)]
+        reason = "none of its axes is a position" if held else "its code computes them"
         reasons |= dict.fromkeys(placed, "") or {name: reason}
     return reasons
 
@@ -202,28 +191,28 @@ FIXES = {
 
 
 def find_fixes(
-    model: nn.Module, followed: Mapping[str, nn.Module], survey: ModelTrace, absolute: Sequence[str]
+    model: nn.Module, modules: Mapping[str, nn.Module], trace: ModelTrace, absolute: Sequence[str]
 ) -> dict[str, dict[str, str]]:
     """Return the layers that each fix applies to, with why it is impossible or "".
 
     Args:
         model: The model.
-        followed: Modules to consider, by name.
-        survey: Trace of a forward pass.
+        modules: Modules to consider, by name.
+        trace: Trace of a forward pass.
         absolute: Names of parameters, buffers and modules that hold absolute positions.
     """
-    shapes: dict[tuple[str, int], list[Shape]] = {}
-    for stop in survey.stops:
-        shape = () if stop.slot is None else survey.slots[stop.slot].shape
-        shapes.setdefault((stop.visit.module, stop.visit.call), []).append(shape)
     calls: dict[str, list[tuple[Shape, Shape]]] = {}
-    for (name, _), (input_shape, output_shape) in shapes.items():
-        if len(input_shape) == len(output_shape) == 3:
-            calls.setdefault(name, []).append((input_shape, output_shape))
-    held = (*model.named_parameters(), *model.named_buffers())
-    tensors = {name: tuple(tensor.shape) for name, tensor in held if tensor.is_floating_point()}
-    grids = dict.fromkeys(
-        (slot.layout.grid, slot.layout.prefix_tokens) for slot in survey.slots if slot.layout.grid
-    )
-    seen = TracedModel(followed, calls, tensors, absolute, tuple(grids))
-    return {name: fix.find(seen) for name, fix in FIXES.items()}
+    inputs: dict[str, Shape] = {}
+    for event in trace.events:
+        shape = () if event.tensor is None else trace.tensors[event.tensor].shape
+        name = event.call.module
+        if event.call.side == "input":
+            inputs[name] = shape
+        elif len(shape) == len(inputs[name]) == 3:
+            calls.setdefault(name, []).append((inputs[name], shape))
+    holders = (*model.named_parameters(), *model.named_buffers())
+    tensors = {name: tuple(tensor.shape) for name, tensor in holders if tensor.is_floating_point()}
+    layouts = [tensor.layout for tensor in trace.tensors if tensor.layout.grid]
+    grids = dict.fromkeys((layout.grid, layout.prefix_tokens) for layout in layouts)
+    traced = TracedModel(modules, calls, tensors, absolute, tuple(grids))
+    return {name: fix.find(traced) for name, fix in FIXES.items()}

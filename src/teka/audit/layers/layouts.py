@@ -9,7 +9,6 @@ from fractions import Fraction
 
 from torch import Tensor, nn
 
-NO_GRID = "no grid over the image has {} cells, even with a few tokens before them"
 MAX_PREFIX = 8  # maximum number of class, distillation and register tokens before the grid
 # Maximum number before a grid that was not seen before, because more would match by chance.
 MAX_PREFIX_ALONE = 2
@@ -70,25 +69,16 @@ class Layout:
 
         Prefix tokens are left out.
         """
-        match self.name:
-            case "vector":
-                return output.flatten(1)
-            case "map":
-                return output
-            case "channels-last map":
-                return output.movedim(-1, 1)
-            case "tokens":
-                return (
-                    output[:, self.prefix_tokens :]
-                    .flatten(2)
-                    .transpose(1, 2)
-                    .unflatten(2, self.grid)
-                )
-            case "tokens of heads":
-                channels = output[:, :, self.prefix_tokens :].transpose(2, 3).flatten(1, 2)
-                return channels.unflatten(2, self.grid)
-            case _:  # flat map or flattened: the cells are the last axis already
-                return output.reshape(output.shape[0], -1, *self.grid)
+        if self.name == "vector":
+            return output.flatten(1)
+        if self.name == "channels-last map":
+            return output.movedim(-1, 1)
+        if self.name == "tokens":
+            output = output[:, self.prefix_tokens :].flatten(2).transpose(1, 2)
+        elif self.name == "tokens of heads":
+            output = output[:, :, self.prefix_tokens :].transpose(2, 3)
+        # The cells are the last axes, perhaps flattened.
+        return output.reshape(len(output), -1, *self.grid)
 
 
 class LayoutRecognizer:
@@ -100,16 +90,15 @@ class LayoutRecognizer:
 
     def __init__(self, seen_size: tuple[int, int]) -> None:
         self.seen_size = seen_size
-        self._strides: dict[tuple[int, ...], tuple[Fraction, ...]] = {
-            seen_size: (Fraction(1), Fraction(1))
-        }
+        # Strides by grid, the most recent grid last, and token layouts by their number of tokens.
+        self._strides: dict[Shape, Stride] = {seen_size: (Fraction(1), Fraction(1))}
         self._tokens: dict[int, Layout] = {}
-        self._placed = Layout("map", seen_size, self._strides[seen_size])
+        self._latest = Layout("map", seen_size, self._strides[seen_size])
         # Number of elements of the last map. A vector of this size right after it is the same map.
-        self._unread_numbers: int | None = None
+        self._map_size: int | None = None
 
     def recognize(
-        self, module: nn.Module, shape: Shape, side: str, source: Layout | None, came: Shape
+        self, module: nn.Module, shape: Shape, side: str, source: Layout | None, source_shape: Shape
     ) -> Layout | str:
         """Return the layout of a tensor, or why it is not recognized.
 
@@ -118,104 +107,88 @@ class LayoutRecognizer:
             shape: Shape (B, …) of the tensor.
             side: "input" or "output" of the module.
             source: Layout of the module's input, for an output.
-            came: Shape of the module's input, for an output.
+            source_shape: Shape of the module's input, for an output.
         """
-        layout = self._layout(module, shape, side, source, came)
-        if isinstance(layout, str):
-            return layout
-        self._unread_numbers = math.prod(shape[1:]) if layout.name in ("map", "flattened") else None
-        if layout.name == "vector":
-            return layout
-        # Move the grid to the end, because the most recent grids are tried first.
-        self._strides.pop(layout.grid, None)
-        self._strides[layout.grid] = layout.stride
-        self._placed = layout
-        if layout.name in ("tokens", "tokens of heads"):
+        is_kept = source is not None and source.name != "vector" and source_shape == shape
+        if len(shape) == 2:
+            is_projected = isinstance(module, nn.Linear) and side == "output"
+            is_flat = self._map_size == shape[1] and not is_projected
+            layout = self._make("flattened", self._latest.grid) if is_flat else self._vector()
+        elif is_kept and declared_stride(module) is None:
+            layout = source
+        elif len(shape) == 3:
+            layout = self._find_tokens(module, shape, source)
+        elif len(shape) == 4:
+            layout = self._find_map(module, shape, source)
+        else:
+            return f"a tensor of {len(shape)} axes is neither a map, tokens nor a vector"
+        if layout is None:
+            return f"no axes of (B, {str(shape[1:])[1:]} are a grid over the image"
+        self._map_size = math.prod(shape[1:]) if layout.name in ("map", "flattened") else None
+        if layout.grid:
+            self._strides.pop(layout.grid, None)
+            self._strides[layout.grid] = layout.stride
+            self._latest = layout
+        if layout.name.startswith("tokens"):
             self._tokens[layout.num_tokens] = layout
         return layout
 
-    def _layout(
-        self, module: nn.Module, shape: Shape, side: str, source: Layout | None, came: Shape
-    ) -> Layout | str:
-        if len(shape) == 2:
-            is_flat = self._unread_numbers == shape[1] and not (
-                isinstance(module, nn.Linear) and side == "output"
-            )
-            return (
-                Layout("flattened", self._placed.grid, self._placed.stride)
-                if is_flat
-                else self._vector()
-            )
-        if (
-            source is not None
-            and source.name != "vector"
-            and came == shape
-            and declared_stride(module) is None
-        ):
-            return source
-        if len(shape) == 3:
-            return self._tokens_layout(module, shape, source if side == "output" else None)
-        if len(shape) == 4:
-            return self._map_layout(module, shape, side, source)
-        return f"a tensor of {len(shape)} axes is neither a map, tokens nor a vector"
+    def _make(self, name: str, grid: Shape, prefix_tokens: int = 0) -> Layout:
+        return Layout(name, grid, self._strides.get(grid) or self._ratio(grid), prefix_tokens)
 
-    def _map_layout(
-        self, module: nn.Module, shape: Shape, side: str, source: Layout | None
-    ) -> Layout | str:
+    def _vector(self) -> Layout:
+        coarsest = (max(stride) for stride in zip(*self._strides.values(), strict=True))
+        return Layout("vector", (), tuple(coarsest))
+
+    def _ratio(self, grid: Shape) -> Stride:
+        return tuple(Fraction(seen, side) for seen, side in zip(self.seen_size, grid, strict=True))
+
+    def _find_map(self, module: nn.Module, shape: Shape, source: Layout | None) -> Layout | None:
         _, first, second, third = shape
+        total = self._latest.num_tokens
+        is_after_tokens = self._latest.name.startswith("tokens")
+        if second == third == 1 and (is_for_images(module) or not is_after_tokens):
+            return self._vector()
         if is_for_images(module):
-            if second == third == 1:
-                return self._vector()
-            return Layout(
-                "map", (second, third), self._stride_of_map(module, (second, third), side, source)
-            )
+            grid = (second, third)
+            return Layout("map", grid, self._stride_of_map(module, grid, source))
+        if is_after_tokens:
+            if second == third == total:  # attention weights, pairs of tokens
+                return None
+            for name, size in (("tokens of heads", second), ("tokens", first)):
+                if size == total:
+                    return replace(self._latest, name=name)
         grids = [("map", (second, third)), ("channels-last map", (first, second))]
         if isinstance(module, ACT_ON_LAST_AXIS):
             grids.reverse()
-        if self._placed.name.startswith("tokens"):
-            total = self._placed.num_tokens
-            if second == third == total:
-                return "attention weights: pairs of tokens, not places"
-            if total in (second, first):
-                return replace(
-                    self._placed, name="tokens of heads" if second == total else "tokens"
-                )
+        for is_known in (True, False):
             for name, grid in grids:
-                if grid == self._placed.grid:
-                    return Layout(name, grid, self._placed.stride)
-            return (
-                f"a tensor of shape (B, {first}, {second}, {third}) is no map on the tokens' grid"
-            )
-        if second == third == 1:
-            return self._vector()
-        for name, grid in grids:
-            if grid in self._strides:
-                return Layout(name, grid, self._strides[grid])
-        for name, grid in grids:
-            # Accept a grid whose cells are square and whose sizes divide those of the image.
-            divides = all(
-                seen % side == 0 or side % seen == 0
-                for seen, side in zip(self.seen_size, grid, strict=True)
-            )
-            if divides and grid[0] * self.seen_size[1] == grid[1] * self.seen_size[0]:
-                return Layout(name, grid, self._ratio(grid))
-        shown = f"(B, {first}, {second}, {third})"
-        return f"no axes of a tensor of shape {shown} are a grid over the image"
+                if is_after_tokens:
+                    fits = grid == self._latest.grid
+                else:
+                    fits = grid in self._strides if is_known else self._has_square_cells(grid)
+                if fits:
+                    return self._make(name, grid)
+        return None
 
-    def _tokens_layout(
-        self, module: nn.Module, shape: Shape, source: Layout | None
-    ) -> Layout | str:
+    def _has_square_cells(self, grid: Shape) -> bool:
+        """Return True if a grid has square cells, and its sizes and those of the image divide."""
+        (rows, columns), (height, width) = grid, self.seen_size
+        divides = all(max(pair) % min(pair) == 0 for pair in ((rows, height), (columns, width)))
+        return divides and rows * width == columns * height
+
+    def _find_tokens(self, module: nn.Module, shape: Shape, source: Layout | None) -> Layout | None:
         _, total, width = shape
-        came_flat = source is not None and source.name == "flat map"
-        if came_flat or isinstance(module, FLATTEN_CELLS) or _is_named(module, "1d"):
-            return self._vector() if width == 1 else self._flat_map(width) or NO_GRID.format(width)
+        is_flat = source is not None and source.name == "flat map"
+        if is_flat or isinstance(module, FLATTEN_CELLS) or _is_named(module, "1d"):
+            return self._vector() if width == 1 else self._flat_map(width)
         if total == 1:
             return self._vector()
-        is_known = total in self._tokens or 0 <= total - math.prod(self._placed.grid) <= MAX_PREFIX
+        is_known = total in self._tokens or 0 <= total - math.prod(self._latest.grid) <= MAX_PREFIX
         # Mixers transpose tokens, but not before LayerNorm, which acts on channels.
         is_turned = not is_known and width in self._tokens and not isinstance(module, nn.LayerNorm)
         flat = self._flat_map(width) if is_turned else None
-        return flat or self._grid_of_tokens(total) or self._flat_map(width) or NO_GRID.format(total)
+        return flat or self._grid_of_tokens(total) or self._flat_map(width)
 
     def _grid_of_tokens(self, total: int) -> Layout | None:
         if total in self._tokens:
@@ -225,51 +198,39 @@ class LayoutRecognizer:
         # Grids of square cells that fill the image, the finest first.
         sides = [side for side in range(1, shared + 1) if shared % side == 0]
         even = [tuple(size // side for size in self.seen_size) for side in sides]
-        tries = (
-            (known, (0,)),
-            (even, (0,)),
-            (known, range(1, MAX_PREFIX + 1)),
-            (even, range(1, MAX_PREFIX_ALONE + 1)),
-        )
-        for grids, prefixes in tries:
+        for prefixes, grids in (
+            (range(1), known),
+            (range(1), even),
+            (range(1, MAX_PREFIX + 1), known),
+            (range(1, MAX_PREFIX_ALONE + 1), even),
+        ):
             for prefix, grid in itertools.product(prefixes, grids):
                 if math.prod(grid) == total - prefix > 1:
-                    return Layout(
-                        "tokens", grid, self._strides.get(grid, self._ratio(grid)), prefix
-                    )
+                    return self._make("tokens", grid, prefix)
         return None
 
-    def _flat_map(self, cells: int) -> Layout | None:
-        known = (grid for grid in reversed(self._strides) if math.prod(grid) == cells)
-        return next((Layout("flat map", grid, self._strides[grid]) for grid in known), None)
+    def _flat_map(self, num_cells: int) -> Layout | None:
+        for grid in reversed(self._strides):
+            if math.prod(grid) == num_cells:
+                return self._make("flat map", grid)
+        return None
 
-    def _vector(self) -> Layout:
-        return Layout(
-            "vector", (), tuple(max(stride) for stride in zip(*self._strides.values(), strict=True))
-        )
-
-    def _ratio(self, grid: Shape) -> Stride:
-        return tuple(Fraction(seen, side) for seen, side in zip(self.seen_size, grid, strict=True))
-
-    def _stride_of_map(
-        self, module: nn.Module, grid: Shape, side: str, source: Layout | None
-    ) -> Stride:
-        if side == "output" and source is not None and source.grid:
-            steps = declared_stride(module)
-            if steps is None and isinstance(module, PADDING):
+    def _stride_of_map(self, module: nn.Module, grid: Shape, source: Layout | None) -> Stride:
+        if source is not None and source.grid:
+            if isinstance(module, PADDING):
                 return source.stride
-            steps = steps or tuple(
-                Fraction(before, after) for before, after in zip(source.grid, grid, strict=True)
-            )
-            return tuple(coarse * step for coarse, step in zip(source.stride, steps, strict=True))
+            ratio = tuple(Fraction(*sides) for sides in zip(source.grid, grid, strict=True))
+            steps = zip(source.stride, declared_stride(module) or ratio, strict=True)
+            return tuple(coarse * step for coarse, step in steps)
         if grid in self._strides:
             return self._strides[grid]
         # Padding before this module adds a few cells without changing the stride.
-        more = [after - before for before, after in zip(self._placed.grid, grid, strict=True)]
-        sides = pair(getattr(module, "kernel_size", 0))
-        sides = sides if all(isinstance(side, int) for side in sides) else (0, 0)
-        padded = all(0 <= cells <= side for cells, side in zip(more, sides, strict=True))
-        return self._placed.stride if padded else self._ratio(grid)
+        sizes = pair(getattr(module, "kernel_size", 0))
+        sides = zip(grid, self._latest.grid, sizes, strict=True)
+        for new, old, size in sides:
+            if not isinstance(size, int) or not 0 <= new - old <= size:
+                return self._ratio(grid)
+        return self._latest.stride
 
 
 def is_for_images(module: nn.Module) -> bool:
@@ -319,35 +280,37 @@ def absolute_embeddings(module: nn.Module, layouts: Iterable[Layout]) -> tuple[s
         module: The model.
         layouts: Layouts of the model's tensors.
     """
-    grids = [layout for layout in layouts if layout.grid]
-    totals = {layout.num_tokens for layout in grids if layout.name.startswith("tokens")}
-    sides = {layout.grid for layout in grids if max(layout.grid) > 1}
-    holders = [
-        name
-        for name, tensor in (*module.named_parameters(), *module.named_buffers())
-        if not (RELATIVE.search(called := _called(name)) or CLASS_NAME.match(called))
-        and (ABSOLUTE_NAME.search(called) or _has_place(tensor, totals, sides))
-    ]
+    grids = {layout.grid for layout in layouts if layout.grid and max(layout.grid) > 1}
+    totals = {layout.num_tokens for layout in layouts if layout.name.startswith("tokens")}
+    holders = []
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        own_name = _own_name(name)
+        if RELATIVE.search(own_name) or CLASS_NAME.match(own_name):
+            continue
+        if ABSOLUTE_NAME.search(own_name) or _is_positional(tensor, totals, grids):
+            holders.append(name)
     for name, part in module.named_modules():
         kind = type(part).__name__
-        owns = any(other.startswith(f"{name}.") for other in holders)
-        if name and ABSOLUTE_CLASS.search(kind) and not RELATIVE.search(kind) and not owns:
+        has_holder = any(holder.startswith(f"{name}.") for holder in holders)
+        if name and ABSOLUTE_CLASS.search(kind) and not RELATIVE.search(kind) and not has_holder:
             holders.append(name)
     return tuple(holders)
 
 
 def class_tokens(module: nn.Module) -> tuple[str, ...]:
     """Return names of parameters that hold class, distillation and register tokens."""
-    return tuple(name for name, _ in module.named_parameters() if CLASS_NAME.match(_called(name)))
+    return tuple(name for name, _ in module.named_parameters() if CLASS_NAME.match(_own_name(name)))
 
 
-def _called(name: str) -> str:
-    parts = name.split(".")
-    return parts[-2] if parts[-1] in PLAIN_NAMES and len(parts) > 1 else parts[-1]
+def _own_name(name: str) -> str:
+    """Return the last part of a name, or the one before for "weight" and "data"."""
+    *_, before, last = ("", *name.split("."))
+    return before if last in PLAIN_NAMES and before else last
 
 
-def _has_place(tensor: Tensor, totals: set[int], sides: set[tuple[int, ...]]) -> bool:
-    if not tensor.is_floating_point() or tensor.ndim not in (3, 4) or tensor.shape[0] != 1:
+def _is_positional(tensor: Tensor, totals: set[int], grids: set[Shape]) -> bool:
+    """Return True if a tensor (1, …) has the shape of tokens or of a map."""
+    if not tensor.is_floating_point() or tensor.ndim not in (3, 4) or len(tensor) != 1:
         return False
     shape = tuple(tensor.shape[1:])
-    return shape[0] in totals if len(shape) == 2 else not sides.isdisjoint((shape[1:], shape[:2]))
+    return shape[0] in totals if len(shape) == 2 else bool(grids & {shape[1:], shape[:2]})

@@ -1,5 +1,6 @@
 """Localization of the layer that breaks equivariance, by comparing shifted and unshifted images."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -8,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from teka.audit.layers.fixes import FIXES, find_fixes
-from teka.audit.layers.layouts import absolute_embeddings, class_tokens
+from teka.audit.layers.layouts import absolute_embeddings, class_tokens, declared_stride, pads_edge
 from teka.audit.layers.shift_errors import NOISE_FACTOR, LayerErrors, ShiftErrors
-from teka.audit.layers.trace import CallTracer, ModelTrace, TraceEvent, call_name, trace_batch
+from teka.audit.layers.trace import CallTracer, ModelTrace, TraceEvent, trace_batch
 from teka.audit.model_call import Model, check_evaluation_mode
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts, Shift, SubpixelShift
@@ -54,6 +55,7 @@ class LayerBreak:
         limit: Largest error of an equivariant layer.
         has_interior: Whether there are cells that the edge does not affect.
         between: The modules before and after the break, if it is in the code of the module itself.
+        cause: What breaks equivariance, such as "stride 2 without a low-pass filter", or "".
     """
 
     kind: str
@@ -63,6 +65,7 @@ class LayerBreak:
     limit: int | float
     has_interior: bool = True
     between: tuple[str, str] | None = None
+    cause: str = ""
 
 
 @dataclass(frozen=True)
@@ -276,72 +279,90 @@ def locate_layers(
         check_number("threshold", threshold, "a positive number", low=0, exclude=(0,))
     check_sizes({"num_images": num_images, "batch_size": batch_size})
     # These modules are not called or do not support hooks.
-    unseen = (nn.ModuleList, nn.ModuleDict, torch.jit.ScriptModule)
-    parts = {name: part for name, part in module.named_modules() if not isinstance(part, unseen)}
+    uncalled = (nn.ModuleList, nn.ModuleDict, torch.jit.ScriptModule)
+    modules = {
+        name: part for name, part in module.named_modules() if not isinstance(part, uncalled)
+    }
     if layers is not None:
-        layers = check_names("layers", layers, parts)
-    followed = (
-        parts if layers is None else {name: part for name, part in parts.items() if name in layers}
-    )
+        layers = check_names("layers", layers, modules)
+        modules = {name: part for name, part in modules.items() if name in layers}
     chosen = torch.linspace(0, len(images) - 1, min(num_images, len(images))).round().long()
-    place = next(
-        (tensor.device for tensor in (*module.parameters(), *module.buffers())), images.device
-    )
-    placed = movement.place(images[chosen].to(place))
+    tensors = (*module.parameters(), *module.buffers(), images)
+    placed = movement.place(images[chosen].to(tensors[0].device))
     # For fractional shifts, the cells of the images themselves cannot be compared.
     checked = movement.check(placed, shifts)
     steps = tuple(shift for shift in checked if any(shift) and not any(step % 1 for step in shift))
     if not steps:
         raise wrong_value("shifts", shifts, "at least one nonzero shift by whole pixels")
     run = module if function is None else function
-    still = movement.move(placed, (0, 0))
-    survey = None
-    width = 1
-    # A strided layer may ignore the outermost pixels. Then overwrite more pixels to find the
-    # effect of the edge.
-    while survey is None or not (
-        survey.feels_all_sides or width > min(still.shape[2:]) * WIDEST_EDGE
-    ):
-        survey = ModelTrace(min(len(still), IMAGES_AT_ONCE), (still.shape[2], still.shape[3]))
-        with torch.no_grad(), CallTracer(run, followed, survey.see) as trace:
-            trace.run(trace_batch(still[:IMAGES_AT_ONCE], width), "the images unshifted")
-        width *= 2
-    errors = ShiftErrors(survey, steps, movement.wraps)
-    with torch.no_grad(), CallTracer(run, followed, errors.see) as trace:
-        for images in placed.split(max(1, min(IMAGES_AT_ONCE, batch_size // 2))):
-            room = max(1, batch_size // len(images) - 1)
-            for first in range(0, len(steps), room):
-                errors.chosen = range(first, min(first + room, len(steps)))
-                here = steps[first : first + room]
-                # Unshifted and shifted images share a batch, so that outputs need not be stored.
-                batch = torch.cat([movement.move(images, step) for step in ((0, 0), *here)])
-                trace.run(batch, f"shifts {', '.join(map(str, here))}")
+    with torch.no_grad():
+        trace = _trace(run, modules, movement.move(placed[:IMAGES_AT_ONCE], (0, 0)))
+        errors = _compare(run, modules, trace, placed, steps, movement, batch_size)
     if threshold is None:
-        threshold = max([THRESHOLD, *(THRESHOLD_ROUNDINGS * slot.epsilon for slot in survey.slots)])
+        epsilon = max([tensor.epsilon for tensor in trace.tensors], default=0.0)
+        threshold = max(THRESHOLD, THRESHOLD_ROUNDINGS * epsilon)
     measured = errors.measured(threshold)
-    breaks = _first_breaks(survey, measured, followed)
-    always = {*(layers or ()), *(each.name for each in breaks.values())}
-    absolute = absolute_embeddings(module, [slot.layout for slot in survey.slots])
+    absolute = absolute_embeddings(module, [tensor.layout for tensor in trace.tensors])
+    breaks = _first_breaks(trace, measured, modules, absolute)
+    always = {*(layers or ()), *(layer.name for layer in breaks.values())}
     return LayerFindings(
-        findings=_list_findings(survey.stops, measured, steps, always),
+        findings=_list_findings(trace.events, measured, steps, always),
         first_break=breaks["interior"].name if "interior" in breaks else None,
         threshold=threshold,
         absolute_embeddings=absolute,
         class_tokens=class_tokens(module),
-        skipped=_skipped(survey.stops, errors, followed),
+        skipped=_skipped(trace.events, errors, modules),
         max_shift=max(abs(step) for shift in steps for step in shift),
         breaks=breaks,
-        flattened=tuple(survey.flattened),
+        flattened=tuple(trace.flattened),
         shifts=steps,
         movement=movement,
         num_images=len(chosen),
-        seen_size=survey.seen_size,
-        fixes=find_fixes(module, followed, survey, absolute),
+        seen_size=trace.seen_size,
+        fixes=find_fixes(module, modules, trace, absolute),
     )
 
 
+def _trace(run: Model, modules: Mapping[str, nn.Module], images: Tensor) -> ModelTrace:
+    """Trace a forward pass on unshifted images."""
+    size = (images.shape[2], images.shape[3])
+    width = 1
+    while True:
+        trace = ModelTrace(len(images), size)
+        with CallTracer(run, modules, trace.see) as tracer:
+            tracer.run(trace_batch(images, width), "the images unshifted")
+        # A strided layer may ignore the outermost pixels. Then overwrite more pixels to find the
+        # effect of the edge.
+        width *= 2
+        if trace.feels_all_sides or width > WIDEST_EDGE * min(size):
+            return trace
+
+
+def _compare(
+    run: Model,
+    modules: Mapping[str, nn.Module],
+    trace: ModelTrace,
+    placed: Tensor,
+    steps: CheckedShifts,
+    movement: Movement,
+    batch_size: int,
+) -> ShiftErrors:
+    """Compare all tensors for shifted images with those for unshifted images."""
+    errors = ShiftErrors(trace, steps, movement.wraps)
+    with CallTracer(run, modules, errors.see) as tracer:
+        for images in placed.split(max(1, min(IMAGES_AT_ONCE, batch_size // 2))):
+            num_shifts = max(1, batch_size // len(images) - 1)
+            for first in range(0, len(steps), num_shifts):
+                shifts = steps[first : first + num_shifts]
+                errors.chosen = range(first, first + len(shifts))
+                # Unshifted and shifted images share a batch, so that outputs need not be stored.
+                batch = torch.cat([movement.move(images, step) for step in ((0, 0), *shifts)])
+                tracer.run(batch, f"shifts {', '.join(map(str, shifts))}")
+    return errors
+
+
 def _first_breaks(
-    survey: ModelTrace, measured: ByIndex, followed: Mapping[str, nn.Module]
+    trace: ModelTrace, measured: ByIndex, modules: Mapping[str, nn.Module], absolute: Sequence[str]
 ) -> dict[str, LayerBreak]:
     """Return the first break of each kind.
 
@@ -349,44 +370,63 @@ def _first_breaks(
     """
     breaks: dict[str, LayerBreak] = {}
     before = "the images"
-    for stop in survey.stops:
-        numbers = None if stop.slot is None else measured.get(stop.slot)
-        if numbers is None or not stop.is_new:
+    for event in trace.events:
+        errors = None if event.tensor is None else measured.get(event.tensor)
+        if errors is None or not event.is_new:
             continue
-        visit, is_output = stop.visit, stop.visit.side == "output"
-        here = call_name(visit.module, visit.call)
-        reads_flattened = is_output and visit.module in survey.flattened
-        within, at_edge = numbers.interior, numbers.border
-        # If the edge affects every cell, the break counts as one at the edge only if it is the
-        # first such break and the module pads.
-        if not numbers.has_interior and ("edge" not in breaks or reads_flattened):
-            if stop.pads_edge and is_output:
-                at_edge = numbers.every
-            else:
-                within = numbers.every
-        between_cells = numbers.aliasing if numbers.has_interior or not breaks else None
-        for kind, error in (("interior", within), ("edge", at_edge), ("aliasing", between_cells)):
+        call, is_output = event.call, event.call.side == "output"
+        reads_flattened = is_output and call.module in trace.flattened
+        interior, edge, aliasing = errors.interior, errors.border, errors.aliasing
+        if not errors.has_interior:
+            # If the edge affects every cell, the break counts as one at the edge only if it is the
+            # first such break and the module pads.
+            if "edge" not in breaks or reads_flattened:
+                if is_output and pads_edge(event.module):
+                    edge = errors.every
+                else:
+                    interior = errors.every
+            aliasing = None if breaks else aliasing
+        for kind, error in (("interior", interior), ("edge", edge), ("aliasing", aliasing)):
             # After a break inside the image, errors at the edge are a consequence.
-            if (
-                kind in breaks
-                or (kind == "edge" and "interior" in breaks)
-                or error is None
-                or error <= numbers.limit
-            ):
+            is_consequence = kind == "edge" and "interior" in breaks
+            if kind in breaks or is_consequence or (error or 0.0) <= errors.limit:
                 continue
             # Without a module around it, use the module that received the tensor.
-            module, call = (not is_output and visit.inside) or (visit.module, visit.call)
-            where = call_name(module, call), type(followed[module]).__name__
-            between = None if is_output else (before, here)
+            owner = call if is_output else call.inside or call
+            module = modules[owner.module]
             breaks[kind] = LayerBreak(
-                kind, *where, error, numbers.limit, numbers.has_interior, between
+                kind,
+                owner.name,
+                type(module).__name__,
+                error,
+                errors.limit,
+                errors.has_interior,
+                None if is_output else (before, call.name),
+                _find_cause(kind, owner.module, module, reads_flattened, absolute),
             )
-        before = here
+        before = call.name
     return breaks
 
 
+def _find_cause(
+    kind: str, name: str, module: nn.Module, reads_flattened: bool, absolute: Sequence[str]
+) -> str:
+    """Describe what breaks equivariance in a module, or return "" if it is unknown."""
+    if kind == "aliasing":
+        stride = max(declared_stride(module) or (1,))
+        return f"stride {stride} without a low-pass filter" if stride > 1 else ""
+    if kind == "edge":
+        mode = getattr(module, "padding_mode", "zeros")
+        padding = "zero" if mode == "zeros" else mode
+        return f"{padding} padding" if pads_edge(module) else ""
+    if reads_flattened:
+        return "separate weights for each position"
+    is_added = any(holder.rpartition(".")[0] == name or holder == name for holder in absolute)
+    return "absolute position embeddings" if is_added else ""
+
+
 def _list_findings(
-    stops: Sequence[TraceEvent], measured: ByIndex, steps: CheckedShifts, always: set[str]
+    events: Sequence[TraceEvent], measured: ByIndex, steps: CheckedShifts, always: set[str]
 ) -> tuple[LayerFinding, ...]:
     """Return the findings to list.
 
@@ -396,66 +436,62 @@ def _list_findings(
     findings: list[LayerFinding] = []
     added: dict[str, float] = {}
     listed: set[int | None] = set()
-    inputs: dict[tuple[str, int], int | None] = {}
-    for stop in stops:
-        module = stop.visit.module
-        if stop.visit.side == "input":
-            inputs[module, stop.visit.call] = stop.slot
+    inputs: dict[str, int | None] = {}
+    for event in events:
+        module = event.call.module
+        if event.call.side == "input":
+            inputs[module] = event.tensor
             continue
-        numbers = None if stop.slot is None else measured.get(stop.slot)
-        if numbers is None:
+        errors = None if event.tensor is None else measured.get(event.tensor)
+        if errors is None:
             continue
-        source = inputs[module, stop.visit.call]
+        source = inputs[module]
         before = None if source is None else measured.get(source)
-        finding = _finding(stop, numbers, before, steps)
+        finding = _finding(event, errors, before, steps)
         inside = f"{module}." if module else ""
         parts = [more for part, more in added.items() if part != module and part.startswith(inside)]
         increase = finding.added or 0.0
-        adds_more = increase > max(numbers.limit, PART_FACTOR * max(parts, default=0.0))
-        is_new = stop.slot != source and stop.slot not in listed
+        adds_more = increase > max(errors.limit, PART_FACTOR * max(parts, default=0.0))
+        is_new = event.tensor != source and event.tensor not in listed
         if is_new or adds_more or module in always or finding.name in always:
-            listed.add(stop.slot)
+            listed.add(event.tensor)
             added[module] = max(increase, added.get(module, 0.0))
             findings.append(finding)
     return tuple(findings)
 
 
 def _finding(
-    stop: TraceEvent, numbers: LayerErrors, before: LayerErrors | None, steps: CheckedShifts
+    event: TraceEvent, errors: LayerErrors, before: LayerErrors | None, steps: CheckedShifts
 ) -> LayerFinding:
-    layout = numbers.slot.layout
+    layout = errors.tensor.layout
     return LayerFinding(
-        name=call_name(stop.visit.module, stop.visit.call),
-        kind=stop.kind,
+        name=event.call.name,
+        kind=type(event.module).__name__,
         layout=layout.name,
         grid=layout.grid,
-        stride=tuple(
-            [int(step) if step.denominator == 1 else float(step) for step in layout.stride]
-        ),
+        stride=tuple([int(x) if x.denominator == 1 else float(x) for x in layout.stride]),
         prefix_tokens=layout.prefix_tokens,
-        interior_error=numbers.interior,
-        border_error=numbers.border,
-        aliasing_error=numbers.aliasing,
-        noise=numbers.slot.noise,
-        added=None if before is None else numbers.added_to(before),
-        error=numbers.every,
-        border=numbers.slot.border,
-        exact_step=tuple([numbers.exact_step(axis, steps) for axis in range(len(steps[0]))]),
-        errors=tuple([None if error != error else error for error in numbers.counted.tolist()]),
+        interior_error=errors.interior,
+        border_error=errors.border,
+        aliasing_error=errors.aliasing,
+        noise=errors.tensor.noise,
+        added=None if before is None else errors.added_to(before),
+        error=errors.every,
+        border=errors.tensor.border,
+        exact_step=tuple([errors.exact_step(axis, steps) for axis in range(2)]),
+        errors=tuple([None if math.isnan(x) else x for x in errors.counted.tolist()]),
     )
 
 
 def _skipped(
-    stops: Sequence[TraceEvent], errors: ShiftErrors, followed: Mapping[str, nn.Module]
+    events: Sequence[TraceEvent], errors: ShiftErrors, modules: Mapping[str, nn.Module]
 ) -> dict[str, str]:
     """Return the modules that could not be compared, with the reason."""
-    reasons: dict[str, str | None] = {}
-    for stop in stops:
-        if stop.visit.side == "output":
-            name = call_name(stop.visit.module, stop.visit.call)
-            reasons[name] = stop.reason if stop.slot is None else errors.failed.get(stop.slot)
-    called = {stop.visit.module for stop in stops}
-    for name in followed:
-        if name not in called:
-            reasons[call_name(name, 1)] = "it was not called"
-    return {name: reason for name, reason in reasons.items() if reason is not None}
+    called = {event.call.module for event in events}
+    reasons = {}
+    for event in events:
+        reason = event.reason if event.tensor is None else errors.failed.get(event.tensor)
+        if event.call.side == "output" and reason is not None:
+            reasons[event.call.name] = reason
+    uncalled = [name or "(model)" for name in modules if name not in called]
+    return reasons | dict.fromkeys(uncalled, "it was not called")

@@ -2,7 +2,7 @@
 
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, is_dataclass
 from functools import partial
@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from teka.audit.images import RealImages
-from teka.audit.layers.layouts import Layout, LayoutRecognizer, pads_edge
+from teka.audit.layers.layouts import Layout, LayoutRecognizer
 from teka.audit.model_call import Model, ModelError, calling
 from teka.errors import EXTERNAL_ERRORS, error_message
 
@@ -38,24 +38,24 @@ class ModuleCall:
 
     Args:
         module: Name of the module.
-        call: Index of this call of the module within the forward pass, from 1.
+        index: Index of this call of the module within the forward pass, from 1.
         side: "input" or "output".
-        inside: Name and call of the innermost module that was running, or None.
+        inside: The call of the innermost module that was running, or None.
     """
 
     module: str
-    call: int
+    index: int
     side: str
-    inside: tuple[str, int] | None
+    inside: "ModuleCall | None"
+
+    @property
+    def name(self) -> str:
+        """Name for display, with the index of the call from the second on."""
+        name = self.module or "(model)"
+        return name if self.index == 1 else f"{name} (call {self.index})"
 
 
 See = Callable[[ModuleCall, nn.Module, Tensor | None], None]
-
-
-def call_name(module: str, call: int) -> str:
-    """Return the name of a module for display, with the index of the call from the second on."""
-    name = module or "(model)"
-    return name if call == 1 else f"{name} (call {call})"
 
 
 class CallTracer(ExitStack):
@@ -74,66 +74,61 @@ class CallTracer(ExitStack):
         self._model, self._modules, self._see = model, modules, see
         with ExitStack() as hooks:  # removes all hooks if one module does not support them
             for name, module in modules.items():
-                hooks.callback(
-                    module.register_forward_pre_hook(
-                        partial(self._before, name), with_kwargs=True
-                    ).remove
-                )
+                before, after = partial(self._before, name), partial(self._after, name)
+                handle = module.register_forward_pre_hook(before, with_kwargs=True)
+                hooks.callback(handle.remove)
                 # With always_call, a call also ends if the module raises and the model continues.
-                after = module.register_forward_hook(partial(self._after, name), always_call=True)
-                hooks.callback(after.remove)
+                handle = module.register_forward_hook(after, always_call=True)
+                hooks.callback(handle.remove)
             self.push(hooks.pop_all())
 
     def run(self, batch: Tensor, what: str) -> None:
         """Run the model on a batch, which `what` describes for error messages."""
         self._num_rows = len(batch)
-        self._calls = dict.fromkeys(self._modules, 0)
-        self._running: list[tuple[str, int]] = []
+        self._num_calls = dict.fromkeys(self._modules, 0)
+        self._running: list[ModuleCall] = []
         try:
             with calling(), _eager():
                 self._model(batch)
         except EXTERNAL_ERRORS as error:
-            raise ModelError(
-                f"the model raised {type(error).__name__} for {what}: {error_message(error)}"
-            ) from error
+            message = f"raised {type(error).__name__} for {what}: {error_message(error)}"
+            raise ModelError(f"the model {message}") from error
 
     def _before(self, name: str, module: nn.Module, arguments: tuple, options: dict) -> None:
-        self._calls[name] += 1
+        self._num_calls[name] += 1
         inside = self._running[-1] if self._running else None
-        self._running.append((name, self._calls[name]))
-        tensor = _choose_tensor((arguments, options), self._num_rows)
-        self._see(ModuleCall(name, self._calls[name], "input", inside), module, tensor)
+        call = ModuleCall(name, self._num_calls[name], "input", inside)
+        self._running.append(call)
+        self._see(call, module, _choose_tensor((arguments, options), self._num_rows))
 
     def _after(self, name: str, module: nn.Module, _arguments: tuple, output: object) -> None:
-        _, call = self._running.pop()
-        inside = self._running[-1] if self._running else None
-        self._see(
-            ModuleCall(name, call, "output", inside), module, _choose_tensor(output, self._num_rows)
-        )
+        call = self._running.pop()
+        call = ModuleCall(name, call.index, "output", call.inside)
+        self._see(call, module, _choose_tensor(output, self._num_rows))
 
 
 def _choose_tensor(value: object, num_rows: int) -> Tensor | None:
-    # Choose the first floating-point tensor with a row for each image, at any nesting depth, or
-    # else the first tensor.
-    first, waiting = None, [value]
-    while waiting:
-        part = waiting.pop(0)
-        if isinstance(part, Tensor):
-            if (
-                part.is_floating_point()
-                and part.ndim > 1
-                and part.shape[0] == num_rows
-                and part.numel()
-            ):
-                return part
-            first = part if first is None else first
-        elif isinstance(part, Mapping):
-            waiting[:0] = part.values()
-        elif isinstance(part, list | tuple):
-            waiting[:0] = part
-        elif is_dataclass(part) and not isinstance(part, type):
-            waiting[:0] = vars(part).values()
-    return first
+    """Return the first floating-point tensor with a row for each image, or else the first tensor.
+
+    The value may be nested.
+    """
+    tensors = list(_find_tensors(value))
+    for tensor in tensors:
+        has_rows = tensor.ndim > 1 and len(tensor) == num_rows and tensor.numel()
+        if tensor.is_floating_point() and has_rows:
+            return tensor
+    return tensors[0] if tensors else None
+
+
+def _find_tensors(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = vars(value)
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    for part in value if isinstance(value, list | tuple) else ():
+        yield from _find_tensors(part)
 
 
 @dataclass(frozen=True)
@@ -161,20 +156,18 @@ class TraceEvent:
     """Input or output of a module in the traced forward pass, in the order of execution.
 
     Args:
-        visit: The call of the module.
-        kind: Class of the module.
-        slot: Index of the tensor in `ModelTrace.slots`, or None.
+        call: The call of the module.
+        module: The module.
+        tensor: Index of the tensor in `ModelTrace.tensors`, or None.
         reason: Why the tensor was not recognized, or "".
         is_new: Whether the tensor did not occur before.
-        pads_edge: Whether the module pads its input.
     """
 
-    visit: ModuleCall
-    kind: str
-    slot: int | None
+    call: ModuleCall
+    module: nn.Module
+    tensor: int | None
     reason: str
     is_new: bool
-    pads_edge: bool
 
 
 class ModelTrace:
@@ -186,14 +179,16 @@ class ModelTrace:
     """
 
     def __init__(self, num_images: int, seen_size: tuple[int, int]) -> None:
-        self.slots: list[TracedTensor] = []
-        self.stops: list[TraceEvent] = []
+        self.tensors: list[TracedTensor] = []
+        self.events: list[TraceEvent] = []
         self.flattened: dict[str, None] = {}
-        self._num_images = num_images
         self.seen_size = seen_size
-        self._recogniser = LayoutRecognizer(seen_size)
-        self._seen: dict[int, tuple[weakref.ref, int | None, int | str]] = {}
-        self._inputs: dict[tuple[str, int], tuple[int | None, tuple[int, ...]]] = {}
+        self._num_images = num_images
+        self._recognizer = LayoutRecognizer(seen_size)
+        # Index or reason of each tensor, with its version, by its id.
+        self._known: dict[int, tuple[weakref.ref, int | None, int | str]] = {}
+        # Index of the tensor and shape of each module's latest input.
+        self._inputs: dict[str, tuple[int | None, tuple[int, ...]]] = {}
 
     @property
     def feels_all_sides(self) -> bool:
@@ -201,50 +196,47 @@ class ModelTrace:
 
         A pooling layer may ignore the last pixels of an odd size.
         """
-        return all(depth for slot in self.slots for sides in slot.border for depth in sides)
+        return all(depth for tensor in self.tensors for sides in tensor.border for depth in sides)
 
-    def see(self, visit: ModuleCall, module: nn.Module, tensor: Tensor | None) -> None:
+    def see(self, call: ModuleCall, module: nn.Module, tensor: Tensor | None) -> None:
         """Record one input or output. The arguments are those of `CallTracer`."""
-        key = (visit.module, visit.call)
-        found, is_new = (
-            ("no tensor", False) if tensor is None else self._find(visit, module, tensor)
-        )
-        slot, reason = (found, "") if isinstance(found, int) else (None, found)
-        self.stops.append(
-            TraceEvent(visit, type(module).__name__, slot, reason, is_new, pads_edge(module))
-        )
-        if visit.side == "input":
-            self._inputs[key] = (slot, () if tensor is None else tuple(tensor.shape))
-        elif slot is not None and self.slots[slot].layout.name == "vector":
-            before, weights = self._inputs[key][0], list(module.parameters(recurse=False))
-            if before is not None and weights and self.slots[before].layout.name == "flattened":
-                self.flattened[visit.module] = None
+        found, is_new = ("no tensor", False) if tensor is None else self._find(call, module, tensor)
+        index, reason = (found, "") if isinstance(found, int) else (None, found)
+        self.events.append(TraceEvent(call, module, index, reason, is_new))
+        if call.side == "input":
+            self._inputs[call.module] = index, () if tensor is None else tuple(tensor.shape)
+            return
+        before = self._inputs[call.module][0]
+        has_weights = any(True for _ in module.parameters(recurse=False))
+        if index is not None and before is not None and has_weights:
+            names = self.tensors[before].layout.name, self.tensors[index].layout.name
+            if names == ("flattened", "vector"):
+                self.flattened[call.module] = None
 
-    def _find(self, visit: ModuleCall, module: nn.Module, tensor: Tensor) -> tuple[int | str, bool]:
+    def _find(self, call: ModuleCall, module: nn.Module, tensor: Tensor) -> tuple[int | str, bool]:
         """Return the index of the tensor or why it has none, and whether the tensor is new."""
         # Tensors that are made in inference mode have no version.
         version = None if tensor.is_inference() else tensor._version
-        handed_on = self._seen.get(id(tensor))
-        if handed_on is not None and handed_on[0]() is tensor and handed_on[1] == version:
-            return handed_on[2], False
-        found = self._measure(visit, module, tensor)
-        self._seen[id(tensor)] = (weakref.ref(tensor), version, found)
+        known = self._known.get(id(tensor))
+        if known is not None and known[0]() is tensor and known[1] == version:
+            return known[2], False
+        found = self._measure(call, module, tensor)
+        self._known[id(tensor)] = (weakref.ref(tensor), version, found)
         return found, isinstance(found, int)
 
-    def _measure(self, visit: ModuleCall, module: nn.Module, tensor: Tensor) -> int | str:
+    def _measure(self, call: ModuleCall, module: nn.Module, tensor: Tensor) -> int | str:
+        shape = tuple(tensor.shape)
         if not tensor.is_floating_point():
             return f"its values are {tensor.dtype}, not real floating-point numbers"
-        if tensor.ndim < 2 or tensor.shape[0] != COPIES * self._num_images:
-            return f"its first axis is not the batch; the others are {tuple(tensor.shape[1:])}"
+        if tensor.ndim < 2 or len(tensor) != COPIES * self._num_images:
+            return f"its first axis is not the batch; the others are {shape[1:]}"
         source, source_shape = None, ()
-        if visit.side == "output":
-            index, source_shape = self._inputs[visit.module, visit.call]
-            source = None if index is None else self.slots[index].layout
-            if index is None and source_shape == tuple(tensor.shape):
+        if call.side == "output":
+            index, source_shape = self._inputs[call.module]
+            source = None if index is None else self.tensors[index].layout
+            if source is None and source_shape == shape:
                 return "it has the shape of its input, which could not be recognized"
-        layout = self._recogniser.recognize(
-            module, tuple(tensor.shape), visit.side, source, source_shape
-        )
+        layout = self._recognizer.recognize(module, shape, call.side, source, source_shape)
         if isinstance(layout, str):
             return layout
         copies = layout.arrange(tensor.detach()).unflatten(0, (COPIES, self._num_images))
@@ -252,11 +244,11 @@ class ModelTrace:
             return "it holds NaN or infinity"
         copies = copies.to(torch.promote_types(tensor.dtype, torch.float32))
         epsilon = torch.finfo(tensor.dtype).eps
-        size = torch.linalg.vector_norm(copies[0])
-        noise = float(torch.linalg.vector_norm(copies[1] - copies[0]) / size) if size else 0.0
+        norm = copies[0].norm()
+        noise = float((copies[1] - copies[0]).norm() / norm) if norm else 0.0
         border = _border(copies, epsilon) if layout.grid else ()
-        self.slots.append(TracedTensor(layout, tuple(tensor.shape[1:]), noise, border, epsilon))
-        return len(self.slots) - 1
+        self.tensors.append(TracedTensor(layout, shape[1:], noise, border, epsilon))
+        return len(self.tensors) - 1
 
 
 def trace_batch(
@@ -275,11 +267,11 @@ def trace_batch(
     low, high = map(float, torch.aminmax(images))
     noise = torch.rand(images.shape, generator=generator, dtype=torch.float32).to(images)
     noise = low + ((high - low) or 1.0) * noise
-    copies = [images.clone() for _ in range(COPIES)]
-    for axis, copy in enumerate(copies[2:], 2):
-        for first in (0, copy.shape[axis] - width):
-            copy.narrow(axis, first, width).copy_(noise.narrow(axis, first, width))
-    return torch.cat(copies)
+    rows, columns = images.clone(), images.clone()
+    for edge in (slice(None, width), slice(-width, None)):
+        rows[:, :, edge] = noise[:, :, edge]
+        columns[..., edge] = noise[..., edge]
+    return torch.cat([images, images, rows, columns])
 
 
 def _border(
@@ -290,10 +282,9 @@ def _border(
     felt = ((copies[2:] - copies[0]).abs() > felt_above).flatten(1, 2).any(dim=1)
     depths = []
     for axis, length in enumerate(felt.shape[1:]):
-        places = felt[axis].any(dim=1 - axis).nonzero().flatten()
+        cells = felt[axis].any(dim=1 - axis).nonzero().flatten().tolist()
         # On a torus, the first side also affects the last cells. Use the nearer side.
-        first, last = places[places < length / 2], places[places >= length / 2]
-        depths.append(
-            (int(first[-1]) + 1 if len(first) else 0, length - int(last[0]) if len(last) else 0)
-        )
+        before = max((cell + 1 for cell in cells if cell < length / 2), default=0)
+        after = max((length - cell for cell in cells if cell >= length / 2), default=0)
+        depths.append((before, after))
     return tuple(depths)
