@@ -64,7 +64,7 @@ def test_names_match_regardless_of_spelling(data_names, model_names, expected):
         (
             ("ant", "cat", "fox"),
             ("dog", "cat", "owl", "ant", "bee"),
-            "'dog', 'cat', 'owl', …, got 'fox'; .*--ignore-l",
+            "'dog', 'cat', 'owl', …, got 'fox'. .*--ignore-l",
         ),
         (("x", "y", "z"), ("a", "b", "c"), "got 'x', 'y', 'z'"),
         (
