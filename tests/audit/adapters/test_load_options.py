@@ -105,6 +105,6 @@ def test_numbers_that_do_not_fit_are_errors(said: dict, message: str):
 
 def test_a_grey_colour_of_unknown_channels_is_asked_for_all_of_them():
     with pytest.raises(
-        ValueError, match=r"mean must be one number for each channel, for the model.*got \(0.5,\)"
+        ValueError, match=r"mean must be one number for each channel, got \(0.5,\)\. The model"
     ):
         LoadOptions(mean=(0.5,), deviation=(0.5,)).fit(Preprocessing())

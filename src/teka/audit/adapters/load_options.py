@@ -81,25 +81,28 @@ class LoadOptions:
 
     def _normalization(self, in_channels: int | None) -> Normalize | None:
         """Return the normalization for a number of channels, or None if none is given."""
-        given = {"mean": self.mean or (), "deviation": self.deviation or ()}
-        channels = in_channels or max(map(len, given.values()))
-        for argument, values in given.items():
-            if channels and len(values) not in (1, channels):
+        if self.mean is None or self.deviation is None:
+            return None
+        channels = in_channels or max(len(self.mean), len(self.deviation))
+        for argument, values in (("mean", self.mean), ("deviation", self.deviation)):
+            if len(values) not in (1, channels):
                 expected = f"one number, or one for each of {channels} channels"
                 raise wrong_value(argument, values, expected)
-            given[argument] = values * channels if len(values) == 1 else values
-        return None if self.mean is None else Normalize(**given)
+        # A single number is for all channels.
+        mean, deviation = self.mean * channels, self.deviation * channels
+        return Normalize(mean[:channels], deviation[:channels])
 
     @property
     def num_classes_argument(self) -> dict[str, int]:
         """Keyword argument with the number of classes of a model to build, or no argument."""
-        is_built = self.num_classes is not None and self.weights is not None
-        return {"num_classes": self.num_classes} if is_built else {}
+        if self.num_classes is None or self.weights is None:
+            return {}
+        return {"num_classes": self.num_classes}
 
     def fit(self, transform: Preprocessing) -> tuple[Preprocessing, tuple[int, int] | None]:
         """Return a model's preprocessing with these options applied, and the input size."""
-        if self.mean is not None:
-            normalization = self._normalization(transform.in_channels)
+        normalization = self._normalization(transform.in_channels)
+        if normalization is not None:
             channels = len(normalization.mean)
             if transform.in_channels is None and channels == 1:
                 hint = "The model does not declare its number of channels."

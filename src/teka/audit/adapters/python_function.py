@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -31,7 +32,8 @@ def load_factory(spec: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) ->
         expected = f"a function that returns a module or a callable, not {type(model).__name__}"
         raise wrong_value("model", spec, expected)
     transform, size = load_options.fit(Preprocessing())
-    label, known = f"{file.stem}:{name}", {"declares_preprocessing": load_options.mean is not None}
+    label = f"{file.stem}:{name}"
+    known: dict[str, Any] = {"declares_preprocessing": load_options.mean is not None}
     if isinstance(model, nn.Module):
         model = load_options.fill(model)
         return wrap_module(model, label, "factory", transform, size, load_options.device, **known)

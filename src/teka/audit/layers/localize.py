@@ -389,7 +389,7 @@ def _first_breaks(
         for kind, error in (("interior", interior), ("edge", edge), ("aliasing", aliasing)):
             # After a break inside the image, errors at the edge are a consequence.
             is_consequence = kind == "edge" and "interior" in breaks
-            if kind in breaks or is_consequence or (error or 0.0) <= errors.limit:
+            if kind in breaks or is_consequence or error is None or error <= errors.limit:
                 continue
             # Without a module around it, use the module that received the tensor.
             owner = call if is_output else call.inside or call
