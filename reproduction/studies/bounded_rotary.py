@@ -4,9 +4,9 @@ r"""Denominators of rotary attention: accuracy, size of the outputs, gradients a
     python -m reproduction.studies.tables
 
 The first command trains the models that are missing in bounded_rotary.jsonl.gz. The second one
-writes the tables of docs/which_kernel.md. Every candidate is tuned on each data set. The selection
-seeds choose the default. The evaluation seeds were not used for any choice; they compare the
-default with the previous one and with softmax.
+writes the tables of reproduction/studies/README.md. Every candidate is tuned on each data set. The
+selection seeds choose the default. The evaluation seeds were not used for any choice; they compare
+the default with the previous one and with softmax.
 """
 
 import copy

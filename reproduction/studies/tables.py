@@ -51,9 +51,7 @@ def load(study: str) -> Any:
     return read_cells(read_study(STUDIES / f"{study}.yaml"), STUDIES / study)
 
 
-def compare(
-    accuracy: Any, factor: str, reference: str | None = None, *, ranked: bool = False
-) -> pd.DataFrame:
+def compare(accuracy: Any, factor: str, reference: str | None = None) -> pd.DataFrame:
     """Return a table of accuracies, and of the differences between each level and a reference.
 
     Args:
@@ -61,11 +59,8 @@ def compare(
         factor: Factor whose levels are the rows.
         reference: Level that is subtracted with the same seed. By default, the best on each data
             set.
-        ranked: Sort the rows by their mean accuracy.
     """
     wide = accuracy.unstack(factor, sort=False)
-    if ranked:
-        wide = wide[wide.groupby("data").mean().mean().sort_values(ascending=False).index]
     columns = {}
     for data, group in wide.groupby("data", sort=False):
         name = DATA.get(data, data)
@@ -88,41 +83,17 @@ def bounded(seeds: Iterable[int], reference: str | None) -> pd.DataFrame:
 
 
 def bounded_sizes() -> pd.DataFrame:
-    """Return how large outputs, gains and gradients become, and the effect of half precision."""
+    """Return the largest gain of each denominator, and the finite outputs in float16."""
     cells = load("bounded_rotary")
     gains = cells[["gain.test", "gain.inverted", "gain.blank"]]
     cells["gain"] = gains.map(lambda gain: gain[0]).max(axis=1)
-    cells["above"] = gains["gain.inverted"].map(lambda gain: gain[1])
-    columns = {
-        "largest output / value": ("largest_output", "max", "{:,.3g}"),
-        "largest gain": ("gain", "max", "{:,.3g}"),
-        "rows above 1": ("above", "mean", "{:.1%}"),
-        "gradient norm, median": ("gradient_norm.median", "median", "{:.2g}"),
-        "largest": ("gradient_norm.largest", "max", "{:,.3g}"),
-        "finite in fp16": ("half.test float16.finite", "min", "{:.1%}"),
-        "inverted": ("half.inverted float16.finite", "min", "{:.1%}"),
-        "same class in fp16": ("half.test float16.agree", "min", "{:.1%}"),
-        "same class, inverted": ("half.inverted float16.agree", "min", "{:.1%}"),
-    }
     groups = cells.groupby("candidate", sort=False)
     return pd.DataFrame(
         {
-            heading: groups[column].agg(statistic).map(text.format)
-            for heading, (column, statistic, text) in columns.items()
+            "largest gain": groups["gain"].max().map("{:,.3g}".format),
+            "finite in fp16": groups["half.test float16.finite"].min().map("{:.1%}".format),
         }
     )
-
-
-def kernels(factor: str, reference: str) -> Any:
-    """Return the accuracies of the kernel study minus those with a level of a factor."""
-    wide = load("kernels").accuracy.unstack(factor, sort=False)
-    return wide.sub(wide[reference], axis=0).drop(columns=reference)
-
-
-def format_groups(differences: pd.DataFrame, by: str | list[str]) -> pd.DataFrame:
-    """Return the means of differences over seeds, one row per group."""
-    groups = differences.groupby(by, sort=False)
-    return groups.agg(format_mean, signed=True).rename(index=DATA)
 
 
 def with_rotary() -> pd.DataFrame:
@@ -133,18 +104,6 @@ def with_rotary() -> pd.DataFrame:
     table = groups[list(names)].agg(format_mean, signed=True).rename(columns=names).unstack("data")
     table.columns = [f"{DATA[data]}: {name}" for name, data in table.columns]
     return table.drop(index="softmax")
-
-
-def with_all_positions() -> pd.DataFrame:
-    """Compare kernels with softmax: the median of the exact positions for each seed."""
-    differences = kernels("kernel", "softmax").drop(index="rotation joint", level="position")
-    return format_groups(differences.groupby(["data", "seed"], sort=False).median(), "data").T
-
-
-def positions_with(kernel: str) -> pd.DataFrame:
-    """Compare the positions that others use with rotary, for one kernel."""
-    accuracy = load("positions").accuracy.xs(kernel, level="kernel")
-    return compare(accuracy, "position", "rotary", ranked=True)
 
 
 def rotation_start() -> pd.DataFrame:
@@ -172,7 +131,7 @@ def denominators() -> pd.DataFrame:
     """Compare accuracies, gains and overflows of the denominators of rotary attention."""
     accuracy = bounded(bounded_rotary.SELECTION_SEEDS, None)
     accuracy = accuracy.drop(columns=accuracy.filter(like="difference"))
-    return accuracy.join(bounded_sizes()[["largest gain", "finite in fp16"]])
+    return accuracy.join(bounded_sizes())
 
 
 def linear_table() -> pd.DataFrame:
@@ -206,18 +165,6 @@ def variants(study: str, reference: str) -> pd.DataFrame:
 
 
 TABLES: dict[str, dict[str, Callable[[], pd.DataFrame]]] = {
-    "docs/which_kernel.md": {
-        "bounded accuracy": partial(bounded, bounded_rotary.SELECTION_SEEDS, None),
-        "bounded evaluation": partial(bounded, bounded_rotary.EVALUATION_SEEDS, "mixed, λ = 0.3"),
-        "bounded sizes": bounded_sizes,
-        "softmax start": partial(variants, "softmax_start", "softmax"),
-        "differences with rotary": with_rotary,
-        "differences with all positions": with_all_positions,
-        "positions with softmax": partial(positions_with, "softmax"),
-        "positions with squared relu": partial(positions_with, "squared relu"),
-        "full size": partial(variants, "large", "softmax × rotary"),
-        "rotation start": partial(variants, "rotation_start", "σ = 1"),
-    },
     "reproduction/studies/README.md": {
         "denominators": denominators,
         "denominators, evaluation": partial(
