@@ -203,7 +203,7 @@ def test_a_replaced_model_is_not_saved_without_its_kernels(tmp_path):
     expected = model(torch.ones(1, 3, 32, 32)).logits
     for part in (model, model.vit, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         with pytest.raises(
-            ValueError, match=r"save_pretrained cannot save replaced attention: .*state_dict"
+            ValueError, match=r"save_pretrained cannot save replaced attention.*state_dict"
         ):
             part.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="save_pretrained cannot save replaced attention"):

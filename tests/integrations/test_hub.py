@@ -17,8 +17,8 @@ def test_a_model_comes_back_from_a_folder_with_a_card_that_says_how_good_it_is(t
     loaded = HubModel.from_pretrained(tmp_path / "model")
     images = torch.rand(2, 1, 16, 16, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(loaded(images), model(images))
-    assert loaded.made_with == model.made_with
+    assert loaded.model_config == model.model_config
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
-    accuracy = model.made_with.facts["evaluation"]["accuracy"]  # pyright: ignore[reportIndexIssue]
+    accuracy = model.model_config.facts["evaluation"]["accuracy"]  # pyright: ignore[reportIndexIssue]
     assert f"| accuracy | {accuracy} |" in card
     assert card.startswith("---\nlibrary_name: teka\n")

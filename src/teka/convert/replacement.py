@@ -1,11 +1,9 @@
-"""Replacement of the attention in models of other libraries: projections are kept, and teka's kernels attend."""
+"""Replacement of the attention in models of PyTorch, timm and transformers by teka's kernels."""
 
-import ast
 import inspect
-import textwrap
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -20,86 +18,99 @@ from teka.nn.head_groups import name_kernels
 from teka.nn.multihead_attention import is_causal_mask
 from teka.nn.options import AttentionOptions
 
-# Reasons why a layer is left. The first ones hold for every kernel.
+# Reasons why a layer is not replaced. The first ones apply to every kernel.
 OTHER_TOKENS = "it attends to other tokens than its own"
 BIASED = "it adds a bias to the attention weights or selects keys, which teka's kernels cannot"
 WINDOWED = "its model limits attention to a window of keys"
-MASKED = "its model has an attention mask that is neither causal nor padding"
 FIXED = "its model does not support set_attn_implementation"
+SUBCLASS = "it is a subclass or has hooks, bias_kv or zero_attn"
+WHOLE_MODEL = "it is the model itself; teka.nn.MultiheadAttention takes its parameters"
 UNKNOWN_SIZE = "its number of heads or their size is not known"
 UNSUPPORTED = "attention of this class is not supported"
-# Those hold for relative kernels only.
+# These apply to relative kernels only.
 COARSER_KEYS = "its keys are on a coarser grid than its queries; relative=None replaces it"
 SUBSET = "it may receive only some of the patches, at unknown positions; relative=None replaces it"
 UNPLACED = "the positions of its tokens are not known; give their grid, or relative=None"
+
+SUPPORTED_CLASSES = (
+    "torch.nn.MultiheadAttention, or the attention of timm's vision transformers or of "
+    "transformers' models"
+)
+TIMM_MODULES = ("timm.layers.attention", "timm.models.vision_transformer")
 # Model types of transformers whose tokens are patches alone, in row-major order.
 PATCHES_ONLY = frozenset({"ijepa", "siglip_vision_model", "videomae"})
-CROSS = frozenset(
-    {"encoder_attn", "crossattention", "cross_attn"}
-)  # what models of transformers call such attention
-TIMM_ATTENTION = ("timm.layers.attention", "timm.models.vision_transformer")
-KNOWN = "torch.nn.MultiheadAttention, or the attention of timm's vision transformers or of transformers' models"
+# Names of cross-attention in models of transformers.
+CROSS_NAMES = frozenset({"encoder_attn", "crossattention", "cross_attn"})
+# Parts of the names of parameters that bias the attention weights in models of transformers.
+BIAS_NAMES = ("relative_position_bias", "relative_attention_bias", "rel_pos")
+WINDOW_TYPES = ("sliding", "chunked", "local", "sparse", "window")
+NUM_HEADS_NAMES = ("num_attention_heads", "num_heads", "n_heads", "n_head", "num_attn_heads")
+HEAD_SIZE_NAMES = ("qk_head_dim", "attention_head_size", "head_dim", "key_value_proj_dim")
+REDUCTION_NAMES = ("sequence_reduction_ratio", "spatial_reduction_ratio", "sr_ratio")
 
 
 @dataclass(frozen=True)
 class ReplacementReport:
-    """Layers that `replace_attention` replaced, and layers that it could not replace.
+    """Result of `replace_attention`.
 
     >>> import torch, teka
-    >>> model = torch.nn.ModuleDict({
-    ...     "attention": torch.nn.MultiheadAttention(16, 2), "mlp": torch.nn.Linear(16, 16)
-    ... })
+    >>> attention = torch.nn.MultiheadAttention(16, 2)
+    >>> model = torch.nn.ModuleDict({"attention": attention, "mlp": torch.nn.Linear(16, 16)})
     >>> report = teka.convert.replace_attention(model, relative="decay", num_axes=1)
     >>> report.replaced, report.num_kept, report.num_new
     ({'attention': 'torch.nn.MultiheadAttention'}, 1360, 2)
 
     Attributes:
-        kernels: Names of the new kernels.
-        replaced: Class that each replaced layer had, by name of the layer.
-        left: Reason why a layer was not replaced, by name of the layer.
-        num_kept: Number of parameters that the model keeps.
-        num_new: Number of new parameters.
+        kernels: Content kernel and relative kernel.
+        replaced: Former class of each replaced layer, by its name.
+        left: Reason why a layer was not replaced, by its name.
+        num_kept: Number of parameters of the model before, all of which it keeps.
+        num_new: Number of parameters of the kernels.
     """
 
-    kernels: str  # "content kernel × relative kernel"
+    kernels: str
     replaced: dict[str, str]
     left: dict[str, str]
-    num_kept: int  # parameters of the model before, all of which it still has
-    num_new: int  # parameters of the kernels
+    num_kept: int
+    num_new: int
 
     def __str__(self) -> str:
-        layers = (
-            "1 layer attends" if len(self.replaced) == 1 else f"{len(self.replaced)} layers attend"
-        )
-        lines = [
-            f"{layers} by {self.kernels} now; {self.num_kept:,} parameters kept, {self.num_new:,} new."
-        ]
-        lines = lines if self.replaced else ["No layer was replaced."]
-        lines += [
-            f"  {name or 'the model itself'}: was {was}" for name, was in self.replaced.items()
-        ]
-        lines += [
-            f"  {name or 'the model itself'}: left, because {reason}"
-            for name, reason in self.left.items()
-        ]
+        lines = ["No layer was replaced."]
+        if self.replaced:
+            count = len(self.replaced)
+            layers = "1 layer attends" if count == 1 else f"{count} layers attend"
+            counts = f"{self.num_kept:,} parameters kept, {self.num_new:,} new"
+            lines = [f"{layers} by {self.kernels} now; {counts}."]
+        for name, former_class in self.replaced.items():
+            lines.append(f"  {name}: was {former_class}")
+        for name, reason in self.left.items():
+            lines.append(f"  {name or 'the model itself'}: left, because {reason}")
         return "\n".join(lines)
 
 
 @dataclass(frozen=True)
-class Found:
-    """A layer with attention, and either the way to replace it or the reason why it is left."""
+class _Layer:
+    """Layer with attention, and either how to replace it or the reason why it stays.
 
-    was: str
+    Attributes:
+        former_class: Name of its class.
+        reason: Reason why it stays, or "".
+        dim_head: Size of a head.
+        num_heads: Number of heads.
+        replace: Makes the layer with these heads that replaces it.
+        num_axes: Number of axes of its tokens, if no grid is known.
+        grid: Grid of its tokens, if the model defines it.
+        num_prefix_tokens: Number of tokens before the grid.
+    """
+
+    former_class: str
+    reason: str = ""
     dim_head: int = 0
     num_heads: int = 0
-    attend_by: Callable[[AttentionHeads], nn.Module] | None = (
-        None  # make the layer that replaces it
-    )
-    reason: str = ""
-    num_axes: int = 1  # of its tokens, if no grid is known
-    grid: Grid | None = None  # of its tokens, if its model says it
+    replace: Callable[[AttentionHeads], nn.Module] | None = None
+    num_axes: int = 1
+    grid: Grid | None = None
     num_prefix_tokens: int = 0
-    blocked: object = None  # the config whose attention implementation has to stay
 
 
 def replace_attention(
@@ -107,20 +118,24 @@ def replace_attention(
 ) -> ReplacementReport:
     """Replace the attention of a model by teka's kernels, in place, and keep all its parameters.
 
-    Supported are `torch.nn.MultiheadAttention` and modules that contain it, such as `torch.nn.TransformerEncoder`, the
-    attention of timm's vision transformers, and the layers of transformers that support `attn_implementation`. The new
-    kernels are `AttentionHeads` in the layers, and their parameters are trained with those of the model. With
-    kernel="softmax" and relative=None the outputs change by rounding only. With other kernels the model has to be
-    trained again; see `distill_attention`.
+    Supported are `torch.nn.MultiheadAttention` and modules that contain it, such as
+    `torch.nn.TransformerEncoder`, the attention of timm's vision transformers, and the layers of
+    transformers that support `attn_implementation`. The new kernels are `AttentionHeads` in the
+    layers, and their parameters are trained with those of the model. With kernel="softmax" and
+    relative=None, the outputs change by rounding only. With other kernels the model must be trained
+    again; see `distill_attention`.
 
-    Layers that cannot be replaced are unchanged and listed in the report with the reason: attention with position
-    biases or sliding windows, and, for a relative kernel, attention whose tokens have unknown positions.
+    Layers that cannot be replaced stay and are listed in the report with the reason: attention with
+    position biases or sliding windows, and, for a relative kernel, attention whose tokens have
+    unknown positions.
 
-    A replaced model of transformers cannot be saved by `save_pretrained`, which would lose the replacement. Save its
-    `state_dict`, and load it into a model whose attention was replaced in the same way.
+    A replaced model of transformers cannot be saved by `save_pretrained`, which would lose the
+    replacement. Save its `state_dict`, and load it into a model whose attention was replaced in the
+    same way.
 
     >>> import torch, teka
-    >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, batch_first=True), 2)
+    >>> layer = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
+    >>> model = torch.nn.TransformerEncoder(layer, 2)
     >>> print(teka.convert.replace_attention(model, grid=teka.Grid((3, 4))))
     2 layers attend by squared_relu × rotary now; 137,504 parameters kept, 32 new.
       layers.0.self_attn: was torch.nn.MultiheadAttention
@@ -128,13 +143,16 @@ def replace_attention(
 
     Args:
         model: The model.
-        grid: The grid of its tokens, after the prefix. By default that of timm's and transformers' image models, and a
-            row for text, audio and `torch.nn.MultiheadAttention`. A `teka.on` around a call takes precedence.
-        num_prefix_tokens: Number of first tokens without a position. Image models of timm and transformers define it.
+        grid: Grid of the tokens after the prefix. By default that of image models of timm and
+            transformers, and a sequence for text, audio and `torch.nn.MultiheadAttention`. A
+            `teka.on` around a call takes precedence.
+        num_prefix_tokens: Number of first tokens without a position. Image models of timm and
+            transformers define it.
         **options: Options of the kernels, as for `AttentionHeads`.
 
     Raises:
-        ValueError: The model has no attention of a supported class, or options are invalid. The model is unchanged.
+        ValueError: The model has no attention of a supported class, or options are invalid. The
+            model is unchanged.
 
     Warns:
         UserWarning: No layer was replaced.
@@ -143,388 +161,327 @@ def replace_attention(
     if grid is not None:
         check_instance("grid", grid, Grid)
     check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
-    placed = AttentionOptions(**{"num_axes": 1, **options}).relative is not None
-    found = {
-        name: layer
-        for name, part in model.named_modules()
-        if (layer := _look_at(model, name, part, placed, grid))
-    }
-    if not any(layer.reason != UNSUPPORTED for layer in found.values()):
-        known = "; ".join(
-            [KNOWN, *(f"{name} is a {layer.was}" for name, layer in list(found.items())[:1])]
-        )
-        raise wrong_value(
-            "model", type(model).__name__, f"a model with attention that can be replaced: {known}"
-        )
-    blocked = {
-        id(layer.blocked): layer.reason for layer in found.values() if layer.blocked is not None
-    }
-    for name, layer in found.items():
-        reason = blocked.get(id(getattr(model.get_submodule(name), "config", None)))
-        if layer.attend_by is not None and reason is not None:
-            found[name] = replace(layer, attend_by=None, reason=reason)
-    able = {name: layer for name, layer in found.items() if layer.attend_by is not None}
+    needs_positions = AttentionOptions(**{"num_axes": 1, **options}).relative is not None
+    layers: dict[str, _Layer] = {}
+    for name, module in model.named_modules():
+        layer = _describe_layer(model, name, module, needs_positions, grid)
+        if layer is not None:
+            layers[name] = layer
+    if all(layer.reason == UNSUPPORTED for layer in layers.values()):
+        classes = [f"; {name} is a {layer.former_class}" for name, layer in layers.items()]
+        expected = f"a model with attention of {SUPPORTED_CLASSES}{''.join(classes[:1])}"
+        raise wrong_value("model", type(model).__name__, expected)
+
     num_kept = sum(parameter.numel() for parameter in model.parameters())
-    made: dict[str, AttentionHeads] = {}
-    for name, layer in able.items():
-        place = (layer.grid, layer.num_prefix_tokens) if grid is None else (grid, num_prefix_tokens)
-        num_axes = layer.num_axes if place[0] is None else place[0].num_axes
-        made[name] = AttentionHeads(
-            *(layer.dim_head, layer.num_heads),
-            grid=place[0],
-            num_prefix_tokens=place[1] if place[0] is not None else num_prefix_tokens,
-            **{"num_axes": num_axes, **options},
-        )
+    able = {name: layer for name, layer in layers.items() if layer.replace is not None}
+    heads = {
+        name: _make_heads(layer, grid, num_prefix_tokens, options) for name, layer in able.items()
+    }
     new: dict[nn.Module, nn.Module] = {}
-    for name, heads in made.items():
-        attend_by, old = able[name].attend_by, model.get_submodule(name)
-        assert attend_by is not None
-        like = next(iter([*old.parameters(), *model.parameters()]))
-        heads.to(like.device, like.dtype if like.is_floating_point() else None)
-        new[old] = attend_by(heads).train(old.training)
-    for name, old in list(
-        model.named_modules(remove_duplicate=False)
-    ):  # one layer may be used in several places
-        if name and old in new:
+    for name, layer in able.items():
+        old = model.get_submodule(name)
+        parameter = next(iter([*old.parameters(), *model.parameters()]))
+        dtype = parameter.dtype if parameter.is_floating_point() else None
+        heads[name].to(parameter.device, dtype)
+        assert layer.replace is not None
+        new[old] = layer.replace(heads[name]).train(old.training)
+    # A layer may be used in several places.
+    for name, old in list(model.named_modules(remove_duplicate=False)):
+        if old in new:
             model.set_submodule(name, new[old])
     for module in model.modules():
-        if isinstance(module, nn.TransformerEncoder) and made:
+        if isinstance(module, nn.TransformerEncoder) and new:
             module.use_nested_tensor = False  # only torch's own attention supports it
-    num_new = sum(parameter.numel() for heads in made.values() for parameter in heads.parameters())
-    kernels = name_kernels(*next(iter(made.values())).current_kernels()) if made else ""
-    reasons = {name: layer.reason for name, layer in found.items() if layer.attend_by is None}
+
     report = ReplacementReport(
-        kernels, {name: layer.was for name, layer in able.items()}, reasons, num_kept, num_new
+        name_kernels(*next(iter(heads.values())).current_kernels()) if heads else "",
+        {name: layer.former_class for name, layer in able.items()},
+        {name: layer.reason for name, layer in layers.items() if layer.replace is None},
+        num_kept,
+        sum(parameter.numel() for made in heads.values() for parameter in made.parameters()),
     )
-    if not made:
-        warnings.warn(
-            f"no layer was replaced: {'; '.join(dict.fromkeys(reasons.values()))}", stacklevel=2
-        )
+    if not new:
+        reasons = "; ".join(dict.fromkeys(report.left.values()))
+        warnings.warn(f"no layer was replaced: {reasons}", stacklevel=2)
     return report
 
 
-def _look_at(
-    model: nn.Module, name: str, module: nn.Module, placed: bool, grid: Grid | None
-) -> Found | None:
-    """Return what a module is if it has attention, else None; `placed` says if tokens need positions."""
-    kind, home = type(module), type(module).__module__
-    if home.split(".")[0] == "teka":
+def _make_heads(
+    layer: _Layer, grid: Grid | None, num_prefix_tokens: int, options: dict[str, Any]
+) -> AttentionHeads:
+    if grid is None and layer.grid is not None:
+        grid, num_prefix_tokens = layer.grid, layer.num_prefix_tokens
+    num_axes = layer.num_axes if grid is None else grid.num_axes
+    options = {"num_axes": num_axes, **options}
+    sizes = (layer.dim_head, layer.num_heads)
+    return AttentionHeads(*sizes, grid=grid, num_prefix_tokens=num_prefix_tokens, **options)
+
+
+def _describe_layer(
+    model: nn.Module, name: str, module: nn.Module, needs_positions: bool, grid: Grid | None
+) -> _Layer | None:
+    """Return the description of a module with attention, or None."""
+    kind = type(module)
+    library = kind.__module__.partition(".")[0]
+    if library == "teka":
         return None
     if isinstance(module, nn.MultiheadAttention):
-        return _torch_attention(model, name, module, placed, grid)
-    if kind.__name__ == "Attention" and home in TIMM_ATTENTION:
-        return _timm_attention(model, name, module, placed, grid)
-    if home.startswith("transformers.models.") and _interface_calls(kind):
-        return _transformers_attention(model, name, module, placed, grid)
-    # The innermost module whose class is named so computes it.
-    inner = (part for part in module.modules() if part is not module)
-    if "Attention" in kind.__name__ and not any(
-        "Attention" in type(part).__name__ for part in inner
+        return _torch_layer(model, name, module, needs_positions, grid)
+    former_class = f"{kind.__module__}.{kind.__name__}"
+    if kind.__name__ == "Attention" and kind.__module__ in TIMM_MODULES:
+        return _timm_layer(model, name, module, needs_positions and grid is None, former_class)
+    if _interface_source(kind):
+        reason = _transformers_reason(model, name, module, needs_positions, grid)
+        if reason:
+            return _Layer(former_class, reason)
+        return _transformers_layer(model, name, module, former_class)
+    # Otherwise the innermost module with such a class name computes attention.
+    children = [part for part in module.modules() if part is not module]
+    if "Attention" not in kind.__name__ or any(
+        "Attention" in type(child).__name__ for child in children
     ):
-        parents = (type(part) for part in _ancestors(model, name))
-        if not any(
-            issubclass(one, nn.MultiheadAttention) or _interface_calls(one) for one in parents
-        ):
-            return Found(f"{home}.{kind.__name__}", reason=UNSUPPORTED)
-    return None
+        return None
+    for parent in _ancestors(model, name):
+        if isinstance(parent, nn.MultiheadAttention) or _interface_source(type(parent)):
+            return None
+    return _Layer(former_class, UNSUPPORTED)
 
 
 def _ancestors(model: nn.Module, name: str) -> Iterator[nn.Module]:
-    """Yield the modules that contain a module, the nearest one first."""
+    """Yield the modules that contain a module, the nearest first."""
     while name:
         name = name.rpartition(".")[0]
         yield model.get_submodule(name)
 
 
-def _asks_others(model: nn.Module, name: str, module: nn.Module) -> bool:
-    """Whether attention is to other tokens than its own, or of a learned query, between which there are no offsets."""
-    holder = type(model.get_submodule(name.rpartition(".")[0]))
-    of_decoder = issubclass(holder, nn.TransformerDecoderLayer) and name.endswith("multihead_attn")
-    of_pooling = "Pooling" in holder.__name__
-    is_cross = getattr(module, "is_cross_attention", False) or "Cross" in type(module).__name__
-    return of_decoder or of_pooling or is_cross or not CROSS.isdisjoint(name.split("."))
+def _attends_to_other_tokens(model: nn.Module, name: str, module: nn.Module) -> bool:
+    """Return True for cross-attention and for pooling by a learned query."""
+    parent = type(model.get_submodule(name.rpartition(".")[0]))
+    return (
+        (issubclass(parent, nn.TransformerDecoderLayer) and name.endswith("multihead_attn"))
+        or "Pooling" in parent.__name__
+        or getattr(module, "is_cross_attention", False)
+        or "Cross" in type(module).__name__
+        or not CROSS_NAMES.isdisjoint(name.split("."))
+    )
 
 
-def _torch_attention(
-    model: nn.Module, name: str, module: nn.MultiheadAttention, placed: bool, grid: Grid | None
-) -> Found:
-    was = "torch.nn.MultiheadAttention"
-    if type(module).forward is not nn.MultiheadAttention.forward:
-        return Found(
-            was, reason=f"its class {type(module).__name__} has a forward method of its own"
-        )
-    if _asks_others(model, name, module) or (
-        placed and not module.embed_dim == module.kdim == module.vdim
+def _torch_layer(
+    model: nn.Module,
+    name: str,
+    module: nn.MultiheadAttention,
+    needs_positions: bool,
+    grid: Grid | None,
+) -> _Layer:
+    former_class = "torch.nn.MultiheadAttention"
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    owner = _transformers_model(model, name)
+    has_other_sizes = not module.embed_dim == module.kdim == module.vdim
+    reason = ""
+    if _attends_to_other_tokens(model, name, module) or (needs_positions and has_other_sizes):
+        reason = OTHER_TOKENS
+    elif (
+        type(module) is not nn.MultiheadAttention
+        or any(hooks)
+        or module.bias_k is not None
+        or module.add_zero_attn
     ):
-        return Found(was, reason=OTHER_TOKENS)
-    if module.bias_k is not None or module.add_zero_attn:
-        return Found(was, reason="it has add_bias_kv or add_zero_attn")
-    if not name:
-        return Found(
-            was, reason="it is the model itself; teka.nn.MultiheadAttention takes its parameters"
-        )
-    kwargs = {
-        "kdim": module.kdim,
-        "vdim": module.vdim,
-        "batch_first": module.batch_first,
-        "device": "meta",
-    }
-    sizes = (module.embed_dim, module.num_heads, module.dropout, module.in_proj_bias is not None)
-    expected = {key for key, _ in nn.MultiheadAttention(*sizes, **kwargs).named_parameters()}
-    if {key for key, _ in module.named_parameters()} != expected:
-        return Found(was, reason="its parameters are not those of torch.nn.MultiheadAttention")
-    if any(
-        (
-            module._forward_hooks,
-            module._forward_pre_hooks,
-            module._backward_hooks,
-            module._backward_pre_hooks,
-        )
-    ):
-        return Found(was, reason="it has hooks")
-    owner = _owner(model, name)
-    if placed and grid is None and getattr(owner, "main_input_name", None) == "pixel_values":
-        return Found(was, reason=UNPLACED)
+        reason = SUBCLASS
+    elif not name:
+        reason = WHOLE_MODEL
+    elif needs_positions and grid is None:
+        takes_images = getattr(owner, "main_input_name", None) == "pixel_values"
+        reason = UNPLACED if takes_images else ""
+    if reason:
+        return _Layer(former_class, reason)
 
-    def attend_by(heads: AttentionHeads) -> nn.Module:
-        new = MultiheadAttention(*sizes, **kwargs)
-        for own, parameter in module.named_parameters():
-            new.get_submodule(own.rpartition(".")[0]).register_parameter(
-                own.rpartition(".")[2], parameter
-            )
+    def replace(heads: AttentionHeads) -> nn.Module:
+        new = MultiheadAttention(
+            module.embed_dim,
+            module.num_heads,
+            module.dropout,
+            module.in_proj_bias is not None,
+            kdim=module.kdim,
+            vdim=module.vdim,
+            batch_first=module.batch_first,
+            device="meta",
+        )
+        for path, parameter in module.named_parameters():
+            parent, _, attribute = path.rpartition(".")
+            new.get_submodule(parent).register_parameter(attribute, parameter)
         new.heads = heads
-        if placed:
+        if needs_positions:
             new.register_forward_pre_hook(_check_own_tokens, with_kwargs=True)
         return new
 
-    return Found(was, module.head_dim, module.num_heads, attend_by)
+    return _Layer(
+        former_class, dim_head=module.head_dim, num_heads=module.num_heads, replace=replace
+    )
 
 
 def _check_own_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Check that keys have the positions of the queries, because the positions of other tokens are not known."""
-    query, key = (
-        args[place] if place < len(args) else kwargs.get(name)
-        for place, name in enumerate(("query", "key"))
-    )
+    """Check that keys have the positions of queries. The positions of others are not known."""
+    arguments = {**dict(zip(("query", "key"), args, strict=False)), **kwargs}
+    query, key = arguments["query"], arguments["key"]
     if isinstance(query, Tensor) and isinstance(key, Tensor) and query.shape[:-1] != key.shape[:-1]:
-        expected = f"the shape of query, {tuple(query.shape)}; attention to other tokens needs relative=None"
-        raise wrong_shape("key", key.shape, expected)
+        expected = f"the shape of query, {tuple(query.shape)}"
+        hint = "Attention to other tokens needs relative=None."
+        raise wrong_shape("key", key.shape, expected, hint)
 
 
-def _timm_attention(
-    model: nn.Module, name: str, module: nn.Module, placed: bool, grid: Grid | None
-) -> Found:
-    timms: Any = module
-    was = f"{type(module).__module__}.{type(module).__name__}"
-    holders = (
-        part
-        for part in _ancestors(model, name)
-        if hasattr(getattr(part, "patch_embed", None), "grid_size")
+def _timm_layer(
+    model: nn.Module, name: str, module: nn.Module, needs_grid: bool, former_class: str
+) -> _Layer:
+    attention: Any = module
+    grid, num_prefix_tokens = None, 0
+    if needs_grid:
+        for parent in _ancestors(model, name):
+            patches = getattr(getattr(parent, "patch_embed", None), "grid_size", None)
+            if patches is not None:
+                if not isinstance(getattr(parent, "patch_drop", None), nn.Identity | None):
+                    return _Layer(former_class, SUBSET)
+                grid = Grid(tuple(patches))
+                num_prefix_tokens = getattr(parent, "num_prefix_tokens", 0)
+                break
+        else:
+            return _Layer(former_class, UNPLACED)
+    return _Layer(
+        former_class,
+        dim_head=attention.qkv.out_features // 3 // attention.num_heads,
+        num_heads=attention.num_heads,
+        replace=lambda heads: PackedAttention(module, heads),
+        grid=grid,
+        num_prefix_tokens=num_prefix_tokens,
     )
-    holder: Any = next(holders, None)
-    place = {}
-    if placed and grid is None:
-        if holder is None or holder.patch_embed.grid_size is None:
-            return Found(was, reason=UNPLACED)
-        if not isinstance(getattr(holder, "patch_drop", None), nn.Identity | None):
-            return Found(was, reason=SUBSET)
-        sides = Grid(tuple(holder.patch_embed.grid_size))
-        place = {"grid": sides, "num_prefix_tokens": getattr(holder, "num_prefix_tokens", 0)}
-    heads, width = timms.num_heads, timms.qkv.out_features // 3
-    return Found(was, width // heads, heads, lambda new: PackedAttention(module, new), **place)
 
 
-def _transformers_attention(
-    model: nn.Module, name: str, module: nn.Module, placed: bool, grid: Grid | None
-) -> Found:
+def _transformers_layer(
+    model: nn.Module, name: str, module: nn.Module, former_class: str
+) -> _Layer:
     from teka.integrations.transformers.attention import (
-        OWN,
-        OWN_HEADS,
+        REPLACED,
+        REPLACED_HEADS,
         patch_grid,
-        register_attention,
+        refuse_to_save,
     )
 
-    was = f"{type(module).__module__}.{type(module).__name__}"
-    owner, config = _owner(model, name), getattr(module, "config", None)
-    if not getattr(owner, "_can_set_attn_implementation", lambda: True)():
-        return Found(was, reason=FIXED)
-    reason = _unsupported_weights(model, name, module)
-    if reason:
-        return Found(was, reason=reason, blocked=config)
-    if _asks_others(model, name, module):
-        return Found(was, reason=OTHER_TOKENS)
-    if placed:
-        reason = _unknown_positions(model, name, module, grid)
-        if reason:
-            return Found(was, reason=reason)
-    places, counts = (
-        (module, config),
-        ("num_attention_heads", "num_heads", "n_heads", "n_head", "num_attn_heads"),
-    )
-    heads = next(
-        (size for place in places for one in counts if (size := getattr(place, one, None))), 0
-    )
-    dims = ("qk_head_dim", "attention_head_size", "head_dim", "key_value_proj_dim")
-    dim_head = next(
-        (size for one in dims if isinstance(size := getattr(module, one, None), int)), 0
-    )
-    dim_head = dim_head or (
-        getattr(config, "hidden_size", 0) // heads if isinstance(heads, int) and heads else 0
-    )
-    if not (isinstance(heads, int) and heads and dim_head):
-        return Found(was, reason=UNKNOWN_SIZE)
+    config = getattr(module, "config", None)
+    num_heads = _first_integer((module, config), NUM_HEADS_NAMES)
+    dim_head = _first_integer((module,), HEAD_SIZE_NAMES)
+    if not dim_head and num_heads:
+        dim_head = getattr(config, "hidden_size", 0) // num_heads
+    if not (num_heads and dim_head):
+        return _Layer(former_class, UNKNOWN_SIZE)
 
-    def attend_by(new: AttentionHeads) -> nn.Module:
-        register_attention()
+    def replace(heads: AttentionHeads) -> nn.Module:
+        owner = _transformers_model(model, name)
         if owner is not None:
-            owner.set_attn_implementation(OWN)
+            owner.set_attn_implementation(REPLACED)
         layer: Any = module
-        layer.config._attn_implementation = (
-            OWN  # some models give their layers a copy of the config
-        )
-        setattr(module, OWN_HEADS, new)
-        for part in _ancestors(model, name):
-            if hasattr(part, "save_pretrained"):
-                vars(part).update(save_pretrained=_SaveRefusal(), push_to_hub=_SaveRefusal())
+        layer.config._attn_implementation = REPLACED  # it may have a copy of the model's config
+        setattr(module, REPLACED_HEADS, heads)
+        for parent in _ancestors(model, name):
+            if hasattr(parent, "save_pretrained"):
+                vars(parent).update(save_pretrained=refuse_to_save, push_to_hub=refuse_to_save)
         return module
 
     patches = patch_grid(config)
-    return Found(
-        was, dim_head, heads, attend_by, num_axes=1 if patches is None else patches.num_axes
+    num_axes = 1 if patches is None else patches.num_axes
+    return _Layer(
+        former_class, dim_head=dim_head, num_heads=num_heads, replace=replace, num_axes=num_axes
     )
 
 
-def _owner(model: nn.Module, name: str) -> Any:
+def _first_integer(holders: tuple[object, ...], names: tuple[str, ...]) -> int:
+    """Return the first attribute with one of these names that is a positive integer, or 0."""
+    for holder in holders:
+        for name in names:
+            size = getattr(holder, name, None)
+            if isinstance(size, int) and size > 0:
+                return size
+    return 0
+
+
+def _transformers_model(model: nn.Module, name: str) -> Any:
     """Return the nearest model of transformers that contains a module, or None."""
-    return next(
-        (part for part in _ancestors(model, name) if hasattr(part, "set_attn_implementation")), None
-    )
+    for parent in _ancestors(model, name):
+        if hasattr(parent, "set_attn_implementation"):
+            return parent
+    return None
 
 
 @cache
-def _interface_calls(kind: type[nn.Module]) -> tuple[tuple[ast.Call, ...], bool] | None:
-    """Return the calls of transformers' attention interface in a class, and if it changes the mask before, or None."""
+def _interface_source(kind: type[nn.Module]) -> str:
+    """Return the source of a class that uses transformers' attention interface, or ""."""
     if not kind.__module__.startswith("transformers.models."):
-        return None
+        return ""
     source = inspect.getsource(kind.forward)
-    if "attention_interface" not in source:
-        return None
-    nodes = list(ast.walk(ast.parse(textwrap.dedent(source))))
-    calls = (node for node in nodes if isinstance(node, ast.Call))
-    named = tuple(
-        node
-        for node in calls
-        if isinstance(node.func, ast.Name) and node.func.id == "attention_interface"
-    )
-    assigned = (
-        node
-        for node in nodes
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in MASKS
-    )
-    return named, not all(isinstance(node.value, ast.Name | ast.IfExp) for node in assigned)
+    return source if "attention_interface" in source else ""
 
 
-# Names of a mask that a layer of transformers only passes on.
-MASKS = ("attention_mask", "mask", "current_attention_mask", "None")
-
-
-def _unsupported_weights(model: nn.Module, name: str, module: nn.Module) -> str:
-    """Return why no kernel can compute the attention weights of a layer of transformers, or an empty string."""
+def _transformers_reason(
+    model: nn.Module, name: str, module: nn.Module, needs_positions: bool, grid: Grid | None
+) -> str:
+    """Return the reason why a layer of transformers stays, or ""."""
+    from teka.integrations.transformers.attention import NUM_CLASS_TOKENS, patch_grid
     from teka.integrations.transformers.attention import UNSUPPORTED as UNSUPPORTED_ARGUMENTS
 
-    owner, config = _owner(model, name), getattr(module, "config", None)
-    calls = _interface_calls(type(module))
-    assert calls is not None
-    for call in calls[0]:
-        named = {keyword.arg: keyword.value for keyword in call.keywords}
-        mask = call.args[4] if len(call.args) > 4 else named.get("attention_mask")
-        values = [named[argument] for argument in UNSUPPORTED_ARGUMENTS if argument in named]
-        if (
-            calls[1]
-            or (mask is not None and ast.unparse(mask) not in MASKS)
-            or not all(_is_none(module, value) for value in values)
-        ):
-            return BIASED
-    biases = ("relative_position_bias", "relative_attention_bias", "rel_pos")
-    if owner is not None and any(
-        bias in key for key, _ in owner.named_parameters() for bias in biases
-    ):
-        return BIASED
-    kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
-    if kinds:
-        if any(
-            word in kind
-            for kind in kinds
-            for word in ("sliding", "chunked", "local", "sparse", "window")
-        ):
-            return WINDOWED
-    elif window and getattr(config, "use_sliding_window", True):
-        return WINDOWED
-    if hasattr(config, "vocab_size"):
-        for part in _ancestors(model, name):
-            words = ("or_mask_function", "and_mask_function", "block_sequence_ids")
-            if hasattr(part, "set_attn_implementation") and any(
-                word in inspect.getsource(type(part).forward) for word in words
-            ):
-                return MASKED
-    return ""
-
-
-def _is_none(module: nn.Module, value: ast.expr) -> bool:
-    """Return True if an argument is None, or an attribute of the module that is None."""
-    if isinstance(value, ast.Attribute) and ast.unparse(value.value) == "self":
-        return getattr(module, value.attr, value) is None
-    return isinstance(value, ast.Constant) and value.value is None
-
-
-def _unknown_positions(model: nn.Module, name: str, module: nn.Module, grid: Grid | None) -> str:
-    """Return why the positions of the tokens of a layer of transformers are not known, or an empty string."""
-    from teka.integrations.transformers.attention import NUM_CLASS_TOKENS, patch_grid
-
+    owner = _transformers_model(model, name)
     config = getattr(module, "config", None)
-    kind = str(getattr(config, "model_type", ""))
-    reductions = (
-        getattr(module, one, 1)
-        for one in ("sequence_reduction_ratio", "spatial_reduction_ratio", "sr_ratio")
-    )
-    if any(isinstance(one, int) and one > 1 for one in reductions):
+    if not getattr(owner, "_can_set_attn_implementation", lambda: True)():
+        return FIXED
+    # All layers of a model share the implementation of attention.
+    shared = module if owner is None else owner
+    sources = {_interface_source(type(part)) for part in shared.modules()}
+    arguments = [f" {argument}=" for argument in UNSUPPORTED_ARGUMENTS]
+    has_bias = any(bias in path for path, _ in shared.named_parameters() for bias in BIAS_NAMES)
+    if has_bias or any(argument in source for source in sources for argument in arguments):
+        return BIASED
+    layer_types = getattr(config, "layer_types", None)
+    has_window = bool(getattr(config, "sliding_window", None))
+    if layer_types:
+        has_window = any(word in kind for kind in layer_types for word in WINDOW_TYPES)
+    elif not getattr(config, "use_sliding_window", True):
+        has_window = False
+    if has_window:
+        return WINDOWED
+    if _attends_to_other_tokens(model, name, module):
+        return OTHER_TOKENS
+    if not needs_positions:
+        return ""
+    if any(_first_integer((module,), (reduction,)) > 1 for reduction in REDUCTION_NAMES):
         return COARSER_KEYS
+    model_type = str(getattr(config, "model_type", ""))
     parents = [type(part).__name__ for part in _ancestors(model, name)]
-    if kind == "vit_mae" or "VideoMAEForPreTraining" in parents:
+    if model_type == "vit_mae" or "VideoMAEForPreTraining" in parents:
         return SUBSET
     if grid is not None:
         return ""
     if patch_grid(config) is not None:
-        return "" if kind in NUM_CLASS_TOKENS or kind in PATCHES_ONLY else UNPLACED
-    source = getattr(_owner(model, name), "main_input_name", "input_ids")
-    in_row = hasattr(config, "vocab_size") and source != "pixel_values" and "qformer" not in kind
-    in_row = in_row or source in ("input_features", "input_values", "past_values")
-    return "" if in_row or getattr(module, "is_causal", False) is True else UNPLACED
-
-
-class _SaveRefusal:
-    """The methods `save_pretrained` and `push_to_hub` of a model of transformers whose attention was replaced."""
-
-    def __call__(self, *_: object, **__: object) -> None:
-        raise ValueError(
-            "save_pretrained cannot save replaced attention: from_pretrained would load the original attention. Save "
-            "model.state_dict(), and load it after replace_attention with the same arguments."
-        )
-
-    def __reduce__(self) -> tuple[Callable[[], "_SaveRefusal"], tuple[()]]:
-        """Copy and unpickle; a process that unpickles the model has to know the attention implementation."""
-        return _refuse_to_save, ()
-
-
-def _refuse_to_save() -> _SaveRefusal:
-    from teka.integrations.transformers.attention import register_attention
-
-    register_attention()
-    return _SaveRefusal()
+        return "" if model_type in NUM_CLASS_TOKENS or model_type in PATCHES_ONLY else UNPLACED
+    main_input = getattr(owner, "main_input_name", "input_ids")
+    is_text = hasattr(config, "vocab_size") and main_input != "pixel_values"
+    is_sequence = (is_text and "qformer" not in model_type) or main_input in (
+        "input_features",
+        "input_values",
+        "past_values",
+    )
+    is_causal = getattr(module, "is_causal", False) is True
+    return "" if is_sequence or is_causal else UNPLACED
 
 
 class PackedAttention(nn.Module):
-    """timm's `Attention` that attends by teka's kernels: one linear map to queries, keys and values, and its others."""
+    """Attention of timm with teka's kernels and the projections of the original layer.
+
+    Args:
+        attention: Layer of timm with one projection to queries, keys and values.
+        heads: Kernels.
+    """
 
     qkv: nn.Module
     q_norm: nn.Module | None
@@ -546,14 +503,11 @@ class PackedAttention(nn.Module):
         attn_mask: Float[Tensor, "..."] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "batch tokens dim"]:
-        """Attend; of masks the causal one alone, others are a ValueError."""
-        query, key, value = (
-            self.qkv(x).unflatten(-1, (3, self.heads.heads, -1)).permute(2, 0, 3, 1, 4)
-        )
-        query, key = (
-            one if norm is None else norm(one)
-            for norm, one in ((self.q_norm, query), (self.k_norm, key))
-        )
+        """Attend to the tokens. A mask must be causal."""
+        packed = self.qkv(x).unflatten(-1, (3, self.heads.heads, -1))
+        query, key, value = packed.permute(2, 0, 3, 1, 4)
+        query = query if self.q_norm is None else self.q_norm(query)
+        key = key if self.k_norm is None else self.k_norm(key)
         attended = self.heads(query, key, value, is_causal=is_causal or is_causal_mask(attn_mask))
         joined = attended.transpose(1, 2).flatten(2)
         joined = joined if self.norm is None else self.norm(joined)

@@ -1,1 +1,1 @@
-"""What plugs teka into other libraries; each module needs the library that it is named after."""
+"""Integrations with other libraries. Each module needs the library that it is named after."""

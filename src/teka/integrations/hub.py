@@ -1,4 +1,4 @@
-"""Model files of teka on the hub of Hugging Face: `from_pretrained`, `save_pretrained`, `push_to_hub`, a model card."""
+"""Model files on the Hugging Face Hub."""
 
 import shutil
 import tempfile
@@ -17,48 +17,60 @@ require("huggingface_hub", "teka.integrations.hub needs", "teka[hub]")
 
 from huggingface_hub import ModelCard, ModelCardData, PyTorchModelHubMixin, snapshot_download  # noqa: E402
 
-USE = """```python
+CARD = """---
+{metadata}
+---
+
+# {model}, {num_classes} classes, images of {sides}
+
+A model of teka with {num_parameters:,} parameters.
+
+```python
 from teka.integrations.hub import HubModel
 
-model = HubModel.from_pretrained("{place}")
-logits = model(images)  # images of shape (B, {channels}, {size}), intensities in [0, 1]
-```"""
+model = HubModel.from_pretrained("{repository}")
+logits = model(images)  # images of shape (B, {channels}, {sides}), intensities in [0, 1]
+```
+"""
 
 
 class HubModel(nn.Module, PyTorchModelHubMixin):
-    """A model with its config, as a repository of the hub: the two files of `teka.models.save`, and a card.
+    """Model with its config, as a repository of the Hugging Face Hub.
+
+    The repository holds the files of `teka.models.save` and a model card.
 
     >>> import tempfile
     >>> from teka.integrations.hub import HubModel
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = HubModel.of("digits").save_pretrained(folder)
     ...     model = HubModel.from_pretrained(folder)
-    >>> model.made_with.num_classes
+    >>> model.model_config.num_classes
     10
 
     Args:
-        model: The model.
-        made_with: What it was made with, and facts about it.
+        model: Model.
+        model_config: Config that describes the model.
     """
 
-    def __init__(self, model: nn.Module, made_with: ModelConfig) -> None:
+    def __init__(self, model: nn.Module, model_config: ModelConfig) -> None:
         super().__init__()
-        self.model, self.made_with = model, made_with
+        self.model = model
+        self.model_config = model_config
 
     @classmethod
     def of(cls, path: str | Path) -> "HubModel":
-        """The model of a model file, which `teka export` writes, or one that comes with teka."""
+        """Load a model file that `teka export` has written, or a packaged model by its name."""
         return cls(load(path), read_config(path))
 
     def forward(
         self, images: Float[Tensor, "batch channels *sides"]
     ) -> Float[Tensor, "batch classes *dense"]:
-        """Logits."""
+        """Return the logits of images."""
         return self.model(images)
 
     def _save_pretrained(self, save_directory: Path) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            saved = save(self.model, Path(folder) / "model", self.made_with)
+            saved = save(self.model, Path(folder) / "model", self.model_config)
             for name in (CONFIG_FILE, WEIGHTS_FILE):
                 shutil.copyfile(saved / name, save_directory / name)
 
@@ -72,42 +84,42 @@ class HubModel(nn.Module, PyTorchModelHubMixin):
         force_download: bool,
         local_files_only: bool,
         token: str | bool | None,
-        **_: Any,  # what the hub hands to every model
+        **_: Any,  # the hub passes further options to every model
     ) -> "HubModel":
         if Path(model_id).is_dir():
             return cls.of(Path(model_id).resolve())
-        options = {
-            "revision": revision,
-            "cache_dir": cache_dir,
-            "force_download": force_download,
-            "token": token,
-        }
-        wanted = [CONFIG_FILE, WEIGHTS_FILE]
-        return cls.of(
-            snapshot_download(
-                model_id, allow_patterns=wanted, local_files_only=local_files_only, **options
-            )
+        folder = snapshot_download(
+            model_id,
+            allow_patterns=[CONFIG_FILE, WEIGHTS_FILE],
+            revision=revision,
+            cache_dir=cache_dir,
+            force_download=force_download,
+            local_files_only=local_files_only,
+            token=token,
         )
+        return cls.of(folder)
 
     def generate_model_card(self, *_: Any, repo_id: str = "OWNER/NAME", **__: Any) -> ModelCard:
-        """What the config knows of the model: what it is, how it is used, and its facts, such as its accuracy."""
-        config = self.made_with
-        sides = " × ".join(map(str, config.image_size))
-        size = sides.replace(" × ", ", ")
-        parts = [
-            f"---\n{ModelCardData(library_name='teka', pipeline_tag='image-classification').to_yaml()}\n---",
-            f"# {config.model}, {config.num_classes} classes, images of {sides}",
-            f"A model of teka with {sum(one.numel() for one in self.model.parameters()):,} parameters.",
-            USE.format(place=repo_id, channels=config.in_channels, size=size),
+        """Return a card with the config of the model, an example, and facts such as accuracy."""
+        config = self.model_config
+        data = ModelCardData(library_name="teka", pipeline_tag="image-classification")
+        sections = [
+            CARD.format(
+                metadata=data.to_yaml(),
+                model=config.model,
+                num_classes=config.num_classes,
+                sides=", ".join(map(str, config.image_size)),
+                num_parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+                repository=repo_id,
+                channels=config.in_channels,
+            )
         ]
         if config.class_names:
-            parts.append(f"Classes: {', '.join(config.class_names)}.")
-        parts += [_section(name.capitalize(), fact) for name, fact in config.facts.items()]
-        return ModelCard("\n\n".join(parts) + "\n")
-
-
-def _section(title: str, fact: object) -> str:
-    if not isinstance(fact, Mapping):
-        return f"## {title}\n\n{fact}"
-    rows = [f"| {name} | {value} |" for name, value in fact.items() if value is not None]
-    return "\n".join([f"## {title}", "", "| | |", "|---|---|", *rows])
+            sections.append(f"Classes: {', '.join(config.class_names)}.\n")
+        for name, fact in config.facts.items():
+            text = str(fact)
+            if isinstance(fact, Mapping):
+                rows = [f"| {key} | {value} |" for key, value in fact.items() if value is not None]
+                text = "\n".join(["| | |", "|---|---|", *rows])
+            sections.append(f"## {name.capitalize()}\n\n{text}\n")
+        return ModelCard("\n".join(sections))

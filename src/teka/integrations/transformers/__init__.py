@@ -1,6 +1,6 @@
-"""teka in transformers: attention by name, a cache that does not grow, and models as `AutoModel` knows them.
+"""teka in transformers: attention by name, a cache of fixed size, and image classifiers.
 
-`register()` comes first. Sizes that do not fit, unknown names and masks that no sum over keys keeps are ValueErrors.
+Call `register()` first.
 """
 
 from teka.errors import require
@@ -26,13 +26,14 @@ __all__ = [
 
 
 def register() -> None:
-    """Make `attn_implementation="teka"` and its variants, and teka's own models, known to transformers.
+    """Register teka's attention implementations and models with transformers.
 
     >>> import teka.integrations.transformers, transformers
     >>> teka.integrations.transformers.register()
-    >>> sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
-    >>> config = transformers.ViTConfig(image_size=32, patch_size=8, **sizes)
-    >>> model = transformers.AutoModel.from_config(config, attn_implementation="teka:squared_relu-rotary")
+    >>> sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    >>> config = transformers.ViTConfig(image_size=32, patch_size=8, intermediate_size=64, **sizes)
+    >>> name = "teka:squared_relu-rotary"
+    >>> model = transformers.AutoModel.from_config(config, attn_implementation=name)
     """
     register_attention()
     register_models()

@@ -1,6 +1,5 @@
 """Attention implementations for transformers that use teka's kernels."""
 
-import weakref
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
@@ -23,13 +22,14 @@ from teka.integrations.transformers.cache import StateLayer
 from teka.nn import AttentionHeads
 
 NAME = "teka"
-OWN = "teka:own"  # the heads that a layer has, or softmax if it has none
-DEFAULT = ("squared_relu", "rotary")  # of the name alone
-# Relative kernels that are useful without training. The others are for `teka.convert.replace_attention`.
-RELATIVES = (None, "rotary", "alibi", "decay")
-OWN_HEADS = "teka_heads"  # the attribute of a layer that `teka.convert.replace_attention` sets
-# Number of class and distillation tokens before the patches, by the model type of the config. Register tokens come on
-# top. Model types that are not listed have no tokens but patches.
+DEFAULT_KERNELS = ("squared_relu", "rotary")  # content kernel and relative kernel of `NAME`
+# Relative kernels that are useful without training. `replace_attention` supports all others too.
+RELATIVE_NAMES = (None, "rotary", "alibi", "decay")
+# Implementation of layers with the attribute `REPLACED_HEADS`, which `replace_attention` sets.
+REPLACED = "teka:own"
+REPLACED_HEADS = "teka_heads"
+# Number of class and distillation tokens before the patches, by the model type of the config.
+# Register tokens come on top. Models of other types have patches only.
 NUM_CLASS_TOKENS = {
     "altclip_vision_model": 1,
     "audio-spectrogram-transformer": 2,
@@ -57,35 +57,23 @@ NUM_CLASS_TOKENS = {
 }
 # Arguments by which models change the attention weights themselves.
 UNSUPPORTED = ("block_indices", "indices", "position_bias", "s_aux", "sinks", "softcap")
-DROPPED = -1e4  # additive masks drop a key by this value or less, down to −∞
-
-# Heads by attention layer, for the kernels of a name. They are not parameters of the model.
-_heads: "weakref.WeakKeyDictionary[nn.Module, dict[tuple, AttentionHeads]]" = (
-    weakref.WeakKeyDictionary()
-)
+Kernels = tuple[str, str | None]
 
 
 def register_attention() -> None:
-    """Register "teka", "teka:KERNEL" and "teka:KERNEL-RELATIVE", for every valid pair, and their masks."""
-    for name, pair in {OWN: None, **_implementations()}.items():
-        AttentionInterface.register(name, partial(attend, pair=pair))
-        AttentionMaskInterface.register(name, padding_mask)
-
-
-@cache
-def _implementations() -> dict[str, tuple[str, str | None]]:
-    names: dict[str, tuple[str, str | None]] = {NAME: DEFAULT}
+    """Register "teka", "teka:KERNEL" and "teka:KERNEL-RELATIVE", for every valid pair."""
+    names = {NAME: DEFAULT_KERNELS}
     for kernel in (*DETERMINISTIC_KERNELS, *RANDOM_KERNELS):
-        for relative in RELATIVES:
+        for relative in RELATIVE_NAMES:
+            suffix = "" if relative is None else f"-{relative}"
             try:
-                _make_heads(8, 2, 1, (kernel, relative))
+                make_heads(8, 2, 1, (kernel, relative))
             except ValueError:
                 continue
-            names[f"{NAME}:{kernel}" + ("" if relative is None else f"-{relative}")] = (
-                kernel,
-                relative,
-            )
-    return names
+            names[f"{NAME}:{kernel}{suffix}"] = (kernel, relative)
+    for name, kernels in names.items():
+        AttentionInterface.register(name, partial(attend, kernels=kernels))
+        AttentionMaskInterface.register(name, padding_mask)
 
 
 def attend(
@@ -95,68 +83,73 @@ def attend(
     value: Float[Tensor, "batch key_heads keys dim_value"],
     attention_mask: Shaped[Tensor, "..."] | None,
     *,
-    pair: tuple[str, str | None] | None,
+    kernels: Kernels,
     scaling: float | None = None,
     dropout: float = 0.0,
     is_causal: bool | None = None,
     **options: object,
 ) -> tuple[Float[Tensor, "batch queries heads dim_value"], None]:
-    """Compute attention for `AttentionInterface`.
+    """Compute attention for transformers' `AttentionInterface`.
 
-    Relative kernels take the tokens to be the cells of `teka.on`, or else the patches of the config's images after the
-    class tokens, or else a row. Dropout acts on the output. With a `StateCache` each call continues from the state of
-    the tokens before.
+    Relative kernels use the grid of `teka.on`. Without one, they use the patches of the images of
+    the config, after the class tokens, or a sequence. Dropout acts on the output. With a
+    `StateCache`, each call continues from the state of the earlier tokens.
 
     Args:
-        module: The attention layer of the model.
+        module: Attention layer of the model. Its replaced heads are used if it has some.
         query: Queries.
-        key: Keys, of as many heads or a divisor. A static cache has empty slots at the end, which the mask leaves out.
+        key: Keys. Their number of heads divides that of the queries. A static cache has empty slots
+            at the end, after the last key of the mask.
         value: Values.
-        attention_mask: The result of `padding_mask`, or a 4-D mask that the caller made.
-        pair: Content kernel and relative kernel, or None for the layer's own heads.
+        attention_mask: Result of `padding_mask`.
+        kernels: Content kernel and relative kernel of a layer without replaced heads.
         scaling: Factor of the scores.
         dropout: Probability of zeroing an element of the output during training.
-        is_causal: Whether a query attends to no later key; by default the attribute of the layer.
-        options: Further arguments of the model. Those that change the attention weights are refused.
+        is_causal: If True, no query attends to later keys. The default is the attribute of the
+            layer.
+        options: Further arguments of the model. Arguments that change the attention weights are
+            refused.
 
     Raises:
         ValueError: The mask, an option, or the number of tokens is not supported.
     """
     for name in UNSUPPORTED:
         if options.get(name) is not None:
-            expected = "a model without it: teka's kernels cannot add it to the attention weights"
+            expected = "None; teka's kernels cannot change the attention weights in this way"
             raise wrong_argument(f"{name} of {type(module).__name__}", "a value", expected)
-    causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
+    if is_causal is None:
+        is_causal = bool(getattr(module, "is_causal", False))
     state_layer = getattr(key, "state_layer", None)
-    key_mask = (
-        None
-        if attention_mask is None
-        else _key_mask(attention_mask, query.shape[2], key.shape[2], causal)
-    )
-    if key_mask is not None and causal:
-        key, value = (
-            tensor[:, :, : key_mask.shape[1]] for tensor in (key, value)
-        )  # without a static cache's empty slots
-    key, value = (
-        tensor.repeat_interleave(query.shape[1] // tensor.shape[1], dim=1)
-        for tensor in (key, value)
-    )
-    heads = getattr(module, OWN_HEADS, None) if pair is None else None
-    grid, prefix = None, 0
-    if isinstance(heads, AttentionHeads):
-        if heads.relative is not None and heads.grid is None and not causal:
-            grid, prefix = _grid_of(module, query.shape[2], key.shape[2])
-    else:
-        pair = pair or ("softmax", None)
-        if pair[1] is not None and not causal:
-            grid, prefix = _grid_of(module, query.shape[2], key.shape[2])
-        heads = _heads_of(module, query, grid, pair)
+    key_mask = None
+    if attention_mask is not None:
+        if attention_mask.ndim != 2:
+            hint = "Position biases and masks of pairs are not supported."
+            raise wrong_shape("attention_mask", attention_mask.shape, "(batch, keys)", hint)
+        key_mask = (attention_mask != 0)[:, -key.shape[2] :]
+        if is_causal:
+            key = key[:, :, : key_mask.shape[1]]
+            value = value[:, :, : key_mask.shape[1]]
+    num_groups = query.shape[1] // key.shape[1]
+    key = key.repeat_interleave(num_groups, dim=1)
+    value = value.repeat_interleave(num_groups, dim=1)
+
+    heads = getattr(module, REPLACED_HEADS, None)
+    relative = kernels[1] if heads is None else heads.relative
+    grid, num_prefix = None, 0
+    if relative is not None and not is_causal and getattr(heads, "grid", None) is None:
+        grid, num_prefix = _find_grid(module, query.shape[2], key.shape[2])
+    if heads is None:
+        num_axes = 1 if grid is None else grid.num_axes
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        heads = make_heads(query.shape[3], query.shape[1], num_axes, kernels, query.device, dtype)
     if isinstance(state_layer, StateLayer):
         output, state_layer.state = heads.step(
             query, key, value, state_layer.state, key_mask, scale=scaling
         )
     else:
-        output = heads(query, key, value, grid, key_mask, prefix, is_causal=causal, scale=scaling)
+        output = heads(
+            query, key, value, grid, key_mask, num_prefix, is_causal=is_causal, scale=scaling
+        )
     return nn.functional.dropout(output.transpose(1, 2), dropout, module.training), None
 
 
@@ -173,9 +166,9 @@ def padding_mask(
     device: torch.device | str | None = None,
     **_: object,
 ) -> Bool[Tensor, "batch keys"] | None:
-    """Make the mask of `attend` for `AttentionMaskInterface`: one flag per key, or None if all keys are kept.
+    """Make the mask of `attend` for transformers' `AttentionMaskInterface`.
 
-    With causal attention the mask ends at the last query, so that it is shorter than the keys of a static cache.
+    A causal mask ends at the last query, so that it is shorter than the keys of a static cache.
 
     Args:
         kv_length: Number of keys.
@@ -183,169 +176,134 @@ def padding_mask(
         kv_offset: Position of the first key.
         q_length: Number of queries.
         q_offset: Position of the first query.
-        cache_position: Positions of the queries; older versions of transformers pass them instead.
-        mask_function: Which pairs of queries and keys are kept.
+        cache_position: Positions of the queries, from early versions of transformers 5.
+        mask_function: Function that selects pairs of queries and keys.
         attention_mask: True for tokens, False for padding, from position 0.
         device: Device of the mask.
+
+    Returns:
+        The mask, or None if all keys are kept.
 
     Raises:
         ValueError: The mask has a sliding window, chunks or packed sequences.
     """
     if mask_function not in (causal_mask_function, bidirectional_mask_function):
-        expected = "causal or bidirectional attention with padding, without sliding windows, chunks or packed sequences"
-        raise wrong_value(
-            "the model's attention mask",
-            getattr(mask_function, "__qualname__", mask_function),
-            expected,
+        expected = (
+            "causal or bidirectional attention with padding, without sliding windows, chunks or "
+            "packed sequences"
         )
+        name = getattr(mask_function, "__qualname__", mask_function)
+        raise wrong_value("the model's attention mask", name, expected)
     stop = kv_offset + kv_length
     if mask_function is causal_mask_function:
         if cache_position is not None:
-            stop, device = int(cache_position[-1]) + 1, cache_position.device
+            stop = int(cache_position[-1]) + 1
+            device = cache_position.device
         elif q_length is not None:
             stop = int(q_offset) + q_length
     num_keys = stop - kv_offset
     if attention_mask is None:
-        return (
-            None
-            if num_keys == kv_length
-            else torch.ones(batch_size, num_keys, dtype=torch.bool, device=device)
-        )
+        if num_keys == kv_length:
+            return None
+        return torch.ones(batch_size, num_keys, dtype=torch.bool, device=device)
     keep = attention_mask[:, kv_offset:stop]
     keep = nn.functional.pad(keep, (0, num_keys - keep.shape[1]), value=False)
-    # A recorded graph cannot read the mask, so that it keeps a mask of ones.
+    # A recorded graph cannot read the mask, so it keeps a mask of ones.
     return None if num_keys == kv_length and is_readable(keep) and keep.all() else keep
 
 
-def _key_mask(
-    mask: Shaped[Tensor, "..."], num_queries: int, num_keys: int, causal: bool
-) -> Bool[Tensor, "batch keys"]:
-    """Return one flag per key for a mask of keys or of pairs; it ends at the last key that a causal query attends to.
-
-    Masks of keys are True or not 0 for a key that is kept. Masks of pairs are True or 0 for it.
-    """
-    if mask.ndim == 2:
-        return (mask != 0)[:, -num_keys:]
-    if mask.ndim != 4:
-        raise wrong_shape(
-            "attention_mask", mask.shape, "(batch, keys) or (batch, heads, queries, keys)"
-        )
-    keep = mask if mask.dtype == torch.bool else mask == 0
-    if mask.dtype != torch.bool and (
-        mask.requires_grad or not bool((keep | (mask <= DROPPED)).all())
-    ):
-        raise wrong_argument(
-            "attention_mask",
-            "additive",
-            "0 or −∞ for each pair; no bias can be added to the weights",
-        )
-    keep = keep[..., -num_keys:].expand(-1, -1, num_queries, -1)
-    if causal and num_keys > num_queries:
-        attended = keep.flatten(0, 2).any(dim=0).nonzero()
-        num_keys = max(num_queries, int(attended[-1]) + 1 if len(attended) else 0)
-        keep = keep[..., :num_keys]
-    of_keys = keep[:, 0, -1]
-    pairs = of_keys[:, None].expand(-1, num_queries, -1)
-    pairs = pairs.tril(num_keys - num_queries) if causal else pairs
-    # What a query attends to does not matter if the query is padding itself.
-    real = (
-        of_keys[:, -num_queries:]
-        if num_queries <= num_keys and causal
-        else of_keys.new_ones(len(keep), num_queries)
-    )
-    if not bool(((keep == pairs[:, None]) | ~real[:, None, :, None]).all()):
-        raise wrong_argument(
-            "attention_mask", "a mask of pairs", "padding, and with causal attention all later keys"
-        )
-    return of_keys
-
-
 def patch_grid(config: object) -> Grid | None:
-    """Return the grid of the patches of a config's images, clips or spectrograms, or None if it has none."""
-    patch = _sides(config, "patch_size")
+    """Return the grid of patches of a config's images, clips or spectrograms, or None."""
+    patch = _pair(getattr(config, "patch_size", None))
     if getattr(config, "model_type", None) == "audio-spectrogram-transformer":
-        image = _numbers(config, "num_mel_bins", "max_length")
-        stride = _numbers(config, "frequency_stride", "time_stride")
-        if patch is None or image is None or stride is None:
-            return None
-        sizes = zip(image, patch, stride, strict=True)
+        spectrogram: Any = config
+        sides = (spectrogram.num_mel_bins, spectrogram.max_length)
+        strides = (spectrogram.frequency_stride, spectrogram.time_stride)
+        sizes = zip(sides, _pair(spectrogram.patch_size) or (), strides, strict=True)
         return Grid(tuple((side - width) // step + 1 for side, width, step in sizes))
-    image = _sides(config, "image_size") or _sides(config, "crop_size")
-    tubelet = getattr(config, "tubelet_size", None)
+    image = _pair(getattr(config, "image_size", None) or getattr(config, "crop_size", None))
     frames = getattr(config, "num_frames", None) or getattr(config, "frames_per_clip", None)
-    if (
-        isinstance(tubelet, Sequence) and len(tubelet) == 3
-    ):  # along time and both sides of the image
+    tubelet = getattr(config, "tubelet_size", None)
+    if isinstance(tubelet, Sequence) and len(tubelet) == 3:  # time, height and width
         tubelet, patch = tubelet[0], tuple(tubelet[1:])
     if image is None or patch is None:
         return None
     shape = tuple(side // step for side, step in zip(image, patch, strict=True))
-    return Grid(
-        (frames // tubelet, *shape)
-        if isinstance(frames, int) and isinstance(tubelet, int)
-        else shape
-    )
+    if isinstance(frames, int) and isinstance(tubelet, int):
+        shape = (frames // tubelet, *shape)
+    return Grid(shape)
 
 
-def _sides(config: object, name: str) -> tuple[int, ...] | None:
-    """Return height and width of an attribute that is one number or two."""
-    size: Any = getattr(config, name, None)
-    size = (size, size) if isinstance(size, int) else size
+def _pair(size: Any) -> tuple[int, ...] | None:
+    """Return height and width, or None if `size` is neither one number nor two."""
+    if isinstance(size, int):
+        return size, size
     return tuple(size) if isinstance(size, Sequence) and len(size) == 2 else None
 
 
-def _numbers(config: object, *names: str) -> tuple[int, ...] | None:
-    values: list[Any] = [getattr(config, name, None) for name in names]
-    return tuple(values) if all(isinstance(value, int) for value in values) else None
-
-
 def num_prefix_tokens(config: object) -> int:
-    """Return the number of class, distillation and register tokens that a config's model puts before the patches."""
+    """Return the number of tokens that a config's model puts before the patches."""
     num_class_tokens = NUM_CLASS_TOKENS.get(getattr(config, "model_type", ""), 0)
-    return num_class_tokens + (getattr(config, "num_register_tokens", 0) if num_class_tokens else 0)
+    num_registers = getattr(config, "num_register_tokens", 0)
+    return num_class_tokens + num_registers if num_class_tokens else 0
 
 
-def _grid_of(module: nn.Module, num_queries: int, num_keys: int) -> tuple[Grid | None, int]:
-    """Return the grid of a layer's tokens and its prefix: that of `teka.on`, or of the config, or None for a row."""
-    # Layers of decoders that are not causal attend to the encoder's tokens.
-    if num_queries != num_keys or getattr(
-        module, "is_cross_attention", getattr(module, "is_decoder", False)
-    ):
-        expected = "self-attention: the positions of other tokens are not known; choose a kernel without positions"
-        raise wrong_argument(
-            type(module).__name__, "attention to other tokens than its own", expected
-        )
-    present, config = current_grid(), getattr(module, "config", None)
+def _find_grid(module: nn.Module, num_queries: int, num_keys: int) -> tuple[Grid | None, int]:
+    """Return the grid of a layer's tokens and the number of tokens before it.
+
+    The grid is that of `teka.on`, or else that of the config, or None for a sequence.
+    """
+    # Layers of decoders that are not causal attend to the tokens of the encoder.
+    is_decoder = getattr(module, "is_decoder", False)
+    if num_queries != num_keys or getattr(module, "is_cross_attention", is_decoder):
+        expected = "self-attention, or have a kernel without positions"
+        description = "attention to other tokens than its own"
+        raise wrong_argument(type(module).__name__, description, expected)
+    ambient = current_grid()
+    config = getattr(module, "config", None)
     grid = patch_grid(config)
-    if present[0] is not None or grid is None:
-        return present
+    if ambient[0] is not None or grid is None:
+        return ambient
     prefix = num_prefix_tokens(config)
     if num_keys != prefix + grid.num_tokens:
         sides = " × ".join(map(str, grid.shape))
-        expected = f"{prefix + grid.num_tokens} for the config's images, {sides} patches after {prefix} other tokens"
-        hint = "for another grid call the model within teka.on(grid, num_prefix_tokens)"
-        raise wrong_value("the number of tokens", num_keys, f"{expected}; {hint}")
+        expected = (
+            f"{prefix + grid.num_tokens} for the config's images, {sides} patches after {prefix} "
+            "other tokens"
+        )
+        hint = "For another grid, call the model within teka.on(grid, num_prefix_tokens)."
+        raise wrong_value("the number of tokens", num_keys, expected, hint)
     return grid, prefix
 
 
-def _heads_of(
-    module: nn.Module, query: Tensor, grid: Grid | None, pair: tuple[str, str | None]
+@cache
+def make_heads(
+    dim_head: int,
+    heads: int,
+    num_axes: int,
+    kernels: Kernels,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> AttentionHeads:
-    """Return the heads of a pair of kernels for a layer's queries, which are made once."""
-    _, heads, _, dim_head = query.shape
-    sizes = (dim_head, heads, 1 if grid is None else grid.num_axes)
-    dtype = torch.promote_types(query.dtype, torch.float32)
-    made, name = _heads.setdefault(module, {}), (*sizes, pair, query.device, dtype)
-    if name not in made:
-        made[name] = _make_heads(*sizes, pair).to(query.device, dtype)
-    return made[name]
-
-
-def _make_heads(
-    dim_head: int, heads: int, num_axes: int, pair: tuple[str, str | None]
-) -> AttentionHeads:
-    """Make heads whose kernels are drawn with seed 0, so that they are the same in every process, and stay fixed."""
-    with torch.random.fork_rng(devices=[]):
+    """Make the heads of all layers with these kernels. Random features are drawn with seed 0."""
+    kernel, relative = kernels
+    # Tensors that are made in inference mode could not be used for training later.
+    with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        made = AttentionHeads(dim_head, heads, kernel=pair[0], relative=pair[1], num_axes=num_axes)
-    return made.requires_grad_(False)
+        made = AttentionHeads(dim_head, heads, kernel=kernel, relative=relative, num_axes=num_axes)
+    return made.to(device, dtype).requires_grad_(False)
+
+
+def refuse_to_save(*_: object, **__: object) -> None:
+    """Replace `save_pretrained` and `push_to_hub` of a model whose attention was replaced."""
+    raise ValueError(
+        "save_pretrained cannot save replaced attention, because from_pretrained would load the "
+        "original attention. Save model.state_dict(), and load it after replace_attention with "
+        "the same arguments."
+    )
+
+
+# Cross-attention layers of a model with replaced heads keep the softmax. A process that unpickles
+# such a model imports this module and needs the implementation too.
+AttentionInterface.register(REPLACED, partial(attend, kernels=("softmax", None)))
+AttentionMaskInterface.register(REPLACED, padding_mask)
