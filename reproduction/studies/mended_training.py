@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from reproduction.studies.small_models import accuracy
 from reproduction.study.report import format_mean
 from teka.audit import Movement, axis_shifts, locate_layers, measure_responses
-from teka.convert import mend
+from teka.convert import fix
 from teka.data import Split
 from teka.training import Run, restore, train
 
@@ -81,7 +81,7 @@ def run_seed(seed: int, data_dir: str) -> pd.DataFrame:
     order = torch.randperm(len(trained.dataset.test), generator=torch.Generator().manual_seed(0))
     test = trained.dataset.test.take(order[:NUM_IMAGES])
     layers = locate_layers(trained.model, test.images[:16], SHIFTS, MOVEMENT)
-    mended, _ = mend(trained.model, layers, ("circular", "polyphase"))
+    mended, _ = fix(trained.model, layers, ("circular", "polyphase"))
     models = {"as trained": trained.model, "mended": mended}
     networks = {name: measure(model, test) for name, model in models.items()}
     for name, model in models.items():

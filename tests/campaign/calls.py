@@ -236,7 +236,7 @@ def entries() -> dict[str, Entry]:
         "audit.summarize_seeds": lambda: {"responses": [responses()], "num_resamples": 40},
         "audit.translate": lambda: {"images": images(), "shift": (0, 1), "mode": "circular"},
         "audit.wilson_interval": lambda: {"successes": 3, "trials": 4},
-        "convert.Mending": lambda: {"fixed": {"blur": ("0",)}, "left": {"blur": {}}},
+        "convert.FixReport": lambda: {"fixed": {"blur": ("0",)}, "left": {"blur": {}}},
         "convert.ReplacementReport": lambda: {
             "kernels": "a",
             "replaced": {"a": "b"},
@@ -265,7 +265,7 @@ def entries() -> dict[str, Entry]:
             "convolution": nn.Conv2d(2, 3, 3, padding=1),
             "rank": 1,
         },
-        "convert.mend": lambda: {"model": network(), "layers": findings(), "fixes": ["circular"]},
+        "convert.fix": lambda: {"model": network(), "layers": findings(), "fixes": ["circular"]},
         "convert.precision_for_tolerance": lambda: {"tolerance": 0.1, "spacing": (1.0, 1.0)},
         "convert.replace_attention": lambda: {
             "model": encoder(),

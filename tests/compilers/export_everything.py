@@ -20,7 +20,7 @@ from torch.fx.experimental import symbolic_shapes
 
 from teka import Grid
 from teka.audit import Movement, locate_layers
-from teka.convert import mend, replace_attention
+from teka.convert import fix, replace_attention
 from teka.models import Performer
 from teka.nn import Attention, MultiheadAttention
 from tests.compilers.compile_everything import BAND, DIM, Placed, change, jobs, met, report
@@ -109,7 +109,7 @@ def mended_change() -> float:
         nn.Conv2d(2, 4, 3, 2, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
     ).eval()
     first, *others = (torch.randn(batch, 2, 8, 6) for batch in (3, 1, 5))
-    mended, _ = mend(model, locate_layers(model, first, [(0, 0), (0, 1)], Movement("circular")))
+    mended, _ = fix(model, locate_layers(model, first, [(0, 0), (0, 1)], Movement("circular")))
     dynamic = ({0: torch.export.Dim("batch")},)
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")

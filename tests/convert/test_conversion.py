@@ -164,7 +164,7 @@ def test_a_torus_that_the_stride_does_not_divide_is_refused():
     convolution = draw_convolution(1, 3, stride=2, padding=1, padding_mode="circular")
     layer, grid = attention_from_convolution(convolution), Grid(11, periodic=True)
     with pytest.raises(
-        ValueError, match=r"sides that are multiples of the stride \(2,\), around a torus"
+        ValueError, match=r"sides that are multiples of the stride \(2,\)"
     ):
         layer(torch.zeros(2, 11, 3).double(), grid)
     with pytest.raises(ValueError, match="a grid that is periodic"):
@@ -342,7 +342,7 @@ def test_its_state_is_that_of_the_layer_and_its_border_is_printed():
             build(kernel="softmax"),
             (1, 1),
             (1.0, 1.0),
-            "attention.kernel must be one that looks at no content",
+            "attention.kernel must be a kernel that does not depend on content",
         ),
         (build(), (1, -1), (1.0, 1.0), r"border must be .*got \(1, -1\)"),
         (build(), (1, 0.5), (1.0, 1.0), r"border must be .*got \(1, 0.5\)"),
@@ -450,7 +450,7 @@ def test_it_reads_any_relative_kernel_of_the_offset_alone():
         (
             build_by_position("quadratic", kernel="softmax"),
             Grid((5, 6)),
-            "must be attention by pos.*got .*2 heads that look at content",
+            "must be attention by pos.*got .*2 heads that depend on content",
         ),
         (
             build_by_position("clipped", position_heads=0),

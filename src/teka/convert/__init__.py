@@ -1,9 +1,6 @@
-"""Models made to attend otherwise or to move with their input; convolutions as attention and back.
+"""Conversion of models: other attention, less sensitivity to shifts, convolutions as attention."""
 
-The last is Theorem 1 of Cordonnier et al. 2020.
-Sizes that do not fit, unknown names and numbers out of their range are a ValueError that names the argument.
-"""
-
+from teka.convert.antialias import FixReport, fix
 from teka.convert.conversion import (
     attention_from_convolution,
     convolution_from_attention,
@@ -15,19 +12,18 @@ from teka.convert.convolutions import (
     precision_for_tolerance,
 )
 from teka.convert.distillation import distill_attention
-from teka.convert.mending import Mending, mend
 from teka.convert.replacement import ReplacementReport, replace_attention
 
 __all__ = [
-    "Mending",
+    "FixReport",
     "ReplacementReport",
     "attention_from_convolution",
     "conversion_error_bound",
     "convolution_from_attention",
     "distill_attention",
+    "fix",
     "head_offsets",
     "low_rank_convolution",
-    "mend",
     "precision_for_tolerance",
     "replace_attention",
 ]

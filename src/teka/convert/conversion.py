@@ -1,4 +1,4 @@
-"""Theorem 1 of Cordonnier et al. 2020: a convolution as attention, and attention as the convolution it computes."""
+"""Conversion of convolutions to attention by position and back (Cordonnier et al. 2020)."""
 
 import math
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from teka.checks import (
     check_instance,
     check_name,
     check_sizes,
+    check_stride,
     check_tensor,
     is_integer,
     is_number,
@@ -39,17 +40,25 @@ from teka.nn import Attention, RelativeKernel
 from teka.nn.local_conv import CONVOLUTION_MODULES
 from teka.nn.relative import inverse_softplus
 
-# Share of a cell by which a grid's spacing may differ from the one that the heads' centres were made for.
+# Largest relative difference between the spacing of a grid and that of the centers of the heads.
 SPACING_TOLERANCE = 1e-6
 
 
 class BorderedAttention(nn.Module):
-    """Attention by position alone from every stride-th cell of a grid to all cells, and to what is around them.
+    """Attention by position from every stride-th cell of a grid to all cells and a border.
 
-    Attention normalises over the keys that there are, so that a head that looks over an edge finds the nearest cell
-    inside. Here it finds a token 0 up to `border` cells outside: the padding of the convolutions in Cordonnier et al.
-    2020, Theorem 1. With `padding_mode` "circular" it finds the cell at the other edge, on a torus. The `spacing` is
-    that of the grids to come; tokens have the layer's `context_dim`, and what comes out lies on `output_grid(grid)`.
+    The border consists of zero tokens outside the grid, like the zero padding of a convolution.
+    Without a border, the weights of a head that points over an edge would go to the nearest cells
+    inside. With circular padding, the head finds the cells at the opposite edge instead.
+
+    Args:
+        attention: Attention by position alone, with kernel="constant".
+        border: Number of border cells along each axis.
+        spacing: Spacing of the grids along each axis.
+        stride: Step between queries, one number or one for each axis.
+        padding_mode: "zeros", or "circular" for periodic grids.
+
+    Source: Cordonnier et al. 2020, Theorem 1.
     """
 
     def __init__(
@@ -64,78 +73,70 @@ class BorderedAttention(nn.Module):
         super().__init__()
         check_name("padding_mode", padding_mode, PADDING_MODES)
         if attention.query is not None or attention.key is not None:
-            raise wrong_value(
-                "attention.kernel",
-                attention.kernel,
-                "one that looks at no content, such as 'constant'",
-            )
+            expected = "a kernel that does not depend on content, such as 'constant'"
+            raise wrong_value("attention.kernel", attention.kernel, expected)
         if not all(is_integer(cells) and cells >= 0 for cells in border):
             raise wrong_value("border", border, "whole numbers of cells of at least 0")
         self.attention = attention
         self.border = tuple(border)
-        self.spacing = Grid((1,) * len(self.border), spacing).spacing
-        self.stride = Grid(
-            stride if isinstance(stride, Sequence) else (stride,) * len(self.border)
-        ).shape
-        if len(self.stride) != len(self.border):
-            raise wrong_value(
-                "stride", stride, f"a number, or one for each of {len(self.border)} axes"
-            )
+        self.spacing = cell_spacing(spacing, len(self.border))
+        self.stride = check_stride(stride, len(self.border))
         self.padding_mode = padding_mode
 
     def output_grid(self, grid: Grid) -> Grid:
-        """Where the outputs lie: every stride-th cell of the grid, from its first on."""
-        sides = tuple(-(-side // step) for side, step in zip(grid.shape, self.stride, strict=True))
-        apart = tuple(one * step for one, step in zip(grid.spacing, self.stride, strict=True))
-        return Grid(sides, apart, grid.periodic, grid.origin)
+        """Return the grid of the outputs: every stride-th cell, starting with the first."""
+        axes = list(zip(grid.shape, grid.spacing, self.stride, strict=True))
+        sides = tuple(-(-side // step) for side, _, step in axes)
+        spacing = tuple(distance * step for _, distance, step in axes)
+        return Grid(sides, spacing, grid.periodic, grid.origin)
 
     def forward(
         self, tokens: Float[Tensor, "batch tokens context"], grid: Grid
     ) -> Float[Tensor, "batch outputs dim"]:
-        """Attend; a ValueError for tokens of another size or number, or a grid of other spacing or with other edges."""
+        """Return the outputs on `output_grid(grid)`.
+
+        Raises:
+            ValueError: Tokens of another size or number, or a grid with another spacing or edges.
+        """
         check_dense("tokens", tokens)
         check_tensor("tokens", tokens, "batch", "tokens", self.attention.context_dim)
+        self._check_grid(grid)
+        cells = grid.unflatten(tokens)
+        # Positions start at 0, where rounding is smallest. Only differences matter.
+        inside = Grid(grid.shape, self.spacing, grid.periodic)
+        query_grid = self.output_grid(inside)
+        # Queries do not depend on content. Only their number and size matter.
+        num_queries = query_grid.num_tokens
+        queries = tokens.new_zeros(1).expand(len(tokens), num_queries, self.attention.dim)
+        if self.padding_mode == "circular":
+            return self.attention(queries, query_grid, context=tokens, context_grid=inside)
+        axes = list(zip(grid.shape, self.border, self.spacing, strict=True))
+        sides = tuple(side + 2 * num_cells for side, num_cells, _ in axes)
+        origin = tuple(-num_cells * distance for _, num_cells, distance in axes)
+        outside = Grid(sides, self.spacing, origin=origin)
+        margins = [num_cells for num_cells in reversed(self.border) for _ in range(2)]
+        context = outside.flatten(pad(cells, margins))
+        return self.attention(queries, query_grid, context=context, context_grid=outside)
+
+    def _check_grid(self, grid: Grid) -> None:
+        is_circular = self.padding_mode == "circular"
         fits = isinstance(grid, Grid) and grid.num_axes == len(self.border)
-        fits = fits and all(
-            abs(one - two) <= SPACING_TOLERANCE * two
-            for one, two in zip(grid.spacing, self.spacing, strict=True)
-        )
-        circular = self.padding_mode == "circular"
-        if not fits or not all(one == circular for one in grid.periodic):
-            edges = "that is periodic" if circular else "with edges"
+        if fits:
+            distances = zip(grid.spacing, self.spacing, strict=True)
+            fits = all(math.isclose(*pair, rel_tol=SPACING_TOLERANCE) for pair in distances)
+            fits = fits and all(periodic == is_circular for periodic in grid.periodic)
+        if not fits:
+            edges = "that is periodic" if is_circular else "with edges"
             expected = f"a grid {edges} and a spacing of {self.spacing}, a number for each axis"
             raise wrong_value("grid", grid, expected)
-        if circular and any(
-            side % step for side, step in zip(grid.shape, self.stride, strict=True)
-        ):
-            raise wrong_value(
-                "grid",
-                grid,
-                f"sides that are multiples of the stride {self.stride}, around a torus",
-            )
-        # Grids from 0 on: only differences count, and they are rounded least there.
-        inside = Grid(grid.shape, self.spacing, grid.periodic)
-        places = self.output_grid(inside)
-        # What attends is not looked at: only its number and the size of the output count.
-        attending = tokens.new_zeros(1).expand(
-            tokens.shape[0], places.num_tokens, self.attention.dim
-        )
-        if circular:
-            grid.unflatten(tokens)  # checks their number
-            return self.attention(attending, places, context=tokens, context_grid=inside)
-        outside = Grid(
-            tuple(side + 2 * cells for side, cells in zip(grid.shape, self.border, strict=True)),
-            self.spacing,
-            origin=tuple(
-                -cells * step for cells, step in zip(self.border, self.spacing, strict=True)
-            ),
-        )
-        around = [cells for one in reversed(self.border) for cells in (one, one)]
-        context = outside.flatten(pad(grid.unflatten(tokens), around))
-        return self.attention(attending, places, context=context, context_grid=outside)
+        sides = zip(grid.shape, self.stride, strict=True)
+        if is_circular and any(side % step for side, step in sides):
+            expected = f"a periodic grid with sides that are multiples of the stride {self.stride}"
+            raise wrong_value("grid", grid, expected)
 
     def extra_repr(self) -> str:
-        return f"border={self.border}, spacing={self.spacing}, stride={self.stride}, padding_mode={self.padding_mode!r}"
+        names = ("border", "spacing", "stride", "padding_mode")
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 
 
 def attention_from_convolution(
@@ -146,43 +147,44 @@ def attention_from_convolution(
     dim_head: int | None = None,
     spacing: float | Sequence[float] = 1.0,
 ) -> BorderedAttention:
-    """Convert a convolution to an attention layer with one head for each offset of its kernel.
+    """Return an attention layer that computes a convolution, with a head for each kernel offset.
 
-    Head h attends by position alone, with weights proportional to exp(−α ‖x_j − x_i − Δ_h‖²) around
-    its offset Δ_h. The product of its value and output projections is the matrix of the convolution
-    at this offset: W_h = O_h V_h. Outputs differ by at most `conversion_error_bound`. Hard heads are
-    the limit α → ∞: their weights are exactly 1 and 0, so outputs differ by rounding only. Hard heads
-    have no gradient with respect to centers and precisions.
+    The weights of head h depend on the offset δ between key and query: they are proportional to
+    exp(−α ‖δ − Δ_h‖²). The value and output projections of the head multiply to the matrix of the
+    convolution at its offset Δ_h, so W_h = O_h V_h. Outside the grid, the head finds zero tokens.
 
-    The layer takes tokens (B, L, D_in) and their grid. A stride becomes a coarser grid of queries,
-    circular padding needs a periodic grid, and groups become zeros in W_h.
-
-    Source: Cordonnier et al. 2020, Theorem 1, Lemmas 1 and 2, equation 9.
+    In the limit α → ∞ the heads are hard: their weights are exactly 1 and 0 in floating point, and
+    the layer differs from the convolution by rounding only. Otherwise the difference is at most
+    `conversion_error_bound`. No gradient reaches the centers and precisions of hard heads.
 
     >>> import torch, teka
-    >>> convolution, images = torch.nn.Conv2d(3, 4, 3, padding=1), torch.randn(1, 3, 5, 6)
-    >>> layer, grid = teka.convert.attention_from_convolution(convolution), teka.Grid((5, 6))
+    >>> convolution = torch.nn.Conv2d(3, 4, 3, padding=1)
+    >>> layer = teka.convert.attention_from_convolution(convolution)
+    >>> images, grid = torch.randn(1, 3, 5, 6), teka.Grid((5, 6))
     >>> output = grid.unflatten(layer(grid.flatten(images), grid))
     >>> torch.allclose(output, convolution(images), atol=1e-5)
     True
 
     Args:
-        convolution: A `torch.nn.Conv1d`, `Conv2d` or `Conv3d` with odd kernel sizes and "zeros" or
-            "circular" padding that keeps the size, except for the stride.
-        precision: Precision α > 0 in units of length⁻². By default heads are hard, as with `math.inf`.
-        tolerance: Largest error as a share of the largest possible output, max|x| · max_o Σ|W_o|.
-            Selects the precision, instead of `precision`.
-        dim_head: Size of a head, at least the rank of every matrix W_h. Default: min(D_in, D_out).
-        spacing: Distance between neighboring cells of the grid, one for all axes or one for each.
+        convolution: A torch.nn.Conv1d, 2d or 3d with odd kernel sizes and zero or circular padding
+            that keeps the size, except for the stride. Any stride, dilation and groups are allowed.
+        precision: α > 0, in units of length⁻². The default is hard heads, as with math.inf.
+        tolerance: Largest error, instead of a precision. It is a share of the largest possible
+            output, max|x| · max_o Σ|W_o|.
+        dim_head: Size D_h of a head, at least the rank of every W_h. The default is
+            min(D_in, D_out).
+        spacing: Distance between neighboring cells, one number or one for each axis.
 
     Raises:
-        ValueError: An unsupported convolution, both a precision and a tolerance, or a head that is
-            too small.
+        ValueError: A convolution of another kind, or options out of range.
+
+    Source: Cordonnier et al. 2020, Theorem 1, Lemmas 1 and 2, equation 9.
     """
     convolution = check_same_convolution(convolution)
     weight = convolution.weight.detach()
-    num_out, num_in, sides = convolution.out_channels, convolution.in_channels, weight.shape[2:]
-    spacing = cell_spacing(spacing, len(sides))
+    num_out, num_in = convolution.out_channels, convolution.in_channels
+    kernel_size = tuple(weight.shape[2:])
+    spacing = cell_spacing(spacing, len(kernel_size))
     if precision is not None and tolerance is not None:
         raise wrong_argument("precision and tolerance", "both", "at most one of the two")
     if tolerance is not None:
@@ -191,146 +193,137 @@ def attention_from_convolution(
     check_precision(precision)
     dim_head = min(num_in, num_out) if dim_head is None else dim_head
     check_sizes({"dim_head": dim_head})
-    values, outputs = factor_matrices(
-        offset_matrices(convolution), dim_head, epsilon=torch.finfo(weight.dtype).eps
-    )
+    epsilon = torch.finfo(weight.dtype).eps
+    values, outputs = factor_matrices(offset_matrices(convolution), dim_head, epsilon=epsilon)
 
     heads, width = values.shape[:2]
-    relative = RelativeKernel("quadratic", num_axes=len(sides), heads=heads)
-    options = {"dim_head": dim_head, "context_dim": num_in, "qkv_bias": False}
-    attention = Attention(num_out, heads, kernel="constant", relative=relative, **options).to(
-        weight
-    )
+    relative = RelativeKernel("quadratic", num_axes=len(kernel_size), heads=heads)
+    attention = Attention(
+        num_out,
+        heads,
+        kernel="constant",
+        relative=relative,
+        dim_head=dim_head,
+        context_dim=num_in,
+        qkv_bias=False,
+    ).to(weight)
     reach = window_reach(convolution)
-    steps = tuple(one * step for one, step in zip(convolution.dilation, spacing, strict=True))
-    first = tuple(-cells * step for cells, step in zip(reach, spacing, strict=True))
+    steps = tuple(
+        dilation * distance
+        for dilation, distance in zip(convolution.dilation, spacing, strict=True)
+    )
+    origin = tuple(-cells * distance for cells, distance in zip(reach, spacing, strict=True))
+    offsets = Grid(kernel_size, steps, origin=origin).positions(dtype=torch.float64)
+    # A larger precision than that of hard heads changes nothing.
+    head_precision = torch.tensor(min(precision, hard_precision(spacing)), dtype=torch.float64)
     with torch.no_grad():
-        relative.center.copy_(
-            Grid(tuple(sides), steps, origin=first).positions(dtype=torch.float64)
-        )
-        # From the hard one on, a larger precision changes nothing.
-        size = torch.tensor(min(precision, hard_precision(spacing)), dtype=torch.float64)
-        relative.raw_precision.copy_(inverse_softplus(size).expand(heads))
+        relative.center.copy_(offsets)
+        relative.raw_precision.copy_(inverse_softplus(head_precision).expand(heads))
         if not relative.raw_precision.isfinite().all():
-            raise wrong_value(
-                "precision",
-                float(size),
-                f"a number that {weight.dtype} can hold; widen the spacing",
-            )
-        # What a head has beyond its factors keeps its first values, times 0 in the output, so that it can be trained.
+            expected = f"a number that {weight.dtype} can hold"
+            hint = "Use a larger spacing."
+            raise wrong_value("precision", float(head_precision), expected, hint)
+        # Values beyond the factors keep their initial weights, so that they can be trained. Their
+        # output weights are 0.
         assert attention.value is not None
         attention.value.weight.unflatten(0, (heads, dim_head))[:, :width] = values.to(weight)
-        parts = attention.output.weight.zero_().unflatten(1, (heads, dim_head))
-        parts[..., :width] = outputs.transpose(0, 1).to(weight)
-        if convolution.bias is None:
-            attention.output.bias.zero_()
-        else:
+        output_weight = attention.output.weight.zero_().unflatten(1, (heads, dim_head))
+        output_weight[..., :width] = outputs.transpose(0, 1).to(weight)
+        attention.output.bias.zero_()
+        if convolution.bias is not None:
             attention.output.bias.copy_(convolution.bias)
-    options = {"stride": convolution.stride, "padding_mode": convolution.padding_mode}
-    return BorderedAttention(attention, reach, spacing, **options).train(convolution.training)
+    layer = BorderedAttention(
+        attention, reach, spacing, stride=convolution.stride, padding_mode=convolution.padding_mode
+    )
+    return layer.train(convolution.training)
 
 
 @dataclass(frozen=True)
 class HeadOffset:
-    """Where a head looks."""
+    """Offset to which a head gives the largest weight.
 
-    offset: tuple[
-        int, ...
-    ]  # the offset with the largest weight, key less query, in cells along each axis
-    share: float  # its share of the weights of all offsets up to the grid's sides: the least that a query gives it
+    Attributes:
+        offset: Position of the key minus that of the query, in cells along each axis.
+        share: Share of this offset in the weights of all offsets that are possible on the grid. No
+            query gives the key at this offset a smaller weight.
+    """
+
+    offset: tuple[int, ...]
+    share: float
 
 
 def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
-    """Return the offset with the largest weight for each head, and the share of this weight.
+    """Return the offset with the largest weight of each head, and its share, on a grid.
 
-    On a periodic axis, the offset is the shorter one of both directions.
-
-    >>> import torch, teka
-    >>> layer = teka.convert.attention_from_convolution(torch.nn.Conv1d(1, 1, 3, padding=1))
-    >>> [head.offset for head in teka.convert.head_offsets(layer.attention, teka.Grid(8))]
-    [(-1,), (0,), (1,)]
-
-    Args:
-        attention: Layer that attends by position alone.
-        grid: Grid of its tokens.
-
-    Returns:
-        Offset and share of each head.
+    On a periodic grid, offsets take the shorter way around.
 
     Raises:
-        ValueError: The layer depends on content, a head has no relative kernel, or the relative kernel
-            depends on the query.
+        ValueError: The layer depends on content, or not every head has a relative kernel that
+            depends on the offset alone.
     """
     if not isinstance(grid, Grid):
         raise wrong_value("grid", grid, "a teka.Grid")
     check_instance("attention", attention, Attention)
     if attention.query is not None or attention.key is not None:
-        came = (
-            f"{attention.content_heads} heads that look at content, or a relative kernel that does"
-        )
-        raise wrong_value("attention", came, "attention by position alone, kernel='constant'")
+        num_heads = attention.content_heads
+        description = f"{num_heads} heads that depend on content, or a relative kernel that does"
+        expected = "attention by position alone, kernel='constant'"
+        raise wrong_argument("attention", description, expected)
     if attention.position_heads:
-        raise wrong_value(
-            "attention.position_heads",
-            attention.position_heads,
-            "0, for a relative kernel in every head",
-        )
+        expected = "0, for a relative kernel in every head"
+        raise wrong_value("attention.position_heads", attention.position_heads, expected)
     relative = None if attention.relative is None else attention.relative()
     if not isinstance(relative, StationaryRelative):
         name = None if relative is None else relative.name
-        raise wrong_value(
-            "attention.relative", name, "a relative kernel of the offset alone, such as 'quadratic'"
-        )
-    heads = attention.heads
+        expected = "a relative kernel of the offset alone, such as 'quadratic'"
+        raise wrong_value("attention.relative", name, expected)
     relative.check_compatibility(
-        heads=heads, dim=attention.dim_head, num_axes=grid.num_axes, kernel=Constant()
+        heads=attention.heads, dim=attention.dim_head, num_axes=grid.num_axes, kernel=Constant()
     )
     relative = relative.adapt_to_positions(Positions(grid))
     assert isinstance(relative, StationaryRelative)
-    device = attention.output.weight.device
-    # Offsets δ = x_j − x_i between cells are themselves a grid.
+    # The offsets between cells are the points of another grid.
     axes = list(zip(grid.shape, grid.periodic, strict=True))
     sides = tuple(side if periodic else 2 * side + 1 for side, periodic in axes)
     lowest = tuple(-(side // 2) if periodic else -side for side, periodic in axes)
-    first = tuple(cells * step for cells, step in zip(lowest, grid.spacing, strict=True))
-    away = Grid(sides, grid.spacing, origin=first).positions(dtype=torch.float64, device=device)
+    origin = tuple(cells * distance for cells, distance in zip(lowest, grid.spacing, strict=True))
+    offsets = Grid(sides, grid.spacing, origin=origin).positions(
+        dtype=torch.float64, device=attention.output.weight.device
+    )
     with torch.no_grad():
-        shares, places = torch.softmax(relative.log_at(-away), dim=-1).max(dim=-1)
-    cells = zip(*(one.tolist() for one in torch.unravel_index(places, sides)), strict=True)
-    offsets = [
-        tuple(cell + least for cell, least in zip(one, lowest, strict=True)) for one in cells
-    ]
-    return tuple(HeadOffset(*one) for one in zip(offsets, shares.tolist(), strict=True))
+        shares, indices = torch.softmax(relative.log_at(-offsets), dim=-1).max(dim=-1)
+    cells = torch.stack(torch.unravel_index(indices, sides), dim=-1).cpu() + torch.tensor(lowest)
+    pairs = zip(cells.tolist(), shares.tolist(), strict=True)
+    return tuple(HeadOffset(tuple(offset), share) for offset, share in pairs)
 
 
 def convolution_from_attention(
     attention: Attention | BorderedAttention, grid: Grid, *, least_share: float = 0.99
 ) -> Convolution:
-    """Convert attention by position alone to a convolution, if every head attends to one offset.
+    """Return the convolution that attention by position computes if each head has one offset.
 
-    The weight at offset Δ is Σ O_h V_h over the heads h that attend to Δ. The window is the smallest
-    odd window with all offsets. Its padding is zero, or circular on a periodic grid. For queries whose
-    heads attend inside the grid, outputs differ by at most 2 (1 − share) max|x| · Σ_h |O_h V_h|. At the
-    edges, plain attention moves the weight of a head to the cells inside, and `BorderedAttention`
-    finds zeros there, like the convolution. Dropout is ignored.
+    The matrix at offset Δ is W_Δ = Σ O_h V_h over the heads with this offset. The window is the
+    smallest odd one that contains all offsets, with their greatest common divisor along each axis
+    as dilation. Padding is circular on a periodic grid and zero otherwise. The stride is that of a
+    `BorderedAttention`. Dropout is ignored.
 
-    Source: Cordonnier et al. 2020, Lemma 1, in the opposite direction.
-
-    >>> import torch, teka
-    >>> convolution, grid = torch.nn.Conv2d(3, 4, 3, padding=1), teka.Grid((5, 6))
-    >>> layer = teka.convert.attention_from_convolution(convolution)
-    >>> again = teka.convert.convolution_from_attention(layer, grid)
-    >>> torch.allclose(again.weight, convolution.weight, atol=1e-6)
-    True
+    Outputs differ by at most 2 (1 − share) max|x| · Σ_h |O_h V_h| per channel, for queries whose
+    keys at all offsets exist. Over an edge of the grid, the convolution and `BorderedAttention`
+    find 0, but plain attention gives the weight to cells inside.
 
     Args:
-        attention: Layer, from `attention_from_convolution` or trained.
-        grid: Grid of its tokens, with one to three axes.
-        least_share: Smallest share of a head's weight, above ½, at one offset; see `HeadOffset`.
+        attention: Layer, for example one that `attention_from_convolution` returned, or a trained
+            one.
+        grid: Grid of the tokens, with one to three axes.
+        least_share: Smallest share of its weight, above ½, that each head must give to one offset;
+            see `HeadOffset`.
 
     Raises:
-        ValueError: A layer that depends on content, is causal, or has a gate or a value convolution; a
-            head below `least_share` or with an offset outside the grid; or an unsuitable grid.
+        ValueError: The layer depends on content, is causal, or has a gate or a value convolution. A
+            head has no offset with this share, or its offset exceeds the grid. The grid has
+            other axes, or only some of its axes are periodic.
+
+    Source: Cordonnier et al. 2020, Lemma 1, read from right to left.
     """
     layer = attention.attention if isinstance(attention, BorderedAttention) else attention
     check_instance("attention", layer, Attention)
@@ -339,49 +332,48 @@ def convolution_from_attention(
     if not isinstance(grid, Grid) or grid.num_axes not in CONVOLUTION_MODULES:
         raise wrong_value("grid", grid, "a teka.Grid of one to three axes")
     if len(set(grid.periodic)) > 1:
-        raise wrong_value("grid", grid, "edges along all axes or along none")
+        raise wrong_value("grid", grid, "periodic along all axes or along none")
     for name in ("causal", "gate", "value_convolution"):
         if getattr(layer, name):
             raise wrong_value(f"attention.{name}", True, "a layer without it")
-    found = head_offsets(layer, grid)
-    for head, one in enumerate(found):
-        if not one.share >= least_share:
-            expected = f"at least {least_share:g} at one offset; its largest is at {one.offset}, key less query"
-            raise wrong_value(f"the share of head {head}", float(f"{one.share:.4g}"), expected)
-        if any(abs(cells) >= side for cells, side in zip(one.offset, grid.shape, strict=True)):
-            raise wrong_value(
-                f"the offset of head {head}", one.offset, f"one between two cells of {grid.shape}"
-            )
-    along = list(zip(*(one.offset for one in found), strict=True))
-    dilation = tuple(max(1, math.gcd(*cells)) for cells in along)
-    reach = tuple(max(map(abs, cells)) for cells in along)
-    middle = tuple(cells // step for cells, step in zip(reach, dilation, strict=True))
-    outputs = layer.output.weight.detach().double()
+    heads = head_offsets(layer, grid)
+    for index, head in enumerate(heads):
+        if not head.share >= least_share:
+            expected = f"at least {least_share:g} at one offset"
+            hint = f"Its largest is at {head.offset}, key minus query."
+            share = float(f"{head.share:.4g}")
+            raise wrong_value(f"the share of head {index}", share, expected, hint)
+        if any(abs(cells) >= side for cells, side in zip(head.offset, grid.shape, strict=True)):
+            expected = f"one between two cells of {grid.shape}"
+            raise wrong_value(f"the offset of head {index}", head.offset, expected)
+
+    offsets = torch.tensor([head.offset for head in heads])
+    reach = offsets.abs().amax(dim=0).tolist()
+    dilation = [max(1, math.gcd(*axis)) for axis in offsets.T.tolist()]
+    middle = [cells // step for cells, step in zip(reach, dilation, strict=True)]
     convolution = CONVOLUTION_MODULES[grid.num_axes](
         layer.context_dim,
         layer.dim,
         tuple(2 * cells + 1 for cells in middle),
-        padding=reach,
-        dilation=dilation,
+        padding=tuple(reach),
+        dilation=tuple(dilation),
         stride=attention.stride if isinstance(attention, BorderedAttention) else 1,
         padding_mode="circular" if grid.periodic[0] else "zeros",
     ).to(layer.output.weight)
-    by_head = outputs.unflatten(1, (layer.heads, -1)).transpose(0, 1)
-    # A layer whose values are the tokens themselves has its matrices in the output map.
-    if layer.value is not None:
-        by_head = by_head @ layer.value.weight.detach().double().unflatten(0, (layer.heads, -1))
-    matrices = torch.zeros_like(convolution.weight, dtype=torch.float64)
-    for one, matrix in zip(found, by_head, strict=True):
-        place = (
-            cells // step + half
-            for cells, step, half in zip(one.offset, dilation, middle, strict=True)
-        )
-        matrices[(..., *place)] += matrix
+    outputs = layer.output.weight.detach().double()
+    head_matrices = outputs.unflatten(1, (layer.heads, -1)).transpose(0, 1)
     bias = layer.output.bias.detach().double()
-    if layer.value is not None and layer.value.bias is not None:
-        bias = bias + outputs @ layer.value.bias.detach().double()
+    if layer.value is not None:  # otherwise the values are the tokens themselves
+        values = layer.value.weight.detach().double().unflatten(0, (layer.heads, -1))
+        head_matrices = head_matrices @ values
+        if layer.value.bias is not None:
+            bias = bias + outputs @ layer.value.bias.detach().double()
+    weight = torch.zeros_like(convolution.weight, dtype=torch.float64)
+    indices = offsets // torch.tensor(dilation) + torch.tensor(middle)
+    for index, matrix in zip(indices.tolist(), head_matrices, strict=True):
+        weight[(..., *index)] += matrix
     with torch.no_grad():
-        convolution.weight.copy_(matrices)
+        convolution.weight.copy_(weight)
         assert convolution.bias is not None
         convolution.bias.copy_(bias)
     return convolution.train(layer.training)

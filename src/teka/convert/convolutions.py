@@ -1,9 +1,8 @@
-"""The convolutions that attention can be: their matrices, the nearest of a lower rank, and bounds of the error."""
+"""Convolutions that attention can compute: their matrices, approximations and error bounds."""
 
 import copy
 import math
 from collections.abc import Sequence
-from operator import attrgetter
 
 import torch
 from jaxtyping import Float
@@ -15,72 +14,78 @@ from teka.grid import Grid
 from teka.nn.local_conv import CONVOLUTION_MODULES
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
-# α s² from which on e^(−α s²) is 0, in float64 too, whose last number above 0 is e^−744.4: the limit α → ∞ is reached.
-HARD_PRECISION = 800.0
-# Roundings of an output beside those of the sum of products: of weights, their sum and the quotient.
-FURTHER_ROUNDINGS = 8
+# Smallest α s² for which e^(−α s²) is 0 in every dtype. The smallest float64 is e^−744.4.
+HARD_EXPONENT = 800.0
+# Rounding steps of an output besides those of its sum of products: weights, their sum, quotient.
+NUM_FURTHER_ROUNDINGS = 8
 PADDING_MODES = ("zeros", "circular")
-HALVINGS = 100
+NUM_BISECTIONS = 100
 
 
 def check_same_convolution(convolution: nn.Module) -> Convolution:
-    """The convolution, if every output cell sees a window of odd sides about it, of any stride, dilation and groups."""
-    # isinstance would let a derived class in, whose weights may mean something else.
+    """Check that a convolution has odd kernel sizes and padding that keeps the size.
+
+    Any stride, dilation and groups are allowed.
+    """
+    # A subclass may use its weights in another way.
     if type(convolution) not in CONVOLUTION_MODULES.values():
         expected = "a torch.nn.Conv1d, Conv2d or Conv3d itself"
         raise wrong_value("convolution", type(convolution).__name__, expected)
     assert isinstance(convolution, nn.Conv1d | nn.Conv2d | nn.Conv3d)
-    for name, right, expected in (
-        ("kernel_size", all(side % 2 for side in convolution.kernel_size), "odd sizes"),
-        ("weight.dtype", convolution.weight.is_floating_point(), "a real floating-point dtype"),
-        (
-            "padding_mode",
-            convolution.padding_mode in PADDING_MODES,
-            " or ".join(map(repr, PADDING_MODES)),
-        ),
-    ):
-        if not right:
-            raise wrong_value(f"convolution.{name}", attrgetter(name)(convolution), expected)
-    if convolution.padding != "same" and tuple(convolution.padding) != window_reach(convolution):
-        expected = f"'same', or {window_reach(convolution)} for this kernel"
+    if not all(side % 2 for side in convolution.kernel_size):
+        raise wrong_value("convolution.kernel_size", convolution.kernel_size, "odd sizes")
+    if not convolution.weight.is_floating_point():
+        dtype = convolution.weight.dtype
+        raise wrong_value("convolution.weight.dtype", dtype, "a real floating-point dtype")
+    if convolution.padding_mode not in PADDING_MODES:
+        expected = "'zeros' or 'circular'"
+        raise wrong_value("convolution.padding_mode", convolution.padding_mode, expected)
+    reach = window_reach(convolution)
+    if convolution.padding != "same" and tuple(convolution.padding) != reach:
+        expected = f"'same', or {reach} for this kernel"
         raise wrong_value("convolution.padding", convolution.padding, expected)
     return convolution
 
 
 def cell_spacing(spacing: float | Sequence[float], num_axes: int) -> tuple[float, ...]:
-    """Return the distance between neighboring cells along every axis, given one number or one for each axis."""
+    """Return the distance between neighboring cells along every axis."""
     if isinstance(spacing, Sequence) and len(spacing) != num_axes:
-        raise wrong_value(
-            "spacing", spacing, f"one positive number, or one for each of {num_axes} axes"
-        )
+        expected = f"one positive number, or one for each of {num_axes} axes"
+        raise wrong_value("spacing", spacing, expected)
     return Grid((1,) * num_axes, spacing).spacing
 
 
 def window_reach(convolution: Convolution) -> tuple[int, ...]:
-    """Cells from the middle of the window to its edge along every axis, (K − 1)/2 · dilation."""
+    """Return the number of cells from the middle of the window to its edge along every axis."""
     sides = zip(convolution.kernel_size, convolution.dilation, strict=True)
     return tuple(side // 2 * step for side, step in sides)
 
 
 def offset_matrices(convolution: Convolution) -> Float[Tensor, "offsets out_channels in_channels"]:
-    """The matrix W_h of every offset of the window, in row-major order, in float64; 0 between groups."""
-    of_groups = (
-        convolution.weight.detach()
-        .to(torch.float64)
-        .flatten(2)
-        .permute(2, 0, 1)
-        .chunk(convolution.groups, dim=1)
-    )
-    blocks = zip(*(one.unbind() for one in of_groups), strict=True)
-    return torch.stack([torch.block_diag(*one) for one in blocks])
+    """Return the matrix W_h of every offset of the window, in row-major order and float64.
+
+    Entries between different groups are 0.
+    """
+    matrices = convolution.weight.detach().double().flatten(2).permute(2, 0, 1)
+    groups = matrices.chunk(convolution.groups, dim=1)
+    return torch.stack([torch.block_diag(*blocks) for blocks in zip(*groups, strict=True)])
 
 
 def factor_matrices(
     matrices: Float[Tensor, "heads out_channels in_channels"], dim_head: int, *, epsilon: float
 ) -> tuple[Float[Tensor, "heads width in_channels"], Float[Tensor, "heads out_channels width"]]:
-    """V_h and O_h of at most dim_head numbers with W_h = O_h V_h; a rank above D_h = dim_head is a ValueError.
+    """Return V_h and O_h with W_h = O_h V_h and at most `dim_head` values per head.
 
-    One is the identity if D_h ≥ D_out or D_in; else they have the singular values above epsilon max(D_in, D_out) σ_1.
+    One factor is the identity if dim_head ≥ D_out or dim_head ≥ D_in. Otherwise the factors come
+    from a singular value decomposition.
+
+    Args:
+        matrices: W_h.
+        dim_head: Size of a head.
+        epsilon: Singular values of at most epsilon · max(D_in, D_out) · σ_1 count as 0.
+
+    Raises:
+        ValueError: A matrix has a larger rank than `dim_head`.
     """
     heads, num_out, num_in = matrices.shape
     if dim_head >= num_out:
@@ -88,117 +93,112 @@ def factor_matrices(
     if dim_head >= num_in:
         return torch.eye(num_in).to(matrices).expand(heads, -1, -1), matrices
     left, sizes, right = torch.linalg.svd(matrices, full_matrices=False)
-    rank = (sizes > epsilon * max(num_in, num_out) * sizes[:, :1]).sum(dim=1)
-    highest = int(rank.argmax())
-    if rank[highest] > dim_head:
-        expected = (
-            f"at least {int(rank[highest])}, the rank of the weights at offset {highest} of the kernel; "
-            "teka.convert.low_rank_convolution gives the nearest convolution of a lower rank"
-        )
-        raise wrong_value("dim_head", dim_head, expected)
+    ranks = (sizes > epsilon * max(num_in, num_out) * sizes[:, :1]).sum(dim=1)
+    offset = int(ranks.argmax())
+    if ranks[offset] > dim_head:
+        expected = f"at least {ranks[offset]}, the rank of the weights at offset {offset}"
+        hint = "teka.convert.low_rank_convolution returns the nearest convolution of a lower rank."
+        raise wrong_value("dim_head", dim_head, expected, hint)
     root = sizes[:, :dim_head].sqrt()
     return root[..., None] * right[:, :dim_head], left[..., :dim_head] * root[:, None]
 
 
 def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution, float]:
-    """Approximate a convolution by one whose matrix at every offset has at most a given rank.
+    """Return the nearest convolution whose matrix at every offset has at most a given rank.
 
-    Heads of size D_h can represent matrices of rank D_h or less. The result is nearest in the Frobenius
-    norm. The relative error ‖W − W'‖ / ‖W‖ is the root mean square error of the outputs over their root
-    mean square without bias, for inputs that are independent with mean 0 and equal variance.
-
-    Source: Eckart & Young 1936; Cordonnier et al. 2020, §3.1.
+    Heads of size D_h represent exactly the matrices of rank ≤ D_h. The distance is the Frobenius
+    norm. The convolution itself is not changed.
 
     >>> import torch, teka
     >>> convolution = torch.nn.Conv2d(8, 8, 3, padding=1)
-    >>> smaller, error = teka.convert.low_rank_convolution(convolution, 4)
-    >>> 0 < error < 1
-    True
+    >>> nearest, error = teka.convert.low_rank_convolution(convolution, rank=8)
+    >>> error
+    0.0
 
     Args:
-        convolution: A convolution that `attention_from_convolution` supports. It does not change.
+        convolution: A convolution that `attention_from_convolution` takes, without groups.
         rank: Largest rank.
 
     Returns:
-        The approximation and its relative error.
+        The convolution W', and the relative error ‖W − W'‖ / ‖W‖. The latter is the root mean
+        square error of the outputs relative to the outputs without bias, for independent inputs of
+        mean 0 and equal variance.
 
-    Raises:
-        ValueError: An unsupported convolution, or a rank below 1.
+    Source: Eckart & Young 1936; Cordonnier et al. 2020, §3.1 (remark on D_h and D_out).
     """
     convolution = check_same_convolution(convolution)
     check_sizes({"rank": rank})
     if convolution.groups > 1:
-        raise wrong_value(
-            "convolution.groups", convolution.groups, "1, for the rank of a matrix of all channels"
-        )
+        expected = "1, for the rank of a matrix of all channels"
+        raise wrong_value("convolution.groups", convolution.groups, expected)
     left, sizes, right = torch.linalg.svd(offset_matrices(convolution), full_matrices=False)
     nearest = (left[..., :rank] * sizes[:, None, :rank]) @ right[:, :rank]
     result = copy.deepcopy(convolution)
     with torch.no_grad():
         result.weight.copy_(nearest.permute(1, 2, 0).unflatten(2, convolution.kernel_size))
-    total = float(sizes.square().sum())
-    return result, (float(sizes[:, rank:].square().sum()) / total) ** 0.5 if total else 0.0
+    norm = float(sizes.norm())
+    return result, float(sizes[:, rank:].norm()) / norm if norm else 0.0
 
 
 def check_precision(precision: float) -> None:
-    """Check that a precision is a positive number that a float can hold, or math.inf."""
-    if isinstance(precision, float) and precision == math.inf:
-        return
-    expected = "a positive number, or math.inf"
-    check_number("precision", precision, expected, low=0.0, exclude=(0.0,))
+    """Check that a precision is a positive finite number or math.inf."""
+    if precision != math.inf:
+        expected = "a positive number, or math.inf"
+        check_number("precision", precision, expected, low=0.0, exclude=(0.0,))
 
 
 def hard_precision(spacing: Sequence[float]) -> float:
-    """The precision α at which every weight off a head's centre is 0 in floating point, for cells s apart."""
+    """Return the precision α at which all weights except that at the center are 0 in floating point.
+
+    Args:
+        spacing: Distance s between neighboring cells along each axis.
+    """
     if not isinstance(spacing, Sequence) or not spacing or not all(map(is_positive, spacing)):
         raise wrong_value("spacing", spacing, "a positive finite number for each axis")
-    return HARD_PRECISION / min(spacing) ** 2
+    return HARD_EXPONENT / min(spacing) ** 2
 
 
 def stray_weight(precision: float, spacing: Sequence[float]) -> float:
-    """Bound of the share of a head's weight that lies off its centre, where the centre is a cell, for α = `precision`.
+    """Return a bound of the weight that a head gives to other cells than its center.
 
-    1 − Π_a 1/ϑ(α s_a²) with ϑ(t) = Σ_m e^(−t m²) ≤ 1 + 2e^−t / (1 − e^−3t), since m² ≥ 1 + 3(m − 1). It is the share on
-    the unbounded lattice, but for that last step, which adds less than 2e^(−7t) to ϑ for t ≥ 1; α may be math.inf.
+    The center must be a cell. On the unbounded lattice, with precision α and spacings s_a, the
+    weight is
 
-    Source: derived in docs/attention_as_convolution.md; the limit is Cordonnier et al. 2020, Lemma 2.
+        1 − Π_a 1/ϑ(α s_a²),   ϑ(t) = Σ_m e^(−t m²) ≤ 1 + 2e^−t / (1 − e^−3t),
+
+    because m² ≥ 1 + 3(m − 1) for m ≥ 1. For t ≥ 1, this adds less than 2e^(−7t) to ϑ.
+
+    Source: derived in docs/attention_as_convolution.md; limit: Cordonnier et al. 2020, Lemma 2.
     """
     check_precision(precision)
-    hard_precision(spacing)  # checks it
-    steepness = [precision * step * step for step in spacing]
-    return -math.expm1(
-        -sum(math.log1p(2 * math.exp(-one) / -math.expm1(-3 * one)) for one in steepness)
-    )
+    hard_precision(spacing)  # checks the spacing
+    log_sum = 0.0
+    for distance in spacing:
+        exponent = precision * distance * distance
+        log_sum += math.log1p(2 * math.exp(-exponent) / -math.expm1(-3 * exponent))
+    return -math.expm1(-log_sum)
 
 
 def precision_for_tolerance(tolerance: float, spacing: Sequence[float]) -> float:
     """Return the smallest precision α for which twice the stray weight is at most a tolerance.
 
-    Outputs then differ from those of the convolution by at most tolerance · max|x| · max_o Σ|W_o|.
-
-    >>> import teka
-    >>> round(teka.convert.precision_for_tolerance(1e-3, (1.0, 1.0)), 2)
-    8.99
+    Outputs of `attention_from_convolution` then differ from those of the convolution by at most
+    tolerance · max|x| · max_o Σ|W_o|, a share of the largest possible output.
 
     Args:
-        tolerance: Share of the largest possible output, between 0 and 2.
+        tolerance: Number above 0 and below 2.
         spacing: Distance between neighboring cells along each axis.
-
-    Returns:
-        The precision, in units of length⁻².
-
-    Raises:
-        ValueError: An argument is out of range.
     """
     if not is_number(tolerance) or not 0 < tolerance < 2:
         raise wrong_value("tolerance", tolerance, "a number above 0 and below 2")
     high = hard_precision(spacing)
     low = 1e-9 * high
-    for _ in range(HALVINGS):
+    for _ in range(NUM_BISECTIONS):
         middle = math.sqrt(low * high)
-        low, high = (
-            (low, middle) if 2 * stray_weight(middle, spacing) <= tolerance else (middle, high)
-        )
+        if 2 * stray_weight(middle, spacing) <= tolerance:
+            high = middle
+        else:
+            low = middle
     return high
 
 
@@ -209,31 +209,21 @@ def conversion_error_bound(
     largest_input: float,
     spacing: float | Sequence[float] = 1.0,
 ) -> float:
-    """Return an upper bound of |attention(x) − convolution(x)| over all outputs.
+    """Return a bound of |attention(x) − convolution(x)| over all inputs up to a magnitude.
 
-    The bound is the sum of three terms. Let g = max_o Σ|W_o|, the largest output for |x| ≤ 1, let N =
-    D_in · ΠK be the number of products in an output, and ε the precision of the dtype:
+    The bound is the sum of two terms, where g = max_o Σ|W_o| is the largest output for |x| ≤ 1:
 
-        2 · stray weight · max|x| · g    attention outside the offset of a head
-        2ε (N + 8) · max|x| · g          rounding of both sums, to first order in ε
-        ε · max|b|                       rounding of the bias
+    - 2 · stray weight · max|x| · g, because heads are not hard,
+    - 2ε (N + 8) max|x| · g + ε max|b|, because both layers round sums of N = D_in · ΠK products in
+      a dtype with relative precision ε, to first order.
 
-    The rounding terms hold for heads of at least min(D_in, D_out) channels and for every backend
-    except "fft".
-
-    >>> import math, torch, teka
-    >>> convolution = torch.nn.Conv2d(3, 4, 3, padding=1)
-    >>> teka.convert.conversion_error_bound(convolution, precision=math.inf, largest_input=1.0) < 1e-4
-    True
+    The bound holds for heads of at least min(D_in, D_out) values and every backend except "fft".
 
     Args:
-        convolution: A convolution that `attention_from_convolution` supports.
-        precision: Precision α of the heads, above 0; `math.inf` for hard heads.
-        largest_input: max|x|, finite.
-        spacing: Distance between neighboring cells, one for all axes or one for each.
-
-    Raises:
-        ValueError: An unsupported convolution, or an argument out of range.
+        convolution: A convolution that `attention_from_convolution` takes.
+        precision: α > 0 of the heads, math.inf for hard heads.
+        largest_input: max|x|.
+        spacing: Distance between neighboring cells, one number or one for each axis.
     """
     convolution = check_same_convolution(convolution)
     if not is_number(largest_input) or largest_input < 0:
@@ -242,6 +232,6 @@ def conversion_error_bound(
     gain = float(weight.double().abs().flatten(1).sum(dim=1).max())
     largest_bias = 0.0 if convolution.bias is None else float(convolution.bias.detach().abs().max())
     epsilon = torch.finfo(weight.dtype).eps
-    rounding = 2 * epsilon * (weight[0].numel() + FURTHER_ROUNDINGS)
+    rounding = 2 * epsilon * (weight[0].numel() + NUM_FURTHER_ROUNDINGS)
     straying = 2 * stray_weight(precision, cell_spacing(spacing, weight.ndim - 2))
     return (straying + rounding) * largest_input * gain + epsilon * largest_bias

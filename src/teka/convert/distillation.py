@@ -1,4 +1,4 @@
-"""Attention by kernels learns the weights of the softmax that it has replaced: Hedgehog's loss."""
+"""Distillation of softmax attention weights into kernels with learned features (Hedgehog)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -9,120 +9,116 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from teka.checks import POSITIVE_NUMBER, check_module, is_positive
-from teka.errors import EXTERNAL_ERRORS, error_message, wrong_argument, wrong_type, wrong_value
+from teka.errors import wrong_argument, wrong_type, wrong_value
 from teka.functional import attention
 from teka.nn import AttentionHeads
 
-BATCHES = "a list of a model's inputs"
-LEAST_WEIGHT = 1e-6  # of a key, where its logarithm is taken
+MIN_WEIGHT = 1e-6  # of a key, before the logarithm
 
 
 def distill_attention(
     model: nn.Module, batches: Iterable[Any], *, learning_rate: float = 0.01
 ) -> list[float]:
-    """Train the kernels of a model to imitate softmax attention, and return the loss of every batch.
+    """Train the kernels of a model to imitate the softmax of the same queries and keys.
 
-        loss = − Σ_j p_j log w_j,   p = softmax(scale · qᵀk),   w: the weights of the kernels
+        loss = − Σ_j p_j log w_j,   p = softmax(scale · qᵀk),   w: weights of the kernels,
 
-    The loss is averaged over queries, heads and layers. Only the parameters of `AttentionHeads` are
-    trained, with Adam. Every layer receives the softmax outputs of the layers before it, so that the
-    model is its own teacher. Masked keys are ignored. All L² weights are computed.
-
-    Source: Zhang et al. 2024 (Hedgehog), equation 4.
+    averaged over queries, heads and layers. Only parameters of `AttentionHeads` are trained, by
+    Adam. Every layer passes on the output of the softmax, so that the model is its own teacher.
+    If queries and keys are trained already, a tenth of an epoch is often enough. Then train the
+    whole model as usual. The loss computes the weights of all pairs, at a cost of O(L²). Masks of
+    keys are supported.
 
     >>> import torch, teka
-    >>> encoder = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
-    >>> model = torch.nn.TransformerEncoder(encoder, 2)
+    >>> layer = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
+    >>> model = torch.nn.TransformerEncoder(layer, 1)
     >>> _ = teka.convert.replace_attention(model, kernel="hedgehog", relative=None)
     >>> batches = [torch.randn(2, 12, 16) for _ in range(3)]
     >>> len(teka.convert.distill_attention(model, batches))
     3
 
     Args:
-        model: Model after `replace_attention` with a learned kernel, such as "hedgehog".
-        batches: Inputs of the model: tensors, sequences of arguments, or mappings of argument names.
-        learning_rate: Learning rate of Adam.
+        model: Model after `replace_attention`, with a kernel that has parameters, such as
+            "hedgehog".
+        batches: Inputs of the model: tensors, sequences of its arguments, or mappings of their
+            names.
+        learning_rate: Step size of Adam.
+
+    Returns:
+        The loss of every batch.
 
     Raises:
-        ValueError: `AttentionHeads` of the model have no parameters, or the learning rate is not
+        ValueError: No `AttentionHeads` of the model have parameters, or the learning rate is not
             positive.
+
+    Source: Zhang et al. 2024 (Hedgehog), equation 4 and the recipe for pretrained models.
     """
     check_module("model", model)
-    if isinstance(batches, (str, bytes, Mapping)):
-        raise wrong_type("batches", batches, BATCHES)
-    try:
-        each = iter(batches)
-    except TypeError as error:
-        raise wrong_type("batches", batches, BATCHES) from error
+    if isinstance(batches, (str, bytes, Mapping)) or not isinstance(batches, Iterable):
+        raise wrong_type("batches", batches, "a list of a model's inputs")
     layers = [module for module in model.modules() if isinstance(module, AttentionHeads)]
-    learned = [parameter for layer in layers for parameter in layer.parameters()]
-    if not learned:
-        raise wrong_argument(
-            "model",
-            f"{len(layers)} AttentionHeads without parameters",
-            "kernels that learn: 'hedgehog'",
-        )
+    parameters = [parameter for layer in layers for parameter in layer.parameters()]
+    if not parameters:
+        description = f"{len(layers)} AttentionHeads without parameters"
+        raise wrong_argument("model", description, "a model with kernels that learn: 'hedgehog'")
     if not is_positive(learning_rate):
         raise wrong_value("learning_rate", learning_rate, POSITIVE_NUMBER)
-    optimizer = torch.optim.Adam(learned, lr=learning_rate)
+    optimizer = torch.optim.Adam(parameters, lr=learning_rate)
     losses: list[Tensor] = []
-    hooks = [
-        layer.register_forward_hook(partial(_compare, losses=losses), with_kwargs=True)
-        for layer in layers
-    ]
-    modes, history = [(module, module.training) for module in model.modules()], []
+    imitate = partial(_imitate_softmax, losses=losses)
+    hooks = [layer.register_forward_hook(imitate, with_kwargs=True) for layer in layers]
+    modes = [(module, module.training) for module in model.modules()]
+    history = []
     model.eval()
     try:
-        for batch in each:
+        for batch in batches:
             losses.clear()
             with torch.enable_grad():
-                try:
-                    _call(model, batch)
-                except EXTERNAL_ERRORS as error:
-                    raise ValueError(
-                        f"the model raised {type(error).__name__} on one of the batches: {error_message(error)}"
-                    ) from error
+                if isinstance(batch, Mapping):
+                    model(**batch)
+                elif isinstance(batch, Sequence):
+                    model(*batch)
+                else:
+                    model(batch)
                 loss = torch.stack(losses).mean()
                 optimizer.zero_grad()
-                loss.backward(inputs=learned)
+                loss.backward(inputs=parameters)
             optimizer.step()
             history.append(float(loss.detach()))
     finally:
         for hook in hooks:
             hook.remove()
         optimizer.zero_grad()
-        for module, mode in modes:
-            module.training = mode
+        for module, is_training in modes:
+            module.training = is_training
     return history
 
 
-def _call(model: nn.Module, batch: object) -> None:
-    if isinstance(batch, Mapping):
-        model(**batch)
-    elif isinstance(batch, Sequence):
-        model(*batch)
-    else:
-        model(batch)
-
-
-def _compare(
+def _imitate_softmax(
     layer: AttentionHeads,
-    given: tuple[Any, ...],
-    named: dict[str, Any],
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
     _: Tensor,
     *,
     losses: list[Tensor],
 ) -> Float[Tensor, "batch heads queries dim_value"]:
-    """Keep the loss of a layer, and give on what softmax makes of its values."""
-    query, key, value = (one.detach() for one in given[:3])
-    others = given[3:]
-    key_mask = others[1] if len(others) > 1 else named.get("key_mask")
-    each = torch.eye(key.shape[2], dtype=query.dtype, device=query.device).expand(
-        *key.shape[:3], -1
+    """Append the loss of a layer, and return the output of the softmax instead of its own."""
+    query, key, value = (tensor.detach() for tensor in arguments[:3])
+    others = arguments[3:]
+    key_mask = others[1] if len(others) > 1 else keywords.get("key_mask")
+    # The output for one-hot values are the attention weights.
+    one_hot = torch.eye(key.shape[2], dtype=query.dtype, device=query.device)
+    one_hot = one_hot.expand(*key.shape[:3], -1)
+    softmax_weights = attention(
+        query,
+        key,
+        one_hot,
+        kernel="softmax",
+        key_mask=key_mask,
+        is_causal=keywords.get("is_causal", False) and query.shape[2] > 1,
+        scale=keywords.get("scale"),
     )
-    causal = named.get("is_causal", False) and query.shape[2] > 1
-    options = {"key_mask": key_mask, "is_causal": causal, "scale": named.get("scale")}
-    truth = attention(query, key, each, kernel="softmax", **options)
-    weights = layer.forward(query, key, each, *others, **named)
-    losses.append(-(truth * weights.clamp_min(LEAST_WEIGHT).log()).sum(dim=-1).mean())
-    return truth @ value
+    weights = layer.forward(query, key, one_hot, *others, **keywords)
+    log_weights = weights.clamp_min(MIN_WEIGHT).log()
+    losses.append(-(softmax_weights * log_weights).sum(dim=-1).mean())
+    return softmax_weights @ value

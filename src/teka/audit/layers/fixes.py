@@ -36,7 +36,7 @@ class TracedModel:
 
 @dataclass(frozen=True)
 class Fix:
-    """Change of some layers of a model that needs no training, applied by `teka.convert.mend`.
+    """Change of some layers of a model that needs no training, applied by `teka.convert.fix`.
 
     Args:
         name: Name of the fix.

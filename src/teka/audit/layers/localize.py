@@ -160,7 +160,7 @@ class LayerFindings:
 
     @property
     def advised(self) -> tuple[str, ...]:
-        """Names of the recommended fixes, as `teka.convert.mend` takes them.
+        """Names of the recommended fixes, as `teka.convert.fix` takes them.
 
         A fix is recommended if it applies to a layer that breaks equivariance first.
         """

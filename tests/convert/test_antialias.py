@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from teka.audit import Movement, axis_shifts, locate_layers
 from teka.audit.layers.fixes import FIXES
-from teka.convert import mend
-from teka.convert.mending import SAMPLED, Offsets
+from teka.convert import fix
+from teka.convert.antialias import SAMPLED_CLASSES, SharedOffsets
 from tests.annotations import annotations_unchecked
 
 SIDES = (16, 8)
@@ -98,7 +98,7 @@ NETWORKS = {
 }
 
 
-def blame(model, movement=None, largest=4):
+def locate(model, movement=None, largest=4):
     return locate_layers(model, images(), axis_shifts(largest), movement or Movement("circular"))
 
 
@@ -110,39 +110,39 @@ def change(model, shifts=EVERY_SHIFT):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_mended_network_does_not_change_under_any_circular_shift_and_has_the_same_state(name):
+def test_a_fixed_network_does_not_change_under_any_circular_shift_and_has_the_same_state(name):
     model = NETWORKS[name]()
     before, answers = copy.deepcopy(model.state_dict()), model(images())
-    mended, done = mend(model, blame(model))
+    fixed_model, done = fix(model, locate(model))
     assert change(model) > 1e-3
-    assert change(mended) < 1e-12
+    assert change(fixed_model) < 1e-12
     assert any(done.fixed.values())
     # The model is as it was, and either takes the other's state.
     assert torch.equal(model(images()), answers)
-    for key, tensor in mended.state_dict().items():
+    for key, tensor in fixed_model.state_dict().items():
         assert torch.equal(tensor, before[key]) == (key not in done.parameters), key
-    model.load_state_dict(mended.state_dict())
-    mended.load_state_dict(before)
+    model.load_state_dict(fixed_model.state_dict())
+    fixed_model.load_state_dict(before)
 
 
-def test_in_single_precision_a_mended_network_is_exact_to_its_rounding():
+def test_in_single_precision_a_fixed_network_is_exact_to_its_rounding():
     model = NETWORKS["added branches"]()
-    mended, _ = mend(model, blame(model))
-    mended.float()
+    fixed_model, _ = fix(model, locate(model))
+    fixed_model.float()
     pictures = images().float()
     with torch.no_grad():
         torch.testing.assert_close(
-            mended(pictures.roll((5, 3), (2, 3))), mended(pictures), rtol=1e-5, atol=1e-5
+            fixed_model(pictures.roll((5, 3), (2, 3))), fixed_model(pictures), rtol=1e-5, atol=1e-5
         )
 
 
 def test_branches_that_choose_each_an_offset_of_their_own_are_caught():
     model = NETWORKS["added branches"]()
-    mended, _ = mend(model, blame(model))
-    for part in mended.modules():
+    fixed_model, _ = fix(model, locate(model))
+    for part in fixed_model.modules():
         if hasattr(part, "offsets"):
-            vars(part)["offsets"] = Offsets()
-    assert change(mended) > 1e-3
+            vars(part)["offsets"] = SharedOffsets()
+    assert change(fixed_model) > 1e-3
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -154,9 +154,9 @@ def test_a_blur_brings_the_outputs_of_random_networks_nearer_together(seed):
         nn.ReLU(),
     )
     model = network(*layers, seed=seed)
-    mended, done = mend(model, blame(model), ["blur"])
+    fixed_model, done = fix(model, locate(model), ["blur"])
     assert done.fixed == {"blur": ("0", "2")}
-    assert change(mended) < 0.7 * change(model)
+    assert change(fixed_model) < 0.7 * change(model)
 
 
 @pytest.mark.parametrize(
@@ -174,16 +174,16 @@ def test_a_blur_brings_the_outputs_of_random_networks_nearer_together(seed):
 def test_a_layer_that_takes_every_cell_and_keeps_every_sth_from_the_first_gives_what_it_gave(layer):
     maps = images(channels=4)
     expected = layer.double()(maps)
-    layer.__class__ = SAMPLED[type(layer)]
-    layer.prepare((), Offsets())
+    layer.__class__ = SAMPLED_CLASSES[type(layer)]
+    layer.prepare((), SharedOffsets())
     torch.testing.assert_close(layer(maps), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_positions_become_their_mean_and_the_class_token_keeps_its_own():
     model = patches()
-    mended, done = mend(model, blame(model), ["positions"])
+    fixed_model, done = fix(model, locate(model), ["positions"])
     assert done.parameters == ("pos_embed",)
-    found, before = mended.get_parameter("pos_embed"), model.pos_embed
+    found, before = fixed_model.get_parameter("pos_embed"), model.pos_embed
     assert torch.equal(found[:, :1], before[:, :1])
     torch.testing.assert_close(found[:, 1:], before[:, 1:].mean(1, keepdim=True).expand(-1, 8, -1))
 
@@ -192,36 +192,40 @@ def test_a_layer_in_two_places_stays_one_and_hooks_stay():
     shared, calls = nn.MaxPool2d(2), []
     model = network(shared, nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), shared)
     shared.register_forward_hook(lambda *_: calls.append(1))
-    mended, done = mend(model, blame(model))
+    fixed_model, done = fix(model, locate(model))
     assert done.fixed["polyphase"] == ("0",)
-    assert mended.get_submodule("0") is mended.get_submodule("3")
-    assert change(mended) < 1e-12
+    assert fixed_model.get_submodule("0") is fixed_model.get_submodule("3")
+    assert change(fixed_model) < 1e-12
     calls.clear()
-    mended(images())
+    fixed_model(images())
     assert len(calls) == 2
 
 
 def test_two_images_of_one_pass_have_each_an_offset():
     tower = NETWORKS["convolution and pools"]()
-    mended, _ = mend(tower, blame(tower))
+    fixed_model, _ = fix(tower, locate(tower))
     first, second = images(), images().roll((3, 1), (2, 3))
-    together = [mended(first), mended(second)]
+    together = [fixed_model(first), fixed_model(second)]
     torch.testing.assert_close(together[0], together[1], rtol=1e-12, atol=1e-12)
 
 
-def test_a_copy_of_a_mended_model_begins_anew():
+def test_a_copy_of_a_fixed_model_model_begins_anew():
     model = NETWORKS["added branches"]()
-    mended, _ = mend(model, blame(model))
-    answers = mended(images())
-    mended(images().flip(2))
-    torch.testing.assert_close(copy.deepcopy(mended)(images()), answers, rtol=1e-12, atol=1e-12)
+    fixed_model, _ = fix(model, locate(model))
+    answers = fixed_model(images())
+    fixed_model(images().flip(2))
+    torch.testing.assert_close(
+        copy.deepcopy(fixed_model)(images()), answers, rtol=1e-12, atol=1e-12
+    )
 
 
 def test_gradients_reach_every_parameter():
     model = NETWORKS["added branches"]()
-    mended, _ = mend(model, blame(model))
-    mended(images()).square().sum().backward()
-    assert all(one.grad is not None and one.grad.abs().sum() > 0 for one in mended.parameters())
+    fixed_model, _ = fix(model, locate(model))
+    fixed_model(images()).square().sum().backward()
+    assert all(
+        one.grad is not None and one.grad.abs().sum() > 0 for one in fixed_model.parameters()
+    )
 
 
 class Checkpointed(Bottleneck):
@@ -240,22 +244,23 @@ class Checkpointed(Bottleneck):
 @pytest.mark.parametrize("order", ["together", "first call first", "last call first"])
 def test_recomputation_uses_the_offsets_of_its_forward_pass(use_reentrant, order):
     model = network(nn.Conv2d(2, 4, 3, padding=1), Checkpointed(4, 2), Checkpointed(4, 1))
-    mended, _ = mend(model, blame(model))
-    mended.train()
+    fixed_model, _ = fix(model, locate(model))
+    fixed_model.train()
     batches = [images(), images().roll((1, 3), (2, 3)), images().flip(2)]
 
     def gradients(use_reentrant):
         Checkpointed.use_reentrant = use_reentrant
-        mended.zero_grad()
+        fixed_model.zero_grad()
         losses = [
-            (mended(batch) * torch.arange(1.0, 5, dtype=torch.float64)).sum() for batch in batches
+            (fixed_model(batch) * torch.arange(1.0, 5, dtype=torch.float64)).sum()
+            for batch in batches
         ]
         if order == "together":
             torch.stack(losses).sum().backward()
         else:
             for loss in losses if order == "first call first" else reversed(losses):
                 loss.backward()
-        return [copy.deepcopy(parameter.grad) for parameter in mended.parameters()]
+        return [copy.deepcopy(parameter.grad) for parameter in fixed_model.parameters()]
 
     try:
         expected, recomputed = gradients(None), gradients(use_reentrant)
@@ -268,70 +273,70 @@ def test_recomputation_uses_the_offsets_of_its_forward_pass(use_reentrant, order
 @annotations_unchecked()
 def test_layers_share_an_offset_across_a_break_of_the_compiled_graph():
     model = network(Bottleneck(2, 2))
-    mended, _ = mend(model, blame(model))
-    expected = mended(images())
-    block: Any = mended.get_submodule("0")
+    fixed_model, _ = fix(model, locate(model))
+    expected = fixed_model(images())
+    block: Any = fixed_model.get_submodule("0")
     block.shortcut = torch.compiler.disable(block.shortcut)
     torch.testing.assert_close(
-        torch.compile(mended, backend="eager")(images()), expected, rtol=1e-12, atol=1e-12
+        torch.compile(fixed_model, backend="eager")(images()), expected, rtol=1e-12, atol=1e-12
     )
 
 
 def test_an_interrupted_pass_leaves_no_offset_to_the_next():
     block = Bottleneck(2, 2)
     model = network(block)
-    mended, _ = mend(model, blame(model))
-    shortcut = mended.get_submodule("0.shortcut")
-    expected = mended(images())
+    fixed_model, _ = fix(model, locate(model))
+    shortcut = fixed_model.get_submodule("0.shortcut")
+    expected = fixed_model(images())
 
     def stop(*_):
         raise RuntimeError
 
     handle = shortcut.register_forward_pre_hook(stop)
     with pytest.raises(RuntimeError):
-        mended(images().flip(3))
+        fixed_model(images().flip(3))
     handle.remove()
-    assert torch.equal(mended(images()), expected)
+    assert torch.equal(fixed_model(images()), expected)
 
 
 def test_threads_share_no_offsets():
     model = NETWORKS["added branches"]()
-    mended, _ = mend(model, blame(model))
+    fixed_model, _ = fix(model, locate(model))
     batches = [images().roll((shift, shift % 5), (2, 3)) * (1 + shift) for shift in range(8)]
     with torch.no_grad():
-        expected = [mended(batch) for batch in batches]
+        expected = [fixed_model(batch) for batch in batches]
         # Every thread stops between the layer that chooses the offset and the layer that uses it.
         barrier = threading.Barrier(4, timeout=30)
-        mended.get_submodule("1.shortcut").register_forward_pre_hook(
+        fixed_model.get_submodule("1.shortcut").register_forward_pre_hook(
             lambda *_: (barrier.wait(), None)[1]
         )
         with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(torch.no_grad()(mended), batches))
+            found = list(pool.map(torch.no_grad()(fixed_model), batches))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
 @annotations_unchecked()
-def test_a_mended_model_is_exported_for_batches_of_any_size():
+def test_a_fixed_model_model_is_exported_for_batches_of_any_size():
     model = NETWORKS["added branches"]()
-    mended, _ = mend(model, blame(model), ["circular", "blur", "polyphase"])
+    fixed_model, _ = fix(model, locate(model), ["circular", "blur", "polyphase"])
     dynamic = ({0: torch.export.Dim("batch")},)
-    program = torch.export.export(mended, (images(),), dynamic_shapes=dynamic).module()
+    program = torch.export.export(fixed_model, (images(),), dynamic_shapes=dynamic).module()
     for number in (1, 2, 5):
         torch.testing.assert_close(
-            program(images(number)), mended(images(number)), rtol=1e-12, atol=1e-12
+            program(images(number)), fixed_model(images(number)), rtol=1e-12, atol=1e-12
         )
     # Nothing of the recorded tensors is left behind.
-    torch.testing.assert_close(mended(images(5)), program(images(5)), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(fixed_model(images(5)), program(images(5)), rtol=1e-12, atol=1e-12)
 
 
-def test_per_sample_gradients_of_a_mended_model():
+def test_per_sample_gradients_of_a_fixed_model_model():
     model = NETWORKS["added branches"]()
-    mended, _ = mend(model, blame(model))
-    parameters = dict(mended.named_parameters())
+    fixed_model, _ = fix(model, locate(model))
+    parameters = dict(fixed_model.named_parameters())
 
     def loss(parameters, picture):
-        return torch.func.functional_call(mended, parameters, (picture[None],)).square().sum()
+        return torch.func.functional_call(fixed_model, parameters, (picture[None],)).square().sum()
 
     found = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, images())
     for place, picture in enumerate(images()):
@@ -342,51 +347,51 @@ def test_per_sample_gradients_of_a_mended_model():
 
 def test_where_there_is_nothing_to_mend_the_model_is_left_as_it_is():
     model = network(nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular"), nn.ReLU())
-    mended, done = mend(model, blame(model))
+    fixed_model, done = fix(model, locate(model))
     assert (done.fixed, done.left, str(done)) == (
         {},
         {},
-        "nothing to mend: no layer is to blame that a fix is for",
+        "nothing to fix: no offending layer has an applicable fix",
     )
-    assert torch.equal(mended(images()), model(images()))
-    _, done = mend(model, blame(model), ["blur", "positions"])
-    assert str(done) == "blur: no layer that it is for\npositions: no layer that it is for"
+    assert torch.equal(fixed_model(images()), model(images()))
+    _, done = fix(model, locate(model), ["blur", "positions"])
+    assert str(done) == "blur: no applicable layer\npositions: no applicable layer"
 
 
-def test_a_mended_model_is_not_mended_again():
+def test_a_fixed_model_model_is_not_fixed_model_again():
     model = NETWORKS["added branches"]()
-    mended, _ = mend(model, blame(model))
-    assert mend(mended, blame(mended))[1].fixed == {}
+    fixed_model, _ = fix(model, locate(model))
+    assert fix(fixed_model, locate(fixed_model))[1].fixed == {}
 
 
-def test_layers_that_cannot_be_mended_are_named_with_the_reason():
+def test_layers_that_cannot_be_fixed_model_are_named_with_the_reason():
     class Own(nn.Conv2d):
         pass
 
     model = network(nn.Conv2d(2, 4, 3, 2), Own(4, 4, 3, 2, padding=1), nn.ReLU())
-    mended, done = mend(model, blame(model), ["circular", "polyphase"])
+    fixed_model, done = fix(model, locate(model), ["circular", "polyphase"])
     assert done.left["polyphase"]["0"] == "it makes 7 × 3 cells of 16 × 8 by steps of 2 × 2"
     assert "it is a Own" in done.left["circular"]["1"]
     assert "polyphase: not 0: it makes 7 × 3 cells" in str(done)
-    assert torch.equal(mended(images()), model(images()))
+    assert torch.equal(fixed_model(images()), model(images()))
 
 
 def test_every_fix_is_made():
     model = NETWORKS["convolution and pools"](), patches()
-    done = [mend(one, blame(one), list(FIXES))[1] for one in model]
+    done = [fix(one, locate(one), list(FIXES))[1] for one in model]
     assert all(done[0].fixed[name] or done[1].fixed[name] for name in FIXES)
 
 
 def test_bad_input_is_refused():
     model = network(nn.Conv2d(2, 4, 3, 2, padding=1))
-    found = blame(model)
+    found = locate(model)
     with pytest.raises(
         ValueError, match=r"fixes must be .*got 'polyphas'.*Did you mean 'polyphase'"
     ):
-        mend(model, found, ["polyphas"])
+        fix(model, found, ["polyphas"])
     with pytest.raises(ValueError, match=r"fixes must be a list of.*got 'blur'"):
-        mend(model, found, "blur")
+        fix(model, found, "blur")
     with pytest.raises(ValueError, match=r"layers must be .*got None"):
-        mend(model, None)
+        fix(model, None)
     with pytest.raises(ValueError, match=r"layers must be a layer of this Linear.*got '0'"):
-        mend(nn.Linear(2, 2), found)
+        fix(nn.Linear(2, 2), found)

@@ -1,0 +1,295 @@
+"""Changes of padding, sampling and positions that make a model less sensitive to shifts."""
+
+import copy
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import avg_pool2d, conv2d, max_pool2d, pad
+
+from teka._checkpoint import restore_in_recomputation
+from teka.audit.layers.fixes import FIXES, place_axes
+from teka.audit.layers.layouts import pair
+from teka.audit.layers.localize import LayerFindings
+from teka.checks import check_module, check_names
+from teka.errors import wrong_type, wrong_value
+from teka.nn.sampling.polyphase import PolyphaseDownsample
+
+Images = Float[Tensor, "batch channels height width"]
+Outputs = Float[Tensor, "batch out_channels out_height out_width"]
+SAMPLING_FIXES = ("blur", "polyphase")
+# Offset of each sampled grid, by its sides and stride, and the identities of layers that used it.
+Choices: TypeAlias = dict[tuple[int, ...], tuple[Tensor, list[int]]]
+
+
+@dataclass(frozen=True)
+class FixReport:
+    """Result of `fix`.
+
+    >>> from teka.convert import FixReport
+    >>> reason = "its stride does not divide its map"
+    >>> print(FixReport({"blur": ("conv1",)}, {"blur": {"conv2": reason}}))
+    blur: conv1
+    blur: not conv2: its stride does not divide its map
+
+    Attributes:
+        fixed: Names of the changed layers, by fix.
+        left: Names of the layers that could not be changed, with the reason, by fix.
+    """
+
+    fixed: dict[str, tuple[str, ...]]
+    left: dict[str, dict[str, str]]
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters and buffers whose values changed."""
+        return self.fixed.get("positions", ())
+
+    def __str__(self) -> str:
+        lines = []
+        for name, layers in self.fixed.items():
+            if layers:
+                lines.append(f"{name}: {', '.join(layers)}")
+            elif not self.left[name]:
+                lines.append(f"{name}: no applicable layer")
+        for name, reasons in self.left.items():
+            lines += [f"{name}: not {layer}: {reason}" for layer, reason in reasons.items()]
+        return "\n".join(lines) or "nothing to fix: no offending layer has an applicable fix"
+
+
+def fix(
+    model: nn.Module, layers: LayerFindings | None, fixes: Sequence[str] | None = None
+) -> tuple[nn.Module, FixReport]:
+    """Return a copy of a model that is less sensitive to shifts, without training.
+
+    - "circular": padding continues at the opposite edge. This removes edge effects under circular
+      shifts.
+    - "blur": convolutions, max pooling and average pooling with stride s compute every cell. A
+      binomial low-pass filter of 2s − 1 cells follows, and then every s-th cell is kept.
+    - "polyphase": the same layers compute every cell of the periodic grid, and keep every s-th cell
+      from an offset that depends on the content. All layers that sample the same grid use the same
+      offset, so that their outputs lie on the same grid.
+    - "positions": every vector of a learned position embedding becomes the mean over positions.
+
+    A model with "circular" and "polyphase" is invariant to circular shifts, up to rounding, if each
+    stride divides the side of its map, all other layers are equivariant, and the model ends in a
+    mean over positions. The copy has the parameter names of the model. Only "positions" changes
+    parameter values.
+
+    >>> import torch, teka
+    >>> from torch import nn
+    >>> convolution = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+    >>> pooling = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    >>> model, images = nn.Sequential(convolution, nn.ReLU(), pooling).eval(), torch.randn(8, 3, 16, 16)
+    >>> fixed, report = teka.convert.fix(model, teka.audit.audit(model, images).layers)
+    >>> print(report)
+    circular: 0
+    polyphase: 0
+    >>> torch.allclose(fixed(images), fixed(images.roll((3, 5), (2, 3))), atol=1e-6)
+    True
+
+    Args:
+        model: The model.
+        layers: Result of `teka.audit.locate_layers` for the model, or `layers` of an audit report.
+        fixes: Names of fixes. Each changes all layers that it supports. The default is
+            `layers.advised`, the fixes of the layers that break equivariance first.
+
+    Raises:
+        ValueError: Findings of another model, or an unknown fix.
+
+    Source: Zhang 2019 (blur); Chaman & Dokmanić 2021 (polyphase).
+    """
+    check_module("model", model)
+    if not isinstance(layers, LayerFindings):
+        raise wrong_type("layers", layers, "the result of teka.audit.locate_layers")
+    selected = layers.advised if fixes is None else check_names("fixes", fixes, FIXES)
+    names = [name for name in FIXES if name in selected]
+    fixed = {name: layers.mendable(name) for name in names}
+    left = {}
+    for name in names:
+        reasons = layers.fixes.get(name, {})
+        left[name] = {layer: reason for layer, reason in reasons.items() if reason}
+
+    result = copy.deepcopy(model)
+    modules = dict(result.named_modules())
+    tensors = dict([*result.named_parameters(), *result.named_buffers()])
+    fixes_by_layer: dict[str, list[str]] = {}
+    for name in names:
+        for layer in fixed[name]:
+            if layer not in modules and layer not in tensors:
+                raise wrong_value("layers", layer, f"a layer of this {type(model).__name__}")
+            fixes_by_layer.setdefault(layer, []).append(name)
+    offsets = SharedOffsets()
+    for layer, layer_fixes in fixes_by_layer.items():
+        if "positions" in layer_fixes:
+            with torch.no_grad():
+                _average_positions(tensors[layer], layers)
+            continue
+        if "circular" in names and "circular" not in layer_fixes:
+            # The low-pass filter wraps too, even if the layer itself does not pad.
+            layer_fixes.append("circular")
+        _change_layer(modules[layer], layer_fixes, offsets)
+    if any(fixed.get(name) for name in SAMPLING_FIXES):
+        result.register_forward_pre_hook(offsets.forget)
+        result.register_forward_hook(offsets.forget)
+    return result, FixReport(fixed, left)
+
+
+def _average_positions(embedding: Tensor, layers: LayerFindings) -> None:
+    """Replace every position vector by the mean. Vectors of tokens before the grid stay."""
+    grids = [(finding.grid, finding.prefix_tokens) for finding in layers.findings if finding.grid]
+    placement = place_axes(tuple(embedding.shape), [(layers.seen_size, 0), *grids])
+    if placement is None:
+        expected = "findings with the grid of this position embedding"
+        raise wrong_value("layers", tuple(embedding.shape), expected)
+    axes, num_prefix_tokens = placement
+    num_positions = embedding.shape[axes[0]] - num_prefix_tokens
+    vectors = embedding.narrow(axes[0], num_prefix_tokens, num_positions)
+    vectors.copy_(vectors.mean(axes, keepdim=True).expand_as(vectors))
+
+
+def _change_layer(module: nn.Module, fixes: Sequence[str], offsets: "SharedOffsets") -> None:
+    # The class is changed in place, as in torch's parametrizations, so that layers that are used
+    # twice and hooks stay.
+    changed: Any = module
+    if isinstance(module, nn.Conv2d) and not set(fixes) & set(SAMPLING_FIXES):
+        changed.padding_mode = "circular"
+    elif type(module) in SAMPLED_CLASSES:
+        changed.__class__ = SAMPLED_CLASSES[type(module)]
+        changed.prepare(fixes, offsets)
+    else:
+        changed.__class__ = nn.CircularPad2d
+
+
+class SharedOffsets:
+    """Offsets that the sampling layers of a model share within a forward pass, one for each grid.
+
+    The branches of a residual block must keep cells from the same offset, otherwise their sum does
+    not move with the content (Chaman & Dokmanić 2021). Therefore the first layer that samples a
+    grid chooses its offset, and the other layers use this offset. A layer that is called again
+    starts a new choice, for example because a model processes several images one after another.
+
+    Each thread has its own offsets, and `torch.utils.checkpoint` recomputes layers with those of
+    their forward pass.
+    """
+
+    def forget(self, *_: object) -> None:
+        """Forget the offsets of the pass. This is a forward hook of the model."""
+        _thread.choices.pop(self, None)
+
+    def sample(self, layer: nn.Module, cells: Images, sampling: PolyphaseDownsample) -> Outputs:
+        """Return every s-th cell, from the offset of this grid if another layer has chosen one."""
+        choices = _thread.choices.setdefault(self, {})
+        # The batch size is not part of the key, because a symbolic size cannot be hashed.
+        grid = (*cells.shape[2:], *sampling.stride)
+        offset, layers = choices.get(grid, (None, []))
+        if offset is None or id(layer) in layers or offset.shape[0] != cells.shape[0]:
+            sampled, offset = sampling.forward_with_offset(cells)
+            layers = []
+        else:
+            sampled, _ = sampling.forward_with_offset(cells, offset)
+        choices[grid] = offset, [*layers, id(layer)]
+        return sampled
+
+
+class _Thread(threading.local):
+    """Offsets of all models in the forward passes that run in this thread."""
+
+    def __init__(self) -> None:
+        self.choices: dict[SharedOffsets, Choices] = {}
+
+
+_thread = _Thread()
+
+
+def _capture_offsets() -> Callable[[], AbstractContextManager[None]]:
+    captured = {offsets: dict(choices) for offsets, choices in _thread.choices.items()}
+
+    @contextmanager
+    def restore() -> Iterator[None]:
+        outer = _thread.choices
+        _thread.choices = {offsets: dict(choices) for offsets, choices in captured.items()}
+        try:
+            yield
+        finally:
+            _thread.choices = outer
+
+    return restore
+
+
+restore_in_recomputation(_capture_offsets)
+
+
+class _SampledLayer(nn.Module):
+    """Convolution or pooling that computes every cell and then samples the result."""
+
+    padding_value = 0.0
+    sampling: PolyphaseDownsample
+
+    def prepare(self, fixes: Sequence[str], offsets: SharedOffsets) -> None:
+        """Add the attributes that the original class does not have."""
+        layer: Any = self
+        stride = pair(layer.stride)
+        padding_mode = getattr(self, "padding_mode", "zeros")
+        is_periodic = padding_mode == "circular" or "circular" in fixes or "polyphase" in fixes
+        layer.padding_mode = "circular" if is_periodic else padding_mode
+        self.sampling = PolyphaseDownsample(
+            stride,
+            select="norm" if "polyphase" in fixes else "fixed",
+            blur=2 * max(stride) - 1 if "blur" in fixes and max(stride) > 1 else None,
+            periodic=is_periodic,
+        ).train(self.training)
+        self.offsets = offsets
+
+    def forward(self, input: Images) -> Outputs:
+        layer: Any = self
+        padding = (0, 0) if layer.padding == "valid" else pair(layer.padding)
+        sizes = zip(pair(layer.kernel_size), pair(getattr(self, "dilation", 1)), strict=True)
+        # A window starts at every cell, so that the last ones extend beyond the padding.
+        extents = [dilation * (size - 1) for size, dilation in sizes]
+        top, left = padding
+        margins = [left, extents[1] - left, top, extents[0] - top]
+        if layer.padding_mode == "zeros":
+            padded = pad(input, margins, value=self.padding_value)
+        else:
+            padded = pad(input, margins, mode=layer.padding_mode)
+        return self.offsets.sample(self, self.compute_all(padded), self.sampling)
+
+    def compute_all(self, images: Images) -> Outputs:
+        """Return the outputs of the windows that start at every cell."""
+        raise NotImplementedError
+
+
+class SampledConv2d(_SampledLayer, nn.Conv2d):
+    """Convolution that computes every cell and then samples the result."""
+
+    def compute_all(self, images: Images) -> Outputs:
+        return conv2d(images, self.weight, self.bias, 1, 0, self.dilation, self.groups)
+
+
+class SampledMaxPool2d(_SampledLayer, nn.MaxPool2d):
+    """Max pooling that computes every cell and then samples the result."""
+
+    padding_value = -torch.inf
+
+    def compute_all(self, images: Images) -> Outputs:
+        return max_pool2d(images, self.kernel_size, 1, 0, self.dilation)
+
+
+class SampledAvgPool2d(_SampledLayer, nn.AvgPool2d):
+    """Average pooling that computes every cell and then samples the result."""
+
+    def compute_all(self, images: Images) -> Outputs:
+        return avg_pool2d(images, self.kernel_size, 1, divisor_override=self.divisor_override)
+
+
+SAMPLED_CLASSES: dict[type, type[_SampledLayer]] = {
+    nn.Conv2d: SampledConv2d,
+    nn.MaxPool2d: SampledMaxPool2d,
+    nn.AvgPool2d: SampledAvgPool2d,
+}
