@@ -68,8 +68,8 @@ def test_the_report_has_the_audit_before_and_after_the_fixes_and_their_cost(here
     written = json.loads((here / "out.json").read_text())
     before, after = written["reports"]
     assert (before["name"], after["name"]) == ("models:strided", "models:strided, fixed")
-    assert written["mending"]["fixed"] == {"circular": ["model.0"], "polyphase": ["model.0"]}
-    assert after["model"]["mended"] == {"circular": 1, "polyphase": 1}
+    assert written["fix"]["fixed"] == {"circular": ["model.0"], "polyphase": ["model.0"]}
+    assert after["model"]["fixed"] == {"circular": 1, "polyphase": 1}
     errors = [one["metrics"][0]["numbers"]["maximum_error"]["value"] for one in (before, after)]
     assert errors[0] > 1e-3
     assert errors[1] < 1e-5
@@ -100,7 +100,7 @@ def test_chosen_fixes_are_applied_and_changed_weights_are_written(here, capsys):
 
 def test_a_model_that_needs_no_fix_is_audited(here, capsys):
     assert main(["fix", "models.py:plain", *OPTIONS, "--json", "out.json"]) == 0
-    assert "nothing to mend" in capsys.readouterr().out
+    assert "nothing to fix" in capsys.readouterr().out
     written = json.loads((here / "out.json").read_text())
     assert (len(written["reports"]), written["comparisons"]) == (1, [])
 

@@ -21,7 +21,7 @@ from teka.cli.audit import write_results
 from teka.cli.audit_options import AuditOptions
 from teka.cli.compare import audit_modes, write_comparison
 from teka.codec import encode
-from teka.convert.mending import mend
+from teka import convert
 from teka.errors import (
     EXTERNAL_ERRORS,
     first_line,
@@ -81,13 +81,13 @@ def fix(
     if before.layers is None:
         failures = (f"{failure.part}: {failure.message}" for failure in before.failures)
         raise ValueError("; ".join(failures))
-    fixed, outcome = mend(case.function, before.layers, fixes)
+    fixed, outcome = convert.fix(case.function, before.layers, fixes)
     for name in outcome.fixed:
         print(f"{name}: {FIXES[name].does} ({FIXES[name].source})")
     print(printable_lines(outcome), flush=True)
     num_layers = {name: len(layers) for name, layers in outcome.fixed.items() if layers}
     if not num_layers:
-        content = {"reports": [before.to_dict()], "comparisons": [], "mending": encode(outcome)}
+        content = {"reports": [before.to_dict()], "comparisons": [], "fix": encode(outcome)}
         write_results([before], content, results, audit_text([before]))
         return
     fixed_case = _rename(case, fixed, num_layers)
@@ -102,7 +102,7 @@ def fix(
     counts = [f"{name} in {n} layer{'s' if n > 1 else ''}" for name, n in num_layers.items()]
     verdict = (f"{first} {cost}", f"Fixed without training: {listed(counts)}.", *rest)
     comparison = replace(comparison, reports=[before, replace(after, verdict=verdict)])
-    write_comparison(comparison, results, mending=encode(outcome))
+    write_comparison(comparison, results, fix=encode(outcome))
     if out is None:
         return
     if not outcome.parameters:
@@ -117,7 +117,7 @@ def fix(
 
 def _rename(case: AuditInputs, function: nn.Module, num_layers: dict[str, int]) -> AuditInputs:
     name = f"{case.subject.name}, fixed"
-    facts = {**case.known["model_facts"], "name": name, "mended": num_layers}
+    facts = {**case.known["model_facts"], "name": name, "fixed": num_layers}
     known = {**case.known, "model_facts": facts}
     subject = replace(case.subject, name=name)
     return replace(case, function=function, subject=subject, known=known)
