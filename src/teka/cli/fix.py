@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from torch import nn
 
+from teka import convert
 from teka.audit.adapters.inputs import AuditInputs
 from teka.audit.layers.fixes import FIXES
 from teka.audit.model_comparison import compare_models
@@ -21,7 +22,6 @@ from teka.cli.audit import write_results
 from teka.cli.audit_options import AuditOptions
 from teka.cli.compare import audit_modes, write_comparison
 from teka.codec import encode
-from teka import convert
 from teka.errors import (
     EXTERNAL_ERRORS,
     first_line,

@@ -6,12 +6,14 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from teka.audit import AuditSettings, axis_shifts
+from teka.audit.movement import TRANSLATION_MODES
 from teka.cli.app import CommandLine
 from teka.cli.progress import show_progress
 from teka.errors import wrong_value
 from teka.files import make_directory, resolve_path
 from teka.training import Run, TrainedRun, restore, train
-from teka.training.shift import ShiftSettings, compare_shifts
+from teka.training.shift import compare_shifts
 from teka.training.trained_run import model_name
 
 # The edges of images meet, so that the exact models are equivariant to rolls. The data set is too
@@ -40,7 +42,9 @@ def shift(
     runs: list[str],
     /,
     *,
-    settings: Annotated[ShiftSettings, Parameter(name="*")] = ShiftSettings(),
+    max_shift: int = 4,
+    mode: Annotated[str, Parameter(choices=TRANSLATION_MODES)] = "zero",
+    batch_size: int = 256,
     data_dir: str | None = None,
     out: str = "runs/shift",
     command: CommandLine,
@@ -50,25 +54,30 @@ def shift(
     For example:
 
         teka shift runs/digits-absolute-squared_relu-0 runs/digits-rotary-squared_relu-0
-        teka shift runs/mnist-* --max-shift 8 --selection figure1 --out runs/figure1
         teka shift runs/mnist-* --mode canvas --max-shift 6
 
     Args:
         runs: Folders of finished runs on the same data.
+        max_shift: Largest shift in pixels, along each axis in both directions.
+        mode: Treatment of the edges. With "zero", pixels that leave the image are lost, and
+            background enters. "lossless" refuses to lose a pixel that is not background. "canvas"
+            places the image on a larger canvas. With "circular", pixels enter on the other side.
+        batch_size: Number of images per batch.
         data_dir: Folder with the files of the data set, if it has moved.
         out: Folder for the report.
     """
-    folders = [Path(run) for run in runs]
-    if len({resolve_path("runs", folder) for folder in folders}) < len(folders):
+    if len({resolve_path("runs", run) for run in runs}) < len(runs):
         raise wrong_value("runs", runs, "each folder once")
-    trained = [restore(folder, data_dir=data_dir) for folder in folders]
+    shifts = axis_shifts(max_shift)
+    settings = AuditSettings(shifts=shifts, modes=(mode,), parts=(), batch_size=batch_size)
+    trained = [restore(run, data_dir=data_dir) for run in runs]
     _compare(trained, settings, make_directory("out", out), command)
 
 
 def _compare(
-    trained: Sequence[TrainedRun], settings: ShiftSettings, folder: Path, command: str
+    trained: Sequence[TrainedRun], settings: AuditSettings, folder: Path, command: str
 ) -> None:
-    print(f"measuring {len(trained)} models at {len(settings.shifts)} shifts")
+    print(f"measuring {len(trained)} models at {len(settings.shifts or ())} shifts", flush=True)
     with show_progress() as show:
         written = compare_shifts(trained, settings, folder, command=command, progress=show)
     print(written.terminal)
@@ -110,4 +119,5 @@ def demo(
         run_folder = folder / f"{name.replace(', ', '-')}-{run.seed}"
         train(run, run_folder, resume=True, command=command)
         trained.append(restore(run_folder))
-    _compare(trained, ShiftSettings(max_shift=4, mode="lossless"), folder, command)
+    settings = AuditSettings(shifts=axis_shifts(4), modes=("lossless",), parts=())
+    _compare(trained, settings, folder, command)

@@ -4,7 +4,6 @@ Checkpoints are written atomically. Only tensors and plain containers are unpick
 """
 
 import io
-import pickle
 import warnings
 import zipfile
 from pathlib import Path
@@ -34,18 +33,6 @@ PARTS = (
     "callbacks",
     "optimizer_states",
     "lr_schedulers",
-)
-# Errors of PyTorch for a file that is damaged or not a checkpoint.
-UNREADABLE = (
-    pickle.UnpicklingError,
-    zipfile.BadZipFile,
-    OSError,
-    RuntimeError,
-    EOFError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
 )
 
 
@@ -126,17 +113,18 @@ def find_checkpoint(folder: Path, run: Run) -> Path | None:
     Raises:
         ValueError: The checkpoint belongs to another run, or no undamaged one is left.
     """
-    path, previous = (folder / CHECKPOINTS / name for name in (LAST, PREVIOUS))
-    if not path.is_file() and not previous.is_file():
+    last, previous = (folder / CHECKPOINTS / name for name in (LAST, PREVIOUS))
+    if not last.is_file() and not previous.is_file():
         return None
+    path = last
     try:
         state = check_run(path, run)
     except BrokenCheckpointError as error:
         if not previous.is_file():
             raise
         path = previous
-        state = check_run(previous, run)
-        warnings.warn(f"{error} The previous epoch is used: {previous}", stacklevel=2)
+        state = check_run(path, run)
+        warnings.warn(f"{error} The previous epoch is used: {path}", stacklevel=2)
     if not state:
         expected = "a checkpoint with the best accuracy so far; this one is from an older version"
         raise wrong_value("checkpoint", str(path), expected)
@@ -156,20 +144,14 @@ def check_run(path: Path, run: Run) -> dict[str, Any]:
     if missing := [part for part in PARTS if part not in content]:
         expected = f"a complete checkpoint; it lacks {', '.join(missing)}"
         raise wrong_value("checkpoint", str(path), expected)
-    state = callback_state(content, Checkpoints.__name__)
-    if not isinstance(state.get("run"), dict):
-        return {}
-    try:
+    state = content["callbacks"].get(Checkpoints.__name__, {})
+    if state:
         saved = Run.from_dict(state["run"])
-    except ValueError as error:
-        expected = f"a checkpoint of this run ({error})"
-        raise wrong_value("checkpoint", str(path), expected) from error
-    if names := run.differs_from(saved):
-        values = [fields.to_dict().get(names[0]) for fields in (saved, run)]
-        difference = f"{names[0]} is {values[0]!r} there and {values[1]!r} here"
-        others = f" and {', '.join(names[1:])} differ too" if names[1:] else ""
-        expected = f"a checkpoint of this run; {difference}{others}"
-        raise wrong_value("checkpoint", str(path), expected)
+        if names := run.differs_from(saved):
+            values = [fields.to_dict().get(names[0]) for fields in (saved, run)]
+            difference = f"{names[0]} is {values[0]!r} there and {values[1]!r} here"
+            expected = f"a checkpoint of this run; {difference}"
+            raise wrong_value("checkpoint", str(path), expected)
     return state
 
 
@@ -183,7 +165,7 @@ def _read(path: Path) -> dict[str, Any]:
         if damaged is not None:
             raise ValueError(f"{damaged} is damaged")
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except UNREADABLE as error:
+    except Exception as error:  # the type of the error depends on what is damaged
         expected = f"an undamaged checkpoint of plain tensors ({first_line(error)})"
         raise BrokenCheckpointError(path, expected) from error
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
@@ -193,13 +175,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Return the state_dict of the model in a checkpoint."""
-    state = _read(path)["state_dict"]
-    is_valid = [isinstance(name, str) and isinstance(state[name], Tensor) for name in state]
-    if not all(is_valid):
-        raise wrong_value("checkpoint", str(path), "a checkpoint with tensors in its state_dict")
     return {
         name.removeprefix(MODEL_PREFIX): tensor
-        for name, tensor in state.items()
+        for name, tensor in _read(path)["state_dict"].items()
         if name.startswith(MODEL_PREFIX)
     }
 
@@ -210,9 +188,9 @@ def load_weights(model: nn.Module, path: Path) -> None:
     Raises:
         ValueError: A weight is missing, unknown or of another shape. The model is then unchanged.
     """
-    saved, own = read_weights(path), model.state_dict()
-    for name in sorted(own.keys() | saved.keys()):
-        shapes = [tuple(state[name].shape) if name in state else None for state in (saved, own)]
+    saved, current = read_weights(path), model.state_dict()
+    for name in sorted(current.keys() | saved.keys()):
+        shapes = [tuple(state[name].shape) if name in state else None for state in (saved, current)]
         if shapes[0] != shapes[1]:
             difference = f"{name} has shape {shapes[0]} there and {shapes[1]} here"
             expected = f"a checkpoint of this architecture; {difference}"
@@ -220,14 +198,11 @@ def load_weights(model: nn.Module, path: Path) -> None:
     model.load_state_dict(saved)
 
 
-def callback_state(checkpoint: Path | dict[str, Any], callback: str) -> dict[str, Any]:
+def callback_state(path: Path, callback: str) -> dict[str, Any]:
     """Return the state of a callback in a checkpoint, or an empty dictionary.
 
     Args:
-        checkpoint: Path or content of the checkpoint.
+        path: Path of the checkpoint.
         callback: Name of the class of the callback.
     """
-    content = _read(checkpoint) if isinstance(checkpoint, Path) else checkpoint
-    callbacks = content.get("callbacks")
-    state = callbacks.get(callback) if isinstance(callbacks, dict) else None
-    return state if isinstance(state, dict) else {}
+    return _read(path).get("callbacks", {}).get(callback, {})

@@ -85,29 +85,26 @@ def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[
 def _open_service(name: str, folder: Path) -> Logger:
     """Open the logger of a service, and save its identifier of the run for a resumed run."""
     file = folder / LOGS / SERVICES_FILE
-    known: dict[str, Any] = read_json(file) if file.is_file() else {}
-    identity, title = known.get(name), folder.resolve().name
+    identities: dict[str, Any] = read_json(file) if file.is_file() else {}
+    identity = identities.get(name)
+    title = folder.resolve().name
     if name == "wandb":
         project = os.environ.get("WANDB_PROJECT", PROJECT)
-        logger = WandbLogger(
-            name=title, id=identity or uuid.uuid4().hex[:8], project=project, save_dir=folder
-        )
+        identity = identity or uuid.uuid4().hex[:8]
+        logger = WandbLogger(name=title, id=identity, project=project, save_dir=folder)
         _ = logger.experiment
     else:
-        address = os.environ.get("MLFLOW_TRACKING_URI")
-        if address is None:
-            # MLflow writes to files only if this is set.
-            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        options = {
-            "run_name": title,
-            "tracking_uri": address,
-            "save_dir": str(folder.resolve() / "mlruns"),
-        }
+        # MLflow writes to files only if this is set.
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         logger = MLFlowLogger(
-            os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT), **options, run_id=identity
+            os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT),
+            run_name=title,
+            tracking_uri=os.environ.get("MLFLOW_TRACKING_URI"),
+            save_dir=str(folder.resolve() / "mlruns"),
+            run_id=identity,
         )
         if identity is not None:
             logger.experiment.update_run(identity, status="RUNNING")
     file.parent.mkdir(exist_ok=True)
-    write_json(file, {**known, name: logger.version})
+    write_json(file, {**identities, name: logger.version})
     return logger
