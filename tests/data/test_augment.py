@@ -10,11 +10,10 @@ from teka.data import HorizontalFlip, Normalize, RandomShift, lossless_selection
 from teka.grid import Grid
 
 HEIGHT, WIDTH = 5, 7
-BACKGROUND = 0.25
 TRANSFORMS = [
     RandomShift(2),
     RandomShift((1, 3), mode="circular"),
-    RandomShift((1, 3), background=BACKGROUND),
+    RandomShift((1, 3)),
     HorizontalFlip(),
 ]
 COLORED = torch.rand(
@@ -36,9 +35,9 @@ def seeded(seed: int = 0) -> Generator:
     return Generator().manual_seed(seed)
 
 
-def shifted(image: Tensor, down: int, right: int, mode: str, background: float) -> Tensor:
+def shifted(image: Tensor, down: int, right: int, mode: str) -> Tensor:
     """One image moved pixel by pixel: by the definition."""
-    moved = torch.full_like(image, background)
+    moved = torch.zeros_like(image)
     for row in range(HEIGHT):
         for column in range(WIDTH):
             new_row, new_column = row + down, column + right
@@ -53,16 +52,14 @@ def test_every_image_is_shifted_by_a_possible_shift():
     for mode in ["zero", "circular"]:
         for most_down, most_right in [(0, 0), (1, 2), (2, 0), (5, 7)]:
             images = make_images()
-            moved = RandomShift((most_down, most_right), mode, BACKGROUND)(images, seeded())
+            moved = RandomShift((most_down, most_right), mode)(images, seeded())
             shifts = [
                 (y, x)
                 for y in range(-most_down, most_down + 1)
                 for x in range(-most_right, most_right + 1)
             ]
             for image, found in zip(images, moved, strict=True):
-                assert any(
-                    torch.equal(found, shifted(image, *shift, mode, BACKGROUND)) for shift in shifts
-                )
+                assert any(torch.equal(found, shifted(image, *shift, mode)) for shift in shifts)
 
 
 def test_all_shifts_are_equally_frequent():

@@ -13,8 +13,8 @@ SIZES: dict[str, Any] = {"num_classes": 2, "image_size": (6, 6), "in_channels": 
 
 
 def draw(**changed: Any) -> object:
-    given = {"background": 0.0, "images": IMAGES, "generator": torch.Generator(), **changed}
-    return data.RandomShift(1, background=given["background"])(given["images"], given["generator"])
+    given = {"images": IMAGES, "generator": torch.Generator(), **changed}
+    return data.RandomShift(1)(given["images"], given["generator"])
 
 
 def arrays(**changed: Any) -> object:
@@ -59,7 +59,6 @@ CASES: list[tuple[Callable[..., object], str, list[object]]] = [
     ),
     (SPLIT.take, "indices", [None, 1, "a", [0], torch.rand(2)]),
     (dataset, "train", [None, 1, IMAGES, (IMAGES, LABELS)]),
-    (draw, "background", [None, "1", float("nan"), 10**400, IMAGES]),
     (draw, "images", [*UNREADABLE, None, "x"]),
     (draw, "generator", [None, 0, "cpu", torch.device("cpu")]),
     (data.HorizontalFlip, "probability", [None, "1", 2, float("nan"), IMAGES, True]),
@@ -88,13 +87,3 @@ def test_a_wrong_value_is_an_error_with_the_argument(
     for value in values:
         with pytest.raises(ValueError, match=argument):
             call(**{argument: value})
-
-
-def test_a_background_must_be_a_value_of_the_images_dtype():
-    generator, levels = torch.Generator(), torch.zeros(2, 1, 4, 4, dtype=torch.uint8)
-    assert data.RandomShift(4, background=255.0)(levels, generator).max() == 255
-    for background in (256.0, -1.0):
-        with pytest.raises(ValueError, match="background must be"):
-            data.RandomShift(1, background=background)(levels, generator)
-    with pytest.raises(ValueError, match="background must be"):
-        data.RandomShift(1, background=1e5)(levels.half(), generator)

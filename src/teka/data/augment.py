@@ -43,18 +43,15 @@ class RandomShift:
 
     Args:
         max_shift: Largest shift in pixels, or one along the height and one along the width.
-        mode: "zero" fills with the background, "circular" wraps around.
-        background: Value that fills the image in mode "zero".
+        mode: "zero" fills with zeros, "circular" wraps around.
     """
 
     max_shift: int | tuple[int, int]
     mode: str = "zero"
-    background: float = 0.0
 
     def __post_init__(self) -> None:
         check_image_size("max_shift", self.max_shift, smallest=0)
         check_name("mode", self.mode, SHIFT_MODES)
-        check_number("background", self.background, "a finite number")
 
     def __call__(
         self, images: Tensor, generator: Generator
@@ -81,11 +78,7 @@ class RandomShift:
         shifted = images.gather(axis, (source % size).expand_as(images))
         if self.mode == "circular":
             return shifted
-        try:
-            return shifted.masked_fill((source < 0) | (source >= size), self.background)
-        except RuntimeError as error:
-            expected = f"a value of {images.dtype}"
-            raise wrong_value("background", self.background, expected) from error
+        return shifted.masked_fill((source < 0) | (source >= size), 0)
 
 
 @dataclass(frozen=True)

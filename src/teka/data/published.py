@@ -1,6 +1,8 @@
 """Published data sets: where they are downloaded from, their files, and how the files are read.
 
-A new data set in one of the formats "idx" and "records" is one row of `PUBLISHED_DATASETS`.
+A new data set in the format "idx" or "records" is a new entry of `published.json`. MNIST comes
+from the copy that PyTorch uses, because the server of its authors often refuses. CIFAR-10 is read
+from its "binary version", because its "Python version" consists of pickles, which are never read.
 
 References:
     E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI repository, 1998.
@@ -15,6 +17,7 @@ References:
 import functools
 import gzip
 import hashlib
+import json
 import math
 import shlex
 import sys
@@ -24,7 +27,6 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +34,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from teka.checks import check_image_size
+from teka.codec import decode
 from teka.data.dataset import ImageSize, RawDataset, Split
 from teka.errors import first_line, require, wrong_argument, wrong_value
 from teka.files import expand_user, make_directory, write_bytes
@@ -44,7 +47,8 @@ DIGIT_SIZE = 8
 MAX_DIGIT_LEVEL = 16
 
 
-class PublishedFile(NamedTuple):
+@dataclass(frozen=True)
+class PublishedFile:
     """A file of a published data set.
 
     Args:
@@ -268,123 +272,13 @@ def fetch(
         raise ConnectionError(message) from error
 
 
-PUBLISHED_DATASETS = {
-    dataset.name: dataset
-    for dataset in (
-        PublishedDataset(
-            name="mnist",
-            # The copy that PyTorch uses. The authors' own server often refuses.
-            url="https://ossci-datasets.s3.amazonaws.com/mnist/",
-            folder="mnist",
-            train=(
-                PublishedFile(
-                    "train-images-idx3-ubyte",
-                    47_040_016,
-                    "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-                ),
-                PublishedFile(
-                    "train-labels-idx1-ubyte",
-                    60_008,
-                    "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-                ),
-            ),
-            test=(
-                PublishedFile(
-                    "t10k-images-idx3-ubyte",
-                    7_840_016,
-                    "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-                ),
-                PublishedFile(
-                    "t10k-labels-idx1-ubyte",
-                    10_008,
-                    "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-                ),
-            ),
-            format="idx",
-            image_shape=(1, 28, 28),
-            class_names=DIGIT_NAMES,
-            license="CC BY-SA 3.0",
-            advice="Or download the four files from "
-            "https://ossci-datasets.s3.amazonaws.com/mnist/ into a folder and pass it as data_dir.",
-        ),
-        PublishedDataset(
-            name="fashion-mnist",
-            # The authors' repository. Their server has no https.
-            url="https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
-            folder="fashion-mnist",
-            train=(
-                PublishedFile(
-                    "train-images-idx3-ubyte",
-                    47_040_016,
-                    "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-                ),
-                PublishedFile(
-                    "train-labels-idx1-ubyte",
-                    60_008,
-                    "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-                ),
-            ),
-            test=(
-                PublishedFile(
-                    "t10k-images-idx3-ubyte",
-                    7_840_016,
-                    "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-                ),
-                PublishedFile(
-                    "t10k-labels-idx1-ubyte",
-                    10_008,
-                    "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-                ),
-            ),
-            format="idx",
-            image_shape=(1, 28, 28),
-            class_names=(
-                "T-shirt/top",
-                "Trouser",
-                "Pullover",
-                "Dress",
-                "Coat",
-                "Sandal",
-                "Shirt",
-                "Sneaker",
-                "Bag",
-                "Ankle boot",
-            ),
-            license="MIT",
-            advice="Or run `apt-get install dataset-fashion-mnist` on Debian or Ubuntu.",
-            system_folder=Path("/usr/share/datasets/fashion-mnist"),
-        ),
-        PublishedDataset(
-            name="cifar10",
-            # The "binary version", because the pickles of the "Python version" are never read.
-            # The authors publish a hash of the archive, but none of its files.
-            url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-            archive_hash="md5:c32a1d4ab5d03f1284b67883e8d87530",
-            folder="cifar-10-batches-bin",
-            train=tuple(
-                PublishedFile(f"data_batch_{number}.bin", 30_730_000) for number in range(1, 6)
-            ),
-            test=(PublishedFile("test_batch.bin", 30_730_000),),
-            format="records",
-            image_shape=(3, 32, 32),
-            class_names=(
-                "airplane",
-                "automobile",
-                "bird",
-                "cat",
-                "deer",
-                "dog",
-                "frog",
-                "horse",
-                "ship",
-                "truck",
-            ),
-            license="not stated; the authors ask to cite Krizhevsky 2009",
-            advice="Or download https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz, unpack it "
-            "and pass the folder as data_dir.",
-        ),
-    )
-}
+def _read_table() -> dict[str, PublishedDataset]:
+    table = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    datasets = [decode(PublishedDataset, row) for row in table]
+    return {dataset.name: dataset for dataset in datasets}
+
+
+PUBLISHED_DATASETS = _read_table()
 
 
 def read_digits(canvas_size: ImageSize = 16) -> RawDataset:
