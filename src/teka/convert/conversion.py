@@ -257,6 +257,15 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
 
     On a periodic grid, offsets take the shorter way around.
 
+    >>> import torch, teka
+    >>> layer = teka.convert.attention_from_convolution(torch.nn.Conv1d(1, 1, 3, padding=1))
+    >>> [head.offset for head in teka.convert.head_offsets(layer.attention, teka.Grid(8))]
+    [(-1,), (0,), (1,)]
+
+    Args:
+        attention: Layer that attends by position alone.
+        grid: Grid of its tokens.
+
     Raises:
         ValueError: The layer depends on content, or not every head has a relative kernel that
             depends on the offset alone.
@@ -310,6 +319,13 @@ def convolution_from_attention(
     Outputs differ by at most 2 (1 − share) max|x| · Σ_h |O_h V_h| per channel, for queries whose
     keys at all offsets exist. Over an edge of the grid, the convolution and `BorderedAttention`
     find 0, but plain attention gives the weight to cells inside.
+
+    >>> import torch, teka
+    >>> convolution, grid = torch.nn.Conv2d(3, 4, 3, padding=1), teka.Grid((5, 6))
+    >>> layer = teka.convert.attention_from_convolution(convolution)
+    >>> again = teka.convert.convolution_from_attention(layer, grid)
+    >>> torch.allclose(again.weight, convolution.weight, atol=1e-6)
+    True
 
     Args:
         attention: Layer, for example one that `attention_from_convolution` returned, or a trained

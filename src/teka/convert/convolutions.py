@@ -124,6 +124,9 @@ def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution
         square error of the outputs relative to the outputs without bias, for independent inputs of
         mean 0 and equal variance.
 
+    Raises:
+        ValueError: An unsupported convolution, or a rank below 1.
+
     Source: Eckart & Young 1936; Cordonnier et al. 2020, §3.1 (remark on D_h and D_out).
     """
     convolution = check_same_convolution(convolution)
@@ -185,9 +188,16 @@ def precision_for_tolerance(tolerance: float, spacing: Sequence[float]) -> float
     Outputs of `attention_from_convolution` then differ from those of the convolution by at most
     tolerance · max|x| · max_o Σ|W_o|, a share of the largest possible output.
 
+    >>> import teka
+    >>> round(teka.convert.precision_for_tolerance(1e-3, (1.0, 1.0)), 2)
+    8.99
+
     Args:
         tolerance: Number above 0 and below 2.
         spacing: Distance between neighboring cells along each axis.
+
+    Raises:
+        ValueError: An argument is out of range.
     """
     if not is_number(tolerance) or not 0 < tolerance < 2:
         raise wrong_value("tolerance", tolerance, "a number above 0 and below 2")
@@ -219,11 +229,20 @@ def conversion_error_bound(
 
     The bound holds for heads of at least min(D_in, D_out) values and every backend except "fft".
 
+    >>> import math, torch, teka
+    >>> convolution = torch.nn.Conv2d(3, 4, 3, padding=1)
+    >>> options = {"precision": math.inf, "largest_input": 1.0}
+    >>> teka.convert.conversion_error_bound(convolution, **options) < 1e-4
+    True
+
     Args:
         convolution: A convolution that `attention_from_convolution` takes.
         precision: α > 0 of the heads, math.inf for hard heads.
         largest_input: max|x|.
         spacing: Distance between neighboring cells, one number or one for each axis.
+
+    Raises:
+        ValueError: An unsupported convolution, or an argument out of range.
     """
     convolution = check_same_convolution(convolution)
     if not is_number(largest_input) or largest_input < 0:
