@@ -27,7 +27,7 @@ CommandLine = Annotated[str, Parameter(parse=False)]
 COMMANDS = {
     "demo": (
         "teka.cli.shift:demo",
-        "Train five small models on digits and compare them on shifted images.",
+        "Train four small models on digits and compare them on shifted images.",
     ),
     "download": ("teka.cli.pictures:download", "Download published data sets and check them."),
     "train": ("teka.cli.runs:train_app", "Train a model on a data set."),

@@ -31,7 +31,6 @@ BASE = Run.of(
 DEMO_RUNS = (
     BASE.replace(position="absolute", backend="linear"),
     BASE.replace(position="rotary", backend="linear"),
-    BASE.replace(position="rotary", kernel="softmax", backend="dense"),
     # A quarter of the tokens, sampled in a shift-equivariant way and with an ordinary stride.
     BASE.replace(position="rotary", backend="linear", depth=2, stem="polyphase", patch_size=2),
     BASE.replace(position="rotary", backend="linear", depth=2, stem="strided", patch_size=2),
@@ -91,11 +90,11 @@ def demo(
     epochs: int = BASE.epochs,
     command: CommandLine,
 ) -> None:
-    """Train five small models on digits and compare them on shifted images.
+    """Train four small models on digits and compare them on shifted images.
 
-    The models use absolute positions, relative positions at linear cost, and relative positions
-    with softmax. Two more have a quarter of the tokens, one by polyphase sampling and one by an
-    ordinary stride. After an interrupt the same command continues.
+    Two models have absolute and relative positions. Two more have relative positions and a quarter
+    of the tokens, one by polyphase sampling and one by an ordinary stride. After an interrupt the
+    same command continues.
 
     For example:
 
