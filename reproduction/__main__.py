@@ -19,6 +19,10 @@ REPRODUCTION_COMMANDS = {
         "reproduction.heads.commands:heads",
         "Draw where the heads of a self-attention network attend.",
     ),
+    "sample-efficiency": (
+        "reproduction.sample_efficiency.command:sample_efficiency",
+        "Train models on few images and compare them.",
+    ),
     "prune": ("reproduction.heads.commands:prune", "Remove degenerate heads and train on."),
 }
 

@@ -1,0 +1,1 @@
+"""Accuracy of models with few training images."""

@@ -1,0 +1,61 @@
+"""Class-balanced subsets of the training images, and test images at random positions."""
+
+import functools
+
+import torch
+from jaxtyping import Float, Int
+from torch import Generator, Tensor
+from torch.nn.functional import pad
+
+from teka.data import Dataset, RandomShift, Split, load
+from teka.data.dataset import SPLITS
+from teka.errors import wrong_value
+
+CANVAS = 32
+TEST_SEED = 0  # the same movements for all models and seeds
+
+
+def balanced_subset(labels: Int[Tensor, " images"], size: int, seed: int) -> Int[Tensor, " chosen"]:
+    """Return indices of a random subset with the same number of images of each class.
+
+    The subsets of one seed are nested.
+
+    Raises:
+        ValueError: A class has too few images, or the classes do not divide the size.
+    """
+    counts = labels.bincount()
+    per_class = size // len(counts)
+    if size != per_class * len(counts) or per_class > counts.min():
+        expected = f"a multiple of {len(counts)} up to {len(counts) * int(counts.min())}"
+        raise wrong_value("train_size", size, expected)
+    order = torch.randperm(len(labels), generator=Generator().manual_seed(seed))
+    return torch.cat([order[labels[order] == label][:per_class] for label in range(len(counts))])
+
+
+def random_movement(margin: int) -> RandomShift:
+    """Return the movement of images with a blank margin, or of images that fill the canvas.
+
+    With a margin, an image moves to a random position on the canvas and loses nothing. Without
+    one, it moves circularly.
+    """
+    return RandomShift(margin) if margin else RandomShift(CANVAS // 2, mode="circular")
+
+
+@functools.lru_cache(maxsize=1)
+def load_on_canvas(data: str, image_size: int, data_dir: str | None) -> Dataset:
+    """Load a data set with all images in the middle of the canvas, and none held out."""
+    dataset = load(data, data_dir=data_dir, image_size=image_size, validation_size=0)
+    margin = (CANVAS - dataset.image_size[0]) // 2
+    splits = {}
+    for name in SPLITS:
+        split = getattr(dataset, name)
+        splits[name] = Split(pad(split.images, (margin,) * 4), split.labels)
+    sizes = {"image_size": (CANVAS, CANVAS), "in_channels": dataset.in_channels}
+    return Dataset(data, **splits, num_classes=dataset.num_classes, **sizes)
+
+
+def move_test_images(
+    images: Float[Tensor, "images channels 32 32"], margin: int
+) -> Float[Tensor, "images channels 32 32"]:
+    """Move every image to a random position, always the same one."""
+    return random_movement(margin)(images, Generator().manual_seed(TEST_SEED))
