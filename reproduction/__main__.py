@@ -23,6 +23,7 @@ REPRODUCTION_COMMANDS = {
         "reproduction.sample_efficiency.command:sample_efficiency",
         "Train models on few images and compare them.",
     ),
+    "cifar10": ("reproduction.cifar10:cifar10", "Train a shift-invariant model of CIFAR-10."),
     "prune": ("reproduction.heads.commands:prune", "Remove degenerate heads and train on."),
 }
 

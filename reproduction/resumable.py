@@ -43,8 +43,9 @@ def train_steps(
         precision: Dtype of matrix products and convolutions.
         after_save: Function to call with the number of finished steps after each write.
     """
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    highest_rates = [group["lr"] for group in groups]
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["initial_lr"] = group["lr"]
     start = 0
     if checkpoint.is_file():
         state = torch.load(checkpoint, weights_only=True)
@@ -53,8 +54,9 @@ def train_steps(
             optimizer.load_state_dict(content)
         start = state["step"]
     for step in range(start, num_steps):
-        for group, rate in zip(groups, highest_rates, strict=True):
-            group["lr"] = rate * rate_factor(step)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * rate_factor(step)
         images, labels = make_batch(step)
         with torch.autocast("cpu", precision, enabled=precision != torch.float32):
             loss = cross_entropy(model(images), labels, label_smoothing=label_smoothing)

@@ -48,7 +48,7 @@ def read_table(study: Study, folder: Path) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def images_needed(accuracy: "pd.Series[float]", target: float) -> float:
+def images_needed(accuracy: pd.Series, target: float) -> float:
     """Return the number of training images with which a model reaches an accuracy.
 
     Args:
@@ -64,7 +64,7 @@ def images_needed(accuracy: "pd.Series[float]", target: float) -> float:
     return float(np.exp(np.interp(target, highest, counts, right=np.inf)))
 
 
-def images_table(cells: pd.DataFrame, quantity: str) -> "pd.Series[str]":
+def images_table(cells: pd.DataFrame, quantity: str) -> pd.Series:
     """Return the images that every model needs to reach the default at 1,000 images, as text."""
     needed: dict[tuple[str, str, str], list[float]] = {}
     for (data, _), group in cells.groupby(["data", "seed"], sort=False):

@@ -16,11 +16,12 @@ from teka.checks import MAX_SIZE, check_sizes
 from teka.codec import decode
 from teka.errors import first_line, unknown_name, wrong_value
 from teka.memory import MAX_IMAGE_PIXELS, TooManyElementsError, count_elements, memory_bytes
+from teka.models.conv_performer import ConvPerformer
 from teka.models.performer import Performer
 from teka.models.performer_config import PerformerConfig
 
 # Model classes by name. `register_model` adds classes.
-MODELS: dict[str, type[nn.Module]] = {"performer": Performer}
+MODELS: dict[str, type[nn.Module]] = {"conv_performer": ConvPerformer, "performer": Performer}
 BASELINES_HINT = (
     "The baselines need `import reproduction.baselines` in a checkout of teka, "
     "or `python -m reproduction` instead of `teka`."

@@ -1,0 +1,241 @@
+"""Training of a shift-invariant model of CIFAR-10, with the recipe of fast convolutional networks.
+
+The recipe is that of Jordan 2024 (arXiv 2404.00498), for circular convolutions with attention.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Generator, Tensor, nn
+
+from reproduction.resumable import train_steps
+from teka.audit import wilson_interval
+from teka.cli.app import CommandLine
+from teka.data import Dataset, Split, load
+from teka.data.load import class_names
+from teka.files import make_directory, write_json
+from teka.models import ConvPerformer, ModelConfig, save
+from teka.provenance import provenance
+
+# Choices use seeds 0 to 2 and held-out images. Only these seeds read the test images.
+EVALUATION_SEEDS = (10, 11, 12)
+BATCH_SIZE = 250
+LABEL_SMOOTHING = 0.2
+CROP_SHIFT = 2
+# SGD: rate and decay per 1,024 images, of the sum of the losses. AdamW: rate of the mean.
+RATE, DECAY, MOMENTUM, BIAS_FACTOR = 1.5, 0.002, 0.85, 64
+ATTENTION_RATE, ATTENTION_DECAY = 2e-3, 0.05
+# Factor of the rates at the start, at the peak and at the end.
+SCHEDULE = {0.0: 0.2, 0.23: 1.0, 1.0: 0.07}
+WHITENING_IMAGES = 5000
+
+
+def cifar10(
+    *,
+    seed: int,
+    out: Path = Path("runs/cifar10"),
+    data_dir: str | None = None,
+    epochs: int = 24,
+    threads: int = 2,
+    attention: bool = True,
+    compile: bool = True,
+    command: CommandLine = "",
+) -> None:
+    """Train a ConvPerformer on CIFAR-10, and save the model and its accuracy.
+
+    The same command resumes an interrupted training after its last complete epoch.
+
+    Args:
+        seed: Seed. Choices use seeds 0 to 2. Seeds 10 to 12 are evaluated on the test images.
+        out: Folder of the results of all seeds.
+        data_dir: Folder with the files of the data set.
+        epochs: Number of epochs.
+        threads: Number of threads.
+        attention: Train the model with attention. Without it, the stages are convolutions only.
+        compile: Compile the model.
+        command: The command line.
+    """
+    torch.set_num_threads(threads)
+    dataset = load("cifar10", data_dir=data_dir)
+    options: dict[str, Any] = {} if attention else {"heads": (0, 0, 0)}
+    name = f"seed-{seed}" if attention else f"without-attention-seed-{seed}"
+    folder = make_directory("out", out)
+    model, result = train(
+        dataset,
+        seed=seed,
+        epochs=epochs,
+        checkpoint=folder / f"{name}.pt",
+        is_compiled=compile,
+        **options,
+    )
+    result |= {"attention": attention, **provenance(command)}
+    config = ModelConfig(
+        "conv_performer",
+        *dataset.sizes.values(),
+        options=options,
+        class_names=class_names("cifar10"),
+        facts={"data": "cifar10", "run": result},
+    )
+    save(model, folder / name, config, dtype="float16")
+    print(f"written: {write_json(folder / f'{name}.json', result)}")
+
+
+def train(
+    dataset: Dataset, *, seed: int, epochs: int, checkpoint: Path, is_compiled: bool, **options: Any
+) -> tuple[nn.Module, dict[str, Any]]:
+    """Train a model, and return it in evaluation mode with its accuracies.
+
+    Args:
+        dataset: Training, held-out and test images.
+        seed: Seed of the weights, the order of the images and the augmentation.
+        epochs: Number of epochs. An incomplete last batch of an epoch is left out.
+        checkpoint: File of the state after the last complete epoch.
+        is_compiled: Whether the model is compiled.
+        options: Options of `ConvPerformer`.
+    """
+    torch.manual_seed(seed)
+    model = ConvPerformer(**dataset.sizes, **options)
+    model.whitening.fit(dataset.train.images[:WHITENING_IMAGES])
+    model.to(memory_format=torch.channels_last)
+    if is_compiled:
+        model.compile(dynamic=False)
+    steps_per_epoch = len(dataset.train) // BATCH_SIZE
+    num_steps = epochs * steps_per_epoch
+    start = time.perf_counter()
+
+    def print_accuracy(step: int) -> None:
+        model.eval()
+        accuracy = count_correct(model, dataset.validation) / len(dataset.validation)
+        model.train()
+        epoch, seconds = step // steps_per_epoch, time.perf_counter() - start
+        print(f"epoch {epoch}: held out {accuracy:.4f}, {seconds:.0f} s", flush=True)
+
+    train_steps(
+        model.train(),
+        make_optimizers(model),
+        make_batches(dataset.train, steps_per_epoch, seed),
+        num_steps=num_steps,
+        rate_factor=lambda step: rate_factor(step, num_steps),
+        label_smoothing=LABEL_SMOOTHING,
+        checkpoint=checkpoint,
+        save_every=steps_per_epoch,
+        after_save=print_accuracy,
+    )
+    model.eval().to(memory_format=torch.contiguous_format)
+    result: dict[str, Any] = {
+        "seed": seed,
+        "epochs": epochs,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "held_out": measure(model, dataset.validation),
+    }
+    if seed in EVALUATION_SEEDS:
+        result["test"] = measure(model, dataset.test)
+    return model, result
+
+
+def make_optimizers(model: ConvPerformer) -> list[torch.optim.Optimizer]:
+    """Create Nesterov SGD for the convolutions and the head, and AdamW for the attention."""
+    rate, decay = RATE * BATCH_SIZE / 1024, DECAY / RATE
+    attention = [
+        parameter
+        for stage in model.stages
+        if stage.block is not None
+        for parameter in stage.block.parameters()
+    ]
+    biases = [norm.bias for stage in model.stages for norm in stage.norms]
+    kernels = [*(kernel.weight for stage in model.stages for kernel in stage.convolutions)]
+    groups = [
+        {"params": [*kernels, model.head.weight], "lr": rate, "weight_decay": decay},
+        {"params": biases, "lr": BIAS_FACTOR * rate, "weight_decay": decay / BIAS_FACTOR},
+    ]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.SGD(groups, momentum=MOMENTUM, nesterov=True)
+    ]
+    if attention:
+        options = {"lr": ATTENTION_RATE, "weight_decay": ATTENTION_DECAY}
+        optimizers.append(torch.optim.AdamW(attention, **options))
+    return optimizers
+
+
+def rate_factor(step: int, num_steps: int) -> float:
+    """Return the factor of the learning rates, which rises and falls linearly."""
+    return float(np.interp(step / num_steps, list(SCHEDULE), list(SCHEDULE.values())))
+
+
+def make_batches(
+    split: Split, steps_per_epoch: int, seed: int
+) -> Callable[[int], tuple[Tensor, Tensor]]:
+    """Return a function from the number of a step to its augmented images and labels.
+
+    Half of the images, drawn once, are mirrored in even epochs, and the others in odd epochs.
+    """
+    is_first_half = torch.rand(len(split), generator=Generator().manual_seed(seed)) < 0.5
+
+    def make_batch(step: int) -> tuple[Tensor, Tensor]:
+        epoch, part = divmod(step, steps_per_epoch)
+        generator = Generator().manual_seed(seed * 1_000_003 + epoch)
+        order = torch.randperm(len(split), generator=generator)
+        rows = order[part * BATCH_SIZE : (part + 1) * BATCH_SIZE]
+        images, labels = split[rows]
+        images = flip(images, is_first_half[rows] == (epoch % 2 == 0))
+        shifts = torch.randint(-CROP_SHIFT, CROP_SHIFT + 1, (len(split), 2), generator=generator)
+        images = shift_reflected(images, shifts[rows])
+        return images.contiguous(memory_format=torch.channels_last), labels
+
+    return make_batch
+
+
+def flip(
+    images: Float[Tensor, "batch channels height width"], is_flipped: Bool[Tensor, " batch"]
+) -> Float[Tensor, "batch channels height width"]:
+    """Mirror some images left to right."""
+    return torch.where(is_flipped[:, None, None, None], images.flip(3), images)
+
+
+def shift_reflected(
+    images: Float[Tensor, "batch channels height width"], shifts: Int[Tensor, "batch 2"]
+) -> Float[Tensor, "batch channels height width"]:
+    """Shift each image by its number of rows and columns. Edges are reflected."""
+    for axis, shift in zip((2, 3), shifts.T, strict=True):
+        last = images.shape[axis] - 1
+        source = (torch.arange(last + 1) - shift[:, None]).abs()
+        source = last - (last - source).abs()
+        index = source[:, None, :, None] if axis == 2 else source[:, None, None, :]
+        images = images.gather(axis, index.expand_as(images))
+    return images
+
+
+@torch.inference_mode()
+def predict_classes(model: nn.Module, images: Tensor, *, is_mirrored: bool = False) -> Tensor:
+    """Return the predicted classes, or those of the mean over an image and its mirror image.
+
+    The compiled form of the model is not used, because it would be compiled again.
+    """
+    classes = []
+    for batch in images.split(BATCH_SIZE):
+        logits = model.forward(batch)
+        if is_mirrored:
+            logits = logits + model.forward(batch.flip(3))
+        classes.append(logits.argmax(dim=1))
+    return torch.cat(classes)
+
+
+def count_correct(model: nn.Module, split: Split, *, is_mirrored: bool = False) -> int:
+    """Return the number of images that are classified correctly."""
+    classes = predict_classes(model, split.images, is_mirrored=is_mirrored)
+    return int((classes == split.labels).sum())
+
+
+def measure(model: nn.Module, split: Split) -> dict[str, Any]:
+    """Return accuracies in float32 with their 95 % Wilson intervals."""
+    result: dict[str, Any] = {"images": len(split)}
+    for name, is_mirrored in (("accuracy", False), ("accuracy_with_mirror_image", True)):
+        num_correct = count_correct(model, split, is_mirrored=is_mirrored)
+        result[name] = num_correct / len(split)
+        result[f"{name}_interval"] = wilson_interval(num_correct, len(split))
+    return result

@@ -1,0 +1,162 @@
+"""Convolutional network with linear attention on its coarse grids."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import max_pool2d, pad
+
+from teka.checks import check_image_size, check_sizes, check_tensor
+from teka.errors import wrong_value
+from teka.grid import Grid
+from teka.nn import PolyphaseDownsample, TransformerBlock
+
+WHITENING_FLOOR = 5e-4
+LOGIT_SCALE = 1 / 9
+
+
+class Whitening(nn.Conv2d):
+    """Fixed circular convolution that decorrelates the 2 × 2 patches of an image.
+
+    The channels are the eigenvectors of the covariance of the patches, divided by the square root
+    of their eigenvalues, and their negatives. Before `fit` the weights are random.
+
+    Source: Jordan 2024 (arXiv 2404.00498), section 3.1.
+    """
+
+    def __init__(self, in_channels: int) -> None:
+        super().__init__(in_channels, 8 * in_channels, 2)
+        self.requires_grad_(False)
+
+    def fit(self, images: Float[Tensor, "images channels height width"]) -> None:
+        """Set the weights from the patches of training images."""
+        patches = images.unfold(2, 2, 1).unfold(3, 2, 1).movedim(1, 3).flatten(3).flatten(0, 2)
+        patches = patches.double()
+        eigenvalues, eigenvectors = torch.linalg.eigh(patches.T.cov())
+        directions = (eigenvectors / (eigenvalues + WHITENING_FLOOR).sqrt()).T
+        weight = torch.cat([directions, -directions])
+        self.weight.copy_(weight.view_as(self.weight))
+        self.bias.copy_(-weight @ patches.mean(dim=0))
+
+    def forward(
+        self, images: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch filters height width"]:
+        return super().forward(pad(images, (0, 1, 0, 1), mode="circular"))
+
+
+class ConvStage(nn.Module):
+    """Convolution, max pooling, polyphase downsampling by 2, second convolution, attention.
+
+    The max pooling has stride 1, so that the stage is equivariant to every circular shift by whole
+    pixels. Batch normalization without a scale and a GELU follow both convolutions.
+
+    Args:
+        in_channels: Number of channels of the inputs.
+        width: Number of channels of the outputs.
+        heads: Number of heads of a transformer block with the default attention. 0 for no block.
+        mlp_ratio: Width of the hidden layer of its MLP divided by `width`.
+    """
+
+    def __init__(self, in_channels: int, width: int, heads: int, mlp_ratio: float) -> None:
+        super().__init__()
+        circular = {"padding": 1, "padding_mode": "circular", "bias": False}
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(channels, width, 3, **circular) for channels in (in_channels, width)
+        )
+        for convolution in self.convolutions:
+            nn.init.dirac_(convolution.weight.data[: convolution.in_channels])
+        self.downsample = PolyphaseDownsample(2)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(2))
+        for norm in self.norms:
+            norm.weight.requires_grad_(False)
+        self.activation = nn.GELU()
+        self.block = None
+        if heads:
+            self.block = TransformerBlock(
+                width, heads, mlp_ratio=mlp_ratio, relative="rotary", num_axes=2
+            )
+
+    def forward(
+        self, cells: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch out_channels coarse_height coarse_width"]:
+        cells = self.convolutions[0](cells)
+        pooled = max_pool2d(pad(cells, (0, 1, 0, 1), mode="circular"), 2, stride=1)
+        cells = self.activation(self.norms[0](self.downsample(pooled)))
+        cells = self.activation(self.norms[1](self.convolutions[1](cells)))
+        if self.block is None:
+            return cells
+        grid = Grid(cells.shape[2:], periodic=True)
+        return grid.unflatten(self.block(grid.flatten(cells), grid))
+
+
+class ConvPerformer(nn.Module):
+    """Convolutional network with linear attention on its coarse grids.
+
+    A fixed whitening of 2 × 2 patches precedes the stages. Each stage halves both sides. The
+    maximum over the positions of the last grid is projected to the logits. The model is exactly
+    invariant to every circular shift by whole pixels (docs/maths/polyphase.md).
+
+    Source: the convolutions follow Jordan 2024 (arXiv 2404.00498); polyphase sampling: Chaman &
+    Dokmanić 2021.
+
+    >>> import torch, teka
+    >>> model = teka.models.ConvPerformer((8, 16), 3, 10, widths=(8, 16), heads=(0, 2)).eval()
+    >>> image = torch.rand(1, 3, 8, 16)
+    >>> torch.allclose(model(image.roll((3, 5), (2, 3))), model(image), atol=1e-5)
+    True
+
+    Args:
+        image_size: Height and width of the images, or one number for both. Each side is a
+            multiple of 2 to the power of the number of stages.
+        in_channels: Number of channels of the images.
+        num_classes: Number of logits.
+        widths: Number of channels of each stage.
+        heads: Number of attention heads at the end of each stage. 0 for no attention.
+        mlp_ratio: Width of the hidden layer of the MLPs divided by the width of the stage.
+
+    Raises:
+        ValueError: Sizes that do not fit.
+    """
+
+    def __init__(
+        self,
+        image_size: int | Sequence[int],
+        in_channels: int,
+        num_classes: int,
+        *,
+        widths: tuple[int, ...] = (64, 256, 256),
+        heads: tuple[int, ...] = (0, 8, 8),
+        mlp_ratio: float = 2.0,
+    ) -> None:
+        super().__init__()
+        self.image_size = check_image_size("image_size", image_size)
+        check_sizes({"in_channels": in_channels, "num_classes": num_classes})
+        for width in widths:
+            check_sizes({"widths": width})
+        if len(heads) != len(widths) or not widths:
+            raise wrong_value("heads", heads, f"one number for each of {len(widths)} widths")
+        self.stride = 2 ** len(widths)
+        if any(side % self.stride for side in self.image_size):
+            raise wrong_value("image_size", image_size, f"multiples of {self.stride}")
+        self.whitening = Whitening(in_channels)
+        channels = [self.whitening.out_channels, *widths]
+        self.stages = nn.Sequential(
+            *(
+                ConvStage(*sizes, mlp_ratio)
+                for sizes in zip(channels[:-1], widths, heads, strict=True)
+            )
+        )
+        self.head = nn.Linear(widths[-1], num_classes, bias=False)
+
+    def forward(
+        self, images: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch classes"]:
+        """Return the class logits of each image.
+
+        Raises:
+            ValueError: Another number of channels, or sides that the strides do not divide.
+        """
+        check_tensor("images", images, "batch", self.whitening.in_channels, "height", "width")
+        cells = self.stages(nn.functional.gelu(self.whitening(images)))
+        return LOGIT_SCALE * self.head(cells.amax(dim=(2, 3)))

@@ -1,0 +1,134 @@
+import pytest
+import torch
+
+from reproduction.__main__ import run as main
+from reproduction.sample_efficiency import train as training
+from reproduction.sample_efficiency.report import images_needed, write_report
+from reproduction.sample_efficiency.train import CELLS, order_batches, read_cells, train_cells
+from reproduction.study import Study, read_study
+
+TINY = {"dim": 8, "depth": 1, "heads": 2, "patch_size": 4, "stem": "polyphase", "periodic": True}
+STUDY = Study(
+    "tiny",
+    {
+        "data": {"digits": {"data": "digits", "image_size": 16}},
+        "training": {"as published": {}, "random shifts": {}},
+        "model": {
+            "rotary (default)": {**TINY, "pool": "mean"},
+            "absolute": {**TINY, "pool": "mean", "position": "absolute"},
+        },
+        "images": {"100": {"train_size": 100}, "1000": {"train_size": 1000}},
+    },
+    base={"batch_size": 16, "random_shift": 0, "validation_size": 0},
+    leave_out=({"training": ["random shifts"], "images": ["1000"]},),
+    seeds=(10,),
+)
+
+
+def train(folder, **only):
+    train_cells(STUDY, folder, data_dir=None, only=only, num_steps=6, command="python")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return the folder of the small study with all cells."""
+    path = tmp_path_factory.mktemp("cells")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(training, "SAVE_EVERY", 4)
+        train(path)
+    return path
+
+
+def test_every_cell_is_one_line_of_one_file(folder):
+    cells = read_cells(folder)
+    assert list(cells) == sorted(cell.name for cell in STUDY.cells())
+    assert {path.name for path in folder.iterdir()} <= {CELLS, f"{CELLS}.lock"}
+    for cell in cells.values():
+        assert cell["num_steps"] == 6
+        assert 0 <= cell["moved_accuracy"] <= 1
+        assert cell["command"] == "python"
+        assert cell["seconds"] > 0
+
+
+def test_exact_models_predict_the_same_for_moved_images(folder):
+    cells = read_cells(folder)
+    cell = cells["digits--as-published--rotary-default--1000--seed-10"]
+    assert cell["consistency"] == 1
+    assert cell["accuracy"] == cell["moved_accuracy"]
+
+
+def test_finished_cells_are_kept(folder, monkeypatch):
+    before = (folder / CELLS).read_bytes()
+    monkeypatch.setattr(training, "train_cell", None)
+    train(folder)
+    assert (folder / CELLS).read_bytes() == before
+
+
+def test_a_killed_cell_is_resumed_with_the_same_result(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "SAVE_EVERY", 4)
+    original = training.order_batches
+
+    def order_until_killed(*arguments):
+        return *original(*arguments)[:5], torch.tensor([1_000_000])
+
+    monkeypatch.setattr(training, "order_batches", order_until_killed)
+    levels = {"training": ["random shifts"], "model": ["absolute"]}
+    with pytest.raises(IndexError):
+        train(tmp_path, **levels)
+    assert not read_cells(tmp_path)
+    monkeypatch.setattr(training, "order_batches", original)
+    train(tmp_path, **levels)
+    (cell,) = read_cells(tmp_path).values()
+    whole = read_cells(folder)[cell["name"]]
+    assert cell["seconds"] is None  # the time before the kill is not known
+    for name in ("accuracy", "moved_accuracy", "consistency"):
+        assert cell[name] == whole[name], name
+
+
+def test_a_cell_of_another_process_is_skipped(tmp_path, monkeypatch):
+    name = STUDY.cells()[0].name
+    monkeypatch.setattr(
+        training, "train_cell", lambda cell, *_, **__: {"name": cell.name, "accuracy": 0}
+    )
+    with training.FileLock(tmp_path / f"{name}.lock"):
+        train(tmp_path)
+    assert len(read_cells(tmp_path)) == len(STUDY.cells()) - 1
+    assert name not in read_cells(tmp_path)
+
+
+@pytest.mark.parametrize("num_images", [10, 64, 1000])
+def test_every_size_has_the_same_number_of_steps(num_images):
+    batches = order_batches(num_images, num_steps=7, batch_size=16, seed=10)
+    assert [len(batch) for batch in batches] == [16] * 7
+    counts = torch.cat(batches).bincount(minlength=num_images)
+    assert counts.max() - counts.min() <= 1
+
+
+def test_the_study_has_the_cells_of_the_protocol():
+    study = read_study(training.Path(training.__file__).with_name("study.yaml"))
+    assert len(study.cells()) == 378
+    assert study.seeds == (10, 11, 12)
+
+
+def test_images_needed_interpolates_on_a_logarithmic_scale():
+    pandas = pytest.importorskip("pandas")
+    accuracy = pandas.Series([0.5, 0.6, 0.7], index=[100, 1000, 10000])
+    assert images_needed(accuracy, 0.65) == pytest.approx(10**3.5)
+    assert images_needed(accuracy, 0.7) == pytest.approx(10000)
+    assert images_needed(accuracy, 0.71) == float("inf")
+
+
+def test_the_report_has_tables_and_a_figure(folder):
+    text = write_report(STUDY, folder)
+    assert "6 of 6 runs finished" in text
+    assert "| digits | as published | absolute |" in text
+    assert (folder / "summary.md").is_file()
+    assert (folder / "accuracy.png").is_file()
+
+
+def test_the_command_writes_the_report(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("reproduction.sample_efficiency.command.read_study", lambda _: STUDY)
+    assert main(["sample-efficiency", "--out", str(folder), "--summary"]) == 0
+    assert "6 of 6 runs finished" in capsys.readouterr().out
+    assert main(["sample-efficiency", "--out", str(tmp_path), "--summary"]) == 2
+    assert main(["sample-efficiency", "--out", str(tmp_path), "--only", "model=none"]) == 2
