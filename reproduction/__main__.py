@@ -24,6 +24,10 @@ REPRODUCTION_COMMANDS = {
         "Train models on few images and compare them.",
     ),
     "cifar10": ("reproduction.cifar10:cifar10", "Train a shift-invariant model of CIFAR-10."),
+    "all-shifts": (
+        "reproduction.all_shifts:all_shifts",
+        "Count the predictions that change at any circular shift.",
+    ),
     "prune": ("reproduction.heads.commands:prune", "Remove degenerate heads and train on."),
 }
 

@@ -1,0 +1,77 @@
+"""Predictions of a model at every circular shift of all test images."""
+
+import time
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from teka.audit import wilson_interval
+from teka.cli.app import CommandLine
+from teka.data import load
+from teka.files import read_json, write_json
+from teka.models import load as load_model
+from teka.models import read_config
+from teka.provenance import provenance
+
+BATCH_SIZE = 250
+
+
+def all_shifts(
+    model: str,
+    /,
+    *,
+    data: str,
+    out: Path,
+    data_dir: str | None = None,
+    images: int | None = None,
+    threads: int = 1,
+    command: CommandLine = "",
+) -> None:
+    """Count the test images whose prediction is the same at every circular shift.
+
+    Every shift of every image is computed in float32. The same command resumes an interrupted
+    measurement after its last complete batch of images.
+
+    Args:
+        model: Folder of a saved model, or the name of a packaged model.
+        data: Name of the data set.
+        out: JSON file of the result.
+        data_dir: Folder with the files of the data set.
+        images: Number of test images, drawn with a fixed seed. By default all of them.
+        threads: Number of threads.
+        command: The command line.
+    """
+    torch.set_num_threads(threads)
+    network = load_model(model)
+    test = load(data, data_dir=data_dir, image_size=read_config(model).image_size).test.images
+    order = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[:images]
+    result = {"images": 0, "unchanged_images": 0, "changed_predictions": 0, "seconds": 0.0}
+    if out.is_file():
+        result = {name: read_json(out)[name] for name in result}
+    for rows in order[int(result["images"]) :].split(BATCH_SIZE):
+        start = time.perf_counter()
+        num_changes = count_changes(network, test[rows])
+        result["images"] += len(rows)
+        result["unchanged_images"] += int((num_changes == 0).sum())
+        result["changed_predictions"] += int(num_changes.sum())
+        result["seconds"] = round(result["seconds"] + time.perf_counter() - start, 1)
+        interval = wilson_interval(int(result["unchanged_images"]), int(result["images"]))
+        extra = {"model": model, "shifts": test[0, 0].numel(), "interval": interval}
+        write_json(out, {**result, **extra, **provenance(command)})
+        print(result, flush=True)
+
+
+@torch.inference_mode()
+def count_changes(
+    model: nn.Module, images: Float[Tensor, "images channels height width"]
+) -> Tensor:
+    """Return the number of circular shifts that change the prediction of each image."""
+    expected = model(images).argmax(dim=1)
+    num_changes = torch.zeros(len(images), dtype=torch.long)
+    height, width = images.shape[2:]
+    for dy in range(height):
+        for dx in range(width):
+            num_changes += model(images.roll((dy, dx), (2, 3))).argmax(dim=1) != expected
+    return num_changes
