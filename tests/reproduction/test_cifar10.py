@@ -1,0 +1,114 @@
+import pytest
+import torch
+from torch.nn.functional import pad
+
+from reproduction import cifar10
+from reproduction.cifar10 import (
+    EVALUATION_SEEDS,
+    flip,
+    make_batches,
+    make_optimizers,
+    rate_factor,
+    shift_reflected,
+    train,
+)
+from teka.data import Dataset, Split
+from teka.models import ConvPerformer
+
+OPTIONS = {"widths": (4, 8), "heads": (0, 2)}
+
+
+@pytest.fixture
+def dataset(monkeypatch):
+    """Return a small data set whose classes differ in brightness, with batches of 10 images."""
+    monkeypatch.setattr(cifar10, "BATCH_SIZE", 10)
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(60) % 2
+    images = torch.rand(60, 3, 8, 8, generator=generator) * (1 + labels[:, None, None, None]) / 2
+    splits = [Split(images[start::3], labels[start::3]) for start in range(3)]
+    return Dataset("bright", *splits, num_classes=2, image_size=(8, 8), in_channels=3)
+
+
+def run(dataset, folder, seed=10):
+    path = folder / "state.pt"
+    return train(dataset, seed=seed, epochs=3, checkpoint=path, is_compiled=False, **OPTIONS)
+
+
+def test_a_killed_training_gives_the_same_model(dataset, tmp_path, monkeypatch):
+    folders = [tmp_path / name for name in ("whole", "killed")]
+    for folder in folders:
+        folder.mkdir()
+    expected, result = run(dataset, folders[0])
+
+    def kill(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cifar10, "count_correct", kill)
+        with pytest.raises(KeyboardInterrupt):
+            run(dataset, folders[1])
+    resumed, other_result = run(dataset, folders[1])
+    assert result == other_result
+    for name, weights in expected.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], weights), name
+
+
+@pytest.mark.parametrize("seed", [0, EVALUATION_SEEDS[0]])
+def test_only_evaluation_seeds_read_the_test_images(dataset, tmp_path, seed):
+    _, result = run(dataset, tmp_path, seed)
+    assert ("test" in result) == (seed in EVALUATION_SEEDS)
+    low, high = result["held_out"]["accuracy_interval"]
+    assert low <= result["held_out"]["accuracy"] <= high
+
+
+def test_every_trained_parameter_has_one_optimizer():
+    model = ConvPerformer(8, 3, 2, **OPTIONS)
+    parameters = [
+        parameter
+        for optimizer in make_optimizers(model)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    assert len(parameters) == len(trained)
+    assert set(map(id, parameters)) == set(map(id, trained))
+
+
+def test_without_attention_there_is_one_optimizer():
+    model = ConvPerformer(8, 3, 2, widths=(4, 8), heads=(0, 0))
+    assert len(make_optimizers(model)) == 1
+
+
+def test_rates_rise_and_fall_linearly():
+    factors = [rate_factor(step, 1000) for step in (0, 115, 230, 615)]
+    assert factors == pytest.approx([0.2, 0.6, 1.0, 0.535])
+
+
+def test_every_image_is_mirrored_in_every_second_epoch(monkeypatch):
+    monkeypatch.setattr(cifar10, "BATCH_SIZE", 4)
+    monkeypatch.setattr(cifar10, "CROP_SHIFT", 0)
+    images = torch.arange(8.0)[:, None, None, None] / 8 + torch.tensor([0.0, 0.1])
+    make_batch = make_batches(Split(images, torch.arange(8)), steps_per_epoch=2, seed=0)
+    is_mirrored = torch.zeros(4, 8, dtype=torch.bool)
+    for epoch in range(4):
+        for step in (2 * epoch, 2 * epoch + 1):
+            batch, labels = make_batch(step)
+            is_mirrored[epoch, labels] = batch[:, 0, 0, 0] > batch[:, 0, 0, 1]
+    assert torch.equal(is_mirrored[0], ~is_mirrored[1])
+    assert torch.equal(is_mirrored[:2], is_mirrored[2:])
+    assert 0 < is_mirrored[0].sum() < 8
+
+
+def test_shifted_images_have_reflected_edges():
+    images = torch.rand(2, 1, 5, 6)
+    shifted = shift_reflected(images, torch.tensor([[2, -1], [0, 1]]))
+    padded = pad(images, (2, 2, 2, 2), mode="reflect")
+    assert torch.equal(shifted[0], padded[0, :, 0:5, 3:9])
+    assert torch.equal(shifted[1], padded[1, :, 2:7, 1:7])
+
+
+def test_flip_mirrors_the_chosen_images():
+    images = torch.rand(2, 1, 3, 4)
+    flipped = flip(images, torch.tensor([True, False]))
+    assert torch.equal(flipped[0], images[0].flip(2))
+    assert torch.equal(flipped[1], images[1])
