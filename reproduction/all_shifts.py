@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -47,17 +48,23 @@ def all_shifts(
     network = load_model(model)
     test = load(data, data_dir=data_dir, image_size=read_config(model).image_size).test.images
     order = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[:images]
-    result = {"images": 0, "unchanged_images": 0, "changed_predictions": 0, "seconds": 0.0}
+    result: dict[str, Any] = {
+        "images": 0,
+        "unchanged_images": 0,
+        "changed_predictions": 0,
+        "seconds": 0.0,
+    }
     if out.is_file():
-        result = {name: read_json(out)[name] for name in result}
-    for rows in order[int(result["images"]) :].split(BATCH_SIZE):
+        saved: Any = read_json(out)
+        result = {name: saved[name] for name in result}
+    for rows in order[result["images"] :].split(BATCH_SIZE):
         start = time.perf_counter()
         num_changes = count_changes(network, test[rows])
         result["images"] += len(rows)
         result["unchanged_images"] += int((num_changes == 0).sum())
         result["changed_predictions"] += int(num_changes.sum())
         result["seconds"] = round(result["seconds"] + time.perf_counter() - start, 1)
-        interval = wilson_interval(int(result["unchanged_images"]), int(result["images"]))
+        interval = wilson_interval(result["unchanged_images"], result["images"])
         extra = {"model": model, "shifts": test[0, 0].numel(), "interval": interval}
         write_json(out, {**result, **extra, **provenance(command)})
         print(result, flush=True)

@@ -20,6 +20,7 @@ from teka.data import Dataset, Split, load
 from teka.data.load import class_names
 from teka.files import make_directory, write_json
 from teka.models import ConvPerformer, ModelConfig, save
+from teka.models.conv_performer import ConvStage
 from teka.provenance import provenance
 
 # Choices use seeds 0 to 2 and held-out images. Only these seeds read the test images.
@@ -101,7 +102,6 @@ def train(
     torch.manual_seed(seed)
     model = ConvPerformer(**dataset.sizes, **options)
     model.whitening.fit(dataset.train.images[:WHITENING_IMAGES])
-    model.to(memory_format=torch.channels_last)
     if is_compiled:
         model.compile(dynamic=False)
     steps_per_epoch = len(dataset.train) // BATCH_SIZE
@@ -126,7 +126,7 @@ def train(
         save_every=steps_per_epoch,
         after_save=print_accuracy,
     )
-    model.eval().to(memory_format=torch.contiguous_format)
+    model.eval()
     result: dict[str, Any] = {
         "seed": seed,
         "epochs": epochs,
@@ -141,14 +141,11 @@ def train(
 def make_optimizers(model: ConvPerformer) -> list[torch.optim.Optimizer]:
     """Create Nesterov SGD for the convolutions and the head, and AdamW for the attention."""
     rate, decay = RATE * BATCH_SIZE / 1024, DECAY / RATE
-    attention = [
-        parameter
-        for stage in model.stages
-        if stage.block is not None
-        for parameter in stage.block.parameters()
-    ]
-    biases = [norm.bias for stage in model.stages for norm in stage.norms]
-    kernels = [*(kernel.weight for stage in model.stages for kernel in stage.convolutions)]
+    stages = [module for module in model.modules() if isinstance(module, ConvStage)]
+    blocks = [stage.block for stage in stages if stage.block is not None]
+    attention = [parameter for block in blocks for parameter in block.parameters()]
+    biases = [norm.bias for stage in stages for norm in (stage.first_norm, stage.second_norm)]
+    kernels = [kernel.weight for stage in stages for kernel in (stage.first, stage.second)]
     groups = [
         {"params": [*kernels, model.head.weight], "lr": rate, "weight_decay": decay},
         {"params": biases, "lr": BIAS_FACTOR * rate, "weight_decay": decay / BIAS_FACTOR},
@@ -157,8 +154,9 @@ def make_optimizers(model: ConvPerformer) -> list[torch.optim.Optimizer]:
         torch.optim.SGD(groups, momentum=MOMENTUM, nesterov=True)
     ]
     if attention:
-        options = {"lr": ATTENTION_RATE, "weight_decay": ATTENTION_DECAY}
-        optimizers.append(torch.optim.AdamW(attention, **options))
+        optimizers.append(
+            torch.optim.AdamW(attention, lr=ATTENTION_RATE, weight_decay=ATTENTION_DECAY)
+        )
     return optimizers
 
 
@@ -184,8 +182,7 @@ def make_batches(
         images, labels = split[rows]
         images = flip(images, is_first_half[rows] == (epoch % 2 == 0))
         shifts = torch.randint(-CROP_SHIFT, CROP_SHIFT + 1, (len(split), 2), generator=generator)
-        images = shift_reflected(images, shifts[rows])
-        return images.contiguous(memory_format=torch.channels_last), labels
+        return shift_reflected(images, shifts[rows]), labels
 
     return make_batch
 

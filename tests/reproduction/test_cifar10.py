@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from torch.nn.functional import pad
@@ -15,7 +17,7 @@ from reproduction.cifar10 import (
 from teka.data import Dataset, Split
 from teka.models import ConvPerformer
 
-OPTIONS = {"widths": (4, 8), "heads": (0, 2)}
+OPTIONS: dict[str, Any] = {"widths": (4, 8), "heads": (0, 2)}
 
 
 @pytest.fixture

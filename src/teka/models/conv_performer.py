@@ -37,12 +37,27 @@ class Whitening(nn.Conv2d):
         directions = (eigenvectors / (eigenvalues + WHITENING_FLOOR).sqrt()).T
         weight = torch.cat([directions, -directions])
         self.weight.copy_(weight.view_as(self.weight))
+        assert self.bias is not None
         self.bias.copy_(-weight @ patches.mean(dim=0))
 
     def forward(
-        self, images: Float[Tensor, "batch channels height width"]
+        self, input: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch filters height width"]:
-        return super().forward(pad(images, (0, 1, 0, 1), mode="circular"))
+        return super().forward(pad(input, (0, 1, 0, 1), mode="circular"))
+
+
+def make_convolution(in_channels: int, width: int) -> nn.Conv2d:
+    """Create a circular 3 × 3 convolution whose first channels are copies of its inputs."""
+    convolution = nn.Conv2d(in_channels, width, 3, padding=1, padding_mode="circular", bias=False)
+    nn.init.dirac_(convolution.weight.data[:in_channels])
+    return convolution
+
+
+def make_norm(width: int) -> nn.BatchNorm2d:
+    """Create a batch normalization without a trained scale."""
+    norm = nn.BatchNorm2d(width)
+    norm.weight.requires_grad_(False)
+    return norm
 
 
 class ConvStage(nn.Module):
@@ -60,16 +75,11 @@ class ConvStage(nn.Module):
 
     def __init__(self, in_channels: int, width: int, heads: int, mlp_ratio: float) -> None:
         super().__init__()
-        circular = {"padding": 1, "padding_mode": "circular", "bias": False}
-        self.convolutions = nn.ModuleList(
-            nn.Conv2d(channels, width, 3, **circular) for channels in (in_channels, width)
-        )
-        for convolution in self.convolutions:
-            nn.init.dirac_(convolution.weight.data[: convolution.in_channels])
+        self.first = make_convolution(in_channels, width)
+        self.second = make_convolution(width, width)
         self.downsample = PolyphaseDownsample(2)
-        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(2))
-        for norm in self.norms:
-            norm.weight.requires_grad_(False)
+        self.first_norm = make_norm(width)
+        self.second_norm = make_norm(width)
         self.activation = nn.GELU()
         self.block = None
         if heads:
@@ -80,10 +90,10 @@ class ConvStage(nn.Module):
     def forward(
         self, cells: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch out_channels coarse_height coarse_width"]:
-        cells = self.convolutions[0](cells)
-        pooled = max_pool2d(pad(cells, (0, 1, 0, 1), mode="circular"), 2, stride=1)
-        cells = self.activation(self.norms[0](self.downsample(pooled)))
-        cells = self.activation(self.norms[1](self.convolutions[1](cells)))
+        convolved = self.first(cells)
+        pooled = max_pool2d(pad(convolved, (0, 1, 0, 1), mode="circular"), 2, stride=1)
+        cells = self.activation(self.first_norm(self.downsample(pooled)))
+        cells = self.activation(self.second_norm(self.second(cells)))
         if self.block is None:
             return cells
         grid = Grid(cells.shape[2:], periodic=True)
