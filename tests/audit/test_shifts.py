@@ -105,8 +105,10 @@ def test_the_first_shifts_of_a_square_are_a_coarser_square():
         ), (step, number)
 
 
-def test_the_far_corners_come_after_zero():
-    assert set(ordered(square_shifts(5))[1:5]) == {(-5, -5), (-5, 5), (5, -5), (5, 5)}
+def test_shifts_with_the_largest_power_of_two_come_after_zero():
+    assert set(ordered(square_shifts(5))[1:9]) == {*itertools.product((-4, 0, 4), repeat=2)} - {
+        (0, 0)
+    }
 
 
 def test_shifts_along_the_axes_go_from_the_ends_inwards():

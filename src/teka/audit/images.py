@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from numbers import Real
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -31,11 +32,8 @@ def check_images(images: Tensor, argument: str = "images", *, least: int = 0) ->
     """
     check_dense(argument, images)
     if images.ndim < 3 or 0 in images.shape[1:] or len(images) < least:
-        raise wrong_shape(
-            argument,
-            images.shape,
-            "(batch, channels, one or more spatial sizes), none of them empty",
-        )
+        expected = "(batch, channels, one or more spatial sizes), none of them empty"
+        raise wrong_shape(argument, images.shape, expected)
     if torch.is_complex(images):
         raise wrong_value(f"{argument}.dtype", images.dtype, "a real dtype")
 
@@ -46,16 +44,13 @@ def check_background(background: Background) -> list[float | int]:
     Raises:
         ValueError: The background is empty or not numeric.
     """
-    values = (
-        [background]
-        if isinstance(background, Real)
-        else check_sequence("background", background, BACKGROUND)
-    )
-    for value in values:
-        check_number("background", value, BACKGROUND)
+    is_single = isinstance(background, Real)
+    values = [background] if is_single else check_sequence("background", background, BACKGROUND)
     if not values:
         raise wrong_value("background", background, BACKGROUND)
-    return [float(value) for value in values]
+    for value in values:
+        check_number("background", value, BACKGROUND)
+    return list(map(float, values))
 
 
 def background_value(images: Images, background: Background) -> Tensor:
@@ -65,21 +60,14 @@ def background_value(images: Images, background: Background) -> Tensor:
         ValueError: The number of values is wrong, or the dtype cannot represent a value.
     """
     values = torch.tensor(check_background(background), dtype=torch.float64)
-    if len(values) not in (1, images.shape[1]) or (
-        len(values) == 1 < images.shape[1] and not is_number(background)
-    ):
-        raise wrong_value(
-            "background",
-            background,
-            f"one value, or one for each of the {images.shape[1]} channels",
-        )
+    channels = images.shape[1]
+    if len(values) != channels and not is_number(background):
+        expected = f"one value, or one for each of the {channels} channels"
+        raise wrong_value("background", background, expected)
     cast = values.to(images.dtype)
-    is_held = (
-        cast.isfinite().all()
-        if images.is_floating_point()
-        else torch.equal(cast.to(values.dtype), values)
-    )
-    if not is_held:
+    # Floating-point numbers may be rounded, but not to infinity.
+    is_held = cast.isfinite() if images.is_floating_point() else cast.to(values.dtype) == values
+    if not is_held.all():
         raise wrong_value("background", background, f"values that {images.dtype} holds")
     return cast.to(images.device).reshape((1, -1) + (1,) * (images.ndim - 2))
 
@@ -140,28 +128,21 @@ def window_size(argument: str, sizes: Sequence[int], given: Size) -> tuple[int, 
     Raises:
         ValueError: The size does not fit the images.
     """
-    is_canvas = argument == "canvas_size"
     expected = "a whole number of pixels, or one for each axis"
-    window = (
-        (int(given),) * len(sizes)
-        if is_integer(given)
-        else tuple(check_sequence(argument, given, expected))
-    )
+    is_single = is_integer(given)
+    window: Any = [given] * len(sizes) if is_single else check_sequence(argument, given, expected)
     if not all(map(is_integer, window)):
         raise wrong_value(argument, given, expected)
     if math.prod(window) > MAX_IMAGE_PIXELS:
         raise wrong_value(argument, given, f"at most {MAX_IMAGE_PIXELS:,} pixels")
-    pairs = zip(window, sizes, strict=False)
-    if len(window) != len(sizes) or not all(
-        part >= side if is_canvas else 1 <= part <= side for part, side in pairs
-    ):
-        expected = (
-            "a size for each axis, none smaller"
-            if is_canvas
-            else "a size from 1 on for each axis, none larger"
-        )
-        raise wrong_value(argument, given, f"{expected} than the images' {tuple(sizes)}")
-    return window
+    is_canvas = argument == "canvas_size"
+    inner, outer = (sizes, window) if is_canvas else (window, sizes)
+    is_inside = all(1 <= part <= side for part, side in zip(inner, outer, strict=False))
+    if len(window) != len(sizes) or not is_inside:
+        bound = "none smaller" if is_canvas else "at least 1 and none larger"
+        expected = f"a size for each axis, {bound} than the images' {tuple(sizes)}"
+        raise wrong_value(argument, given, expected)
+    return tuple(window)
 
 
 def crop(

@@ -125,13 +125,11 @@ def output_of(function: Model, batch: Tensor, result: object) -> SelectedOutput:
         ValueError: The result is unsupported. The message completes the sentence "the output …".
     """
     output = select_output(result, Source(batch, module_of(function)))
-    shape = tuple(output.values.shape)
-    # Report the original shape, not one with an added axis, because the user knows this shape.
-    original_shape = tuple(result.shape) if isinstance(result, Tensor) else shape
+    shape = output.values.shape
     if not shape or shape[0] != len(batch) or 0 in shape:
-        raise ValueError(
-            f"has shape {original_shape}, expected ({len(batch)}, …), one entry for each image"
-        )
+        # Report the original shape, not one with an added axis, because the user knows this shape.
+        shape = tuple(result.shape if isinstance(result, Tensor) else shape)
+        raise ValueError(f"has shape {shape}, expected ({len(batch)}, …), one entry for each image")
     return output
 
 
@@ -155,21 +153,19 @@ def evaluate(function: Model, batch: Tensor, expected_shape: Sequence[int] | Non
         raise ModelError(
             f"function raised {type(error).__name__}: {error_message(error)}"
         ) from error
+    argument = "the output of function"
     if not isinstance(result, Tensor):
-        raise wrong_value("the output of function", type(result).__name__, "a tensor")
+        raise wrong_value(argument, type(result).__name__, "a tensor")
     if not result.is_floating_point():
         raise wrong_value(
             "the dtype of function's output", result.dtype, "a real floating-point dtype"
         )
-    if result.ndim == 0 or result.shape[0] != batch.shape[0]:
-        raise wrong_shape(
-            "the output of function",
-            result.shape,
-            f"({batch.shape[0]}, …), one entry for each input",
-        )
+    if result.ndim == 0 or len(result) != len(batch):
+        expected = f"({len(batch)}, …), one entry for each input"
+        raise wrong_shape(argument, result.shape, expected)
     if expected_shape is not None and tuple(result.shape) != tuple(expected_shape):
         expected = f"{tuple(expected_shape)}, as for the unshifted input"
-        raise wrong_shape("the output of function", result.shape, expected)
+        raise wrong_shape(argument, result.shape, expected)
     if not result.isfinite().all():
         raise ValueError("the output of function holds NaN or infinity, expected finite values")
     # A copy, because the function may use one buffer for all its outputs.

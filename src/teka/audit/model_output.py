@@ -1,7 +1,7 @@
 """Tables of model outputs: the tensor that an audit measures, and its kind.
 
 `FIELDS` determines which field of a structured output (a dictionary, a dataclass, a tuple) is
-measured. `KINDS` determines what a tensor represents, such as logits or features. An output that
+measured. `KINDS` lists what a tensor may represent, such as logits or features. An output that
 neither table describes is an error.
 """
 
@@ -11,14 +11,14 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
-from torch.nn.functional import interpolate
+from torch.nn.functional import interpolate, pad
 
 from teka.checks import check_stride
 from teka.errors import did_you_mean, wrong_value
@@ -77,9 +77,7 @@ def read_vector(value: Any, source: Source) -> Float[Tensor, "batch features"]:
 
 def read_maps(value: Any, source: Source) -> Float[Tensor, "batch classes *sizes"]:
     """Return logits for every pixel, interpolated bilinearly to the size of the images."""
-    return interpolate(
-        value, size=tuple(source.images.shape[2:]), mode="bilinear", align_corners=False
-    )
+    return interpolate(value, tuple(source.images.shape[2:]), mode="bilinear", align_corners=False)
 
 
 def read_hidden_state(value: Any, source: Source) -> Float[Tensor, "batch features"]:
@@ -89,18 +87,18 @@ def read_hidden_state(value: Any, source: Source) -> Float[Tensor, "batch featur
     tokens. For maps it is the mean over all positions. Maps are (B, C, H, W), or (B, H, W, C) if
     only the last axis has the `hidden_size` of the model's config.
     """
-    state = as_tensor(value)
+    state, module = as_tensor(value), source.module
+    if state.ndim > 3:
+        width = getattr(getattr(module, "config", None), "hidden_size", None)
+        is_channels_last = state.shape[-1] == width != state.shape[1]
+        state = state if is_channels_last else state.movedim(1, -1)
+        return state.flatten(1, -2).mean(dim=1)
     if state.ndim < 3:
         return state
-    if state.ndim > 3:
-        width = getattr(getattr(source.module, "config", None), "hidden_size", None)
-        is_channels_last = state.shape[-1] == width != state.shape[1]
-        return (
-            state.flatten(1, -2).mean(dim=1) if is_channels_last else state.flatten(2).mean(dim=2)
-        )
-    if source.module is None:
+    if module is None:
         raise ValueError("is a hidden state of an unknown architecture, expected a known module")
-    return state[:, 0] if has_class_token(source.module) else state.mean(dim=1)
+    has_class_token = any(CLASS_TOKEN.search(name) for name, _ in module.named_parameters())
+    return state[:, 0] if has_class_token else state.mean(dim=1)
 
 
 def read_feature_maps(value: Any, source: Source) -> Float[Tensor, "batch features"]:
@@ -134,11 +132,10 @@ def read_detections(detections: Sequence[Mapping[str, Tensor]], source: Source) 
         detections: "boxes", "scores" and "labels" of each image.
         source: The model and its input.
     """
-    largest = max(
-        [int(image["labels"].max()) for image in detections if len(image["labels"])], default=0
+    labels = [0, *torch.cat([image["labels"] for image in detections]).tolist()]
+    boxes = source.images.new_zeros(
+        len(detections), MAX_BOXES, 4 + (source.num_classes or 1 + max(labels))
     )
-    num_classes = source.num_classes or 1 + largest
-    boxes = source.images.new_zeros(len(detections), MAX_BOXES, 4 + num_classes)
     for row, image in zip(boxes, detections, strict=True):
         best = image["scores"].argsort(descending=True)[:MAX_BOXES]
         row[: len(best), :4] = image["boxes"][best]
@@ -176,13 +173,8 @@ FIELDS = (
     Field(("feature_maps",), "features", read_feature_maps),
 )
 DETECTION = {"boxes", "scores", "labels"}
-_FIELD_NAMES = dict.fromkeys(name for field in FIELDS for name in field.names)
-EXPECTED_OUTPUT = f"one tensor, or one of the fields {', '.join(_FIELD_NAMES)}"
-
-
-def has_class_token(module: nn.Module) -> bool:
-    """Return True if a parameter of the module has the name of a class token."""
-    return any(CLASS_TOKEN.search(name) for name, _ in module.named_parameters())
+FIELD_NAMES = tuple(dict.fromkeys(name for field in FIELDS for name in field.names))
+EXPECTED_OUTPUT = f"one tensor, or one of the fields {', '.join(FIELD_NAMES)}"
 
 
 def select_output(
@@ -202,32 +194,40 @@ def select_output(
             fields of the output.
     """
     fields = _fields_of(result)
-    if name is not None:
-        return SelectedOutput(
-            _with_batch_axis(as_tensor(_choose(fields, result, name)), len(source.images))
-        )
+    if name is None:
+        values, kind = _select_field(result, fields, source, kind)
+    elif fields is None or name not in fields:
+        names = ", ".join(map(repr, fields or ())) or "none, because it " + describe(result)
+        expected = f"one of the model's outputs: {names}{did_you_mean(name, fields or ())}"
+        raise wrong_value("output_name", name, expected)
+    else:
+        values, kind = as_tensor(fields[name]), "auto"
+    # Add the batch axis that a model removed for a single image, and turn (B,) into (B, 1).
+    if len(source.images) == 1 and (values.ndim == 0 or len(values) != 1):
+        values = values[None]
+    return SelectedOutput(values[:, None] if values.ndim == 1 else values, kind)
+
+
+def _select_field(
+    result: Any, fields: Mapping[str, object] | None, source: Source, kind: str
+) -> tuple[Tensor, str]:
     if fields is None:
-        return SelectedOutput(_with_batch_axis(as_tensor(result), len(source.images)))
-    detections: Any = result if isinstance(result, list) else []
-    if detections and all(
-        isinstance(image, Mapping) and image.keys() >= DETECTION for image in detections
+        return as_tensor(result), "auto"
+    if isinstance(result, list) and all(
+        isinstance(image, Mapping) and image.keys() >= DETECTION for image in result
     ):
-        return SelectedOutput(read_detections(detections, source), "boxes")
+        return read_detections(result, source), "boxes"
     present = {key: value for key, value in fields.items() if value is not None}
     for field in FIELDS:
-        is_asked = (
-            kind == field.kind
-            if field.on_request
-            else kind in ("auto", field.kind) or field.kind == "auto"
-        )
-        if is_asked and all(key in present for key in field.names):
-            values = field.read(*(present[key] for key in field.names), source)
-            return SelectedOutput(_with_batch_axis(values, len(source.images)), field.kind)
+        kinds = (field.kind,) if field.on_request else (field.kind, "auto")
+        is_requested = kind in kinds or field.kind == "auto"
+        if is_requested and all(key in present for key in field.names):
+            return field.read(*(present[key] for key in field.names), source), field.kind
     tensors = [value for value in present.values() if isinstance(value, Tensor | np.ndarray)]
     if len(tensors) != 1:
         hint = "; output_name chooses one of several" if tensors else ""
         raise ValueError(f"{describe(result)}, expected {EXPECTED_OUTPUT}{hint}")
-    return SelectedOutput(_with_batch_axis(as_tensor(tensors[0]), len(source.images)))
+    return as_tensor(tensors[0]), "auto"
 
 
 def as_tensor(value: object) -> Tensor:
@@ -240,14 +240,10 @@ def as_tensor(value: object) -> Tensor:
             raise ValueError(f"is an array of {array.dtype}, expected real numbers") from None
     if not isinstance(value, Tensor):
         raise ValueError(f"{describe(value)}, expected {EXPECTED_OUTPUT}")
-    if (
-        value.layout != torch.strided
-        or value.is_nested
-        or value.is_quantized
-        or value.device.type == "meta"
-    ):
+    device = value.device.type
+    if value.layout != torch.strided or value.is_nested or value.is_quantized or device == "meta":
         raise ValueError(
-            f"is a tensor of layout {value.layout} on {value.device.type}, expected a dense tensor"
+            f"is a tensor of layout {value.layout} on {device}, expected a dense tensor"
         )
     if value.is_complex():
         raise ValueError(f"is of {value.dtype}, expected real values")
@@ -256,20 +252,14 @@ def as_tensor(value: object) -> Tensor:
 
 def describe(result: object) -> str:
     """Describe an output for error messages: "is a dict of 'a' (torch.float32 of shape (2,))"."""
-    fields = _fields_of(result)
-    if isinstance(result, Tensor | np.ndarray):
+    fields, kind = _fields_of(result), type(result).__name__
+    if result is None or isinstance(result, Tensor | np.ndarray):
         return f"is {_describe_field(result)}"
-    if result is None:
-        return "is None"
-    kind = type(result).__name__
     if fields is None:
         return f"is of type {kind}"
-    named = [f"{key!r} ({_describe_field(value)})" for key, value in fields.items()]
-    return (
-        f"is a {kind} of {', '.join(named[:8])}{' …' * (len(named) > 8)}"
-        if named
-        else f"is an empty {kind}"
-    )
+    names = [f"{key!r} ({_describe_field(value)})" for key, value in fields.items()]
+    more = " …" if len(names) > 8 else ""
+    return f"is a {kind} of {', '.join(names[:8])}{more}" if names else f"is an empty {kind}"
 
 
 def _describe_field(value: object) -> str:
@@ -285,125 +275,73 @@ def _fields_of(result: object) -> dict[str, object] | None:
     if isinstance(result, Mapping):
         return {str(key): value for key, value in result.items()}
     if isinstance(result, tuple | list):
-        named: dict[str, object] = result._asdict() if hasattr(result, "_asdict") else {}  # pyright: ignore
-        return named or {str(index): value for index, value in enumerate(result)}
+        names = getattr(result, "_fields", map(str, range(len(result))))  # of a named tuple
+        return dict(zip(names, result, strict=True))
+    names = FIELD_NAMES
     if dataclasses.is_dataclass(result):
-        return {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
-    known = {name for field in FIELDS for name in field.names}
-    return {name: getattr(result, name) for name in sorted(known) if hasattr(result, name)} or None
-
-
-def _choose(fields: Mapping[str, object] | None, result: object, name: str) -> object:
-    if fields is None or name not in fields:
-        names = ", ".join(map(repr, fields or ())) or "none, because it " + describe(result)
-        raise wrong_value(
-            "output_name",
-            name,
-            f"one of the model's outputs: {names}{did_you_mean(name, fields or ())}",
-        )
-    return fields[name]
-
-
-def _with_batch_axis(values: Tensor, num_images: int) -> Tensor:
-    """Add the batch axis that a model removed for a single image, and turn (B,) into (B, 1)."""
-    if num_images == 1 and (values.ndim == 0 or len(values) != 1):
-        values = values[None]
-    return values[:, None] if values.ndim == 1 else values
+        names = [field.name for field in dataclasses.fields(result)]
+    return {name: getattr(result, name) for name in names if hasattr(result, name)} or None
 
 
 # --- What a tensor stands for
 
 
-@dataclass(frozen=True)
-class OutputFacts:
-    """Properties of an output that determine its kind.
-
-    Args:
-        values: The output (B, …).
-        seen: Spatial sizes of the images.
-        has_stride: Whether a stride was given.
-        label_axes: Number of axes of the labels: 0 without labels, 1 for classes, 2 for
-            multi-label targets.
-    """
-
-    values: Tensor
-    seen: tuple[int, ...]
-    has_stride: bool = False
-    label_axes: int = 0
-
-    @property
-    def is_floating(self) -> bool:
-        """True if the values are floating-point numbers."""
-        return self.values.is_floating_point()
-
-    @property
-    def num_values(self) -> int:
-        """Number of values per image if at most one axis is larger than 1, else 0."""
-        sizes = [size for size in self.values.shape[1:] if size != 1]
-        return 0 if len(sizes) > 1 else math.prod(sizes)
-
-    @property
-    def is_map(self) -> bool:
-        """True if there is one axis for channels and one for each spatial axis of the images."""
-        return self.is_floating and self.values.ndim == 2 + len(self.seen)
-
-    @property
-    def divides(self) -> bool:
-        """True if the output is a map whose sizes divide those of the images."""
-        return self.is_map and not any(map(operator.mod, self.seen, self.values.shape[2:]))
-
-    @cached_property
-    def in_unit_interval(self) -> bool:
-        """True if all values lie within [0, 1]."""
-        return self.is_floating and bool(((self.values >= 0) & (self.values <= 1)).all())
-
-    @cached_property
-    def sums_to_one(self) -> bool:
-        """True if the values of every image lie within [0, 1] and sum to 1."""
-        if not self.in_unit_interval:
-            return False
-        sums = to_widest_dtype(self.values).flatten(1).sum(dim=1)
-        return bool(
-            ((sums - 1).abs() <= max(SUM_TOLERANCE, 2 * torch.finfo(self.values.dtype).eps)).all()
-        )
+def _num_values(values: Tensor) -> int:
+    """Return the number of values per image if at most one axis is larger than 1, else 0."""
+    sizes = [size for size in values.shape[1:] if size != 1]
+    return 0 if len(sizes) > 1 else math.prod(sizes)
 
 
-def classes_of_logits(values: Values) -> Predictions:
-    """Return the class of the largest logit. A single logit z means class 1 if z > 0, else 0."""
-    return values.argmax(dim=1) if values.shape[1] > 1 else (values[:, 0] > 0).long()
+def _is_vector(values: Tensor, seen: Sizes) -> bool:
+    return values.is_floating_point() and _num_values(values) > 0
 
 
-def classes_of_probabilities(values: Values) -> Predictions:
-    """Return the class of the largest probability. A single p means class 1 if p > ½, else 0."""
-    return values.argmax(dim=1) if values.shape[1] > 1 else (values[:, 0] > 0.5).long()
+def _is_map(values: Tensor, seen: Sizes) -> bool:
+    """Return True if there is one axis for channels and one for each spatial axis of the images."""
+    return values.is_floating_point() and values.ndim == 2 + len(seen)
 
 
-def classes_of_indices(values: Values) -> Predictions:
+def _divides(values: Tensor, seen: Sizes) -> bool:
+    return _is_map(values, seen) and not any(map(operator.mod, seen, values.shape[2:]))
+
+
+def _is_in_unit_interval(values: Tensor, seen: Sizes) -> bool:
+    return _is_vector(values, seen) and bool(((values >= 0) & (values <= 1)).all())
+
+
+def _are_probabilities(values: Tensor, seen: Sizes) -> bool:
+    """Return True for one probability per image, or for several that sum to 1."""
+    if not _is_in_unit_interval(values, seen):
+        return False
+    sums = to_widest_dtype(values).flatten(1).sum(dim=1)
+    tolerance = max(SUM_TOLERANCE, 2 * torch.finfo(values.dtype).eps)
+    return _num_values(values) == 1 or bool(((sums - 1).abs() <= tolerance).all())
+
+
+def _predict_class(values: Values, threshold: float) -> Predictions:
+    """Return the class of the largest value. A single value above the threshold means class 1."""
+    return values.argmax(dim=1) if values.shape[1] > 1 else (values[:, 0] > threshold).long()
+
+
+def _predict_labels(values: Values, threshold: float) -> Predictions:
+    """Return the code of the set of labels with a value above the threshold."""
+    return encode_label_sets(values > threshold)
+
+
+def _read_classes(values: Values) -> Predictions:
     """Return the classes of a model that outputs class indices."""
     if (values < 0).any():
+        smallest = int(values.min())
         raise ValueError(
-            f"the output of the model holds the class {int(values.min())}, "
-            "expected classes of at least 0"
+            f"the output of the model holds the class {smallest}, expected classes of at least 0"
         )
     return values[:, 0].long()
-
-
-def sets_of_logits(values: Values) -> Predictions:
-    """Return the code of the set of labels with a logit above 0."""
-    return encode_label_sets(values > 0)
-
-
-def sets_of_probabilities(values: Values) -> Predictions:
-    """Return the code of the set of labels with a probability above ½."""
-    return encode_label_sets(values > 0.5)
 
 
 def logits_to_log_probabilities(values: Values) -> Float[Tensor, "batch classes"]:
     """Return the log probability of every class. A single logit z stands for logits (0, z)."""
     logits = to_widest_dtype(values)
-    return (
-        logits if logits.shape[1] > 1 else torch.cat([torch.zeros_like(logits), logits], dim=1)
-    ).log_softmax(dim=1)
+    return (logits if logits.shape[1] > 1 else pad(logits, (1, 0))).log_softmax(dim=1)
 
 
 def probabilities_to_log_probabilities(values: Values) -> Float[Tensor, "batch classes"]:
@@ -424,21 +362,11 @@ def encode_label_sets(labels: Shaped[Tensor, "batch labels"]) -> Predictions:
         labels: Rows of 0 and 1, one column for each label.
     """
     num_labels = labels.shape[1]
-    if num_labels <= EXACT_LABELS:
-        weights = 2 ** torch.arange(num_labels)
-    else:
-        weights = torch.randint(
-            2**EXACT_LABELS, (num_labels,), generator=torch.Generator().manual_seed(0)
-        )
+    weights = 2 ** torch.arange(min(num_labels, EXACT_LABELS))
+    if num_labels > EXACT_LABELS:
+        generator = torch.Generator().manual_seed(0)
+        weights = torch.randint(2**EXACT_LABELS, (num_labels,), generator=generator)
     return (labels.long() * weights.to(labels.device)).sum(dim=1) & (2**EXACT_LABELS - 1)
-
-
-def _always(facts: OutputFacts) -> bool:
-    return True
-
-
-def _never(facts: OutputFacts) -> bool:
-    return False
 
 
 @dataclass(frozen=True)
@@ -448,97 +376,72 @@ class OutputKind:
     Args:
         name: Name of the kind.
         expected: Description of a valid output, for error messages.
-        accepts: Function that returns True if an output may be of this kind.
-        is_inferred: Function that returns True if "auto" selects the kind for an accepted output.
+        accepts: Function of an output and the sizes of the images that returns True if the output
+            may be of this kind.
         predict: Function that returns the predicted classes, for classifiers.
         log_probabilities: Function that returns the log probabilities of the classes, if the
             output defines them.
-        is_vector: Whether axes of size 1 are ignored.
     """
 
     name: str
     expected: str
-    accepts: Callable[[OutputFacts], bool]
-    is_inferred: Callable[[OutputFacts], bool] = _never
+    accepts: Callable[[Tensor, Sizes], bool]
     predict: Callable[[Values], Predictions] | None = None
     log_probabilities: Callable[[Values], Tensor] | None = None
-    is_vector: bool = False
 
 
-def _has_label_sets(facts: OutputFacts) -> bool:
-    return facts.label_axes == 2
-
-
-# "auto" selects the first row that accepts an output and is inferred for it.
 KINDS = (
-    OutputKind(
-        "dense",
-        "maps (batch, channels, one size for each axis of the images)",
-        lambda facts: facts.is_map,
-        lambda facts: facts.has_stride or (facts.divides and max(facts.values.shape[2:]) > 1),
-    ),
+    OutputKind("dense", "maps (batch, channels, one size for each axis of the images)", _is_map),
     OutputKind(
         "classes",
         "(batch,) of whole numbers, the class predicted for each image",
-        lambda facts: not facts.is_floating and facts.num_values == 1,
-        _always,
-        classes_of_indices,
-        is_vector=True,
+        lambda values, seen: not values.is_floating_point() and _num_values(values) == 1,
+        _read_classes,
     ),
     OutputKind(
         "multilabel_probabilities",
         "(batch, labels) of floating-point numbers in [0, 1], a probability for each label",
-        lambda facts: facts.in_unit_interval and facts.num_values > 0,
-        lambda facts: _has_label_sets(facts) and not facts.sums_to_one,
-        sets_of_probabilities,
-        is_vector=True,
+        _is_in_unit_interval,
+        partial(_predict_labels, threshold=0.5),
     ),
     OutputKind(
         "multilabel",
         "(batch, labels) of floating-point numbers, a logit for each label",
-        lambda facts: facts.is_floating and facts.num_values > 0,
-        lambda facts: _has_label_sets(facts) and not facts.sums_to_one,
-        sets_of_logits,
-        is_vector=True,
+        _is_vector,
+        partial(_predict_labels, threshold=0.0),
     ),
     OutputKind(
         "probabilities",
         "(batch, classes) in [0, 1] that sum to 1, or (batch,) in [0, 1]",
-        lambda facts: (
-            facts.in_unit_interval
-            and facts.num_values > 0
-            and (facts.num_values == 1 or facts.sums_to_one)
-        ),
-        _always,
-        classes_of_probabilities,
+        _are_probabilities,
+        partial(_predict_class, threshold=0.5),
         probabilities_to_log_probabilities,
-        is_vector=True,
     ),
     OutputKind(
         "logits",
         "(batch, classes) of floating-point numbers, or (batch,) with one logit for each image",
-        lambda facts: facts.is_floating and facts.num_values > 0,
-        _always,
-        classes_of_logits,
+        _is_vector,
+        partial(_predict_class, threshold=0.0),
         logits_to_log_probabilities,
-        is_vector=True,
     ),
     OutputKind(
-        "features", "(batch, …) of floating-point numbers", lambda facts: facts.is_floating, _always
+        "features",
+        "(batch, …) of floating-point numbers",
+        lambda values, seen: values.is_floating_point(),
     ),
     OutputKind(
         "segmentation",
         "maps of logits (batch, two or more classes, one size for each axis of the images)",
-        lambda facts: facts.is_map and facts.values.shape[1] > 1,
+        lambda values, seen: _is_map(values, seen) and values.shape[1] > 1,
     ),
     OutputKind(
         "boxes",
         "(batch, boxes, 4 + classes) of floating-point numbers, boxes in images of two axes",
-        lambda facts: (
-            facts.is_floating
-            and facts.values.ndim == 3
-            and facts.values.shape[2] > 4
-            and len(facts.seen) == 2
+        lambda values, seen: (
+            values.is_floating_point()
+            and values.ndim == 3
+            and values.shape[2] > 4
+            and len(seen) == 2
         ),
     ),
 )
@@ -557,6 +460,23 @@ WITH_PROBABILITIES = tuple(kind.name for kind in KINDS if kind.log_probabilities
 STILL = tuple(name for name in OUTPUTS if name not in (*MAPS, "boxes"))
 
 
+def _choose_kind(values: Tensor, seen: Sizes, has_stride: bool, label_axes: int) -> str:
+    """Return the kind that is selected for "auto"."""
+    is_dense = _divides(values, seen) and max(values.shape[2:]) > 1
+    if is_dense or (has_stride and _is_map(values, seen)):
+        return "dense"
+    if not values.is_floating_point():
+        return "classes"
+    if not _num_values(values):
+        return "features"
+    is_single = _num_values(values) == 1
+    if _are_probabilities(values, seen) and not (is_single and label_axes == 2):
+        return "probabilities"
+    if label_axes < 2:
+        return "logits"
+    return "multilabel_probabilities" if _is_in_unit_interval(values, seen) else "multilabel"
+
+
 def infer_kind(
     values: Tensor,
     seen: Sizes,
@@ -570,50 +490,45 @@ def infer_kind(
     Args:
         values: Output (B, …) for a batch of images.
         seen: Spatial sizes of the images.
-        kind: Requested kind. "auto" selects it by the table.
+        kind: Requested kind. "auto" selects it by shape and values.
         stride: Pixels between neighboring cells of a map. Default: the size of the images divided
             by that of the map.
-        label_axes: Number of axes of the labels, 0 without labels.
+        label_axes: Number of axes of the labels: 0 without labels, 1 for classes, 2 for
+            multi-label targets.
         among: Allowed kinds.
 
     Raises:
         ValueError: The output is not of an allowed kind.
     """
-    facts = OutputFacts(values, tuple(seen), stride is not None, label_axes)
-    if kind != "auto" and kind not in among:
-        raise wrong_value("the output of the model", kind, f"one of {', '.join(among)}")
-    named = [row for row in KINDS if row.name in among] if kind == "auto" else [KIND_BY_NAME[kind]]
-    inferred = next(
-        (row for row in named if row.accepts(facts) and (kind != "auto" or row.is_inferred(facts))),
-        None,
-    )
-    if inferred is None:
-        expected = f"{named[0].expected}, since it is said to be {kind!r}"
-        if kind == "auto":
-            expected = ANY_OUTPUT if len(named) == len(KINDS) else ANY_CLASSIFIER
+    if kind == "auto":
+        kind = _choose_kind(values, seen, stride is not None, label_axes)
+        expected = ANY_OUTPUT if len(tuple(among)) == len(KINDS) else ANY_CLASSIFIER
+        is_valid = kind in among and KIND_BY_NAME[kind].accepts(values, seen)
+    else:
+        if kind not in among:
+            raise wrong_value("the output of the model", kind, f"one of {', '.join(among)}")
+        expected = f"{KIND_BY_NAME[kind].expected}, since it is said to be {kind!r}"
+        is_valid = KIND_BY_NAME[kind].accepts(values, seen)
+    if not is_valid:
         raise ValueError(f"the output of the model {describe(values)}, expected {expected}")
-    if inferred.name not in MAPS:
+    shape = tuple(values.shape)
+    if kind not in MAPS:
         if stride is not None:
-            raise wrong_value(
-                "stride",
-                stride,
-                f"None, since an output of shape {tuple(values.shape)} is not a dense one",
-            )
-        return inferred.name, None
+            expected = f"None, since an output of shape {shape} is not a dense one"
+            raise wrong_value("stride", stride, expected)
+        return kind, None
     if stride is not None:
-        return inferred.name, check_stride(stride, len(facts.seen))
-    if not facts.divides:
-        expected = f"sizes that divide {facts.seen}, those of the images; or give stride"
-        raise ValueError(
-            f"the output of the model has shape {tuple(values.shape)}, expected {expected}"
-        )
-    return inferred.name, tuple(map(operator.floordiv, facts.seen, values.shape[2:]))
+        return kind, check_stride(stride, len(seen))
+    if not _divides(values, seen):
+        expected = f"sizes that divide {tuple(seen)}, those of the images; or give stride"
+        raise ValueError(f"the output of the model has shape {shape}, expected {expected}")
+    return kind, tuple(map(operator.floordiv, seen, shape[2:]))
 
 
 def arrange(values: Tensor, kind: str) -> Tensor:
     """Reshape the output of a classifier to (B, n), and return other outputs unchanged."""
     is_pooled = kind == "features" and values.shape[2:].numel() == 1
-    return values.flatten(1) if KIND_BY_NAME[kind].is_vector or is_pooled else values
+    return values.flatten(1) if kind in CLASSIFIERS or is_pooled else values
 
 
 def predict(values: Tensor, kind: str) -> Predictions:

@@ -38,6 +38,7 @@ PARTS = ("noise", "layers", "derivative", "sensitivity")
 # Published protocols, which `teka.audit.protocols` implements.
 PROTOCOL_NAMES = ("horn2021", "zhang2019", "chaman2021")
 MAX_SHIFT = 8
+PRECISION = "a positive number of points, or None"
 SIDES = "a whole number of pixels, or one for each axis"
 
 
@@ -107,17 +108,10 @@ class AuditSettings:
         if self.shifts is not None:
             read_steps("shifts", self.shifts)
         check_background(self.background)
-        for argument, size in (("canvas_size", self.canvas_size), ("crop_size", self.crop_size)):
-            sides = (
-                [size]
-                if is_integer(size) or size is None
-                else check_sequence(argument, size, SIDES)
-            )
-            if not all(
-                is_integer(side) and 1 <= side <= MAX_IMAGE_PIXELS
-                for side in sides
-                if size is not None
-            ):
+        for argument in ("canvas_size", "crop_size"):
+            size = getattr(self, argument)
+            sides = [size] if is_integer(size) else check_sequence(argument, size or (), SIDES)
+            if not all(is_integer(side) and 1 <= side <= MAX_IMAGE_PIXELS for side in sides):
                 raise wrong_value(argument, size, SIDES)
         if self.stride is not None:
             check_stride(self.stride, 2)
@@ -132,18 +126,9 @@ class AuditSettings:
         check_sizes({"batch_size": self.batch_size})
         check_sizes({"num_examples": self.num_examples}, least=0)
         BootstrapSettings(**self.intervals)
-        if self.budget_seconds is not None:
-            check_number(
-                "budget_seconds", self.budget_seconds, BUDGET, low=0, high=math.inf, exclude=(0,)
-            )
-        if self.precision is not None:
-            check_number(
-                "precision",
-                self.precision,
-                "a positive number of points, or None",
-                low=0,
-                exclude=(0,),
-            )
+        for argument, expected in (("budget_seconds", BUDGET), ("precision", PRECISION)):
+            if getattr(self, argument) is not None:
+                check_number(argument, getattr(self, argument), expected, low=0, exclude=(0,))
 
     @property
     def intervals(self) -> dict[str, Any]:
@@ -154,13 +139,13 @@ class AuditSettings:
         """Return the shifts for images of a size, with the zero shift."""
         if self.shifts is None:
             return square_shifts(min(MAX_SHIFT, min(sizes) // 4), len(sizes))
-        still = (0,) * (len(sizes) - 1)
-        given = [
-            one if isinstance(one, list) else [*still, one]
-            for one in read_steps("shifts", self.shifts)
+        zeros = (0,) * (len(sizes) - 1)
+        rows = [
+            row if isinstance(row, list) else [*zeros, row]
+            for row in read_steps("shifts", self.shifts)
         ]
-        whole = [tuple(int(step) if step == int(step) else step for step in one) for one in given]
-        return tuple(dict.fromkeys([(0, *still), *whole]))
+        whole = [tuple(int(step) if step == int(step) else step for step in row) for row in rows]
+        return tuple(dict.fromkeys([(0, *zeros), *whole]))
 
     def to_dict(self, sizes: Sequence[int]) -> dict[str, object]:
         """Convert the settings for images of a size to JSON data."""
@@ -177,15 +162,12 @@ class AuditSettings:
 
     def movement(self, mode: str, sizes: Sequence[int]) -> Movement:
         """Return the movement of images of a size in a mode."""
-        reach = zip(sizes, self.reach(sizes), strict=True)
-        canvas = (
-            self.canvas_size or tuple([side + 2 * step for side, step in reach])
-            if mode == "canvas"
-            else None
+        sides = list(zip(sizes, self.reach(sizes), strict=True))
+        canvas = self.canvas_size or tuple(side + 2 * step for side, step in sides)
+        crop = self.crop_size or tuple(side - 2 * step for side, step in sides)
+        return Movement(
+            mode,
+            self.background,
+            canvas if mode == "canvas" else None,
+            crop if mode == "crop" else None,
         )
-        crop = (
-            self.crop_size or tuple([side - 2 * step for side, step in reach])
-            if mode == "crop"
-            else None
-        )
-        return Movement(mode, self.background, canvas, crop)

@@ -42,12 +42,9 @@ def axis_shifts(max_shift: int, num_axes: int = 2) -> tuple[tuple[int, ...], ...
         num_axes: Number n of spatial axes.
     """
     steps = _steps(max_shift, num_axes)
-    along_axes = (
-        (0,) * axis + (step,) + (0,) * (num_axes - axis - 1)
-        for axis in range(num_axes)
-        for step in steps
-    )
-    return tuple(dict.fromkeys(along_axes))
+    axes = range(num_axes)
+    shifts = [tuple(step * (axis == other) for other in axes) for axis in axes for step in steps]
+    return tuple(dict.fromkeys(shifts))
 
 
 def square_shifts(max_shift: int, num_axes: int = 2) -> tuple[tuple[int, ...], ...]:
@@ -104,10 +101,8 @@ def shift_set(
         if name != SHIFT_SETS[0] or step != 1:
             raise wrong_value("max_shift", None, "given if shifts or step are given")
         return None
-    if not 0 < step < math.inf:
-        raise wrong_value("step", step, "a positive number of pixels")
-    if not 0 <= max_shift < math.inf:
-        raise wrong_value("max_shift", max_shift, "a number of pixels of at least 0")
+    check_number("step", step, "a positive number of pixels", low=0, exclude=(0,))
+    check_number("max_shift", max_shift, "a number of pixels of at least 0", low=0)
     most = (math.isqrt(MOST_SHIFTS) - 1) // 2 if name == "square" else MOST_STEPS
     if max_shift / step > most + 0.5:
         if step == 1:
@@ -117,18 +112,13 @@ def shift_set(
         raise wrong_value("step", step, f"at least {least}, because {limit}")
     count = round(max_shift / step)
     if abs(count * step - max_shift) > 1e-9:
-        raise wrong_value("max_shift", max_shift, f"a multiple of the step, {step}, of at least 0")
+        raise wrong_value("max_shift", max_shift, f"a multiple of the step, {step}")
     shifts = square_shifts(count) if name == "square" else axis_shifts(count)
     if name in ("dy", "dx"):
-        other_axis = 1 if name == "dy" else 0
-        shifts = tuple(shift for shift in shifts if shift[other_axis] == 0)
-    return tuple(tuple(_pixels(index * step) for index in shift) for shift in shifts)
-
-
-def _pixels(distance: int | float) -> int | float:
-    """Return a distance without the rounding error of a product. A whole number is an int."""
-    rounded = round(distance, 9)
-    return int(rounded) if rounded == int(rounded) else rounded
+        shifts = [shift for shift in shifts if shift[1 if name == "dy" else 0] == 0]
+    # Remove the rounding error of products.
+    scaled = [[round(index * step, 9) for index in shift] for shift in shifts]
+    return tuple(tuple(int(x) if x == int(x) else x for x in shift) for shift in scaled)
 
 
 def _steps(max_shift: int, num_axes: int, argument: str = "max_shift") -> range:
@@ -195,7 +185,7 @@ def read_steps(argument: str, shifts: object) -> list[list[float] | float]:
         steps: Any = shift if is_row else (shift,)
         for step in steps:
             check_number(argument, step, expected)
-        checked.append([float(step) for step in steps] if is_row else float(steps[0]))
+        checked.append(list(map(float, steps)) if is_row else float(steps[0]))
     return checked
 
 
@@ -234,31 +224,16 @@ def check_shifts(
 def shift_order(shifts: Sequence[Sequence[int | float]]) -> tuple[int, ...]:
     """Return the indices of shifts from coarse to fine, with the zero shift first.
 
-    A measurement in this order that runs out of time still covers the whole range. Along every
-    axis, the smallest step, zero and the largest step have level 0, and each further level halves
-    the remaining gaps. A shift has the level of its finest step. Within a level, the largest
-    shifts come first.
+    A measurement in this order that runs out of time still covers the whole range. The steps along
+    an axis are numbered from zero. A shift is as coarse as the largest power of two that divides
+    the numbers of its steps. Within a power, the largest shifts come first.
     """
-    levels = [_levels({0, *steps}) for steps in zip(*shifts, strict=True)]
+    axes = [sorted({0, *steps}) for steps in zip(*shifts, strict=True)]
     ranks = []
     for index, shift in enumerate(shifts):
-        level = max([by_step[step] for by_step, step in zip(levels, shift, strict=True)])
-        ranks.append((any(shift), level, -math.hypot(*shift), index))
-    return tuple([index for *_, index in sorted(ranks)])
-
-
-def _levels(steps: set[int | float]) -> dict[int | float, int]:
-    values = sorted(steps)
-    anchors = sorted({0, values.index(0), len(values) - 1})
-    levels = {values[anchor]: 0 for anchor in anchors}
-    gaps = list(itertools.pairwise(anchors))
-    level = 0
-    while gaps := [(left, right) for left, right in gaps if right - left > 1]:
-        level += 1
-        levels |= {values[(left + right) // 2]: level for left, right in gaps}
-        gaps = [
-            half
-            for left, right in gaps
-            for half in itertools.pairwise((left, (left + right) // 2, right))
+        numbers = [
+            steps.index(step) - steps.index(0) for steps, step in zip(axes, shift, strict=True)
         ]
-    return levels
+        shared = math.gcd(*numbers)
+        ranks.append((-(shared & -shared) if shared else -math.inf, -math.hypot(*shift), index))
+    return tuple(index for *_, index in sorted(ranks))

@@ -200,7 +200,10 @@ def _layer_sentences(layers: LayerFindings | None) -> list[str]:
         return []
     sentences = []
     if layers.breaks:
-        broken = [f"{layer.name} {CAUSES[kind]}" for kind, layer in layers.breaks.items()]
+        broken = [
+            f"{layer.name} ({layer.cause})" if layer.cause else f"{layer.name} {CAUSES[kind]}"
+            for kind, layer in layers.breaks.items()
+        ]
         owners = [
             name.rpartition(".")[0] or "the model itself" for name in layers.absolute_embeddings
         ]

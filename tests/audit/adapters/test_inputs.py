@@ -328,7 +328,9 @@ def test_each_picture_is_resized_from_its_own_size(tmp_path):
 def test_several_sizes_that_nothing_resizes_are_an_error(tmp_path):
     write_pictures(tmp_path, ("a", "b"), sizes=((9, 7), (5, 6)))
     files = sorted(tmp_path.rglob("*.png"))
-    with pytest.raises(ValueError, match=r"size of .*1\.png must be .*got \(5, 6\)"):
+    with pytest.raises(
+        ValueError, match=r"one size, .*got \(9, 7\) \(0.png\) and \(5, 6\) \(1.png\)\. Choose"
+    ):
         read_pictures(files, Preprocessing())
     assert read_pictures(files, Preprocessing(), 4)[1] == (4, 4)
 
@@ -339,6 +341,21 @@ def test_a_picture_that_cannot_be_looked_at_is_left_to_be_read(tmp_path, monkeyp
     assert usual_mode(str(tmp_path))[0] == "circular"
     with pytest.raises(ValueError, match=r"the size of .*png must be .*got more"):
         load_images(str(tmp_path), Preprocessing())
+
+
+def test_pictures_without_folders_of_classes_have_no_labels(tmp_path):
+    for index in range(3):
+        Image.new("RGB", (200, 300), (index, 0, 0)).save(tmp_path / f"{index}.png")
+    inputs = make_inputs(model_of(Preprocessing(3, (8, 8)), (8, 8)), str(tmp_path), SETTINGS)
+    assert (len(inputs.images), inputs.labels) == (3, None)
+    assert usual_mode(str(tmp_path))[0] == "crop"
+
+
+def test_models_without_declared_preprocessing_have_a_caveat_with_the_options(tmp_path):
+    model = dataclasses.replace(model_of(Preprocessing(1), None, 10), declares_preprocessing=False)
+    caveats = make_inputs(model, "digits", SETTINGS, num_images=3).known["caveats"]
+    assert caveats[0].name == "unknown preprocessing"
+    assert "--mean 0.485 0.456 0.406 --std" in caveats[0].message
 
 
 def test_what_is_no_folder_of_classes_is_an_error(tmp_path):

@@ -115,7 +115,7 @@ def test_zero_padding_breaks_at_the_edge_only():
         network(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU()), images(), SHIFTS, CIRCULAR
     )
     assert found.first_break is None
-    assert found.breaks["edge"].name == "0"
+    assert (found.breaks["edge"].name, found.breaks["edge"].cause) == ("0", "zero padding")
     assert found.findings[0].border == ((2, 2), (2, 2))
     assert (
         max(found.findings[0].interior_error or 0.0, found.findings[1].interior_error or 0.0)
@@ -152,6 +152,7 @@ def test_a_layer_that_reads_a_flattened_map_is_to_blame_even_after_padding():
     model = network(nn.Conv2d(2, 3, 3, padding=1), nn.Flatten(), nn.Linear(3 * 8 * 12, 5))
     found = locate_layers(model, images(), SHIFTS, CIRCULAR)
     assert found.first_break == "2"
+    assert found.breaks["interior"].cause == "separate weights for each position"
     assert found.flattened == ("2",)
     assert found.findings[1].layout == "flattened"
 
@@ -160,6 +161,7 @@ def test_a_stride_is_the_first_to_break_at_odd_shifts_and_exact_at_even_ones():
     model = network(circular(2, 4), nn.ReLU(), circular(4, 4, stride=2), circular(4, 4))
     found = locate_layers(model, images(16, 24), axis_shifts(4), CIRCULAR)
     assert {kind: one.name for kind, one in found.breaks.items()} == {"aliasing": "2"}
+    assert found.breaks["aliasing"].cause == "stride 2 without a low-pass filter"
     strided = found.find("2")
     assert strided is not None
     assert strided.stride == (2, 2)
@@ -305,6 +307,7 @@ def test_a_model_without_an_absolute_position_is_clean_and_one_with_is_blamed_fo
     absolute, rotation = perform("absolute"), perform("rotation")
     assert absolute.first_break == "absolute_position"
     assert absolute.absolute_embeddings == ("absolute_position",)
+    assert absolute.breaks["interior"].cause == "absolute position embeddings"
     assert absolute.class_tokens == rotation.class_tokens == ("class_token",)
     assert rotation.first_break is None
     assert not rotation.breaks

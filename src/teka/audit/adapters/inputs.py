@@ -25,7 +25,7 @@ from teka.data import load, resize_bilinear
 from teka.data.custom_images import find_pictures, has_pictures, read_npz
 from teka.data.dataset import hold_out_test
 from teka.data.load import NAMES, class_names, find_path
-from teka.data.pictures import GRAY_MODES, read_header, read_picture, to_intensities
+from teka.data.pictures import GRAY_MODES, SUFFIXES, read_header, read_picture, to_intensities
 from teka.errors import wrong_argument, wrong_value
 
 _IMAGES_AT_ONCE = 256
@@ -46,7 +46,7 @@ class AuditImages:
     Args:
         name: Name of the data set.
         images: The images.
-        labels: Class of each image.
+        labels: Class of each image, or None.
         num_classes: Number of classes of the data set.
         class_names: Names of the classes, or None.
         image_size: Size of the images in the data set, or None if they have several sizes.
@@ -56,7 +56,7 @@ class AuditImages:
 
     name: str
     images: Float[Tensor, "images channels height width"]
-    labels: Int[Tensor, " images"]
+    labels: Int[Tensor, " images"] | None
     num_classes: int
     class_names: tuple[str, ...] | None
     image_size: tuple[int, int] | None
@@ -94,18 +94,16 @@ def load_images(
     """
     path = None if data in NAMES else find_path(data, data_dir)
     if path is not None and has_pictures(path):
-        parts, names = find_pictures(path)
+        parts, names = _find_pictures(path)
         part = "test" if "test" in parts else "held out" if held_out else "all"
         pictures = parts["test" if part == "test" else "all"]
         if part == "held out":
             pictures = [pictures[index] for index in hold_out_test(len(pictures))[1].tolist()]
         chosen = [pictures[index] for index in _choose(len(pictures), num_images, seed)]
         images, size = read_pictures([file for file, _ in chosen], transform, image_size)
-        labels = torch.tensor([label for _, label in chosen])
-        num_available = len(pictures)
-        return AuditImages(
-            data, images, labels, len(names), tuple(names), size, num_available, part
-        )
+        labels = torch.tensor([label for _, label in chosen]) if names else None
+        names = tuple(names) or None
+        return AuditImages(data, images, labels, len(names or ()), names, size, len(pictures), part)
     if path is not None:
         read = read_npz(path)
         part = "test" if read.test is not None else "held out" if held_out else "all"
@@ -127,6 +125,15 @@ def load_images(
     placed = torch.cat([transform.place(part) for part in images.split(_IMAGES_AT_ONCE)])
     size = (images.shape[2], images.shape[3])
     return AuditImages(data, placed, split.labels, num_classes, names, size, len(test), part)
+
+
+def _find_pictures(path: Path) -> tuple[dict[str, list[tuple[Path, int]]], list[str]]:
+    """Return the pictures of each split and the class names. There are none in a flat folder."""
+    files = sorted(path.iterdir()) if path.is_dir() else []
+    pictures = [(file, 0) for file in files if file.suffix.lower() in SUFFIXES]
+    if not pictures or any(file.is_dir() for file in files):
+        return find_pictures(path)
+    return {"all": pictures}, []
 
 
 def is_trained_on(subject: LoadedModel, data: str, data_dir: str | Path | None = None) -> bool:
@@ -175,11 +182,10 @@ def read_pictures(
         images.append(transform.place(levels))
         if images[-1].shape != images[0].shape:
             size, first = (tuple(image.shape[2:]) for image in (images[-1], images[0]))
-            raise wrong_value(
-                f"the size of {path}",
-                size,
-                f"{first}, that of {files[0]}, or image_size, or input_size",
-            )
+            given = f"{first} ({files[0].name}) and {size} ({path.name})"
+            expected = "of one size, because the model does not resize them"
+            hint = "Choose a size with --input-size, for example --input-size 224."
+            raise wrong_argument("the images", given, expected, hint)
     return torch.cat(images), sizes.pop() if len(sizes) == 1 else None
 
 
@@ -196,7 +202,7 @@ def usual_mode(data: str, data_dir: str | Path | None = None) -> tuple[str, str]
     path = None if data in NAMES else find_path(data, data_dir)
     if path is None or not has_pictures(path):
         return "circular", "a data set of arrays"
-    parts = find_pictures(path)[0]
+    parts = _find_pictures(path)[0]
     files = [file for file, _ in parts.get("test", next(iter(parts.values())))]
     places = np.linspace(0, len(files) - 1, min(len(files), _NUM_HEADERS)).round().astype(int)
     sides = []
@@ -303,14 +309,16 @@ def make_inputs(
         caveats += other_scale(subject.transform.resize, transform.resize)
     if settings.output == "auto":
         settings = dataclasses.replace(settings, output=subject.output)
-    if labelled and settings.output in MULTILABEL:
+    labels, names = None, subject.class_names
+    if chosen.labels is None or not labelled:
+        pass
+    elif settings.output in MULTILABEL:
         message = (
             f"{subject.name} predicts several labels for an image, "
             f"but {data} has one class for each image, so no accuracy was measured."
         )
         caveats.append(Caveat("labels not used", "limits", message))
-    labels, names = None, subject.class_names
-    if labelled and settings.output in ("auto", *CLASSIFIERS) and settings.output not in MULTILABEL:
+    elif settings.output in ("auto", *CLASSIFIERS):
         labels, matched = match_labels(
             chosen.labels, chosen.num_classes, chosen.class_names, subject
         )
@@ -331,7 +339,9 @@ def make_inputs(
     kind = subject.kind if parameters is None else f"{subject.kind}, {parameters:,} parameters"
     size = " × ".join(map(str, chosen.image_size)) if chosen.image_size else "of several sizes"
     details = ", ".join(filter(None, (chosen.words, size, preprocessing)))
-    note = f" ({subject.note})" if subject.note else ""
+    notes = [] if subject.declares_preprocessing else ["its normalization is unknown: see --mean"]
+    notes += [subject.note] if subject.note else []
+    note = f" ({'; '.join(notes)})" if notes else ""
     known = {
         "class_names": names,
         "model_facts": model_facts,

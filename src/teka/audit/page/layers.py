@@ -32,7 +32,8 @@ def explaining_layers(layers: LayerFindings | None) -> list[tuple[str, str, str]
     explained = []
     for kind, found in layers.breaks.items():
         place = f", between {found.between[0]} and {found.between[1]}" if found.between else ""
-        words = f"{found.module}{place}, error {write_size(found.error)}"
+        cause = f", {found.cause}" if found.cause else ""
+        words = f"{found.module}{place}{cause}, error {write_size(found.error)}"
         mended = [fix for fix in layers.advised if FIXES[fix].kind == kind]
         explained.append((BREAK_ROLES[kind], found.name, f"{words}{_command(mended)}"))
     for one in layers.undecided[:1]:
