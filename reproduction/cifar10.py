@@ -63,7 +63,7 @@ def cifar10(
     """
     torch.set_num_threads(threads)
     dataset = load("cifar10", data_dir=data_dir)
-    options: dict[str, Any] = {} if attention else {"heads": (0, 0, 0)}
+    options: dict[str, Any] = {} if attention else {"attention_heads": (0, 0, 0)}
     name = f"seed-{seed}" if attention else f"without-attention-seed-{seed}"
     folder = make_directory("out", out)
     model, result = train(

@@ -17,7 +17,7 @@ from reproduction.cifar10 import (
 from teka.data import Dataset, Split
 from teka.models import ConvPerformer
 
-OPTIONS: dict[str, Any] = {"widths": (4, 8), "heads": (0, 2)}
+OPTIONS: dict[str, Any] = {"widths": (4, 8), "attention_heads": (0, 2)}
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_every_trained_parameter_has_one_optimizer():
 
 
 def test_without_attention_there_is_one_optimizer():
-    model = ConvPerformer(8, 3, 2, widths=(4, 8), heads=(0, 0))
+    model = ConvPerformer(8, 3, 2, widths=(4, 8), attention_heads=(0, 0))
     assert len(make_optimizers(model)) == 1
 
 

@@ -111,7 +111,7 @@ class ConvPerformer(nn.Module):
     Dokmanić 2021.
 
     >>> import torch, teka
-    >>> model = teka.models.ConvPerformer((8, 16), 3, 10, widths=(8, 16), heads=(0, 2)).eval()
+    >>> model = teka.models.ConvPerformer((8, 16), 3, 10).eval()
     >>> image = torch.rand(1, 3, 8, 16)
     >>> torch.allclose(model(image.roll((3, 5), (2, 3))), model(image), atol=1e-5)
     True
@@ -122,7 +122,7 @@ class ConvPerformer(nn.Module):
         in_channels: Number of channels of the images.
         num_classes: Number of logits.
         widths: Number of channels of each stage.
-        heads: Number of attention heads at the end of each stage. 0 for no attention.
+        attention_heads: Number of attention heads at the end of each stage. 0 for no attention.
         mlp_ratio: Width of the hidden layer of the MLPs divided by the width of the stage.
 
     Raises:
@@ -136,7 +136,7 @@ class ConvPerformer(nn.Module):
         num_classes: int,
         *,
         widths: tuple[int, ...] = (64, 256, 256),
-        heads: tuple[int, ...] = (0, 8, 8),
+        attention_heads: tuple[int, ...] = (0, 8, 8),
         mlp_ratio: float = 2.0,
     ) -> None:
         super().__init__()
@@ -144,17 +144,19 @@ class ConvPerformer(nn.Module):
         check_sizes({"in_channels": in_channels, "num_classes": num_classes})
         for width in widths:
             check_sizes({"widths": width})
-        if len(heads) != len(widths) or not widths:
-            raise wrong_value("heads", heads, f"one number for each of {len(widths)} widths")
+        if len(attention_heads) != len(widths) or not widths:
+            expected = f"one number for each of {len(widths)} widths"
+            raise wrong_value("attention_heads", attention_heads, expected)
         self.stride = 2 ** len(widths)
         if any(side % self.stride for side in self.image_size):
-            raise wrong_value("image_size", image_size, f"multiples of {self.stride}")
+            expected = f"sides that are multiples of the stride = {self.stride}"
+            raise wrong_value("image_size", image_size, expected)
         self.whitening = Whitening(in_channels)
         channels = [self.whitening.out_channels, *widths]
         self.stages = nn.Sequential(
             *(
                 ConvStage(*sizes, mlp_ratio)
-                for sizes in zip(channels[:-1], widths, heads, strict=True)
+                for sizes in zip(channels[:-1], widths, attention_heads, strict=True)
             )
         )
         self.head = nn.Linear(widths[-1], num_classes, bias=False)
@@ -165,8 +167,8 @@ class ConvPerformer(nn.Module):
         """Return the class logits of each image.
 
         Raises:
-            ValueError: Another number of channels, or sides that the strides do not divide.
+            ValueError: Images with another size or another number of channels.
         """
-        check_tensor("images", images, "batch", self.whitening.in_channels, "height", "width")
+        check_tensor("images", images, "batch", self.whitening.in_channels, *self.image_size)
         cells = self.stages(nn.functional.gelu(self.whitening(images)))
         return LOGIT_SCALE * self.head(cells.amax(dim=(2, 3)))
