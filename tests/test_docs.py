@@ -139,9 +139,20 @@ def test_code_of_audit_pages_runs(page, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "page", ["data.md", "model_files.md", "papers.md", "training.md", "which_kernel.md"]
+    "page",
+    [
+        *(
+            f"api/{name}.md"
+            for name in ("audit", "convert", "data", "functional", "nn", "training")
+        ),
+        "data.md",
+        "model_files.md",
+        "papers.md",
+        "training.md",
+        "which_kernel.md",
+    ],
 )
-def test_code_of_how_to_pages_runs(page, tmp_path, monkeypatch):
+def test_code_of_how_to_and_reference_pages_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the code writes files
     assert run_code(page)
 

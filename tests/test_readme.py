@@ -2,6 +2,7 @@ import re
 from importlib.metadata import requires
 from pathlib import Path
 
+import yaml
 from packaging.requirements import Requirement
 
 import teka
@@ -37,6 +38,15 @@ def test_version_is_consistent():
             (ROOT / file).read_text(),
             flags=re.MULTILINE,
         )
+
+
+def test_conda_recipe_matches_the_package():
+    recipe = yaml.safe_load((ROOT / "conda.recipe" / "recipe.yaml").read_text(encoding="utf-8"))
+    assert recipe["context"]["version"] == teka.__version__
+    needed = [Requirement(text) for text in requires("teka") or [] if "extra ==" not in text]
+    names = {"torch": "pytorch"}
+    expected = [f"{names.get(need.name, need.name)} {need.specifier}" for need in needed]
+    assert sorted(recipe["requirements"]["run"][1:]) == sorted(expected)
 
 
 def test_locked_versions_fit_the_requirements():

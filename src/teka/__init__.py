@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from teka import audit, convert, functional, models, nn, testing
+    from teka import audit, convert, data, functional, models, nn, prediction, testing, training
     from teka.grid import Grid, on
     from teka.nn.diagnostics.diagnose import diagnose
     from teka.nn.diagnostics.explain import explain
@@ -16,13 +16,16 @@ __all__ = [
     "__version__",
     "audit",
     "convert",
+    "data",
     "diagnose",
     "explain",
     "functional",
     "models",
     "nn",
     "on",
+    "prediction",
     "testing",
+    "training",
 ]
 
 # Modules of the names that are imported at their first use, so that `import teka` is fast.
