@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, conv2d, max_pool2d, pad
 
 from teka._checkpoint import restore_in_recomputation
-from teka.audit.layers.fixes import FIXES, place_axes
-from teka.audit.layers.layouts import pair
+from teka.audit.layers.fixes import FIXES
+from teka.audit.layers.layouts import pair, position_axes
 from teka.audit.layers.localize import LayerFindings
 from teka.checks import check_module, check_names
 from teka.errors import wrong_type, wrong_value
@@ -143,7 +143,7 @@ def fix(
 def _average_positions(embedding: Tensor, layers: LayerFindings) -> None:
     """Replace every position vector by the mean. Vectors of tokens before the grid stay."""
     grids = [(finding.grid, finding.prefix_tokens) for finding in layers.findings if finding.grid]
-    placement = place_axes(tuple(embedding.shape), [(layers.seen_size, 0), *grids])
+    placement = position_axes(tuple(embedding.shape), [(layers.seen_size, 0), *grids])
     if placement is None:
         expected = "findings with the grid of this position embedding"
         raise wrong_value("layers", tuple(embedding.shape), expected)

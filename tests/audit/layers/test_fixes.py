@@ -3,7 +3,8 @@ import torch
 from torch import nn
 
 from teka.audit import Movement, axis_shifts, locate_layers
-from teka.audit.layers.fixes import FIXES, place_axes
+from teka.audit.layers.fixes import FIXES
+from teka.audit.layers.layouts import position_axes
 from teka.audit.layers.localize import BREAKS
 
 STRIDED = (
@@ -93,4 +94,4 @@ def test_padding_that_goes_round_more_than_once_cannot_be_wrapped():
     ],
 )
 def test_the_axes_of_places_are_told_by_the_grid(shape, expected):
-    assert place_axes(shape, [((2, 3), 1)]) == expected
+    assert position_axes(shape, [((2, 3), 1)]) == expected

@@ -1,12 +1,11 @@
 """Fixes of layers that break equivariance, which need no training, and the layers they apply to."""
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
-from teka.audit.layers.layouts import PADDING, pads_edge, pair
+from teka.audit.layers.layouts import PADDING, pads_edge, pair, position_axes
 from teka.audit.layers.trace import ModelTrace
 
 Shape = tuple[int, ...]
@@ -53,23 +52,6 @@ class Fix:
     source: str
     wraps: bool | None
     find: Callable[[TracedModel], dict[str, str]]
-
-
-def place_axes(shape: Shape, grids: Iterable[tuple[Shape, int]]) -> tuple[Shape, int] | None:
-    """Return the axes of a tensor that are positions, and the number of leading prefix tokens.
-
-    The result is None if no grid fits the shape.
-    """
-    first = int(len(shape) > 2 and shape[0] == 1)
-    sides = shape[first:]
-    for grid, prefix in grids:
-        for before in (prefix, 0) if len(sides) == 2 else ():
-            if sides[:1] == (before + math.prod(grid),):
-                return (first,), before
-        for axis in (1, 0) if len(sides) == 3 else ():
-            if sides[axis : axis + 2] == grid:
-                return (first + axis, first + axis + 1), 0
-    return None
 
 
 def _find_strided(traced: TracedModel) -> dict[str, str]:
@@ -143,7 +125,7 @@ def _find_positions(traced: TracedModel) -> dict[str, str]:
     reasons = {}
     for name in traced.absolute:
         held = [each for each in traced.tensors if each == name or each.startswith(f"{name}.")]
-        placed = [each for each in held if place_axes(traced.tensors[each], traced.grids)]
+        placed = [each for each in held if position_axes(traced.tensors[each], traced.grids)]
         reason = "none of its axes is a position" if held else "its code computes them"
         reasons |= dict.fromkeys(placed, "") or {name: reason}
     return reasons

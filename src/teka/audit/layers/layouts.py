@@ -280,14 +280,14 @@ def absolute_embeddings(module: nn.Module, layouts: Iterable[Layout]) -> tuple[s
         module: The model.
         layouts: Layouts of the model's tensors.
     """
-    grids = {layout.grid for layout in layouts if layout.grid and max(layout.grid) > 1}
-    totals = {layout.num_tokens for layout in layouts if layout.name.startswith("tokens")}
+    layouts = [layout for layout in layouts if layout.grid and max(layout.grid) > 1]
+    grids = {(layout.grid, layout.prefix_tokens) for layout in layouts}
     holders = []
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         own_name = _own_name(name)
         if RELATIVE.search(own_name) or CLASS_NAME.match(own_name):
             continue
-        if ABSOLUTE_NAME.search(own_name) or _is_positional(tensor, totals, grids):
+        if ABSOLUTE_NAME.search(own_name) or _is_positional(tensor, grids):
             holders.append(name)
     for name, part in module.named_modules():
         kind = type(part).__name__
@@ -308,9 +308,29 @@ def _own_name(name: str) -> str:
     return before if last in PLAIN_NAMES and before else last
 
 
-def _is_positional(tensor: Tensor, totals: set[int], grids: set[Shape]) -> bool:
+def _is_positional(tensor: Tensor, grids: Iterable[tuple[Shape, int]]) -> bool:
     """Return True if a tensor (1, …) has the shape of tokens or of a map."""
-    if not tensor.is_floating_point() or tensor.ndim not in (3, 4) or len(tensor) != 1:
-        return False
-    shape = tuple(tensor.shape[1:])
-    return shape[0] in totals if len(shape) == 2 else bool(grids & {shape[1:], shape[:2]})
+    shape = tuple(tensor.shape)
+    is_batched = len(shape) in (3, 4) and shape[0] == 1 and tensor.is_floating_point()
+    return is_batched and position_axes(shape, grids) is not None
+
+
+def position_axes(shape: Shape, grids: Iterable[tuple[Shape, int]]) -> tuple[Shape, int] | None:
+    """Return the axes of a tensor that are positions, and the number of leading prefix tokens.
+
+    The result is None if no grid fits the shape.
+
+    Args:
+        shape: Shape (L, C), (C, h, w) or (h, w, C), perhaps with a leading axis of size 1.
+        grids: Grids, with the number of tokens before each.
+    """
+    first = int(len(shape) > 2 and shape[0] == 1)
+    sizes = shape[first:]
+    for grid, prefix in grids:
+        for before in (prefix, 0) if len(sizes) == 2 else ():
+            if sizes[:1] == (before + math.prod(grid),):
+                return (first,), before
+        for axis in (1, 0) if len(sizes) == 3 else ():
+            if sizes[axis : axis + 2] == grid:
+                return (first + axis, first + axis + 1), 0
+    return None
