@@ -101,10 +101,7 @@ def test_layers_are_blamed_for_a_module_and_the_phases_follow_its_stride():
     assert report.layers is not None
     assert report.layers.breaks["aliasing"].name == "0"
     assert report.phases["circular"].stride == (2, 2)
-    assert (
-        "Breaks equivariance first: 0 at shifts that are not a multiple of its stride."
-        in report.verdict
-    )
+    assert "Breaks equivariance first: 0 (stride 2 without a low-pass filter)." in report.verdict
 
 
 def test_a_module_in_training_mode_is_measured_in_evaluation_and_set_back():

@@ -155,11 +155,11 @@ def test_phases_are_named_if_the_stride_matters():
 def test_first_layers_that_break_are_named_with_their_cause():
     broken = {
         "aliasing": LayerBreak("aliasing", "patches", "Conv2d", 0.5, 1e-4),
-        "edge": LayerBreak("edge", "stem.0", "Conv2d", 0.2, 1e-4),
+        "edge": LayerBreak("edge", "stem.0", "Conv2d", 0.2, 1e-4, cause="zero padding"),
     }
     assert verdict_of(layers=findings(broken, ("vit.embeddings.position",)))[-1] == (
-        "Breaks equivariance first: patches at shifts that are not a multiple of its stride, "
-        "stem.0 at the edges of the image; absolute positions are added in vit.embeddings."
+        "Breaks equivariance first: patches (at shifts that are not a multiple of its stride), "
+        "stem.0 (zero padding); absolute positions are added in vit.embeddings."
     )
     assert verdict_of(layers=findings({}))[-1] == (
         "No layer breaks equivariance: every error is at most 1.0e−4 of its output."

@@ -200,10 +200,10 @@ def _layer_sentences(layers: LayerFindings | None) -> list[str]:
         return []
     sentences = []
     if layers.breaks:
-        broken = [
-            f"{layer.name} ({layer.cause})" if layer.cause else f"{layer.name} {CAUSES[kind]}"
-            for kind, layer in layers.breaks.items()
-        ]
+        causes: dict[str, list[str]] = {}
+        for kind, layer in layers.breaks.items():
+            causes.setdefault(layer.name, []).append(layer.cause or CAUSES[kind])
+        broken = [f"{name} ({', '.join(words)})" for name, words in causes.items()]
         owners = [
             name.rpartition(".")[0] or "the model itself" for name in layers.absolute_embeddings
         ]
