@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from reproduction.horn2021.report import write_reproduction
 from reproduction.horn2021.scales import read_scale, target_levels
-from reproduction.study import Study, pack_cells, read_study, run_study, write_study
+from reproduction.study import Study, read_study, run_study, write_study
 from reproduction.study.run_cell import repeat_cell
 from reproduction.study.step_seconds import measure_step_seconds
 from teka.cli.app import CommandLine
@@ -27,7 +27,6 @@ class GridOptions:
         parallel: "loky" for processes of this machine, "dask" for a new local cluster, or
             "dask:ADDRESS" for a running one.
         summary: Train nothing, and write the tables and figures of the finished cells.
-        pack: Move the files of the finished cells into one file, cells.jsonl.gz.
     """
 
     only: tuple[str, ...] = ()
@@ -35,7 +34,6 @@ class GridOptions:
     processes: int = 1
     parallel: str = "loky"
     summary: bool = False
-    pack: bool = False
 
 
 Grid = Annotated[GridOptions, Parameter(name="*")]
@@ -88,7 +86,6 @@ def reproduce(
     scale: str = "small",
     out: Path | None = None,
     grid: Grid = NO_OPTIONS,
-    list_levels: Annotated[bool, Parameter(name="--list")] = False,
     command: CommandLine = "",
 ) -> None:
     """Reproduce Table 1 or Figure 1 of Horn et al. (2021), and write tables and figures.
@@ -102,15 +99,10 @@ def reproduce(
             of the paper behind one stem.
         out: Folder of the results, runs/reproduce-SCALE by default.
         grid: Options of the grid.
-        list_levels: Train nothing, and list the data sets, models and seeds.
         command: The command line.
     """
     plan = read_scale(scale)
     only = target_levels(plan, target) | parse_only(grid.only)
-    if list_levels:
-        for factor, levels in {**plan.factors, "seed": plan.seeds}.items():
-            print(f"{factor}: {'; '.join(map(str, levels))}")
-        return
     folder = Path(f"runs/reproduce-{scale}") if out is None else out
     _run(plan, folder, grid, only, write_reproduction, command)
 
@@ -143,5 +135,3 @@ def _run(
             command=command,
         )
     print(write(plan, folder))
-    if grid.pack:
-        print(*(f"packed: {path}" for path in pack_cells(folder)), sep="\n")

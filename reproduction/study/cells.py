@@ -1,8 +1,4 @@
-"""Saved cells of a study.
-
-The folder `cells` holds one JSON file for each finished cell. `pack_cells` moves the files into
-`cells.jsonl.gz`, one line per cell. If a cell is in both places, the file counts.
-"""
+"""Saved cells of a study: a compressed file with one line of JSON for each finished cell."""
 
 import gzip
 import json
@@ -15,10 +11,10 @@ from filelock import FileLock
 
 from reproduction.study.study import Study
 from teka.errors import wrong_value
-from teka.files import read_json, write_bytes
+from teka.files import make_directory, read_json, write_bytes
 
-CELLS = "cells"
-TUNING = "tuning"
+CELLS = "cells.jsonl.gz"
+TRAINING = "training"  # folder of the runs that are not finished
 STEP_SECONDS = "step_seconds.json"
 # A cell lacks fields if its loss diverged, if no image could be shifted, or if the file is old.
 NUMBERS = [
@@ -38,43 +34,30 @@ NUMBERS = [
 OTHERS = ["failed", "learning_curve", "accuracy_by_shift", "classes", "stability"]
 
 
-def find_cell(folder: Path, name: str) -> dict[str, Any] | None:
-    """Return the content of a saved cell, or None if the cell is not finished."""
-    path = folder / f"{name}.json"
-    return read_json(path) if path.exists() else _read_packed(folder).get(name)
+def load_cells(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the content of every cell of a file by name, or no cells if there is no file.
 
-
-def load_cells(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the content of every saved cell of a folder, by name."""
-    cells = _read_packed(folder)
-    for path in folder.glob("[!.]*.json"):
-        cells[path.stem] = read_json(path)
-    return dict(sorted(cells.items()))
-
-
-def pack_cells(folder: str | Path) -> list[Path]:
-    """Move the saved cells of a study into one compressed file per stage, and return the files.
-
-    The same cells give the same bytes. Packed cells count as finished. No cell is lost if the
-    process is killed.
+    Raises:
+        ValueError: The file is damaged.
     """
-    packed = []
-    for stage in (CELLS, TUNING):
-        cells_folder = Path(folder) / stage
-        with FileLock(cells_folder.with_suffix(".lock")):
-            cells = load_cells(cells_folder)
-            lines = [
-                json.dumps({"name": name, **content}, ensure_ascii=False)
-                for name, content in cells.items()
-            ]
-            if lines:
-                text = "".join(f"{line}\n" for line in lines)
-                write_bytes(_packed_file(cells_folder), gzip.compress(text.encode(), mtime=0))
-                packed.append(_packed_file(cells_folder))
-            for name in cells:
-                (cells_folder / f"{name}.json").unlink(missing_ok=True)
-            cells_folder.with_suffix(".lock").unlink()
-    return packed
+    if not path.exists():
+        return {}
+    try:
+        cells = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+        return {cell.pop("name"): cell for cell in cells}
+    except (OSError, EOFError, ValueError, TypeError, KeyError, zlib.error) as error:
+        raise ValueError(f"{path} must be a file of cells ({error}).") from error
+
+
+def add_cell(path: Path, name: str, content: dict[str, Any]) -> None:
+    """Add a cell to a file. The same cells give the same bytes, in any order."""
+    with FileLock(make_directory("out", path.parent / TRAINING) / f"{path.name}.lock"):
+        cells = load_cells(path) | {name: content}
+        lines = [
+            json.dumps({"name": name, **cells[name]}, ensure_ascii=False) + "\n"
+            for name in sorted(cells)
+        ]
+        write_bytes(path, gzip.compress("".join(lines).encode(), mtime=0))
 
 
 def read_cells(study: Study, folder: str | Path) -> pd.DataFrame:
@@ -98,8 +81,9 @@ def read_cells(study: Study, folder: str | Path) -> pd.DataFrame:
     table[NUMBERS] = table[NUMBERS].astype(float)
     table["mflops"] = table["forward_flops"] / 1e6
     table["unshifted_accuracy"] = table["accuracy_by_shift"].str.get(0).astype(float)
-    timing: Any = read_json(folder / STEP_SECONDS) if (folder / STEP_SECONDS).is_file() else None
-    if timing is not None:
+    table["validation_loss"] = table["learning_curve"].str.get(-1).str.get("loss").astype(float)
+    if (folder / STEP_SECONDS).is_file():
+        timing: Any = read_json(folder / STEP_SECONDS)
         seconds = {tuple(model["labels"].items()): model["seconds"] for model in timing["models"]}
         per_step = [seconds.get(tuple(cell.labels.items()), float("nan")) for cell in cells]
         table["process_seconds"] = per_step * table["steps"]
@@ -107,18 +91,3 @@ def read_cells(study: Study, folder: str | Path) -> pd.DataFrame:
             for point in curve or ():
                 point["process_seconds"] = step_seconds * point["step"]
     return table
-
-
-def _packed_file(folder: Path) -> Path:
-    return folder.with_suffix(".jsonl.gz")
-
-
-def _read_packed(folder: Path) -> dict[str, dict[str, Any]]:
-    path = _packed_file(folder)
-    if not path.is_file():
-        return {}
-    try:
-        cells = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
-        return {cell.pop("name"): cell for cell in cells}
-    except (OSError, EOFError, ValueError, TypeError, KeyError, zlib.error) as error:
-        raise ValueError(f"{path} must be a file of packed cells ({error}).") from error

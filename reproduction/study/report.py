@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from reproduction.study.cells import read_cells
-from reproduction.study.study import Study, slug
+from reproduction.study.study import Study
 from teka.files import write_bytes
 from teka.reporting.formatting import significant
 from teka.reporting.plots import to_png
@@ -140,25 +140,19 @@ def summarize(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def write_study(study: Study, folder: str | Path) -> str:
-    """Write `summary.md`, `summary.csv` and figures of the finished cells, and return the tables.
+    """Write `summary.md`, `summary.csv` and a figure of the finished cells, and return the tables.
 
     Args:
         study: The study.
         folder: Folder of its results.
     """
     cells = add_differences(read_cells(study, folder), study.reference)
-    arranged = _arrange(cells)
     tables = {"Comparison": format_table(cells, HEADINGS)}
-    if len(arranged.index.unique("column")) > 1:
+    if len(study.factors.keys() - {"data"}) > 1:
         accuracy = over_seeds(cells).accuracy.agg(format_mean)
         tables = {"Accuracy (%)": accuracy.unstack(-1, sort=False)} | tables
-    figures = {
-        f"{name}.png": _draw_accuracies(arranged, name) for name in ("accuracy", "minimum_accuracy")
-    }
-    for column, group in arranged.groupby(level="column", sort=False):
-        name = f"learning_curves_{slug(str(column))}".rstrip("_")
-        figures[f"{name}.png"] = _draw_learning_curves(group, str(column))
     notes = [NOTES, describe_conditions(study, cells)]
+    figures = {"accuracy.png": draw_accuracies(cells)}
     return write_report(
         Path(folder) / "summary", study.name, tables, notes, summarize(cells), figures
     )
@@ -207,62 +201,21 @@ def to_markdown(table: pd.DataFrame) -> str:
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
-def _arrange(cells: pd.DataFrame) -> pd.DataFrame:
-    """Replace the factors in the index by "panel" (the data), "row" and "column".
-
-    If there are several other factors, the last one makes the columns.
-    """
-    labels = cells.index.droplevel("seed").to_frame(index=False)
-    panel = labels.pop("data") if "data" in labels else ""
-    column = labels.pop(labels.columns[-1]) if labels.shape[1] > 1 else ""
-    row = labels.agg(" × ".join, axis=1)
-    index = pd.DataFrame({"panel": panel, "row": row, "column": column})
-    return cells.set_index(pd.MultiIndex.from_frame(index))
-
-
-def _draw_accuracies(cells: pd.DataFrame, quantity: str) -> Figure:
+def draw_accuracies(cells: pd.DataFrame) -> Figure:
     """Draw means over seeds with 95 % intervals, in one panel per data set."""
-    panels, rows, columns = (cells.index.unique(name) for name in ("panel", "row", "column"))
-    height = 2 + (0.2 + 0.1 * len(columns)) * len(rows)
-    figure = Figure((4 + 3 * len(panels), height), layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
-    means, halves = over_seeds(cells)[quantity].mean(), half_width(over_seeds(cells)[quantity])
-    for axis, panel in zip(axes, panels, strict=True):
-        for index, column in enumerate(columns):
-            places = pd.MultiIndex.from_product([[panel], rows, [column]])
-            heights = np.arange(len(rows)) + 0.8 * (index + 0.5) / len(columns) - 0.4
-            values, errors = (100 * series.reindex(places) for series in (means, halves))
-            axis.errorbar(values, heights, xerr=errors, fmt="o", label=column)
-        low, high = axis.get_xlim()
-        axis.set(title=panel, xlabel=HEADINGS[quantity], xlim=(max(low, 0), min(high, 101)))
+    groups = over_seeds(cells).accuracy
+    table = pd.DataFrame({"mean": 100 * groups.mean(), "half": 100 * half_width(groups)})
+    panels = [("", table)]
+    if "data" in table.index.names:
+        panels = list(table.groupby(level="data", sort=False))
+    size = 4 + 3 * len(panels), 2 + 0.25 * len(table) / len(panels)
+    figure = Figure(size, layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axis, (title, panel) in zip(axes, panels, strict=True):
+        levels = panel.index.to_frame().drop(columns="data", errors="ignore")
+        axis.errorbar(panel["mean"], range(len(panel)), xerr=panel["half"], fmt="o")
+        axis.set_yticks(range(len(panel)), levels.agg(" × ".join, axis=1))
+        axis.set(title=title, xlabel=HEADINGS["accuracy"])
+        axis.invert_yaxis()
         axis.grid(axis="x")
-    axes[0].set_yticks(range(len(rows)), rows)
-    axes[0].invert_yaxis()
-    if len(columns) > 1:
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper")
-    return figure
-
-
-def _draw_learning_curves(cells: pd.DataFrame, title: str) -> Figure:
-    """Draw the accuracy on held-out images against steps and CPU seconds.
-
-    Lines are means over seeds. Bands reach from the lowest to the highest seed.
-    """
-    panels = list(cells.groupby(level="panel", sort=False))
-    figure = Figure((1 + 4 * len(panels), 7), layout="constrained")
-    figure.suptitle(title)
-    axes = figure.subplots(2, len(panels), squeeze=False)
-    for pair, (name, panel) in zip(axes.T, panels, strict=True):
-        for row, group in panel.groupby(level="row", sort=False):
-            points = [point for curve in group.learning_curve if curve for point in curve]
-            columns = ["step", "process_seconds", "accuracy"]
-            steps = pd.DataFrame(points, columns=columns, dtype=float).groupby("step")
-            accuracy = 100 * steps.accuracy.agg(["mean", "min", "max"])
-            positions = {"steps": accuracy.index, "CPU seconds": steps.process_seconds.mean()}
-            for axis, (heading, position) in zip(pair, positions.items(), strict=True):
-                axis.plot(position, accuracy["mean"], label=row)
-                axis.fill_between(position, accuracy["min"], accuracy["max"], alpha=0.15)
-                axis.set(xlabel=heading, ylabel="accuracy (%)")
-        pair[0].set_title(name)
-    figure.legend(*axes[0][-1].get_legend_handles_labels(), loc="outside right upper")
     return figure

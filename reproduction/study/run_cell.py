@@ -13,18 +13,17 @@ import pandas as pd
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
-from torch import nn
 from torch.nn.functional import cross_entropy
 
 from reproduction.heads.record import HEADS_FILE
-from reproduction.study.cells import CELLS, load_cells
+from reproduction.study.cells import CELLS, TRAINING, load_cells
 from reproduction.study.measure import measure_model, predict
 from reproduction.study.study import Cell, Measure, Study
 from teka.checks import check_name
 from teka.codec import encode
 from teka.data import Dataset, Split
 from teka.errors import wrong_value
-from teka.files import make_directory, write_json
+from teka.files import make_directory
 from teka.provenance import provenance
 from teka.training import Run, train
 from teka.training.checkpoint import BEST, CHECKPOINTS, LAST, callback_state, load_weights
@@ -45,7 +44,7 @@ REPRODUCIBLE = [
 
 
 class LearningCurve(Callback):
-    """Accuracy and loss on held-out images in the course of training, and the time of the steps.
+    """Accuracy and loss on held-out images during training, and the CPU time of the steps.
 
     The time includes neither the measurements nor the loading of batches. The curve is saved in the
     checkpoints.
@@ -58,20 +57,17 @@ class LearningCurve(Callback):
     def __init__(self, split: Split, num_points: int | None) -> None:
         self.split = split
         self.num_points = num_points
-        self.state: dict[str, Any] = {"points": [], "seconds": 0.0, "process_seconds": 0.0}
+        self.state: dict[str, Any] = {"points": [], "process_seconds": 0.0}
 
     def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
-        """Start the clocks."""
-        self.started = time.perf_counter(), time.process_time()
+        """Start the clock."""
+        self.started = time.process_time()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any
     ) -> None:
-        """Stop the clocks, and measure if a point is due."""
-        if pl_module.device.type == "cuda":
-            torch.cuda.synchronize()
-        self.state["seconds"] += time.perf_counter() - self.started[0]
-        self.state["process_seconds"] += time.process_time() - self.started[1]
+        """Stop the clock, and measure if a point is due."""
+        self.state["process_seconds"] += time.process_time() - self.started
         if self._is_due(trainer):
             pl_module.eval()
             logits = predict(pl_module, self.split.images)
@@ -79,7 +75,6 @@ class LearningCurve(Callback):
             is_correct = logits.argmax(dim=1) == self.split.labels
             point = {
                 "step": trainer.global_step,
-                "seconds": self.state["seconds"],
                 "process_seconds": self.state["process_seconds"],
                 "accuracy": is_correct.double().mean().item(),
                 "loss": cross_entropy(logits, self.split.labels).item(),
@@ -101,26 +96,25 @@ class LearningCurve(Callback):
 
 def run_cell(
     cell: Cell, measure: Measure, folder: Path, *, data_dir: str | None = None, command: str = ""
-) -> None:
-    """Train and measure a cell, and save the results in `folder`.
+) -> dict[str, Any]:
+    """Train and measure a cell, and return the content to save.
 
-    An interrupted training continues after its last complete epoch. If the loss diverges, the cell
-    is saved with the error message as "failed".
+    An interrupted training continues after its last complete epoch. If the loss diverges, the
+    content has the error message as "failed".
 
     Args:
         cell: The cell.
         measure: The measurements.
-        folder: Folder of the saved cells.
+        folder: Folder of the study, for the run, the model file and the record of the heads.
         data_dir: Folder with the files of the data sets.
         command: Command line that is saved with the results.
     """
-    training = folder.parent / "training" / folder.name / cell.name
+    training = folder / TRAINING / cell.name
     run = cell.run.replace(data_dir=data_dir)
     dataset = load_dataset(run.images)
     if not len(dataset.validation):
         raise wrong_value("validation_size", 0, "at least 1, for the learning curve")
     num_points = measure.curve_points if run.patience is None else None
-    curve = LearningCurve(dataset.validation, num_points)
     result: dict[str, Any] = {
         "labels": cell.labels,
         "seed": run.seed,
@@ -128,44 +122,40 @@ def run_cell(
         "threads": torch.get_num_threads(),
         **provenance(command),
     }
+    callbacks = [LearningCurve(dataset.validation, num_points)]
     options: dict[str, Any] = {"resume": True, "progress_bar": False}
     try:
-        trained = train(run, training, dataset=dataset, callbacks=[curve], **options)
+        trained = train(run, training, dataset=dataset, callbacks=callbacks, **options)
     except FloatingPointError as error:
-        result["failed"] = str(error)
-    else:
-        # The curve is empty if the training was complete before.
-        curve.load_state_dict(callback_state(training / CHECKPOINTS / LAST, "LearningCurve"))
-        model = load_model(run, dataset, training, measure)
-        points = curve.state["points"]
-        result |= measure_model(model, dataset, measure)
-        result |= {name: trained[name] for name in ("parameters", "epochs")}
-        result |= {name: round(curve.state[name], 3) for name in ("seconds", "process_seconds")}
-        result |= {"steps": points[-1]["step"], "learning_curve": points}
-        if measure.save is not None:
-            if measure.weights == "last":
-                trained["validation_accuracy"] = points[-1]["accuracy"]
-            finished = TrainedRun(training, run, model, dataset, trained)
-            evaluate(finished, command=command)
-            export(finished, folder.parent / "models" / cell.name, dtype=measure.save)
-        if (training / HEADS_FILE).is_file():
-            heads = make_directory("out", folder.parent / "heads") / f"{cell.name}.npz"
-            shutil.copyfile(training / HEADS_FILE, heads)
-    write_json(make_directory("out", folder) / f"{cell.name}.json", encode(result))
-    shutil.rmtree(training)
+        return encode({**result, "failed": str(error)})
+    # If the training was complete before, the callback has no points but the checkpoint has them.
+    curve = callback_state(training / CHECKPOINTS / LAST, "LearningCurve")
+    points = curve["points"]
+    model = run.make_model(**dataset.sizes)
+    load_weights(model, training / CHECKPOINTS / WEIGHT_FILES[measure.weights])
+    result |= measure_model(model.eval(), dataset, measure)
+    result |= {name: trained[name] for name in ("parameters", "epochs", "seconds")}
+    result |= {
+        "process_seconds": round(curve["process_seconds"], 3),
+        "steps": points[-1]["step"],
+        "learning_curve": points,
+    }
+    if measure.save is not None:
+        if measure.weights == "last":
+            trained["validation_accuracy"] = points[-1]["accuracy"]
+        finished = TrainedRun(training, run, model, dataset, trained)
+        evaluate(finished, command=command)
+        export(finished, folder / "models" / cell.name, dtype=measure.save)
+    if (training / HEADS_FILE).is_file():
+        heads = make_directory("out", folder / "heads") / f"{cell.name}.npz"
+        shutil.copyfile(training / HEADS_FILE, heads)
+    return encode(result)
 
 
 @functools.lru_cache(maxsize=1)
 def load_dataset(images: DataOptions) -> Dataset:
     """Load a data set. The last one is cached, because most cells of a study share it."""
     return load_data(Run(images=images))
-
-
-def load_model(run: Run, dataset: Dataset, folder: Path, measure: Measure) -> nn.Module:
-    """Return the trained model of a run folder in evaluation mode."""
-    model = run.make_model(**dataset.sizes)
-    load_weights(model, folder / CHECKPOINTS / WEIGHT_FILES[measure.weights])
-    return model.eval()
 
 
 def repeat_cell(
@@ -183,8 +173,7 @@ def repeat_cell(
     check_name("repeat", name, cells)
     cell = Cell(cells[name]["labels"], Run.from_dict(cells[name]["run"]))
     with use_threads(cells[name]["threads"]), tempfile.TemporaryDirectory() as temporary:
-        run_cell(cell, study.measure, Path(temporary, CELLS), data_dir=data_dir)
-        (repeated,) = load_cells(Path(temporary, CELLS)).values()
+        repeated = run_cell(cell, study.measure, Path(temporary), data_dir=data_dir)
     return pd.DataFrame({"saved": cells[name], "repeated": repeated}, index=REPRODUCIBLE)
 
 

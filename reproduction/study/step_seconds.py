@@ -1,22 +1,22 @@
 """CPU time of a training step of every model of a study, measured in interleaved rounds."""
 
-import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import joblib
-import pandas as pd
-from rich.progress import track
+import torch
+from torch.nn.functional import cross_entropy
 
+from reproduction.benchmarks.measurement import interleaved_medians
 from reproduction.study.cells import STEP_SECONDS
-from reproduction.study.run_cell import LearningCurve, load_dataset, use_threads
+from reproduction.study.run_cell import load_dataset, use_threads
 from reproduction.study.study import Study
 from teka.files import make_directory, write_json
 from teka.provenance import provenance
-from teka.training import Run, train
+from teka.training import Run
 
-NUM_ROUNDS = 9
-STEPS_PER_ROUND = 4
+SECONDS = 2.0  # of each model
 
 
 def measure_step_seconds(
@@ -40,25 +40,28 @@ def measure_step_seconds(
         command: Command line that is saved with the results.
     """
     cells = study.cells({"seed": [str(study.seeds[0])]})
-    runs = [cell.run.replace(data_dir=data_dir) for cell in cells]
     with use_threads(max(1, joblib.cpu_count() // processes)):
-        rounds = [[_time_step(run) for run in runs] for _ in track(range(NUM_ROUNDS), "timing")]
-        content = provenance(command) | {"rounds": NUM_ROUNDS}
-    seconds = pd.DataFrame(rounds).agg(["median", "min", "max"])
-    models = [
-        {"labels": cell.labels, "seconds": median, "lowest": lowest, "highest": highest}
-        for cell, (median, lowest, highest) in zip(cells, seconds.T.to_numpy(), strict=True)
-    ]
+        steps = {cell.name: make_step(cell.run.replace(data_dir=data_dir)) for cell in cells}
+        medians = interleaved_medians(steps, SECONDS, time.process_time)
+        content = provenance(command)
+    models = [{"labels": cell.labels, "seconds": medians[cell.name]} for cell in cells]
     return write_json(make_directory("out", out) / STEP_SECONDS, {**content, "models": models})
 
 
-def _time_step(run: Run) -> float:
-    """Return the CPU seconds of a step in a short training, after as many steps to warm up."""
-    short = run.replace(train_size=2 * STEPS_PER_ROUND * run.batch_size, epochs=1, patience=None)
-    dataset = load_dataset(short.images)
-    curve = LearningCurve(dataset.validation, num_points=2)
-    with tempfile.TemporaryDirectory() as folder:
-        options: dict[str, Any] = {"progress_bar": False}
-        train(short, folder, dataset=dataset, callbacks=[curve], **options)
-    first, last = (point["process_seconds"] for point in curve.state["points"])
-    return (last - first) / STEPS_PER_ROUND
+def make_step(run: Run) -> Callable[[], None]:
+    """Return a function that trains a new model of a run on one batch. It has run once."""
+    dataset = load_dataset(run.images)
+    model = run.make_model(**dataset.sizes)
+    optimizer = torch.optim.AdamW(model.parameters())
+    images, labels = dataset.train.images[: run.batch_size], dataset.train.labels[: run.batch_size]
+    dtype = torch.bfloat16 if run.precision == "bfloat16" else None
+
+    def step() -> None:
+        with torch.autocast("cpu", dtype, enabled=dtype is not None):
+            loss = cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    return step

@@ -4,7 +4,7 @@ import functools
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -94,28 +94,6 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class Tune:
-    """A field of the runs that is tuned first, separately for the levels of some factors.
-
-    The value with the lowest mean validation loss is chosen.
-
-    Args:
-        field: Name of the field of `Run`.
-        values: Values to try.
-        per: Factors for whose levels the field is tuned separately.
-        at: Positions in the grid at which the values are tried. Each has a level of every other
-            factor.
-        seed: Seed of the trials.
-    """
-
-    field: str
-    values: tuple[Any, ...]
-    per: tuple[str, ...]
-    at: tuple[Mapping[str, str], ...]
-    seed: int = 0
-
-
-@dataclass(frozen=True)
 class Study:
     """A grid of training runs: every combination of the factors' levels, with every seed.
 
@@ -134,7 +112,6 @@ class Study:
         leave_out: Combinations of levels that are not trained.
         seeds: Seeds of the runs.
         measure: Measurements of every trained model.
-        tune: A field to tune first, or None.
         reference: Levels of some factors. The tables compare every cell with the cell that has
             these levels instead of its own.
         description: Purpose of the study.
@@ -149,7 +126,6 @@ class Study:
     leave_out: tuple[Levels, ...] = ()
     seeds: tuple[int, ...] = (0,)
     measure: Measure = field(default_factory=Measure)
-    tune: Tune | None = None
     reference: Mapping[str, str] = field(default_factory=dict)
     description: str = ""
 
@@ -186,10 +162,10 @@ class Study:
             raise wrong_value("only" if only else "factors", dict(only or self.factors), expected)
         return cells
 
-    def make_cell(self, labels: Mapping[str, str], seed: int, **overrides: Any) -> Cell:
-        """Return the cell with these levels. The overrides replace fields of its run."""
+    def make_cell(self, labels: Mapping[str, str], seed: int) -> Cell:
+        """Return the cell with these levels."""
         fields: dict[str, Any] = {}
-        for options in (self.base, *(self.factors[key][labels[key]] for key in labels), overrides):
+        for options in (self.base, *(self.factors[key][labels[key]] for key in labels)):
             if "recipe" in options:
                 fields |= _recipe_fields(options["recipe"])
             fields |= {name: value for name, value in options.items() if name != "recipe"}
@@ -197,19 +173,6 @@ class Study:
             return Cell(labels, Run.from_dict({**fields, "seed": seed}))
         except ValueError as error:
             raise ValueError(f"cell {', '.join(labels.values())}: {error}") from error
-
-    def tuning_cells(self) -> list[Cell]:
-        """Return the trials for the tuned field. Their last label is the value of the field."""
-        if self.tune is None:
-            return []
-        values = {str(value): {self.tune.field: value} for value in self.tune.values}
-        factors = {**self.factors, self.tune.field: values}
-        trials = replace(self, factors=factors, seeds=(self.tune.seed,), tune=None)
-        return [
-            cell
-            for position in self.tune.at
-            for cell in trials.cells({factor: [level] for factor, level in position.items()})
-        ]
 
     def _check_levels(self, argument: str, chosen: Levels) -> None:
         known = {**self.factors, "seed": [str(seed) for seed in self.seeds]}

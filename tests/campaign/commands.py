@@ -39,7 +39,7 @@ BASES = {
     "compare": ["compare", "model.py:make", "model", *AUDIT],
     "fix": ["fix", "model.py:make", *AUDIT],
     "study": ["study", "study.yaml", "--summary", "--out", "new"],
-    "reproduce": ["reproduce", "table1", "--list"],
+    "reproduce": ["reproduce", "table1", "--summary", "--out", "new"],
     "download": ["download", "digits"],
     "demo": ["demo", "--seeds", "0", "0", "--epochs", "0"],
 }
@@ -64,7 +64,7 @@ OPTIONS = {
     "fix": "data images seed mode max_shift shifts step background batch_size device confidence html json markdown "
     "resume fix out weights",
     "study": "out data_dir processes parallel only summary repeat",
-    "reproduce": "scale out data_dir processes parallel only list summary",
+    "reproduce": "scale out data_dir processes parallel only summary",
     "download": "data_dir timeout attempts wait",
     "demo": "out seeds epochs",
 }

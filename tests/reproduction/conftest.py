@@ -4,7 +4,7 @@ import pytest
 
 from reproduction.__main__ import run as main
 from reproduction.study import Study
-from teka.files import write_json
+from reproduction.study.cells import add_cell
 
 
 def saved_cell(accuracy=0.9, *, steps=100, process_seconds=10.0, **fields):
@@ -68,12 +68,11 @@ def save_study(tmp_path):
         seeds = tuple(sorted({levels[-1] for levels in cells}))
         study = Study("fake", factors, seeds=seeds, **fields)
         folder = tmp_path / "study"
-        (folder / "cells").mkdir(parents=True)
         for cell in study.cells():
             content = cells.get((*cell.labels.values(), cell.run.seed))
             if content is not None:
                 saved = {"labels": cell.labels, "seed": cell.run.seed, **content}
-                write_json(folder / "cells" / f"{cell.name}.json", saved)
+                add_cell(folder / "cells.jsonl.gz", cell.name, saved)
         return study, folder
 
     return save

@@ -39,13 +39,6 @@ TINY = {
     },
     "reference": {"kernel": "softmax"},
 }
-TUNE = {
-    "field": "learning_rate",
-    "values": [0.003, 0.01],
-    "per": ["kernel"],
-    "at": [{"position": "none"}],
-    "seed": 7,
-}
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -59,9 +52,9 @@ def forks():
 
 @pytest.fixture(scope="session")
 def tiny_study(tmp_path_factory):
-    """Return the path of a small study with a tuned learning rate."""
+    """Return the path of a small study."""
     path = tmp_path_factory.mktemp("specification") / "tiny.yaml"
-    path.write_text(yaml.safe_dump({**TINY, "tune": TUNE}, sort_keys=False), encoding="utf-8")
+    path.write_text(yaml.safe_dump(TINY, sort_keys=False), encoding="utf-8")
     return path
 
 
@@ -74,7 +67,7 @@ def finished(tiny_study, tmp_path_factory):
 
 @pytest.fixture
 def tiny_fields():
-    """Return the keys of the small study without tuning."""
+    """Return the keys of the small study."""
     return copy.deepcopy(TINY)
 
 

@@ -1,13 +1,11 @@
-import shutil
-
 import pytest
 import torch
 
-from reproduction.study import pack_cells, read_study
+from reproduction.study import read_study
+from reproduction.study.cells import add_cell, load_cells
 from reproduction.study.measure import flops_per_image
 from reproduction.study.run_cell import repeat_cell, run_cell, use_threads
 from teka.codec import encode
-from teka.files import read_json, write_json
 from teka.models import read_config
 from teka.training.train import load_data
 
@@ -16,7 +14,7 @@ NAME = "squared-relu--none--seed-3"
 
 @pytest.fixture(scope="module")
 def cells(finished):
-    return {path.stem: read_json(path) for path in (finished / "cells").glob("*.json")}
+    return load_cells(finished / "cells.jsonl.gz")
 
 
 def test_the_learning_curve_is_equally_spaced_and_ends_with_the_last_step(cells):
@@ -78,15 +76,14 @@ def test_a_run_without_validation_images_is_an_error(tiny_fields, write, tmp_pat
     study = read_study(write(tiny_fields))
     cell = study.make_cell({"kernel": "softmax", "position": "none"}, 0)
     with pytest.raises(ValueError, match=r"validation_size must be at least 1"):
-        run_cell(cell, study.measure, tmp_path / "cells")
+        run_cell(cell, study.measure, tmp_path)
 
 
 def test_a_run_with_early_stopping_is_measured_after_every_epoch(tiny_fields, write, tmp_path):
     tiny_fields["base"] |= {"epochs": 30, "patience": 1, "learning_rate": 1e-9, "warmup": 0.0}
     study = read_study(write(tiny_fields))
     cell = study.make_cell({"kernel": "softmax", "position": "none"}, 0)
-    run_cell(cell, study.measure, tmp_path / "cells")
-    content = read_json(tmp_path / "cells" / f"{cell.name}.json")
+    content = run_cell(cell, study.measure, tmp_path)
     curve = content["learning_curve"]
     assert isinstance(curve, list)
     steps = [point["step"] for point in curve]
@@ -103,27 +100,20 @@ def test_the_record_of_the_heads_of_a_self_attention_network_is_saved(tiny_field
     del tiny_fields["leave_out"], tiny_fields["reference"]
     study = read_study(write(tiny_fields))
     (cell, _) = study.cells()
-    run_cell(cell, study.measure, tmp_path / "cells")
+    run_cell(cell, study.measure, tmp_path)
     assert (tmp_path / "heads" / f"{cell.name}.npz").is_file()
 
 
-def test_a_repeated_cell_has_the_same_results(finished, tiny_study, tmp_path):
-    folder = shutil.copytree(finished, tmp_path / "packed")
-    pack_cells(folder)
-    results = repeat_cell(read_study(tiny_study), folder, NAME)
+def test_a_repeated_cell_has_the_same_results(finished, tiny_study, cells):
+    results = repeat_cell(read_study(tiny_study), finished, NAME)
     assert results.saved.equals(results.repeated)
-    content = read_json(finished / "cells" / f"{NAME}.json")
-    assert results.saved["accuracy"] == content["accuracy"]
+    assert results.saved["accuracy"] == cells[NAME]["accuracy"]
 
 
-def test_a_changed_result_differs_from_the_repeated_cell(finished, tiny_study, tmp_path):
-    folder = tmp_path / "changed"
-    shutil.copytree(finished, folder)
-    path = folder / "cells" / f"{NAME}.json"
-    write_json(path, {**read_json(path), "accuracy": 0.123})
-    results = repeat_cell(read_study(tiny_study), folder, NAME)
+def test_a_changed_result_differs_from_the_repeated_cell(finished, tiny_study, cells, tmp_path):
+    add_cell(tmp_path / "cells.jsonl.gz", NAME, {**cells[NAME], "accuracy": 0.123})
+    results = repeat_cell(read_study(tiny_study), tmp_path, NAME)
     assert not results.saved.equals(results.repeated)
-    assert read_json(path)["accuracy"] == 0.123  # the file is not changed
 
 
 def test_an_unknown_cell_to_repeat_is_an_error(finished, tiny_study):

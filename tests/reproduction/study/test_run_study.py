@@ -1,5 +1,4 @@
 import importlib
-import json
 import multiprocessing
 import shutil
 import subprocess
@@ -11,8 +10,8 @@ import pytest
 from dask.config import set as set_dask_config
 from joblib.externals.loky import get_reusable_executor
 
-from reproduction.study import pack_cells, read_study, run_study
-from teka.files import write_json
+from reproduction.study import read_study, run_study
+from reproduction.study.cells import add_cell, load_cells
 from tests.campaign.kills import is_running
 
 # Values that do not depend on the speed of the machine.
@@ -40,44 +39,22 @@ THIRD = {"kernel": ["squared relu"], "position": ["none"]}
 FORK = multiprocessing.get_context("fork")
 
 
-def read(path):
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
 def reproducible(folder):
     return {
-        path.stem: [read(path)[key] for key in REPRODUCIBLE]
-        for path in sorted((folder / "cells").glob("*.json"))
+        name: [content[key] for key in REPRODUCIBLE]
+        for name, content in load_cells(folder / "cells.jsonl.gz").items()
     }
 
 
-def test_every_cell_has_a_file_and_checkpoints_are_removed(finished):
-    assert {path.stem for path in (finished / "cells").iterdir()} == CELLS
+def test_every_cell_is_saved_and_checkpoints_are_removed(finished):
+    assert load_cells(finished / "cells.jsonl.gz").keys() == CELLS
     assert not list((finished / "training").rglob("*.ckpt"))
 
 
-def test_every_cell_has_the_learning_rate_with_the_lowest_validation_loss(finished):
-    for kernel in ("softmax", "squared-relu"):
-        losses = {}
-        for path in (finished / "tuning").glob(f"{kernel}--*.json"):
-            content = read(path)
-            losses[content["run"]["learning_rate"]] = content["learning_curve"][-1]["loss"]
-        assert len(losses) == 2
-        for path in (finished / "cells").glob(f"{kernel}--*.json"):
-            assert read(path)["run"]["learning_rate"] == min(losses, key=losses.__getitem__)
-
-
 def test_a_finished_study_is_not_trained_again(finished, tiny_study):
-    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*.json")}
+    before = (finished / "cells.jsonl.gz").stat().st_mtime_ns
     run_study(read_study(tiny_study), finished)
-    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*.json")} == before
-
-
-def test_a_packed_study_is_finished(finished, tiny_study, tmp_path):
-    folder = shutil.copytree(finished, tmp_path / "packed")
-    assert {path.name for path in pack_cells(folder)} == {"cells.jsonl.gz", "tuning.jsonl.gz"}
-    run_study(read_study(tiny_study), folder)
-    assert not list(folder.glob("*/*.json"))
+    assert (finished / "cells.jsonl.gz").stat().st_mtime_ns == before
 
 
 def part(finished, only):
@@ -97,7 +74,7 @@ def test_a_killed_study_resumes_with_the_same_numbers(finished, tiny_study, tmp_
     process = FORK.Process(target=run_study, args=(study, out), kwargs=options)
     process.start()
     limit = time.monotonic() + 120
-    while len(list(out.glob("cells/*.json"))) < 1 and time.monotonic() < limit:
+    while not (out / "cells.jsonl.gz").exists() and time.monotonic() < limit:
         time.sleep(0.01)
     listed = subprocess.run(
         ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True
@@ -108,12 +85,10 @@ def test_a_killed_study_resumes_with_the_same_numbers(finished, tiny_study, tmp_
     process.join()
     first = reproducible(out)
     assert 1 <= len(first) < len(part(finished, HALF))
-    # Its processes end too: two of them on one cell would be in each other's way.
+    # Its processes end too, so that no two processes train one cell.
     while any(map(is_running, children)) and time.monotonic() < limit:
         time.sleep(0.05)
     assert not any(map(is_running, children))
-    # A half-written file of another life is no result.
-    (out / "cells" / ".squared-relu--none--seed-3.json.cut").write_text("{", encoding="utf-8")
     run_study(study, out, **options)
     assert reproducible(out) == part(finished, HALF)
 
@@ -123,22 +98,19 @@ def test_a_folder_of_another_study_is_an_error_that_names_the_difference(
 ):
     folder = tmp_path / "other"
     shutil.copytree(finished, folder)
-    path = folder / "cells" / "softmax--none--seed-3.json"
-    content = read(path)
+    content = load_cells(folder / "cells.jsonl.gz")["softmax--none--seed-3"]
     content["run"]["dim"] = 16
-    write_json(path, content)
+    add_cell(folder / "cells.jsonl.gz", "softmax--none--seed-3", content)
     with pytest.raises(ValueError, match="softmax--none--seed-3 differs in dim"):
         run_study(read_study(tiny_study), folder)
 
 
 def test_older_cells_can_lack_fields_and_have_none_as_dropout(finished, tiny_study, tmp_path):
     folder = shutil.copytree(finished, tmp_path / "older")
-    shutil.rmtree(folder / "models")
-    for path in folder.rglob("*.json"):
-        content = read(path)
+    for name, content in load_cells(folder / "cells.jsonl.gz").items():
         del content["run"]["epsilon"]
         content["run"]["dropout"] = None
-        write_json(path, content)
+        add_cell(folder / "cells.jsonl.gz", name, content)
     run_study(read_study(tiny_study), folder)
 
 
@@ -154,7 +126,7 @@ def test_a_cell_whose_loss_diverges_is_saved_as_failed(tiny_fields, write, tmp_p
     tiny_fields["base"] |= {"learning_rate": 1e30, "gradient_clip": 0.0, "warmup": 0.0, "epochs": 2}
     only = {"kernel": ["softmax"], "seed": ["0"]}
     folder = run_study(read_study(write(tiny_fields)), tmp_path / "out", only=only)
-    content = read(folder / "cells" / "softmax--none--seed-0.json")
+    content = load_cells(folder / "cells.jsonl.gz")["softmax--none--seed-0"]
     assert "the loss is" in content["failed"]
     assert "accuracy" not in content
 
@@ -170,23 +142,21 @@ def test_the_error_after_a_killed_process_explains_how_to_resume(tiny_study, tmp
     threading.Thread(target=kill_the_first, daemon=True).start()
     with pytest.raises(ChildProcessError, match="Run the same command again to resume"):
         run_study(read_study(tiny_study), out, processes=2, only=THIRD)
-    run_study(
-        read_study(tiny_study), out, only=THIRD
-    )  # which takes away what a write that was cut off left
-    assert not list(out.rglob("*.part"))
+    run_study(read_study(tiny_study), out, only=THIRD)
+    assert not list(out.rglob("*.part"))  # which a write that was interrupted left
 
 
-def test_several_calls_share_the_cells_and_give_the_same_numbers(finished, tiny_study, tmp_path):
+def test_calls_with_different_cells_share_a_folder(finished, tiny_study, tmp_path):
     out, study = tmp_path / "out", read_study(tiny_study)
-    options = {"command": "study tiny.yaml", "only": THIRD}
-    calls = [FORK.Process(target=run_study, args=(study, out), kwargs=options) for _ in range(2)]
-    for call in calls:
-        call.start()
+    calls = []
+    for seed in ("0", "3"):
+        options = {"command": "study tiny.yaml", "only": {**THIRD, "seed": [seed]}}
+        calls.append(FORK.Process(target=run_study, args=(study, out), kwargs=options))
+        calls[-1].start()
     for call in calls:
         call.join(240)
     assert [call.exitcode for call in calls] == [0, 0]
     assert reproducible(out) == part(finished, THIRD)
-    assert not list(out.rglob("*.lock"))
 
 
 def test_the_workers_of_a_dask_cluster_give_the_same_numbers(finished, tiny_study, tmp_path):

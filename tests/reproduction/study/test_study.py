@@ -3,7 +3,6 @@ import pytest
 from reproduction.study import Measure, Stability, read_study
 from reproduction.study.study import Cell, slug
 from teka.training import Run
-from tests.reproduction.study.conftest import TUNE
 
 
 def names(cells):
@@ -56,8 +55,6 @@ def test_missing_keys_have_default_values(write):
     study = read_study(write({"name": "least", "factors": {"kernel": {"elu": {"kernel": "elu"}}}}))
     assert study.seeds == (0,)
     assert study.measure == Measure()
-    assert study.tune is None
-    assert study.tuning_cells() == []
 
 
 def test_fields_next_to_a_recipe_override_it(tiny_fields, write):
@@ -69,20 +66,6 @@ def test_fields_next_to_a_recipe_override_it(tiny_fields, write):
     assert (absolute.optimizer, absolute.batch_size, absolute.learning_rate) == ("adam", 22, 0.25)
     none = study.make_cell({"kernel": "squared relu", "position": "none"}, 0).run
     assert (none.optimizer, none.learning_rate, none.dropout, none.dim) == ("adamw", 0.001, 0.5, 8)
-
-
-def test_tuning_tries_every_value_at_every_position_that_is_not_left_out(tiny_fields, write):
-    tiny_fields["tune"] = {**TUNE, "at": [{"position": "none"}, {"position": "absolute"}]}
-    trials = read_study(write(tiny_fields)).tuning_cells()
-    assert names(trials) == [
-        "softmax--none--0.003--seed-7",
-        "softmax--none--0.01--seed-7",
-        "squared-relu--none--0.003--seed-7",
-        "squared-relu--none--0.01--seed-7",
-        "squared-relu--absolute--0.003--seed-7",
-        "squared-relu--absolute--0.01--seed-7",
-    ]
-    assert [trial.run.learning_rate for trial in trials] == [0.003, 0.01] * 3
 
 
 @pytest.mark.parametrize(
@@ -103,7 +86,6 @@ def test_tuning_tries_every_value_at_every_position_that_is_not_left_out(tiny_fi
         ({"measure": {"weights": "first"}}, "measure.weights must be .*got 'first'"),
         ({"measure": {"image": 3}}, "no field 'image'.*Did you mean 'images'"),
         ({"measure": {"stability": {"crop": {}}}}, "crop_size must be the size of the crop"),
-        ({"tune": {"field": "learning_rate"}}, "study.tune.values is missing"),
     ],
 )
 def test_invalid_keys_are_errors(tiny_fields, write, change, message):
