@@ -1,7 +1,5 @@
 """Base class of the baselines, and transformer blocks."""
 
-from collections.abc import Iterable
-
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -59,28 +57,17 @@ class ImageClassifier(nn.Module):
 class PreNormBlock(nn.Module):
     """A pre-norm block like `teka.nn.TransformerBlock`, around any attention module."""
 
-    def __init__(
-        self, attention: nn.Module, dim: int, *, mlp_ratio: float = 4.0, dropout: float = 0.0
-    ) -> None:
+    def __init__(self, attention: nn.Module, dim: int, *, dropout: float = 0.0) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(dim)
         self.attention = attention
         self.attention_dropout = nn.Dropout(dropout)
         self.mlp_norm = nn.LayerNorm(dim)
-        self.mlp = make_mlp(dim, hidden_size(dim, mlp_ratio), dropout)
+        self.mlp = make_mlp(dim, 4 * dim, dropout)
 
     def forward(self, tokens: Tokens) -> Tokens:
         tokens = tokens + self.attention_dropout(self.attention(self.attention_norm(tokens)))
         return tokens + self.mlp(self.mlp_norm(tokens))
-
-
-def pre_norm_blocks(
-    attentions: Iterable[nn.Module], dim: int, *, mlp_ratio: float, dropout: float
-) -> nn.Sequential:
-    """Stack one block around each attention module."""
-    return nn.Sequential(
-        *[PreNormBlock(layer, dim, mlp_ratio=mlp_ratio, dropout=dropout) for layer in attentions]
-    )
 
 
 class PostNormBlock(nn.Module):

@@ -12,12 +12,29 @@ from torch import Tensor, nn
 from reproduction.baselines.blocks import ImageClassifier, Images, ImageSize, Logits
 from teka.checks import check_name
 
-# Widths of the convolutions of VGG-16, configuration D, in multiples of `width`. A max pooling
-# follows each group.
+# Output channels of the convolutions of VGG-16, configuration D, in multiples of `width`. A max
+# pooling follows each group.
 VGG_GROUPS = ((1, 1), (2, 2), (4, 4, 4), (8, 8, 8), (8, 8, 8))
 VGG_POOLED_SIDE = 7
-# Output width, in multiples of `width`, and stride of the eight blocks of ResNet-18.
+# Output channels, in multiples of `width`, and stride of the eight blocks of ResNet-18.
 RESNET_BLOCKS = ((1, 1), (1, 1), (2, 2), (2, 1), (4, 2), (4, 1), (8, 2), (8, 1))
+
+
+def convolve(
+    in_channels: int, out_channels: int, kernel_size: int = 3, stride: int = 1
+) -> list[nn.Module]:
+    """Create a convolution and a ReLU."""
+    padding = kernel_size // 2
+    return [nn.Conv2d(in_channels, out_channels, kernel_size, stride, padding), nn.ReLU()]
+
+
+def convolve_and_normalize(
+    in_channels: int, out_channels: int, kernel_size: int = 3, stride: int = 1
+) -> list[nn.Module]:
+    """Create a convolution without bias, and its batch normalization."""
+    padding = kernel_size // 2
+    convolution = nn.Conv2d(in_channels, out_channels, kernel_size, stride, padding, bias=False)
+    return [convolution, nn.BatchNorm2d(out_channels)]
 
 
 class AlexNet(ImageClassifier):
@@ -58,23 +75,19 @@ class AlexNet(ImageClassifier):
     ) -> None:
         # The features of a smaller image are empty: 29 → 8 → 4 → 2 → 1, but 28 → 7 → 3 → 1 → 0.
         super().__init__(image_size, in_channels, num_classes, smallest=29)
+        drop, pool = nn.Dropout(dropout), nn.MaxPool2d(2)
         self.features = nn.Sequential(
-            nn.Conv2d(in_channels, 64, 11, stride=4, padding=5),
-            nn.ReLU(),
-            nn.Dropout(dropout),
-            nn.MaxPool2d(2),
-            nn.Conv2d(64, 192, 5, padding=2),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(192, 384, 3, padding=1),
-            nn.ReLU(),
-            nn.Dropout(dropout),
-            nn.Conv2d(384, 256, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(256, 256, 3, padding=1),
-            nn.ReLU(),
-            nn.Dropout(dropout),
-            nn.MaxPool2d(2),
+            *convolve(in_channels, 64, 11, stride=4),
+            drop,
+            pool,
+            *convolve(64, 192, 5),
+            pool,
+            *convolve(192, 384),
+            drop,
+            *convolve(384, 256),
+            *convolve(256, 256),
+            drop,
+            pool,
         )
         # The first convolution leaves ⌈side / 4⌉ positions, and three poolings an eighth of them.
         num_positions = math.prod((side + 3) // 4 // 8 for side in self.image_size)
@@ -130,7 +143,7 @@ class VGG16(ImageClassifier):
         channels = in_channels
         for group in VGG_GROUPS:
             for multiple in group:
-                layers += [nn.Conv2d(channels, multiple * width, 3, padding=1), nn.ReLU()]
+                layers += convolve(channels, multiple * width)
                 channels = multiple * width
             layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
@@ -165,18 +178,13 @@ class ResidualBlock(nn.Module):
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
         self.residual = nn.Sequential(
-            nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False),
-            nn.BatchNorm2d(out_channels),
+            *convolve_and_normalize(in_channels, out_channels, stride=stride),
             nn.ReLU(),
-            nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False),
-            nn.BatchNorm2d(out_channels),
+            *convolve_and_normalize(out_channels, out_channels),
         )
-        self.shortcut: nn.Module = nn.Identity()
+        self.shortcut = nn.Sequential()
         if stride != 1 or in_channels != out_channels:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(in_channels, out_channels, 1, stride, bias=False),
-                nn.BatchNorm2d(out_channels),
-            )
+            self.shortcut.extend(convolve_and_normalize(in_channels, out_channels, 1, stride))
 
     def forward(self, maps: Images) -> Float[Tensor, "batch out_channels h w"]:
         return (self.shortcut(maps) + self.residual(maps)).relu()
@@ -223,16 +231,12 @@ class ResNet18(ImageClassifier):
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, width=width)
         check_name("resnet_stem", resnet_stem, ("7x7", "3x3"))
-        is_large = resnet_stem == "7x7"
-        kernel_size, stride = (7, 2) if is_large else (3, 1)
-        self.stem = nn.Sequential(
-            nn.Conv2d(
-                in_channels, width, kernel_size, stride, padding=kernel_size // 2, bias=False
-            ),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-            nn.MaxPool2d(3, stride=2, padding=1) if is_large else nn.Identity(),
-        )
+        self.stem = nn.Sequential()
+        if resnet_stem == "7x7":
+            self.stem.extend(convolve_and_normalize(in_channels, width, 7, stride=2))
+            self.stem.extend([nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1)])
+        else:
+            self.stem.extend([*convolve_and_normalize(in_channels, width), nn.ReLU()])
         self.blocks = nn.Sequential()
         channels = width
         for multiple, stride in RESNET_BLOCKS:

@@ -13,8 +13,8 @@ from reproduction.baselines.blocks import (
     Images,
     ImageSize,
     Logits,
+    PreNormBlock,
     join_heads,
-    pre_norm_blocks,
     project_heads,
 )
 from teka.checks import check_name
@@ -113,7 +113,6 @@ class Linformer(ImageClassifier):
         depth: Number of blocks.
         heads: Number of heads, a divisor of `dim`.
         num_projected: Number of projected keys and values.
-        mlp_ratio: Width of the hidden layer of the MLPs divided by `dim`.
         dropout: Probability of dropping an element.
     """
 
@@ -128,7 +127,6 @@ class Linformer(ImageClassifier):
         depth: int = 6,
         heads: int = 8,
         num_projected: int = 64,
-        mlp_ratio: float = 4.0,
         dropout: float = 0.1,
     ) -> None:
         sizes = {"dim": dim, "depth": depth, "heads": heads, "num_projected": num_projected}
@@ -140,11 +138,10 @@ class Linformer(ImageClassifier):
         self.class_token = Parameter(torch.randn(dim))
         self.position_embedding = Parameter(torch.randn(num_tokens, dim))
         self.dropout = nn.Dropout(dropout)
-        attentions = (
-            LinformerAttention(dim, heads, num_tokens, num_projected, dropout=dropout)
-            for _ in range(depth)
-        )
-        self.blocks = pre_norm_blocks(attentions, dim, mlp_ratio=mlp_ratio, dropout=dropout)
+        self.blocks = nn.Sequential()
+        for _ in range(depth):
+            attention = LinformerAttention(dim, heads, num_tokens, num_projected, dropout=dropout)
+            self.blocks.append(PreNormBlock(attention, dim, dropout=dropout))
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, num_classes)
 

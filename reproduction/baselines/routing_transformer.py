@@ -13,16 +13,16 @@ from reproduction.baselines.blocks import (
     Images,
     ImageSize,
     Logits,
+    PreNormBlock,
     join_heads,
-    pre_norm_blocks,
     project_heads,
 )
-from teka.checks import check_number, check_sizes
 from teka.errors import wrong_value
 from teka.functional.shapes import Keys, Outputs, Queries, Values, Vectors
 from teka.nn.inputs import Tokens
 from teka.precision import without_autocast
 
+DECAY = 0.999  # share of a centroid that a training step keeps
 Centroids = Float[Tensor, "heads clusters dim_head"]
 
 
@@ -72,7 +72,7 @@ class RoutingAttention(nn.Module):
     A layer norm without scale and bias gives queries and keys the length √d. After each forward
     pass in training,
 
-        μ_c ← λ μ_c + (1 − λ) mean(A_c),   λ = `decay`,
+        μ_c ← λ μ_c + (1 − λ) mean(A_c),   λ = 0.999,
 
     where A_c are the queries and keys of the whole batch whose largest product is with centroid c.
     A centroid without such vectors does not move. The centroids are a buffer, without gradients.
@@ -90,28 +90,18 @@ class RoutingAttention(nn.Module):
         heads: Number of heads, a divisor of `dim` below it.
         num_clusters: Number of clusters of each head.
         cluster_size: Number of queries, and of keys, in each cluster.
-        decay: Share λ of a centroid that a training step keeps.
         dropout: Probability of dropping an attention weight.
     """
 
     def __init__(
-        self,
-        dim: int,
-        heads: int,
-        *,
-        num_clusters: int,
-        cluster_size: int,
-        decay: float = 0.999,
-        dropout: float = 0.0,
+        self, dim: int, heads: int, num_clusters: int, cluster_size: int, *, dropout: float = 0.0
     ) -> None:
         super().__init__()
         if dim % heads or dim == heads:
             expected = f"a divisor of dim = {dim} below it"
             raise wrong_value("heads", heads, expected, "Single numbers have no direction.")
-        check_number("decay", decay, "between 0 and 1", low=0, high=1)
         self.dim_head = dim // heads
         self.cluster_size = cluster_size
-        self.decay = decay
         self.dropout = dropout
         self.query, self.key, self.value, self.output = (
             nn.Linear(dim, dim, bias=False) for _ in range(4)
@@ -148,13 +138,13 @@ class RoutingAttention(nn.Module):
             assigned = one_hot(nearest, self.centroid.shape[1]).mT.to(vectors.dtype)
             count = assigned.sum(dim=-1, keepdim=True)
             mean = torch.where(count > 0, assigned @ vectors / count.clamp(min=1), self.centroid)
-        self.centroid.lerp_(mean, 1 - self.decay)
+        self.centroid.lerp_(mean, 1 - DECAY)
 
 
 class RoutingTransformer(ImageClassifier):
     """A vision transformer with `RoutingAttention` and one token per pixel.
 
-    By default there are √L clusters of √L tokens: 32 of 32 for 32 × 32 pixels. Horn et al. 2021
+    There are √L clusters of √L tokens, rounded: 32 of 32 for 32 × 32 pixels. Horn et al. 2021
     only say that their model has 11.4M parameters; the default sizes are those of their Performers.
 
     The embeddings of a token's row and column are added to it; they start from N(0, 1), as in the
@@ -182,11 +172,6 @@ class RoutingTransformer(ImageClassifier):
         dim: Size of a token.
         depth: Number of blocks.
         heads: Number of heads, a divisor of `dim`.
-        num_clusters: Number of clusters of a head. By default √L, rounded.
-        cluster_size: Number of queries, and of keys, of a cluster. By default L / num_clusters,
-            rounded up.
-        decay: Share of a centroid that a training step keeps.
-        mlp_ratio: Width of the hidden layer of the MLPs divided by `dim`.
         dropout: Probability of dropping attention weights and elements after the attention, the
             GELU and the MLP.
     """
@@ -200,39 +185,20 @@ class RoutingTransformer(ImageClassifier):
         dim: int = 256,
         depth: int = 6,
         heads: int = 8,
-        num_clusters: int | None = None,
-        cluster_size: int | None = None,
-        decay: float = 0.999,
-        mlp_ratio: float = 4.0,
         dropout: float = 0.1,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, dim=dim, depth=depth, heads=heads)
         height, width = self.image_size
         num_tokens = height * width
-        if num_clusters is None:
-            num_clusters = round(math.sqrt(num_tokens))
-        check_sizes({"num_clusters": num_clusters})
-        if cluster_size is None:
-            cluster_size = math.ceil(num_tokens / num_clusters)
-        check_sizes({"cluster_size": cluster_size})
-        if cluster_size > num_tokens:
-            expected = f"at most the number of tokens = {num_tokens}"
-            raise wrong_value("cluster_size", cluster_size, expected)
+        num_clusters = round(math.sqrt(num_tokens))
+        cluster_size = math.ceil(num_tokens / num_clusters)
         self.stem = nn.Conv2d(in_channels, dim, 1)
         self.row_embedding = Parameter(torch.randn(height, dim))
         self.column_embedding = Parameter(torch.randn(width, dim))
-        attentions = (
-            RoutingAttention(
-                dim,
-                heads,
-                num_clusters=num_clusters,
-                cluster_size=cluster_size,
-                decay=decay,
-                dropout=dropout,
-            )
-            for _ in range(depth)
-        )
-        self.blocks = pre_norm_blocks(attentions, dim, mlp_ratio=mlp_ratio, dropout=dropout)
+        self.blocks = nn.Sequential()
+        for _ in range(depth):
+            attention = RoutingAttention(dim, heads, num_clusters, cluster_size, dropout=dropout)
+            self.blocks.append(PreNormBlock(attention, dim, dropout=dropout))
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, num_classes)
 

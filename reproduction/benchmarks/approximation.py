@@ -12,20 +12,18 @@ Two errors are measured for each kernel, way of drawing and number of features, 
 Source: Choromanski et al. 2021, Rethinking attention with Performers, Figure 4 and Theorem 4.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
-from scipy.stats import sem, t
 from torch import Generator, Tensor
 from torch.nn.functional import normalize
 
 from reproduction.benchmarks.measurement import run_script, save_results
+from reproduction.study.report import half_width
 from teka.files import read_json
 from teka.functional import PROJECTIONS, Kernel, Softmax, draw_projection
 from teka.functional.kernels import RANDOM_KERNELS
@@ -80,7 +78,7 @@ def attention_weights(kernel: Kernel, query: Tensor, key: Tensor) -> Tensor:
 def measure_errors(
     dim: int, num_tokens: int, num_features: Sequence[int], draws: int
 ) -> pd.DataFrame:
-    """Return the mean errors with 95 % intervals over draws.
+    """Return the mean errors over draws with half of their 95 % intervals, and the mean squares.
 
     "error_of_mean" is the error of the mean of the values, which ignores the queries.
     """
@@ -91,32 +89,19 @@ def measure_errors(
         exact = attention_weights(Softmax(), query, key)
         output = exact @ value
         error_of_mean = (value.mean(dim=-2, keepdim=True) - output).norm() / output.norm()
-        for name, projection, count in variants:
-            errors = []
-            for kernel in draw_kernels(name, projection, count, dim, draws):
+        for variant in variants:
+            for kernel in draw_kernels(*variant, dim, draws):
                 weights = attention_weights(kernel, query, key)
                 if kind == "output":
                     error = (weights @ value - output).norm() / output.norm()
                 else:
                     error = (weights - exact).abs().sum(dim=-1).max() / 2
-                errors.append(error.item())
-            mean = np.mean(errors)
-            lower, upper = t.interval(0.95, draws - 1, mean, sem(errors))
-            rows.append(
-                {
-                    "kind": kind,
-                    "size": size,
-                    "kernel": name,
-                    "projection": projection,
-                    "num_features": count,
-                    "error": mean,
-                    "lower": lower,
-                    "upper": upper,
-                    "mean_square": np.mean(np.square(errors)),
-                    "error_of_mean": error_of_mean.item(),
-                }
-            )
-    return pd.DataFrame(rows)
+                rows.append((*variant, kind, size, error_of_mean.item(), error.item()))
+    columns = ["kernel", "projection", "num_features", *PANEL, "error_of_mean", "error"]
+    errors = pd.DataFrame(rows, columns=columns).assign(square=lambda table: table.error**2)
+    groups = errors.groupby(columns[:-1], sort=False)
+    means = groups[["error", "square"]].mean().assign(half=half_width(groups.error))
+    return means.rename(columns={"square": "mean_square"}).reset_index()
 
 
 def error_slope(line: pd.DataFrame) -> float:
@@ -124,42 +109,25 @@ def error_slope(line: pd.DataFrame) -> float:
 
     Only the larger half of the numbers of features is used.
     """
-    upper = line.tail(math.ceil(len(line) / 2))
+    upper = line.tail((len(line) + 1) // 2)
     return np.polyfit(np.log(upper.num_features), np.log(upper.error), deg=1)[0]
 
 
 def print_tables(rows: pd.DataFrame) -> None:
     """Print the errors for the most features, their slopes, and the effect of the drawing."""
     by_number = rows.set_index(["num_features", *LINE])
-    slopes = rows.groupby(LINE)[["num_features", "error"]].apply(error_slope)
     squares = by_number.mean_square.xs(rows.num_features.median())
-    ratios = squares / squares.xs("independent", level="projection")
     tables = {
         "error for the most features": by_number.error.xs(rows.num_features.max()),
-        "power of the number of features": slopes,
-        "mean square over that of independent draws, median number of features": ratios,
+        "power of the number of features": rows.groupby(LINE)[["num_features", "error"]].apply(
+            error_slope
+        ),
+        "mean square over that of independent draws, median number of features": squares
+        / squares.xs("independent", level="projection"),
     }
     for title, values in tables.items():
         print(f"\n{title}\n{values.unstack(PANEL).to_string(float_format='{:.3g}'.format)}")
     print(f"\nerror of the mean of the values\n{rows.groupby(PANEL).error_of_mean.first()}")
-
-
-def draw_errors(rows: pd.DataFrame, path: Path) -> None:
-    """Draw the errors by kernel, and those of the kernel "positive" by way of drawing."""
-    by_kernel = rows[rows.projection == "orthogonal"].groupby(PANEL)
-    by_projection = rows[rows.kernel == "positive"].groupby(PANEL)
-    panels = [*product(by_kernel, ["kernel"]), *product(by_projection, ["projection"])]
-    figure, axes = plt.subplots(4, len(panels) // 4, figsize=(12, 14), layout="constrained")
-    for axis, (((kind, size), lines), label) in zip(axes.flat, panels, strict=True):
-        for name, line in lines.groupby(label):
-            axis.loglog(line.num_features, line.error, marker="o", label=name)
-            lower = line.lower.clip(lower=line.error / 10)
-            axis.fill_between(line.num_features, lower, line.upper, alpha=0.2)
-        if kind == "output":
-            axis.axhline(lines.error_of_mean.iloc[0], color="gray", linestyle="dotted")
-        axis.set(title=f"{kind}, size {size:g}", xlabel="features", ylabel="error")
-        axis.legend()
-    figure.savefig(path, dpi=100)
 
 
 def main(
@@ -169,10 +137,9 @@ def main(
     num_features: Sequence[int] = (16, 32, 64, 128, 256, 512, 1024),
     draws: int = 20,
     table: bool = False,
-    picture: Path | None = None,
     out: Path = OUT,
 ) -> None:
-    """Measure the errors, and print and draw them.
+    """Measure the errors and print them.
 
     Args:
         dim: Size of queries and keys.
@@ -180,17 +147,13 @@ def main(
         num_features: Numbers of features.
         draws: Number of draws, at least 2. All draws see the same tokens.
         table: Use the errors of the file.
-        picture: File of the picture.
         out: Result file.
     """
     if not table:
         rows = measure_errors(dim, num_tokens, num_features, draws)
         settings = {"dim": dim, "num_tokens": num_tokens, "draws": draws}
         save_results(out, settings=settings, rows=rows.to_dict("records"))
-    rows = pd.DataFrame(read_json(out)["rows"])
-    print_tables(rows)
-    if picture is not None:
-        draw_errors(rows, picture)
+    print_tables(pd.DataFrame(read_json(out)["rows"]))
 
 
 if __name__ == "__main__":

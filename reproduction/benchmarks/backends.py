@@ -7,10 +7,10 @@ The comparison shows how much longer the choice of `backend="auto"` takes than t
 All backends of one attention take turns, forward, and forward and backward.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import pandas as pd
 import torch
 from scipy.optimize import nnls
 
-from reproduction.benchmarks.measurement import Step, interleaved_medians, run_script, save_results
+from reproduction.benchmarks.measurement import interleaved_medians, run_script, save_results
 from teka import Grid
 from teka.files import read_json
 from teka.functional import attention
@@ -30,34 +30,21 @@ from teka.functional.relative import make_relative
 
 OUT = Path(__file__).with_suffix(".json")
 DIM = 32
-LARGE_SHAPES = (
-    (256,),
-    (1024,),
-    (2048,),
-    (4096,),
-    (16, 16),
-    (32, 32),
-    (48, 48),
-    (64, 64),
-    (6, 6, 6),
-    (10, 10, 10),
-    (16, 16, 16),
-)
-SMALL_SHAPES = ((4, 4), (6, 6), (8, 8), (12, 12), (16, 16))
+LINES = [(256,), (1024,), (2048,), (4096,)]
+SQUARES = [(side, side) for side in (16, 32, 48, 64)]
+CUBES = [(side, side, side) for side in (6, 10, 16)]
+SMALL_SQUARES = [(side, side) for side in (4, 6, 8, 12, 16)]
 SEPARABLE = ("fourier", "clipped", "rotation")
 OTHERS = ("quadratic", "table", "generalized_quadratic")
 
 
 def list_cases() -> list[dict[str, Any]]:
     """Return all attentions that more than one backend can compute."""
+    large = [*LINES, *SQUARES, *CUBES]
     cases = [
-        *itertools.product(
-            ["squared_relu"], [None, "rotary", *SEPARABLE, *OTHERS], LARGE_SHAPES, [2], [1]
-        ),
-        *itertools.product(["constant"], [*SEPARABLE, *OTHERS], LARGE_SHAPES, [2], [1]),
-        *itertools.product(
-            ["squared_relu"], [None, "rotary", *SEPARABLE], SMALL_SHAPES, [8], [1, 4, 32]
-        ),
+        *product(["squared_relu"], [None, "rotary", *SEPARABLE, *OTHERS], large, [2], [1]),
+        *product(["constant"], [*SEPARABLE, *OTHERS], large, [2], [1]),
+        *product(["squared_relu"], [None, "rotary", *SEPARABLE], SMALL_SQUARES, [8], [1, 4, 32]),
     ]
     names = ("kernel", "relative", "shape", "heads", "batch")
     rows = [dict(zip(names, case, strict=True)) for case in cases]
@@ -102,13 +89,13 @@ def measure(case: dict[str, Any], seconds: float) -> dict[str, dict[str, float]]
         output = attention(*inputs, backend=backend, **options)
         torch.autograd.grad(output, inputs, output.detach(), allow_unused=True)
 
-    times = {}
-    for function in (forward, forward_backward):
-        steps: dict[str, Step] = {name: partial(function, name) for name in backend_costs(work)}
-        for step in steps.values():
-            step()
-        times[function.__name__] = interleaved_medians(steps, seconds)
-    return times
+    backends = backend_costs(work)
+    return {
+        function.__name__: interleaved_medians(
+            {name: partial(function, name) for name in backends}, seconds
+        )
+        for function in (forward, forward_backward)
+    }
 
 
 def flatten(rows: list[dict[str, Any]]) -> pd.DataFrame:

@@ -3,10 +3,9 @@
     python -m reproduction.benchmarks.gpu             # measures
     python -m reproduction.benchmarks.gpu --table     # prints the committed times
 
-All variants of one attention take turns in one process. "seconds" is the time of a call when many
-calls follow each other, so that the GPU and not Python decides it. "seconds_alone" is the time of
-one call until the GPU has finished it. The floor is the time in which the GPU copies as many bytes
-as queries, keys, values, outputs and their gradients have, each read or written once.
+All variants of one attention take turns in one process. A time is that of a call when many calls
+follow each other, so that the GPU and not Python decides it. The file of version 0.1.0 also has the
+time of a single call ("seconds_alone"), the peak memory and the share of the copying speed.
 
 Triton's interpreter runs the script without a GPU, to test it:
 
@@ -14,12 +13,12 @@ Triton's interpreter runs the script without a GPU, to test it:
         --out /tmp/gpu.json
 """
 
-import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pandas as pd
 import torch
@@ -48,17 +47,6 @@ def draw_inputs(num_samples: int, length: int, dtype: torch.dtype) -> list[Tenso
     return [tensor.requires_grad_() for tensor in inputs]
 
 
-@contextlib.contextmanager
-def triton_enabled(enabled: bool) -> Iterator[None]:
-    """Let teka use its Triton kernels, or not."""
-    before = triton_backend.HAS_TRITON
-    triton_backend.HAS_TRITON = before and enabled
-    try:
-        yield
-    finally:
-        triton_backend.HAS_TRITON = before
-
-
 def linear_attention(*inputs: Tensor, is_causal: bool) -> Tensor:
     """Return attention with squared relu features, and with rotary if frequencies are given."""
     query, key, value, *frequency = inputs
@@ -79,20 +67,25 @@ def softmax_attention(*inputs: Tensor, is_causal: bool) -> Tensor:
         return scaled_dot_product_attention(*inputs, is_causal=is_causal)
 
 
-def make_passes(
+def make_steps(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], use_triton: bool
 ) -> dict[str, Step]:
-    """Return the forward pass of a function, and the forward and backward pass."""
+    """Return functions that call the forward pass, and the forward and backward pass, many times.
+
+    The time to start the first call does not matter then.
+    """
     gradient = torch.randn_like(inputs[0])
+    has_triton = patch.object(triton_backend, "HAS_TRITON", triton_backend.HAS_TRITON & use_triton)
 
     def forward() -> None:
-        with torch.no_grad(), triton_enabled(use_triton):
-            function(*inputs)
+        with torch.no_grad(), has_triton:
+            for _ in range(NUM_CALLS):
+                function(*inputs)
 
     def forward_backward() -> None:
-        with triton_enabled(use_triton):
-            output = function(*inputs)
-        torch.autograd.grad(output, inputs, gradient)
+        with has_triton:
+            for _ in range(NUM_CALLS):
+                torch.autograd.grad(function(*inputs), inputs, gradient)
 
     return {"forward": forward, "forward_backward": forward_backward}
 
@@ -108,68 +101,27 @@ def make_variants(
     if is_rotary:
         arguments.append(torch.rand(HEADS, DIM // 2, 1, device=DEVICE, requires_grad=True))
     variants = {
-        name: make_passes(function, arguments, use_triton=True),
-        f"{name}, compiled": make_passes(torch.compile(function), arguments, use_triton=False),
-        f"{name}, without Triton": make_passes(function, arguments, use_triton=False),
+        name: make_steps(function, arguments, use_triton=True),
+        f"{name}, compiled": make_steps(torch.compile(function), arguments, use_triton=False),
+        f"{name}, without Triton": make_steps(function, arguments, use_triton=False),
     }
     if not is_rotary and query.shape[2] <= MAX_SOFTMAX_TOKENS[query.dtype]:
         softmax = partial(softmax_attention, is_causal=is_causal)
         name = f"{'causal ' * is_causal}scaled_dot_product_attention"
-        variants[name] = make_passes(softmax, inputs, use_triton=False)
+        variants[name] = make_steps(softmax, inputs, use_triton=False)
     return variants
 
 
-def time_calls(calls: dict[str, Step], seconds: float) -> dict[str, dict[str, float]]:
-    """Return the median times of calls, in a queue of calls and alone."""
-    for call in calls.values():
-        call()  # compiles
-    alone = interleaved_medians(calls, seconds)
-    queues = {name: partial(call_many_times, call) for name, call in calls.items()}
-    queued = interleaved_medians(queues, seconds)
-    return {
-        name: {"seconds": queued[name] / NUM_CALLS, "seconds_alone": alone[name]} for name in calls
-    }
-
-
-def call_many_times(call: Step) -> None:
-    """Call a function, so often that the time to start the first call does not matter."""
-    for _ in range(NUM_CALLS):
-        call()
-
-
-def peak_bytes(call: Step) -> int:
-    """Return the GPU memory that a call allocates at most; 0 without a GPU."""
-    if DEVICE == "cpu":
-        return 0
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    return torch.cuda.max_memory_allocated() - before
-
-
-def copied_bytes_per_second() -> float:
-    """Return the number of bytes that a copy of a large tensor reads and writes per second."""
-    source = torch.randn(2**26, device=DEVICE)
-    times = time_calls({"copy": source.clone}, seconds=0.5)
-    return 2 * source.nbytes / times["copy"]["seconds"]
-
-
 def measure(
-    variants: dict[str, dict[str, Step]], query: Tensor, bandwidth: float, seconds: float
+    variants: dict[str, dict[str, Step]], query: Tensor, seconds: float
 ) -> list[dict[str, Any]]:
     """Return one row for every variant of an attention."""
     row = {"dtype": str(query.dtype).removeprefix("torch."), "tokens": query.shape[2]}
     rows: dict[str, dict[str, Any]] = {name: {"name": name, **row} for name in variants}
-    for direction, num_tensors in (("forward", 4), ("forward_backward", 12)):
-        calls = {name: passes[direction] for name, passes in variants.items()}
-        for name, times in time_calls(calls, seconds).items():
-            floor = num_tensors * query.nbytes / bandwidth
-            rows[name][direction] = {
-                **times,
-                "share_of_floor": floor / times["seconds"],
-                "peak_bytes": peak_bytes(calls[name]),
-            }
+    for direction in ("forward", "forward_backward"):
+        steps = {name: passes[direction] for name, passes in variants.items()}
+        for name, median in interleaved_medians(steps, seconds).items():
+            rows[name][direction] = {"seconds": median / NUM_CALLS}
     return list(rows.values())
 
 
@@ -191,19 +143,17 @@ def main(
         out: The file.
     """
     rows: list[dict[str, Any]] = read_json(out)["rows"] if table else []
-    if DEVICE == "cpu" and not table and not triton_backend.IS_INTERPRETED:
-        raise SystemExit("No GPU was found. Set TRITON_INTERPRET=1 to test the script without one.")
     if not table:
-        bandwidth = copied_bytes_per_second()
-        settings = {"tokens": tokens, "heads": HEADS, "dim": DIM, "bytes_per_second": bandwidth}
+        if DEVICE == "cpu" and not triton_backend.IS_INTERPRETED:
+            raise SystemExit("No GPU was found. Set TRITON_INTERPRET=1 to test without one.")
         forms = itertools.product(MAX_SOFTMAX_TOKENS, lengths, (False, True), (False, True))
         for dtype, length, is_causal, is_rotary in forms:
             torch.compiler.reset()  # compiles each length by itself
             inputs = draw_inputs(max(1, tokens // length), length, dtype)
             variants = make_variants(inputs, is_rotary, is_causal)
-            rows += measure(variants, inputs[0], bandwidth, seconds)
+            rows += measure(variants, inputs[0], seconds)
             print(rows[-len(variants) :], flush=True)
-            save_results(out, **settings, rows=rows)
+            save_results(out, tokens=tokens, heads=HEADS, dim=DIM, rows=rows)
     print(pd.json_normalize(rows).to_string())
 
 

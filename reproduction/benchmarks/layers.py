@@ -3,34 +3,30 @@
     python -m reproduction.benchmarks.layers             # adds this machine to layers.json
     python -m reproduction.benchmarks.layers --table     # prints the committed times
     python -m reproduction.benchmarks.layers --tokens 64 256 --seconds 1 --out /tmp/layers.json
-    python -m reproduction.benchmarks.layers --layers teka "positive × rotation_joint" --memory
+    python -m reproduction.benchmarks.layers --layers teka "positive × rotation_joint"
 
 The layers of other libraries run if these are installed:
 
     pip install rotary-embedding-torch performer-pytorch
 """
 
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor, nn
-from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils.benchmark import timer
 
-from reproduction.benchmarks.measurement import Step, interleaved_medians, run_script
+from reproduction.benchmarks.measurement import interleaved_medians, run_script
 from teka import Grid
 from teka.files import read_json, write_json
 from teka.nn import Attention
 from teka.provenance import provenance
 
 DIM, HEADS, BATCH = 256, 8, 2
-TOKENS = (64, 196, 256, 1024, 4096, 16384)
 # Fewer tokens are timed without torch.compile only.
 MIN_COMPILED_TOKENS = 196
 UNIT = "four products"
@@ -99,15 +95,14 @@ class TekaLayer(nn.Module):
         return self.attention(tokens, Grid((side,) * self.num_axes))
 
 
-class SelfAttention(nn.Module):
+class SelfAttention(nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention` of tokens with themselves."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(DIM, HEADS, batch_first=True)
+        super().__init__(DIM, HEADS, batch_first=True)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.attention(tokens, tokens, tokens, need_weights=False)[0]
+    def forward(self, tokens: Tensor) -> Tensor:  # pyright: ignore
+        return super().forward(tokens, tokens, tokens, need_weights=False)[0]
 
 
 class RotarySoftmax(FourProducts):
@@ -161,60 +156,21 @@ def run_layer(layer: nn.Module, tokens: Tensor, backward: bool) -> None:
     layer.zero_grad()
 
 
-def make_steps(layers: dict[str, nn.Module], tokens: Tensor, backward: bool) -> dict[str, Step]:
-    """Return a function that runs each layer, and one for its compiled form.
-
-    Each function has run once. Layers that fail are left out, and the reason is printed.
-    """
-    forms = dict(layers)
-    if tokens.shape[1] >= MIN_COMPILED_TOKENS:
-        torch.compiler.reset()
-        for name, layer in layers.items():
-            forms[f"{name}, compiled"] = torch.compile(layer, dynamic=False)
-    steps: dict[str, Step] = {}
-    for name, layer in forms.items():
-        step = partial(run_layer, layer, tokens, backward)
-        try:
-            step()
-        except Exception as error:
-            print(f"{name} failed: {type(error).__name__}: {str(error).splitlines()[0]}")
-            continue
-        steps[name] = step
-    return steps
-
-
-def peak_megabytes(step: Step) -> float:
-    """Return the peak memory of all tensors, weights included, in a step without torch.compile."""
-    with MemTracker() as tracker:
-        step()
-    return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"] / 1e6
-
-
 def print_tables(rows: Sequence[dict[str, Any]]) -> None:
-    """Print times, multiples of the four products and memory, by layer and number of tokens."""
+    """Print times and multiples of the four products, by layer and number of tokens."""
     for backward, direction in ((False, "forward"), (True, "forward and backward")):
-        for unit in ("ms", "mb"):
-            columns = {
-                row["tokens"]: row[unit]
-                for row in rows
-                if row["backward"] == backward and unit in row
-            }
-            if columns:
-                table = pd.DataFrame(columns)
-                print(f"\n{direction}, {unit}\n{table.to_string(float_format='{:.3g}'.format)}")
-                if unit == "ms":
-                    ratios = table / table.loc[UNIT]
-                    print(f"\n{direction}, multiples of the four products\n{ratios.round(2)}")
+        columns = {row["tokens"]: row["ms"] for row in rows if row["backward"] == backward}
+        table = pd.DataFrame(columns)
+        if columns:
+            print(f"\n{direction}, ms\n{table.to_string(float_format='{:.3g}'.format)}")
+            print(f"\n{direction}, multiples of {UNIT}\n{(table / table.loc[UNIT]).round(2)}")
 
 
 def main(
     *,
-    tokens: Sequence[int] = TOKENS,
+    tokens: Sequence[int] = (64, 196, 256, 1024, 4096, 16384),
     layers: Sequence[str] = tuple(LAYERS),
     seconds: float = 5.0,
-    dtype: Literal["float32", "bfloat16"] = "float32",
-    memory: bool = False,
-    cpu_time: bool = False,
     table: bool = False,
     out: Path = OUT,
 ) -> None:
@@ -224,9 +180,6 @@ def main(
         tokens: Numbers of tokens; squares for layers other than those of the table.
         layers: Names of layers, or "KERNEL × RELATIVE" for teka's layer with these kernels.
         seconds: Time of each layer and size.
-        dtype: Data type of weights and tokens.
-        memory: Measure the peak memory of the layers without torch.compile, too.
-        cpu_time: Measure processor time, for a machine that also does other work.
         table: Print the tables of the file, and time nothing.
         out: The file.
     """
@@ -239,32 +192,27 @@ def main(
     modules: dict[str, nn.Module] = {}
     for name in dict.fromkeys((UNIT, *layers)):
         try:
-            modules[name] = make_layer(name).to(getattr(torch, dtype))
+            modules[name] = make_layer(name)
         except ImportError as error:
             print(f"{name} left out: {error}")
     about = provenance("")
     rows: list[dict[str, Any]] = []
-    saved[f"{about['hardware']}, {dtype}"] = {
-        "torch": about["torch"],
-        "date": about["date"],
-        "clock": "process" if cpu_time else "wall",
-        "batch": BATCH,
-        "dim": DIM,
-        "heads": HEADS,
-        "times": rows,
-    }
+    settings = {"batch": BATCH, "dim": DIM, "heads": HEADS}
+    saved[f"{about['hardware']}, float32"] = {**about, **settings, "times": rows}
     for num_tokens in tokens:
-        inputs = torch.randn(BATCH, num_tokens, DIM, dtype=getattr(torch, dtype))
+        inputs = torch.randn(BATCH, num_tokens, DIM)
+        forms: dict[str, Any] = dict(modules)
+        if num_tokens >= MIN_COMPILED_TOKENS:
+            torch.compiler.reset()
+            for name, module in modules.items():
+                forms[f"{name}, compiled"] = torch.compile(module, dynamic=False)
         for backward in (False, True):
-            steps = make_steps(modules, inputs, backward)
-            clock = time.process_time if cpu_time else timer
-            medians = interleaved_medians(steps, seconds, clock)
+            steps = {
+                name: partial(run_layer, form, inputs, backward) for name, form in forms.items()
+            }
+            medians = interleaved_medians(steps, seconds)
             milliseconds = {name: round(1e3 * median, 4) for name, median in medians.items()}
             rows.append({"tokens": num_tokens, "backward": backward, "ms": milliseconds})
-            if memory:
-                rows[-1]["mb"] = {
-                    name: peak_megabytes(steps[name]) for name in modules if name in steps
-                }
             print_tables(rows[-1:])
             # After each size, because the largest sizes take many minutes.
             write_json(out, saved)

@@ -23,16 +23,18 @@ def interleaved_medians(
 ) -> dict[str, float]:
     """Return the median time of each step in seconds.
 
-    The steps take turns, so that a slow moment of the machine affects all of them. A step leaves
-    the rounds when it has taken `seconds` in total, but not before three rounds.
+    Each step runs once without the clock, so that compilation is not timed. Then the steps take
+    turns, so that a slow moment of the machine affects all of them. A step leaves the rounds when
+    it has taken `seconds` in total, but not before three rounds.
 
     Args:
-        steps: The functions to time. Call each of them once before, so that nothing is compiled
-            while the clock runs.
+        steps: The functions to time.
         seconds: Total time of each step.
         clock: A function that returns the time. The default waits until a GPU has finished.
     """
     times: dict[str, list[float]] = {name: [] for name in steps}
+    for step in steps.values():
+        step()
     remaining = dict(steps)
     while remaining:
         for name, step in list(remaining.items()):

@@ -8,6 +8,7 @@ It reads reproduction/benchmarks/demo_report.json and writes docs/images/shift.p
 import json
 from pathlib import Path
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[2]
@@ -21,23 +22,19 @@ LINES = (
 
 def main() -> None:
     """Draw the mean accuracy over seeds at each vertical shift, with the range over seeds."""
-    report = json.loads(Path(__file__).with_name("demo_report.json").read_text())
+    models = json.loads(Path(__file__).with_name("demo_report.json").read_text())["models"]
     figure = Figure(figsize=(7.5, 3), dpi=160, layout="constrained")
     axes = figure.subplots()
     for name, label, label_step, color in LINES:
-        curves = [
-            model["accuracy_by_shift"]["dy"] for model in report["models"] if model["name"] == name
-        ]
-        steps = sorted(map(int, curves[0]))
-        values = [[100 * curve[str(step)] for curve in curves] for step in steps]
-        means = [sum(row) / len(row) for row in values]
-        lowest, highest = list(map(min, values)), list(map(max, values))
-        axes.fill_between(steps, lowest, highest, color=color, alpha=0.2, linewidth=0)
-        axes.plot(steps, means, color=color, marker="o", markersize=4)
-        end = label_step, means[steps.index(label_step)]
+        curves = [model["accuracy_by_shift"]["dy"] for model in models if model["name"] == name]
+        accuracy = (100 * pd.DataFrame(curves)).rename(columns=int).sort_index(axis=1)
+        lowest, highest, means = accuracy.min(), accuracy.max(), accuracy.mean()
+        axes.fill_between(accuracy.columns, lowest, highest, color=color, alpha=0.2, linewidth=0)
+        axes.plot(means, color=color, marker="o", markersize=4)
+        end = label_step, means[label_step]
         axes.annotate(label, end, (10, -4), textcoords="offset points", color=color)
     axes.set(xlabel="vertical shift of the test images (pixels)", ylabel="accuracy (%)")
-    axes.set(xticks=steps, ylim=(0, 103), xlim=(steps[0] - 0.2, steps[-1] + 0.2))
+    axes.set(xticks=range(-4, 5), ylim=(0, 103), xlim=(-4.2, 4.2))
     axes.grid(axis="y", color="#dfe3e8")
     axes.spines[["top", "right", "left"]].set_visible(False)
     figure.savefig(ROOT / "docs" / "images" / "shift.png")

@@ -1,18 +1,18 @@
 """The commands `heads` and `prune`."""
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from reproduction.baselines import SelfAttentionNetwork
 from reproduction.heads import figures
-from reproduction.heads.degenerate_heads import CONDITION_NUMBER, LARGEST_PRECISION
 from reproduction.heads.measure import attention_maps, middle_query
+from reproduction.heads.prune import CONDITION_NUMBER, LARGEST_PRECISION
 from reproduction.heads.prune import prune as prune_run
-from reproduction.heads.record import BEFORE_PRUNING_FILE, HEADS_FILE, load_head_record
+from reproduction.heads.record import HEADS_FILE, load_head_record
 from teka.cli.app import CommandLine
 from teka.errors import wrong_value
 from teka.files import make_directory, write_bytes
+from teka.reporting.plots import to_png
 from teka.training import restore
 from teka.training.checkpoint import CHECKPOINTS, LAST, load_weights
 
@@ -70,10 +70,10 @@ def heads(
     out: Path | None = None,
     data_dir: str | None = None,
 ) -> None:
-    """Draw where the heads of a finished self_attention run attend.
+    """Show where the heads of a finished self_attention run attend.
 
-    The figures show the centers over training, attention maps, how close the heads are to the
-    window of a convolution, and the accuracy.
+    The figures show the centers over training and attention maps. The table shows how close the
+    heads are to the window of a convolution.
 
     Args:
         run: Folder of the run.
@@ -88,8 +88,6 @@ def heads(
         expected = f"a run of model 'self_attention'; its model is {trained.run.model!r}"
         raise wrong_value("run", str(run), expected)
     record = load_head_record(run / HEADS_FILE)
-    unpruned = run / BEFORE_PRUNING_FILE
-    records = [load_head_record(unpruned), record] if unpruned.is_file() else [record]
     # The record ends with the last epoch, which need not be the best one.
     load_weights(model, run / CHECKPOINTS / LAST)
     query = query or middle_query(model.grid)
@@ -97,15 +95,9 @@ def heads(
     drawn = {
         "head_centers": figures.draw_head_centers(record, [0, len(record["epoch"]) - 1]),
         "attention_maps": figures.draw_attention_maps(maps, query),
-        "head_grid": figures.draw_progress(record),
-        "accuracy": figures.draw_accuracy(records),
     }
     folder = make_directory("out", out or run / "heads")
-    with tempfile.TemporaryDirectory() as temporary:
-        figures.save_animation(record, Path(temporary, "heads.gif"))
-        for name, figure in drawn.items():
-            figure.savefig(Path(temporary, f"{name}.png"), dpi=150)
-        for path in Path(temporary).iterdir():
-            write_bytes(folder / path.name, path.read_bytes())
+    for name, figure in drawn.items():
+        write_bytes(folder / f"{name}.png", to_png(figure))
     print("Before training → after training (mean over random initial parameters):")
     print(figures.describe_heads(record).to_string(), f"written: {folder}", sep="\n\n")

@@ -13,9 +13,8 @@ from torch import Tensor
 from reproduction.baselines import SelfAttentionNetwork
 from reproduction.baselines.blocks import Images
 from reproduction.baselines.self_attention_network import make_gaussian_or_table
-from teka import functional
 from teka.errors import wrong_value
-from teka.functional import GeneralizedQuadratic, Quadratic
+from teka.functional import attention
 from teka.functional.positions import Positions
 from teka.functional.relative.stationary import StationaryRelative
 from teka.grid import Grid
@@ -26,10 +25,7 @@ from teka.nn.relative import RelativeModule
 LOCAL_WEIGHT = 0.5
 CHANCE_DRAWS = 200
 BATCH_SIZE = 10
-LAYER_NUMBERS = (
-    *("heads", "local", "distinct", "window_3", "window_5", "local_window_3"),
-    *("spread", "distance"),
-)
+LAYER_NUMBERS = ("local", "distinct", "window_3", "window_5", "spread", "distance")
 
 
 def middle_query(grid: Grid) -> tuple[int, int]:
@@ -48,15 +44,14 @@ def measure_heads(layers: Sequence[RelativeModule], grid: Grid) -> dict[str, Ten
         grid: Grid of the tokens.
 
     Returns:
-        For each head of all layers: "center" Δ and "precision" Σ⁻¹ of a Gaussian
-        exp(−½ (δ − Δ)ᵀ Σ⁻¹ (δ − Δ)), NaN for other kernels; "mean" and "covariance" of the offset
-        under the attention; "offset" with the largest weight, and this "weight". For each layer:
-        the results of `summarize_layer`.
+        For each head of all layers: the "center" of a Gaussian, NaN for other kernels; "mean" and
+        "covariance" of the offset under the attention; "offset" with the largest weight, and this
+        "weight". For each layer: the results of `summarize_layer`.
     """
     heads = [_measure_layer(layer, grid) for layer in layers]
     summaries = [summarize_layer(layer) for layer in heads]
     by_head = {name: torch.cat([layer[name] for layer in heads]) for name in heads[0]}
-    by_layer = {name: torch.stack([layer[name] for layer in summaries]) for name in summaries[0]}
+    by_layer = {name: torch.stack([layer[name] for layer in summaries]) for name in LAYER_NUMBERS}
     return by_head | by_layer
 
 
@@ -73,15 +68,8 @@ def _measure_layer(layer: RelativeModule, grid: Grid) -> dict[str, Tensor]:
     mean = weights @ offsets
     deviations = offsets - mean[:, None]
     largest, index = weights.max(dim=-1)
-    factor = torch.full((len(mean), 2, 2), torch.nan)
-    if isinstance(relative, GeneralizedQuadratic):
-        factor = relative.precision_factor
-    elif isinstance(relative, Quadratic):
-        factor = (2 * relative.precision).sqrt()[:, None, None] * torch.eye(2)
-    factor = factor.double()
     return {
         "center": getattr(relative, "center", torch.full_like(mean, torch.nan)).detach().double(),
-        "precision": factor.mT @ factor,
         "mean": mean,
         "covariance": torch.einsum("hj,hja,hjb->hab", weights, deviations, deviations),
         "offset": offsets[index].round().long(),
@@ -93,25 +81,21 @@ def summarize_layer(heads: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Summarize how close the heads of a layer are to the window of a convolution.
 
     Returns:
-        Number of "heads"; "local" heads, whose largest weight is at least ½; "distinct" offsets;
+        Number of "local" heads, whose largest weight is at least ½; of "distinct" offsets; of
         offsets of the 3 × 3 and 5 × 5 window around the query that some head has ("window_3",
-        "window_5"), or some local head ("local_window_3"); and medians in tokens: "spread", the
-        standard deviation of the attention in its widest direction, and "distance" of its mean from
-        the query.
+        "window_5"); and medians in tokens: "spread", the standard deviation of the attention in its
+        widest direction, and "distance" of its mean from the query.
     """
     offset = heads["offset"]
     distance = offset.abs().amax(dim=-1)
-    is_local = heads["weight"] >= LOCAL_WEIGHT
     (down, diagonal), (_, right) = heads["covariance"].permute(1, 2, 0)
     # The larger eigenvalue in closed form, because a decomposition raises an error for NaN.
     widest = ((down + right) / 2 + torch.hypot((down - right) / 2, diagonal)).sqrt()
     summary = {
-        "heads": len(offset),
-        "local": is_local.sum(),
+        "local": (heads["weight"] >= LOCAL_WEIGHT).sum(),
         "distinct": len(offset.unique(dim=0)),
         "window_3": len(offset[distance <= 1].unique(dim=0)),
         "window_5": len(offset[distance <= 2].unique(dim=0)),
-        "local_window_3": len(offset[is_local & (distance <= 1)].unique(dim=0)),
         "spread": widest.quantile(0.5),
         "distance": heads["mean"].norm(dim=-1).quantile(0.5),
     }
@@ -162,14 +146,13 @@ def attention_maps(
         weights = attention_weights(layer, inputs[0], model.grid)[:, :, row * width + column]
         sums[layer] = sums.get(layer, 0) + weights.double().sum(dim=0)
 
-    layers = model.attentions()
-    hooks = [layer.register_forward_pre_hook(add_weights) for layer in layers]
+    hooks = [layer.register_forward_pre_hook(add_weights) for layer in model.attentions()]
     with torch.inference_mode():
         for batch in images.split(BATCH_SIZE):
             model(batch)
     for hook in hooks:
         hook.remove()
-    return [(sums[layer] / len(images)).unflatten(-1, (height, width)).numpy() for layer in layers]
+    return [(total / len(images)).unflatten(-1, (height, width)).numpy() for total in sums.values()]
 
 
 def attention_weights(
@@ -182,4 +165,4 @@ def attention_weights(
     (group,) = layer.head_groups()
     query, key, _ = group.select(query, key, value, num_tokens)
     options = {"kernel": group.kernel, "relative": group.relative, "grid": grid}
-    return functional.attention(query, key, one_hot, **options, backend="dense")
+    return attention(query, key, one_hot, **options, backend="dense")

@@ -1,32 +1,32 @@
-"""Prune the degenerate heads of a finished run and train on."""
+"""Pruning of degenerate heads, which attend to everything alike or to a thin stripe."""
 
-import shutil
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
+from jaxtyping import Float
 from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor, nn
 
 from reproduction.baselines import SelfAttentionNetwork
-from reproduction.heads.degenerate_heads import (
-    CONDITION_NUMBER,
-    LARGEST_PRECISION,
-    find_degenerate_heads,
-)
-from reproduction.heads.record import BEFORE_PRUNING_FILE, HEADS_FILE
+from reproduction.study.measure import flops_per_image
+from teka.checks import check_number
 from teka.data import Dataset
-from teka.errors import wrong_value
+from teka.errors import wrong_argument, wrong_value
 from teka.files import atomic_directory, resolve_path, write_bytes
-from teka.flops import flop_counter
+from teka.functional import GeneralizedQuadratic, Quadratic
+from teka.nn.relative import RelativeModule
 from teka.provenance import provenance
 from teka.training import TrainedRun, evaluate, train
 from teka.training.checkpoint import BEST, CHECKPOINTS, load_weights
 from teka.training.trained_run import confusion_matrix
 
 PRUNING_FILE = "pruning.json"
+LARGEST_PRECISION = 1e-5
+CONDITION_NUMBER = 1e5
 
 
 def prune(
@@ -43,7 +43,7 @@ def prune(
     """Prune the degenerate heads of a finished run and train the rest on, by the recipe of the run.
 
     `out` becomes the folder of a finished run, atomically. It also has the results in
-    `pruning.json`, and the record of the heads before pruning.
+    `pruning.json`.
 
     Source: Cordonnier et al. 2020, A.1. The default epochs and learning rate follow their code: 300
     epochs at 0.1, then 100 epochs of the pruned network at 0.01.
@@ -52,10 +52,8 @@ def prune(
         trained: A run of "self_attention" with position "quadratic" or "generalized_quadratic",
             without content.
         out: Folder to write, new or empty.
-        largest_precision: Prune heads whose largest eigenvalue of Σ⁻¹ is smaller: they attend to
-            everything.
-        condition_number: Prune heads whose largest eigenvalue is more than this multiple of the
-            smallest: they attend to a thin stripe.
+        largest_precision: Threshold of `find_degenerate_heads`.
+        condition_number: Threshold of `find_degenerate_heads`.
         epochs: Epochs after pruning. By default a third of those of the run.
         learning_rate: Peak learning rate after pruning. By default a tenth of that of the run.
         command: Command line that the results record.
@@ -83,10 +81,9 @@ def prune(
             f"the largest condition_number {heads.condition_number.max():.3g}."
         )
         raise wrong_value("run", str(trained.folder), "one with degenerate heads", extremes)
-    pruned_heads = [
-        layer.pruned.to_numpy().nonzero()[0].tolist() for _, layer in heads.groupby("layer")
-    ]
-    pruned = model.without_heads(pruned_heads)
+    pruned = model.without_heads(
+        [layer.pruned.to_numpy().nonzero()[0].tolist() for _, layer in heads.groupby("layer")]
+    )
     run = trained.run.replace(
         heads=pruned.heads,
         epochs=-(-trained.run.epochs // 3) if epochs is None else epochs,
@@ -94,10 +91,9 @@ def prune(
     )
     models = {"before": _measure(model, dataset), "pruned": _measure(pruned, dataset)}
     with atomic_directory("out", folder) as new:
-        start = start_from(pruned.state_dict())
-        result = train(
-            run, new, command=command, dataset=dataset, callbacks=[start], progress_bar=progress_bar
-        )
+        callbacks = [start_from(pruned.state_dict())]
+        options: dict[str, Any] = {"dataset": dataset, "progress_bar": progress_bar}
+        result = train(run, new, command=command, callbacks=callbacks, **options)
         load_weights(pruned, new / CHECKPOINTS / BEST)
         evaluation = evaluate(TrainedRun(new, run, pruned, dataset, result), command=command)
         models["tuned"] = models["pruned"] | {"accuracy": evaluation.accuracy}
@@ -108,15 +104,58 @@ def prune(
             "condition_number": condition_number,
             "heads": heads.reset_index().to_dict("records"),
             **models,
-            "test_images": evaluation.test_images,
-            "seconds": result["seconds"],
         }
         # pandas writes infinity, which is not JSON, as null.
         content = pd.Series(content).to_json(force_ascii=False, indent=2)
         write_bytes(new / PRUNING_FILE, f"{content}\n".encode())
-        if (trained.folder / HEADS_FILE).is_file():
-            shutil.copyfile(trained.folder / HEADS_FILE, new / BEFORE_PRUNING_FILE)
     return heads, pd.DataFrame(models).T
+
+
+def find_degenerate_heads(
+    model: SelfAttentionNetwork,
+    *,
+    largest_precision: float = LARGEST_PRECISION,
+    condition_number: float = CONDITION_NUMBER,
+) -> pd.DataFrame:
+    """Find the heads whose Gaussians exp(−½ (δ − Δ)ᵀ Σ⁻¹ (δ − Δ)) have degenerated.
+
+        λ_max(Σ⁻¹) < `largest_precision`        the head attends to everything alike
+        λ_max / λ_min > `condition_number`      the head attends to a thin stripe
+
+    With position "quadratic" all eigenvalues are 2α, so that only the first rule can hold.
+
+    Source: Cordonnier et al. 2020, A.1, with thresholds 10⁻⁵ (in length⁻²) and 10⁵. Their code has
+    1,000 for the second one.
+
+    Returns:
+        A table with one row per head, indexed by layer and head. Its columns are
+        "largest_precision", "condition_number", "everywhere", "thin" and "pruned". If all heads of
+        a layer have degenerated, the roundest is not pruned, because a layer needs a head.
+
+    Raises:
+        ValueError: An invalid threshold, or a model whose heads are not Gaussians of position
+            alone.
+    """
+    check_number("largest_precision", largest_precision, "a number of at least 0", low=0)
+    if not condition_number >= 1:
+        raise wrong_value("condition_number", condition_number, "a number of at least 1")
+    layers = []
+    for attention in model.attentions():
+        if attention.query is not None:
+            expected = "a network whose heads attend by position alone"
+            raise wrong_argument("model", "one with content", expected)
+        eigenvalues = _eigenvalues(attention.relative)
+        largest = eigenvalues.amax(dim=1)
+        condition = (largest / eigenvalues.amin(dim=1)).nan_to_num(nan=1.0, posinf=math.inf)
+        heads = pd.DataFrame({"largest_precision": largest, "condition_number": condition})
+        heads["everywhere"] = heads.largest_precision < largest_precision
+        heads["thin"] = heads.condition_number > condition_number
+        heads["pruned"] = heads.everywhere | heads.thin
+        if heads.pruned.all():
+            roundest = heads.sort_values(["everywhere", "condition_number"]).index[0]
+            heads.loc[roundest, "pruned"] = False
+        layers.append(heads)
+    return pd.concat(layers, keys=range(1, len(layers) + 1), names=["layer", "head"])
 
 
 def start_from(weights: Mapping[str, Tensor]) -> LambdaCallback:
@@ -125,12 +164,22 @@ def start_from(weights: Mapping[str, Tensor]) -> LambdaCallback:
     return LambdaCallback(setup=lambda _, classifier, stage: classifier.load_state_dict(named))
 
 
+def _eigenvalues(relative: RelativeModule | None) -> Float[Tensor, "heads axes"]:
+    """Return the eigenvalues of Σ⁻¹ of every head in float64."""
+    with torch.no_grad():
+        kernel = None if relative is None else relative()
+        if isinstance(kernel, GeneralizedQuadratic):
+            # Σ⁻¹ = LᵀL. Squared singular values of L keep small eigenvalues that LᵀL would round.
+            return torch.linalg.svdvals(kernel.precision_factor.cpu().double()).square()
+        if isinstance(kernel, Quadratic):
+            return 2 * kernel.precision.cpu().double()[:, None].expand_as(kernel.center)
+    name = None if kernel is None else kernel.name
+    raise wrong_value("the model's relative kernel", name, "'quadratic' or 'generalized_quadratic'")
+
+
 def _measure(model: nn.Module, dataset: Dataset) -> dict[str, Any]:
-    images = torch.zeros(1, dataset.in_channels, *dataset.image_size)
-    with torch.no_grad(), flop_counter() as counter:
-        model(images)
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "flops": counter.get_total_flops(),
+        "flops": flops_per_image(model, dataset)[0],
         "accuracy": int(confusion_matrix(model, dataset).diagonal().sum()) / len(dataset.test),
     }

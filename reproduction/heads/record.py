@@ -13,26 +13,12 @@ from lightning.pytorch.callbacks import Callback
 from numpy.typing import NDArray
 
 from reproduction.baselines import SelfAttentionNetwork
-from reproduction.heads.measure import LAYER_NUMBERS, measure_chance, measure_heads, middle_query
-from teka.errors import wrong_shape
-from teka.files import check_unpacked_size, write_bytes
+from reproduction.heads.measure import measure_chance, measure_heads, middle_query
+from teka.files import write_bytes
 from teka.training import Run
 
 HEADS_FILE = "heads.npz"
-BEFORE_PRUNING_FILE = "heads_before_pruning.npz"
 ACCURACIES = ("train_accuracy", "validation_accuracy")
-# Shape of each array of the file: m moments, h heads of all layers, l layers.
-SHAPES = {
-    **dict.fromkeys(("encoding", "content"), ""),
-    **dict.fromkeys(("grid", "query"), "2"),
-    "layer": "h",
-    **dict.fromkeys(("epoch", *ACCURACIES), "m"),
-    **dict.fromkeys(("center", "mean", "offset"), "mh2"),
-    **dict.fromkeys(("precision", "covariance"), "mh22"),
-    "weight": "mh",
-    **dict.fromkeys(LAYER_NUMBERS, "ml"),
-    **{f"chance_{name}": "l" for name in LAYER_NUMBERS},
-}
 
 
 class HeadRecorder(Callback):
@@ -48,11 +34,9 @@ class HeadRecorder(Callback):
 
     def __init__(self, model: SelfAttentionNetwork, run: Run, folder: Path) -> None:
         self.model = model
-        self.folder = folder
+        self.path = folder / HEADS_FILE
         self.moments: list[dict[str, Any]] = []
         self.facts = {
-            "encoding": run.position,
-            "content": run.content or "",
             "grid": model.grid.shape,
             "query": middle_query(model.grid),
             "layer": np.repeat(np.arange(len(model.heads)), model.heads),
@@ -70,8 +54,7 @@ class HeadRecorder(Callback):
         return {"moments": self.moments}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        # Checkpoints of an older format have other moments.
-        self.moments = [moment for moment in state_dict["moments"] if "center" in moment]
+        self.moments = state_dict["moments"]
 
     def _record(self, trainer: Trainer, epoch: int) -> None:
         metrics = trainer.callback_metrics
@@ -82,11 +65,11 @@ class HeadRecorder(Callback):
         if trainer.is_global_zero:
             arrays = {
                 name: np.stack([np.asarray(moment[name]) for moment in self.moments])
-                for name in self.moments[0]
+                for name in self.moments[-1]
             }
             with io.BytesIO() as content:
                 np.savez_compressed(content, allow_pickle=False, **self.facts, **arrays)
-                write_bytes(self.folder / HEADS_FILE, content.getvalue())
+                write_bytes(self.path, content.getvalue())
 
 
 def load_head_record(path: str | Path) -> dict[str, NDArray]:
@@ -95,29 +78,15 @@ def load_head_record(path: str | Path) -> dict[str, NDArray]:
     They are those of `measure_heads`, with a first dimension for the start of the training and
     every epoch; `chance_` and a name of `summarize_layer` for random initial parameters; the
     `layer` of each head; `epoch`, `train_accuracy` and `validation_accuracy`, NaN if not measured;
-    and the `encoding` (the position), `content`, `grid` and `query`.
+    and the `grid` and the `query`.
 
     Raises:
-        ValueError: The file is missing or damaged, or an array is missing or has a wrong shape.
+        ValueError: The file is missing or damaged.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"{path} is not a file, expected the heads.npz of a self_attention run")
     try:
-        with zipfile.ZipFile(path) as archive:
-            check_unpacked_size(archive, path)
         with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in SHAPES}
-    except (ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    sizes = {
-        "2": 2,
-        "m": arrays["epoch"].size,
-        "h": arrays["layer"].size,
-        "l": arrays["chance_heads"].size,
-    }
-    for name, shape in SHAPES.items():
-        expected = tuple(sizes[size] for size in shape)
-        if arrays[name].shape != expected or 0 in expected:
-            raise wrong_shape(f"{path}: {name}", arrays[name].shape, str(expected))
-    return arrays
+            return dict(archive)
+    except (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"{path} must be the heads.npz of a self_attention run ({error})."
+        ) from error

@@ -41,7 +41,7 @@ def measure_model(model: nn.Module, dataset: Dataset, measure: Measure) -> dict[
         "accuracy": _mean(is_correct),
         **_measure_shifts(model, _select_shifted(test, measure), measure),
         "stability": {
-            mode: _measure_stability(model, test, mode, settings)
+            mode: measure_stability(model, test, mode, settings)
             for mode, settings in measure.stability.items()
             if settings.crop_size is None or _can_crop(model, settings.crop_size)
         },
@@ -97,7 +97,7 @@ def _measure_shifts(model: nn.Module, shifted: Split, measure: Measure) -> dict[
     }
 
 
-def _measure_stability(
+def measure_stability(
     model: nn.Module, test: Split, mode: str, settings: Stability
 ) -> dict[str, Any]:
     """Compare the predictions for shifted images with those for the unshifted images."""
