@@ -1,7 +1,8 @@
 import atexit
 import gc
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from importlib import import_module
 
 import jaxtyping
@@ -62,3 +63,47 @@ def unchecked_annotations_in_module() -> Iterator[None]:
     """
     with annotations_unchecked():
         yield
+
+
+@pytest.fixture
+def command_line() -> Callable[[list[str]], int]:
+    """Return the function that runs a command of teka."""
+    from teka.cli import main
+
+    return main
+
+
+@pytest.fixture
+def fails(command_line, capsys) -> Callable[..., str]:
+    """Run a command that must fail with exit code 2, and return its single line of error."""
+
+    def run(*arguments: object) -> str:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            sys.exit(command_line([str(argument) for argument in arguments]))
+        assert stopped.value.code == 2
+        error = capsys.readouterr().err
+        assert error.endswith("\n")
+        assert error.count("\n") == 1, error
+        return error
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """Return a run that trains within a second. Its accuracy is not tested."""
+    from teka.training import Run
+
+    sizes = {"dim": 8, "depth": 2, "heads": 2, "epochs": 2, "batch_size": 32}
+    return Run.of(image_size=8, train_size=96, validation_size=40, kernel="positive", **sizes)
+
+
+@pytest.fixture(scope="session")
+def trained(tiny, tmp_path_factory):
+    """Return the tiny run after its training."""
+    from teka.training import restore, train
+
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    train(tiny, folder, command="teka train")
+    return restore(folder)

@@ -163,7 +163,7 @@ def print_tables(rows: Sequence[dict[str, Any]]) -> None:
         table = pd.DataFrame(columns)
         if columns:
             print(f"\n{direction}, ms\n{table.to_string(float_format='{:.3g}'.format)}")
-            print(f"\n{direction}, multiples of {UNIT}\n{(table / table.loc[UNIT]).round(2)}")
+            print(f"\n{direction}, multiples of the {UNIT}\n{(table / table.loc[UNIT]).round(2)}")
 
 
 def main(

@@ -5,7 +5,7 @@ from typing import Any
 
 from reproduction.baselines import SelfAttentionNetwork
 from reproduction.heads import figures
-from reproduction.heads.measure import attention_maps, middle_query
+from reproduction.heads.measure import attention_maps
 from reproduction.heads.prune import CONDITION_NUMBER, LARGEST_PRECISION
 from reproduction.heads.prune import prune as prune_run
 from reproduction.heads.record import HEADS_FILE, load_head_record
@@ -62,14 +62,7 @@ def prune(
     print(counts.to_string(), models.to_string(), f"written: {out}", sep="\n\n")
 
 
-def heads(
-    run: Path,
-    /,
-    *,
-    query: tuple[int, int] | None = None,
-    out: Path | None = None,
-    data_dir: str | None = None,
-) -> None:
+def heads(run: Path, /, *, out: Path | None = None, data_dir: str | None = None) -> None:
     """Show where the heads of a finished self_attention run attend.
 
     The figures show the centers over training and attention maps. The table shows how close the
@@ -77,8 +70,6 @@ def heads(
 
     Args:
         run: Folder of the run.
-        query: Row and column, from 0, of the token whose attention maps are drawn; by default the
-            middle.
         out: Folder for the files, by default heads/ in the folder of the run.
         data_dir: Folder with the files of the data set.
     """
@@ -90,11 +81,10 @@ def heads(
     record = load_head_record(run / HEADS_FILE)
     # The record ends with the last epoch, which need not be the best one.
     load_weights(model, run / CHECKPOINTS / LAST)
-    query = query or middle_query(model.grid)
-    maps = attention_maps(model, trained.dataset.test.images[:NUM_IMAGES], query)
+    maps = attention_maps(model, trained.dataset.test.images[:NUM_IMAGES])
     drawn = {
         "head_centers": figures.draw_head_centers(record, [0, len(record["epoch"]) - 1]),
-        "attention_maps": figures.draw_attention_maps(maps, query),
+        "attention_maps": figures.draw_attention_maps(maps),
     }
     folder = make_directory("out", out or run / "heads")
     for name, figure in drawn.items():

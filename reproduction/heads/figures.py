@@ -56,7 +56,8 @@ def draw_head_centers(record: Record, moments: Sequence[int]) -> Figure:
 
 
 def _draw_layer(axis: Axes, record: Record, moment: int, layer: int) -> None:
-    (height, width), (row, column) = record["grid"], record["query"]
+    height, width = record["grid"]
+    row, column = height // 2, width // 2
     axis.add_patch(Rectangle((-column - 0.5, -row - 0.5), width, height, fill=False, color="gray"))
     axis.add_patch(Rectangle((-0.5, -0.5), 1, 1, color="black"))
     heads = record["layer"] == layer
@@ -89,8 +90,8 @@ def ellipse_around_zero(covariance: NDArray, share: float) -> NDArray:
     return np.stack([np.cos(CIRCLE), np.sin(CIRCLE)], axis=-1) @ axes.T
 
 
-def draw_attention_maps(maps: Sequence[NDArray], query: tuple[int, int]) -> Figure:
-    """Draw the attention weights of one query by layer and head (Cordonnier et al. 2020, Figure 6).
+def draw_attention_maps(maps: Sequence[NDArray]) -> Figure:
+    """Draw the attention weights by layer and head (Cordonnier et al. 2020, Figure 6).
 
     White is 0. The darkest blue is the largest weight of each map, which is written below it.
     """
@@ -104,6 +105,7 @@ def draw_attention_maps(maps: Sequence[NDArray], query: tuple[int, int]) -> Figu
         for head, image in enumerate(weights):
             axis = axes[layer, head]
             axis.imshow(image, cmap="Blues", vmin=0)
-            axis.add_patch(Rectangle((query[1] - 0.5, query[0] - 0.5), 1, 1, fill=False))
+            height, width = image.shape
+            axis.add_patch(Rectangle((width // 2 - 0.5, height // 2 - 0.5), 1, 1, fill=False))
             axis.set(title=str(head + 1), xlabel=f"{image.max():.2f}")
     return figure

@@ -13,7 +13,6 @@ from torch import Tensor
 from reproduction.baselines import SelfAttentionNetwork
 from reproduction.baselines.blocks import Images
 from reproduction.baselines.self_attention_network import make_gaussian_or_table
-from teka.errors import wrong_value
 from teka.functional import attention
 from teka.functional.positions import Positions
 from teka.functional.relative.stationary import StationaryRelative
@@ -28,10 +27,10 @@ BATCH_SIZE = 10
 LAYER_NUMBERS = ("local", "distinct", "window_3", "window_5", "spread", "distance")
 
 
-def middle_query(grid: Grid) -> tuple[int, int]:
-    """Return the row and column of the measured token, in the middle of the grid."""
+def middle_query(grid: Grid) -> int:
+    """Return the index of the measured token, in the middle of the grid."""
     height, width = grid.shape
-    return height // 2, width // 2
+    return height // 2 * width + width // 2
 
 
 def measure_heads(layers: Sequence[RelativeModule], grid: Grid) -> dict[str, Tensor]:
@@ -57,9 +56,8 @@ def measure_heads(layers: Sequence[RelativeModule], grid: Grid) -> dict[str, Ten
 
 @torch.no_grad()
 def _measure_layer(layer: RelativeModule, grid: Grid) -> dict[str, Tensor]:
-    row, column = middle_query(grid)
     positions = Positions(grid)
-    query = torch.tensor([row * grid.shape[1] + column])
+    query = torch.tensor([middle_query(grid)])
     offsets = -positions.pairwise_offsets(torch.zeros(2, dtype=torch.float64), query)[0]
     relative = copy.deepcopy(layer).cpu()()
     placed = relative.adapt_to_positions(positions)
@@ -122,28 +120,21 @@ def measure_chance(run: Any, num_heads: Sequence[int], grid: Grid) -> dict[str, 
     return {f"chance_{name}": column for name, column in zip(LAYER_NUMBERS, columns, strict=True)}
 
 
-def attention_maps(
-    model: SelfAttentionNetwork, images: Images, query: tuple[int, int]
-) -> list[NDArray]:
-    """Return the attention weights of one query in every layer, averaged over images.
+def attention_maps(model: SelfAttentionNetwork, images: Images) -> list[NDArray]:
+    """Return the attention weights of the middle query in every layer, averaged over images.
 
     Args:
         model: The network.
         images: Images for the content kernel.
-        query: Row and column of the query.
 
     Returns:
         For each layer an array of shape (heads, rows, columns). The weights of a head sum to 1.
     """
-    height, width = model.grid.shape
-    row, column = query
-    if not (0 <= row < height and 0 <= column < width):
-        expected = f"a row from 0 to {height - 1} and a column from 0 to {width - 1}, in tokens"
-        raise wrong_value("query", query, expected)
+    query = middle_query(model.grid)
     sums: dict[Attention, Tensor] = {}
 
     def add_weights(layer: Attention, inputs: tuple[Tensor]) -> None:
-        weights = attention_weights(layer, inputs[0], model.grid)[:, :, row * width + column]
+        weights = attention_weights(layer, inputs[0], model.grid)[:, :, query]
         sums[layer] = sums.get(layer, 0) + weights.double().sum(dim=0)
 
     hooks = [layer.register_forward_pre_hook(add_weights) for layer in model.attentions()]
@@ -152,7 +143,8 @@ def attention_maps(
             model(batch)
     for hook in hooks:
         hook.remove()
-    return [(total / len(images)).unflatten(-1, (height, width)).numpy() for total in sums.values()]
+    shape = model.grid.shape
+    return [(total / len(images)).unflatten(-1, shape).numpy() for total in sums.values()]
 
 
 def attention_weights(

@@ -76,11 +76,8 @@ def prune(
         model, largest_precision=largest_precision, condition_number=condition_number
     )
     if not heads.pruned.any():
-        extremes = (
-            f"The smallest largest_precision is {heads.largest_precision.min():.3g}, "
-            f"the largest condition_number {heads.condition_number.max():.3g}."
-        )
-        raise wrong_value("run", str(trained.folder), "one with degenerate heads", extremes)
+        largest = f"The largest condition_number is {heads.condition_number.max():.3g}."
+        raise wrong_value("run", str(trained.folder), "one with degenerate heads", largest)
     pruned = model.without_heads(
         [layer.pruned.to_numpy().nonzero()[0].tolist() for _, layer in heads.groupby("layer")]
     )

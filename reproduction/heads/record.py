@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from numpy.typing import NDArray
 
 from reproduction.baselines import SelfAttentionNetwork
-from reproduction.heads.measure import measure_chance, measure_heads, middle_query
+from reproduction.heads.measure import measure_chance, measure_heads
 from teka.files import write_bytes
 from teka.training import Run
 
@@ -38,7 +38,6 @@ class HeadRecorder(Callback):
         self.moments: list[dict[str, Any]] = []
         self.facts = {
             "grid": model.grid.shape,
-            "query": middle_query(model.grid),
             "layer": np.repeat(np.arange(len(model.heads)), model.heads),
             **measure_chance(run, model.heads, model.grid),
         }
@@ -78,7 +77,7 @@ def load_head_record(path: str | Path) -> dict[str, NDArray]:
     They are those of `measure_heads`, with a first dimension for the start of the training and
     every epoch; `chance_` and a name of `summarize_layer` for random initial parameters; the
     `layer` of each head; `epoch`, `train_accuracy` and `validation_accuracy`, NaN if not measured;
-    and the `grid` and the `query`.
+    and the sides of the `grid`.
 
     Raises:
         ValueError: The file is missing or damaged.

@@ -1,35 +1,24 @@
-r"""Denominators of rotary attention: accuracy, size of the outputs, gradients and half precision.
+r"""Denominators of rotary attention: accuracy, size of the outputs and gradients.
 
     python -m reproduction.studies.bounded_rotary --data-dir data --processes 2
     python -m reproduction.studies.tables
 
 The first command trains the models that are missing in bounded_rotary.jsonl.gz. The second one
-writes the tables of reproduction/studies/README.md. Every candidate is tuned on each data set. The
-selection seeds choose the default. The evaluation seeds were not used for any choice; they compare
-the default with the previous one and with softmax.
+writes the tables of the results. Every candidate is tuned on each data set. The selection seeds
+choose the default. The evaluation seeds were not used for any choice; they compare the default with
+the previous one and with softmax.
 """
 
-import copy
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import cyclopts
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from reproduction.heads.measure import attention_weights
-from reproduction.studies.small_models import (
-    accuracy,
-    best_rates,
-    build,
-    fit,
-    predict,
-    train_missing,
-)
+from reproduction.studies.small_models import accuracy, best_rates, build, fit, train_missing
 from teka.data import load
-from teka.models import Performer
 from teka.nn import Attention, RelativeKernel
 
 RESULTS = Path(__file__).with_name("bounded_rotary.jsonl.gz")
@@ -56,7 +45,6 @@ LARGEST_RATE = 0.016  # only if 0.008 is the best of the others
 TUNING_SEEDS = {"digits": (100, 101), "MNIST": (100,), "Fashion-MNIST": (100,)}
 SELECTION_SEEDS = range(6)
 EVALUATION_SEEDS = range(10, 16)
-NUM_IMAGES = 64  # for which the attention weights of every row are summed
 
 
 def watch_outputs(model: nn.Module) -> list[float]:
@@ -74,37 +62,10 @@ def watch_outputs(model: nn.Module) -> list[float]:
     return ratios
 
 
-@torch.no_grad()
-def gains(model: Performer, images: Tensor) -> tuple[float, float]:
-    """Return the largest gain Σ_j |w_ij| of all layers, and the share of gains above 1."""
-    model = copy.deepcopy(model).double()
-    rows = []
-
-    def add_row_sums(layer: Attention, inputs: tuple[Tensor]) -> None:
-        rows.append(attention_weights(layer, inputs[0], model.grid).abs().sum(dim=-1))
-
-    for layer in model.modules():
-        if isinstance(layer, Attention):
-            layer.register_forward_pre_hook(add_row_sums)
-    model(images.double())
-    gain = torch.stack(rows)
-    return gain.max().item(), (gain > 1 + 1e-6).double().mean().item()
-
-
-def compare_with_half(model: Performer, images: Tensor) -> dict[str, float]:
-    """Return the shares of logits in float16 that are finite, and that give the same class."""
-    exact = predict(model, images)
-    half = predict(copy.deepcopy(model).half(), images.half())
-    finite = half.isfinite().all(dim=1)
-    agree = finite & (half.argmax(dim=1) == exact.argmax(dim=1))
-    return {"finite": finite.double().mean().item(), "agree": agree.double().mean().item()}
-
-
 def train(
     data_dir: str | None, data: str, candidate: str, rate: float, seed: int
 ) -> dict[str, Any]:
     """Train and measure one model; with a tuning seed only on held-out images."""
-    torch.set_num_threads(1)
     dataset = load(**DATA[data], data_dir=data_dir)
     _, options, rotary = CANDIDATES[candidate]
     model = build(seed, dataset.in_channels, **{"kernel": "squared_relu", **options})
@@ -112,36 +73,11 @@ def train(
         if isinstance(layer, RelativeKernel):
             layer.options.update(rotary)
     outputs = watch_outputs(model)
-    largest_gains = []
-
-    def measure_gains() -> None:
-        largest_gains.append(gains(model, dataset.validation.images[:NUM_IMAGES])[0])
-
-    training = fit(
-        model, dataset, epochs=EPOCHS[data], rate=rate, seed=seed, after_epoch=measure_gains
-    )
-    result = {
-        "data": data,
-        "candidate": candidate,
-        "rate": rate,
-        "seed": seed,
-        "largest_output": max(outputs),
-        "largest_gain": max(largest_gains),
-        **training,
-    }
-    if seed in TUNING_SEEDS[data]:
-        return result
-    images = dataset.test.images
-    blank = torch.zeros_like(images[:1])
-    views = {"test": images[:NUM_IMAGES], "inverted": 1 - images[:NUM_IMAGES], "blank": blank}
-    return result | {
-        "accuracy": accuracy(model, dataset.test),
-        "gain": {name: gains(model, view) for name, view in views.items()},
-        "half": {
-            "test float16": compare_with_half(model, images[:1000]),
-            "inverted float16": compare_with_half(model, 1 - images[:1000]),
-        },
-    }
+    result = fit(model, dataset, epochs=EPOCHS[data], rate=rate, seed=seed)
+    result["largest_output"] = max(outputs)
+    if seed not in TUNING_SEEDS[data]:
+        result["accuracy"] = accuracy(model, dataset.test)
+    return result
 
 
 def main(*, data_dir: str | None = None, processes: int = 1) -> None:

@@ -11,6 +11,7 @@ after their papers, on a torus with two axes. Every candidate is tuned on each d
 """
 
 import math
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -58,6 +59,7 @@ class LinearRelative(Relative):
         raise NotImplementedError
 
 
+@dataclass(frozen=True, eq=False)
 class Permutation(LinearRelative):
     """φ(q_i)ᵀ P^(x_i − x_j) φ(k_j) for 7 × 7 features, whose rows and columns are permuted.
 
@@ -69,9 +71,7 @@ class Permutation(LinearRelative):
     """
 
     name: ClassVar[str] = "permutation"
-
-    def __init__(self, powers: Tensor) -> None:
-        self.powers = powers
+    powers: Tensor
 
     def estimate_costs(self, sizes: AttentionSizes, positions: Positions) -> dict[str, Cost]:
         return {"linear": linear_cost(sizes)}
@@ -109,6 +109,7 @@ class PermutationModule(RelativeModule):
         return Permutation(self.get_buffer("powers"))
 
 
+@dataclass(frozen=True, eq=False)
 class Stochastic(LinearRelative):
     """Random queries Σ_d q_d Q_d(x) and keys Σ_d k_d K_d(x), whose products depend on offsets.
 
@@ -121,12 +122,10 @@ class Stochastic(LinearRelative):
     name: ClassVar[str] = "stochastic"
     equivariance: ClassVar[Any] = "in expectation"
     appends_features: ClassVar[bool] = True
-
-    def __init__(self, frequency: Tensor, phase: Tensor, gain: Tensor, noise: Tensor) -> None:
-        self.frequency = frequency
-        self.phase = phase
-        self.gain = gain
-        self.noise = noise
+    frequency: Tensor
+    phase: Tensor
+    gain: Tensor
+    noise: Tensor
 
     @property
     def num_position_features(self) -> int:
@@ -206,7 +205,6 @@ def train(
     data_dir: str | None, data: str, candidate: str, rate: float, seed: int
 ) -> dict[str, Any]:
     """Train and measure one model; with the tuning seed only on held-out images."""
-    torch.set_num_threads(1)
     sizes: Any = {"image_size": SIDE, "train_size": 10_000, "validation_size": 2000}
     dataset = load(data, **sizes, data_dir=data_dir)
     relative, options, change = CANDIDATES[candidate]
@@ -214,17 +212,13 @@ def train(
     for layer in list(model.modules()):
         if isinstance(layer, Attention) and change:
             change(layer)
-    result = {"data": data, "candidate": candidate, "rate": rate, "seed": seed}
-    result |= fit(model, dataset, epochs=3, rate=rate, seed=seed)
+    result = fit(model, dataset, epochs=3, rate=rate, seed=seed)
     if seed == TUNING_SEED:
         return result
     result["accuracy"] = accuracy(model, dataset.test)
     images = dataset.test.images[:100].double()
     error = equivariance_error(model.double(), images, [(0, 1), (3, -2), (7, 5), (-4, 4)])
-    return result | {
-        "equivariance_error": error.maximum,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-    }
+    return {**result, "equivariance_error": error.maximum}
 
 
 def measure_times() -> dict[str, dict[str, float]]:
@@ -239,7 +233,6 @@ def measure_times() -> dict[str, dict[str, float]]:
             if change:
                 change(layer)
             steps[candidate] = partial(run_layer, layer, tokens, grid if layer.relative else None)
-            steps[candidate]()
         medians = interleaved_medians(steps, seconds=1.0)
         times[str(side**2)] = {name: 1000 * seconds for name, seconds in medians.items()}
     return times

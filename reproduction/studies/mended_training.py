@@ -15,11 +15,10 @@ import pandas as pd
 import torch
 from joblib import Memory
 from torch import nn
-from torch.nn.functional import cross_entropy
-from torch.optim.lr_scheduler import OneCycleLR
 
 from reproduction.studies.small_models import accuracy
 from reproduction.study.report import format_mean
+from reproduction.training import fit
 from teka.audit import Movement, axis_shifts, locate_layers, measure_responses
 from teka.convert import fix
 from teka.data import Split
@@ -37,29 +36,9 @@ BASE = {
     "random_flip": True,
 }
 SEEDS = (10, 11, 12)
-EPOCHS, BATCH_SIZE, RATE = 3, 64, 5e-4
+FINE_TUNING = {"batch_size": 64, "learning_rate": 5e-4, "weight_decay": 0.05, "warmup": 0.3}
 NUM_IMAGES, NUM_SHIFTED = 2500, 300
 SHIFTS, MOVEMENT = axis_shifts(3), Movement("circular")
-
-
-def train_on(model: nn.Module, split: Split, seed: int) -> None:
-    """Train a model on with randomly mirrored images."""
-    torch.manual_seed(seed)
-    model.train().requires_grad_(True)
-    num_images = len(split) // BATCH_SIZE * BATCH_SIZE
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.05)
-    schedule = OneCycleLR(optimizer, max_lr=RATE, total_steps=EPOCHS * num_images // BATCH_SIZE)
-    order = torch.cat([torch.randperm(len(split))[:num_images] for _ in range(EPOCHS)])
-    for rows in order.split(BATCH_SIZE):
-        images = split.images[rows]
-        images = torch.where(torch.rand(BATCH_SIZE, 1, 1, 1) < 0.5, images.flip(3), images)
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = cross_entropy(model(images), split.labels[rows])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-    model.eval()
 
 
 def measure(model: nn.Module, test: Split) -> dict[str, float]:
@@ -85,7 +64,7 @@ def run_seed(seed: int, data_dir: str) -> pd.DataFrame:
     models = {"as trained": trained.model, "mended": mended}
     networks = {name: measure(model, test) for name, model in models.items()}
     for name, model in models.items():
-        train_on(model, trained.dataset.train, seed)
+        fit(model, trained.dataset, run.replace(**FINE_TUNING))
         networks[f"{name}, trained on"] = measure(model, test)
     return pd.DataFrame(networks).T.assign(seed=seed)
 

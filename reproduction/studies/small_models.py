@@ -11,9 +11,10 @@ from typing import Any
 import pandas as pd
 import torch
 from joblib import Parallel, delayed
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 
+from reproduction.study.measure import predict
 from teka.data import Dataset, Split
 from teka.models import Performer
 
@@ -37,15 +38,9 @@ def build(seed: int, channels: int = 1, **options: Any) -> Performer:
 
 
 def fit(
-    model: nn.Module,
-    dataset: Dataset,
-    *,
-    epochs: int,
-    rate: float,
-    seed: int,
-    after_epoch: Callable[[], object] = lambda: None,
+    model: nn.Module, dataset: Dataset, *, epochs: int, rate: float, seed: int
 ) -> dict[str, Any]:
-    """Train a model with AdamW and a one-cycle schedule.
+    """Train a model on one thread with AdamW and a one-cycle schedule.
 
     Args:
         model: Model to train.
@@ -53,11 +48,11 @@ def fit(
         epochs: Number of epochs.
         rate: Largest learning rate.
         seed: Seed of the order of the images.
-        after_epoch: Function to call after every epoch.
 
     Returns:
         The seconds, the loss on the held-out images, and statistics of the norm of the gradient.
     """
+    torch.set_num_threads(1)
     split, held_out = dataset.train, dataset.validation
     start = time.process_time()
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
@@ -75,7 +70,6 @@ def fit(
             norms.append(nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
             optimizer.step()
             schedule.step()
-        after_epoch()
     seconds = time.process_time() - start
     model.eval()
     return {
@@ -83,12 +77,6 @@ def fit(
         "validation_loss": cross_entropy(predict(model, held_out.images), held_out.labels).item(),
         "gradient_norm": {"median": statistics.median(norms), "largest": max(norms)},
     }
-
-
-@torch.no_grad()
-def predict(model: nn.Module, images: Tensor) -> Tensor:
-    """Return the logits of images in float32."""
-    return torch.cat([model(batch).float() for batch in images.split(250)])
 
 
 def accuracy(model: nn.Module, split: Split) -> float:
@@ -114,13 +102,18 @@ def train_missing(
         cells: Cells to train.
         processes: Number of cells that are trained at the same time.
     """
+
+    def train_cell(cell: Cell) -> dict[str, Any]:
+        return {**dict(zip(FACTORS, cell, strict=True)), **train(*cell)}
+
     finished = set(read_results(path)[FACTORS].itertuples(index=False, name=None))
-    jobs = [delayed(train)(*cell) for cell in cells if cell not in finished]
+    jobs = [delayed(train_cell)(cell) for cell in cells if cell not in finished]
     new_results: Any = Parallel(processes, return_as="generator_unordered")(jobs)
     for result in new_results:
+        line = json.dumps(result, ensure_ascii=False)
         with gzip.open(path, "at", encoding="utf-8") as file:
-            print(json.dumps(result, ensure_ascii=False), file=file)
-        print({name: result[name] for name in (*FACTORS, "validation_loss")}, flush=True)
+            print(line, file=file)
+        print(line, flush=True)
     return read_results(path)
 
 

@@ -1,4 +1,4 @@
-"""Tables and figures of a study."""
+"""Tables of a study."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -7,20 +7,19 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from scipy import stats
 
 from reproduction.study.cells import read_cells
 from reproduction.study.study import Study
 from teka.files import write_bytes
 from teka.reporting.formatting import significant
-from teka.reporting.plots import to_png
 
 DIFFERENCES = ["at_equal_steps", "at_equal_time"]
 HEADINGS = {
     "accuracy": "accuracy (%)",
     "at_equal_steps": "difference at equal steps",
     "at_equal_time": "at equal time",
+    "parameters": "parameters",
     "mflops": "MFLOPs per image",
     "process_seconds": "CPU seconds",
     "unshifted_accuracy": "not shifted (%)",
@@ -36,7 +35,8 @@ points. "At equal time" compares held-out images after the CPU time of the refer
 has not completed its learning rate schedule, and a faster run counts with its last accuracy.
 
 Accuracies under shifts are those of the shifted images: without a shift, at the worst shift, and
-the share of images that are correct at every shift."""
+the share of images that are correct at every shift. Unchanged predictions are those of the seed
+with the fewest."""
 
 
 def half_width(values: Any) -> Any:
@@ -106,6 +106,8 @@ def over_seeds(cells: pd.DataFrame) -> Any:
 def format_table(cells: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFrame:
     """Return means over seeds as text: shares with intervals, and the largest errors.
 
+    Columns without any value are left out.
+
     Args:
         cells: Table with one row per cell.
         headings: Headings of the columns, by name.
@@ -116,10 +118,27 @@ def format_table(cells: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFra
         if "accuracy" in name or name in DIFFERENCES:
             table[heading] = groups[name].agg(format_mean, signed=name in DIFFERENCES)
         elif name in ("equivariance_error", "noise_floor"):
-            table[heading] = groups[name].max().map("{:.1e}".format)
+            table[heading] = groups[name].max().map("{:.1e}".format, na_action="ignore")
         else:
             table[heading] = groups[name].mean().map(significant, na_action="ignore")
-    return table
+    return table.loc[:, ~(table.isna() | (table == "–")).all()]
+
+
+def stability_table(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return how many predictions, and all predictions of how many images, shifts do not change.
+
+    The values are those of the seed with the lowest shares.
+    """
+    rows = [
+        {**dict(zip(cells.index.names, index, strict=True)), "mode": mode, **values}
+        for index, stability in cells.stability.items()
+        for mode, values in (stability or {}).items()
+    ]
+    names = [name for name in cells.index.names if name != "seed"]
+    groups = pd.DataFrame(rows).groupby([*names, "mode"], sort=False)
+    shares = (100 * groups[["consistency", "unchanged"]].min()).map("{:.2f}".format)
+    shares.columns = ["unchanged predictions (%)", "images without any change (%)"]
+    return groups[["images", "shifts"]].max().join(shares)
 
 
 def summarize(cells: pd.DataFrame) -> pd.DataFrame:
@@ -139,23 +158,37 @@ def summarize(cells: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def write_study(study: Study, folder: str | Path) -> str:
-    """Write `summary.md`, `summary.csv` and a figure of the finished cells, and return the tables.
+def write_study(
+    study: Study,
+    folder: str | Path,
+    *,
+    name: str = "summary",
+    tables: Mapping[str, pd.DataFrame] | None = None,
+) -> str:
+    """Write the tables of the finished cells as Markdown and CSV, and return the Markdown.
 
     Args:
         study: The study.
         folder: Folder of its results.
+        name: Name of the files.
+        tables: Other tables that come first in the Markdown file.
     """
     cells = add_differences(read_cells(study, folder), study.reference)
-    tables = {"Comparison": format_table(cells, HEADINGS)}
-    if len(study.factors.keys() - {"data"}) > 1:
+    tables = dict(tables or {})
+    if not tables and len(study.factors.keys() - {"data"}) > 1:
         accuracy = over_seeds(cells).accuracy.agg(format_mean)
-        tables = {"Accuracy (%)": accuracy.unstack(-1, sort=False)} | tables
-    notes = [NOTES, describe_conditions(study, cells)]
-    figures = {"accuracy.png": draw_accuracies(cells)}
-    return write_report(
-        Path(folder) / "summary", study.name, tables, notes, summarize(cells), figures
-    )
+        tables["Accuracy (%)"] = accuracy.unstack(-1, sort=False)
+    tables["Comparison"] = format_table(cells, HEADINGS)
+    if cells.stability.any():
+        tables["Unchanged predictions"] = stability_table(cells)
+    parts = [f"# {study.name}", study.description.strip()]
+    for heading, table in tables.items():
+        parts += [f"## {heading}", to_markdown(table)]
+    text = "\n\n".join([*parts, NOTES, describe_conditions(study, cells)])
+    path = Path(folder) / f"{name}.md"
+    write_bytes(path, f"{text}\n".encode())
+    write_bytes(path.with_suffix(".csv"), summarize(cells).to_csv().encode())
+    return f"{text}\n\nwritten: {path} and {path.with_suffix('.csv')}"
 
 
 def describe_conditions(study: Study, cells: pd.DataFrame) -> str:
@@ -169,53 +202,8 @@ def describe_conditions(study: Study, cells: pd.DataFrame) -> str:
     return "\n".join([progress, "; ".join(conditions) + "."])
 
 
-def write_report(
-    path: Path,
-    title: str,
-    tables: Mapping[str, pd.DataFrame],
-    notes: Iterable[str],
-    numbers: pd.DataFrame,
-    figures: Mapping[str, Figure],
-) -> str:
-    """Write tables and notes to `path` with suffix .md, numbers with .csv, and figures.
-
-    Returns:
-        The content of the Markdown file, and the names of the files.
-    """
-    parts = [f"# {title}"]
-    for heading, table in tables.items():
-        parts += [f"## {heading}", to_markdown(table)]
-    text = "\n\n".join([*parts, *notes])
-    files = {path.with_suffix(".md"): f"{text}\n".encode()}
-    files[path.with_suffix(".csv")] = numbers.to_csv().encode()
-    files |= {path.with_name(name): to_png(figure) for name, figure in figures.items()}
-    for file, content in files.items():
-        write_bytes(file, content)
-    return f"{text}\n\nwritten: {', '.join(map(str, files))}"
-
-
 def to_markdown(table: pd.DataFrame) -> str:
     """Format a table as Markdown, with the index in the first columns."""
     table = table.reset_index()
     lines = [table.columns, ["---"] * table.shape[1], *table.astype(object).fillna("–").to_numpy()]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
-
-
-def draw_accuracies(cells: pd.DataFrame) -> Figure:
-    """Draw means over seeds with 95 % intervals, in one panel per data set."""
-    groups = over_seeds(cells).accuracy
-    table = pd.DataFrame({"mean": 100 * groups.mean(), "half": 100 * half_width(groups)})
-    panels = [("", table)]
-    if "data" in table.index.names:
-        panels = list(table.groupby(level="data", sort=False))
-    size = 4 + 3 * len(panels), 2 + 0.25 * len(table) / len(panels)
-    figure = Figure(size, layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axis, (title, panel) in zip(axes, panels, strict=True):
-        levels = panel.index.to_frame().drop(columns="data", errors="ignore")
-        axis.errorbar(panel["mean"], range(len(panel)), xerr=panel["half"], fmt="o")
-        axis.set_yticks(range(len(panel)), levels.agg(" × ".join, axis=1))
-        axis.set(title=title, xlabel=HEADINGS["accuracy"])
-        axis.invert_yaxis()
-        axis.grid(axis="x")
-    return figure

@@ -1,6 +1,5 @@
 """SIGKILL at random moments, in training and in studies, with temporary files on the same disk and on another."""
 
-import json
 import os
 import random
 import shutil

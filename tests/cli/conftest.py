@@ -1,9 +1,6 @@
-import sys
-
 import numpy as np
 import pytest
 
-from teka.cli import main
 from teka.data import load
 from teka.training import Run, train
 
@@ -27,20 +24,3 @@ def trained_folder(few_digits, tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli") / "run"
     train(TINY.replace(data=few_digits), folder)
     return folder
-
-
-@pytest.fixture
-def fails(capsys):
-    """Run a command that must fail; returns its one line of error."""
-
-    def run(*arguments: str) -> str:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            sys.exit(main([str(argument) for argument in arguments]))
-        assert stopped.value.code == 2
-        error = capsys.readouterr().err
-        assert error.endswith("\n")
-        assert error.count("\n") == 1, error
-        return error
-
-    return run

@@ -1,8 +1,6 @@
-import sys
-
 import pytest
 
-from reproduction.__main__ import run as main
+from reproduction.__main__ import run
 from reproduction.study import Study
 from reproduction.study.cells import add_cell
 
@@ -79,17 +77,6 @@ def save_study(tmp_path):
 
 
 @pytest.fixture
-def fails(capsys):
-    """Run a command that must fail; returns its one line of error."""
-
-    def run(*arguments: str) -> str:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            sys.exit(main([str(argument) for argument in arguments]))
-        assert stopped.value.code == 2
-        error = capsys.readouterr().err
-        assert error.endswith("\n")
-        assert error.count("\n") == 1, error
-        return error
-
+def command_line():
+    """Return the function that runs a command of teka or of the reproductions."""
     return run

@@ -24,8 +24,8 @@ class PlainAttention(nn.Module):
 
 def test_it_computes_what_a_transformer_block_does_around_the_same_attention():
     torch.manual_seed(0)
-    block = TransformerBlock(6, 2, kernel="softmax", relative=None, mlp_ratio=3.0).double()
-    other = PreNormBlock(PlainAttention(block.attention), 6, mlp_ratio=3.0).double()
+    block = TransformerBlock(6, 2, kernel="softmax", relative=None).double()
+    other = PreNormBlock(PlainAttention(block.attention), 6).double()
     for part in ("attention_norm", "mlp_norm", "mlp"):
         other.get_submodule(part).load_state_dict(block.get_submodule(part).state_dict())
     tokens = torch.randn(2, 7, 6, dtype=torch.float64)
@@ -38,11 +38,6 @@ def test_dropout_acts_after_the_attention_the_gelu_and_the_mlp():
     everything = PreNormBlock(nn.Identity(), 6, dropout=1.0)
     tokens = torch.randn(2, 7, 6)
     assert torch.equal(everything(tokens), tokens)
-
-
-def test_an_mlp_without_width_is_an_error():
-    with pytest.raises(ValueError, match=r"mlp_ratio must be at least 1 / dim = 1 / 6.*got 0.1"):
-        PreNormBlock(nn.Identity(), 6, mlp_ratio=0.1)
 
 
 GRID = Grid((3, 5))

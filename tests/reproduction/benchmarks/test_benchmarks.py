@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
-from reproduction.benchmarks import backends, contrast, gpu, layers, million_tokens
+from reproduction.benchmarks import backends, gpu, layers, million_tokens
 from reproduction.benchmarks.measurement import interleaved_medians
 
 
@@ -15,19 +15,17 @@ def test_steps_take_turns_and_leave_after_their_time():
     now = itertools.count()
     steps = {name: lambda name=name: calls.append(name) for name in "ab"}
     medians = interleaved_medians(steps, seconds=3.0, clock=lambda: float(next(now)))
-    assert "".join(calls) == "ababab"
+    assert "".join(calls) == "abababab"  # once without the clock
     assert medians == {"a": 1.0, "b": 1.0}
 
 
 def test_the_layers_are_timed_and_added_to_the_file(tmp_path, capsys):
     out = tmp_path / "layers.json"
     names = ["teka, causal", "plain", "MultiheadAttention", "constant × quadratic"]
-    layers.main(tokens=[16], layers=names, seconds=0.0, memory=True, out=out)
+    layers.main(tokens=[16], layers=names, seconds=0.0, out=out)
     (result,) = json.loads(out.read_text()).values()
     for row in result["times"]:
-        assert set(row["ms"]) == set(row["mb"]) == {layers.UNIT, *names}
-    forward, both = (row["mb"]["plain"] for row in result["times"])
-    assert forward < both
+        assert set(row["ms"]) == {layers.UNIT, *names}
     layers.main(table=True, out=out)
     assert "multiples of the four products" in capsys.readouterr().out
 
@@ -94,34 +92,14 @@ def test_the_committed_times_of_backends_can_be_read(capsys):
 def test_attention_is_timed_with_and_without_rotary_and_beside_softmax(monkeypatch):
     monkeypatch.setattr(gpu, "NUM_CALLS", 1)
     inputs = gpu.draw_inputs(1, 16, torch.float32)
-    query = inputs[0]
     for is_rotary, is_causal in itertools.product([False, True], repeat=2):
         variants = gpu.make_variants(inputs, is_rotary, is_causal)
         variants = {name: passes for name, passes in variants.items() if "compiled" not in name}
-        rows = gpu.measure(variants, query, bandwidth=1e9, seconds=0.0)
+        rows = gpu.measure(variants, inputs[0], seconds=0.0)
         assert len(rows) == 2 + (not is_rotary)
-        assert all(row["forward_backward"]["share_of_floor"] > 0 for row in rows)
+        assert all(row["forward_backward"]["seconds"] > 0 for row in rows)
 
 
 def test_the_committed_times_of_the_gpu_can_be_read(capsys):
     gpu.main(table=True)
     assert "causal squared_relu × rotary, without Triton" in capsys.readouterr().out
-
-
-def test_the_contrast_of_kernels_is_that_of_the_committed_file(tmp_path):
-    contrast.main(out=tmp_path)
-    results = [
-        json.loads((folder / "contrast.json").read_text())["rows"]
-        for folder in (tmp_path, contrast.FOLDER)
-    ]
-    for row, committed in zip(*results, strict=True):
-        assert row == pytest.approx(committed, rel=1e-6)
-
-
-def test_the_contrast_of_a_layer_before_training_is_small_for_softmax():
-    torch.manual_seed(0)
-    images = torch.rand(2, 1, 14, 14)
-    softmax = contrast.measure_model(images, {"image_size": 14, "kernel": "softmax"})
-    squared = contrast.measure_model(images, {"image_size": 14, "kernel": "squared_relu"})
-    assert len(softmax) == 2
-    assert softmax[0]["class_token"] < 0.3 * squared[0]["class_token"]

@@ -17,22 +17,18 @@ def head_arrays(*, layers=(3, 2), moments=3, gaussian=True, grid=(5, 7)):
     covariance = np.linalg.inv(precision)
     counts = np.broadcast_to(np.array(layers), (moments, len(layers)))
     arrays = {
-        "encoding": np.array("quadratic" if gaussian else "table"),
-        "content": np.array(""),
         "grid": np.array(grid),
-        "query": np.array([grid[0] // 2, grid[1] // 2]),
         "layer": layer,
         "epoch": np.arange(moments),
         "train_accuracy": np.array([np.nan, *np.linspace(0.3, 0.8, moments - 1)]),
         "validation_accuracy": np.array([np.nan, *np.linspace(0.35, 0.7, moments - 1)]),
         "center": center if gaussian else np.full_like(center, np.nan),
-        "precision": precision if gaussian else np.full_like(precision, np.nan),
         "mean": center,
         "covariance": covariance,
         "offset": center.round().astype(int),
         "weight": np.full((moments, heads), 0.25),
     }
     for place, name in enumerate(LAYER_NUMBERS):
-        arrays[name] = counts if name == "heads" else np.minimum(counts, place + 0 * counts)
+        arrays[name] = np.minimum(counts, place)
         arrays[f"chance_{name}"] = arrays[name].mean(axis=0)
     return arrays

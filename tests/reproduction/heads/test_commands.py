@@ -19,13 +19,7 @@ NETWORK = Run.of(
     epochs=1,
     batch_size=32,
 )
-HEADS_FILES = {
-    "heads.gif",
-    "head_centers.png",
-    "attention_maps.png",
-    "head_grid.png",
-    "accuracy.png",
-}
+HEADS_FILES = {"head_centers.png", "attention_maps.png"}
 
 
 @pytest.fixture(scope="module")
@@ -101,20 +95,12 @@ def test_heads_writes_figures_into_the_folder_of_the_run(network_folder, capsys)
     assert f"written: {network_folder / 'heads'}" in shown
 
 
-def test_the_query_and_the_folder_can_be_chosen(network_folder, tmp_path):
-    assert (
-        main(["heads", str(network_folder), "--query", "0", "3", "--out", str(tmp_path / "out")])
-        == 0
-    )
+def test_the_folder_can_be_chosen(network_folder, tmp_path):
+    assert main(["heads", str(network_folder), "--out", str(tmp_path / "out")]) == 0
     assert {path.name for path in (tmp_path / "out").iterdir()} == HEADS_FILES
 
 
-def test_bad_input_of_heads_is_one_line(network_folder, trained, tmp_path, fails):
-    message = fails("heads", network_folder, "--query", "4", "0", "--out", tmp_path / "out")
-    assert (
-        "query must be a row from 0 to 3 and a column from 0 to 3, in tokens, got (4, 0)" in message
-    )
-    assert not (tmp_path / "out").exists()
+def test_bad_input_of_heads_is_one_line(trained, tmp_path, fails):
     assert r"Its model is 'performer'" in fails("heads", trained.folder)
     assert "run.json" in fails("heads", tmp_path)
 
@@ -122,4 +108,6 @@ def test_bad_input_of_heads_is_one_line(network_folder, trained, tmp_path, fails
 def test_a_run_without_a_record_is_named(tmp_path, fails):
     train(NETWORK.replace(content=None), tmp_path / "run")
     (tmp_path / "run" / "heads.npz").unlink()
-    assert "heads.npz is not a file" in fails("heads", tmp_path / "run")
+    assert "heads.npz must be the heads.npz of a self_attention run" in fails(
+        "heads", tmp_path / "run"
+    )

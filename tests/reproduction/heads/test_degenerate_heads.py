@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from reproduction.baselines import SelfAttentionNetwork
-from reproduction.heads.degenerate_heads import find_degenerate_heads
+from reproduction.heads.prune import find_degenerate_heads
 from teka.nn import RelativeKernel
 from teka.nn.relative import inverse_softplus
 

@@ -1,16 +1,12 @@
 import numpy as np
 import pytest
 from matplotlib.patches import Rectangle
-from PIL import Image, ImageSequence
 
 from reproduction.heads.figures import (
     describe_heads,
-    draw_accuracy,
     draw_attention_maps,
     draw_head_centers,
-    draw_progress,
     ellipse_around_zero,
-    save_animation,
 )
 from tests.reproduction.heads.head_records import head_arrays
 
@@ -65,26 +61,10 @@ def test_heads_of_a_table_are_drawn_at_the_mean_of_their_attention(make):
     ]
 
 
-def test_wide_gaussians_have_finite_ellipses(make):
-    precision = np.array([[[[1.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]]]])
-    figure = draw_head_centers(make(layers=(2,), moments=1, changed={"precision": precision}), [0])
-    assert all(np.isfinite(line.get_xydata()).all() for line in figure.axes[0].get_lines())
-
-
-@pytest.mark.parametrize("moments", [1, 3])
-def test_the_animation_has_a_frame_for_each_moment_and_stays_on_the_last(make, moments, tmp_path):
-    save_animation(make(layers=(2,), moments=moments), tmp_path / "heads.gif")
-    with Image.open(tmp_path / "heads.gif") as image:
-        durations = [frame.info["duration"] for frame in ImageSequence.Iterator(image)]
-        assert len(durations) == moments
-        assert durations[-1] > 2000
-        assert image.info["loop"] == 0
-
-
 def test_maps_have_a_row_for_each_layer_and_show_their_largest_weight():
     generator = np.random.default_rng(0)
     maps = [generator.dirichlet(np.ones(35), size=heads).reshape(heads, 5, 7) for heads in (2, 3)]
-    figure = draw_attention_maps(maps, (4, 6))
+    figure = draw_attention_maps(maps)
     drawn = [panel for panel in figure.axes if panel.images]
     weights = [head for layer in maps for head in layer]
     assert [panel.get_xlabel() for panel in drawn] == [f"{head.max():.2f}" for head in weights]
@@ -94,28 +74,7 @@ def test_maps_have_a_row_for_each_layer_and_show_their_largest_weight():
         np.testing.assert_array_equal(panel.images[0].get_array(), head)
         square = panel.patches[0]
         assert isinstance(square, Rectangle)
-        assert square.get_xy() == (5.5, 3.5)
-
-
-def test_accuracy_continues_after_pruning(make):
-    record = make()
-    training, validation = draw_accuracy([record]).axes[0].get_lines()
-    np.testing.assert_allclose(np.asarray(training.get_xydata())[1:], [[1, 30], [2, 80]])
-    np.testing.assert_allclose(np.asarray(validation.get_xydata())[1:], [[1, 35], [2, 70]])
-    before, after, *_, cut = draw_accuracy([record, record]).axes[0].get_lines()
-    np.testing.assert_allclose(np.asarray(before.get_xydata())[1:], [[1, 30], [2, 80]])
-    np.testing.assert_allclose(np.asarray(after.get_xydata())[1:], [[3, 30], [4, 80]])
-    np.testing.assert_allclose(np.asarray(cut.get_xdata()), 2)
-
-
-def test_progress_has_a_line_for_each_layer_and_one_for_chance(make):
-    record = make(layers=(3, 1, 2))
-    names = ("window_3", "local", "spread")
-    for panel, name in zip(draw_progress(record).axes, names, strict=True):
-        *layers, chance = panel.get_lines()
-        for layer, line in enumerate(layers):
-            np.testing.assert_array_equal(line.get_ydata(), record[name][:, layer])
-        assert set(np.asarray(chance.get_ydata())) == {record[f"chance_{name}"].mean()}
+        assert square.get_xy() == (2.5, 1.5)
 
 
 def test_the_table_has_numbers_before_and_after_training(make):

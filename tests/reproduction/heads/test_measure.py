@@ -76,19 +76,6 @@ def test_a_wide_gaussian_has_attention_with_its_own_mean_and_covariance():
     torch.testing.assert_close(heads["covariance"][0], identity, atol=1e-6, rtol=0)
 
 
-def test_center_and_precision_are_those_of_the_exponent():
-    factor = torch.tensor([[[1.0, 0.3], [-0.2, 0.7]]], dtype=torch.float64)
-    center = torch.tensor([[1.5, -0.5]], dtype=torch.float64)
-    kernel = relative.GeneralizedQuadratic(center, factor)
-    heads = measure(kernel)
-    away = torch.tensor([0.4, -1.3], dtype=torch.float64)
-    log = kernel.log_at(-(center[0] + away)[None])
-    assert (-away @ heads["precision"][0] @ away / 2).item() == pytest.approx(log.item())
-    assert heads["center"].tolist() == center.tolist()
-    precision = measure(sharp((0.0, 1.0), precision=0.8))["precision"][0]
-    torch.testing.assert_close(precision, 1.6 * torch.eye(2, dtype=torch.float64))
-
-
 def test_a_table_has_attention_and_no_center():
     torch.manual_seed(0)
     module = EmbeddedTable(2, 3, max_offset=12, embedding_dim=5)
@@ -96,8 +83,7 @@ def test_a_table_has_attention_and_no_center():
     assert isinstance(kernel, relative.Table)
     heads = measure_heads([module], GRID)
     assert heads["center"].isnan().all()
-    assert heads["precision"].isnan().all()
-    row, column = middle_query(GRID)
+    row, column = divmod(middle_query(GRID), 13)
     weights = torch.stack(
         [
             torch.stack(
@@ -134,22 +120,20 @@ def test_layers_may_have_different_numbers_of_heads():
     assert isinstance(first, RelativeKernel)
     assert isinstance(second, RelativeKernel)
     heads = measure_heads([first, second], model.grid)
-    assert heads["heads"].tolist() == [3, 2]
     torch.testing.assert_close(heads["center"][3:], second.center.detach().double())
     assert math.prod(model.grid.shape) == 35
 
 
 def test_the_heads_of_a_convolution_have_its_window():
     heads = measure(sharp(*WINDOW, precision=20.0))
-    names = ("heads", "local", "distinct", "window_3", "local_window_3", "window_5")
-    assert numbers(heads, *names) == [9] * 6
+    assert numbers(heads, "local", "distinct", "window_3", "window_5") == [9] * 4
     assert heads["spread"] < 1e-3
     assert heads["distance"].item() == pytest.approx(1.0)
 
 
 def test_wide_heads_take_offsets_and_are_not_local():
     heads = measure(sharp(*WINDOW, precision=0.5))
-    assert numbers(heads, "local", "local_window_3", "window_3") == [0, 0, 9]
+    assert numbers(heads, "local", "window_3") == [0, 9]
     assert heads["spread"].item() == pytest.approx(1.0, abs=1e-3)
 
 
@@ -172,7 +156,6 @@ def test_random_centers_take_as_many_offsets_as_their_distribution_says():
     chance = measure_chance(run_with("quadratic"), [heads], Grid((23, 23)))
     # The standard deviation of one draw is about 1.1, and of the mean of 200 therefore 0.08.
     assert chance["chance_window_3"] == pytest.approx(expected, abs=0.3)
-    assert chance["chance_heads"] == heads
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -184,7 +167,7 @@ def test_chance_is_reproducible_and_keeps_the_random_state(position):
     torch.manual_seed(6)
     again = measure_chance(run_with(position), [3, 2], Grid((5, 7)))
     assert all(np.array_equal(again[name], values) for name, values in first.items())
-    assert first["chance_heads"].tolist() == [3, 2]
+    assert first["chance_window_3"].shape == (2,)
 
 
 def test_nan_does_not_end_a_training():
@@ -206,29 +189,25 @@ def images():
 @pytest.mark.parametrize("position", ["quadratic", "generalized_quadratic", "table"])
 def test_without_content_the_maps_are_the_heads_attention_by_position(images, position):
     model = network(position=position)
-    query = middle_query(model.grid)
-    maps = attention_maps(model, images, query)
-    assert [one.shape for one in maps] == [(3, 5, 7), (2, 5, 7)]
+    maps = attention_maps(model, images)
+    assert [weights.shape for weights in maps] == [(3, 5, 7), (2, 5, 7)]
     heads = measure_heads(
         [layer.relative for layer in model.attentions() if layer.relative], model.grid
     )
-    flat = np.concatenate([one.reshape(len(one), -1) for one in maps])
+    flat = np.concatenate([weights.reshape(len(weights), -1) for weights in maps])
     np.testing.assert_allclose(flat.sum(axis=1), 1, rtol=1e-5)
     np.testing.assert_allclose(flat.max(axis=1), heads["weight"].numpy(), rtol=1e-4)
     rows, columns = np.divmod(flat.argmax(axis=1), 7)
-    assert (
-        np.stack([rows - query[0], columns - query[1]], axis=-1).tolist()
-        == heads["offset"].tolist()
-    )
+    assert np.stack([rows - 2, columns - 3], axis=-1).tolist() == heads["offset"].tolist()
 
 
 def test_with_content_they_are_the_mean_over_the_images(images):
     model = network(content="softmax", position="table")
-    together = attention_maps(model, images, (4, 1))
-    alone = [attention_maps(model, image[None], (4, 1)) for image in images]
+    together = attention_maps(model, images)
+    alone = [attention_maps(model, image[None]) for image in images]
     for layer, weights in enumerate(together):
         np.testing.assert_allclose(
-            weights, np.mean([one[layer] for one in alone], axis=0), atol=1e-6
+            weights, np.mean([maps[layer] for maps in alone], axis=0), atol=1e-6
         )
         np.testing.assert_allclose(weights.sum(axis=(1, 2)), 1, rtol=1e-5)
     assert np.abs(alone[0][0] - alone[1][0]).max() > 1e-4
@@ -245,13 +224,5 @@ def test_weights_and_values_give_the_layers_output(images):
 
 def test_the_model_is_left_without_hooks(images):
     model = network()
-    attention_maps(model, images, (0, 0))
+    attention_maps(model, images)
     assert not any(layer._forward_pre_hooks for layer in model.attentions())
-
-
-@pytest.mark.parametrize("query", [(5, 0), (0, 7), (-1, 0)])
-def test_a_query_off_the_grid_is_refused(images, query):
-    with pytest.raises(
-        ValueError, match=r"query must be a row from 0 to 4 and a column from 0 to 6"
-    ):
-        attention_maps(network(), images, query)

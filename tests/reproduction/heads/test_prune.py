@@ -111,9 +111,7 @@ def test_the_result_can_be_evaluated_shifted_exported_and_pruned_again(pruned, t
 
 def test_the_error_without_degenerate_heads_suggests_thresholds(pruned, tmp_path):
     folder, _ = pruned
-    with pytest.raises(
-        ValueError, match=r"degenerate heads, .*The smallest .* largest condition_number"
-    ):
+    with pytest.raises(ValueError, match=r"degenerate heads, .*The largest condition_number"):
         prune(restore(folder), tmp_path / "again", condition_number=1e12)
     assert not any(tmp_path.iterdir())
 

@@ -1,12 +1,9 @@
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 from reproduction.baselines import SelfAttentionNetwork
-from reproduction.heads.record import HEADS_FILE, SHAPES, HeadRecorder, load_head_record
+from reproduction.heads.record import HEADS_FILE, HeadRecorder, load_head_record
 from teka.training import Run, train
 from teka.training.checkpoint import CHECKPOINTS, LAST, callback_state, read_weights
 from tests.reproduction.heads.head_records import head_arrays
@@ -40,50 +37,23 @@ def save(tmp_path):
 def test_arrays_are_read_as_saved(save):
     arrays = head_arrays()
     record = load_head_record(save(arrays))
-    assert record.keys() == arrays.keys() == SHAPES.keys()
+    assert record.keys() == arrays.keys()
     for name, array in arrays.items():
         np.testing.assert_array_equal(record[name], array)
 
 
-def test_a_missing_array_is_named(save):
-    arrays = head_arrays()
-    for name in arrays:
-        others = {other: array for other, array in arrays.items() if other != name}
-        with pytest.raises(ValueError, match=rf"heads\.npz cannot be read: .*{name}"):
-            load_head_record(save(others))
-
-
-CHANGES = {
-    "encoding": lambda array: np.arange(2),
-    "grid": lambda array: array[:1],
-    "layer": lambda array: array[:0],
-    "epoch": lambda array: array[None],
-    "center": lambda array: array[:-1],
-    "precision": lambda array: array[..., 0],
-    "window_3": lambda array: array[:, :1],
-    "chance_spread": lambda array: array[:1],
-}
-
-
-def test_an_array_with_a_wrong_shape_is_named(save):
-    for name, change in CHANGES.items():
-        arrays = head_arrays()
-        with pytest.raises(ValueError, match=rf"heads\.npz: {name} must have shape"):
-            load_head_record(save({**arrays, name: change(arrays[name])}))
-
-
 def test_pickled_objects_are_refused(save):
-    with pytest.raises(ValueError, match=r"heads\.npz cannot be read: .*allow_pickle"):
+    with pytest.raises(ValueError, match="allow_pickle"):
         load_head_record(save({**head_arrays(), "encoding": np.array([None], dtype=object)}))
 
 
 def test_a_missing_or_damaged_record_is_an_error(tmp_path):
     path = tmp_path / "heads.npz"
-    message = "heads.npz is not a file, expected the heads.npz of a self_attention run"
-    with pytest.raises(ValueError, match=re.escape(message)):
+    message = "must be the heads.npz of a self_attention run"
+    with pytest.raises(ValueError, match=message):
         load_head_record(path)
     path.write_bytes(b"damaged")
-    with pytest.raises(ValueError, match=r"heads\.npz cannot be read"):
+    with pytest.raises(ValueError, match=message):
         load_head_record(path)
 
 
@@ -100,24 +70,23 @@ def recorded(tmp_path_factory):
 
 
 def test_the_record_has_the_start_and_every_epoch(recorded):
-    found = arrays(recorded)
-    assert found["epoch"].tolist() == [0, 1, 2, 3]
-    assert found["layer"].tolist() == [0, 0, 0, 1, 1]
-    assert found["center"].shape == (4, 5, 2)
-    assert found["window_3"].shape == (4, 2)
-    assert found["chance_window_3"].shape == (2,)
-    assert (found["grid"].tolist(), found["query"].tolist()) == ([4, 4], [2, 2])
-    assert (str(found["encoding"]), str(found["content"])) == ("quadratic", "")
-    assert np.isnan(found["validation_accuracy"][0])
-    assert (found["validation_accuracy"][1:] >= 0).all()
-    assert (found["train_accuracy"][1:] <= 1).all()
+    record = arrays(recorded)
+    assert record["epoch"].tolist() == [0, 1, 2, 3]
+    assert record["layer"].tolist() == [0, 0, 0, 1, 1]
+    assert record["center"].shape == (4, 5, 2)
+    assert record["window_3"].shape == (4, 2)
+    assert record["chance_window_3"].shape == (2,)
+    assert record["grid"].tolist() == [4, 4]
+    assert np.isnan(record["validation_accuracy"][0])
+    assert (record["validation_accuracy"][1:] >= 0).all()
+    assert (record["train_accuracy"][1:] <= 1).all()
 
 
 def test_the_start_are_the_initial_parameters_and_the_end_those_of_the_last_checkpoint(recorded):
-    found = arrays(recorded)
+    record = arrays(recorded)
     weights = read_weights(recorded / CHECKPOINTS / LAST)
     last = torch.cat([weights[f"blocks.{block}.attention.relative.center"] for block in (0, 1)])
-    np.testing.assert_array_equal(found["center"][-1], last.double().numpy())
+    np.testing.assert_array_equal(record["center"][-1], last.double().numpy())
     torch.manual_seed(RUN.seed)
     model = RUN.make_model(image_size=(8, 8), in_channels=1, num_classes=10)
     first = torch.cat(
@@ -126,8 +95,8 @@ def test_the_start_are_the_initial_parameters_and_the_end_those_of_the_last_chec
             for block in (0, 1)
         ]
     )
-    np.testing.assert_array_equal(found["center"][0], first.detach().double().numpy())
-    assert (found["center"][0] != found["center"][-1]).any()
+    np.testing.assert_array_equal(record["center"][0], first.detach().double().numpy())
+    assert (record["center"][0] != record["center"][-1]).any()
 
 
 def test_a_checkpoint_holds_the_moments(recorded):
@@ -135,14 +104,6 @@ def test_a_checkpoint_holds_the_moments(recorded):
     assert isinstance(moments, list)
     means = np.stack([moment["mean"].numpy() for moment in moments])
     np.testing.assert_array_equal(means, arrays(recorded)["mean"])
-
-
-def test_a_checkpoint_of_the_older_format_starts_a_new_record():
-    model = RUN.make_model(image_size=(8, 8), in_channels=1, num_classes=10)
-    assert isinstance(model, SelfAttentionNetwork)
-    recorder = HeadRecorder(model, RUN, Path())
-    recorder.load_state_dict({"moments": [{"epoch": 0, "accuracy": {}, "heads": {}, "grids": []}]})
-    assert recorder.moments == []
 
 
 def test_a_resumed_run_has_the_record_of_an_uninterrupted_one(recorded, tmp_path):

@@ -90,18 +90,18 @@ def test_summaries_are_means_over_seeds_with_intervals(save_study):
     assert row.command == "python -m reproduction study study.yaml"
 
 
-def test_write_study_writes_tables_and_figures(save_study):
+def test_write_study_writes_tables(save_study):
     study, folder = save_study(grid(), reference=REFERENCE)
     text = write_study(study, folder)
     assert {path.name for path in folder.iterdir() if path.is_file()} == {
         "summary.md",
         "summary.csv",
         "cells.jsonl.gz",
-        "accuracy.png",
     }
     page = (folder / "summary.md").read_text(encoding="utf-8")
     assert page.strip() in text
-    assert "| mnist | relu | 3 | 86.0 ± 2.5 | −5.0 ± 0.0 | −5.0 ± 0.0 | 5.10 | 10.0 |" in page
+    row = "| mnist | relu | 3 | 86.0 ± 2.5 | −5.0 ± 0.0 | −5.0 ± 0.0 | 21,001 | 5.10 | 10.0 |"
+    assert row in page
     assert "12 of 12 cells finished, 0 diverged" in page
     with (folder / "summary.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -125,7 +125,7 @@ def test_the_last_of_several_factors_makes_columns(save_study):
 
 
 @pytest.mark.parametrize("accuracy", [0.0, 1.0])
-def test_extreme_accuracies_and_failed_cells_are_drawn(save_study, accuracy):
+def test_studies_with_failed_cells_are_written(save_study, accuracy):
     cells = {("mnist", "relu", 0): saved_cell(accuracy), ("mnist", "softmax", 0): failed_cell()}
     study, folder = save_study(cells, reference=REFERENCE)
     assert "1 of 2 cells finished, 1 diverged" in write_study(study, folder)
