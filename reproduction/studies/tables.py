@@ -82,20 +82,6 @@ def bounded(seeds: Iterable[int], reference: str | None) -> pd.DataFrame:
     return table.assign(bound=pd.Series(bounds)).loc[order]
 
 
-def bounded_sizes() -> pd.DataFrame:
-    """Return the largest gain of each denominator, and the finite outputs in float16."""
-    cells = load("bounded_rotary")
-    gains = cells[["gain.test", "gain.inverted", "gain.blank"]]
-    cells["gain"] = gains.map(lambda gain: gain[0]).max(axis=1)
-    groups = cells.groupby("candidate", sort=False)
-    return pd.DataFrame(
-        {
-            "largest gain": groups["gain"].max().map("{:,.3g}".format),
-            "finite in fp16": groups["half.test float16.finite"].min().map("{:.1%}".format),
-        }
-    )
-
-
 def with_rotary() -> pd.DataFrame:
     """Compare kernels with softmax, both with rotary, at equal steps and at equal time."""
     cells = add_differences(load("kernels"), {"kernel": "softmax"}).xs("rotary", level="position")
@@ -128,10 +114,12 @@ def position_differences() -> pd.DataFrame:
 
 
 def denominators() -> pd.DataFrame:
-    """Compare accuracies, gains and overflows of the denominators of rotary attention."""
+    """Compare accuracies, outputs and gradients of the denominators of rotary attention."""
     accuracy = bounded(bounded_rotary.SELECTION_SEEDS, None)
     accuracy = accuracy.drop(columns=accuracy.filter(like="difference"))
-    return accuracy.join(bounded_sizes())
+    columns = {"largest_output": "largest output", "gradient_norm.largest": "largest gradient"}
+    largest = load("bounded_rotary").groupby("candidate")[list(columns)].max()
+    return accuracy.join(largest.map("{:,.3g}".format).rename(columns=columns))
 
 
 def linear_table() -> pd.DataFrame:
