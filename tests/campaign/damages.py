@@ -73,7 +73,7 @@ TARGETS: dict[str, tuple[Callable[[], Outcome], Callable[[], object] | None]] = 
         lambda: run_command(["study", "study.yaml", "--summary", "--out", "studied"]),
         None,
     ),
-    "studied/cells/none--relu--seed-0.json": (
+    "studied/cells.jsonl.gz": (
         lambda: run_command(["study", "study.yaml", "--summary", "--out", "studied"]),
         None,
     ),
