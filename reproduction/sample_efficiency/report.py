@@ -7,13 +7,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from reproduction.sample_efficiency.train import read_cells
-from reproduction.study.report import format_mean, half_width, to_markdown
+from reproduction.study.report import describe_conditions, format_mean, half_width, to_markdown
 from reproduction.study.study import Study
 from teka.errors import wrong_value
 from teka.files import write_bytes
 from teka.reporting.formatting import significant
 from teka.reporting.plots import line_color, to_png
 
+LEVELS = ["data", "training", "model"]
 REFERENCE = ("as published", "rotary (default)")
 REFERENCE_IMAGES = 1000
 QUANTITIES = {
@@ -45,7 +46,7 @@ def read_table(study: Study, folder: Path) -> pd.DataFrame:
     rows = [saved[cell.name] for cell in study.cells() if cell.name in saved]
     if not rows:
         raise wrong_value("out", str(folder), "a folder with finished cells")
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).assign(failed=None)
 
 
 def images_needed(accuracy: pd.Series, target: float) -> float:
@@ -64,28 +65,28 @@ def images_needed(accuracy: pd.Series, target: float) -> float:
     return float(np.exp(np.interp(target, highest, counts, right=np.inf)))
 
 
-def images_table(cells: pd.DataFrame, quantity: str) -> pd.Series:
-    """Return the images that every model needs to reach the default at 1,000 images, as text."""
-    needed: dict[tuple[str, str, str], list[float]] = {}
+def count_images_needed(cells: pd.DataFrame, quantity: str) -> pd.Series:
+    """Return the images that each model needs to reach the default at 1,000 images, as text."""
+    groups = []
     for (data, _), group in cells.groupby(["data", "seed"], sort=False):
-        curves = group.pivot_table(quantity, "num_images", ["training", "model"], sort=False)
-        if REFERENCE not in curves or REFERENCE_IMAGES not in curves.index:
-            continue
-        target = curves.loc[REFERENCE_IMAGES, REFERENCE]
-        for key, curve in curves.items():
-            count = images_needed(curve.dropna().sort_index(), target)
-            needed.setdefault((str(data), *key), []).append(count)
-    texts = {key: _format_counts(counts) for key, counts in needed.items()}
-    return pd.Series(texts, dtype=object).rename_axis(["data", "training", "model"])
+        curves = group.pivot(
+            index="num_images", columns=["training", "model"], values=quantity
+        ).sort_index()
+        if REFERENCE in curves and REFERENCE_IMAGES in curves.index:
+            target = curves.loc[REFERENCE_IMAGES, REFERENCE]
+            needed = [images_needed(curves[name].dropna(), target) for name in curves]
+            keys = pd.MultiIndex.from_tuples([(data, *name) for name in curves], names=LEVELS)
+            groups.append(pd.Series(needed, keys))
+    if not groups:
+        return pd.Series(dtype=object, index=pd.MultiIndex.from_tuples([], names=LEVELS))
+    return pd.concat(groups).groupby(level=LEVELS, sort=False).agg(_format_counts)
 
 
-def _format_counts(counts: list[float]) -> str:
+def _format_counts(counts: pd.Series) -> str:
     """Return the geometric mean of numbers of images, the smallest and the largest, as text."""
-    values = (np.exp(np.mean(np.log(counts))), min(counts), max(counts))
-    mean, lowest, highest = (
-        significant(value) if np.isfinite(value) else "not reached" for value in values
-    )
-    return f"{mean} ({lowest} to {highest})"
+    values = np.exp(np.log(counts).mean()), counts.min(), counts.max()
+    texts = [significant(value) if np.isfinite(value) else "not reached" for value in values]
+    return f"{texts[0]} ({texts[1]} to {texts[2]})"
 
 
 def write_report(study: Study, folder: Path) -> str:
@@ -93,28 +94,20 @@ def write_report(study: Study, folder: Path) -> str:
     cells = read_table(study, folder)
     parts = [f"# {study.name}", study.description.strip()]
     for quantity, heading in QUANTITIES.items():
-        groups = cells.groupby(["data", "training", "model", "num_images"], sort=False)[quantity]
+        groups = cells.groupby([*LEVELS, "num_images"], sort=False)[quantity]
         table = groups.agg(format_mean).unstack(sort=False).sort_index(axis=1)
         parts += [f"## {heading}", to_markdown(table)]
-    needed = pd.DataFrame({name: images_table(cells, name) for name in list(QUANTITIES)[:2]})
-    needed.columns = ["as published", "at random positions"]
+    needed = {
+        "as published": count_images_needed(cells, "accuracy"),
+        "at random positions": count_images_needed(cells, "moved_accuracy"),
+    }
     parts += [f"## Images needed for the accuracy of the default at {REFERENCE_IMAGES:,}"]
-    parts += [to_markdown(needed), NOTES, describe(study, cells)]
+    parts += [to_markdown(pd.DataFrame(needed)), NOTES, describe_conditions(study, cells)]
+    parts += [f"CPU seconds of a training, median: {significant(cells.process_seconds.median())}."]
     text = "\n\n".join(parts)
     write_bytes(folder / "summary.md", f"{text}\n".encode())
     write_bytes(folder / "accuracy.png", to_png(draw(cells)))
     return text
-
-
-def describe(study: Study, cells: pd.DataFrame) -> str:
-    """Describe the progress, the time and the hardware of the finished cells."""
-    seconds = cells.process_seconds.agg(["median", "min", "max"]).round()
-    hardware = ", ".join(sorted(set(cells.hardware)))
-    return (
-        f"{len(cells)} of {len(study.cells())} runs finished. CPU seconds of a training: "
-        f"{seconds['median']:.0f} ({seconds['min']:.0f} to {seconds['max']:.0f}); {hardware}; "
-        f"PyTorch {', '.join(sorted(set(cells.torch)))}."
-    )
 
 
 def draw(cells: pd.DataFrame) -> Figure:
