@@ -170,28 +170,19 @@ def test_output_file_that_cannot_be_written_is_an_error(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[" * 10_000, "nested 30 deep"),
-        ("&a [*a]", "100,000 values"),
-        (
-            "a0: &a0 [x]\n"
-            + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40)),
-            "100,000 values",
-        ),
+        ("[" * 10_000, "a YAML file"),
+        ("&a [*a]", "aliases are not supported"),
+        ("a: &a {x: 1}\nb: [*a, *a]", "aliases are not supported"),
         ("{a: 1", "a YAML file"),
         ("!!python/object:os.system {}", "a YAML file"),
         ("\x00", "a YAML file"),
     ],
-    ids=["deep", "within itself", "doubling", "cut off", "an object", "no text"],
+    ids=["deep", "within itself", "aliases", "cut off", "an object", "no text"],
 )
-def test_invalid_or_too_large_yaml_is_an_error(text: str, message: str, tmp_path: Path):
+def test_invalid_yaml_is_an_error(text: str, message: str, tmp_path: Path):
     (tmp_path / "file.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         read_yaml("study", tmp_path / "file.yaml")
-
-
-def test_yaml_with_aliases(tmp_path: Path):
-    (tmp_path / "file.yaml").write_text("a: &a {x: 1}\nb: [*a, *a]", encoding="utf-8")
-    assert read_yaml("study", tmp_path / "file.yaml") == {"a": {"x": 1}, "b": [{"x": 1}, {"x": 1}]}
 
 
 def test_atomic_directory(tmp_path: Path):

@@ -49,17 +49,17 @@ def main(arguments: Sequence[str] | None = None, app: App | None = None) -> int:
 def run(words: list[str], app: App | None = None) -> int:
     """Run a command in this process and return its exit code."""
     app = app or make_app()
-    words = [FORMER_OPTIONS.get(word, word) for word in words]
     command = words[0] if words and words[0] in app else ""
     program = f"{app.name[0]} {command}".rstrip()
-    _prepare_output()
-    output = _output_identity()
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # the stream is closed
+            setattr(sys, name, io.StringIO())
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # the terminal may lack characters
     try:
         code = _call(words, app, command, program)
-        if _output_identity() == output:
-            sys.stdout.flush()
-        elif code != USAGE_ERROR:
-            return print_error(program, "the model's code closed or replaced standard output")
+        sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         if child.in_child() and not child.was_interrupted():
@@ -74,9 +74,8 @@ def run(words: list[str], app: App | None = None) -> int:
         _discard_output()
         file = f": {error.filename}" if error.filename else ""
         return print_error(program, f"{error.strerror}{file}" if error.strerror else error)
-    finally:
-        if _output_identity() != output:
-            _discard_output()
+    except ValueError as error:  # the code of a model has closed standard output
+        return print_error(program, error)
 
 
 def _call(words: list[str], app: App, command: str, program: str) -> int:
@@ -125,37 +124,9 @@ def _describe(error: BaseException, program: str) -> str:
 
 
 def print_error(program: str, message: object) -> int:
-    """Print an error as one line, even if standard error was closed, and return the exit code."""
-    line = f"{program}: error: {one_line(message, MAX_ERROR_LENGTH)}\n"
-    try:
-        sys.stderr.write(line)
-        sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):
-        with contextlib.suppress(OSError):
-            os.write(2, line.encode(errors="replace"))
+    """Print an error as one line and return the exit code."""
+    sys.stderr.write(f"{program}: error: {one_line(message, MAX_ERROR_LENGTH)}\n")
     return USAGE_ERROR
-
-
-def _prepare_output() -> None:
-    """Replace closed streams, and print "?" for characters that a terminal does not have."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, io.StringIO())
-        elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
-
-
-def _output_identity() -> tuple[object, ...]:
-    """Return a value that changes when code closes or replaces standard output."""
-    stream = sys.stdout
-    if stream is None or stream.closed:
-        return (None,)
-    try:
-        status = os.fstat(stream.fileno())
-    except (OSError, ValueError):  # a stream in memory has no file descriptor
-        return (stream,)
-    return (stream, status.st_dev, status.st_ino)
 
 
 def _discard_output() -> None:
@@ -163,6 +134,6 @@ def _discard_output() -> None:
     for number, stream in enumerate((sys.stdout, sys.stderr), start=1):
         try:
             stream.flush()
-        except (OSError, ValueError, AttributeError):
+        except (OSError, ValueError):
             with contextlib.suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), number)

@@ -62,7 +62,7 @@ Kernels = tuple[str, str | None]
 
 def register_attention() -> None:
     """Register "teka", "teka:KERNEL" and "teka:KERNEL-RELATIVE", for every valid pair."""
-    names = {NAME: DEFAULT_KERNELS}
+    names: dict[str, Kernels] = {NAME: DEFAULT_KERNELS}
     for kernel in (*DETERMINISTIC_KERNELS, *RANDOM_KERNELS):
         for relative in RELATIVE_NAMES:
             suffix = "" if relative is None else f"-{relative}"
