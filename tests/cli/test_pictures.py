@@ -11,7 +11,7 @@ from teka.cli import main
 def test_it_says_where_the_files_are(tmp_path, monkeypatch, capsys):
     asked = []
 
-    def download(name, data_dir, *, timeout, attempts):
+    def download(name, data_dir, *, timeout, attempts, progress):
         asked.append((name, data_dir, timeout, attempts))
         return tmp_path / name
 

@@ -194,6 +194,23 @@ def test_a_download_is_unpacked_readable_and_alone(server, tmp_path: Path):
     assert server.requests == ["values.gz"]
 
 
+def test_progress_is_reported_in_kilobytes(server, tmp_path: Path):
+    server.files["values.gz"] = PACKED
+    reports: list[tuple[str, int, int]] = []
+    fetch(
+        f"{server.address}values.gz",
+        tmp_path / "values",
+        SHA256,
+        unpacked_bytes=len(CONTENT),
+        timeout=20.0,
+        attempts=1,
+        progress=lambda *report: reports.append(report),
+    )
+    total = len(PACKED) // 1000
+    assert reports[0] == ("values (kB)", 65, total)
+    assert reports[-1] == ("values (kB)", total, total)
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_passing_fault_is_tried_again(server, tmp_path: Path, fault: str):
     server.files["values.gz"] = PACKED

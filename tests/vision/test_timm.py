@@ -75,7 +75,7 @@ def test_with_the_softmax_a_model_of_timm_stays_as_it_was(name: str):
 
 def test_attention_that_rotates_by_itself_is_left_alone():
     with pytest.raises(
-        ValueError, match=r"model must be a model with attention that can be replaced.*got 'Eva'"
+        ValueError, match=r"model must be a model with attention of torch.*got 'Eva'"
     ):
         replace_attention(timm.create_model("vit_small_patch16_dinov3", depth=1))
 

@@ -35,7 +35,11 @@ def download(
         check_downloadable(name)  # raise an error for a wrong name before the first download
     for name in names:
         print(f"downloading {name} to {data_dir}", flush=True)
-        print(f"{name}: {data.download(name, data_dir, timeout=timeout, attempts=attempts)}")
+        with show_progress() as show:
+            folder = data.download(
+                name, data_dir, timeout=timeout, attempts=attempts, progress=show
+            )
+        print(f"{name}: {folder}")
 
 
 def predict(

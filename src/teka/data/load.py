@@ -1,5 +1,6 @@
 """Loading of data sets by name or path."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -167,7 +168,12 @@ def from_arrays(
 
 
 def download(
-    name: str, data_dir: str | Path = "data", *, timeout: float = 30.0, attempts: int = 5
+    name: str,
+    data_dir: str | Path = "data",
+    *,
+    timeout: float = 30.0,
+    attempts: int = 5,
+    progress: Callable[[str, int, int], object] | None = None,
 ) -> Path:
     """Download a published data set, so that `load(name, data_dir=data_dir)` finds it.
 
@@ -180,6 +186,7 @@ def download(
         data_dir: Folder for the files. It is made if it is missing.
         timeout: Seconds without data after which a connection counts as stalled.
         attempts: Number of attempts for each file. The waits between them grow from 1 to 10 s.
+        progress: Called with the name of a file, the number of kilobytes so far and in all.
 
     Returns:
         The folder with the files.
@@ -194,7 +201,8 @@ def download(
     expected = "a positive number of seconds up to a million"
     check_number("timeout", timeout, expected, low=0, high=1_000_000, exclude=(0,))
     folder = make_directory("data_dir", expand_user(data_dir))
-    return PUBLISHED_DATASETS[name].download(folder, timeout=timeout, attempts=attempts)
+    options = {"timeout": timeout, "attempts": attempts, "progress": progress}
+    return PUBLISHED_DATASETS[name].download(folder, **options)
 
 
 def check_downloadable(name: str) -> None:

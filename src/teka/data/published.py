@@ -20,13 +20,13 @@ import hashlib
 import json
 import math
 import shlex
-import sys
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,11 +40,13 @@ from teka.errors import first_line, require, wrong_argument, wrong_value
 from teka.files import expand_user, make_directory, write_bytes
 from teka.memory import check_memory
 
+CHUNK_BYTES = 2**16
 DIGIT_NAMES = tuple("0123456789")
 NUM_TRAIN_DIGITS = 1437
 DIGITS_SEED = 0
 DIGIT_SIZE = 8
 MAX_DIGIT_LEVEL = 16
+Progress = Callable[[str, int, int], object]
 
 
 @dataclass(frozen=True)
@@ -131,12 +133,17 @@ class PublishedDataset:
         """Return True if a folder has all files. They may be damaged."""
         return all(find_file(folder, file) for file in self.files)
 
-    def download(self, data_dir: Path, *, timeout: float, attempts: int) -> Path:
-        """Download missing and damaged files, and return the folder with all files."""
+    def download(self, data_dir: Path, **options: Any) -> Path:
+        """Download missing and damaged files, and return the folder with all files.
+
+        Args:
+            data_dir: Folder for the folder with the files.
+            options: Options of `fetch`: timeout, attempts and progress.
+        """
         folders = filter(self.has_all, self.folders(data_dir))
         folder = next(folders, None) or make_directory("data_dir", data_dir / self.folder)
         missing = [file for file in self.files if not self._is_complete(folder, file)]
-        fetch_file = functools.partial(fetch, timeout=timeout, attempts=attempts)
+        fetch_file = functools.partial(fetch, **options)
         if self.archive_hash is None:
             for file in missing:
                 url = f"{self.url}{file.name}.gz"
@@ -226,6 +233,7 @@ def fetch(
     unpacked_bytes: int | None = None,
     timeout: float,
     attempts: int,
+    progress: Progress | None = None,
 ) -> None:
     """Download a file with pooch, unless it is there with the right hash.
 
@@ -239,6 +247,7 @@ def fetch(
             the unpacked content.
         timeout: Seconds without data after which a connection counts as stalled.
         attempts: Number of attempts.
+        progress: Called with the name of the file, the number of kilobytes so far and in all.
 
     Raises:
         ConnectionError: All attempts failed.
@@ -246,10 +255,13 @@ def fetch(
     pooch = require("pooch", "downloads need", "teka[train]")
     from requests import RequestException
 
-    # Without this header, a server may compress the file once more.
-    headers = {"Accept-Encoding": "identity"}
-    is_terminal = sys.stderr.isatty()
-    download = pooch.HTTPDownloader(progressbar=is_terminal, timeout=timeout, headers=headers)
+    download = pooch.HTTPDownloader(
+        progressbar=False if progress is None else _ProgressBar(path.name, progress),
+        chunk_size=CHUNK_BYTES,
+        timeout=timeout,
+        # Without this header, a server may compress the file once more.
+        headers={"Accept-Encoding": "identity"},
+    )
 
     def download_and_unpack(url: str, output_file: str, source: object) -> None:
         if unpacked_bytes is None:
@@ -261,15 +273,38 @@ def fetch(
                 Path(output_file).write_bytes(read_unpacked(packed, unpacked_bytes))
         Path(output_file).chmod(0o644)  # temporary files are readable for their owner alone
 
-    registry = {path.name: known_hash}
-    urls = {path.name: url}
-    retries = attempts - 1
-    files = pooch.create(path.parent, "", registry=registry, urls=urls, retry_if_failed=retries)
+    files = pooch.create(
+        path.parent,
+        "",
+        registry={path.name: known_hash},
+        urls={path.name: url},
+        retry_if_failed=attempts - 1,
+    )
     try:
         files.fetch(path.name, downloader=download_and_unpack)
     except (RequestException, ValueError) as error:
         message = f"{path.name} could not be downloaded from {url}: {first_line(error)}"
         raise ConnectionError(message) from error
+
+
+class _ProgressBar:
+    """Progress bar with the methods that pooch calls."""
+
+    def __init__(self, name: str, progress: Progress) -> None:
+        self.name = name
+        self.progress = progress
+        self.total = 0  # pooch sets the number of bytes
+        self.num_bytes = 0
+
+    def update(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        self.progress(f"{self.name} (kB)", self.num_bytes // 1000, self.total // 1000)
+
+    def reset(self) -> None:
+        self.num_bytes = 0
+
+    def close(self) -> None:
+        pass
 
 
 def _read_table() -> dict[str, PublishedDataset]:
