@@ -110,7 +110,7 @@ def change(model, shifts=EVERY_SHIFT):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_fixed_network_does_not_change_under_any_circular_shift_and_has_the_same_state(name):
+def test_fixed_network_is_invariant_to_circular_shifts_and_keeps_its_state(name):
     model = NETWORKS[name]()
     before, answers = copy.deepcopy(model.state_dict()), model(images())
     fixed_model, done = fix(model, locate(model))
@@ -125,7 +125,7 @@ def test_a_fixed_network_does_not_change_under_any_circular_shift_and_has_the_sa
     fixed_model.load_state_dict(before)
 
 
-def test_in_single_precision_a_fixed_network_is_exact_to_its_rounding():
+def test_fixed_network_is_invariant_to_rounding_in_float32():
     model = NETWORKS["added branches"]()
     fixed_model, _ = fix(model, locate(model))
     fixed_model.float()
@@ -136,7 +136,7 @@ def test_in_single_precision_a_fixed_network_is_exact_to_its_rounding():
         )
 
 
-def test_branches_that_choose_each_an_offset_of_their_own_are_caught():
+def test_separate_offsets_of_branches_break_invariance():
     model = NETWORKS["added branches"]()
     fixed_model, _ = fix(model, locate(model))
     for part in fixed_model.modules():
@@ -146,7 +146,7 @@ def test_branches_that_choose_each_an_offset_of_their_own_are_caught():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_blur_brings_the_outputs_of_random_networks_nearer_together(seed):
+def test_blur_reduces_the_change_of_random_networks(seed):
     layers = (
         nn.Conv2d(2, 8, 3, 2, padding=1, padding_mode="circular"),
         nn.ReLU(),
@@ -171,7 +171,7 @@ def test_a_blur_brings_the_outputs_of_random_networks_nearer_together(seed):
     ],
     ids=str,
 )
-def test_a_layer_that_takes_every_cell_and_keeps_every_sth_from_the_first_gives_what_it_gave(layer):
+def test_sampled_layer_without_fixes_equals_the_original(layer):
     maps = images(channels=4)
     expected = layer.double()(maps)
     layer.__class__ = SAMPLED_CLASSES[type(layer)]
@@ -179,7 +179,7 @@ def test_a_layer_that_takes_every_cell_and_keeps_every_sth_from_the_first_gives_
     torch.testing.assert_close(layer(maps), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_positions_become_their_mean_and_the_class_token_keeps_its_own():
+def test_positions_become_their_mean_except_that_of_the_class_token():
     model = patches()
     fixed_model, done = fix(model, locate(model), ["positions"])
     assert done.parameters == ("pos_embed",)
@@ -188,7 +188,7 @@ def test_positions_become_their_mean_and_the_class_token_keeps_its_own():
     torch.testing.assert_close(found[:, 1:], before[:, 1:].mean(1, keepdim=True).expand(-1, 8, -1))
 
 
-def test_a_layer_in_two_places_stays_one_and_hooks_stay():
+def test_shared_layer_stays_shared_and_keeps_its_hooks():
     shared, calls = nn.MaxPool2d(2), []
     model = network(shared, nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), shared)
     shared.register_forward_hook(lambda *_: calls.append(1))
@@ -201,7 +201,7 @@ def test_a_layer_in_two_places_stays_one_and_hooks_stay():
     assert len(calls) == 2
 
 
-def test_two_images_of_one_pass_have_each_an_offset():
+def test_two_calls_choose_separate_offsets():
     tower = NETWORKS["convolution and pools"]()
     fixed_model, _ = fix(tower, locate(tower))
     first, second = images(), images().roll((3, 1), (2, 3))
@@ -209,7 +209,7 @@ def test_two_images_of_one_pass_have_each_an_offset():
     torch.testing.assert_close(together[0], together[1], rtol=1e-12, atol=1e-12)
 
 
-def test_a_copy_of_a_fixed_model_model_begins_anew():
+def test_copy_of_a_fixed_model_shares_no_offsets():
     model = NETWORKS["added branches"]()
     fixed_model, _ = fix(model, locate(model))
     answers = fixed_model(images())
@@ -271,7 +271,7 @@ def test_recomputation_uses_the_offsets_of_its_forward_pass(use_reentrant, order
 
 
 @annotations_unchecked()
-def test_layers_share_an_offset_across_a_break_of_the_compiled_graph():
+def test_layers_share_an_offset_across_a_graph_break():
     model = network(Bottleneck(2, 2))
     fixed_model, _ = fix(model, locate(model))
     expected = fixed_model(images())
@@ -282,7 +282,7 @@ def test_layers_share_an_offset_across_a_break_of_the_compiled_graph():
     )
 
 
-def test_an_interrupted_pass_leaves_no_offset_to_the_next():
+def test_interrupted_pass_leaves_no_offset():
     block = Bottleneck(2, 2)
     model = network(block)
     fixed_model, _ = fix(model, locate(model))
@@ -317,7 +317,7 @@ def test_threads_share_no_offsets():
 
 
 @annotations_unchecked()
-def test_a_fixed_model_model_is_exported_for_batches_of_any_size():
+def test_fixed_model_is_exported_with_a_dynamic_batch_size():
     model = NETWORKS["added branches"]()
     fixed_model, _ = fix(model, locate(model), ["circular", "blur", "polyphase"])
     dynamic = ({0: torch.export.Dim("batch")},)
@@ -330,7 +330,7 @@ def test_a_fixed_model_model_is_exported_for_batches_of_any_size():
     torch.testing.assert_close(fixed_model(images(5)), program(images(5)), rtol=1e-12, atol=1e-12)
 
 
-def test_per_sample_gradients_of_a_fixed_model_model():
+def test_per_sample_gradients_of_a_fixed_model():
     model = NETWORKS["added branches"]()
     fixed_model, _ = fix(model, locate(model))
     parameters = dict(fixed_model.named_parameters())
@@ -345,7 +345,7 @@ def test_per_sample_gradients_of_a_fixed_model_model():
             torch.testing.assert_close(one[place], other, rtol=1e-10, atol=1e-10)
 
 
-def test_where_there_is_nothing_to_mend_the_model_is_left_as_it_is():
+def test_model_without_applicable_fix_is_unchanged():
     model = network(nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular"), nn.ReLU())
     fixed_model, done = fix(model, locate(model))
     assert (done.fixed, done.left, str(done)) == (
@@ -358,13 +358,13 @@ def test_where_there_is_nothing_to_mend_the_model_is_left_as_it_is():
     assert str(done) == "blur: no applicable layer\npositions: no applicable layer"
 
 
-def test_a_fixed_model_model_is_not_fixed_model_again():
+def test_fixed_model_is_not_fixed_again():
     model = NETWORKS["added branches"]()
     fixed_model, _ = fix(model, locate(model))
     assert fix(fixed_model, locate(fixed_model))[1].fixed == {}
 
 
-def test_layers_that_cannot_be_fixed_model_are_named_with_the_reason():
+def test_layers_that_cannot_be_fixed_are_listed_with_the_reason():
     class Own(nn.Conv2d):
         pass
 
@@ -376,13 +376,13 @@ def test_layers_that_cannot_be_fixed_model_are_named_with_the_reason():
     assert torch.equal(fixed_model(images()), model(images()))
 
 
-def test_every_fix_is_made():
+def test_every_fix_is_applied():
     model = NETWORKS["convolution and pools"](), patches()
     done = [fix(one, locate(one), list(FIXES))[1] for one in model]
     assert all(done[0].fixed[name] or done[1].fixed[name] for name in FIXES)
 
 
-def test_bad_input_is_refused():
+def test_bad_input_is_an_error():
     model = network(nn.Conv2d(2, 4, 3, 2, padding=1))
     found = locate(model)
     with pytest.raises(

@@ -25,7 +25,7 @@ def tokens() -> torch.Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors")
-def test_with_the_softmax_a_model_stays_as_it_was_even_where_torch_takes_a_path_of_its_own():
+def test_softmax_keeps_the_outputs_also_of_the_fast_path_of_torch():
     model = encoder().eval()
     with torch.no_grad():
         before = model(tokens(), src_key_padding_mask=PADDING)
@@ -34,7 +34,7 @@ def test_with_the_softmax_a_model_stays_as_it_was_even_where_torch_takes_a_path_
     torch.testing.assert_close(after[~PADDING], before[~PADDING], rtol=1e-12, atol=1e-12)
 
 
-def test_every_parameter_is_kept_and_the_kernels_are_on_the_grid():
+def test_parameters_are_kept_and_kernels_use_the_grid():
     model = encoder()
     before = dict(model.named_parameters())
     report = replace_attention(model, grid=Grid((3, 4)))
@@ -54,7 +54,7 @@ def test_every_parameter_is_kept_and_the_kernels_are_on_the_grid():
     )
 
 
-def test_a_decoder_keeps_the_attention_that_looks_at_other_tokens():
+def test_cross_attention_of_a_decoder_is_not_replaced():
     model = nn.Transformer(16, 2, 1, 1, 32, batch_first=True)
     report = replace_attention(model)
     assert isinstance(model.decoder.layers[0].self_attn, MultiheadAttention)
@@ -64,7 +64,7 @@ def test_a_decoder_keeps_the_attention_that_looks_at_other_tokens():
     }
 
 
-def test_attention_pooling_and_cross_attention_by_name_are_left():
+def test_attention_pooling_and_named_cross_attention_are_not_replaced():
     class PoolingHead(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -80,7 +80,7 @@ def test_attention_pooling_and_cross_attention_by_name_are_left():
     assert list(report.left) == ["head.attention", "encoder_attn"]
 
 
-def test_a_layer_that_stands_at_two_places_is_replaced_at_both():
+def test_shared_layer_is_replaced_in_both_places():
     layer = nn.MultiheadAttention(16, 2)
     model = nn.ModuleList([layer, layer])
     replace_attention(model, num_prefix_tokens=1)
@@ -102,14 +102,14 @@ def test_a_layer_that_stands_at_two_places_is_replaced_at_both():
         (encoder(), {"kernel": "square"}, "kernel must be one of.*got 'square'"),
     ],
 )
-def test_what_cannot_be_replaced_stays_as_it_is(model: nn.Module, options: dict, message: str):
+def test_model_without_supported_attention_is_an_error_and_unchanged(model: nn.Module, options: dict, message: str):
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=message):
         replace_attention(model, **options)
     assert model.state_dict().keys() == before.keys()
 
 
-def test_distillation_brings_weights_nearer_to_those_of_the_softmax_and_changes_nothing_else():
+def test_distillation_approximates_the_softmax_and_changes_only_kernels():
     model = encoder()
     softmax = copy.deepcopy(model)
     replace_attention(model, kernel="hedgehog", relative=None)
@@ -142,7 +142,7 @@ def test_distillation_brings_weights_nearer_to_those_of_the_softmax_and_changes_
     assert errors[1] < errors[0]
 
 
-def test_distillation_of_kernels_that_learn_nothing_is_an_error():
+def test_distillation_without_learned_kernels_is_an_error():
     model = encoder()
     replace_attention(model, relative=None)
     with pytest.raises(
@@ -174,7 +174,7 @@ def hooked() -> nn.MultiheadAttention:
         (nn.MultiheadAttention(16, 2, kdim=8), "it attends to other tokens than its own"),
     ],
 )
-def test_attention_that_would_change_is_left_with_the_reason(layer: nn.Module, reason: str):
+def test_unsupported_attention_is_left_with_the_reason(layer: nn.Module, reason: str):
     model = nn.ModuleDict({"layer": layer})
     with pytest.warns(UserWarning, match=f"no layer was replaced: {reason}"):
         report = replace_attention(model)
@@ -182,7 +182,7 @@ def test_attention_that_would_change_is_left_with_the_reason(layer: nn.Module, r
     assert str(report).startswith(f"No layer was replaced.\n  layer: left, because {reason}")
 
 
-def test_attention_to_tokens_of_other_positions_is_refused_when_called():
+def test_call_with_other_keys_is_an_error_for_relative_kernels():
     model = nn.ModuleDict(
         {"attention": nn.MultiheadAttention(16, 2, batch_first=True, dtype=torch.float64)}
     )

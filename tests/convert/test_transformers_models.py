@@ -126,7 +126,7 @@ def call(model: nn.Module, given: dict[str, Tensor] | None = None) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", sorted(CONFIGS.keys() - {"Mistral", "Swin", "T5"}))
-def test_with_the_softmax_outputs_change_by_rounding_only(kind: str):
+def test_softmax_keeps_the_outputs_to_rounding(kind: str):
     model = make(kind)
     expected = call(model)
     report = replace_attention(model, kernel="softmax", relative=None)
@@ -148,7 +148,7 @@ LEFT: list[tuple[str, dict, dict, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "changes", "options", "reason"), LEFT)
-def test_attention_that_cannot_be_replaced_is_left_with_the_reason(kind, changes, options, reason):
+def test_unsupported_attention_is_left_with_the_reason(kind, changes, options, reason):
     model = make(kind, **changes)
     expected, state = call(model), set(model.state_dict())
     with pytest.warns(UserWarning, match="no layer was replaced"):
@@ -195,7 +195,7 @@ def test_patches_are_on_their_grid_after_the_class_tokens(kind: str):
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_a_replaced_model_is_not_saved_without_its_kernels(tmp_path):
+def test_save_pretrained_of_a_replaced_model_is_an_error(tmp_path):
     classes = transformers.ViTForImageClassification
     model = classes(transformers.ViTConfig(**PATCHES, num_labels=3)).eval()
     other = copy.deepcopy(model)
@@ -217,7 +217,7 @@ def test_a_replaced_model_is_not_saved_without_its_kernels(tmp_path):
         assert torch.equal(same(torch.ones(1, 3, 32, 32)).logits, expected)
 
 
-def test_only_the_submodels_with_replaced_layers_change():
+def test_only_submodels_with_replaced_layers_change():
     # The decoder's sliding windows are left, and its mask is made as before.
     text = transformers.MistralConfig(**CONFIGS["Mistral"])
     config = transformers.LlavaConfig(
@@ -234,7 +234,7 @@ def test_only_the_submodels_with_replaced_layers_change():
     torch.testing.assert_close(call(model, given), expected, rtol=1e-10, atol=1e-10)
 
 
-def test_a_layer_of_transformers_in_a_module_of_ones_own_is_replaced():
+def test_transformers_model_within_another_module_is_replaced():
     model = nn.Sequential(make("ViT"))
     vit = model[0]
     expected = call(vit)

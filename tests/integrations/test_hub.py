@@ -5,7 +5,7 @@ import torch
 from teka.integrations.hub import HubModel
 
 
-def test_a_model_comes_back_from_a_folder_with_a_card_that_says_how_good_it_is(tmp_path: Path):
+def test_saved_model_is_loaded_and_its_card_has_the_accuracy(tmp_path: Path):
     model = HubModel.of("digits")
     for _ in range(2):  # into a new folder, and over what is there
         model.save_pretrained(tmp_path / "model")

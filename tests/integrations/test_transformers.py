@@ -110,14 +110,14 @@ def outputs(model: Any, *, words: Tensor = WORDS, mask: Tensor | None = KEPT) ->
 
 
 @pytest.mark.parametrize("kind", ["vit", "deit", "bert", "gpt2"])
-def test_the_softmax_by_name_is_what_transformers_computes(kind: str):
+def test_softmax_by_name_equals_transformers(kind: str):
     found, expected = (outputs(make(kind, name)) for name in ("teka:softmax", "sdpa"))
     kept = KEPT.bool() if kind in ("bert", "gpt2") else slice(None)
     torch.testing.assert_close(found[kept], expected[kept], rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["teka", "teka:positive-alibi", "teka:focused"])
-def test_dropped_words_are_as_if_they_were_not_there(name: str):
+def test_masked_words_have_no_influence(name: str):
     model, mask = make("bert", name), KEPT.flip(1)
     found = outputs(model, mask=mask)[1, :6]
     torch.testing.assert_close(
@@ -126,7 +126,7 @@ def test_dropped_words_are_as_if_they_were_not_there(name: str):
 
 
 @pytest.mark.parametrize("name", ["teka", "teka:taylor2-decay", "teka:softmax-rotary"])
-def test_gpt2_sees_no_later_word(name: str):
+def test_causal_model_ignores_later_words(name: str):
     model, other = make("gpt2", name), WORDS.clone()
     other[:, 6:] = 7
     before, after = (outputs(model, words=words, mask=None)[:, :6] for words in (WORDS, other))
@@ -135,7 +135,7 @@ def test_gpt2_sees_no_later_word(name: str):
 
 @pytest.mark.parametrize("name", ["teka", "teka:positive-rotary", "teka:squared_relu-alibi"])
 @pytest.mark.parametrize("beams", [1, 3])
-def test_a_state_generates_what_all_keys_generate(name: str, beams: int):
+def test_state_cache_generates_the_same_words_as_keys(name: str, beams: int):
     model = make("gpt2", name)
     options = {
         "max_new_tokens": 7,
@@ -152,7 +152,7 @@ def test_a_state_generates_what_all_keys_generate(name: str, beams: int):
         torch.testing.assert_close(found.logits, expected.logits, rtol=1e-8, atol=1e-8)
 
 
-def test_a_state_does_not_grow_and_goes_on_with_several_words():
+def test_state_has_a_fixed_size_and_continues_with_several_words():
     model, cache = make("gpt2", "teka"), StateCache()
     with torch.no_grad():
         expected = model(WORDS).logits
@@ -164,7 +164,7 @@ def test_a_state_does_not_grow_and_goes_on_with_several_words():
     assert state.sums.values.shape == (2, 4, 8, 8)
 
 
-def test_a_state_is_not_for_a_model_of_other_attention():
+def test_state_cache_with_other_attention_is_an_error():
     model, cache = make("gpt2"), StateCache()
     model(WORDS, cache=cache)
     with pytest.raises(ValueError, match=r"attn_implementation must be 'teka' or a variant"):
@@ -240,7 +240,7 @@ def placed(kind: str, name: str = "teka") -> tuple[Any, Tensor, Callable[[Any, T
 
 
 @pytest.mark.parametrize("kind", PLACED)
-def test_patches_are_on_their_grid_after_the_tokens_that_the_architecture_puts_before_them(
+def test_patches_use_their_grid_after_the_prefix_tokens(
     kind: str,
 ):
     model, inputs, call = placed(kind)
@@ -257,7 +257,7 @@ def test_patches_are_on_their_grid_after_the_tokens_that_the_architecture_puts_b
 @pytest.mark.parametrize(
     ("kind", "sides"), [("vit", (32, 40)), ("vit", (24, 24)), ("deit", (32, 24))]
 )
-def test_an_image_of_another_size_needs_its_grid(kind: str, sides: tuple[int, int], replaced: bool):
+def test_image_of_another_size_needs_its_grid(kind: str, sides: tuple[int, int], replaced: bool):
     model, *_ = placed(kind)
     if replaced:
         replace_attention(model)
@@ -274,7 +274,7 @@ def test_an_image_of_another_size_needs_its_grid(kind: str, sides: tuple[int, in
     assert output.shape == (1, grid.num_tokens + prefix, 32)
 
 
-def test_an_image_of_another_size_needs_no_grid_without_relative_positions():
+def test_image_of_another_size_needs_no_grid_without_a_relative_kernel():
     images = torch.randn(1, 3, 24, 40, dtype=torch.float64)
     found, expected = (
         placed("vit", name)[0](images, interpolate_pos_encoding=True).last_hidden_state
@@ -309,7 +309,7 @@ STATIC = ["teka", "teka:softmax", "teka:focused", "teka:squared_relu-decay"]
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 @pytest.mark.parametrize("name", STATIC)
-def test_a_static_cache_gives_the_logits_of_no_cache(kind: str, name: str):
+def test_static_cache_gives_the_same_logits(kind: str, name: str):
     model = make(kind, name)
     cache = StaticCache(config=model.config, max_cache_len=14)
     with torch.no_grad():
@@ -323,7 +323,7 @@ def test_a_static_cache_gives_the_logits_of_no_cache(kind: str, name: str):
 
 
 @pytest.mark.parametrize("name", STATIC)
-def test_generation_with_a_static_cache_is_that_without_a_cache(name: str):
+def test_static_cache_generates_the_same_words(name: str):
     model = make("llama", name)
     options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "output_logits": True}
     options |= {"attention_mask": KEPT, "return_dict_in_generate": True}
@@ -345,7 +345,7 @@ def test_a_sliding_window_is_refused(cache_implementation: str):
         model.generate(WORDS, max_new_tokens=2, cache_implementation=cache_implementation)
 
 
-def test_what_changes_the_weights_of_attention_is_refused():
+def test_unsupported_arguments_and_masks_are_errors():
     beit = BeitModel(BeitConfig(**IMAGE, use_relative_position_bias=True))
     beit.set_attn_implementation("teka:softmax")  # its bias is 0 at first, but learned
     with pytest.raises(ValueError, match=r"attention_mask must have shape \(batch, keys\), got"):
@@ -359,7 +359,7 @@ def test_what_changes_the_weights_of_attention_is_refused():
         attend(layer, tokens, tokens, tokens, torch.ones(1, 3, 3), kernels=("softmax", None))
 
 
-def test_positions_between_different_sequences_are_refused():
+def test_cross_attention_with_a_relative_kernel_is_an_error():
     sizes: dict[str, Any] = {
         "d_model": 32,
         "encoder_layers": 1,
@@ -383,7 +383,7 @@ def test_positions_between_different_sequences_are_refused():
 
 
 @pytest.mark.parametrize("kind", ["vit", "bert", "gpt2"])
-def test_replaced_attention_has_kernels_of_its_own_that_learn(kind: str):
+def test_replaced_attention_has_learned_kernels(kind: str):
     model = make(kind)
     before = copy.deepcopy(outputs(model))
     kept = KEPT.bool() if kind in ("bert", "gpt2") else slice(None)
@@ -397,7 +397,7 @@ def test_replaced_attention_has_kernels_of_its_own_that_learn(kind: str):
     assert len(learned) == 2 * (4 + 4)
 
 
-def test_a_model_of_ours_is_saved_and_loaded_by_the_auto_classes(tmp_path: Path):
+def test_teka_model_is_saved_and_loaded_by_auto_classes(tmp_path: Path):
     model = TekaForImageClassification.from_teka("digits")
     config = model.config
     assert isinstance(config, TekaConfig)
@@ -413,7 +413,7 @@ def test_a_model_of_ours_is_saved_and_loaded_by_the_auto_classes(tmp_path: Path)
     assert pipeline("image-classification", model=str(tmp_path))([picture])[0][0]["label"] == "1"
 
 
-def test_what_a_file_does_not_have_is_new_in_the_dtype_that_is_asked_for(
+def test_missing_weights_are_initialized_in_the_requested_dtype(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     TekaForImageClassification.from_teka("digits").save_pretrained(tmp_path)
@@ -439,7 +439,7 @@ class Pictures(torch.utils.data.Dataset):
         return {"pixel_values": torch.full((1, 8, 8), float(label)), "labels": torch.tensor(label)}
 
 
-def test_the_trainer_trains_a_model_of_ours(tmp_path: Path):
+def test_trainer_trains_a_teka_model(tmp_path: Path):
     torch.manual_seed(0)
     options = {"dim": 16, "depth": 1, "heads": 2, "kernel": "positive", "pool": "mean"}
     config = TekaConfig(image_size=(8, 8), in_channels=1, num_labels=2, options=options)
@@ -465,7 +465,7 @@ def test_the_trainer_trains_a_model_of_ours(tmp_path: Path):
     torch.testing.assert_close(loaded(images).logits, model.eval()(images).logits)
 
 
-def test_the_loss_is_that_of_the_problem_type():
+def test_loss_depends_on_the_problem_type():
     config = TekaConfig(image_size=8, num_labels=3, problem_type="multi_label_classification")
     model, images = TekaForImageClassification(config).eval(), torch.rand(2, 3, 8, 8)
     labels = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
@@ -480,7 +480,7 @@ def test_the_loss_is_that_of_the_problem_type():
         )
 
 
-def test_a_config_takes_the_names_of_other_configs(tmp_path: Path):
+def test_config_accepts_names_of_other_configs(tmp_path: Path):
     config = TekaConfig(image_size=8, num_channels=1, num_labels=4)
     assert (config.image_size, config.in_channels, config.num_channels) == ([8, 8], 1, 1)
     assert TekaForImageClassification(config).eval()(torch.rand(1, 1, 8, 8)).logits.shape == (1, 4)
@@ -505,12 +505,12 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_a_config_that_fits_no_model_is_an_error(kind: str):
+def test_invalid_config_is_an_error(kind: str):
     arguments, message = WRONG[kind]
     with pytest.raises(ValueError, match=message):
         TekaForImageClassification(TekaConfig(**arguments))
 
 
-def test_an_unknown_argument_of_the_image_processor_is_an_error():
+def test_argument_size_of_the_image_processor_is_an_error():
     with pytest.raises(ValueError, match=r"argument of TekaImageProcessor must be .*got 'size'"):
         TekaImageProcessor(size={"height": 8, "width": 8})
