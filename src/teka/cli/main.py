@@ -49,6 +49,7 @@ def main(arguments: Sequence[str] | None = None, app: App | None = None) -> int:
 def run(words: list[str], app: App | None = None) -> int:
     """Run a command in this process and return its exit code."""
     app = app or make_app()
+    words = [FORMER_OPTIONS.get(word, word) for word in words]
     command = words[0] if words and words[0] in app else ""
     program = f"{app.name[0]} {command}".rstrip()
     for name in ("stdout", "stderr"):
