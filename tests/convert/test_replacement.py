@@ -102,7 +102,9 @@ def test_shared_layer_is_replaced_in_both_places():
         (encoder(), {"kernel": "square"}, "kernel must be one of.*got 'square'"),
     ],
 )
-def test_model_without_supported_attention_is_an_error_and_unchanged(model: nn.Module, options: dict, message: str):
+def test_model_without_supported_attention_is_an_error_and_unchanged(
+    model: nn.Module, options: dict, message: str
+):
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=message):
         replace_attention(model, **options)

@@ -7,9 +7,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text(encodi
 
 
 @pytest.mark.filterwarnings("ignore:.*nested_tensor", "ignore:.*nested tensor")
-def test_code_of_the_page_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     for block in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):

@@ -240,9 +240,7 @@ def placed(kind: str, name: str = "teka") -> tuple[Any, Tensor, Callable[[Any, T
 
 
 @pytest.mark.parametrize("kind", PLACED)
-def test_patches_use_their_grid_after_the_prefix_tokens(
-    kind: str,
-):
+def test_patches_use_their_grid_after_the_prefix_tokens(kind: str):
     model, inputs, call = placed(kind)
     *_, shape, prefix = PLACED[kind]
     with torch.no_grad():
