@@ -201,6 +201,9 @@ class AuditReport:
         provenance: Command, date, hardware, versions and seconds.
         changes: Results for changes other than shifts.
         responses: Responses for each entry of `metrics`. Reports of older versions have none.
+
+    Raises:
+        ValueError: A metric is unknown or invalid, or a file is not the report of an audit.
     """
 
     name: str

@@ -181,6 +181,10 @@ def download(
     checked by the SHA-256 of their unpacked content. The authors of CIFAR-10 publish only a hash of
     the archive, so that files that are there already are checked by their size and labels.
 
+    >>> import teka
+    >>> teka.data.download("mnist", "data")  # doctest: +SKIP
+    PosixPath('data/mnist')
+
     Args:
         name: "mnist", "fashion-mnist" or "cifar10".
         data_dir: Folder for the files. It is made if it is missing.

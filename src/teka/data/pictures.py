@@ -192,6 +192,9 @@ class PictureFiles:
         in_channels: 1 for gray, 3 for RGB.
         image_size: Height and width of the images.
         resize: Resize pictures of another size, instead of raising an error.
+
+    Raises:
+        ValueError: A picture cannot be read, or its size differs from that of the others.
     """
 
     paths: Sequence[Path]

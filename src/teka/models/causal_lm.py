@@ -39,6 +39,9 @@ class CausalLM(nn.Module):
         heads: Number of heads.
         options: Keywords of `teka.nn.TransformerBlock`, such as `kernel` and `relative`. To
             generate, the kernels must support decoding.
+
+    Raises:
+        ValueError: A size is below 1, or options contradict each other.
     """
 
     def __init__(

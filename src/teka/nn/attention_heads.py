@@ -41,6 +41,9 @@ class AttentionHeads(nn.Module):
         grid: Grid of the tokens if a call has none and no `teka.on` surrounds it. With None, tokens
             of a kernel with one axis are in a row, one unit apart.
         num_prefix_tokens: Number of first tokens without a position, such as a class token.
+
+    Raises:
+        ValueError: An argument is out of range, or queries, keys and values do not fit together.
     """
 
     def __init__(

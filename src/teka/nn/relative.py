@@ -227,6 +227,9 @@ class EmbeddedTable(RelativeModule):
         heads: Number of heads.
         max_offset: Largest offset in cells with an entry of its own.
         embedding_dim: Size of an embedding.
+
+    Raises:
+        ValueError: A size is below 1.
     """
 
     kernel_class = kernels.Table

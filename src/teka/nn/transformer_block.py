@@ -75,6 +75,9 @@ class TransformerBlock(nn.Module):
         mlp_ratio: Size of the hidden layer of the MLP divided by dim.
         window_reach: Number of cells along each axis that the window reaches from the query, or
             None.
+
+    Raises:
+        ValueError: A size is below 1, options contradict each other, or an input has a wrong shape.
     """
 
     def __init__(

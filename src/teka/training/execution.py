@@ -55,6 +55,9 @@ class Execution:
             needs less memory and more time.
         compile: Compile the model with torch.compile: "on", "off", or "auto" for runs of at least
             5,000 steps on machines with a compiler.
+
+    Raises:
+        ValueError: An argument is out of range, or an option does not fit the machine or the model.
     """
 
     accelerator: str = "auto"

@@ -103,6 +103,9 @@ class Run:
         recipe: Optimizer, schedule, augmentation and precision.
         seed: Seed of the initial weights, the order of the images, dropout, augmentation and random
             projections.
+
+    Raises:
+        ValueError: A field is unknown or out of range, or two fields contradict each other.
     """
 
     images: DataOptions = field(default_factory=DataOptions)

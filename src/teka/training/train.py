@@ -87,6 +87,11 @@ def train(
     If several processes train together, each of them calls this function, and the first one writes
     and prints.
 
+    >>> from teka.training import Run, train
+    >>> run = Run.from_recipe("teka", data="digits", epochs=2)
+    >>> result = train(run, "runs/digits")  # doctest: +SKIP
+    >>> accuracy = result["validation_accuracy"]  # doctest: +SKIP
+
     Args:
         run: Data, model, recipe and seed. A method `training_callbacks(run, folder)` of the model
             returns Lightning callbacks to add.

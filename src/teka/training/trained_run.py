@@ -90,6 +90,10 @@ def restore(
 ) -> TrainedRun:
     """Restore a finished run from its folder.
 
+    >>> from teka.training import restore
+    >>> trained = restore("runs/digits")  # doctest: +SKIP
+    >>> logits = trained.model(trained.dataset.test.images)  # doctest: +SKIP
+
     Args:
         folder: Folder of the run.
         data_dir: Folder with the files of the data set, if it has moved.
@@ -148,6 +152,10 @@ def evaluate(
 ) -> Evaluation:
     """Measure a run on all test images, and write `evaluation.json` into its folder.
 
+    >>> from teka.training import evaluate, restore
+    >>> evaluation = evaluate(restore("runs/digits"))  # doctest: +SKIP
+    >>> evaluation.accuracy, evaluation.interval  # doctest: +SKIP
+
     Args:
         trained: The run.
         batch_size: Number of images per batch.
@@ -197,6 +205,11 @@ def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> P
 
     The facts are the configuration of the run, results of the training, and the accuracy on the
     test images if `evaluate` has measured it.
+
+    >>> import teka
+    >>> from teka.training import export, restore
+    >>> folder = export(restore("runs/digits"), "models/digits")  # doctest: +SKIP
+    >>> model = teka.models.load(folder)  # doctest: +SKIP
 
     Args:
         trained: The run.

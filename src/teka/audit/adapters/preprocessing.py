@@ -106,6 +106,9 @@ class Preprocessing:
     (torch.Size([2, 3, 8, 8]), tensor([-1.]))
     >>> before.describe((16, 24))
     'resized to 8 × 12 (bilinear), cropped to the middle 8 × 8'
+
+    Raises:
+        ValueError: An argument is out of range, or images have the wrong number of channels.
     """
 
     in_channels: int | None = None

@@ -75,6 +75,9 @@ class Responses:
     >>> responses = measure_responses(brightest, images, [(0, 0), (0, 1)], Movement("circular"))
     >>> responses.predictions.shape, responses.agreement.float().mean(dim=1)
     (torch.Size([2, 5]), tensor([1., 0.]))
+
+    Raises:
+        ValueError: A table has the wrong shape, or the shifts do not contain zero.
     """
 
     movement: Movement

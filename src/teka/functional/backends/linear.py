@@ -198,6 +198,9 @@ class DecodingState:
             keys, newest first.
         count: With a kernel whose denominator counts keys, the state of a single feature of 1.
         kernels: Names of the content kernel and of the relative kernel.
+
+    Raises:
+        ValueError: A token does not fit the state, such as a token of another batch size.
     """
 
     num_tokens: int

@@ -224,6 +224,9 @@ class Hedgehog(FeatureKernel):
         key_weight: W of the keys, same shape.
         query_bias: b of the queries, shape (H, r) or (1, r).
         key_bias: b of the keys, same shape.
+
+    Raises:
+        ValueError: Queries or keys have another number of heads or size than the weights.
     """
 
     name = "hedgehog"

@@ -224,6 +224,9 @@ class ClippedFeatures(Clipped):
         distance_embedding: As for `Clipped`.
         ring_width: As for `Clipped`.
         projection: Draws of the random features, shape (m, d).
+
+    Raises:
+        ValueError: The projection and the embeddings of distances have different sizes.
     """
 
     name = "clipped_features"

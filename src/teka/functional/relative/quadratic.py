@@ -174,6 +174,9 @@ class Table(SeparableRelative):
         tables: t with entry k + Δ for an offset of Δ cells, shape (heads, axes, 2k + 1).
         spacing: Width of a cell along each axis in physical units, or None for 1.
             `adapt_to_positions` sets the width of the cells of the grid.
+
+    Raises:
+        ValueError: `tables` has the wrong shape, or tokens have positions without a grid.
     """
 
     name = "table"

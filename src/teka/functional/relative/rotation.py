@@ -238,6 +238,9 @@ class RotationJoint(Rotation):
         cosine_weight: As for `Rotation`.
         sine_weight: As for `Rotation`.
         scale: As for `Rotation`.
+
+    Raises:
+        ValueError: The content kernel does not estimate softmax, or an axis is periodic.
     """
 
     name = "rotation_joint"

@@ -204,6 +204,9 @@ class TransformerXL(PositiveRelative):
         frequency: ω in radians per unit of length, shape (scales, axes).
         query_weight: W, shape (heads, 2 · scales, axes, d). The rows of α come before those of β.
         bias: b, shape (heads, 2 · scales, axes).
+
+    Raises:
+        ValueError: `bias` does not fit the frequencies.
     """
 
     name = "transformer_xl"

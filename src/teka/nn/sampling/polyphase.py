@@ -82,6 +82,9 @@ class PolyphaseDownsample(nn.Module):
     >>> shifted_cells = downsample(picture.roll((5, 3), (2, 3))).flatten().sort().values
     >>> torch.equal(cells, shifted_cells)
     True
+
+    Raises:
+        ValueError: An argument is out of range, or the stride does not divide a periodic side.
     """
 
     def __init__(
@@ -199,6 +202,9 @@ class PolyphaseUpsample(nn.Module):
         num_axes: Number of axes of the inputs: 1, 2 or 3.
         blur: Filter that spreads the cells, as in `PolyphaseDownsample`. None leaves the zeros.
         periodic: Whether the filter wraps around.
+
+    Raises:
+        ValueError: An argument is out of range, or the input of a call has the wrong shape.
     """
 
     def __init__(
@@ -262,6 +268,9 @@ class PolyphasePatchEmbedding(nn.Module):
     >>> tokens, moved = embed(picture).flatten(2), embed(picture.roll(1, 3)).flatten(2)
     >>> tuple(tokens.shape), torch.allclose(tokens.mean(2), moved.mean(2), atol=1e-6)
     ((1, 16, 4), True)
+
+    Raises:
+        ValueError: An argument is out of range, or `patch_size` does not divide a side.
     """
 
     def __init__(

@@ -51,6 +51,9 @@ class AttentionDownsample(nn.Module):
     >>> moved = up(*down(picture.roll((1, 3), (2, 3))))
     >>> torch.allclose(moved, up(*down(picture)).roll((1, 3), (2, 3)), atol=1e-5)
     True
+
+    Raises:
+        ValueError: An argument is out of range, or the input of a call has the wrong shape.
     """
 
     def __init__(
@@ -108,6 +111,9 @@ class AttentionUpsample(nn.Module):
         num_axes: Number of axes of the inputs: 1, 2 or 3.
         periodic: Whether opposite edges meet.
         options: Options of the attention, `AttentionOptions()` by default.
+
+    Raises:
+        ValueError: An argument is out of range, or an input of a call has the wrong shape.
     """
 
     def __init__(
@@ -239,6 +245,9 @@ class SubpixelAlignment(nn.Module):
     >>> moved = align(translate(picture, (0.5, -1.5), mode="fourier"))
     >>> torch.allclose(align(picture).pow(3).sum(), moved.pow(3).sum(), rtol=1e-4)
     True
+
+    Raises:
+        ValueError: `factor` is out of range, or the input of a call has the wrong shape.
     """
 
     def __init__(self, factor: int = 2, *, num_axes: int = 2) -> None:
