@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 OUTPUTS = ("auto", "dense", "invariant")
-METRICS = ("consistency", "worst_shift_accuracy", "consistency_when_right")
+METRICS = ("consistency", "worst_shift_accuracy")
 Tokens = Float[Tensor, "batch tokens dim"]
 Permutations = Iterable[Sequence[int]]
 
@@ -410,8 +410,8 @@ def assert_consistent(
         mode: What happens at the edges, a mode of `teka.audit.translate`.
         minimum: Smallest value of the metric that passes, from 0 to 1.
         metric: "consistency" (share of pairs of image and shift whose prediction equals that of the
-            unshifted image); with labels also "consistency_when_right", or "worst_shift_accuracy"
-            (share of images that are classified correctly at every shift).
+            unshifted image), or with labels "worst_shift_accuracy" (share of images that are
+            classified correctly at every shift).
         background: Value of the pixels that enter over an edge: one, or one for each channel.
         batch_size: Number of images in one call.
         seed: Seed of the bootstrap of the intervals.

@@ -3,10 +3,8 @@
 from teka.audit.audit import audit
 from teka.audit.images import paste_on_canvas
 from teka.audit.layers.localize import locate_layers
-from teka.audit.measure.lie_derivative import lie_derivative
-from teka.audit.measure.measure_responses import measure_responses, search_worst
+from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.measure.responses import Responses
-from teka.audit.measure.worst_shift import WorstShift, find_worst_shift
 from teka.audit.model_call import ModelError
 from teka.audit.movement import Movement, translate
 from teka.audit.page.pages import write_page
@@ -16,8 +14,7 @@ from teka.audit.shifts import axis_shifts, random_permutations, square_shifts
 from teka.audit.statistics.comparison import compare_responses
 from teka.audit.statistics.estimate import Estimate
 from teka.audit.statistics.intervals import wilson_interval
-from teka.audit.statistics.phase import best_stride, error_by_phase
-from teka.audit.statistics.summarize import summarize, summarize_seeds
+from teka.audit.statistics.summarize import summarize
 
 __all__ = [
     "AuditReport",
@@ -26,22 +23,15 @@ __all__ = [
     "ModelError",
     "Movement",
     "Responses",
-    "WorstShift",
     "audit",
     "axis_shifts",
-    "best_stride",
     "compare_responses",
-    "error_by_phase",
-    "find_worst_shift",
-    "lie_derivative",
     "locate_layers",
     "measure_responses",
     "paste_on_canvas",
     "random_permutations",
-    "search_worst",
     "square_shifts",
     "summarize",
-    "summarize_seeds",
     "translate",
     "wilson_interval",
     "write_page",

@@ -12,7 +12,7 @@ from teka.audit.measure.outputs import check_labels
 from teka.audit.model_call import as_written, evaluating, module_of, tensor_hash, weights_hash
 from teka.audit.report import AuditReport, PackedResponses
 from teka.audit.settings import AuditSettings, StepSet
-from teka.audit.stages import AuditContext, Progress, run_stages
+from teka.audit.stages import AuditContext, Progress, run_detail_stages, run_main_stages
 from teka.audit.verdict import verdict
 from teka.checks import (
     check_callable,
@@ -41,6 +41,7 @@ def audit(
     caveats: Sequence[Caveat] = (),
     checkpoint: str | Path | None = None,
     progress: Progress | None = None,
+    on_result: Callable[[AuditReport], object] | None = None,
     command: str = "teka.audit.audit",
 ) -> AuditReport:
     """Measure how a model reacts when its images are shifted.
@@ -79,6 +80,9 @@ def audit(
             whose state is in it is resumed.
         progress: Called with the name of a stage, the finished entries, all entries and the seconds
             left.
+        on_result: Called with the report of the main results, before the stages that explain them:
+            layers, published protocols and numerical precision. From then on, a
+            `KeyboardInterrupt` ends these stages, and the report of everything else is returned.
         command: Command that the report records.
 
     Raises:
@@ -100,8 +104,9 @@ def audit(
             check_instance(argument, words, str)
     for one in check_sequence("caveats", caveats, "a list of caveats"):
         check_instance("caveats", one, Caveat)
-    if progress is not None:
-        check_callable("progress", progress)
+    for argument, function in (("progress", progress), ("on_result", on_result)):
+        if function is not None:
+            check_callable(argument, function)
     if checkpoint is not None and not check_path("checkpoint", checkpoint).is_dir():
         raise wrong_value("checkpoint", str(checkpoint), "a folder that exists")
     _check_layers(model, settings)
@@ -109,9 +114,9 @@ def audit(
         model, images, labels, settings, progress, None if checkpoint is None else Path(checkpoint)
     )
     module = module_of(model)
-    known = [*caveats, *(training_mode(module) if module is not None else ())]
-    with evaluating(module):
-        run_stages(context)
+    if module is not None:
+        context.caveats += training_mode(module)
+    context.caveats = [*caveats, *context.caveats]
     model_class = type(module or model).__name__
     facts = {
         "kind": model_class,
@@ -127,27 +132,32 @@ def audit(
         "sha256": tensor_hash(images),
         **(data_facts or {}),
     }
-    report = AuditReport(
-        name=name or model_class,
-        model=facts,
-        data=data,
-        settings=settings.to_dict(context.sizes),
-        metrics=tuple(context.metrics),
-        phases=context.phases,
-        noise_floor=context.noise,
-        lie_derivative=tuple(context.derivatives),
-        sensitivity=context.sensitivity,
-        layers=context.layers,
-        protocols=tuple(context.protocols),
-        caveats=tuple(dict.fromkeys([*known, *context.caveats])),
-        failures=tuple(context.failures),
-        examples=tuple(context.examples),
-        verdict=(),
-        provenance={**provenance(command), "seconds": round(context.deadline.seconds, 2)},
-        changes=tuple(context.changes),
-        responses=tuple(map(PackedResponses.pack, context.responses)),
-    )
-    return dataclasses.replace(report, verdict=verdict(report))
+
+    def make_report() -> AuditReport:
+        report = AuditReport(
+            name=name or model_class,
+            model=facts,
+            data=data,
+            settings=settings.to_dict(context.sizes),
+            metrics=tuple(context.metrics),
+            noise_floor=context.noise,
+            layers=context.layers,
+            protocols=tuple(context.protocols),
+            caveats=tuple(dict.fromkeys(context.caveats)),
+            failures=tuple(context.failures),
+            examples=tuple(context.examples),
+            verdict=(),
+            provenance={**provenance(command), "seconds": round(context.deadline.seconds, 2)},
+            responses=tuple(map(PackedResponses.pack, context.responses)),
+        )
+        return dataclasses.replace(report, verdict=verdict(report))
+
+    with evaluating(module):
+        run_main_stages(context)
+        if on_result is not None:
+            on_result(make_report())
+        run_detail_stages(context, is_interruptible=on_result is not None)
+    return make_report()
 
 
 def _check_layers(model: object, settings: AuditSettings) -> None:

@@ -291,8 +291,8 @@ def collapse(responses: Responses) -> Iterator[Caveat]:
             label_share = write_share(float((labels == top).double().mean()))
             note = f", and {label_share} % of the images are of it"
         message = (
-            f"{write_share(share)} % of all answers are {top_class}{note}. Answers that never "
-            "change are consistent at every shift, even if the model ignores the image."
+            f"{write_share(share)} % of all predictions are {top_class}{note}. Predictions that "
+            "never change are consistent at every shift, even if the model ignores the image."
         )
         name = "constant predictor" if len(classes) == 1 else "collapsed predictions"
         # A few images without labels may well be of one class.
@@ -316,10 +316,10 @@ def chance(responses: Responses) -> Iterator[Caveat]:
     ):
         kind = "set of labels" if responses.output in MULTILABEL else "class"
         message = (
-            f"Unshifted, {write_share(accuracy)} % of {len(labels)} images are answered correctly, "
-            f"which is not significantly more than the {write_share(commonest)} % of always "
-            f"predicting the most common {kind}. Check that the model was trained on these classes "
-            "and that the preprocessing is that of its training."
+            f"Unshifted, {write_share(accuracy)} % of {len(labels)} images are classified "
+            f"correctly, which is not significantly more than the {write_share(commonest)} % of "
+            f"always predicting the most common {kind}. Check that the model was trained on these "
+            "classes and that the preprocessing is that of its training."
         )
         yield Caveat("no better than chance", "invalidates", message)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-from teka.audit.changes import CHANGES, Change
 from teka.audit.images import (
     Background,
     Images,
@@ -26,9 +25,9 @@ from teka.audit.images import (
     roll_and_blank,
     window_size,
 )
-from teka.audit.shifts import CheckedShift, SubpixelShift, SubpixelShifts, check_shifts, read_steps
-from teka.checks import check_flags, check_name, check_sequence
-from teka.errors import wrong_argument, wrong_value
+from teka.audit.shifts import CheckedShift, SubpixelShift, SubpixelShifts, check_shifts
+from teka.checks import check_name, check_sequence
+from teka.errors import wrong_value
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,6 @@ class Mode:
 
     Args:
         words: What happens at the edge, in a sentence.
-        spoken: The same in a few words, for a headline.
         wraps: Whether content that leaves at one side enters at the other side.
         takes_fractions: Whether shifts by fractions of a pixel are possible.
         keeps_content: Whether only background may leave the image.
@@ -46,7 +44,6 @@ class Mode:
     """
 
     words: str
-    spoken: str
     wraps: bool = False
     takes_fractions: bool = False
     keeps_content: bool = False
@@ -57,48 +54,31 @@ class Mode:
 _FRACTIONS = (
     "Moved by any fraction of a pixel by {}; pixels that leave at one side enter at the other."
 )
-_WRAP = "with circular wrap, which no camera does"
 MODES = {
-    "circular": Mode("Pixels that leave at one side enter at the other.", _WRAP, wraps=True),
+    "circular": Mode("Pixels that leave at one side enter at the other.", wraps=True),
     "lossless": Mode(
         "Only background leaves the image, so that nothing of it is lost.",
-        "over its own background",
         keeps_content=True,
         has_background=True,
     ),
-    "zero": Mode(
-        "Pixels that leave are lost, and background enters.",
-        "with background coming in",
-        has_background=True,
-    ),
+    "zero": Mode("Pixels that leave are lost, and background enters.", has_background=True),
     "canvas": Mode(
         "The image is pasted on a larger canvas of its background and moved on it without loss.",
-        "on a larger canvas",
         keeps_content=True,
         has_background=True,
         size="canvas_size",
     ),
-    "reflect": Mode(
-        "Pixels that leave are lost, and a mirror image enters.",
-        "with mirrored edges, which no camera does",
-    ),
+    "reflect": Mode("Pixels that leave are lost, and a mirror image enters."),
     "crop": Mode(
         "The model sees a window of a larger image. The window moves, and real content enters.",
-        "seen through a window that moves, as a camera does",
         size="crop_size",
     ),
-    "fourier": Mode(
-        _FRACTIONS.format("the Fourier transform"), _WRAP, wraps=True, takes_fractions=True
-    ),
+    "fourier": Mode(_FRACTIONS.format("the Fourier transform"), wraps=True, takes_fractions=True),
     "bilinear": Mode(
-        _FRACTIONS.format("linear interpolation, which blurs"),
-        _WRAP,
-        wraps=True,
-        takes_fractions=True,
+        _FRACTIONS.format("linear interpolation, which blurs"), wraps=True, takes_fractions=True
     ),
 }
 TRANSLATION_MODES = tuple(MODES)
-_CHANGED = Mode("", "", takes_fractions=True)  # stands for changes, which have their own words
 
 
 @dataclass(frozen=True)
@@ -113,12 +93,10 @@ class Movement:
     [[3, 1, 2], [0, 1, 2], [2, 1, 2]]
 
     Args:
-        mode: Name in `MODES` (how to shift) or `teka.audit.changes.CHANGES` (such as a rotation).
+        mode: Name in `MODES`.
         background: Value of the images' background, one for all channels or one for each channel.
         canvas_size: Size of the canvas in mode `canvas`, one for all axes or one for each axis.
         crop_size: Size of the window in mode `crop`, one for all axes or one for each axis.
-        there_and_back: Whether to apply a change and then undo it, so that only the effect of
-            interpolation is left.
 
     Raises:
         ValueError: The mode is unknown, or a size is missing or does not belong to the mode.
@@ -128,16 +106,10 @@ class Movement:
     background: float | int | tuple[float | int, ...] = 0.0
     canvas_size: int | tuple[int, ...] | None = None
     crop_size: int | tuple[int, ...] | None = None
-    there_and_back: bool = False
 
     def __post_init__(self) -> None:
-        check_name("mode", self.mode, (*MODES, *CHANGES))
+        check_name("mode", self.mode, MODES)
         check_background(self.background)
-        check_flags({"there_and_back": self.there_and_back})
-        if self.there_and_back and not (self.change and self.change.interpolates):
-            raise wrong_value(
-                "there_and_back", True, f"False, since mode {self.mode!r} does not interpolate"
-            )
         for argument, size in (("canvas_size", self.canvas_size), ("crop_size", self.crop_size)):
             owner, is_needed = argument.removesuffix("_size"), self._how.size == argument
             if is_needed and size is None:
@@ -147,15 +119,7 @@ class Movement:
 
     @property
     def _how(self) -> Mode:
-        return MODES.get(self.mode, _CHANGED)
-
-    @property
-    def change(self) -> Change | None:
-        """The change of the images, such as a rotation, or None if the mode shifts images.
-
-        The "shifts" of a change are tuples of one amount.
-        """
-        return CHANGES.get(self.mode)
+        return MODES[self.mode]
 
     @property
     def wraps(self) -> bool:
@@ -203,8 +167,6 @@ class Movement:
             ValueError: The mode does not allow a shift, or content of the images would be lost.
         """
         sizes, mode = tuple(placed.shape[2:]), self._how
-        if self.change is not None:
-            return check_amounts(self.mode, sizes, shifts, argument)
         steps = check_shifts(sizes, shifts, argument)
         fractions = [step for step in steps if float in map(type, step)]
         if fractions and not mode.takes_fractions:
@@ -226,14 +188,6 @@ class Movement:
             placed: Images returned by `place`.
             shift: A shift returned by `check`.
         """
-        if self.change is not None:
-            (amount,) = shift
-            moved = self.change.apply(placed, amount, self.background)
-            return (
-                self.change.apply(moved, self.change.undo(amount), self.background)
-                if self.there_and_back
-                else moved
-            )
         if self.mode == "fourier":
             return fourier_shift(placed, shift)
         if self.mode == "bilinear":
@@ -246,33 +200,6 @@ class Movement:
         if self.mode == "zero":
             return roll_and_blank(placed, whole, background_value(placed, self.background))
         return placed.roll(whole, tuple(range(2, placed.ndim)))
-
-
-def check_amounts(
-    mode: str, sizes: Sequence[int], amounts: SubpixelShifts, argument: str = "shifts"
-) -> tuple[tuple, ...]:
-    """Check the amounts of a change, and return them as tuples of one number without duplicates.
-
-    Raises:
-        ValueError: The change does not allow an amount or the size of the images.
-    """
-    if len(sizes) != 2:
-        raise wrong_argument("images", f"{len(sizes)} spatial axes", f"two, for mode {mode!r}")
-    checked: dict[tuple[int | float], None] = {}
-    for steps in read_steps(argument, amounts):
-        if isinstance(steps, list) and len(steps) != 1:
-            raise wrong_value(argument, steps, f"one amount each, for mode {mode!r}")
-        value = float(steps[0] if isinstance(steps, list) else steps)
-        amount = int(value) if value.is_integer() else value
-        known = CHANGES[mode].amounts
-        if CHANGES[mode].names and amount not in known:
-            raise wrong_value(argument, amount, f"one of {known}, for mode {mode!r}")
-        if mode in ("scale", "brightness") and amount <= -100:
-            raise wrong_value(argument, amount, f"a percentage above −100, for mode {mode!r}")
-        if mode == "turn" and amount % 2 and sizes[0] != sizes[1]:
-            raise wrong_value("images", tuple(sizes), "as high as wide, to be turned by a quarter")
-        checked[(amount,)] = None
-    return tuple(checked)
 
 
 def translate(

@@ -15,9 +15,8 @@ from teka.audit.model_call import Model, call_model, check_evaluation_mode
 from teka.audit.model_output import CLASSIFIERS, infer_kind, predict
 from teka.audit.movement import Movement
 from teka.audit.settings import AuditSettings
-from teka.audit.statistics.bootstrap import ImageResamples, average
 from teka.audit.statistics.estimate import BootstrapSettings, Estimate
-from teka.audit.statistics.intervals import estimate_mean_share
+from teka.audit.statistics.intervals import ImageBootstrap, estimate_mean_share
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.summarize import summarize
 from teka.checks import check_sizes, check_tensor
@@ -260,5 +259,5 @@ def pair_agreement(
 
 
 def _mean_share(shares: Float[Tensor, " images"], settings: AuditSettings) -> Estimate:
-    resamples = ImageResamples(len(shares), BootstrapSettings(**settings.intervals))
-    return estimate_mean_share(average(shares[None], resamples), settings.confidence)
+    bootstrap = ImageBootstrap(len(shares), BootstrapSettings(**settings.intervals))
+    return estimate_mean_share(shares.numpy(), bootstrap)

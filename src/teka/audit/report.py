@@ -14,8 +14,7 @@ from torch import Tensor
 
 from teka.audit.caveats import Caveat
 from teka.audit.layers.localize import LayerFindings
-from teka.audit.measure.distances import NoiseFloor, SensitivityMap
-from teka.audit.measure.lie_derivative import LieDerivative
+from teka.audit.measure.distances import NoiseFloor
 from teka.audit.measure.responses import Responses
 from teka.audit.model_call import call_model
 from teka.audit.model_output import CLASSIFIERS, MULTILABEL, predict_with_probability
@@ -23,28 +22,28 @@ from teka.audit.movement import Movement
 from teka.audit.protocols import ProtocolResult
 from teka.audit.settings import AuditSettings
 from teka.audit.statistics.metrics import Metrics
-from teka.audit.statistics.phase import PhaseTable
 from teka.checks import check_path
 from teka.codec import decode, encode
 from teka.errors import printable, wrong_type, wrong_value
 from teka.files import check_output_file, check_unpacked_size, read_json, write_json
 
-SCHEMA = 2
+SCHEMA = 3
 # Stages that check the responses, and that repeat a call.
 VALIDITY, NOISE = "validity", "noise floor"
-READ_SCHEMAS = (1, SCHEMA)
-FORMER_FIELDS = {"traps": "caveats", "presets": "protocols"}
+READ_SCHEMAS = (1, 2, SCHEMA)
+FORMER_NAMES = {"traps": "caveats", "presets": "protocols"}
+REMOVED_FIELDS = ("phases", "lie_derivative", "sensitivity", "changes")
 # Fields of the responses that a comparison of two models needs.
 PACKED = (
     "evaluated",
     "error_squared",
     "norm_squared",
     "predictions",
-    "probability_change",
-    "divergence",
     "labels",
+    "overlap",
+    "cosine_distance",
+    "rank",
 )
-PACKED += ("overlap", "cosine_distance", "rank")
 
 
 @dataclass(frozen=True)
@@ -97,22 +96,8 @@ class Example:
 
 
 @dataclass(frozen=True)
-class ChangeResult:
-    """Result for a change other than a shift, such as a rotation.
-
-    Args:
-        metrics: Metrics, whose shifts are the amounts of the change.
-        there_and_back: Metrics for images that are changed and changed back, which measure the
-            interpolation alone. None for a change without interpolation.
-    """
-
-    metrics: Metrics
-    there_and_back: Metrics | None
-
-
-@dataclass(frozen=True)
 class PackedResponses:
-    """Responses of a model as text: a compressed .npz file in base64, without the loss."""
+    """Responses of a model as text: a compressed .npz file in base64."""
 
     movement: Movement
     shifts: tuple[tuple[int | float, ...], ...]
@@ -130,7 +115,7 @@ class PackedResponses:
         return cls(responses.movement, responses.shifts, responses.output, text)
 
     def unpack(self) -> Responses:
-        """Return the responses for `teka.audit.compare_responses`, without the loss.
+        """Return the responses for `teka.audit.compare_responses`.
 
         Raises:
             ValueError: The text is damaged.
@@ -140,7 +125,8 @@ class PackedResponses:
                 io.BytesIO(base64.b64decode(self.tables, validate=True)), allow_pickle=False
             ) as file:
                 check_unpacked_size(file.zip, "the report")
-                tables: dict[str, Any] = {name: torch.from_numpy(file[name]) for name in file.files}
+                names = [name for name in file.files if name in PACKED]
+                tables: dict[str, Any] = {name: torch.from_numpy(file[name]) for name in names}
             for name, table in tables.items():
                 if name != "evaluated":
                     tables[name] = table.to(
@@ -188,10 +174,7 @@ class AuditReport:
         data: Number, shape, classes and hash of the images, and other facts.
         settings: Settings of the audit.
         metrics: Metrics of each mode.
-        phases: Metrics of each mode by phase of the stride of the model.
         noise_floor: Difference of two equal calls, or None.
-        lie_derivative: Derivative along dy and dx.
-        sensitivity: Sensitivity to shifts in each mode.
         layers: Layers that break equivariance, or None.
         protocols: Results of published protocols.
         caveats: Reasons why the results could mislead.
@@ -199,7 +182,6 @@ class AuditReport:
         examples: Images whose predictions change most.
         verdict: The results in sentences, the most important first.
         provenance: Command, date, hardware, versions and seconds.
-        changes: Results for changes other than shifts.
         responses: Responses for each entry of `metrics`. Reports of older versions have none.
 
     Raises:
@@ -211,10 +193,7 @@ class AuditReport:
     data: dict[str, object]
     settings: dict[str, object]
     metrics: tuple[Metrics, ...]
-    phases: dict[str, PhaseTable]
     noise_floor: NoiseFloor | None
-    lie_derivative: tuple[LieDerivative, ...]
-    sensitivity: dict[str, SensitivityMap]
     layers: LayerFindings | None
     protocols: tuple[ProtocolResult, ...]
     caveats: tuple[Caveat, ...]
@@ -222,7 +201,6 @@ class AuditReport:
     examples: tuple[Example, ...]
     verdict: tuple[str, ...]
     provenance: dict[str, object]
-    changes: tuple[ChangeResult, ...] = ()
     responses: tuple[PackedResponses, ...] = ()
 
     def __repr__(self) -> str:
@@ -276,7 +254,7 @@ class AuditReport:
         """
         if not isinstance(content, Mapping):
             raise wrong_type("content", content, "a dictionary, as to_dict gives it")
-        fields = dict(content)
+        fields: Any = _without_former_options(dict(content))
         schema = fields.pop("schema", None)
         if schema not in READ_SCHEMAS:
             expected = (
@@ -284,7 +262,9 @@ class AuditReport:
             )
             raise wrong_value("schema of the content", schema, expected)
         fields.pop("invalid", None)  # follows from the caveats
-        for former_name, name in FORMER_FIELDS.items():
+        for name in REMOVED_FIELDS:
+            fields.pop(name, None)
+        for former_name, name in FORMER_NAMES.items():
             if former_name in fields:
                 fields[name] = fields.pop(former_name)
         try:
@@ -314,6 +294,16 @@ class AuditReport:
             return cls.from_dict(read_json(found))
         except (OSError, ValueError) as error:
             raise ValueError(f"path {found}: {error}") from error
+
+
+def _without_former_options(content: Any) -> Any:
+    """Return JSON data without an option of movements that no longer exists."""
+    if isinstance(content, dict):
+        kept = {name: value for name, value in content.items() if name != "there_and_back"}
+        return {name: _without_former_options(value) for name, value in kept.items()}
+    if isinstance(content, list):
+        return [_without_former_options(value) for value in content]
+    return content
 
 
 def worst_images(responses: Responses, number: int) -> tuple[int, ...]:

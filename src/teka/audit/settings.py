@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from teka.audit.changes import CHANGES
 from teka.audit.images import check_background
 from teka.audit.measure.measure_responses import BUDGET
 from teka.audit.model_output import OUTPUT_CHOICES
@@ -34,11 +33,10 @@ from teka.memory import MAX_IMAGE_PIXELS
 Steps = int | float | Sequence[int | float]
 StepSet = Sequence[Steps] | np.ndarray | Tensor
 # Optional stages of an audit.
-PARTS = ("noise", "layers", "derivative", "sensitivity")
+PARTS = ("noise", "layers")
 # Published protocols, which `teka.audit.protocols` implements.
 PROTOCOL_NAMES = ("horn2021", "zhang2019", "chaman2021")
 MAX_SHIFT = 8
-PRECISION = "a positive number of points, or None"
 SIDES = "a whole number of pixels, or one for each axis"
 
 
@@ -55,9 +53,8 @@ class AuditSettings:
         shifts: Shifts, as integers along dx or pairs (dy, dx). By default all shifts of at most
             8 pixels along each axis, and of at most a quarter of the side for smaller images.
         modes: What happens at the edges, modes of `teka.audit.translate`. Each one is measured.
-        changes: Changes other than shifts to measure, names of `teka.audit.changes.CHANGES`.
         protocol: Published protocol to add: "horn2021", "zhang2019" or "chaman2021", or None.
-        parts: Optional stages: "noise", "layers", "derivative" and "sensitivity".
+        parts: Optional stages: "noise" (difference of single and double precision) and "layers".
         background: Value of the pixels that enter over an edge: one, or one for each channel.
         canvas_size: Size of the canvas of mode "canvas". By default large enough for every shift.
         crop_size: Size of the window of mode "crop". By default small enough for every shift.
@@ -70,8 +67,6 @@ class AuditSettings:
         device: Device for the images. By default they stay on their device.
         batch_size: Number of images in one call.
         budget_seconds: Time for the whole audit, or None. A running call is not interrupted.
-        precision: Measure images in random order until half of the interval of the consistency, or
-            of the mean IoU, is at most this number of percentage points. None measures all images.
         confidence: Confidence of intervals and bands.
         num_resamples: Number of resamples of the bootstrap.
         num_examples: Number of images that the report keeps.
@@ -82,7 +77,6 @@ class AuditSettings:
 
     shifts: StepSet | None = None
     modes: Sequence[str] = ("circular",)
-    changes: Sequence[str] = ()
     protocol: str | None = None
     parts: Sequence[str] = PARTS
     background: float | int | tuple[float | int, ...] = 0.0
@@ -95,7 +89,6 @@ class AuditSettings:
     device: torch.device | str | None = None
     batch_size: int = 256
     budget_seconds: float | int | None = None
-    precision: float | int | None = None
     confidence: float = 0.95
     num_resamples: int = 1000
     num_examples: int = 8
@@ -104,7 +97,6 @@ class AuditSettings:
         modes = check_names("modes", self.modes, TRANSLATION_MODES)
         if not modes or len(set(modes)) < len(modes):
             raise wrong_value("modes", modes, "at least one mode, each once")
-        check_names("changes", self.changes, CHANGES)
         if self.shifts is not None:
             read_steps("shifts", self.shifts)
         check_background(self.background)
@@ -126,9 +118,8 @@ class AuditSettings:
         check_sizes({"batch_size": self.batch_size})
         check_sizes({"num_examples": self.num_examples}, least=0)
         BootstrapSettings(**self.intervals)
-        for argument, expected in (("budget_seconds", BUDGET), ("precision", PRECISION)):
-            if getattr(self, argument) is not None:
-                check_number(argument, getattr(self, argument), expected, low=0, exclude=(0,))
+        if self.budget_seconds is not None:
+            check_number("budget_seconds", self.budget_seconds, BUDGET, low=0, exclude=(0,))
 
     @property
     def intervals(self) -> dict[str, Any]:

@@ -1,15 +1,14 @@
 """The verdict of an audit: its results in sentences."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from teka.audit.caveats import SEVERITIES
-from teka.audit.changes import CHANGES
 from teka.audit.layers.localize import LayerFindings
 from teka.audit.model_output import STILL
-from teka.audit.report import AuditReport, ChangeResult
+from teka.audit.report import AuditReport
 from teka.audit.statistics.estimate import Estimate
 from teka.audit.statistics.metrics import Metrics
-from teka.audit.statistics.phase import PhaseTable
 from teka.reporting.formatting import listed, write_share, write_size, write_step
 
 CAUSES = {
@@ -31,9 +30,7 @@ def verdict(report: AuditReport) -> tuple[str, ...]:
         return headline, *modes, *_layer_sentences(report.layers)
     sentences = [_headline(report, undecided)]
     sentences += [_mode_sentence(metrics, report) for metrics in report.metrics]
-    sentences += _phase_sentences(report.phases)
     sentences += _layer_sentences(report.layers)
-    sentences += map(_change_sentence, report.changes)
     for protocol in report.protocols:
         numbers = "; ".join(
             f"{name} {_interval(number)}" for name, number in protocol.numbers.items()
@@ -60,18 +57,18 @@ def _headline(report: AuditReport, undecided: Sequence[Metrics]) -> str:
         worst = min(with_overlap, key=lambda metrics: metrics.numbers["overlap"].value)
         overlap = worst.numbers["overlap"]
         return (
-            f"{_moving([worst])} leaves {write_share(overlap.value)} % overlap with the output "
-            f"for the unmoved image, moved along ({_confidence(overlap)}; "
+            f"{_moving([worst])} leaves a mean IoU of {write_share(overlap.value)} % with the "
+            f"shifted output for the original image ({_confidence(overlap)}; "
             f"{_circumstances([worst], report)})."
         )
-    with_flips = [metrics for metrics in moved if "flip_rate" in metrics.numbers]
-    if with_flips:
-        worst = max(with_flips, key=lambda metrics: metrics.numbers["flip_rate"].value)
-        flip_rate = worst.numbers["flip_rate"]
-        if flip_rate.value > 0:
+    with_predictions = [metrics for metrics in moved if "consistency" in metrics.numbers]
+    if with_predictions:
+        worst = min(with_predictions, key=lambda metrics: metrics.numbers["consistency"].value)
+        changed = _changed(worst)
+        if changed.value > 0:
             return (
-                f"{_moving([worst])} changes the prediction in {write_share(flip_rate.value)} % of "
-                f"cases ({_confidence(flip_rate)}; {_circumstances([worst], report)})."
+                f"{_moving([worst])} changes the prediction in {write_share(changed.value)} % of "
+                f"cases ({_confidence(changed)}; {_circumstances([worst], report)})."
             )
     with_errors = [metrics for metrics in moved if "maximum_error" in metrics.numbers]
     # An output that is 0 has no size to compare with.
@@ -79,8 +76,14 @@ def _headline(report: AuditReport, undecided: Sequence[Metrics]) -> str:
     if with_errors:
         moved = [max(with_errors, key=lambda metrics: metrics.numbers["maximum_error"].value)]
         size = f" by up to {write_size(moved[0].numbers['maximum_error'].value)} of its size"
-    never = ", and never the prediction" if with_flips else ""
+    never = ", and never the prediction" if with_predictions else ""
     return f"{_moving(moved)} changes the output{size}{never} ({_circumstances(moved, report)})."
+
+
+def _changed(metrics: Metrics) -> Estimate:
+    """Return the share of images and shifts with a changed prediction, 1 − consistency."""
+    same = metrics.numbers["consistency"]
+    return replace(same, value=1 - same.value, lower=1 - same.upper, upper=1 - same.lower)
 
 
 def _moving(moved: Sequence[Metrics]) -> str:
@@ -137,7 +140,7 @@ def _mode_sentence(metrics: Metrics, report: AuditReport) -> str:
         sentence = _undecided_sentence(report)
         return f"{where}: {sentence[0].lower()}{sentence[1:]}."
     if metrics.is_exact:
-        effect = "does not change" if metrics.output in STILL else "moves exactly with the image"
+        effect = "does not change" if metrics.output in STILL else "shifts exactly with the image"
         accuracy = ""
         if "accuracy" in numbers:
             accuracy = f"; {_interval(numbers['accuracy'])} of the images are classified correctly"
@@ -146,20 +149,20 @@ def _mode_sentence(metrics: Metrics, report: AuditReport) -> str:
     if "overlap" in numbers:
         lowest = write_share(numbers["minimum_overlap"].value)
         return (
-            f"{where}: the mean IoU with the output for the unmoved image, moved along, is "
+            f"{where}: the mean IoU with the shifted output for the original image is "
             f"{_interval(numbers['overlap'])}, and {lowest} % at the worst shift."
         )
-    if "flip_rate" not in numbers:
+    if "consistency" not in numbers:
         size = retrieval = ""
         if "maximum_error" in numbers:
             size = f" by {write_size(numbers['maximum_error'].value)} of its size"
         if "retrieval" in numbers:
             retrieval = (
-                f"; {_interval(numbers['retrieval'])} of the moved images are nearest to their own "
-                "unmoved image"
+                f"; {_interval(numbers['retrieval'])} of the shifted images have features nearest "
+                "to those of the same image unshifted"
             )
         return f"{where}: the output changes{size} at the worst shift{retrieval}."
-    changes = f"{where}: the prediction changes in {_interval(numbers['flip_rate'])} of cases"
+    changes = f"{where}: the prediction changes in {_interval(_changed(metrics))} of cases"
     if "minimum_accuracy" not in numbers:
         return f"{changes}."
     accuracy_by_shift = metrics.curves["accuracy"].values
@@ -174,25 +177,6 @@ def _mode_sentence(metrics: Metrics, report: AuditReport) -> str:
 
 def _write_tuple(shift: Sequence[int | float]) -> str:
     return f"({', '.join(map(write_step, shift))})"
-
-
-def _phase_sentences(phases: Mapping[str, PhaseTable]) -> list[str]:
-    sentences = []
-    for mode, table in phases.items():
-        agreement = dict(zip(table.phases, table.values.get("agreement", ()), strict=False))
-        on_grid = agreement.pop((0,) * len(table.stride), None)
-        if on_grid is None or not agreement:
-            continue
-        worst = min(agreement, key=lambda phase: agreement[phase].value)
-        # If the intervals overlap, the phase may have no effect.
-        if agreement[worst].upper < on_grid.lower:
-            stride = " × ".join(map(str, table.stride))
-            sentences.append(
-                f"Mode {mode}: the prediction stays the same in {_interval(on_grid)} of cases at "
-                f"shifts by multiples of {stride} pixels, the stride of the model, and in "
-                f"{_interval(agreement[worst])} at shifts of {_write_tuple(worst)} pixels beyond."
-            )
-    return sentences
 
 
 def _layer_sentences(layers: LayerFindings | None) -> list[str]:
@@ -221,29 +205,3 @@ def _layer_sentences(layers: LayerFindings | None) -> list[str]:
             f"No layer breaks equivariance: every error is at most {threshold} of its output."
         )
     return sentences
-
-
-def _change_sentence(result: ChangeResult) -> str:
-    metrics, numbers = result.metrics, result.metrics.numbers
-    change = CHANGES[metrics.movement.mode]
-    subject = f"{change.spoken[:1].upper()}{change.spoken[1:]} ({metrics.num_images:,} images)"
-    if "consistency" in numbers:
-        same = write_share(numbers["consistency"].value)
-        sentence = f"{subject}: the prediction stays the same in {same} % of cases"
-        if result.there_and_back is not None:
-            back = write_share(result.there_and_back.numbers["consistency"].value)
-            sentence += f", and in {back} % if the change is undone"
-        if "accuracy" in metrics.curves:
-            accuracies = metrics.curves["accuracy"].values
-            worst = accuracies.index(min(accuracies))
-            amount = change.write(metrics.shifts[worst][0])
-            lowest = write_share(accuracies[worst])
-            sentence += f"; {lowest} % are classified correctly at {amount}, the worst amount"
-        return f"{sentence}."
-    if "overlap" in numbers:
-        overlap = write_share(numbers["overlap"].value)
-        return f"{subject}: the mean IoU with the output that changes along is {overlap} %."
-    if "maximum_error" in numbers:
-        error = write_size(numbers["maximum_error"].value)
-        return f"{subject}: the output changes by up to {error} of its size."
-    return f"{subject}: no metric is defined for this output."

@@ -1,11 +1,9 @@
 """The command `audit`: how a model reacts to shifted images."""
 
 import contextlib
-import dataclasses
 import sys
-import textwrap
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,12 +11,9 @@ from cyclopts import Parameter
 
 import teka.audit
 from teka.audit.adapters.inputs import AuditInputs
-from teka.audit.changes import CHANGES
-from teka.audit.measure.worst_shift import WorstShift, find_worst_shift
-from teka.audit.model_call import evaluating, module_of
 from teka.audit.page.pages import write_page
 from teka.audit.page.summary import badge_svg, summary_markdown
-from teka.audit.page.text import audit_text
+from teka.audit.page.text import audit_text, details_text
 from teka.audit.report import AuditReport
 from teka.audit.settings import PARTS
 from teka.audit.statistics.metrics import NUMBERS
@@ -28,12 +23,10 @@ from teka.cli.audit_options import AuditOptions, ResultOptions
 from teka.cli.progress import show_progress
 from teka.errors import one_line, printable, wrong_value
 from teka.files import write_bytes, write_json
-from teka.reporting.tables import LONGEST_TEXT, WIDTH
+from teka.reporting.tables import LONGEST_TEXT
 
 # Metrics that are shares, where higher is better.
-METRICS = tuple(
-    name for name, number in NUMBERS.items() if number.is_share and number.over != "rest"
-)
+METRICS = tuple(name for name, number in NUMBERS.items() if number.is_share)
 NOT_PASSED = 1  # exit code
 
 
@@ -42,10 +35,7 @@ def audit(
     /,
     *,
     options: AuditOptions,
-    change: Annotated[tuple[str, ...], Parameter(group="Measurement", choices=tuple(CHANGES))] = (),
     skip: Annotated[tuple[str, ...], Parameter(group="Measurement", choices=PARTS)] = (),
-    precision: Annotated[float | None, Parameter(group="Measurement")] = None,
-    find_worst: Annotated[float | None, Parameter(group="Measurement")] = None,
     badge: Annotated[str | None, Parameter(group="Results")] = None,
     fail_under: Annotated[float | None, Parameter(group="Results")] = None,
     metric: Annotated[str, Parameter(group="Results", choices=METRICS)] = "consistency",
@@ -63,7 +53,6 @@ def audit(
         teka audit runs/mnist --data mnist --data-dir data --mode circular zero --max-shift 4
         teka audit google/vit-base-patch16-224 --data pictures --images 200 --json vit.json
         teka audit model.onnx --data pictures --budget 600 --resume runs/audit
-        teka audit digits --data digits --find-worst 0.2
         teka audit model.py:make --data images.npz --fail-under 0.95
 
     Args:
@@ -72,11 +61,7 @@ def audit(
             of ONNX, TorchScript or torch.export. module.py runs with all your rights. TorchScript
             and torch.export can run code too and need --trust. No other code runs, and no file is
             unpickled.
-        change: Other image changes to measure too.
         skip: Stages to leave out.
-        precision: Stop when the interval of the consistency is at most this many percentage points
-            on either side.
-        find_worst: Only search the worst shift, with this share of the calls that all shifts need.
         badge: Badge to write as SVG. It shows the lowest consistency of any mode.
         fail_under: Exit with code 1 if --metric is below this share in any mode.
         metric: Metric that --fail-under applies to.
@@ -85,62 +70,19 @@ def audit(
         raise wrong_value("fail_under", fail_under, "a share from 0 to 1")
     results = options.results
     settings = options.make_settings([part for part in PARTS if part not in skip])
-    settings = dataclasses.replace(settings, precision=precision, changes=change)
-    if find_worst is not None:
-        unused = {
-            **{name: getattr(results, name) for name in ("html", "json", "markdown")},
-            "badge": badge,
-            "fail_under": fail_under,
-            "precision": precision,
-            "protocol": settings.protocol,
-            "budget": settings.budget_seconds,
-            "resume": results.resume,
-            "change": change,
-        }
-        names = ", ".join(name for name, value in unused.items() if value not in (None, ()))
-        if names or len(settings.modes) > 1:
-            reason = "it searches one shift in one mode and makes no report"
-            expected = f"None with {names or 'several modes'}: {reason}"
-            raise wrong_value("find_worst", find_worst, expected)
     state = results.check((model, options.images.data), badge=badge)
     case = options.make_inputs(options.load_model(model), settings)
     print(one_line(case.description, LONGEST_TEXT), flush=True)
-    if find_worst is not None:
-        for caveat in case.known["caveats"]:
-            print(textwrap.fill(f"{caveat.name}: {caveat.message}", WIDTH))
-        print(textwrap.fill(worst_shift(case, find_worst).words, WIDTH))
-        return 0
-    report = audit_case(case, command, state, debug=results.debug)
-    write_results([report], report.to_dict(), results, audit_text([report]), badge=badge)
+    main_results: list[AuditReport] = []
+
+    def print_result(report: AuditReport) -> None:
+        main_results.append(report)
+        print(f"{audit_text([report])}\n\nExplaining the result (Ctrl-C to stop) ...", flush=True)
+
+    report = audit_case(case, command, state, debug=results.debug, on_result=print_result)
+    details = details_text(main_results[0], report)
+    write_results([report], report.to_dict(), results, details, badge=badge)
     return 0 if fail_under is None or passes(report, metric, fail_under) else NOT_PASSED
-
-
-def worst_shift(case: AuditInputs, share: float) -> WorstShift:
-    """Return the shift with the lowest accuracy in the first mode.
-
-    Args:
-        case: Model and images.
-        share: Share of the model's calls that a measurement of all shifts would need.
-    """
-    settings = case.settings
-    sizes = (case.images.shape[2], case.images.shape[3])
-    if case.labels is None:
-        expected = "None without labels, which say whether a classifier is right"
-        raise wrong_value("find_worst", share, expected)
-    with evaluating(module_of(case.function)), show_progress() as show:
-        return find_worst_shift(
-            case.function,
-            case.images,
-            case.labels,
-            settings.shifts_for(sizes),
-            settings.movement(settings.modes[0], sizes),
-            share=share,
-            confidence=settings.confidence,
-            seed=settings.seed,
-            batch_size=settings.batch_size,
-            device=settings.device,
-            progress=lambda done, total, _: show("worst shift", done, total),
-        )
 
 
 def passes(report: AuditReport, metric: str, least: float) -> bool:
@@ -159,7 +101,14 @@ def passes(report: AuditReport, metric: str, least: float) -> bool:
     return value >= least
 
 
-def audit_case(case: AuditInputs, command: str, state: Path | None, *, debug: bool) -> AuditReport:
+def audit_case(
+    case: AuditInputs,
+    command: str,
+    state: Path | None,
+    *,
+    debug: bool,
+    on_result: Callable[[AuditReport], object] | None = None,
+) -> AuditReport:
     """Audit a model and show the progress.
 
     Args:
@@ -167,10 +116,20 @@ def audit_case(case: AuditInputs, command: str, state: Path | None, *, debug: bo
         command: Command line to record.
         state: Folder from which the audit resumes, or None.
         debug: Print the traceback if the audit fails.
+        on_result: See `teka.audit.audit`. The progress is hidden while it runs.
     """
     name = case.subject.name
-    try:
-        with show_progress() as show:
+    with contextlib.ExitStack() as bar:
+        show = bar.enter_context(show_progress())
+
+        def handle_result(report: AuditReport) -> None:
+            nonlocal show
+            bar.close()
+            if on_result is not None:
+                on_result(report)
+            show = bar.enter_context(show_progress())
+
+        try:
             return teka.audit.audit(
                 case.function,
                 case.images,
@@ -180,12 +139,13 @@ def audit_case(case: AuditInputs, command: str, state: Path | None, *, debug: bo
                 **case.known,
                 checkpoint=state,
                 progress=lambda part, done, total, _: show(f"{name}, {part}", done, total),
+                on_result=on_result and handle_result,
                 command=command,
             )
-    except ValueError:
-        if debug:
-            traceback.print_exc()
-        raise
+        except ValueError:
+            if debug:
+                traceback.print_exc()
+            raise
 
 
 def write_results(

@@ -125,7 +125,7 @@ class AuditOptions:
         Parameter(
             name="*",
             group="Measurement",
-            parse="^(?!(shifts|modes|changes|parts|canvas_size|crop_size|device|precision)$)",
+            parse="^(?!(shifts|modes|parts|canvas_size|crop_size|device)$)",
         ),
     ] = AuditSettings()
     results: Annotated[ResultOptions, Parameter(name="*", group="Results")] = ResultOptions()

@@ -273,8 +273,6 @@ def locate_layers(
     check_instance("movement", movement, Movement)
     if function is not None:
         check_callable("function", function)
-    if movement.change is not None:
-        raise wrong_value("movement.mode", movement.mode, "one that shifts images")
     if threshold is not None:
         check_number("threshold", threshold, "a positive number", low=0, exclude=(0,))
     check_sizes({"num_images": num_images, "batch_size": batch_size})

@@ -8,14 +8,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Shaped
 from torch import Tensor
 
 from teka.audit.images import ImageSet, Size
 from teka.audit.measure.measurement import Device, Measurement
 from teka.audit.measure.responses import Responses
 from teka.audit.model_call import Model, ModelError, tensor_hash, weights_hash
-from teka.audit.model_output import CLASSIFIERS
 from teka.audit.movement import Movement
 from teka.audit.shifts import SubpixelShifts
 from teka.checks import check_callable, check_number, check_path, check_sizes
@@ -152,8 +151,8 @@ class Deadline:
         """Call the progress function with an estimate of the time left.
 
         Args:
-            asked: Number of entries that the model evaluated.
-            done: Number of entries that are decided, evaluated or not.
+            asked: Number of entries that the model evaluated in this run.
+            done: Number of entries that are evaluated, also in earlier runs.
             total: Number of all entries.
         """
         if self._progress is not None:
@@ -254,32 +253,17 @@ def measure_responses(
 
 
 def _ask(
-    measurement: Measurement,
-    deadline: Deadline,
-    batch_size: int,
-    keeper: Checkpoint | None,
-    *,
-    until: bool = False,
+    measurement: Measurement, deadline: Deadline, batch_size: int, keeper: Checkpoint | None
 ) -> Responses:
-    """Evaluate in batches and save the state of the measurement.
-
-    With `until`, an image is no longer evaluated after its first wrong prediction.
-    """
+    """Evaluate in batches and save the state of the measurement."""
     start = 0 if keeper is None else _restore(measurement, keeper, batch_size)
-    asked = 0
-    num_shifts, total = len(measurement.moved.shifts), len(measurement.moved)
-    alive = torch.ones(measurement.moved.num_images, dtype=torch.bool)
+    done, total = start, len(measurement.moved)
     try:
-        while len(entries := _next_entries(alive, start, num_shifts, batch_size)) and not (
-            asked and not deadline.left
-        ):
+        while done < total and (done == start or deadline.left):
+            entries = torch.arange(done, min(done + batch_size, total))
             measurement.answer(entries)
-            start, asked = int(entries[-1]) + 1, asked + len(entries)
-            if until:
-                alive[entries[measurement.wrong(entries)] % len(alive)] = False
-            deadline.report(
-                asked, total - num_shifts * int(alive.sum()) + _before(alive, start), total
-            )
+            done += len(entries)
+            deadline.report(done - start, done, total)
             if keeper is not None and keeper.due:
                 _keep(measurement, keeper, deadline)
         return measurement.responses(deadline.seconds)
@@ -287,7 +271,7 @@ def _ask(
         error.responses = measurement.sound_responses(deadline.seconds)
         raise
     finally:
-        if keeper is not None and asked:
+        if keeper is not None and done > start:
             _keep(measurement, keeper, deadline)
 
 
@@ -317,80 +301,3 @@ def _restore(measurement: Measurement, keeper: Checkpoint, batch_size: int) -> i
     measurement.seconds_before = numbers["seconds"]
     measurement.forward_seconds += numbers["forward_seconds"]
     return measurement.noted
-
-
-def search_worst(
-    function: Model,
-    images: ImageSet,
-    labels: Shaped[Tensor, "images *labels"],
-    shifts: SubpixelShifts,
-    movement: Movement,
-    *,
-    batch_size: int = 256,
-    device: Device = None,
-    budget_seconds: float | int | None = None,
-    progress: Progress | None = None,
-) -> Responses:
-    """Evaluate a classifier on shift after shift, and skip images after their first error.
-
-    Large shifts come first, because they are most likely to cause errors. An image that was
-    misclassified is skipped at later shifts, except in the batch in which it failed. The mean of
-    `correct.all(dim=0)` is therefore the accuracy at every shift, exactly as from
-    `measure_responses` but with fewer calls. If the time runs out, it is a lower bound.
-    `evaluated` is False where an image was skipped.
-
-    >>> import torch
-    >>> from teka.audit import Movement, search_worst
-    >>> images = torch.rand(20, 1, 4, 4)
-    >>> labels = images.flatten(1).argmax(dim=1)
-    >>> shifts = [(0, 0), (0, 1)]
-    >>> model = torch.nn.Flatten().eval()
-    >>> responses = search_worst(model, images, labels, shifts, Movement("circular"))
-    >>> responses.correct.all(dim=0).float().mean()
-    tensor(0.)
-
-    Args:
-        function: Classifier from images (B, C, *S) to outputs, as for `measure_responses`.
-        images: Images (N, C, *S).
-        labels: Classes (N,).
-        shifts: The shifts, including zero.
-        movement: How the images are shifted.
-        batch_size: Number of images per call.
-        device: Device on which images are shifted and passed to the model.
-        budget_seconds: Time after which no further call starts. The first call is always made.
-        progress: Called with the finished entries, all entries, and the seconds left if no further
-            image fails.
-
-    Returns:
-        Responses of the model.
-
-    Raises:
-        ModelError: See `measure_responses`.
-        ValueError: See `measure_responses`.
-    """
-    check_sizes({"batch_size": batch_size})
-    deadline = Deadline(budget_seconds, progress)
-    if labels is None:
-        raise wrong_value("labels", None, "the class of each image")
-    measurement = Measurement(
-        function, images, shifts, movement, labels, "auto", None, device, batch_size, CLASSIFIERS
-    )
-    return _ask(measurement, deadline, batch_size, None, until=True)
-
-
-def _next_entries(
-    alive: Bool[Tensor, " images"], start: int, num_shifts: int, number: int
-) -> Int[Tensor, " entries"]:
-    """Return up to `number` entries from `start` on, of images without a wrong prediction."""
-    images = alive.nonzero().flatten()
-    before = _before(alive, start)
-    positions = torch.arange(before, max(before, min(before + number, num_shifts * len(images))))
-    if not len(positions):
-        return positions
-    return positions // len(images) * len(alive) + images[positions % len(images)]
-
-
-def _before(alive: Bool[Tensor, " images"], start: int) -> int:
-    """Return the number of entries before `start` of images without a wrong prediction."""
-    rank, image = divmod(start, len(alive))
-    return rank * int(alive.sum()) + int(alive[:image].sum())

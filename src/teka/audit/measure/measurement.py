@@ -8,21 +8,14 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from teka.audit.images import ImageSet, Size, check_images
 from teka.audit.measure import outputs
 from teka.audit.measure.responses import WITH_ZERO, Responses
 from teka.audit.model_call import Model, ModelError, call_model, check_evaluation_mode
-from teka.audit.model_output import (
-    CLASSIFIERS,
-    OUTPUT_CHOICES,
-    OUTPUTS,
-    WITH_PROBABILITIES,
-    arrange,
-    infer_kind,
-)
+from teka.audit.model_output import CLASSIFIERS, OUTPUT_CHOICES, arrange, infer_kind
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts, SubpixelShifts, read_steps, shift_order
 from teka.checks import check_callable, check_device, check_instance, check_name, check_stride
@@ -40,7 +33,6 @@ WAITING_NUMBERS = 2**16
 WAITING_CALLS = 16
 WAITING_SECONDS = 0.5
 ENTRY_BYTES = 8 * 8  # upper bound of the memory for one image at one shift
-OF_PROBABILITIES = ("loss", "probability_change", "divergence")
 
 
 class Segment(NamedTuple):
@@ -155,7 +147,6 @@ class Measurement:
         stride: Size | None,
         device: Device,
         batch_size: int,
-        among: Sequence[str] = OUTPUTS,
     ) -> None:
         check_callable("function", function)
         check_evaluation_mode("function", function)
@@ -163,7 +154,6 @@ class Measurement:
         check_instance("movement", movement, Movement)
         if device is not None:
             device = check_device("device", device)
-        self._among = among
         self.moved = MovedImages(images, shifts, movement, device)
         entries = len(self.moved)
         size = math.prod(movement.seen_size(images.shape[2:])) * images.shape[1]
@@ -203,17 +193,6 @@ class Measurement:
     def noted(self) -> int:
         """Number of entries whose outputs were processed."""
         return int(self._tables["evaluated"].sum())
-
-    def evaluated(self, entries: Int[Tensor, " batch"]) -> Bool[Tensor, " batch"]:
-        """Return which entries were evaluated already."""
-        self._flush()
-        return self._tables["evaluated"][entries]
-
-    def wrong(self, entries: Int[Tensor, " batch"]) -> Tensor:
-        """Return which entries were misclassified. This needs labels and logits."""
-        self._flush()
-        assert self._labels is not None
-        return self._tables["predictions"][entries] != self._labels[entries % self.moved.num_images]
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all results so far, to be saved in a file."""
@@ -298,17 +277,11 @@ class Measurement:
         moved = self.moved
         label_axes = 0 if self._labels is None else self._labels.ndim
         asked = kind if self._output == "auto" else self._output
-        self._output, self._stride = infer_kind(
-            output, seen_size, asked, self._stride, label_axes, self._among
-        )
+        self._output, self._stride = infer_kind(output, seen_size, asked, self._stride, label_axes)
         output = arrange(output, self._output)
         if self._stride is not None:
             outputs.check_dense_shifts(
                 moved.shifts, output.shape[2:], self._stride, seen_size, moved.movement
-            )
-        if self._output == "boxes" and moved.movement.change is not None:
-            raise wrong_value(
-                "mode", moved.movement.mode, "one that shifts images, for an output of boxes"
             )
         self._seen_size = tuple(seen_size)
         if output.is_floating_point():
@@ -320,8 +293,6 @@ class Measurement:
         if self._output == "features" and output.ndim == 2:
             names, ranks = [*names, "cosine_distance"], ["rank"]
         self._labels = outputs.fit_labels(self._labels, self._output, output.shape[1])
-        if self._output in WITH_PROBABILITIES:
-            names += OF_PROBABILITIES if self._labels is not None else OF_PROBABILITIES[1:]
         if self._output in CLASSIFIERS:
             ranks = ["predictions"]
         self._tables |= {name: torch.zeros(len(moved), dtype=torch.float64) for name in names}
@@ -368,8 +339,7 @@ class Measurement:
         if self._stride is None and self._output != "boxes":
             own = images.to(references.device)
             reference = references[own].to(output.device)
-            labels = None if self._labels is None else self._labels[images]
-            noted = outputs.vector_errors(output, reference, labels, self._output)
+            noted = outputs.vector_errors(output, reference, self._output)
             if "rank" in self._tables:
                 noted |= outputs.feature_distances(output.to(references.device), references, own)
         else:

@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from teka.audit.changes import compared_after
 from teka.audit.measure.boxes import box_overlap
 from teka.audit.model_output import (
     CLASSIFIERS,
@@ -107,8 +106,6 @@ def check_dense_shifts(
         ValueError: Shifts or stride do not fit the map.
     """
     mode = movement.mode
-    if movement.change is not None:
-        return
     sides = list(zip(size, stride, strict=True))
     if movement.wraps and [cells * pixels for cells, pixels in sides] != list(seen_size):
         expected = f"{tuple(seen_size)} over {tuple(size)} in mode {mode!r}"
@@ -133,8 +130,6 @@ def compared_maps(
     response: Maps, reference: Maps, shift: CheckedShift, stride: Sizes, movement: Movement
 ) -> tuple[Compared, Compared]:
     """Return f(T_s x) and T_s f(x) on the cells whose content was inside the image before."""
-    if movement.change is not None:
-        return compared_after(response, reference, movement.change, shift[0])
     steps = tuple([step / pixels for step, pixels in zip(shift, stride, strict=True)])
     if movement.wraps:
         reference = movement.move(reference, steps)
@@ -210,7 +205,7 @@ def feature_distances(
     return {"cosine_distance": distance, "rank": 1 + nearer}
 
 
-def vector_errors(output: Answers, reference: Answers, labels: Labels, kind: str) -> Tables:
+def vector_errors(output: Answers, reference: Answers, kind: str) -> Tables:
     """Return the errors of outputs that should not change under a shift."""
     if kind == "classes":
         # Treat classes as one-hot vectors.
@@ -218,22 +213,9 @@ def vector_errors(output: Answers, reference: Answers, labels: Labels, kind: str
         noted = {"error_squared": 2 * changed, "norm_squared": torch.ones_like(changed)}
     else:
         noted = squares(output, reference)
-    row = KIND_BY_NAME[kind]
-    if row.predict is not None:
-        noted["predictions"] = row.predict(output)
-    if row.log_probabilities is None:
-        return noted
-    log_moved = row.log_probabilities(output)
-    log_unshifted = row.log_probabilities(reference)
-    probability = log_unshifted.exp()
-    top = log_unshifted.argmax(dim=1, keepdim=True)
-    noted["probability_change"] = (
-        log_moved.gather(1, top).exp() - probability.gather(1, top)
-    ).abs()[:, 0]
-    # Rounding errors can make the divergence negative.
-    noted["divergence"] = (probability * (log_unshifted - log_moved)).sum(dim=1).clamp(min=0)
-    if labels is not None:
-        noted["loss"] = -log_moved.gather(1, labels.to(output.device)[:, None])[:, 0]
+    predict = KIND_BY_NAME[kind].predict
+    if predict is not None:
+        noted["predictions"] = predict(output)
     return noted
 
 

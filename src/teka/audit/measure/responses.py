@@ -29,11 +29,10 @@ _TABLES = (
     "error_squared",
     "norm_squared",
     "predictions",
-    "loss",
-    "probability_change",
-    "divergence",
+    "overlap",
+    "cosine_distance",
+    "rank",
 )
-_TABLES += ("overlap", "cosine_distance", "rank")
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,10 +53,6 @@ class Responses:
         labels: Classes of the images, or codes of their label sets
             (`teka.audit.model_output.encode_label_sets`).
         predictions: Predicted classes or codes of label sets, for classifiers.
-        loss: Cross-entropy in nats, if there are labels and class probabilities.
-        probability_change: |p_s(c) − p_0(c)| of the class c predicted for the unshifted image, if
-            there are class probabilities.
-        divergence: KL(p_0 ‖ p_s) in nats, if there are class probabilities.
         overlap: Mean intersection over union with the shifted classes or boxes, for segmentation
             and detection.
         cosine_distance: 1 − cos(f(T_s x), f(x)), for features.
@@ -88,9 +83,6 @@ class Responses:
     norm_squared: Float[Tensor, "shifts images"]
     labels: Int[Tensor, " images"] | None = None
     predictions: Int[Tensor, "shifts images"] | None = None
-    loss: Float[Tensor, "shifts images"] | None = None
-    probability_change: Float[Tensor, "shifts images"] | None = None
-    divergence: Float[Tensor, "shifts images"] | None = None
     overlap: Float[Tensor, "shifts images"] | None = None
     cosine_distance: Float[Tensor, "shifts images"] | None = None
     rank: Int[Tensor, "shifts images"] | None = None
@@ -132,17 +124,6 @@ class Responses:
     def moved(self) -> list[int]:
         """Indices of the nonzero shifts."""
         return [index for index, shift in enumerate(self.shifts) if any(shift)]
-
-    def along(self, axis: int) -> dict[int | float, int]:
-        """Return the index of each shift along one axis, by its step. Other steps are zero."""
-        num_axes = len(self.shifts[0])
-        if not -num_axes <= axis < num_axes:
-            raise wrong_value("axis", axis, f"one of {num_axes} spatial axes, counted from 0")
-        axis %= num_axes
-        shifts = enumerate(self.shifts)
-        return {
-            shift[axis]: row for row, shift in shifts if not any(shift[:axis] + shift[axis + 1 :])
-        }
 
     @property
     def complete(self) -> Bool[Tensor, " shifts"]:
@@ -225,20 +206,6 @@ class Responses:
             name: table[:, chosen] for name in _TABLES if (table := getattr(self, name)) is not None
         }
         return replace(self, labels=None if self.labels is None else self.labels[chosen], **tables)
-
-    def join(self, other: "Responses") -> "Responses":
-        """Return the responses for these images followed by others with the same movement."""
-        pairs = {name: (getattr(self, name), getattr(other, name)) for name in _TABLES}
-        joined = {
-            name: torch.cat(pair, dim=1) for name, pair in pairs.items() if pair[0] is not None
-        }
-        if self.labels is not None and other.labels is not None:
-            joined["labels"] = torch.cat([self.labels, other.labels])
-        spent = {
-            name: getattr(self, name) + getattr(other, name)
-            for name in ("calls", "seconds", "forward_seconds")
-        }
-        return replace(self, **joined, **spent)
 
     def relative_error(self) -> Float[Tensor, "shifts images"]:
         """Return ‖f(T_s x) − T_s f(x)‖ / ‖T_s f(x)‖ of each image, 0 where both are 0."""

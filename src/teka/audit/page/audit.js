@@ -208,7 +208,7 @@
         given.className = wrong ? "wrong" : "right";
         given.setAttribute("aria-label", `${name}, ${verdict}`);
         probability.textContent = percent(answer.probabilities[at]);
-        said.push(`${content.models[answer.model].name} answers ${name} with ${percent(answer.probabilities[at])}, ${verdict}`);
+        said.push(`${content.models[answer.model].name} predicts ${name} with ${percent(answer.probabilities[at])}, ${verdict}`);
       }
       parts.status.textContent = `${words}: ${said.join("; ")}`;
     };

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from teka.audit.changes import CHANGES
 from teka.audit.layers.localize import LayerFinding, LayerFindings
 from teka.audit.page.metric_formatting import is_share, write_number
 from teka.audit.shifts import CheckedShift, CheckedShifts
@@ -79,7 +78,7 @@ def curve_chart(
 
     Args:
         lines: A line for each model. Bands are drawn if there are at most `MOST_BANDS`.
-        axis: "dx", "dy" or the name of a change.
+        axis: "dx" or "dy".
         label: Label of the metric.
         is_percent: True if the metric is a share, drawn in percent.
         difference: True if the values are differences, which have both signs.
@@ -115,7 +114,7 @@ def curve_chart(
     _scale_values(
         axes, [point.value for line in lines for point in line.points], is_percent, difference
     )
-    horizontal = AXES[axis][0] if axis in AXES else f"{axis} ({CHANGES[axis].unit.strip()})"
+    horizontal = AXES[axis][0]
     plots.label_axes(axes, horizontal, label)
     if len(lines) > 1:
         plots.add_legend(axes)
@@ -175,23 +174,19 @@ def _scale_values(
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A metric at pairs of steps.
+    """A metric at every shift.
 
     Args:
         metric: Name of the metric.
-        values: Value at each measured pair (down, right).
-        down: Label of the vertical axis.
-        right: Label of the horizontal axis.
+        values: Value at each shift (dy, dx).
     """
 
     metric: str
     values: Mapping[Any, float]
-    down: str = AXES["dy"][0]
-    right: str = AXES["dx"][0]
 
     @property
     def worst(self) -> CheckedShift | None:
-        """The pair with the worst value, or None if all values are equal."""
+        """The shift with the worst value, or None if all values are equal."""
         if len(set(self.values.values())) == 1:
             return None
         worst = min if is_share(self.metric) else max
@@ -254,7 +249,7 @@ def heat_map_chart(
     bar.set_ticks([0, 1], labels=[f"{write_number(heat_map.metric, end)}{unit}" for end in limits])
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors="#1c2430", labelsize=11, length=0)
-    plots.label_axes(axes, heat_map.right, heat_map.down)
+    plots.label_axes(axes, AXES["dx"][0], AXES["dy"][0])
     return plots.to_svg(figure, description)
 
 

@@ -1,4 +1,4 @@
-"""Comparison of several models for the page: the winner of each mode and all paired differences."""
+"""Comparison of several models for the page: the best of each mode and all paired differences."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,8 @@ from teka.audit.statistics.metrics import NUMBERS
 from teka.audit.statistics.ranking import Lead, Pair, find_leads
 from teka.reporting.formatting import listed, write_p_value
 
-# The first of these metrics that is defined decides which model wins.
+MOST_NAMED = 2  # number of models whose names are in the headline
+# The first of these metrics that is defined decides which model is best.
 DECISIVE = ("worst_shift_accuracy", "consistency", "overlap", "mean_error")
 
 
@@ -33,10 +34,10 @@ def excluded(reports: Sequence[AuditReport]) -> list[str]:
     ]
 
 
-def winner(
+def best_model(
     pairs: Sequence[Pair], reports: Sequence[AuditReport]
 ) -> tuple[str, list[tuple[str, str]]]:
-    """Return which model wins in a mode, and the evidence for each metric, in sentences.
+    """Return the best model in a mode, and the evidence for each metric, in sentences.
 
     Models with invalid results are left out. A model that lacks a metric is left out for it.
 
@@ -53,36 +54,34 @@ def winner(
     notes = [("", sentence) for sentence in excluded(reports)]
     if len(competing) < 2:
         left = f"only {names[competing[0]]} has" if competing else "no model has"
-        return f"In mode {mode} nobody wins: {left} valid results.", notes
+        return f"Mode {mode}: no comparison, because {left} valid results.", notes
     leads = find_leads(valid_pairs(pairs, reports))
     decisive = [lead for number in DECISIVE for lead in leads if lead.number == number]
     if not leads:
-        return (
-            f"In mode {mode} no number is defined for two models, so that none can be compared.",
-            notes,
-        )
+        return f"Mode {mode}: no comparison, because no two models have a metric in common.", notes
     # The metric that most models define decides, and of several the first of `DECISIVE`.
     lead = max(decisive or leads, key=lambda lead: len(lead.over))
     number = NUMBERS[lead.number]
     lacking = [names[index] for index in competing if index != lead.best and index not in lead.over]
     if lacking:
-        notes.append(
-            ("", f"Not ranked, because their outputs do not define that number: {listed(lacking)}.")
-        )
-    by = f"In mode {mode}, by {'the ' + number.meaning if number.is_share else number.label},"
+        reason = "because their outputs do not define this metric"
+        notes.append(("", f"Not compared, {reason}: {listed(lacking)}."))
+    metric = number.meaning if number.is_share else number.label
     tied = [names[index] for index in (lead.best, *lead.tied)]
-    headline = (
-        f"{by} nobody wins: no significant difference between {listed(tied)}."
-        if lead.tied
-        else f"{by} {tied[0]} wins."
-    )
+    if lead.tied:
+        headline = f"no significant difference between {listed(tied)} in the {metric}"
+    else:
+        others = [names[index] for index in lead.over]
+        beaten = listed(others) if len(others) <= MOST_NAMED else f"all {len(others)} others"
+        headline = f"{tied[0]} is significantly better than {beaten} in the {metric}"
+    headline = f"Mode {mode}: {headline}."
     return headline, [*((lead.number, _evidence(lead, names)) for lead in leads), *notes]
 
 
 def _evidence(lead: Lead, names: Sequence[str]) -> str:
     number = NUMBERS[lead.number]
     best = names[lead.best]
-    way = "above" if number.is_share else "below"
+    way = "higher" if number.is_share else "lower"
     label = f"{number.label[:1].upper()}{number.label[1:]}"
     parts = []
     if lead.tied:
@@ -91,12 +90,10 @@ def _evidence(lead: Lead, names: Sequence[str]) -> str:
         parts.append(f"{tied} ({best} minus {names[last]}: {_lead_words(lead, last)})")
     if lead.beaten:
         nearest, *more = lead.beaten
-        further = (
-            f"; {len(more)} more {'lie' if len(more) > 1 else 'lies'} further behind"
-            if more
-            else ""
+        further = f"; the difference to {len(more)} other models is larger" if more else ""
+        parts.append(
+            f"{best} is {way} than {names[nearest]} by {_lead_words(lead, nearest)}{further}"
         )
-        parts.append(f"{best} lies {way} {names[nearest]} by {_lead_words(lead, nearest)}{further}")
     return f"{label}: {'; '.join(parts)}."
 
 
@@ -125,7 +122,8 @@ def differing(comparison: Comparison) -> str:
     curve = comparison.curves.get("accuracy")
     if curve is None:
         return ""
-    count = sum(p_value <= 1 - comparison.confidence for p_value in curve.adjusted_p_values)
+    bands = zip(curve.band_lower, curve.band_upper, strict=True)
+    count = sum(not lower <= 0 <= upper for lower, upper in bands)
     return f"{count} of {len(comparison.shifts)}"
 
 
@@ -139,14 +137,14 @@ def comparison_sections(
 ) -> list[dict[str, Any]]:
     """Return the sections of the page, one for each mode.
 
-    A section has the winner, the evidence, a row of differences for each pair of models with valid
-    results, and curves of the differences.
+    A section has the headline, the evidence, a row of differences for each pair of models with
+    valid results, and curves of the differences.
     """
     names = [report.name for report in reports]
     sections = []
     for mode in dict.fromkeys(pair.comparison.movement.mode for pair in pairs):
         mode_pairs = [pair for pair in pairs if pair.comparison.movement.mode == mode]
-        headline, evidence = winner(mode_pairs, reports)
+        headline, evidence = best_model(mode_pairs, reports)
         valid = valid_pairs(mode_pairs, reports)
         numbers = [
             name
@@ -161,10 +159,9 @@ def comparison_sections(
         with_base = [pair for pair in valid if pair.first == base]
         lines = {}
         for pair in with_base:
-            accuracy = pair.comparison.curves.get("accuracy")
-            curve = accuracy.curve if accuracy is not None else None
-            lines[pair.second] = (pair.comparison.shifts, curve)
-        label = f"correct, minus {names[base]} (points)"
+            comparison = pair.comparison
+            lines[pair.second] = (comparison.shifts, comparison.curves.get("accuracy"))
+        label = f"accuracy minus that of {names[base]} (points)"
         figure = curve_figure(names, lines, label, is_percent=True, difference=True)
         methods = [
             difference.method for pair in valid for difference in pair.comparison.numbers.values()

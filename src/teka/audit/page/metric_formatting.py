@@ -7,8 +7,6 @@ from teka.audit.statistics.metrics import CURVES, NUMBERS
 from teka.reporting.formatting import write_share, write_size
 
 MISSING = "–"
-# Metrics that a page hides until the reader asks for them.
-FOR_EXPERTS = ("consistency_when_right", "probability_change", "divergence", "rank")
 
 
 def is_share(name: str) -> bool:

@@ -9,15 +9,9 @@ from typing import Any, NamedTuple
 from teka.audit.caveats import SEVERITIES, Caveat
 from teka.audit.movement import Movement
 from teka.audit.page import layers
-from teka.audit.page.changes import change_sections
 from teka.audit.page.charts import curve_figure, layer_chart
 from teka.audit.page.compared import comparison_sections
-from teka.audit.page.metric_formatting import (
-    FOR_EXPERTS,
-    missing_intervals,
-    write_interval,
-    write_number,
-)
+from teka.audit.page.metric_formatting import missing_intervals, write_interval, write_number
 from teka.audit.page.modes import confidences, mode_sections
 from teka.audit.report import AuditReport
 from teka.audit.statistics.estimate import Estimate
@@ -335,21 +329,18 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()
         "caveats": caveat_models(reports),
         "severities": SEVERITIES,
         "columns": [NUMBERS[name] for name in columns],
-        "experts": [NUMBERS[name] for name in FOR_EXPERTS],
         "rows": audit_rows(reports, columns),
         "first_numbers": _first_numbers(reports),
         "card_titles": CARD_TITLES,
         "interval_note": interval_note(reports, columns),
         "comparisons": comparison_sections(pairs, reports),
         "modes": mode_sections(reports),
-        "changes": change_sections(reports),
         "examples": write_examples(reports) if any(report.examples for report in reports) else "",
         "has_labels": any(
             example.label is not None for report in reports for example in report.examples
         ),
         "layers": layers,
         "layer_chart": layer_chart,
-        "expert_metrics": FOR_EXPERTS,
         "listed": listed,
         "write_size": write_size,
         "protocols": protocol_sections(reports),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 
 from teka.audit.caveats import SEVERITIES
-from teka.audit.page.compared import winner
+from teka.audit.page.compared import best_model
 from teka.audit.page.metric_formatting import MISSING, write_interval
 from teka.audit.page.pages import audit_columns, audit_rows, caveat_models, interval_note
 from teka.audit.report import AuditReport
@@ -26,7 +26,7 @@ def summary_markdown(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ())
     """Return verdicts, main metrics and caveats as Markdown, and the best of several models."""
     parts = []
     for mode in dict.fromkeys(pair.comparison.movement.mode for pair in pairs):
-        headline, evidence = winner(
+        headline, evidence = best_model(
             [pair for pair in pairs if pair.comparison.movement.mode == mode], reports
         )
         parts += [

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Sequence
 
 from teka.audit.caveats import SEVERITIES
-from teka.audit.page.compared import differing, reference_of, valid_pairs, winner, write_ends
+from teka.audit.page.compared import best_model, differing, reference_of, valid_pairs, write_ends
 from teka.audit.page.layers import explaining_layers
 from teka.audit.page.metric_formatting import is_share, missing_intervals, write_difference
 from teka.audit.page.pages import audit_columns, audit_rows, interval_note, sorted_caveats
@@ -23,9 +23,12 @@ TERMINAL_NUMBERS = (
     "minimum_accuracy",
     "worst_shift_accuracy",
     "consistency",
-    "flip_rate",
+    "overlap",
+    "minimum_overlap",
+    "retrieval",
+    "cosine_distance",
+    "maximum_error",
 )
-TERMINAL_NUMBERS += ("overlap", "minimum_overlap", "retrieval", "cosine_distance", "maximum_error")
 """Metrics for which a terminal has room."""
 
 
@@ -36,19 +39,28 @@ def audit_text(reports: Sequence[AuditReport]) -> str:
     several = len(reports) > 1
     texts = [_numbers(reports, several)]
     for report in reports:
-        lines = _wrap(report.name) if several else []
-        for sentence in report.verdict:
-            lines += _wrap(sentence)
-        for caveat in sorted_caveats(report.caveats):
-            lines += _wrap(
-                f"{SEVERITIES[caveat.severity]}, {caveat.name}: {caveat.message}", "  ! "
-            )
-        for role, name, words in explaining_layers(report.layers):
-            lines += _wrap(f"{name} {role} ({words})", "  > ")
-        for failure in report.failures:
-            lines += _wrap(f"{failure.part} failed: {failure.message}", "  x ")
-        texts.append("\n".join(lines))
+        title = _wrap(report.name) if several else []
+        texts.append("\n".join([*title, *_findings(report)]))
     return "\n\n".join(texts)
+
+
+def details_text(main_results: AuditReport, report: AuditReport) -> str:
+    """Return the findings of a report that the report of its main results does not contain."""
+    shown = set(_findings(main_results))
+    return "\n".join(finding for finding in _findings(report) if finding not in shown)
+
+
+def _findings(report: AuditReport) -> list[str]:
+    """Return verdict, caveats, layers and failures of a model, each as wrapped text."""
+    findings = [_wrap(sentence) for sentence in report.verdict]
+    for caveat in sorted_caveats(report.caveats):
+        words = f"{SEVERITIES[caveat.severity]}, {caveat.name}: {caveat.message}"
+        findings.append(_wrap(words, "  ! "))
+    for role, name, words in explaining_layers(report.layers):
+        findings.append(_wrap(f"{name} {role} ({words})", "  > "))
+    for failure in report.failures:
+        findings.append(_wrap(f"{failure.part} failed: {failure.message}", "  x "))
+    return ["\n".join(lines) for lines in findings]
 
 
 def _numbers(reports: Sequence[AuditReport], several: bool) -> str:
@@ -75,8 +87,8 @@ def _numbers(reports: Sequence[AuditReport], several: bool) -> str:
     used = dict.fromkeys(str(report.data["used"]) for report in reports if "used" in report.data)
     notes += [f"Images: {'; '.join(used)}."] if used else []
     if any(is_share(name) for name in columns):
-        notes.append("Shares in %. Worst shift: accuracy at the one shift where it is lowest.")
-        notes.append("Every shift: correct at all of them.")
+        notes.append("Shares in %. Worst shift: accuracy at the shift where it is lowest.")
+        notes.append("Every shift: share of images that are correct at every shift.")
     return "\n".join([Table("", heads, rows).plain(WIDTH, narrowest=14), *_wrap(" ".join(notes))])
 
 
@@ -92,8 +104,8 @@ def _wrap(words: str, first: str = "") -> list[str]:
 
 
 def comparison_text(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> str:
-    """Return the winner with its evidence, and the first valid model's differences to others."""
-    headline, evidence = winner(pairs, reports)
+    """Return the best model with its evidence, and the first valid model minus each other one."""
+    headline, evidence = best_model(pairs, reports)
     texts = [
         "\n".join([*_wrap(headline), *(line for _, one in evidence for line in _wrap(one, "  "))])
     ]
@@ -124,11 +136,11 @@ def _differences(comparison: Comparison, first: str, second: str) -> str:
                 )
             )
     title = (
-        f"{first} less {second}, mode {comparison.movement.mode}, {len(comparison.shifts)} shifts, "
-        f"the same {comparison.num_images:,} images"
+        f"{first} minus {second}, mode {comparison.movement.mode}, {len(comparison.shifts)} "
+        f"shifts, the same {comparison.num_images:,} images"
     )
-    heads = ("number", "difference", f"{100 * comparison.confidence:g} % interval", "")
+    heads = ("metric", "difference", f"{100 * comparison.confidence:g} % interval", "")
     lines = [Table(title, heads, tuple(rows)).plain(WIDTH)]
     if count := differing(comparison):
-        lines.append(f"Accuracy differs at {count} shifts (McNemar's test, adjusted by Holm).")
+        lines.append(f"The accuracy differs significantly at {count} shifts (band over shifts).")
     return "\n".join(lines)

@@ -1,36 +1,31 @@
 """Paired comparison of two models on the same images, with intervals and p-values."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
 
 from teka.audit.measure.responses import Responses, check_same_images, take_common
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts
-from teka.audit.statistics.bootstrap import (
-    ImageAverage,
-    ImageResamples,
-    average,
-    simultaneous_critical_value,
+from teka.audit.statistics.estimate import MOST_RESAMPLES, BootstrapSettings, Curve
+from teka.audit.statistics.intervals import (
+    BOOTSTRAP,
+    MINIMUM_IMAGES,
+    NO_INTERVAL,
+    ImageBootstrap,
+    estimate,
+    make_curve,
+    mean_curve,
 )
-from teka.audit.statistics.estimate import MOST_RESAMPLES, BootstrapSettings, Curve, scipy_special
-from teka.audit.statistics.intervals import MINIMUM_IMAGES, Outcomes, estimate_mean, make_curve
 from teka.audit.statistics.metrics import CURVES, NUMBERS
+from teka.audit.statistics.summarize import average
 from teka.checks import check_instance, check_sizes
 
 COMPARED_NUMBERS = tuple(
     name for name, metric in NUMBERS.items() if metric.over in ("zero", "every", "mean")
 )
-BONETT_PRICE = "bonett-price"
-BONETT_PRICE_IMAGES = "bonett-price, an image one trial"
-OfImages = Float[Tensor, " images"]
-Pair = Sequence[Responses]
-Differences = Float[Tensor, "numbers images"]
-Counts = Int[Tensor, " shares"]
-Shares = Float[Tensor, " shares"]
 _CHUNK = 256
 
 
@@ -44,9 +39,7 @@ class Difference:
         upper: Upper end of the interval.
         confidence: Confidence level of the interval.
         p_value: Two-sided p-value of the hypothesis that there is no difference.
-        method: Method of the interval: "bonett-price", "bonett-price, an image one trial",
-            "bootstrap over images", or "none, …" with the reason.
-        test: Test of the p-value: "exact mcnemar" or "sign flips of images".
+        method: "bootstrap over images", or "none, …" with the reason.
     """
 
     value: float
@@ -55,36 +48,20 @@ class Difference:
     confidence: float
     p_value: float
     method: str
-    test: str
-
-
-@dataclass(frozen=True)
-class DifferenceCurve:
-    """Difference of a share between two models at every shift, with McNemar's p-values.
-
-    Args:
-        curve: Share of the first model minus share of the second at each shift.
-        p_values: Two-sided p-value of McNemar's exact test at each shift.
-        adjusted_p_values: The p-values after Holm's correction for testing several shifts.
-    """
-
-    curve: Curve
-    p_values: tuple[float, ...]
-    adjusted_p_values: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Differences between two models (first minus second) on the same images.
 
-    Only shifts at which both models were evaluated on all images are compared, and only numbers
+    Only shifts at which both models were evaluated on all images are compared, and only metrics
     that are defined for both models.
     """
 
     movement: Movement
     num_images: int
     shifts: CheckedShifts
-    curves: dict[str, DifferenceCurve]
+    curves: dict[str, Curve]
     numbers: dict[str, Difference]
     confidence: float
 
@@ -100,9 +77,12 @@ def compare_responses(
 ) -> Comparison:
     """Compare the outputs of two models on the same images and shifts, first minus second.
 
-    Shares of images, such as the accuracy at one shift, have the interval of Bonett and Price and
-    McNemar's exact test. Their p-values are adjusted by Holm over the shifts of a curve. Averages
-    have the BCa interval of a paired bootstrap over images and a test that flips signs at random.
+    Differences have the percentile interval of a paired bootstrap over images, and a p-value of a
+    test that flips the signs of the images' differences at random. For shares, the bootstrap adds
+    two images, on each of which another model is right alone, so that the interval has a width even
+    if no image differs. Source: Bonett and Price, "Adjusted Wald confidence interval for a
+    difference of binomial proportions based on paired data", Journal of Educational and Behavioral
+    Statistics 37 (2012), 479–488.
 
     >>> import torch
     >>> from torch import nn
@@ -121,7 +101,7 @@ def compare_responses(
         second: Outputs of the second model on the same images and shifts.
         confidence: Confidence level of the intervals.
         num_resamples: Number of bootstrap resamples of the images.
-        num_flips: Number of random sign flips of the test for averages.
+        num_flips: Number of random sign flips of the test.
         seed: Seed of the resamples and sign flips.
 
     Raises:
@@ -133,190 +113,95 @@ def compare_responses(
     for argument, responses in (("first", first), ("second", second)):
         check_instance(argument, responses, Responses)
     check_same_images("second", first, second)
-    # Numbers that only one of the models defines cannot be compared.
     pair = take_common((first, second))
-    defined = {name: metric for name, metric in CURVES.items() if all(map(metric.table, pair))}
-    curves = {
-        name: _compare_shares(
-            metric.of(pair[0]), metric.of(pair[1]), settings, metric.known(pair[0])
-        )
-        for name, metric in defined.items()
-        if metric.is_share and metric.of(pair[0]).dtype == torch.bool
-    }
+    bootstrap = ImageBootstrap(first.num_images, settings)
+    padded_bootstrap = ImageBootstrap(first.num_images + 2, settings)
+    curves: dict[str, Curve] = {}
+    for name, metric in CURVES.items():
+        tables = [metric.table(responses) for responses in pair]
+        if metric.is_share and tables[0] is not None and tables[1] is not None:
+            values = tables[0][0].astype(float) - tables[1][0]
+            padded = _with_two_images(values)
+            draws = padded_bootstrap.means(padded)
+            curve = mean_curve(padded.mean(axis=1), draws, padded_bootstrap, has_sign=True)
+            curves[name] = _around(values.mean(axis=1), curve)
     numbers: dict[str, Difference] = {}
-    means: dict[str, tuple[ImageAverage, Tensor]] = {}
-    resamples = ImageResamples(first.num_images, settings)
     for name in COMPARED_NUMBERS:
         metric = NUMBERS[name]
-        if metric.curve not in defined or not all(metric.has_cases(each) for each in pair):
+        if not all(metric.is_defined(responses) for responses in pair):
             continue
-        if CURVES[metric.curve].is_ratio:
-            means[name] = _mean_root_difference(pair, resamples)
-            continue
-        whole = metric.over == "every" and first.is_decided and second.is_decided
-        values, others = (
-            metric.of_images(each)[0] for each in ((first, second) if whole else pair)
-        )
-        if values.dtype == torch.bool:
-            share = _compare_shares(values[None], others[None], settings)
-            ends = share.curve.values[0], share.curve.lower[0], share.curve.upper[0]
-            numbers[name] = Difference(
-                *ends, confidence, share.p_values[0], BONETT_PRICE, "exact mcnemar"
-            )
+        if metric.is_share:
+            is_whole = metric.over == "every" and first.is_decided and second.is_decided
+            sides = (first, second) if is_whole else pair
+            values, others = (metric.of_images(responses) for responses in sides)
+            differences = values.astype(float) - others
+            value = differences.mean()
+            draws = padded_bootstrap.means(_with_two_images(differences))
         else:
-            means[name] = average((values - others)[None], resamples), values - others
-    if means:
-        differences = torch.stack([each for _, each in means.values()])
-        p_values = sign_flip_test(differences, num_flips=num_flips, seed=seed).tolist()
-        for (name, (mean, each)), p_value in zip(means.items(), p_values, strict=True):
-            numbers[name] = _compare_mean(NUMBERS[name].is_share, mean, each, p_value, settings)
+            averages = [average(CURVES[metric.curve], each, bootstrap) for each in pair]
+            (value, draws), (other, other_draws) = (
+                [rows[..., pair[0].moved].mean(axis=-1) for rows in each] for each in averages
+            )
+            value, draws = value - other, draws - other_draws
+            differences = _differences(metric.curve, pair)
+        is_enough = metric.is_share or first.num_images >= MINIMUM_IMAGES
+        ends = bootstrap.interval(value, draws) if is_enough else (value, value)
+        method = BOOTSTRAP if is_enough else NO_INTERVAL
+        found = estimate(value, ends, confidence, method)
+        p_value = sign_flip_test(differences, num_flips=num_flips, seed=seed)
+        numbers[name] = Difference(
+            found.value, found.lower, found.upper, confidence, p_value, found.method
+        )
     return Comparison(first.movement, first.num_images, pair[0].shifts, curves, numbers, confidence)
 
 
-def _mean_root_difference(pair: Pair, resamples: ImageResamples) -> tuple[ImageAverage, OfImages]:
-    """Return the difference of the mean errors over nonzero shifts, and each image's part in it."""
+def _with_two_images(differences: Float[ndarray, "*rows images"]) -> ndarray:
+    """Return differences of shares with an image of difference 1 and one of −1 added."""
+    ends = np.broadcast_to([1.0, -1.0], (*differences.shape[:-1], 2))
+    return np.concatenate([differences, ends], axis=-1)
+
+
+def _around(values: Float[ndarray, " shifts"], curve: Curve) -> Curve:
+    """Return a curve with the observed differences, which its intervals include."""
+    lower = [np.minimum(end, values).clip(min=-1) for end in (curve.lower, curve.band_lower)]
+    upper = [np.maximum(end, values).clip(max=1) for end in (curve.upper, curve.band_upper)]
+    return make_curve(values, [lower[0], upper[0], lower[1], upper[1]], curve.method)
+
+
+def _differences(curve: str, pair: list[Responses]) -> Float[ndarray, " images"]:
+    """Return the difference of each image's mean over the nonzero shifts."""
+    tables = [
+        each.relative_error() if curve == "error" else CURVES[curve].read(each) for each in pair
+    ]
     moved = pair[0].moved
-    roots = []
-    parts = []
-    for responses in pair:
-        assert responses.errors is not None
-        error, norm = (table[moved] for table in responses.errors)
-        roots.append(average(error, resamples, norm).square_root())
-        parts.append(error / norm.sum(dim=1, keepdim=True))
-    # √a − √b = (a − b) / (√a + √b), where a and b are sums over images. The parts of the images
-    # therefore add up to the difference.
-    first, second = roots
-    total = (first.values + second.values)[:, None]
-    share = torch.where(total > 0, (parts[0] - parts[1]) / total, 0.0)
-    difference = ImageAverage(
-        first.values - second.values, first.influence - second.influence, first.draws - second.draws
-    )
-    weights = torch.full((1, len(moved)), 1 / len(moved), dtype=torch.float64)
-    return difference.combine(weights), share.mean(dim=0)
-
-
-def _compare_mean(
-    is_share: bool,
-    mean: ImageAverage,
-    differences: OfImages,
-    p_value: float,
-    settings: BootstrapSettings,
-) -> Difference:
-    value = mean.values.item()
-    num_images = len(differences)
-    num_different = num_images - int(differences.unique(return_counts=True)[1].max())
-    if is_share and num_different < MINIMUM_IMAGES:
-        # Too few images differ for a bootstrap. Count each of them as if it differed at every
-        # shift, which is conservative because a difference of shares is at most 1.
-        counts = (differences > 0).sum()[None], (differences < 0).sum()[None]
-        lower, upper = (
-            end.item() for end in paired_interval(*counts, num_images, settings.normal_quantile)
-        )
-        lower = min(value, lower)
-        upper = max(value, upper)
-        method = BONETT_PRICE_IMAGES
-    else:
-        estimate = estimate_mean(mean, settings.confidence)
-        lower, upper, method = estimate.lower, estimate.upper, estimate.method
-    return Difference(
-        value, lower, upper, settings.confidence, p_value, method, "sign flips of images"
-    )
-
-
-def _compare_shares(
-    first: Outcomes, second: Outcomes, settings: BootstrapSettings, known: int | None = None
-) -> DifferenceCurve:
-    num_images = first.shape[1]
-    counts = (first & ~second).sum(dim=1), (second & ~first).sum(dim=1)
-    values = (counts[0] - counts[1]).to(torch.float64) / num_images
-    influence = first.to(torch.float64) - second.to(torch.float64) - values[:, None]
-    critical = simultaneous_critical_value(influence, settings, known)
-    ends = [*paired_interval(*counts, num_images, settings.normal_quantile)]
-    ends += paired_interval(*counts, num_images, critical)
-    if known is not None:
-        for end in ends:
-            end[known] = 0.0
-    curve = make_curve((values, *ends), f"{BONETT_PRICE}; band: {critical:.2f} for the quantile")
-    p_values = mcnemar_test(*counts)
-    return DifferenceCurve(curve, tuple(p_values.tolist()), tuple(holm_adjust(p_values).tolist()))
-
-
-def paired_interval(
-    only_first: Counts, only_second: Counts, num_images: int, quantile: float
-) -> tuple[Shares, Shares]:
-    """Return the ends of Bonett and Price's interval for the difference of two paired shares.
-
-    The interval is d ± z √((a + b − d²) / (N + 2)), clipped to [−1, 1], with
-    a = (n₁ + 1) / (N + 2), b = (n₂ + 1) / (N + 2) and d = a − b. Source: Bonett and Price,
-    "Adjusted Wald confidence interval for a difference of binomial proportions based on paired
-    data", 2012.
-
-    Args:
-        only_first: Number n₁ of images on which only the first model succeeds.
-        only_second: Number n₂ of images on which only the second model succeeds.
-        num_images: Number N of images.
-        quantile: Normal quantile z of the confidence level.
-    """
-    first, second = (
-        (count.to(torch.float64) + 1) / (num_images + 2) for count in (only_first, only_second)
-    )
-    difference = first - second
-    half = quantile * ((first + second - difference.square()) / (num_images + 2)).sqrt()
-    # With a small quantile the two added images could exclude the observed difference.
-    observed = (only_first - only_second).to(torch.float64) / num_images
-    lower = (difference - half).clamp(min=-1.0).minimum(observed)
-    return lower, (difference + half).clamp(max=1.0).maximum(observed)
-
-
-def mcnemar_test(only_first: Counts, only_second: Counts) -> Shares:
-    """Return exact p-values of McNemar's test that two paired shares are equal.
-
-    The p-value is 2 P[X ≤ min(n₁, n₂)] with X ~ B(n₁ + n₂, ½).
-
-    Args:
-        only_first: Number n₁ of images on which only the first model succeeds.
-        only_second: Number n₂ of images on which only the second model succeeds.
-    """
-    fewer = torch.minimum(only_first, only_second).to(torch.float64)
-    tail = scipy_special().bdtr(fewer.numpy(), (only_first + only_second).numpy(), 0.5)
-    return (2 * torch.from_numpy(tail)).clamp(max=1.0)
-
-
-def holm_adjust(p_values: Float[Tensor, " tests"]) -> Float[Tensor, " tests"]:
-    """Return p-values adjusted for multiple tests by Holm's method.
-
-    The i-th of m p-values in ascending order becomes max_{j ≤ i} min(1, (m − j + 1) p_(j)).
-    Source: Holm, "A simple sequentially rejective multiple test procedure", 1979.
-    """
-    ordered, order = p_values.sort()
-    adjusted = (ordered * torch.arange(len(p_values), 0, -1)).clamp(max=1.0).cummax(dim=0).values
-    return torch.empty_like(p_values).scatter(0, order, adjusted)
+    first, second = (table[moved].double().mean(dim=0).numpy() for table in tables)
+    return first - second
 
 
 def sign_flip_test(
-    differences: Differences, *, num_flips: int, seed: int
-) -> Float[Tensor, " numbers"]:
-    """Return two-sided p-values of the hypothesis that the mean of paired differences is zero.
+    differences: Float[ndarray, " images"], *, num_flips: int = 9999, seed: int = 0
+) -> float:
+    """Return the two-sided p-value of the hypothesis that paired differences have mean zero.
 
-    The signs of the images are flipped at random, the same way for all numbers. The p-value is
+    The signs of the images are flipped at random. The p-value is
     (1 + number of flips with |mean| at least as large as observed) / (1 + number of flips).
-    Sources: Fisher, "The Design of Experiments", 1935; Phipson and Smyth, "Permutation p-values
-    should never be zero", 2010.
+    For outcomes 0 and 1 it estimates the exact p-value of McNemar's test. Sources: Fisher, "The
+    Design of Experiments", 1935; Phipson and Smyth, "Permutation p-values should never be zero",
+    Statistical Applications in Genetics and Molecular Biology 9 (2010).
 
     Args:
-        differences: Difference of each image, one row per number.
+        differences: Difference of each image.
         num_flips: Number of random sign flips.
         seed: Seed of the random generator.
     """
-    generator = torch.Generator().manual_seed(int(seed))
-    columns = differences.T.contiguous()
+    random = np.random.default_rng(int(seed))
+    # Images without a difference have no sign.
+    differences = differences[differences != 0]
     # The tolerance treats sums that differ only by rounding as equal.
-    observed = differences.sum(dim=1).abs() - 1e-9 * differences.abs().sum(dim=1)
-    count = torch.zeros(len(differences), dtype=torch.int64)
+    observed = abs(differences.sum()) - 1e-9 * np.abs(differences).sum()
+    num_extreme = 0
     for start in range(0, num_flips, _CHUNK):
-        size = min(_CHUNK, num_flips - start)
-        heads = torch.randint(
-            2, (size, differences.shape[1]), generator=generator, dtype=torch.int8
-        )
-        count += (((2 * heads.to(torch.float64) - 1) @ columns).abs() >= observed).sum(dim=0)
-    return (1 + count.to(torch.float64)) / (1 + num_flips)
+        size = min(_CHUNK, num_flips - start), len(differences)
+        signs = 2 * random.integers(2, size=size, dtype=np.int8) - 1
+        num_extreme += int((np.abs(signs @ differences) >= observed).sum())
+    return (1 + num_extreme) / (1 + num_flips)

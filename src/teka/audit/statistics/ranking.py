@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool
 from torch import Tensor
@@ -16,7 +17,6 @@ from teka.audit.statistics.comparison import (
     Comparison,
     Difference,
     compare_responses,
-    holm_adjust,
 )
 from teka.audit.statistics.metrics import NUMBERS
 
@@ -103,9 +103,7 @@ def find_leads(pairs: Sequence[Pair]) -> list[Lead]:
         models = sorted({model for indices in differences for model in indices})
         if not differences or len(differences) < math.comb(len(models), 2):
             continue
-        adjusted = holm_adjust(
-            torch.tensor([each.p_value for each in differences.values()], dtype=torch.float64)
-        ).tolist()
+        adjusted = holm_adjust([each.p_value for each in differences.values()])
         better: dict[tuple[int, int], Difference] = {}
         for ((first, second), unadjusted), p_value in zip(
             differences.items(), adjusted, strict=True
@@ -125,6 +123,20 @@ def find_leads(pairs: Sequence[Pair]) -> list[Lead]:
         over = {other: better[best, other] for other in models if other != best}
         leads.append(Lead(number, best, dict(sorted(over.items(), key=lambda item: item[1].value))))
     return leads
+
+
+def holm_adjust(p_values: Sequence[float]) -> list[float]:
+    """Return p-values adjusted for multiple tests by Holm's method.
+
+    The i-th of m p-values in ascending order becomes max_{j ≤ i} min(1, (m − j + 1) p_(j)).
+    Source: Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of
+    Statistics 6 (1979), 65–70.
+    """
+    order = np.argsort(p_values)
+    scaled = np.array(p_values)[order] * np.arange(len(p_values), 0, -1)
+    adjusted = np.empty(len(p_values))
+    adjusted[order] = np.maximum.accumulate(scaled).clip(max=1.0)
+    return adjusted.tolist()
 
 
 def disagreement(responses: Sequence[Responses]) -> Bool[Tensor, "shifts images"]:
