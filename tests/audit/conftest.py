@@ -37,10 +37,7 @@ def measure() -> Callable[..., Responses]:
 
     def made(shifts, logits, labels):
         zero = next(index for index, shift in enumerate(shifts) if not any(shift))
-        logarithm = logits.log_softmax(dim=2)
-        top = logits[zero].argmax(dim=1)
         columns = torch.arange(logits.shape[1])
-        chosen = logarithm.exp()[:, columns, top]
         found = [feature_distances(one, logits[zero], columns) for one in logits]
         return Responses(
             movement=CIRCULAR,
@@ -51,14 +48,9 @@ def measure() -> Callable[..., Responses]:
             norm_squared=logits[zero].square().sum(dim=1).expand(logits.shape[:2]).clone(),
             labels=labels,
             predictions=logits.argmax(dim=2),
-            loss=-logarithm[:, columns, labels],
-            probability_change=(chosen - chosen[zero]).abs(),
             overlap=1 / (1 + (logits - logits[zero]).norm(dim=2)),
             cosine_distance=torch.stack([one["cosine_distance"] for one in found]),
             rank=torch.stack([one["rank"] for one in found]),
-            divergence=(logarithm[zero].exp() * (logarithm[zero] - logarithm))
-            .sum(dim=2)
-            .clamp(min=0),
         )
 
     return made

@@ -11,8 +11,8 @@ from teka.audit.caveats import Caveat
 from teka.audit.measure.distances import NoiseFloor
 from teka.audit.page.pages import render_audit_page
 from teka.audit.page.summary import summary_markdown
-from teka.audit.page.text import audit_text
-from teka.audit.report import AuditReport, encode_levels
+from teka.audit.page.text import audit_text, details_text
+from teka.audit.report import AuditReport
 from teka.audit.settings import AuditSettings
 
 QUICK = AuditSettings(shifts=[(0, 1), (1, 0), (0, -2)], batch_size=16)
@@ -77,7 +77,7 @@ def test_a_delayed_identity_moves_along_exactly():
     assert report.metrics[0].output == "dense"
     assert report.metrics[0].numbers["maximum_error"].value == 0.0
     assert "does not change the output beyond rounding" in report.verdict[0]
-    assert "the output moves exactly with the image" in report.verdict[1]
+    assert "the output shifts exactly with the image" in report.verdict[1]
 
 
 def test_an_invariant_model_is_said_not_to_change():
@@ -87,7 +87,7 @@ def test_an_invariant_model_is_said_not_to_change():
     assert "the output does not change" in report.verdict[1]
 
 
-def test_layers_are_blamed_for_a_module_and_the_phases_follow_its_stride():
+def test_the_strided_layer_breaks_equivariance_first():
     torch.manual_seed(0)
     layers = (
         nn.Conv2d(1, 6, 2, stride=2),
@@ -247,8 +247,7 @@ def test_parts_that_were_not_asked_for_are_not_done():
     report = audit(invariant, random_images(), settings=replace(QUICK, parts=()))
     # Whether the model is deterministic is measured all the same, since it decides whether the numbers are valid.
     assert report.noise_floor == NoiseFloor(0.0, None, "it was not asked for")
-    assert report.lie_derivative == ()
-    assert report.sensitivity == {}
+    assert report.layers is None
 
 
 def test_what_the_caller_knows_is_in_the_report():
@@ -283,12 +282,11 @@ def test_shifts_replace_those_of_the_settings():
 
 def test_numbers_of_any_type_give_the_same_report(tmp_path, unchecked_annotations):
     whole = {"num_resamples": 400, "batch_size": 7}
-    settings = replace(QUICK, confidence=0.5, seed=3, precision=20.0, **whole)
+    settings = replace(QUICK, confidence=0.5, seed=3, **whole)
     expected = audit(invariant, random_images(), settings=settings)
     settings = replace(
         QUICK,
         confidence=Fraction(1, 2),
-        precision=Fraction(20),
         seed=np.int64(3),
         **{name: np.int64(number) for name, number in whole.items()},
     )
@@ -311,7 +309,7 @@ def test_progress_names_its_part():
         settings=replace(QUICK, modes=("circular", "zero")),
         progress=progress,
     )
-    assert parts == {"circular", "zero"}
+    assert parts == {"circular", "zero", "layers", "noise of single precision"}
 
 
 def test_a_report_comes_back_from_its_file(tmp_path):
@@ -342,7 +340,7 @@ def constant(images: Tensor) -> Tensor:
 
 
 def test_the_results_of_a_model_that_is_not_deterministic_are_invalid_whatever_parts_are_done():
-    for parts in (("noise", "layers", "derivative", "sensitivity"), ()):
+    for parts in (("noise", "layers"), ()):
         report = audit(noisy, random_images(), settings=replace(QUICK, parts=parts))
         assert "non-determinism" in report.invalid
         text = " ".join(str(report).split())
@@ -370,8 +368,7 @@ def test_layers_that_draw_anew_are_not_said_to_hold():
 
 def test_an_invalid_report_shows_no_number_as_if_it_held():
     _, labels = columns()
-    settings = replace(QUICK, changes=("flip",))
-    report = audit(constant, random_images(), labels % 3, settings=settings)
+    report = audit(constant, random_images(), labels % 3, settings=QUICK)
     assert report.verdict == (
         "These results are invalid: constant predictor, no better than chance.",
     )
@@ -413,38 +410,63 @@ def test_outputs_that_do_not_depend_on_the_images_are_invalid():
         assert report.invalid == [name], output
 
 
-def test_an_audit_takes_as_many_images_as_its_precision_needs_in_an_order_of_the_seed():
-    images = torch.rand(400, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+def make_strided_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(1, 6, 2, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(96, 3)
+    return nn.Sequential(*layers).eval()
 
-    def brighter_half(batch):
-        left, right = batch[..., :3].sum((1, 2, 3)), batch[..., 3:].sum((1, 2, 3))
-        return torch.stack([left, right], dim=1)
 
-    def asked(precision, **options):
-        settings = AuditSettings(
-            shifts=[(0, 1), (0, 2)], parts=(), num_examples=2, precision=precision, **options
-        )
-        return audit(brighter_half, images, settings=settings)
+def test_the_main_results_come_before_the_layers():
+    main_results: list[AuditReport] = []
+    labels = torch.arange(40) % 3
+    report = audit(
+        make_strided_model(), random_images(), labels, settings=QUICK, on_result=main_results.append
+    )
+    (main,) = main_results
+    assert main.layers is None
+    assert report.layers is not None
+    assert main.metrics == report.metrics
+    assert main.verdict[0] == report.verdict[0]
+    assert main.caveats == report.caveats
+    assert main.examples == report.examples
+    shown = details_text(main, report)
+    assert main.verdict[0] not in shown
+    assert "Breaks equivariance first: 0" in shown
 
-    whole = asked(None).metrics[0]
-    for precision, number in ((50, 50), (6, 200), (0.1, 400)):
-        report = asked(precision)
-        (metrics,) = report.metrics
-        assert report.failures == ()
-        assert metrics.num_images == number
-        assert ("too few images" in [caveat.name for caveat in report.caveats]) == (number == 50)
-        assert all(
-            encode_levels(images[example.index]) == example.image for example in report.examples
-        )
-        number = metrics.numbers["consistency"]
-        assert 50 * (number.upper - number.lower) <= max(precision, 4)
-    assert metrics.numbers["consistency"].value == pytest.approx(whole.numbers["consistency"].value)
-    assert asked(6, seed=1).metrics[0].curves != asked(6, seed=2).metrics[0].curves
-    with pytest.raises(
-        ValueError, match=r"precision must be None, got 4. This output has no consistency"
-    ):
-        audit(
-            lambda batch: batch,
-            images,
-            settings=AuditSettings(shifts=[(0, 1)], parts=(), precision=4),
-        )
+
+def test_an_interrupt_after_the_main_results_keeps_the_report(tmp_path):
+    is_interrupted = False
+
+    class Interrupting(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            if is_interrupted:
+                raise KeyboardInterrupt
+            return brightest_column(images)
+
+    def interrupt(_: AuditReport) -> None:
+        nonlocal is_interrupted
+        is_interrupted = True
+
+    model = Interrupting().eval()
+    images, labels = columns()
+    report = audit(model, images, labels, settings=QUICK, on_result=interrupt)
+    assert "changes the prediction" in report.verdict[0]
+    assert report.layers is None
+    assert [(failure.part, failure.message) for failure in report.failures] == [
+        ("layers", "interrupted"),
+        ("noise of single precision", "interrupted"),
+    ]
+    assert report.number("consistency") < 1
+    assert AuditReport.read(report.write(tmp_path / "report.json")) == report
+    # Without a caller who saw the main results, the interrupt ends the audit.
+    is_interrupted = False
+    calls = []
+
+    def count(stage: str, *_: object) -> None:
+        nonlocal is_interrupted
+        calls.append(stage)
+        is_interrupted = stage == "layers"
+
+    with pytest.raises(KeyboardInterrupt):
+        audit(model, images, labels, settings=QUICK, progress=count)
+    assert calls[-1] == "layers"

@@ -69,15 +69,7 @@ def assert_same(first, second):
         second.output,
         second.movement,
     )
-    for name in (
-        "evaluated",
-        "predictions",
-        "error_squared",
-        "norm_squared",
-        "loss",
-        "probability_change",
-        "divergence",
-    ):
+    for name in ("evaluated", "predictions", "error_squared", "norm_squared"):
         one, other = getattr(first, name), getattr(second, name)
         if one is None:
             assert other is None

@@ -245,4 +245,4 @@ def test_features_are_found_again_by_the_cosine_to_those_of_all_images():
     assert responses.rank.tolist() == [[1] * 5, [2] * 5]
     assert responses.cosine_distance.tolist() == [[0.0] * 5, [1.0] * 5]
     numbers = summarize(responses, num_resamples=40).numbers
-    assert (numbers["retrieval"].value, numbers["rank"].value) == (0.0, 2.0)
+    assert numbers["retrieval"].value == 0.0

@@ -6,7 +6,6 @@ import torch
 from teka.audit import axis_shifts, measure_responses, summarize
 from teka.audit.measure.responses import check_same_images, take_common
 from teka.audit.movement import Movement
-from teka.audit.statistics.metrics import CURVES
 from tests.audit.measure.models import present
 from tests.raising import raises_for
 
@@ -92,15 +91,11 @@ def test_a_classifier_of_the_column_is_correct_only_where_the_column_stays():
         Movement("lossless"),
         labels=columns,
     )
-    accuracy = present(CURVES["accuracy"].values(responses))
-    assert {
-        step: accuracy[row].item() for step, row in responses.along(0).items()
-    } == dict.fromkeys(range(-3, 4), 1.0)
-    assert {step: accuracy[row].item() for step, row in responses.along(-1).items()} == {
-        step: float(step == 0) for step in range(-3, 4)
-    }
-    for step, row in responses.along(1).items():
-        assert present(responses.predictions)[row].tolist() == (columns + step).tolist()
+    for (down, right), correct, predictions in zip(
+        responses.shifts, present(responses.correct), present(responses.predictions), strict=True
+    ):
+        assert correct.all() if right == 0 else not correct.any(), (down, right)
+        assert predictions.tolist() == (columns + right).tolist()
     assert (
         summarize(responses).numbers["consistency"].value == 0.5
     )  # six shifts downwards agree, six to the right not
@@ -118,7 +113,7 @@ def test_a_threshold_on_the_column_has_the_accuracies_worked_out_by_hand():
     responses = measure_responses(
         predict, points(columns), range(-3, 4), Movement("lossless"), labels=(columns >= 7).long()
     )
-    assert present(CURVES["accuracy"].values(responses)).tolist() == [
+    assert list(summarize(responses).curves["accuracy"].values) == [
         0.6,
         0.8,
         1.0,
@@ -131,9 +126,4 @@ def test_a_threshold_on_the_column_has_the_accuracies_worked_out_by_hand():
     numbers = summarize(responses).numbers
     assert (numbers["minimum_accuracy"].value, numbers["worst_shift_accuracy"].value) == (0.6, 0.2)
     some = responses.take_images(columns >= 7)
-    assert (some.num_images, present(CURVES["accuracy"].values(some)).tolist()[0]) == (2, 0.0)
-
-
-def test_an_axis_that_is_not_there_is_refused(plain):
-    with pytest.raises(ValueError, match=r"axis must be one of 2 spatial axes.*got 2"):
-        plain.along(2)
+    assert (some.num_images, summarize(some).curves["accuracy"].values[0]) == (2, 0.0)

@@ -81,7 +81,7 @@ def test_models_keep_their_color(figures):
     assert figures[0].axes[0].lines[0].get_color() == figures[2].axes[0].lines[1].get_color()
 
 
-@pytest.mark.parametrize("curve", ["loss", "error"])
+@pytest.mark.parametrize("curve", ["error"])
 def test_metrics_that_are_no_shares_start_at_zero(figures, curve):
     lines = lines_of(make_metrics(fall=0.0), make_metrics(fall=0.5), curve=curve)
     curve_chart(lines, "dx", curve, is_percent=False)

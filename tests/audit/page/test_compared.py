@@ -4,25 +4,27 @@ import pytest
 
 from teka.audit.caveats import Caveat
 from teka.audit.movement import Movement
-from teka.audit.page.compared import comparison_sections, winner
+from teka.audit.page.compared import best_model, comparison_sections
 from teka.audit.page.pages import render_audit_page
 from teka.audit.page.summary import summary_markdown
 from teka.audit.page.text import comparison_text
-from teka.audit.statistics.comparison import Comparison, Difference, DifferenceCurve
+from teka.audit.statistics.comparison import Comparison, Difference
+from teka.audit.statistics.estimate import Curve
 from teka.audit.statistics.ranking import Pair
-from tests.audit.page.audit_reports import SQUARE, make_curve, make_report
+from tests.audit.page.audit_reports import SQUARE, make_report
 
 NAMES = ("patches", "rotation", "table")
 
 
-def difference(value, p_value, method="bonett-price"):
-    return Difference(value, value - 0.1, value + 0.1, 0.95, p_value, method, "exact mcnemar")
+def difference(value, p_value, method="bootstrap over images"):
+    return Difference(value, value - 0.1, value + 0.1, 0.95, p_value, method)
 
 
-def make_pair(first, second, value, p_value, mode="circular", method="bonett-price"):
-    """The first less the second in share at every shift, and half as much in error, the other way round."""
-    p_values = tuple(0.01 if any(shift) else 1.0 for shift in SQUARE)
-    curve = DifferenceCurve(make_curve([value] * len(SQUARE), is_share=False), p_values, p_values)
+def make_pair(first, second, value, p_value, mode="circular", method="bootstrap over images"):
+    """The first minus the second in share at every shift, and half as much in error, the other way round."""
+    values = tuple(value if any(shift) else 0.0 for shift in SQUARE)
+    lower, upper = (tuple(one + end for one in values) for end in (-0.1, 0.1))
+    curve = Curve(values, lower, upper, lower, upper, "bootstrap over images")
     numbers = {
         "worst_shift_accuracy": difference(value, p_value),
         "mean_error": dataclasses.replace(difference(-value / 2, p_value), method=method),
@@ -39,33 +41,33 @@ def reports_of(*names, **further):
 PAIRS = (make_pair(0, 1, -0.5, 0.0001), make_pair(0, 2, -0.48, 0.0002), make_pair(1, 2, 0.02, 0.8))
 
 
-def test_a_winner_is_named_with_its_evidence():
-    headline, evidence = winner(PAIRS[:1], reports_of("patches", "rotation"))
-    assert (
-        headline
-        == "In mode circular, by the share answered correctly at every shift, rotation wins."
+def test_the_best_model_is_named_with_its_evidence():
+    headline, evidence = best_model(PAIRS[:1], reports_of("patches", "rotation"))
+    assert headline == (
+        "Mode circular: rotation is significantly better than patches in the share classified "
+        "correctly at every shift."
     )
     assert evidence == [
         (
             "worst_shift_accuracy",
-            "Every shift: rotation lies above patches by 50.0 points (40.0 to 60.0, p < 0.001).",
+            "Every shift: rotation is higher than patches by 50.0 points (40.0 to 60.0, p < 0.001).",
         ),
         (
             "mean_error",
-            "Mean error: rotation lies below patches by 0.25 (0.15 to 0.35, p < 0.001).",
+            "Mean error: rotation is lower than patches by 0.25 (0.15 to 0.35, p < 0.001).",
         ),
     ]
 
 
-def test_nobody_wins_who_is_not_told_apart_and_the_others_are_counted():
-    headline, ((_, first), _) = winner(PAIRS, reports_of(*NAMES))
-    assert headline.endswith("nobody wins: no significant difference between rotation and table.")
+def test_models_without_a_significant_difference_are_named_together():
+    headline, ((_, first), _) = best_model(PAIRS, reports_of(*NAMES))
+    assert "no significant difference between rotation and table in the share" in headline
     apart, above = first.split("; ")
     assert apart == (
         "Every shift: no significant difference between rotation and table "
         "(rotation minus table: 2.0 points (−8.0 to 12.0, p = 0.800))"
     )
-    assert above == "rotation lies above patches by 50.0 points (40.0 to 60.0, p < 0.001)."
+    assert above == "rotation is higher than patches by 50.0 points (40.0 to 60.0, p < 0.001)."
 
 
 def test_a_model_whose_numbers_are_void_does_not_compete():
@@ -75,13 +77,13 @@ def test_a_model_whose_numbers_are_void_does_not_compete():
         make_report("rotation", caveats=(void,)),
         *reports_of("table"),
     ]
-    headline, evidence = winner(PAIRS, reports)
-    assert headline.endswith("table wins.")
+    headline, evidence = best_model(PAIRS, reports)
+    assert headline.startswith("Mode circular: table is significantly better than patches in the")
     excluded = "rotation is not compared, because its results are invalid: constant predictor."
     assert evidence[-1] == ("", excluded)
     # Of two models one is left: neither a winner nor a difference is shown, in text, Markdown or on the page.
-    headline = "In mode circular nobody wins: only patches has valid results."
-    assert winner(PAIRS[:1], reports[:2]) == (headline, [("", excluded)])
+    headline = "Mode circular: no comparison, because only patches has valid results."
+    assert best_model(PAIRS[:1], reports[:2]) == (headline, [("", excluded)])
     text, page = comparison_text(PAIRS[:1], reports[:2]), render_audit_page(reports[:2], PAIRS[:1])
     for shown in (text, page, summary_markdown(reports[:2], PAIRS[:1])):
         assert headline in shown
@@ -92,7 +94,7 @@ def test_a_model_whose_numbers_are_void_does_not_compete():
     (section,) = comparison_sections(PAIRS, others)
     assert [(first, second) for first, second, *_ in section["rows"]] == [(1, 2)]
     assert section["base"] == "patches"
-    assert "patches less table" in comparison_text(PAIRS, others)
+    assert "patches minus table" in comparison_text(PAIRS, others)
 
 
 def test_models_that_share_a_number_are_compared_though_a_third_lacks_it():
@@ -111,20 +113,20 @@ def test_models_that_share_a_number_are_compared_though_a_third_lacks_it():
         )
         for pair in PAIRS[1:]
     ]
-    headline, evidence = winner([PAIRS[0], *for_three], reports_of(*NAMES))
-    assert (
-        headline
-        == "In mode circular, by the share answered correctly at every shift, rotation wins."
+    headline, evidence = best_model([PAIRS[0], *for_three], reports_of(*NAMES))
+    assert headline == (
+        "Mode circular: rotation is significantly better than patches in the share classified "
+        "correctly at every shift."
     )
     assert evidence[-1] == (
         "",
-        "Not ranked, because their outputs do not define that number: table.",
+        "Not compared, because their outputs do not define this metric: table.",
     )
 
 
 def test_the_page_has_every_pair_its_p_values_and_the_shifts_at_which_it_differs():
     page = render_audit_page(reports_of(*NAMES), PAIRS)
-    assert page.index("nobody wins") < page.index(">Numbers<")
+    assert page.index("no significant difference between") < page.index(">Numbers<")
     for part in (
         "−50.0",
         "−60.0 to −40.0",
@@ -138,7 +140,7 @@ def test_the_page_has_every_pair_its_p_values_and_the_shifts_at_which_it_differs
     assert [(first, second) for first, second, *_ in section["rows"]] == [(0, 1), (0, 2)]
     assert [(first, second) for first, second, *_ in section["more_rows"]] == [(1, 2)]
     (figure,) = section["curves"]
-    assert figure["name"] == "correct, minus patches (points)"
+    assert figure["name"] == "accuracy minus that of patches (points)"
     assert len(figure["charts"]) == 2
 
 
@@ -153,11 +155,11 @@ def test_a_missing_interval_is_a_dash_and_says_how_many_images_it_needs():
     assert "0.25 (no interval, p = 0.200)" in " ".join(text.split())
 
 
-def test_each_mode_has_its_own_winner():
+def test_each_mode_has_its_own_best_model():
     pairs = [make_pair(0, 1, -0.5, 0.0001), make_pair(0, 1, 0.5, 0.0001, mode="zero")]
     sections = comparison_sections(pairs, reports_of("patches", "rotation"))
     assert [section["mode"] for section in sections] == ["circular", "zero"]
-    assert [section["headline"].split()[-2] for section in sections] == ["rotation", "patches"]
+    assert [section["headline"].split()[2] for section in sections] == ["rotation", "patches"]
 
 
 @pytest.mark.parametrize("count", [3, 10])

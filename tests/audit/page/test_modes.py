@@ -1,18 +1,7 @@
-import dataclasses
-
-import pytest
-
 from teka.audit.movement import Movement
 from teka.audit.page.charts import HeatMap
-from teka.audit.page.modes import (
-    MAP_METRICS,
-    _color_limits,
-    describe_mode,
-    mode_sections,
-    phase_map,
-)
-from teka.audit.statistics.phase import PHASE_VALUES
-from tests.audit.page.audit_reports import CROSS, make_metrics, make_phases, make_report
+from teka.audit.page.modes import _color_limits, describe_mode, mode_sections
+from tests.audit.page.audit_reports import CROSS, make_metrics, make_report
 
 
 def test_sizes_and_background_are_said_where_they_matter():
@@ -26,15 +15,11 @@ def test_a_mode_has_its_curves_and_the_maps_of_every_model():
     (section,) = mode_sections([make_report("one"), make_report("two")])
     assert section["mode"] == "circular"
     assert [figure["name"] for figure in section["curves"]] == [
-        "correct (%)",
-        "answered as unshifted (%)",
+        "accuracy (%)",
+        "same prediction as unshifted (%)",
     ]
-    assert [figure["name"] for figure in section["more_curves"]] == [
-        "cross-entropy (nats)",
-        "relative error",
-    ]
+    assert [figure["name"] for figure in section["more_curves"]] == ["relative error"]
     assert [figure["model"] for figure in section["maps"]] == [0, 1]
-    assert [figure["model"] for figure in section["more_maps"]] == [0, 0, 1, 1]
 
 
 def test_modes_come_in_the_order_of_the_reports():
@@ -48,60 +33,28 @@ def test_modes_come_in_the_order_of_the_reports():
 
 
 def test_shifts_along_the_axes_alone_have_no_map():
-    (section,) = mode_sections([make_report(metrics=(make_metrics(shifts=CROSS),), phases={})])
+    (section,) = mode_sections([make_report(metrics=(make_metrics(shifts=CROSS),))])
     assert section["maps"] == []
     assert len(section["curves"][0]["charts"]) == 2
 
 
 def test_outputs_without_answers_show_their_error_at_once():
-    (section,) = mode_sections([make_report(metrics=(make_metrics(output="dense"),), phases={})])
+    (section,) = mode_sections([make_report(metrics=(make_metrics(output="dense"),))])
     assert [figure["name"] for figure in section["curves"]] == ["relative error"]
     assert section["maps"][0]["name"] == "At every shift: relative error"
 
 
-def test_words_name_the_worst_shift_and_the_multiples_of_the_stride():
+def test_a_map_names_the_worst_shift():
     (section,) = mode_sections([make_report()])
-    (shifts,), (sensitivity, phase) = section["maps"], section["more_maps"]
-    assert shifts["words"].startswith("Lowest: 49.5 % at dx ")
-    assert "as a share of the distance to the output for another image" in sensitivity["words"]
-    assert (
-        phase["words"]
-        == "Lowest: 45.0 % at phase (1, 1) (bold frame). At multiples of the stride: 95.0 %."
-    )
-    (flat,) = mode_sections(
-        [make_report(metrics=(make_metrics(fall=0.0),), phases={}, sensitivity={})]
-    )
-    assert flat["maps"][0]["words"] == "Everywhere 97.0 %."
+    (figure,) = section["maps"]
+    assert figure["words"].startswith("Lowest: 49.5 % at dx ")
+    (flat,) = mode_sections([make_report(metrics=(make_metrics(fall=0.0),))])
+    assert flat["maps"][0]["words"] == "97.0 % at every shift."
 
 
 def test_images_of_one_axis_have_neither():
-    (section,) = mode_sections(
-        [make_report(metrics=(make_metrics(shifts=((0,), (1,))),), phases={}, sensitivity={})]
-    )
+    (section,) = mode_sections([make_report(metrics=(make_metrics(shifts=((0,), (1,))),))])
     assert (section["curves"], section["maps"]) == ([], [])
-
-
-def test_every_phase_has_its_cell():
-    found = phase_map(make_phases(3))
-    assert found is not None
-    assert {down for down, _ in found.values} == {0, 1, 2}
-    assert found.values[0, 0] == 0.95
-    assert found.values[2, 1] == pytest.approx(0.45)
-    assert (found.down, found.right) == ("dy mod 3", "dx mod 3")
-
-
-def test_what_has_labels_is_shown_by_accuracy_first():
-    table = make_phases()
-    both = dataclasses.replace(table, values={"error": table.values["accuracy"], **table.values})
-    for phases, number in ((both, "accuracy"), (make_phases(number="error"), "error")):
-        found = phase_map(phases)
-        assert found is not None
-        assert found.metric == number
-    assert set(MAP_METRICS) == set(PHASE_VALUES)
-
-
-def test_a_single_phase_has_no_map():
-    assert phase_map(make_phases(1)) is None
 
 
 def test_color_limits_span_the_values_of_all_models_and_not_rounding():
@@ -115,7 +68,7 @@ def test_color_limits_span_the_values_of_all_models_and_not_rounding():
 
 def test_tables_of_heat_maps_have_every_value():
     metrics = make_metrics(shifts=((0, -1), (0, 2), (1, 2)))
-    (section,) = mode_sections([make_report(metrics=(metrics,), phases={}, sensitivity={})])
+    (section,) = mode_sections([make_report(metrics=(metrics,))])
     (figure,) = section["maps"]
     assert figure["columns"] == ["−1", "+2"]
     assert [row[0] for row in figure["rows"]] == ["0", "+1"]

@@ -4,7 +4,6 @@ import re
 
 from teka.audit.caveats import Caveat
 from teka.audit.measure.distances import NoiseFloor
-from teka.audit.measure.lie_derivative import LieDerivative
 from teka.audit.movement import Movement
 from teka.audit.page.pages import (
     audit_columns,
@@ -84,7 +83,7 @@ def test_models_stand_below_each_other_in_one_procedure():
     assert section["rows"] == [(0, "mean", "90.0", "89.0–91.0"), (2, "mean", "50.0", "49.0–51.0")]
     assert section["counts"] == "images: 1,854"
     (curve,) = section["curves"]
-    assert curve["name"] == "all classes: correct (%)"
+    assert curve["name"] == "all classes: accuracy (%)"
     assert len(curve["charts"]) == 1
     assert "one from 74.5 to 97" in curve["charts"][0]
     assert "two from 74.5 to 97" in curve["charts"][0]
@@ -94,9 +93,9 @@ def test_without_a_procedure_there_is_no_section():
     assert protocol_sections([make_report()]) == []
 
 
-def numerics_rows(*reports):
-    """The rows of the table of noise and derivatives."""
-    _, _, section = render_audit_page(reports).partition('<h2 id="numerics">')
+def noise_rows(*reports):
+    """Return the rows of the table of numerical noise."""
+    _, _, section = render_audit_page(reports).partition('<h2 id="noise">')
     rows = re.findall("<tr>(.*)</tr>", section.partition("</section>")[0])[1:]
     return [
         [re.sub("<[^>]*>", "", cell) for cell in re.findall("<t[hd] ?.*?</t[hd]>", row)]
@@ -104,33 +103,16 @@ def numerics_rows(*reports):
     ]
 
 
-def test_noise_and_derivatives_of_every_model_are_listed():
-    rows = numerics_rows(make_report("one"), make_report("two"))
-    assert [model for model, *_ in rows] == ["one"] * 4 + ["two"] * 4
-    assert [row[2] for row in rows[:4]] == ["0", "3.1e−7", "0.5", "0.4"]
-    assert [name for _, name, *_ in rows[2:4]] == [
-        "Lie derivative along dy",
-        "Lie derivative along dx",
-    ]
-
-
-def test_without_noise_and_derivatives_there_is_no_section():
-    assert 'id="numerics"' not in render_audit_page(
-        [make_report(noise_floor=None, lie_derivative=())]
-    )
+def test_the_noise_of_every_model_is_listed():
+    rows = noise_rows(make_report("one"), make_report("two"))
+    assert [model for model, *_ in rows] == ["one", "one", "two", "two"]
+    assert [row[2] for row in rows[:2]] == ["0", "3.1e−7"]
+    assert 'id="noise"' not in render_audit_page([make_report(noise_floor=None)])
 
 
 def test_a_precision_that_was_not_measured_says_why():
-    report = make_report(noise_floor=NoiseFloor(1e-8, None, "not a module"), lie_derivative=())
-    assert [row[1:] for row in numerics_rows(report)] == [["1.0e−8", ""], ["–", "not a module"]]
-
-
-def test_the_middle_of_the_images_is_that_of_four_fifths():
-    found = LieDerivative(
-        1, "invariant", tuple(index / 10 for index in range(11)), "double backward"
-    )
-    (row,) = numerics_rows(make_report(noise_floor=None, lie_derivative=(found,)))
-    assert row[2] == "mean of 11 images, 0.1 to 0.9 in the middle 80 %; double backward"
+    report = make_report(noise_floor=NoiseFloor(1e-8, None, "not a module"))
+    assert [row[1:] for row in noise_rows(report)] == [["1.0e−8", ""], ["–", "not a module"]]
 
 
 def settings_groups(**changes):

@@ -13,7 +13,7 @@ def test_columns_stand_under_their_heads():
     head, rows = lines[0], [lines[2], lines[4]]
     for name, first, second in (
         ("images", "60", "60"), ("unshifted", "97.0", "97.0"), ("worst shift", "49.5", "82.7"),
-        ("flip rate", "32.2", "10.2"),
+        ("consistency", "67.8", "89.8"),
     ):  # fmt: skip
         end = head.index(name) + len(name)
         assert [row[:end].split()[-1] for row in rows] == [first, second]
@@ -35,7 +35,7 @@ def test_verdict_caveats_and_layers_follow_in_this_order():
     text = audit_text([make_report()])
     words = (
         "52.0 % at the worst shift", "! Limited validity, few images", "! Worth knowing, phases unseen",
-        "> add_position breaks equivariance first", "x Lie derivative failed",
+        "> add_position breaks equivariance first", "x protocol zhang2019 failed",
     )  # fmt: skip
     places = [text.index(one) for one in words]
     assert places == sorted(places)

@@ -2,20 +2,18 @@ import dataclasses
 import itertools
 import json
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
 
 from teka.audit.statistics.comparison import (
-    BONETT_PRICE_IMAGES,
     COMPARED_NUMBERS,
     Comparison,
     compare_responses,
-    holm_adjust,
-    mcnemar_test,
-    paired_interval,
     sign_flip_test,
 )
+from teka.audit.statistics.metrics import NUMBERS
 from teka.audit.statistics.summarize import summarize
 from teka.codec import decode, encode
 
@@ -47,7 +45,7 @@ def test_every_difference_is_that_of_the_summaries(pair):
     comparison = compare_responses(*pair, num_resamples=100, num_flips=99)
     first, second = (summarize(responses, num_resamples=100) for responses in pair)
     assert set(comparison.numbers) == set(COMPARED_NUMBERS)
-    assert set(comparison.curves) == {"accuracy", "agreement", "retrieval"}
+    assert set(comparison.curves) == {"accuracy", "agreement", "overlap", "retrieval"}
     for name, number in comparison.numbers.items():
         assert number.value == pytest.approx(
             first.numbers[name].value - second.numbers[name].value, abs=1e-12
@@ -56,7 +54,7 @@ def test_every_difference_is_that_of_the_summaries(pair):
         assert 0 < number.p_value <= 1
     for name, curve in comparison.curves.items():
         both = zip(first.curves[name].values, second.curves[name].values, strict=True)
-        assert curve.curve.values == pytest.approx([one - other for one, other in both], abs=1e-12)
+        assert curve.values == pytest.approx([one - other for one, other in both], abs=1e-12)
 
 
 def test_swapping_the_models_changes_signs_only(pair):
@@ -65,8 +63,10 @@ def test_swapping_the_models_changes_signs_only(pair):
     for name, number in forward.numbers.items():
         other = backward.numbers[name]
         ends = (-other.value, -other.upper, -other.lower, other.p_value)
+        # Resamples of shares are not symmetric, because two images are added in a fixed order.
+        tolerance = 0.03 if NUMBERS[name].is_share else 1e-9
         assert (number.value, number.lower, number.upper, number.p_value) == pytest.approx(
-            ends, abs=1e-6
+            ends, abs=tolerance
         )
 
 
@@ -74,15 +74,11 @@ def test_a_model_does_not_differ_from_itself(pair):
     comparison = compare_responses(pair[0], pair[0], num_resamples=100, num_flips=99)
     for number in comparison.numbers.values():
         assert (number.value, number.p_value) == (0.0, 1.0)
-    assert comparison.numbers["consistency"].method == BONETT_PRICE_IMAGES
+    # Intervals of shares have a width although no image differs.
+    consistency = comparison.numbers["consistency"]
+    assert -0.1 < consistency.lower < 0 < consistency.upper < 0.1
     accuracy = comparison.curves["accuracy"]
-    assert accuracy.p_values == accuracy.adjusted_p_values == (1.0,) * 5
-    assert all(
-        low < 0 < high for low, high in zip(accuracy.curve.lower, accuracy.curve.upper, strict=True)
-    )
-    # At the zero shift both agree with themselves by definition.
-    agreement = comparison.curves["agreement"].curve
-    assert agreement.band_lower[2] == agreement.band_upper[2] == 0.0
+    assert all(low < 0 < high for low, high in zip(accuracy.lower, accuracy.upper, strict=True))
 
 
 def test_a_plain_difference_is_found_at_every_far_shift_also_after_adjustment(measure):
@@ -91,18 +87,15 @@ def test_a_plain_difference_is_found_at_every_far_shift_also_after_adjustment(me
     ]
     comparison = compare_responses(*models, num_resamples=100, num_flips=999)
     accuracy = comparison.curves["accuracy"]
-    for row in (0, 1, 3, 4):
-        assert accuracy.p_values[row] < accuracy.adjusted_p_values[row] < 0.001
-        assert accuracy.curve.band_lower[row] > 0
-    assert accuracy.adjusted_p_values[2] > 0.05
+    assert all(accuracy.band_lower[row] > 0 for row in (0, 1, 3, 4))
+    assert accuracy.band_lower[2] < 0
     for name in ("worst_shift_accuracy", "consistency"):
         assert comparison.numbers[name].lower > 0
-    for name in ("divergence", "mean_error", "probability_change"):
-        assert comparison.numbers[name].upper < 0
-        assert comparison.numbers[name].p_value == pytest.approx(0.001)
+    assert comparison.numbers["mean_error"].upper < 0
+    assert comparison.numbers["mean_error"].p_value == pytest.approx(0.001)
 
 
-def test_p_values_are_those_of_the_images_that_tell_the_models_apart(respond):
+def test_p_values_of_shares_are_those_of_the_exact_mcnemar_test(respond):
     labels = torch.zeros(30, dtype=torch.int64)
     first, second = torch.zeros(2, 5, 30, dtype=torch.int64)
     second[:, :7] = 1
@@ -111,10 +104,8 @@ def test_p_values_are_those_of_the_images_that_tell_the_models_apart(respond):
         respond(SHIFTS, first, labels), respond(SHIFTS, second, labels), num_resamples=100
     )
     exact = stats.binomtest(2, 9).pvalue
-    assert comparison.numbers["accuracy"].p_value == pytest.approx(exact)
-    assert comparison.numbers["worst_shift_accuracy"].p_value == pytest.approx(exact)
-    assert comparison.curves["accuracy"].p_values == pytest.approx([exact] * 5)
-    assert comparison.curves["accuracy"].adjusted_p_values == pytest.approx([5 * exact] * 5)
+    for name in ("accuracy", "worst_shift_accuracy"):
+        assert comparison.numbers[name].p_value == pytest.approx(exact, abs=0.02)
 
 
 def test_bands_and_intervals_cover_no_difference_where_there_is_none(measure):
@@ -122,7 +113,7 @@ def test_bands_and_intervals_cover_no_difference_where_there_is_none(measure):
     for trial in range(trials):
         models = [measure(SHIFTS, *logits_of(0.7, 60, 2 * trial + model)) for model in range(2)]
         comparison = compare_responses(*models, num_resamples=100, num_flips=99, seed=trial)
-        curve = comparison.curves["accuracy"].curve
+        curve = comparison.curves["accuracy"]
         band += all(
             low <= 0 <= high for low, high in zip(curve.band_lower, curve.band_upper, strict=True)
         )
@@ -145,9 +136,7 @@ def test_only_shifts_that_both_finished_are_compared(pair):
 
 
 def test_what_one_model_lacks_is_left_out(pair):
-    lacking = dict.fromkeys(
-        ("predictions", "probability_change", "divergence", "overlap", "cosine_distance", "rank")
-    )
+    lacking = dict.fromkeys(("predictions", "overlap", "cosine_distance", "rank"))
     bare = dataclasses.replace(pair[1], output="features", **lacking)
     comparison = compare_responses(pair[0], bare, num_resamples=100)
     assert not comparison.curves
@@ -169,103 +158,47 @@ def test_the_comparison_survives_json(pair):
     )
 
 
-def test_the_p_value_is_that_of_the_binomial_test():
-    first, second = torch.tensor([0, 1, 5, 9, 3000]), torch.tensor([0, 7, 5, 0, 3141])
-    p_values = mcnemar_test(first, second).tolist()
-    assert p_values[0] == 1.0
-    for p_value, ours, theirs in list(zip(p_values, first.tolist(), second.tolist(), strict=True))[
-        1:
-    ]:
-        assert p_value == pytest.approx(stats.binomtest(ours, ours + theirs).pvalue, rel=1e-9)
-
-
-def test_the_interval_is_the_formula_worked_out_by_hand():
+def test_intervals_of_shares_are_close_to_those_of_bonett_and_price(respond):
+    labels = torch.zeros(100, dtype=torch.int64)
+    first, second = torch.zeros(2, 1, 100, dtype=torch.int64)
+    second[:, :8] = 1
+    first[:, 8:11] = 1
+    sides = respond([(0, 0)], first, labels), respond([(0, 0)], second, labels)
+    number = compare_responses(*sides, num_resamples=20_000).numbers["accuracy"]
     # a = 9/102, b = 4/102, d = 5/102, half = 1.96 √((13/102 − 25/102²) / 102)
-    lower, upper = paired_interval(torch.tensor([8]), torch.tensor([3]), 100, 1.96)
     half = 1.96 * ((13 / 102 - (5 / 102) ** 2) / 102) ** 0.5
-    assert lower.item() == pytest.approx(5 / 102 - half)
-    assert upper.item() == pytest.approx(5 / 102 + half)
-
-
-def test_swapping_the_two_mirrors_the_interval_and_keeps_the_p_value():
-    first, second = torch.tensor([0, 4, 20]), torch.tensor([0, 13, 1])
-    lower, upper = paired_interval(first, second, 50, 2.0)
-    torch.testing.assert_close(paired_interval(second, first, 50, 2.0), (-upper, -lower))
-    torch.testing.assert_close(mcnemar_test(first, second), mcnemar_test(second, first))
-
-
-def test_the_interval_holds_what_was_observed_and_never_leaves_its_range():
-    for quantile in [0.1, 1.96, 4.0]:
-        first, second = torch.tensor([0, 10, 0, 5]), torch.tensor([0, 0, 10, 5])
-        lower, upper = paired_interval(first, second, 10, quantile)
-        observed = (first - second) / 10
-        assert (lower >= -1).all(), quantile
-        assert (lower <= observed).all(), quantile
-        assert (observed <= upper).all(), quantile
-        assert (upper <= 1).all(), quantile
-        assert (lower < upper).all(), quantile
-
-
-def test_the_interval_covers_as_often_as_it_says():
-    generator = torch.Generator().manual_seed(0)
-    for share_first, share_second in ((0.1, 0.1), (0.05, 0.01), (0.3, 0.15)):
-        cell = torch.rand(4000, 60, generator=generator)
-        first, second = (cell < share_first).sum(dim=1), (cell > 1 - share_second).sum(dim=1)
-        lower, upper = paired_interval(first, second, 60, 1.96)
-        truth = share_first - share_second
-        covered = ((lower <= truth) & (truth <= upper)).double().mean().item()
-        assert 0.935 < covered < 0.99
-
-
-def test_an_example_by_hand():
-    adjusted = holm_adjust(torch.tensor([0.01, 0.04, 0.03, 0.005], dtype=torch.float64))
-    # Sorted: 0.005 · 4, 0.01 · 3, 0.03 · 2, then 0.04 · 1, which may not be below the one before.
-    assert adjusted.tolist() == pytest.approx([0.03, 0.06, 0.06, 0.02])
-
-
-def test_one_test_is_left_as_it_is_and_none_exceeds_one():
-    assert holm_adjust(torch.tensor([0.3])).tolist() == pytest.approx([0.3])
-    assert holm_adjust(torch.full((7,), 0.5)).tolist() == [1.0] * 7
-
-
-def test_it_tends_to_the_share_of_all_flips():
-    differences = (
-        torch.randn(3, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) + 0.4
-    )
-    signs = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=9)), dtype=torch.float64)
-    sums = (signs @ differences.T).abs()
-    exact = (sums >= differences.sum(dim=1).abs() - 1e-9).double().mean(dim=0)
-    torch.testing.assert_close(
-        sign_flip_test(differences, num_flips=40000, seed=0), exact, rtol=0, atol=0.01
+    assert (number.lower, number.upper) == pytest.approx(
+        (5 / 102 - half, 5 / 102 + half), abs=0.011
     )
 
 
-def test_no_difference_has_p_one_and_a_clear_one_the_smallest_there_is():
-    assert (
-        sign_flip_test(torch.zeros(1, 20, dtype=torch.float64), num_flips=99, seed=0).item() == 1.0
+def test_the_p_value_tends_to_the_share_of_all_sign_flips():
+    differences = np.random.default_rng(2).standard_normal(9) + 0.4
+    signs = np.array(list(itertools.product((-1.0, 1.0), repeat=9)))
+    exact = (np.abs(signs @ differences) >= abs(differences.sum()) - 1e-9).mean()
+    assert sign_flip_test(differences, num_flips=40_000) == pytest.approx(exact, abs=0.01)
+
+
+def test_no_difference_has_p_one_and_a_clear_one_the_smallest_p_value():
+    assert sign_flip_test(np.zeros(20), num_flips=99) == 1.0
+    assert sign_flip_test(np.ones(50), num_flips=99) == pytest.approx(0.01)
+
+
+def test_neither_the_scale_nor_the_direction_of_differences_matters():
+    differences = np.random.default_rng(0).random(31) - 0.4
+    factors = (1.0, -1e-9, 1e6)
+    assert len({sign_flip_test(factor * differences, num_flips=500) for factor in factors}) == 1
+
+
+def test_p_values_without_a_difference_are_uniform():
+    random = np.random.default_rng(5)
+    p_values = np.array(
+        [
+            sign_flip_test(random.standard_normal(25), num_flips=199, seed=seed)
+            for seed in range(300)
+        ]
     )
-    assert sign_flip_test(
-        torch.ones(1, 50, dtype=torch.float64), num_flips=99, seed=0
-    ).item() == pytest.approx(0.01)
-
-
-def test_the_scale_does_not_matter_nor_the_direction():
-    differences = torch.rand(1, 31, dtype=torch.float64) - 0.4
-    p_values = [
-        sign_flip_test(factor * differences, num_flips=500, seed=3).item()
-        for factor in (1.0, -1e-9, 1e6)
-    ]
-    assert p_values[0] == p_values[1] == p_values[2]
-
-
-def test_without_a_difference_p_values_are_uniform():
-    differences = torch.randn(
-        300, 25, dtype=torch.float64, generator=torch.Generator().manual_seed(5)
-    )
-    p_values = sign_flip_test(differences, num_flips=999, seed=1)
     for level in (0.05, 0.5):
         # Three standard deviations of the share of 300 tests.
-        assert (
-            abs((p_values <= level).double().mean().item() - level)
-            < 3 * (level * (1 - level) / 300) ** 0.5
-        )
+        deviation = (level * (1 - level) / 300) ** 0.5
+        assert (p_values <= level).mean() == pytest.approx(level, abs=3 * deviation)

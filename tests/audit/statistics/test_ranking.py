@@ -3,8 +3,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from teka.audit.statistics.comparison import compare_responses, holm_adjust
-from teka.audit.statistics.ranking import Pair, compare_every_two, disagreement, find_leads
+from teka.audit.statistics.comparison import compare_responses
+from teka.audit.statistics.ranking import (
+    Pair,
+    compare_every_two,
+    disagreement,
+    find_leads,
+    holm_adjust,
+)
 
 SHIFTS = tuple((0, step) for step in range(-2, 3))
 NUM_IMAGES = 90
@@ -21,7 +27,7 @@ def answers(measure, shares, labelled=True):
             len(SHIFTS), 1, 1
         )
         found.append(measure(SHIFTS, logits, labels))
-    return found if labelled else [replace(one, labels=None, loss=None) for one in found]
+    return found if labelled else [replace(one, labels=None) for one in found]
 
 
 @pytest.fixture
@@ -55,7 +61,7 @@ def test_the_best_leads_by_its_differences_and_is_told_apart_where_they_are_sign
 def test_p_values_are_adjusted_over_all_pairs_not_those_of_the_best_alone(measure):
     pairs = compare_every_two(answers(measure, (0.5, 0.56, 0.51)), num_resamples=100)
     raw = [pair.comparison.numbers["accuracy"].p_value for pair in pairs]
-    adjusted = holm_adjust(torch.tensor(raw)).tolist()
+    adjusted = holm_adjust(raw)
     (lead,) = [lead for lead in find_leads(pairs) if lead.number == "accuracy"]
     assert lead.best == 1
     assert lead.over[0].p_value == pytest.approx(adjusted[0])
@@ -89,3 +95,10 @@ def test_models_disagree_where_not_all_are_right_or_all_wrong(measure):
     one, other = answers(measure, (0.0, 0.0), labelled=False)
     assert disagreement([one, replace(other, predictions=(other.predictions + 1) % 3)]).all()
     assert not disagreement([one, other]).any()
+
+
+def test_holm_adjusts_an_example_from_the_definition():
+    # Sorted: 0.005 · 4, 0.01 · 3, 0.03 · 2, then 0.04 · 1, which may not be below the one before.
+    assert holm_adjust([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm_adjust([0.3]) == pytest.approx([0.3])
+    assert holm_adjust([0.5] * 7) == [1.0] * 7

@@ -152,7 +152,7 @@ def protocol_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
                 if group in protocol.metrics
             }
             curves = {at: (one.shifts, one.curves.get("accuracy")) for at, one in moved.items()}
-            figures.append(curve_figure(names, curves, f"{group}: correct (%)", is_percent=True))
+            figures.append(curve_figure(names, curves, f"{group}: accuracy (%)", is_percent=True))
         first = next(iter(found.values()))
         section = {
             "name": name,

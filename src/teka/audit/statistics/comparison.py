@@ -10,17 +10,9 @@ from teka.audit.measure.responses import Responses, check_same_images, take_comm
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts
 from teka.audit.statistics.estimate import MOST_RESAMPLES, BootstrapSettings, Curve
-from teka.audit.statistics.intervals import (
-    BOOTSTRAP,
-    MINIMUM_IMAGES,
-    NO_INTERVAL,
-    ImageBootstrap,
-    estimate,
-    make_curve,
-    mean_curve,
-)
+from teka.audit.statistics.intervals import ImageBootstrap, difference_curve, estimate_mean
 from teka.audit.statistics.metrics import CURVES, NUMBERS
-from teka.audit.statistics.summarize import average
+from teka.audit.statistics.summarize import average, mean_over
 from teka.checks import check_instance, check_sizes
 
 COMPARED_NUMBERS = tuple(
@@ -121,10 +113,7 @@ def compare_responses(
         tables = [metric.table(responses) for responses in pair]
         if metric.is_share and tables[0] is not None and tables[1] is not None:
             values = tables[0][0].astype(float) - tables[1][0]
-            padded = _with_two_images(values)
-            draws = padded_bootstrap.means(padded)
-            curve = mean_curve(padded.mean(axis=1), draws, padded_bootstrap, has_sign=True)
-            curves[name] = _around(values.mean(axis=1), curve)
+            curves[name] = difference_curve(values, _with_two_images(values), padded_bootstrap)
     numbers: dict[str, Difference] = {}
     for name in COMPARED_NUMBERS:
         metric = NUMBERS[name]
@@ -135,19 +124,15 @@ def compare_responses(
             sides = (first, second) if is_whole else pair
             values, others = (metric.of_images(responses) for responses in sides)
             differences = values.astype(float) - others
-            value = differences.mean()
             draws = padded_bootstrap.means(_with_two_images(differences))
+            found = estimate_mean(float(differences.mean()), draws, padded_bootstrap)
         else:
-            averages = [average(CURVES[metric.curve], each, bootstrap) for each in pair]
             (value, draws), (other, other_draws) = (
-                [rows[..., pair[0].moved].mean(axis=-1) for rows in each] for each in averages
+                mean_over(each.moved, average(CURVES[metric.curve], each, bootstrap))
+                for each in pair
             )
-            value, draws = value - other, draws - other_draws
             differences = _differences(metric.curve, pair)
-        is_enough = metric.is_share or first.num_images >= MINIMUM_IMAGES
-        ends = bootstrap.interval(value, draws) if is_enough else (value, value)
-        method = BOOTSTRAP if is_enough else NO_INTERVAL
-        found = estimate(value, ends, confidence, method)
+            found = estimate_mean(value - other, draws - other_draws, bootstrap)
         p_value = sign_flip_test(differences, num_flips=num_flips, seed=seed)
         numbers[name] = Difference(
             found.value, found.lower, found.upper, confidence, p_value, found.method
@@ -159,13 +144,6 @@ def _with_two_images(differences: Float[ndarray, "*rows images"]) -> ndarray:
     """Return differences of shares with an image of difference 1 and one of −1 added."""
     ends = np.broadcast_to([1.0, -1.0], (*differences.shape[:-1], 2))
     return np.concatenate([differences, ends], axis=-1)
-
-
-def _around(values: Float[ndarray, " shifts"], curve: Curve) -> Curve:
-    """Return a curve with the observed differences, which its intervals include."""
-    lower = [np.minimum(end, values).clip(min=-1) for end in (curve.lower, curve.band_lower)]
-    upper = [np.maximum(end, values).clip(max=1) for end in (curve.upper, curve.band_upper)]
-    return make_curve(values, [lower[0], upper[0], lower[1], upper[1]], curve.method)
 
 
 def _differences(curve: str, pair: list[Responses]) -> Float[ndarray, " images"]:

@@ -94,6 +94,8 @@ class BootstrapSettings:
         check_confidence(self.confidence)
         check_sizes({"num_resamples": self.num_resamples}, most=MOST_RESAMPLES)
         check_sizes({"seed": self.seed}, least=0)
+        # NumPy rejects a confidence of type Fraction.
+        object.__setattr__(self, "confidence", float(self.confidence))
         needed = round(2 / (1 - self.confidence))
         if self.num_resamples < needed:
             raise wrong_value(
@@ -103,7 +105,7 @@ class BootstrapSettings:
     @property
     def normal_quantile(self) -> float:
         """Normal quantile z at (1 + confidence) / 2."""
-        return NormalDist().inv_cdf((1 + float(self.confidence)) / 2)
+        return NormalDist().inv_cdf((1 + self.confidence) / 2)
 
 
 def check_confidence(confidence: float) -> None:

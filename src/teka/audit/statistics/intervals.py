@@ -116,23 +116,56 @@ class ImageBootstrap:
         lower, upper = np.quantile(draws, [tail, 1 - tail], axis=0)
         return np.minimum(lower, value), np.maximum(upper, value)
 
-    def critical_value(self, values: Float[ndarray, " rows"], draws: Draws) -> float:
-        """Return the number of standard errors of a band that covers all rows together.
-
-        It is the quantile over the resamples of the largest |θ*_s − θ_s| / σ_s over the rows s, and
-        at least the normal quantile. Rows without spread count as independent (Šidák), because
-        their dependence is unknown. Source: Montiel Olea and Plagborg-Møller, "Simultaneous
-        confidence bands", Journal of Applied Econometrics 34 (2019), 1–17.
-        """
+    def deviations(self, values: Float[ndarray, " rows"], draws: Draws) -> Draws:
+        """Return |θ* − θ| / σ of each resample, with the standard deviation σ of the draws."""
         error = draws.std(axis=0)
         varies = error > ROUNDING * np.abs(values)
-        confidence = float(self.settings.confidence)
-        num_constant = max(int((~varies).sum()), 1)
+        return np.where(varies, np.abs(draws - values) / np.where(varies, error, 1.0), 0.0)
+
+    def relative_deviations(
+        self, values: Float[ndarray, " rows"], draws: Draws, influence: Values
+    ) -> Draws:
+        """Return |log(θ* / θ)| θ* / σ* of each resample, with its own standard error σ*.
+
+        These deviations of the bootstrap-t are larger than those with a fixed standard error where
+        averages are skewed. Source: Hall, "Theoretical comparison of bootstrap confidence
+        intervals", Annals of Statistics 16 (1988), 927–953.
+        """
+        variance = self.means(influence**2) - self.means(influence) ** 2
+        error = np.sqrt(variance.clip(min=0) / max(self.num_images - 1, 1))
+        varies = (draws > 0) & (error > ROUNDING * values)
+        ratio = np.where(varies, draws / np.where(values > 0, values, 1.0), 1.0)
+        return np.abs(np.log(ratio)) * draws / np.where(varies, error, 1.0)
+
+    def critical_value(self, deviations: Draws) -> float:
+        """Return the number of standard errors of a band that covers all rows together.
+
+        It is the quantile over the resamples of the largest deviation over the rows, and at least
+        the normal quantile. Rows without deviations count as independent (Šidák), because their
+        dependence is unknown. Source: Montiel Olea and Plagborg-Møller, "Simultaneous confidence
+        bands", Journal of Applied Econometrics 34 (2019), 1–17.
+        """
+        confidence = self.settings.confidence
+        num_constant = max(int((~deviations.any(axis=0)).sum()), 1)
         independent = NormalDist().inv_cdf((1 + confidence ** (1 / num_constant)) / 2)
-        if not varies.any():
-            return independent
-        deviation = np.abs(draws[:, varies] - values[varies]) / error[varies]
-        return max(independent, float(np.quantile(deviation.max(axis=1), confidence)))
+        largest = deviations.max(axis=1, initial=0.0)
+        return max(independent, float(np.quantile(largest, confidence)))
+
+
+@dataclass(frozen=True)
+class ImageAverage:
+    """Averages over images at each shift, with their values in the resamples.
+
+    Args:
+        values: Average at each shift.
+        draws: Averages of the resamples.
+        influence: First-order change of the average if an image gets more weight, with mean 0 over
+            the images of a shift.
+    """
+
+    values: Float[ndarray, " shifts"]
+    draws: Draws
+    influence: Float[ndarray, "shifts images"]
 
 
 def estimate(value: Any, ends: Ends, confidence: float, method: str) -> Estimate:
@@ -141,6 +174,14 @@ def estimate(value: Any, ends: Ends, confidence: float, method: str) -> Estimate
     if upper - lower <= ROUNDING * abs(value):
         method = method if method.startswith("none") else NO_SPREAD
     return Estimate(value, lower, upper, confidence, method)
+
+
+def estimate_mean(value: float, draws: Draws, bootstrap: ImageBootstrap) -> Estimate:
+    """Estimate an average over images that is not a share. Few images give no interval."""
+    confidence = bootstrap.settings.confidence
+    if bootstrap.num_images < MINIMUM_IMAGES:
+        return estimate(value, (value, value), confidence, NO_INTERVAL)
+    return estimate(value, bootstrap.interval(value, draws), confidence, BOOTSTRAP)
 
 
 def estimate_share(outcomes: Bool[ndarray, " images"], confidence: float) -> Estimate:
@@ -158,8 +199,7 @@ def estimate_mean_share(shares: Float[ndarray, " images"], bootstrap: ImageBoots
     """
     mean, num_images, confidence = shares.mean(), len(shares), bootstrap.settings.confidence
     if num_images - np.unique(shares, return_counts=True)[1].max() >= MINIMUM_IMAGES:
-        ends = bootstrap.interval(mean, bootstrap.means(shares))
-        return estimate(mean, ends, confidence, BOOTSTRAP)
+        return estimate_mean(float(mean), bootstrap.means(shares), bootstrap)
     # A rounding error of the mean must not change a whole number of successes.
     successes = round(mean * num_images, 9)
     lower = wilson_interval(math.floor(successes), num_images, confidence)[0]
@@ -182,7 +222,7 @@ def share_curve(
     shares, count, num_images = outcomes.mean(axis=1), outcomes.sum(axis=1), outcomes.shape[1]
     unknown = np.arange(len(outcomes)) != known
     draws = bootstrap.means(outcomes[unknown].astype(float))
-    critical = bootstrap.critical_value(shares[unknown], draws)
+    critical = bootstrap.critical_value(bootstrap.deviations(shares[unknown], draws))
     levels = (bootstrap.settings.confidence, 2 * NormalDist().cdf(critical) - 1)
     ends = [end for level in levels for end in wilson_interval(count, num_images, level)]
     for end in ends:
@@ -191,40 +231,52 @@ def share_curve(
 
 
 def mean_curve(
-    values: Float[ndarray, " shifts"],
-    draws: Draws,
-    bootstrap: ImageBootstrap,
-    *,
-    is_share: bool = False,
-    has_sign: bool = False,
+    average: ImageAverage, bootstrap: ImageBootstrap, *, is_share: bool = False
 ) -> Curve:
-    """Return averages over images at each shift, with percentile intervals and a band.
+    """Return positive averages over images at each shift, with percentile intervals and a band.
 
-    With the standard error σ and the critical value c, the band is θ ± c σ for averages of any
-    sign, and θ exp(± c σ / θ) for positive averages, which are skewed.
+    The band is θ exp(± c σ / θ) with the standard error σ and the critical value c of all shifts.
 
     Args:
-        values: Average θ at each shift.
-        draws: Averages of the resamples.
+        average: Average θ at each shift.
         bootstrap: The resamples.
-        is_share: True for shares: 1 − θ is the positive average.
-        has_sign: True for differences.
+        is_share: True for shares: the positive average is 1 − θ.
     """
+    values = average.values
     if bootstrap.num_images < MINIMUM_IMAGES:
         return make_curve(values, [values] * 4, NO_INTERVAL)
     if is_share:
-        lost = mean_curve(1 - values, 1 - draws, bootstrap)
-        ends = (lost.upper, lost.lower, lost.band_upper, lost.band_lower)
-        return make_curve(values, [1 - np.array(end).clip(max=1.0) for end in ends], lost.method)
-    lower, upper = bootstrap.interval(values, draws)
-    width = bootstrap.critical_value(values, draws) * draws.std(axis=0)
-    if has_sign:
-        band = [values - width, values + width]
-    else:
-        ratio = np.divide(width, values, out=np.zeros_like(width), where=values > 0)
-        band = [values * np.exp(-ratio), values * np.exp(ratio.clip(max=700.0))]
-    band = np.minimum(band[0], lower), np.maximum(band[1], upper)
+        lost = ImageAverage(1 - values, 1 - average.draws, -average.influence)
+        curve = mean_curve(lost, bootstrap)
+        ends = (curve.upper, curve.lower, curve.band_upper, curve.band_lower)
+        return make_curve(values, [1 - np.clip(end, 0, 1) for end in ends], curve.method)
+    lower, upper = bootstrap.interval(values, average.draws)
+    deviations = bootstrap.relative_deviations(values, average.draws, average.influence)
+    width = bootstrap.critical_value(deviations) * average.influence.std(axis=1, ddof=1)
+    scale = values * math.sqrt(bootstrap.num_images)
+    ratio = np.divide(width, scale, out=np.zeros_like(width), where=scale > 0).clip(max=700)
+    band = np.minimum(values * np.exp(-ratio), lower), np.maximum(values * np.exp(ratio), upper)
     return make_curve(values, [lower, upper, *band], BOOTSTRAP)
+
+
+def difference_curve(
+    differences: Float[ndarray, "shifts images"],
+    padded: Float[ndarray, "shifts padded"],
+    bootstrap: ImageBootstrap,
+) -> Curve:
+    """Return mean differences of shares at each shift, with percentile intervals and a band.
+
+    Args:
+        differences: Difference of each image at each shift.
+        padded: The differences of the images of the bootstrap.
+        bootstrap: The resamples.
+    """
+    values, center, draws = differences.mean(axis=1), padded.mean(axis=1), bootstrap.means(padded)
+    width = bootstrap.critical_value(bootstrap.deviations(center, draws)) * draws.std(axis=0)
+    lower, upper = bootstrap.interval(values, draws)
+    band = np.minimum(center - width, lower), np.maximum(center + width, upper)
+    ends = [end.clip(-1, 1) for end in (lower, upper, *band)]
+    return make_curve(values, ends, BOOTSTRAP)
 
 
 def make_curve(values: Any, ends: Any, method: str) -> Curve:

@@ -1,17 +1,14 @@
 """Metrics with confidence intervals from the outputs of one model."""
 
 import numpy as np
-from numpy import ndarray
 
 from teka.audit.measure.responses import Responses
 from teka.audit.statistics.estimate import BootstrapSettings, Curve, Estimate
 from teka.audit.statistics.intervals import (
-    BOOTSTRAP,
-    MINIMUM_IMAGES,
-    NO_INTERVAL,
     Draws,
+    ImageAverage,
     ImageBootstrap,
-    estimate,
+    estimate_mean,
     estimate_mean_share,
     estimate_share,
     extreme_of,
@@ -58,7 +55,7 @@ def summarize(
     )
     complete = responses.take_complete()
     curves: dict[str, Curve] = {}
-    averages: dict[str, tuple[ndarray, Draws]] = {}
+    averages: dict[str, ImageAverage] = {}
     for name, metric in CURVES.items():
         table = metric.table(complete)
         if table is None:
@@ -68,7 +65,7 @@ def summarize(
             curves[name] = share_curve(table[0], bootstrap, known)
         else:
             averages[name] = average(metric, complete, bootstrap)
-            curves[name] = mean_curve(*averages[name], bootstrap, is_share=metric.is_share)
+            curves[name] = mean_curve(averages[name], bootstrap, is_share=metric.is_share)
     numbers: dict[str, Estimate] = {}
     for name, metric in NUMBERS.items():
         if not metric.is_defined(complete):
@@ -76,11 +73,8 @@ def summarize(
         if metric.over in ("lowest", "highest"):
             numbers[name] = extreme_of(curves[metric.curve], metric.over, confidence)
         elif not metric.is_share:
-            means, draws = (rows[..., complete.moved].mean(-1) for rows in averages[metric.curve])
-            is_enough = complete.num_images >= MINIMUM_IMAGES
-            ends = bootstrap.interval(means, draws) if is_enough else (means, means)
-            method = BOOTSTRAP if is_enough else NO_INTERVAL
-            numbers[name] = estimate(means, ends, confidence, method)
+            values, draws = mean_over(complete.moved, averages[metric.curve])
+            numbers[name] = estimate_mean(values, draws, bootstrap)
         else:
             values = metric.of_images(responses if metric.over == "every" else complete)
             if values.dtype == bool:
@@ -100,20 +94,27 @@ def summarize(
     )
 
 
-def average(
-    metric: CurveMetric, responses: Responses, bootstrap: ImageBootstrap
-) -> tuple[ndarray, Draws]:
-    """Return a metric at each shift, and its values in the resamples of the images.
+def mean_over(rows: list[int], average: ImageAverage) -> tuple[float, Draws]:
+    """Return the mean of averages over some shifts, and its values in the resamples."""
+    return float(average.values[rows].mean()), average.draws[:, rows].mean(axis=1)
+
+
+def average(metric: CurveMetric, responses: Responses, bootstrap: ImageBootstrap) -> ImageAverage:
+    """Return a metric that is an average over images, at each shift.
 
     A resample in which all norms of a ratio are 0 counts as all images.
     """
     table = metric.table(responses)
     assert table is not None
-    values, norms = table
-    means, draws = values.mean(axis=1), bootstrap.means(values.astype(float))
+    values, norms = table[0].astype(float), table[1]
+    means, draws = values.mean(axis=1), bootstrap.means(values)
     if norms is None:
-        return means, draws
+        return ImageAverage(means, draws, values - means[:, None])
     scale, scales = norms.mean(axis=1), bootstrap.means(norms)
     ratios = means / scale
     draws = np.where(scales > 0, draws / np.where(scales > 0, scales, 1.0), ratios)
-    return np.sqrt(ratios), np.sqrt(draws)
+    roots = np.sqrt(ratios)
+    influence = (values - ratios[:, None] * norms) / scale[:, None]
+    # The derivative of √r is 1 / 2√r. Where r is 0 no image has an error.
+    influence /= 2 * np.where(roots > 0, roots, 1.0)[:, None]
+    return ImageAverage(roots, np.sqrt(draws), influence)
