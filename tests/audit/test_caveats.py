@@ -148,7 +148,7 @@ def test_a_constant_predictor_is_found():
         (caveat,) = collapse(responses(ONES.expand(4, -1), labels))
         assert (caveat.name, caveat.severity) == ("constant predictor", "invalidates"), labels
         right = "" if labels is None else ", and 33.3 % of the images are of it"
-        assert f"100.0 % of all answers are class 1{right}." in caveat.message, labels
+        assert f"100.0 % of all predictions are class 1{right}." in caveat.message, labels
 
 
 def test_nearly_all_answers_alike_are_a_collapse_and_answers_of_many_classes_are_not():
@@ -183,7 +183,7 @@ def test_a_model_at_chance_is_found_and_a_better_one_not():
     labels = torch.arange(300) % 3
     (caveat,) = chance(responses((labels * 0)[None].expand(2, -1), labels))
     assert caveat.severity == "invalidates"
-    assert "33.3 % of 300 images are answered correctly" in caveat.message
+    assert "33.3 % of 300 images are classified correctly" in caveat.message
     assert not list(chance(responses(labels.expand(2, -1), labels)))
     assert not list(chance(responses(labels.expand(2, -1), None)))
     # Of two images that are both right, chance says nothing; that they are few is another caveat.

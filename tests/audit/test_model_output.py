@@ -466,7 +466,7 @@ def test_every_part_of_an_audit_takes_every_kind_of_classifier(form):
         def forward(self, images):
             return function(images - 0.5)
 
-    settings = AuditSettings(shifts=[(0, 1), (0, 2)], num_resamples=40, changes=("flip",))
+    settings = AuditSettings(shifts=[(0, 1), (0, 2)], num_resamples=40)
     report = audit(
         Model(), images, labels if form == "several" else labels[:, 0], settings=settings
     )

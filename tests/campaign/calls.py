@@ -27,7 +27,7 @@ import teka.data
 from teka import Grid
 from teka.audit import AuditSettings, Movement, Responses, measure_responses
 from teka.audit.caveats import Caveat
-from teka.audit.measure.distances import noise_floor, sensitivity_map
+from teka.audit.measure.distances import noise_floor
 from teka.audit.settings import PARTS
 from teka.nn import Attention
 from teka.testing import assert_consistent
@@ -183,11 +183,6 @@ def entries() -> dict[str, Entry]:
             "shifts": SHIFTS,
         },
         "audit.axis_shifts": lambda: {"max_shift": 2},
-        "audit.best_stride": lambda: {
-            "responses": responses(),
-            "candidates": (2, 3),
-            "num_permutations": 40,
-        },
         "audit.locate_layers": lambda: {"module": network(), "images": images(), **moved},
         "audit.compare_responses": lambda: {
             "first": responses(),
@@ -199,18 +194,6 @@ def entries() -> dict[str, Entry]:
             "inputs": images(),
             "shifts": SHIFTS,
         },
-        "audit.error_by_phase": lambda: {
-            "responses": responses(),
-            "stride": 2,
-            "num_resamples": 40,
-        },
-        "audit.find_worst_shift": lambda: {
-            "function": classify,
-            "images": images(),
-            "labels": labels(),
-            **moved,
-        },
-        "audit.lie_derivative": lambda: {"function": classify, "images": images(), "axis": 0},
         "audit.measure_responses": lambda: {
             "function": classify,
             "images": images(),
@@ -225,15 +208,8 @@ def entries() -> dict[str, Entry]:
         },
         "audit.random_permutations": lambda: {"num_tokens": 4, "number": 2},
         "audit.write_page": lambda: {"reports": [report()], "path": "page.html"},
-        "audit.search_worst": lambda: {
-            "function": classify,
-            "images": images(),
-            "labels": labels(),
-            **moved,
-        },
         "audit.square_shifts": lambda: {"max_shift": 2},
         "audit.summarize": lambda: {"responses": responses(), "num_resamples": 40},
-        "audit.summarize_seeds": lambda: {"responses": [responses()], "num_resamples": 40},
         "audit.translate": lambda: {"images": images(), "shift": (0, 1), "mode": "circular"},
         "audit.wilson_interval": lambda: {"successes": 3, "trials": 4},
         "convert.FixReport": lambda: {"fixed": {"blur": ("0",)}, "left": {"blur": {}}},
@@ -312,9 +288,6 @@ def entries() -> dict[str, Entry]:
         ),
         "audit.noise_floor": Entry(
             noise_floor, lambda: {"function": network(), "images": images()}
-        ),
-        "audit.sensitivity_map": Entry(
-            sensitivity_map, lambda: {"function": network(), "images": images(), **moved}
         ),
         "audit.Caveat": Entry(
             Caveat, lambda: {"name": "few", "severity": "note", "message": "few"}

@@ -58,7 +58,7 @@ OPTIONS = {
     "predict": "model top ground batch_size json",
     "audit": "data data_dir images seed image_size input_size shift_before_resize mode max_shift shifts step "
     "background placed_size ignore_labels batch_size device budget confidence html json protocol layers skip resume "
-    "fail_under metric markdown badge weights num_classes mean std bgr find_worst precision change",
+    "fail_under metric markdown badge weights num_classes mean std bgr",
     "compare": "data images seed mode max_shift shifts step background batch_size device confidence html json markdown "
     "resume",
     "fix": "data images seed mode max_shift shifts step background batch_size device confidence html json markdown "

@@ -1,9 +1,12 @@
 """Accuracy of trained runs at every shift of their test images."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
-from teka.audit import AuditReport, AuditSettings, audit, summarize, summarize_seeds, write_page
+from teka.audit import AuditReport, AuditSettings, audit, write_page
+from teka.audit.statistics.estimate import Curve
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.ranking import compare_every_two
 from teka.errors import wrong_value
@@ -114,12 +117,12 @@ def compare_shifts(
         audit_run(run, settings, name=name, command=command, progress=progress)
         for run, name in zip(runs, names, strict=True)
     ]
-    responses = [report.responses[0].unpack() for report in reports]
     metrics: dict[str, Metrics] = {}
     for name in dict.fromkeys(run.name for run in runs):
-        seeds = [responses[index] for index, run in enumerate(runs) if run.name == name]
-        metrics[name] = summarize(seeds[0]) if len(seeds) == 1 else summarize_seeds(seeds).metrics
+        seeds = [reports[index].metrics[0] for index, run in enumerate(runs) if run.name == name]
+        metrics[name] = _mean_over_seeds(seeds)
     curves = _make_curves(metrics)
+    responses = [report.responses[0].unpack() for report in reports]
     files = (
         write_json(folder / "report.json", {"reports": [report.to_dict() for report in reports]}),
         folder / "shift_curve.png",
@@ -131,8 +134,23 @@ def compare_shifts(
     return Written(files, f"{_make_table(curves, metrics).plain(100, narrowest=14)}\n{NOTE}")
 
 
+def _mean_over_seeds(seeds: Sequence[Metrics]) -> Metrics:
+    """Return the mean accuracies of a model over seeds, with the range of the seeds as interval."""
+    if len(seeds) == 1:
+        return seeds[0]
+    values = list(zip(*(metrics.curves["accuracy"].values for metrics in seeds), strict=True))
+    means, lowest, highest = (tuple(map(function, values)) for function in (fmean, min, max))
+    curve = Curve(means, lowest, highest, lowest, highest, "range over seeds")
+    shares = [metrics.numbers["worst_shift_accuracy"] for metrics in seeds]
+    share = replace(shares[0], value=fmean(share.value for share in shares))
+    return replace(seeds[0], curves={"accuracy": curve}, numbers={"worst_shift_accuracy": share})
+
+
 def _make_curves(metrics: Mapping[str, Metrics]) -> dict[str, list[AccuracyCurve]]:
-    """Return the accuracy of each model at the shifts along each axis, with 95 % intervals."""
+    """Return the accuracy of each model at the shifts along each axis.
+
+    The bands are 95 % intervals, or the range of several seeds.
+    """
     curves: dict[str, list[AccuracyCurve]] = {}
     for index, axis in enumerate(AXES):
         for name, model_metrics in metrics.items():
