@@ -41,9 +41,6 @@ def edge():
     # No number where the last column is lit.
     return lambda images: Place()(images).where(images[:, 0, 0, -1:] == 0, torch.nan)
 
-def undifferentiable():
-    return lambda images: torch.from_numpy(images.numpy()).mean(dim=(2, 3)).repeat(1, 4)
-
 def several():
     # The quarter, and features that are the same for all images.
     return lambda images: {"constant": images[:, 0, 0, :1] * 0, "place": Place()(images)}
@@ -221,12 +218,23 @@ def test_a_transformers_folder_is_audited_with_pictures(tmp_path, capsys):
 
 def test_tracebacks_are_shown_where_they_are_asked_for(here, capsys):
     common = ["--data", "data.npz", "--images", "6", "--max-shift", "1", "--skip", "layers"]
-    for arguments, code in ((["models.py:undifferentiable"], 0), (["models.py:raises"], 2)):
+    too_small = ["models.py:place", "--protocol", "zhang2019"]
+    for arguments, code in ((too_small, 0), (["models.py:raises"], 2)):
         said = []
         for debug in ([], ["--debug"]):
             assert main(["audit", *arguments, *common, *debug]) == code
             said.append("Traceback (most recent call last)" in capsys.readouterr().err)
         assert said == [False, True]
+
+
+def test_the_main_result_is_printed_before_the_layers(here, capsys):
+    options = ["--data", "data.npz", "--images", "20", "--max-shift", "1"]
+    assert main(["audit", "models.py:layered", *options]) == 0
+    main_result, _, details = capsys.readouterr().out.partition("Explaining the result")
+    assert "These results are invalid" in main_result
+    assert "layer breaks equivariance" not in main_result
+    assert "layer breaks equivariance" in details
+    assert "invalid" not in details
 
 
 def test_what_was_stopped_resumes(here, capsys):

@@ -148,12 +148,15 @@ def _with_two_images(differences: Float[ndarray, "*rows images"]) -> ndarray:
 
 def _differences(curve: str, pair: list[Responses]) -> Float[ndarray, " images"]:
     """Return the difference of each image's mean over the nonzero shifts."""
-    tables = [
-        each.relative_error() if curve == "error" else CURVES[curve].read(each) for each in pair
-    ]
-    moved = pair[0].moved
-    first, second = (table[moved].double().mean(dim=0).numpy() for table in tables)
-    return first - second
+    means = []
+    for responses in pair:
+        table = CURVES[curve].table(responses)
+        assert table is not None
+        values, norms = table
+        if norms is not None:
+            values = np.sqrt(values / norms.mean(axis=1, keepdims=True))
+        means.append(values[responses.moved].astype(float).mean(axis=0))
+    return means[0] - means[1]
 
 
 def sign_flip_test(
