@@ -78,7 +78,7 @@ def attention_weights(kernel: Kernel, query: Tensor, key: Tensor) -> Tensor:
 def measure_errors(
     dim: int, num_tokens: int, num_features: Sequence[int], draws: int
 ) -> pd.DataFrame:
-    """Return the mean errors over draws with half of their 95 % intervals, and the mean squares.
+    """Return the mean errors over draws, with half of their 95 % intervals.
 
     "error_of_mean" is the error of the mean of the values, which ignores the queries.
     """
@@ -98,10 +98,8 @@ def measure_errors(
                     error = (weights - exact).abs().sum(dim=-1).max() / 2
                 rows.append((*variant, kind, size, error_of_mean.item(), error.item()))
     columns = ["kernel", "projection", "num_features", *PANEL, "error_of_mean", "error"]
-    errors = pd.DataFrame(rows, columns=columns).assign(square=lambda table: table.error**2)
-    groups = errors.groupby(columns[:-1], sort=False)
-    means = groups[["error", "square"]].mean().assign(half=half_width(groups.error))
-    return means.rename(columns={"square": "mean_square"}).reset_index()
+    errors = pd.DataFrame(rows, columns=columns).groupby(columns[:-1], sort=False).error
+    return pd.DataFrame({"error": errors.mean(), "half": half_width(errors)}).reset_index()
 
 
 def error_slope(line: pd.DataFrame) -> float:
@@ -114,17 +112,13 @@ def error_slope(line: pd.DataFrame) -> float:
 
 
 def print_tables(rows: pd.DataFrame) -> None:
-    """Print the errors for the most features, their slopes, and the effect of the drawing."""
-    by_number = rows.set_index(["num_features", *LINE])
-    squares = by_number.mean_square.xs(rows.num_features.median())
+    """Print the errors, and their slopes."""
     tables = {
-        "error for the most features": by_number.error.xs(rows.num_features.max()),
-        "power of the number of features": rows.groupby(LINE)[["num_features", "error"]].apply(
-            error_slope
-        ),
-        "mean square over that of independent draws, median number of features": squares
-        / squares.xs("independent", level="projection"),
+        f"error for {count} features": group.set_index(LINE).error
+        for count, group in rows.groupby("num_features")
     }
+    slopes = rows.groupby(LINE)[["num_features", "error"]].apply(error_slope)
+    tables["power of the number of features"] = slopes
     for title, values in tables.items():
         print(f"\n{title}\n{values.unstack(PANEL).to_string(float_format='{:.3g}'.format)}")
     print(f"\nerror of the mean of the values\n{rows.groupby(PANEL).error_of_mean.first()}")

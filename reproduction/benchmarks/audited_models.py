@@ -5,10 +5,9 @@
     teka audit reproduction/benchmarks/audited_models.py:make_invariant \
         --weights runs/audited/invariant.safetensors --data digits --image-size 32 --mode circular
 
-A ViT, a Swin, a ResNet and a ConvNeXt of `transformers` are written as model folders. The ResNet is
-also written as an ONNX file. A network of circular convolutions, which is exactly invariant, is
-written as weights. The digits are in the middle of images of 32 × 32 pixels and are never shifted
-in training.
+A ViT, a Swin, a ResNet and a ConvNeXt of `transformers` are written as model folders. A network of
+circular convolutions, which is exactly invariant, is written as weights. The digits are in the
+middle of images of 32 × 32 pixels and are never shifted in training.
 """
 
 from pathlib import Path
@@ -126,17 +125,6 @@ def main(*, out: Path = Path("runs/audited"), epochs: int = 20) -> None:
             save_file(classifier.model.state_dict(), out / "invariant.safetensors")
         else:
             save_transformers_model(classifier, out / name)
-        if name == "resnet":
-            torch.onnx.export(
-                classifier,
-                (dataset.test.images[:2],),
-                out / "resnet.onnx",
-                input_names=["images"],
-                output_names=["logits"],
-                dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
-                dynamo=True,
-                external_data=False,
-            )
         is_correct = predict(classifier, dataset.test.images).argmax(dim=1) == dataset.test.labels
         accuracies[name] = is_correct.double().mean().item()
         print(f"{name}: {accuracies[name]:.1%}", flush=True)

@@ -23,7 +23,6 @@ from unittest.mock import patch
 import pandas as pd
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from reproduction.benchmarks.measurement import Step, interleaved_medians, run_script, save_results
@@ -56,15 +55,6 @@ def linear_attention(*inputs: Tensor, is_causal: bool) -> Tensor:
     return attention(
         query, key, value, kernel="squared_relu", backend="linear", is_causal=is_causal, **options
     )
-
-
-def softmax_attention(*inputs: Tensor, is_causal: bool) -> Tensor:
-    """Return softmax attention by PyTorch's fused kernel."""
-    fused = SDPBackend.FLASH_ATTENTION
-    if DEVICE == "cuda" and inputs[0].dtype == torch.float32:
-        fused = SDPBackend.EFFICIENT_ATTENTION
-    with sdpa_kernel(fused):
-        return scaled_dot_product_attention(*inputs, is_causal=is_causal)
 
 
 def make_steps(
@@ -106,7 +96,7 @@ def make_variants(
         f"{name}, without Triton": make_steps(function, arguments, use_triton=False),
     }
     if not is_rotary and query.shape[2] <= MAX_SOFTMAX_TOKENS[query.dtype]:
-        softmax = partial(softmax_attention, is_causal=is_causal)
+        softmax = partial(scaled_dot_product_attention, is_causal=is_causal)
         name = f"{'causal ' * is_causal}scaled_dot_product_attention"
         variants[name] = make_steps(softmax, inputs, use_triton=False)
     return variants
@@ -144,8 +134,6 @@ def main(
     """
     rows: list[dict[str, Any]] = read_json(out)["rows"] if table else []
     if not table:
-        if DEVICE == "cpu" and not triton_backend.IS_INTERPRETED:
-            raise SystemExit("No GPU was found. Set TRITON_INTERPRET=1 to test without one.")
         forms = itertools.product(MAX_SOFTMAX_TOKENS, lengths, (False, True), (False, True))
         for dtype, length, is_causal, is_rotary in forms:
             torch.compiler.reset()  # compiles each length by itself

@@ -14,29 +14,18 @@ from teka.audit import translate
 from teka.data import load
 from teka.models import Performer
 
+MODEL = {"dim": 64, "depth": 2, "heads": 4, "stem": "polyphase", "periodic": True, "pool": "mean"}
+SHIFTS = ((0.5, 0), (0, 0.5), (0.5, 0.5))
 
-def relative_change(blur: int | str | None, patch_size: int, images: Tensor) -> float:
+
+def relative_change(model: Performer, images: Tensor) -> float:
     """Return ‖f(T x) − f(x)‖ / ‖f(x) − mean f‖ of a new model, the mean over half-pixel shifts."""
-    model = Performer(
-        images.shape[-1],
-        1,
-        10,
-        dim=64,
-        depth=2,
-        heads=4,
-        stem="polyphase",
-        patch_size=patch_size,
-        blur=blur,
-        periodic=True,
-        pool="mean",
-    )
     for _ in range(30):  # for the statistics of batch normalization
         model(images)
     model.eval()
     logits = model(images)
-    shifts = ((0.5, 0), (0, 0.5), (0.5, 0.5))
-    shifted = [model(translate(images, shift, mode="fourier")) for shift in shifts]
     size = (logits - logits.mean(dim=0)).norm()
+    shifted = [model(translate(images, shift, mode="fourier")) for shift in SHIFTS]
     return fmean(((output - logits).norm() / size).item() for output in shifted)
 
 
@@ -50,7 +39,8 @@ def main(*, data_dir: str = "data") -> None:
     images = load("mnist", data_dir=data_dir).test.images[:64]
     for patch_size, blur, seed in product((4, 2), (None, 5, "ideal"), range(3)):
         torch.manual_seed(seed)
-        change = relative_change(blur, patch_size, images)
+        model = Performer(images.shape[-1], 1, 10, patch_size=patch_size, blur=blur, **MODEL)
+        change = relative_change(model, images)
         print(f"patches of {patch_size}, blur {blur}, seed {seed}: {change:.3f}", flush=True)
 
 

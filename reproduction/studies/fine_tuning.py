@@ -1,10 +1,10 @@
-"""A ResNet-18 that is mended after its training and then trained on.
+"""Fine-tuning of a ResNet-18 that `teka.convert.fix` made equivariant after its training.
 
-    python -m reproduction.studies.mended_training --data-dir data
+    python -m reproduction.studies.fine_tuning --data-dir data
 
-The results are in mended_training.csv, and the networks of each seed in runs/mended_training, so
-that the same command resumes. Each seed has four networks: as trained; mended;
-and both of them trained on for the same number of epochs with the same images.
+The results are in fine_tuning.csv, and the networks of each seed in runs/fine_tuning, so that the
+same command resumes. Each seed has four networks: the original, the fixed one, and both after
+fine-tuning with the same images for the same number of epochs.
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ from teka.data import Split
 from teka.training import Run, restore, train
 
 RESULTS = Path(__file__).with_suffix(".csv")
-RUNS = Path("runs/mended_training")
+RUNS = Path("runs/fine_tuning")
 BASE = {
     "data": "cifar10",
     "image_size": 64,
@@ -60,12 +60,12 @@ def run_seed(seed: int, data_dir: str) -> pd.DataFrame:
     order = torch.randperm(len(trained.dataset.test), generator=torch.Generator().manual_seed(0))
     test = trained.dataset.test.take(order[:NUM_IMAGES])
     layers = locate_layers(trained.model, test.images[:16], SHIFTS, MOVEMENT)
-    mended, _ = fix(trained.model, layers, ("circular", "polyphase"))
-    models = {"as trained": trained.model, "mended": mended}
+    fixed, _ = fix(trained.model, layers, ("circular", "polyphase"))
+    models = {"original": trained.model, "fixed": fixed}
     networks = {name: measure(model, test) for name, model in models.items()}
     for name, model in models.items():
         fit(model, trained.dataset, run.replace(**FINE_TUNING))
-        networks[f"{name}, trained on"] = measure(model, test)
+        networks[f"{name}, fine-tuned"] = measure(model, test)
     return pd.DataFrame(networks).T.assign(seed=seed)
 
 
@@ -77,10 +77,8 @@ def main(*, data_dir: str) -> None:
     results.to_csv(RESULTS, index_label="network")
     networks = results.groupby(level=0, sort=False)
     means = networks[["accuracy", "worst_shift_accuracy"]].agg(format_mean)
-    gain = (
-        networks.get_group("mended, trained on")
-        - networks.get_group("as trained, trained on").to_numpy()
-    )
+    original = networks.get_group("original, fine-tuned").to_numpy()
+    gain = networks.get_group("fixed, fine-tuned") - original
     print(means, gain.agg(format_mean, signed=True), sep="\n\n")
 
 
