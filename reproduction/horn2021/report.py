@@ -34,7 +34,7 @@ def paper_name(model: str) -> str:
 
 
 def write_reproduction(study: Study, folder: str | Path) -> str:
-    """Write `table1.md`, `table1.csv` and `figure1.png`, and return the tables.
+    """Write `table1.md` and `figure1.png`, and return the tables.
 
     Args:
         study: The study of a scale.

@@ -141,23 +141,6 @@ def stability_table(cells: pd.DataFrame) -> pd.DataFrame:
     return groups[["images", "shifts"]].max().join(shares)
 
 
-def summarize(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return means over seeds, half widths of their 95 % intervals, and the provenance."""
-    groups = over_seeds(cells)
-    numbers = groups[cells.select_dtypes("number").columns]
-    provenance = groups[["hardware", "torch", "date", "command"]]
-    return pd.concat(
-        [
-            groups.accuracy.count().rename("seeds"),
-            groups.failed.count().rename("diverged"),
-            numbers.mean(),
-            half_width(numbers).add_suffix("_half_width"),
-            provenance.agg(lambda values: "; ".join(sorted(set(values)))),
-        ],
-        axis=1,
-    )
-
-
 def write_study(
     study: Study,
     folder: str | Path,
@@ -165,13 +148,13 @@ def write_study(
     name: str = "summary",
     tables: Mapping[str, pd.DataFrame] | None = None,
 ) -> str:
-    """Write the tables of the finished cells as Markdown and CSV, and return the Markdown.
+    """Write the tables of the finished cells as Markdown, and return them.
 
     Args:
         study: The study.
         folder: Folder of its results.
-        name: Name of the files.
-        tables: Other tables that come first in the Markdown file.
+        name: Name of the file.
+        tables: Other tables that come first.
     """
     cells = add_differences(read_cells(study, folder), study.reference)
     tables = dict(tables or {})
@@ -187,8 +170,7 @@ def write_study(
     text = "\n\n".join([*parts, NOTES, describe_conditions(study, cells)])
     path = Path(folder) / f"{name}.md"
     write_bytes(path, f"{text}\n".encode())
-    write_bytes(path.with_suffix(".csv"), summarize(cells).to_csv().encode())
-    return f"{text}\n\nwritten: {path} and {path.with_suffix('.csv')}"
+    return f"{text}\n\nwritten: {path}"
 
 
 def describe_conditions(study: Study, cells: pd.DataFrame) -> str:

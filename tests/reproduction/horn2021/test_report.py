@@ -97,7 +97,6 @@ def test_write_reproduction_writes_tables_and_a_figure(save_study):
     assert {path.name for path in folder.iterdir() if path.is_file()} == {
         "cells.jsonl.gz",
         "table1.md",
-        "table1.csv",
         "figure1.png",
     }
     for part in ("A small scale.", "3 of 6 cells finished", "## Unchanged predictions"):

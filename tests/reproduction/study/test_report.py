@@ -1,4 +1,3 @@
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -6,7 +5,7 @@ import pytest
 
 from reproduction.study import read_cells, read_study, write_study
 from reproduction.study.cells import load_cells
-from reproduction.study.report import add_differences, format_mean, summarize
+from reproduction.study.report import add_differences, format_mean
 from reproduction.study.run_study import is_finished
 from tests.reproduction.conftest import failed_cell, saved_cell
 
@@ -79,23 +78,11 @@ def test_cells_without_a_finished_reference_have_no_differences(save_study, miss
     assert table[["at_equal_steps", "at_equal_time"]].isna().to_numpy().all()
 
 
-def test_summaries_are_means_over_seeds_with_intervals(save_study):
-    cells = {**grid(), ("mnist", "relu", 0): failed_cell()}
-    row = summarize(read_cells(*save_study(cells))).loc["mnist", "relu"]
-    assert (row.seeds, row.diverged) == (2, 1)
-    assert row.accuracy == pytest.approx(0.865)
-    # Student's t for one degree of freedom is 12.706.
-    assert row.accuracy_half_width == pytest.approx(12.706 * 0.005, rel=1e-4)
-    assert (row.hardware, row.date) == ("two cores", "2021-02-15")
-    assert row.command == "python -m reproduction study study.yaml"
-
-
 def test_write_study_writes_tables(save_study):
     study, folder = save_study(grid(), reference=REFERENCE)
     text = write_study(study, folder)
     assert {path.name for path in folder.iterdir() if path.is_file()} == {
         "summary.md",
-        "summary.csv",
         "cells.jsonl.gz",
     }
     page = (folder / "summary.md").read_text(encoding="utf-8")
@@ -103,13 +90,6 @@ def test_write_study_writes_tables(save_study):
     row = "| mnist | relu | 3 | 86.0 ± 2.5 | −5.0 ± 0.0 | −5.0 ± 0.0 | 21,001 | 5.10 | 10.0 |"
     assert row in page
     assert "12 of 12 cells finished, 0 diverged" in page
-    with (folder / "summary.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["data"], row["kernel"]) for row in rows][:2] == [
-        ("mnist", "softmax"),
-        ("mnist", "relu"),
-    ]
-    assert float(rows[1]["accuracy"]) == pytest.approx(0.86)
 
 
 def test_the_last_of_several_factors_makes_columns(save_study):
