@@ -1,4 +1,4 @@
-"""Hooks of the docs' build: formulae become MathML, notebooks become pages, and measured records go along."""
+"""Hooks of the documentation: formulas become MathML, notebooks become pages, results are copied."""
 
 import html
 import json
@@ -26,14 +26,14 @@ VERSION = re.compile(r'^__version__ = "(.+)"$', flags=re.MULTILINE)
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Name the version of teka that the pages are of."""
+    """Add the version of teka to the name of the site."""
     source = Path(config.config_file_path).with_name("src") / "teka" / "__init__.py"
     (version,) = VERSION.findall(source.read_text(encoding="utf-8"))
     config.site_name = f"teka {version}"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the notebooks as pages, and the records that the results come from, which lie beside the docs' folder."""
+    """Add the notebooks as pages, and the result files of benchmarks."""
     root = Path(config.config_file_path).parent
     for notebook in [file for file in files if file.src_uri.endswith(".ipynb")]:
         page = notebook.src_uri.removesuffix(".ipynb") + ".md"
@@ -50,7 +50,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links to the records at their copies, and links to notebooks at their pages.
+    """Point links to result files at their copies, and links to notebooks at their pages.
 
     Links to other files of `reproduction`, which the site does not contain, become text.
     """
@@ -61,7 +61,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def markdown_of_notebook(text: str, name: str) -> str:
-    """The cells of a notebook, its code with what it printed and drew, and a link to it."""
+    """Return a notebook as Markdown: text, code, output and a link to the notebook."""
     parts = []
     for cell in json.loads(text)["cells"]:
         source = "".join(cell["source"])
@@ -73,7 +73,7 @@ def markdown_of_notebook(text: str, name: str) -> str:
             data = output.get("data", {})
             if "image/png" in data:
                 picture = "".join(data["image/png"].split())
-                parts.append(f"![What the code above draws](data:image/png;base64,{picture})")
+                parts.append(f"![Figure drawn by the code above](data:image/png;base64,{picture})")
             else:
                 printed = "".join(output.get("text", data.get("text/plain", "")))
                 parts.append(f"```{{.text .output}}\n{printed.rstrip()}\n```")
@@ -82,10 +82,10 @@ def markdown_of_notebook(text: str, name: str) -> str:
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Replace every formula by its MathML, and keep a number and its interval on one line.
+    """Replace formulas by MathML, and keep a number and its interval on one line.
 
     Raises:
-        ValueError: A command that the converter does not know: it would stand in the text with its backslash.
+        ValueError: The converter does not know a TeX command.
     """
 
     def mathml(match: re.Match[str]) -> str:
