@@ -213,6 +213,21 @@ def test_what_a_module_does_between_its_parts_is_its_own_fault():
     assert [one.name for one in found.findings] == ["1.stem", "1.last", "1"]
 
 
+def test_positions_of_modules_that_are_not_called_are_left_out():
+    class TwoTowers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.text = nn.Sequential(nn.ModuleDict({"position_embedding": nn.Embedding(4, 3)}))
+            self.stem, self.pos_embed = circular(2, 3), nn.Parameter(torch.rand(1, 3, 8, 12))
+
+        def forward(self, images):
+            return self.stem(images) + self.pos_embed
+
+    model = TwoTowers().double().eval()
+    found = locate_layers(model, images(), SHIFTS, CIRCULAR)
+    assert found.absolute_embeddings == ("pos_embed",)
+
+
 def test_a_chosen_list_of_layers_is_looked_at_and_nothing_else():
     model = network(circular(2, 4), nn.Identity(), Ramp(), circular(4, 4))
     found = locate_layers(model, images(), SHIFTS, CIRCULAR, layers=["1", "3"])

@@ -301,6 +301,8 @@ def locate_layers(
         threshold = max(THRESHOLD, THRESHOLD_ROUNDINGS * epsilon)
     measured = errors.measured(threshold)
     absolute = absolute_embeddings(module, [tensor.layout for tensor in trace.tensors])
+    if layers is None:
+        absolute = tuple(name for name in absolute if _is_used(name, trace))
     breaks = _first_breaks(trace, measured, modules, absolute)
     always = {*(layers or ()), *(layer.name for layer in breaks.values())}
     return LayerFindings(
@@ -319,6 +321,12 @@ def locate_layers(
         seen_size=trace.seen_size,
         fixes=find_fixes(module, modules, trace, absolute),
     )
+
+
+def _is_used(name: str, trace: ModelTrace) -> bool:
+    """Return True if the module that holds a tensor, or the module around it, was called."""
+    holder = name.rpartition(".")[0]
+    return any(event.call.module in (holder, holder.rpartition(".")[0]) for event in trace.events)
 
 
 def _trace(run: Model, modules: Mapping[str, nn.Module], images: Tensor) -> ModelTrace:
