@@ -159,6 +159,17 @@ class SelfAttention(nn.Module):
         return self.layer(tokens, tokens, tokens, is_causal=self.is_causal)[0]
 
 
+class OwnLength(nn.Module):
+    """A layer whose grid is the length of its tokens."""
+
+    def __init__(self, relative: str) -> None:
+        super().__init__()
+        self.layer = Attention(SIZE, 2, kernel="softmax", relative=relative, num_axes=1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.layer(tokens, tokens.shape[1])
+
+
 class TextModel(nn.Module):
     """A model of transformers, with padding, whose attention is replaced."""
 
@@ -290,6 +301,13 @@ def main(form: str) -> dict[str, object]:
             None,
             partial(change_of_sizes, SelfAttention(), *rows, shape=named, strict=can_be_strict),
         )
+        for relative in ("rotary", "alibi"):
+            model = OwnLength(relative)
+            yield (
+                f"own length-{relative}",
+                None,
+                partial(change_of_sizes, model, *rows, shape=named),
+            )
         # Causal attention is computed in chunks of 64 tokens.
         rows = tuple(
             (row(batch, length),)

@@ -340,3 +340,18 @@ def test_inferring_the_axes_changes_no_random_state():
     state = torch.get_rng_state()
     layer(torch.zeros(1, 6, 8), 6)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_transform_does_not_infer_the_axes():
+    layer, tokens = Attention(8, 2), torch.randn(3, 6, 8)
+    parameters = dict(layer.named_parameters())
+
+    def loss(values, sample):
+        return torch.func.functional_call(layer, values, (sample[None], 6)).square().sum()
+
+    gradients = torch.func.vmap(torch.func.grad(loss), (None, 0))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"got 1\. Make the layer with num_axes=1\."):
+            gradients(parameters, tokens)
+    layer(tokens, 6)
+    assert gradients(parameters, tokens)["query.weight"].shape == (3, 8, 8)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from teka.audit.model_output import SelectedOutput, Source, select_output
+from teka.audit.model_output import OUTPUT_CHOICES, SelectedOutput, Source, select_output
 from teka.errors import EXTERNAL_ERRORS, error_message, is_out_of_memory, wrong_shape, wrong_value
 
 _call_context: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -125,12 +125,20 @@ def output_of(function: Model, batch: Tensor, result: object) -> SelectedOutput:
         ValueError: The result is unsupported. The message completes the sentence "the output …".
     """
     output = select_output(result, Source(batch, module_of(function)))
+    if output.kind == "auto":
+        output = output._replace(kind=output_kind_of(function))
     shape = output.values.shape
     if not shape or shape[0] != len(batch) or 0 in shape:
         # Report the original shape, not one with an added axis, because the user knows this shape.
         shape = tuple(result.shape if isinstance(result, Tensor) else shape)
         raise ValueError(f"has shape {shape}, expected ({len(batch)}, …), one entry for each image")
     return output
+
+
+def output_kind_of(function: object) -> str:
+    """Return the kind of output that a function declares, as loaded models do, or "auto"."""
+    kind = getattr(function, "output_kind", "auto")
+    return kind if isinstance(kind, str) and kind in OUTPUT_CHOICES else "auto"
 
 
 def evaluate(function: Model, batch: Tensor, expected_shape: Sequence[int] | None = None) -> Tensor:

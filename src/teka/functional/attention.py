@@ -91,10 +91,10 @@ def attention(
     check_flags({"is_causal": is_causal})
     batch, _, num_queries, _ = query.shape
     num_keys = key.shape[2]
-    query_positions = make_positions("", grid, positions)
+    query_positions = make_positions("", grid, positions, query.device)
     positions_of_keys = None
     if key_grid is not None or key_positions is not None:
-        positions_of_keys = make_positions("key_", key_grid, key_positions)
+        positions_of_keys = make_positions("key_", key_grid, key_positions, query.device)
     where = Positions(
         query_positions.grid, query_positions.points, positions_of_keys, num_prefix_tokens
     )

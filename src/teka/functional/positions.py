@@ -5,6 +5,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -299,19 +300,32 @@ def packed_lengths(
     return lengths
 
 
-def make_positions(argument: str, grid: GridLike | None, points: Tensor | None) -> Positions:
+def make_positions(
+    argument: str, grid: GridLike | None, points: Tensor | None, device: torch.device
+) -> Positions:
     """Return the positions of one sequence from its arguments.
+
+    A grid holds constants, so a length that is symbolic in `torch.export` becomes coordinates.
 
     Args:
         argument: Prefix of the names of the arguments, "" or "key_", for error messages.
         grid: Grid, shape or length.
         points: Coordinates, floating-point or integer.
+        device: Device of the tokens.
     """
+    if isinstance(grid, torch.SymInt) and points is None:
+        return Positions(None, row_positions(grid, device))
     if grid is not None:
         grid = as_grid(f"{argument}grid", grid)
     if points is not None:
         points = as_coordinates(f"{argument}positions", points)
     return Positions(grid, points)
+
+
+def row_positions(num_tokens: int | torch.SymInt, device: torch.device) -> Coordinates:
+    """Return the coordinates of tokens in a row, one unit apart."""
+    end: Any = num_tokens
+    return torch.arange(end, dtype=widest_dtype(device), device=device)[:, None]
 
 
 def as_coordinates(argument: str, points: Tensor) -> Tensor:

@@ -309,6 +309,7 @@ class Attention(nn.Module):
         outputs = [group.attend(query, key, value, inputs) for group in self.head_groups()]
         output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         if self.value_convolution is not None:
+            assert grid is None or isinstance(grid, Grid)
             output = output + self.value_convolution(
                 value, grid, num_prefix_tokens, inputs.key_mask
             )
@@ -319,14 +320,16 @@ class Attention(nn.Module):
 
     def resolve_grid(
         self, grid: GridLike | None, num_prefix_tokens: int
-    ) -> tuple[Grid | None, int]:
+    ) -> tuple[GridLike | None, int]:
         """Return the token grid and the number of prefix tokens to use for a call of this layer.
 
         Prefix tokens have no position, such as a class token. If the call has no grid, both values
-        come from the surrounding context manager `teka.on`.
+        come from the surrounding context manager `teka.on`. A length that is symbolic in
+        `torch.export` is returned unchanged.
         """
         if grid is not None:
-            return as_grid("grid", grid), num_prefix_tokens
+            is_symbolic = isinstance(grid, torch.SymInt) and self.value_convolution is None
+            return grid if is_symbolic else as_grid("grid", grid), num_prefix_tokens
         if self.relative is None and self.value_convolution is None:
             return None, num_prefix_tokens
         surrounding_grid, surrounding_prefix = current_grid()

@@ -12,6 +12,7 @@ from teka.checks import check_sizes, check_tensor
 from teka.errors import wrong_value
 from teka.execution_mode import is_dynamic
 from teka.functional import DecodingState, Kernel, attention, decode
+from teka.functional.positions import row_positions
 from teka.functional.relative.relative_kernel import Relative
 from teka.grid import Grid, GridLike, as_grid, current_grid
 from teka.nn.head_groups import make_kernels, name_kernels
@@ -179,14 +180,17 @@ class AttentionHeads(nn.Module):
         for candidate, prefix in candidates:
             if candidate is not None:
                 prefix = num_prefix_tokens or prefix
+                if isinstance(candidate, torch.SymInt):
+                    row = row_positions(candidate, device)
+                    return {"positions": row, "num_prefix_tokens": prefix}
                 return {"grid": as_grid("grid", candidate), "num_prefix_tokens": prefix}
         if self.num_axes > 1:
             expected = f"a teka.Grid of {self.num_axes} axes, here, in the layer or by teka.on"
             raise wrong_value("grid", None, expected)
         prefix = num_prefix_tokens or self.num_prefix_tokens
         if is_dynamic(num_tokens):
-            row = torch.arange(num_tokens - prefix, dtype=widest_dtype(device), device=device)
-            return {"positions": row[:, None], "num_prefix_tokens": prefix}
+            row = row_positions(num_tokens - prefix, device)
+            return {"positions": row, "num_prefix_tokens": prefix}
         return {"grid": Grid(num_tokens - prefix), "num_prefix_tokens": prefix}
 
     def extra_repr(self) -> str:

@@ -9,11 +9,11 @@ from teka.functional.attention_plan import attend, make_plan
 from teka.functional.backends.costs import Cost
 from teka.functional.dispatch import Workload, backend_costs
 from teka.functional.kernels import DETERMINISTIC_KERNELS, LEARNED_KERNELS, RANDOM_KERNELS
-from teka.functional.positions import Positions, make_positions
+from teka.functional.positions import Positions
 from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 from teka.functional.relative.rotation import NUM_FREQUENCIES
 from teka.functional.shapes import Keys, Outputs, Queries, Values
-from teka.grid import Grid
+from teka.grid import Grid, as_grid
 from teka.nn.features import ContentKernel, LearnedFeatures, RandomFeatures
 from teka.nn.inputs import AllKeys, AllQueries, AllValues, AttentionInputs
 from teka.nn.options import AttentionOptions
@@ -145,9 +145,9 @@ class HeadGroup:
         check_sizes({"batch": batch})
         if self.relative is not None and grid is None:
             raise wrong_value("grid", None, "a teka.Grid for a layer with a relative kernel")
-        queries = make_positions("", grid, None)
-        keys = None if context_grid is None else make_positions("context_", context_grid, None)
-        positions = Positions(queries.grid, None, keys, num_prefix_tokens)
+        queries = None if grid is None else as_grid("grid", grid)
+        keys = None if context_grid is None else Positions(as_grid("context_grid", context_grid))
+        positions = Positions(queries, None, keys, num_prefix_tokens)
         num_queries = num_prefix_tokens + (positions.num_queries_with_position or 1)
         num_keys = num_prefix_tokens + (positions.key_side.num_queries_with_position or 1)
         return self.estimate_costs_at(positions, num_queries, num_keys, batch=batch)

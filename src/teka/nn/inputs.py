@@ -111,11 +111,11 @@ def make_inputs(
     batch, num_tokens, _ = tokens.shape
     check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
     check_sizes({"num_queries": num_queries}, most=num_tokens, or_none=True)
-    own = make_positions("", grid, positions)
+    own = make_positions("", grid, positions, tokens.device)
     key_positions: Positions | None = None
     if context is not None:
         check_tokens("context", context, batch, "tokens", context_dim, first=first)
-        key_positions = make_positions("context_", context_grid, context_positions)
+        key_positions = make_positions("context_", context_grid, context_positions, tokens.device)
     else:
         _check_no_context(dim, context_dim, context_grid, context_positions)
     where = Positions(own.grid, own.points, key_positions, num_prefix_tokens)

@@ -11,6 +11,7 @@ from torch.nn import Parameter
 from torch.nn.functional import softplus
 
 from teka import functional as kernels
+from teka._compat import are_transforms_active
 from teka.checks import check_tensor_sizes
 from teka.errors import unknown_name, wrong_value
 from teka.functional import RELATIVES, Relative
@@ -148,13 +149,22 @@ class RelativeKernel(RelativeModule):
         """Set the number of axes of the token grid, unless it has been set before.
 
         If the number is not two, the parameters get new initial values of another shape. They
-        remain the same objects, so an optimizer that was created earlier stays valid.
+        remain the same objects, so an optimizer that was created earlier stays valid. Within a
+        transform of torch.func, nothing is set.
         """
         if not self.infers_num_axes:
             return
+        if num_axes != self.initial_options["num_axes"]:
+            # torch.func holds copies of the parameters, which must keep their shapes.
+            is_functional = any(
+                not isinstance(parameter, Parameter) for _, parameter in self.named_parameters()
+            )
+            if is_functional or are_transforms_active():
+                return
+            self._change_num_axes(num_axes)
         self.infers_num_axes = False
-        if num_axes == self.initial_options["num_axes"]:
-            return
+
+    def _change_num_axes(self, num_axes: int) -> None:
         other = self._with_num_axes(num_axes)
         self.initial_options, self.options = other.initial_options, other.options
         for name, parameter in other.named_parameters():

@@ -50,6 +50,16 @@ def test_an_exported_program_answers_as_its_model_in_batches_of_any_size(
     assert not any(part.training for part in subject.module.modules())
 
 
+def test_a_program_with_a_largest_batch_size_gets_smaller_batches(tmp_path: Path):
+    model, dynamic = network(), {0: torch.export.Dim("batch", max=3)}
+    program = torch.export.export(model, (IMAGES[:2],), dynamic_shapes=(dynamic,))
+    torch.export.save(program, tmp_path / "net.pt2")
+    function = load(str(tmp_path / "net.pt2"), trust=True).function
+    images = IMAGES.repeat(2, 1, 1, 1)[:7]
+    assert len(images) == 7
+    torch.testing.assert_close(function(images), model(images))
+
+
 def test_what_is_no_program_of_images_is_one_line(tmp_path: Path):
     torch.save(network().state_dict(), tmp_path / "weights.pt")
     with pytest.raises(

@@ -8,6 +8,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from teka.audit import AuditSettings, audit
 from teka.audit.adapters import LoadOptions, load
 from teka.audit.adapters.transformers_model import (
     find_preprocessing,
@@ -384,6 +385,9 @@ def test_the_features_of_an_encoder_are_those_of_the_whole_image(name, tmp_path)
         found = subject.function(images)
         assert torch.equal(torch.as_tensor(subject.function(images)), torch.as_tensor(found))
         torch.testing.assert_close(found, features(model, images), atol=1e-5, rtol=1e-5)
+    settings = AuditSettings([(0, 0), (0, 1)], parts=(), num_examples=0)
+    (metrics,) = audit(subject.function, images, settings=settings).metrics
+    assert metrics.output == "features"
 
 
 @pytest.mark.parametrize(

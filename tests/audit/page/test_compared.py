@@ -70,6 +70,13 @@ def test_models_without_a_significant_difference_are_named_together():
     assert above == "rotation is higher than patches by 50.0 points (40.0 to 60.0, p < 0.001)."
 
 
+def test_a_metric_that_one_pair_lacks_ranks_no_model():
+    reports = reports_of(*NAMES)
+    headline, _ = best_model(PAIRS[:2], reports)
+    assert headline == "Mode circular: no best model, because no metric is defined for every pair."
+    assert "patches minus rotation" in comparison_text(PAIRS[:2], reports)
+
+
 def test_a_model_whose_numbers_are_void_does_not_compete():
     void = Caveat("constant predictor", "invalidates", "It says 3.")
     reports = [

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.model_call import weights_hash
+from teka.audit.model_call import output_kind_of, weights_hash
 from teka.audit.model_output import Source, num_classes_of, select_output
 from teka.codec import encode
 from teka.errors import EXTERNAL_ERRORS, error_message, wrong_value
@@ -109,10 +109,14 @@ class WrappedModule(nn.Module):
         before: Function from images to the model's input.
         model: The model.
         after: Function from the output and the images to the output that is measured.
+        output_kind: Kind of the output, for `output="auto"`. By default that of `model`.
     """
 
-    def __init__(self, before: Before, model: nn.Module, after: After) -> None:
+    def __init__(
+        self, before: Before, model: nn.Module, after: After, output_kind: str | None = None
+    ) -> None:
         super().__init__()
+        self.output_kind = output_kind or output_kind_of(model)
         self.before = before
         self.model = model
         self.after = after
@@ -177,7 +181,7 @@ def wrap_module(
     return LoadedModel(
         name,
         kind,
-        WrappedModule(before, module, after),
+        WrappedModule(before, module, after, output),
         module,
         input_size,
         transform.in_channels,

@@ -32,7 +32,7 @@ def run_in_batches(
     Args:
         program: Function from a batch to outputs (B, …) by name.
         images: Images (B, …).
-        batch_size: Batch size of the program, or None for any size.
+        batch_size: Only or largest batch size of the program, or None for any size.
     """
     if batch_size is None or not len(images):
         return program(images)
@@ -117,20 +117,30 @@ def load_script(path: str, load_options: LoadOptions) -> LoadedModel:
     return _wrap(module, path, "torchscript", transform, load_options)
 
 
+def _batch_size(size: Any, program: torch.export.ExportedProgram) -> int | None:
+    """Return the only or the largest batch size of a program, or None for any size."""
+    if isinstance(size, int):
+        return size
+    allowed = program.range_constraints.get(size.node.expr)
+    largest = None if allowed is None else str(allowed.upper)  # a SymPy number, may be infinite
+    return int(largest) if largest is not None and largest.isdigit() else None
+
+
 def load_exported(path: str, load_options: LoadOptions) -> LoadedModel:
     """Load a file of `torch.export.save` whose only input is images (B, C, H, W)."""
     check_trusted(path, load_options, "A torch.export program can run any code")
     with tensors_only(path, "a program of torch.export"), _quiet(), calling():
         program = torch.export.load(expand_user(path))
+        program_module = program.module()
     names = program.graph_signature.user_inputs
     inputs = [node for node in program.graph.nodes if node.name in names]
     shapes: list[Any] = [getattr(node.meta.get("val"), "shape", ()) for node in inputs]
     if len(shapes) != 1 or len(shapes[0]) != 4:
         given = [tuple(shape) for shape in shapes]
         raise wrong_value(f"the inputs of {path}", given, "one of images, with four axes")
-    batch, channels, height, width = (size if isinstance(size, int) else None for size in shapes[0])
+    _, channels, height, width = (size if isinstance(size, int) else None for size in shapes[0])
     size = None if height is None or width is None else (height, width)
-    module = ExportedProgram(program.module(), batch)
+    module = ExportedProgram(program_module, _batch_size(shapes[0][0], program))
     if load_options.device is not None:
         module = module.to(load_options.device)
     transform = Preprocessing(channels, size, crop=size)

@@ -58,7 +58,7 @@ def best_model(
     leads = find_leads(valid_pairs(pairs, reports))
     decisive = [lead for number in DECISIVE for lead in leads if lead.number == number]
     if not leads:
-        return f"Mode {mode}: no comparison, because no two models have a metric in common.", notes
+        return f"Mode {mode}: no best model, because no metric is defined for every pair.", notes
     # The metric that most models define decides, and of several the first of `DECISIVE`.
     lead = max(decisive or leads, key=lambda lead: len(lead.over))
     number = NUMBERS[lead.number]
