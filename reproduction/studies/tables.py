@@ -5,8 +5,6 @@
 A table follows a line `<!-- table: TITLE -->` of a page.
 """
 
-import gzip
-import json
 import re
 from collections.abc import Callable, Iterable
 from functools import cache, partial
@@ -29,14 +27,6 @@ DATA = {
     "mnist": "MNIST",
     "fashion-mnist": "Fashion-MNIST",
     "cifar10": "CIFAR-10",
-}
-# Kinds of intervals and their columns in the table of coverages.
-COVERAGE_KINDS = {
-    "number": "number",
-    "curve at a shift": "at one shift",
-    "curve, band": "band over shifts",
-    "difference": "two models",
-    "3 seeds": "three seeds",
 }
 COVERAGE_POPULATIONS = ["usual", "heavy tails"]
 COVERAGE_IMAGES = 100
@@ -134,17 +124,15 @@ def linear_table() -> pd.DataFrame:
 
 def coverage() -> pd.DataFrame:
     """Return the coverage of intervals in percent, bold if significantly below 95 %."""
-    content = json.loads(gzip.decompress(interval_coverage.RESULTS.read_bytes()))
-    rows = pd.DataFrame(content["rows"])
-    rows = rows[rows.kind.isin(list(COVERAGE_KINDS)) & (rows.images == COVERAGE_IMAGES)]
+    rows = pd.read_csv(interval_coverage.RESULTS)
+    rows = rows[rows.images == COVERAGE_IMAGES]
     text = (100 * rows.coverage).map("{:.0f}".format)
-    rows["text"] = text.where(rows.upper >= 0.95, "**" + text + "**")
+    rows = rows.assign(text=text.where(rows.upper >= 0.95, "**" + text + "**"))
     # Values at one shift have other names than their mean over shifts.
-    names = rows.number.replace({"agreement": "consistency", "error": "mean_error"})
+    names = rows.metric.replace({"agreement": "consistency", "error": "mean_error"})
     groups = rows.groupby(["kind", names, "population"], sort=False).text.first()
     cells = groups.unstack("population")[COVERAGE_POPULATIONS].agg(" / ".join, axis=1)
-    table = cells.unstack("kind", sort=False)[list(COVERAGE_KINDS)]
-    return table.rename(columns=COVERAGE_KINDS).rename_axis("metric")
+    return cells.unstack("kind", sort=False).rename_axis("metric")
 
 
 def variants(study: str, reference: str) -> pd.DataFrame:
