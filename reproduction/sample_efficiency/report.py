@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from reproduction.sample_efficiency.train import read_cells
+from reproduction.study.cells import CELLS, load_cells
 from reproduction.study.report import describe_conditions, format_mean, half_width, to_markdown
 from reproduction.study.study import Study
 from teka.errors import wrong_value
@@ -42,7 +42,7 @@ def read_table(study: Study, folder: Path) -> pd.DataFrame:
     Raises:
         ValueError: The folder has no finished cells.
     """
-    saved = read_cells(folder)
+    saved = load_cells(folder / CELLS)
     rows = [saved[cell.name] for cell in study.cells() if cell.name in saved]
     if not rows:
         raise wrong_value("out", str(folder), "a folder with finished cells")

@@ -1,7 +1,5 @@
 """Training of the cells of the study, each with the same number of steps."""
 
-import gzip
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -19,33 +17,16 @@ from reproduction.sample_efficiency.images import (
     move_test_images,
     random_movement,
 )
+from reproduction.study.cells import CELLS, add_cell, load_cells
 from reproduction.study.measure import predict
 from reproduction.study.study import Cell, Levels, Study
 from teka.data import Split
-from teka.files import make_directory, write_bytes
+from teka.files import make_directory
 from teka.provenance import provenance
 from teka.training.classifier import learning_rate_factor, make_optimizer
 
-CELLS = "cells.jsonl.gz"
 NUM_STEPS = 1200
 SAVE_EVERY = 300
-
-
-def read_cells(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the finished cells of a folder by name."""
-    path = folder / CELLS
-    if not path.is_file():
-        return {}
-    cells = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
-    return {cell["name"]: cell for cell in cells}
-
-
-def add_cell(folder: Path, cell: dict[str, Any]) -> None:
-    """Add a finished cell to the file of a folder, atomically."""
-    with FileLock(folder / f"{CELLS}.lock"):
-        cells = read_cells(folder) | {cell["name"]: cell}
-        lines = [json.dumps(cells[name], ensure_ascii=False) + "\n" for name in sorted(cells)]
-        write_bytes(folder / CELLS, gzip.compress("".join(lines).encode(), mtime=0))
 
 
 def train_cells(
@@ -75,9 +56,9 @@ def train_cells(
         lock = FileLock(folder / f"{cell.name}.lock", blocking=False)
         try:
             with lock:
-                if cell.name not in read_cells(folder):
+                if cell.name not in load_cells(folder / CELLS):
                     result = train_cell(cell, folder, data_dir=data_dir, num_steps=num_steps)
-                    add_cell(folder, {**result, **provenance(command)})
+                    add_cell(folder / CELLS, cell.name, {**result, **provenance(command)})
                     print(f"{number}/{len(cells)} {cell.name} {result['accuracy']:.4f}", flush=True)
                 (folder / f"{cell.name}.pt").unlink(missing_ok=True)
         except Timeout:
@@ -120,7 +101,6 @@ def train_cell(cell: Cell, folder: Path, *, data_dir: str | None, num_steps: int
     )
     seconds, process_seconds = time.perf_counter() - start, time.process_time() - process_start
     return {
-        "name": cell.name,
         **cell.labels,
         "seed": run.seed,
         "num_images": num_images,

@@ -4,8 +4,9 @@ import torch
 from reproduction.__main__ import run as main
 from reproduction.sample_efficiency import train as training
 from reproduction.sample_efficiency.report import images_needed, write_report
-from reproduction.sample_efficiency.train import CELLS, order_batches, read_cells, train_cells
+from reproduction.sample_efficiency.train import CELLS, order_batches, train_cells
 from reproduction.study import Study, read_study
+from reproduction.study.cells import load_cells
 
 TINY = {"dim": 8, "depth": 1, "heads": 2, "patch_size": 4, "stem": "polyphase", "periodic": True}
 STUDY = Study(
@@ -40,9 +41,9 @@ def folder(tmp_path_factory):
 
 
 def test_every_cell_is_one_line_of_one_file(folder):
-    cells = read_cells(folder)
+    cells = load_cells(folder / CELLS)
     assert list(cells) == sorted(cell.name for cell in STUDY.cells())
-    assert {path.name for path in folder.iterdir()} <= {CELLS, f"{CELLS}.lock"}
+    assert {path.name for path in folder.iterdir()} <= {CELLS, "training"}
     for cell in cells.values():
         assert cell["num_steps"] == 6
         assert 0 <= cell["moved_accuracy"] <= 1
@@ -51,7 +52,7 @@ def test_every_cell_is_one_line_of_one_file(folder):
 
 
 def test_exact_models_predict_the_same_for_moved_images(folder):
-    cells = read_cells(folder)
+    cells = load_cells(folder / CELLS)
     cell = cells["digits--as-published--rotary-default--1000--seed-10"]
     assert cell["consistency"] == 1
     assert cell["accuracy"] == cell["moved_accuracy"]
@@ -75,14 +76,14 @@ def test_a_killed_cell_is_resumed_with_the_same_result(folder, tmp_path, monkeyp
     levels = {"training": ["random shifts"], "model": ["absolute"]}
     with pytest.raises(IndexError):
         train(tmp_path, **levels)
-    assert not read_cells(tmp_path)
+    assert not load_cells(tmp_path / CELLS)
     monkeypatch.setattr(training, "order_batches", original)
     train(tmp_path, **levels)
-    (cell,) = read_cells(tmp_path).values()
-    whole = read_cells(folder)[cell["name"]]
+    ((name, cell),) = load_cells(tmp_path / CELLS).items()
+    whole = load_cells(folder / CELLS)[name]
     assert cell["seconds"] is None  # the time before the kill is not known
-    for name in ("accuracy", "moved_accuracy", "consistency"):
-        assert cell[name] == whole[name], name
+    for quantity in ("accuracy", "moved_accuracy", "consistency"):
+        assert cell[quantity] == whole[quantity], quantity
 
 
 def test_a_cell_of_another_process_is_skipped(tmp_path, monkeypatch):
@@ -92,8 +93,8 @@ def test_a_cell_of_another_process_is_skipped(tmp_path, monkeypatch):
     )
     with training.FileLock(tmp_path / f"{name}.lock"):
         train(tmp_path)
-    assert len(read_cells(tmp_path)) == len(STUDY.cells()) - 1
-    assert name not in read_cells(tmp_path)
+    assert len(load_cells(tmp_path / CELLS)) == len(STUDY.cells()) - 1
+    assert name not in load_cells(tmp_path / CELLS)
 
 
 @pytest.mark.parametrize("num_images", [10, 64, 1000])
