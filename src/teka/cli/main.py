@@ -81,8 +81,6 @@ def run(words: list[str], app: App | None = None) -> int:
 
 def _call(words: list[str], app: App, command: str, program: str) -> int:
     """Parse and call a command. Print errors as one line, except interrupts and OSErrors."""
-    for package in ("pytorch", "fabric"):
-        logging.getLogger(f"lightning.{package}").setLevel(logging.WARNING)
     format_warning = warnings.formatwarning
     warnings.formatwarning = lambda message, *_: (
         f"{program}: warning: {one_line(message, MAX_ERROR_LENGTH)}\n"
@@ -91,6 +89,9 @@ def _call(words: list[str], app: App, command: str, program: str) -> int:
         if command:
             app[command].help = None  # its help shows the docstring instead of the summary
         function, bound, unparsed = app.parse_args(words, print_error=False, exit_on_error=False)
+        # Lightning is imported by now, and its messages are not for users of the command.
+        for package in ("pytorch", "fabric"):
+            logging.getLogger(f"lightning.{package}").setLevel(logging.WARNING)
         record = {}
         if "command" in unparsed:
             record = {"command": f"{app.name[0]} {shlex.join(words)}"}

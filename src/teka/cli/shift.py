@@ -76,7 +76,8 @@ def shift(
 def _compare(
     trained: Sequence[TrainedRun], settings: AuditSettings, folder: Path, command: str
 ) -> None:
-    print(f"measuring {len(trained)} models at {len(settings.shifts or ())} shifts", flush=True)
+    names = ", ".join(dict.fromkeys(run.name for run in trained))
+    print(f"measuring {names} at {len(settings.shifts or ())} shifts", flush=True)
     with show_progress() as show:
         written = compare_shifts(trained, settings, folder, command=command, progress=show)
     print(written.terminal)
