@@ -1,9 +1,10 @@
-"""Learn to write, letter by letter, from the manual that is within Python itself.
+"""Train a language model on letters, and generate text with a state of constant size.
 
     python examples/language.py
 
-Causal attention by squared relu × rotary: trained on whole passages, at a cost that grows linearly with their length,
-and then written with token by token from a state that does not grow. The text, 700,000 letters, is `pydoc_data.topics`.
+The blocks use causal squared ReLU × rotary attention. The cost of training is linear in the length
+of a passage, and generation takes constant time per letter. The text is Python's own
+`pydoc_data.topics`.
 """
 
 import math
@@ -22,7 +23,7 @@ TEXT = torch.tensor(list("\n".join(topics.values()).encode("ascii", "replace")))
 
 
 class Writer(nn.Module):
-    """Letters to logits of the next letter."""
+    """Transformer that predicts the next letter."""
 
     def __init__(self, dim: int = 96, heads: int = 4, depth: int = 3) -> None:
         super().__init__()
@@ -32,26 +33,27 @@ class Writer(nn.Module):
         self.head = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 128))
 
     def forward(self, letters: Tensor) -> Tensor:
-        """Logits (batch, length, 128) of letters (batch, length)."""
+        """Return logits (batch, length, 128) for letters (batch, length)."""
         tokens, grid = self.letters(letters), Grid(letters.shape[1])
         for block in self.blocks:
             tokens = block(tokens, grid)
         return self.head(tokens)
 
     def step(self, letter: Tensor, states: list) -> tuple[Tensor, list]:
-        """Logits (batch, 128) after one more letter (batch,), and what the letters so far have left."""
-        token, after = self.letters(letter), []
+        """Return logits (batch, 128) after one more letter (batch,), and the new states."""
+        token = self.letters(letter)
+        new_states = []
         for block, state in zip(self.blocks, states, strict=True):
             assert isinstance(block, TransformerBlock)
             attended, state = block.attention.step(block.attention_norm(token), state)
             token = token + attended
             token = token + block.mlp(block.mlp_norm(token))
-            after.append(state)
-        return self.head(token), after
+            new_states.append(state)
+        return self.head(token), new_states
 
 
 def draw_passages(count: int, text: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Passages (count, LENGTH), and the letters that follow each letter."""
+    """Draw passages (count, LENGTH) and the next letter of each letter."""
     starts = torch.randint(len(text) - LENGTH, (count, 1), generator=generator)
     passages = text[starts + torch.arange(LENGTH + 1)]
     return passages[:, :-1], passages[:, 1:]
@@ -59,15 +61,15 @@ def draw_passages(count: int, text: Tensor, generator: Generator) -> tuple[Tenso
 
 @torch.no_grad()
 def write(model: Writer, beginning: str, count: int) -> str:
-    """The beginning, and so many letters that the model draws after it."""
+    """Return the beginning, followed by `count` letters that the model generates."""
     generator, states, letters = (
         Generator().manual_seed(0),
         [None] * len(model.blocks),
         list(beginning.encode()),
     )
-    for place in range(len(letters) + count - 1):
-        logits, states = model.step(torch.tensor([letters[place]]), states)
-        if place == len(letters) - 1:
+    for position in range(len(letters) + count - 1):
+        logits, states = model.step(torch.tensor([letters[position]]), states)
+        if position == len(letters) - 1:
             letters.append(
                 int(torch.multinomial((1.5 * logits[0]).softmax(dim=0), 1, generator=generator))
             )
@@ -75,20 +77,20 @@ def write(model: Writer, beginning: str, count: int) -> str:
 
 
 def main() -> None:
-    """Train, measure, compare steps with the whole, and write."""
-    given = arguments(__doc__, steps=1500, inputs=64)
-    torch.manual_seed(given.seed)
+    """Train and measure the model, compare steps with whole passages, and generate text."""
+    options = arguments(__doc__, steps=1500, inputs=64)
+    torch.manual_seed(options.seed)
     text, unseen = TEXT[:-HELD_OUT], TEXT[-HELD_OUT:]
     model = Writer()
-    of_letters = lambda logits, letters: cross_entropy(logits.flatten(0, 1), letters.flatten())  # noqa: E731
-    train(model, lambda generator: draw_passages(32, text, generator), of_letters, given.steps)
-    passages, following = draw_passages(given.inputs, unseen, Generator().manual_seed(1))
+    letter_loss = lambda logits, letters: cross_entropy(logits.flatten(0, 1), letters.flatten())  # noqa: E731
+    train(model, lambda generator: draw_passages(32, text, generator), letter_loss, options.steps)
+    passages, following = draw_passages(options.inputs, unseen, Generator().manual_seed(1))
     with torch.no_grad():
-        bits = float(of_letters(model(passages), following)) / math.log(2)
+        bits = float(letter_loss(model(passages), following)) / math.log(2)
         shares = torch.bincount(text, minlength=128).add(1).double()
         alone = -float((shares / shares.sum()).log2()[following].mean())
         print(
-            f"{bits:.2f} bits a letter on text that was held out; {alone:.2f} by how often each letter occurs"
+            f"{bits:.2f} bits per letter on held-out text; {alone:.2f} from letter frequencies alone"
         )
         whole, states, model = (
             model.double()(passages[:2]),
@@ -96,11 +98,13 @@ def main() -> None:
             model.double(),
         )
         change = 0.0
-        for place in range(32):
-            logits, states = model.step(passages[:2, place], states)
-            change = max(change, float((logits - whole[:, place]).abs().max() / whole.abs().max()))
+        for position in range(32):
+            logits, states = model.step(passages[:2, position], states)
+            change = max(
+                change, float((logits - whole[:, position]).abs().max() / whole.abs().max())
+            )
     print(
-        f"  largest change   {change:8.0e} of the output's size, letter by letter from the whole, in float64"
+        f"  largest change   {change:8.0e} of the output's size, letter by letter or whole, in float64"
     )
     print(write(model, "The ", 200))
 

@@ -1,11 +1,11 @@
-"""Make a trained vision transformer of transformers linear: swap its attention, distil, train on.
+"""Make a trained vision transformer of transformers linear.
 
     python examples/linear_vit.py
 
-A small ViT with softmax attention learns scikit-learn's digits. Then teka's kernels take the place of its softmax, with
-all of its weights kept: `hedgehog` learns the softmax's weights first and is trained on with the model, `squared_relu`
-has nothing to learn and is trained on alone. The model with the softmax is trained on as long, to compare with. Needs
-transformers and scikit-learn.
+A small ViT with softmax attention learns scikit-learn's digits. Then teka's kernels replace the
+softmax, and all weights are kept. `hedgehog` is distilled from the softmax and then fine-tuned with
+the model. `squared_relu` is only fine-tuned. The softmax model is fine-tuned equally long for
+comparison. The script needs transformers and scikit-learn.
 """
 
 import copy
@@ -24,13 +24,13 @@ BATCH = 64
 
 
 def train(model: nn.Module, images: Tensor, labels: Tensor, steps: int, rate: float) -> None:
-    """AdamW with one cycle of the learning rate, on random images."""
+    """Train with AdamW and one cycle of the learning rate, on random batches."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=max(steps, 2))
     model.train()
     for step in range(steps):
-        places = torch.randint(len(images), (BATCH,))
-        loss = cross_entropy(model(images[places]).logits, labels[places])
+        batch = torch.randint(len(images), (BATCH,))
+        loss = cross_entropy(model(images[batch]).logits, labels[batch])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -40,17 +40,17 @@ def train(model: nn.Module, images: Tensor, labels: Tensor, steps: int, rate: fl
 
 
 def main() -> None:
-    """Train, swap in three ways, and count what is right."""
-    given = arguments(__doc__, steps=800, inputs=360)
+    """Train a model, replace its attention in three ways, and measure the accuracy."""
+    options = arguments(__doc__, steps=800, inputs=360)
     data = load("digits", image_size=16, validation_size=0)
     images, labels = data.train.images, data.train.labels
-    test, truth = data.test.images[: given.inputs], data.test.labels[: given.inputs]
+    test, test_labels = data.test.images[: options.inputs], data.test.labels[: options.inputs]
 
-    def right(model: nn.Module) -> str:
+    def count_correct(model: nn.Module) -> str:
         with torch.no_grad():
-            return f"{int((model(test).logits.argmax(dim=1) == truth).sum())} of {len(truth)} right"
+            return f"{int((model(test).logits.argmax(dim=1) == test_labels).sum())} of {len(test_labels)} correct"
 
-    torch.manual_seed(given.seed)
+    torch.manual_seed(options.seed)
     sizes: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
     sizes |= {
         "intermediate_size": 128,
@@ -61,8 +61,8 @@ def main() -> None:
     }
     config = ViTConfig(hidden_dropout_prob=0.0, **sizes)
     model = ViTForImageClassification(config)
-    train(model, images, labels, given.steps, 2e-3)
-    print(f"softmax: {right(model)}")
+    train(model, images, labels, options.steps, 2e-3)
+    print(f"softmax: {count_correct(model)}")
 
     same = copy.deepcopy(model).double()
     with torch.no_grad():
@@ -70,22 +70,22 @@ def main() -> None:
         print(replace_attention(same, kernel="softmax", relative=None))
         change = float((same(test.double()).logits - before).abs().max() / before.abs().max())
     print(
-        f"  largest change   {change:8.0e} of the output's size, with the softmax as a kernel, in float64"
+        f"  largest change   {change:8.0e} of the output's size, with kernel='softmax', in float64"
     )
 
-    more = max(given.steps // 4, 1)
+    more = max(options.steps // 4, 1)
     for kernel in ("hedgehog", "squared_relu", "softmax"):
-        swapped = copy.deepcopy(model)
-        replace_attention(swapped, kernel=kernel, relative=None)
-        print(f"{kernel}: {right(swapped)} after the swap")
+        replaced = copy.deepcopy(model)
+        replace_attention(replaced, kernel=kernel, relative=None)
+        print(f"{kernel}: {count_correct(replaced)} after replacement")
         if kernel == "hedgehog":
             batches = (images[torch.randint(len(images), (BATCH,))] for _ in range(more))
-            losses = distill_attention(swapped, batches)
+            losses = distill_attention(replaced, batches)
             print(
-                f"  {right(swapped)} after {more} steps of distillation, loss {losses[0]:.2f} to {losses[-1]:.2f}"
+                f"  {count_correct(replaced)} after {more} steps of distillation, loss {losses[0]:.2f} to {losses[-1]:.2f}"
             )
-        train(swapped, images, labels, more, 5e-4)
-        print(f"  {right(swapped)} after {more} steps of training on")
+        train(replaced, images, labels, more, 5e-4)
+        print(f"  {count_correct(replaced)} after {more} steps of fine-tuning")
 
 
 if __name__ == "__main__":

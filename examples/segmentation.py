@@ -1,10 +1,11 @@
-"""Say of every pixel which digit it belongs to, wherever the digits are.
+"""Segment digits in an image, equivariantly to shifts.
 
     python examples/segmentation.py
 
-A picture of 32 × 32 pixels, whose edges meet, holds noise and three of scikit-learn's digits, 8 × 8, at random places.
-The model halves its grid and undoes that by attention between the two grids, whose coarse cells the content places, so
-that the map moves with the picture, to rounding. Of the digits a fifth is kept for the test.
+An image of 32 × 32 pixels, whose edges meet, contains noise and three of scikit-learn's digits at
+random places. The model downsamples and upsamples by attention between two grids. The content
+selects the coarse cells, so the map of classes moves with the image. A fifth of the digits is for
+testing.
 """
 
 import torch
@@ -22,9 +23,9 @@ SIDE, DIGIT, BACKGROUND = 32, 8, 10
 def draw_pictures(
     count: int, generator: torch.Generator, digits: Tensor, classes: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Pictures (count, 1, 32, 32) and the class of each pixel (count, 32, 32), 10 where no digit is."""
+    """Draw pictures (count, 1, 32, 32) and the class of each pixel, 10 for the background."""
     pictures, maps = torch.zeros(count, SIDE, SIDE), torch.full((count, SIDE, SIDE), BACKGROUND)
-    for picture, one_map in zip(pictures, maps, strict=True):
+    for picture, class_map in zip(pictures, maps, strict=True):
         for _ in range(3):
             digit = int(torch.randint(len(digits), (1,), generator=generator))
             top, left = torch.randint(SIDE, (2,), generator=generator).tolist()
@@ -32,14 +33,14 @@ def draw_pictures(
             place = rows[:, None], columns[None, :]
             is_ink = digits[digit] > 0.3
             picture[place] = torch.where(is_ink, digits[digit], picture[place])
-            one_map[place] = torch.where(is_ink, classes[digit], one_map[place])
+            class_map[place] = torch.where(is_ink, classes[digit], class_map[place])
     return (pictures + 0.1 * torch.randn(pictures.shape, generator=generator))[:, None], maps
 
 
 def main() -> None:
-    """Train, and report."""
-    given = arguments(__doc__, steps=800, inputs=200)
-    torch.manual_seed(given.seed)
+    """Train a model and report its errors."""
+    options = arguments(__doc__, steps=800, inputs=200)
+    torch.manual_seed(options.seed)
     split = load("digits", image_size=DIGIT).train
     digits, classes = split.images[:, 0].float(), split.labels
     digits = digits / digits.amax()
@@ -61,23 +62,27 @@ def main() -> None:
         return draw_pictures(16, generator, digits[held_out:], classes[held_out:])
 
     weight = torch.ones(BACKGROUND + 1)
-    weight[BACKGROUND] = 0.1  # most pixels are background, and would be all that is learnt at first
-    train(model, draw, lambda logits, maps: cross_entropy(logits, maps, weight), given.steps)
+    weight[BACKGROUND] = 0.1  # because most pixels are background
+    train(model, draw, lambda logits, maps: cross_entropy(logits, maps, weight), options.steps)
     pictures, maps = draw_pictures(
-        given.inputs, torch.Generator().manual_seed(1), digits[:held_out], classes[:held_out]
+        options.inputs, torch.Generator().manual_seed(1), digits[:held_out], classes[:held_out]
     )
     shifts = [(0, 0), (0, 1), (1, 0), (3, -2), (-5, 7), (16, 16)]
     with torch.no_grad():
         for shift in shifts:
-            found = model(translate(pictures, shift, mode="circular")).argmax(1)
+            predicted = model(translate(pictures, shift, mode="circular")).argmax(1)
             moved = maps.roll(shift, (1, 2))
-            both = [((found == one) & (moved == one)).sum() for one in range(BACKGROUND + 1)]
-            either = [((found == one) | (moved == one)).sum() for one in range(BACKGROUND + 1)]
+            both = [
+                ((predicted == label) & (moved == label)).sum() for label in range(BACKGROUND + 1)
+            ]
+            either = [
+                ((predicted == label) | (moved == label)).sum() for label in range(BACKGROUND + 1)
+            ]
             iou = torch.tensor([a / b for a, b in zip(both, either, strict=True)]).mean()
-            right = (found == moved).float()
-            of_digits = right[moved != BACKGROUND].mean()
+            is_correct = (predicted == moved).float()
+            on_digits = is_correct[moved != BACKGROUND].mean()
             print(
-                f"shift {shift}: pixels {right.mean():.2%}, of digits {of_digits:.2%}, mean IoU {iou:.1%}"
+                f"shift {shift}: pixels {is_correct.mean():.2%}, on digits {on_digits:.2%}, mean IoU {iou:.1%}"
             )
     report("maps", model, pictures, None, shifts)
 

@@ -1,10 +1,10 @@
-"""Classify signals by the order and the distance of what is in them, wherever it is.
+"""Classify signals by the order and distance of two events, independently of their position.
 
     python examples/signals.py
 
-A signal of 256 samples, whose ends meet, holds noise and two chirps, one that rises and one that falls, at a random
-place. The four classes are which of them comes first, and whether 24 or 40 samples lie between their beginnings.
-Relative positions tell these apart, and no shift changes the answer; a model without positions is trained beside it.
+A signal of 256 samples, whose ends meet, contains noise, a rising chirp and a falling chirp. The
+class says which chirp comes first, and whether they start 24 or 40 samples apart. A model with
+relative positions is compared with one without positions.
 """
 
 import math
@@ -20,7 +20,7 @@ LENGTH, CHIRP = 256, 16
 
 
 def draw_signals(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Signals (count, 1, 256) and their classes."""
+    """Draw signals (count, 1, 256) and their classes."""
     time = torch.linspace(0, 1, CHIRP)
     rising = torch.sin(2 * math.pi * (1 + 2 * time) * time) * torch.hann_window(CHIRP)
     labels = torch.randint(4, (count,), generator=generator)
@@ -36,9 +36,9 @@ def draw_signals(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor
 
 
 def main() -> None:
-    """Train with and without positions, and report."""
-    given = arguments(__doc__, steps=400, inputs=200)
-    torch.manual_seed(given.seed)
+    """Train models with and without positions, and report their errors."""
+    options = arguments(__doc__, steps=400, inputs=200)
+    torch.manual_seed(options.seed)
     sizes = {
         "dim": 32,
         "depth": 2,
@@ -48,10 +48,10 @@ def main() -> None:
         "periodic": True,
         "pool": "mean",
     }
-    test = draw_signals(given.inputs, torch.Generator().manual_seed(1))
+    test = draw_signals(options.inputs, torch.Generator().manual_seed(1))
     for position in ("rotary", "none"):
         model = Performer((LENGTH,), 1, 4, position=position, **sizes)
-        train(model, lambda generator: draw_signals(64, generator), cross_entropy, given.steps)
+        train(model, lambda generator: draw_signals(64, generator), cross_entropy, options.steps)
         report(f"position {position}", model, *test, range(LENGTH))
 
 

@@ -1,4 +1,4 @@
-"""What the examples share: a training loop, and a report of what a model does when its input moves."""
+"""Training loop and report of the examples."""
 
 import argparse
 import copy
@@ -16,7 +16,7 @@ Shift = int | tuple[int, ...]
 
 
 def arguments(about: str | None, *, steps: int, inputs: int) -> argparse.Namespace:
-    """What every example takes from the command line, by these defaults."""
+    """Parse the options of an example."""
     parser = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -27,7 +27,7 @@ def arguments(about: str | None, *, steps: int, inputs: int) -> argparse.Namespa
         "--inputs", type=int, default=inputs, help="inputs of the test (default: %(default)s)"
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="of weights and steps (default: %(default)s)"
+        "--seed", type=int, default=0, help="seed of weights and batches (default: %(default)s)"
     )
     return parser.parse_args()
 
@@ -39,7 +39,7 @@ def train(
     steps: int,
     rate: float = 3e-3,
 ) -> None:
-    """AdamW with one cycle of the learning rate, on new examples in every step."""
+    """Train with AdamW and one cycle of the learning rate, on new inputs in every step."""
     generator = Generator().manual_seed(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -62,19 +62,19 @@ def train(
 def report(
     name: str, model: nn.Module, inputs: Tensor, labels: Tensor | None, shifts: Sequence[Shift]
 ) -> None:
-    """What an audit says of the model at shifts, and the change of its outputs in float64, where rounding is small."""
+    """Print the metrics of an audit, and the largest change of the outputs in float64."""
     metrics = summarize(
         measure_responses(model, inputs, shifts, Movement("circular"), labels=labels)
     )
     print(f"{name}: {len(inputs)} inputs at {len(metrics.shifts)} circular shifts")
     for number in ("accuracy", "minimum_accuracy", "worst_shift_accuracy", "consistency"):
         if number in metrics.numbers:
-            found = metrics.numbers[number]
+            estimate = metrics.numbers[number]
             interval = (
                 ""
-                if found.lower == found.upper
-                else f"  (95 %: {100 * found.lower:.1f} to {100 * found.upper:.1f})"
+                if estimate.lower == estimate.upper
+                else f"  (95 %: {100 * estimate.lower:.1f} to {100 * estimate.upper:.1f})"
             )
-            print(f"  {NUMBERS[number].label:<16} {100 * found.value:6.1f} %{interval}")
+            print(f"  {NUMBERS[number].label:<16} {100 * estimate.value:6.1f} %{interval}")
     error = equivariance_error(copy.deepcopy(model).double(), inputs[:20].double(), shifts)
     print(f"  {'largest change':<16} {error.maximum:8.0e} of the output's size, in float64")

@@ -1,9 +1,9 @@
-"""Classify volumes, wherever the shape in them is.
+"""Classify shapes in volumes, independently of their position.
 
     python examples/volumes.py
 
-A volume of 16 × 16 × 16 cells, whose faces meet, holds noise and a ball, a shell, a box, a cross or a ring at a random
-place. The blocks are those of images; no whole shift along any axis changes the answer.
+A volume of 16 × 16 × 16 cells, whose opposite faces meet, contains noise and a ball, a shell, a
+box, a cross or a ring. The prediction is the same for every whole shift along any axis.
 """
 
 import itertools
@@ -19,7 +19,7 @@ SIDE, SHAPES = 16, 5
 
 
 def draw_volumes(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Volumes (count, 1, 16, 16, 16) and their classes."""
+    """Draw volumes (count, 1, 16, 16, 16) and their classes."""
     labels = torch.randint(SHAPES, (count,), generator=generator)
     size = 3 + torch.rand(count, 1, 1, 1, generator=generator)
     cells = torch.cartesian_prod(*[torch.arange(SIDE) - SIDE // 2] * 3).view(SIDE, SIDE, SIDE, 3)
@@ -44,9 +44,9 @@ def draw_volumes(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor
 
 
 def main() -> None:
-    """Train, and report."""
-    given = arguments(__doc__, steps=300, inputs=500)
-    torch.manual_seed(given.seed)
+    """Train a model and report its errors."""
+    options = arguments(__doc__, steps=300, inputs=500)
+    torch.manual_seed(options.seed)
     model = Performer(
         (SIDE,) * 3,
         1,
@@ -59,9 +59,11 @@ def main() -> None:
         periodic=True,
         pool="mean",
     )
-    train(model, lambda generator: draw_volumes(32, generator), cross_entropy, given.steps)
+    train(model, lambda generator: draw_volumes(32, generator), cross_entropy, options.steps)
     shifts = [(0, 0, 0), *itertools.product((1, 5), (2, 7), (3, 8))]
-    report("volumes", model, *draw_volumes(given.inputs, torch.Generator().manual_seed(1)), shifts)
+    report(
+        "volumes", model, *draw_volumes(options.inputs, torch.Generator().manual_seed(1)), shifts
+    )
 
 
 if __name__ == "__main__":
