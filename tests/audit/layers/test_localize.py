@@ -346,10 +346,6 @@ def test_bad_input_is_refused_with_a_message():
         (r"layers must be .*got 'stem'", {"layers": ["stem"]}),
         ("shifts", {"shifts": [(0, 0)]}),
         ("shifts must be", {"shifts": [(0, 99)]}),
-        (
-            "mode must be one that shifts.*got 'rotation'",
-            {"movement": Movement("rotation"), "shifts": [5]},
-        ),
         ("threshold", {"threshold": 0.0}),
         ("num_images", {"num_images": 0}),
         ("images must have", {"images": images()[0]}),

@@ -156,13 +156,20 @@ class ShiftErrors:
         if not known.layout.grid:
             maps = maps[:, :, None, None]
         unshifted, *shifted = maps.unflatten(0, (blocks, -1))
+        square_norm = unshifted.square().sum(dim=1).double()
         for shift, moved in zip(self.chosen, shifted, strict=True):
-            self._sums[index, shift] += self._compare(known, unshifted, moved, self.shifts[shift])
+            sums = self._compare(known, unshifted, square_norm, moved, self.shifts[shift])
+            self._sums[index, shift] += sums
         if not self._sums[index].isfinite().all():
             self.failed[index] = "it holds NaN or infinity for moved images"
 
     def _compare(
-        self, tensor: TracedTensor, unshifted: Maps, moved: Maps, shift: CheckedShift
+        self,
+        tensor: TracedTensor,
+        unshifted: Maps,
+        square_norm: Float[Tensor, "batch height width"],
+        moved: Maps,
+        shift: CheckedShift,
     ) -> Sums:
         """Return the sums over images for the best move of each image."""
         layout, grid = tensor.layout, unshifted.shape[2:]
@@ -172,7 +179,6 @@ class ShiftErrors:
         # Cells wrap around the torus only if they fill the image exactly.
         sides = zip(layout.stride, layout.grid, self._trace.seen_size, strict=False)
         wraps = self._wraps and all(stride * cells == seen for stride, cells, seen in sides)
-        square_norm = unshifted.square().sum(dim=1).double()
         sums = []
         for move in moves:
             expected = unshifted.roll(move, (2, 3))
