@@ -70,7 +70,7 @@ def test_the_keyboard_moves_the_image_and_shows_the_stored_answer(open_page):
     assert (
         page.get_by_role("status")
         .text_content()
-        .startswith("dx −4, dy +4: patch model answers 3 with 85.6 %")
+        .startswith("dx −4, dy +4: patch model predicts 3 with 85.6 %")
     )
 
 
@@ -99,7 +99,7 @@ def test_a_press_on_the_map_of_answers_goes_there(open_page):
 
 def test_buttons_go_home_and_to_the_nearest_wrong_answer(open_page):
     page = open_page([report_of()])
-    page.get_by_role("button", name="Next wrong answer").click()
+    page.get_by_role("button", name="Next wrong prediction").click()
     assert page.get_by_role("status").text_content().split(":")[0] in {
         "dx −1",
         "dx +1",
