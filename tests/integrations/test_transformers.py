@@ -512,3 +512,46 @@ def test_invalid_config_is_an_error(kind: str):
 def test_argument_size_of_the_image_processor_is_an_error():
     with pytest.raises(ValueError, match=r"argument of TekaImageProcessor must be .*got 'size'"):
         TekaImageProcessor(size={"height": 8, "width": 8})
+
+
+@pytest.mark.parametrize("name", ["performer", "linformer", "self_attention"])
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_activation_checkpointing_recomputes_every_block(name: str, use_reentrant: bool):
+    torch.manual_seed(0)
+    options = {"dim": 16, "depth": 2, "heads": 9 if name == "self_attention" else 2}
+    model = TekaForImageClassification(
+        TekaConfig(model=name, image_size=8, num_labels=3, options=options)
+    ).double()
+    images = torch.rand(2, 3, 8, 8, dtype=torch.float64)
+    calls = [0]
+
+    def count(*_: object) -> None:
+        calls[0] += 1
+
+    attention = next(
+        module for module in model.modules() if type(module).__name__.endswith("Block")
+    )
+    attention = attention.get_submodule("attention")
+    attention.register_forward_hook(count)
+    gradients = []
+    for is_checkpointed in (False, True, False):
+        if is_checkpointed:
+            model.activation_checkpointing_enable({"use_reentrant": use_reentrant})
+        else:
+            model.activation_checkpointing_disable()
+        calls[0] = 0
+        torch.manual_seed(1)  # of dropout
+        model.train().zero_grad()
+        model(images).logits.pow(3).sum().backward()
+        assert calls[0] == 1 + is_checkpointed
+        assert model.is_activation_checkpointing == is_checkpointed
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-10, atol=1e-12)
+
+
+def test_a_model_without_transformer_blocks_does_not_support_activation_checkpointing():
+    model = TekaForImageClassification(
+        TekaConfig(model="resnet18", image_size=32, options={"width": 4})
+    )
+    with pytest.raises(ValueError, match="does not support activation checkpointing"):
+        model.activation_checkpointing_enable()

@@ -1,12 +1,15 @@
 """Config, image classifier and image processor for transformers' Auto classes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import Float, Shaped
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import (
     AutoConfig,
     AutoImageProcessor,
@@ -104,6 +107,8 @@ class TekaConfig(PretrainedConfig):
 class TekaForImageClassification(PreTrainedModel):
     """Image classifier of teka for `from_pretrained`, `Trainer` and `pipeline` of transformers.
 
+    `activation_checkpointing_enable` recomputes the transformer blocks in the backward pass.
+
     >>> from teka.integrations.transformers import TekaForImageClassification
     >>> model = TekaForImageClassification.from_teka("digits")
     >>> model(torch.rand(2, 1, 16, 16)).logits.shape
@@ -119,6 +124,7 @@ class TekaForImageClassification(PreTrainedModel):
         super().__init__(config)
         # `from_pretrained(dtype=...)` changes the default dtype while it makes a model.
         self.model = config.model_config.make_model().to(torch.get_default_dtype())
+        self.supports_gradient_checkpointing = bool(_transformer_blocks(self.model))
         self.post_init()
         self.is_complete = True
 
@@ -142,6 +148,24 @@ class TekaForImageClassification(PreTrainedModel):
         output = ImageClassifierOutput(loss=loss, logits=logits)  # pyright: ignore[reportArgumentType]
         return output if return_dict else output.to_tuple()
 
+    def _set_gradient_checkpointing(
+        self,
+        enable: bool = True,
+        gradient_checkpointing_func: Callable = checkpoint,
+        every_n_layers: int = 1,
+    ) -> None:
+        """Recompute every n-th transformer block in the backward pass, or none.
+
+        Transformers calls this method, and reads the attribute `gradient_checkpointing`.
+        """
+        for index, block in enumerate(_transformer_blocks(self.model)):
+            attributes: dict[str, Any] = vars(block)
+            attributes.pop("forward", None)
+            attributes["gradient_checkpointing"] = enable and index % every_n_layers == 0
+            if attributes["gradient_checkpointing"]:
+                function = partial(_checkpointed_forward, checkpoint=gradient_checkpointing_func)
+                attributes["forward"] = MethodType(function, block)
+
     @torch.no_grad()
     def initialize_weights(self) -> None:
         """Initialize the weights that a loaded file does not have."""
@@ -153,6 +177,20 @@ class TekaForImageClassification(PreTrainedModel):
             if not getattr(tensor, "_is_hf_initialized", False):
                 initial = initial or self.config.model_config.make_model().state_dict()
                 tensor.copy_(initial[name])
+
+
+def _transformer_blocks(model: nn.Module) -> list[nn.Module]:
+    return [block for block in getattr(model, "blocks", ()) if hasattr(block, "mlp")]
+
+
+def _checkpointed_forward(
+    block: nn.Module, *arguments: object, checkpoint: Callable, **keywords: object
+) -> object:
+    """Compute a block without keeping its activations. A copy of the block uses its own weights."""
+    forward = partial(type(block).forward, block)
+    if not (block.training and torch.is_grad_enabled()):
+        return forward(*arguments, **keywords)
+    return checkpoint(partial(forward, **keywords), *arguments)
 
 
 def _both_sides(image_size: int | Sequence[int]) -> list[int]:
