@@ -43,8 +43,8 @@ def cifar10(
     data_dir: str | None = None,
     epochs: int = 24,
     threads: int = 2,
-    attention: bool = True,
-    compile: bool = True,
+    without_attention: bool = False,
+    eager: bool = False,
     command: CommandLine = "",
 ) -> None:
     """Train a ConvPerformer on CIFAR-10, and save the model and its accuracy.
@@ -57,24 +57,24 @@ def cifar10(
         data_dir: Folder with the files of the data set.
         epochs: Number of epochs.
         threads: Number of threads.
-        attention: Train the model with attention. Without it, the stages are convolutions only.
-        compile: Compile the model.
+        without_attention: Train the same stages without attention, for comparison.
+        eager: Do not compile the model.
         command: The command line.
     """
     torch.set_num_threads(threads)
     dataset = load("cifar10", data_dir=data_dir)
-    options: dict[str, Any] = {} if attention else {"attention_heads": (0, 0, 0)}
-    name = f"seed-{seed}" if attention else f"without-attention-seed-{seed}"
+    options: dict[str, Any] = {"attention_heads": (0, 0, 0)} if without_attention else {}
+    name = f"without-attention-seed-{seed}" if without_attention else f"seed-{seed}"
     folder = make_directory("out", out)
     model, result = train(
         dataset,
         seed=seed,
         epochs=epochs,
         checkpoint=folder / f"{name}.pt",
-        is_compiled=compile,
+        is_compiled=not eager,
         **options,
     )
-    result |= {"attention": attention, **provenance(command)}
+    result |= {"attention": not without_attention, **provenance(command)}
     config = ModelConfig(
         "conv_performer",
         *dataset.sizes.values(),
@@ -106,6 +106,7 @@ def train(
         model.compile(dynamic=False)
     steps_per_epoch = len(dataset.train) // BATCH_SIZE
     num_steps = epochs * steps_per_epoch
+    is_resumed = checkpoint.is_file()
     start = time.perf_counter()
 
     def print_accuracy(step: int) -> None:
@@ -126,10 +127,12 @@ def train(
         save_every=steps_per_epoch,
         after_save=print_accuracy,
     )
+    seconds = time.perf_counter() - start
     model.eval()
     result: dict[str, Any] = {
         "seed": seed,
         "epochs": epochs,
+        "seconds": None if is_resumed else round(seconds, 1),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "held_out": measure(model, dataset.validation),
     }
@@ -234,5 +237,5 @@ def measure(model: nn.Module, split: Split) -> dict[str, Any]:
     for name, is_mirrored in (("accuracy", False), ("accuracy_with_mirror_image", True)):
         num_correct = count_correct(model, split, is_mirrored=is_mirrored)
         result[name] = num_correct / len(split)
-        result[f"{name}_interval"] = wilson_interval(num_correct, len(split))
+        result[f"{name}_interval"] = list(wilson_interval(num_correct, len(split)))
     return result

@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 def sample_efficiency(
     *,
-    out: Path = HERE,
+    out: Path | None = None,
     only: tuple[str, ...] = (),
     data_dir: str | None = None,
     threads: int = 1,
@@ -27,7 +27,7 @@ def sample_efficiency(
     The same command resumes an interrupted study. Several processes can share the folder.
 
     Args:
-        out: Folder of the results.
+        out: Folder of the results, by default that of the study.
         only: Train only the cells with these levels, as in --only "images=100,300". The seed is a
             factor too. The option can be repeated.
         data_dir: Folder with the files of the data sets.
@@ -36,7 +36,8 @@ def sample_efficiency(
         command: The command line.
     """
     torch.set_num_threads(threads)
+    folder = HERE if out is None else out
     study = read_study(HERE / "study.yaml")
     if not summary:
-        train_cells(study, out, data_dir=data_dir, only=parse_only(only), command=command)
-    print(write_report(study, out))
+        train_cells(study, folder, data_dir=data_dir, only=parse_only(only), command=command)
+    print(write_report(study, folder))
