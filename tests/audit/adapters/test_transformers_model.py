@@ -421,6 +421,13 @@ def test_what_is_no_model_of_images_is_refused_by_its_architecture(vit_folder, t
         load_transformers(str(folder))
 
 
+def test_an_encoder_of_text_is_refused(tmp_path):
+    with quiet():
+        transformers.BertModel(transformers.BertConfig(**TEXT)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"input of the model must be 'pixel_values', got 'inp"):
+        load_transformers(str(tmp_path))
+
+
 def test_an_output_is_chosen_by_its_name(vit_folder):
     images = torch.rand(2, 1, 12, 12)
     subject = load(str(vit_folder), LoadOptions(output_name="logits"))

@@ -180,6 +180,8 @@ def _as_image_encoder(module: Any) -> nn.Module:
     """Return the part of a model that encodes images, without random choices."""
     if hasattr(module, "get_image_features"):
         return ImageEncoder(module)
+    if module.main_input_name != "pixel_values":
+        raise wrong_value("the input of the model", module.main_input_name, "'pixel_values'")
     is_masked = hasattr(getattr(module, "embeddings", None), "random_masking")
     return UnmaskedEncoder(module) if is_masked else module
 
