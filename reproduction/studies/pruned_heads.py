@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from reproduction.baselines import SelfAttentionNetwork
-from reproduction.heads.degenerate_heads import find_degenerate_heads
-from reproduction.heads.prune import PRUNING_FILE, prune
+from reproduction.heads.prune import PRUNING_FILE, find_degenerate_heads, prune
 from reproduction.study import read_study
 from teka.files import read_json, write_json
 from teka.training import restore, train
