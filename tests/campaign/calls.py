@@ -157,16 +157,6 @@ def entries() -> dict[str, Entry]:
             "error_squared": torch.zeros(1, 2),
             "norm_squared": torch.ones(1, 2),
         },
-        "audit.WorstShift": lambda: {
-            "shift": (0, 1),
-            "accuracy": 0.5,
-            "floor": 0.4,
-            "candidates": ((0, 1),),
-            "confidence": 0.95,
-            "share": 0.2,
-            "num_images": 12,
-            "num_shifts": 3,
-        },
         "testing.assert_permutation_equivariant": lambda: {
             "function": torch.tanh,
             "tokens": torch.rand(2, 4, 3),

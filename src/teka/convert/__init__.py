@@ -27,3 +27,5 @@ __all__ = [
     "precision_for_tolerance",
     "replace_attention",
 ]
+
+mend = fix  # former name
