@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from teka.audit.measure.outputs import feature_distances
+from teka.audit.measure.outputs import feature_distances, vector_errors
 from teka.audit.measure.responses import Responses
 from teka.audit.movement import Movement
 
@@ -35,22 +35,22 @@ def respond() -> Callable[..., Responses]:
 def measure() -> Callable[..., Responses]:
     """Responses as measured of random logits (S, N, K), one for each shift, with every table that any output has."""
 
-    def made(shifts, logits, labels):
+    def make_responses(shifts, logits, labels):
         zero = next(index for index, shift in enumerate(shifts) if not any(shift))
         columns = torch.arange(logits.shape[1])
-        found = [feature_distances(one, logits[zero], columns) for one in logits]
+        tables = [
+            vector_errors(each, logits[zero], "logits")
+            | feature_distances(each, logits[zero], columns)
+            for each in logits
+        ]
         return Responses(
             movement=CIRCULAR,
             shifts=tuple(shifts),
             output="logits",
             evaluated=torch.ones(logits.shape[:2], dtype=torch.bool),
-            error_squared=(logits - logits[zero]).square().sum(dim=2),
-            norm_squared=logits[zero].square().sum(dim=1).expand(logits.shape[:2]).clone(),
             labels=labels,
-            predictions=logits.argmax(dim=2),
             overlap=1 / (1 + (logits - logits[zero]).norm(dim=2)),
-            cosine_distance=torch.stack([one["cosine_distance"] for one in found]),
-            rank=torch.stack([one["rank"] for one in found]),
+            **{name: torch.stack([table[name] for table in tables]) for name in tables[0]},
         )
 
-    return made
+    return make_responses

@@ -28,4 +28,4 @@ __all__ = [
     "replace_attention",
 ]
 
-mend = fix  # former name
+mend = fix  # the former name, for one release

@@ -136,7 +136,9 @@ def test_only_shifts_that_both_finished_are_compared(pair):
 
 
 def test_what_one_model_lacks_is_left_out(pair):
-    lacking = dict.fromkeys(("predictions", "overlap", "cosine_distance", "rank"))
+    lacking = dict.fromkeys(
+        ("predictions", "probability_change", "overlap", "cosine_distance", "rank")
+    )
     bare = dataclasses.replace(pair[1], output="features", **lacking)
     comparison = compare_responses(pair[0], bare, num_resamples=100)
     assert not comparison.curves

@@ -35,6 +35,8 @@ def test_the_numbers_are_those_worked_out_by_hand(respond):
     assert value["minimum_accuracy"] == 0.25
     assert value["worst_shift_accuracy"] == 0.25  # the second image only
     assert value["consistency"] == pytest.approx(11 / 16)
+    # The first three images are correct without a shift.
+    assert value["consistency_when_correct"] == pytest.approx(9 / 12)
 
 
 def test_a_constant_predictor_is_consistent_and_all_that_is_not_known_is_left_open(respond):

@@ -15,7 +15,13 @@ from teka.audit.images import ImageSet, Size, check_images
 from teka.audit.measure import outputs
 from teka.audit.measure.responses import WITH_ZERO, Responses
 from teka.audit.model_call import Model, ModelError, call_model, check_evaluation_mode
-from teka.audit.model_output import CLASSIFIERS, OUTPUT_CHOICES, arrange, infer_kind
+from teka.audit.model_output import (
+    CLASSIFIERS,
+    OUTPUT_CHOICES,
+    WITH_PROBABILITIES,
+    arrange,
+    infer_kind,
+)
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts, SubpixelShifts, read_steps, shift_order
 from teka.checks import check_callable, check_device, check_instance, check_name, check_stride
@@ -295,6 +301,8 @@ class Measurement:
         self._labels = outputs.fit_labels(self._labels, self._output, output.shape[1])
         if self._output in CLASSIFIERS:
             ranks = ["predictions"]
+        if self._output in WITH_PROBABILITIES:
+            names.append("probability_change")
         self._tables |= {name: torch.zeros(len(moved), dtype=torch.float64) for name in names}
         self._tables |= {name: torch.full((len(moved),), -1) for name in ranks}
         fits = moved.num_images * output[0].nbytes <= RESIDENT_BYTES

@@ -213,9 +213,14 @@ def vector_errors(output: Answers, reference: Answers, kind: str) -> Tables:
         noted = {"error_squared": 2 * changed, "norm_squared": torch.ones_like(changed)}
     else:
         noted = squares(output, reference)
-    predict = KIND_BY_NAME[kind].predict
-    if predict is not None:
-        noted["predictions"] = predict(output)
+    row = KIND_BY_NAME[kind]
+    if row.predict is not None:
+        noted["predictions"] = row.predict(output)
+    if row.log_probabilities is not None:
+        unshifted = row.log_probabilities(reference).exp()
+        top = unshifted.argmax(dim=1, keepdim=True)
+        change = row.log_probabilities(output).exp() - unshifted
+        noted["probability_change"] = change.gather(1, top).abs()[:, 0]
     return noted
 
 

@@ -29,6 +29,7 @@ _TABLES = (
     "error_squared",
     "norm_squared",
     "predictions",
+    "probability_change",
     "overlap",
     "cosine_distance",
     "rank",
@@ -53,6 +54,8 @@ class Responses:
         labels: Classes of the images, or codes of their label sets
             (`teka.audit.model_output.encode_label_sets`).
         predictions: Predicted classes or codes of label sets, for classifiers.
+        probability_change: |p_s(c) − p_0(c)| of the class c that is predicted without a shift, for
+            classifiers with class probabilities.
         overlap: Mean intersection over union with the shifted classes or boxes, for segmentation
             and detection.
         cosine_distance: 1 − cos(f(T_s x), f(x)), for features.
@@ -83,6 +86,7 @@ class Responses:
     norm_squared: Float[Tensor, "shifts images"]
     labels: Int[Tensor, " images"] | None = None
     predictions: Int[Tensor, "shifts images"] | None = None
+    probability_change: Float[Tensor, "shifts images"] | None = None
     overlap: Float[Tensor, "shifts images"] | None = None
     cosine_distance: Float[Tensor, "shifts images"] | None = None
     rank: Int[Tensor, "shifts images"] | None = None

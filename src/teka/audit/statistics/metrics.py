@@ -60,8 +60,8 @@ class NumberMetric:
         meaning: Explanation in a few words.
         curve: Name of the curve in `CURVES`.
         over: How the curve is summarized: its value at the shift "zero"; the "lowest" or the
-            "highest" value; the share of images that succeed at "every" shift; or the "mean" over
-            nonzero shifts.
+            "highest" value; the share of images that succeed at "every" shift; the "mean" over
+            nonzero shifts; or that mean for the images that are "correct" without a shift.
     """
 
     label: str
@@ -76,11 +76,18 @@ class NumberMetric:
 
     def is_defined(self, responses: Responses) -> bool:
         """Return True if the responses define the metric."""
+        if self.over == "correct":
+            is_correct = responses.correct
+            if is_correct is None or not is_correct[responses.zero].any():
+                return False
         has_shifts = bool(responses.moved) or self.over in ("zero", "lowest", "every")
         return has_shifts and CURVES[self.curve].read(responses) is not None
 
     def of_images(self, responses: Responses) -> ndarray:
-        """Return the share of each image, whose mean is the metric, unless it is an extreme."""
+        """Return the share of each image, whose mean is the metric, unless it is an extreme.
+
+        If the metric is "over" correct images, the other images are left out.
+        """
         if self.over == "every":
             is_correct = responses.correct_at_every_shift
             assert is_correct is not None
@@ -88,7 +95,11 @@ class NumberMetric:
         table = CURVES[self.curve].read(responses).numpy()
         if self.over == "zero":
             return table[responses.zero]
-        return table[responses.moved].astype(np.float64).mean(axis=0)
+        means = table[responses.moved].astype(np.float64).mean(axis=0)
+        if self.over == "correct":
+            assert responses.correct is not None
+            return means[responses.correct[responses.zero].numpy()]
+        return means
 
 
 _OVERLAP = "intersection over union with the classes or boxes moved along"
@@ -102,6 +113,7 @@ CURVES = {
         is_share=True,
         is_one_at_zero=True,
     ),
+    "probability_change": CurveMetric("mean |Δp|", lambda r: r.probability_change),
     "overlap": CurveMetric("IoU (%)", lambda r: r.overlap, is_share=True, is_one_at_zero=True),
     "retrieval": CurveMetric(
         "nearest to itself (%)", lambda r: r.retrieved, is_share=True, is_one_at_zero=True
@@ -128,6 +140,18 @@ NUMBERS = {
         "consistency",
         "share of images and nonzero shifts with the prediction of the unshifted image",
         "agreement",
+        "mean",
+    ),
+    "consistency_when_correct": NumberMetric(
+        "consistency when correct",
+        "the same for the images that are classified correctly without a shift",
+        "agreement",
+        "correct",
+    ),
+    "probability_change": NumberMetric(
+        "mean |Δp|",
+        "mean change of the probability of the class that is predicted without a shift",
+        "probability_change",
         "mean",
     ),
     "overlap": NumberMetric(

@@ -50,9 +50,8 @@ def summarize(
             0 and 1, or `num_resamples` is too small.
     """
     check_instance("responses", responses, Responses)
-    bootstrap = ImageBootstrap(
-        responses.num_images, BootstrapSettings(confidence, num_resamples, seed)
-    )
+    settings = BootstrapSettings(confidence, num_resamples, seed)
+    bootstrap = ImageBootstrap(responses.num_images, settings)
     complete = responses.take_complete()
     curves: dict[str, Curve] = {}
     averages: dict[str, ImageAverage] = {}
@@ -79,6 +78,8 @@ def summarize(
             values = metric.of_images(responses if metric.over == "every" else complete)
             if values.dtype == bool:
                 numbers[name] = estimate_share(values, confidence)
+            elif metric.over == "correct":
+                numbers[name] = estimate_mean_share(values, ImageBootstrap(len(values), settings))
             else:
                 numbers[name] = estimate_mean_share(values, bootstrap)
     return Metrics(
