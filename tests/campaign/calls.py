@@ -117,7 +117,7 @@ class Entry:
             for one in parameters
             if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
         ]
-        return sorted({*self.good(), *named} - {"progress"})
+        return sorted({*self.good(), *named} - {"progress", "on_result"})
 
 
 def of_method(make: Callable[[], Any], method: str, **good: Callable[[], Any]) -> Entry:
@@ -132,12 +132,7 @@ def entries() -> dict[str, Entry]:
     quick = {"settings": AuditSettings(SHIFTS, parts=(), num_examples=1, num_resamples=40)}
     found: dict[str, Callable[[], dict[str, Any]]] = {
         "audit.audit": lambda: {"model": classify, "images": images(), "labels": labels(), **quick},
-        "audit.AuditSettings": lambda: {
-            "modes": ("circular",),
-            "parts": PARTS,
-            "layers": ["0"],
-            "changes": ("flip",),
-        },
+        "audit.AuditSettings": lambda: {"modes": ("circular",), "parts": PARTS, "layers": ["0"]},
         "audit.AuditReport": lambda: {
             key: getattr(report(), key) for key in a.AuditReport.__dataclass_fields__
         },

@@ -238,9 +238,11 @@ def test_a_tolerance_that_no_precision_or_any_keeps_is_refused(tolerance: float)
         precision_for_tolerance(tolerance, (1.0,))
 
 
-def test_a_precision_that_is_not_positive_is_refused():
+def test_a_precision_that_is_not_positive_is_refused(unchecked_annotations: None):
     with pytest.raises(ValueError, match=r"precision must be a positive number.*got -1.0"):
         stray_weight(-1.0, (1.0,))
+    with pytest.raises(ValueError, match=r"^precision must be a positive number"):
+        stray_weight(torch.ones(2), (1.0,))  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("spacing", [1.0, (), (0.0, 1.0), (-1.0,)])

@@ -153,6 +153,14 @@ def test_distillation_without_learned_kernels_is_an_error():
         distill_attention(model, [tokens()])
 
 
+@pytest.mark.parametrize("batch", [1, None, torch.zeros(2), {"other": torch.zeros(2)}])
+def test_distillation_on_inputs_that_the_model_does_not_take_is_an_error(batch: object):
+    model = encoder()
+    replace_attention(model, kernel="hedgehog", relative=None)
+    with pytest.raises(ValueError, match=r"^batches must be inputs that the model takes"):
+        distill_attention(model, [batch])
+
+
 class OwnForward(nn.MultiheadAttention):
     """Attention whose output is not that of its class."""
 

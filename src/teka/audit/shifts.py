@@ -183,6 +183,8 @@ def read_steps(argument: str, shifts: object) -> list[list[float] | float]:
             shift = shift.tolist()
         is_row = isinstance(shift, Sequence) and not isinstance(shift, (str, bytes))
         steps: Any = shift if is_row else (shift,)
+        if len(steps) > MOST_AXES:
+            raise wrong_argument(argument, f"{len(steps):,} steps", expected)
         for step in steps:
             check_number(argument, step, expected)
         checked.append(list(map(float, steps)) if is_row else float(steps[0]))

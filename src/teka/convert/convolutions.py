@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Sequence
+from numbers import Real
 
 import torch
 from jaxtyping import Float
@@ -145,7 +146,7 @@ def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution
 
 def check_precision(precision: float) -> None:
     """Check that a precision is a positive finite number or math.inf."""
-    if precision != math.inf:
+    if not (isinstance(precision, Real) and precision == math.inf):
         expected = "a positive number, or math.inf"
         check_number("precision", precision, expected, low=0.0, exclude=(0.0,))
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from teka.checks import POSITIVE_NUMBER, check_module, is_positive
-from teka.errors import wrong_argument, wrong_type, wrong_value
+from teka.errors import first_line, wrong_argument, wrong_type, wrong_value
 from teka.functional import attention
 from teka.nn import AttentionHeads
 
@@ -54,7 +54,9 @@ def distill_attention(
     Source: Zhang et al. 2024 (Hedgehog), equation 4 and the recipe for pretrained models.
     """
     check_module("model", model)
-    if isinstance(batches, (str, bytes, Mapping)) or not isinstance(batches, Iterable):
+    is_scalar = isinstance(batches, Tensor) and batches.ndim == 0
+    is_other = is_scalar or isinstance(batches, (str, bytes, Mapping))
+    if is_other or not isinstance(batches, Iterable):
         raise wrong_type("batches", batches, "a list of a model's inputs")
     layers = [module for module in model.modules() if isinstance(module, AttentionHeads)]
     parameters = [parameter for layer in layers for parameter in layer.parameters()]
@@ -74,12 +76,16 @@ def distill_attention(
         for batch in batches:
             losses.clear()
             with torch.enable_grad():
-                if isinstance(batch, Mapping):
-                    model(**batch)
-                elif isinstance(batch, Sequence):
-                    model(*batch)
-                else:
-                    model(batch)
+                try:
+                    if isinstance(batch, Mapping):
+                        model(**batch)
+                    elif isinstance(batch, Sequence):
+                        model(*batch)
+                    else:
+                        model(batch)
+                except (TypeError, AttributeError, IndexError, RuntimeError) as error:
+                    expected = "inputs that the model takes"
+                    raise wrong_argument("batches", first_line(error), expected) from error
                 loss = torch.stack(losses).mean()
                 optimizer.zero_grad()
                 loss.backward(inputs=parameters)

@@ -85,6 +85,8 @@ def test_impossible_counts_and_confidences_are_errors():
         (6, 5, 0.95, "successes"),
         (0, 0, 0.95, "trials"),
         (np.array([1, 9]), 5, 0.95, "successes"),
+        ("nothing", 5, 0.95, "successes"),
+        (1, range(3), 0.95, "trials"),
         (1, 5, 0.0, "confidence"),
         (1, 5, 1.0, "confidence"),
         (1, 5, math.nan, "confidence"),

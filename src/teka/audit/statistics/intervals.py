@@ -11,7 +11,8 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
 from teka.audit.statistics.estimate import BootstrapSettings, Curve, Estimate, check_confidence
-from teka.errors import wrong_value
+from teka.checks import is_number
+from teka.errors import wrong_type, wrong_value
 
 # Minimum number of images for a bootstrap. An average of shares also needs this many images whose
 # share differs from the most common one.
@@ -58,7 +59,8 @@ def wilson_interval(
             `confidence` is not between 0 and 1.
     """
     check_confidence(confidence)
-    count, total = np.asarray(successes, float), np.asarray(trials, float)
+    count = _as_floats("successes", successes)
+    total = _as_floats("trials", trials)
     if not (total >= 1).all():
         raise wrong_value("trials", trials, "at least 1")
     if not ((count >= 0) & (count <= total)).all():
@@ -73,6 +75,13 @@ def wilson_interval(
     if not np.ndim(lower):
         return float(lower), float(1 - mirrored)
     return lower, 1 - mirrored
+
+
+def _as_floats(argument: str, numbers: object) -> ndarray:
+    is_array = isinstance(numbers, ndarray) and numbers.dtype.kind in "iuf"
+    if not (is_array or is_number(numbers)):
+        raise wrong_type(argument, numbers, "a number or an array of numbers")
+    return np.asarray(numbers, float)
 
 
 @dataclass(frozen=True)
