@@ -102,7 +102,9 @@ class AuditSettings:
         check_background(self.background)
         for argument in ("canvas_size", "crop_size"):
             size = getattr(self, argument)
-            sides = [size] if is_integer(size) else check_sequence(argument, size or (), SIDES)
+            if size is None:
+                continue
+            sides = [size] if is_integer(size) else check_sequence(argument, size, SIDES)
             if not all(is_integer(side) and 1 <= side <= MAX_IMAGE_PIXELS for side in sides):
                 raise wrong_value(argument, size, SIDES)
         if self.stride is not None:
