@@ -1,5 +1,7 @@
 """Training of models that a run cannot name, with the recipe of a run."""
 
+from typing import Any
+
 from lightning.pytorch import Trainer
 from torch import nn
 
@@ -20,10 +22,11 @@ def fit(model: nn.Module, dataset: Dataset, run: Run) -> None:
     """
     recipe = run.recipe
     num_steps = recipe.epochs * -(-len(dataset.train) // recipe.batch_size)
+    precision: Any = LIGHTNING_PRECISIONS[recipe.precision]
     trainer = Trainer(
         max_epochs=recipe.epochs,
         accelerator="cpu",
-        precision=LIGHTNING_PRECISIONS[recipe.precision],
+        precision=precision,
         gradient_clip_val=recipe.gradient_clip or None,
         use_distributed_sampler=False,
         limit_val_batches=0,

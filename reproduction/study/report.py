@@ -135,7 +135,7 @@ def stability_table(cells: pd.DataFrame) -> pd.DataFrame:
         for mode, values in (stability or {}).items()
     ]
     names = [name for name in cells.index.names if name != "seed"]
-    groups = pd.DataFrame(rows).groupby([*names, "mode"], sort=False)
+    groups: Any = pd.DataFrame(rows).groupby([*names, "mode"], sort=False)
     shares = (100 * groups[["consistency", "unchanged"]].min()).map("{:.2f}".format)
     shares.columns = ["unchanged predictions (%)", "images without any change (%)"]
     return groups[["images", "shifts"]].max().join(shares)

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -38,11 +39,14 @@ def measure() -> Callable[..., Responses]:
     def make_responses(shifts, logits, labels):
         zero = next(index for index, shift in enumerate(shifts) if not any(shift))
         columns = torch.arange(logits.shape[1])
-        tables = [
+        tables: list[dict[str, Any]] = [
             vector_errors(each, logits[zero], "logits")
             | feature_distances(each, logits[zero], columns)
             for each in logits
         ]
+        stacked: dict[str, Any] = {
+            name: torch.stack([table[name] for table in tables]) for name in tables[0]
+        }
         return Responses(
             movement=CIRCULAR,
             shifts=tuple(shifts),
@@ -50,7 +54,7 @@ def measure() -> Callable[..., Responses]:
             evaluated=torch.ones(logits.shape[:2], dtype=torch.bool),
             labels=labels,
             overlap=1 / (1 + (logits - logits[zero]).norm(dim=2)),
-            **{name: torch.stack([table[name] for table in tables]) for name in tables[0]},
+            **stacked,
         )
 
     return make_responses

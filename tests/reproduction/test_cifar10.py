@@ -122,7 +122,7 @@ def test_the_command_saves_a_model_and_its_accuracy(dataset, tmp_path, monkeypat
     monkeypatch.setattr(cifar10, "load", lambda *_, **__: dataset)
     monkeypatch.setattr(cifar10, "class_names", lambda _: ("dark", "bright"))
     words = ["cifar10", "--seed", "1", "--epochs", "1", "--eager", "--without-attention"]
-    assert main([*words, "--out", str(tmp_path)]) == 0
+    assert main([*words, "--threads", "1", "--out", str(tmp_path)]) == 0
     folder = tmp_path / "without-attention-seed-1"
     result: Any = read_json(folder.with_suffix(".json"))
     assert not result["attention"]

@@ -214,6 +214,7 @@ def test_without_a_test_part_all_images_are_used_but_for_a_model_trained_on_them
     write_pictures(data, ("ant", "bee"))
     if kind == "arrays":
         every = load_images(str(data), Preprocessing())
+        assert every.labels is not None
         levels = (255 * every.images).round().byte().numpy()
         data, other = tmp_path / "data.npz", tmp_path / "other.npz"
         np.savez(data, images=levels, labels=every.labels.numpy(), axes="NCHW")
@@ -245,6 +246,8 @@ def test_they_are_test_images_in_their_order_and_fewer_are_part_of_more():
     rows = [tuple(image.flatten().tolist()) for image in some.images]
     found = [rows.index(tuple(image.flatten().tolist())) for image in fewer.images]
     assert found == sorted(found)
+    assert some.labels is not None
+    assert fewer.labels is not None
     assert some.labels[found].tolist() == fewer.labels.tolist()
     assert not torch.equal(
         fewer.images, load_images("digits", Preprocessing(), num_images=20, seed=4).images
@@ -266,6 +269,7 @@ def test_arrays_are_read_and_bytes_resized_in_whole_levels(tmp_path):
     found = load_images("data.npz", Preprocessing(), data_dir=tmp_path, image_size=5)
     expected = resize_bilinear(torch.from_numpy(levels).permute(0, 3, 1, 2), 5)
     assert torch.equal(found.images, expected.float() / 255)
+    assert found.labels is not None
     assert (found.labels.tolist(), found.class_names, found.num_classes) == (
         labels.tolist(),
         None,
@@ -307,6 +311,7 @@ def test_the_pictures_are_those_of_the_loaded_data_set(tmp_path, parted, colour)
     found = load_images(str(tmp_path), Preprocessing(), held_out=not parted)
     expected = load_data(str(tmp_path)).test
     assert torch.equal(found.images, expected.images)
+    assert found.labels is not None
     assert torch.equal(found.labels, expected.labels)
     assert (found.class_names, found.image_size, found.num_available) == (
         ("ant", "bee"),

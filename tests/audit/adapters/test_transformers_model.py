@@ -239,7 +239,7 @@ def test_reversed_channels_are_recognized():
 )
 def test_unsupported_settings_are_errors(settings, message):
     with quiet():
-        processor = transformers.ViTImageProcessor(**settings)
+        processor: Any = transformers.ViTImageProcessor(**settings)
         processor.do_pad = settings.get("do_pad")
     with pytest.raises(ValueError, match=rf"{message}.*got 'model'"):
         read_processor(processor, 3, "model")

@@ -253,12 +253,13 @@ def test_features_are_found_again_by_the_cosine_to_those_of_all_images():
 def test_the_change_of_probability_is_that_of_the_class_without_a_shift(kind):
     unshifted = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.2, 0.6]], dtype=torch.float64)
     shifted = torch.tensor([[0.1, 0.8, 0.1], [0.1, 0.2, 0.7]], dtype=torch.float64)
-    outputs = [values.log() if kind == "logits" else values for values in (shifted, unshifted)]
-    change = vector_errors(*outputs, kind)["probability_change"]
+    if kind == "logits":
+        unshifted, shifted = unshifted.log(), shifted.log()
+    change = vector_errors(shifted, unshifted, kind)["probability_change"]
     torch.testing.assert_close(change, torch.tensor([0.5, 0.1], dtype=torch.float64))
 
 
 def test_a_single_logit_is_that_of_the_second_class():
-    outputs = [torch.tensor([[value]], dtype=torch.float64).logit() for value in (0.7, 0.9)]
-    change = vector_errors(*outputs, "logits")["probability_change"]
+    logits = torch.tensor([[0.7], [0.9]], dtype=torch.float64).logit()
+    change = vector_errors(logits[:1], logits[1:], "logits")["probability_change"]
     torch.testing.assert_close(change, torch.tensor([0.2], dtype=torch.float64))
