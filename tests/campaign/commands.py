@@ -40,6 +40,9 @@ BASES = {
     "fix": ["fix", "model.py:make", *AUDIT],
     "study": ["study", "study.yaml", "--summary", "--out", "new"],
     "reproduce": ["reproduce", "table1", "--summary", "--out", "new"],
+    "sample-efficiency": ["sample-efficiency", "--summary", "--out", "new"],
+    "cifar10": ["cifar10", "--epochs", "1", "--eager", "--out", "new"],
+    "all-shifts": ["all-shifts", "model", "--data", "digits", "--images", "1", "--out", "new"],
     "download": ["download", "digits"],
     "demo": ["demo", "--seeds", "0", "0", "--epochs", "0"],
 }
@@ -65,6 +68,9 @@ OPTIONS = {
     "resume fix out weights",
     "study": "out data_dir processes parallel only summary repeat",
     "reproduce": "scale out data_dir processes parallel only summary",
+    "sample-efficiency": "out only data_dir threads summary",
+    "cifar10": "seed out data_dir epochs threads without_attention eager",
+    "all-shifts": "data out data_dir images threads",
     "download": "data_dir timeout attempts wait",
     "demo": "out seeds epochs",
 }

@@ -33,7 +33,7 @@ def test_every_model_is_in_the_table():
 @pytest.mark.parametrize(("form", "parameters", "mflops"), ROWS)
 def test_the_table_has_the_parameters_and_flops_of_the_models(form, parameters, mflops):
     name, *options = form.split()
-    device = "cpu" if name in ("performer", "self_attention") else "meta"
+    device = "cpu" if name in ("performer", "conv_performer", "self_attention") else "meta"
     with torch.device(device), torch.no_grad():  # Tensors on "meta" have only shapes.
         model = model_class(name)(32, 3, 10, **read_options(options)).eval()
         with flop_counter() as counter:
