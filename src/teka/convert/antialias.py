@@ -141,7 +141,7 @@ def fix(
 
 
 def _average_positions(embedding: Tensor, layers: LayerFindings) -> None:
-    """Replace every position vector by the mean. Vectors of tokens before the grid stay."""
+    """Replace every position vector by their mean, except those of class and register tokens."""
     grids = [(finding.grid, finding.prefix_tokens) for finding in layers.findings if finding.grid]
     placement = position_axes(tuple(embedding.shape), [(layers.seen_size, 0), *grids])
     if placement is None:
@@ -179,7 +179,7 @@ class SharedOffsets:
     """
 
     def forget(self, *_: object) -> None:
-        """Forget the offsets of the pass. This is a forward hook of the model."""
+        """Delete the offsets of the last forward pass. This is a forward hook of the model."""
         _thread.choices.pop(self, None)
 
     def sample(self, layer: nn.Module, cells: Images, sampling: PolyphaseDownsample) -> Outputs:

@@ -64,7 +64,7 @@ class ReplacementReport:
         kernels: Content kernel and relative kernel.
         replaced: Former class of each replaced layer, by its name.
         left: Reason why a layer was not replaced, by its name.
-        num_kept: Number of parameters of the model before, all of which it keeps.
+        num_kept: Number of parameters that the model had before. All of them are kept.
         num_new: Number of parameters of the kernels.
     """
 

@@ -45,7 +45,7 @@ def audit_text(reports: Sequence[AuditReport]) -> str:
 
 
 def details_text(main_results: AuditReport, report: AuditReport) -> str:
-    """Return the findings of a report that the report of its main results does not contain."""
+    """Return the findings of the complete report that the main results do not contain yet."""
     shown = set(_findings(main_results))
     return "\n".join(finding for finding in _findings(report) if finding not in shown)
 

@@ -71,10 +71,10 @@ def compare_responses(
 
     Differences have the percentile interval of a paired bootstrap over images, and a p-value of a
     test that flips the signs of the images' differences at random. For shares, the bootstrap adds
-    two images, on each of which another model is right alone, so that the interval has a width even
-    if no image differs. Source: Bonett and Price, "Adjusted Wald confidence interval for a
-    difference of binomial proportions based on paired data", Journal of Educational and Behavioral
-    Statistics 37 (2012), 479–488.
+    two images, one that only the first model and one that only the second model classifies
+    correctly, so that the interval has a width even if no image differs. Source: Bonett and Price,
+    "Adjusted Wald confidence interval for a difference of binomial proportions based on paired
+    data", Journal of Educational and Behavioral Statistics 37 (2012), 479–488.
 
     >>> import torch
     >>> from torch import nn

@@ -235,7 +235,7 @@ def patch_grid(config: object) -> Grid | None:
 
 
 def _pair(size: Any) -> tuple[int, ...] | None:
-    """Return height and width, or None if `size` is neither one number nor two."""
+    """Return the height and width for a size of one or two numbers, or None for other values."""
     if isinstance(size, int):
         return size, size
     return tuple(size) if isinstance(size, Sequence) and len(size) == 2 else None

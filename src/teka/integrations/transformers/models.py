@@ -194,7 +194,7 @@ def _checkpointed_forward(
 
 
 def _both_sides(image_size: int | Sequence[int]) -> list[int]:
-    """Return one side as height and width, and several sides as they are."""
+    """Return the height and width for an image size, which may be one number for both."""
     sides = list(image_size) if isinstance(image_size, Sequence) else [image_size, image_size]
     check_sizes({f"image_size[{axis}]": side for axis, side in enumerate(sides)})
     return sides
