@@ -320,6 +320,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"epsilon": 0.1, "kernel": SquaredRelu()},
         "epsilon must be None with kernel=SquaredRelu.*got 0.1",
     ),
+    ({"epsilon": 0.1, "kernel": None}, "epsilon must be None with kernel=None"),
     ({"epsilon": 0.0}, "epsilon must be a positive finite number.*got 0.0"),
     ({"query_key": "centered"}, "query_key must be .*got 'centered'.*Did you mean 'centred'"),
     ({"value_convolution": 2}, "value_convolution must be None or an odd number.*got 2"),

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from teka.checks import is_integer
 from teka.errors import wrong_value
-from teka.functional import RELATIVES, Kernel
+from teka.functional import RELATIVES
 from teka.functional.kernels import RANDOM_KERNELS, make_rectified_kernel
 from teka.functional.relative.rotation import NUM_FREQUENCIES, initial_frequencies
 from teka.grid import Grid
@@ -268,9 +268,7 @@ def _make_blocks(config: PerformerConfig, num_axes: int) -> list[TransformerBloc
     keywords = config.attention_keywords()
     kernel = keywords["kernel"]
     if config.epsilon is not None:
-        keywords["kernel"] = make_rectified_kernel(
-            kernel if isinstance(kernel, str | Kernel) else kernel(), config.epsilon
-        )
+        keywords["kernel"] = make_rectified_kernel(kernel, config.epsilon)
     keywords |= {"num_waves": None, "mlp_ratio": config.mlp_ratio, "num_axes": num_axes}
     is_random = isinstance(kernel, str) and kernel in RANDOM_KERNELS
     # The features of a relative kernel given as a module are drawn by that module.

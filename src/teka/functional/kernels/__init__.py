@@ -68,11 +68,14 @@ def make_kernel(kernel: str | Kernel, dim: int) -> Kernel:
     raise unknown_name("kernel", kernel, KERNELS)
 
 
-def make_rectified_kernel(kernel: str | Kernel, epsilon: float) -> FlooredRelu:
+def make_rectified_kernel(kernel: object, epsilon: float) -> FlooredRelu:
     """Create a kernel of ReLU features by its name, with a given minimum `epsilon`.
 
     Entries of queries and keys that would be 0 after the ReLU get a small positive minimum. See
     `FlooredRelu`.
+
+    Raises:
+        ValueError: Another kernel, which has no such minimum.
     """
     floored = {
         name: kind for name, kind in DETERMINISTIC_KERNELS.items() if issubclass(kind, FlooredRelu)
